@@ -1,0 +1,15 @@
+# What the core stands on: all from the distribution (tools/setup.py names the packages).
+find_package(Threads REQUIRED)
+find_package(OpenSSL 3.0 REQUIRED)
+find_package(tl-expected REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
+if(MUSTER_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+
+if(MUSTER_BUILD_TORCH OR MUSTER_BUILD_PYTHON)
+  include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
+endif()

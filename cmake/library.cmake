@@ -1,0 +1,25 @@
+# muster_library(name SOURCES ... LINK ... [PRIVATE_LINK ...]): the one target of one folder of src/muster.
+# Every source of the folder must be listed (tools/tidy.py checks it). Alias: muster::<name>.
+function(muster_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  add_library(muster_${name} STATIC ${ARG_SOURCES})
+  add_library(muster::${name} ALIAS muster_${name})
+  target_include_directories(muster_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<INSTALL_INTERFACE:include>)
+  target_compile_features(muster_${name} PUBLIC cxx_std_20)
+  target_link_libraries(muster_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK} $<BUILD_INTERFACE:muster_flags>)
+  set_property(GLOBAL APPEND PROPERTY MUSTER_LIBRARIES muster_${name})
+endfunction()
+
+# muster_test(name SOURCES ... LINK ...): one test program, run by ctest as one test with its own time limit.
+function(muster_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest GTest::gmock GTest::gtest_main muster_flags)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()

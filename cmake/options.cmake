@@ -1,0 +1,27 @@
+option(MUSTER_BUILD_TESTS "Build the C++ tests" ON)
+option(MUSTER_BUILD_TORCH "Build muster::torch (needs libtorch)" ON)
+option(MUSTER_BUILD_PYTHON "Build the Python extension (needs torch and Python headers)" OFF)
+option(MUSTER_BUILD_FUZZERS "Build the fuzz targets (clang: libFuzzer; otherwise a seeded mutator)" ON)
+set(MUSTER_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+# ccache makes a second build cheap; without the folder in its hash, build folders share its entries.
+find_program(MUSTER_CCACHE ccache)
+if(MUSTER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${MUSTER_CCACHE})
+endif()
+
+add_library(muster_flags INTERFACE)
+target_compile_options(muster_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers)
+if(MUSTER_SANITIZE)
+  target_compile_options(muster_flags INTERFACE -fsanitize=${MUSTER_SANITIZE} -fno-omit-frame-pointer -g1)
+  target_link_options(muster_flags INTERFACE -fsanitize=${MUSTER_SANITIZE})
+endif()

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace muster {
+
+using Duration = std::chrono::nanoseconds;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using std::chrono_literals::operator""us;
+
+/// Nanoseconds on one Clock; never compared across clocks or hosts.
+struct TimePoint {
+  int64_t ns = 0;
+  friend auto operator<=>(TimePoint, TimePoint) = default;
+  friend TimePoint operator+(TimePoint t, Duration d);
+  friend Duration operator-(TimePoint a, TimePoint b) { return Duration(a.ns - b.ns); }
+};
+
+/// Where time comes from: the machine's monotonic clock, or the simulator's. Thread-safe.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual TimePoint now() const = 0;
+};
+
+/// CLOCK_MONOTONIC. Stateless; lives as long as the program.
+const Clock& steady_clock();
+
+/// An absolute time by which a wait must have ended. Copyable; borrows its clock.
+class Deadline {
+ public:
+  /// `timeout` from now. Saturates: a huge timeout is years, never the past.
+  static Deadline after(Duration timeout, const Clock& clock = steady_clock());
+  static Deadline at(TimePoint when, const Clock& clock = steady_clock()) { return Deadline(when, clock); }
+
+  bool passed() const { return clock_->now() >= when_; }
+  /// Time left, never negative.
+  Duration left() const;
+  /// Time left as a poll/epoll timeout: milliseconds rounded up, capped to an int.
+  int poll_timeout_ms() const;
+  TimePoint when() const { return when_; }
+  const Clock& clock() const { return *clock_; }
+  /// The sooner of the two.
+  Deadline or_sooner(TimePoint other) const { return Deadline(other < when_ ? other : when_, *clock_); }
+
+ private:
+  Deadline(TimePoint when, const Clock& clock) : when_(when), clock_(&clock) {}
+  TimePoint when_;
+  const Clock* clock_;
+};
+
+}  // namespace muster

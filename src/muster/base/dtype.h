@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "muster/base/error.h"
+
+namespace muster {
+
+/// Element types, all that torch 2.13 has as dense elements. Sent on the wire: append only, never renumber.
+enum class Dtype : uint8_t {
+  kUint8 = 0,
+  kInt8 = 1,
+  kInt16 = 2,
+  kInt32 = 3,
+  kInt64 = 4,
+  kFloat16 = 5,
+  kFloat32 = 6,
+  kFloat64 = 7,
+  kComplex32 = 8,
+  kComplex64 = 9,
+  kComplex128 = 10,
+  kBool = 11,
+  kBfloat16 = 12,
+  kFloat8E5m2 = 13,
+  kFloat8E4m3fn = 14,
+  kFloat8E5m2fnuz = 15,
+  kFloat8E4m3fnuz = 16,
+  kFloat8E8m0fnu = 17,
+  kUint16 = 18,
+  kUint32 = 19,
+  kUint64 = 20,
+  kFloat4E2m1fnX2 = 21,
+};
+inline constexpr int kDtypeCount = 22;
+
+/// Bytes of one element.
+size_t size_of(Dtype dtype);
+/// torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn".
+const char* name(Dtype dtype);
+
+/// How elements are combined. Sent on the wire: append only.
+enum class ReduceOp : uint8_t {
+  kSum = 0,
+  kAverage = 1,
+  kProduct = 2,
+  kMin = 3,
+  kMax = 4,
+  kBitAnd = 5,
+  kBitOr = 6,
+  kBitXor = 7,
+};
+inline constexpr int kReduceOpCount = 8;
+
+const char* name(ReduceOp op);
+
+/// Whether elements of `dtype` can be combined by `op`: floating types have no bit operations, complex types no order,
+/// float8 and float4 move but are never reduced. The error names both.
+Result<> check_reducible(Dtype dtype, ReduceOp op);
+
+}  // namespace muster

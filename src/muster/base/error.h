@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tl/expected.hpp>
+
+namespace muster {
+
+/// A process's number within a group, 0 to size - 1.
+using Rank = int;
+inline constexpr Rank kNoRank = -1;
+
+/// What kind of failure. Sent on the wire: append only, never renumber.
+enum class ErrorCode : uint8_t {
+  kInternal = 0,
+  kInvalidArgument = 1,
+  kTimeout = 2,
+  kPeerLost = 3,
+  kAborted = 4,
+  kMismatch = 5,
+  kAuthentication = 6,
+  kProtocol = 7,
+  kNotFound = 8,
+  kAlreadyExists = 9,
+  kUnavailable = 10,
+  kUnsupported = 11,
+  kResourceExhausted = 12,
+  kIo = 13,
+};
+
+const char* name(ErrorCode code);
+
+/// An expected failure. `message` is one sentence: what happened, to whom, and what to try.
+/// `context` says during what ("all_reduce #41 (float32[1048576], group \"default\")"); outer layers add it.
+struct Error {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+  Rank rank = kNoRank;  ///< the rank that caused it, where one is known
+  std::string context;
+
+  /// "peer lost: rank 3 closed its link (during all_reduce #41)".
+  std::string to_string() const;
+  /// The same error with `during` as its context, unless it has one already.
+  Error in(std::string during) const;
+};
+
+/// A value or an Error. Every function of the core that can fail returns one; nothing in the core throws.
+template <class T = void>
+using Result = tl::expected<T, Error>;
+
+tl::unexpected<Error> fail(ErrorCode code, std::string message, Rank rank = kNoRank);
+/// An error from errno: "cannot bind 127.0.0.1:80: Permission denied". EADDRINUSE and its kin become kUnavailable.
+tl::unexpected<Error> fail_errno(int error_number, const std::string& what);
+
+}  // namespace muster
+
+#define MUSTER_CONCAT_(a, b) a##b
+#define MUSTER_CONCAT(a, b) MUSTER_CONCAT_(a, b)
+
+/// Returns the error of `expression` from the enclosing function, if it has one.
+#define MUSTER_TRY(expression)                                                    \
+  do {                                                                            \
+    auto muster_result_ = (expression);                                           \
+    if (!muster_result_) return tl::unexpected(std::move(muster_result_).error()); \
+  } while (false)
+
+/// `MUSTER_ASSIGN(auto fd, open_it());` binds the value, or returns the error.
+#define MUSTER_ASSIGN(target, expression) \
+  MUSTER_ASSIGN_(MUSTER_CONCAT(muster_assign_, __LINE__), target, expression)
+#define MUSTER_ASSIGN_(temporary, target, expression)                     \
+  auto temporary = (expression);                                          \
+  if (!temporary) return tl::unexpected(std::move(temporary).error());    \
+  target = std::move(*temporary)
