@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstddef>
+
+#include "muster/base/dtype.h"
+
+namespace muster {
+
+/// to[i] = to[i] op from[i]. kAverage adds. The pair must pass check_reducible(). float16 and bfloat16 are combined in
+/// float32 and rounded to nearest even. Buffers may be unaligned; they may be equal but not overlap otherwise.
+void reduce_into(void* to, const void* from, size_t count, Dtype dtype, ReduceOp op);
+/// out[i] = a[i] op b[i]; `out` may equal a or b.
+void reduce_two(void* out, const void* a, const void* b, size_t count, Dtype dtype, ReduceOp op);
+/// out[i] = in[0][i] op in[1][i] op ... of `sources` inputs, in that order, with one pass over memory; float16 and
+/// bfloat16 are rounded once, at the end. `out` may equal any input.
+void reduce_many(void* out, const void* const* in, int sources, size_t count, Dtype dtype, ReduceOp op);
+/// data[i] /= divisor: the second half of kAverage. Integers round towards zero, as torch's do.
+void divide_by(void* data, size_t count, Dtype dtype, int divisor);
+
+/// The instruction set in use: "avx512", "avx2", "baseline". MUSTER_SIMD=baseline|avx2|avx512 overrides it.
+const char* reduce_kernel_isa();
+
+}  // namespace muster

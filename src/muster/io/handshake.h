@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+
+#include "muster/base/bytes.h"
+
+namespace muster {
+
+/// Mutual proof that both ends know the job's secret, before anything else is parsed. No socket in here: bytes in, bytes
+/// out. The grammar heads handshake.cpp. Each side sends a nonce, then HMAC-SHA256(secret, role || both nonces || its
+/// hello), so a proof cannot be replayed or reflected, and the hellos (who each side says it is) are authenticated too.
+class Handshake {
+ public:
+  enum class Side : uint8_t { kClient, kServer };
+
+  /// `hello` is what the other side learns about this one, at most 4 KiB: each protocol defines its own.
+  Handshake(Side side, ByteView secret, ByteView hello);
+
+  /// Takes bytes from the peer; kAuthentication for a wrong secret, kProtocol for anything that is not this protocol
+  /// (named: "speaks HTTP", "speaks TLS", "a different version of muster"). Returns how many bytes it used: what
+  /// follows the handshake belongs to the caller.
+  Result<size_t> feed(ByteView bytes);
+  /// Bytes to send now (may be empty).
+  Bytes take_output();
+  bool done() const;
+  /// The peer's hello; valid once done().
+  const Bytes& peer_hello() const;
+
+ private:
+  enum class State : uint8_t { kAwaitNonce, kAwaitProof, kAwaitVerdict, kDone };
+  Side side_;
+  State state_;
+  Bytes secret_, hello_, peer_hello_, nonce_, peer_nonce_, input_, output_;
+};
+
+/// A fresh 32-byte secret.
+Bytes generate_secret();
+
+}  // namespace muster

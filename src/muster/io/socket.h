@@ -1,0 +1,36 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <optional>
+#include <span>
+
+#include "muster/base/clock.h"
+#include "muster/io/address.h"
+#include "muster/io/fd.h"
+
+namespace muster {
+
+/// All sockets are non-blocking and close-on-exec; TCP ones have TCP_NODELAY.
+
+/// Binds and listens with the system's largest backlog. A taken port is kUnavailable and says which.
+Result<Fd> listen_on(const Address& address);
+/// Starts to connect; the descriptor is writable when it ended, and finish_connect() says how.
+Result<Fd> start_connect(const Address& address);
+Result<> finish_connect(int fd, const Address& address);
+/// An empty optional when nobody waits.
+Result<std::optional<Fd>> accept_from(int listener, Address* peer = nullptr);
+Result<Address> local_address(int fd);
+
+/// Who is at the other end of a Unix socket, as the kernel saw it at connect.
+struct UnixPeer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+Result<UnixPeer> unix_peer(int fd);
+
+/// Sends or receives one descriptor with one byte over a connected Unix socket; waits until the deadline.
+Result<> send_fd(int socket, int fd, const Deadline& deadline);
+Result<Fd> receive_fd(int socket, const Deadline& deadline);
+
+}  // namespace muster

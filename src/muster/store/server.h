@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/io/connection.h"
+#include "muster/store/store.h"
+
+namespace muster {
+
+struct StoreServerOptions {
+  Credentials credentials;              ///< demanded on the muster dialect's TCP and Unix listeners
+  std::vector<Address> muster_listen;   ///< muster's dialect: TCP (port 0 picks one) or Unix
+  std::vector<Address> torch_listen;    ///< PyTorch's TCPStore protocol, unauthenticated: loopback unless the user insists
+  size_t max_reply_queue = 64 << 20;    ///< bytes queued for a client that does not read, before it is cut off
+  /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
+  /// authenticated link to the server there (a node's proxy).
+  std::string upstream;                 ///< "tcp://host:port" or "unix:..."
+};
+
+/// Serves the store from its own thread until destroyed.
+class StoreServer {
+ public:
+  /// With an upstream: returns once it is connected, or with its error at the deadline.
+  static Result<std::unique_ptr<StoreServer>> start(StoreServerOptions options, const Deadline& deadline);
+  virtual ~StoreServer() = default;
+  /// As bound (ports filled in), in the order of the options.
+  virtual const std::vector<Address>& muster_addresses() const = 0;
+  virtual const std::vector<Address>& torch_addresses() const = 0;
+};
+
+}  // namespace muster

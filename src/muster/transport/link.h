@@ -1,0 +1,73 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "muster/base/bytes.h"
+#include "muster/base/error.h"
+
+namespace muster {
+
+/// Who is at the other end, as it proved in the handshake.
+struct Peer {
+  Rank rank = kNoRank;
+  std::string host;
+  pid_t pid = 0;
+  uint64_t generation = 0;
+  std::string address;
+
+  /// "rank 3 (host b, pid 812)".
+  std::string to_string() const;
+};
+
+struct ConstSegment {
+  const void* data = nullptr;
+  size_t bytes = 0;
+};
+struct Segment {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+/// Called once, on the owning loop, also on failure. May be called before send() or receive() returns.
+using Completion = std::function<void(Result<>)>;
+
+/// Ordered bytes between two peers. Not thread-safe: used by whoever drives the owning Loop.
+///
+/// Bytes have no message bounds: a receive takes the next bytes that the peer sent, whatever sends they came from.
+/// Sends complete in order, receives complete in order. Buffers are the caller's until the completion ran.
+/// When the link ends, for whatever reason, every pending and later operation gets the same error, and it names the
+/// peer's rank. A peer's close(why) arrives as `why`: blame travels, so that everyone names the rank that failed first.
+class Link {
+ public:
+  virtual ~Link() = default;  ///< like close(kAborted) when still open
+
+  /// Tries inline first; what the peer cannot take yet waits in the caller's buffers (nothing is copied or queued).
+  virtual void send(std::span<const ConstSegment> from, Completion completion) = 0;
+  virtual void receive(std::span<const Segment> into, Completion completion) = 0;
+  /// Tells the peer why, as far as the link still carries anything, and ends every pending operation with `why`.
+  virtual void close(Error why) = 0;
+  /// Called once when the link ends, on the loop, even if nothing is pending: liveness. At most one handler.
+  virtual void on_close(std::function<void(const Error&)> handler) = 0;
+
+  virtual bool is_open() const = 0;
+  virtual const Peer& peer() const = 0;
+  /// "tcp", "unix", "shm", "sim".
+  virtual const char* kind() const = 0;
+};
+
+/// Accepts links; each new one is given to the handler that it was made with. Destroying it stops accepting.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  /// What a peer passes to connect.
+  virtual std::string address() const = 0;
+};
+using LinkHandler = std::function<void(std::unique_ptr<Link>)>;
+using ConnectHandler = std::function<void(Result<std::unique_ptr<Link>>)>;
+
+}  // namespace muster
