@@ -1,0 +1,57 @@
+# make demo    set everything up, build, and train on real data with two processes
+# make test    the same set-up, then lint, C++ tests and Python tests: what CI runs
+# make bench   muster beside its peers, in one run        make format   clang-format and ruff over the sources
+# make asan, make tsan   the core's tests under sanitizers   make tidy    clang-tidy over the core (slow)
+# make wheel   dist/torch_muster-*.whl                    make clean    remove build/, dist/ and out/
+SHELL := /bin/bash
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+PYTHON3 ?= python3
+STAGE := python3 tools/stage.py
+JOBS ?= $(shell nproc)
+PYTEST ?=
+
+.PHONY: demo test bench format asan tsan wheel tidy clean setup build lint
+.DEFAULT_GOAL := demo
+
+setup:
+	@$(PYTHON3) tools/setup.py
+
+build: setup
+	@$(STAGE) configure -- cmake --preset release -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
+	@$(STAGE) build -- cmake --build --preset release -j $(JOBS)
+
+demo: build
+	muster run --nproc-per-node 2 examples/python/digits.py
+
+lint: setup
+	@$(STAGE) tidy --summary . -- python3 tools/tidy.py
+	@$(STAGE) ruff -- ruff check .
+	@$(STAGE) mypy -- mypy
+
+test: lint build
+	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $(JOBS)
+	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest tests/python $(PYTEST)
+
+bench: build
+	@mkdir -p out
+	muster bench all_reduce --vs gloo --ranks 2,4 --sizes 8,64Ki,1Mi,16Mi --json out/bench.json --plot out/bench.png
+
+asan tsan: setup
+	@$(STAGE) "$@ configure" -- cmake --preset $@
+	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
+	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
+
+wheel: setup
+	@$(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+	@ls dist/*.whl
+
+format:
+	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format -i
+	@ruff check --fix --quiet . ; ruff format --quiet .
+
+tidy: setup
+	@$(STAGE) "tidy configure" -- cmake --preset dev
+	@$(STAGE) clang-tidy -- run-clang-tidy -quiet -p build/dev -j $(JOBS) '/src/muster/.*\.cpp$$'
+
+clean:
+	rm -rf build dist out

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Prepares a fresh Debian or Ubuntu machine: system packages, .venv with torch, and the development install of muster.
+
+Every step looks first and does only what is missing, so a second run takes a fraction of a second. Needs nothing but
+Python 3.10 with its standard library.
+"""
+
+from __future__ import annotations  # so that an older Python reaches main() and is told so
+
+import argparse
+import hashlib
+import importlib.metadata
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+TORCH = "torch==2.13.0"
+BINARY = ROOT / "build/release/src/muster/launch/muster"
+
+# What the build and the tests need from the distribution.
+PACKAGES = [
+    "ccache",
+    "cmake",
+    "g++",
+    "iproute2",  # the several-hosts test joins network namespaces
+    "libcli11-dev",
+    "libexpected-dev",
+    "libfmt-dev",
+    "libgmock-dev",
+    "libgtest-dev",
+    "libspdlog-dev",
+    "libssl-dev",
+    "ninja-build",
+    "nlohmann-json3-dev",
+    "zlib1g-dev",  # examples/cpp reads a compressed file
+]
+# Only where `python3` is the distribution's own: others bring their headers and venv along.
+PYTHON_PACKAGES = ["python3-dev", "python3-venv"]
+OLDEST_COMPILER = {"g++": 12, "clang++": 14}
+
+
+class SetupError(Exception):
+    """Something that only the user can mend; the text says how."""
+
+
+def run(command: list[str], doing: str) -> None:
+    """Runs quietly; on failure shows what the command said."""
+    print(f"setup: {doing}", flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode != 0:
+        last_lines = "\n".join(done.stdout.splitlines()[-40:])
+        raise SetupError(f"{last_lines}\n`{shlex.join(command)}` failed with status {done.returncode}")
+
+
+def missing_packages() -> list[str]:
+    if shutil.which("dpkg-query") is None:
+        return []  # not a Debian: CMake names what it does not find
+    wanted = list(PACKAGES)
+    if Path(sys.base_prefix) == Path("/usr"):
+        wanted += PYTHON_PACKAGES
+    elif not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise SetupError(f"{sys.executable} has no headers (Python.h): use a Python that has them")
+    shown = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Package} ${Status}\n", *wanted], capture_output=True, text=True
+    ).stdout
+    present = {line.split()[0] for line in shown.splitlines() if line.endswith("install ok installed")}
+    return [package for package in wanted if package not in present]
+
+
+def may_install() -> list[str] | None:
+    """The prefix that makes a command root's, or None where that would need a password."""
+    if os.geteuid() == 0:
+        return []
+    if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0:
+        return ["sudo", "-n"]
+    return None
+
+
+def install_packages() -> None:
+    missing = missing_packages()
+    if not missing:
+        return
+    prefix = may_install()
+    if prefix is None:
+        raise SetupError(
+            "system packages are missing and this user is not root; run\n\n"
+            f"    sudo apt-get install {' '.join(missing)}\n\nand then the same command again"
+        )
+    apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]
+    run([*apt, "update"], "apt-get update")
+    run([*apt, "install", "--no-install-recommends", *missing], f"apt-get install {' '.join(missing)}")
+
+
+def check_compiler() -> None:
+    compiler = os.environ.get("CXX") or "c++"
+    if shutil.which(compiler) is None:
+        raise SetupError(f"there is no C++ compiler named {compiler}: install g++ 12 or newer, or set CXX")
+    banner = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    kind = "clang++" if "clang" in banner else "g++"
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout.strip()
+    number = re.match(r"\d+", version)
+    if number and int(number.group()) < OLDEST_COMPILER[kind]:
+        raise SetupError(
+            f"{compiler} is {kind} {version} and muster needs g++ 12 or clang 14: "
+            "`apt-get install g++-12`, then set CXX=g++-12 for this command"
+        )
+
+
+def make_venv() -> None:
+    if not (VENV / "bin/python").exists():
+        run([sys.executable, "-m", "venv", str(VENV)], "python3 -m venv .venv")
+
+
+def site_packages() -> Path:
+    found = sorted(VENV.glob("lib/python3.*/site-packages"))
+    if not found:
+        raise SetupError(f"{VENV} is not a virtual environment: remove it and run this again")
+    return found[0]
+
+
+def install_python_packages() -> None:
+    pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if not (site_packages() / "torch").is_dir():
+        run([*pip, TORCH], f"pip install {TORCH}")
+    requirements = ROOT / "tools/requirements.txt"
+    stamp = VENV / "muster-requirements.sha256"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
+        run([*pip, "-r", str(requirements)], "pip install -r tools/requirements.txt")
+        stamp.write_text(digest)
+
+
+def write(path: Path, text: str, executable: bool = False) -> None:
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    if executable:
+        path.chmod(0o755)
+
+
+def install_for_development() -> None:
+    """Makes .venv see python/muster, the entry point and the built binary, as the wheel would install them."""
+    site = site_packages()
+    if any(d.read_text("WHEEL") for d in importlib.metadata.distributions(name="torch-muster", path=[str(site)])):
+        raise SetupError("a torch-muster wheel is installed in .venv: `.venv/bin/pip uninstall torch-muster` first")
+    match = re.search(r"project\(muster VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert match, "CMakeLists.txt names no version"
+    version = match.group(1)
+    for stale in site.glob("torch_muster-*.dist-info"):
+        if stale.name != f"torch_muster-{version}.dist-info":
+            shutil.rmtree(stale)
+    info = site / f"torch_muster-{version}.dist-info"
+    write(site / "torch_muster.pth", f"{ROOT / 'python'}\n")
+    write(info / "METADATA", f"Metadata-Version: 2.1\nName: torch-muster\nVersion: {version}\n")
+    write(info / "entry_points.txt", "[torch.backends]\nmuster = muster._autoload:load\n")
+    write(info / "INSTALLER", "tools/setup.py\n")
+    write(
+        VENV / "bin/muster",
+        "#!/bin/sh\n# Runs the binary of the release build with this environment's Python.\n"
+        f'MUSTER_PYTHON="${{MUSTER_PYTHON:-{VENV}/bin/python}}" exec "{BINARY}" "$@"\n',
+        executable=True,
+    )
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    if sys.version_info < (3, 10):  # noqa: UP036
+        print("setup: muster needs Python 3.10 or newer", file=sys.stderr)
+        return 1
+    try:
+        install_packages()
+        check_compiler()
+        make_venv()
+        install_python_packages()
+        install_for_development()
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

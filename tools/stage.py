@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Runs one stage of the Makefile: one line on the screen, everything else in build/log/<name>.txt.
+
+    tools/stage.py NAME [--summary REGEX] -- COMMAND ...
+
+On success the lines of the log that match REGEX follow; on failure, the end of the log.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+LOG_FOLDER = Path(__file__).resolve().parent.parent / "build/log"
+SHOWN_ON_FAILURE = 150
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--summary", metavar="REGEX", help="lines of the output to repeat at the end")
+    parser.add_argument("command", nargs="+")
+    arguments = parser.parse_args()
+
+    LOG_FOLDER.mkdir(parents=True, exist_ok=True)
+    log = LOG_FOLDER / f"{arguments.name.replace(' ', '-')}.txt"
+    print(f"{arguments.name:<20} ", end="", flush=True)
+    began = time.monotonic()
+    with log.open("wb") as out:
+        status = subprocess.run(arguments.command, stdout=out, stderr=subprocess.STDOUT).returncode
+    seconds = time.monotonic() - began
+    print(f"{'ok' if status == 0 else f'FAILED ({status})':<8} {seconds:7.1f} s", flush=True)
+
+    lines = log.read_text(errors="replace").splitlines()
+    if status != 0:
+        print("\n".join(lines[-SHOWN_ON_FAILURE:]))
+        print(f"{arguments.name} failed; the whole log is {log}", flush=True)
+    elif arguments.summary:
+        print("\n".join(f"  {line}" for line in lines if re.search(arguments.summary, line)), flush=True)
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
