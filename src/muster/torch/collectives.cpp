@@ -1,6 +1,7 @@
 #include "muster/torch/collectives.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "muster/torch/tensor.h"
 

@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
-#include <string>
+#include <type_traits>
 #include <utility>
 
 #include "muster/base/error.h"
@@ -14,11 +14,11 @@ namespace muster {
 /// catches torch's own errors catches it too; in Python it is muster.PeerLostError, muster.TimeoutError and so on.
 class ErrorException : public c10::DistBackendError {
  public:
-  explicit ErrorException(Error error) : c10::DistBackendError(error.to_string()), error_(std::move(error)) {}
-  const Error& error() const noexcept { return error_; }
+  explicit ErrorException(muster::Error error) : c10::DistBackendError(error.to_string()), error_(std::move(error)) {}
+  const muster::Error& error() const noexcept { return error_; }
 
  private:
-  Error error_;
+  muster::Error error_;  // qualified: the base class has an Error of its own
 };
 
 /// kInvalidArgument becomes c10::ValueError, kUnsupported c10::NotImplementedError, all others ErrorException.

@@ -7,29 +7,52 @@ namespace muster {
 Result<Dtype> dtype_of(c10::ScalarType type) {
   using c10::ScalarType;
   switch (type) {
-    case ScalarType::Byte: return Dtype::kUint8;
-    case ScalarType::Char: return Dtype::kInt8;
-    case ScalarType::Short: return Dtype::kInt16;
-    case ScalarType::Int: return Dtype::kInt32;
-    case ScalarType::Long: return Dtype::kInt64;
-    case ScalarType::Half: return Dtype::kFloat16;
-    case ScalarType::Float: return Dtype::kFloat32;
-    case ScalarType::Double: return Dtype::kFloat64;
-    case ScalarType::ComplexHalf: return Dtype::kComplex32;
-    case ScalarType::ComplexFloat: return Dtype::kComplex64;
-    case ScalarType::ComplexDouble: return Dtype::kComplex128;
-    case ScalarType::Bool: return Dtype::kBool;
-    case ScalarType::BFloat16: return Dtype::kBfloat16;
-    case ScalarType::Float8_e5m2: return Dtype::kFloat8E5m2;
-    case ScalarType::Float8_e4m3fn: return Dtype::kFloat8E4m3fn;
-    case ScalarType::Float8_e5m2fnuz: return Dtype::kFloat8E5m2fnuz;
-    case ScalarType::Float8_e4m3fnuz: return Dtype::kFloat8E4m3fnuz;
-    case ScalarType::Float8_e8m0fnu: return Dtype::kFloat8E8m0fnu;
-    case ScalarType::UInt16: return Dtype::kUint16;
-    case ScalarType::UInt32: return Dtype::kUint32;
-    case ScalarType::UInt64: return Dtype::kUint64;
-    case ScalarType::Float4_e2m1fn_x2: return Dtype::kFloat4E2m1fnX2;
-    default: break;
+    case ScalarType::Byte:
+      return Dtype::kUint8;
+    case ScalarType::Char:
+      return Dtype::kInt8;
+    case ScalarType::Short:
+      return Dtype::kInt16;
+    case ScalarType::Int:
+      return Dtype::kInt32;
+    case ScalarType::Long:
+      return Dtype::kInt64;
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    case ScalarType::Float:
+      return Dtype::kFloat32;
+    case ScalarType::Double:
+      return Dtype::kFloat64;
+    case ScalarType::ComplexHalf:
+      return Dtype::kComplex32;
+    case ScalarType::ComplexFloat:
+      return Dtype::kComplex64;
+    case ScalarType::ComplexDouble:
+      return Dtype::kComplex128;
+    case ScalarType::Bool:
+      return Dtype::kBool;
+    case ScalarType::BFloat16:
+      return Dtype::kBfloat16;
+    case ScalarType::Float8_e5m2:
+      return Dtype::kFloat8E5m2;
+    case ScalarType::Float8_e4m3fn:
+      return Dtype::kFloat8E4m3fn;
+    case ScalarType::Float8_e5m2fnuz:
+      return Dtype::kFloat8E5m2fnuz;
+    case ScalarType::Float8_e4m3fnuz:
+      return Dtype::kFloat8E4m3fnuz;
+    case ScalarType::Float8_e8m0fnu:
+      return Dtype::kFloat8E8m0fnu;
+    case ScalarType::UInt16:
+      return Dtype::kUint16;
+    case ScalarType::UInt32:
+      return Dtype::kUint32;
+    case ScalarType::UInt64:
+      return Dtype::kUint64;
+    case ScalarType::Float4_e2m1fn_x2:
+      return Dtype::kFloat4E2m1fnX2;
+    default:
+      break;
   }
   return fail(ErrorCode::kUnsupported, c10::str("tensors of type ", type, " cannot be sent; convert it first"));
 }

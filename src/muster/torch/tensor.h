@@ -13,8 +13,8 @@ Result<Dtype> dtype_of(c10::ScalarType type);
 /// kUnsupported or kInvalidArgument say what is wrong with any other tensor.
 Result<BufferView> view_of(const at::Tensor& tensor);
 
-/// Whether view_of() would show the tensor's elements as they are, in order: dense, contiguous and not lazily conjugated
-/// or negated.
+/// Whether view_of() would show the tensor's elements as they are, in order: dense, contiguous and not lazily
+/// conjugated or negated.
 bool is_plain(const at::Tensor& tensor);
 
 }  // namespace muster
