@@ -44,10 +44,10 @@ struct Schedule {
 struct Problem {
   Rank rank = 0;
   int size = 1;
-  size_t count = 0;             ///< elements; all_gather: of each rank's input
+  size_t count = 0;  ///< elements; all_gather: of each rank's input
   size_t element_bytes = 1;
-  Rank root = 0;                ///< broadcast
-  size_t chunk_bytes = 1 << 18; ///< pipelining grain of large messages
+  Rank root = 0;                 ///< broadcast
+  size_t chunk_bytes = 1 << 18;  ///< pipelining grain of large messages
 };
 
 Schedule ring_all_reduce(const Problem& problem);

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Included by the translation units that are compiled for one instruction set, so it must stay free of inline code: the
+// linker keeps one copy of an inline function for everybody, and that copy could be the AVX-512 one.
+
+namespace muster {
+
+/// What the kernels tell apart. A complex sum is a sum of twice as many parts; only the complex product is its own.
+enum KernelElement {
+  kU8,
+  kU16,
+  kU32,
+  kU64,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kF32,
+  kF64,
+  kF16,
+  kBf16,
+  kTruth,
+  kC32,
+  kC64,
+  kC128,
+  kKernelElements
+};
+enum KernelOp { kAdd, kMultiply, kLeast, kGreatest, kAnd, kOr, kXor, kKernelOps };
+
+/// Null where the pair has no meaning.
+struct ReduceKernel {
+  void (*two)(void* out, const void* a, const void* b, size_t count);
+  void (*many)(void* out, const void* const* in, int sources, size_t count);  // sources >= 2
+};
+
+struct ReduceKernels {
+  const char* isa;
+  ReduceKernel reduce[kKernelElements][kKernelOps];
+  void (*divide[kKernelElements])(void* data, size_t count, int divisor);  // divisor > 0
+};
+
+extern const ReduceKernels kBaselineKernels;
+#if defined(__x86_64__)
+extern const ReduceKernels kAvx2Kernels;
+extern const ReduceKernels kAvx512Kernels;
+#endif
+
+}  // namespace muster
