@@ -140,7 +140,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     training, held_out = load_digits(arguments.data)
-    sampler: DistributedSampler = DistributedSampler(training, seed=0)
+    sampler = DistributedSampler(training, seed=0)
     batches = DataLoader(training, batch_size=max(1, arguments.batch // size), sampler=sampler)
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

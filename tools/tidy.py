@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""The project's own lint: what no compiler or formatter checks. Prints `path:line: rule: what to do`; status 1 if any.
+
+    tools/tidy.py [--root FOLDER]
+
+A line is let off a rule by a comment on it, or alone on the line above, that says why:
+
+    // tidy: allow(sleep) the back-off of a real network
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tidy_bans
+import tidy_lengths
+
+# Which folders of src/muster a folder may include directly; what those may, it may too.
+LAYERS = {
+    "base": [],
+    "io": ["base"],
+    "transport": ["io"],
+    "store": ["io", "transport"],
+    "collective": ["transport"],
+    "group": ["collective", "transport", "store"],
+    "rpc": ["transport", "store"],
+    "launch": ["io", "store"],
+    "torch": ["group", "store", "rpc"],
+}
+MAY_SEE_TORCH = ("src/muster/torch/", "python/bindings/", "tests/torch/", "examples/cpp/", "benchmarks/")
+CODE = (".h", ".cpp")
+MAX_COLUMNS = 120
+COLUMNS_CHECKED = (*CODE, ".py", ".pyi", ".md", ".cmake", ".sh", ".toml", "CMakeLists.txt")
+# Python files that a tool finds by name, so that nothing needs to mention them.
+FOUND_BY_NAME = re.compile(r"(^|/)(__init__|__main__|conftest|test_\w+)\.pyi?$")
+
+
+@dataclass(order=True)
+class Finding:
+    path: str
+    line: int
+    rule: str
+    advice: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.advice}"
+
+
+class Tree:
+    """The files that git tracks or would track, with their text."""
+
+    def __init__(self, root: Path) -> None:
+        listing = subprocess.run(
+            ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            capture_output=True,
+            check=True,
+        ).stdout.decode()
+        self.root = root
+        self.text: dict[str, str] = {}
+        for path in sorted(set(filter(None, listing.split("\0")))):
+            try:
+                self.text[path] = (root / path).read_text(encoding="utf-8")
+            except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+                continue  # binary, or deleted and not committed yet
+        self.code = {path: blank_comments_and_strings(text) for path, text in self.text.items() if path.endswith(CODE)}
+
+    def lines(self, path: str, code_only: bool = False) -> Iterator[tuple[int, str]]:
+        source = self.code.get(path, self.text[path]) if code_only else self.text[path]
+        yield from enumerate(source.split("\n"), start=1)
+
+    def allows(self, path: str, line: int, rule: str) -> bool:
+        lines = self.text[path].split("\n")
+        near = lines[max(0, line - 2) : line]
+        return any(re.search(rf"tidy: allow\({rule}\) \S+", text) for text in near)
+
+
+def blank_comments_and_strings(text: str) -> str:
+    """The same lines with comments and the insides of literals blanked; #include lines stay as they are."""
+    token = re.compile(
+        r'(?P<include>^[ \t]*#[ \t]*include[^\n]*)|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|//[^\n]*|/\*.*?\*/'
+        r"""|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'""",
+        re.DOTALL | re.MULTILINE,
+    )
+
+    def blank(match: re.Match[str]) -> str:
+        found = match.group()
+        if match.group("include"):
+            return found
+        blanked = re.sub(r"[^\n]", " ", found)
+        return f'"{blanked[1:-1]}"' if found.startswith(('"', "R")) and len(found) > 1 else blanked
+
+    return token.sub(blank, text)
+
+
+def layers_below(folder: str) -> set[str]:
+    seen: set[str] = set()
+    pending = [folder]
+    while pending:
+        layer = pending.pop()
+        if layer not in seen:
+            seen.add(layer)
+            pending += LAYERS[layer]
+    return seen
+
+
+def check_includes(tree: Tree) -> Iterator[Finding]:
+    for path in tree.code:
+        layer = path.split("/")[2] if path.startswith("src/muster/") else None
+        for number, line in tree.lines(path, code_only=True):
+            include = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+            if not include:
+                continue
+            quote, target = include.groups()
+            if re.match(r"(torch|ATen|c10|pybind11)/", target) and not path.startswith(MAY_SEE_TORCH):
+                yield Finding(path, number, "torch-include", "only src/muster/torch and python/bindings see torch")
+            if layer is None:
+                continue
+            if layer not in LAYERS:
+                yield Finding(
+                    path, number, "layer", f"add the folder {layer} to LAYERS in tools/tidy.py and to the design"
+                )
+                break
+            if quote == '"' and not target.startswith("muster/"):
+                yield Finding(
+                    path, number, "include-path", f'write "muster/{layer}/{Path(target).name}": the folder path'
+                )
+            elif target.startswith("muster/") and target.split("/")[1] not in layers_below(layer):
+                above = target.split("/")[1]
+                yield Finding(path, number, "layer", f"{layer} is below {above}: what it needs belongs lower")
+
+
+def check_listed(tree: Tree) -> Iterator[Finding]:
+    """Every .cpp is in the CMakeLists.txt of its folder or of one above, every .h is included by something."""
+    included = {target for code in tree.code.values() for target in re.findall(r'#\s*include\s*["<]([^">]+)[">]', code)}
+    for path in tree.code:
+        if path.endswith(".h"):
+            ways = {path.removeprefix("src/"), path.removeprefix("tests/"), path, Path(path).name}
+            if not ways & included:
+                yield Finding(path, 1, "dead-file", "nothing includes this header: include it or remove it")
+        elif not any(listed_in(tree, folder, path) for folder in Path(path).parents):
+            yield Finding(path, 1, "unlisted", "list it in the CMakeLists.txt of its folder, or remove it")
+
+
+def listed_in(tree: Tree, folder: Path, path: str) -> bool:
+    lists = tree.text.get((folder / "CMakeLists.txt").as_posix(), "")
+    relative = Path(path).relative_to(folder).as_posix()
+    # A loop over test names writes ${name}.cpp.
+    stem = relative.removesuffix(".cpp")
+    looped = "${name}.cpp" in lists or "${test}.cpp" in lists
+    return bool(
+        re.search(rf"(?<![\w./-]){re.escape(relative)}(?![\w.-])", lists)
+        or (looped and re.search(rf"(?<![\w./-]){re.escape(stem)}(?![\w.-])", lists))
+    )
+
+
+def check_mentioned(tree: Tree) -> Iterator[Finding]:
+    """Every document is linked from another, every Python module is named somewhere else."""
+    for path in tree.text:
+        name = Path(path).name
+        if path.startswith("docs/") and name.endswith(".md"):
+            if not any(name in text for other, text in tree.text.items() if other.endswith(".md") and other != path):
+                yield Finding(path, 1, "dead-file", "no other document links to this one")
+        elif name.endswith((".py", ".pyi")) and not FOUND_BY_NAME.search(path):
+            word = re.compile(rf"(?<!\w){re.escape(name.rsplit('.', 1)[0])}(?!\w)")
+            if not any(word.search(text) for other, text in tree.text.items() if other != path):
+                yield Finding(path, 1, "dead-file", "nothing names this module: use it or remove it")
+
+
+def check_columns(tree: Tree) -> Iterator[Finding]:
+    for path in tree.text:
+        if not path.endswith(COLUMNS_CHECKED):
+            continue
+        for number, line in tree.lines(path):
+            table_or_link = path.endswith(".md") and (line.startswith("|") or re.search(r"https?://\S{60}", line))
+            if len(line) > MAX_COLUMNS and not table_or_link:
+                yield Finding(path, number, "columns", f"{len(line)} columns: break the line before {MAX_COLUMNS}")
+
+
+def check_bans(tree: Tree) -> Iterator[Finding]:
+    for ban in tidy_bans.BANS:
+        for path in tree.text:
+            if not re.search(ban.where, path) or re.search(ban.but_not, path):
+                continue
+            for number, line in tree.lines(path, code_only=ban.rule not in tidy_bans.IN_COMMENTS):
+                if re.search(ban.pattern, line) and not tree.allows(path, number, ban.rule):
+                    yield Finding(path, number, ban.rule, ban.instead)
+
+
+def check_lengths(tree: Tree) -> Iterator[Finding]:
+    for path, line, rule, advice in tidy_lengths.check(tree.text, tree.code):
+        yield Finding(path, line, rule, advice)
+
+
+CHECKS = [check_includes, check_listed, check_mentioned, check_columns, check_bans, check_lengths]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
+    tree = Tree(parser.parse_args().root)
+    findings = sorted(finding for check in CHECKS for finding in check(tree))
+    for finding in findings:
+        print(finding)
+    print(f"tidy: {len(findings)} finding{'s' * (len(findings) != 1)} in {len(tree.text)} files")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
