@@ -7,7 +7,14 @@ function(muster_library name)
   target_include_directories(muster_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<INSTALL_INTERFACE:include>)
   target_compile_features(muster_${name} PUBLIC cxx_std_20)
-  target_link_libraries(muster_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK} $<BUILD_INTERFACE:muster_flags>)
+  target_link_libraries(muster_${name} PUBLIC ${ARG_LINK} PRIVATE $<BUILD_INTERFACE:muster_flags>)
+  foreach(library IN LISTS ARG_PRIVATE_LINK)
+    # Who links the installed library does not need what it was only compiled with.
+    if(library MATCHES "^(fmt|spdlog|nlohmann_json|CLI11)::")
+      set(library $<BUILD_INTERFACE:${library}>)
+    endif()
+    target_link_libraries(muster_${name} PRIVATE ${library})
+  endforeach()
   set_property(GLOBAL APPEND PROPERTY MUSTER_LIBRARIES muster_${name})
 endfunction()
 
