@@ -14,16 +14,16 @@ namespace muster {
 
 /// What a process shows and demands when it connects.
 struct Credentials {
-  Bytes secret;                            ///< the job's secret; empty means that only the protocol is checked
-  std::shared_ptr<TlsContext> tls;         ///< null: no TLS. Shared: the certificates belong to the process
+  Bytes secret;                     ///< the job's secret; empty means that only the protocol is checked
+  std::shared_ptr<TlsContext> tls;  ///< null: no TLS. Shared: the certificates belong to the process
 };
 
 /// A stream whose peer has proved itself.
 struct Connection {
   std::unique_ptr<Stream> stream;
-  Bytes hello;                             ///< what the peer said about itself in the handshake
+  Bytes hello;  ///< what the peer said about itself in the handshake
   Address peer;
-  Bytes leftover;                          ///< bytes already read that follow the handshake
+  Bytes leftover;  ///< bytes already read that follow the handshake
 };
 using ConnectionHandler = std::function<void(Result<Connection>)>;
 
@@ -51,8 +51,8 @@ class Acceptor {
     Credentials credentials;
     Bytes hello;
     Duration handshake_timeout = std::chrono::seconds(10);
-    size_t max_pending = 1024;             ///< handshakes under way; more wait in the kernel's backlog
-    bool plain = false;                    ///< no handshake, no TLS: for foreign protocols on loopback
+    size_t max_pending = 1024;  ///< handshakes under way; more wait in the kernel's backlog
+    bool plain = false;         ///< no handshake, no TLS: for foreign protocols on loopback
   };
   using Handler = std::function<void(Connection)>;
 

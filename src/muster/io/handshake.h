@@ -6,30 +6,49 @@
 
 namespace muster {
 
-/// Mutual proof that both ends know the job's secret, before anything else is parsed. No socket in here: bytes in, bytes
-/// out. The grammar heads handshake.cpp. Each side sends a nonce, then HMAC-SHA256(secret, role || both nonces || its
-/// hello), so a proof cannot be replayed or reflected, and the hellos (who each side says it is) are authenticated too.
+/// Mutual proof that both ends know the job's secret, before anything else is parsed. No socket in here: bytes in,
+/// bytes out. The grammar heads handshake.cpp. Each side sends a nonce, then HMAC-SHA256(secret, role || both nonces ||
+/// its hello), so a proof cannot be replayed or reflected, and the hellos (who each side says it is) are authenticated
+/// too.
 class Handshake {
  public:
   enum class Side : uint8_t { kClient, kServer };
 
   /// `hello` is what the other side learns about this one, at most 4 KiB: each protocol defines its own.
   Handshake(Side side, ByteView secret, ByteView hello);
+  static constexpr size_t kMaxHello = 4096;
+
+  /// Why a server sends a client away. Sent on the wire: append only.
+  enum class Refusal : uint8_t { kWrongSecret = 1, kMalformed = 2, kWrongUser = 3 };
+  /// What a server sends before anything else to a client that it does not want to talk to.
+  static Bytes refuse(Refusal reason);
 
   /// Takes bytes from the peer; kAuthentication for a wrong secret, kProtocol for anything that is not this protocol
   /// (named: "speaks HTTP", "speaks TLS", "a different version of muster"). Returns how many bytes it used: what
   /// follows the handshake belongs to the caller.
   Result<size_t> feed(ByteView bytes);
-  /// Bytes to send now (may be empty).
+  /// Bytes to send now (may be empty). Also after a failed feed(): they tell the peer why.
   Bytes take_output();
   bool done() const;
   /// The peer's hello; valid once done().
   const Bytes& peer_hello() const;
 
  private:
-  enum class State : uint8_t { kAwaitNonce, kAwaitProof, kAwaitVerdict, kDone };
+  enum class State : uint8_t { kAwaitNonce, kAwaitProof, kAwaitVerdict, kDone, kFailed };
+
+  Result<> advance();
+  Result<> on_greeting();
+  Result<> on_proof();
+  Result<> check_magic() const;
+  Result<> check_version() const;
+  Result<size_t> wanted() const;
+  void send_greeting();
+  void send_proof();
+  Bytes proof_of(Side side, ByteView hello) const;
+  Error refused(uint8_t reason) const;
+
   Side side_;
-  State state_;
+  State state_ = State::kAwaitNonce;
   Bytes secret_, hello_, peer_hello_, nonce_, peer_nonce_, input_, output_;
 };
 

@@ -11,9 +11,9 @@ namespace muster {
 
 /// Calls back when file descriptors are ready, when timers end and when something was posted.
 ///
-/// A Loop belongs to no thread: whoever calls run_once() drives it, one thread at a time, and every callback runs there.
-/// Only post() and wake() may be called from other threads; the rest is for the driving thread (or before there is one).
-/// Callbacks may add and remove watches and timers, their own too.
+/// A Loop belongs to no thread: whoever calls run_once() drives it, one thread at a time, and every callback runs
+/// there. Only post() and wake() may be called from other threads; the rest is for the driving thread (or before there
+/// is one). Callbacks may add and remove watches and timers, their own too.
 class Loop {
  public:
   using TimerId = uint64_t;
@@ -25,22 +25,26 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  /// Level-triggered. The descriptor is borrowed: unwatch() it before closing it.
+  /// Level-triggered; one watch per descriptor (a second is kAlreadyExists). The descriptor is borrowed: unwatch() it
+  /// before closing it.
   Result<> watch(int fd, uint32_t events, Handler handler);
   Result<> modify(int fd, uint32_t events);
   void unwatch(int fd);
 
   TimerId at(TimePoint when, std::function<void()> callback);
-  TimerId after(Duration delay, std::function<void()> callback) { return at(clock().now() + delay, std::move(callback)); }
+  TimerId after(Duration delay, std::function<void()> callback) {
+    return at(clock().now() + delay, std::move(callback));
+  }
   void cancel(TimerId timer);
 
   /// Runs `task` on the driving thread, in order. Thread-safe.
   void post(std::function<void()> task);
-  /// Ends a wait of run_once() on another thread. Thread-safe.
+  /// Ends a wait of run_once() on another thread, or the next one if there is none now. Thread-safe.
   void wake();
 
   /// Called at every turn, before any wait: for what has no descriptor (shared memory). Returns true if it made
-  /// progress. While a poller is registered, a wait is cut into slices of at most `idle_slice`.
+  /// progress. While a poller is registered, a wait is cut into slices of at most kIdleSlice.
+  static constexpr Duration kIdleSlice = std::chrono::microseconds(100);
   using PollerId = uint64_t;
   PollerId add_poller(std::function<bool()> poller);
   void remove_poller(PollerId poller);

@@ -16,8 +16,14 @@ class Stream {
   virtual ~Stream() = default;
 
   /// Bytes moved; 0 means "would block". A peer that has closed is kPeerLost. Never raises SIGPIPE.
+  /// After a write that moved fewer bytes than offered, the next one must begin with the bytes left over: TLS may have
+  /// sealed them already.
   virtual Result<size_t> read(std::span<const iovec> into) = 0;
   virtual Result<size_t> write(std::span<const iovec> from) = 0;
+  /// Whether the last read() or write() stopped because the socket would not take more. How to drive a stream: on every
+  /// event, read() until 0 and write() what is pending until 0; then watch EPOLLIN, plus EPOLLOUT if wants_write().
+  /// (Watching EPOLLOUT whenever bytes are pending works too, but spins while a TLS handshake waits for the peer.)
+  virtual bool wants_write() const = 0;
   /// The socket, to be watched by a Loop.
   virtual int fd() const = 0;
   /// TLS may hold decrypted bytes that epoll cannot see: read until it would block.

@@ -7,7 +7,10 @@
 
 namespace muster {
 
-/// Certificates for TLS 1.3. Both sides show one, signed by `ca_file`; anything older than 1.3 is refused.
+/// Certificates for TLS 1.3. Both sides show one, signed by `ca_file`; anything older than 1.3 is refused. Host names
+/// in certificates are not compared with anything, because jobs use addresses: whoever holds a certificate of this CA
+/// is let in, so give a job (or a team) a CA of its own. A certificate that limits its use must allow client and
+/// server.
 struct TlsFiles {
   std::string certificate_file;  ///< PEM chain
   std::string key_file;          ///< PEM
@@ -17,14 +20,18 @@ struct TlsFiles {
 /// Loaded certificates, shared by the connections of a process. Thread-safe once loaded.
 class TlsContext {
  public:
+  /// A file that cannot be used is kInvalidArgument, with its name and OpenSSL's reason.
   static Result<std::shared_ptr<TlsContext>> load(const TlsFiles& files);
-  /// From MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA; a null pointer when none of them is set.
+  /// From MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA; a null pointer when none of them is set,
+  /// kInvalidArgument when only some are.
   static Result<std::shared_ptr<TlsContext>> from_environment();
   virtual ~TlsContext() = default;
 
   enum class Side { kClient, kServer };
-  /// Wraps a connected socket. The TLS handshake goes on inside read() and write(), which report 0 meanwhile;
-  /// `wants_write()` of the stream's socket is then EPOLLIN | EPOLLOUT's business of the caller.
+  /// Wraps a connected socket. The TLS handshake goes on inside read() and write(), which report 0 meanwhile: the
+  /// client begins it with its first call of either, and wants_write() says what to watch the socket for. A certificate
+  /// that is refused, on either side, is kAuthentication with OpenSSL's reason; a peer that does not speak TLS is
+  /// kProtocol.
   virtual Result<std::unique_ptr<Stream>> wrap(Fd socket, Side side) = 0;
 };
 

@@ -1,0 +1,295 @@
+#include "muster/io/loop.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/base/check.h"
+#include "muster/io/fd.h"
+
+namespace muster {
+namespace {
+
+/// epoll's user data: the descriptor, and which of the watches that it has had over time. An event of an earlier watch
+/// on the same number is thus told from one of the present watch.
+uint64_t pack(int fd, uint32_t generation) {
+  return static_cast<uint64_t>(generation) << 32 | static_cast<uint32_t>(fd);
+}
+
+/// epoll_wait to the nanosecond where the kernel can (Linux 5.11), to the millisecond, rounded up, elsewhere.
+int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) {
+  static std::atomic<bool> has_pwait2{true};
+  const int64_t ns = std::max<int64_t>(timeout.count(), 0);
+  if (ns > 0 && has_pwait2.load(std::memory_order_relaxed)) {
+    const timespec spec{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+    const int n = epoll_pwait2(epoll, events.data(), static_cast<int>(events.size()), &spec, nullptr);
+    if (n >= 0 || errno != ENOSYS) return n;
+    has_pwait2.store(false, std::memory_order_relaxed);
+  }
+  const int64_t ms = ns / 1'000'000 + (ns % 1'000'000 != 0);
+  return epoll_wait(epoll, events.data(), static_cast<int>(events.size()),
+                    static_cast<int>(std::min<int64_t>(ms, 1'000'000)));
+}
+
+}  // namespace
+
+struct Loop::Impl {
+  struct Watch {
+    uint32_t generation = 0;
+    uint32_t events = 0;
+    // Shared, so that a handler which unwatches its own descriptor survives until it returns.
+    std::shared_ptr<Handler> handler;
+  };
+  using Task = std::function<void()>;
+  using TimerKey = std::pair<TimePoint, TimerId>;  // equal times fire in the order in which they were set
+
+  bool run_tasks();
+  bool run_timers();
+  bool run_pollers();
+  bool run_events(Duration timeout);
+  bool dispatch(const epoll_event& event);
+  void drain_wakeups();
+  void wake();
+  Watch* find(int fd);
+  Duration longest_wait(Duration left) const;
+
+  const Clock* clock = nullptr;
+  Fd epoll, event;
+
+  std::vector<Watch> watches;  // by descriptor; no handler: not watched
+  uint32_t last_generation = 0;
+  std::map<TimerKey, Task> timers;
+  std::unordered_map<TimerId, TimePoint> timer_times;
+  TimerId last_timer = 0;
+  std::map<PollerId, std::shared_ptr<std::function<bool()>>> pollers;  // shared for the same reason as handlers
+  PollerId last_poller = 0;
+  bool woken = false;
+
+  std::atomic<bool> wake_pending{false};  // the eventfd is written and not yet read
+  std::mutex mutex;
+  std::vector<Task> tasks;  // guarded by mutex
+};
+
+Loop::Impl::Watch* Loop::Impl::find(int fd) {
+  if (fd < 0 || static_cast<size_t>(fd) >= watches.size() || !watches[fd].handler) return nullptr;
+  return &watches[fd];
+}
+
+bool Loop::Impl::run_tasks() {
+  std::vector<Task> taken;
+  {
+    const std::lock_guard lock(mutex);
+    taken.swap(tasks);
+  }
+  for (auto& task : taken) {
+    task();
+    task = nullptr;  // what a task owns goes when it has run, not when all have
+  }
+  return !taken.empty();
+}
+
+// Runs the timers that were due and set when the turn began: one that sets another for "now" cannot hold the loop.
+bool Loop::Impl::run_timers() {
+  if (timers.empty()) return false;
+  const TimePoint now = clock->now();
+  const TimerId newest = last_timer;
+  bool ran = false;
+  auto it = timers.begin();
+  while (it != timers.end() && it->first.first <= now) {
+    const TimerKey key = it->first;
+    if (key.second > newest) {
+      ++it;
+      continue;
+    }
+    const Task callback = std::move(it->second);
+    timers.erase(it);
+    timer_times.erase(key.second);
+    callback();
+    ran = true;
+    it = timers.upper_bound(key);
+  }
+  return ran;
+}
+
+bool Loop::Impl::run_pollers() {
+  bool progress = false;
+  const PollerId newest = last_poller;
+  for (auto it = pollers.begin(); it != pollers.end() && it->first <= newest;) {
+    const PollerId id = it->first;
+    const auto poller = it->second;
+    progress |= (*poller)();
+    it = pollers.upper_bound(id);
+  }
+  return progress;
+}
+
+void Loop::Impl::wake() {
+  if (wake_pending.exchange(true, std::memory_order_acq_rel)) return;
+  const uint64_t one = 1;
+  const ssize_t written = ::write(event.get(), &one, sizeof one);
+  MUSTER_CHECK(written == sizeof one || errno == EAGAIN, "cannot write an eventfd");
+}
+
+// First the read, then the flag: a wake() in between finds the flag set and relies on what this turn does next.
+void Loop::Impl::drain_wakeups() {
+  uint64_t count;
+  while (::read(event.get(), &count, sizeof count) < 0 && errno == EINTR) {
+  }
+  wake_pending.exchange(false, std::memory_order_acq_rel);
+  woken = true;
+}
+
+bool Loop::Impl::dispatch(const epoll_event& reported) {
+  const int fd = static_cast<int>(reported.data.u64 & 0xffffffff);
+  if (fd == event.get()) {
+    drain_wakeups();
+    return false;
+  }
+  const Watch* watch = find(fd);
+  if (watch == nullptr || pack(fd, watch->generation) != reported.data.u64) return false;
+  const uint32_t events = reported.events & (watch->events | EPOLLERR | EPOLLHUP);
+  if (events == 0) return false;  // a callback of this turn modified the watch
+  const auto handler = watch->handler;
+  (*handler)(events);
+  return true;
+}
+
+bool Loop::Impl::run_events(Duration timeout) {
+  epoll_event events[64];
+  const int count = wait_for_events(epoll.get(), events, timeout);
+  MUSTER_CHECK(count >= 0 || errno == EINTR, "epoll_wait failed with errno " + std::to_string(errno));
+  bool ran = false;
+  for (int i = 0; i < count; ++i) ran |= dispatch(events[i]);
+  return ran;
+}
+
+Duration Loop::Impl::longest_wait(Duration left) const {
+  if (!timers.empty()) left = std::min(left, timers.begin()->first.first - clock->now());
+  if (!pollers.empty()) left = std::min(left, kIdleSlice);
+  return std::max(left, Duration::zero());
+}
+
+Loop::Loop(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Loop::~Loop() = default;
+
+Result<std::unique_ptr<Loop>> Loop::create(const Clock& clock) {
+  auto impl = std::make_unique<Impl>();
+  impl->clock = &clock;
+  impl->epoll.reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!impl->epoll) return fail_errno(errno, "cannot create an epoll descriptor");
+  impl->event.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!impl->event) return fail_errno(errno, "cannot create an eventfd");
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = pack(impl->event.get(), 0);
+  if (epoll_ctl(impl->epoll.get(), EPOLL_CTL_ADD, impl->event.get(), &event) != 0) {
+    return fail_errno(errno, "cannot watch an eventfd");
+  }
+  return std::unique_ptr<Loop>(new Loop(std::move(impl)));
+}
+
+Result<> Loop::watch(int fd, uint32_t events, Handler handler) {
+  MUSTER_CHECK(handler != nullptr, "a watch needs a handler");
+  if (impl_->find(fd) != nullptr) {
+    return fail(ErrorCode::kAlreadyExists, "descriptor " + std::to_string(fd) + " is watched already");
+  }
+  const uint32_t generation = ++impl_->last_generation;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = pack(fd, generation);
+  if (epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return fail_errno(errno, "cannot watch descriptor " + std::to_string(fd));
+  }
+  if (static_cast<size_t>(fd) >= impl_->watches.size()) impl_->watches.resize(fd + 1);
+  impl_->watches[fd] = {generation, events, std::make_shared<Handler>(std::move(handler))};
+  return {};
+}
+
+Result<> Loop::modify(int fd, uint32_t events) {
+  auto* watch = impl_->find(fd);
+  if (watch == nullptr) return fail(ErrorCode::kNotFound, "descriptor " + std::to_string(fd) + " is not watched");
+  if (watch->events == events) return {};
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = pack(fd, watch->generation);
+  if (epoll_ctl(impl_->epoll.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
+    return fail_errno(errno, "cannot change what descriptor " + std::to_string(fd) + " is watched for");
+  }
+  watch->events = events;
+  return {};
+}
+
+void Loop::unwatch(int fd) {
+  auto* watch = impl_->find(fd);
+  if (watch == nullptr) return;
+  epoll_ctl(impl_->epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+  watch->handler.reset();
+}
+
+Loop::TimerId Loop::at(TimePoint when, std::function<void()> callback) {
+  const TimerId id = ++impl_->last_timer;
+  impl_->timers.emplace(Impl::TimerKey{when, id}, std::move(callback));
+  impl_->timer_times.emplace(id, when);
+  return id;
+}
+
+void Loop::cancel(TimerId timer) {
+  const auto it = impl_->timer_times.find(timer);
+  if (it == impl_->timer_times.end()) return;
+  impl_->timers.erase({it->second, timer});
+  impl_->timer_times.erase(it);
+}
+
+void Loop::post(std::function<void()> task) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->tasks.push_back(std::move(task));
+  }
+  impl_->wake();
+}
+
+void Loop::wake() { impl_->wake(); }
+
+Loop::PollerId Loop::add_poller(std::function<bool()> poller) {
+  const PollerId id = ++impl_->last_poller;
+  impl_->pollers.emplace(id, std::make_shared<std::function<bool()>>(std::move(poller)));
+  return id;
+}
+
+void Loop::remove_poller(PollerId poller) { impl_->pollers.erase(poller); }
+
+bool Loop::run_once(const Deadline& deadline) {
+  bool ran = false;
+  impl_->woken = false;
+  do {
+    ran |= impl_->run_pollers();
+    ran |= impl_->run_tasks();
+    ran |= impl_->run_timers();
+    ran |= impl_->run_events(ran ? Duration::zero() : impl_->longest_wait(deadline.left()));
+    if (impl_->woken) ran |= impl_->run_tasks();
+  } while (!ran && !impl_->woken && !deadline.passed());
+  return ran;
+}
+
+bool Loop::poll() { return run_once(Deadline::at(impl_->clock->now(), *impl_->clock)); }
+
+Result<> Loop::run_until(const std::function<bool()>& done, const Deadline& deadline) {
+  while (!done()) {
+    if (deadline.passed()) return fail(ErrorCode::kTimeout, "what was waited for did not happen before the deadline");
+    run_once(deadline);
+  }
+  return {};
+}
+
+const Clock& Loop::clock() const { return *impl_->clock; }
+
+}  // namespace muster

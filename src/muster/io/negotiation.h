@@ -1,0 +1,36 @@
+#pragma once
+
+#include "muster/io/connection.h"
+#include "muster/io/handshake.h"
+
+namespace muster {
+
+/// A connected socket on its way to being a Connection: TLS where it is set up, then the handshake. Private to io.
+class Negotiation {
+ public:
+  static Result<Negotiation> begin(Fd socket, Handshake::Side side, const Credentials& credentials, ByteView hello);
+
+  /// Moves on as far as the socket lets it; true once both ends have proved themselves.
+  Result<bool> advance();
+  /// What to watch the socket for after advance() returned false.
+  uint32_t interest() const;
+  int fd() const { return stream_->fd(); }
+  /// Only after advance() returned true.
+  Connection finish(Address peer) &&;
+
+ private:
+  Negotiation(std::unique_ptr<Stream> stream, Handshake handshake)
+      : stream_(std::move(stream)), handshake_(std::move(handshake)) {}
+  /// True if everything is sent.
+  Result<bool> flush();
+  /// True if there may be more to read.
+  Result<bool> read_some();
+  Result<bool> step();
+
+  std::unique_ptr<Stream> stream_;
+  Handshake handshake_;
+  Bytes output_;
+  Bytes leftover_;
+};
+
+}  // namespace muster
