@@ -61,7 +61,7 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-Result<BufferView> view_of(const at::Tensor& tensor) {
+Result<Dtype> check_sendable(const at::Tensor& tensor) {
   if (!tensor.defined()) return fail(ErrorCode::kInvalidArgument, "the tensor is undefined");
   if (!tensor.device().is_cpu()) {
     return fail(ErrorCode::kUnsupported,
@@ -71,8 +71,12 @@ Result<BufferView> view_of(const at::Tensor& tensor) {
     return fail(ErrorCode::kUnsupported,
                 c10::str("muster sends dense tensors; this one is ", tensor.layout(), ": use .to_dense() first"));
   }
+  return dtype_of(tensor.scalar_type());
+}
+
+Result<BufferView> view_of(const at::Tensor& tensor) {
+  MUSTER_ASSIGN(const Dtype dtype, check_sendable(tensor));
   if (!is_plain(tensor)) return fail(ErrorCode::kInvalidArgument, "the tensor is not contiguous");
-  MUSTER_ASSIGN(const Dtype dtype, dtype_of(tensor.scalar_type()));
   return BufferView{tensor.data_ptr(), static_cast<size_t>(tensor.numel()), dtype};
 }
 

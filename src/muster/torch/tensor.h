@@ -9,6 +9,10 @@ namespace muster {
 /// The dtype of the same elements; kUnsupported for quantized and other types that are no plain elements.
 Result<Dtype> dtype_of(c10::ScalarType type);
 
+/// The dtype of a tensor that can be sent as it is or from a plain copy: on the CPU and dense. Else kUnsupported, with
+/// what to do about it.
+Result<Dtype> check_sendable(const at::Tensor& tensor);
+
 /// The memory of a contiguous, dense CPU tensor, for the calls of Group. The view does not keep the tensor alive.
 /// kUnsupported or kInvalidArgument say what is wrong with any other tensor.
 Result<BufferView> view_of(const at::Tensor& tensor);

@@ -1,0 +1,31 @@
+#include "bindings.h"
+#include "muster/torch/exception.h"
+
+namespace muster::python {
+namespace {
+
+/// Raises the class of muster.errors that fits, with the error's rank, code and context as attributes.
+void raise(const Error& error) {
+  try {
+    const py::object make = py::module_::import("muster.errors").attr("_from_native");
+    const py::object exception = make(static_cast<int>(error.code), error.to_string(), error.rank, error.context);
+    PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
+  } catch (py::error_already_set& failure) {
+    failure.restore();  // no import while the interpreter goes down
+  }
+}
+
+}  // namespace
+
+void bind_errors() {
+  // Global, not local to this module: most exceptions leave through torch's own bindings.
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const ErrorException& exception) {
+      raise(exception.error());
+    }
+  });
+}
+
+}  // namespace muster::python

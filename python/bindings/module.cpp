@@ -1,0 +1,13 @@
+#include <torch/version.h>
+
+#include "bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "muster's native half; use the muster package.";
+  module.attr("torch_version") = TORCH_VERSION;
+  // The types that cross the border (Store, Backend) are registered by torch.
+  py::module_::import("torch.distributed");
+  muster::python::bind_errors();
+  muster::python::bind_store(module);
+  muster::python::bind_backend(module);
+}

@@ -1,0 +1,256 @@
+#include "muster/torch/store.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/exception.h>
+
+#include "muster/torch/exception.h"
+
+namespace muster {
+namespace {
+
+using std::chrono::milliseconds;
+
+template <class T>
+T store_value(Result<T> result) {
+  if (!result) {
+    const Error& error = result.error();
+    switch (error.code) {
+      case ErrorCode::kPeerLost:
+      case ErrorCode::kUnavailable:
+        throw c10::DistNetworkError(error.to_string());
+      case ErrorCode::kInvalidArgument:
+      case ErrorCode::kUnsupported:
+        throw_error(error);
+      default:
+        throw c10::DistStoreError(error.to_string());
+    }
+  }
+  if constexpr (!std::is_void_v<T>) return std::move(*result);
+}
+
+class C10dOverStore final : public c10d::Store {
+ public:
+  explicit C10dOverStore(std::unique_ptr<muster::Store> store) : store_(std::move(store)) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    auto copy = c10::make_intrusive<C10dOverStore>(store_value(store_->clone()));
+    copy->setTimeout(timeout_);
+    return copy;
+  }
+
+  using c10d::Store::set;
+  void set(const std::string& key, const Bytes& value) override { store_value(store_->set(key, value, deadline())); }
+  using c10d::Store::compareSet;
+  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+    return store_value(store_->compare_set(key, expected, desired, deadline()));
+  }
+  Bytes get(const std::string& key) override { return store_value(store_->get(key, deadline())); }
+  int64_t add(const std::string& key, int64_t value) override {
+    return store_value(store_->add(key, value, deadline()));
+  }
+  bool deleteKey(const std::string& key) override { return store_value(store_->delete_key(key, deadline())); }
+  bool check(const std::vector<std::string>& keys) override { return store_value(store_->check(keys, deadline())); }
+  int64_t getNumKeys() override { return store_value(store_->num_keys(deadline())); }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    store_value(store_->wait(keys, Deadline::after(timeout)));
+  }
+  void append(const std::string& key, const Bytes& value) override {
+    store_value(store_->append(key, value, deadline()));
+  }
+  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
+    return store_value(store_->multi_get(keys, deadline()));
+  }
+  void multiSet(const std::vector<std::string>& keys, const std::vector<Bytes>& values) override {
+    store_value(store_->multi_set(keys, values, deadline()));
+  }
+  bool hasExtendedApi() const override { return true; }
+  void queuePush(const std::string& key, const Bytes& value) override {
+    store_value(store_->queue_push(key, value, deadline()));
+  }
+  Bytes queuePop(const std::string& key, bool block) override {
+    if (block) return store_value(store_->queue_pop(key, deadline()));
+    // Another process may take the element between the two calls; then this is a short wait instead of none.
+    if (queueLen(key) > 0) {
+      Result<Bytes> value = store_->queue_pop(key, Deadline::after(std::min(timeout_, milliseconds(100))));
+      if (value || value.error().code != ErrorCode::kTimeout) return store_value(std::move(value));
+    }
+    throw c10::DistQueueEmptyError("the queue \"" + key + "\" is empty");
+  }
+  int64_t queueLen(const std::string& key) override { return store_value(store_->queue_length(key, deadline())); }
+
+  // Not virtual in every version of torch, hence no `override`.
+#ifdef __clang__
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
+  std::vector<std::string> listKeys() { return store_value(store_->list_keys("", deadline())); }
+  void barrier(const std::string& key, int64_t world_size, const milliseconds& timeout) {
+    store_value(store_->barrier(key, world_size, Deadline::after(timeout)));
+  }
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
+
+ private:
+  Deadline deadline() const { return Deadline::after(timeout_); }
+
+  std::unique_ptr<muster::Store> store_;
+};
+
+/// A template, so that a torch whose stores cannot list their keys compiles too.
+template <class C10dStore>
+std::vector<Key> all_keys(C10dStore& store) {
+  if constexpr (requires { store.listKeys(); }) {
+    return store.listKeys();
+  } else {
+    C10_THROW_ERROR(NotImplementedError, "this version of torch cannot list the keys of a store");
+  }
+}
+
+class StoreOverC10d final : public muster::Store {
+ public:
+  explicit StoreOverC10d(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  Result<> set(const Key& key, ByteView value, const Deadline& deadline) override {
+    return guarded(deadline, [&] { store_->set(key, bytes(value)); });
+  }
+  Result<Bytes> get(const Key& key, const Deadline& deadline) override {
+    return guarded(deadline, [&] {
+      store_->wait({key}, left(deadline));  // get() itself would wait for as long as the store's own timeout
+      return store_->get(key);
+    });
+  }
+  Result<Bytes> compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) override {
+    return guarded(deadline, [&] { return store_->compareSet(key, bytes(expected), bytes(desired)); });
+  }
+  Result<int64_t> add(const Key& key, int64_t amount, const Deadline& deadline) override {
+    return guarded(deadline, [&] { return store_->add(key, amount); });
+  }
+  Result<bool> check(const std::vector<Key>& keys, const Deadline& deadline) override {
+    return guarded(deadline, [&] { return store_->check(keys); });
+  }
+  Result<> wait(const std::vector<Key>& keys, const Deadline& deadline) override {
+    return guarded(deadline, [&] { store_->wait(keys, left(deadline)); });
+  }
+  Result<bool> delete_key(const Key& key, const Deadline& deadline) override {
+    return guarded(deadline, [&] { return store_->deleteKey(key); });
+  }
+  Result<int64_t> num_keys(const Deadline& deadline) override {
+    return guarded(deadline, [&] { return store_->getNumKeys(); });
+  }
+  Result<> append(const Key& key, ByteView value, const Deadline& deadline) override {
+    return guarded(deadline, [&] { store_->append(key, bytes(value)); });
+  }
+  Result<std::vector<Bytes>> multi_get(const std::vector<Key>& keys, const Deadline& deadline) override {
+    return guarded(deadline, [&] {
+      store_->wait(keys, left(deadline));
+      return store_->multiGet(keys);
+    });
+  }
+  Result<> multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values,
+                     const Deadline& deadline) override {
+    return guarded(deadline, [&] { store_->multiSet(keys, values); });
+  }
+  Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) override {
+    return guarded(deadline, [&] { store_->queuePush(key, bytes(value)); });
+  }
+  Result<Bytes> queue_pop(const Key& key, const Deadline& deadline) override;
+  Result<int64_t> queue_length(const Key& key, const Deadline& deadline) override {
+    return guarded(deadline, [&] { return store_->queueLen(key); });
+  }
+  Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) override;
+  Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) override;
+  Result<std::unique_ptr<muster::Store>> clone() override {
+    return guarded(Deadline::after(store_->getTimeout()), [&] { return store_over_c10d(store_->clone()); });
+  }
+
+ private:
+  static Bytes bytes(ByteView view) { return {view.begin(), view.end()}; }
+  /// At least 1 ms: c10d takes 0 for "for ever".
+  static milliseconds left(const Deadline& deadline) { return milliseconds(std::max(1, deadline.poll_timeout_ms())); }
+
+  /// Runs `call`; what it throws comes back as an Error.
+  template <class Call>
+  static auto guarded(const Deadline& deadline, Call call) -> Result<decltype(call())>;
+
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+template <class Call>
+auto StoreOverC10d::guarded(const Deadline& deadline, Call call) -> Result<decltype(call())> {
+  const auto failed = [](ErrorCode code, const c10::Error& error) {
+    return fail(code, std::string("torch's store: ") + error.what_without_backtrace());
+  };
+  // c10d has no class for a wait that ran out; some of its stores give up a moment before the deadline.
+  const auto timed_out = [&](const c10::Error& error) {
+    return deadline.passed() || error.msg().find("imeout") != std::string::npos;
+  };
+  try {
+    if constexpr (std::is_void_v<decltype(call())>) {
+      call();
+      return {};
+    } else {
+      return call();
+    }
+  } catch (const c10d::TimeoutError& error) {
+    return failed(ErrorCode::kTimeout, error);
+  } catch (const c10::DistNetworkError& error) {
+    return failed(ErrorCode::kPeerLost, error);
+  } catch (const c10::DistStoreError& error) {
+    return failed(timed_out(error) ? ErrorCode::kTimeout : ErrorCode::kIo, error);
+  } catch (const c10::NotImplementedError& error) {
+    return failed(ErrorCode::kUnsupported, error);
+  } catch (const c10::Error& error) {
+    return failed(timed_out(error) ? ErrorCode::kTimeout : ErrorCode::kInternal, error);
+  } catch (const std::exception& error) {
+    return fail(ErrorCode::kInternal, std::string("torch's store: ") + error.what());
+  }
+}
+
+Result<Bytes> StoreOverC10d::queue_pop(const Key& key, const Deadline& deadline) {
+  // c10d's waiting form can only be bounded by the timeout that all users of the store share.
+  for (milliseconds pause(1);; pause = std::min(2 * pause, milliseconds(50))) {
+    auto value = guarded(deadline, [&]() -> std::optional<Bytes> {
+      try {
+        return store_->queuePop(key, /*block=*/false);
+      } catch (const c10::DistQueueEmptyError&) {
+        return std::nullopt;
+      }
+    });
+    if (!value) return tl::unexpected(value.error());
+    if (*value) return std::move(**value);
+    if (deadline.passed()) return fail(ErrorCode::kTimeout, "nothing came into the queue \"" + key + "\"");
+    std::this_thread::sleep_for(std::min(pause, left(deadline)));
+  }
+}
+
+Result<std::vector<Key>> StoreOverC10d::list_keys(std::string_view prefix, const Deadline& deadline) {
+  auto keys = guarded(deadline, [&] { return all_keys(*store_); });
+  if (keys) std::erase_if(*keys, [&](const Key& key) { return !key.starts_with(prefix); });
+  return keys;
+}
+
+Result<> StoreOverC10d::barrier(const Key& key, int64_t count, const Deadline& deadline) {
+  if (count < 1) return fail(ErrorCode::kInvalidArgument, "a barrier needs at least one caller");
+  // Not c10d's own barrier: its counter is never reset, so a second round on the same key would not wait.
+  MUSTER_ASSIGN(const int64_t arrived, add(key, 1, deadline));
+  const Key round = key + "/round/" + std::to_string((arrived - 1) / count);
+  if (arrived % count == 0) return set(round, as_bytes("done"), deadline);
+  return wait({round}, deadline);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> c10d_over_store(std::unique_ptr<Store> store) {
+  return c10::make_intrusive<C10dOverStore>(std::move(store));
+}
+
+std::unique_ptr<Store> store_over_c10d(c10::intrusive_ptr<c10d::Store> store) {
+  return std::make_unique<StoreOverC10d>(std::move(store));
+}
+
+}  // namespace muster
