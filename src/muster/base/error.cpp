@@ -21,6 +21,7 @@ const char* name(ErrorCode code) {
     case ErrorCode::kUnsupported: return "unsupported";
     case ErrorCode::kResourceExhausted: return "resource exhausted";
     case ErrorCode::kIo: return "I/O error";
+    case ErrorCode::kLeft: return "peer left";
   }
   return "unknown error";
 }

@@ -26,6 +26,7 @@ enum class ErrorCode : uint8_t {
   kUnsupported = 11,
   kResourceExhausted = 12,
   kIo = 13,
+  kLeft = 14,  ///< a peer left in an orderly way
 };
 
 const char* name(ErrorCode code);

@@ -1,0 +1,192 @@
+#include "muster/group/group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+#include "muster/group/runner.h"
+#include "muster/group/work_state.h"
+
+namespace muster {
+namespace {
+
+/// Operations that may wait their turn; a caller this far ahead of its peers has a bug.
+constexpr size_t kMaxQueued = 1 << 16;
+/// How long a group that is destroyed waits for its queued operations.
+constexpr Duration kDrainTime = std::chrono::seconds(10);
+
+class GroupImpl final : public Group {
+ public:
+  GroupImpl(std::unique_ptr<Runner> runner, const Membership& membership, const GroupOptions& options)
+      : runner_(std::move(runner)), membership_(membership), timeout_(options.timeout) {}
+
+  /// Lets what is queued finish (the peers count on it), within limits; then ends it.
+  ~GroupImpl() override {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+    const auto drained = [this] { return !busy_ && queue_.empty(); };
+    if (!changed_.wait_for(lock, std::min<Duration>(timeout_, kDrainTime), drained)) {
+      runner_->request_abort(Error{
+          ErrorCode::kAborted, fmt::format("group \"{}\" was destroyed here", membership_.name), membership_.rank, {}});
+    }
+    lock.unlock();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  Work all_reduce(BufferView data, ReduceOp op, const CallOptions& options) override {
+    if (auto able = check_reducible(data.dtype, op); !able) return Work(std::move(able));
+    return submit({Collective::kAllReduce, data.dtype, op, 0, data.count}, data.data, data.data, options);
+  }
+
+  Work broadcast(BufferView data, Rank root, const CallOptions& options) override {
+    if (root < 0 || root >= membership_.size) {
+      return Work(
+          fail(ErrorCode::kInvalidArgument,
+               fmt::format("broadcast from rank {}, but the group's ranks are 0 to {}", root, membership_.size - 1)));
+    }
+    return submit({Collective::kBroadcast, data.dtype, ReduceOp::kSum, root, data.count}, data.data, data.data,
+                  options);
+  }
+
+  Work all_gather(BufferView input, void* output, const CallOptions& options) override {
+    return submit({Collective::kAllGather, input.dtype, ReduceOp::kSum, 0, input.count}, input.data, output, options);
+  }
+
+  Work barrier(const CallOptions& options) override { return submit({}, nullptr, nullptr, options); }
+
+  void abort(Error why) override {
+    runner_->request_abort(why);
+    std::unique_lock lock(mutex_);
+    if (!first_error_) first_error_ = why;
+    if (busy_) return;  // whoever runs an call sees the request
+    busy_ = true;
+    lock.unlock();
+    runner_->die(why);
+    give_turn_back();
+  }
+
+  Result<> status() const override {
+    const std::lock_guard lock(mutex_);
+    if (first_error_) return tl::unexpected(*first_error_);
+    return {};
+  }
+
+  const Membership& membership() const override { return membership_; }
+
+  uint64_t sequence() const override {
+    const std::lock_guard lock(mutex_);
+    return sequence_;
+  }
+
+  std::string transport() const override { return runner_->transport(); }
+
+ private:
+  struct Job {
+    Call call;
+    const void* input;
+    void* output;
+    Duration timeout;
+    std::shared_ptr<Work::State> work;
+  };
+
+  /// A sync call on an idle group runs right here, with no hand-over to another thread; all else queues.
+  Work submit(Call call, const void* input, void* output, const CallOptions& options) {
+    const Duration timeout = options.timeout > Duration::zero() ? options.timeout : timeout_;
+    std::unique_lock lock(mutex_);
+    call.sequence = ++sequence_;
+    if (!options.async && !busy_ && queue_.empty()) {
+      busy_ = true;
+      lock.unlock();
+      auto result = run(call, input, output, timeout);
+      give_turn_back();
+      return Work(std::move(result));
+    }
+    if (queue_.size() >= kMaxQueued) {
+      return Work(fail(ErrorCode::kResourceExhausted,
+                       fmt::format("{} operations are queued already, the first is {}; wait for some", kMaxQueued,
+                                   queue_.front().call.to_string())));
+    }
+    auto state = std::make_shared<Work::State>();
+    queue_.push_back({call, input, output, timeout, state});
+    if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+    lock.unlock();
+    changed_.notify_all();
+    Work work(std::move(state));
+    if (options.async) return work;
+    return Work(work.wait());
+  }
+
+  /// The group's progress thread: takes turns with callers that run inline.
+  void progress() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return !busy_ && (stopping_ || !queue_.empty()); });
+      if (queue_.empty()) return;
+      const Job job = std::move(queue_.front());
+      queue_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      job.work->finish(run(job.call, job.input, job.output, job.timeout));
+      lock.lock();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  Result<> run(const Call& call, const void* input, void* output, Duration timeout) {
+    auto result = runner_->run(call, input, output, Deadline::after(timeout));
+    if (!result) {
+      const std::lock_guard lock(mutex_);
+      if (!first_error_) first_error_ = result.error();
+    }
+    return result;
+  }
+
+  void give_turn_back() {
+    {
+      const std::lock_guard lock(mutex_);
+      busy_ = false;
+      if (queue_.empty() && !stopping_) return;
+    }
+    changed_.notify_all();
+  }
+
+  const std::unique_ptr<Runner> runner_;
+  const Membership membership_;
+  const Duration timeout_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> queue_;
+  bool busy_ = false;  ///< somebody runs an call: the turn is taken
+  bool stopping_ = false;
+  uint64_t sequence_ = 0;
+  std::optional<Error> first_error_;
+  std::thread thread_;  ///< the progress thread; started by the first call that needs it
+};
+
+Result<> check_membership(const Membership& membership) {
+  if (membership.size >= 1 && membership.rank >= 0 && membership.rank < membership.size) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("rank {} of {}: a group needs a size of at least 1 and ranks from 0 to size - 1",
+                          membership.rank, membership.size));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Group>> Group::form(Store& store, const Membership& membership, const GroupOptions& options) {
+  MUSTER_TRY(check_membership(membership));
+  const auto during = [&](const Error& error) {
+    return tl::unexpected(error.in(fmt::format("forming group \"{}\" at rank {}", membership.name, membership.rank)));
+  };
+  auto mesh = form_mesh(store, membership, options, Deadline::after(options.timeout));
+  if (!mesh) return during(mesh.error());
+  auto runner = Runner::create(std::move(*mesh), membership);
+  if (!runner) return during(runner.error());
+  return std::make_unique<GroupImpl>(std::move(*runner), membership, options);
+}
+
+}  // namespace muster

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+#include "muster/io/address.h"
+
+namespace muster {
+
+/// What tells processes that can share memory and Unix sockets from those that can't: the kernel's boot id, the network
+/// namespace and the user. Never a host name, which containers repeat, nor a count of local ranks, which sub-groups
+/// break.
+std::string shared_memory_domain();
+std::string host_name();
+
+/// The address to bind so that other hosts reach it: of the first interface that is up and not loopback, IPv4 before
+/// IPv6; loopback when there is no other.
+Address outward_address();
+
+}  // namespace muster

@@ -1,0 +1,294 @@
+#include "muster/group/mesh.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+
+#include "muster/base/random.h"
+#include "muster/group/host.h"
+#include "muster/io/handshake.h"
+#include "muster/io/socket.h"
+#include "muster/transport/shm/shm_link.h"
+#include "muster/transport/socket_link.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kTeamSlotBytes = 1 << 20;
+
+Address team_address(const std::string& local_address) {
+  return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + "-team");
+}
+
+enum class Transport { kShm, kUnix, kTcp };
+
+Result<std::vector<Transport>> parse_transports(const std::string& text) {
+  std::vector<Transport> allowed;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    if (word == "shm") {
+      allowed.push_back(Transport::kShm);
+    } else if (word == "unix") {
+      allowed.push_back(Transport::kUnix);
+    } else if (word == "tcp") {
+      allowed.push_back(Transport::kTcp);
+    } else {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("'{}' is not a transport; use some of shm, unix and tcp, as in shm,tcp", word));
+    }
+    begin = end + 1;
+  }
+  return allowed;
+}
+
+/// Forms one mesh; lives as long as that takes.
+class MeshBuilder {
+ public:
+  MeshBuilder(Store& store, const Membership& membership, const GroupOptions& options, const Deadline& deadline)
+      : membership_(membership), options_(options), deadline_(deadline), rendezvous_(store, membership) {}
+
+  Result<Mesh> build() {
+    MUSTER_ASSIGN(allowed_, parse_transports(options_.transports));
+    MUSTER_ASSIGN(mesh_.loop, Loop::create());
+    mesh_.links.resize(membership_.size);
+    MUSTER_TRY(introduce());
+    MUSTER_TRY(choose_transports());
+    MUSTER_TRY(open_tcp());
+    dial_lower_ranks();
+    MUSTER_TRY(wait_for_links());
+    MUSTER_TRY(share_team());
+    return std::move(mesh_);
+  }
+
+ private:
+  bool leads() const { return membership_.rank == 0; }
+
+  Result<> introduce() {
+    Member self{membership_.rank, membership_.size, getpid(), host_name(), shared_memory_domain(), {}, {}};
+    identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
+                             options_.credentials};
+    if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
+    MUSTER_TRY(listen_locally());
+    self.local_address = local_ ? local_->address() : "";
+    MUSTER_TRY(rendezvous_.announce(self, deadline_));
+    MUSTER_ASSIGN(mesh_.members, rendezvous_.members(deadline_));
+    return {};
+  }
+
+  /// Whoever can use the store may join the group: the store is what vouches for the ranks when the job has no secret.
+  Result<> agree_on_secret(Member& self) {
+    if (leads()) {
+      self.secret = generate_secret();
+      identity_.credentials.secret = self.secret;
+      return {};
+    }
+    MUSTER_ASSIGN(const auto leader, rendezvous_.leader(deadline_));
+    if (leader.secret.empty()) {
+      return fail(ErrorCode::kAuthentication,
+                  fmt::format("{} has the job's secret and rank {} has none; set MUSTER_SECRET at every rank",
+                              leader.to_string(), membership_.rank),
+                  membership_.rank);
+    }
+    identity_.credentials.secret = leader.secret;
+    return {};
+  }
+
+  /// The first transport, of those for one host, decides; with none of them there is no local listener.
+  Result<> listen_locally() {
+    const auto local = std::find_if(allowed_.begin(), allowed_.end(), [](Transport t) { return t != Transport::kTcp; });
+    if (local == allowed_.end() || allowed_.front() == Transport::kTcp) return {};
+    local_transport_ = *local;
+    std::array<uint8_t, 12> name;
+    fill_unguessable(name);
+    const Address address = Address::unix_abstract("muster-" + to_hex(name));
+    const auto listen = *local == Transport::kShm ? listen_shm_links : listen_links;
+    MUSTER_ASSIGN(local_, listen(*mesh_.loop, address, identity_, accept_handler()));
+    if (leads() && local_transport_ == Transport::kShm) return offer_team();
+    return {};
+  }
+
+  Result<> choose_transports() {
+    const Member& self = mesh_.members[membership_.rank];
+    const bool tcp_allowed = std::count(allowed_.begin(), allowed_.end(), Transport::kTcp) != 0;
+    for (const Member& member : mesh_.members) {
+      const bool local = local_ && !member.local_address.empty() && member.domain == self.domain;
+      chosen_.push_back(local ? local_transport_ : Transport::kTcp);
+      if (member.rank == self.rank || local) continue;
+      needs_tcp_ = true;
+      if (!tcp_allowed) {
+        return fail(ErrorCode::kUnavailable,
+                    fmt::format("{} is on another host and tcp is not among the transports '{}'", member.to_string(),
+                                options_.transports),
+                    member.rank);
+      }
+    }
+    return {};
+  }
+
+  /// Only a group that spans hosts opens a port: the second round is theirs alone. All ranks see the same members, so
+  /// all agree on whether there is one.
+  Result<> open_tcp() {
+    const bool one_host = std::all_of(mesh_.members.begin(), mesh_.members.end(), [this](const Member& member) {
+      return member.domain == mesh_.members[0].domain;
+    });
+    if (one_host && !needs_tcp_) return {};
+    std::string mine;
+    if (needs_tcp_) {
+      MUSTER_ASSIGN(const auto address, tcp_address(one_host));
+      MUSTER_ASSIGN(tcp_, listen_links(*mesh_.loop, address, identity_, accept_handler()));
+      mine = tcp_->address();
+    }
+    MUSTER_ASSIGN(tcp_addresses_, rendezvous_.exchange("tcp", mine, deadline_));
+    return {};
+  }
+
+  Result<Address> tcp_address(bool one_host) const {
+    if (!options_.interface.empty()) return interface_address(options_.interface);
+    return one_host ? interface_address("127.0.0.1") : outward_address();
+  }
+
+  LinkHandler accept_handler() {
+    return [this](std::unique_ptr<Link> link) { adopt(std::move(link)); };
+  }
+
+  void adopt(std::unique_ptr<Link> link) {
+    const Rank rank = link->peer().rank;
+    if (mesh_.links[rank]) {
+      link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
+      return;
+    }
+    mesh_.links[rank] = std::move(link);
+  }
+
+  void dial_lower_ranks() {
+    for (Rank rank = 0; rank < membership_.rank; ++rank) {
+      const bool tcp = chosen_[rank] == Transport::kTcp;
+      const auto address = Address::parse(tcp ? tcp_addresses_[rank] : mesh_.members[rank].local_address);
+      if (!address) {
+        error_ = address.error();
+        return;
+      }
+      const auto connect = chosen_[rank] == Transport::kShm ? connect_shm_link : connect_link;
+      dials_.push_back(
+          connect(*mesh_.loop, *address, identity_, rank, deadline_, [this, rank](Result<std::unique_ptr<Link>> link) {
+            if (link) return adopt(std::move(*link));
+            if (!error_) error_ = link.error().in("linking with " + mesh_.members[rank].to_string());
+          }));
+    }
+  }
+
+  Result<> wait_for_links() {
+    const auto linked = [this] {
+      for (Rank rank = 0; rank < membership_.size; ++rank) {
+        if (rank != membership_.rank && !mesh_.links[rank]) return false;
+      }
+      return true;
+    };
+    const auto waited = mesh_.loop->run_until([&] { return error_ || linked(); }, deadline_);
+    if (error_) return tl::unexpected(*error_);
+    if (waited) return {};
+    std::string names;
+    Rank first = kNoRank;
+    for (Rank rank = 0; rank < membership_.size; ++rank) {
+      if (rank == membership_.rank || mesh_.links[rank]) continue;
+      if (first == kNoRank) first = rank;
+      names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
+    }
+    return fail(ErrorCode::kTimeout, "no link in time with " + names, first);
+  }
+
+  /// Rank 0 makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.
+  Result<> offer_team() {
+    MUSTER_ASSIGN(mesh_.team_memory, Team::allocate(membership_.size, kTeamSlotBytes));
+    Acceptor::Options options;
+    options.credentials.secret = identity_.credentials.secret;
+    MUSTER_ASSIGN(team_acceptor_,
+                  Acceptor::create(*mesh_.loop, team_address(local_->address()), options,
+                                   [this](Connection connection) { await_request(std::move(connection)); }));
+    return {};
+  }
+
+  /// The descriptor is sent on request only: it must not be in flight while the peer still reads the handshake, where
+  /// nobody would take it.
+  void await_request(Connection connection) {
+    const int fd = connection.stream->fd();
+    team_connections_.push_back(std::move(connection));
+    const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd](uint32_t) {
+      mesh_.loop->unwatch(fd);
+      const auto sent = send_fd(fd, mesh_.team_memory.get(), deadline_);
+      if (!sent && !error_) error_ = sent.error();
+      ++team_given_;
+    });
+    if (!watched && !error_) error_ = watched.error();
+  }
+
+  Result<> share_team() {
+    const bool together = membership_.size > 1 && local_transport_ == Transport::kShm && !needs_tcp_;
+    if (!together) {
+      mesh_.team_memory.reset();
+      return {};
+    }
+    if (!leads()) return receive_team();
+    const auto given = mesh_.loop->run_until([&] { return team_given_ == membership_.size - 1 || error_; }, deadline_);
+    if (error_) return tl::unexpected(*error_);
+    return given;
+  }
+
+  Result<> receive_team() {
+    std::optional<Result<Connection>> connected;
+    DialOptions options;
+    options.credentials.secret = identity_.credentials.secret;
+    const auto attempt = dial(*mesh_.loop, team_address(mesh_.members[0].local_address), options, deadline_,
+                              [&](Result<Connection> connection) { connected = std::move(connection); });
+    MUSTER_TRY(mesh_.loop->run_until([&] { return connected.has_value(); }, deadline_));
+    if (!*connected) return tl::unexpected(connected->error());
+    Stream& stream = *(**connected).stream;
+    uint8_t request = 1;
+    const iovec segment{&request, 1};
+    MUSTER_TRY(stream.write({&segment, 1}));
+    MUSTER_ASSIGN(mesh_.team_memory, receive_fd(stream.fd(), deadline_));
+    return {};
+  }
+
+  const Membership& membership_;
+  const GroupOptions& options_;
+  Deadline deadline_;
+  Rendezvous rendezvous_;
+  LinkIdentity identity_;
+  std::vector<Transport> allowed_;
+  Transport local_transport_ = Transport::kTcp;
+  std::vector<Transport> chosen_;  ///< by rank
+  bool needs_tcp_ = false;
+  std::vector<std::string> tcp_addresses_;
+  Mesh mesh_;
+  std::unique_ptr<Listener> local_, tcp_;
+  std::unique_ptr<Acceptor> team_acceptor_;
+  std::vector<Connection> team_connections_;
+  int team_given_ = 0;
+  std::vector<std::unique_ptr<Dial>> dials_;
+  std::optional<Error> error_;
+};
+
+}  // namespace
+
+std::string Mesh::transport() const {
+  if (team_memory) return "shm";
+  std::set<std::string> kinds;
+  for (const auto& link : links) {
+    if (link) kinds.insert(link->kind());
+  }
+  std::string text;
+  for (const auto& kind : kinds) text += (text.empty() ? "" : "+") + kind;
+  return text.empty() ? "self" : text;
+}
+
+Result<Mesh> form_mesh(Store& store, const Membership& membership, const GroupOptions& options,
+                       const Deadline& deadline) {
+  return MeshBuilder(store, membership, options, deadline).build();
+}
+
+}  // namespace muster

@@ -1,0 +1,34 @@
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "muster/group/group.h"
+
+namespace muster {
+
+Result<GroupOptions> group_options_from_environment() {
+  GroupOptions options;
+  if (const char* text = std::getenv("MUSTER_TIMEOUT")) {
+    const std::string_view seconds(text);
+    double value = 0;
+    const auto [end, error] = std::from_chars(seconds.data(), seconds.data() + seconds.size(), value);
+    if (error != std::errc() || end != seconds.data() + seconds.size() || !(value > 0) || value > 1e9) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("MUSTER_TIMEOUT='{}' is not a number of seconds above 0", seconds));
+    }
+    options.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
+  }
+  if (const char* interface = std::getenv("MUSTER_INTERFACE")) options.interface = interface;
+  if (const char* transports = std::getenv("MUSTER_TRANSPORT")) options.transports = transports;
+  if (const char* secret = std::getenv("MUSTER_SECRET")) {
+    auto bytes = from_hex(secret);
+    if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET: " + bytes.error().message);
+    options.credentials.secret = std::move(*bytes);
+  }
+  MUSTER_ASSIGN(options.credentials.tls, TlsContext::from_environment());
+  return options;
+}
+
+}  // namespace muster

@@ -1,0 +1,178 @@
+#include "muster/group/runner.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "muster/collective/reduce.h"
+#include "muster/collective/team_collectives.h"
+
+namespace muster {
+
+Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& membership) {
+  std::unique_ptr<Runner> runner(new Runner(std::move(mesh), membership));
+  Runner* self = runner.get();
+  if (self->mesh_.team_memory) {
+    MUSTER_ASSIGN(self->team_, Team::attach(self->mesh_.team_memory, membership.rank, membership.size,
+                                            [self](Rank awaited) { return self->watch(awaited); }));
+  }
+  return runner;
+}
+
+Runner::Runner(Mesh mesh, const Membership& membership)
+    : membership_(membership), mesh_(std::move(mesh)), closed_(mesh_.links.size()) {
+  for (const auto& link : mesh_.links) links_.push_back(link.get());
+  watch_links();
+}
+
+Runner::~Runner() {
+  die(Error{ErrorCode::kLeft,
+            fmt::format("{} has left the group", mesh_.members[membership_.rank].to_string()),
+            membership_.rank,
+            {}});
+}
+
+void Runner::watch_links() {
+  for (Link* link : links_) {
+    if (link == nullptr) continue;
+    const Rank rank = link->peer().rank;
+    link->on_close([this, rank](const Error& why) {
+      closed_[rank] = why;
+      // A peer that left may have done its part of what runs here; any other end is everybody's.
+      if (why.code != ErrorCode::kLeft && !fatal_) fatal_ = why;
+    });
+  }
+}
+
+Result<> Runner::run(const Call& call, const void* input, void* output, const Deadline& deadline) {
+  if (!fatal_) {
+    auto result = dispatch(call, input, output, deadline);
+    if (result) return result;
+    const Error error = blame(std::move(result.error()), call);
+    die(error);
+    return tl::unexpected(error);
+  }
+  Error error = *fatal_;
+  error.message = "the group has failed: " + error.message;
+  return tl::unexpected(error.in(call.to_string()));
+}
+
+Result<> Runner::dispatch(const Call& call, const void* input, void* output, const Deadline& deadline) {
+  if (abort_flag_.load(std::memory_order_acquire)) return tl::unexpected(*abort_requested());
+  const bool in_place = call.collective != Collective::kAllGather;
+  if (membership_.size == 1) {
+    if (!in_place && output != input && call.bytes() != 0) std::memmove(output, input, call.bytes());
+    return {};
+  }
+  return team_ ? run_team(call, input, output, deadline) : run_schedule(call, input, output, deadline);
+}
+
+Result<> Runner::run_team(const Call& call, const void* input, void* output, const Deadline& deadline) {
+  switch (call.collective) {
+    case Collective::kAllReduce:
+      return team_all_reduce(*team_, call, output, deadline);
+    case Collective::kBroadcast:
+      return team_broadcast(*team_, call, output, deadline);
+    case Collective::kAllGather:
+      return team_all_gather(*team_, call, input, output, deadline);
+    case Collective::kBarrier:
+      return team_barrier(*team_, call, deadline);
+  }
+  return fail(ErrorCode::kInternal, "unknown collective");
+}
+
+namespace {
+
+Schedule schedule_for(const Call& call, const Problem& problem) {
+  switch (call.collective) {
+    case Collective::kAllReduce:
+      return choose_all_reduce(problem);
+    case Collective::kBroadcast:
+      return choose_broadcast(problem);
+    case Collective::kAllGather:
+      return choose_all_gather(problem);
+    case Collective::kBarrier:
+      break;
+  }
+  return dissemination_barrier(problem);
+}
+
+}  // namespace
+
+Result<> Runner::run_schedule(const Call& call, const void* input, void* output, const Deadline& deadline) {
+  Problem problem;
+  problem.rank = membership_.rank;
+  problem.size = membership_.size;
+  problem.count = call.count;
+  problem.element_bytes = size_of(call.dtype);
+  problem.root = call.root;
+  const Schedule schedule = schedule_for(call, problem);
+  if (scratch_.size() < schedule.scratch_bytes) scratch_.resize(schedule.scratch_bytes);
+
+  std::optional<Result<>> outcome;
+  Execution execution(schedule, links_, Buffers{input, output, call.dtype, call.op}, scratch_,
+                      [&](Result<> result) { outcome = std::move(result); });
+  execution.start();
+  const auto finished = [&] { return outcome.has_value() || abort_flag_.load(std::memory_order_acquire); };
+  const auto waited = mesh_.loop->run_until(finished, deadline);
+  if (outcome && *outcome) {
+    if (call.collective == Collective::kAllReduce && call.op == ReduceOp::kAverage) {
+      divide_by(output, call.count, call.dtype, membership_.size);
+    }
+    return {};
+  }
+  Error error = outcome ? outcome->error() : waited ? *abort_requested() : Error{};
+  if (!outcome && !waited) {
+    std::string names;
+    for (const Rank rank : execution.waiting_for()) {
+      if (error.rank == kNoRank) error.rank = rank;
+      names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
+    }
+    error.code = ErrorCode::kTimeout;
+    error.message = fmt::format("nothing came in time from {}", names.empty() ? "any rank" : names);
+  }
+  error = blame(std::move(error), call);
+  die(error);  // the execution's buffers may be dropped only once its links are closed
+  return tl::unexpected(error);
+}
+
+Result<> Runner::watch(Rank awaited) {
+  if (abort_flag_.load(std::memory_order_acquire)) return tl::unexpected(*abort_requested());
+  mesh_.loop->poll();
+  if (fatal_) return tl::unexpected(*fatal_);
+  if (closed_[awaited]) return tl::unexpected(*closed_[awaited]);
+  return {};
+}
+
+Error Runner::blame(Error error, const Call& call) const {
+  // The team knows ranks only; who they are is known here.
+  if (error.code == ErrorCode::kTimeout && error.rank != kNoRank && error.context.empty() && team_) {
+    error.message += fmt::format(" ({})", mesh_.members[error.rank].to_string());
+  }
+  return error.in(fmt::format("{}, group \"{}\"", call.to_string(), membership_.name));
+}
+
+void Runner::request_abort(Error why) {
+  {
+    const std::lock_guard lock(abort_mutex_);
+    if (!abort_) abort_ = std::move(why);
+  }
+  abort_flag_.store(true, std::memory_order_release);
+  mesh_.loop->wake();
+  if (team_) team_->wake_all();
+}
+
+std::optional<Error> Runner::abort_requested() {
+  const std::lock_guard lock(abort_mutex_);
+  return abort_;
+}
+
+void Runner::die(const Error& why) {
+  if (!fatal_) fatal_ = why;
+  for (Link* link : links_) {
+    if (link != nullptr && link->is_open()) link->close(why);
+  }
+  if (team_) team_->wake_all();
+}
+
+}  // namespace muster

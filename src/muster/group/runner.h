@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "muster/collective/call.h"
+#include "muster/collective/execution.h"
+#include "muster/group/mesh.h"
+
+namespace muster {
+
+/// Runs one call at a time over a mesh: by the team where all ranks share memory, else by a schedule over the
+/// links. Owned by whichever thread holds the group's turn; only request_abort() may be called from elsewhere.
+class Runner {
+ public:
+  static Result<std::unique_ptr<Runner>> create(Mesh mesh, const Membership& membership);
+  ~Runner();  ///< tells the peers that this rank has left
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+  /// Blocks until it is done. After an error the runner is dead: its links are closed with that error, so that every
+  /// peer learns who failed first.
+  Result<> run(const Call& call, const void* input, void* output, const Deadline& deadline);
+
+  /// Makes a run() under way return `why` soon. Thread-safe.
+  void request_abort(Error why);
+  /// Closes the links with `why`, unless it is dead already.
+  void die(const Error& why);
+
+  std::string transport() const { return mesh_.transport(); }
+
+ private:
+  Runner(Mesh mesh, const Membership& membership);
+  void watch_links();
+  Result<> watch(Rank awaited);
+  Result<> dispatch(const Call& call, const void* input, void* output, const Deadline& deadline);
+  Result<> run_team(const Call& call, const void* input, void* output, const Deadline& deadline);
+  Result<> run_schedule(const Call& call, const void* input, void* output, const Deadline& deadline);
+  std::optional<Error> abort_requested();
+  Error blame(Error error, const Call& call) const;
+
+  Membership membership_;
+  Mesh mesh_;
+  std::unique_ptr<Team> team_;
+  std::vector<Link*> links_;                  ///< mesh_.links, as schedules take them
+  std::vector<std::optional<Error>> closed_;  ///< by rank: why its link ended
+  std::optional<Error> fatal_;                ///< the first failure: no call runs any more
+  Bytes scratch_;
+  std::atomic<bool> abort_flag_ = false;
+  std::mutex abort_mutex_;
+  std::optional<Error> abort_;
+};
+
+}  // namespace muster

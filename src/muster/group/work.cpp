@@ -1,0 +1,68 @@
+#include <algorithm>
+
+#include "muster/group/work_state.h"
+
+namespace muster {
+
+void Work::State::finish(Result<> outcome) {
+  std::vector<std::function<void(const Result<>&)>> to_call;
+  {
+    const std::lock_guard lock(mutex);
+    result = std::move(outcome);
+    finished = true;
+    to_call.swap(callbacks);
+  }
+  changed.notify_all();
+  for (const auto& callback : to_call) callback(result);
+}
+
+Work::Work(Result<> result) {
+  if (result) return;  // no state at all means: finished well
+  state_ = std::make_shared<State>();
+  state_->finish(std::move(result));
+}
+
+bool Work::done() const {
+  if (!state_) return true;
+  const std::lock_guard lock(state_->mutex);
+  return state_->finished;
+}
+
+Result<> Work::wait(const Deadline& deadline) const {
+  if (!state_) return {};
+  std::unique_lock lock(state_->mutex);
+  const auto finished = [this] { return state_->finished; };
+  const Duration left = std::min<Duration>(deadline.left(), std::chrono::hours(24 * 365));  // else the sum overflows
+  if (!state_->changed.wait_for(lock, left, finished)) {
+    return fail(ErrorCode::kTimeout, "the operation is still under way");
+  }
+  return state_->result;
+}
+
+Result<> Work::wait() const {
+  if (!state_) return {};
+  std::unique_lock lock(state_->mutex);
+  // Ends: the group finishes every operation by its own deadline.
+  state_->changed.wait(lock, [this] { return state_->finished; });
+  return state_->result;
+}
+
+Result<> Work::result() const {
+  if (!state_) return {};
+  const std::lock_guard lock(state_->mutex);
+  return state_->result;
+}
+
+void Work::on_done(std::function<void(const Result<>&)> callback) const {
+  if (!state_) return callback({});
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->finished) {
+      state_->callbacks.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback(state_->result);
+}
+
+}  // namespace muster

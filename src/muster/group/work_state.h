@@ -1,0 +1,22 @@
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+#include "muster/group/group.h"
+
+namespace muster {
+
+/// Shared by the Work's copies and whoever finishes it. `result` does not change any more once `finished`.
+struct Work::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool finished = false;
+  Result<> result;
+  std::vector<std::function<void(const Result<>&)>> callbacks;
+
+  void finish(Result<> outcome);
+};
+
+}  // namespace muster

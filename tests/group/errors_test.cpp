@@ -1,0 +1,213 @@
+// What goes wrong while a group forms or runs: each its own error, at every rank, within the deadline.
+#include <mutex>
+
+#include "group/ranks.h"
+
+namespace muster {
+namespace {
+
+using test::options_for;
+using test::run_group;
+using test::run_ranks;
+
+Error form_error(Store& store, const Membership& membership, const GroupOptions& options) {
+  const auto group = Group::form(store, membership, options);
+  EXPECT_FALSE(group);
+  return group ? Error{} : group.error();
+}
+
+TEST(GroupForm, NamesTheRanksThatDidNotCome) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    const auto error = form_error(*store, {rank, 4, "test", 0}, options_for("shm", std::chrono::milliseconds(300)));
+    EXPECT_EQ(error.code, ErrorCode::kTimeout);
+    EXPECT_EQ(error.rank, 2);
+    EXPECT_NE(error.message.find("missing: 2, 3"), std::string::npos) << error.to_string();
+  });
+}
+
+TEST(GroupForm, RefusesARankThatIsTakenTwice) {
+  const auto store = memory_store();
+  std::mutex mutex;
+  int refused = 0;
+  run_ranks(2, [&](Rank) {
+    const auto error = form_error(*store, {1, 2, "test", 0}, options_for("tcp", std::chrono::milliseconds(500)));
+    const std::lock_guard lock(mutex);
+    if (error.code == ErrorCode::kTimeout) return;  // the first of the two: it waits for rank 0 in vain
+    EXPECT_EQ(error.code, ErrorCode::kAlreadyExists) << error.to_string();
+    EXPECT_NE(error.message.find("rank 1 is taken by rank 1 (host "), std::string::npos) << error.to_string();
+    ++refused;
+  });
+  EXPECT_LE(refused, 1);
+}
+
+TEST(GroupForm, RefusesARankTwiceWithAJobSecretToo) {
+  const auto store = memory_store();
+  auto options = options_for("tcp", std::chrono::milliseconds(500));
+  options.credentials.secret = {1, 2, 3};
+  std::mutex mutex;
+  int refused = 0;
+  run_ranks(2, [&](Rank) {
+    const auto error = form_error(*store, {0, 2, "test", 0}, options);
+    const std::lock_guard lock(mutex);
+    refused += error.code == ErrorCode::kAlreadyExists;
+  });
+  EXPECT_EQ(refused, 1);
+}
+
+TEST(GroupForm, RefusesSizesThatDisagreeAtOnce) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    const auto error = form_error(*store, {rank, 2 + rank, "test", 0}, options_for("shm", std::chrono::seconds(60)));
+    EXPECT_EQ(error.code, ErrorCode::kMismatch);
+    EXPECT_NE(error.message.find("world size"), std::string::npos) << error.to_string();
+  });
+}
+
+TEST(GroupForm, RefusesARankOutsideTheGroup) {
+  const auto store = memory_store();
+  EXPECT_EQ(form_error(*store, {2, 2, "test", 0}, options_for("shm")).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(form_error(*store, {-1, 2, "test", 0}, options_for("shm")).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(form_error(*store, {0, 0, "test", 0}, options_for("shm")).code, ErrorCode::kInvalidArgument);
+}
+
+TEST(GroupForm, RefusesAnUnknownTransportAndInterface) {
+  const auto store = memory_store();
+  EXPECT_EQ(form_error(*store, {0, 1, "a", 0}, options_for("rdma")).code, ErrorCode::kInvalidArgument);
+  run_ranks(2, [&](Rank rank) {
+    auto options = options_for("tcp", std::chrono::milliseconds(500));
+    options.interface = "nosuch0";
+    const auto error = form_error(*store, {rank, 2, "b", 0}, options);
+    EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(error.message.find("nosuch0"), std::string::npos) << error.to_string();
+  });
+}
+
+TEST(GroupForm, RefusesARankWithAnotherSecret) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    auto options = options_for("tcp", std::chrono::milliseconds(800));
+    options.credentials.secret = {1, 2, 3, static_cast<uint8_t>(rank)};
+    const auto error = form_error(*store, {rank, 2, "test", 0}, options);
+    // The one that dials learns why; the one that listens sees only that its peer never proved itself.
+    EXPECT_EQ(error.code, rank == 1 ? ErrorCode::kAuthentication : ErrorCode::kTimeout) << error.to_string();
+  });
+}
+
+TEST(GroupForm, KeepsGenerationsApart) {
+  const auto store = memory_store();
+  const auto dead = form_error(*store, {1, 2, "test", 0}, options_for("shm", std::chrono::milliseconds(200)));
+  EXPECT_EQ(dead.code, ErrorCode::kTimeout);
+  run_ranks(2, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, 2, "test", 1}, options_for("shm"));
+    ASSERT_TRUE(group) << group.error().to_string();
+    EXPECT_TRUE((*group)->barrier().result());
+  });
+}
+
+class GroupErrors : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Transports, GroupErrors, testing::Values("shm", "unix", "tcp"));
+
+TEST_P(GroupErrors, ATimeoutNamesTheRankThatDidNotCome) {
+  const auto store = memory_store();
+  std::mutex held;
+  held.lock();  // rank 1 stays away until the others have given up
+  std::atomic<int> given_up = 0;
+  run_ranks(3, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, 3, "test", 0}, options_for(GetParam()));
+    ASSERT_TRUE(group) << group.error().to_string();
+    if (rank == 1) {
+      const std::lock_guard wait(held);
+      return;
+    }
+    const auto result = (*group)->barrier({.timeout = std::chrono::milliseconds(400)}).result();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kTimeout) << result.error().to_string();
+    EXPECT_EQ(result.error().rank, 1) << result.error().to_string();
+    EXPECT_NE(result.error().context.find("barrier #1"), std::string::npos) << result.error().to_string();
+    // The group is dead, and says with the same error why.
+    const auto next = (*group)->barrier().result();
+    ASSERT_FALSE(next);
+    EXPECT_EQ(next.error().rank, 1);
+    EXPECT_FALSE((*group)->status());
+    if (++given_up == 2) held.unlock();
+  });
+}
+
+TEST_P(GroupErrors, APeerThatLeavesIsNamedToThoseWhoNeedIt) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, 2, "test", 0}, options_for(GetParam()));
+    ASSERT_TRUE(group) << group.error().to_string();
+    ASSERT_TRUE((*group)->barrier().result());
+    if (rank == 1) return;
+    const auto result = (*group)->barrier().result();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kLeft) << result.error().to_string();
+    EXPECT_EQ(result.error().rank, 1);
+  });
+}
+
+TEST_P(GroupErrors, AbortEndsEveryWaiterAtEveryRank) {
+  const auto store = memory_store();
+  run_ranks(3, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, 3, "test", 0}, options_for(GetParam()));
+    ASSERT_TRUE(group) << group.error().to_string();
+    if (rank == 2) {
+      (*group)->abort(Error{ErrorCode::kAborted, "the operator said so", 2, {}});
+      EXPECT_FALSE((*group)->barrier().result());
+      return;
+    }
+    const Work work = (*group)->barrier({.async = true});
+    const auto result = work.wait();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kAborted) << result.error().to_string();
+    EXPECT_NE(result.error().message.find("the operator said so"), std::string::npos);
+  });
+}
+
+TEST_P(GroupErrors, AbortFromAnotherThreadEndsTheCallUnderWay) {
+  const auto store = memory_store();
+  std::atomic<bool> done = false;
+  run_ranks(2, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, 2, "test", 0}, options_for(GetParam()));
+    ASSERT_TRUE(group) << group.error().to_string();
+    if (rank == 1) {
+      while (!done) std::this_thread::yield();
+      return;
+    }
+    std::thread aborter([&] { (*group)->abort(Error{ErrorCode::kAborted, "enough", 0, {}}); });
+    EXPECT_FALSE((*group)->barrier().result());
+    aborter.join();
+    done = true;
+  });
+}
+
+TEST(GroupErrorsShm, AMismatchNamesTheRankAndBothCalls) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, 2, "test", 0}, options_for("shm"));
+    ASSERT_TRUE(group) << group.error().to_string();
+    std::vector<float> data(10 + rank);
+    const auto result = (*group)->all_reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kSum).result();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kMismatch);
+    const std::string text = result.error().to_string();
+    EXPECT_NE(text.find("float32[10]"), std::string::npos) << text;
+    EXPECT_NE(text.find("float32[11]"), std::string::npos) << text;
+  });
+}
+
+TEST(GroupErrorsLocal, BadArgumentsFailAtOnceAndLeaveTheGroupAlive) {
+  run_group(2, "shm", [](Group& group) {
+    float value = 0;
+    EXPECT_EQ(group.broadcast({&value, 1, Dtype::kFloat32}, 2).result().error().code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(group.all_reduce({&value, 1, Dtype::kFloat8E5m2}, ReduceOp::kSum).result().error().code,
+              ErrorCode::kUnsupported);
+    EXPECT_TRUE(group.status());
+    EXPECT_TRUE(group.barrier().result());
+  });
+}
+
+}  // namespace
+}  // namespace muster

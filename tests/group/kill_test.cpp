@@ -1,0 +1,104 @@
+// A rank is killed or stopped in the middle of each collective, each rank a process: every survivor ends with an error
+// that names that rank.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <tuple>
+
+#include "group/ranks.h"
+#include "muster/base/random.h"
+#include "muster/collective/call.h"
+
+namespace muster {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr Rank kVictim = 1;
+
+using Case = std::tuple<Collective, int, const char*>;
+
+/// Repeats one collective until it fails. Runs in a child process; never returns.
+[[noreturn]] void be_a_rank(Rank rank, Collective collective, const char* transports, const std::string& path) {
+  auto store = file_store(path);
+  if (!store) _exit(2);
+  const auto options = test::options_for(transports, std::chrono::seconds(30));
+  const auto group = Group::form(**store, {rank, kRanks, "kill", 0}, options);
+  if (!group) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, group.error().to_string().c_str());
+    _exit(3);
+  }
+  std::vector<float> data(1 << 20, 1.0f), gathered(data.size() * kRanks);
+  const BufferView view{data.data(), data.size(), Dtype::kFloat32};
+  const CallOptions call{.timeout = std::chrono::seconds(2)};
+  for (int round = 0;; ++round) {
+    if (round == 3) (void)(*store)->add("running", 1, Deadline::after(std::chrono::seconds(30)));
+    const auto result = collective == Collective::kAllReduce   ? (*group)->all_reduce(view, ReduceOp::kMax, call)
+                        : collective == Collective::kBroadcast ? (*group)->broadcast(view, 0, call)
+                        : collective == Collective::kAllGather ? (*group)->all_gather(view, gathered.data(), call)
+                                                               : (*group)->barrier(call);
+    if (result.result()) continue;
+    Error error = result.result().error();
+    Writer out;
+    out.put(error.code).put<int32_t>(error.rank).put_string(error.to_string());
+    (void)(*store)->set("error/" + std::to_string(rank), out.bytes(), Deadline::after(std::chrono::seconds(30)));
+    _exit(0);
+  }
+}
+
+class GroupKill : public testing::TestWithParam<Case> {};
+
+TEST_P(GroupKill, EverySurvivorNamesTheVictim) {
+  const auto [collective, signal, transports] = GetParam();
+  const std::string path = testing::TempDir() + "muster-kill-" + std::to_string(getpid());
+  std::filesystem::remove(path);
+  pid_t children[kRanks];
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    children[rank] = fork();
+    ASSERT_GE(children[rank], 0);
+    if (children[rank] == 0) be_a_rank(rank, collective, transports, path);
+  }
+  auto store = file_store(path);
+  ASSERT_TRUE(store);
+  const auto deadline = Deadline::after(std::chrono::seconds(60));
+  while (!deadline.passed()) {
+    const auto running = (*store)->add("running", 0, deadline);
+    ASSERT_TRUE(running) << running.error().to_string();
+    if (*running == kRanks) break;
+    usleep(1000);
+  }
+  Random random(testing::UnitTest::GetInstance()->random_seed() + 17);
+  usleep(static_cast<useconds_t>(random.below(20'000)));  // anywhere within a round
+  kill(children[kVictim], signal);
+
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    const auto record = (*store)->get("error/" + std::to_string(rank), Deadline::after(std::chrono::seconds(60)));
+    ASSERT_TRUE(record) << "rank " << rank << " has not ended";
+    Reader in(*record);
+    const auto code = *in.get<ErrorCode>();
+    const auto blamed = *in.get<int32_t>();
+    const auto text = *in.get_string();
+    EXPECT_EQ(code, signal == SIGKILL ? ErrorCode::kPeerLost : ErrorCode::kTimeout) << text;
+    EXPECT_EQ(blamed, kVictim) << "rank " << rank << ": " << text;
+  }
+  kill(children[kVictim], SIGKILL);
+  for (const pid_t child : children) waitpid(child, nullptr, 0);
+  std::filesystem::remove(path);
+}
+
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  const auto [collective, signal, transports] = info.param;
+  return std::string(name(collective)) + (signal == SIGKILL ? "_killed_" : "_stopped_") + transports;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GroupKill,
+                         testing::Combine(testing::Values(Collective::kAllReduce, Collective::kBroadcast,
+                                                          Collective::kAllGather, Collective::kBarrier),
+                                          testing::Values(SIGKILL, SIGSTOP), testing::Values("shm", "unix", "tcp")),
+                         case_name);
+
+}  // namespace
+}  // namespace muster

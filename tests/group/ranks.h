@@ -1,0 +1,44 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "muster/group/group.h"
+
+namespace muster::test {
+
+/// Runs `body(rank)` for each rank on a thread of its own, and waits for all.
+inline void run_ranks(int size, const std::function<void(Rank)>& body) {
+  std::vector<std::thread> threads;
+  for (Rank rank = 0; rank < size; ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  for (auto& thread : threads) thread.join();
+}
+
+inline GroupOptions options_for(const std::string& transports, Duration timeout = std::chrono::seconds(60)) {
+  GroupOptions options;
+  options.timeout = timeout;
+  options.transports = transports;
+  return options;
+}
+
+/// Ranks as threads that meet in an in-memory store; each gets a formed group.
+inline void run_group(int size, const std::string& transports, const std::function<void(Group&)>& body,
+                      Duration timeout = std::chrono::seconds(60)) {
+  const auto store = memory_store();
+  run_ranks(size, [&](Rank rank) {
+    const auto handle = store->clone();
+    ASSERT_TRUE(handle) << handle.error().to_string();
+    const auto group = Group::form(**handle, {rank, size, "test", 0}, options_for(transports, timeout));
+    ASSERT_TRUE(group) << group.error().to_string();
+    body(**group);
+    // No rank leaves while another still works.
+    const auto end = (*group)->barrier().result();
+    EXPECT_TRUE(end || !(*group)->status()) << end.error().to_string();
+  });
+}
+
+}  // namespace muster::test
