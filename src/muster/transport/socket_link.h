@@ -9,9 +9,9 @@ namespace muster {
 /// Who this process is and whom it lets in.
 struct LinkIdentity {
   Rank rank = kNoRank;
-  int size = 0;                 ///< world size; a peer that disagrees is refused with kMismatch
-  std::string group;            ///< group name; must be equal at both ends
-  uint64_t generation = 0;      ///< must be equal: a link of a dead generation is refused with kMismatch
+  int size = 0;             ///< world size; a peer that disagrees is refused with kMismatch
+  std::string group;        ///< group name; must be equal at both ends
+  uint64_t generation = 0;  ///< must be equal: a link of a dead generation is refused with kMismatch
   Credentials credentials;
 };
 

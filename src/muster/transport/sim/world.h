@@ -13,8 +13,8 @@ namespace muster::sim {
 struct Faults {
   Duration min_delay = std::chrono::microseconds(5);
   Duration max_delay = std::chrono::microseconds(50);
-  double bytes_per_second = 10e9;         ///< per link and direction
-  double short_read = 0;                  ///< chance that a delivery is split
+  double bytes_per_second = 10e9;                                 ///< per link and direction
+  double short_read = 0;                                          ///< chance that a delivery is split
   Duration loss_detected_after = std::chrono::milliseconds(200);  ///< a crash or a lasting partition becomes kPeerLost
 };
 
@@ -45,8 +45,8 @@ class World {
   /// Steps until `done()`; kTimeout when the virtual deadline passes or nothing is left to happen.
   Result<> run_until(const std::function<bool()>& done, const Deadline& deadline);
 
-  uint64_t events() const;                ///< so far
-  uint64_t bytes_sent(Rank from) const;   ///< payload bytes handed to the network
+  uint64_t events() const;               ///< so far
+  uint64_t bytes_sent(Rank from) const;  ///< payload bytes handed to the network
 
  private:
   struct Impl;

@@ -1,0 +1,102 @@
+#include "muster/transport/link_base.h"
+
+namespace muster {
+
+void LinkBase::send(std::span<const ConstSegment> from, Completion completion) {
+  if (parting_ && is_open()) end(*parting_);
+  Operation operation(from, std::move(completion));
+  if (!is_open()) {
+    completions_.push(operation.take_completion(), tl::unexpected(*ended_));
+  } else if (sending()) {
+    sends_.push(std::move(operation));  // the transport is full, or it would have taken the one before
+  } else if (operation.remaining() == 0) {
+    completions_.push(operation.take_completion(), {});
+  } else {
+    sends_.push(std::move(operation));
+    pump_sends();
+  }
+  settle();
+}
+
+void LinkBase::receive(std::span<const Segment> into, Completion completion) {
+  Operation operation(into, std::move(completion));
+  if (!is_open()) {
+    completions_.push(operation.take_completion(), tl::unexpected(*ended_));
+  } else if (receiving()) {
+    receives_.push(std::move(operation));
+  } else if (operation.remaining() == 0) {
+    completions_.push(operation.take_completion(), {});
+  } else {
+    receives_.push(std::move(operation));
+    pump_receives();
+  }
+  settle();
+}
+
+void LinkBase::close(Error why) {
+  if (is_open()) {
+    leave(&why);
+    ended_ = std::move(why);
+    tell_ended();
+  }
+  settle();
+}
+
+void LinkBase::on_close(std::function<void(const Error&)> handler) {
+  close_handler_ = std::move(handler);
+  if (!is_open()) {
+    tell_ended();
+    settle();
+  }
+}
+
+void LinkBase::end(Error why) {
+  if (!is_open()) return;
+  ended_ = std::move(why);
+  release();
+  tell_ended();
+}
+
+void LinkBase::part(Error why) {
+  if (!parting_) parting_ = std::move(why);
+}
+
+void LinkBase::settle() {
+  if (parting_ && is_open() && (sending() || !has_unread())) end(*parting_);
+  completions_.run();
+}
+
+void LinkBase::finish() {
+  close_handler_ = nullptr;
+  if (is_open()) {
+    leave(nullptr);
+    ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
+    tell_ended();
+  }
+  completions_.drain();
+}
+
+void LinkBase::complete_done(Fifo<Operation>& operations) {
+  while (!operations.empty() && operations.front().remaining() == 0) {
+    completions_.push(operations.pop().take_completion(), {});
+  }
+}
+
+void LinkBase::fail_all(Fifo<Operation>& operations) {
+  while (!operations.empty()) completions_.push(operations.pop().take_completion(), tl::unexpected(*ended_));
+}
+
+void LinkBase::tell_ended() {
+  fail_all(sends_);
+  fail_all(receives_);
+  if (close_handler_) {
+    completions_.push([handler = std::exchange(close_handler_, nullptr), why = *ended_](Result<>) { handler(why); },
+                      {});
+  }
+}
+
+Error goodbye_error(const Peer& peer) {
+  return Error{ErrorCode::kAborted, peer.to_string() + " closed its link", peer.rank, {}};
+}
+
+}  // namespace muster

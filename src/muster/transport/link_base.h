@@ -1,0 +1,69 @@
+#pragma once
+
+#include <optional>
+
+#include "muster/transport/completion_queue.h"
+#include "muster/transport/operation.h"
+
+namespace muster {
+
+/// What all links have in common: the pending operations, how a link ends, and when completions run. A transport only
+/// moves bytes, in pump_sends() and pump_receives(), which never call back: every entry point ends with settle().
+class LinkBase : public Link {
+ public:
+  void send(std::span<const ConstSegment> from, Completion completion) final;
+  void receive(std::span<const Segment> into, Completion completion) final;
+  void close(Error why) final;
+  void on_close(std::function<void(const Error&)> handler) final;
+  bool is_open() const final { return !ended_.has_value(); }
+  const Peer& peer() const final { return peer_; }
+
+ protected:
+  explicit LinkBase(Peer peer) : peer_(std::move(peer)) {}
+
+  /// Moves what can be moved now: calls sent() and received(), and end() or part() when the link fails.
+  virtual void pump_sends() = 0;
+  virtual void pump_receives() = 0;
+  /// Whether bytes that the peer sent before it parted wait for a receive.
+  virtual bool has_unread() const = 0;
+  /// Tells the peer, as far as possible without waiting (null: goodbye, no reason), and lets go of everything.
+  virtual void leave(const Error* why) = 0;
+  /// Called once when the link ended otherwise: lets go of everything.
+  virtual void release() = 0;
+
+  bool sending() const { return !sends_.empty(); }
+  bool receiving() const { return !receives_.empty(); }
+  Operation& next_send() { return sends_.front(); }
+  Operation& next_receive() { return receives_.front(); }
+  /// Looks whether the first operation is done; to be called after it was advanced.
+  void moved_send() { complete_done(sends_); }
+  void moved_receive() { complete_done(receives_); }
+
+  /// The link is over: all pending and later operations get `why`.
+  void end(Error why);
+  /// The peer is gone, but what it sent before can still be received: the link ends when that is done, or when
+  /// something is to be sent.
+  void part(Error why);
+  /// Calls back. The last statement of every entry point: the link may be gone afterwards.
+  void settle();
+  /// Nothing is ever called back again (a simulated crash).
+  void mute() { completions_.mute(); }
+  /// The destructor's part of every transport's destructor: says goodbye and fails what is pending.
+  void finish();
+
+ private:
+  void complete_done(Fifo<Operation>& operations);
+  void fail_all(Fifo<Operation>& operations);
+  void tell_ended();
+
+  Peer peer_;
+  Fifo<Operation> sends_, receives_;
+  std::optional<Error> ended_, parting_;
+  std::function<void(const Error&)> close_handler_;
+  CompletionQueue completions_;
+};
+
+/// "rank 3 (host b, pid 812) closed its link", as kAborted: what a link that is destroyed leaves behind.
+Error goodbye_error(const Peer& peer);
+
+}  // namespace muster

@@ -1,0 +1,100 @@
+#include "muster/transport/sim/sim_link.h"
+
+#include <algorithm>
+
+namespace muster::sim {
+namespace {
+
+Peer simulated_peer(Rank rank) { return Peer{rank, "sim", 1000 + rank, 0, "sim:" + std::to_string(rank)}; }
+
+}  // namespace
+
+SimLink::SimLink(Network& network, uint32_t number, Rank self, Rank peer)
+    : LinkBase(simulated_peer(peer)), network_(&network), number_(number), self_(self) {}
+
+SimLink::~SimLink() {
+  finish();
+  if (other_ != nullptr) other_->other_ = nullptr;
+  if (network_ != nullptr) network_->forget(number_);
+}
+
+void SimLink::pump_sends() {
+  if (network_ == nullptr || crashed_) return;
+  while (sending()) {
+    Operation& operation = next_send();
+    const size_t room = other_ == nullptr ? kLargestParcel : kWindow - other_->unreceived_;
+    size_t bytes = std::min({operation.remaining(), room, kLargestParcel});
+    if (bytes == 0) return;
+    if (bytes > 1 && network_->random().chance(network_->faults().short_read)) {
+      bytes = network_->random().between(1, bytes - 1);
+    }
+    Parcel parcel{Bytes(bytes)};
+    operation.copy_to(parcel.bytes.data(), bytes);
+    network_->count_sent(self_, bytes);
+    dispatch(std::move(parcel));
+    moved_send();
+  }
+}
+
+void SimLink::dispatch(Parcel parcel) {
+  if (network_ == nullptr || other_ == nullptr) return;
+  const double seconds = static_cast<double>(parcel.bytes.size()) / network_->faults().bytes_per_second;
+  line_free_ = std::max(network_->now(), line_free_) + Duration(static_cast<int64_t>(seconds * 1e9));
+  last_arrival_ = std::max(last_arrival_, line_free_ + network_->random_delay());
+  network_->schedule(last_arrival_, Network::Kind::kArrive, other_->number_);
+  other_->unreceived_ += parcel.bytes.size();
+  other_->incoming_.push(std::move(parcel));
+}
+
+void SimLink::pump_receives() {
+  bool freed = false;
+  while (receiving() && has_unread()) {
+    Parcel& parcel = incoming_.front();
+    const size_t bytes = std::min(next_receive().remaining(), parcel.bytes.size() - parcel.taken);
+    next_receive().copy_from(parcel.bytes.data() + parcel.taken, bytes);
+    parcel.taken += bytes;
+    unreceived_ -= bytes;
+    freed = true;
+    moved_receive();
+    if (parcel.taken == parcel.bytes.size()) {
+      incoming_.pop();
+      --arrived_;
+    }
+  }
+  if (!freed || room_promised_ || network_ == nullptr || other_ == nullptr || !other_->sending()) return;
+  room_promised_ = true;
+  network_->schedule(network_->now() + network_->random_delay(), Network::Kind::kRoom, other_->number_);
+}
+
+void SimLink::on_arrival() {
+  if (crashed_) return;
+  ++arrived_;
+  if (const Error* why = incoming_.back().farewell.get(); why != nullptr && arrived_ == incoming_.size()) part(*why);
+  pump_receives();
+  settle();
+}
+
+void SimLink::on_room() {
+  if (other_ != nullptr) other_->room_promised_ = false;
+  if (crashed_ || !is_open()) return;
+  pump_sends();
+  settle();
+}
+
+void SimLink::on_peer_lost(const char* how) {
+  if (crashed_) return;
+  part(Error{ErrorCode::kPeerLost, peer().to_string() + " " + how, peer().rank, {}});
+  settle();
+}
+
+void SimLink::crash() {
+  crashed_ = true;
+  mute();
+}
+
+void SimLink::leave(const Error* why) {
+  if (crashed_) return;
+  dispatch(Parcel{{}, 0, std::make_unique<Error>(why != nullptr ? *why : goodbye_error(simulated_peer(self_)))});
+}
+
+}  // namespace muster::sim
