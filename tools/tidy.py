@@ -34,7 +34,7 @@ LAYERS = {
     "torch": ["group", "store", "rpc"],
 }
 MAY_SEE_TORCH = ("src/muster/torch/", "python/bindings/", "tests/torch/", "examples/cpp/", "benchmarks/")
-CODE = (".h", ".cpp")
+CODE = (".h", ".inc", ".cpp")
 MAX_COLUMNS = 120
 COLUMNS_CHECKED = (*CODE, ".py", ".pyi", ".md", ".cmake", ".sh", ".toml", "CMakeLists.txt")
 # Python files that a tool finds by name, so that nothing needs to mention them.
@@ -139,7 +139,7 @@ def check_listed(tree: Tree) -> Iterator[Finding]:
     """Every .cpp is in the CMakeLists.txt of its folder or of one above, every .h is included by something."""
     included = {target for code in tree.code.values() for target in re.findall(r'#\s*include\s*["<]([^">]+)[">]', code)}
     for path in tree.code:
-        if path.endswith(".h"):
+        if not path.endswith(".cpp"):
             ways = {path.removeprefix("src/"), path.removeprefix("tests/"), path, Path(path).name}
             if not ways & included:
                 yield Finding(path, 1, "dead-file", "nothing includes this header: include it or remove it")

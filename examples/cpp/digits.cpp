@@ -11,12 +11,14 @@
 #include <torch/torch.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -49,7 +51,7 @@ torch::Tensor read_table(const std::string& path) {
   return torch::tensor(numbers).reshape({-1, kPixels + 1});
 }
 
-Images take(const torch::Tensor& table, const torch::Tensor& rows) {
+Images images_of(const torch::Tensor& table, const torch::Tensor& rows) {
   const auto chosen = table.index_select(0, rows);
   return {(chosen.narrow(1, 0, kPixels) / 16).reshape({-1, 1, 8, 8}), chosen.select(1, kPixels).to(torch::kLong)};
 }
@@ -116,8 +118,8 @@ void train(muster::Group& group) {
   torch::manual_seed(0);
   const auto table = read_table(DIGITS_DATA);
   const auto order = torch::randperm(table.size(0));
-  const auto held_out = take(table, order.narrow(0, 0, kHeldOut));
-  const auto training = take(table, order.narrow(0, kHeldOut, order.size(0) - kHeldOut));
+  const auto held_out = images_of(table, order.narrow(0, 0, kHeldOut));
+  const auto training = images_of(table, order.narrow(0, kHeldOut, order.size(0) - kHeldOut));
 
   auto model = make_model();
   for (const auto& parameter : model->parameters()) muster::broadcast(group, parameter.detach());

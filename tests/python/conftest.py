@@ -1,0 +1,50 @@
+"""What several test files need: the built binary, and a way to run programs that shows what they said on failure."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def release_build() -> Path:
+    """The build folder of preset release, or of MUSTER_BUILD_DIR."""
+    folder = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release"))
+    if not (folder / "src/muster/launch/muster").exists():
+        pytest.fail(f"{folder} holds no muster binary: `make build` first")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run() -> Run:
+    """run(command, ...) returns its standard output; any other status than 0 fails the test with all that it said."""
+
+    def run_command(
+        command: Sequence[str | Path], timeout: float = 300, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+    ) -> str:
+        words = [str(word) for word in command]
+        done = subprocess.run(
+            words, env={**os.environ, **(env or {})}, cwd=cwd, timeout=timeout, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            pytest.fail(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}", pytrace=False)
+        return done.stdout
+
+    return run_command
+
+
+@pytest.fixture(scope="session")
+def torch_prefix(run: Run) -> str:
+    """Where find_package(Torch) looks."""
+    return run([sys.executable, "-c", "import torch.utils; print(torch.utils.cmake_prefix_path)"]).strip()

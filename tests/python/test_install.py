@@ -1,0 +1,88 @@
+"""What `cmake --install` gives a C++ user: muster::core without torch, muster::torch with it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., str]
+
+CORE_CMAKE = """
+cmake_minimum_required(VERSION 3.22)
+project(core_user LANGUAGES CXX)
+find_package(muster REQUIRED COMPONENTS core)
+if(Torch_FOUND OR TARGET torch OR TARGET muster::torch)
+  message(FATAL_ERROR "muster::core dragged torch in")
+endif()
+add_executable(core_user main.cpp)
+target_link_libraries(core_user PRIVATE muster::core)
+"""
+CORE_MAIN = """
+#include <muster/group/group.h>
+#include <muster/store/store.h>
+
+#include <cstdio>
+
+int main() {
+  const auto deadline = muster::Deadline::after(std::chrono::seconds(60));
+  auto store = muster::memory_store();
+  auto group = muster::Group::form(*store, {.rank = 0, .size = 1}, {});
+  if (!group) return std::printf("%s\\n", group.error().to_string().c_str()), 1;
+  float data[3] = {1, 2, 3};
+  auto work = (*group)->all_reduce({data, 3, muster::Dtype::kFloat32}, muster::ReduceOp::kSum);
+  if (!work.wait(deadline)) return 2;
+  std::printf("sum %g\\n", data[0] + data[1] + data[2]);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def prefix(release_build: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prefix")
+    run(["cmake", "--install", release_build, "--prefix", folder])
+    return folder
+
+
+def build(run: Run, source: Path, folder: Path, prefix_path: str) -> None:
+    run(["cmake", "-G", "Ninja", "-S", source, "-B", folder, f"-DCMAKE_PREFIX_PATH={prefix_path}"])
+    run(["cmake", "--build", folder], timeout=900)
+
+
+def test_the_core_builds_and_runs_with_no_torch_in_sight(prefix: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(CORE_CMAKE)
+    (tmp_path / "main.cpp").write_text(CORE_MAIN)
+    build(run, tmp_path, tmp_path / "build", str(prefix))
+    assert "sum 6" in run([tmp_path / "build/core_user"])
+    libraries = run(["ldd", tmp_path / "build/core_user"])
+    assert not re.search(r"libtorch|libc10|libpython", libraries)
+
+
+def test_asking_for_torch_without_torch_says_what_is_missing(prefix: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(CORE_CMAKE.replace("COMPONENTS core", "COMPONENTS core torch"))
+    (tmp_path / "main.cpp").write_text(CORE_MAIN)
+    with pytest.raises(pytest.fail.Exception, match="Torch"):
+        run(["cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"])
+
+
+def test_digits_in_cpp_build_against_the_package_and_reach_97_percent(
+    prefix: Path, run: Run, root: Path, torch_prefix: str, tmp_path: Path
+) -> None:
+    build(run, root / "examples/cpp", tmp_path, f"{prefix};{torch_prefix}")
+    program = tmp_path / "digits"
+    said = run([prefix / "bin/muster", "run", "--nproc-per-node", "2", "--no-python", program])
+    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
+    assert len(accuracies) == 12, said
+    assert accuracies[-1] >= 97, said
+
+
+def test_every_installed_header_of_the_core_compiles_alone(prefix: Path, run: Run, tmp_path: Path) -> None:
+    headers = sorted(path.relative_to(prefix / "include").as_posix() for path in prefix.glob("include/muster/*/*.h"))
+    core = [header for header in headers if not header.startswith("muster/torch/")]
+    assert "muster/group/group.h" in core
+    assert "muster/torch/collectives.h" in headers
+    assert not any(header.startswith("muster/launch/") for header in headers)
+    for number, header in enumerate(core):
+        (tmp_path / f"{number}.cpp").write_text(f"#include <{header}>\n")
+    sources = sorted(tmp_path.glob("*.cpp"))
+    run(["c++", "-std=c++20", "-fsyntax-only", "-I", prefix / "include", *sources], timeout=600)

@@ -1,0 +1,70 @@
+"""`make wheel`: what it builds installs in a clean virtual environment and trains there."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    run([*pip, "--wheel-dir", folder, root], timeout=1200)
+    (built,) = folder.glob("torch_muster-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel in it. It borrows torch and its kin from this one instead of installing them."""
+    folder = tmp_path_factory.mktemp("clean")
+    run([sys.executable, "-m", "venv", folder])
+    (site,) = folder.glob("lib/python3.*/site-packages")
+    borrowed = folder / "borrowed"
+    borrowed.mkdir()
+    for entry in Path(torch.__file__).parent.parent.iterdir():
+        if "muster" not in entry.name:
+            (borrowed / entry.name).symlink_to(entry)
+    (site / "borrowed.pth").write_text(f"{borrowed}\n")
+    run([folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel])
+    return folder
+
+
+def test_the_wheel_holds_the_package_the_binary_and_the_entry_point(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+        assert "muster = muster._autoload:load" in archive.read(entry_points).decode()
+    assert "muster/__init__.py" in names
+    assert "muster/py.typed" in names
+    assert sum(name.startswith("muster/_C") and name.endswith(".so") for name in names) == 1
+    assert any(name.endswith(".data/scripts/muster") for name in names)
+    assert any("LICENSE" in name for name in names)
+    assert not any(name.endswith((".a", ".h", ".cpp", ".csv.gz")) for name in names)
+
+
+def test_digits_train_in_a_clean_environment(clean: Path, root: Path, run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "digits.py"
+    script.write_text((root / "examples/python/digits.py").read_text())
+    data = root / "examples/data/digits.csv.gz"
+    command = [clean / "bin/muster", "run", "--nproc-per-node", "2", script, "--data", data]
+    outside = {"PATH": f"{clean}/bin:/usr/bin:/bin", "PYTHONPATH": "", "MUSTER_PYTHON": ""}
+    said = run([*command, "--plot", tmp_path / "curve.png"], env=outside, cwd=tmp_path)
+    accuracies = [float(number) for number in re.findall(r"epoch .*held-out accuracy +([\d.]+)%", said)]
+    assert accuracies[-1] >= 97, said
+
+
+def test_the_environment_imports_the_wheel_and_not_this_tree(clean: Path, root: Path, tmp_path: Path) -> None:
+    code = "import muster; print(muster.__file__)"
+    done = subprocess.run([clean / "bin/python", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(clean)
+    assert not Path(done.stdout.strip()).is_relative_to(root)
