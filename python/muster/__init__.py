@@ -1,0 +1,67 @@
+"""muster: a distributed training runtime for PyTorch.
+
+Most programs never import this: run them with `muster run`, and `init_process_group("muster")` works as soon as
+torch is imported. What is here beside that:
+
+    muster.store(url)       a key-value store that the processes of a job share, usable as a torch.distributed.Store
+    muster.transport()      how the ranks of a group are linked
+    muster.Error            what operations raise, and its children (muster.errors)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from muster import _requirements
+
+if TYPE_CHECKING:
+    from muster._backend import transport
+    from muster._store import store
+    from muster.errors import (
+        AbortedError,
+        AuthenticationError,
+        Error,
+        MismatchError,
+        PeerLostError,
+        ProtocolError,
+        TimeoutError,
+        UnavailableError,
+    )
+
+__all__ = [
+    "AbortedError",
+    "AuthenticationError",
+    "Error",
+    "MismatchError",
+    "PeerLostError",
+    "ProtocolError",
+    "TimeoutError",
+    "UnavailableError",
+    "__version__",
+    "store",
+    "transport",
+]
+
+# `import torch` imports this package to register the backend: then nothing may be loaded, and nothing may fail.
+if not _requirements.torch_is_being_imported():
+    _requirements.check()
+    from muster import _autoload
+
+    _autoload.load()
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("muster._build").VERSION
+    if name not in __all__:
+        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    _requirements.check()
+    module = {"store": "muster._store", "transport": "muster._backend"}.get(name, "muster.errors")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

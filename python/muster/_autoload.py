@@ -1,0 +1,32 @@
+"""The entry point torch.backends: `import torch` calls load(), so that init_process_group("muster") needs no import.
+
+It runs in every process that imports torch, so it costs microseconds, loads nothing native, and does not fail: with a
+torch that muster was not built against, the error comes when a group is made or muster is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from muster import _requirements
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+
+
+def load() -> None:
+    import torch.distributed as dist  # part of torch: already imported, or absent from this build of torch
+
+    if not dist.is_available():
+        return
+    dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
+    if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
+        # Forget that the package was imported, so that the user's own `import muster` runs it and hears of the problem.
+        sys.modules.pop("muster", None)
+
+
+def _create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
+    from muster import _backend
+
+    return _backend.create(options)

@@ -1,0 +1,55 @@
+"""Makes the c10d backend of a process group."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from muster import _requirements
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+
+# How often this process has made the group of that name as that rank: torch numbers groups from zero again after
+# destroy_process_group(), and the next group of a name must not meet what the last one left in the store.
+_made: collections.Counter[tuple[str, int]] = collections.Counter()
+_made_lock = threading.Lock()
+
+
+def create(options: _DistributedBackendOptions) -> Backend:
+    """Meets the other ranks of a process group through torch's store."""
+    native = _requirements.native()
+    with _made_lock:
+        key = (options.group_id, options.group_rank)
+        round_number = _made[key]
+        _made[key] += 1
+    name = f"{options.group_id}.{round_number}" if round_number else options.group_id
+    backend: Backend = native.create_backend(
+        store=options.store,
+        rank=options.group_rank,
+        size=options.group_size,
+        timeout=_timeout(options.timeout),
+        name=name,
+        generation=int(os.environ.get("MUSTER_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+    )
+    return backend
+
+
+def _timeout(asked: timedelta) -> timedelta:
+    """MUSTER_TIMEOUT (seconds) stands in for torch's default, never for a timeout that the program names."""
+    seconds = os.environ.get("MUSTER_TIMEOUT")
+    return timedelta(seconds=float(seconds)) if seconds and asked == default_pg_timeout else asked
+
+
+def transport(group: dist.ProcessGroup | None = None) -> str:
+    """How the ranks of `group` (default: all) are linked: "shm" within this host's memory, else as "unix" or "tcp"."""
+    group = group or dist.distributed_c10d._get_default_group()
+    linked: str = _requirements.native().transport(group._get_backend(torch.device("cpu")))
+    return linked

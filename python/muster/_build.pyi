@@ -1,0 +1,2 @@
+VERSION: str
+TORCH: str

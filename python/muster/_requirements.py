@@ -1,0 +1,53 @@
+"""Says in one sentence what is missing before muster can run. Standard library only; torch itself is asked last."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+
+def torch_is_being_imported() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def problem() -> str | None:
+    """Why muster cannot run in this process, or None."""
+    try:
+        from muster import _build
+    except ImportError:
+        return "muster is not built: run `make` in its source tree, or install the wheel torch-muster"
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return f"muster needs PyTorch, which is not installed: run `pip install torch=={_build.TORCH}`"
+    found = str(torch.__version__)
+    if found.split("+")[0] != _build.TORCH:
+        return (
+            f"this muster was built against torch {_build.TORCH}, but torch {found} is installed: run "
+            f"`pip install torch=={_build.TORCH}`, or build muster again with the torch that is installed"
+        )
+    return None
+
+
+def check() -> None:
+    sentence = problem()
+    if sentence is not None:
+        raise ImportError(sentence, name="muster")
+
+
+def native() -> ModuleType:
+    """The native module. Loaded when a group or a store is made, not before."""
+    check()
+    try:
+        from muster import _C
+    except ModuleNotFoundError as error:
+        if error.name != "muster._C":
+            raise
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise ImportError(
+            f"muster has no native module for Python {version}: build it with this interpreter", name="muster"
+        ) from error
+    return _C

@@ -1,0 +1,32 @@
+"""Stores that the processes of a job share."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from muster import _requirements
+
+
+def store(
+    url: str | None = None, *, timeout: timedelta = timedelta(minutes=5), secret: bytes | None = None
+) -> dist.Store:
+    """Opens a store, usable wherever torch takes one: `init_process_group("muster", store=muster.store(url), ...)`.
+
+    url: "tcp://host:port", "unix:/path" or "unix:@name" (a muster store server), "file:///path", or "memory:" (this
+        process only). None: the job's own store, in a program started by `muster run`.
+    timeout: of opening it, and of every later wait (set_timeout changes that).
+    secret: the job's; by default MUSTER_SECRET (hex) from the environment.
+
+    Raises ValueError for a URL it cannot read and muster.Error for a store it cannot reach.
+    """
+    native = _requirements.native()
+    if url is None:
+        opened: dist.Store = native.store_from_environment(timeout)
+        return opened
+    if secret is None:
+        secret = bytes.fromhex(os.environ.get("MUSTER_SECRET", ""))
+    opened = native.open_store(url, secret, timeout)
+    return opened
