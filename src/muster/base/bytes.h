@@ -35,8 +35,9 @@ class Writer {
   template <class T>
     requires std::is_integral_v<T> || std::is_enum_v<T>
   Writer& put(T value) {
-    const auto* p = reinterpret_cast<const uint8_t*>(&value);  // every supported machine is little-endian
-    out_.insert(out_.end(), p, p + sizeof(T));
+    const size_t at = out_.size();
+    out_.resize(at + sizeof(T));
+    std::memcpy(out_.data() + at, &value, sizeof(T));  // every supported machine is little-endian
     return *this;
   }
   /// uint32 length, then the bytes.
