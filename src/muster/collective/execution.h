@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <span>
 
@@ -11,15 +10,19 @@
 namespace muster {
 
 struct Buffers {
-  const void* input = nullptr;
+  const void* input = nullptr;  ///< null: in place, the same as output
   void* output = nullptr;
   Dtype dtype = Dtype::kUint8;   ///< of reductions
-  ReduceOp op = ReduceOp::kSum;  ///< kAverage is summed here; whoever runs the schedule divides (scale_by_inverse)
+  ReduceOp op = ReduceOp::kSum;  ///< kAverage is summed here; whoever runs the schedule divides (divide_by in reduce.h)
 };
 
 /// One running schedule. Driven by the completions of its links: whoever drives their loop (or the simulator) drives
-/// it. `done` is called once, with the first error if there was one; buffers and links must live until then or until
-/// the Execution is destroyed after its links were closed.
+/// it. Not thread-safe.
+///
+/// `done` is called once, possibly from within start(): when every step has ended, or with the first error at once.
+/// After an error no step is started, but other links may still use the buffers: close those links before freeing
+/// anything. Buffers, links and the schedule must live until `done` reported success, or until the links were closed.
+/// The Execution itself may be destroyed at any time, also by `done`; then `done` is not called any more.
 class Execution {
  public:
   /// `links[r]` is the link to rank r (null where the schedule needs none, and at the own rank). `scratch` has at least
@@ -27,12 +30,15 @@ class Execution {
   Execution(const Schedule& schedule, std::span<Link* const> links, Buffers buffers, MutableByteView scratch,
             Completion done);
   ~Execution();
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
   void start();
+  /// Whether `done` was called.
   bool finished() const;
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  Impl* impl_;  // owns itself while links hold completions of it
 };
 
 }  // namespace muster

@@ -1,0 +1,190 @@
+#include "muster/collective/execution.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "muster/base/check.h"
+#include "muster/collective/reduce.h"
+
+namespace muster {
+
+// A step waits for the steps named by `after` and `and_after` to end and for the step before it in its lane (same peer,
+// same direction) to start; `waiting_for` counts these. At zero it becomes ready. Ready steps are started by one loop
+// in run(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
+// queue, so there is no recursion however long the schedule is.
+struct Execution::Impl {
+  struct Node {
+    Link* link = nullptr;
+    uint8_t waiting_for = 0;
+    uint32_t next_in_lane = Step::kNone;
+    // The steps that wait for this one, as a list through their own nodes: by `after` and by `and_after` apart.
+    uint32_t waiters[2] = {Step::kNone, Step::kNone};
+    uint32_t next_waiter[2] = {Step::kNone, Step::kNone};
+  };
+
+  Impl(const Schedule& what, std::span<Link* const> over, Buffers with, MutableByteView temporary, Completion report)
+      : steps(what.steps),
+        buffers(with),
+        scratch(temporary.data()),
+        done(std::move(report)),
+        nodes(what.steps.size()),
+        unfinished(what.steps.size()) {
+    MUSTER_CHECK(temporary.size() >= what.scratch_bytes, "too little scratch for the schedule");
+    if (buffers.input == nullptr) buffers.input = buffers.output;
+    ready.reserve(steps.size());
+    connect(over);
+  }
+
+  void connect(std::span<Link* const> links) {
+    std::vector<uint32_t> last_in_lane(2 * links.size(), Step::kNone);
+    for (uint32_t i = 0; i < steps.size(); ++i) {
+      const Step& step = steps[i];
+      wait_for(i, step.after, 0);
+      wait_for(i, step.and_after, 1);
+      if (step.peer == kNoRank) continue;
+      MUSTER_CHECK(static_cast<size_t>(step.peer) < links.size() && links[step.peer] != nullptr,
+                   "a schedule needs a link that is not there");
+      nodes[i].link = links[step.peer];
+      uint32_t& last = last_in_lane[2 * step.peer + (step.kind == Step::Kind::kSend ? 0 : 1)];
+      if (last != Step::kNone) {
+        nodes[last].next_in_lane = i;
+        ++nodes[i].waiting_for;
+      }
+      last = i;
+    }
+  }
+
+  void wait_for(uint32_t step, uint32_t other, int list) {
+    if (other == Step::kNone) return;
+    MUSTER_CHECK(other < step, "a step waits for a later one");
+    nodes[step].next_waiter[list] = std::exchange(nodes[other].waiters[list], step);
+    ++nodes[step].waiting_for;
+  }
+
+  void start() {
+    for (uint32_t i = 0; i < steps.size(); ++i) {
+      if (nodes[i].waiting_for == 0) ready.push_back(i);
+    }
+    run();
+  }
+
+  // May delete this.
+  void run() {
+    if (running) return;
+    running = true;
+    while (next_ready < ready.size() && can_go_on()) begin(ready[next_ready++]);
+    if (!reported && !abandoned && (failed || unfinished == 0)) {
+      reported = true;
+      std::exchange(done, nullptr)(std::move(result));
+    }
+    running = false;
+    release();
+  }
+
+  bool can_go_on() const { return !failed && !abandoned; }
+
+  void release() {
+    if (abandoned && pending == 0 && !running) delete this;
+  }
+
+  void begin(uint32_t index) {
+    const Step& step = steps[index];
+    if (nodes[index].next_in_lane != Step::kNone) one_less(nodes[index].next_in_lane);
+    switch (step.kind) {
+      case Step::Kind::kSend: {
+        const ConstSegment segment{source(step.from), step.from.bytes};
+        ++pending;
+        nodes[index].link->send({&segment, 1}, [this, index](Result<> r) { completed(index, std::move(r)); });
+        break;
+      }
+      case Step::Kind::kReceive:
+      case Step::Kind::kReceiveReduce: {
+        const Range& into = step.kind == Step::Kind::kReceive ? step.to : step.from;
+        const Segment segment{target(into), into.bytes};
+        ++pending;
+        nodes[index].link->receive({&segment, 1}, [this, index](Result<> r) { completed(index, std::move(r)); });
+        break;
+      }
+      case Step::Kind::kCopy:
+        if (target(step.to) != source(step.from)) std::memcpy(target(step.to), source(step.from), step.from.bytes);
+        end(index);
+        break;
+      case Step::Kind::kReduce:
+        reduce(step);
+        end(index);
+        break;
+    }
+  }
+
+  // Runs on the links' loop, perhaps inside begin(). May delete this.
+  void completed(uint32_t index, Result<> outcome) {
+    --pending;
+    if (!outcome && !failed) {
+      failed = true;
+      result = std::move(outcome);
+    }
+    if (can_go_on()) {
+      if (steps[index].kind == Step::Kind::kReceiveReduce) reduce(steps[index]);
+      end(index);
+    }
+    if (abandoned) return release();
+    run();
+  }
+
+  void end(uint32_t index) {
+    --unfinished;
+    for (int list = 0; list < 2; ++list) {
+      for (uint32_t i = nodes[index].waiters[list]; i != Step::kNone; i = nodes[i].next_waiter[list]) one_less(i);
+    }
+  }
+
+  void one_less(uint32_t index) {
+    if (--nodes[index].waiting_for == 0) ready.push_back(index);
+  }
+
+  void reduce(const Step& step) const {
+    const void* first = source(step.from_first ? step.from : step.with);
+    const void* second = source(step.from_first ? step.with : step.from);
+    reduce_two(target(step.to), first, second, step.to.bytes / size_of(buffers.dtype), buffers.dtype, buffers.op);
+  }
+
+  const void* source(const Range& range) const {
+    if (range.place == Place::kInput) return static_cast<const uint8_t*>(buffers.input) + range.offset;
+    return target(range);
+  }
+  void* target(const Range& range) const {
+    MUSTER_CHECK(range.place != Place::kInput, "a schedule writes its input");
+    return (range.place == Place::kOutput ? static_cast<uint8_t*>(buffers.output) : scratch) + range.offset;
+  }
+
+  const std::vector<Step>& steps;
+  Buffers buffers;
+  uint8_t* scratch;
+  Completion done;
+  std::vector<Node> nodes;
+  std::vector<uint32_t> ready;  // every step enters once, in the order in which they became ready
+  size_t next_ready = 0;
+  size_t unfinished;
+  size_t pending = 0;  // operations that links hold
+  Result<> result;
+  bool running = false;
+  bool failed = false;
+  bool reported = false;
+  bool abandoned = false;  // the Execution is gone; the last completion deletes this
+};
+
+Execution::Execution(const Schedule& schedule, std::span<Link* const> links, Buffers buffers, MutableByteView scratch,
+                     Completion done)
+    : impl_(new Impl(schedule, links, buffers, scratch, std::move(done))) {}
+
+Execution::~Execution() {
+  impl_->abandoned = true;
+  impl_->release();
+}
+
+void Execution::start() { impl_->start(); }
+
+bool Execution::finished() const { return impl_->reported; }
+
+}  // namespace muster

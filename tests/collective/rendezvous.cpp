@@ -1,0 +1,161 @@
+#include "collective/rendezvous.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "muster/base/check.h"
+#include "muster/collective/reduce.h"
+
+namespace muster::test {
+
+Rendezvous::Rendezvous(Trial& trial, uint64_t seed) : trial_(trial), random_(seed), parties_(trial.size()) {
+  for (Rank rank = 0; rank < trial.size(); ++rank) connect(rank);
+}
+
+// Start of a step: one count for each step it is after, one for its predecessor in its lane (which lets it go when it
+// starts, not when it ends), one for the rank's own start.
+void Rendezvous::connect(Rank rank) {
+  Party& party = parties_[rank];
+  const std::vector<Step>& steps = trial_.schedule(rank).steps;
+  party.unfinished = steps.size();
+  party.next.resize(steps.size());
+  party.waiting.assign(steps.size(), 1);
+  std::map<std::pair<Rank, bool>, uint32_t> lanes;
+  for (uint32_t i = 0; i < steps.size(); ++i) {
+    for (const uint32_t other : {steps[i].after, steps[i].and_after}) {
+      if (other == Step::kNone) continue;
+      party.next[other].push_back(i);
+      ++party.waiting[i];
+    }
+    if (steps[i].peer == kNoRank) continue;
+    const auto lane = std::pair(steps[i].peer, steps[i].kind == Step::Kind::kSend);
+    if (const auto before = lanes.find(lane); before != lanes.end()) {
+      party.next[before->second].push_back(i | 1u << 31);  // the mark of a lane
+      ++party.waiting[i];
+    }
+    lanes[lane] = i;
+  }
+}
+
+void Rendezvous::start(Rank rank) {
+  for (uint32_t i = 0; i < parties_[rank].waiting.size(); ++i) {
+    if (--parties_[rank].waiting[i] == 0) begin(rank, i);
+  }
+}
+
+void Rendezvous::start_all() {
+  for (Rank rank = 0; rank < trial_.size(); ++rank) start(rank);
+}
+
+void Rendezvous::begin(Rank rank, uint32_t index) {
+  const Step& what = step(rank, index);
+  switch (what.kind) {
+    case Step::Kind::kSend:
+      offer(rank, what.peer, {rank, index}, true);
+      break;
+    case Step::Kind::kReceive:
+    case Step::Kind::kReceiveReduce:
+      offer(what.peer, rank, {rank, index}, false);
+      break;
+    case Step::Kind::kCopy:
+    case Step::Kind::kReduce:
+      actions_.push_back({nullptr, rank, index});
+      break;
+  }
+  for (const uint32_t next : parties_[rank].next[index]) {
+    if ((next >> 31) != 0 && --parties_[rank].waiting[next & ~(1u << 31)] == 0) begin(rank, next & ~(1u << 31));
+  }
+}
+
+void Rendezvous::end(Rank rank, uint32_t index) {
+  --parties_[rank].unfinished;
+  for (const uint32_t next : parties_[rank].next[index]) {
+    if ((next >> 31) == 0 && --parties_[rank].waiting[next] == 0) begin(rank, next);
+  }
+}
+
+void Rendezvous::offer(Rank from, Rank to, Transfer transfer, bool send) {
+  Channel& channel = channels_[static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to)];
+  (send ? channel.sends : channel.receives).push_back(transfer);
+  if (channel.listed || channel.sends.empty() || channel.receives.empty()) return;
+  channel.listed = true;
+  actions_.push_back({&channel});
+}
+
+void Rendezvous::run() {
+  while (!actions_.empty()) {
+    std::swap(actions_[random_.below(actions_.size())], actions_.back());
+    const Action action = actions_.back();
+    actions_.pop_back();
+    if (action.channel != nullptr) {
+      carry(*action.channel);
+      continue;
+    }
+    const Step& what = step(action.rank, action.step);
+    if (what.kind == Step::Kind::kReduce) {
+      combine(action.rank, what);
+    } else {
+      std::memmove(memory(action.rank, what.to), memory(action.rank, what.from), what.from.bytes);
+    }
+    end(action.rank, action.step);
+  }
+}
+
+void Rendezvous::carry(Channel& channel) {
+  const Transfer out = channel.sends.front(), in = channel.receives.front();
+  const Step& send = step(out.rank, out.step);
+  const Step& receive = step(in.rank, in.step);
+  const Range& to = receive.kind == Step::Kind::kReceive ? receive.to : receive.from;
+  const size_t most = std::min(send.from.bytes - out.done, to.bytes - in.done);
+  const size_t bytes = random_.chance(0.5) ? most : random_.below(most) + 1;
+  std::memcpy(memory(in.rank, to) + in.done, memory(out.rank, send.from) + out.done, bytes);
+  channel.sends.front().done += bytes;
+  channel.receives.front().done += bytes;
+  const bool sent = out.done + bytes == send.from.bytes, received = in.done + bytes == to.bytes;
+  if (sent) channel.sends.pop_front();
+  if (received) channel.receives.pop_front();
+  channel.listed = !channel.sends.empty() && !channel.receives.empty();
+  if (channel.listed) actions_.push_back({&channel});
+  if (received && receive.kind == Step::Kind::kReceiveReduce) combine(in.rank, receive);
+  if (received) end(in.rank, in.step);
+  if (sent) end(out.rank, out.step);
+}
+
+void Rendezvous::combine(Rank rank, const Step& what) {
+  const Buffers buffers = trial_.buffers(rank);
+  const Range& first = what.from_first ? what.from : what.with;
+  const Range& second = what.from_first ? what.with : what.from;
+  reduce_two(memory(rank, what.to), memory(rank, first), memory(rank, second), what.to.bytes / size_of(buffers.dtype),
+             buffers.dtype, buffers.op);
+}
+
+uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
+  const Buffers buffers = trial_.buffers(rank);
+  const size_t limit = range.place == Place::kInput    ? trial_.input_bytes()
+                       : range.place == Place::kOutput ? trial_.output(rank).size()
+                                                       : trial_.scratch(rank).size();
+  MUSTER_CHECK(range.bytes > 0 && range.offset + range.bytes <= limit,
+               fmt::format("{}: rank {} has a range of {} bytes at {} of {}", trial_.name(), rank, range.bytes,
+                           range.offset, limit));
+  if (range.place == Place::kScratch) return trial_.scratch(rank).data() + range.offset;
+  if (range.place == Place::kOutput) return static_cast<uint8_t*>(buffers.output) + range.offset;
+  return const_cast<uint8_t*>(static_cast<const uint8_t*>(buffers.input)) + range.offset;
+}
+
+std::string Rendezvous::fault() const {
+  for (Rank rank = 0; rank < trial_.size(); ++rank) {
+    if (parties_[rank].unfinished == 0) continue;
+    return fmt::format("{}: rank {} is stuck with {} steps left:\n{}", trial_.name(), rank, parties_[rank].unfinished,
+                       to_string(trial_.schedule(rank)));
+  }
+  for (const auto& [peers, channel] : channels_) {
+    if (!channel.sends.empty() || !channel.receives.empty()) return trial_.name() + ": bytes are left over";
+  }
+  return trial_.fault();
+}
+
+}  // namespace muster::test

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "collective/trial.h"
+#include "muster/base/random.h"
+
+namespace muster::test {
+
+/// Runs a trial's schedules without links, as adversely as a network may: bytes leave the sender's memory only when the
+/// receiver takes them, some at a time, and whatever can happen next happens in random order. So it finds deadlocks
+/// (nothing is buffered), memory reused too early, and steps that rely on an order nobody promised.
+class Rendezvous {
+ public:
+  Rendezvous(Trial& trial, uint64_t seed);
+  void start(Rank rank);
+  void start_all();
+  /// Until nothing can happen any more.
+  void run();
+  bool finished(Rank rank) const { return parties_[rank].unfinished == 0; }
+  /// What is stuck, left over or wrong; empty when there is nothing.
+  std::string fault() const;
+
+ private:
+  struct Party {
+    std::vector<std::vector<uint32_t>> next;  // by step: the steps that it holds back
+    std::vector<int> waiting;                 // by step: how many hold it back
+    size_t unfinished = 0;
+  };
+  struct Transfer {
+    Rank rank;
+    uint32_t step;
+    size_t done = 0;
+  };
+  struct Channel {
+    std::deque<Transfer> sends, receives;
+    bool listed = false;
+  };
+  struct Action {
+    Channel* channel;  // null: a local step
+    Rank rank = kNoRank;
+    uint32_t step = 0;
+  };
+
+  const Step& step(Rank rank, uint32_t index) const { return trial_.schedule(rank).steps[index]; }
+  void connect(Rank rank);
+  void begin(Rank rank, uint32_t index);
+  void end(Rank rank, uint32_t index);
+  void offer(Rank from, Rank to, Transfer transfer, bool send);
+  void carry(Channel& channel);
+  void combine(Rank rank, const Step& step);
+  uint8_t* memory(Rank rank, const Range& range);
+
+  Trial& trial_;
+  Random random_;
+  std::vector<Party> parties_;
+  std::unordered_map<uint64_t, Channel> channels_;
+  std::vector<Action> actions_;
+};
+
+}  // namespace muster::test

@@ -1,0 +1,185 @@
+#include "muster/collective/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "collective/rendezvous.h"
+
+namespace muster::test {
+namespace {
+
+std::string run(const Algorithm& algorithm, const Setting& setting) {
+  Trial trial(algorithm, setting);
+  Rendezvous rendezvous(trial, setting.seed);
+  rendezvous.start_all();
+  rendezvous.run();
+  return rendezvous.fault();
+}
+
+class EverySchedule : public testing::TestWithParam<Algorithm> {};
+
+TEST_P(EverySchedule, DoesWhatItsDefinitionSaysOnOneToSixtyFourRanks) {
+  for (int size = 1; size <= 64; ++size) {
+    for (const size_t count : telling_counts(size)) {
+      if (count > 1000 && size > 20) continue;
+      const auto seed = static_cast<uint64_t>(size * 100000) + count;
+      ASSERT_EQ(run(GetParam(), {.size = size,
+                                 .count = count,
+                                 .root = static_cast<Rank>(seed % size),
+                                 .in_place = seed % 2 == 0,
+                                 .seed = seed}),
+                "");
+    }
+  }
+}
+
+TEST_P(EverySchedule, CutsLargeMessagesIntoChunksOfAnySize) {
+  for (int size = 1; size <= 9; ++size) {
+    for (const size_t chunk : {0, 1, 8, 24, 100, 4096}) {
+      for (const bool in_place : {false, true}) {
+        ASSERT_EQ(run(GetParam(), {.size = size,
+                                   .count = 333,
+                                   .root = size / 2,
+                                   .chunk_bytes = chunk,
+                                   .in_place = in_place,
+                                   .seed = chunk + size}),
+                  "");
+      }
+    }
+  }
+}
+
+TEST_P(EverySchedule, GivesEveryRankTheSameFloat32Bits) {
+  for (const int size : {2, 3, 4, 5, 7, 8, 13, 16, 33, 64}) {
+    for (const size_t count : {1, 17, 1000}) {
+      ASSERT_EQ(run(GetParam(), {.size = size, .count = count, .dtype = Dtype::kFloat32, .chunk_bytes = 64}), "");
+    }
+  }
+}
+
+TEST_P(EverySchedule, BroadcastsFromEveryRoot) {
+  for (int size = 1; size <= 17; ++size) {
+    for (Rank root = 0; root < size; ++root) {
+      ASSERT_EQ(run(GetParam(), {.size = size, .count = 10, .root = root, .seed = 7}), "");
+    }
+  }
+}
+
+TEST_P(EverySchedule, IsAPureFunction) {
+  const Problem problem{.rank = 3, .size = 11, .count = 1001, .element_bytes = 4, .root = 5, .chunk_bytes = 64};
+  EXPECT_EQ(to_string(GetParam().plan(problem)), to_string(GetParam().plan(problem)));
+}
+
+TEST_P(EverySchedule, WaitsForTheRankThatComesLast) {
+  for (const int size : {2, 3, 6, 16}) {
+    for (Rank late = 0; late < size; ++late) {
+      Trial trial(GetParam(), {.size = size, .count = 50, .chunk_bytes = 64});
+      Rendezvous rendezvous(trial, 5);
+      for (Rank rank = 0; rank < size; ++rank) {
+        if (rank != late) rendezvous.start(rank);
+      }
+      rendezvous.run();
+      for (Rank rank = 0; rank < size && GetParam().shape != Shape::kBroadcast; ++rank) {
+        ASSERT_FALSE(rendezvous.finished(rank)) << trial.name() << ": " << rank << " did not wait for " << late;
+      }
+      rendezvous.start(late);
+      rendezvous.run();
+      ASSERT_EQ(rendezvous.fault(), "");
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EverySchedule, testing::ValuesIn(kAlgorithms),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+class LogarithmicSchedule : public testing::TestWithParam<Algorithm> {};
+
+TEST_P(LogarithmicSchedule, WorksOnThousandsOfRanks) {
+  for (const int size : {1000, 1024, 4095, 4096}) {
+    const Setting setting{.size = size,
+                          .count = 1,
+                          .dtype = GetParam().shape == Shape::kAllReduce ? Dtype::kUint64 : Dtype::kUint8,
+                          .root = size / 3};
+    ASSERT_EQ(run(GetParam(), setting), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LogarithmicSchedule,
+                         testing::Values(kAlgorithms[1], kAlgorithms[2], kAlgorithms[4], kAlgorithms[5]),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+size_t sent_bytes(const Schedule& schedule) {
+  size_t bytes = 0;
+  for (const Step& step : schedule.steps) bytes += step.kind == Step::Kind::kSend ? step.from.bytes : 0;
+  return bytes;
+}
+
+size_t receiving_rounds(const Schedule& schedule) {
+  return std::count_if(schedule.steps.begin(), schedule.steps.end(),
+                       [](const Step& step) { return step.kind == Step::Kind::kReceive; });
+}
+
+TEST(RingAllReduce, SendsNoMoreThanTheBandwidthBound) {
+  for (const int size : {2, 3, 8, 64}) {
+    const size_t count = static_cast<size_t>(size) * 1000;
+    for (Rank rank = 0; rank < size; ++rank) {
+      const Schedule schedule = ring_all_reduce({.rank = rank, .size = size, .count = count, .element_bytes = 4});
+      EXPECT_EQ(sent_bytes(schedule), 2 * (count - count / size) * 4);
+    }
+  }
+}
+
+TEST(RingAllReduce, NeedsScratchForChunksOnly) {
+  const Schedule schedule = ring_all_reduce({.size = 2, .count = 1 << 24, .element_bytes = 4, .chunk_bytes = 1 << 18});
+  EXPECT_EQ(schedule.scratch_bytes, size_t{2} << 18);
+}
+
+TEST(BruckAllGather, TakesLogarithmicallyManyRounds) {
+  for (int size = 2; size <= 300; ++size) {
+    const Schedule schedule = bruck_all_gather({.rank = size / 2, .size = size, .count = 3, .element_bytes = 2});
+    const size_t rounds = std::bit_width(static_cast<unsigned>(size - 1));
+    EXPECT_GE(receiving_rounds(schedule), rounds);
+    EXPECT_LE(receiving_rounds(schedule), 2 * rounds) << "a message wraps around the end at most once";
+    EXPECT_EQ(sent_bytes(schedule), static_cast<size_t>(size - 1) * 6);
+    EXPECT_EQ(schedule.scratch_bytes, 0U);
+  }
+}
+
+TEST(DisseminationBarrier, TakesOneByteARound) {
+  for (int size = 2; size <= 300; ++size) {
+    const Schedule schedule = dissemination_barrier({.rank = 1, .size = size});
+    EXPECT_EQ(sent_bytes(schedule), static_cast<size_t>(std::bit_width(static_cast<unsigned>(size - 1))));
+  }
+}
+
+TEST(ChooseAllReduce, TakesTheRingForLargeBuffersAndDoublingForSmall) {
+  for (const int size : {2, 4, 8, 64, 1024}) {
+    const auto plan = [&](auto choose, size_t count) {
+      return to_string(choose({.rank = 1, .size = size, .count = count, .element_bytes = 4}));
+    };
+    EXPECT_EQ(plan(choose_all_reduce, 2), plan(recursive_doubling_all_reduce, 2)) << size;
+    EXPECT_EQ(plan(choose_all_reduce, 4096), plan(recursive_doubling_all_reduce, 4096)) << size;
+    EXPECT_EQ(plan(choose_all_reduce, size_t{16} << 20), plan(ring_all_reduce, size_t{16} << 20)) << size;
+  }
+}
+
+TEST(ChooseAllGather, TakesTheRingForLargeBlocksAndBruckForSmall) {
+  const auto plan = [&](auto choose, size_t count) {
+    return to_string(choose({.rank = 2, .size = 8, .count = count}));
+  };
+  EXPECT_EQ(plan(choose_all_gather, 1000), plan(bruck_all_gather, 1000));
+  EXPECT_EQ(plan(choose_all_gather, 1 << 20), plan(ring_all_gather, 1 << 20));
+}
+
+TEST(ToString, NamesEachStepOnALine) {
+  const Schedule schedule = recursive_doubling_all_reduce({.rank = 1, .size = 2, .count = 2, .element_bytes = 4});
+  EXPECT_EQ(to_string(schedule),
+            "0: send input[0, 8) to 0\n"
+            "1: receive scratch[0, 8) from 0\n"
+            "2: reduce scratch[0, 8) op input[0, 8) -> output[0, 8) after 1 and 0\n");
+}
+
+}  // namespace
+}  // namespace muster::test
