@@ -11,6 +11,7 @@ A line is let off a rule by a comment on it, or alone on the line above, that sa
 from __future__ import annotations
 
 import argparse
+import posixpath
 import re
 import subprocess
 import sys
@@ -136,27 +137,25 @@ def check_includes(tree: Tree) -> Iterator[Finding]:
 
 
 def check_listed(tree: Tree) -> Iterator[Finding]:
-    """Every .cpp is in the CMakeLists.txt of its folder or of one above, every .h is included by something."""
+    """Every .cpp is named by a CMakeLists.txt, every .h is included by something."""
+    listed = {source for path in tree.text for source in sources_listed_by(tree, path)}
     included = {target for code in tree.code.values() for target in re.findall(r'#\s*include\s*["<]([^">]+)[">]', code)}
     for path in tree.code:
-        if not path.endswith(".cpp"):
-            ways = {path.removeprefix("src/"), path.removeprefix("tests/"), path, Path(path).name}
-            if not ways & included:
-                yield Finding(path, 1, "dead-file", "nothing includes this header: include it or remove it")
-        elif not any(listed_in(tree, folder, path) for folder in Path(path).parents):
-            yield Finding(path, 1, "unlisted", "list it in the CMakeLists.txt of its folder, or remove it")
+        if path.endswith(".cpp"):
+            if path not in listed:
+                yield Finding(path, 1, "unlisted", "list it in the CMakeLists.txt of its folder, or remove it")
+        elif not {path, path.removeprefix("src/"), path.removeprefix("tests/"), Path(path).name} & included:
+            yield Finding(path, 1, "dead-file", "nothing includes this header: include it or remove it")
 
 
-def listed_in(tree: Tree, folder: Path, path: str) -> bool:
-    lists = tree.text.get((folder / "CMakeLists.txt").as_posix(), "")
-    relative = Path(path).relative_to(folder).as_posix()
-    # A loop over test names writes ${name}.cpp.
-    stem = relative.removesuffix(".cpp")
-    looped = "${name}.cpp" in lists or "${test}.cpp" in lists
-    return bool(
-        re.search(rf"(?<![\w./-]){re.escape(relative)}(?![\w.-])", lists)
-        or (looped and re.search(rf"(?<![\w./-]){re.escape(stem)}(?![\w.-])", lists))
-    )
+def sources_listed_by(tree: Tree, path: str) -> Iterator[str]:
+    if Path(path).name != "CMakeLists.txt":
+        return
+    text = re.sub(r"#.*", "", tree.text[path])
+    looped = re.search(r"\$\{\w+\}\.cpp", text)  # foreach(name a b c) ... ${name}.cpp
+    for word in re.findall(r"[\w./-]+", text):
+        if word.endswith(".cpp") or looped:
+            yield posixpath.normpath((Path(path).parent / word).as_posix().removesuffix(".cpp") + ".cpp")
 
 
 def check_mentioned(tree: Tree) -> Iterator[Finding]:
