@@ -1,3 +1,4 @@
+# ruff: noqa: N999 (the name of torch's own native module)
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Backend, Store

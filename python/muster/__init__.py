@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         MismatchError,
         PeerLostError,
         ProtocolError,
-        TimeoutError,
+        TimeoutError,  # noqa: A004
         UnavailableError,
     )
 

@@ -27,6 +27,7 @@ def load() -> None:
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
+    _requirements.check()
     from muster import _backend
 
     return _backend.create(options)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from muster import _requirements
+from muster import _C
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
@@ -25,13 +25,12 @@ _made_lock = threading.Lock()
 
 def create(options: _DistributedBackendOptions) -> Backend:
     """Meets the other ranks of a process group through torch's store."""
-    native = _requirements.native()
     with _made_lock:
         key = (options.group_id, options.group_rank)
         round_number = _made[key]
         _made[key] += 1
     name = f"{options.group_id}.{round_number}" if round_number else options.group_id
-    backend: Backend = native.create_backend(
+    return _C.create_backend(
         store=options.store,
         rank=options.group_rank,
         size=options.group_size,
@@ -39,7 +38,6 @@ def create(options: _DistributedBackendOptions) -> Backend:
         name=name,
         generation=int(os.environ.get("MUSTER_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
     )
-    return backend
 
 
 def _timeout(asked: timedelta) -> timedelta:
@@ -51,5 +49,4 @@ def _timeout(asked: timedelta) -> timedelta:
 def transport(group: dist.ProcessGroup | None = None) -> str:
     """How the ranks of `group` (default: all) are linked: "shm" within this host's memory, else as "unix" or "tcp"."""
     group = group or dist.distributed_c10d._get_default_group()
-    linked: str = _requirements.native().transport(group._get_backend(torch.device("cpu")))
-    return linked
+    return _C.transport(group._get_backend(torch.device("cpu")))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from types import ModuleType
 
 
 def torch_is_being_imported() -> bool:
@@ -29,6 +29,9 @@ def problem() -> str | None:
             f"this muster was built against torch {_build.TORCH}, but torch {found} is installed: run "
             f"`pip install torch=={_build.TORCH}`, or build muster again with the torch that is installed"
         )
+    if importlib.util.find_spec("muster._C") is None:
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"muster has no native module for Python {version}: build it with this interpreter"
     return None
 
 
@@ -36,18 +39,3 @@ def check() -> None:
     sentence = problem()
     if sentence is not None:
         raise ImportError(sentence, name="muster")
-
-
-def native() -> ModuleType:
-    """The native module. Loaded when a group or a store is made, not before."""
-    check()
-    try:
-        from muster import _C
-    except ModuleNotFoundError as error:
-        if error.name != "muster._C":
-            raise
-        version = ".".join(map(str, sys.version_info[:2]))
-        raise ImportError(
-            f"muster has no native module for Python {version}: build it with this interpreter", name="muster"
-        ) from error
-    return _C

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+from muster import _C
 
-from muster import _requirements
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
-def store(
-    url: str | None = None, *, timeout: timedelta = timedelta(minutes=5), secret: bytes | None = None
-) -> dist.Store:
+def store(url: str | None = None, *, timeout: timedelta = timedelta(minutes=5), secret: bytes | None = None) -> Store:
     """Opens a store, usable wherever torch takes one: `init_process_group("muster", store=muster.store(url), ...)`.
 
     url: "tcp://host:port", "unix:/path" or "unix:@name" (a muster store server), "file:///path", or "memory:" (this
@@ -22,11 +22,8 @@ def store(
 
     Raises ValueError for a URL it cannot read and muster.Error for a store it cannot reach.
     """
-    native = _requirements.native()
     if url is None:
-        opened: dist.Store = native.store_from_environment(timeout)
-        return opened
+        return _C.store_from_environment(timeout)
     if secret is None:
         secret = bytes.fromhex(os.environ.get("MUSTER_SECRET", ""))
-    opened = native.open_store(url, secret, timeout)
-    return opened
+    return _C.open_store(url, secret, timeout)

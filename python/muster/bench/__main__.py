@@ -1,0 +1,61 @@
+"""muster bench NAME: measures muster beside a peer, prints a table with the ratio and the floor, keeps it as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from muster.bench import plot
+from muster.bench.benches import BENCHES
+from muster.bench.ranks import RanksFailedError
+from muster.bench.report import Row, Table, write_json
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="muster bench", description=__doc__)
+    names = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
+    for name, bench in BENCHES.items():
+        one = names.add_parser(name, help=bench.SUMMARY, description=bench.SUMMARY)
+        one.add_argument("--vs", choices=bench.PEERS, default=bench.PEERS[0], help="the peer (default: %(default)s)")
+        bench.add_arguments(one)
+        one.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE")
+        one.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the rows")
+        one.add_argument("--quick", action="store_true", help="fewer and shorter rounds: under a minute, less exact")
+        one.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="of one number of ranks")
+    if not arguments or (arguments[0] not in BENCHES and not arguments[0].startswith("-")):
+        asked = f"there is no benchmark {arguments[0]!r}" if arguments else "name a benchmark"
+        parser.error(f"{asked}; there are: {', '.join(BENCHES)}")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    if options.plot and not plot.available():
+        print("muster bench: --plot needs matplotlib: run `pip install matplotlib`", file=sys.stderr)
+        return 2
+    rows: list[Row] = []
+    try:
+        for row in BENCHES[options.bench].run(options):
+            if not rows:
+                table = Table(row.peer_name, row.unit)
+            rows.append(row)
+            table.add(row)
+    except ValueError as error:
+        print(f"muster bench {options.bench}: {error}", file=sys.stderr)
+        return 2
+    except RanksFailedError as error:
+        print(f"muster bench {options.bench}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        write_json(options.json, rows)
+    if options.plot:
+        plot.write_plot(options.plot, rows)
+        print(f"drawn: {options.plot}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

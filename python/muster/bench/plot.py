@@ -1,0 +1,52 @@
+"""Draws rows: time against size, one panel for each number of ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from muster.bench.report import Row, format_size
+
+MUSTER, PEER, FLOOR = "#1b6ca8", "#c8553d", "#8a8a8a"
+
+
+def available() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def write_plot(path: Path, rows: list[Row]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    counts = sorted({row.ranks for row in rows})
+    figure, panels = plt.subplots(1, len(counts), figsize=(5.2 * len(counts), 4.2), sharey=True, squeeze=False)
+    for panel, ranks in zip(panels[0], counts, strict=True):
+        shown = sorted((row for row in rows if row.ranks == ranks), key=lambda row: row.bytes)
+        sizes = [row.bytes for row in shown]
+        panel.loglog(sizes, [row.peer for row in shown], "o-", color=PEER, label=shown[0].peer_name)
+        panel.loglog(sizes, [row.muster for row in shown], "o-", color=MUSTER, label="muster")
+        panel.loglog(sizes, [row.floor for row in shown], "--", color=FLOOR, label="floor")
+        for row in shown:
+            panel.annotate(
+                f"{row.ratio:.1f}x",
+                (row.bytes, row.muster),
+                textcoords="offset points",
+                xytext=(0, -14),
+                ha="center",
+                fontsize=8,
+                color=MUSTER,
+            )
+        panel.set_title(f"{ranks} ranks")
+        panel.set_xlabel("bytes")
+        panel.set_xticks(sizes, [format_size(size) for size in sizes], rotation=30, ha="right")
+        panel.minorticks_off()
+        panel.grid(True, alpha=0.25)
+        panel.margins(y=0.12)
+    panels[0][0].set_ylabel(f"{rows[0].metric}, {rows[0].unit}")
+    panels[0][0].legend(frameon=False)
+    figure.suptitle(f"{rows[0].bench}: {rows[0].case}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

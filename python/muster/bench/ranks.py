@@ -1,0 +1,93 @@
+"""Runs one benchmark in several processes of its own and yields what rank 0 measures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class RanksFailedError(RuntimeError):
+    """A rank ended badly; the message has the end of what it wrote."""
+
+
+def run_ranks(bench: str, ranks: int, parameters: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
+    """Starts `ranks` processes of muster.bench.worker and yields rank 0's results as they come. Leaves no process."""
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, contextlib.ExitStack() as stack:
+        reading, writing = os.pipe()
+        stack.callback(os.close, reading)
+        workers: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, workers)
+        try:
+            for rank in range(ranks):
+                log = stack.enter_context(open(_log(folder, rank), "wb"))
+                workers.append(_start(bench, rank, ranks, folder, parameters, writing, log))
+        finally:
+            os.close(writing)
+        for line in _lines(reading, workers, folder):
+            yield json.loads(line)
+        _join(workers, folder, timeout)
+
+
+def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str) -> Iterator[bytes]:
+    """Rank 0's lines until it closes the pipe; raises as soon as any rank has failed."""
+    buffer = b""
+    while True:
+        if not select.select([reading], [], [], 0.2)[0]:
+            for rank, worker in enumerate(workers):
+                if worker.poll():
+                    raise RanksFailedError(_report(rank, worker, folder))
+            continue
+        chunk = os.read(reading, 65536)
+        if not chunk:
+            return
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        yield from lines
+
+
+def _start(
+    bench: str, rank: int, ranks: int, folder: str, parameters: dict[str, Any], report: int, log: Any
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "muster.bench.worker", bench, str(rank), str(ranks), folder]
+    command += [json.dumps(parameters), str(report) if rank == 0 else "-1"]
+    # One thread a rank, and loopback for peers that go by host name: the same for all.
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | dict(os.environ)
+    return subprocess.Popen(
+        command, env=environment, stdout=log, stderr=subprocess.STDOUT, pass_fds=[report] if rank == 0 else []
+    )
+
+
+def _log(folder: str, rank: int) -> Path:
+    return Path(folder) / f"rank{rank}.log"
+
+
+def _join(workers: list[subprocess.Popen[bytes]], folder: str, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for rank, worker in enumerate(workers):
+        try:
+            status = worker.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise RanksFailedError(f"rank {rank} did not end within {timeout:g} s") from None
+        if status != 0:
+            raise RanksFailedError(_report(rank, worker, folder))
+
+
+def _report(rank: int, worker: subprocess.Popen[bytes], folder: str) -> str:
+    tail = "\n".join(_log(folder, rank).read_text(errors="replace").splitlines()[-15:])
+    return f"rank {rank} ended with status {worker.returncode}:\n{tail}"
+
+
+def _end(workers: list[subprocess.Popen[bytes]]) -> None:
+    for worker in workers:
+        if worker.poll() is None:
+            worker.kill()
+    for worker in workers:
+        worker.wait()

@@ -1,0 +1,35 @@
+"""One rank of a benchmark: joins the others over muster and over the peer, and runs the benchmark's measure()."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from muster.bench import benches
+
+
+def main() -> None:
+    bench, rank, ranks, folder, parameters, report = sys.argv[1:]
+    options = json.loads(parameters)
+    store = FileStore(f"{folder}/store", int(ranks))
+    limit = timedelta(seconds=options["timeout"])
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks), timeout=limit)
+    groups = {"muster": dist.new_group(backend="muster", timeout=limit), "gloo": dist.group.WORLD}
+    results = benches.BENCHES[bench].measure(groups, options)
+    if report != "-1":
+        with os.fdopen(int(report), "w") as pipe:
+            for result in results:
+                print(json.dumps(result), file=pipe, flush=True)
+    else:
+        for _ in results:
+            pass
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
