@@ -1,6 +1,7 @@
 #include "muster/collective/execution.h"
 
 #include <cstring>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace muster {
 struct Execution::Impl {
   struct Node {
     Link* link = nullptr;
+    bool in_flight = false;
     uint8_t waiting_for = 0;
     uint32_t next_in_lane = Step::kNone;
     // The steps that wait for this one, as a list through their own nodes: by `after` and by `and_after` apart.
@@ -94,7 +96,7 @@ struct Execution::Impl {
     switch (step.kind) {
       case Step::Kind::kSend: {
         const ConstSegment segment{source(step.from), step.from.bytes};
-        ++pending;
+        launch(index);
         nodes[index].link->send({&segment, 1}, [this, index](Result<> r) { completed(index, std::move(r)); });
         break;
       }
@@ -102,7 +104,7 @@ struct Execution::Impl {
       case Step::Kind::kReceiveReduce: {
         const Range& into = step.kind == Step::Kind::kReceive ? step.to : step.from;
         const Segment segment{target(into), into.bytes};
-        ++pending;
+        launch(index);
         nodes[index].link->receive({&segment, 1}, [this, index](Result<> r) { completed(index, std::move(r)); });
         break;
       }
@@ -117,9 +119,15 @@ struct Execution::Impl {
     }
   }
 
+  void launch(uint32_t index) {
+    ++pending;
+    nodes[index].in_flight = true;
+  }
+
   // Runs on the links' loop, perhaps inside begin(). May delete this.
   void completed(uint32_t index, Result<> outcome) {
     --pending;
+    nodes[index].in_flight = false;
     if (!outcome && !failed) {
       failed = true;
       result = std::move(outcome);
@@ -186,5 +194,13 @@ Execution::~Execution() {
 void Execution::start() { impl_->start(); }
 
 bool Execution::finished() const { return impl_->reported; }
+
+std::vector<Rank> Execution::waiting_for() const {
+  std::set<Rank> ranks;
+  for (size_t i = 0; i < impl_->steps.size(); ++i) {
+    if (impl_->nodes[i].in_flight) ranks.insert(impl_->steps[i].peer);
+  }
+  return {ranks.begin(), ranks.end()};
+}
 
 }  // namespace muster

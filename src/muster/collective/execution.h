@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "muster/base/bytes.h"
 #include "muster/collective/schedule.h"
@@ -35,6 +36,8 @@ class Execution {
   void start();
   /// Whether `done` was called.
   bool finished() const;
+  /// The ranks with which a step that was started is not over, in rank order: whom a missed deadline waited for.
+  std::vector<Rank> waiting_for() const;
 
  private:
   struct Impl;
