@@ -1,0 +1,52 @@
+"""Several hosts on one machine: network namespaces joined by veth pairs, made and removed by the test."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=30)
+
+
+class Host:
+    """One namespace: its name, and its address on the link between the hosts."""
+
+    def __init__(self, namespace: str, address: str) -> None:
+        self.namespace, self.address = namespace, address
+
+    def start(self, command: list[str | Path], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, *map(str, command)],
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Skips where namespaces can't be made."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("making network namespaces takes root and iproute2")
+    tag = f"muster{os.getpid()}"
+    hosts = Host(f"{tag}a", "10.77.0.1"), Host(f"{tag}b", "10.77.0.2")
+    try:
+        for host in hosts:
+            ip("netns", "add", host.namespace)
+        first, second = (host.namespace for host in hosts)
+        ip("link", "add", "veth0", "netns", first, "type", "veth", "peer", "name", "veth0", "netns", second)
+        for host in hosts:
+            ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "veth0")
+            for device in ("lo", "veth0"):
+                ip("-n", host.namespace, "link", "set", device, "up")
+        yield hosts
+    finally:
+        for host in hosts:
+            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, timeout=30)

@@ -1,0 +1,96 @@
+"""The demo across two hosts: two agents, one job, gradients over TCP."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hosts import Host, two_hosts
+
+SECRET = "00112233445566778899aabbccddeeff"
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as pair:
+        yield pair
+
+
+def run_on(
+    hosts: tuple[Host, Host], binary: Path, script: list[str | Path], nproc: int = 2, secrets: tuple[str, str] | None = None
+) -> list[tuple[int, str]]:
+    """Starts one agent a host; their exit statuses and outputs."""
+    agents = []
+    for node, host in enumerate(hosts):
+        command = [binary, "run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", str(nproc)]
+        command += ["--master-addr", hosts[0].address, "--master-port", "29500", *script]
+        agents.append(host.start(command, env={"MUSTER_SECRET": (secrets or (SECRET, SECRET))[node]}))
+    try:
+        outputs = [agent.communicate(timeout=240)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    return [(agent.returncode, output) for agent, output in zip(agents, outputs, strict=True)]
+
+
+def test_the_demo_trains_across_two_hosts(
+    hosts: tuple[Host, Host], root: Path, release_build: Path, tmp_path: Path
+) -> None:
+    script: list[str | Path] = [root / "examples/python/digits.py", "--plot", tmp_path / "digits.png"]
+    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/launch/muster", script)
+    assert (status, other_status) == (0, 0), said + other_said
+    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
+    assert accuracies and accuracies[-1] >= 97, said
+    assert "with 4 ranks" in said
+
+
+REPORT = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("muster")
+from torch.distributed.distributed_c10d import _get_default_group
+total = torch.full((100_001,), float(dist.get_rank() + 1))
+dist.all_reduce(total)
+assert total.eq(10).all(), total
+ports = sum(1 for line in open("/proc/net/tcp") if line.split()[3] == "0A" and not line.split()[1].startswith("0100007F"))
+print(f"sum ok; {ports} ports open to the network", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_no_port_but_the_roots_stays_open_to_the_network(
+    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "report.py"
+    script.write_text(REPORT)
+    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/launch/muster", [script])
+    assert (status, other_status) == (0, 0), said + other_said
+    assert said.count("sum ok; 1 ports open") == 2, said
+    assert other_said.count("sum ok; 0 ports open") == 2, other_said
+
+
+def test_a_node_with_another_secret_is_refused(
+    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "report.py"
+    script.write_text(REPORT)
+    binary = release_build / "src/muster/launch/muster"
+    root = hosts[0].start(
+        [binary, "run", "--nnodes", "2", "--node-rank", "0", "--timeout", "60", "--nproc-per-node", "1"]
+        + ["--master-addr", hosts[0].address, "--master-port", "29500", script],
+        env={"MUSTER_SECRET": SECRET},
+    )
+    stranger = hosts[1].start(
+        [binary, "run", "--nnodes", "2", "--node-rank", "1", "--timeout", "60", "--nproc-per-node", "1"]
+        + ["--master-addr", hosts[0].address, "--master-port", "29500", script],
+        env={"MUSTER_SECRET": SECRET[::-1]},
+    )
+    try:
+        said = stranger.communicate(timeout=90)[0]
+        assert stranger.returncode != 0
+        assert "authentication" in said, said
+        assert root.poll() is None  # it goes on waiting for the real one
+    finally:
+        root.kill()
+        stranger.kill()
+        root.wait(timeout=30)
