@@ -73,6 +73,7 @@ void Rendezvous::begin(Rank rank, uint32_t index) {
 
 void Rendezvous::end(Rank rank, uint32_t index) {
   --parties_[rank].unfinished;
+  std::erase_if(parties_[rank].holds, [&](const Hold& hold) { return hold.step == index; });
   for (const uint32_t next : parties_[rank].next[index]) {
     if ((next >> 31) == 0 && --parties_[rank].waiting[next] == 0) begin(rank, next);
   }
@@ -95,14 +96,20 @@ void Rendezvous::run() {
       carry(*action.channel);
       continue;
     }
-    const Step& what = step(action.rank, action.step);
-    if (what.kind == Step::Kind::kReduce) {
-      combine(action.rank, what);
-    } else {
-      std::memmove(memory(action.rank, what.to), memory(action.rank, what.from), what.from.bytes);
-    }
+    run_local(action.rank, action.step);
     end(action.rank, action.step);
   }
+}
+
+void Rendezvous::run_local(Rank rank, uint32_t index) {
+  const Step& what = step(rank, index);
+  if (what.kind == Step::Kind::kReduce) combine(rank, index);
+  if (what.kind != Step::Kind::kCopy) return;
+  touch(rank, index, what.from, false);
+  uint8_t* const to = memory(rank, what.to);
+  if (to == memory(rank, what.from)) return;
+  touch(rank, index, what.to, true);
+  std::memcpy(to, memory(rank, what.from), what.from.bytes);
 }
 
 void Rendezvous::carry(Channel& channel) {
@@ -120,12 +127,32 @@ void Rendezvous::carry(Channel& channel) {
   if (received) channel.receives.pop_front();
   channel.listed = !channel.sends.empty() && !channel.receives.empty();
   if (channel.listed) actions_.push_back({&channel});
-  if (received && receive.kind == Step::Kind::kReceiveReduce) combine(in.rank, receive);
+  if (received && receive.kind == Step::Kind::kReceiveReduce) combine(in.rank, in.step);
   if (received) end(in.rank, in.step);
-  if (sent) end(out.rank, out.step);
+  if (sent) actions_.push_back({nullptr, out.rank, out.step});  // the sender learns it some time later
 }
 
-void Rendezvous::combine(Rank rank, const Step& what) {
+void Rendezvous::hold(Rank rank, uint32_t index, const Range& range, bool writes) {
+  touch(rank, index, range, writes);
+  const uint8_t* const begin = memory(rank, range);
+  parties_[rank].holds.push_back({index, begin, begin + range.bytes, writes});
+}
+
+void Rendezvous::touch(Rank rank, uint32_t index, const Range& range, bool writes) {
+  const uint8_t* const begin = memory(rank, range);
+  for (const Hold& other : parties_[rank].holds) {
+    const bool overlap = begin < other.end && other.begin < begin + range.bytes;
+    if (!overlap || other.step == index || !(writes || other.writes) || !conflict_.empty()) continue;
+    conflict_ = fmt::format("{}: at rank {} step {} touches memory of step {}, which has not ended:\n{}", trial_.name(),
+                            rank, index, other.step, to_string(trial_.schedule(rank)));
+  }
+}
+
+void Rendezvous::combine(Rank rank, uint32_t index) {
+  const Step& what = step(rank, index);
+  touch(rank, index, what.from, false);
+  touch(rank, index, what.with, false);
+  touch(rank, index, what.to, true);
   const Buffers buffers = trial_.buffers(rank);
   const Range& first = what.from_first ? what.from : what.with;
   const Range& second = what.from_first ? what.with : what.from;
@@ -147,6 +174,7 @@ uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
 }
 
 std::string Rendezvous::fault() const {
+  if (!conflict_.empty()) return conflict_;
   for (Rank rank = 0; rank < trial_.size(); ++rank) {
     if (parties_[rank].unfinished == 0) continue;
     return fmt::format("{}: rank {} is stuck with {} steps left:\n{}", trial_.name(), rank, parties_[rank].unfinished,

@@ -12,7 +12,8 @@ namespace muster::test {
 
 /// Runs a trial's schedules without links, as adversely as a network may: bytes leave the sender's memory only when the
 /// receiver takes them, some at a time, and whatever can happen next happens in random order. So it finds deadlocks
-/// (nothing is buffered), memory reused too early, and steps that rely on an order nobody promised.
+/// (nothing is buffered) and steps that rely on an order nobody promised; and it watches that no step writes memory
+/// that a send or receive still holds, or reads memory that a receive holds.
 class Rendezvous {
  public:
   Rendezvous(Trial& trial, uint64_t seed);
@@ -25,7 +26,14 @@ class Rendezvous {
   std::string fault() const;
 
  private:
+  struct Hold {
+    uint32_t step;
+    const uint8_t* begin;
+    const uint8_t* end;
+    bool writes;
+  };
   struct Party {
+    std::vector<Hold> holds;                  // memory of sends and receives that have not ended
     std::vector<std::vector<uint32_t>> next;  // by step: the steps that it holds back
     std::vector<int> waiting;                 // by step: how many hold it back
     size_t unfinished = 0;
@@ -40,7 +48,7 @@ class Rendezvous {
     bool listed = false;
   };
   struct Action {
-    Channel* channel;  // null: a local step
+    Channel* channel;  // null: a local step, or the end of a send
     Rank rank = kNoRank;
     uint32_t step = 0;
   };
@@ -51,7 +59,10 @@ class Rendezvous {
   void end(Rank rank, uint32_t index);
   void offer(Rank from, Rank to, Transfer transfer, bool send);
   void carry(Channel& channel);
-  void combine(Rank rank, const Step& step);
+  void run_local(Rank rank, uint32_t index);
+  void combine(Rank rank, uint32_t index);
+  void hold(Rank rank, uint32_t index, const Range& range, bool writes);
+  void touch(Rank rank, uint32_t index, const Range& range, bool writes);
   uint8_t* memory(Rank rank, const Range& range);
 
   Trial& trial_;
@@ -59,6 +70,7 @@ class Rendezvous {
   std::vector<Party> parties_;
   std::unordered_map<uint64_t, Channel> channels_;
   std::vector<Action> actions_;
+  std::string conflict_;
 };
 
 }  // namespace muster::test
