@@ -10,13 +10,14 @@
 namespace muster {
 
 struct StoreServerOptions {
-  Credentials credentials;              ///< demanded on the muster dialect's TCP and Unix listeners
-  std::vector<Address> muster_listen;   ///< muster's dialect: TCP (port 0 picks one) or Unix
-  std::vector<Address> torch_listen;    ///< PyTorch's TCPStore protocol, unauthenticated: loopback unless the user insists
-  size_t max_reply_queue = 64 << 20;    ///< bytes queued for a client that does not read, before it is cut off
+  Credentials credentials;             ///< demanded on the muster dialect's TCP and Unix listeners
+  std::vector<Address> muster_listen;  ///< muster's dialect: TCP (port 0 picks one) or Unix
+  std::vector<Address>
+      torch_listen;  ///< PyTorch's TCPStore protocol, unauthenticated: loopback unless the user insists
+  size_t max_reply_queue = 64 << 20;  ///< bytes queued for a client that does not read, before it is cut off
   /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
   /// authenticated link to the server there (a node's proxy).
-  std::string upstream;                 ///< "tcp://host:port" or "unix:..."
+  std::string upstream;  ///< "tcp://host:port" or "unix:..."
 };
 
 /// Serves the store from its own thread until destroyed.

@@ -12,41 +12,75 @@ namespace muster {
 using ClientId = uint64_t;
 using RequestId = uint64_t;
 
-/// Sent on the wire: append only.
+/// Sent on the wire and written to file stores: append only.
 enum class Operation : uint8_t {
-  kSet = 1, kGet = 2, kCompareSet = 3, kAdd = 4, kCheck = 5, kWait = 6, kDelete = 7, kNumKeys = 8, kAppend = 9,
-  kMultiGet = 10, kMultiSet = 11, kQueuePush = 12, kQueuePop = 13, kQueueLength = 14, kListKeys = 15, kBarrier = 16,
+  kSet = 1,
+  kGet = 2,
+  kCompareSet = 3,
+  kAdd = 4,
+  kCheck = 5,
+  kWait = 6,
+  kDelete = 7,
+  kNumKeys = 8,
+  kAppend = 9,
+  kMultiGet = 10,
+  kMultiSet = 11,
+  kQueuePush = 12,
+  kQueuePop = 13,
+  kQueueLength = 14,
+  kListKeys = 15,
+  kBarrier = 16,
   kCancel = 17,  ///< of the request `id`
 };
+/// "set", "multi_get", ...
+const char* name(Operation operation);
+
+inline constexpr size_t kMaxKeyBytes = 64 << 10;
+inline constexpr size_t kMaxValueBytes = size_t{1} << 30;
+inline constexpr size_t kMaxKeysPerRequest = 1 << 20;
+inline constexpr size_t kMaxWaitsPerClient = 1 << 16;
 
 /// One operation, whatever dialect it came in. Which fields count depends on the operation.
 struct Request {
   Operation operation{};
-  RequestId id = 0;            ///< the client's own number for it; the reply carries it
-  std::vector<Key> keys;
-  std::vector<Bytes> values;   ///< set, append, push: one; compare_set: expected, desired; multi_set: one per key
-  int64_t number = 0;          ///< add: the amount; barrier: the count
+  RequestId id = 0;           ///< the client's own number for it; the reply carries it
+  std::vector<Key> keys;      ///< list_keys: the prefix
+  std::vector<Bytes> values;  ///< set, append, push: one; compare_set: expected, desired; multi_set: one per key
+  int64_t number = 0;         ///< add: the amount; barrier: the count
+  /// get, multi_get, queue_pop: reply at once. A missing value is empty, as torch's protocol wants it; a pop from an
+  /// empty queue has no value and number 0.
+  bool immediate = false;
 };
 
 struct Reply {
   ClientId client = 0;
   RequestId id = 0;
-  Result<> status{};           ///< an error, or the fields below
+  Result<> status{};  ///< an error, or the fields below
   std::vector<Bytes> values;
-  std::vector<Key> keys;       ///< list_keys
-  int64_t number = 0;          ///< add, num_keys, queue_length; check and delete: 0 or 1
+  std::vector<Key> keys;  ///< list_keys, sorted
+  /// add: the sum; num_keys, queue_length: the number; check and delete: 0 or 1; queue_pop: the length before it
+  int64_t number = 0;
 };
 using Replies = std::vector<Reply>;
+
+/// Whether the request can be carried out at all: its keys and values are as many as the operation takes, and within
+/// the limits above. kInvalidArgument or kResourceExhausted otherwise.
+Result<> validate(const Request& request);
 
 /// The store as a state machine: it knows no socket, no thread and no clock, so that dialects, the proxy, the memory
 /// store and the simulator share it. A request that must wait gives no reply yet; the reply comes out of the later
 /// apply() that releases it. Waiters are indexed by key and by client: a client that leaves costs what it waits for.
+///
+/// As in torch's stores, a queue stands beside the keys: num_keys, list_keys and delete_key do not see it, check and
+/// wait do while it holds something, and a push releases one waiter only, the oldest. A barrier is no key either. An
+/// arrival that is cancelled or dropped is withdrawn; one whose count differs from those already waiting is kMismatch.
+/// kCancel answers the request that it ends with kAborted; if that has been answered already, nothing happens.
 /// Not thread-safe.
 class StoreState {
  public:
   StoreState();
   ~StoreState();
-  Replies apply(const Request& request, ClientId client);
+  Replies apply(Request request, ClientId client);
   /// The client is gone: its waits are forgotten.
   void drop(ClientId client);
   size_t waiters() const;

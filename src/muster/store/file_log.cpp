@@ -1,0 +1,163 @@
+// What a file store's file holds, numbers little-endian:
+//
+//   file   := "MUSTLOG1" record*
+//   record := checksum:u64 client:u64 frame         checksum: FNV-1a of what follows it in the record
+//   frame  := a request, as in messages.cpp
+//
+// A writer that is killed leaves a record that is too short or does not match its checksum. As it held the lock, a
+// reader under the lock knows that nobody is still writing it: what is torn ends the file, and the next writer cuts it.
+
+#include "muster/store/file_log.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "muster/store/messages.h"
+
+namespace muster {
+namespace {
+
+constexpr std::string_view kMagic = "MUSTLOG1";
+constexpr size_t kRecordHeaderBytes = 2 * sizeof(uint64_t) + kFrameHeaderBytes;
+
+uint64_t fnv1a(ByteView bytes, uint64_t hash = 0xcbf29ce484222325) {
+  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
+  return hash;
+}
+
+class FileLock {
+ public:
+  FileLock(int fd, int kind) : fd_(fd), held_(flock(fd, kind | LOCK_NB) == 0), error_(held_ ? 0 : errno) {}
+  ~FileLock() {
+    if (held_) flock(fd_, LOCK_UN);
+  }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+  bool held() const { return held_; }
+  bool busy() const { return error_ == EWOULDBLOCK || error_ == EINTR; }
+  int error() const { return error_; }
+
+ private:
+  int fd_;
+  bool held_;
+  int error_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<FileLog>> FileLog::open(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!fd) return fail_errno(errno, "cannot open the file store " + path);
+  return std::unique_ptr<FileLog>(new FileLog(path, std::move(fd)));
+}
+
+tl::unexpected<Error> FileLog::failed(const char* action) const {
+  return fail_errno(errno, std::string("cannot ") + action + " the file store " + path_);
+}
+
+Result<uint64_t> FileLog::size() const {
+  struct stat status {};
+  if (fstat(fd_.get(), &status) != 0) return failed("look at");
+  return static_cast<uint64_t>(status.st_size);
+}
+
+Result<> FileLog::read_at(uint64_t offset, MutableByteView into) const {
+  while (!into.empty()) {
+    const ssize_t n = pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return failed("read");
+    if (n == 0) return fail(ErrorCode::kIo, "the file store " + path_ + " was cut short while it was read");
+    offset += static_cast<size_t>(n);
+    into = into.subspan(static_cast<size_t>(n));
+  }
+  return {};
+}
+
+// False when what is left is torn.
+Result<bool> FileLog::read_record(uint64_t size, const Apply& apply) {
+  if (size - end_ < kRecordHeaderBytes) return false;
+  Bytes record(kRecordHeaderBytes);
+  MUSTER_TRY(read_at(end_, record));
+  const auto header = decode_frame_header(ByteView(record).last(kFrameHeaderBytes), kMaxMessageBytes);
+  if (!header || size - end_ - kRecordHeaderBytes < header->length) return false;
+  record.resize(kRecordHeaderBytes + header->length);
+  MUSTER_TRY(read_at(end_ + kRecordHeaderBytes, MutableByteView(record).subspan(kRecordHeaderBytes)));
+  Reader in(record);
+  MUSTER_ASSIGN(const auto checksum, in.get<uint64_t>());
+  if (checksum != fnv1a(ByteView(record).subspan(sizeof checksum))) return false;
+  MUSTER_ASSIGN(const auto client, in.get<ClientId>());
+  MUSTER_ASSIGN(Request request, decode_request(*header, ByteView(record).subspan(kRecordHeaderBytes)));
+  end_ += record.size();
+  apply(std::move(request), client);
+  return true;
+}
+
+// Under a lock.
+Result<> FileLog::read_new(const Apply& apply) {
+  MUSTER_ASSIGN(const uint64_t size, this->size());
+  if (size < end_) return fail(ErrorCode::kProtocol, "the file store " + path_ + " was cut short by somebody else");
+  if (end_ == 0) {
+    if (size < kMagic.size()) return {};  // new, or its first writer was killed
+    Bytes magic(kMagic.size());
+    MUSTER_TRY(read_at(0, magic));
+    if (to_string(magic) != kMagic) {
+      return fail(ErrorCode::kProtocol, path_ + " is not a file store of muster's; give it a file of its own");
+    }
+    end_ = kMagic.size();
+  }
+  while (end_ < size) {
+    MUSTER_ASSIGN(const bool whole, read_record(size, apply));
+    if (!whole) return {};
+  }
+  return {};
+}
+
+Result<bool> FileLog::catch_up(const Apply& apply) {
+  MUSTER_ASSIGN(const uint64_t size, this->size());
+  if (size == end_) return true;
+  const FileLock lock(fd_.get(), LOCK_SH);
+  if (lock.busy()) return false;
+  if (!lock.held()) return fail_errno(lock.error(), "cannot lock the file store " + path_);
+  MUSTER_TRY(read_new(apply));
+  return true;
+}
+
+Result<> FileLog::write_end(ByteView bytes) {
+  uint64_t offset = end_;
+  while (!bytes.empty()) {
+    const ssize_t n = pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const auto error = failed("append to");
+      // What was written is torn and would be ignored; cutting it off at once only gives the space back.
+      if (ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return error;
+      return error;
+    }
+    offset += static_cast<size_t>(n);
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  end_ = offset;
+  return {};
+}
+
+Result<bool> FileLog::append(const Request& request, ClientId client, const Apply& apply,
+                             const std::function<bool()>& wanted) {
+  const FileLock lock(fd_.get(), LOCK_EX);
+  if (lock.busy()) return false;
+  if (!lock.held()) return fail_errno(lock.error(), "cannot lock the file store " + path_);
+  MUSTER_TRY(read_new(apply));
+  if (!wanted()) return false;
+  MUSTER_ASSIGN(const Bytes frame, encode_request(request));
+  const Bytes body = Writer().put(client).put_raw(frame).take();
+  MUSTER_ASSIGN(const uint64_t size, this->size());
+  if (size > end_ && ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return failed("mend");
+  if (end_ == 0) MUSTER_TRY(write_end(as_bytes(kMagic)));
+  MUSTER_TRY(write_end(Writer().put(fnv1a(body)).put_raw(body).take()));
+  apply(request, client);
+  return true;
+}
+
+}  // namespace muster

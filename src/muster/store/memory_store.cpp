@@ -1,0 +1,70 @@
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "muster/store/request_store.h"
+
+namespace muster {
+namespace {
+
+// What the clones share. Each call waits on its own condition variable, so that a release wakes whom it concerns.
+class SharedMemory {
+ public:
+  Result<Reply> call(Request request, const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    const RequestId id = request.id = next_id_++;
+    Call call;
+    calls_[id] = &call;
+    const Request waiting{request.operation, id, request.keys};
+    deliver(state_.apply(std::move(request), kClient));
+    while (!call.reply && !deadline.passed()) call.ready.wait_for(lock, deadline.left());
+    if (!call.reply) deliver(state_.apply({Operation::kCancel, id}, kClient));
+    calls_.erase(id);
+    if (!call.reply->status && call.reply->status.error().code == ErrorCode::kAborted) {
+      return tl::unexpected(timed_out(waiting, "the memory store"));
+    }
+    MUSTER_TRY(std::move(call.reply->status));
+    return std::move(*call.reply);
+  }
+
+ private:
+  static constexpr ClientId kClient = 0;
+  struct Call {
+    std::condition_variable ready;
+    std::optional<Reply> reply;
+  };
+
+  void deliver(Replies replies) {
+    for (Reply& reply : replies) {
+      Call& call = *calls_.at(reply.id);
+      call.reply = std::move(reply);
+      call.ready.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  StoreState state_;
+  RequestId next_id_ = 0;
+  std::unordered_map<RequestId, Call*> calls_;
+};
+
+class MemoryStore : public RequestStore {
+ public:
+  explicit MemoryStore(std::shared_ptr<SharedMemory> memory) : memory_(std::move(memory)) {}
+  Result<std::unique_ptr<Store>> clone() override { return std::make_unique<MemoryStore>(memory_); }
+
+ protected:
+  Result<Reply> call(Request request, const Deadline& deadline) override {
+    return memory_->call(std::move(request), deadline);
+  }
+
+ private:
+  std::shared_ptr<SharedMemory> memory_;  // shared: it lives as long as the last clone
+};
+
+}  // namespace
+
+std::unique_ptr<Store> memory_store() { return std::make_unique<MemoryStore>(std::make_shared<SharedMemory>()); }
+
+}  // namespace muster
