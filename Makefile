@@ -45,11 +45,14 @@ wheel: setup
 	@$(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-format:
+needs-%:
+	@command -v $* > /dev/null || { echo "$* is missing: apt-get install $*"; exit 1; }
+
+format: setup needs-clang-format
 	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format -i
 	@ruff check --fix --quiet . ; ruff format --quiet .
 
-tidy: setup
+tidy: setup needs-clang-tidy
 	@$(STAGE) "tidy configure" -- cmake --preset dev
 	@$(STAGE) clang-tidy -- run-clang-tidy -quiet -p build/dev -j $(JOBS) '/src/muster/.*\.cpp$$'
 

@@ -29,7 +29,11 @@ def main() -> int:
     print(f"{arguments.name:<20} ", end="", flush=True)
     began = time.monotonic()
     with log.open("wb") as out:
-        status = subprocess.run(arguments.command, stdout=out, stderr=subprocess.STDOUT).returncode
+        try:
+            status = subprocess.run(arguments.command, stdout=out, stderr=subprocess.STDOUT).returncode
+        except OSError as error:
+            out.write(f"{error}\n".encode())
+            status = 127
     seconds = time.monotonic() - began
     print(f"{'ok' if status == 0 else f'FAILED ({status})':<8} {seconds:7.1f} s", flush=True)
 
