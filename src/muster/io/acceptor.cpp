@@ -153,7 +153,7 @@ class SocketAcceptor final : public Acceptor {
     if (!address_.is_unix()) return true;
     const auto who = unix_peer(fd);
     if (who && (who->uid == geteuid() || who->uid == 0)) return true;
-    strangers_.warn(fmt::format("refused {}: {}", name_of(fd, peer),
+    strangers_.warn(fmt::format("{} refused {}: {}", address_.to_string(), name_of(fd, peer),
                                 who ? fmt::format("it belongs to user {}", who->uid) : who.error().message));
     if (options_.plain) return false;
     const Bytes reason = Handshake::refuse(Handshake::Refusal::kWrongUser);
@@ -164,7 +164,7 @@ class SocketAcceptor final : public Acceptor {
   std::string name_of(int fd, const Address& peer) const {
     if (!address_.is_unix()) return peer.to_string();
     const auto who = unix_peer(fd);
-    return fmt::format("process {} at {}", who ? who->pid : 0, address_.to_string());
+    return fmt::format("process {}", who ? who->pid : 0);
   }
 
   void advance(int fd) {

@@ -21,10 +21,14 @@ Result<Fd> open_socket(const Address& address) {
   return fd;
 }
 
-bool is_path(const Address& address) { return address.is_unix() && address.host().front() == '/'; }
+bool is_path(const Address& address) {
+  return address.is_unix() && !address.host().empty() && address.host().front() != '@';
+}
 
 /// Whether the file of a Unix socket was left behind by a process that is gone: nobody answers there.
 bool is_stale(const Address& address) {
+  struct stat status;
+  if (lstat(address.host().c_str(), &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
   const auto probe = open_socket(address);
   return probe && connect(probe->get(), address.raw(), address.raw_length()) != 0 && errno == ECONNREFUSED;
 }

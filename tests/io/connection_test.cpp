@@ -1,0 +1,352 @@
+#include "muster/io/connection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "io/io_testing.h"
+#include "muster/io/handshake.h"
+
+namespace muster {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+Acceptor::Options accept_with(std::string_view secret) {
+  return {.credentials = {to_bytes(secret), nullptr}, .hello = to_bytes("server")};
+}
+DialOptions dial_with(std::string_view secret, bool retry = false) {
+  return {.credentials = {to_bytes(secret), nullptr}, .hello = to_bytes("client"), .retry = retry};
+}
+
+/// Where nobody listens: a port that was free a moment ago.
+Address nobody() {
+  const auto listener = listen_on(loopback());
+  return *local_address(listener->get());
+}
+
+void expect_conversation(const Address& address) {
+  const auto loop = make_loop();
+  Server server(*loop, address, accept_with("secret"));
+  auto client = dial_now(*loop, server.address(), dial_with("secret"));
+  ASSERT_TRUE(client) << client.error().message;
+  EXPECT_EQ(to_string(client->hello), "server");
+  ASSERT_TRUE(drive_until(*loop, [&] { return !server.accepted.empty(); }));
+  EXPECT_EQ(to_string(server.accepted[0].hello), "client");
+  const std::string text(1 << 20, 'm');
+  EXPECT_EQ(carry(*client, server.accepted[0], text), text);
+  EXPECT_EQ(carry(server.accepted[0], *client, text), text);
+}
+
+TEST(Connection, IsMadeOverIpv4) { expect_conversation(loopback()); }
+
+TEST(Connection, IsMadeOverIpv6) {
+  if (!has_ipv6()) GTEST_SKIP() << "this host has no IPv6 loopback";
+  expect_conversation(*Address::parse("[::1]:0"));
+}
+
+TEST(Connection, IsMadeOverAnAbstractUnixSocket) { expect_conversation(unix_here("conversation")); }
+
+TEST(Connection, IsMadeOverAUnixSocketInTheFileSystem) {
+  char folder[] = "/tmp/muster-test-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string path = std::string(folder) + "/socket";
+  expect_conversation(*Address::parse("unix:" + path));
+  struct stat status;
+  EXPECT_NE(stat(path.c_str(), &status), 0) << "the acceptor left its socket file behind";
+  EXPECT_EQ(rmdir(folder), 0);
+}
+
+TEST(Connection, KeepsWhatFollowsTheHandshake) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), accept_with("secret"));
+  const Fd raw = connect_raw(*loop, server.address());
+  Handshake client(Handshake::Side::kClient, as_bytes("secret"), as_bytes("eager"));
+  const Bytes greeting = client.take_output();
+  ASSERT_EQ(send(raw.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL), static_cast<ssize_t>(greeting.size()));
+  Bytes answer(greeting.size());
+  ASSERT_TRUE(drive_until(*loop, [&] {
+    return recv(raw.get(), answer.data(), answer.size(), MSG_PEEK) == static_cast<ssize_t>(answer.size());
+  }));
+  ASSERT_TRUE(client.feed(answer));
+  Bytes proof = client.take_output();
+  proof.insert(proof.end(), {'e', 'a', 'r', 'l', 'y'});
+  ASSERT_EQ(send(raw.get(), proof.data(), proof.size(), MSG_NOSIGNAL), static_cast<ssize_t>(proof.size()));
+  ASSERT_TRUE(drive_until(*loop, [&] { return !server.accepted.empty(); }));
+  EXPECT_EQ(to_string(server.accepted[0].hello), "eager");
+  EXPECT_EQ(to_string(server.accepted[0].leftover), "early");
+}
+
+TEST(Connection, FailsAtBothEndsWhenTheSecretsDiffer) {
+  const auto loop = make_loop();
+  for (const auto& address : {loopback(), unix_here("secrets")}) {
+    Server server(*loop, address, accept_with("one"));
+    for (const std::string_view wrong : {"two", ""}) {
+      const auto client = dial_now(*loop, server.address(), dial_with(wrong, /*retry=*/true));
+      ASSERT_FALSE(client);
+      EXPECT_EQ(client.error().code, ErrorCode::kAuthentication) << client.error().message;
+      EXPECT_THAT(client.error().message, HasSubstr(server.address().to_string()));
+    }
+    EXPECT_TRUE(server.accepted.empty());
+  }
+}
+
+TEST(Dial, FailsAtOnceWithoutRetryWhenNobodyListens) {
+  const auto loop = make_loop();
+  const Address address = nobody();
+  const auto result = dial_now(*loop, address, dial_with(""));
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(result.error().message, "cannot connect to " + address.to_string() + ": Connection refused");
+}
+
+TEST(Dial, NamesTheAddressAndTheLastReasonAtTheDeadline) {
+  const auto loop = make_loop();
+  const Address address = nobody();
+  const auto result = dial_now(*loop, address, dial_with("", true), Deadline::after(100ms));
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
+  EXPECT_THAT(result.error().message, StartsWith("nothing answered at " + address.to_string() + " within 0.1"));
+  EXPECT_THAT(result.error().message, HasSubstr("Connection refused"));
+}
+
+TEST(Dial, WaitsForAServerThatComesLater) {
+  const auto loop = make_loop();
+  for (const auto& address : {nobody(), unix_here("later")}) {
+    const auto dialed = start_dial(*loop, address, dial_with("s", true));
+    bool tried = false;
+    loop->after(30ms, [&] { tried = true; });
+    ASSERT_TRUE(drive_until(*loop, [&] { return tried; }));
+    EXPECT_FALSE(dialed->result);
+    Server server(*loop, address, accept_with("s"));
+    ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
+    EXPECT_TRUE(*dialed->result) << dialed->result->error().message;
+  }
+}
+
+TEST(Dial, CallsNobodyOnceDestroyed) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), accept_with(""));
+  bool called = false;
+  auto attempt = dial(*loop, server.address(), dial_with(""), Deadline::after(50ms), [&](auto) { called = true; });
+  loop->poll();
+  attempt.reset();
+  bool over = false;
+  loop->after(100ms, [&] { over = true; });
+  ASSERT_TRUE(drive_until(*loop, [&] { return over; }));
+  EXPECT_FALSE(called);
+}
+
+TEST(Dial, MayBeDestroyedByItsOwnHandler) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), accept_with(""));
+  for (const auto& address : {server.address(), nobody()}) {
+    bool called = false;
+    std::unique_ptr<Dial> attempt;
+    attempt = dial(*loop, address, dial_with(""), soon(), [&](auto) {
+      attempt.reset();
+      called = true;
+    });
+    ASSERT_TRUE(drive_until(*loop, [&] { return called; }));
+  }
+}
+
+TEST(Dial, TimesOutOnAServerThatSaysNothing) {
+  const auto loop = make_loop();
+  const auto listener = listen_on(loopback());
+  const auto result = dial_now(*loop, *local_address(listener->get()), dial_with("", true), Deadline::after(100ms));
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
+  EXPECT_THAT(result.error().message, HasSubstr("did not finish the handshake"));
+}
+
+TEST(Dial, NamesTheProtocolOfAWrongServer) {
+  const auto loop = make_loop();
+  const auto listener = listen_on(loopback());
+  const auto dialed = start_dial(*loop, *local_address(listener->get()), dial_with("", true));
+  std::optional<Fd> stranger;
+  ASSERT_TRUE(drive_until(*loop, [&] {
+    stranger = *accept_from(listener->get());
+    return stranger.has_value();
+  }));
+  const std::string_view answer = "SSH-2.0-server\r\n";
+  ASSERT_EQ(send(stranger->get(), answer.data(), answer.size(), MSG_NOSIGNAL), static_cast<ssize_t>(answer.size()));
+  ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
+  ASSERT_FALSE(*dialed->result);
+  EXPECT_EQ(dialed->result->error().code, ErrorCode::kProtocol);
+  EXPECT_THAT(dialed->result->error().message, HasSubstr("SSH"));
+}
+
+TEST(Dial, SaysThatAServerHungUp) {
+  const auto loop = make_loop();
+  auto listener = listen_on(loopback());
+  const auto dialed = start_dial(*loop, *local_address(listener->get()), dial_with(""));
+  ASSERT_TRUE(drive_until(*loop, [&] { return accept_from(listener->get())->has_value(); }));
+  ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
+  ASSERT_FALSE(*dialed->result);
+  EXPECT_EQ(dialed->result->error().code, ErrorCode::kPeerLost);
+}
+
+TEST(Acceptor, LogsAndDropsAStrangerWithoutTellingItsHandler) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), accept_with("secret"));
+  const Fd raw = connect_raw(*loop, server.address());
+  testing::internal::CaptureStderr();
+  ASSERT_EQ(send(raw.get(), "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL), 18);
+  EXPECT_THAT(read_until_closed(*loop, raw.get()), StartsWith("MUSTER"));
+  const std::string line = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(line, HasSubstr(local_address(raw.get())->to_string()));
+  EXPECT_THAT(line, HasSubstr("the peer speaks HTTP"));
+  EXPECT_TRUE(server.accepted.empty());
+}
+
+TEST(Acceptor, WritesFewLinesAboutManyStrangers) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), accept_with("secret"));
+  testing::internal::CaptureStderr();
+  const TimePoint begin = loop->clock().now();
+  for (int i = 0; i < 50; ++i) {
+    const Fd raw = connect_raw(*loop, server.address());
+    ASSERT_EQ(send(raw.get(), "rubbish!", 8, MSG_NOSIGNAL), 8);
+    read_until_closed(*loop, raw.get());
+  }
+  const int64_t seconds = (loop->clock().now() - begin) / 1s;
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), seconds + 1);
+  EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 1);
+}
+
+TEST(Acceptor, DropsAStrangerThatSaysNothingOrHalf) {
+  const auto loop = make_loop();
+  auto options = accept_with("secret");
+  options.handshake_timeout = 50ms;
+  Server server(*loop, loopback(), std::move(options));
+  const Fd silent = connect_raw(*loop, server.address());
+  EXPECT_EQ(read_until_closed(*loop, silent.get()), "");
+  const Fd half = connect_raw(*loop, server.address());
+  ASSERT_EQ(send(half.get(), "MUST", 4, MSG_NOSIGNAL), 4);
+  EXPECT_EQ(read_until_closed(*loop, half.get()), "");
+  EXPECT_TRUE(server.accepted.empty());
+}
+
+TEST(Acceptor, LetsNewcomersWaitWhileItsTableIsFull) {
+  const auto loop = make_loop();
+  auto options = accept_with("s");
+  options.max_pending = 2;
+  Server server(*loop, loopback(), std::move(options));
+  Fd first = connect_raw(*loop, server.address());
+  Fd second = connect_raw(*loop, server.address());
+  for (int i = 0; i < 10; ++i) loop->run_once(Deadline::after(1ms));
+  const auto dialed = start_dial(*loop, server.address(), dial_with("s"));
+  for (int i = 0; i < 20; ++i) loop->run_once(Deadline::after(1ms));
+  EXPECT_FALSE(dialed->result);
+  first.reset();
+  ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
+  EXPECT_TRUE(*dialed->result);
+}
+
+TEST(Acceptor, ServesAllOfACrowd) {
+  const auto loop = make_loop();
+  auto options = accept_with("s");
+  options.max_pending = 8;
+  Server server(*loop, loopback(), std::move(options));
+  std::vector<std::unique_ptr<Dialed>> crowd;
+  for (int i = 0; i < 200; ++i) crowd.push_back(start_dial(*loop, server.address(), dial_with("s")));
+  ASSERT_TRUE(drive_until(*loop, [&] { return server.accepted.size() == crowd.size(); }));
+  for (const auto& dialed : crowd) {
+    ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
+    EXPECT_TRUE(*dialed->result);
+  }
+}
+
+TEST(Acceptor, WaitsWithoutSpinningWhenDescriptorsRunOut) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), accept_with("s"));
+  const auto raw = start_connect(server.address());
+  ASSERT_TRUE(raw);
+  testing::internal::CaptureStderr();
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const Fd highest(dup(0));
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(highest.get());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  int turns = 0;
+  bool over = false;
+  loop->after(250ms, [&] { over = true; });
+  const auto waited = loop->run_until([&] { return ++turns, over; }, soon());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("cannot accept connections for now"));
+  ASSERT_TRUE(waited);
+  EXPECT_LT(turns, 100);
+  const auto client = dial_now(*loop, server.address(), dial_with("s"));
+  EXPECT_TRUE(client) << client.error().message;
+}
+
+TEST(Acceptor, MayBeDestroyedByItsHandler) {
+  const auto loop = make_loop();
+  for (const bool plain : {false, true}) {
+    std::unique_ptr<Acceptor> acceptor;
+    bool called = false;
+    auto options = accept_with("s");
+    options.plain = plain;
+    acceptor = *Acceptor::create(*loop, loopback(), std::move(options), [&](Connection) {
+      acceptor.reset();
+      called = true;
+    });
+    const Address address = acceptor->address();
+    const Fd raw = plain ? connect_raw(*loop, address) : Fd();
+    const auto dialed = plain ? nullptr : start_dial(*loop, address, dial_with("s"));
+    ASSERT_TRUE(drive_until(*loop, [&] { return called; }));
+  }
+}
+
+TEST(Acceptor, HandsPlainConnectionsOverAtOnce) {
+  const auto loop = make_loop();
+  Acceptor::Options options;
+  options.plain = true;
+  Server server(*loop, loopback(), std::move(options));
+  std::vector<Fd> raw;
+  for (int i = 0; i < 5; ++i) raw.push_back(connect_raw(*loop, server.address()));
+  ASSERT_TRUE(drive_until(*loop, [&] { return server.accepted.size() == 5; }));
+  EXPECT_EQ(server.accepted[0].peer, *local_address(raw[0].get()));
+}
+
+TEST(Acceptor, RefusesAnotherUserOnAUnixSocket) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const auto loop = make_loop();
+  Server server(*loop, unix_here("uid"), accept_with("s"));
+  const Address address = server.address();
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setgid(65534) != 0 || setuid(65534) != 0) _exit(3);
+    const auto own_loop = make_loop();
+    const auto result = dial_now(*own_loop, address, dial_with("s"));
+    _exit(result ? 1 : result.error().code == ErrorCode::kAuthentication ? 0 : 2);
+  }
+  ASSERT_GT(child, 0);
+  int status = -1;
+  ASSERT_TRUE(drive_until(*loop, [&] { return waitpid(child, &status, WNOHANG) == child; }));
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(server.accepted.empty());
+}
+
+TEST(Acceptor, SaysThatAPortIsTaken) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), accept_with(""));
+  const auto second = Acceptor::create(*loop, server.address(), {}, [](Connection) {});
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(second.error().message, HasSubstr(server.address().to_string()));
+}
+
+}  // namespace
+}  // namespace muster
