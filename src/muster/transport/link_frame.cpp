@@ -1,0 +1,56 @@
+#include "muster/transport/link_frame.h"
+
+#include <fmt/format.h>
+
+#include "muster/transport/link_base.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kLongestText = 1024;
+constexpr auto kLastCode = ErrorCode::kIo;
+
+Result<Error> parse_close(ByteView payload) {
+  Reader reader(payload);
+  Error why;
+  MUSTER_ASSIGN(why.code, reader.get<ErrorCode>());
+  MUSTER_ASSIGN(why.rank, reader.get<int32_t>());
+  MUSTER_ASSIGN(why.message, reader.get_string());
+  MUSTER_ASSIGN(why.context, reader.get_string());
+  MUSTER_TRY(reader.finish());
+  if (why.code > kLastCode) return fail(ErrorCode::kProtocol, "a close frame holds an unknown error code");
+  if (why.rank < kNoRank) return fail(ErrorCode::kProtocol, "a close frame blames an impossible rank");
+  return why;
+}
+
+}  // namespace
+
+Bytes encode_farewell(const Error* why) {
+  if (why == nullptr) return encode_frame(static_cast<uint8_t>(LinkFrame::kGoodbye), {});
+  Writer writer;
+  writer.put(why->code).put(int32_t{why->rank});
+  writer.put_string(std::string_view(why->message).substr(0, kLongestText));
+  writer.put_string(std::string_view(why->context).substr(0, kLongestText));
+  return encode_frame(static_cast<uint8_t>(LinkFrame::kClose), writer.bytes());
+}
+
+Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& peer) {
+  if (header.kind == static_cast<uint8_t>(LinkFrame::kGoodbye) && payload.empty()) return goodbye_error(peer);
+  if (header.kind == static_cast<uint8_t>(LinkFrame::kClose)) {
+    Result<Error> why = parse_close(payload);
+    return why ? std::move(*why) : link_error(why.error(), peer);
+  }
+  return link_error(
+      Error{ErrorCode::kProtocol, fmt::format("a frame of kind {} has no place here", header.kind), kNoRank, {}}, peer);
+}
+
+Error link_error(const Error& error, const Peer& peer) {
+  const bool lost = error.code == ErrorCode::kPeerLost;
+  const bool failed =
+      error.code == ErrorCode::kIo || error.code == ErrorCode::kTimeout || error.code == ErrorCode::kUnavailable;
+  return Error{lost || failed ? ErrorCode::kPeerLost : error.code,
+               fmt::format("{} {}: {}", peer.to_string(), lost ? "closed its link" : "failed its link", error.message),
+               peer.rank, error.context};
+}
+
+}  // namespace muster

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "muster/io/frame.h"
+#include "muster/transport/link.h"
+
+namespace muster {
+
+/// The kinds of frames between the ends of a link; their grammar heads socket_link.cpp. Append only.
+enum class LinkFrame : uint8_t {
+  kOpen = 1,
+  kData = 2,
+  kClose = 3,
+  kGoodbye = 4,
+  kDoorbell = 5,
+};
+
+/// No frame but data is longer.
+inline constexpr uint32_t kLargestControlFrame = 3072;
+
+/// A close frame with `why`, or a goodbye for null. Overlong texts are cut.
+Bytes encode_farewell(const Error* why);
+/// What a close or goodbye frame from `peer` says; kProtocol for what is neither.
+Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& peer);
+
+/// Why a link failed, as its owner sees it: what a socket reports about a dead peer becomes kPeerLost; names the peer.
+Error link_error(const Error& error, const Peer& peer);
+
+}  // namespace muster

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <memory>
+
+#include "muster/base/bytes.h"
+#include "muster/io/loop.h"
+#include "muster/io/stream.h"
+
+namespace muster {
+
+/// Lets a stream end well after its link is gone: sends `last_words`, says that nothing follows, and discards what
+/// still comes until the peer has closed too. A socket that is closed with bytes unread resets the connection, and the
+/// reset would overtake the reason of the close. Takes kPartingTime at most, as far as the loop is driven; the loop
+/// owns it.
+inline constexpr Duration kPartingTime = std::chrono::seconds(2);
+void part_from(Loop& loop, std::unique_ptr<Stream> stream, Bytes last_words);
+
+}  // namespace muster

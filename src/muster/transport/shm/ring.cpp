@@ -1,0 +1,102 @@
+#include "muster/transport/shm/ring.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace muster {
+namespace {
+
+constexpr size_t kControlBytes = 4096;
+constexpr size_t kRegionBytes = 2 * kControlBytes + 2 * kRingBytes;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+/// Bytes that change hands at once, so that one side copies in while the other copies out.
+constexpr size_t kSlice = size_t{128} << 10;
+
+static_assert(sizeof(RingControl) <= kControlBytes);
+
+/// The piece that begins at `position` and ends at the ring's end at the latest.
+size_t until_end(uint64_t position) { return kRingBytes - position % kRingBytes; }
+
+}  // namespace
+
+Result<RingRegion> RingRegion::create(Fd& fd) {
+  fd.reset(memfd_create("muster-link", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return fail_errno(errno, "cannot create shared memory for a link");
+  if (ftruncate(fd.get(), kRegionBytes) != 0 || fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+    return fail_errno(errno, "cannot size shared memory for a link");
+  }
+  return map(fd);  // a fresh memfd is zero, and so is a ring that has carried nothing
+}
+
+Result<RingRegion> RingRegion::open(const Fd& fd) {
+  struct stat status {};
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0 ||
+      status.st_size != static_cast<off_t>(kRegionBytes)) {
+    return fail(ErrorCode::kProtocol, "what the peer sent is not the shared memory of a link");
+  }
+  return map(fd);
+}
+
+Result<RingRegion> RingRegion::map(const Fd& fd) {
+  void* base = mmap(nullptr, kRegionBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (base == MAP_FAILED) return fail_errno(errno, "cannot map shared memory for a link");
+  return RingRegion(base);
+}
+
+RingRegion::~RingRegion() {
+  if (base_ != nullptr) munmap(base_, kRegionBytes);
+}
+
+RingControl& RingRegion::control(int direction) const {
+  return *reinterpret_cast<RingControl*>(static_cast<uint8_t*>(base_) + direction * kControlBytes);
+}
+
+uint8_t* RingRegion::data(int direction) const {
+  return static_cast<uint8_t*>(base_) + 2 * kControlBytes + direction * kRingBytes;
+}
+
+// Positions and parked flags are sequentially consistent: each side writes its own and then reads the other's, and both
+// must not miss each other (Dekker).
+
+Result<size_t> RingWriter::write(Operation& operation) {
+  const uint64_t used = tail_ - control_->head.load();
+  if (used > kRingBytes) return fail(ErrorCode::kProtocol, "the reader of a shared ring is ahead of its writer");
+  const size_t bytes = std::min({kRingBytes - used, operation.remaining(), kSlice});
+  if (bytes == 0) return 0;
+  const size_t first = std::min(bytes, until_end(tail_));
+  operation.copy_to(data_ + tail_ % kRingBytes, first);
+  operation.copy_to(data_, bytes - first);
+  tail_ += bytes;
+  control_->tail.store(tail_);
+  return bytes;
+}
+
+void RingWriter::park(bool parked) {
+  if (parked != parked_) control_->writer_parked.store(parked ? 1 : 0);
+  parked_ = parked;
+}
+
+Result<size_t> RingReader::read(Operation& operation) {
+  const uint64_t ready = control_->tail.load() - head_;
+  if (ready > kRingBytes) return fail(ErrorCode::kProtocol, "the writer of a shared ring overran its reader");
+  const size_t bytes = std::min({size_t{ready}, operation.remaining(), kSlice});
+  if (bytes == 0) return 0;
+  const size_t first = std::min(bytes, until_end(head_));
+  operation.copy_from(data_ + head_ % kRingBytes, first);
+  operation.copy_from(data_, bytes - first);
+  head_ += bytes;
+  control_->head.store(head_);
+  return bytes;
+}
+
+void RingReader::park(bool parked) {
+  if (parked != parked_) control_->reader_parked.store(parked ? 1 : 0);
+  parked_ = parked;
+}
+
+}  // namespace muster

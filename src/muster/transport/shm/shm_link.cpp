@@ -1,0 +1,269 @@
+// A link through shared memory. The Unix socket speaks the wire of socket_link.cpp, without data:
+//
+//   connector: handshake, open, then one byte with the memfd of two rings (SCM_RIGHTS); ring 0 carries its bytes
+//   acceptor:  handshake, open; ring 1 carries its bytes
+//   both:      doorbells for an end that sleeps, and close or goodbye at the end
+//
+// What was written to a ring before the socket says that the link ends can still be read.
+#include "muster/transport/shm/shm_link.h"
+
+#include <sys/epoll.h>
+
+#include <array>
+
+#include "muster/io/socket.h"
+#include "muster/transport/establish.h"
+#include "muster/transport/link_base.h"
+#include "muster/transport/parting.h"
+#include "muster/transport/shm/ring.h"
+
+namespace muster {
+namespace {
+
+/// How long an end looks at the rings before it sleeps: some times the cost of being woken.
+constexpr Duration kSpin = std::chrono::microseconds(50);
+constexpr Duration kDescriptorPatience = std::chrono::milliseconds(100);
+constexpr size_t kTurnBytes = size_t{8} << 20;
+
+class ShmLink final : public LinkBase {
+ public:
+  ShmLink(Loop& loop, Opened opened)
+      : LinkBase(std::move(opened.peer)),
+        loop_(loop),
+        stream_(std::move(opened.connection.stream)),
+        frames_(kLargestControlFrame) {
+    frames_.feed(opened.connection.leftover);
+  }
+  ~ShmLink() override { finish(); }
+  const char* kind() const override { return "shm"; }
+
+  Result<> start() {
+    return loop_.watch(stream_->fd(), EPOLLIN, [this](uint32_t) { on_event(); });
+  }
+  Result<> offer_region();
+
+ private:
+  struct Rings {
+    Rings(RingRegion mapped, int own) : region(std::move(mapped)), out(region, own), in(region, 1 - own) {}
+    RingRegion region;
+    RingWriter out;
+    RingReader in;
+  };
+
+  void pump_sends() override;
+  void pump_receives() override;
+  bool has_unread() const override { return rings_ && rings_->in.has_bytes(); }
+  void leave(const Error* why) override;
+  void release() override;
+
+  void on_event();
+  Result<> read_socket();
+  Result<> accept_region();
+  void handle_frames();
+  void ring_doorbell();
+
+  bool waits_for_send() const { return sending() && rings_.has_value(); }
+  bool waits_for_receive() const { return receiving() && rings_.has_value(); }
+  void look_out();
+  bool poll();
+  void park();
+  void stop_polling();
+
+  Loop& loop_;
+  std::unique_ptr<Stream> stream_;
+  FrameParser frames_;
+  std::optional<Rings> rings_;  // the acceptor's come a moment after the link
+  Loop::PollerId poller_ = 0;   // 0: none
+  TimePoint spin_until_;
+  bool moved_ = false;  // bytes, since the last look
+};
+
+// ---- the rings
+
+void ShmLink::pump_sends() {
+  for (size_t budget = kTurnBytes; rings_ && sending() && budget > 0;) {
+    const Result<size_t> written = rings_->out.write(next_send());
+    if (!written) return end(link_error(written.error(), peer()));
+    if (*written == 0) break;
+    moved_ = true;
+    budget -= std::min(budget, *written);
+    moved_send();
+    if (rings_->out.claim_wake()) ring_doorbell();
+  }
+  look_out();
+}
+
+void ShmLink::pump_receives() {
+  for (size_t budget = kTurnBytes; rings_ && receiving() && budget > 0;) {
+    const Result<size_t> read = rings_->in.read(next_receive());
+    if (!read) return end(link_error(read.error(), peer()));
+    if (*read == 0) break;
+    moved_ = true;
+    budget -= std::min(budget, *read);
+    moved_receive();
+    if (rings_->in.claim_wake()) ring_doorbell();
+  }
+  look_out();
+}
+
+/// Eight bytes fit a Unix socket whole or not at all. When they do not, so many doorbells are unread that the peer
+/// cannot miss this one.
+void ShmLink::ring_doorbell() {
+  const auto bell = encode(FrameHeader{0, static_cast<uint8_t>(LinkFrame::kDoorbell), 0});
+  const iovec piece{const_cast<uint8_t*>(bell.data()), bell.size()};
+  (void)stream_->write({&piece, 1});
+}
+
+// ---- waiting
+
+/// Sees to it that what is pending is looked after: by spinning first, then asleep until the peer rings.
+void ShmLink::look_out() {
+  if (!waits_for_send() && !waits_for_receive()) return stop_polling();
+  const bool asleep = (!waits_for_send() || rings_->out.parked()) && (!waits_for_receive() || rings_->in.parked());
+  if (poller_ != 0 || asleep) return;
+  spin_until_ = loop_.clock().now() + kSpin;
+  poller_ = loop_.add_poller([this] { return poll(); });
+}
+
+/// True while it is not to sleep. The link may be gone afterwards.
+bool ShmLink::poll() {
+  moved_ = false;
+  pump_receives();
+  if (is_open()) pump_sends();
+  if (is_open() && poller_ != 0) {
+    const TimePoint now = loop_.clock().now();
+    if (moved_) spin_until_ = now + kSpin;
+    if (now >= spin_until_) park();
+  }
+  const bool awake = moved_ || poller_ != 0;
+  settle();
+  return awake;
+}
+
+void ShmLink::park() {
+  rings_->in.park(receiving());
+  rings_->out.park(sending());
+  loop_.remove_poller(poller_);
+  poller_ = 0;
+  moved_ = false;
+  pump_receives();  // what came before the flag was seen
+  if (is_open()) pump_sends();
+}
+
+void ShmLink::stop_polling() {
+  if (poller_ != 0) loop_.remove_poller(poller_);
+  poller_ = 0;
+  if (!rings_) return;
+  rings_->in.park(false);
+  rings_->out.park(false);
+}
+
+// ---- the socket
+
+void ShmLink::on_event() {
+  if (Result<> read = read_socket(); !read) {
+    loop_.unwatch(stream_->fd());
+    part(link_error(read.error(), peer()));
+  }
+  if (is_open() && rings_) {
+    rings_->in.park(false);
+    rings_->out.park(false);
+    pump_receives();
+    if (is_open()) pump_sends();
+  }
+  settle();
+}
+
+Result<> ShmLink::read_socket() {
+  if (!rings_) MUSTER_TRY(accept_region());
+  std::array<uint8_t, 4096> bytes;
+  const iovec piece{bytes.data(), bytes.size()};
+  MUSTER_ASSIGN(const size_t got, stream_->read({&piece, 1}));
+  frames_.feed(ByteView(bytes).first(got));
+  handle_frames();
+  return {};
+}
+
+void ShmLink::handle_frames() {
+  while (is_open()) {
+    Result<std::optional<Frame>> frame = frames_.next();
+    if (!frame) return end(link_error(frame.error(), peer()));
+    if (!*frame) return;
+    const FrameHeader header = (*frame)->header;
+    if (header.kind == static_cast<uint8_t>(LinkFrame::kDoorbell) && header.length == 0) continue;
+    loop_.unwatch(stream_->fd());
+    return part(parse_farewell(header, (*frame)->payload, peer()));
+  }
+}
+
+Result<> ShmLink::offer_region() {
+  Fd fd;
+  MUSTER_ASSIGN(RingRegion region, RingRegion::create(fd));
+  MUSTER_TRY(send_fd(stream_->fd(), fd.get(), Deadline::after(kDescriptorPatience)));
+  rings_.emplace(std::move(region), 0);
+  return {};
+}
+
+Result<> ShmLink::accept_region() {
+  MUSTER_ASSIGN(const Fd fd, receive_fd(stream_->fd(), Deadline::after(kDescriptorPatience)));
+  MUSTER_ASSIGN(RingRegion region, RingRegion::open(fd));
+  rings_.emplace(std::move(region), 1);
+  return {};
+}
+
+// ---- the end
+
+void ShmLink::leave(const Error* why) {
+  stop_polling();
+  loop_.unwatch(stream_->fd());
+  part_from(loop_, std::move(stream_), encode_farewell(why));
+  rings_.reset();
+}
+
+void ShmLink::release() {
+  stop_polling();
+  loop_.unwatch(stream_->fd());
+  stream_.reset();
+  rings_.reset();
+}
+
+/// The kernel vouches for a Unix socket's peer, and memory cannot be encrypted on its way: no TLS here.
+LinkIdentity without_tls(LinkIdentity self) {
+  self.credentials.tls = nullptr;
+  return self;
+}
+
+Result<> check_unix(const Address& address) {
+  if (address.is_unix()) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "links through shared memory need a Unix socket, and " + address.to_string() + " is none");
+}
+
+Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, Opened opened, bool connector) {
+  auto link = std::make_unique<ShmLink>(loop, std::move(opened));
+  if (connector) MUSTER_TRY(link->offer_region());
+  MUSTER_TRY(link->start());
+  return link;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Listener>> listen_shm_links(Loop& loop, const Address& unix_address, LinkIdentity self,
+                                                   LinkHandler handler) {
+  MUSTER_TRY(check_unix(unix_address));
+  const auto factory = [](Loop& owner, Opened opened) { return make_shm_link(owner, std::move(opened), false); };
+  return listen_for_links(loop, unix_address, without_tls(std::move(self)), LinkHello::Wire::kShm, factory,
+                          std::move(handler));
+}
+
+std::unique_ptr<Dial> connect_shm_link(Loop& loop, const Address& unix_address, LinkIdentity self, Rank expected,
+                                       const Deadline& deadline, ConnectHandler handler) {
+  const auto factory = [](Loop& owner, Opened opened) -> Result<std::unique_ptr<Link>> {
+    MUSTER_TRY(check_unix(opened.connection.peer));
+    return make_shm_link(owner, std::move(opened), true);
+  };
+  return dial_link(loop, unix_address, without_tls(std::move(self)), LinkHello::Wire::kShm, expected, deadline, factory,
+                   std::move(handler));
+}
+
+}  // namespace muster

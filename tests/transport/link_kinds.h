@@ -1,0 +1,32 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/transport/shm/shm_link.h"
+
+namespace muster {
+
+/// A kind of link between processes: where to listen, and how.
+struct ProcessLinkKind {
+  std::string name;
+  std::function<Address()> address;  ///< a fresh one at every call
+  std::function<Credentials()> credentials;
+  bool shm = false;
+
+  Result<std::unique_ptr<Listener>> listen(Loop& loop, LinkIdentity self, LinkHandler handler) const;
+  std::unique_ptr<Dial> connect(Loop& loop, const std::string& address, LinkIdentity self, Rank expected,
+                                const Deadline& deadline, ConnectHandler handler) const;
+  /// Rank `rank` of 2 in group "test", generation 7.
+  LinkIdentity identity(Rank rank) const;
+};
+
+/// All that this machine can do: IPv6 only where it has it.
+std::vector<ProcessLinkKind> process_link_kinds();
+
+/// For waits that end long before, unless something is broken.
+Deadline patience();
+
+}  // namespace muster

@@ -1,0 +1,53 @@
+// The contract over every kind of link between processes, with both ends on one loop.
+#include "contract/link_contract.h"
+#include "transport/link_kinds.h"
+
+namespace muster {
+namespace {
+
+class LoopPair final : public LinkPair {
+ public:
+  static std::unique_ptr<LinkPair> make(const ProcessLinkKind& kind) {
+    auto pair = std::make_unique<LoopPair>();
+    auto loop = Loop::create();
+    if (!loop) return nullptr;
+    pair->loop_ = std::move(*loop);
+    auto listener =
+        kind.listen(*pair->loop_, kind.identity(0), [&](std::unique_ptr<Link> link) { pair->left = std::move(link); });
+    if (!listener) return nullptr;
+    const auto dial = kind.connect(*pair->loop_, (*listener)->address(), kind.identity(1), 0, patience(),
+                                   [&](Result<std::unique_ptr<Link>> link) {
+                                     ASSERT_TRUE(link) << link.error().to_string();
+                                     pair->right = std::move(*link);
+                                   });
+    const auto both = [&] { return pair->left != nullptr && pair->right != nullptr; };
+    if (!pair->loop_->run_until(both, patience())) return nullptr;
+    return pair;
+  }
+  ~LoopPair() override {
+    left.reset();  // before the loop
+    right.reset();
+  }
+
+  Result<> run_until(const std::function<bool()>& done) override { return loop_->run_until(done, patience()); }
+  void settle() override {
+    while (loop_->run_once(Deadline::after(std::chrono::milliseconds(20)))) {
+    }
+  }
+
+ private:
+  std::unique_ptr<Loop> loop_;
+};
+
+std::vector<LinkKind> contract_kinds() {
+  std::vector<LinkKind> kinds;
+  for (const ProcessLinkKind& kind : process_link_kinds()) {
+    kinds.push_back({kind.name, [kind] { return LoopPair::make(kind); }});
+  }
+  return kinds;
+}
+
+INSTANTIATE_TEST_SUITE_P(Process, LinkContract, testing::ValuesIn(contract_kinds()), kind_name);
+
+}  // namespace
+}  // namespace muster
