@@ -1,0 +1,98 @@
+#include "muster/launch/command.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+
+namespace muster {
+namespace {
+
+std::string lookup(const Environment& environment, const std::string& name) {
+  const auto found = environment.find(name);
+  return found == environment.end() ? "" : found->second;
+}
+
+bool is_file(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+bool is_program(const std::string& path) { return is_file(path) && ::access(path.c_str(), X_OK) == 0; }
+
+std::optional<std::string> search_path(const std::string& name, const Environment& environment) {
+  const std::string path = lookup(environment, "PATH");
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find(':', begin), path.size());
+    const std::string folder = path.substr(begin, end - begin);
+    std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
+    if (is_program(candidate)) return candidate;
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
+// As a shell would: a word with a slash is a path, any other is searched for.
+Result<std::string> find_program(const std::string& word, const Environment& environment) {
+  if (word.find('/') == std::string::npos) {
+    if (auto found = search_path(word, environment)) return *found;
+    return fail(ErrorCode::kNotFound, "cannot start '" + word + "': there is no such program on PATH");
+  }
+  struct stat info {};
+  if (::stat(word.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + word + "': no such file");
+  if (S_ISDIR(info.st_mode)) return fail(ErrorCode::kInvalidArgument, "cannot start '" + word + "': it is a folder");
+  if (::access(word.c_str(), X_OK) != 0)
+    return fail(ErrorCode::kInvalidArgument, "cannot start '" + word + "': it is not executable (chmod +x)");
+  return word;
+}
+
+Result<> check_script(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + path + "': no such file");
+  if (::access(path.c_str(), R_OK) != 0)
+    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is not readable");
+  if (S_ISDIR(info.st_mode) && !is_file(path + "/__main__.py"))
+    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is a folder without a __main__.py");
+  return {};
+}
+
+}  // namespace
+
+Result<std::string> find_python(const std::string& own_path, const Environment& environment) {
+  if (const std::string named = lookup(environment, "MUSTER_PYTHON"); !named.empty()) {
+    auto found = find_program(named, environment);
+    if (!found) return fail(found.error().code, "MUSTER_PYTHON: " + found.error().message);
+    return found;
+  }
+  // As it was called comes first: a link to this program in a virtual environment means that environment's Python.
+  std::string called = own_path;
+  if (called.find('/') == std::string::npos) called = search_path(called, environment).value_or("");
+  std::error_code ignored;
+  for (const std::filesystem::path& own :
+       {std::filesystem::path(called), std::filesystem::read_symlink("/proc/self/exe", ignored)}) {
+    const std::string beside = (own.parent_path() / "python3").string();
+    if (own.has_parent_path() && is_program(beside)) return std::filesystem::absolute(beside, ignored).string();
+  }
+  if (auto found = search_path("python3", environment)) return *found;
+  return fail(ErrorCode::kNotFound, "there is no python3 beside muster or on PATH; name one with MUSTER_PYTHON");
+}
+
+Result<std::vector<std::string>> worker_command(const RunOptions& options, const std::string& own_path,
+                                                const Environment& environment) {
+  std::vector<std::string> words;
+  if (options.target == RunOptions::Target::kProgram) {
+    MUSTER_ASSIGN(const std::string program, find_program(options.program, environment));
+    words = {program};
+  } else {
+    if (options.target == RunOptions::Target::kScript) MUSTER_TRY(check_script(options.program));
+    MUSTER_ASSIGN(const std::string python, find_python(own_path, environment));
+    words = {python, "-u"};
+    if (options.target == RunOptions::Target::kModule) words.emplace_back("-m");
+    words.push_back(options.program);
+  }
+  words.insert(words.end(), options.arguments.begin(), options.arguments.end());
+  return words;
+}
+
+}  // namespace muster

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "muster/launch/options.h"
+
+namespace muster {
+
+/// Where a node's workers stand in the job.
+struct Placement {
+  int node_rank = 0;
+  int nnodes = 1;
+  int nproc = 1;       ///< workers on this node
+  int first_rank = 0;  ///< the rank of this node's first worker
+  int world_size = 1;
+};
+
+/// What the workers of one node have in common.
+struct JobEnvironment {
+  Placement placement;
+  std::string run_id;
+  std::string role;
+  std::string store_url;     ///< muster's dialect: "unix:@..."
+  uint16_t torch_port = 0;   ///< PyTorch's dialect, on this node's loopback
+  Bytes secret;              ///< the job's; empty: the workers are on their own
+  std::string interface;     ///< empty: any
+  std::string error_folder;  ///< where workers may leave their error files
+  int cpus = 1;              ///< shared by the node's workers
+};
+
+/// The environment of worker `local_rank`: `base` with torchrun's variables and muster's. Unlike torchrun, which gives
+/// every worker one OpenMP thread, the node's CPUs are divided among its workers (unless OMP_NUM_THREADS is set).
+Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base);
+
+}  // namespace muster

@@ -1,0 +1,113 @@
+#include "muster/launch/failure.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+namespace muster {
+namespace {
+
+constexpr int kTracebackLines = 40;
+
+std::string signal_name(int number) {
+  const char* abbreviation = ::sigabbrev_np(number);
+  return abbreviation != nullptr ? std::string("SIG") + abbreviation : "unknown";
+}
+
+std::string last_lines(std::string_view text, int count) {
+  while (text.ends_with('\n')) text.remove_suffix(1);
+  size_t begin = text.size();
+  while (begin > 0) {
+    const bool line_starts = text[begin - 1] == '\n';
+    if (line_starts && --count == 0) break;
+    --begin;
+  }
+  return std::string(text.substr(begin));
+}
+
+std::string indented(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    out += "\n    " + std::string(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string WorkerExit::to_string() const {
+  if (signal != 0) return fmt::format("was ended by signal {} ({})", signal, signal_name(signal));
+  return fmt::format("exited with status {}", code);
+}
+
+WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_status) {
+  WorkerExit exit{rank, host, pid};
+  if (WIFSIGNALED(wait_status)) {
+    exit.signal = WTERMSIG(wait_status);
+  } else {
+    exit.code = WEXITSTATUS(wait_status);
+  }
+  return exit;
+}
+
+int exit_status(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::kNotFound:
+      return 127;
+    case ErrorCode::kInvalidArgument:
+      return 126;
+    default:
+      return 1;
+  }
+}
+
+std::string last_traceback(std::string_view stderr_text) {
+  constexpr std::string_view kStart = "Traceback (most recent call last):";
+  size_t at = stderr_text.rfind(kStart);
+  while (at != std::string_view::npos && at > 0 && stderr_text[at - 1] != '\n') at = stderr_text.rfind(kStart, at - 1);
+  if (at == std::string_view::npos) return "";
+  const std::string_view text = stderr_text.substr(at);
+  if (std::count(text.begin(), text.end(), '\n') <= kTracebackLines) return last_lines(text, kTracebackLines + 1);
+  return std::string(kStart) + "\n  ...\n" + last_lines(text, kTracebackLines - 2);
+}
+
+std::string error_file_traceback(std::string_view json) {
+  const auto parsed = nlohmann::json::parse(json, nullptr, false);
+  if (!parsed.is_object() || !parsed.contains("message")) return "";
+  const auto& message = parsed["message"];
+  if (message.is_string()) return message.get<std::string>();
+  if (!message.is_object()) return "";
+  const auto extra = message.value("extraInfo", nlohmann::json::object());
+  if (extra.is_object() && extra.contains("py_callstack") && extra["py_callstack"].is_string())
+    return last_lines(extra["py_callstack"].get<std::string>(), kTracebackLines);
+  return message.contains("message") && message["message"].is_string() ? message["message"].get<std::string>() : "";
+}
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string out;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    out += (out.empty() ? "" : ", ") + std::to_string(ranks[i]);
+    if (last > i) out += (last == i + 1 ? ", " : "-") + std::to_string(ranks[last]);
+    i = last + 1;
+  }
+  return out;
+}
+
+std::string failure_report(const WorkerExit& first, std::string_view traceback,
+                           const std::map<std::string, std::vector<int>>& others) {
+  std::string report = fmt::format("rank {} (host {}, pid {}) {}, which ended the job", first.rank, first.host,
+                                   first.pid, first.to_string());
+  if (!traceback.empty()) report += "; its last traceback:" + indented(traceback);
+  for (const auto& [state, ranks] : others)
+    report += fmt::format("\n  {} {}: {} then", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), state);
+  return report;
+}
+
+}  // namespace muster

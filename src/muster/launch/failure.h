@@ -1,0 +1,47 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/base/error.h"
+
+namespace muster {
+
+/// How a worker ended.
+struct WorkerExit {
+  int rank = 0;
+  std::string host;
+  pid_t pid = 0;
+  int code = 0;
+  int signal = 0;  ///< 0: it exited with `code`
+
+  bool ok() const { return code == 0 && signal == 0; }
+  /// As a shell would show it: the code, or 128 + signal.
+  int status() const { return signal != 0 ? 128 + signal : code; }
+  /// "exited with status 1", "was ended by signal 9 (SIGKILL)".
+  std::string to_string() const;
+};
+/// From what waitpid() reported.
+WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_status);
+
+/// The exit status that stands for an error before any worker ran: 127 missing, 126 not runnable, else 1.
+int exit_status(const Error& error);
+
+/// From the last Python traceback of `stderr_text` on; empty when there is none. At most its last 40 lines.
+std::string last_traceback(std::string_view stderr_text);
+/// What torch's @record left in the file named by TORCHELASTIC_ERROR_FILE (JSON); empty when it is something else.
+std::string error_file_traceback(std::string_view json);
+
+/// "0-2, 5". The ranks must be in order.
+std::string rank_list(const std::vector<int>& ranks);
+
+/// The report of the failure that ended the job: one sentence, the traceback, and how the other ranks of the node were
+/// then: from a state ("was running", "exited with status 0") to the ranks in it.
+std::string failure_report(const WorkerExit& first, std::string_view traceback,
+                           const std::map<std::string, std::vector<int>>& others);
+
+}  // namespace muster

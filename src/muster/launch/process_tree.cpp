@@ -1,0 +1,71 @@
+#include "muster/launch/process_tree.h"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+namespace muster {
+namespace {
+
+struct Stat {
+  std::string name;
+  char state = 0;
+  pid_t parent = 0;
+};
+
+// /proc/<pid>/stat is "pid (name) state ppid ...", where the name may hold anything, a ')' too.
+std::optional<Stat> read_stat(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "stat");
+  std::string text;
+  if (!std::getline(file, text)) return std::nullopt;
+  const size_t open = text.find('(');
+  const size_t close = text.rfind(')');
+  if (open == std::string::npos || close == std::string::npos) return std::nullopt;
+  Stat stat;
+  stat.name = text.substr(open + 1, close - open - 1);
+  if (std::sscanf(text.c_str() + close + 1, " %c %d", &stat.state, &stat.parent) != 2) return std::nullopt;
+  return stat;
+}
+
+}  // namespace
+
+void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+std::vector<ChildProcess> running_children() {
+  std::vector<ChildProcess> children;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename();
+    pid_t pid = 0;
+    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) continue;
+    const auto stat = read_stat(entry.path());
+    if (stat && stat->parent == ::getpid() && stat->state != 'Z') children.push_back({pid, stat->name});
+  }
+  return children;
+}
+
+bool kill_all_children(const Deadline& deadline) {
+  while (true) {
+    for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
+    // Each level of a tree becomes visible when the one above has died.
+    pid_t reaped = 0;
+    do reaped = ::waitpid(-1, nullptr, WNOHANG);
+    while (reaped > 0);
+    if (reaped < 0 && errno == ECHILD) return true;
+    if (deadline.passed()) return false;
+    const timespec pause{0, 2'000'000};
+    ::nanosleep(&pause, nullptr);
+  }
+}
+
+}  // namespace muster

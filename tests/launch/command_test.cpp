@@ -1,0 +1,98 @@
+#include "muster/launch/command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class Commands : public ::testing::Test {
+ protected:
+  Commands() { folder_ = ::mkdtemp(name_.data()); }
+  ~Commands() override { std::filesystem::remove_all(folder_); }
+
+  std::string file(const std::string& name, mode_t mode) {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path) << "x";
+    ::chmod(path.c_str(), mode);
+    return path;
+  }
+  RunOptions program(const std::string& path) {
+    RunOptions options;
+    options.target = RunOptions::Target::kProgram;
+    options.program = path;
+    options.arguments = {"a", "--b"};
+    return options;
+  }
+
+  std::string name_ = ::testing::TempDir() + "commands-XXXXXX";
+  std::string folder_;
+};
+
+TEST_F(Commands, PythonIsTheOneThatIsNamed) {
+  const std::string python = file("my-python", 0755);
+  EXPECT_EQ(find_python("muster", {{"MUSTER_PYTHON", python}}).value(), python);
+  const auto missing = find_python("muster", {{"MUSTER_PYTHON", folder_ + "/none"}});
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().message, HasSubstr("MUSTER_PYTHON"));
+}
+
+TEST_F(Commands, PythonBesideTheProgramComesBeforeThePath) {
+  const std::string python = file("python3", 0755);
+  EXPECT_EQ(find_python(folder_ + "/muster", {{"PATH", "/usr/bin"}}).value(), python);
+  file("muster", 0755);
+  EXPECT_EQ(find_python("muster", {{"PATH", folder_}}).value(), python);
+}
+
+TEST_F(Commands, AScriptRunsUnderPython) {
+  const std::string python = file("python3", 0755);
+  RunOptions options;
+  options.program = file("train.py", 0644);
+  options.arguments = {"--lr", "1"};
+  EXPECT_THAT(worker_command(options, "muster", {{"MUSTER_PYTHON", python}}).value(),
+              ElementsAre(python, "-u", options.program, "--lr", "1"));
+  options.target = RunOptions::Target::kModule;
+  options.program = "package.train";
+  EXPECT_THAT(worker_command(options, "muster", {{"MUSTER_PYTHON", python}}).value(),
+              ElementsAre(python, "-u", "-m", "package.train", "--lr", "1"));
+}
+
+TEST_F(Commands, AScriptThatIsMissingIsNamed) {
+  RunOptions options;
+  options.program = folder_ + "/none.py";
+  const auto command = worker_command(options, "muster", {{"MUSTER_PYTHON", "/bin/sh"}});
+  ASSERT_FALSE(command);
+  EXPECT_EQ(command.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(command.error().message, HasSubstr(options.program));
+  options.program = folder_;
+  EXPECT_THAT(worker_command(options, "muster", {{"MUSTER_PYTHON", "/bin/sh"}}).error().message,
+              HasSubstr("__main__.py"));
+}
+
+TEST_F(Commands, AProgramIsAPathOrIsSearchedFor) {
+  const std::string path = file("tool", 0755);
+  EXPECT_THAT(worker_command(program(path), "muster", {}).value(), ElementsAre(path, "a", "--b"));
+  EXPECT_THAT(worker_command(program("tool"), "muster", {{"PATH", "/nowhere:" + folder_}}).value(),
+              ElementsAre(path, "a", "--b"));
+}
+
+TEST_F(Commands, AProgramThatCannotRunIsNamedWithTheReason) {
+  const auto missing = worker_command(program(folder_ + "/none"), "muster", {});
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(missing.error().message, HasSubstr(folder_ + "/none"));
+  EXPECT_THAT(worker_command(program(file("plain", 0644)), "muster", {}).error().message, HasSubstr("not executable"));
+  EXPECT_THAT(worker_command(program(folder_), "muster", {}).error().message, HasSubstr("folder"));
+  const auto unknown = worker_command(program("no-such-tool"), "muster", {{"PATH", folder_}});
+  EXPECT_EQ(unknown.error().code, ErrorCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace muster

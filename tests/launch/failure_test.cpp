@@ -1,0 +1,90 @@
+#include "muster/launch/failure.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace muster {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr const char* kTraceback =
+    "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nValueError: boom\n";
+
+TEST(WorkerExit, SaysHowAWorkerEnded) {
+  const WorkerExit failed = worker_exit(3, "h", 812, 5 << 8);
+  EXPECT_EQ(failed.to_string(), "exited with status 5");
+  EXPECT_EQ(failed.status(), 5);
+  const WorkerExit killed = worker_exit(3, "h", 812, SIGKILL);
+  EXPECT_EQ(killed.to_string(), "was ended by signal 9 (SIGKILL)");
+  EXPECT_EQ(killed.status(), 137);
+  EXPECT_FALSE(killed.ok());
+  EXPECT_TRUE(worker_exit(3, "h", 812, 0).ok());
+}
+
+TEST(LastTraceback, IsTheLastOne) {
+  const std::string text = std::string("noise\n") + "Traceback (most recent call last):\n  first\nKeyError: 1\n" +
+                           "During handling of the above exception, another exception occurred:\n\n" + kTraceback;
+  EXPECT_EQ(last_traceback(text) + "\n", kTraceback);
+}
+
+TEST(LastTraceback, IsEmptyWhereThereIsNone) {
+  EXPECT_EQ(last_traceback("all is well\n"), "");
+  EXPECT_EQ(last_traceback("he said: Traceback (most recent call last): no\n"), "");
+  EXPECT_EQ(last_traceback(""), "");
+}
+
+TEST(LastTraceback, ALongOneIsCutInTheMiddle) {
+  std::string text = "Traceback (most recent call last):\n";
+  for (int i = 0; i < 1000; ++i) text += "  File " + std::to_string(i) + "\n";
+  text += "RecursionError: too deep\n";
+  const std::string shown = last_traceback(text);
+  EXPECT_LE(std::count(shown.begin(), shown.end(), '\n'), 40);
+  EXPECT_THAT(shown, StartsWith("Traceback"));
+  EXPECT_THAT(shown, EndsWith("RecursionError: too deep"));
+}
+
+TEST(ErrorFile, GivesTheTracebackThatRecordLeft) {
+  EXPECT_EQ(error_file_traceback(R"({"message": {"message": "ValueError: boom",
+      "extraInfo": {"py_callstack": "Traceback (most recent call last):\nValueError: boom\n", "timestamp": "1"}}})"),
+            "Traceback (most recent call last):\nValueError: boom");
+  EXPECT_EQ(error_file_traceback(R"({"message": "words"})"), "words");
+  EXPECT_EQ(error_file_traceback(R"({"message": {"message": "words"}})"), "words");
+}
+
+TEST(ErrorFile, MayHoldAnything) {
+  for (const char* text : {"", "{", "[1]", "\xff\xfe", R"({"message": 3})", R"({"message": {"extraInfo": 1}})",
+                           R"({"message": {"message": 3, "extraInfo": {"py_callstack": 3}}})"})
+    EXPECT_EQ(error_file_traceback(text), "") << text;
+}
+
+TEST(RankList, IsShort) {
+  EXPECT_EQ(rank_list({}), "");
+  EXPECT_EQ(rank_list({4}), "4");
+  EXPECT_EQ(rank_list({0, 1}), "0, 1");
+  EXPECT_EQ(rank_list({0, 1, 2, 5, 7, 8, 9}), "0-2, 5, 7-9");
+}
+
+TEST(FailureReport, NamesTheRankItsTracebackAndTheOthers) {
+  const WorkerExit exit{2, "b", 812, 1, 0};
+  const std::string report = failure_report(exit, kTraceback, {{"was running", {0, 3}}, {"exited with status 0", {1}}});
+  EXPECT_THAT(report, StartsWith("rank 2 (host b, pid 812) exited with status 1"));
+  EXPECT_THAT(report, HasSubstr("\n    ValueError: boom"));
+  EXPECT_THAT(report, HasSubstr("ranks 0, 3"));
+  EXPECT_THAT(report, HasSubstr("rank 1: exited with status 0"));
+  EXPECT_THAT(failure_report(exit, "", {}), Not(HasSubstr("traceback")));
+}
+
+TEST(ExitStatus, IsTheShellsForWhatCannotRun) {
+  EXPECT_EQ(exit_status(Error{ErrorCode::kNotFound, ""}), 127);
+  EXPECT_EQ(exit_status(Error{ErrorCode::kInvalidArgument, ""}), 126);
+  EXPECT_EQ(exit_status(Error{ErrorCode::kIo, ""}), 1);
+}
+
+}  // namespace
+}  // namespace muster
