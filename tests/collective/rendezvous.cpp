@@ -55,10 +55,12 @@ void Rendezvous::begin(Rank rank, uint32_t index) {
   const Step& what = step(rank, index);
   switch (what.kind) {
     case Step::Kind::kSend:
+      hold(rank, index, what.from, false);
       offer(rank, what.peer, {rank, index}, true);
       break;
     case Step::Kind::kReceive:
     case Step::Kind::kReceiveReduce:
+      hold(rank, index, what.kind == Step::Kind::kReceive ? what.to : what.from, true);
       offer(what.peer, rank, {rank, index}, false);
       break;
     case Step::Kind::kCopy:
