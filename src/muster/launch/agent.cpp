@@ -103,7 +103,9 @@ Result<> Agent::meet() {
 std::vector<WorkerSpec> Agent::specs() const {
   const JobEnvironment job{place_,       options_.run_id,     options_.role, node_.url,          node_.torch_port,
                            node_.secret, options_.local_addr, scratch_,      this_machine().cpus};
-  const Environment base = current_environment();
+  Environment base = current_environment();
+  // Workers write to pipes: this tells them whether a terminal shows what they write, and so whether to draw a bar.
+  base["MUSTER_TERMINAL"] = console_.out().terminal() ? "1" : "0";
   std::vector<WorkerSpec> specs;
   for (int local = 0; local < options_.nproc; ++local) {
     WorkerSpec spec{place_.first_rank + local, command_, worker_environment(job, local, base)};
