@@ -17,7 +17,7 @@ setup:
 	@$(PYTHON3) tools/setup.py
 
 build: setup
-	@$(STAGE) configure -- cmake --preset release -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
+	@$(STAGE) configure -- cmake --preset release
 	@$(STAGE) build -- cmake --build --preset release -j $(JOBS)
 
 demo: build
