@@ -116,11 +116,6 @@ std::string Trial::moved_fault() const {
   return {};
 }
 
-bool Trial::linked(Rank a, Rank b) const {
-  return std::any_of(schedules_[a].steps.begin(), schedules_[a].steps.end(),
-                     [&](const Step& step) { return step.peer == b; });
-}
-
 std::string Trial::name() const {
   return fmt::format("{} of {} ranks, count {}, root {}, chunks of {}, {}place, seed {}", algorithm_.name,
                      setting_.size, setting_.count, setting_.root, setting_.chunk_bytes,

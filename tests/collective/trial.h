@@ -58,8 +58,6 @@ class Trial {
   size_t input_bytes() const { return setting_.count * size_of(setting_.dtype); }
   /// Empty when every rank's output is right, else the first fault.
   std::string fault() const;
-  /// Whether rank `a` talks to rank `b`.
-  bool linked(Rank a, Rank b) const;
   std::string name() const;
 
  private:

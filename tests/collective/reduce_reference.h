@@ -1,0 +1,138 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "muster/base/dtype.h"
+
+namespace muster::test {
+
+// The plain definitions that the kernels are held against, one element at a time. Halves go by way of double and
+// nearbyint(), which shares nothing with the kernels' arithmetic on bits.
+
+struct Half {
+  uint16_t bits;
+};
+struct Brain {
+  uint16_t bits;
+};
+struct Truth {
+  uint8_t value;
+};
+
+/// value rounded to `digits` significant binary digits, to nearest even, with an exponent of at least `least`.
+inline double rounded(double value, int digits, int least) {
+  int exponent;
+  std::frexp(value, &exponent);
+  const double place = std::ldexp(1.0, std::max(exponent - digits, least));
+  return std::nearbyint(value / place) * place;
+}
+
+inline float widen(Half half) {
+  const int exponent = half.bits >> 10 & 0x1f, fraction = half.bits & 0x3ff;
+  const double sign = (half.bits & 0x8000) != 0 ? -1 : 1;
+  if (exponent == 0x1f && fraction != 0) return std::numeric_limits<float>::quiet_NaN();
+  if (exponent == 0x1f) return static_cast<float>(sign * INFINITY);
+  const double magnitude = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024, exponent - 25);
+  return static_cast<float>(sign * magnitude);
+}
+inline float widen(Brain brain) {
+  const uint32_t all = static_cast<uint32_t>(brain.bits) << 16;
+  float value;
+  std::memcpy(&value, &all, sizeof(value));
+  return value;
+}
+
+inline Half narrow(float value, Half) {
+  const auto sign = static_cast<uint16_t>(std::signbit(value) ? 0x8000 : 0);
+  const double magnitude = std::isfinite(value) ? rounded(std::fabs(value), 11, -24) : std::fabs(value);
+  if (std::isnan(value)) return {0x7e00};
+  if (magnitude > 65504) return {static_cast<uint16_t>(sign | 0x7c00)};
+  if (magnitude < std::ldexp(1.0, -14)) return {static_cast<uint16_t>(sign | static_cast<int>(magnitude * 0x1p24))};
+  int exponent;
+  const double fraction = std::frexp(magnitude, &exponent);
+  const int all = (exponent + 14) << 10 | (static_cast<int>(fraction * 2048) & 0x3ff);
+  return {static_cast<uint16_t>(sign | all)};
+}
+inline Brain narrow(float value, Brain) {
+  if (std::isnan(value)) return {0x7fc0};
+  const double magnitude = std::isfinite(value) ? rounded(std::fabs(value), 8, -133) : INFINITY;
+  const float kept = std::copysign(static_cast<float>(magnitude), value);
+  uint32_t all;
+  std::memcpy(&all, &kept, sizeof(all));
+  return {static_cast<uint16_t>(all >> 16)};
+}
+
+template <class T>
+inline constexpr bool kIsHalf = std::is_same_v<T, Half> || std::is_same_v<T, Brain>;
+
+/// a op b for numbers. Integers wrap; a NaN wins over any order.
+template <class T>
+T combined(T a, T b, ReduceOp op) {
+  const auto wrapped = [](auto whole) { return static_cast<T>(whole); };
+  if constexpr (std::is_integral_v<T>) {
+    const auto x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAverage:
+        return wrapped(x + y);
+      case ReduceOp::kProduct:
+        return wrapped(x * y);
+      case ReduceOp::kMin:
+        return b < a ? b : a;
+      case ReduceOp::kMax:
+        return b > a ? b : a;
+      case ReduceOp::kBitAnd:
+        return wrapped(x & y);
+      case ReduceOp::kBitOr:
+        return wrapped(x | y);
+      case ReduceOp::kBitXor:
+        return wrapped(x ^ y);
+    }
+  } else {
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAverage:
+        return a + b;
+      case ReduceOp::kProduct:
+        return a * b;
+      default:
+        break;
+    }
+    if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
+    if (op == ReduceOp::kMin) return a < b ? a : b;
+    if (op == ReduceOp::kMax) return a > b ? a : b;
+  }
+  return a;
+}
+inline Truth combined(Truth a, Truth b, ReduceOp op) {
+  const bool x = a.value != 0, y = b.value != 0;
+  switch (op) {
+    case ReduceOp::kProduct:
+    case ReduceOp::kMin:
+    case ReduceOp::kBitAnd:
+      return {x && y};
+    case ReduceOp::kBitXor:
+      return {x != y};
+    default:
+      return {x || y};
+  }
+}
+inline Half combined(Half a, Half b, ReduceOp op) { return narrow(combined(widen(a), widen(b), op), Half{}); }
+inline Brain combined(Brain a, Brain b, ReduceOp op) { return narrow(combined(widen(a), widen(b), op), Brain{}); }
+
+/// Equal bits, where every NaN is equal to every other.
+template <class T>
+bool same(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (std::isnan(a) && std::isnan(b)) return true;
+  } else if constexpr (kIsHalf<T>) {
+    if (std::isnan(widen(a)) && std::isnan(widen(b))) return true;
+  }
+  return std::memcmp(&a, &b, sizeof(T)) == 0;
+}
+
+}  // namespace muster::test
