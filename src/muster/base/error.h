@@ -28,6 +28,7 @@ enum class ErrorCode : uint8_t {
   kIo = 13,
   kLeft = 14,  ///< a peer left in an orderly way
 };
+inline constexpr ErrorCode kLastErrorCode = ErrorCode::kLeft;
 
 const char* name(ErrorCode code);
 

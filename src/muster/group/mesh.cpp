@@ -68,7 +68,8 @@ class MeshBuilder {
   bool leads() const { return membership_.rank == 0; }
 
   Result<> introduce() {
-    Member self{membership_.rank, membership_.size, getpid(), host_name(), shared_memory_domain(), {}, {}};
+    Member self{membership_.rank, membership_.size, getpid(), host_name(), shared_memory_domain()};
+    fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
     identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));

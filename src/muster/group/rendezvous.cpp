@@ -5,13 +5,15 @@
 namespace muster {
 namespace {
 
-// record := version:u8 rank:i32 size:i32 pid:i32 host:string domain:string local_address:string secret:bytes
+// record := version:u8 rank:i32 size:i32 pid:i32 host:string domain:string local_address:string
+//           instance:u64 secret:bytes
 constexpr uint8_t kVersion = 1;
 
 Bytes encode(const Member& member) {
   Writer out;
   out.put(kVersion).put<int32_t>(member.rank).put<int32_t>(member.size).put<int32_t>(member.pid);
-  out.put_string(member.host).put_string(member.domain).put_string(member.local_address).put_bytes(member.secret);
+  out.put_string(member.host).put_string(member.domain).put_string(member.local_address);
+  out.put(member.instance).put_bytes(member.secret);
   return out.take();
 }
 
@@ -29,6 +31,7 @@ Result<Member> decode(ByteView record) {
   MUSTER_ASSIGN(member.host, in.get_string());
   MUSTER_ASSIGN(member.domain, in.get_string());
   MUSTER_ASSIGN(member.local_address, in.get_string());
+  MUSTER_ASSIGN(member.instance, in.get<uint64_t>());
   MUSTER_ASSIGN(const auto secret, in.get_bytes());
   member.secret.assign(secret.begin(), secret.end());
   MUSTER_TRY(in.finish());

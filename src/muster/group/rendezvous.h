@@ -15,6 +15,7 @@ struct Member {
   std::string host;
   std::string domain;         ///< equal means: can share memory (shared_memory_domain())
   std::string local_address;  ///< its Unix listener: "unix:@..."
+  uint64_t instance = 0;      ///< random: tells two announcements of one rank apart, also within one process
   Bytes secret;               ///< of the group's links; rank 0 alone sets it, when the job gave none
 
   /// "rank 3 (host b, pid 812)".

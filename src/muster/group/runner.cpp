@@ -53,6 +53,7 @@ Result<> Runner::run(const Call& call, const void* input, void* output, const De
     return tl::unexpected(error);
   }
   Error error = *fatal_;
+  die(error);  // a link may have ended between calls: the others learn the reason now
   error.message = "the group has failed: " + error.message;
   return tl::unexpected(error.in(call.to_string()));
 }

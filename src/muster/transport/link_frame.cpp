@@ -8,7 +8,6 @@ namespace muster {
 namespace {
 
 constexpr size_t kLongestText = 1024;
-constexpr auto kLastCode = ErrorCode::kIo;
 
 Result<Error> parse_close(ByteView payload) {
   Reader reader(payload);
@@ -18,7 +17,7 @@ Result<Error> parse_close(ByteView payload) {
   MUSTER_ASSIGN(why.message, reader.get_string());
   MUSTER_ASSIGN(why.context, reader.get_string());
   MUSTER_TRY(reader.finish());
-  if (why.code > kLastCode) return fail(ErrorCode::kProtocol, "a close frame holds an unknown error code");
+  if (why.code > kLastErrorCode) return fail(ErrorCode::kProtocol, "a close frame holds an unknown error code");
   if (why.rank < kNoRank) return fail(ErrorCode::kProtocol, "a close frame blames an impossible rank");
   return why;
 }

@@ -44,8 +44,6 @@ constexpr int kMaxSize = 1 << 16;
 /// While parked, the watch is asked this often: how late the death of a peer is noticed.
 constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
 
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 /// Steps wrap around; one is never 2^31 ahead of another.
 bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
 
