@@ -12,6 +12,7 @@ PYTEST ?=
 
 .PHONY: demo test bench format asan tsan wheel tidy clean setup build lint
 .DEFAULT_GOAL := demo
+.NOTPARALLEL:  # stages write to the screen one after the other
 
 setup:
 	@$(PYTHON3) tools/setup.py
