@@ -107,7 +107,7 @@ TEST_P(LinkContract, CarriesBytesWhicheverEndAsksFirst) {
   run_until([&] { return sent.done() && received.done(); });
   EXPECT_EQ(hello, "hello");
   send_text(right(), "answer", answered.record());
-  pair_->settle();
+  ASSERT_TRUE(pair_->settle());
   receive_text(left(), answer, heard.record());
   run_until([&] { return answered.done() && heard.done(); });
   EXPECT_EQ(answer, "answer");
@@ -171,12 +171,30 @@ TEST_P(LinkContract, DoesNotQueueWhatThePeerDoesNotTake) {
   const std::string text = pattern(kBig);
   Outcome sent, received;
   send_text(left(), text, sent.record());
-  pair_->settle();
+  ASSERT_TRUE(pair_->settle());
   EXPECT_FALSE(sent.done()) << "64 MiB vanished into buffers";
   std::string into(kBig, '\0');
   receive_text(right(), into, received.record());
   run_until([&] { return sent.done() && received.done(); });
   EXPECT_TRUE(into == text);
+}
+
+TEST_P(LinkContract, RestsWhateverItWaitsFor) {
+  EXPECT_TRUE(pair_->settle()) << "idle";
+  std::string byte(1, '\0'), into(1000, '\0');
+  Outcome pending, first, sent;
+  receive_text(left(), byte, pending.record());
+  EXPECT_TRUE(pair_->settle()) << "waiting for a byte";
+  const std::string text = pattern(kBig);
+  send_text(left(), text, sent.record());
+  EXPECT_TRUE(pair_->settle()) << "full, and nobody receives";
+  receive_text(right(), into, first.record());
+  EXPECT_TRUE(pair_->settle()) << "received a part";
+  EXPECT_TRUE(first.ok());
+  pair_->left.reset();
+  EXPECT_TRUE(pair_->settle()) << "gone, with bytes unread";
+  receive_text(right(), into, first.record());
+  EXPECT_TRUE(pair_->settle()) << "gone, with bytes unread, and a part of them received";
 }
 
 TEST_P(LinkContract, TellsThePeerWhyItWasClosed) {
@@ -214,7 +232,7 @@ TEST_P(LinkContract, TellsWhyEvenWhenTheStreamIsFullBothWays) {
   Outcome there, back, blamed;
   send_text(left(), text, there.record());
   send_text(right(), text, back.record());
-  pair_->settle();
+  ASSERT_TRUE(pair_->settle());
   left().close(Error{ErrorCode::kPeerLost, "rank 5 died", 5, {}});
   ASSERT_EQ(there.calls, 1);
   EXPECT_FALSE(there.result);
@@ -245,10 +263,10 @@ TEST_P(LinkContract, HandsOverWhatWasSentBeforeTheEnd) {
   const std::string text = pattern(100'000);
   Outcome sent, received, behind;
   send_text(left(), text, sent.record());
-  pair_->settle();
+  ASSERT_TRUE(pair_->settle());
   ASSERT_TRUE(sent.ok());
   pair_->left.reset();
-  pair_->settle();
+  ASSERT_TRUE(pair_->settle());
   std::string into(text.size(), '\0'), more(1, '\0');
   receive_text(right(), into, received.record());
   run_until([&] { return received.done(); });

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 
 #include "muster/transport/link.h"
@@ -16,8 +17,8 @@ class LinkPair {
   virtual ~LinkPair() = default;
   /// Drives both ends until `done()`, or for long enough that nobody would wait longer.
   virtual Result<> run_until(const std::function<bool()>& done) = 0;
-  /// Drives both ends until nothing happens any more.
-  virtual void settle() = 0;
+  /// Drives both ends until nothing happens any more; false when that does not come, which is a spinning link.
+  virtual bool settle() = 0;
 
   std::unique_ptr<Link> left, right;
 };
@@ -27,6 +28,7 @@ struct LinkKind {
   std::string name;
   std::function<std::unique_ptr<LinkPair>()> make;
 };
+inline std::ostream& operator<<(std::ostream& out, const LinkKind& kind) { return out << kind.name; }
 inline std::string kind_name(const testing::TestParamInfo<LinkKind>& info) { return info.param.name; }
 
 class LinkContract : public testing::TestWithParam<LinkKind> {

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct ProcessLinkKind {
   /// Rank `rank` of 2 in group "test", generation 7.
   LinkIdentity identity(Rank rank) const;
 };
+
+inline std::ostream& operator<<(std::ostream& out, const ProcessLinkKind& kind) { return out << kind.name; }
 
 /// All that this machine can do: IPv6 only where it has it.
 std::vector<ProcessLinkKind> process_link_kinds();

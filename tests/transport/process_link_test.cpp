@@ -30,9 +30,11 @@ class LoopPair final : public LinkPair {
   }
 
   Result<> run_until(const std::function<bool()>& done) override { return loop_->run_until(done, patience()); }
-  void settle() override {
-    while (loop_->run_once(Deadline::after(std::chrono::milliseconds(20)))) {
+  bool settle() override {
+    for (int turns = 0; turns < 1'000'000; ++turns) {
+      if (!loop_->run_once(Deadline::after(std::chrono::milliseconds(20)))) return true;
     }
+    return false;
   }
 
  private:

@@ -10,9 +10,11 @@ class SimPair final : public LinkPair {
   Result<> run_until(const std::function<bool()>& done) override {
     return world_.run_until(done, Deadline::after(std::chrono::hours(1), world_.clock()));
   }
-  void settle() override {
-    while (world_.step()) {
+  bool settle() override {
+    for (int events = 0; events < 1'000'000; ++events) {
+      if (!world_.step()) return true;
     }
+    return false;
   }
 
  private:

@@ -27,15 +27,22 @@ void Opening::begin() {
 }
 
 Result<> Opening::start() {
-  MUSTER_ASSIGN(const LinkHello hello, parse_hello(connection_.hello));
-  peer_ = peer_of(hello, connection_.peer);
-  if (Result<> agreed = check_hello(self_, hello, expected_); !agreed) {
+  if (Result<> agreed = check(); !agreed) {
     output_ = encode_farewell(&agreed.error());
     write();
     return agreed;
   }
   output_ = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
   return loop_.watch(connection_.stream->fd(), EPOLLIN, [this](uint32_t) { advance(); });
+}
+
+Result<> Opening::check() {
+  const Result<LinkHello> hello = parse_hello(connection_.hello);
+  if (!hello) {
+    return fail(hello.error().code, "a peer at " + connection_.peer.to_string() + ": " + hello.error().message);
+  }
+  peer_ = peer_of(*hello, connection_.peer);
+  return check_hello(self_, *hello, expected_);
 }
 
 void Opening::advance() {

@@ -27,6 +27,7 @@ class Opening {
   void begin();
   void advance();
   Result<> start();
+  Result<> check();
   void write();
   Result<bool> read();
   Result<bool> fill(size_t bytes);

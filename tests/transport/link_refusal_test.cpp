@@ -1,0 +1,163 @@
+// Two processes that do not belong together: an error at both ends that names both values.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "transport/link_kinds.h"
+
+namespace muster {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class LinkRefusal : public testing::TestWithParam<ProcessLinkKind> {
+ protected:
+  struct Ends {
+    Error connector;
+    std::string acceptor;  // what it logged
+  };
+
+  /// Connects where that must fail.
+  Ends refuse(LinkIdentity listening, LinkIdentity connecting, Rank expected) {
+    testing::internal::CaptureStderr();
+    auto loop = Loop::create();
+    int accepted = 0;
+    auto listener = GetParam().listen(**loop, std::move(listening), [&](std::unique_ptr<Link>) { ++accepted; });
+    EXPECT_TRUE(listener);
+    Ends ends;
+    bool done = false;
+    const auto dial = GetParam().connect(**loop, (*listener)->address(), std::move(connecting), expected, patience(),
+                                         [&](Result<std::unique_ptr<Link>> link) {
+                                           done = true;
+                                           EXPECT_FALSE(link);
+                                           if (!link) ends.connector = link.error();
+                                         });
+    EXPECT_TRUE((*loop)->run_until([&] { return done; }, patience()));
+    while ((*loop)->run_once(Deadline::after(std::chrono::milliseconds(50)))) {
+    }
+    EXPECT_EQ(accepted, 0);
+    ends.acceptor = testing::internal::GetCapturedStderr();
+    return ends;
+  }
+  LinkIdentity identity(Rank rank) { return GetParam().identity(rank); }
+};
+
+TEST_P(LinkRefusal, NamesBothWorldSizes) {
+  LinkIdentity other = identity(1);
+  other.size = 3;
+  const Ends ends = refuse(identity(0), other, 0);
+  EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
+  EXPECT_THAT(ends.connector.message, AllOf(HasSubstr("world size 2"), HasSubstr("has 3")));
+  EXPECT_THAT(ends.acceptor, AllOf(HasSubstr("world size 3"), HasSubstr("has 2")));
+}
+
+TEST_P(LinkRefusal, NamesBothGroups) {
+  LinkIdentity other = identity(1);
+  other.group = "other";
+  const Ends ends = refuse(identity(0), other, 0);
+  EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
+  for (const std::string& text : {ends.connector.message, ends.acceptor}) {
+    EXPECT_THAT(text, AllOf(HasSubstr("\"test\""), HasSubstr("\"other\"")));
+  }
+}
+
+TEST_P(LinkRefusal, NamesBothGenerations) {
+  LinkIdentity other = identity(1);
+  other.generation = 8;
+  const Ends ends = refuse(identity(0), other, 0);
+  EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
+  for (const std::string& text : {ends.connector.message, ends.acceptor}) {
+    EXPECT_THAT(text, AllOf(HasSubstr("generation 7"), HasSubstr("generation 8")));
+  }
+}
+
+TEST_P(LinkRefusal, NamesTheRankThatAnsweredForAnother) {
+  LinkIdentity listening = identity(0), connecting = identity(1);
+  listening.size = connecting.size = 4;
+  const Ends ends = refuse(listening, connecting, 2);
+  EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
+  for (const std::string& text : {ends.connector.message, ends.acceptor}) {
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 0"), HasSubstr("dialled rank 2")));
+  }
+}
+
+TEST_P(LinkRefusal, FindsTwoProcessesOfOneRank) {
+  const Ends ends = refuse(identity(0), identity(0), 0);
+  EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
+  EXPECT_THAT(ends.acceptor, HasSubstr("two processes with one rank"));
+}
+
+TEST_P(LinkRefusal, LetsNobodyInWithoutTheSecret) {
+  LinkIdentity other = identity(1);
+  other.credentials.secret = to_bytes("a guess");
+  const Ends ends = refuse(identity(0), other, 0);
+  EXPECT_EQ(ends.connector.code, ErrorCode::kAuthentication);
+  EXPECT_THAT(ends.connector.message, HasSubstr("rank 0"));
+  EXPECT_THAT(ends.acceptor, HasSubstr("refused"));
+}
+
+TEST_P(LinkRefusal, WantsARankWithinTheWorld) {
+  auto loop = Loop::create();
+  LinkIdentity self = identity(2);
+  const auto listener = GetParam().listen(**loop, self, [](std::unique_ptr<Link>) {});
+  ASSERT_FALSE(listener);
+  EXPECT_EQ(listener.error().code, ErrorCode::kInvalidArgument);
+  Result<> outcome;
+  bool done = false;
+  const auto dial = GetParam().connect(**loop, GetParam().address().to_string(), self, 0, patience(),
+                                       [&](Result<std::unique_ptr<Link>> link) {
+                                         done = true;
+                                         if (!link) outcome = tl::unexpected(link.error());
+                                       });
+  EXPECT_FALSE(done) << "a handler must not run before connect returned";
+  ASSERT_TRUE((*loop)->run_until([&] { return done; }, patience()));
+  EXPECT_EQ(outcome.error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST_P(LinkRefusal, SaysWhoDidNotAnswerInTime) {
+  auto loop = Loop::create();
+  Error error;
+  bool done = false;
+  const Address nobody = GetParam().address();
+  const std::string address = nobody.is_unix() ? nobody.to_string() : nobody.with_port(1).to_string();
+  const auto dial = GetParam().connect(**loop, address, identity(1), 0, Deadline::after(100ms),
+                                       [&](Result<std::unique_ptr<Link>> link) {
+                                         done = true;
+                                         if (!link) error = link.error();
+                                       });
+  ASSERT_TRUE((*loop)->run_until([&] { return done; }, patience()));
+  EXPECT_EQ(error.code, ErrorCode::kTimeout);
+  EXPECT_EQ(error.rank, 0);
+  EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0"), HasSubstr(address)));
+}
+
+TEST_P(LinkRefusal, StaysSilentWhenTheDialIsDestroyed) {
+  auto loop = Loop::create();
+  int accepted = 0, called = 0;
+  auto listener = GetParam().listen(**loop, identity(0), [&](std::unique_ptr<Link>) { ++accepted; });
+  for (int turns = 0; turns < 12; ++turns) {  // gives up a little later each time
+    auto dial = GetParam().connect(**loop, (*listener)->address(), identity(1), 0, patience(),
+                                   [&](Result<std::unique_ptr<Link>>) { ++called; });
+    for (int i = 0; i < turns && called == 0; ++i) (*loop)->poll();
+    const int before = called;
+    dial.reset();
+    while ((*loop)->run_once(Deadline::after(10ms))) {
+    }
+    EXPECT_EQ(called, before);
+    called = 0;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Process, LinkRefusal, testing::ValuesIn(process_link_kinds()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(ShmLink, NeedsAUnixSocket) {
+  auto loop = Loop::create();
+  const Address tcp = Address::parse("127.0.0.1:0").value();
+  const auto listener = listen_shm_links(**loop, tcp, LinkIdentity{0, 2, "test", 0, {}}, [](std::unique_ptr<Link>) {});
+  ASSERT_FALSE(listener);
+  EXPECT_EQ(listener.error().code, ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace muster
