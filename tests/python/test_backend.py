@@ -1,0 +1,366 @@
+"""The c10d backend over real processes: every operation, dtype and kind of failure that a program can meet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from ranks import run_ranks
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPLEX = [torch.complex64, torch.complex128]
+FLOAT8 = [torch.float8_e5m2, torch.float8_e4m3fn]
+COUNTS = [0, 1, 7, 4099]
+Op = dist.ReduceOp
+
+
+def values(rank: int, count: int) -> torch.Tensor:
+    """Small whole numbers, exact in every dtype even when multiplied."""
+    return (torch.arange(count) + rank) % 3 + 1
+
+
+def combined(op: Op.RedOpType, size: int, count: int) -> torch.Tensor:
+    stack = torch.stack([values(rank, count) for rank in range(size)])
+    if op == Op.SUM:
+        return stack.sum(0)
+    if op == Op.AVG:
+        return stack.sum(0) / size
+    if op == Op.PRODUCT:
+        return stack.prod(0)
+    if op == Op.MIN:
+        return stack.amin(0)
+    if op == Op.MAX:
+        return stack.amax(0)
+    result = stack[0]
+    for row in stack[1:]:
+        result = {Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or, Op.BXOR: torch.bitwise_xor}[op](result, row)
+    return result
+
+
+def check_all_reduce(rank: int, size: int, dtype: torch.dtype, op: Op.RedOpType) -> None:
+    for count in COUNTS:
+        data = values(rank, count).to(dtype)
+        dist.all_reduce(data, op=op)
+        expected = combined(op, size, count)
+        if dtype in INTEGERS:
+            expected = expected.to(torch.int64)  # integers round towards zero
+        torch.testing.assert_close(
+            data.to(torch.complex128), expected.to(dtype).to(torch.complex128), msg=f"{dtype} {op} {count}"
+        )
+
+
+def all_reduce_everything(rank: int, size: int) -> None:
+    arithmetic = [Op.SUM, Op.AVG, Op.PRODUCT]
+    for dtype in INTEGERS:
+        for op in [*arithmetic, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR]:
+            check_all_reduce(rank, size, dtype, op)
+    for dtype in FLOATS:
+        for op in [*arithmetic, Op.MIN, Op.MAX]:
+            check_all_reduce(rank, size, dtype, op)
+    for dtype in COMPLEX:
+        for op in [Op.SUM, Op.AVG]:  # torch itself refuses the others
+            check_all_reduce(rank, size, dtype, op)
+    flags = torch.tensor([False, True, rank == 0])
+    dist.all_reduce(flags, op=Op.BAND)
+    assert flags.tolist() == [False, True, size == 1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_all_reduce_combines_every_dtype_with_every_operation(size: int) -> None:
+    run_ranks(size, all_reduce_everything, size)
+
+
+def move_everything(rank: int, size: int) -> None:
+    for dtype in [*INTEGERS, *FLOATS, *COMPLEX, *FLOAT8, torch.bool]:
+        for count in COUNTS:
+            mine = values(rank, count).to(dtype)
+            rows = [values(r, count).to(dtype) for r in range(size)]
+
+            data = mine.clone()
+            dist.broadcast(data, src=size - 1)
+            assert same(data, rows[-1]), f"broadcast {dtype} {count}"
+
+            outputs = [torch.empty(count, dtype=dtype) for _ in range(size)]
+            dist.all_gather(outputs, mine)
+            assert all(map(same, outputs, rows)), f"all_gather {dtype} {count}"
+
+            output = torch.empty(size * count, dtype=dtype)
+            dist.all_gather_into_tensor(output, mine)
+            assert same(output, torch.cat(rows)), f"all_gather_into_tensor {dtype} {count}"
+
+            output = torch.empty(size, count, dtype=dtype)
+            dist.all_gather(list(output.unbind()), mine)
+            assert same(output.reshape(-1), torch.cat(rows)), f"all_gather into rows {dtype} {count}"
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit: float8 has no equality."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_broadcast_and_all_gather_move_every_dtype(size: int) -> None:
+    run_ranks(size, move_everything, size)
+
+
+def any_strides(rank: int) -> None:
+    base = torch.zeros(6, 8)
+    view = base.t()[::2]
+    view.fill_(rank + 1)
+    dist.all_reduce(view)
+    assert torch.equal(view, torch.full((4, 6), 3.0))
+    assert base.t()[1::2].abs().sum() == 0, "what lies between was not written"
+
+    outputs = [torch.zeros(4, 3).t() for _ in range(2)]
+    dist.all_gather(outputs, torch.full((4, 3), float(rank)).t())
+    assert [o.unique().tolist() for o in outputs] == [[0.0], [1.0]]
+
+    parameter = torch.nn.Parameter(torch.full((2, 2), float(rank)).t())
+    dist.broadcast(parameter.data, src=1)
+    assert parameter.unique().tolist() == [1.0]
+
+    uneven = [torch.empty(r + 1, 2) for r in range(2)]
+    dist.all_gather(uneven, torch.full((rank + 1, 2), float(rank)))
+    assert [u.tolist() for u in uneven] == [[[0.0, 0.0]], [[1.0, 1.0], [1.0, 1.0]]]
+
+
+def test_tensors_may_have_any_strides_and_all_gather_uneven_shapes() -> None:
+    run_ranks(2, any_strides)
+
+
+def async_work(rank: int) -> None:
+    tensors = [torch.full((1000 + i,), float(i + rank)) for i in range(20)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for i, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        work.wait()
+        assert work.is_completed()
+        assert tensor.unique().tolist() == [2.0 * i + 1]
+
+    # A callback in Python needs the GIL that this thread holds while it waits for none of ours.
+    seen: list[float] = []
+    done = threading.Event()
+    tensor = torch.ones(5)
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+
+    def note(result: torch.futures.Future[list[torch.Tensor]]) -> None:
+        seen.append(result.value()[0].sum().item())
+        done.set()
+
+    future.then(note)
+    assert done.wait(60)
+    assert seen == [10.0]
+    dist.barrier(async_op=True).wait()
+
+
+def test_asynchronous_work_finishes_and_completes_futures() -> None:
+    run_ranks(2, async_work)
+
+
+def objects(rank: int) -> None:
+    gathered: list[object] = [None] * 3
+    dist.all_gather_object(gathered, {"rank": rank, "name": "x" * rank})
+    assert gathered == [{"rank": r, "name": "x" * r} for r in range(3)]
+    shared = [f"from {rank}", rank]
+    dist.broadcast_object_list(shared, src=2)
+    assert shared == ["from 2", 2]
+
+
+def test_object_collectives_work_over_it() -> None:
+    run_ranks(3, objects)
+
+
+def coalesced(rank: int) -> None:
+    tensors = [torch.full((n,), float(rank + n)) for n in (1, 5, 300)]
+    with dist._coalescing_manager(device=None):
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    assert [t.unique().tolist() for t in tensors] == [[2.0 * n + 1] for n in (1, 5, 300)]
+    result = functional.all_gather_tensor(torch.full((2,), float(rank)), 0, [0, 1])
+    assert result.tolist() == [0.0, 0.0, 1.0, 1.0]
+    result = functional.all_reduce(torch.full((2,), float(rank)), "sum", [0, 1])
+    assert result.tolist() == [1.0, 1.0]
+
+
+def test_coalesced_and_functional_collectives_work_over_it() -> None:
+    run_ranks(2, coalesced)
+
+
+def many_groups(rank: int) -> None:
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = pairs[rank % 2]
+    gloo = dist.new_group(backend="gloo")
+    for step in range(5):
+        data = torch.tensor([float(rank + step)])
+        dist.all_reduce(data, group=mine)
+        assert data.item() == 2 * step + (2 if rank % 2 == 0 else 4)
+        dist.all_reduce(data, group=gloo)
+        assert data.item() == 2 * (4 * step + 6)
+        dist.all_reduce(data)
+        assert data.item() == 8 * (4 * step + 6)
+    assert dist.get_backend(mine) == "muster"
+    dist.destroy_process_group(gloo)
+    dist.destroy_process_group(mine)
+
+
+def test_sub_groups_and_other_backends_live_side_by_side() -> None:
+    run_ranks(4, many_groups)
+
+
+def under_gloo(rank: int) -> None:
+    group = dist.new_group(backend="muster")
+    data = torch.ones(3)
+    dist.all_reduce(data, group=group)
+    dist.all_reduce(data)
+    assert data.tolist() == [4.0] * 3
+
+
+def test_a_gloo_world_can_have_muster_groups() -> None:
+    run_ranks(2, under_gloo, backend="gloo")
+
+
+def by_device(rank: int) -> None:
+    data = torch.ones(3)
+    dist.all_reduce(data)
+    assert data.tolist() == [2.0] * 3
+
+
+def test_it_can_be_named_for_a_device() -> None:
+    run_ranks(2, by_device, backend="cpu:muster")
+
+
+def again(rank: int, path: str) -> None:
+    for round_number in range(3):
+        dist.destroy_process_group()
+        dist.init_process_group("muster", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+        data = torch.full((1,), float(round_number + rank))
+        dist.all_reduce(data)
+        assert data.item() == 2 * round_number + 1
+
+
+def test_groups_can_be_made_again_over_the_same_store(tmp_path: object) -> None:
+    run_ranks(2, again, f"{tmp_path}/store")
+
+
+def debugged(rank: int) -> None:
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    data = torch.ones(4)
+    dist.all_reduce(data)
+    dist.barrier()
+    assert data.tolist() == [2.0] * 4
+
+
+def test_detailed_debugging_works_over_it() -> None:
+    run_ranks(2, debugged, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+def profiled(rank: int) -> list[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(3), async_op=True).wait()
+    return [event.key for event in profile.key_averages()]
+
+
+def test_profilers_show_its_operations() -> None:
+    assert all("muster:all_reduce" in names for names in run_ranks(2, profiled))
+
+
+def refusals(rank: int) -> None:
+    with pytest.raises(RuntimeError, match="muster does not support reduce_scatter"):
+        dist.reduce_scatter(torch.ones(1), [torch.ones(1), torch.ones(1)])
+    with pytest.raises(NotImplementedError, match="float8_e5m2 cannot be reduced with sum"):
+        dist.all_reduce(torch.ones(2).to(torch.float8_e5m2))
+    with pytest.raises(ValueError, match="the group has 2 ranks"):
+        dist.distributed_c10d._get_default_group().allgather([[torch.ones(1)]], [torch.ones(1)]).wait()
+
+
+def test_what_it_cannot_do_is_one_sentence() -> None:
+    run_ranks(2, refusals)
+
+
+def alone(rank: int) -> str:
+    import muster
+
+    group = dist.new_group(timeout=timedelta(seconds=1.5))
+    if rank == 0:
+        with pytest.raises(muster.TimeoutError, match="all_reduce") as caught:
+            dist.all_reduce(torch.ones(4), group=group)
+        assert isinstance(caught.value, dist.DistBackendError)
+        with pytest.raises(dist.DistBackendError):  # and the group is dead
+            dist.barrier(group=group)
+    dist.barrier()  # another group: it lives
+    return "ok"
+
+
+def test_a_rank_that_does_not_come_is_a_timeout() -> None:
+    assert run_ranks(2, alone) == ["ok", "ok"]
+
+
+def widow(rank: int, how: int) -> tuple[str, int | None] | None:
+    import muster
+
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        os.kill(os.getpid(), how)
+    with pytest.raises(muster.PeerLostError) as caught:
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(100_000))
+    return str(caught.value), caught.value.rank
+
+
+def test_a_rank_that_dies_is_named_by_all_others() -> None:
+    answers = run_ranks(3, widow, signal.SIGKILL, lost=(1,))
+    for answer in (answers[0], answers[2]):
+        message, rank = answer
+        assert rank == 1
+        assert "rank 1" in message
+
+
+def disagreeing(rank: int) -> str:
+    import muster
+
+    with pytest.raises(muster.Error) as caught:
+        if rank == 0:
+            dist.all_reduce(torch.ones(4))
+        else:
+            dist.broadcast(torch.ones(4), src=0)
+    return type(caught.value).__name__
+
+
+def test_ranks_that_call_different_operations_hear_of_it() -> None:
+    assert "MismatchError" in run_ranks(2, disagreeing)
+
+
+def aborted(rank: int) -> None:
+    import muster
+
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    work = dist.all_reduce(torch.ones(2), async_op=True) if rank == 0 else None
+    backend.abort()
+    if work:
+        with pytest.raises(muster.Error):
+            work.wait()
+    with pytest.raises(muster.AbortedError):
+        dist.barrier()
+
+
+def test_abort_ends_what_is_pending() -> None:
+    run_ranks(2, aborted)
+
+
+def transport_of(rank: int) -> str:
+    import muster
+
+    dist.all_reduce(torch.ones(1))
+    return muster.transport()
+
+
+@pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
+def test_every_transport_can_be_chosen(transport: str) -> None:
+    assert run_ranks(2, transport_of, env={"MUSTER_TRANSPORT": transport}) == [transport] * 2

@@ -1,0 +1,105 @@
+#include "muster/torch/backend.h"
+
+#include <future>
+
+#include "muster/torch/exception.h"
+#include "torch/torch_ranks.h"
+
+namespace muster {
+namespace {
+
+using std::chrono::milliseconds;
+using Tensors = std::vector<at::Tensor>;
+
+TEST(TorchBackend, CompletesFuturesWithTheTensors) {
+  test::run_backends(2, [](TorchBackend& backend) {
+    Tensors tensors{at::full({1000}, backend.getRank() + 1.F)};
+    const auto work = backend.allreduce(tensors, c10d::AllreduceOptions());
+    const auto future = work->getFuture();
+    std::atomic<int> called = 0;
+    future->addCallback([&](c10::ivalue::Future& done) {
+      EXPECT_FALSE(done.hasError());
+      ++called;
+    });
+    EXPECT_TRUE(work->wait());
+    future->waitAndThrow();
+    EXPECT_EQ(work->getFuture().get(), future.get());
+    EXPECT_TRUE(at::equal(future->value().toTensorVector().at(0), at::full({1000}, 3.F)));
+    while (called == 0) std::this_thread::yield();
+    EXPECT_EQ(called, 1);
+  });
+}
+
+TEST(TorchBackend, KeepsTensorsAliveUntilTheOperationEnds) {
+  test::run_backends(2, [](TorchBackend& backend) {
+    for (int i = 0; i < 50; ++i) {
+      Tensors tensors{at::full({300, 7}, 1.F).t()};  // not contiguous: a copy is in flight
+      backend.allreduce(tensors, c10d::AllreduceOptions());
+    }
+    Tensors last{at::ones({1})};
+    backend.allreduce(last, c10d::AllreduceOptions())->wait();
+    EXPECT_EQ(last[0].item<float>(), 2);
+  });
+}
+
+TEST(TorchBackend, GathersUnevenTensors) {
+  test::run_backends(3, [](TorchBackend& backend) {
+    const auto part = [](int64_t rank) { return at::full({rank, 2}, rank, at::kInt); };
+    std::vector<Tensors> outputs{
+        {at::zeros({0, 2}, at::kInt), at::zeros({1, 2}, at::kInt), at::zeros({2, 2}, at::kInt)}};
+    Tensors inputs{part(backend.getRank())};
+    backend.allgather(outputs, inputs, c10d::AllgatherOptions())->wait();
+    for (int64_t r = 0; r < 3; ++r) EXPECT_TRUE(at::equal(outputs[0][static_cast<size_t>(r)], part(r)));
+  });
+}
+
+TEST(TorchBackend, RefusesWrongArgumentsBeforeAnyRankBegins) {
+  test::run_backends(1, [](TorchBackend& backend) {
+    const uint64_t before = backend.getSequenceNumberForGroup();
+    Tensors two{at::ones({1}), at::ones({1})};
+    EXPECT_THROW(backend.allreduce(two, c10d::AllreduceOptions()), c10::ValueError);
+    Tensors one{at::ones({1})};
+    c10d::BroadcastOptions far;
+    far.rootRank = 1;
+    EXPECT_THROW(backend.broadcast(one, far), c10::ValueError);
+    std::vector<Tensors> outputs{{at::ones({2})}};
+    EXPECT_THROW(backend.allgather(outputs, one, c10d::AllgatherOptions()), c10::ValueError);
+    Tensors sparse{at::ones({2, 2}).to_sparse()};
+    EXPECT_THROW(backend.allreduce(sparse, c10d::AllreduceOptions()), c10::NotImplementedError);
+    c10d::AllreduceOptions scaled;
+    scaled.reduceOp = c10d::makePreMulSum(2.0);
+    EXPECT_THROW(backend.allreduce(one, scaled), c10::NotImplementedError);
+    EXPECT_EQ(backend.getSequenceNumberForGroup(), before);
+  });
+}
+
+TEST(TorchBackend, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
+  std::promise<void> ended;
+  const auto body = [&](TorchBackend& backend) {
+    if (backend.getRank() == 1) return ended.get_future().wait();  // there, but never joins the operation
+    Tensors tensors{at::ones({4})};
+    c10d::AllreduceOptions options;
+    options.timeout = milliseconds(1500);
+    const auto work = backend.allreduce(tensors, options);
+    const auto code_of = [&](milliseconds timeout) {
+      try {
+        work->wait(timeout);
+        return ErrorCode::kInternal;
+      } catch (const ErrorException& exception) {
+        return exception.error().code;
+      }
+    };
+    EXPECT_EQ(code_of(milliseconds(1)), ErrorCode::kTimeout);
+    EXPECT_EQ(backend.getError(), c10d::ErrorType::SUCCESS) << "the wait ended, the operation goes on";
+    EXPECT_NE(code_of(kNoTimeout), ErrorCode::kInternal);
+    EXPECT_TRUE(work->isCompleted());
+    EXPECT_FALSE(work->isSuccess());
+    EXPECT_NE(backend.getError(), c10d::ErrorType::SUCCESS);
+    EXPECT_TRUE(work->getFuture()->hasError());
+    ended.set_value();
+  };
+  test::run_backends(2, body, /*together=*/false);
+}
+
+}  // namespace
+}  // namespace muster

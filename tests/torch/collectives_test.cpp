@@ -1,0 +1,72 @@
+#include "muster/torch/collectives.h"
+
+#include <ATen/ATen.h>
+
+#include "torch/torch_ranks.h"
+
+namespace muster {
+namespace {
+
+TEST(TensorCollectives, ReduceTensorsOfAnyStrides) {
+  test::run_group(2, "shm", [](Group& group) {
+    const float rank = static_cast<float>(group.membership().rank);
+    const at::Tensor plain = at::full({3, 2}, rank + 1);
+    all_reduce(group, plain);
+    EXPECT_TRUE(at::equal(plain, at::full({3, 2}, 3.F)));
+
+    const at::Tensor base = at::zeros({4, 6});
+    const at::Tensor strided = base.t().slice(0, 0, 6, 2);
+    strided.copy_(at::arange(12, at::kFloat).view({3, 4}) + rank);
+    all_reduce(group, strided, ReduceOp::kAverage);
+    EXPECT_TRUE(at::equal(strided, at::arange(12, at::kFloat).view({3, 4}) + 0.5F));
+    EXPECT_EQ(base.slice(1, 1, 6, 2).abs().sum().item<float>(), 0) << "what lies between was not written";
+  });
+}
+
+TEST(TensorCollectives, ReduceAModelsGradientsAsOne) {
+  test::run_group(2, "shm", [](Group& group) {
+    const int64_t rank = group.membership().rank;
+    std::vector<at::Tensor> gradients;
+    for (int64_t i = 1; i <= 5; ++i) gradients.push_back(at::full({i, 2}, static_cast<double>(i * (rank + 1))));
+    const uint64_t before = group.sequence();
+    all_reduce(group, gradients, ReduceOp::kSum);
+    EXPECT_EQ(group.sequence(), before + 1);
+    for (int64_t i = 1; i <= 5; ++i) {
+      EXPECT_TRUE(at::equal(gradients[static_cast<size_t>(i - 1)], at::full({i, 2}, static_cast<double>(3 * i))));
+    }
+    all_reduce(group, std::vector<at::Tensor>{});
+    EXPECT_THROW(all_reduce(group, std::vector<at::Tensor>{at::zeros({1}), at::zeros({1}, at::kDouble)}),
+                 c10::ValueError);
+  });
+}
+
+TEST(TensorCollectives, BroadcastAndGather) {
+  test::run_group(3, "shm", [](Group& group) {
+    const int64_t rank = group.membership().rank;
+    const at::Tensor weights = at::full({4}, rank, at::kLong);
+    broadcast(group, weights, 2);
+    EXPECT_TRUE(at::equal(weights, at::full({4}, 2, at::kLong)));
+
+    const at::Tensor all = all_gather(group, at::full({2, 2}, rank, at::kShort).t());
+    EXPECT_EQ(all.sizes(), (std::vector<int64_t>{3, 2, 2}));
+    for (int64_t r = 0; r < 3; ++r) EXPECT_TRUE(at::equal(all[r], at::full({2, 2}, r, at::kShort)));
+    barrier(group);
+  });
+}
+
+TEST(TensorCollectives, ThrowWhatTheCoreReturns) {
+  test::run_group(1, "shm", [](Group& group) {
+    group.abort({ErrorCode::kPeerLost, "rank 7 went away", 7});
+    try {
+      barrier(group);
+      FAIL() << "an aborted group has no barrier";
+    } catch (const ErrorException& exception) {
+      EXPECT_EQ(exception.error().rank, 7);
+      EXPECT_NE(std::string(exception.what()).find("rank 7 went away"), std::string::npos) << exception.what();
+    }
+    EXPECT_THROW(all_reduce(group, at::empty({1}, at::kMeta)), c10::NotImplementedError);
+  });
+}
+
+}  // namespace
+}  // namespace muster
