@@ -41,6 +41,8 @@ constexpr size_t kProofHeaderBytes = 1 + kMacBytes + 2;
 constexpr size_t kRefusalBytes = 2;
 enum Kind : uint8_t { kProof = 1, kRefused = 2 };
 
+constexpr const char* kTls = "TLS, which is not set up at this end (MUSTER_TLS_CERT, MUSTER_TLS_KEY, MUSTER_TLS_CA)";
+
 /// How other protocols begin, and what to say about them.
 struct Foreign {
   std::string_view prefix;
@@ -55,8 +57,8 @@ constexpr Foreign kForeign[] = {
     {"OPTIONS "sv, "HTTP"},
     {"PRI * HTTP"sv, "HTTP"},
     {"HTTP/"sv, "HTTP"},
-    {"\x16\x03"sv, "TLS, which is not set up at this end (MUSTER_TLS_CERT, MUSTER_TLS_KEY, MUSTER_TLS_CA)"},
-    {"\x15\x03"sv, "TLS, which is not set up at this end (MUSTER_TLS_CERT, MUSTER_TLS_KEY, MUSTER_TLS_CA)"},
+    {"\x16\x03"sv, kTls},
+    {"\x15\x03"sv, kTls},
     {"SSH-"sv, "SSH"},
     {"\x00\xCE\xF7\x85\x3C"sv, "PyTorch's TCPStore protocol"},
 };
@@ -231,6 +233,9 @@ Error Handshake::refused(uint8_t reason) const {
                           secret_.empty() ? " (this process has none)" : "")};
     case Refusal::kWrongUser:
       return {ErrorCode::kAuthentication, "the server refused this process: it belongs to another user"};
+    case Refusal::kTlsRequired:
+      return {ErrorCode::kProtocol,
+              "the server speaks TLS: set MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA here too"};
     case Refusal::kMalformed:
       return {ErrorCode::kProtocol, "the server could not read this process's handshake"};
   }

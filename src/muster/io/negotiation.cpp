@@ -1,6 +1,7 @@
 #include "muster/io/negotiation.h"
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <array>
 
@@ -12,7 +13,9 @@ Result<Negotiation> Negotiation::begin(Fd socket, Handshake::Side side, const Cr
   if (!credentials.tls) return Negotiation(plain_stream(std::move(socket)), std::move(handshake));
   const auto tls_side = side == Handshake::Side::kClient ? TlsContext::Side::kClient : TlsContext::Side::kServer;
   MUSTER_ASSIGN(auto stream, credentials.tls->wrap(std::move(socket), tls_side));
-  return Negotiation(std::move(stream), std::move(handshake));
+  Negotiation negotiation(std::move(stream), std::move(handshake));
+  negotiation.may_be_plain_ = side == Handshake::Side::kServer;
+  return negotiation;
 }
 
 Result<bool> Negotiation::flush() {
@@ -32,6 +35,7 @@ Result<bool> Negotiation::read_some() {
   const iovec segment{buffer.data(), buffer.size()};
   MUSTER_ASSIGN(const size_t count, stream_->read({&segment, 1}));
   const ByteView bytes = ByteView(buffer).first(count);
+  may_be_plain_ = may_be_plain_ && count == 0;
   MUSTER_ASSIGN(const size_t used, handshake_.feed(bytes));
   leftover_.insert(leftover_.end(), bytes.begin() + static_cast<ptrdiff_t>(used), bytes.end());
   return count > 0;
@@ -57,8 +61,15 @@ Result<bool> Negotiation::advance() {
     done.error().message += " during the handshake";
     return done;
   }
+  if (may_be_plain_ && done.error().code == ErrorCode::kProtocol) refuse_plain_client();
   (void)flush();  // tells the peer why, as far as it listens
   return done;
+}
+
+// OpenSSL hangs up without a word on what is not TLS. If it is one of ours without TLS, it should know why.
+void Negotiation::refuse_plain_client() {
+  const Bytes reason = Handshake::refuse(Handshake::Refusal::kTlsRequired);
+  (void)send(fd(), reason.data(), reason.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 uint32_t Negotiation::interest() const { return EPOLLIN | (stream_->wants_write() ? uint32_t{EPOLLOUT} : 0); }

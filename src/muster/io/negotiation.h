@@ -26,11 +26,13 @@ class Negotiation {
   /// True if there may be more to read.
   Result<bool> read_some();
   Result<bool> step();
+  void refuse_plain_client();
 
   std::unique_ptr<Stream> stream_;
   Handshake handshake_;
   Bytes output_;
   Bytes leftover_;
+  bool may_be_plain_ = false;  // at a server with TLS, until the TLS handshake is over
 };
 
 }  // namespace muster
