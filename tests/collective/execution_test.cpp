@@ -1,0 +1,196 @@
+#include "muster/collective/execution.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "collective/trial.h"
+
+namespace muster::test {
+namespace {
+
+/// One end of a pair that completes inline whatever it can: sends at once, receives as soon as the bytes are there.
+class InlineLink : public Link {
+ public:
+  static void join(InlineLink& a, InlineLink& b) {
+    a.other_ = &b;
+    b.other_ = &a;
+  }
+
+  void send(std::span<const ConstSegment> from, Completion completion) override {
+    if (ended_) return completion(tl::unexpected(*ended_));
+    const auto* data = static_cast<const uint8_t*>(from[0].data);
+    other_->inbox_.insert(other_->inbox_.end(), data, data + from[0].bytes);
+    completion({});
+    other_->deliver();
+  }
+  void receive(std::span<const Segment> into, Completion completion) override {
+    if (ended_) return completion(tl::unexpected(*ended_));
+    receives_.push_back({into[0], std::move(completion)});
+    deliver();
+  }
+  void close(Error why) override {
+    ended_ = std::move(why);
+    while (!receives_.empty()) pop()(tl::unexpected(*ended_));
+  }
+  void on_close(std::function<void(const Error&)>) override {}
+  bool is_open() const override { return !ended_; }
+  const Peer& peer() const override { return peer_; }
+  const char* kind() const override { return "inline"; }
+  size_t pending() const { return receives_.size(); }
+
+ private:
+  struct Pending {
+    Segment into;
+    Completion completion;
+  };
+
+  Completion pop() {
+    Completion completion = std::move(receives_.front().completion);
+    receives_.pop_front();
+    return completion;
+  }
+
+  void deliver() {
+    while (!receives_.empty() && inbox_.size() >= receives_.front().into.bytes) {
+      const Segment into = receives_.front().into;
+      std::copy_n(inbox_.begin(), into.bytes, static_cast<uint8_t*>(into.data));
+      inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<ptrdiff_t>(into.bytes));
+      pop()({});
+    }
+  }
+
+  InlineLink* other_ = nullptr;
+  std::deque<uint8_t> inbox_;
+  std::deque<Pending> receives_;
+  std::optional<Error> ended_;
+  Peer peer_;
+};
+
+const Algorithm& kRing = kAlgorithms[0];
+
+/// Two ranks over inline links; `reports` collects what the executions said.
+struct Pair {
+  explicit Pair(Trial& trial) {
+    InlineLink::join(a, b);
+    first = make(trial, 0, {nullptr, &a});
+    second = make(trial, 1, {&b, nullptr});
+  }
+  std::unique_ptr<Execution> make(Trial& trial, Rank rank, std::vector<Link*> links) {
+    return std::make_unique<Execution>(trial.schedule(rank), links, trial.buffers(rank), trial.scratch(rank),
+                                       [this](Result<> result) { reports.push_back(std::move(result)); });
+  }
+
+  InlineLink a, b;
+  std::vector<Result<>> reports;
+  std::unique_ptr<Execution> first, second;
+};
+
+Error lost() { return {.code = ErrorCode::kPeerLost, .message = "rank 1 closed its link", .rank = 1}; }
+
+TEST(Execution, EndsInsideStartWhenThereIsNothingToWaitFor) {
+  Trial trial(kRing, {.size = 1, .count = 5, .in_place = false});
+  int reports = 0;
+  Execution execution(trial.schedule(0), {}, trial.buffers(0), trial.scratch(0), [&](Result<> result) {
+    EXPECT_TRUE(result.has_value());
+    ++reports;
+  });
+  EXPECT_FALSE(execution.finished());
+  execution.start();
+  EXPECT_TRUE(execution.finished());
+  EXPECT_EQ(reports, 1);
+  EXPECT_EQ(trial.fault(), "");
+}
+
+TEST(Execution, NeedsNoStackForALongChainOfInlineCompletions) {
+  Trial trial(kRing, {.size = 2, .count = 300'000, .chunk_bytes = 8});
+  Pair pair(trial);
+  pair.first->start();
+  pair.second->start();
+  ASSERT_EQ(pair.reports.size(), 2U);
+  for (const Result<>& report : pair.reports) EXPECT_TRUE(report.has_value());
+  EXPECT_EQ(trial.fault(), "");
+}
+
+TEST(Execution, ReducesInPlaceWhenNoInputIsGiven) {
+  Trial trial(kRing, {.size = 2, .count = 9});
+  InlineLink a, b;
+  InlineLink::join(a, b);
+  std::vector<std::unique_ptr<Execution>> executions;
+  for (Rank rank = 0; rank < 2; ++rank) {
+    Buffers buffers = trial.buffers(rank);
+    buffers.input = nullptr;
+    Link* links[] = {rank == 0 ? nullptr : &b, rank == 0 ? &a : nullptr};
+    executions.push_back(
+        std::make_unique<Execution>(trial.schedule(rank), links, buffers, trial.scratch(rank), [](Result<>) {}));
+    executions.back()->start();
+  }
+  EXPECT_EQ(trial.fault(), "");
+}
+
+TEST(Execution, ReportsTheFirstErrorOnceAndStartsNothingMore) {
+  Trial trial(kRing, {.size = 2, .count = 1000, .chunk_bytes = 64});
+  Pair pair(trial);
+  pair.first->start();
+  EXPECT_GT(pair.a.pending(), 0U);
+  pair.a.close(lost());
+  ASSERT_EQ(pair.reports.size(), 1U);
+  ASSERT_FALSE(pair.reports[0].has_value());
+  EXPECT_EQ(pair.reports[0].error().code, ErrorCode::kPeerLost);
+  EXPECT_EQ(pair.reports[0].error().rank, 1);
+  EXPECT_TRUE(pair.first->finished());
+  EXPECT_EQ(pair.a.pending(), 0U);
+}
+
+TEST(Execution, ReportsALinkThatIsClosedAlready) {
+  Trial trial(kRing, {.size = 2, .count = 10});
+  Pair pair(trial);
+  pair.a.close(lost());
+  pair.first->start();
+  ASSERT_EQ(pair.reports.size(), 1U);
+  EXPECT_FALSE(pair.reports[0].has_value());
+}
+
+TEST(Execution, MayBeDestroyedWhileLinksStillHoldItsCompletions) {
+  Trial trial(kRing, {.size = 2, .count = 1000, .chunk_bytes = 64});
+  Pair pair(trial);
+  pair.first->start();
+  ASSERT_GT(pair.a.pending(), 0U);
+  pair.first.reset();
+  pair.a.close(lost());
+  EXPECT_EQ(pair.a.pending(), 0U);
+  EXPECT_TRUE(pair.reports.empty()) << "nobody is left to hear it";
+}
+
+TEST(Execution, MayBeDestroyedByItsOwnReport) {
+  Trial trial(kRing, {.size = 2, .count = 100});
+  InlineLink a, b;
+  InlineLink::join(a, b);
+  std::unique_ptr<Execution> executions[2];
+  for (Rank rank = 0; rank < 2; ++rank) {
+    Link* links[] = {rank == 0 ? nullptr : &b, rank == 0 ? &a : nullptr};
+    executions[rank] =
+        std::make_unique<Execution>(trial.schedule(rank), links, trial.buffers(rank), trial.scratch(rank),
+                                    [&executions, rank](Result<>) { executions[rank].reset(); });
+  }
+  for (Rank rank = 0; rank < 2; ++rank) executions[rank]->start();
+  EXPECT_EQ(executions[0], nullptr);
+  EXPECT_EQ(executions[1], nullptr);
+  EXPECT_EQ(trial.fault(), "");
+}
+
+TEST(ExecutionDeathTest, InsistsOnItsLinksAndScratch) {
+  Trial trial(kRing, {.size = 2, .count = 100});
+  Link* none[] = {nullptr, nullptr};
+  InlineLink link;
+  Link* links[] = {nullptr, &link};
+  const auto make = [&](std::span<Link* const> with, MutableByteView scratch) {
+    Execution execution(trial.schedule(0), with, trial.buffers(0), scratch, [](Result<>) {});
+  };
+  EXPECT_DEATH(make(none, trial.scratch(0)), "link that is not there");
+  EXPECT_DEATH(make(links, {}), "too little scratch");
+}
+
+}  // namespace
+}  // namespace muster::test

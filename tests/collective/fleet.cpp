@@ -1,0 +1,77 @@
+#include "collective/fleet.h"
+
+#include "muster/base/check.h"
+#include "muster/base/random.h"
+
+namespace muster::test {
+
+Fleet::Fleet(Trial& trial, sim::World& world)
+    : trial_(trial),
+      world_(world),
+      links_(trial.size()),
+      results_(trial.size()),
+      crashed_(trial.size()),
+      aborted_(trial.size()),
+      unfinished_(trial.size()) {
+  link_up();
+  std::vector<Link*> links(trial.size());
+  for (Rank rank = 0; rank < trial.size(); ++rank) {
+    for (auto& [peer, link] : links_[rank]) links[peer] = link.get();
+    executions_.push_back(
+        std::make_unique<Execution>(trial.schedule(rank), links, trial.buffers(rank), trial.scratch(rank),
+                                    [this, rank](Result<> result) { report(rank, std::move(result)); }));
+    for (auto& [peer, link] : links_[rank]) links[peer] = nullptr;
+  }
+}
+
+Fleet::~Fleet() {
+  for (auto& links : links_) links.clear();  // ends what is pending while the executions are still there
+}
+
+void Fleet::link_up() {
+  for (Rank rank = 0; rank < trial_.size(); ++rank) {
+    for (const Step& step : trial_.schedule(rank).steps) {
+      if (step.peer == kNoRank || links_[rank].contains(step.peer)) continue;
+      auto [here, there] = world_.connect(rank, step.peer);
+      here->on_close([this, rank](const Error& why) { abort(rank, why); });
+      there->on_close([this, peer = step.peer](const Error& why) { abort(peer, why); });
+      links_[rank][step.peer] = std::move(here);
+      links_[step.peer][rank] = std::move(there);
+    }
+  }
+}
+
+void Fleet::start_all(Duration spread, uint64_t seed) {
+  Random random(seed);
+  for (Rank rank = 0; rank < trial_.size(); ++rank) {
+    const Duration wait(random.below(static_cast<uint64_t>(spread.count()) + 1));
+    world_.at(world_.clock().now() + wait, [this, rank] {
+      if (!crashed_[rank]) start(rank);
+    });
+  }
+}
+
+void Fleet::crash(Rank rank) {
+  crashed_[rank] = true;
+  if (!finished(rank)) --unfinished_;
+  world_.crash(rank);
+}
+
+Result<> Fleet::run() {
+  return world_.run_until([this] { return unfinished_ == 0; }, Deadline::after(std::chrono::hours(1), world_.clock()));
+}
+
+void Fleet::report(Rank rank, Result<> result) {
+  MUSTER_CHECK(!finished(rank) && !crashed_[rank], "an execution reports once, and never from a dead rank");
+  results_[rank] = result;
+  --unfinished_;
+  if (!result) abort(rank, result.error());
+}
+
+void Fleet::abort(Rank rank, const Error& why) {
+  if (aborted_[rank] || crashed_[rank]) return;
+  aborted_[rank] = true;
+  for (auto& [peer, link] : links_[rank]) link->close(why);
+}
+
+}  // namespace muster::test

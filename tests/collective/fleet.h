@@ -1,0 +1,46 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "collective/trial.h"
+#include "muster/transport/sim/world.h"
+
+namespace muster::test {
+
+/// All ranks of a trial in a simulated world, each with its links and its Execution. When one fails it does what a
+/// group does: it closes all its links with its first error.
+class Fleet {
+ public:
+  Fleet(Trial& trial, sim::World& world);
+  ~Fleet();
+
+  void start(Rank rank) { executions_[rank]->start(); }
+  /// Each rank at a random time within `spread`.
+  void start_all(Duration spread, uint64_t seed);
+  void crash(Rank rank);
+  /// Runs until every rank that did not crash has finished.
+  Result<> run();
+
+  bool finished(Rank rank) const { return results_[rank].has_value(); }
+  const Result<>& result(Rank rank) const { return *results_[rank]; }
+  bool crashed(Rank rank) const { return crashed_[rank]; }
+  Link& link(Rank from, Rank to) { return *links_[from].at(to); }
+
+ private:
+  void link_up();
+  void report(Rank rank, Result<> result);
+  void abort(Rank rank, const Error& why);
+
+  Trial& trial_;
+  sim::World& world_;
+  std::vector<std::map<Rank, std::unique_ptr<Link>>> links_;
+  std::vector<std::unique_ptr<Execution>> executions_;
+  std::vector<std::optional<Result<>>> results_;
+  std::vector<bool> crashed_, aborted_;
+  int unfinished_;
+};
+
+}  // namespace muster::test

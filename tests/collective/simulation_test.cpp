@@ -1,0 +1,141 @@
+// Every collective over simulated links: delays, split deliveries, crashes. A failure names its seed.
+#include <gtest/gtest.h>
+
+#include "collective/fleet.h"
+#include "muster/base/random.h"
+
+namespace muster::test {
+namespace {
+
+sim::Faults rough() { return {.short_read = 0.3}; }
+
+std::string simulate(const Algorithm& algorithm, const Setting& setting, sim::Faults faults = rough()) {
+  Trial trial(algorithm, setting);
+  sim::World world(setting.seed, faults);
+  Fleet fleet(trial, world);
+  fleet.start_all(200us, setting.seed);
+  if (const Result<> ended = fleet.run(); !ended) return trial.name() + ": " + ended.error().to_string();
+  for (Rank rank = 0; rank < trial.size(); ++rank) {
+    if (!fleet.result(rank)) return trial.name() + ": " + fleet.result(rank).error().to_string();
+  }
+  return trial.fault();
+}
+
+class EveryCollective : public testing::TestWithParam<Algorithm> {};
+
+TEST_P(EveryCollective, WorksOnOneToSixtyFourSimulatedRanks) {
+  for (int size = 1; size <= 64; ++size) {
+    const auto counts = telling_counts(size);
+    const auto seed = static_cast<uint64_t>(size);
+    ASSERT_EQ(simulate(GetParam(), {.size = size,
+                                    .count = counts[seed % 7],
+                                    .root = size / 2,
+                                    .chunk_bytes = 256,
+                                    .in_place = size % 3 != 0,
+                                    .seed = seed}),
+              "");
+  }
+}
+
+TEST_P(EveryCollective, WorksWhateverTheDelays) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    Random random(seed);
+    const int size = static_cast<int>(random.between(2, 9));
+    const sim::Faults faults{.min_delay = Duration(1),
+                             .max_delay = Duration(random.between(2, 2'000'000)),
+                             .bytes_per_second = random.chance(0.5) ? 1e6 : 1e10,
+                             .short_read = random.uniform()};
+    ASSERT_EQ(simulate(GetParam(),
+                       {.size = size,
+                        .count = random.below(2000),
+                        .dtype = GetParam().shape == Shape::kAllReduce ? Dtype::kFloat32 : Dtype::kUint8,
+                        .root = static_cast<Rank>(random.below(size)),
+                        .chunk_bytes = random.below(1000),
+                        .in_place = random.chance(0.5),
+                        .seed = seed},
+                       faults),
+              "");
+  }
+}
+
+TEST_P(EveryCollective, CarriesMoreThanALinkHolds) {
+  ASSERT_EQ(simulate(GetParam(), {.size = 3, .count = (5 << 20) / 8 + 1, .root = 1, .chunk_bytes = 200'000}), "");
+}
+
+// Events of a run without a crash, so that crashes fall all over the run.
+uint64_t events_of(const Algorithm& algorithm, const Setting& setting) {
+  Trial trial(algorithm, setting);
+  sim::World world(setting.seed, rough());
+  Fleet fleet(trial, world);
+  fleet.start_all(200us, setting.seed);
+  EXPECT_TRUE(fleet.run().has_value());
+  return world.events();
+}
+
+TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
+  int victims = 0;
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    Random random(seed);
+    const int size = static_cast<int>(random.between(2, 12));
+    const Setting setting{.size = size, .count = random.between(1, 500), .chunk_bytes = 128, .seed = seed};
+    const uint64_t when = random.below(events_of(GetParam(), setting));
+    const Rank dead = static_cast<Rank>(random.below(size));
+    Trial trial(GetParam(), setting);
+    sim::World world(setting.seed, rough());
+    Fleet fleet(trial, world);
+    fleet.start_all(200us, setting.seed);
+    while (world.events() < when && world.step()) {
+    }
+    fleet.crash(dead);
+    ASSERT_TRUE(fleet.run().has_value()) << trial.name() << ": a survivor hangs after the crash of " << dead;
+    for (Rank rank = 0; rank < size; ++rank) {
+      if (fleet.crashed(rank) || fleet.result(rank)) continue;
+      ++victims;
+      const Error& error = fleet.result(rank).error();
+      ASSERT_EQ(error.code, ErrorCode::kPeerLost) << trial.name() << ": " << error.to_string();
+      ASSERT_EQ(error.rank, dead) << trial.name() << ": rank " << rank << " blames another: " << error.to_string();
+    }
+  }
+  EXPECT_GT(victims, 0) << "no crash came in time";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryCollective, testing::ValuesIn(kAlgorithms),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+class LogarithmicCollective : public testing::TestWithParam<Algorithm> {};
+
+TEST_P(LogarithmicCollective, WorksOnThousandsOfSimulatedRanks) {
+  for (const int size : {1025, 4096}) {
+    const Setting setting{.size = size,
+                          .count = 1,
+                          .dtype = GetParam().shape == Shape::kAllReduce ? Dtype::kUint64 : Dtype::kUint8,
+                          .root = size / 3};
+    ASSERT_EQ(simulate(GetParam(), setting), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LogarithmicCollective,
+                         testing::Values(kAlgorithms[1], kAlgorithms[2], kAlgorithms[4], kAlgorithms[5]),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(DisseminationBarrier, LetsNobodyPassBeforeTheLastRankCame) {
+  for (const int size : {2, 3, 7, 16, 33}) {
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+      Trial trial(kAlgorithms[5], {.size = size, .seed = seed});
+      sim::World world(seed, rough());
+      Fleet fleet(trial, world);
+      const Rank last = static_cast<Rank>(seed % size);
+      for (Rank rank = 0; rank < size; ++rank) {
+        if (rank != last) fleet.start(rank);
+      }
+      while (world.step()) {
+      }
+      for (Rank rank = 0; rank < size; ++rank) ASSERT_FALSE(fleet.finished(rank));
+      fleet.start(last);
+      ASSERT_TRUE(fleet.run().has_value());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster::test
