@@ -240,7 +240,7 @@ TEST_P(StoreContract, LetsThreadsShareOneHandle) {
     threads.emplace_back([&, i] {
       const Key mine = "shared " + std::to_string(i), next = "shared " + std::to_string((i + 1) % 6);
       for (int round = 0; round < 5; ++round) {
-        const Key suffix = "/" + std::to_string(round);
+        const Key suffix = " in round " + std::to_string(round);
         EXPECT_OK(store_->set(mine + suffix, as_bytes(mine), soon()));
         EXPECT_EQ(store_->get(next + suffix, soon()), to_bytes(next));
       }

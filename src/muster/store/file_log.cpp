@@ -4,8 +4,9 @@
 //   record := checksum:u64 client:u64 frame         checksum: FNV-1a of what follows it in the record
 //   frame  := a request, as in messages.cpp
 //
-// A writer that is killed leaves a record that is too short or does not match its checksum. As it held the lock, a
-// reader under the lock knows that nobody is still writing it: what is torn ends the file, and the next writer cuts it.
+// Only the holder of the lock appends. A record that is too short or does not match its checksum is still being
+// written, or its writer was killed: for a reader the file ends before it, and the next holder of the lock cuts it off.
+// A record that matches is never changed again, so readers need no lock.
 
 #include "muster/store/file_log.h"
 
@@ -30,7 +31,7 @@ uint64_t fnv1a(ByteView bytes, uint64_t hash = 0xcbf29ce484222325) {
 
 class FileLock {
  public:
-  FileLock(int fd, int kind) : fd_(fd), held_(flock(fd, kind | LOCK_NB) == 0), error_(held_ ? 0 : errno) {}
+  explicit FileLock(int fd) : fd_(fd), held_(flock(fd, LOCK_EX | LOCK_NB) == 0), error_(held_ ? 0 : errno) {}
   ~FileLock() {
     if (held_) flock(fd_, LOCK_UN);
   }
@@ -64,30 +65,31 @@ Result<uint64_t> FileLog::size() const {
   return static_cast<uint64_t>(status.st_size);
 }
 
-Result<> FileLog::read_at(uint64_t offset, MutableByteView into) const {
+// False when the file ends before that.
+Result<bool> FileLog::read_at(uint64_t offset, MutableByteView into) const {
   while (!into.empty()) {
     const ssize_t n = pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return failed("read");
-    if (n == 0) return fail(ErrorCode::kIo, "the file store " + path_ + " was cut short while it was read");
+    if (n == 0) return false;
     offset += static_cast<size_t>(n);
     into = into.subspan(static_cast<size_t>(n));
   }
-  return {};
+  return true;
 }
 
-// False when what is left is torn.
+// False when what is left is not a whole record.
 Result<bool> FileLog::read_record(uint64_t size, const Apply& apply) {
   if (size - end_ < kRecordHeaderBytes) return false;
   Bytes record(kRecordHeaderBytes);
-  MUSTER_TRY(read_at(end_, record));
+  MUSTER_ASSIGN(bool whole, read_at(end_, record));
   const auto header = decode_frame_header(ByteView(record).last(kFrameHeaderBytes), kMaxMessageBytes);
-  if (!header || size - end_ - kRecordHeaderBytes < header->length) return false;
+  if (!whole || !header || size - end_ - kRecordHeaderBytes < header->length) return false;
   record.resize(kRecordHeaderBytes + header->length);
-  MUSTER_TRY(read_at(end_ + kRecordHeaderBytes, MutableByteView(record).subspan(kRecordHeaderBytes)));
+  MUSTER_ASSIGN(whole, read_at(end_ + kRecordHeaderBytes, MutableByteView(record).subspan(kRecordHeaderBytes)));
   Reader in(record);
   MUSTER_ASSIGN(const auto checksum, in.get<uint64_t>());
-  if (checksum != fnv1a(ByteView(record).subspan(sizeof checksum))) return false;
+  if (!whole || checksum != fnv1a(ByteView(record).subspan(sizeof checksum))) return false;
   MUSTER_ASSIGN(const auto client, in.get<ClientId>());
   MUSTER_ASSIGN(Request request, decode_request(*header, ByteView(record).subspan(kRecordHeaderBytes)));
   end_ += record.size();
@@ -95,34 +97,23 @@ Result<bool> FileLog::read_record(uint64_t size, const Apply& apply) {
   return true;
 }
 
-// Under a lock.
-Result<> FileLog::read_new(const Apply& apply) {
+Result<> FileLog::catch_up(const Apply& apply) {
   MUSTER_ASSIGN(const uint64_t size, this->size());
   if (size < end_) return fail(ErrorCode::kProtocol, "the file store " + path_ + " was cut short by somebody else");
   if (end_ == 0) {
     if (size < kMagic.size()) return {};  // new, or its first writer was killed
     Bytes magic(kMagic.size());
-    MUSTER_TRY(read_at(0, magic));
-    if (to_string(magic) != kMagic) {
+    MUSTER_ASSIGN(const bool whole, read_at(0, magic));
+    if (!whole || to_string(magic) != kMagic) {
       return fail(ErrorCode::kProtocol, path_ + " is not a file store of muster's; give it a file of its own");
     }
     end_ = kMagic.size();
   }
-  while (end_ < size) {
-    MUSTER_ASSIGN(const bool whole, read_record(size, apply));
-    if (!whole) return {};
+  bool more = true;
+  while (more && end_ < size) {
+    MUSTER_ASSIGN(more, read_record(size, apply));
   }
   return {};
-}
-
-Result<bool> FileLog::catch_up(const Apply& apply) {
-  MUSTER_ASSIGN(const uint64_t size, this->size());
-  if (size == end_) return true;
-  const FileLock lock(fd_.get(), LOCK_SH);
-  if (lock.busy()) return false;
-  if (!lock.held()) return fail_errno(lock.error(), "cannot lock the file store " + path_);
-  MUSTER_TRY(read_new(apply));
-  return true;
 }
 
 Result<> FileLog::write_end(ByteView bytes) {
@@ -143,21 +134,22 @@ Result<> FileLog::write_end(ByteView bytes) {
   return {};
 }
 
-Result<bool> FileLog::append(const Request& request, ClientId client, const Apply& apply,
-                             const std::function<bool()>& wanted) {
-  const FileLock lock(fd_.get(), LOCK_EX);
-  if (lock.busy()) return false;
-  if (!lock.held()) return fail_errno(lock.error(), "cannot lock the file store " + path_);
-  MUSTER_TRY(read_new(apply));
-  if (!wanted()) return false;
+Result<FileLog::Outcome> FileLog::append(const Request& request, ClientId client, const Apply& apply,
+                                         const std::function<bool()>& wanted) {
   MUSTER_ASSIGN(const Bytes frame, encode_request(request));
   const Bytes body = Writer().put(client).put_raw(frame).take();
+  const Bytes record = Writer().put(fnv1a(body)).put_raw(body).take();
+  const FileLock lock(fd_.get());
+  if (lock.busy()) return Outcome::kBusy;
+  if (!lock.held()) return fail_errno(lock.error(), "cannot lock the file store " + path_);
+  MUSTER_TRY(catch_up(apply));
+  if (!wanted()) return Outcome::kNotWanted;
   MUSTER_ASSIGN(const uint64_t size, this->size());
   if (size > end_ && ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return failed("mend");
   if (end_ == 0) MUSTER_TRY(write_end(as_bytes(kMagic)));
-  MUSTER_TRY(write_end(Writer().put(fnv1a(body)).put_raw(body).take()));
+  MUSTER_TRY(write_end(record));
   apply(request, client);
-  return true;
+  return Outcome::kAppended;
 }
 
 }  // namespace muster

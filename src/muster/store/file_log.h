@@ -10,27 +10,28 @@
 namespace muster {
 
 /// A file that several processes append requests to; the grammar heads file_log.cpp. Whoever applies them from the
-/// start reaches the same StoreState. Two processes, or two objects in one, are kept apart by flock(). Nothing here
-/// waits: a call that finds the file locked does nothing and says so. Not thread-safe.
+/// start reaches the same StoreState. Writers, in one process or several, are kept apart by flock(); readers need no
+/// lock. Nothing here waits. Not thread-safe.
 class FileLog {
  public:
   /// Creates the file when it is missing.
   static Result<std::unique_ptr<FileLog>> open(const std::string& path);
 
   using Apply = std::function<void(Request request, ClientId client)>;
-  /// Reads what was appended since the last call, in order. False if somebody is in the middle of appending. kProtocol
-  /// when the file holds something else.
-  Result<bool> catch_up(const Apply& apply);
-  /// Catches up, asks `wanted`, then appends the request and applies it; nobody else can append in between. False if
-  /// the file is locked or the request was not wanted any more. On an error the file is as it was.
-  Result<bool> append(const Request& request, ClientId client, const Apply& apply, const std::function<bool()>& wanted);
+  /// Reads what was appended since the last call, in order. kProtocol when the file holds something else.
+  Result<> catch_up(const Apply& apply);
+
+  enum class Outcome { kAppended, kBusy, kNotWanted };
+  /// Unless another writer is at it (kBusy): catches up, asks `wanted`, then appends the request and applies it; nobody
+  /// else can append in between. On an error the file is as it was.
+  Result<Outcome> append(const Request& request, ClientId client, const Apply& apply,
+                         const std::function<bool()>& wanted);
 
  private:
   FileLog(std::string path, Fd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
   Result<uint64_t> size() const;
-  Result<> read_new(const Apply& apply);
   Result<bool> read_record(uint64_t size, const Apply& apply);
-  Result<> read_at(uint64_t offset, MutableByteView into) const;
+  Result<bool> read_at(uint64_t offset, MutableByteView into) const;
   Result<> write_end(ByteView bytes);
   tl::unexpected<Error> failed(const char* action) const;
 

@@ -79,32 +79,29 @@ class FileStore : public RequestStore {
     for (Duration pause = kFirstPause;; pause = std::min(pause * 2, kLastPause)) {
       {
         const std::lock_guard lock(mutex_);
-        MUSTER_TRY(step(call));
+        MUSTER_ASSIGN(const bool busy, step(call));
         if (call.reply) return {};
+        if (busy) pause = kFirstPause;  // another writer is done in no time
       }
       if (deadline.passed()) return give_up(call);
       std::this_thread::sleep_for(std::min(pause, deadline.left()));
     }
   }
 
-  // One attempt, under the mutex. Whatever is read from the log goes to the calls that it answers.
-  Result<> step(Call& call) {
-    const auto apply = [this](Request request, ClientId client) { deliver(std::move(request), client); };
-    if (call.submitted) {
-      MUSTER_TRY(log_->catch_up(apply));
-      return {};
-    }
+  // One attempt, under the mutex. Whatever is read from the log goes to the calls that it answers. True if another
+  // writer was at it.
+  Result<bool> step(Call& call) {
     const Way way = way_of(call.request.operation);
-    if (way == Way::kLook) {
-      MUSTER_ASSIGN(const bool current, log_->catch_up(apply));
-      if (!current) return {};
-      deliver(call.request, self_);
+    if (call.submitted || way == Way::kLook) {
+      MUSTER_TRY(log_->catch_up(apply()));
+      if (!call.submitted) deliver(call.request, self_);
       call.submitted = true;
-      return {};
+      return false;
     }
     const auto wanted = [&] { return way == Way::kAppend || queue_holds_something(call.request.keys[0]); };
-    MUSTER_ASSIGN(call.submitted, log_->append(call.request, self_, apply, wanted));
-    return {};
+    MUSTER_ASSIGN(const auto outcome, log_->append(call.request, self_, apply(), wanted));
+    call.submitted = outcome == FileLog::Outcome::kAppended;
+    return outcome == FileLog::Outcome::kBusy;
   }
 
   // The time is up. An arrival at a barrier is on record and must be withdrawn, unless the barrier was released
@@ -113,20 +110,21 @@ class FileStore : public RequestStore {
     const Request cancel{Operation::kCancel, call.request.id};
     const bool on_record = call.submitted && call.request.operation == Operation::kBarrier;
     const Deadline grace = Deadline::after(kCancelGrace);
-    while (true) {
+    while (!grace.passed()) {
       {
         const std::lock_guard lock(mutex_);
-        const auto apply = [this](Request request, ClientId client) { deliver(std::move(request), client); };
-        if (on_record) MUSTER_TRY(log_->append(cancel, self_, apply, [&] { return !call.reply; }));
+        if (on_record) MUSTER_TRY(log_->append(cancel, self_, apply(), [&] { return !call.reply; }));
         if (!on_record) deliver(cancel, self_);
-        const bool withdrawn =
-            call.reply && !call.reply->status && call.reply->status.error().code == ErrorCode::kAborted;
-        if (call.reply && !withdrawn) return {};
-        if (withdrawn || !on_record || grace.passed()) break;
+        if (call.reply && (call.reply->status || call.reply->status.error().code != ErrorCode::kAborted)) return {};
+        if (call.reply || !on_record) break;
       }
       std::this_thread::sleep_for(kFirstPause);
     }
     return tl::unexpected(timed_out(call.request, "the file store " + path_));
+  }
+
+  FileLog::Apply apply() {
+    return [this](Request request, ClientId client) { deliver(std::move(request), client); };
   }
 
   bool queue_holds_something(const Key& key) {

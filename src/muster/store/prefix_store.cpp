@@ -62,7 +62,11 @@ class PrefixStore : public Store {
   }
 
  private:
-  Key full(const Key& key) const { return prefix_ + "/" + key; }
+  Key full(const Key& key) const {
+    Key result = prefix_;
+    result += '/';
+    return result += key;
+  }
   std::vector<Key> full(const std::vector<Key>& keys) const {
     std::vector<Key> result;
     result.reserve(keys.size());

@@ -12,9 +12,12 @@ namespace muster {
 struct StoreServerOptions {
   Credentials credentials;             ///< demanded on the muster dialect's TCP and Unix listeners
   std::vector<Address> muster_listen;  ///< muster's dialect: TCP (port 0 picks one) or Unix
-  std::vector<Address>
-      torch_listen;  ///< PyTorch's TCPStore protocol, unauthenticated: loopback unless the user insists
-  size_t max_reply_queue = 64 << 20;  ///< bytes queued for a client that does not read, before it is cut off
+  /// PyTorch's TCPStore protocol, unauthenticated: loopback unless the user insists.
+  std::vector<Address> torch_listen;
+  /// Bytes queued for a client before it is not listened to any more; one that then reads nothing for `stall_timeout`
+  /// is cut off.
+  size_t max_reply_queue = 64 << 20;
+  Duration stall_timeout = std::chrono::seconds(30);
   /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
   /// authenticated link to the server there (a node's proxy).
   std::string upstream;  ///< "tcp://host:port" or "unix:..."

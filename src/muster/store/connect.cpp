@@ -1,0 +1,56 @@
+#include "muster/store/connect.h"
+
+#include <optional>
+#include <vector>
+
+namespace muster {
+namespace {
+
+constexpr std::string_view kTcpScheme = "tcp://";
+
+Result<std::vector<Address>> addresses_of(const std::string& url) {
+  if (!url.starts_with(kTcpScheme)) {
+    MUSTER_ASSIGN(const Address address, Address::parse(url));
+    return std::vector{address};
+  }
+  MUSTER_ASSIGN(const HostPort where, parse_host_port(std::string_view(url).substr(kTcpScheme.size()), 0));
+  if (where.port == 0) return fail(ErrorCode::kInvalidArgument, "the store's address " + url + " has no port");
+  return resolve(where.host, where.port);
+}
+
+bool refusal(const Error& error) {
+  return error.code == ErrorCode::kAuthentication || error.code == ErrorCode::kProtocol;
+}
+
+}  // namespace
+
+// A name may have several addresses of which the server listens on some: all are dialled, the first to answer wins.
+Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline) {
+  MUSTER_ASSIGN(const auto addresses, addresses_of(url));
+  MUSTER_ASSIGN(const auto loop, Loop::create());
+  std::optional<Connection> connection;
+  std::optional<Error> error;
+  size_t failures = 0;
+  std::vector<std::unique_ptr<Dial>> dials;
+  DialOptions options{credentials, to_bytes(kStoreHello), /*retry=*/true};
+  if (!url.starts_with(kTcpScheme)) options.credentials.tls = nullptr;
+  for (const Address& address : addresses) {
+    dials.push_back(dial(*loop, address, options, deadline, [&](Result<Connection> outcome) {
+      if (outcome && !connection) connection = std::move(*outcome);
+      if (outcome) return;
+      ++failures;
+      // A server that answered and refused says more than an address where nobody is.
+      if (!error || refusal(outcome.error())) error = outcome.error();
+    }));
+  }
+  const auto refused = [&] { return error && refusal(*error); };
+  const auto done = [&] { return connection || refused() || failures == addresses.size(); };
+  while (!done()) loop->run_once(deadline.or_sooner(loop->clock().now() + 1s));  // each dial ends at the deadline
+  if (!connection) return tl::unexpected(error->in("connecting to the store at " + url));
+  if (to_string(connection->hello) != kStoreHello) {
+    return fail(ErrorCode::kProtocol, "what answers at " + url + " is muster, but no store");
+  }
+  return std::move(*connection);
+}
+
+}  // namespace muster

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "muster/io/connection.h"
+
+namespace muster {
+
+/// What both ends of a muster-dialect connection say in the handshake.
+inline constexpr std::string_view kStoreHello = "muster store";
+
+/// Connects to the store server at "tcp://host:port", "unix:/path" or "unix:@name". A server that is not up yet is
+/// tried again until the deadline; a wrong secret is kAuthentication at once. The stream belongs to no loop.
+/// Unix sockets use no TLS: the kernel vouches for the other end.
+Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline);
+
+}  // namespace muster

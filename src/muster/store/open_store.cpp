@@ -1,0 +1,33 @@
+#include <cstdlib>
+
+#include "muster/store/remote_store.h"
+#include "muster/store/store.h"
+
+namespace muster {
+
+Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline) {
+  constexpr std::string_view kFileScheme = "file://";
+  if (url == "memory:") return memory_store();
+  if (url.starts_with(kFileScheme)) return file_store(url.substr(kFileScheme.size()));
+  if (url.starts_with("tcp://") || url.starts_with("unix:")) {
+    Credentials credentials{Bytes(secret.begin(), secret.end()), nullptr};
+    MUSTER_ASSIGN(credentials.tls, TlsContext::from_environment());
+    return remote_store(url, std::move(credentials), deadline);
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "there is no store at \"" + url +
+                  "\"; a store's URL is tcp://host:port, unix:/path, unix:@name, file:///path or memory:");
+}
+
+Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline) {
+  const char* url = std::getenv("MUSTER_STORE");
+  if (url == nullptr) {
+    return fail(ErrorCode::kNotFound, "MUSTER_STORE is not set: this process was not started by `muster run`");
+  }
+  const char* secret = std::getenv("MUSTER_SECRET");
+  const auto bytes = from_hex(secret == nullptr ? "" : secret);
+  if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET is not hexadecimal: " + bytes.error().message);
+  return open_store(url, *bytes, deadline);
+}
+
+}  // namespace muster

@@ -1,0 +1,179 @@
+// No thread of its own: one of the callers that wait (the reader) polls the socket for all of them, and hands the job
+// on when its own reply has come. A single caller therefore writes, polls and reads, with no hand-off.
+
+#include "muster/store/remote_store.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "muster/store/connect.h"
+#include "muster/store/messages.h"
+#include "muster/store/outbox.h"
+#include "muster/store/request_store.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kReadBytes = 64 << 10;
+constexpr Duration kConnectTimeout = 30s;
+// A taken queue item or a released barrier may cross our cancellation: the server's last word is waited for this long.
+constexpr Duration kCancelGrace = 1s;
+
+class RemoteStore : public RequestStore {
+ public:
+  RemoteStore(std::string url, Credentials credentials, Connection connection)
+      : url_(std::move(url)), credentials_(std::move(credentials)), stream_(std::move(connection.stream)) {
+    parser_.feed(connection.leftover);
+  }
+
+  Result<std::unique_ptr<Store>> clone() override {
+    return remote_store(url_, credentials_, Deadline::after(kConnectTimeout));
+  }
+
+ protected:
+  Result<Reply> call(Request request, const Deadline& deadline) override {
+    MUSTER_TRY(validate(request));
+    std::unique_lock lock(mutex_);
+    if (lost_) return tl::unexpected(*lost_);
+    Call call;
+    request.id = next_id_++;
+    MUSTER_ASSIGN(const Bytes frame, encode_request(request));
+    request.values.clear();
+    calls_[request.id] = &call;
+    send(frame);
+    drive(lock, call, deadline);
+    if (!call.done() && !lost_) cancel(lock, request, call);
+    calls_.erase(request.id);
+    pass_on_reading();
+    return outcome(call, request);
+  }
+
+ private:
+  struct Call {
+    std::condition_variable turn;  // its reply is there, or it is to read
+    std::optional<Reply> reply;
+    bool sleeps = false;
+    bool done() const { return reply.has_value(); }
+  };
+
+  // All of the following run under the mutex.
+
+  void send(ByteView frame) {
+    outbox_.tail().insert(outbox_.tail().end(), frame.begin(), frame.end());
+    flush();
+  }
+
+  void flush() {
+    if (const auto written = outbox_.flush(*stream_); !written) lose(written.error());
+  }
+
+  // Until the call has its reply, the connection is lost or the deadline has passed.
+  void drive(std::unique_lock<std::mutex>& lock, Call& call, const Deadline& deadline) {
+    while (!call.done() && !lost_ && !deadline.passed()) {
+      if (!reader_ || !outbox_.empty()) {
+        poll_socket(lock, deadline);
+      } else {
+        call.sleeps = true;
+        call.turn.wait_for(lock, deadline.left());
+        call.sleeps = false;
+      }
+    }
+  }
+
+  // Only one thread reads, but any whose request is not all sent yet helps to send.
+  void poll_socket(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+    const bool reads = !reader_;
+    const bool writes = !outbox_.empty() || stream_->wants_write();
+    pollfd poll{stream_->fd(), static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0)), 0};
+    reader_ = true;
+    lock.unlock();
+    const int ready = ::poll(&poll, 1, deadline.poll_timeout_ms());
+    lock.lock();
+    if (reads) reader_ = false;
+    if (ready <= 0 || lost_) return;
+    flush();
+    if (reads) read();
+  }
+
+  void read() {
+    Bytes& buffer = read_buffer_;
+    for (bool more = true; more && !lost_;) {
+      const iovec segment{buffer.data(), buffer.size()};
+      const auto n = stream_->read({&segment, 1});
+      if (!n) return lose(n.error());
+      if (*n == 0) return;
+      more = *n == buffer.size() || stream_->has_buffered();
+      parser_.feed(ByteView(buffer).first(*n));
+      if (const auto taken = take_replies(); !taken) return lose(taken.error());
+    }
+  }
+
+  Result<> take_replies() {
+    while (true) {
+      MUSTER_ASSIGN(const auto frame, parser_.next());
+      if (!frame) return {};
+      MUSTER_ASSIGN(Reply reply, decode_reply(frame->header, frame->payload));
+      const auto found = calls_.find(reply.id);
+      if (found == calls_.end()) continue;  // it gave up
+      found->second->reply = std::move(reply);
+      found->second->turn.notify_one();
+    }
+  }
+
+  void pass_on_reading() {
+    if (reader_) return;
+    for (auto& [id, call] : calls_) {
+      if (!call->sleeps || call->done()) continue;
+      call->turn.notify_one();
+      return;
+    }
+  }
+
+  void cancel(std::unique_lock<std::mutex>& lock, const Request& request, Call& call) {
+    send(*encode_request({Operation::kCancel, request.id}));
+    const bool consumes = request.operation == Operation::kQueuePop || request.operation == Operation::kBarrier;
+    if (consumes) drive(lock, call, Deadline::after(kCancelGrace));
+  }
+
+  void lose(const Error& why) {
+    lost_ =
+        Error{ErrorCode::kPeerLost, fmt::format("the connection to the store at {} is lost: {}", url_, why.message)};
+    for (auto& [id, call] : calls_) call->turn.notify_one();
+  }
+
+  Result<Reply> outcome(Call& call, const Request& request) {
+    if (call.done() && call.reply->status) return std::move(*call.reply);
+    if (call.done() && call.reply->status.error().code != ErrorCode::kAborted) {
+      return tl::unexpected(call.reply->status.error());
+    }
+    if (!call.done() && lost_) return tl::unexpected(lost_->in(describe(request)));
+    return tl::unexpected(timed_out(request, url_));
+  }
+
+  const std::string url_;
+  const Credentials credentials_;
+  std::mutex mutex_;
+  std::unique_ptr<Stream> stream_;
+  Outbox outbox_;
+  FrameParser parser_{kMaxMessageBytes};
+  Bytes read_buffer_ = Bytes(kReadBytes);
+  bool reader_ = false;
+  RequestId next_id_ = 1;
+  std::unordered_map<RequestId, Call*> calls_;
+  std::optional<Error> lost_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> remote_store(const std::string& url, Credentials credentials, const Deadline& deadline) {
+  MUSTER_ASSIGN(Connection connection, connect_to_store(url, credentials, deadline));
+  return std::make_unique<RemoteStore>(url, std::move(credentials), std::move(connection));
+}
+
+}  // namespace muster
