@@ -1,4 +1,5 @@
 // The process at the other end is killed: whoever waits for it learns its rank.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -124,16 +125,19 @@ TEST_P(LinkDeath, IsNoticedInTheMiddleOfAMessage) {
 }
 
 TEST_P(LinkDeath, LeavesWhatWasSentToBeReceived) {
-  meet([](Link& link, Loop&) {
+  int sent_all[2];  // tells that the victim's send has completed
+  ASSERT_EQ(pipe2(sent_all, O_CLOEXEC), 0);
+  meet([write_end = sent_all[1]](Link& link, Loop&) {
     static const std::string text = pattern(50'000);
-    send_text(link, text, [](Result<>) {});
-    static std::string never(1, '\0');
-    receive_text(link, never, [](Result<>) {});
+    send_text(link, text, [write_end](Result<>) { (void)!write(write_end, "x", 1); });
   });
+  close(sent_all[1]);
   std::string first(1, '\0'), rest(49'999, '\0'), behind(1, '\0');
   Outcome one, all, none;
   receive_text(*link_, first, one.record());
   run_until([&] { return one.done(); });
+  EXPECT_EQ(read(sent_all[0], behind.data(), 1), 1);
+  close(sent_all[0]);
   victim_->kill_now();
   for (int i = 0; i < 10; ++i) loop_->run_once(Deadline::after(10ms));
   receive_text(*link_, rest, all.record());

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "io/certificates.h"
 #include "muster/io/socket.h"
 
 namespace muster {
@@ -17,6 +18,12 @@ Address fresh_unix_address() {
 }
 
 Credentials with_secret() { return Credentials{to_bytes("a secret of the tests"), nullptr}; }
+
+Credentials with_certificates() {
+  static TestAuthority authority;
+  static const auto context = TlsContext::load(authority.issue("tests")).value();
+  return Credentials{to_bytes("a secret of the tests"), context};
+}
 
 }  // namespace
 
@@ -38,6 +45,8 @@ std::vector<ProcessLinkKind> process_link_kinds() {
   kinds.push_back({"Tcp", [] { return numeric("127.0.0.1:0"); }, with_secret});
   if (listen_on(numeric("[::1]:0"))) kinds.push_back({"Tcp6", [] { return numeric("[::1]:0"); }, with_secret});
   kinds.push_back({"Unix", fresh_unix_address, with_secret});
+  kinds.push_back({"TcpTls", [] { return numeric("127.0.0.1:0"); }, with_certificates});
+  kinds.push_back({"UnixTls", fresh_unix_address, with_certificates});
   kinds.push_back({"Shm", fresh_unix_address, with_secret, /*shm=*/true});
   return kinds;
 }
