@@ -14,20 +14,22 @@ def torch_is_being_imported() -> bool:
 def problem() -> str | None:
     """Why muster cannot run in this process, or None."""
     try:
-        from muster import _build
-    except ImportError:
+        from muster._build import TORCH
+    except ModuleNotFoundError as error:
+        if error.name != "muster._build":
+            raise
         return "muster is not built: run `make` in its source tree, or install the wheel torch-muster"
     try:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        return f"muster needs PyTorch, which is not installed: run `pip install torch=={_build.TORCH}`"
+        return f"muster needs PyTorch, which is not installed: run `pip install torch=={TORCH}`"
     found = str(torch.__version__)
-    if found.split("+")[0] != _build.TORCH:
+    if found.split("+")[0] != TORCH:
         return (
-            f"this muster was built against torch {_build.TORCH}, but torch {found} is installed: run "
-            f"`pip install torch=={_build.TORCH}`, or build muster again with the torch that is installed"
+            f"this muster was built against torch {TORCH}, but torch {found} is installed: run "
+            f"`pip install torch=={TORCH}`, or build muster again with the torch that is installed"
         )
     if importlib.util.find_spec("muster._C") is None:
         version = ".".join(map(str, sys.version_info[:2]))

@@ -202,6 +202,8 @@ auto StoreOverC10d::guarded(const Deadline& deadline, Call call) -> Result<declt
     return failed(ErrorCode::kPeerLost, error);
   } catch (const c10::DistStoreError& error) {
     return failed(timed_out(error) ? ErrorCode::kTimeout : ErrorCode::kIo, error);
+  } catch (const c10::ValueError& error) {
+    return failed(ErrorCode::kInvalidArgument, error);
   } catch (const c10::NotImplementedError& error) {
     return failed(ErrorCode::kUnsupported, error);
   } catch (const c10::Error& error) {

@@ -1,0 +1,140 @@
+"""What import says when something is missing, and that torch alone finds the backend."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "python"
+
+
+def python(code: str, *path: Path, site: bool = True, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Status and last line of output of a fresh interpreter."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **(env or {})}
+    command = [sys.executable, *([] if site else ["-S"]), "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return done.returncode, lines[-1] if lines else ""
+
+
+def other_build(folder: Path) -> Path:
+    """A copy of the package that says it was built against another torch."""
+    shutil.copytree(PACKAGE / "muster", folder / "muster", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "muster/_build.py").write_text('VERSION = "0.1.0"\nTORCH = "1.2.3"\n')
+    return folder
+
+
+def test_without_torch_one_sentence_says_what_to_install() -> None:
+    status, line = python("import muster", PACKAGE, site=False)
+    assert status == 1
+    assert line.startswith("ImportError: muster needs PyTorch, which is not installed: run `pip install torch==")
+
+
+def test_another_torch_is_named_beside_the_one_it_was_built_against(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text('__version__ = "1.0.0+cpu"\n')
+    status, line = python("import muster", tmp_path, PACKAGE)
+    assert status == 1
+    assert line.startswith("ImportError: this muster was built against torch ")
+    assert "but torch 1.0.0+cpu is installed: run `pip install torch==" in line
+
+
+def test_an_unbuilt_tree_says_so(tmp_path: Path) -> None:
+    shutil.copytree(
+        PACKAGE / "muster", tmp_path / "muster", ignore=shutil.ignore_patterns("__pycache__", "_build.py", "_C*.so")
+    )
+    status, line = python("import muster", tmp_path)
+    assert status == 1
+    assert line.startswith("ImportError: muster is not built: run `make`")
+
+
+def test_another_interpreter_than_the_one_it_was_built_for_is_named(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE / "muster", tmp_path / "muster", ignore=shutil.ignore_patterns("__pycache__", "_C*.so"))
+    status, line = python("import muster", tmp_path)
+    assert status == 1
+    assert line.startswith("ImportError: muster has no native module for Python ")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import muster",
+        "import torch.distributed as d; d.init_process_group('muster', store=d.HashStore(), rank=0, world_size=1)",
+    ],
+)
+def test_a_muster_for_another_torch_leaves_import_torch_alone(tmp_path: Path, use: str) -> None:
+    """The entry point runs inside `import torch`; the error waits until muster is wanted."""
+    code = f"import torch\nprint('torch is in', flush=True)\n{use}"
+    status, line = python(code, other_build(tmp_path))
+    assert status == 1
+    assert line.startswith("ImportError: this muster was built against torch 1.2.3, but torch "), line
+    assert python("import torch; print('torch is in')", other_build(tmp_path / "again")) == (0, "torch is in")
+
+
+def test_import_torch_registers_the_backend_and_loads_nothing_native() -> None:
+    code = (
+        "import sys, torch, torch.distributed as d; "
+        "print('muster' in d.Backend.backend_list, d.Backend.default_device_backend_map['cpu'], "
+        "'muster._C' in sys.modules, 'muster._backend' in sys.modules)"
+    )
+    assert python(code) == (0, "True gloo False False")
+
+
+def test_import_muster_registers_it_where_autoload_is_off() -> None:
+    code = (
+        "import torch.distributed as d; names = d.Backend.backend_list; before = 'muster' in names; "
+        "import muster; print(before, 'muster' in names)"
+    )
+    assert python(code, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}) == (0, "False True")
+
+
+def test_init_process_group_needs_no_import() -> None:
+    code = (
+        "import torch, torch.distributed as d; "
+        "d.init_process_group('muster', store=d.HashStore(), rank=0, world_size=1); "
+        "x = torch.ones(3); d.all_reduce(x); d.destroy_process_group(); print(x.tolist(), d.is_initialized())"
+    )
+    assert python(code) == (0, "[1.0, 1.0, 1.0] False")
+
+
+def test_the_package_has_what_it_says() -> None:
+    code = (
+        "import muster; assert all(getattr(muster, n) is not None for n in muster.__all__); print(muster.__version__)"
+    )
+    status, line = python(code)
+    assert (status, line.count(".")) == (0, 2), line
+    assert python("import muster; muster.nothing")[1] == "AttributeError: module 'muster' has no attribute 'nothing'"
+
+
+TWO_RANKS = """
+import os, sys, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("muster", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+x = torch.ones(1000)
+work = dist.all_reduce(x, async_op=True)
+{ending}
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "ending", ["work.wait()", "work.wait(); sys.exit(0)", "work.wait(); kept = [x, work, dist.group.WORLD]", ""]
+)
+def test_a_program_may_end_without_destroying_its_groups(tmp_path: Path, ending: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TWO_RANKS.format(ending=ending))
+    commands = [[sys.executable, str(script), str(rank), str(tmp_path / "store")] for rank in range(2)]
+    ranks = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=120)
+            assert rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -1,0 +1,105 @@
+"""muster's stores as torch sees them, and torch's as muster does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+import muster
+
+
+def test_a_muster_store_is_a_torch_store() -> None:
+    store = muster.store("memory:")
+    assert isinstance(store, dist.Store)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    assert store.add("n", 5) == 5
+    assert store.add("n", -2) == 3
+    assert store.compare_set("k", "v", "w") == b"w"
+    assert store.compare_set("k", "x", "y") == b"w"
+    assert store.compare_set("absent", "x", "y") == b"x"
+    assert store.check(["k", "n"])
+    assert not store.check(["k", "nobody"])
+    assert store.num_keys() == 2
+    assert store.delete_key("n")
+    assert not store.delete_key("n")
+    store.append("k", "+")
+    store.multi_set(["a", "b"], ["1", "2"])
+    assert store.multi_get(["b", "k"]) == [b"2", b"w+"]
+    assert store.has_extended_api()
+    store.queue_push("q", "item")
+    assert store.queue_len("q") == 1
+    assert store.queue_pop("q") == b"item"
+    with pytest.raises(dist.QueueEmptyError):
+        store.queue_pop("q", False)
+    store.wait(["a", "b"])
+    assert store.clone().get("a") == b"1"
+    prefixed = dist.PrefixStore("group", store)
+    prefixed.set("k", "inner")
+    assert store.get("group/k") == b"inner"
+
+
+def test_its_waits_end_as_torchs_do() -> None:
+    store = muster.store("memory:", timeout=timedelta(milliseconds=30))
+    assert store.timeout == timedelta(milliseconds=30)
+    with pytest.raises(dist.DistStoreError, match="nobody"):
+        store.get("nobody")
+    with pytest.raises(dist.DistStoreError, match="nobody"):
+        store.wait(["nobody"], timedelta(milliseconds=20))
+
+
+def test_wrong_addresses_are_one_sentence() -> None:
+    with pytest.raises(ValueError, match="file://"):
+        muster.store("gopher://localhost")
+    with pytest.raises(muster.Error, match=r"127\.0\.0\.1:1"):
+        muster.store("tcp://127.0.0.1:1", timeout=timedelta(seconds=1))
+
+
+def over_a_muster_store(rank: int, url: str) -> None:
+    dist.destroy_process_group()
+    dist.init_process_group("muster", store=muster.store(url), rank=rank, world_size=2)
+    data = torch.ones(2)
+    dist.all_reduce(data)
+    assert data.tolist() == [2.0, 2.0]
+
+
+def test_groups_form_over_a_muster_store(tmp_path: Path) -> None:
+    run_ranks(2, over_a_muster_store, f"file://{tmp_path}/job", backend="gloo")
+
+
+def over_torchs_tcp_store(rank: int) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port = [server.port if server else 0]
+    dist.broadcast_object_list(port)
+    store = server or dist.TCPStore("127.0.0.1", port[0], 2, is_master=False)
+    dist.destroy_process_group()
+    dist.init_process_group("muster", store=store, rank=rank, world_size=2)
+    data = torch.ones(2)
+    dist.all_reduce(data)
+    assert data.tolist() == [2.0, 2.0]
+    dist.barrier()
+
+
+def test_groups_form_over_torchs_tcp_store() -> None:
+    run_ranks(2, over_torchs_tcp_store, backend="gloo")
+
+
+def absent(rank: int) -> str:
+    dist.destroy_process_group()
+    with pytest.raises(muster.Error) as caught:
+        dist.init_process_group(
+            "muster", store=dist.HashStore(), rank=0, world_size=3, timeout=timedelta(milliseconds=300)
+        )
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    (message,) = run_ranks(1, absent)
+    assert message.startswith("TimeoutError: ")
+    assert "1" in message
+    assert "2" in message
