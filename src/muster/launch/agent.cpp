@@ -16,6 +16,7 @@
 
 #include "muster/launch/command.h"
 #include "muster/launch/environment.h"
+#include "muster/launch/guard.h"
 #include "muster/launch/job.h"
 #include "muster/launch/node_store.h"
 #include "muster/launch/process_tree.h"
@@ -105,7 +106,7 @@ std::vector<WorkerSpec> Agent::specs() const {
                            node_.secret, options_.local_addr, scratch_,      this_machine().cpus};
   Environment base = current_environment();
   // Workers write to pipes: this tells them whether a terminal shows what they write, and so whether to draw a bar.
-  base["MUSTER_TERMINAL"] = console_.out().terminal() ? "1" : "0";
+  base["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? "1" : "0";
   std::vector<WorkerSpec> specs;
   for (int local = 0; local < options_.nproc; ++local) {
     WorkerSpec spec{place_.first_rank + local, command_, worker_environment(job, local, base)};
@@ -159,7 +160,9 @@ void Agent::on_all_well() {
 }
 
 void Agent::on_signal(int number) {
-  if (outcome_ && outcome_->status != 0) return supervisor_->kill();
+  // Nobody waits for a job whose launcher was killed; and who asks twice is in a hurry.
+  if (guard_is_gone() || (outcome_ && outcome_->status != 0)) supervisor_->kill();
+  if (guard_is_gone()) return conclude({128 + SIGKILL, "`muster run` was killed on host " + host_, place_.node_rank});
   conclude({128 + number,
             fmt::format("SIG{} on host {}: stopping the workers (once more kills them)", ::sigabbrev_np(number), host_),
             place_.node_rank});
