@@ -72,11 +72,11 @@ TEST(RankList, IsShort) {
 
 TEST(FailureReport, NamesTheRankItsTracebackAndTheOthers) {
   const WorkerExit exit{2, "b", 812, 1, 0};
-  const std::string report = failure_report(exit, kTraceback, {{"was running", {0, 3}}, {"exited with status 0", {1}}});
+  const std::string report = failure_report(exit, kTraceback, {{"running", {0, 3}}, {"exited with status 0", {1}}});
   EXPECT_THAT(report, StartsWith("rank 2 (host b, pid 812) exited with status 1"));
   EXPECT_THAT(report, HasSubstr("\n    ValueError: boom"));
-  EXPECT_THAT(report, HasSubstr("ranks 0, 3"));
-  EXPECT_THAT(report, HasSubstr("rank 1: exited with status 0"));
+  EXPECT_THAT(report, HasSubstr("0, 3 running"));
+  EXPECT_THAT(report, HasSubstr("1 exited with status 0; "));
   EXPECT_THAT(failure_report(exit, "", {}), Not(HasSubstr("traceback")));
 }
 

@@ -105,8 +105,11 @@ std::string failure_report(const WorkerExit& first, std::string_view traceback,
   std::string report = fmt::format("rank {} (host {}, pid {}) {}, which ended the job", first.rank, first.host,
                                    first.pid, first.to_string());
   if (!traceback.empty()) report += "; its last traceback:" + indented(traceback);
-  for (const auto& [state, ranks] : others)
-    report += fmt::format("\n  {} {}: {} then", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), state);
+  std::string_view before = "\n  the other ranks at that moment: ";
+  for (const auto& [state, ranks] : others) {
+    report += fmt::format("{}{} {}", before, rank_list(ranks), state);
+    before = "; ";
+  }
   return report;
 }
 

@@ -40,7 +40,7 @@ std::string error_file_traceback(std::string_view json);
 std::string rank_list(const std::vector<int>& ranks);
 
 /// The report of the failure that ended the job: one sentence, the traceback, and how the other ranks of the node were
-/// then: from a state ("was running", "exited with status 0") to the ranks in it.
+/// then: from a state ("running", "exited with status 0") to the ranks in it.
 std::string failure_report(const WorkerExit& first, std::string_view traceback,
                            const std::map<std::string, std::vector<int>>& others);
 

@@ -47,7 +47,7 @@ constexpr Valued kValued[] = {
     {"--rdzv-backend", "static|c10d|parallel", "taken from torchrun; all mean the job's own store", &Raw::rdzv_backend},
     {"--rdzv-endpoint", "HOST[:PORT]", "the same as --master-addr and --master-port", &Raw::rdzv_endpoint},
     {"--rdzv-id", "NAME", "the job's name, the same on all nodes", &Raw::rdzv_id},
-    {"--max-restarts", "0", "restarts after a failure: not there yet", &Raw::max_restarts},
+    {"--max-restarts", "N", "restarts after a failure: not there yet", &Raw::max_restarts},
     {"--role", "NAME", "the workers' role (ROLE_NAME)", &Raw::role},
     {"--log-dir", "FOLDER", "also write each worker's output to files there", &Raw::log_dir},
     {"--secret-file", "FILE", "the job's secret in hex, the same on all nodes (or the variable MUSTER_SECRET)",

@@ -11,7 +11,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "muster/launch/guard.h"
 #include "muster/launch/process_tree.h"
 
 namespace muster {
@@ -78,8 +77,6 @@ void Supervisor::on_signals() {
   for (int number = 0; (number = signals_->take()) != 0;) {
     if (number == SIGCHLD) {
       child_ended = true;
-    } else if (guard_is_gone()) {
-      kill();  // nobody waits for this job any more
     } else {
       events_.signalled(number);
     }
@@ -118,7 +115,7 @@ void Supervisor::report_failure(const Slot& slot) {
   std::map<std::string, std::vector<int>> others;
   for (const auto& other : slots_) {
     if (&other == &slot) continue;
-    others[other.exit ? other.exit->to_string() : "was running"].push_back(other.rank);
+    others[other.exit ? other.exit->to_string() : "running"].push_back(other.rank);
   }
   std::string traceback = last_traceback(slot.err->tail());
   if (traceback.empty()) traceback = error_file_traceback(read_file(slot.error_file));

@@ -1,0 +1,122 @@
+"""Starts `muster run` for tests, follows what it says, and finds processes that it left behind."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120.0  # seconds: for a loaded machine; nothing here takes that long
+
+
+def find_muster() -> str | None:
+    """The binary of MUSTER_BIN, of the build folder in use, or on PATH."""
+    build = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release"))
+    for candidate in (os.environ.get("MUSTER_BIN"), build / "src/muster/launch/muster", shutil.which("muster")):
+        if candidate and Path(candidate).exists():
+            return str(candidate)
+    return None
+
+
+def marked_processes(mark: str) -> list[int]:
+    """The running processes that have `mark` in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue  # ended meanwhile, or another user's
+    return found
+
+
+class Job:
+    """One `muster run`, followed line by line."""
+
+    def __init__(self, command: Sequence[str | Path], env: dict[str, str] | None = None, stdin: IO | int | None = None):
+        self.mark = f"MUSTER_TEST_MARK={uuid.uuid4().hex}"
+        name, value = self.mark.split("=")
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            env={**os.environ, name: value, **(env or {})},
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._news = threading.Condition()
+        self._text = {"out": b"", "err": b""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, pipe), daemon=True)
+            for name, pipe in (("out", self.process.stdout), ("err", self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, pipe: IO[bytes]) -> None:
+        while chunk := os.read(pipe.fileno(), 65536):
+            with self._news:
+                self._text[name] += chunk
+                self._news.notify_all()
+
+    @property
+    def out(self) -> str:
+        return self._text["out"].decode(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._text["err"].decode(errors="replace")
+
+    @property
+    def raw_out(self) -> bytes:
+        return self._text["out"]
+
+    def expect(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
+        """Waits until `pattern` has come `count` times, on stdout or stderr."""
+        deadline = time.monotonic() + PATIENCE
+        with self._news:
+            while len(found := list(re.finditer(pattern, self.out + self.err))) < count:
+                left = deadline - time.monotonic()
+                assert left > 0, f"no {pattern!r} x {count} in:\n{self.out}\n{self.err}"
+                self._news.wait(left)
+        return found
+
+    def agent(self) -> int:
+        """The pid of the agent: the one child of the process that was started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def finish(self) -> int:
+        """Waits for the end of everything; the exit status (negative: a signal)."""
+        status = self.process.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        return status
+
+    def left_behind(self) -> list[int]:
+        """The job's processes that are still there after a long time; normally none, at once."""
+        deadline = time.monotonic() + PATIENCE / 2
+        while (left := marked_processes(self.mark)) and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        return left
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pid in marked_processes(self.mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass

@@ -1,0 +1,393 @@
+"""`muster run` on one node: what workers get, what is shown, how it ends."""
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launching import Job, find_muster
+
+Launch = Callable[..., Job]
+
+
+@pytest.fixture(scope="module")
+def muster() -> str:
+    found = find_muster()
+    if found is None:
+        pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
+    return found
+
+
+@pytest.fixture
+def launch(muster: str) -> Iterator[Launch]:
+    """launch(words...) starts `muster run words...`; whatever is left of it is ended with the test."""
+    jobs: list[Job] = []
+
+    def start(*words: str | Path, env: dict[str, str] | None = None, stdin: int | None = None) -> Job:
+        jobs.append(Job([muster, "run", *words], {"MUSTER_PYTHON": sys.executable, **(env or {})}, stdin))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text("import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n" + text)
+        return path
+
+    return write
+
+
+WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: time.sleep(1000)\n"
+
+
+def test_workers_get_torchruns_environment(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--nproc-per-node", "4", "--role", "trainer", script("print(json.dumps(dict(os.environ)))"))
+    assert job.finish() == 0, job.err
+    lines = dict(re.match(r"\[rank (\d)] (.*)", line).groups() for line in job.out.splitlines())
+    assert sorted(lines) == ["0", "1", "2", "3"]
+    for rank, text in lines.items():
+        env = json.loads(text)
+        assert env["RANK"] == env["LOCAL_RANK"] == env["ROLE_RANK"] == rank
+        assert env["WORLD_SIZE"] == env["LOCAL_WORLD_SIZE"] == env["ROLE_WORLD_SIZE"] == "4"
+        assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"], env["ROLE_NAME"]) == ("0", "1", "trainer")
+        assert env["MASTER_ADDR"] == "127.0.0.1" and int(env["MASTER_PORT"]) > 0
+        assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True" and env["TORCHELASTIC_RESTART_COUNT"] == "0"
+        assert env["TORCHELASTIC_RUN_ID"] == env["MUSTER_RUN_ID"]
+        assert env["MUSTER_STORE"].startswith("unix:@") and len(bytes.fromhex(env["MUSTER_SECRET"])) == 32
+        assert int(env["OMP_NUM_THREADS"]) >= 1
+
+
+def test_arguments_after_the_script_are_its_own(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch(script("print(sys.argv[1:])"), "--nproc-per-node", "7", "-m", "x y")
+    assert job.finish() == 0
+    assert job.out == "[rank 0] ['--nproc-per-node', '7', '-m', 'x y']\n"
+
+
+def test_a_module_and_a_program(launch: Launch) -> None:
+    job = launch("-m", "platform")
+    assert job.finish() == 0 and "Linux" in job.out
+    job = launch("--no-python", "--nproc_per_node=2", "sh", "-c", "echo $RANK of $WORLD_SIZE")
+    assert job.finish() == 0
+    assert sorted(job.out.splitlines()) == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 255])
+def test_the_exit_status_is_the_failing_workers(launch: Launch, status: int) -> None:
+    job = launch("--no-python", "--nproc-per-node=2", "sh", "-c", f"test $RANK = 0 || exit {status}")
+    assert job.finish() == status
+    assert ("exited with status" in job.err) == (status != 0)
+
+
+def test_a_worker_that_raises_ends_the_job_and_is_shown(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--nproc-per-node=4", script(f"if rank == 2: raise ValueError('boom 7')\n{WAIT_FOR_EVER}"))
+    assert job.finish() == 1
+    report = job.err[job.err.index("muster: rank") :]
+    assert re.match(r"muster: rank 2 \(host \S+, pid \d+\) exited with status 1", report)
+    assert "    Traceback (most recent call last):" in report and "    ValueError: boom 7" in report
+    assert "0, 1, 3 running" in report
+    assert job.left_behind() == []
+
+
+def test_the_error_file_is_shown_when_stderr_has_no_traceback(launch: Launch, script: Callable[[str], Path]) -> None:
+    text = """
+call = {'py_callstack': 'Traceback (most recent call last):\\nKeyError: 41', 'timestamp': '0'}
+with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:
+    json.dump({'message': {'message': 'KeyError', 'extraInfo': call}}, file)
+os._exit(5)
+"""
+    job = launch(script(text))
+    assert job.finish() == 5
+    assert "    KeyError: 41" in job.err
+
+
+def test_a_worker_that_is_killed_ends_the_job(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--nproc-per-node=3", script(WAIT_FOR_EVER))
+    pids = {m[1]: int(m[2]) for m in job.expect(r"\[rank (\d)] ready (\d+)", 3)}
+    os.kill(pids["1"], signal.SIGKILL)
+    assert job.finish() == 137
+    assert f"pid {pids['1']}) was ended by signal 9 (SIGKILL)" in job.err
+    assert job.left_behind() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_everything(
+    launch: Launch, script: Callable[[str], Path], number: signal.Signals
+) -> None:
+    job = launch("--nproc-per-node=2", script(WAIT_FOR_EVER))
+    job.expect("ready", 2)
+    job.send(number)
+    assert job.finish() == 128 + number
+    assert number.name in job.err
+    assert job.left_behind() == []
+
+
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--shutdown-timeout=0.2", "--nproc-per-node=2", script(STUBBORN + WAIT_FOR_EVER))
+    job.expect("ready", 2)
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143
+    assert "killing ranks 0, 1" in job.err
+    assert job.left_behind() == []
+
+
+def test_a_second_interrupt_kills_at_once(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--shutdown-timeout=100000", script(STUBBORN + WAIT_FOR_EVER))
+    job.expect("ready")
+    job.send(signal.SIGINT)
+    job.expect("SIGINT on host")
+    job.send(signal.SIGINT)
+    assert job.finish() == 130
+    assert job.left_behind() == []
+
+
+def test_a_stopped_worker_is_ended_too(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--shutdown-timeout=100000", script(WAIT_FOR_EVER))
+    pid = int(job.expect(r"ready (\d+)")[0][1])
+    os.kill(pid, signal.SIGSTOP)
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143
+    assert job.left_behind() == []
+
+
+# A child in the worker's group, one in a session of its own, and one whose parent is gone; all deaf to SIGTERM.
+FAMILY = f"""
+deaf = [sys.executable, '-c', '''import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("child", flush=True)
+while True: time.sleep(1000)''']
+subprocess.Popen(deaf)
+subprocess.Popen(deaf, start_new_session=True)
+if os.fork() == 0:
+    subprocess.Popen(deaf, start_new_session=True)
+    os._exit(0)
+{WAIT_FOR_EVER}"""
+
+
+@pytest.mark.parametrize("whom", ["launcher", "agent"])
+def test_nothing_is_left_when_the_launcher_is_killed(launch: Launch, script: Callable[[str], Path], whom: str) -> None:
+    job = launch("--nproc-per-node=2", script(FAMILY))
+    job.expect("ready", 2)
+    job.expect("child", 6)
+    os.kill(job.process.pid if whom == "launcher" else job.agent(), signal.SIGKILL)
+    assert job.finish() == (-9 if whom == "launcher" else 137)
+    assert job.left_behind() == []
+
+
+def test_nothing_is_left_when_a_worker_fails(launch: Launch, script: Callable[[str], Path]) -> None:
+    family = FAMILY.replace(
+        "print('ready'", "sys.stdin.read() if rank == 0 else 0\nif rank == 0: sys.exit(4)\nprint('ready'"
+    )
+    read, write = os.pipe()
+    job = launch("--shutdown-timeout=0.2", "--nproc-per-node=2", script(family), stdin=read)
+    os.close(read)
+    job.expect("child", 6)
+    os.close(write)
+    assert job.finish() == 4
+    assert job.left_behind() == []
+
+
+def test_what_workers_leave_behind_is_ended_after_success(launch: Launch) -> None:
+    job = launch("--shutdown-timeout=0.2", "--no-python", "sh", "-c", "sleep 1000 & setsid sleep 1001 & exit 0")
+    assert job.finish() == 0
+    assert "left behind" in job.err
+    assert job.left_behind() == []
+
+
+def test_lines_stay_whole_and_in_order_however_they_are_written(launch: Launch, script: Callable[[str], Path]) -> None:
+    text = """
+for i in range(2000):
+    line = f'{rank} {i} ' + 'x' * (i * 37 % 300)
+    for stream in (1, 2):
+        os.write(stream, line[:5].encode())
+        os.write(stream, line[5:].encode() + b'\\n')
+"""
+    job = launch("--nproc-per-node=4", script(text))
+    assert job.finish() == 0
+    for shown in (job.out, job.err):
+        by_rank: dict[int, list[str]] = {rank: [] for rank in range(4)}
+        for line in shown.splitlines():
+            match = re.fullmatch(r"\[rank (\d)] (\d) (\d+ x*)", line)
+            assert match and match[1] == match[2], line
+            by_rank[int(match[1])].append(match[3])
+        for lines in by_rank.values():
+            assert lines == [f"{i} " + "x" * (i * 37 % 300) for i in range(2000)]
+
+
+def test_any_bytes_pass_and_the_last_line_needs_no_end(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch(script("os.write(1, b'\\xff\\xfe\\x00\\n' + b'y' * 70000 + b'\\nlast')"))
+    assert job.finish() == 0
+    prefix = b"[rank 0] "
+    assert job.raw_out.split(b"\n") == [
+        prefix + b"\xff\xfe\x00", prefix + b"y" * 65536, prefix + b"y" * (70000 - 65536), prefix + b"last", b"",
+    ]  # fmt: skip
+
+
+def test_a_slow_reader_loses_nothing(muster: str, script: Callable[[str], Path]) -> None:
+    path = script("for i in range(40000): print(i, 'z' * 100)\nprint('end', file=sys.stderr)")
+    command = [muster, "run", "--nproc-per-node=2", str(path)]
+    env = {**os.environ, "MUSTER_PYTHON": sys.executable}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        # Nothing is read before both workers' pipes, and the launcher's own buffer, are full: 8 MB do not fit.
+        assert process.stdout and process.stderr
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        out = process.stdout.read().decode()
+        assert process.wait(100) == 0
+    for rank in range(2):
+        numbers = [line.split()[2] for line in out.splitlines() if line.startswith(f"[rank {rank}]")]
+        assert numbers == [str(i) for i in range(40000)]
+
+
+def test_a_reader_that_is_gone_costs_only_the_output(
+    muster: str, tmp_path: Path, script: Callable[[str], Path]
+) -> None:
+    path = script(f"for i in range(10000): print(i)\nopen({str(tmp_path / 'done')!r}, 'w')")
+    env = {**os.environ, "MUSTER_PYTHON": sys.executable}
+    command = [muster, "run", str(path)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.wait(100) == 0
+    assert (tmp_path / "done").exists()
+
+
+def test_rank_0_reads_what_the_launcher_is_given(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("some words")
+    with open(tmp_path / "input") as file:
+        job = launch("--nproc-per-node=2", script("print(repr(sys.stdin.read()))"), stdin=file.fileno())
+        assert job.finish() == 0
+    assert sorted(job.out.splitlines()) == ["[rank 0] 'some words'", "[rank 1] ''"]
+
+
+def test_a_log_folder_gets_every_stream(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
+    job = launch(
+        "--log-dir", tmp_path / "logs", "--nproc-per-node=2", script("print(rank); print('e', file=sys.stderr)")
+    )
+    assert job.finish() == 0
+    assert {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()} == {
+        "rank_0.stdout.log": "0\n", "rank_0.stderr.log": "e\n", "rank_1.stdout.log": "1\n", "rank_1.stderr.log": "e\n",
+    }  # fmt: skip
+
+
+def test_on_a_terminal_bars_are_drawn_in_place(muster: str, script: Callable[[str], Path]) -> None:
+    ours, theirs = pty.openpty()
+    path = script("for i in range(3): sys.stderr.write(f'\\r{i}|'); sys.stderr.flush()\nprint(file=sys.stderr)")
+    command = [muster, "run", str(path)]
+    env = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"MUSTER_PYTHON": sys.executable}
+    with subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        except OSError:
+            pass  # a terminal's end
+        assert process.wait(100) == 0
+    os.close(ours)
+    assert b"\r\x1b[K\x1b[36m[rank 0]\x1b[0m 2|\r\n" in shown
+    assert shown.count(b"\n") == 1
+
+
+def test_a_worker_that_cannot_start_is_named_at_once(launch: Launch, tmp_path: Path) -> None:
+    job = launch("--nproc-per-node=2", tmp_path / "none.py")
+    assert job.finish() == 127 and f"'{tmp_path}/none.py': no such file" in job.err
+    job = launch("--no-python", tmp_path / "none")
+    assert job.finish() == 127 and f"'{tmp_path}/none'" in job.err
+    plain = tmp_path / "plain"
+    plain.write_text("#!/no/such/interpreter\n")
+    job = launch("--no-python", plain)
+    assert job.finish() == 126 and "not executable" in job.err
+    plain.chmod(stat.S_IRWXU)
+    job = launch("--no-python", "--nproc-per-node=2", plain)
+    assert job.finish() == 127 and f"'{plain}'" in job.err and "interpreter" in job.err
+    job = launch("x.py", env={"MUSTER_PYTHON": "/no/python"})
+    assert job.finish() == 127
+
+
+def test_wrong_options_are_named_with_status_2(launch: Launch) -> None:
+    for words, said in [
+        (["--no-such-option", "x.py"], "unknown option --no-such-option"),
+        (["--nproc-per-node=many", "x.py"], "--nproc-per-node takes auto, cpu, gpu or a number from 1 up, not 'many'"),
+        (["--max-restarts=3", "x.py"], "--max-restarts takes 0, not '3': restarts are not there yet"),
+        (["--local-addr=no-such-if", "-m", "platform"], "no-such-if"),
+        ([], "no script was given"),
+    ]:
+        job = launch(*words)
+        assert job.finish() == 2, words
+        assert said in job.err
+
+
+def test_a_port_that_is_taken_is_named(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = launch("--master-port", str(port), "-m", "platform")
+        assert job.finish() == 1
+        assert str(port) in job.err and "in use" in job.err
+
+
+def test_a_port_that_is_free_is_taken(launch: Launch, script: Callable[[str], Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job = launch("--standalone", "--master-port", str(port), script("print(os.environ['MASTER_PORT'])"))
+    assert job.finish() == 0
+    assert job.out == f"[rank 0] {port}\n"
+
+
+def test_an_unknown_host_is_named(launch: Launch) -> None:
+    job = launch("--nnodes=2", "--node-rank=0", "--master-addr=no-such-host.invalid", "-m", "platform")
+    assert job.finish() == 1
+    assert "no-such-host.invalid" in job.err
+
+
+def test_stock_torch_stores_meet_through_the_nodes_port(launch: Launch, script: Callable[[str], Path]) -> None:
+    pytest.importorskip("torch")
+    text = """
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False,
+                 timeout=timedelta(seconds=100))
+store.set(f'from-{rank}', str(rank * 10))
+print('sum', sum(int(store.get(f'from-{i}')) for i in range(2)), store.add('n', 1) > 0)
+"""
+    job = launch("--nproc-per-node=2", script(text))
+    assert job.finish() == 0, job.err
+    assert sorted(job.out.splitlines()) == ["[rank 0] sum 10 True", "[rank 1] sum 10 True"]
+
+
+def test_the_help_and_the_version(muster: str) -> None:
+    def said(*words: str) -> str:
+        return subprocess.run([muster, *words], check=True, capture_output=True, text=True, timeout=100).stdout
+
+    assert re.fullmatch(r"muster \d+\.\d+\.\d+\n", said("--version"))
+    assert "muster run" in said("--help") == said()
+    assert "--nproc-per-node" in said("help", "run") == said("run", "--help")
+    done = subprocess.run([muster, "dance"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "dance" in done.stderr
+
+
+def test_python_commands_go_to_python(muster: str, tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 6\n')
+    fake.chmod(stat.S_IRWXU)
+    done = subprocess.run(
+        [muster, "bench", "all_reduce", "--vs", "gloo"],
+        env={**os.environ, "MUSTER_PYTHON": str(fake)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 6
+    assert done.stdout.split() == ["-m", "muster.bench", "all_reduce", "--vs", "gloo"]
