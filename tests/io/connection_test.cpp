@@ -113,8 +113,8 @@ TEST(Dial, NamesTheAddressAndTheLastReasonAtTheDeadline) {
   const auto result = dial_now(*loop, address, dial_with("", true), Deadline::after(100ms));
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
-  EXPECT_THAT(result.error().message, StartsWith("nothing answered at " + address.to_string() + " within 0.1"));
-  EXPECT_THAT(result.error().message, HasSubstr("Connection refused"));
+  EXPECT_THAT(result.error().message, StartsWith("nothing answered at " + address.to_string() + " within 0."));
+  EXPECT_THAT(result.error().message, testing::EndsWith(" s: Connection refused"));
 }
 
 TEST(Dial, WaitsForAServerThatComesLater) {

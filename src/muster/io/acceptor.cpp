@@ -142,8 +142,7 @@ class SocketAcceptor final : public Acceptor {
     const auto watched = loop_.watch(fd, EPOLLIN, [this, fd](uint32_t) { advance(fd); });
     if (!watched) return strangers_.warn(fmt::format("cannot greet {}: {}", name, watched.error().message));
     const auto timeout = loop_.after(options_.handshake_timeout, [this, fd] {
-      drop(fd, fmt::format("it did not finish the handshake within {:.4g} s",
-                           std::chrono::duration<double>(options_.handshake_timeout).count()));
+      drop(fd, fmt::format("it did not finish the handshake within {} s", seconds(options_.handshake_timeout)));
     });
     pending_.emplace(fd, Pending{std::move(*begun), peer, name, timeout});
   }

@@ -99,9 +99,8 @@ class Dialer final : public Dial {
   }
 
   void time_out() {
-    const double seconds = std::chrono::duration<double>(limit_).count();
-    finish(fail(ErrorCode::kTimeout, fmt::format("nothing answered at {} within {:.4g} s: {}", address_.to_string(),
-                                                 seconds, last_problem_)));
+    finish(fail(ErrorCode::kTimeout, fmt::format("nothing answered at {} within {} s: {}", address_.to_string(),
+                                                 seconds(limit_), last_problem_)));
   }
 
   void disconnect() {

@@ -1,5 +1,6 @@
 #include "muster/io/negotiation.h"
 
+#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -76,6 +77,11 @@ uint32_t Negotiation::interest() const { return EPOLLIN | (stream_->wants_write(
 
 Connection Negotiation::finish(Address peer) && {
   return {std::move(stream_), handshake_.peer_hello(), std::move(peer), std::move(leftover_)};
+}
+
+std::string seconds(Duration duration) {
+  const double count = std::chrono::duration<double>(duration).count();
+  return count < 10 ? fmt::format("{:.2g}", count) : fmt::format("{:.0f}", count);
 }
 
 }  // namespace muster

@@ -35,4 +35,7 @@ class Negotiation {
   bool may_be_plain_ = false;  // at a server with TLS, until the TLS handshake is over
 };
 
+/// "30", "0.1": seconds as a message shows them.
+std::string seconds(Duration duration);
+
 }  // namespace muster
