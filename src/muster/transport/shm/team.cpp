@@ -43,6 +43,10 @@ constexpr int kSlots = 2;
 constexpr int kMaxSize = 1 << 16;
 /// While parked, the watch is asked this often: how late the death of a peer is noticed.
 constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
+/// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
+/// their cores with others soon stop burning them; a good one doubles it.
+constexpr int kMostSpins = 3000;
+constexpr int kLeastSpins = 32;
 
 /// Steps wrap around; one is never 2^31 ahead of another.
 bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
@@ -102,7 +106,8 @@ Team::Team(void* memory, size_t bytes, Rank rank, int size, size_t slot_bytes, W
       slot_bytes_(slot_bytes),
       watch_(std::move(watch)),
       // Spinning only pays while every rank has a core to spin on.
-      spins_(size <= usable_cores() ? 3000 : 0),
+      most_spins_(size <= usable_cores() ? kMostSpins : kLeastSpins),
+      spins_(most_spins_),
       seen_(static_cast<size_t>(size), 0) {}
 
 Team::~Team() { munmap(memory_, bytes_); }
@@ -158,8 +163,11 @@ Result<> Team::wait_for(Rank peer, uint32_t step, const Deadline& deadline) {
   if (reached(peer, step)) return {};
   for (int i = 0; i < spins_; ++i) {
     spin_pause();
-    if (reached(peer, step)) return {};
+    if (!reached(peer, step)) continue;
+    spins_ = std::min(most_spins_, 2 * spins_);
+    return {};
   }
+  spins_ = std::max(kLeastSpins, spins_ / 2);
   return park(peer, step, deadline);
 }
 

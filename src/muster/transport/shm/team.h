@@ -80,7 +80,8 @@ class Team {
   size_t slot_bytes_;
   Watch watch_;
   uint32_t step_ = 0;
-  int spins_;
+  const int most_spins_;
+  int spins_;  ///< before the next park
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
 };
 
