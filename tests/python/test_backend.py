@@ -354,6 +354,33 @@ def test_abort_ends_what_is_pending() -> None:
     run_ranks(2, aborted)
 
 
+def forking(rank: int) -> None:
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    child = os.fork()
+    if child == 0:
+        dist.destroy_process_group()  # has no threads to end here, and must not touch the parent's group
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    data = torch.ones(1000)
+    dist.all_reduce(data)
+    assert data.unique().tolist() == [2.0]
+
+
+def test_a_forked_child_may_drop_the_group() -> None:
+    run_ranks(2, forking)
+
+
+def test_muster_timeout_stands_in_for_torchs_default_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.constants import default_pg_timeout
+
+    from muster import _backend
+
+    assert _backend._timeout(default_pg_timeout) == default_pg_timeout
+    monkeypatch.setenv("MUSTER_TIMEOUT", "2.5")
+    assert _backend._timeout(default_pg_timeout) == timedelta(seconds=2.5)
+    assert _backend._timeout(timedelta(seconds=9)) == timedelta(seconds=9)
+
+
 def transport_of(rank: int) -> str:
     import muster
 

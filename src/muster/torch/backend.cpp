@@ -1,5 +1,7 @@
 #include "muster/torch/backend.h"
 
+#include <unistd.h>
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -100,8 +102,16 @@ TorchBackend::TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> 
       store_(std::move(store)),
       group_(std::move(group)),
       timeout_(timeout),
-      options_(c10::make_intrusive<Options>("muster", timeout)) {
+      options_(c10::make_intrusive<Options>("muster", timeout)),
+      process_(getpid()) {
   options_->group_name = group_->membership().name;
+}
+
+TorchBackend::~TorchBackend() {
+  if (getpid() == process_) return;
+  // A forked child has the group's memory but not its threads: ending it here would wait for them for ever.
+  static_cast<void>(group_.release());
+  static_cast<void>(store_.release());
 }
 
 void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <memory>
 #include <string>
@@ -21,6 +23,7 @@ class TorchBackend final : public c10d::Backend {
   static c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const Membership& membership, std::chrono::milliseconds timeout);
   TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> group, std::chrono::milliseconds timeout);
+  ~TorchBackend() override;
 
   const std::string getBackendName() const override { return "muster"; }  // NOLINT: c10d's signature
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -73,6 +76,7 @@ class TorchBackend final : public c10d::Backend {
   std::unique_ptr<Group> group_;
   std::atomic<std::chrono::milliseconds> timeout_;
   c10::intrusive_ptr<Options> options_;
+  pid_t process_;
 };
 
 }  // namespace muster
