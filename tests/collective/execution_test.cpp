@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <optional>
 
 #include "collective/trial.h"
 
@@ -141,6 +142,16 @@ TEST(Execution, ReportsTheFirstErrorOnceAndStartsNothingMore) {
   EXPECT_EQ(pair.reports[0].error().rank, 1);
   EXPECT_TRUE(pair.first->finished());
   EXPECT_EQ(pair.a.pending(), 0U);
+}
+
+TEST(Execution, NamesTheRanksThatItWaitsFor) {
+  Trial trial(kRing, {.size = 2, .count = 10});
+  Pair pair(trial);
+  EXPECT_THAT(pair.first->waiting_for(), testing::IsEmpty());
+  pair.first->start();
+  EXPECT_THAT(pair.first->waiting_for(), testing::ElementsAre(1));
+  pair.second->start();
+  EXPECT_THAT(pair.first->waiting_for(), testing::IsEmpty());
 }
 
 TEST(Execution, ReportsALinkThatIsClosedAlready) {
