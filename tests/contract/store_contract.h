@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,6 +12,7 @@
 #include <vector>
 
 #include "muster/store/store.h"
+#include "store/expect.h"
 
 namespace muster {
 
@@ -51,19 +55,6 @@ class StoreContract : public testing::TestWithParam<MakeStoreWorld> {
   std::unique_ptr<StoreWorld> world_;
   std::unique_ptr<Store> store_;
 };
-
-template <class T>
-void expect_error(const Result<T>& result, ErrorCode code, const std::string& mentions = "") {
-  ASSERT_FALSE(result.has_value());
-  EXPECT_EQ(result.error().code, code) << result.error().to_string();
-  EXPECT_NE(result.error().message.find(mentions), std::string::npos) << result.error().to_string();
-}
-
-#define EXPECT_OK(expression)                                                          \
-  do {                                                                                 \
-    const auto expect_ok_result = (expression);                                        \
-    EXPECT_TRUE(expect_ok_result.has_value()) << expect_ok_result.error().to_string(); \
-  } while (false)
 
 TEST_P(StoreContract, KeepsWhatIsSet) {
   EXPECT_OK(store_->set("k", as_bytes("one"), soon()));

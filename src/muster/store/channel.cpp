@@ -57,17 +57,17 @@ void Channel::on_event() {
 
 void Channel::flush() {
   if (!open_) return;
+  held_up_ = held_up_ || over();
   if (const auto written = outbox_.flush(*stream_); !written) return lose(written.error());
   if (over() && !stall_timer_) look_for_progress();
   update_watch();
-  if (std::exchange(was_over_, over()) && !over()) {
-    const auto go_on = [this] {
-      again_timer_.reset();
-      handlers_.input({});
-      on_event();
-    };
-    if (!again_timer_) again_timer_ = loop_.after(Duration{0}, go_on);
-  }
+  if (!held_up_ || over() || again_timer_) return;
+  again_timer_ = loop_.after(Duration{0}, [this] {
+    again_timer_.reset();
+    held_up_ = false;
+    handlers_.input({});
+    on_event();
+  });
 }
 
 void Channel::update_watch() {

@@ -53,7 +53,7 @@ class Channel {
   Bytes buffer_;
   uint32_t watched_ = 0;
   bool open_ = false;
-  bool was_over_ = false;
+  bool held_up_ = false;  // input was left because the queue was over its cap
   std::optional<Loop::TimerId> stall_timer_;
   std::optional<Loop::TimerId> again_timer_;  // bytes are left where epoll does not see them
 };

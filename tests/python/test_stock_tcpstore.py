@@ -1,0 +1,212 @@
+"""Clients of the installed torch's own TCPStore against muster's store server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+SERVER = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "tests/store/store_serve"
+pytestmark = pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER} is not built")
+
+
+@pytest.fixture(params=["root", "proxy"])
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    command = [str(SERVER)] + (["--proxy"] if request.param == "proxy" else [])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
+@pytest.fixture(params=[True, False], ids=["libuv", "legacy"])
+def connect(request: pytest.FixtureRequest, port: int) -> Callable[..., TCPStore]:
+    def connect(seconds: float = 60) -> TCPStore:
+        return TCPStore(
+            "127.0.0.1",
+            port,
+            None,
+            is_master=False,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            use_libuv=request.param,
+        )
+
+    return connect
+
+
+def in_thread(body: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(body()))
+    thread.start()
+    return thread, results
+
+
+def test_keys(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    binary = bytes(range(256)) * 40000
+    store.set("binary", binary)
+    assert connect().get("binary") == binary
+    assert store.num_keys() == 2
+    assert store.delete_key("k")
+    assert not store.delete_key("k")
+    assert store.check(["binary"])
+    assert not store.check(["binary", "k"])
+    assert store.check([])
+    assert store.list_keys() == ["binary"]
+
+
+def test_counters_and_compare_set(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    assert store.add("n", 5) == 5
+    assert store.add("n", -7) == -2
+    assert store.get("n") == b"-2"
+    assert store.compare_set("c", "absent", "x") == b"absent"
+    assert store.compare_set("c", "", "1") == b"1"
+    assert store.compare_set("c", "0", "2") == b"1"
+    assert store.compare_set("c", "1", "2") == b"2"
+
+
+def test_append_and_many_keys(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    assert store.has_extended_api()
+    store.append("a", "one ")
+    store.append("a", "two")
+    assert store.get("a") == b"one two"
+    keys = [f"key {i}" for i in range(1000)]
+    store.multi_set(keys, [str(i) for i in range(1000)])
+    assert store.multi_get(keys[::-1]) == [str(i).encode() for i in range(999, -1, -1)]
+
+
+def test_queues(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    try:
+        store.queue_push("q", "1")
+    except NotImplementedError:
+        pytest.skip("torch's legacy backend has no queues")
+    store.queue_push("q", "2")
+    assert store.queue_len("q") == 2
+    assert store.num_keys() == 0
+    assert store.queue_pop("q") == b"1"
+    assert store.queue_pop("q", block=False) == b"2"
+    with pytest.raises(dist.QueueEmptyError):
+        store.queue_pop("q", block=False)
+    other = connect()
+    thread, results = in_thread(lambda: other.queue_pop("later"))
+    store.queue_push("later", "3")
+    thread.join()
+    assert results == [b"3"]
+
+
+def test_waits_are_released(connect: Callable[..., TCPStore]) -> None:
+    waiting, setting = connect(), connect()
+    thread, results = in_thread(lambda: (waiting.wait(["a", "b"]), waiting.get("a"))[1])
+    setting.set("b", "2")
+    setting.set("a", "1")
+    thread.join()
+    assert results == [b"1"]
+
+
+def test_timeouts_leave_the_connection_usable(connect: Callable[..., TCPStore]) -> None:
+    store = connect(0.2)
+    for _ in range(3):
+        with pytest.raises(dist.DistStoreError, match="timeout"):
+            store.get("missing")
+        with pytest.raises(dist.DistStoreError, match="timeout"):
+            store.wait(["missing", "too"], timedelta(milliseconds=50))
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+
+
+def test_a_release_that_crosses_a_cancellation_is_swallowed(connect: Callable[..., TCPStore]) -> None:
+    """The wait ends at about the moment at which the key comes, again and again: the stream must stay in step."""
+    setting, waiting = connect(), connect()
+    for i in range(60):
+        timer = threading.Timer(0.0185 + 0.00005 * i, setting.set, (f"crossing {i}", "v"))
+        timer.start()
+        try:
+            waiting.wait([f"crossing {i}"], timedelta(milliseconds=20))
+        except dist.DistStoreError as error:
+            assert "timeout" in str(error)
+        timer.join()
+        assert waiting.add(f"in step {i}", 7) == 7
+
+
+def test_barriers(connect: Callable[..., TCPStore]) -> None:
+    stores = [connect() for _ in range(4)]
+    if not hasattr(stores[0], "barrier"):
+        pytest.skip("this torch has no store barrier")
+    for _ in range(20):  # the same key: torch's own server releases a reused one at once
+        threads = [in_thread(lambda s=s: s.barrier("b", 4, timedelta(seconds=60)))[0] for s in stores]
+        for thread in threads:
+            thread.join()
+    with pytest.raises(dist.DistStoreError):
+        stores[0].barrier("lonely", 2, timedelta(milliseconds=50))
+    assert stores[0].add("in step", 1) == 1
+
+
+def test_clones_and_prefixes(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    copy = store.clone()
+    copy.set("k", "v")
+    assert store.get("k") == b"v"
+    prefixed = dist.PrefixStore("p", store)
+    prefixed.set("k", "w")
+    assert store.get("p/k") == b"w"
+
+
+def test_an_add_to_text_costs_the_connection_only(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    store.set("text", "no number")
+    with pytest.raises(dist.DistError):
+        store.add("text", 1)
+    assert connect().get("text") == b"no number"
+
+
+def test_garbage_is_cut_off(port: int) -> None:
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x01\x02\x03\x04", b"\x00\xce\xf7\x85\x3c\xff"):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(garbage)
+            assert client.recv(1) == b""
+
+
+WORKER = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")  # env://, and the store is a server that is there already
+tensor = torch.full((4,), float(dist.get_rank() + 1))
+dist.all_reduce(tensor)
+assert tensor.tolist() == [6.0] * 4, tensor
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_gloo_forms_its_group_over_it(port: int) -> None:
+    """As under torchrun: TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER], env=environment | {"RANK": str(rank)}) for rank in range(3)
+    ]
+    assert [worker.wait(timeout=240) for worker in workers] == [0, 0, 0]

@@ -1,0 +1,297 @@
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "muster/store/connect.h"
+#include "muster/store/messages.h"
+#include "store/expect.h"
+#include "store/server_world.h"
+
+namespace muster {
+namespace {
+
+Deadline soon() { return test_deadline(); }
+
+/// A blocking socket that says whatever a test wants.
+class RawClient {
+ public:
+  explicit RawClient(const Address& address) : fd_(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    EXPECT_EQ(connect(fd_.get(), address.raw(), address.raw_length()), 0);
+    const timeval limit{60, 0};
+    setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  }
+  void send(ByteView bytes) {
+    EXPECT_EQ(::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), std::ssize(bytes));
+  }
+  void send_hex(std::string_view hex) { send(*from_hex(hex)); }
+  Bytes receive(size_t count) {
+    Bytes bytes(count);
+    EXPECT_EQ(recv(fd_.get(), bytes.data(), count, MSG_WAITALL), std::ssize(bytes));
+    return bytes;
+  }
+  /// True when the server closes, whatever it says before. False after a minute.
+  bool is_closed() {
+    Bytes bytes(64 << 10);
+    ssize_t n = 1;
+    while (n > 0) n = recv(fd_.get(), bytes.data(), bytes.size(), 0);
+    return n == 0 || errno == ECONNRESET;
+  }
+  /// Sends until the server stops taking it or closes.
+  bool send_is_refused(ByteView bytes, size_t up_to) {
+    for (size_t sent = 0; sent < up_to; sent += bytes.size()) {
+      if (::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) return true;
+    }
+    return false;
+  }
+
+ private:
+  Fd fd_;
+};
+
+constexpr std::string_view kTorchHello = "00cef7853c0d01000000";  // validate and ping
+RawClient torch_client(const TestServer& server) {
+  RawClient client(server.torch_address());
+  client.send_hex(kTorchHello);
+  EXPECT_EQ(client.receive(4), (Bytes{1, 0, 0, 0}));
+  return client;
+}
+
+bool works(const TestServer& server) {
+  const auto store = open_or_fail(server.tcp_url());
+  return store && store->add("works", 1, soon()).has_value();
+}
+
+TEST(StoreServer, RefusesAWrongSecret) {
+  const TestServer server;
+  expect_error(open_store(server.tcp_url(), as_bytes("not the secret"), soon()), ErrorCode::kAuthentication);
+  expect_error(open_store(server.unix_url(), {}, soon()), ErrorCode::kAuthentication);
+  EXPECT_TRUE(works(server));
+}
+
+TEST(StoreServer, NamesATakenPort) {
+  const TestServer server;
+  StoreServerOptions options;
+  options.muster_listen = {server.server->muster_addresses()[0]};
+  expect_error(StoreServer::start(options, soon()), ErrorCode::kUnavailable,
+               std::to_string(server.server->muster_addresses()[0].port()));
+}
+
+TEST(StoreServer, CutsStrangersOff) {
+  const TestServer server;
+  for (const std::string_view garbage :
+       {"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "SSH-2.0-x\r\n"}) {
+    RawClient muster(server.server->muster_addresses()[0]), torch(server.torch_address());
+    muster.send(as_bytes(garbage));
+    EXPECT_TRUE(muster.is_closed());
+    torch.send(as_bytes(garbage));
+    EXPECT_TRUE(torch.is_closed());
+  }
+  EXPECT_TRUE(works(server));
+}
+
+TEST(StoreServer, CutsOffAMemberWhoBreaksTheGrammar) {
+  const TestServer server;
+  for (const Bytes& wrong : {encode_frame(200, {}), encode_frame(1, Bytes(5)), Bytes(8, 0xff)}) {
+    const auto connection = connect_to_store(server.tcp_url(), {test_secret(), nullptr}, soon());
+    ASSERT_TRUE(connection.has_value()) << connection.error().to_string();
+    const int fd = connection->stream->fd();
+    EXPECT_EQ(send(fd, wrong.data(), wrong.size(), MSG_NOSIGNAL), std::ssize(wrong));
+    pollfd poll{fd, POLLIN, 0};
+    ASSERT_EQ(::poll(&poll, 1, 60000), 1);
+    uint8_t byte;
+    EXPECT_LE(recv(fd, &byte, 1, 0), 0) << "the connection is closed without a word";
+  }
+  EXPECT_TRUE(works(server));
+}
+
+TEST(StoreServer, LeavesHalfARequestWithoutEffect) {
+  const TestServer server;
+  torch_client(server).send_hex("0102000000000000002f6b0a00000000000000");  // set "/k" to ten bytes that never come
+  {
+    RawClient slow = torch_client(server);
+    const Bytes set = *from_hex("0102000000000000002f73010000000000000076");
+    for (const uint8_t& byte : set) slow.send({&byte, 1});
+    EXPECT_EQ(open_or_fail(server.tcp_url())->get("/s", soon()), to_bytes("v")) << "slow is not wrong";
+  }
+  EXPECT_EQ(open_or_fail(server.tcp_url())->check({"/k"}, soon()), false);
+}
+
+TEST(StoreServer, RefusesOversizedLengthsBeforeTheBytesCome) {
+  const TestServer server;
+  RawClient client = torch_client(server);
+  client.send_hex("0102000000000000002f6b0000000001000000");  // a value of 4 GiB
+  EXPECT_TRUE(client.is_closed());
+  EXPECT_TRUE(works(server));
+}
+
+TEST(StoreServer, ServesBothDialectsFromOneStore) {
+  const TestServer server;
+  RawClient torch = torch_client(server);
+  torch.send_hex("0402000000000000002f6e0500000000000000");
+  EXPECT_EQ(torch.receive(8), (Bytes{5, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(open_or_fail(server.tcp_url())->add("/n", 1, soon()), 6);
+}
+
+// Asks for `key` again and again without reading.
+Bytes many_gets(int count) {
+  Bytes requests;
+  for (int i = 0; i < count; ++i) {
+    const Bytes get = *from_hex("0304000000000000002f626967");
+    requests.insert(requests.end(), get.begin(), get.end());
+  }
+  return requests;
+}
+
+TEST(StoreServer, CutsOffAClientThatNeverReads) {
+  StoreServerOptions options;
+  options.max_reply_queue = 1 << 20;
+  options.stall_timeout = 50ms;
+  const TestServer server("", options);
+  const auto store = open_or_fail(server.tcp_url());
+  EXPECT_OK(store->set("/big", Bytes(1 << 20), soon()));
+  RawClient deaf = torch_client(server);
+  EXPECT_TRUE(deaf.send_is_refused(many_gets(10000), size_t{1} << 30));
+  EXPECT_TRUE(works(server));
+}
+
+TEST(StoreServer, KeepsAClientThatReadsSlowly) {
+  StoreServerOptions options;
+  options.max_reply_queue = 1 << 20;
+  const TestServer server("", options);
+  EXPECT_OK(open_or_fail(server.tcp_url())->set("/big", Bytes(1 << 20, 7), soon()));
+  RawClient client = torch_client(server);
+  client.send(many_gets(50));
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(client.receive(8), (Bytes{0, 0, 16, 0, 0, 0, 0, 0}));
+    EXPECT_TRUE(client.receive(1 << 20) == Bytes(1 << 20, 7));
+  }
+}
+
+TEST(StoreServer, ForgetsAClientThatIsKilledWhileItWaits) {
+  for (const bool through_proxy : {false, true}) {
+    const TestServer root;
+    const TestServer proxy(root.tcp_url());
+    const TestServer& asked = through_proxy ? proxy : root;
+    const auto store = open_or_fail(root.tcp_url());
+    RawClient victim = torch_client(asked);
+    victim.send_hex("1202000000000000002f620200000000000000");  // barrier "/b" of 2
+    victim.send_hex("0402000000000000002f6e0100000000000000");  // add, whose reply says that the barrier was seen
+    EXPECT_EQ(victim.receive(8), (Bytes{1, 0, 0, 0, 0, 0, 0, 0}));
+    const pid_t child = fork();
+    while (child == 0) pause();
+    { const RawClient gone = std::move(victim); }  // now the child alone holds the connection
+    Result<> probe = store->barrier("/b", 3, soon());
+    expect_error(probe, ErrorCode::kMismatch);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    // Its arrival is withdrawn: the count may differ now, and nobody else is there.
+    while (!probe && probe.error().code == ErrorCode::kMismatch) probe = store->barrier("/b", 3, Deadline::after(20ms));
+    expect_error(probe, ErrorCode::kTimeout);
+  }
+}
+
+TEST(StoreServer, EndsEveryWaitWhenItIsDestroyed) {
+  for (const bool through_proxy : {false, true}) {
+    auto root = std::make_unique<TestServer>();
+    const std::string root_url = root->tcp_url();
+    const TestServer proxy(root_url);
+    const auto store = open_or_fail(through_proxy ? proxy.unix_url() : root_url);
+    RawClient torch = torch_client(through_proxy ? proxy : *root);
+    torch.send_hex("06010000000000000002000000000000002f6b");  // wait "/k"
+    std::vector<std::thread> threads;
+    std::atomic<int> about_to_wait = 0;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        EXPECT_OK(store->add("waiting", 1, soon()));
+        ++about_to_wait;
+        const auto value = store->get("never", soon());
+        expect_error(value, ErrorCode::kPeerLost, root_url.substr(6));
+      });
+    }
+    while (about_to_wait < 4) std::this_thread::yield();
+    root.reset();
+    for (auto& thread : threads) thread.join();
+    EXPECT_TRUE(torch.is_closed());
+    expect_error(store->set("k", {}, soon()), ErrorCode::kPeerLost, root_url.substr(6));
+  }
+}
+
+TEST(StoreServer, AProxyNeedsItsRoot) {
+  std::string gone;
+  { gone = TestServer().tcp_url(); }
+  StoreServerOptions options;
+  options.upstream = gone;
+  expect_error(StoreServer::start(options, Deadline::after(100ms)), ErrorCode::kTimeout, gone.substr(6));
+  const TestServer root;
+  options.upstream = root.tcp_url();
+  options.credentials.secret = to_bytes("wrong");
+  expect_error(StoreServer::start(options, soon()), ErrorCode::kAuthentication);
+}
+
+TEST(StoreServer, TakesManyClientsThatComeAndGo) {
+  const TestServer root;
+  const TestServer proxy(root.unix_url());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      for (int n = 0; n < 25; ++n) {
+        const auto store = open_or_fail(i % 2 == 0 ? root.tcp_url() : proxy.tcp_url());
+        EXPECT_OK(store->add("visits", 1, soon()));
+        (void)store->get("never", Deadline::after(1ms));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(open_or_fail(root.tcp_url())->add("visits", 0, soon()), 100);
+}
+
+TEST(OpenStore, WaitsForAServerThatIsNotUpYet) {
+  const Address address = Address::unix_abstract("muster-late-server-" + std::to_string(getpid()));
+  const std::string url = address.to_string();
+  std::thread late([&] {
+    std::this_thread::sleep_for(30ms);  // the point of this test is to be late
+    StoreServerOptions options;
+    options.muster_listen = {address};
+    const auto server = StoreServer::start(options, soon());
+    ASSERT_TRUE(server.has_value()) << server.error().to_string();
+    const auto store = open_store(url, {}, soon());
+    EXPECT_OK((*store)->wait({"seen"}, soon()));
+  });
+  const auto store = open_store(url, {}, soon());
+  ASSERT_TRUE(store.has_value()) << store.error().to_string();
+  EXPECT_OK((*store)->set("seen", {}, soon()));
+  late.join();
+}
+
+TEST(OpenStore, OpensMemoryAndFilesToo) {
+  EXPECT_OK((*open_store("memory:", {}, soon()))->set("k", {}, soon()));
+  const std::string path = testing::TempDir() + "/muster-open-store-" + std::to_string(getpid());
+  EXPECT_OK((*open_store("file://" + path, {}, soon()))->set("k", {}, soon()));
+  EXPECT_EQ(unlink(path.c_str()), 0);
+}
+
+TEST(OpenStore, ListsTheSchemesThatItKnows) {
+  expect_error(open_store("redis://localhost", {}, soon()), ErrorCode::kInvalidArgument, "unix:@name");
+  expect_error(open_store("tcp://localhost", {}, soon()), ErrorCode::kInvalidArgument, "port");
+}
+
+TEST(OpenStore, ReadsTheEnvironment) {
+  unsetenv("MUSTER_STORE");
+  expect_error(store_from_environment(soon()), ErrorCode::kNotFound, "MUSTER_STORE");
+  const TestServer server;
+  setenv("MUSTER_STORE", server.tcp_url().c_str(), 1);
+  setenv("MUSTER_SECRET", "xyz", 1);
+  expect_error(store_from_environment(soon()), ErrorCode::kInvalidArgument, "MUSTER_SECRET");
+  setenv("MUSTER_SECRET", to_hex(test_secret()).c_str(), 1);
+  EXPECT_OK((*store_from_environment(soon()))->set("k", {}, soon()));
+  unsetenv("MUSTER_STORE");
+  unsetenv("MUSTER_SECRET");
+}
+
+}  // namespace
+}  // namespace muster
