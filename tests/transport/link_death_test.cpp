@@ -84,7 +84,7 @@ TEST_P(LinkDeath, EndsPendingAndLaterOperationsAndNamesTheRank) {
   meet(kNothing);
   int closes = 0;
   link_->on_close([&](const Error& why) { closes += why.code == ErrorCode::kPeerLost && why.rank == 1 ? 1 : 100; });
-  const std::string text = pattern(size_t{64} << 20);
+  const std::string text = pattern(size_t{24} << 20);
   std::string into(10, '\0');
   Outcome sent, received, sent_later, received_later;
   send_text(*link_, text, sent.record());
@@ -150,11 +150,11 @@ TEST_P(LinkDeath, LeavesWhatWasSentToBeReceived) {
 
 TEST_P(LinkDeath, IsNotASlowPeer) {
   meet([](Link& link, Loop& loop) {
-    static std::string into(size_t{32} << 20, '\0');
+    static std::string into(size_t{16} << 20, '\0');
     (void)loop.run_until([] { return false; }, Deadline::after(300ms));
     receive_text(link, into, [&link](Result<>) { send_text(link, "done", [](Result<>) {}); });
   });
-  const std::string text = pattern(size_t{32} << 20);
+  const std::string text = pattern(size_t{16} << 20);
   std::string answer(4, '\0');
   Outcome sent, received;
   send_text(*link_, text, sent.record());

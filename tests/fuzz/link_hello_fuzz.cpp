@@ -1,0 +1,27 @@
+// What a peer says about itself when a link begins, and why it says that the link ends.
+#include "muster/base/check.h"
+#include "muster/transport/hello.h"
+#include "muster/transport/link_frame.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using muster::ByteView;
+  const ByteView input(data, size);
+
+  if (const auto hello = muster::parse_hello(input)) {
+    const muster::Bytes again = muster::encode(*hello);
+    MUSTER_CHECK(std::equal(again.begin(), again.end(), input.begin(), input.end()), "a hello changes when repeated");
+    muster::LinkHello self = *hello;
+    self.rank = 0;
+    (void)muster::check_hello(self, *hello, 1);
+  }
+
+  if (size < muster::kFrameHeaderBytes) return 0;
+  const auto header = muster::decode_frame_header(input.first(muster::kFrameHeaderBytes), muster::kLargestControlFrame);
+  const ByteView payload = input.subspan(muster::kFrameHeaderBytes);
+  if (!header || header->length != payload.size()) return 0;
+  const muster::Error why = muster::parse_farewell(*header, payload, muster::Peer{3, "host", 9, 1, "nowhere"});
+  const muster::Bytes repeated = muster::encode_farewell(&why);
+  MUSTER_CHECK(repeated.size() <= muster::kFrameHeaderBytes + muster::kLargestControlFrame,
+               "a farewell grows too large");
+  return 0;
+}
