@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -87,6 +89,26 @@ def over_torchs_tcp_store(rank: int) -> None:
 
 def test_groups_form_over_torchs_tcp_store() -> None:
     run_ranks(2, over_torchs_tcp_store, backend="gloo")
+
+
+JOB = """
+import torch.distributed as dist
+import muster
+dist.init_process_group("muster")
+store = muster.store()
+rank, size = dist.get_rank(), dist.get_world_size()
+store.set(f"from {rank}", str(rank))
+print(store.get(f"from {(rank + 1) % size}").decode(), store.add("seen", 1) <= size)
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_job_share_its_store(release_build: Path, run: Callable[..., str], tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = [release_build / "src/muster/launch/muster", "run", "--nproc-per-node", "2", script]
+    output = run(command, env={"MUSTER_PYTHON": sys.executable})
+    assert sorted(output.splitlines()) == ["[rank 0] 1 True", "[rank 1] 0 True"]
 
 
 def absent(rank: int) -> str:
