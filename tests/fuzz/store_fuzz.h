@@ -1,0 +1,37 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "muster/store/dialect.h"
+
+namespace muster {
+
+/// Plays a hostile client against a dialect and a store: the first byte says how the rest is cut into reads.
+inline void play_client(Dialect& dialect, ByteView input) {
+  if (input.empty()) return;
+  const size_t chunk = size_t{1} + input[0];
+  input = input.subspan(1);
+  StoreState state;
+  Bytes out;
+  constexpr ClientId kClient = 1;
+  while (!input.empty()) {
+    const size_t size = std::min(chunk, input.size());
+    dialect.feed(input.first(size));
+    input = input.subspan(size);
+    while (true) {
+      auto request = dialect.next(out);
+      if (!request) return;  // cut off
+      if (!*request) break;
+      for (const Reply& reply : state.apply(std::move(**request), kClient)) {
+        if (reply.client != kClient) std::abort();
+        if (!dialect.encode(reply, out)) return;
+      }
+    }
+    out.clear();
+  }
+  state.drop(kClient);
+  if (state.waiters() != 0) std::abort();
+}
+
+}  // namespace muster
