@@ -1,5 +1,6 @@
 """Starts `muster run` for tests, follows what it says, and finds processes that it left behind."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -42,7 +43,7 @@ def marked_processes(mark: str) -> list[int]:
 class Job:
     """One `muster run`, followed line by line."""
 
-    def __init__(self, command: Sequence[str | Path], env: dict[str, str] | None = None, stdin: IO | int | None = None):
+    def __init__(self, command: Sequence[str | Path], env: dict[str, str] | None = None, stdin: int | None = None):
         self.mark = f"MUSTER_TEST_MARK={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
         self.process = subprocess.Popen(
@@ -116,7 +117,5 @@ class Job:
         self.process.kill()
         self.process.wait()
         for pid in marked_processes(self.mark):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass

@@ -56,7 +56,7 @@ WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: time.sleep
 def test_workers_get_torchruns_environment(launch: Launch, script: Callable[[str], Path]) -> None:
     job = launch("--nproc-per-node", "4", "--role", "trainer", script("print(json.dumps(dict(os.environ)))"))
     assert job.finish() == 0, job.err
-    lines = dict(re.match(r"\[rank (\d)] (.*)", line).groups() for line in job.out.splitlines())
+    lines = dict(re.findall(r"^\[rank (\d)] (.*)$", job.out, re.MULTILINE))
     assert sorted(lines) == ["0", "1", "2", "3"]
     for rank, text in lines.items():
         env = json.loads(text)

@@ -4,6 +4,7 @@
 
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
+#include "muster/io/tls.h"
 
 namespace muster {
 namespace {
@@ -30,7 +31,7 @@ StoreServerOptions local_options(const RunOptions& options, NodeStore& node) {
   const Address workers = Address::unix_abstract("muster-" + to_hex(ByteView(name).first(12)));
   node.url = workers.to_string();
   StoreServerOptions server;
-  server.credentials.secret = node.secret;
+  server.credentials = {node.secret, node.tls};
   server.muster_listen = {workers};
   // Workers learn the port from their environment. Several nodes may be on one host, so there any free one will do.
   const uint16_t port = options.nnodes > 1 ? 0 : options.master_port;
@@ -103,6 +104,7 @@ Result<NodeStore> open_node_store(const RunOptions& options, const Notice& notic
     MUSTER_TRY(start(node, local_options(options, node), Deadline::after(kStartTime)));
     return node;
   }
+  MUSTER_ASSIGN(node.tls, TlsContext::from_environment());
   MUSTER_ASSIGN(const Address master, resolve_one(options.master_addr, options.master_port));
   const bool may_be_root = options.node_rank ? *options.node_rank == 0 : is_local(master);
   if (may_be_root) {

@@ -55,6 +55,10 @@ std::vector<ChildProcess> running_children() {
 }
 
 bool kill_all_children(const Deadline& deadline) {
+  sigset_t child_ended;
+  sigemptyset(&child_ended);
+  sigaddset(&child_ended, SIGCHLD);
+  const timespec look_again{0, 2'000'000};  // no signal tells of a new orphan
   while (true) {
     for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
     // Each level of a tree becomes visible when the one above has died.
@@ -63,8 +67,7 @@ bool kill_all_children(const Deadline& deadline) {
     while (reaped > 0);
     if (reaped < 0 && errno == ECHILD) return true;
     if (deadline.passed()) return false;
-    const timespec pause{0, 2'000'000};
-    ::nanosleep(&pause, nullptr);
+    ::sigtimedwait(&child_ended, nullptr, &look_again);
   }
 }
 

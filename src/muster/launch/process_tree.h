@@ -21,6 +21,7 @@ struct ChildProcess {
 std::vector<ChildProcess> running_children();
 
 /// Kills every child, and every orphan that becomes one, until there is none. False if some were left at the deadline.
+/// SIGCHLD must be blocked.
 bool kill_all_children(const Deadline& deadline);
 
 }  // namespace muster

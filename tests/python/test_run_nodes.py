@@ -1,0 +1,265 @@
+"""`muster run` on several nodes: two launchers on this host that know each other only through the root's port."""
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launching import Job, find_muster
+
+Node = Callable[..., Job]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """node(rank, words..., code=...) starts one node of a job of this test; `rank` None: by order of arrival."""
+    muster = find_muster()
+    if muster is None:
+        pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    secret = secrets.token_hex(32)
+    jobs: list[Job] = []
+
+    def start(rank: int | None, *words: str, code: str = "print('ran')", nnodes: int = 2, key: str = secret) -> Job:
+        script = tmp_path / f"script{len(jobs)}.py"
+        script.write_text(f"import os, signal, sys, time\nrank = int(os.environ['RANK'])\n{code}\n")
+        place = [] if rank is None else [f"--node-rank={rank}"]
+        # A word that is given later wins: tests give their own timeout.
+        options = [f"--nnodes={nnodes}", "--master-addr=127.0.0.1", f"--master-port={port}", *place, *words]
+        env = {"MUSTER_PYTHON": sys.executable, "MUSTER_SECRET": key}
+        jobs.append(Job([muster, "run", *options, script], env))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: time.sleep(1000)\n"
+
+
+def the_first_to_end(one: Job, other: Job) -> tuple[Job, Job]:
+    """Both, the one that has ended first."""
+    while one.process.poll() is None and other.process.poll() is None:
+        signal.sigtimedwait([], 0.01)
+    return (one, other) if one.process.poll() is not None else (other, one)
+
+
+def test_two_nodes_are_one_job(node: Node) -> None:
+    code = "print(*(os.environ[n] for n in ('GROUP_RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE')))"
+    first = node(0, "--nproc-per-node=1", code=code)
+    second = node(1, "--nproc-per-node=2", code=code)
+    assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+    assert first.out == "[rank 0] 0 0 3 1\n"
+    assert sorted(second.out.splitlines()) == ["[rank 1] 1 0 3 2", "[rank 2] 1 1 3 2"]
+
+
+def test_the_order_in_which_nodes_start_makes_no_difference(node: Node) -> None:
+    second = node(1)
+    second.expect("waiting for node 0")
+    first = node(0)
+    assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+
+
+def test_nodes_without_a_rank_take_one_by_arrival(node: Node) -> None:
+    jobs = [node(None, code="print('node', os.environ['GROUP_RANK'])", nnodes=3) for _ in range(3)]
+    assert [job.finish() for job in jobs] == [0, 0, 0], "".join(job.err for job in jobs)
+    assert sorted(job.out for job in jobs) == [f"[rank {i}] node {i}\n" for i in range(3)]
+
+
+def test_stock_torch_stores_of_two_nodes_meet(node: Node) -> None:
+    pytest.importorskip("torch")
+    code = """
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False,
+                 timeout=timedelta(seconds=100))
+store.set(f'from-{rank}', str(rank + 1))
+print('sum', sum(int(store.get(f'from-{i}')) for i in range(4)))
+"""
+    jobs = [node(rank, "--nproc-per-node=2", code=code) for rank in range(2)]
+    assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
+    assert "".join(job.out for job in jobs).count("sum 10") == 4
+
+
+def test_a_failing_node_ends_the_others_with_its_report(node: Node) -> None:
+    first = node(0, code=WAIT_FOR_EVER)
+    second = node(1, code="raise KeyError('only here')")
+    assert (first.finish(), second.finish()) == (1, 1)
+    for job in (first, second):
+        assert re.search(r"muster: rank 1 \(host \S+, pid \d+\) exited with status 1", job.err), job.err
+        assert "KeyError: 'only here'" in job.err
+        assert job.left_behind() == []
+
+
+def test_an_interrupt_on_one_node_ends_all(node: Node) -> None:
+    jobs = [node(0, code=WAIT_FOR_EVER), node(1, code=WAIT_FOR_EVER)]
+    for job in jobs:
+        job.expect("ready")
+    jobs[1].send(signal.SIGINT)
+    assert [job.finish() for job in jobs] == [130, 130]
+    for job in jobs:
+        assert "SIGINT on host" in job.err
+        assert job.left_behind() == []
+
+
+@pytest.mark.parametrize("whom", ["launcher", "agent"])
+def test_a_lost_root_ends_the_job_with_a_sentence(node: Node, whom: str) -> None:
+    first, second = node(0, code=WAIT_FOR_EVER), node(1, code=WAIT_FOR_EVER)
+    first.expect("ready")
+    second.expect("ready")
+    if whom == "launcher":
+        # The root's own agent sees that, and has time to say so.
+        os.kill(first.process.pid, signal.SIGKILL)
+        assert second.finish() == 137
+        assert "was killed on host" in second.err
+    else:
+        os.kill(first.agent(), signal.SIGKILL)
+        assert second.finish() == 1
+        assert "lost the job's store at tcp://127.0.0.1:" in second.err
+    first.finish()
+    for job in (first, second):
+        assert job.left_behind() == []
+
+
+def test_a_node_that_finished_waits_for_the_others(node: Node) -> None:
+    first = node(0, code="print('over')")
+    second = node(1, code="print('ready', flush=True)\nsignal.pause()")
+    first.expect("over")
+    second.expect("ready")
+    assert first.process.poll() is None
+    second.send(signal.SIGTERM)
+    assert (first.finish(), second.finish()) == (143, 143)
+
+
+def test_another_secret_is_refused(node: Node) -> None:
+    first = node(0, "--timeout=100")
+    stranger = node(1, "--timeout=100", key="00" * 32)
+    assert stranger.finish() == 1
+    assert "secret" in stranger.err
+    second = node(1)
+    assert (first.finish(), second.finish()) == (0, 0)
+
+
+def test_without_a_secret_the_user_is_warned(node: Node) -> None:
+    jobs = [node(rank, key="") for rank in range(2)]
+    assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
+    assert "no secret was given" in jobs[0].err
+
+
+def test_a_node_rank_that_is_given_twice_is_refused(node: Node) -> None:
+    first = node(0, nnodes=3)
+    second, third = node(1, nnodes=3), node(1, nnodes=3)
+    refused, kept = the_first_to_end(second, third)
+    assert refused.finish() == 1
+    assert re.search(rf"node rank 1 is taken by host {socket.gethostname()}", refused.err)
+    last = node(2, nnodes=3)
+    assert [job.finish() for job in (first, kept, last)] == [0, 0, 0]
+
+
+def test_a_second_node_0_is_refused(node: Node) -> None:
+    first = node(0)
+    node_1 = node(1, code=WAIT_FOR_EVER)
+    node_1.expect("ready")
+    second = node(0)
+    assert second.finish() == 1
+    assert "is another node 0 there" in second.err
+    node_1.send(signal.SIGTERM)
+    first.finish()
+
+
+def test_nodes_that_disagree_about_their_number_are_refused(node: Node) -> None:
+    first = node(0, "--timeout=100", nnodes=2)
+    other = node(1, "--timeout=100", nnodes=3)
+    refused, _ = the_first_to_end(first, other)
+    assert refused.finish() == 1
+    assert "--nnodes 2" in refused.err and "--nnodes 3" in refused.err
+
+
+def test_nodes_that_do_not_come_are_named(node: Node) -> None:
+    first = node(0, "--timeout=1", nnodes=3)
+    assert first.finish() == 1
+    assert "of 3 nodes nodes 1, 2 did not come" in first.err
+
+
+def test_a_root_that_does_not_come_is_named(node: Node) -> None:
+    second = node(1, "--timeout=0.5")
+    assert second.finish() == 1
+    assert re.search(r"node 0 did not answer at tcp://127.0.0.1:\d+ within 0.5 s", second.err), second.err
+
+
+def test_a_root_that_is_something_else_is_said_to_be_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        words = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "platform"]
+        job = Job([str(find_muster()), "run", *words], {"MUSTER_PYTHON": sys.executable})
+        try:
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                assert job.finish() == 1
+            assert "HTTP" in job.err, job.err
+        finally:
+            job.close()
+
+
+def test_a_worker_that_cannot_start_on_one_node_ends_the_job(node: Node, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_text("#!/no/such/interpreter\n")
+    bad.chmod(0o700)
+    first = node(0, code=WAIT_FOR_EVER)
+    # The script that the fixture adds becomes the program's argument.
+    second = node(1, "--no-python", str(bad))
+    assert (first.finish(), second.finish()) == (127, 127)
+    assert f"cannot start '{bad}'" in first.err
+
+
+@pytest.fixture
+def read_store() -> Path:
+    """A program that prints a value of the job's store."""
+    helper = Path(str(find_muster())).resolve().parents[3] / "tests/launch/read_store"
+    if not helper.exists():
+        pytest.skip("the binary in use is not that of a build folder with tests")
+    return helper
+
+
+@pytest.mark.parametrize("key", [secrets.token_hex(32), ""])
+def test_exits_can_be_read_in_the_store(node: Node, read_store: Path, key: str) -> None:
+    code = f"os.execv({str(read_store)!r}, ['read_store', 'muster/run/none/exit/1'])"
+    first, second = node(0, code=code, key=key), node(1, code="sys.exit(0)", key=key)
+    assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+    assert '"code":0' in first.out and '"signal":0' in first.out
+
+
+def make_certificates(folder: Path) -> dict[str, str]:
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=100)
+
+    openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=authority",
+            "-keyout", "ca.key", "-out", "ca.pem", "-days", "2")  # fmt: skip
+    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=node",
+            "-keyout", "node.key", "-out", "node.csr")  # fmt: skip
+    openssl("x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+            "-out", "node.pem", "-days", "2")  # fmt: skip
+    files = {"CERT": "node.pem", "KEY": "node.key", "CA": "ca.pem"}
+    return {f"MUSTER_TLS_{name}": str(folder / file) for name, file in files.items()}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+def test_nodes_with_certificates_speak_tls(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = node(1, "--timeout=100")
+    plain.expect("waiting for node 0")
+    for name, value in make_certificates(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    first = node(0, "--timeout=100")
+    assert plain.finish() == 1, "a node without certificates got in"
+    second = node(1)
+    assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
