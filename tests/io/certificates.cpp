@@ -38,7 +38,8 @@ TestAuthority::Certificate TestAuthority::sign(const std::string& name, EVP_PKEY
   Certificate made(X509_new());
   X509* raw = made.get();
   X509_set_version(raw, X509_VERSION_3);
-  ASN1_INTEGER_set(X509_get_serialNumber(raw), std::rand());
+  static long serial = 0;
+  ASN1_INTEGER_set(X509_get_serialNumber(raw), ++serial);
   X509_gmtime_adj(X509_getm_notBefore(raw), -2 * 86400);
   X509_gmtime_adj(X509_getm_notAfter(raw), expired ? -86400 : 86400);
   X509_set_pubkey(raw, subject);
