@@ -12,8 +12,9 @@
 namespace muster {
 namespace {
 
-void check_argument(bool condition, const char* title, const std::string& message) {
-  if (!condition) throw_error({ErrorCode::kInvalidArgument, c10::str(title, ": ", message)});
+template <class... Parts>
+void check_argument(bool condition, const char* title, const Parts&... message) {
+  if (!condition) throw_error({ErrorCode::kInvalidArgument, c10::str(title, ": ", message...)});
 }
 
 muster::ReduceOp reduce_op(const c10d::ReduceOp& op) {
@@ -73,16 +74,15 @@ bool consecutive(const std::vector<at::Tensor>& slots) {
 /// What is wrong with one of an all-gather's slots must be known before any rank has begun.
 void check_slots(const std::vector<at::Tensor>& slots, const at::Tensor& input, Rank rank, int size) {
   constexpr const char* kTitle = "all_gather";
-  check_argument(static_cast<int>(slots.size()) == size, kTitle,
-                 c10::str("the output list has ", slots.size(), " tensors, but the group has ", size, " ranks"));
+  check_argument(static_cast<int>(slots.size()) == size, kTitle, "the output list has ", slots.size(),
+                 " tensors, but the group has ", size, " ranks");
   for (const at::Tensor& slot : slots) {
-    check_argument(slot.scalar_type() == input.scalar_type(), kTitle,
-                   c10::str("an output is ", slot.scalar_type(), ", but the input is ", input.scalar_type()));
+    check_argument(slot.scalar_type() == input.scalar_type(), kTitle, "an output is ", slot.scalar_type(),
+                   ", but the input is ", input.scalar_type());
     value_or_throw(check_sendable(slot));
   }
-  check_argument(
-      slots[rank].numel() == input.numel(), kTitle,
-      c10::str("output ", rank, " has ", slots[rank].numel(), " elements, but this rank's input has ", input.numel()));
+  check_argument(slots[rank].numel() == input.numel(), kTitle, "output ", rank, " has ", slots[rank].numel(),
+                 " elements, but this rank's input has ", input.numel());
 }
 
 }  // namespace
@@ -160,8 +160,8 @@ c10::intrusive_ptr<c10d::Work> TorchBackend::allreduce_coalesced(std::vector<at:
 c10::intrusive_ptr<c10d::Work> TorchBackend::broadcast(std::vector<at::Tensor>& tensors,
                                                        const c10d::BroadcastOptions& options) {
   check_argument(tensors.size() == 1 && options.rootTensor == 0, "broadcast", "takes one tensor per rank");
-  check_argument(options.rootRank >= 0 && options.rootRank < size_, "broadcast",
-                 c10::str("root ", options.rootRank, " is not a rank of this group of ", size_));
+  check_argument(options.rootRank >= 0 && options.rootRank < size_, "broadcast", "root ", options.rootRank,
+                 " is not a rank of this group of ", size_);
   auto work = new_work(c10d::OpType::BROADCAST, "muster:broadcast", tensors, tensors);
   const Operand data = operand_in_place(*work, tensors.front());
   return start(work, {group_->broadcast(data.view, static_cast<Rank>(options.rootRank),
@@ -248,9 +248,8 @@ c10::intrusive_ptr<c10d::Work> TorchBackend::allgather_into_tensor_coalesced(std
   check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_argument(outputs[i].scalar_type() == inputs[i].scalar_type(), kTitle, "output and input differ in dtype");
-    check_argument(outputs[i].numel() == inputs[i].numel() * size_, kTitle,
-                   c10::str("the output has ", outputs[i].numel(), " elements; ", size_, " ranks with ",
-                            inputs[i].numel(), " each need ", inputs[i].numel() * size_));
+    check_argument(outputs[i].numel() == inputs[i].numel() * size_, kTitle, "the output has ", outputs[i].numel(),
+                   " elements; ", size_, " ranks with ", inputs[i].numel(), " each need ", inputs[i].numel() * size_);
     value_or_throw(check_sendable(inputs[i]));
     value_or_throw(check_sendable(outputs[i]));
   }
