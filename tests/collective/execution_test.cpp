@@ -36,6 +36,7 @@ class InlineLink : public Link {
     while (!receives_.empty()) pop()(tl::unexpected(*ended_));
   }
   void on_close(std::function<void(const Error&)>) override {}
+  void ping(std::function<void()> pong) override { pong(); }
   bool is_open() const override { return !ended_; }
   const Peer& peer() const override { return peer_; }
   const char* kind() const override { return "inline"; }

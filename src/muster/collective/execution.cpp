@@ -1,6 +1,7 @@
 #include "muster/collective/execution.h"
 
 #include <cstring>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -14,7 +15,7 @@ namespace muster {
 // same direction) to start; `waiting_for` counts these. At zero it becomes ready. Ready steps are started by one loop
 // in run(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
 // queue, so there is no recursion however long the schedule is.
-struct Execution::Impl {
+struct Execution::Impl : std::enable_shared_from_this<Impl> {
   struct Node {
     Link* link = nullptr;
     bool in_flight = false;
@@ -71,24 +72,18 @@ struct Execution::Impl {
     run();
   }
 
-  // May delete this.
   void run() {
     if (running) return;
+    const std::shared_ptr<Impl> alive = shared_from_this();  // `done` may destroy the Execution
     running = true;
     while (next_ready < ready.size() && can_go_on()) begin(ready[next_ready++]);
-    if (!reported && !abandoned && (failed || unfinished == 0)) {
-      reported = true;
-      std::exchange(done, nullptr)(std::move(result));
-    }
     running = false;
-    release();
+    if (reported || abandoned || (!failed && unfinished > 0)) return;
+    reported = true;
+    std::exchange(done, nullptr)(std::move(result));
   }
 
   bool can_go_on() const { return !failed && !abandoned; }
-
-  void release() {
-    if (abandoned && pending == 0 && !running) delete this;
-  }
 
   void begin(uint32_t index) {
     const Step& step = steps[index];
@@ -96,16 +91,14 @@ struct Execution::Impl {
     switch (step.kind) {
       case Step::Kind::kSend: {
         const ConstSegment segment{source(step.from), step.from.bytes};
-        launch(index);
-        nodes[index].link->send({&segment, 1}, [this, index](Result<> r) { completed(index, std::move(r)); });
+        nodes[index].link->send({&segment, 1}, launch(index));
         break;
       }
       case Step::Kind::kReceive:
       case Step::Kind::kReceiveReduce: {
         const Range& into = step.kind == Step::Kind::kReceive ? step.to : step.from;
         const Segment segment{target(into), into.bytes};
-        launch(index);
-        nodes[index].link->receive({&segment, 1}, [this, index](Result<> r) { completed(index, std::move(r)); });
+        nodes[index].link->receive({&segment, 1}, launch(index));
         break;
       }
       case Step::Kind::kCopy:
@@ -119,24 +112,23 @@ struct Execution::Impl {
     }
   }
 
-  void launch(uint32_t index) {
-    ++pending;
+  // The completion shares ownership: a link may hold it when the Execution is gone.
+  Completion launch(uint32_t index) {
     nodes[index].in_flight = true;
+    return [self = shared_from_this(), index](Result<> outcome) { self->completed(index, std::move(outcome)); };
   }
 
-  // Runs on the links' loop, perhaps inside begin(). May delete this.
+  // Runs on the links' loop, perhaps inside begin().
   void completed(uint32_t index, Result<> outcome) {
-    --pending;
     nodes[index].in_flight = false;
-    if (!outcome && !failed) {
+    if (!can_go_on()) return;
+    if (outcome) {
+      if (steps[index].kind == Step::Kind::kReceiveReduce) reduce(steps[index]);
+      end(index);
+    } else {
       failed = true;
       result = std::move(outcome);
     }
-    if (can_go_on()) {
-      if (steps[index].kind == Step::Kind::kReceiveReduce) reduce(steps[index]);
-      end(index);
-    }
-    if (abandoned) return release();
     run();
   }
 
@@ -174,22 +166,18 @@ struct Execution::Impl {
   std::vector<uint32_t> ready;  // every step enters once, in the order in which they became ready
   size_t next_ready = 0;
   size_t unfinished;
-  size_t pending = 0;  // operations that links hold
   Result<> result;
   bool running = false;
   bool failed = false;
   bool reported = false;
-  bool abandoned = false;  // the Execution is gone; the last completion deletes this
+  bool abandoned = false;  // the Execution is gone
 };
 
 Execution::Execution(const Schedule& schedule, std::span<Link* const> links, Buffers buffers, MutableByteView scratch,
                      Completion done)
-    : impl_(new Impl(schedule, links, buffers, scratch, std::move(done))) {}
+    : impl_(std::make_shared<Impl>(schedule, links, buffers, scratch, std::move(done))) {}
 
-Execution::~Execution() {
-  impl_->abandoned = true;
-  impl_->release();
-}
+Execution::~Execution() { impl_->abandoned = true; }
 
 void Execution::start() { impl_->start(); }
 

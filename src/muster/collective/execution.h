@@ -41,7 +41,7 @@ class Execution {
 
  private:
   struct Impl;
-  Impl* impl_;  // owns itself while links hold completions of it
+  std::shared_ptr<Impl> impl_;  // shared with the completions that links hold
 };
 
 }  // namespace muster
