@@ -35,7 +35,7 @@ Result<> check_tcp_peer(int socket) {
   const int unanswered = info.tcpi_retransmits + info.tcpi_probes;
   const auto silence = std::chrono::milliseconds(info.tcpi_last_ack_recv);
   if (unanswered < kFewestUnanswered || silence < kTcpSilence) return {};
-  return fail(ErrorCode::kPeerLost,
+  return fail(ErrorCode::kTimeout,
               "its host has not answered for " + std::to_string(silence.count() / 1000) + " seconds");
 }
 

@@ -12,7 +12,7 @@ inline constexpr Duration kTcpCheckInterval = std::chrono::seconds(5);
 
 /// Lets the kernel notice a dead host on an idle connection, by keepalive. Does nothing for other sockets.
 void watch_idle_tcp(int socket);
-/// kPeerLost when bytes wait for an acknowledgement and the peer's kernel has not answered for kTcpSilence.
+/// kTimeout when bytes wait for an acknowledgement and the peer's kernel has not answered for kTcpSilence.
 /// TCP_USER_TIMEOUT is not used: it also ends a connection whose peer is alive and only slow to read.
 Result<> check_tcp_peer(int socket);
 
