@@ -50,7 +50,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: time.sleep(1000)\n"
+WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 
 
 def test_workers_get_torchruns_environment(launch: Launch, script: Callable[[str], Path]) -> None:
@@ -167,10 +167,10 @@ def test_a_stopped_worker_is_ended_too(launch: Launch, script: Callable[[str], P
 
 # A child in the worker's group, one in a session of its own, and one whose parent is gone; all deaf to SIGTERM.
 FAMILY = f"""
-deaf = [sys.executable, '-c', '''import signal, time
+deaf = [sys.executable, '-c', '''import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("child", flush=True)
-while True: time.sleep(1000)''']
+while True: signal.pause()''']
 subprocess.Popen(deaf)
 subprocess.Popen(deaf, start_new_session=True)
 if os.fork() == 0:

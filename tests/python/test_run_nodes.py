@@ -30,7 +30,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
     def start(rank: int | None, *words: str, code: str = "print('ran')", nnodes: int = 2, key: str = secret) -> Job:
         script = tmp_path / f"script{len(jobs)}.py"
-        script.write_text(f"import os, signal, sys, time\nrank = int(os.environ['RANK'])\n{code}\n")
+        script.write_text(f"import os, signal, sys\nrank = int(os.environ['RANK'])\n{code}\n")
         place = [] if rank is None else [f"--node-rank={rank}"]
         # A word that is given later wins: tests give their own timeout.
         options = [f"--nnodes={nnodes}", "--master-addr=127.0.0.1", f"--master-port={port}", *place, *words]
@@ -43,7 +43,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         job.close()
 
 
-WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: time.sleep(1000)\n"
+WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 
 
 def the_first_to_end(one: Job, other: Job) -> tuple[Job, Job]:

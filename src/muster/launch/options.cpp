@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -293,6 +294,11 @@ Machine this_machine() {
     const std::string name = entry.path().filename();
     if (name.starts_with("nvidia") && to_number<int>(std::string_view(name).substr(6))) ++machine.gpus;
   }
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    const std::string_view list = visible;
+    const auto named = list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
+    machine.gpus = std::min(machine.gpus, static_cast<int>(named));
+  }
   return machine;
 }
 
@@ -316,6 +322,11 @@ std::string run_help() {
   Raw raw;
   auto app = make_app(raw);
   app->get_formatter()->column_width(42);
+  app->footer(
+      "\nWorkers get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Unless it is "
+      "set,\n"
+      "OMP_NUM_THREADS is this node's CPUs divided by its workers. MUSTER_PYTHON names another Python for the "
+      "workers.");
   std::string help = app->help();
   constexpr std::string_view kUsage = "[OPTIONS]";
   if (const size_t at = help.find(kUsage); at != std::string::npos)

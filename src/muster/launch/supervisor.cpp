@@ -45,7 +45,7 @@ Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& cons
 Supervisor::~Supervisor() {
   if (timer_ != 0) loop_.cancel(timer_);
   console_.on_room({});
-  loop_.unwatch(signals_->fd());
+  if (signals_) loop_.unwatch(signals_->fd());
 }
 
 Fd Supervisor::open_log(int rank, const char* stream) {
