@@ -2,6 +2,9 @@
 
 #include <pybind11/chrono.h>
 
+#include <mutex>
+#include <vector>
+
 #include "bindings.h"
 
 namespace muster::python {
@@ -9,10 +12,29 @@ namespace {
 
 using std::chrono::milliseconds;
 
-c10::intrusive_ptr<c10d::Backend> create_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                 milliseconds timeout, const std::string& name, uint64_t generation) {
-  return TorchBackend::create(store, {rank, size, name, generation}, timeout);
-}
+/// The backends of this process that are still alive, for its end.
+class Backends {
+ public:
+  void add(const c10::intrusive_ptr<TorchBackend>& backend) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(all_, [](const auto& each) { return each.expired(); });
+    all_.emplace_back(backend);
+  }
+  void shut_down() {
+    std::vector<c10::weak_intrusive_ptr<TorchBackend>> all;
+    {
+      const std::lock_guard lock(mutex_);
+      all.swap(all_);
+    }
+    for (const auto& each : all) {
+      if (const auto backend = each.lock()) backend->shutdown();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<TorchBackend>> all_;
+};
 
 std::string transport(const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto* ours = dynamic_cast<TorchBackend*>(backend.get());
@@ -23,8 +45,21 @@ std::string transport(const c10::intrusive_ptr<c10d::Backend>& backend) {
 }  // namespace
 
 void bind_backend(py::module_& module) {
-  module.def("create_backend", &create_backend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-             py::arg("name"), py::arg("generation"), py::call_guard<py::gil_scoped_release>());
+  const auto backends = std::make_shared<Backends>();  // owned by the functions below
+  module.def(
+      "create_backend",
+      [backends](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
+                 const std::string& name, uint64_t generation) -> c10::intrusive_ptr<c10d::Backend> {
+        auto backend = TorchBackend::create(store, {rank, size, name, generation}, timeout);
+        backends->add(backend);
+        return backend;
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("generation"),
+      py::call_guard<py::gil_scoped_release>());
+  // A program may end without destroying its groups. A group's thread that lets go of a tensor needs Python's lock, and
+  // an interpreter that goes down kills whoever asks for it.
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([backends] { backends->shut_down(); }, py::call_guard<py::gil_scoped_release>()));
   module.def("transport", &transport, py::arg("backend"));
 }
 

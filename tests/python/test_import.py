@@ -123,7 +123,14 @@ print("end", flush=True)
 
 
 @pytest.mark.parametrize(
-    "ending", ["work.wait()", "work.wait(); sys.exit(0)", "work.wait(); kept = [x, work, dist.group.WORLD]", ""]
+    "ending",
+    [
+        "work.wait()",
+        "work.wait(); sys.exit(0)",
+        "work.wait(); kept = [x, work, dist.group.WORLD]",
+        "for _ in range(200): dist.all_reduce(torch.ones(100_000), async_op=True)",
+        "",
+    ],
 )
 def test_a_program_may_end_without_destroying_its_groups(tmp_path: Path, ending: str) -> None:
     script = tmp_path / "script.py"

@@ -131,7 +131,7 @@ c10::intrusive_ptr<TensorWork> TorchBackend::new_work(c10d::OpType type, const c
 }
 
 c10::intrusive_ptr<c10d::Work> TorchBackend::start(const c10::intrusive_ptr<TensorWork>& work, Parts parts) const {
-  TensorWork::start(work, std::move(parts), group_->sequence());
+  TensorWork::start(work, std::move(parts), group_->sequence(), pending_);
   return work;
 }
 
@@ -280,5 +280,13 @@ c10d::ErrorType TorchBackend::getError() {
 }
 
 void TorchBackend::abort() { group_->abort({ErrorCode::kAborted, "the process group was aborted by its user", rank_}); }
+
+void TorchBackend::shutdown() {
+  // The other ranks may be waiting for what this one has begun and not waited for; but nobody waits long to end.
+  constexpr std::chrono::seconds kGrace(10);
+  if (getpid() != process_ || pending_->drain(kGrace)) return;
+  group_->abort({ErrorCode::kAborted, "the process group was shut down with operations pending", rank_});
+  pending_->drain(kGrace);
+}
 
 }  // namespace muster

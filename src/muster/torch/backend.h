@@ -54,6 +54,8 @@ class TorchBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   /// Ends what is pending here and, as far as they can be reached, at the other ranks.
   void abort() override;
+  /// Waits a little for what is pending, then aborts it: afterwards no thread of the group holds a tensor.
+  void shutdown() override;
 
   /// The group below: for its transport and status.
   Group& group() { return *group_; }
@@ -76,6 +78,7 @@ class TorchBackend final : public c10d::Backend {
   std::unique_ptr<Group> group_;
   std::atomic<std::chrono::milliseconds> timeout_;
   c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   pid_t process_;
 };
 

@@ -8,6 +8,34 @@
 
 namespace muster {
 
+Pending::Ticket::Ticket(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {
+  const std::lock_guard lock(pending_->mutex_);
+  ++pending_->count_;
+}
+
+Pending::Ticket::~Ticket() {
+  const std::lock_guard lock(pending_->mutex_);
+  if (--pending_->count_ == 0) pending_->none_left_.notify_all();
+}
+
+bool Pending::drain(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return none_left_.wait_for(lock, timeout, [this] { return count_ == 0; });
+}
+
+namespace {
+
+/// What a callback owns: the Work, and with it the tensors, as the caller may drop its handle before the end. The
+/// members' order matters: the ticket is given back once the Work is let go.
+struct Held {
+  Held(std::shared_ptr<Pending> pending, c10::intrusive_ptr<TensorWork> held)
+      : ticket(std::move(pending)), work(std::move(held)) {}
+  Pending::Ticket ticket;
+  c10::intrusive_ptr<TensorWork> work;
+};
+
+}  // namespace
+
 TensorWork::TensorWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
                        std::vector<at::Tensor> outputs)
     : c10d::Work(rank, type, title, std::move(inputs)), title_(title), outputs_(std::move(outputs)) {}
@@ -18,7 +46,8 @@ void TensorWork::copy_when_done(at::Tensor to, at::Tensor from) {
 
 void TensorWork::keep_alive(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
 
-void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence) {
+void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence,
+                       const std::shared_ptr<Pending>& pending) {
   work->sequence_ = sequence;
   work->running_ = parts.size();
   if (parts.empty()) work->complete();
@@ -26,8 +55,10 @@ void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<m
     if (parts[i].done()) {
       work->part_done(i, parts[i].result());
     } else {
-      // The callback owns the Work, and with it the tensors: the caller may drop its handle before the end.
-      parts[i].on_done([work, i](const Result<>& result) { work->part_done(i, result); });
+      // Shared, because a std::function must be copyable.
+      parts[i].on_done([held = std::make_shared<Held>(pending, work), i](const Result<>& result) {
+        held->work->part_done(i, result);
+      });
     }
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,30 @@
 #include "muster/group/group.h"
 
 namespace muster {
+
+/// Counts the Works that the group's thread still holds, and with them tensors whose release may need Python's lock.
+class Pending {
+ public:
+  /// One of them, from its making to its destruction.
+  class Ticket {
+   public:
+    explicit Ticket(std::shared_ptr<Pending> pending);
+    ~Ticket();
+    Ticket(const Ticket&) = delete;
+    Ticket& operator=(const Ticket&) = delete;
+
+   private:
+    std::shared_ptr<Pending> pending_;  // shared: the last callback may end after the backend
+  };
+
+  /// Waits until there are none; false when `timeout` passes first.
+  bool drain(std::chrono::milliseconds timeout);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable none_left_;
+  int count_ = 0;
+};
 
 /// c10d's handle on one call: one or several operations of a group over the tensors that it keeps alive.
 /// Done when the last of them is done and results have been copied to where the caller wants them. Thread-safe.
@@ -26,7 +51,8 @@ class TensorWork final : public c10d::Work {
   /// Before start(): keeps memory that an operation reads.
   void keep_alive(at::Tensor tensor);
   /// Waits for nothing: `parts`, in the order of the group's queue, finish the Work now or on the group's thread.
-  static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence);
+  static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence,
+                    const std::shared_ptr<Pending>& pending);
 
   /// Throws the operation's error, or muster::ErrorException (kTimeout) when `timeout` passes first.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
