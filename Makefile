@@ -43,7 +43,7 @@ asan tsan: setup
 	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
 
 wheel: setup
-	@$(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+	@CXX=$(if $(filter environment,$(origin CXX)),$(CXX),c++) $(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
 needs-%:

@@ -1,5 +1,6 @@
 """`make wheel`: what it builds installs in a clean virtual environment and trains there."""
 
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,8 @@ Run = Callable[..., str]
 def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    run([*pip, "--wheel-dir", folder, root], timeout=1200)
+    # The name that CMake itself would choose: the compiler cache tells names apart.
+    run([*pip, "--wheel-dir", folder, root], timeout=1800, env={"CXX": os.environ.get("CXX", "c++")})
     (built,) = folder.glob("torch_muster-*.whl")
     return built
 
