@@ -335,6 +335,50 @@ TEST_P(LinkContract, MayBeClosedByACompletionThatRanInline) {
   EXPECT_FALSE(behind.result);
 }
 
+TEST_P(LinkContract, AnswersPingsBesideTheBytes) {
+  const std::string text = pattern(300'000);
+  std::string got(text.size(), '\0');
+  Outcome sent, received;
+  int pongs = 0;
+  left().ping([&] { ++pongs; });
+  send_text(left(), text, sent.record());
+  left().ping([&] { ++pongs; });
+  right().ping([&] { ++pongs; });
+  receive_text(right(), got, received.record());
+  run_until([&] { return sent.done() && received.done() && pongs == 3; });
+  EXPECT_EQ(got, text);
+  right().ping([&] { ++pongs; });
+  run_until([&] { return pongs == 4; });
+}
+
+TEST_P(LinkContract, AnswersAPingThatIsBehindBytesNobodyReceivesYet) {
+  const std::string text = pattern(10'000);
+  std::string got(text.size(), '\0');
+  Outcome sent, received;
+  int pongs = 0;
+  send_text(left(), text, sent.record());
+  left().ping([&] { ++pongs; });
+  send_text(left(), "more", [](Result<>) {});
+  left().ping([&] { ++pongs; });
+  run_until([&] { return pongs == 2; });
+  receive_text(right(), got, received.record());
+  run_until([&] { return received.done(); });
+  EXPECT_EQ(got, text);
+  std::string tail(4, '\0');
+  Outcome last;
+  receive_text(right(), tail, last.record());
+  run_until([&] { return last.done(); });
+  EXPECT_EQ(tail, "more");
+}
+
+TEST_P(LinkContract, NeverAnswersAPingOnceItEnded) {
+  int pongs = 0;
+  pair_->right.reset();
+  left().ping([&] { ++pongs; });
+  EXPECT_TRUE(pair_->settle());
+  EXPECT_EQ(pongs, 0);
+}
+
 TEST_P(LinkContract, RunsAMillionInlineOperationsWithoutGrowingTheStack) {
   constexpr int kCount = 1'000'000, kBytes = kCount / 10 - 1;
   int sent = 0, received = 0;

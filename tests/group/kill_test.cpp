@@ -15,8 +15,8 @@
 namespace muster {
 namespace {
 
-constexpr int kRanks = 3;
-constexpr Rank kVictim = 1;
+constexpr int kRanks = 4;
+constexpr Rank kVictim = 2;
 
 using Case = std::tuple<Collective, int, const char*>;
 

@@ -2,12 +2,24 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <set>
 
 #include "muster/collective/reduce.h"
 #include "muster/collective/team_collectives.h"
 
 namespace muster {
+namespace {
+
+/// How long peers may take, after a deadline was missed, to show that they are alive. A peer that can't read a ping,
+/// being stuck in the middle of a frame, pings for itself once its own deadline has passed.
+constexpr Duration kSignOfLife = std::chrono::seconds(2);
+/// How long they may take to read why the group died.
+constexpr Duration kLastWords = std::chrono::milliseconds(500);
+
+}  // namespace
 
 Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& membership) {
   std::unique_ptr<Runner> runner(new Runner(std::move(mesh), membership));
@@ -122,19 +134,43 @@ Result<> Runner::run_schedule(const Call& call, const void* input, void* output,
     }
     return {};
   }
-  Error error = outcome ? outcome->error() : waited ? *abort_requested() : Error{};
-  if (!outcome && !waited) {
-    std::string names;
-    for (const Rank rank : execution.waiting_for()) {
-      if (error.rank == kNoRank) error.rank = rank;
-      names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
-    }
-    error.code = ErrorCode::kTimeout;
-    error.message = fmt::format("nothing came in time from {}", names.empty() ? "any rank" : names);
-  }
+  Error error = outcome ? outcome->error() : waited ? *abort_requested() : missed(execution);
   error = blame(std::move(error), call);
   die(error);  // the execution's buffers may be dropped only once its links are closed
   return tl::unexpected(error);
+}
+
+/// The error of a missed deadline. Whom this rank waits for may itself be waiting for the culprit: that is one who
+/// gives no sign of life, being stopped or not in the call at all. (Or one whose answer is stuck behind data that this
+/// rank does not take yet: so those that it waits for come first.) When all are alive, the calls themselves must
+/// differ.
+Error Runner::missed(const Execution& execution) {
+  const std::vector<Rank> silent = silent_peers();
+  const std::vector<Rank> awaited = execution.waiting_for();
+  std::vector<Rank> culprits;
+  std::set_intersection(silent.begin(), silent.end(), awaited.begin(), awaited.end(), std::back_inserter(culprits));
+  if (culprits.empty()) culprits = silent;
+  const char* what = "no sign of life in this call from";
+  if (culprits.empty()) {
+    culprits = awaited;
+    what = "all ranks are in a call, perhaps not in the same: nothing came in time from";
+  }
+  std::string names;
+  for (const Rank rank : culprits) names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
+  return Error{ErrorCode::kTimeout, fmt::format("{} {}", what, names), culprits.empty() ? kNoRank : culprits[0], {}};
+}
+
+std::vector<Rank> Runner::silent_peers() {
+  // Shared with the pongs, of which some may come when nobody waits any more.
+  const auto silent = std::make_shared<std::set<Rank>>();
+  for (Link* link : links_) {
+    if (link == nullptr || !link->is_open()) continue;
+    const Rank rank = link->peer().rank;
+    silent->insert(rank);
+    link->ping([silent, rank] { silent->erase(rank); });
+  }
+  (void)mesh_.loop->run_until([&] { return silent->empty(); }, Deadline::after(kSignOfLife));
+  return {silent->begin(), silent->end()};
 }
 
 Result<> Runner::watch(Rank awaited) {
@@ -172,6 +208,11 @@ void Runner::die(const Error& why) {
   if (!fatal_) fatal_ = why;
   for (Link* link : links_) {
     if (link != nullptr && link->is_open()) link->close(why);
+  }
+  // The reason may have to wait for room; the peers name the right rank only if it arrives. Who leaves in order has
+  // nothing that waits.
+  if (why.code != ErrorCode::kLeft) {
+    (void)mesh_.loop->run_until([this] { return !mesh_.loop->has_watches(); }, Deadline::after(kLastWords));
   }
   if (team_) team_->wake_all();
 }

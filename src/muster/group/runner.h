@@ -38,6 +38,8 @@ class Runner {
   Result<> dispatch(const Call& call, const void* input, void* output, const Deadline& deadline);
   Result<> run_team(const Call& call, const void* input, void* output, const Deadline& deadline);
   Result<> run_schedule(const Call& call, const void* input, void* output, const Deadline& deadline);
+  Error missed(const Execution& execution);
+  std::vector<Rank> silent_peers();
   std::optional<Error> abort_requested();
   Error blame(Error error, const Call& call) const;
 

@@ -228,6 +228,10 @@ Result<> Loop::modify(int fd, uint32_t events) {
   return {};
 }
 
+bool Loop::has_watches() const {
+  return std::any_of(impl_->watches.begin(), impl_->watches.end(), [](const auto& watch) { return watch.handler; });
+}
+
 void Loop::unwatch(int fd) {
   auto* watch = impl_->find(fd);
   if (watch == nullptr) return;

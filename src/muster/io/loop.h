@@ -30,6 +30,7 @@ class Loop {
   Result<> watch(int fd, uint32_t events, Handler handler);
   Result<> modify(int fd, uint32_t events);
   void unwatch(int fd);
+  bool has_watches() const;
 
   TimerId at(TimePoint when, std::function<void()> callback);
   TimerId after(Duration delay, std::function<void()> callback) {

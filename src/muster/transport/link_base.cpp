@@ -50,6 +50,18 @@ void LinkBase::on_close(std::function<void(const Error&)> handler) {
   }
 }
 
+void LinkBase::ping(std::function<void()> pong) {
+  if (!is_open()) return;
+  pongs_.push(std::move(pong));
+  ask();
+  settle();
+}
+
+void LinkBase::answered() {
+  if (pongs_.empty()) return;
+  completions_.push([pong = pongs_.pop()](Result<>) { pong(); }, {});
+}
+
 void LinkBase::end(Error why) {
   if (!is_open()) return;
   ended_ = std::move(why);

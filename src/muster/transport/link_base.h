@@ -15,6 +15,7 @@ class LinkBase : public Link {
   void receive(std::span<const Segment> into, Completion completion) final;
   void close(Error why) final;
   void on_close(std::function<void(const Error&)> handler) final;
+  void ping(std::function<void()> pong) final;
   bool is_open() const final { return !ended_.has_value(); }
   const Peer& peer() const final { return peer_; }
 
@@ -30,6 +31,10 @@ class LinkBase : public Link {
   virtual void leave(const Error* why) = 0;
   /// Called once when the link ended otherwise: lets go of everything.
   virtual void release() = 0;
+  /// Asks the peer for a sign of life.
+  virtual void ask() = 0;
+  /// The peer has given one.
+  void answered();
 
   bool sending() const { return !sends_.empty(); }
   bool receiving() const { return !receives_.empty(); }
@@ -60,6 +65,7 @@ class LinkBase : public Link {
   Fifo<Operation> sends_, receives_;
   std::optional<Error> ended_, parting_;
   std::function<void(const Error&)> close_handler_;
+  Fifo<std::function<void()>> pongs_;
   CompletionQueue completions_;
 };
 

@@ -12,6 +12,8 @@ enum class LinkFrame : uint8_t {
   kClose = 3,
   kGoodbye = 4,
   kDoorbell = 5,
+  kPing = 6,
+  kPong = 7,
 };
 
 /// No frame but data is longer.

@@ -5,6 +5,8 @@
 //   kind 3 close    := code:u8 rank:i32 message:string context:string   why the link ends; rank is the one to blame
 //   kind 4 goodbye  := nothing          the link ends without a reason
 //   kind 5 doorbell := nothing          only beside shared memory: look at the rings
+//   kind 6 ping     := nothing          asks for a pong
+//   kind 7 pong     := nothing          answers a ping
 //
 // Nothing follows a close or a goodbye. An end that disagrees sends close instead of open. Anything else is kProtocol.
 #include "muster/transport/socket_link.h"
@@ -24,9 +26,11 @@ namespace {
 
 constexpr uint32_t kSendFrame = 1u << 20;
 constexpr uint32_t kLargestData = 16u << 20;
-constexpr size_t kAheadBytes = 4096;            // a header and a control frame, or a short message whole
-constexpr size_t kPieces = 32;                  // per system call
-constexpr size_t kTurnBytes = size_t{8} << 20;  // then others have their turn
+constexpr size_t kAheadBytes = 4096;             // a header and a control frame, or a short message whole
+constexpr size_t kPieces = 32;                   // per system call
+constexpr size_t kTurnBytes = size_t{8} << 20;   // then others have their turn
+constexpr size_t kLookAhead = size_t{32} << 10;  // how far pings are looked for behind what nobody receives yet
+constexpr int kMostSignals = 64;                 // unanswered by a sane peer
 constexpr size_t kFarewellSearch = size_t{64} << 20;
 
 static_assert(kAheadBytes >= kFrameHeaderBytes + kLargestControlFrame);
@@ -44,18 +48,24 @@ class SocketLink final : public LinkBase {
   bool has_unread() const override { return payload_left_ > 0; }
   void leave(const Error* why) override;
   void release() override;
+  void ask() override;
 
   void on_event(uint32_t events);
   void update_watch();
   void check_peer();
 
+  /// Something to write beside the payload: a ping, a pong, or the rest of a header.
+  bool signalling() const { return pings_due_ + pongs_due_ > 0 || header_sent_ < kFrameHeaderBytes; }
   void begin_frame();
+  bool take_signal(uint8_t kind);
   void write_failed(const Error& error);
   Error find_farewell(Error otherwise);
 
   bool use_ahead();
   bool read_header();
   Result<size_t> read_more(bool& more);
+  bool may_look_ahead() const { return !gone_ && payload_left_ < kLookAhead && ahead_size() < kLookAhead; }
+  void look_ahead(bool& more);
   iovec ahead_room();
   size_t ahead_size() const { return ahead_end_ - ahead_begin_; }
   ByteView ahead() const { return ByteView(ahead_).subspan(ahead_begin_, ahead_size()); }
@@ -73,9 +83,10 @@ class SocketLink final : public LinkBase {
   std::array<uint8_t, kFrameHeaderBytes> header_{};  // of the frame that is being sent
   size_t header_sent_ = kFrameHeaderBytes;
   size_t frame_left_ = 0;  // payload of it that has not gone
+  int pings_due_ = 0, pongs_due_ = 0;
 
-  // What was read before it was known what it is. A payload that nobody has asked for stays in the kernel, but for the
-  // few bytes in here.
+  // What was read before it was known what it is. A payload that nobody has asked for stays in the kernel, but for what
+  // fits in here.
   Bytes ahead_;
   size_t ahead_begin_ = 0, ahead_end_ = 0;
   size_t payload_left_ = 0;  // of the data frame that is being received, what is in ahead_ included
@@ -114,10 +125,10 @@ void SocketLink::on_event(uint32_t events) {
 /// silences EPOLLIN; once the peer has closed, EPOLLHUP cannot be silenced but by not watching at all, and what there
 /// is to read will be found by the next receive.
 void SocketLink::update_watch() {
-  const bool reading = receiving() || payload_left_ == 0;
+  const bool reading = receiving() || payload_left_ == 0 || may_look_ahead();
   uint32_t events = gone_ ? 0 : uint32_t{EPOLLRDHUP};
   if (reading) events |= EPOLLIN;
-  if (sending() || (reading && stream_->wants_write())) events |= EPOLLOUT;
+  if (sending() || signalling() || (reading && stream_->wants_write())) events |= EPOLLOUT;
   if (events == 0) {
     if (watched_) loop_.unwatch(stream_->fd());
     watched_ = false;
@@ -151,31 +162,59 @@ void SocketLink::check_peer() {
 
 void SocketLink::pump_sends() {
   size_t budget = kTurnBytes;
-  while (sending() && budget > 0) {
+  while ((sending() || signalling()) && budget > 0) {
     if (header_sent_ == kFrameHeaderBytes && frame_left_ == 0) begin_frame();
     std::array<iovec, kPieces> pieces;
     const size_t header_left = kFrameHeaderBytes - header_sent_;
     pieces[0] = {header_.data() + header_sent_, header_left};
     const size_t first = header_left > 0 ? 1 : 0;
-    const size_t count = first + next_send().describe(std::span(pieces).subspan(first), frame_left_);
+    size_t count = first;
+    if (frame_left_ > 0) count += next_send().describe(std::span(pieces).subspan(first), frame_left_);
     const Result<size_t> written = stream_->write(std::span(pieces).first(count));
     if (!written) return write_failed(written.error());
     if (*written == 0) break;
     const size_t of_header = std::min(*written, header_left);
     const size_t of_payload = *written - of_header;
     header_sent_ += of_header;
-    frame_left_ -= of_payload;
-    next_send().advance(of_payload);
-    moved_send();
+    if (of_payload > 0) {
+      frame_left_ -= of_payload;
+      next_send().advance(of_payload);
+      moved_send();
+    }
     budget -= std::min(budget, *written);
   }
   update_watch();
 }
 
 void SocketLink::begin_frame() {
-  frame_left_ = std::min<size_t>(next_send().remaining(), kSendFrame);
-  header_ = encode(FrameHeader{static_cast<uint32_t>(frame_left_), static_cast<uint8_t>(LinkFrame::kData), 0});
+  LinkFrame kind = LinkFrame::kData;
+  if (pongs_due_ > 0) {
+    --pongs_due_;
+    kind = LinkFrame::kPong;
+  } else if (pings_due_ > 0) {
+    --pings_due_;
+    kind = LinkFrame::kPing;
+  } else {
+    frame_left_ = std::min<size_t>(next_send().remaining(), kSendFrame);
+  }
+  header_ = encode(FrameHeader{static_cast<uint32_t>(frame_left_), static_cast<uint8_t>(kind), 0});
   header_sent_ = 0;
+}
+
+void SocketLink::ask() {
+  ++pings_due_;
+  pump_sends();
+}
+
+/// True when the frame that begins was a ping or a pong. Pongs go out with the next turn of the loop.
+bool SocketLink::take_signal(uint8_t kind) {
+  if (kind == static_cast<uint8_t>(LinkFrame::kPing) && pongs_due_ < kMostSignals) {
+    ++pongs_due_;
+  } else if (kind != static_cast<uint8_t>(LinkFrame::kPong)) {
+    return false;
+  }
+  answered();
+  return true;
 }
 
 /// The peer has closed, and may have left the reason behind what it sent: the link is over, so that may be skipped.
@@ -215,7 +254,11 @@ void SocketLink::pump_receives() {
     if (!is_open()) return;
     const bool unwanted = payload_left_ > 0 && !receiving();
     const bool enough = budget == 0 && !stream_->has_buffered();
-    if (unwanted || enough || !more) break;
+    if ((unwanted && !may_look_ahead()) || enough || !more) break;
+    if (unwanted) {
+      look_ahead(more);
+      continue;
+    }
     const Result<size_t> got = read_more(more);
     if (!got) return end(link_error(got.error(), peer()));
     budget -= std::min(budget, *got);
@@ -235,13 +278,17 @@ bool SocketLink::use_ahead() {
   return true;
 }
 
-/// True when a data frame begins. A farewell or an error ends the link.
+/// True when a data frame begins, or a signal was read. A farewell or an error ends the link.
 bool SocketLink::read_header() {
   if (ahead_size() < kFrameHeaderBytes) return false;
   const Result<FrameHeader> header = decode_frame_header(ahead().first(kFrameHeaderBytes), kLargestData);
   if (!header) return end(link_error(header.error(), peer())), false;
   if (header->kind == static_cast<uint8_t>(LinkFrame::kData) && header->length > 0) {
     payload_left_ = header->length;
+    take_ahead(kFrameHeaderBytes);
+    return true;
+  }
+  if (header->length == 0 && take_signal(header->kind)) {
     take_ahead(kFrameHeaderBytes);
     return true;
   }
@@ -290,6 +337,28 @@ Result<size_t> SocketLink::read_more(bool& more) {
   }
   ahead_end_ += got - landed;
   return got;
+}
+
+/// Takes the signals that came behind a payload which nobody receives yet: a peer that waits for something else must
+/// still show that it is alive. The bytes stay as they are.
+void SocketLink::look_ahead(bool& more) {
+  if (ahead_size() == ahead_.size()) ahead_.resize(std::min(kLookAhead, 2 * ahead_.size()));
+  const iovec room = ahead_room();
+  const Result<size_t> got = stream_->read({&room, 1});
+  if (!got) gone_ = true;  // what it sent before can still be received; the next read says this again
+  more = got && *got == room.iov_len;
+  ahead_end_ += got.value_or(0);
+  for (size_t at = payload_left_; at + kFrameHeaderBytes <= ahead_size();) {
+    const Result<FrameHeader> header = decode_frame_header(ahead().subspan(at, kFrameHeaderBytes), kLargestData);
+    if (!header) return;  // to be reported in its turn
+    if (header->length == 0 && take_signal(header->kind)) {
+      const auto signal = ahead_.begin() + static_cast<ptrdiff_t>(ahead_begin_ + at);
+      std::copy(signal + kFrameHeaderBytes, ahead_.begin() + static_cast<ptrdiff_t>(ahead_end_), signal);
+      ahead_end_ -= kFrameHeaderBytes;
+    } else {
+      at += kFrameHeaderBytes + header->length;
+    }
+  }
 }
 
 // ---- the end

@@ -2,7 +2,7 @@
 //
 //   connector: handshake, open, then one byte with the memfd of two rings (SCM_RIGHTS); ring 0 carries its bytes
 //   acceptor:  handshake, open; ring 1 carries its bytes
-//   both:      doorbells for an end that sleeps, and close or goodbye at the end
+//   both:      doorbells for an end that sleeps, pings and pongs, and close or goodbye at the end
 //
 // What was written to a ring before the socket says that the link ends can still be read.
 #include "muster/transport/shm/shm_link.h"
@@ -55,12 +55,14 @@ class ShmLink final : public LinkBase {
   bool has_unread() const override { return rings_ && rings_->in.has_bytes(); }
   void leave(const Error* why) override;
   void release() override;
+  void ask() override { signal(LinkFrame::kPing); }
 
   void on_event();
   Result<> read_socket();
   Result<> accept_region();
+  bool take_signal(LinkFrame kind);
   void handle_frames();
-  void ring_doorbell();
+  void signal(LinkFrame kind);
 
   bool waits_for_send() const { return sending() && rings_.has_value(); }
   bool waits_for_receive() const { return receiving() && rings_.has_value(); }
@@ -88,7 +90,7 @@ void ShmLink::pump_sends() {
     moved_ = true;
     budget -= std::min(budget, *written);
     moved_send();
-    if (rings_->out.claim_wake()) ring_doorbell();
+    if (rings_->out.claim_wake()) signal(LinkFrame::kDoorbell);
   }
   look_out();
 }
@@ -101,16 +103,16 @@ void ShmLink::pump_receives() {
     moved_ = true;
     budget -= std::min(budget, *read);
     moved_receive();
-    if (rings_->in.claim_wake()) ring_doorbell();
+    if (rings_->in.claim_wake()) signal(LinkFrame::kDoorbell);
   }
   look_out();
 }
 
-/// Eight bytes fit a Unix socket whole or not at all. When they do not, so many doorbells are unread that the peer
-/// cannot miss this one.
-void ShmLink::ring_doorbell() {
-  const auto bell = encode(FrameHeader{0, static_cast<uint8_t>(LinkFrame::kDoorbell), 0});
-  const iovec piece{const_cast<uint8_t*>(bell.data()), bell.size()};
+/// Eight bytes fit a Unix socket whole or not at all. When they do not, so much is unread that the peer cannot miss
+/// that it is wanted.
+void ShmLink::signal(LinkFrame kind) {
+  auto frame = encode(FrameHeader{0, static_cast<uint8_t>(kind), 0});
+  const iovec piece{frame.data(), frame.size()};
   (void)stream_->write({&piece, 1});
 }
 
@@ -184,13 +186,20 @@ Result<> ShmLink::read_socket() {
   return {};
 }
 
+bool ShmLink::take_signal(LinkFrame kind) {
+  if (kind == LinkFrame::kPing) signal(LinkFrame::kPong);
+  const bool alive = kind == LinkFrame::kPing || kind == LinkFrame::kPong;
+  if (alive) answered();
+  return alive || kind == LinkFrame::kDoorbell;
+}
+
 void ShmLink::handle_frames() {
   while (is_open()) {
     Result<std::optional<Frame>> frame = frames_.next();
     if (!frame) return end(link_error(frame.error(), peer()));
     if (!*frame) return;
     const FrameHeader header = (*frame)->header;
-    if (header.kind == static_cast<uint8_t>(LinkFrame::kDoorbell) && header.length == 0) continue;
+    if (header.length == 0 && take_signal(static_cast<LinkFrame>(header.kind))) continue;
     loop_.unwatch(stream_->fd());
     return part(parse_farewell(header, (*frame)->payload, peer()));
   }

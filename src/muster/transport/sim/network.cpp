@@ -115,12 +115,12 @@ void Network::dispatch(const Event& event, SimLink& link) {
   switch (event.kind) {
     case Kind::kArrive:
     case Kind::kRoom:
+    case Kind::kPing:
+    case Kind::kPong:
       if (parted) {
         partition->second.held.push_back(event);
-      } else if (event.kind == Kind::kArrive) {
-        link.on_arrival();
       } else {
-        link.on_room();
+        link.on_event(event.kind);
       }
       break;
     case Kind::kPeerCrashed:

@@ -28,7 +28,7 @@ void SimLink::pump_sends() {
     if (bytes > 1 && network_->random().chance(network_->faults().short_read)) {
       bytes = network_->random().between(1, bytes - 1);
     }
-    Parcel parcel{Bytes(bytes)};
+    Parcel parcel{Bytes(bytes), 0, nullptr};
     operation.copy_to(parcel.bytes.data(), bytes);
     network_->count_sent(self_, bytes);
     dispatch(std::move(parcel));
@@ -64,6 +64,20 @@ void SimLink::pump_receives() {
   if (!freed || room_promised_ || network_ == nullptr || other_ == nullptr || !other_->sending()) return;
   room_promised_ = true;
   network_->schedule(network_->now() + network_->random_delay(), Network::Kind::kRoom, other_->number_);
+}
+
+void SimLink::on_event(Network::Kind kind) {
+  if (kind == Network::Kind::kArrive) return on_arrival();
+  if (kind == Network::Kind::kRoom) return on_room();
+  if (crashed_ || !is_open()) return;
+  if (kind == Network::Kind::kPing) signal(Network::Kind::kPong);
+  answered();
+  settle();
+}
+
+void SimLink::signal(Network::Kind kind) {
+  if (network_ == nullptr || other_ == nullptr) return;
+  network_->schedule(network_->now() + network_->random_delay(), kind, other_->number_);
 }
 
 void SimLink::on_arrival() {

@@ -20,8 +20,7 @@ class SimLink final : public LinkBase {
   SimLink* other() const { return other_; }
 
   // What the network tells it.
-  void on_arrival();
-  void on_room();
+  void on_event(Network::Kind kind);
   void on_peer_lost(const char* how);
   void crash();
 
@@ -40,6 +39,10 @@ class SimLink final : public LinkBase {
   bool has_unread() const override { return arrived_ > 0 && !incoming_.front().farewell; }
   void leave(const Error* why) override;
   void release() override {}
+  void ask() override { signal(Network::Kind::kPing); }
+  void signal(Network::Kind kind);
+  void on_arrival();
+  void on_room();
   void dispatch(Parcel parcel);
 
   Network* network_;  // null once the world is gone
