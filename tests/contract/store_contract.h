@@ -265,11 +265,11 @@ TEST_P(StoreContract, HandsEachQueueItemToOneTaker) {
   in_threads(6, [&](int i, Store& store) {
     for (int n = 1; n <= 20; ++n) {
       if (i % 2 == 0) {
-        EXPECT_OK(store.queue_push("jobs", to_bytes(std::to_string(n)), soon()));
+        EXPECT_OK(store.queue_push("jobs", Bytes{static_cast<uint8_t>(n)}, soon()));
       } else {
         const auto item = store.queue_pop("jobs", soon());
-        EXPECT_TRUE(item.has_value());
-        if (item) sum += std::stoi(to_string(*item));
+        EXPECT_TRUE(item && item->size() == 1);
+        if (item) sum += item->at(0);
       }
     }
   });

@@ -84,6 +84,7 @@ class FileStore : public RequestStore {
         if (busy) pause = kFirstPause;  // another writer is done in no time
       }
       if (deadline.passed()) return give_up(call);
+      // tidy: allow(sleep) a file tells nobody that it grew, over NFS least of all
       std::this_thread::sleep_for(std::min(pause, deadline.left()));
     }
   }
@@ -118,6 +119,7 @@ class FileStore : public RequestStore {
         if (call.reply && (call.reply->status || call.reply->status.error().code != ErrorCode::kAborted)) return {};
         if (call.reply || !on_record) break;
       }
+      // tidy: allow(sleep) the other writer holds the lock for a moment
       std::this_thread::sleep_for(kFirstPause);
     }
     return tl::unexpected(timed_out(call.request, "the file store " + path_));
