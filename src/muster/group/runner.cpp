@@ -146,6 +146,7 @@ Result<> Runner::run_schedule(const Call& call, const void* input, void* output,
 /// differ.
 Error Runner::missed(const Execution& execution) {
   const std::vector<Rank> silent = silent_peers();
+  if (fatal_) return *fatal_;  // meanwhile a peer has found out, or died
   const std::vector<Rank> awaited = execution.waiting_for();
   std::vector<Rank> culprits;
   std::set_intersection(silent.begin(), silent.end(), awaited.begin(), awaited.end(), std::back_inserter(culprits));
@@ -169,7 +170,7 @@ std::vector<Rank> Runner::silent_peers() {
     silent->insert(rank);
     link->ping([silent, rank] { silent->erase(rank); });
   }
-  (void)mesh_.loop->run_until([&] { return silent->empty(); }, Deadline::after(kSignOfLife));
+  (void)mesh_.loop->run_until([&] { return silent->empty() || fatal_; }, Deadline::after(kSignOfLife));
   return {silent->begin(), silent->end()};
 }
 
