@@ -55,8 +55,8 @@ class Link {
   virtual void on_close(std::function<void(const Error&)> handler) = 0;
 
   /// Asks for a sign of life: `pong` is called once the peer's process has driven its loop and answered, or asked the
-  /// same; never, if the link ends first. Tells a peer that waits from one that is stopped or busy elsewhere. It overtakes what
-  /// the peer does not receive yet, up to some KiB.
+  /// same; never, if the link ends first. Tells a peer that waits from one that is stopped or busy elsewhere. It
+  /// overtakes what the peer does not receive yet, up to some KiB.
   virtual void ping(std::function<void()> pong) = 0;
 
   virtual bool is_open() const = 0;

@@ -4,30 +4,30 @@ namespace muster {
 
 void LinkBase::send(std::span<const ConstSegment> from, Completion completion) {
   if (parting_ && is_open()) end(*parting_);
-  Operation operation(from, std::move(completion));
+  Transfer transfer(from, std::move(completion));
   if (!is_open()) {
-    completions_.push(operation.take_completion(), tl::unexpected(*ended_));
+    completions_.push(transfer.take_completion(), tl::unexpected(*ended_));
   } else if (sending()) {
-    sends_.push(std::move(operation));  // the transport is full, or it would have taken the one before
-  } else if (operation.remaining() == 0) {
-    completions_.push(operation.take_completion(), {});
+    sends_.push(std::move(transfer));  // the transport is full, or it would have taken the one before
+  } else if (transfer.remaining() == 0) {
+    completions_.push(transfer.take_completion(), {});
   } else {
-    sends_.push(std::move(operation));
+    sends_.push(std::move(transfer));
     pump_sends();
   }
   settle();
 }
 
 void LinkBase::receive(std::span<const Segment> into, Completion completion) {
-  Operation operation(into, std::move(completion));
+  Transfer transfer(into, std::move(completion));
   if (!is_open()) {
-    completions_.push(operation.take_completion(), tl::unexpected(*ended_));
+    completions_.push(transfer.take_completion(), tl::unexpected(*ended_));
   } else if (receiving()) {
-    receives_.push(std::move(operation));
-  } else if (operation.remaining() == 0) {
-    completions_.push(operation.take_completion(), {});
+    receives_.push(std::move(transfer));
+  } else if (transfer.remaining() == 0) {
+    completions_.push(transfer.take_completion(), {});
   } else {
-    receives_.push(std::move(operation));
+    receives_.push(std::move(transfer));
     pump_receives();
   }
   settle();
@@ -88,13 +88,13 @@ void LinkBase::finish() {
   completions_.drain();
 }
 
-void LinkBase::complete_done(Fifo<Operation>& operations) {
+void LinkBase::complete_done(Fifo<Transfer>& operations) {
   while (!operations.empty() && operations.front().remaining() == 0) {
     completions_.push(operations.pop().take_completion(), {});
   }
 }
 
-void LinkBase::fail_all(Fifo<Operation>& operations) {
+void LinkBase::fail_all(Fifo<Transfer>& operations) {
   while (!operations.empty()) completions_.push(operations.pop().take_completion(), tl::unexpected(*ended_));
 }
 

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "muster/transport/completion_queue.h"
-#include "muster/transport/operation.h"
+#include "muster/transport/transfer.h"
 
 namespace muster {
 
@@ -38,8 +38,8 @@ class LinkBase : public Link {
 
   bool sending() const { return !sends_.empty(); }
   bool receiving() const { return !receives_.empty(); }
-  Operation& next_send() { return sends_.front(); }
-  Operation& next_receive() { return receives_.front(); }
+  Transfer& next_send() { return sends_.front(); }
+  Transfer& next_receive() { return receives_.front(); }
   /// Looks whether the first operation is done; to be called after it was advanced.
   void moved_send() { complete_done(sends_); }
   void moved_receive() { complete_done(receives_); }
@@ -57,12 +57,12 @@ class LinkBase : public Link {
   void finish();
 
  private:
-  void complete_done(Fifo<Operation>& operations);
-  void fail_all(Fifo<Operation>& operations);
+  void complete_done(Fifo<Transfer>& operations);
+  void fail_all(Fifo<Transfer>& operations);
   void tell_ended();
 
   Peer peer_;
-  Fifo<Operation> sends_, receives_;
+  Fifo<Transfer> sends_, receives_;
   std::optional<Error> ended_, parting_;
   std::function<void(const Error&)> close_handler_;
   Fifo<std::function<void()>> pongs_;

@@ -63,14 +63,14 @@ uint8_t* RingRegion::data(int direction) const {
 // Positions and parked flags are sequentially consistent: each side writes its own and then reads the other's, and both
 // must not miss each other (Dekker).
 
-Result<size_t> RingWriter::write(Operation& operation) {
+Result<size_t> RingWriter::write(Transfer& transfer) {
   const uint64_t used = tail_ - control_->head.load();
   if (used > kRingBytes) return fail(ErrorCode::kProtocol, "the reader of a shared ring is ahead of its writer");
-  const size_t bytes = std::min({kRingBytes - used, operation.remaining(), kSlice});
+  const size_t bytes = std::min({kRingBytes - used, transfer.remaining(), kSlice});
   if (bytes == 0) return 0;
   const size_t first = std::min(bytes, until_end(tail_));
-  operation.copy_to(data_ + tail_ % kRingBytes, first);
-  operation.copy_to(data_, bytes - first);
+  transfer.copy_to(data_ + tail_ % kRingBytes, first);
+  transfer.copy_to(data_, bytes - first);
   tail_ += bytes;
   control_->tail.store(tail_);
   return bytes;
@@ -81,10 +81,10 @@ void RingWriter::park(bool parked) {
   parked_ = parked;
 }
 
-Result<size_t> RingReader::read(Operation& operation) {
+Result<size_t> RingReader::read(Transfer& transfer) {
   const uint64_t ready = control_->tail.load() - head_;
   if (ready > kRingBytes) return fail(ErrorCode::kProtocol, "the writer of a shared ring overran its reader");
-  const size_t bytes = std::min({size_t{ready}, operation.remaining(), kSlice});
+  const size_t bytes = std::min({size_t{ready}, transfer.remaining(), kSlice});
   if (bytes == 0) return 0;
   const size_t first = std::min(bytes, until_end(head_));
   operation.copy_from(data_ + head_ % kRingBytes, first);

@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "muster/io/fd.h"
-#include "muster/transport/operation.h"
+#include "muster/transport/transfer.h"
 
 namespace muster {
 
@@ -45,7 +45,7 @@ class RingWriter {
   RingWriter(const RingRegion& region, int direction)
       : control_(&region.control(direction)), data_(region.data(direction)) {}
   /// Takes what fits now; the number of bytes, or kProtocol when the reader claims more than was written.
-  Result<size_t> write(Operation& operation);
+  Result<size_t> write(Transfer& operation);
   /// Whether the reader sleeps and has to be told; asks only once.
   bool claim_wake() { return claim(control_->reader_parked); }
   /// Asks the reader to tell when there is room.
@@ -67,7 +67,7 @@ class RingReader {
   RingReader(const RingRegion& region, int direction)
       : control_(&region.control(direction)), data_(region.data(direction)) {}
   /// Gives what is there; kProtocol when the writer claims more than fits.
-  Result<size_t> read(Operation& operation);
+  Result<size_t> read(Transfer& operation);
   bool has_bytes() const { return control_->tail.load() != head_; }
   bool claim_wake() { return RingWriter::claim(control_->writer_parked); }
   void park(bool parked);

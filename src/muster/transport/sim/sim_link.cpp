@@ -21,15 +21,15 @@ SimLink::~SimLink() {
 void SimLink::pump_sends() {
   if (network_ == nullptr || crashed_) return;
   while (sending()) {
-    Operation& operation = next_send();
+    Transfer& transfer = next_send();
     const size_t room = other_ == nullptr ? kLargestParcel : kWindow - other_->unreceived_;
-    size_t bytes = std::min({operation.remaining(), room, kLargestParcel});
+    size_t bytes = std::min({transfer.remaining(), room, kLargestParcel});
     if (bytes == 0) return;
     if (bytes > 1 && network_->random().chance(network_->faults().short_read)) {
       bytes = network_->random().between(1, bytes - 1);
     }
     Parcel parcel{Bytes(bytes), 0, nullptr};
-    operation.copy_to(parcel.bytes.data(), bytes);
+    transfer.copy_to(parcel.bytes.data(), bytes);
     network_->count_sent(self_, bytes);
     dispatch(std::move(parcel));
     moved_send();

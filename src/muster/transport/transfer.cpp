@@ -1,11 +1,11 @@
-#include "muster/transport/operation.h"
+#include "muster/transport/transfer.h"
 
 #include <algorithm>
 #include <cstring>
 
 namespace muster {
 
-size_t Operation::describe(std::span<iovec> out, size_t max_bytes) const {
+size_t Transfer::describe(std::span<iovec> out, size_t max_bytes) const {
   size_t count = 0;
   const iovec* piece = &current_;
   for (size_t next = next_; count < out.size() && max_bytes > 0 && piece->iov_len > 0; ++next) {
@@ -17,7 +17,7 @@ size_t Operation::describe(std::span<iovec> out, size_t max_bytes) const {
   return count;
 }
 
-void Operation::advance(size_t bytes) {
+void Transfer::advance(size_t bytes) {
   remaining_ -= bytes;
   while (bytes > 0) {
     const size_t step = std::min(bytes, current_.iov_len);
@@ -27,7 +27,7 @@ void Operation::advance(size_t bytes) {
   }
 }
 
-void Operation::copy_to(void* destination, size_t bytes) {
+void Transfer::copy_to(void* destination, size_t bytes) {
   auto* to = static_cast<char*>(destination);
   while (bytes > 0) {
     const size_t step = std::min(bytes, current_.iov_len);
@@ -38,7 +38,7 @@ void Operation::copy_to(void* destination, size_t bytes) {
   }
 }
 
-void Operation::copy_from(const void* source, size_t bytes) {
+void Transfer::copy_from(const void* source, size_t bytes) {
   const auto* from = static_cast<const char*>(source);
   while (bytes > 0) {
     const size_t step = std::min(bytes, current_.iov_len);

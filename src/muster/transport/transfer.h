@@ -10,10 +10,10 @@
 namespace muster {
 
 /// A pending send or receive: which of the caller's bytes are still to be moved, and whom to tell.
-class Operation {
+class Transfer {
  public:
   template <class AnySegment>
-  Operation(std::span<const AnySegment> segments, Completion completion) : completion_(std::move(completion)) {
+  Transfer(std::span<const AnySegment> segments, Completion completion) : completion_(std::move(completion)) {
     for (const AnySegment& segment : segments) {
       if (segment.bytes == 0) continue;
       const iovec piece{const_cast<void*>(static_cast<const void*>(segment.data)), segment.bytes};
