@@ -20,6 +20,8 @@ constexpr Rank kVictim = 2;
 
 using Case = std::tuple<Collective, int, const char*>;
 
+Key running(Rank rank) { return "running/" + std::to_string(rank); }
+
 /// Repeats one collective until it fails. Runs in a child process; never returns.
 [[noreturn]] void be_a_rank(Rank rank, Collective collective, const char* transports, const std::string& path) {
   auto store = file_store(path);
@@ -34,7 +36,7 @@ using Case = std::tuple<Collective, int, const char*>;
   const BufferView view{data.data(), data.size(), Dtype::kFloat32};
   const CallOptions call{.timeout = std::chrono::seconds(2)};
   for (int round = 0;; ++round) {
-    if (round == 3) (void)(*store)->add("running", 1, Deadline::after(std::chrono::seconds(30)));
+    if (round == 3) (void)(*store)->set(running(rank), {}, Deadline::after(std::chrono::seconds(30)));
     const auto result = collective == Collective::kAllReduce   ? (*group)->all_reduce(view, ReduceOp::kMax, call)
                         : collective == Collective::kBroadcast ? (*group)->broadcast(view, 0, call)
                         : collective == Collective::kAllGather ? (*group)->all_gather(view, gathered.data(), call)
@@ -62,15 +64,12 @@ TEST_P(GroupKill, EverySurvivorNamesTheVictim) {
   }
   auto store = file_store(path);
   ASSERT_TRUE(store);
-  const auto deadline = Deadline::after(std::chrono::seconds(60));
-  while (!deadline.passed()) {
-    const auto running = (*store)->add("running", 0, deadline);
-    ASSERT_TRUE(running) << running.error().to_string();
-    if (*running == kRanks) break;
-    usleep(1000);
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    ASSERT_TRUE((*store)->wait({running(rank)}, Deadline::after(std::chrono::seconds(60)))) << "rank " << rank;
   }
   Random random(testing::UnitTest::GetInstance()->random_seed() + 17);
-  usleep(static_cast<useconds_t>(random.below(20'000)));  // anywhere within a round
+  // tidy: allow(sleep) anywhere within a round
+  usleep(static_cast<useconds_t>(random.below(20'000)));
   kill(children[kVictim], signal);
 
   for (Rank rank = 0; rank < kRanks; ++rank) {

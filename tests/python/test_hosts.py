@@ -17,7 +17,11 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 
 def run_on(
-    hosts: tuple[Host, Host], binary: Path, script: list[str | Path], nproc: int = 2, secrets: tuple[str, str] | None = None
+    hosts: tuple[Host, Host],
+    binary: Path,
+    script: list[str | Path],
+    nproc: int = 2,
+    secrets: tuple[str, str] | None = None,
 ) -> list[tuple[int, str]]:
     """Starts one agent a host; their exit statuses and outputs."""
     agents = []
@@ -47,11 +51,11 @@ def test_the_demo_trains_across_two_hosts(
 REPORT = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("muster")
-from torch.distributed.distributed_c10d import _get_default_group
 total = torch.full((100_001,), float(dist.get_rank() + 1))
 dist.all_reduce(total)
 assert total.eq(10).all(), total
-ports = sum(1 for line in open("/proc/net/tcp") if line.split()[3] == "0A" and not line.split()[1].startswith("0100007F"))
+listening = [line.split()[1] for line in open("/proc/net/tcp") if line.split()[3] == "0A"]
+ports = sum(not address.startswith("0100007F") for address in listening)
 print(f"sum ok; {ports} ports open to the network", flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -69,9 +73,7 @@ def test_no_port_but_the_roots_stays_open_to_the_network(
     assert other_said.count("sum ok; 0 ports open") == 2, other_said
 
 
-def test_a_node_with_another_secret_is_refused(
-    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
-) -> None:
+def test_a_node_with_another_secret_is_refused(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
     script = tmp_path / "report.py"
     script.write_text(REPORT)
     binary = release_build / "src/muster/launch/muster"

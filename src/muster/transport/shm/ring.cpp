@@ -87,8 +87,8 @@ Result<size_t> RingReader::read(Transfer& transfer) {
   const size_t bytes = std::min({size_t{ready}, transfer.remaining(), kSlice});
   if (bytes == 0) return 0;
   const size_t first = std::min(bytes, until_end(head_));
-  operation.copy_from(data_ + head_ % kRingBytes, first);
-  operation.copy_from(data_, bytes - first);
+  transfer.copy_from(data_ + head_ % kRingBytes, first);
+  transfer.copy_from(data_, bytes - first);
   head_ += bytes;
   control_->head.store(head_);
   return bytes;
