@@ -323,7 +323,7 @@ std::string run_help() {
   auto app = make_app(raw);
   app->get_formatter()->column_width(42);
   app->footer(
-      "\nWorkers get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Unless it is "
+      "Workers get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Unless it is "
       "set,\n"
       "OMP_NUM_THREADS is this node's CPUs divided by its workers. MUSTER_PYTHON names another Python for the "
       "workers.");
