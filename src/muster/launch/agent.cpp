@@ -102,8 +102,8 @@ Result<> Agent::meet() {
 }
 
 std::vector<WorkerSpec> Agent::specs() const {
-  const JobEnvironment job{place_,       options_.run_id,     options_.role, node_.url,          node_.torch_port,
-                           node_.secret, options_.local_addr, scratch_,      this_machine().cpus};
+  const JobEnvironment job{place_,       options_.run_id, options_.role, node_.url,          node_.torch_port,
+                           node_.secret, node_.interface, scratch_,      this_machine().cpus};
   Environment base = current_environment();
   // Workers write to pipes: this tells them whether a terminal shows what they write, and so whether to draw a bar.
   base["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? "1" : "0";

@@ -24,7 +24,7 @@ struct JobEnvironment {
   std::string store_url;     ///< muster's dialect: "unix:@..."
   uint16_t torch_port = 0;   ///< PyTorch's dialect, on this node's loopback
   Bytes secret;              ///< the job's; empty: the workers are on their own
-  std::string interface;     ///< empty: any
+  std::string interface;     ///< where workers listen for other nodes; empty: their choice
   std::string error_folder;  ///< where workers may leave their error files
   int cpus = 1;              ///< shared by the node's workers
 };

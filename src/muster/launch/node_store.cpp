@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
 #include "muster/io/tls.h"
@@ -106,6 +108,11 @@ Result<NodeStore> open_node_store(const RunOptions& options, const Notice& notic
   }
   MUSTER_ASSIGN(node.tls, TlsContext::from_environment());
   MUSTER_ASSIGN(const Address master, resolve_one(options.master_addr, options.master_port));
+  node.interface = options.local_addr;
+  if (node.interface.empty() && std::getenv("MUSTER_INTERFACE") == nullptr) {
+    MUSTER_ASSIGN(const Address local, local_address_towards(master));
+    node.interface = local.host();
+  }
   const bool may_be_root = options.node_rank ? *options.node_rank == 0 : is_local(master);
   if (may_be_root) {
     const auto started = start_root(node, options, master, notice);

@@ -18,9 +18,10 @@ struct NodeStore {
   std::string url;       ///< for this node's workers
   std::string root_url;  ///< for the other nodes; empty on a single node
   uint16_t torch_port = 0;
-  Bytes secret;  ///< of the job; empty only with several nodes and none given
-  std::shared_ptr<TlsContext>
-      tls;  ///< between nodes, where the environment names certificates (io/tls.h); shared as there
+  std::string interface;  ///< this host's address on the way to the root: where workers listen; empty on a single node
+  Bytes secret;           ///< of the job; empty only with several nodes and none given
+  /// Between nodes, where the environment names certificates (io/tls.h); shared as there.
+  std::shared_ptr<TlsContext> tls;
 };
 
 /// Without a node rank the node whose address --master-addr is becomes the root; when several nodes are on that host,
