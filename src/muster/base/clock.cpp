@@ -36,7 +36,8 @@ Deadline Deadline::after(Duration timeout, const Clock& clock) { return Deadline
 Duration Deadline::left() const { return std::max(Duration::zero(), when_ - clock_->now()); }
 
 int Deadline::poll_timeout_ms() const {
-  const int64_t ms = (left().count() + 999'999) / 1'000'000;
+  const int64_t ns = left().count();
+  const int64_t ms = ns / 1'000'000 + (ns % 1'000'000 != 0);
   return static_cast<int>(std::min<int64_t>(ms, std::numeric_limits<int>::max()));
 }
 
