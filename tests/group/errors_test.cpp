@@ -1,4 +1,5 @@
 // What goes wrong while a group forms or runs: each its own error, at every rank, within the deadline.
+#include <latch>
 #include <mutex>
 
 #include "group/ranks.h"
@@ -110,14 +111,12 @@ INSTANTIATE_TEST_SUITE_P(Transports, GroupErrors, testing::Values("shm", "unix",
 
 TEST_P(GroupErrors, ATimeoutNamesTheRankThatDidNotCome) {
   const auto store = memory_store();
-  std::mutex held;
-  held.lock();  // rank 1 stays away until the others have given up
-  std::atomic<int> given_up = 0;
+  std::latch given_up(2);  // rank 1 stays away until the others have
   run_ranks(3, [&](Rank rank) {
     const auto group = Group::form(*store, {rank, 3, "test", 0}, options_for(GetParam()));
     ASSERT_TRUE(group) << group.error().to_string();
     if (rank == 1) {
-      const std::lock_guard wait(held);
+      given_up.wait();
       return;
     }
     const auto result = (*group)->barrier({.timeout = std::chrono::milliseconds(400)}).result();
@@ -130,7 +129,7 @@ TEST_P(GroupErrors, ATimeoutNamesTheRankThatDidNotCome) {
     ASSERT_FALSE(next);
     EXPECT_EQ(next.error().rank, 1);
     EXPECT_FALSE((*group)->status());
-    if (++given_up == 2) held.unlock();
+    given_up.count_down();
   });
 }
 
