@@ -1,4 +1,4 @@
-// Every collective over simulated links: delays, split deliveries, crashes. A failure names its seed.
+// Every collective over simulated links: delays, drops, split deliveries, crashes. A failure names its seed.
 #include <gtest/gtest.h>
 
 #include "collective/fleet.h"
@@ -7,7 +7,7 @@
 namespace muster::test {
 namespace {
 
-sim::Faults rough() { return {.short_read = 0.3}; }
+sim::Faults rough() { return {.short_read = 0.3, .drop = 0.01}; }
 
 std::string simulate(const Algorithm& algorithm, const Setting& setting, sim::Faults faults = rough()) {
   Trial trial(algorithm, setting);
@@ -44,7 +44,8 @@ TEST_P(EveryCollective, WorksWhateverTheDelays) {
     const sim::Faults faults{.min_delay = Duration(1),
                              .max_delay = Duration(random.between(2, 2'000'000)),
                              .bytes_per_second = random.chance(0.5) ? 1e6 : 1e10,
-                             .short_read = random.uniform()};
+                             .short_read = random.uniform(),
+                             .drop = random.uniform() / 2};
     ASSERT_EQ(simulate(GetParam(),
                        {.size = size,
                         .count = random.below(2000),

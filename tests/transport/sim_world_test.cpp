@@ -70,6 +70,46 @@ TEST(SimWorld, TakesTimeForBytesAndDistance) {
   EXPECT_EQ(world.bytes_sent(1), 0u);
 }
 
+TEST(SimWorld, DeliversDroppedParcelsLateAndInOrder) {
+  const auto run = [](uint64_t seed) {
+    Faults faults;
+    faults.short_read = 0.5;
+    faults.drop = 0.4;
+    World world(seed, faults);
+    auto [a, b] = world.connect(0, 1);
+    const std::string text = pattern(5'000'000);
+    std::string into(text.size(), '\0');
+    Outcome sent, received;
+    receive_text(*b, into, received.record());
+    send_text(*a, text, sent.record());
+    EXPECT_TRUE(world.run_until([&] { return received.done(); }, Deadline::after(60s, world.clock())));
+    EXPECT_TRUE(sent.ok() && received.ok());
+    EXPECT_TRUE(into == text);
+    EXPECT_EQ(world.bytes_sent(0), text.size());
+    EXPECT_GT(world.drops(), 5u);
+    EXPECT_GE(world.clock().now().ns, 5'000'000);
+    return std::pair(world.drops(), world.clock().now().ns);
+  };
+  EXPECT_EQ(run(3), run(3));
+  EXPECT_NE(run(3), run(4));
+}
+
+TEST(SimWorld, WaitsOneRetransmissionForEveryDrop) {
+  Faults faults;
+  faults.min_delay = faults.max_delay = std::chrono::milliseconds(1);
+  faults.bytes_per_second = 1e12;
+  faults.drop = 0.9;
+  World world(1, faults);
+  auto [a, b] = world.connect(0, 1);
+  std::string into(4, '\0');
+  Outcome sent, received;
+  receive_text(*b, into, received.record());
+  send_text(*a, "abcd", sent.record());
+  ASSERT_TRUE(world.run_until([&] { return received.done(); }, Deadline::after(60s, world.clock())));
+  EXPECT_GT(world.drops(), 0u);
+  EXPECT_EQ(world.clock().now().ns, 1'000'000 + 5'000'000 * static_cast<int64_t>(world.drops()));
+}
+
 TEST(SimWorld, KeepsAVirtualDeadline) {
   World world(1);
   const Result<> nothing = world.run_until([] { return false; }, Deadline::after(1s, world.clock()));

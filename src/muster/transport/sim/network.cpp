@@ -1,8 +1,13 @@
 #include "muster/transport/sim/network.h"
 
+#include "muster/base/check.h"
 #include "muster/transport/sim/sim_link.h"
 
 namespace muster::sim {
+
+Network::Network(uint64_t seed, Faults faults) : random_(seed), faults_(faults) {
+  MUSTER_CHECK(faults.drop >= 0 && faults.drop < 1, "a network that loses everything delivers nothing");
+}
 
 Network::~Network() {
   for (SimLink* link : links_) {
@@ -14,6 +19,15 @@ Duration Network::random_delay() {
   const auto low = static_cast<uint64_t>(faults_.min_delay.count());
   const auto high = static_cast<uint64_t>(faults_.max_delay.count());
   return Duration(static_cast<int64_t>(random_.between(low, std::max(low, high))));
+}
+
+Duration Network::parcel_delay() {
+  Duration delay = random_delay();
+  while (faults_.drop > 0 && random_.chance(faults_.drop)) {
+    ++drops_;
+    delay += faults_.retransmit_after;
+  }
+  return delay;
 }
 
 std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>> Network::connect(Rank a, Rank b) {

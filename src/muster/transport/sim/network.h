@@ -18,7 +18,7 @@ class Network {
  public:
   enum class Kind : uint8_t { kArrive, kRoom, kPing, kPong, kPeerCrashed, kPartitioned, kCallback };
 
-  Network(uint64_t seed, Faults faults) : random_(seed), faults_(faults) {}
+  Network(uint64_t seed, Faults faults);
   ~Network();
 
   const Clock& clock() const { return clock_; }
@@ -26,6 +26,8 @@ class Network {
   Random& random() { return random_; }
   const Faults& faults() const { return faults_; }
   Duration random_delay();
+  /// How long a parcel takes that is on the line now: a random delay, after as many retransmissions as it needs.
+  Duration parcel_delay();
 
   std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>> connect(Rank a, Rank b);
   void forget(uint32_t link) { links_[link] = nullptr; }
@@ -45,6 +47,7 @@ class Network {
   void advance_to(TimePoint when) { clock_.time.ns = std::max(clock_.time.ns, when.ns); }
   uint64_t events() const { return events_run_; }
   uint64_t bytes_sent(Rank from) const;
+  uint64_t drops() const { return drops_; }
 
  private:
   struct VirtualClock final : Clock {
@@ -86,6 +89,7 @@ class Network {
   std::unordered_map<Rank, uint64_t> bytes_sent_;
   uint64_t next_order_ = 0;
   uint64_t events_run_ = 0;
+  uint64_t drops_ = 0;
 };
 
 }  // namespace muster::sim

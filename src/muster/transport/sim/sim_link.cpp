@@ -40,7 +40,7 @@ void SimLink::dispatch(Parcel parcel) {
   if (network_ == nullptr || other_ == nullptr) return;
   const double seconds = static_cast<double>(parcel.bytes.size()) / network_->faults().bytes_per_second;
   line_free_ = std::max(network_->now(), line_free_) + Duration(static_cast<int64_t>(seconds * 1e9));
-  last_arrival_ = std::max(last_arrival_, line_free_ + network_->random_delay());
+  last_arrival_ = std::max(last_arrival_, line_free_ + network_->parcel_delay());
   network_->schedule(last_arrival_, Network::Kind::kArrive, other_->number_);
   other_->unreceived_ += parcel.bytes.size();
   other_->incoming_.push(std::move(parcel));

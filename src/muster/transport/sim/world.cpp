@@ -25,6 +25,7 @@ void World::heal(Rank a, Rank b) { impl_->network.heal(a, b); }
 void World::at(TimePoint when, std::function<void()> callback) { impl_->network.at(when, std::move(callback)); }
 bool World::step() { return impl_->network.step(); }
 uint64_t World::events() const { return impl_->network.events(); }
+uint64_t World::drops() const { return impl_->network.drops(); }
 uint64_t World::bytes_sent(Rank from) const { return impl_->network.bytes_sent(from); }
 
 Result<> World::run_until(const std::function<bool()>& done, const Deadline& deadline) {

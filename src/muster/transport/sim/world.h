@@ -15,11 +15,14 @@ struct Faults {
   Duration max_delay = std::chrono::microseconds(50);
   double bytes_per_second = 10e9;                                 ///< per link and direction
   double short_read = 0;                                          ///< chance that a delivery is split
+  double drop = 0;                                                ///< chance that a parcel is lost; below 1
+  Duration retransmit_after = std::chrono::milliseconds(5);       ///< then it is sent again, and may be lost again
   Duration loss_detected_after = std::chrono::milliseconds(200);  ///< a crash or a lasting partition becomes kPeerLost
 };
 
 /// Thousands of peers in one process on a virtual clock, driven by a seed. Single-threaded; the same seed and the same
-/// calls give the same run. Links behave as Link says: ordered, reliable until the peer is lost.
+/// calls give the same run. Links behave as Link says: ordered, reliable until the peer is lost. A drop therefore shows
+/// as it does above TCP: its bytes come late, and hold up those behind them.
 class World {
  public:
   World(uint64_t seed, Faults faults = {});
@@ -46,7 +49,8 @@ class World {
   Result<> run_until(const std::function<bool()>& done, const Deadline& deadline);
 
   uint64_t events() const;               ///< so far
-  uint64_t bytes_sent(Rank from) const;  ///< payload bytes handed to the network
+  uint64_t bytes_sent(Rank from) const;  ///< payload bytes handed to the network, not counting what is sent again
+  uint64_t drops() const;                ///< parcels lost so far; one that is lost twice counts twice
 
  private:
   struct Impl;
