@@ -35,7 +35,8 @@ test: lint build
 
 bench: build
 	@mkdir -p out
-	muster bench all_reduce --vs gloo --ranks 2,4 --sizes 8,64Ki,1Mi,16Mi --json out/bench.json --plot out/bench.png
+	muster bench all_reduce --vs gloo --ranks 2,4 --sizes 8,64Ki,1Mi,16Mi,256Mi \
+	  --json out/bench.json --plot out/bench.png
 
 asan tsan: setup
 	@$(STAGE) "$@ configure" -- cmake --preset $@
