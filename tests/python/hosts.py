@@ -1,5 +1,6 @@
 """Several hosts on one machine: network namespaces joined by veth pairs, made and removed by the test."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -12,6 +13,22 @@ import pytest
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=30)
+
+
+@functools.cache
+def why_not() -> str:
+    """Why this machine lets nobody make a namespace; empty where it does. Root in a container may lack the right."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "making network namespaces takes root and iproute2"
+    probe = f"muster{os.getpid()}probe"
+    try:
+        ip("netns", "add", probe)
+        ip("-n", probe, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces cannot be made here: {error.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", probe], capture_output=True, timeout=30)
+    return ""
 
 
 class Host:
@@ -32,9 +49,12 @@ class Host:
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Skips where namespaces can't be made."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("making network namespaces takes root and iproute2")
+    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Where namespaces can't be
+    made this skips, or with MUSTER_REQUIRE_HOSTS=1 fails."""
+    if reason := why_not():
+        if os.environ.get("MUSTER_REQUIRE_HOSTS") == "1":
+            pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and {reason}", pytrace=False)
+        pytest.skip(reason)
     tag = f"muster{os.getpid()}"
     hosts = Host(f"{tag}a", "10.77.0.1"), Host(f"{tag}b", "10.77.0.2")
     try:
