@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+STAMP = VENV / "muster-requirements.sha256"  # which of the requirements are installed
 TORCH = "torch==2.13.0"
 BINARY = ROOT / "build/release/src/muster/launch/muster"
 
@@ -29,6 +30,7 @@ PACKAGES = [
     "ccache",
     "cmake",
     "g++",
+    "git",  # tools/tidy.py asks it which files there are
     "iproute2",  # the several-hosts test joins network namespaces
     "libcli11-dev",
     "libexpected-dev",
@@ -39,11 +41,14 @@ PACKAGES = [
     "libssl-dev",
     "ninja-build",
     "nlohmann-json3-dev",
+    "openssl",  # the TLS tests make certificates
     "zlib1g-dev",  # examples/cpp reads a compressed file
 ]
 # Only where `python3` is the distribution's own: others bring their headers and venv along.
 PYTHON_PACKAGES = ["python3-dev", "python3-venv"]
+DEFAULT_PYTHON = Path("/usr/bin/python3")
 OLDEST_COMPILER = {"g++": 12, "clang++": 14}
+NEWER_COMPILERS = ["g++-12", "g++-13", "g++-14"]  # names beside an old c++; the first is installed
 
 
 class SetupError(Exception):
@@ -59,12 +64,20 @@ def run(command: list[str], doing: str) -> None:
         raise SetupError(f"{last_lines}\n`{shlex.join(command)}` failed with status {done.returncode}")
 
 
+def python_packages() -> list[str]:
+    """The headers and venv of the distribution's Python in use: one beside its default has packages of its own."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    if DEFAULT_PYTHON.resolve().name in (version, "python3"):
+        return PYTHON_PACKAGES
+    return [package.replace("python3", version) for package in PYTHON_PACKAGES]
+
+
 def missing_packages() -> list[str]:
     if shutil.which("dpkg-query") is None:
         return []  # not a Debian: CMake names what it does not find
     wanted = list(PACKAGES)
     if Path(sys.base_prefix) == Path("/usr"):
-        wanted += PYTHON_PACKAGES
+        wanted += python_packages()
     elif not Path(sysconfig.get_path("include"), "Python.h").exists():
         raise SetupError(f"{sys.executable} has no headers (Python.h): use a Python that has them")
     shown = subprocess.run(
@@ -85,8 +98,11 @@ def may_install() -> list[str] | None:
 
 def install_packages() -> None:
     missing = missing_packages()
-    if not missing:
-        return
+    if missing:
+        apt_install(missing)
+
+
+def apt_install(missing: list[str]) -> None:
     prefix = may_install()
     if prefix is None:
         raise SetupError(
@@ -98,24 +114,57 @@ def install_packages() -> None:
     run([*apt, "install", "--no-install-recommends", *missing], f"apt-get install {' '.join(missing)}")
 
 
-def check_compiler() -> None:
-    compiler = os.environ.get("CXX") or "c++"
-    if shutil.which(compiler) is None:
-        raise SetupError(f"there is no C++ compiler named {compiler}: install g++ 12 or newer, or set CXX")
+def compiler_version(compiler: str) -> tuple[str, str, bool]:
+    """Its kind, its version, and whether that is new enough."""
     banner = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     kind = "clang++" if "clang" in banner else "g++"
     version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout.strip()
     number = re.match(r"\d+", version)
-    if number and int(number.group()) < OLDEST_COMPILER[kind]:
+    return kind, version, number is None or int(number.group()) >= OLDEST_COMPILER[kind]
+
+
+def check_compiler() -> None:
+    """Leaves a compiler that is new enough: $CXX, or c++, or beside an old c++ the g++ 12 that it installs."""
+    named = os.environ.get("CXX")
+    compiler = named or "c++"
+    if shutil.which(compiler) is None:
+        raise SetupError(f"there is no C++ compiler named {compiler}: install g++ 12 or newer, or set CXX")
+    kind, version, new_enough = compiler_version(compiler)
+    if new_enough:
+        return
+    if named:
         raise SetupError(
-            f"{compiler} is {kind} {version} and muster needs g++ 12 or clang 14: "
-            "`apt-get install g++-12`, then set CXX=g++-12 for this command"
+            f"CXX={named} is {kind} {version} and muster needs g++ 12 or clang 14: unset CXX or name another"
         )
+    newer = next((name for name in NEWER_COMPILERS if shutil.which(name)), None)
+    if newer is None:
+        newer = NEWER_COMPILERS[0]
+        print(f"setup: c++ is {kind} {version}, and muster needs g++ 12 or clang 14", flush=True)
+        apt_install([newer])
+    use_compiler(newer)
+
+
+def use_compiler(name: str) -> None:
+    """The Makefile puts .venv/bin in front of PATH, and CMake takes what is called c++ there."""
+    found, link = shutil.which(name), VENV / "bin/c++"
+    if found is None:
+        raise SetupError(f"{name} is not on PATH although it was installed: set CXX to a g++ 12 or newer")
+    if link.resolve() != Path(found).resolve():
+        link.unlink(missing_ok=True)
+        link.symlink_to(found)
 
 
 def make_venv() -> None:
-    if not (VENV / "bin/python").exists():
-        run([sys.executable, "-m", "venv", str(VENV)], "python3 -m venv .venv")
+    """Makes .venv, again where an earlier attempt broke off: without python3-venv it ends up without pip."""
+    python = VENV / "bin/python"
+    if STAMP.exists() and python.exists():
+        return  # pip has worked here
+    if python.exists() and subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode == 0:
+        return
+    if VENV.exists():
+        print("setup: .venv has no working pip: making it anew", flush=True)
+        shutil.rmtree(VENV)
+    run([sys.executable, "-m", "venv", str(VENV)], "python3 -m venv .venv")
 
 
 def site_packages() -> Path:
@@ -130,11 +179,10 @@ def install_python_packages() -> None:
     if not (site_packages() / "torch").is_dir():
         run([*pip, TORCH], f"pip install {TORCH}")
     requirements = ROOT / "tools/requirements.txt"
-    stamp = VENV / "muster-requirements.sha256"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != digest:
+    if not STAMP.exists() or STAMP.read_text() != digest:
         run([*pip, "-r", str(requirements)], "pip install -r tools/requirements.txt")
-        stamp.write_text(digest)
+        STAMP.write_text(digest)
 
 
 def write(path: Path, text: str, executable: bool = False) -> None:
@@ -177,8 +225,8 @@ def main() -> int:
         return 1
     try:
         install_packages()
-        check_compiler()
         make_venv()
+        check_compiler()
         install_python_packages()
         install_for_development()
     except SetupError as error:

@@ -83,24 +83,103 @@ def test_a_failing_command_is_shown_with_what_it_said(setup: ModuleType, tmp_pat
         setup.run(["apt-get", "update"], "apt-get update")
 
 
+def test_another_python_of_the_distribution_has_packages_of_its_own(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = tmp_path / "python3"
+    monkeypatch.setattr(setup, "DEFAULT_PYTHON", default)
+    own = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    default.symlink_to(tmp_path / own)
+    assert setup.python_packages() == ["python3-dev", "python3-venv"]
+    default.unlink()
+    default.symlink_to(tmp_path / "python3.1")
+    assert setup.python_packages() == [f"{own}-dev", f"{own}-venv"]
+
+
 @pytest.mark.parametrize(
-    ("banner", "version", "refused"),
+    ("banner", "version", "new_enough"),
     [
-        ("c++ (Ubuntu) 11.4.0", "11", True),
-        ("c++ (Debian) 12.2.0", "12", False),
-        ("Debian clang version 13.0.1", "13.0.1", True),
-        ("Debian clang version 14.0.6", "14.0.6", False),
+        ("c++ (Ubuntu) 11.4.0", "11", False),
+        ("c++ (Debian) 12.2.0", "12", True),
+        ("Debian clang version 13.0.1", "13.0.1", False),
+        ("Debian clang version 14.0.6", "14.0.6", True),
     ],
 )
-def test_an_old_compiler_is_named_with_a_newer_one(
-    setup: ModuleType, tmp_path: Path, banner: str, version: str, refused: bool
+def test_an_old_compiler_is_told_from_a_new_one(
+    setup: ModuleType, tmp_path: Path, banner: str, version: str, new_enough: bool
 ) -> None:
-    program(tmp_path, "c++", f'[ "$1" = --version ] && echo "{banner}" || echo "{version}"')
-    if not refused:
+    compiler(tmp_path, "c++", banner, version)
+    assert setup.compiler_version("c++")[1:] == (version, new_enough)
+
+
+def compiler(tmp_path: Path, name: str, banner: str, version: str) -> None:
+    program(tmp_path, name, f'[ "$1" = --version ] && echo "{banner}" || echo "{version}"')
+
+
+@pytest.fixture
+def old_compiler(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose c++ is g++ 11, and an empty .venv."""
+    compiler(tmp_path, "c++", "c++ (Ubuntu) 11.4.0", "11")
+    monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    return tmp_path
+
+
+def test_beside_an_old_compiler_a_newer_one_is_used(setup: ModuleType, old_compiler: Path) -> None:
+    compiler(old_compiler, "g++-13", "g++-13 (Ubuntu) 13.1.0", "13")
+    setup.check_compiler()
+    setup.check_compiler()  # a second time changes nothing
+    assert (old_compiler / ".venv/bin/c++").resolve() == old_compiler / "bin/g++-13"
+
+
+def test_beside_an_old_compiler_root_installs_a_newer_one(
+    setup: ModuleType, old_compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def apt_install(packages: list[str]) -> None:
+        asked.append(packages)
+        compiler(old_compiler, packages[0], "g++-12 (Ubuntu) 12.3.0", "12")
+
+    monkeypatch.setattr(setup, "apt_install", apt_install)
+    setup.check_compiler()
+    assert asked == [["g++-12"]]
+    assert (old_compiler / ".venv/bin/c++").resolve() == old_compiler / "bin/g++-12"
+
+
+def test_an_ordinary_user_with_an_old_compiler_is_given_the_command(
+    setup: ModuleType, old_compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(setup.SetupError, match=r"sudo apt-get install g\+\+-12\n"):
         setup.check_compiler()
-        return
-    with pytest.raises(setup.SetupError, match=r"apt-get install g\+\+-12"):
+
+
+def test_an_old_compiler_that_was_asked_for_is_refused(
+    setup: ModuleType, old_compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler(old_compiler, "g++-10", "g++-10 (Ubuntu) 10.5.0", "10")
+    monkeypatch.setenv("CXX", "g++-10")
+    with pytest.raises(setup.SetupError, match=r"CXX=g\+\+-10 is g\+\+ 10 and muster needs g\+\+ 12"):
         setup.check_compiler()
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_half_made_environment_is_made_again(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    python = venv / "bin/python"
+    python.write_text(f"#!/bin/sh\nexit {0 if works else 1}\n")  # pip's status
+    python.chmod(0o755)
+    monkeypatch.setattr(setup, "VENV", venv)
+    monkeypatch.setattr(setup, "STAMP", venv / "stamp")
+    ran: list[list[str]] = []
+    monkeypatch.setattr(setup, "run", lambda command, doing: ran.append(command))
+    setup.make_venv()
+    assert ran == ([] if works else [[sys.executable, "-m", "venv", str(venv)]])
+    assert venv.exists() == works
 
 
 def test_no_compiler_at_all_is_said(setup: ModuleType) -> None:
