@@ -1,6 +1,7 @@
 """What `cmake --install` gives a C++ user: muster::core without torch, muster::torch with it."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,53 @@ def test_asking_for_torch_without_torch_says_what_is_missing(prefix: Path, run: 
     (tmp_path / "main.cpp").write_text(CORE_MAIN)
     with pytest.raises(pytest.fail.Exception, match="Torch"):
         run(["cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"])
+
+
+CUDA_CMAKE = """
+cmake_minimum_required(VERSION 3.22)
+project(cuda_user LANGUAGES CXX)
+find_package(muster REQUIRED COMPONENTS core torch)
+if(NOT TARGET muster::torch)
+  message(FATAL_ERROR "there is no muster::torch")
+endif()
+add_executable(cuda_user main.cpp)
+set_target_properties(cuda_user PROPERTIES CXX_STANDARD 20)
+target_link_libraries(cuda_user PRIVATE torch)
+"""
+CUDA_MAIN = """
+#include <ATen/Parallel.h>
+
+#include <cstdio>
+
+int main() { std::printf("threads %d\\n", at::get_num_threads() > 0); }
+"""
+
+
+def cuda_torch(folder: Path, torch_prefix: str) -> Path:
+    """This torch, laid out as one that was built for CUDA: its own package refuses without a toolkit."""
+    real = Path(torch_prefix).parents[1]
+    config = folder / "share/cmake/Torch"
+    config.mkdir(parents=True)
+    (config / "TorchConfig.cmake").write_text('message(FATAL_ERROR "Your installed Caffe2 version uses CUDA")\n')
+    shutil.copy(Path(torch_prefix, "Torch/TorchConfigVersion.cmake"), config)
+    (folder / "include").symlink_to(real / "include")
+    (folder / "lib").mkdir()
+    for library in (real / "lib").glob("lib*.so*"):
+        (folder / "lib" / library.name).symlink_to(library)
+    (folder / "lib/libtorch_cuda.so").touch()
+    return folder / "share/cmake"
+
+
+def test_a_torch_for_cuda_needs_no_cuda_toolkit(prefix: Path, run: Run, torch_prefix: str, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(CUDA_CMAKE)
+    (tmp_path / "main.cpp").write_text(CUDA_MAIN)
+    cuda = cuda_torch(tmp_path / "torch", torch_prefix)
+    # A toolkit that this machine may have is hidden.
+    paths = f"-DCMAKE_PREFIX_PATH={prefix};{cuda}"
+    hidden = "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON"
+    run(["cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / "build", paths, hidden])
+    run(["cmake", "--build", tmp_path / "build"], timeout=900)
+    assert "threads 1" in run([tmp_path / "build/cuda_user"])
 
 
 def test_digits_in_cpp_build_against_the_package_and_reach_97_percent(
