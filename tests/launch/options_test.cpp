@@ -102,6 +102,8 @@ TEST(RunOptions, AValueThatIsMissingIsNamed) {
   EXPECT_THAT(refused({"--nnodes", "", "a.py"}), HasSubstr("--nnodes takes N, and nothing was given"));
   EXPECT_THAT(refused({}), HasSubstr("no script was given"));
   EXPECT_THAT(refused({"--nproc-per-node", "2"}), HasSubstr("no script was given"));
+  EXPECT_THAT(refused({"-m"}), HasSubstr("no module was given"));
+  EXPECT_THAT(refused({"--no-python"}), HasSubstr("no program was given"));
 }
 
 TEST(RunOptions, RestartsAndElasticNodesAreRefusedClearly) {

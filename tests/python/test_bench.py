@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_quick_run_prints_a_table_and_writes_rows_and_a_picture(tmp_path: Path) -> None:
-    rows_file, picture = tmp_path / "rows.json", tmp_path / "bench.png"
+    rows_file, picture = tmp_path / "made/too/rows.json", tmp_path / "made/bench.png"
     done = bench(
         "all_reduce", "--quick", "--ranks", "2", "--sizes", "8,64Ki", "--json", str(rows_file), "--plot", str(picture)
     )
@@ -64,3 +67,35 @@ def test_a_rank_that_fails_is_shown() -> None:
     with pytest.raises(RanksFailedError, match=r"rank [01] ended with status 1") as caught:
         list(run_ranks("no such benchmark", 2, {"timeout": 60}, 60))
     assert "KeyError" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("file/rows", "Not a directory|File exists"), ("folder", "it is a folder")]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path, option: str, name: str, reason: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    done = bench("all_reduce", option, str(tmp_path / name))
+    assert done.returncode == 2
+    assert re.search(f"{name} cannot be written: ({reason})", done.stderr), done.stderr
+    assert done.stdout == ""
+
+
+def test_ranks_that_hang_are_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from muster.bench import ranks
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any) -> subprocess.Popen[bytes]:
+        report = arguments[-2]
+        hang = [sys.executable, "-c", "import signal; signal.pause()"]
+        started.append(subprocess.Popen(hang, pass_fds=[report]))
+        return started[-1]
+
+    monkeypatch.setattr(ranks, "_start", start)
+    with pytest.raises(ranks.RanksFailedError, match="rank 0 has not reported"):
+        list(ranks.run_ranks("any", 2, {}, 0.5))
+    assert [worker.returncode for worker in started] == [-signal.SIGKILL] * 2

@@ -391,3 +391,15 @@ def test_python_commands_go_to_python(muster: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 6
     assert done.stdout.split() == ["-m", "muster.bench", "all_reduce", "--vs", "gloo"]
+
+
+def test_bench_under_a_python_without_muster_says_what_to_do(muster: str, tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    env = {**os.environ, "MUSTER_PYTHON": str(bare), "PYTHONPATH": ""}
+    done = subprocess.run([muster, "bench", "all_reduce"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"muster: \S+ has no muster: install the torch-muster wheel there, .*MUSTER_PYTHON\n", done.stderr
+    )

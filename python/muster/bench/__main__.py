@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if not arguments or (arguments[0] not in BENCHES and not arguments[0].startswith("-")):
         asked = f"there is no benchmark {arguments[0]!r}" if arguments else "name a benchmark"
         parser.error(f"{asked}; there are: {', '.join(BENCHES)}")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for path in filter(None, (options.json, options.plot)):
+        if reason := _unwritable(path):
+            parser.error(f"{path} cannot be written: {reason}")
+    return options
+
+
+def _unwritable(path: Path) -> str:
+    """Why, found before anything is measured; empty where it can be. Makes the folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    if path.is_dir():
+        return "it is a folder"
+    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "permission denied"
 
 
 def main(arguments: list[str]) -> int:

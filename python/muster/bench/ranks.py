@@ -20,7 +20,11 @@ class RanksFailedError(RuntimeError):
 
 
 def run_ranks(bench: str, ranks: int, parameters: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
-    """Starts `ranks` processes of muster.bench.worker and yields rank 0's results as they come. Leaves no process."""
+    """Starts `ranks` processes of muster.bench.worker and yields rank 0's results as they come. Leaves no process.
+
+    timeout: seconds for all of it.
+    """
+    deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, contextlib.ExitStack() as stack:
         reading, writing = os.pipe()
         stack.callback(os.close, reading)
@@ -32,15 +36,17 @@ def run_ranks(bench: str, ranks: int, parameters: dict[str, Any], timeout: float
                 workers.append(_start(bench, rank, ranks, folder, parameters, writing, log))
         finally:
             os.close(writing)
-        for line in _lines(reading, workers, folder):
+        for line in _lines(reading, workers, folder, deadline):
             yield json.loads(line)
-        _join(workers, folder, timeout)
+        _join(workers, folder, deadline)
 
 
-def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str) -> Iterator[bytes]:
-    """Rank 0's lines until it closes the pipe; raises as soon as any rank has failed."""
+def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str, deadline: float) -> Iterator[bytes]:
+    """Rank 0's lines until it closes the pipe; raises as soon as any rank has failed, and at the deadline."""
     buffer = b""
     while True:
+        if time.monotonic() > deadline:
+            raise RanksFailedError("rank 0 has not reported all of its results in time; --timeout gives it longer")
         if not select.select([reading], [], [], 0.2)[0]:
             for rank, worker in enumerate(workers):
                 if worker.poll():
@@ -69,13 +75,12 @@ def _log(folder: str, rank: int) -> Path:
     return Path(folder) / f"rank{rank}.log"
 
 
-def _join(workers: list[subprocess.Popen[bytes]], folder: str, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
+def _join(workers: list[subprocess.Popen[bytes]], folder: str, deadline: float) -> None:
     for rank, worker in enumerate(workers):
         try:
             status = worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise RanksFailedError(f"rank {rank} did not end within {timeout:g} s") from None
+            raise RanksFailedError(f"rank {rank} did not end in time; --timeout gives it longer") from None
         if status != 0:
             raise RanksFailedError(_report(rank, worker, folder))
 

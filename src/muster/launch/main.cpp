@@ -36,6 +36,19 @@ struct PythonCommand {
 };
 constexpr PythonCommand kPythonCommands[] = {{"bench", "muster.bench"}};
 
+// Runs the module named by the first word, as `python -m` would; a Python without muster says so in one sentence.
+constexpr const char* kRunModule = R"(
+import importlib, runpy, sys
+module = sys.argv.pop(1)
+try:
+    importlib.import_module(module)
+except ImportError as error:
+    absent = (error.name or '').partition('.')[0] == 'muster'
+    advice = 'install the torch-muster wheel there, or name a Python that has it with MUSTER_PYTHON'
+    sys.exit(f'muster: {sys.executable} has no muster: {advice}' if absent else f'muster: {error}')
+runpy.run_module(module, run_name='__main__', alter_sys=True)
+)";
+
 int complain(const std::string& message, int status) {
   std::fprintf(stderr, "muster: %s\n", message.c_str());
   return status;
@@ -44,7 +57,7 @@ int complain(const std::string& message, int status) {
 int hand_over(const char* module, const std::string& own_path, const Words& rest) {
   auto python = find_python(own_path, current_environment());
   if (!python) return complain(python.error().message, 127);
-  Words words = {*python, "-m", module};
+  Words words = {*python, "-c", kRunModule, module};
   words.insert(words.end(), rest.begin(), rest.end());
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());

@@ -242,6 +242,9 @@ Result<> read_target(const Raw& raw, const std::vector<std::string>& rest, RunOp
   if (raw.module && raw.no_python) return bad("--module and --no-python exclude each other");
   if (raw.module) options.target = RunOptions::Target::kModule;
   if (raw.no_python) options.target = RunOptions::Target::kProgram;
+  if (rest.empty() && raw.module) return bad("no module was given: muster run [options] -m module [its arguments]");
+  if (rest.empty() && raw.no_python)
+    return bad("no program was given: muster run [options] --no-python program [its arguments]");
   if (rest.empty()) return bad("no script was given: muster run [options] script.py [its arguments]");
   options.program = rest.front();
   options.arguments.assign(rest.begin() + 1, rest.end());
