@@ -22,6 +22,15 @@ using Case = std::tuple<Collective, int, const char*>;
 
 Key running(Rank rank) { return "running/" + std::to_string(rank); }
 
+/// As a data loader's worker: a child that outlives its parent and holds the parent's sockets open.
+void leave_a_child(Store& store) {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  (void)store.set("child", as_bytes(std::to_string(child)), Deadline::after(std::chrono::seconds(30)));
+}
+
 /// Repeats one collective until it fails. Runs in a child process; never returns.
 [[noreturn]] void be_a_rank(Rank rank, Collective collective, const char* transports, const std::string& path) {
   auto store = file_store(path);
@@ -32,6 +41,7 @@ Key running(Rank rank) { return "running/" + std::to_string(rank); }
     std::fprintf(stderr, "rank %d: %s\n", rank, group.error().to_string().c_str());
     _exit(3);
   }
+  if (rank == kVictim && (*group)->transport() == "shm") leave_a_child(**store);
   std::vector<float> data(1 << 20, 1.0f), gathered(data.size() * kRanks);
   const BufferView view{data.data(), data.size(), Dtype::kFloat32};
   const CallOptions call{.timeout = std::chrono::seconds(2)};
@@ -85,6 +95,11 @@ TEST_P(GroupKill, EverySurvivorNamesTheVictim) {
   }
   kill(children[kVictim], SIGKILL);
   for (const pid_t child : children) waitpid(child, nullptr, 0);
+  if (std::string(transports) == "shm") {
+    const auto left = (*store)->get("child", Deadline::after(std::chrono::seconds(10)));
+    ASSERT_TRUE(left);
+    kill(std::stoi(to_string(ByteView(*left))), SIGKILL);
+  }
   std::filesystem::remove(path);
 }
 

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <system_error>
 #include <thread>
+#include <vector>
 
+#include "muster/base/check.h"
 #include "muster/group/runner.h"
 #include "muster/group/work_state.h"
 
@@ -23,7 +26,8 @@ class GroupImpl final : public Group {
   GroupImpl(std::unique_ptr<Runner> runner, const Membership& membership, const GroupOptions& options)
       : runner_(std::move(runner)), membership_(membership), timeout_(options.timeout) {}
 
-  /// Lets what is queued finish (the peers count on it), within limits; then ends it.
+  /// Lets what is queued finish (the peers count on it), within limits; then ends it. Not to be called by a callback of
+  /// the group's own Work.
   ~GroupImpl() override {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -34,7 +38,10 @@ class GroupImpl final : public Group {
           ErrorCode::kAborted, fmt::format("group \"{}\" was destroyed here", membership_.name), membership_.rank, {}});
     }
     lock.unlock();
-    if (thread_.joinable()) thread_.join();
+    for (std::thread& thread : threads_) {
+      MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(), "a group is destroyed by a callback of its own work");
+      thread.join();
+    }
   }
 
   Work all_reduce(BufferView data, ReduceOp op, const CallOptions& options) override {
@@ -62,11 +69,10 @@ class GroupImpl final : public Group {
     runner_->request_abort(why);
     std::unique_lock lock(mutex_);
     if (!first_error_) first_error_ = why;
-    if (busy_) return;  // whoever runs an call sees the request
+    if (!abort_) abort_ = std::move(why);
+    if (busy_) return;  // whoever runs a call sees the request, or end_turn() does
     busy_ = true;
-    lock.unlock();
-    runner_->die(why);
-    give_turn_back();
+    end_turn(lock);
   }
 
   Result<> status() const override {
@@ -97,43 +103,72 @@ class GroupImpl final : public Group {
   Work submit(Call call, const void* input, void* output, const CallOptions& options) {
     const Duration timeout = options.timeout > Duration::zero() ? options.timeout : timeout_;
     std::unique_lock lock(mutex_);
-    call.sequence = ++sequence_;
     if (!options.async && !busy_ && queue_.empty()) {
+      call.sequence = ++sequence_;
       busy_ = true;
       lock.unlock();
       auto result = run(call, input, output, timeout);
-      give_turn_back();
+      lock.lock();
+      end_turn(lock);
       return Work(std::move(result));
     }
-    if (queue_.size() >= kMaxQueued) {
-      return Work(fail(ErrorCode::kResourceExhausted,
-                       fmt::format("{} operations are queued already, the first is {}; wait for some", kMaxQueued,
-                                   queue_.front().call.to_string())));
-    }
-    auto state = std::make_shared<Work::State>();
-    queue_.push_back({call, input, output, timeout, state});
-    if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+    auto queued = enqueue({call, input, output, timeout, std::make_shared<Work::State>()});
     lock.unlock();
+    if (!queued) return Work(tl::unexpected(queued.error()));
     changed_.notify_all();
-    Work work(std::move(state));
+    Work work(std::move(*queued));
     if (options.async) return work;
     return Work(work.wait());
   }
 
-  /// The group's progress thread: takes turns with callers that run inline.
+  /// With the lock held. A call that is refused takes no number: the other ranks know nothing of it.
+  Result<std::shared_ptr<Work::State>> enqueue(Job job) {
+    if (queue_.size() >= kMaxQueued) {
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("{} operations are queued already, the first is {}; wait for some", kMaxQueued,
+                              queue_.front().call.to_string()));
+    }
+    MUSTER_TRY(provide_thread());
+    job.call.sequence = ++sequence_;
+    queue_.push_back(job);
+    return job.work;
+  }
+
+  /// With the lock held: sees to it that a thread is there which is not within somebody's callback. Those may take
+  /// long, or even wait for another operation of this group, as DDP's communication hooks do.
+  Result<> provide_thread() {
+    if (threads_.size() > calling_back_) return {};
+    try {
+      threads_.emplace_back([this] { progress(); });
+    } catch (const std::system_error& error) {
+      return fail(ErrorCode::kResourceExhausted, fmt::format("cannot start a progress thread: {}", error.what()));
+    }
+    return {};
+  }
+
+  /// A progress thread: takes turns with callers that run inline, and with others of its kind.
   void progress() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return !busy_ && (stopping_ || !queue_.empty()); });
+      changed_.wait(lock, [this] { return queue_.empty() ? stopping_ : !busy_; });
       if (queue_.empty()) return;
       const Job job = std::move(queue_.front());
       queue_.pop_front();
       busy_ = true;
       lock.unlock();
-      job.work->finish(run(job.call, job.input, job.output, job.timeout));
+      const auto result = run(job.call, job.input, job.output, job.timeout);
+      auto callbacks = job.work->finish(result);
       lock.lock();
-      busy_ = false;
-      changed_.notify_all();
+      end_turn(lock);
+      if (callbacks.empty()) continue;
+      ++calling_back_;
+      // Without a thread for them, the queued calls wait until these callbacks are over.
+      if (!queue_.empty()) (void)provide_thread();
+      lock.unlock();
+      for (const auto& callback : callbacks) callback(result);
+      callbacks.clear();
+      lock.lock();
+      --calling_back_;
     }
   }
 
@@ -146,13 +181,17 @@ class GroupImpl final : public Group {
     return result;
   }
 
-  void give_turn_back() {
-    {
-      const std::lock_guard lock(mutex_);
-      busy_ = false;
-      if (queue_.empty() && !stopping_) return;
+  /// Gives the turn back; the caller holds it, and the lock. An abort that came too late for the call that ends here is
+  /// still told to the peers.
+  void end_turn(std::unique_lock<std::mutex>& lock) {
+    if (abort_) {
+      const Error why = *abort_;
+      lock.unlock();
+      runner_->die(why);
+      lock.lock();
     }
-    changed_.notify_all();
+    busy_ = false;
+    if (!queue_.empty() || stopping_) changed_.notify_all();
   }
 
   const std::unique_ptr<Runner> runner_;
@@ -161,11 +200,12 @@ class GroupImpl final : public Group {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> queue_;
-  bool busy_ = false;  ///< somebody runs an call: the turn is taken
+  bool busy_ = false;  ///< somebody runs a call: the turn is taken
   bool stopping_ = false;
   uint64_t sequence_ = 0;
-  std::optional<Error> first_error_;
-  std::thread thread_;  ///< the progress thread; started by the first call that needs it
+  std::optional<Error> first_error_, abort_;
+  std::vector<std::thread> threads_;  ///< the first is started by the first call that queues; more are rarely needed
+  size_t calling_back_ = 0;           ///< of them, within callbacks
 };
 
 Result<> check_membership(const Membership& membership) {

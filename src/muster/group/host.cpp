@@ -23,6 +23,11 @@ std::string shared_memory_domain() {
   return fmt::format("{}/net:{}/uid:{}", boot_id, network.st_ino, getuid());
 }
 
+uint64_t process_domain() {
+  struct stat processes {};
+  return stat("/proc/self/ns/pid", &processes) == 0 ? processes.st_ino : 0;
+}
+
 std::string host_name() {
   char name[256] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";

@@ -10,6 +10,8 @@ namespace muster {
 /// namespace and the user. Never a host name, which containers repeat, nor a count of local ranks, which sub-groups
 /// break.
 std::string shared_memory_domain();
+/// The pid namespace's number; 0 when it can't be told, and then unlike any other.
+uint64_t process_domain();
 std::string host_name();
 
 /// The address to bind so that other hosts reach it: of the first interface that is up and not loopback, IPv4 before

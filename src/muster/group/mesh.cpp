@@ -68,7 +68,13 @@ class MeshBuilder {
   bool leads() const { return membership_.rank == 0; }
 
   Result<> introduce() {
-    Member self{membership_.rank, membership_.size, getpid(), host_name(), shared_memory_domain()};
+    Member self;
+    self.rank = membership_.rank;
+    self.size = membership_.size;
+    self.pid = getpid();
+    self.host = host_name();
+    self.domain = shared_memory_domain();
+    self.process_domain = process_domain();
     fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
     identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
                              options_.credentials};
@@ -162,6 +168,10 @@ class MeshBuilder {
       link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
       return;
     }
+    // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards.)
+    link->on_close([this](const Error& why) {
+      if (why.code != ErrorCode::kLeft && !error_) error_ = why;
+    });
     mesh_.links[rank] = std::move(link);
   }
 

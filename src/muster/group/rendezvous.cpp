@@ -5,47 +5,12 @@
 namespace muster {
 namespace {
 
-// record := version:u8 rank:i32 size:i32 pid:i32 host:string domain:string local_address:string
-//           instance:u64 secret:bytes
-constexpr uint8_t kVersion = 1;
-
-Bytes encode(const Member& member) {
-  Writer out;
-  out.put(kVersion).put<int32_t>(member.rank).put<int32_t>(member.size).put<int32_t>(member.pid);
-  out.put_string(member.host).put_string(member.domain).put_string(member.local_address);
-  out.put(member.instance).put_bytes(member.secret);
-  return out.take();
-}
-
-Result<Member> decode(ByteView record) {
-  Reader in(record);
-  MUSTER_ASSIGN(const auto version, in.get<uint8_t>());
-  if (version != kVersion) {
-    return fail(ErrorCode::kMismatch,
-                fmt::format("a rank runs another version of muster (record {}, here {})", version, kVersion));
-  }
-  Member member;
-  MUSTER_ASSIGN(member.rank, in.get<int32_t>());
-  MUSTER_ASSIGN(member.size, in.get<int32_t>());
-  MUSTER_ASSIGN(member.pid, in.get<int32_t>());
-  MUSTER_ASSIGN(member.host, in.get_string());
-  MUSTER_ASSIGN(member.domain, in.get_string());
-  MUSTER_ASSIGN(member.local_address, in.get_string());
-  MUSTER_ASSIGN(member.instance, in.get<uint64_t>());
-  MUSTER_ASSIGN(const auto secret, in.get_bytes());
-  member.secret.assign(secret.begin(), secret.end());
-  MUSTER_TRY(in.finish());
-  return member;
-}
-
 Key key(const std::string& topic, Rank rank) { return fmt::format("{}/{}", topic, rank); }
 
 /// Long enough to ask a store that just timed out which keys it has.
 constexpr Duration kLastQuestion = std::chrono::seconds(2);
 
 }  // namespace
-
-std::string Member::to_string() const { return fmt::format("rank {} (host {}, pid {})", rank, host, pid); }
 
 Rendezvous::Rendezvous(Store& store, const Membership& membership)
     : store_(prefix_store(fmt::format("muster/group/{}/{}", membership.name, membership.generation), store)),
@@ -55,7 +20,7 @@ Result<> Rendezvous::announce(const Member& self, const Deadline& deadline) {
   const Bytes record = encode(self);
   MUSTER_ASSIGN(const auto stored, store_->compare_set(key("member", self.rank), {}, record, deadline));
   if (stored == record) return {};
-  const auto other = decode(stored);
+  const auto other = parse_member(stored);
   return fail(ErrorCode::kAlreadyExists,
               fmt::format("rank {} is taken by {}; give every process its own rank", self.rank,
                           other ? other->to_string() : "a process that can't be read"),
@@ -65,7 +30,7 @@ Result<> Rendezvous::announce(const Member& self, const Deadline& deadline) {
 Result<Member> Rendezvous::leader(const Deadline& deadline) {
   const auto record = store_->get(key("member", 0), deadline);
   if (!record) return tl::unexpected(missing("member", record.error()));
-  return decode(*record);
+  return parse_member(*record);
 }
 
 Result<std::vector<Member>> Rendezvous::members(const Deadline& deadline) {
@@ -83,7 +48,7 @@ Result<std::vector<Member>> Rendezvous::members(const Deadline& deadline) {
   std::vector<Member> members;
   members.reserve(records.size());
   for (const Bytes& record : records) {
-    MUSTER_ASSIGN(auto member, decode(record));
+    MUSTER_ASSIGN(auto member, parse_member(record));
     MUSTER_TRY(check(member));
     members.push_back(std::move(member));
   }

@@ -4,23 +4,9 @@
 #include <vector>
 
 #include "muster/group/group.h"
+#include "muster/group/member.h"
 
 namespace muster {
-
-/// What a rank tells the others about itself through the store.
-struct Member {
-  Rank rank = kNoRank;
-  int size = 0;
-  pid_t pid = 0;
-  std::string host;
-  std::string domain;         ///< equal means: can share memory (shared_memory_domain())
-  std::string local_address;  ///< its Unix listener: "unix:@..."
-  uint64_t instance = 0;      ///< random: tells two announcements of one rank apart, also within one process
-  Bytes secret;               ///< of the group's links; rank 0 alone sets it, when the job gave none
-
-  /// "rank 3 (host b, pid 812)".
-  std::string to_string() const;
-};
 
 /// The exchange of addresses through the store, under keys of this group and generation only. Costs a rank two writes
 /// and at most three reads, whatever the size.

@@ -1,6 +1,9 @@
 #include "muster/group/runner.h"
 
 #include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -27,6 +30,7 @@ Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& memb
   if (self->mesh_.team_memory) {
     MUSTER_ASSIGN(self->team_, Team::attach(self->mesh_.team_memory, membership.rank, membership.size,
                                             [self](Rank awaited) { return self->watch(awaited); }));
+    self->watch_processes();
   }
   return runner;
 }
@@ -48,12 +52,35 @@ void Runner::watch_links() {
   for (Link* link : links_) {
     if (link == nullptr) continue;
     const Rank rank = link->peer().rank;
-    link->on_close([this, rank](const Error& why) {
-      closed_[rank] = why;
-      // A peer that left may have done its part of what runs here; any other end is everybody's.
-      if (why.code != ErrorCode::kLeft && !fatal_) fatal_ = why;
-    });
+    link->on_close([this, rank](const Error& why) { lost(rank, why); });
   }
+}
+
+/// A process that was forked by a peer, as data loaders are, keeps the peer's sockets open beyond its death. In a team
+/// the kernel tells of the death itself.
+void Runner::watch_processes() {
+  const Member& self = mesh_.members[membership_.rank];
+  for (const Member& member : mesh_.members) {
+    if (member.process_domain == 0 || member.process_domain != self.process_domain || member.pid == self.pid) continue;
+    Fd process(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
+    if (!process) continue;  // an old kernel, or gone already: then its links say so
+    const int fd = process.get();
+    const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd, rank = member.rank](uint32_t) {
+      mesh_.loop->unwatch(fd);
+      // What its link still has to say comes first: it may have left in order.
+      mesh_.loop->after(kLastWords, [this, rank] {
+        if (closed_[rank]) return;
+        lost(rank, Error{ErrorCode::kPeerLost, mesh_.members[rank].to_string() + " died", rank, {}});
+      });
+    });
+    if (watched) processes_.push_back(std::move(process));
+  }
+}
+
+void Runner::lost(Rank rank, const Error& why) {
+  closed_[rank] = why;
+  // A peer that left may have done its part of what runs here; any other end is everybody's.
+  if (why.code != ErrorCode::kLeft && !fatal_) fatal_ = why;
 }
 
 Result<> Runner::run(const Call& call, const void* input, void* output, const Deadline& deadline) {
@@ -148,6 +175,9 @@ Error Runner::missed(const Execution& execution) {
   const std::vector<Rank> silent = silent_peers();
   if (fatal_) return *fatal_;  // meanwhile a peer has found out, or died
   const std::vector<Rank> awaited = execution.waiting_for();
+  for (const Rank rank : awaited) {
+    if (closed_[rank]) return *closed_[rank];
+  }
   std::vector<Rank> culprits;
   std::set_intersection(silent.begin(), silent.end(), awaited.begin(), awaited.end(), std::back_inserter(culprits));
   if (culprits.empty()) culprits = silent;
@@ -170,7 +200,11 @@ std::vector<Rank> Runner::silent_peers() {
     silent->insert(rank);
     link->ping([silent, rank] { silent->erase(rank); });
   }
-  (void)mesh_.loop->run_until([&] { return silent->empty() || fatal_; }, Deadline::after(kSignOfLife));
+  const auto heard_of_all = [&] {
+    std::erase_if(*silent, [this](Rank rank) { return closed_[rank].has_value(); });
+    return silent->empty() || fatal_;
+  };
+  (void)mesh_.loop->run_until(heard_of_all, Deadline::after(kSignOfLife));
   return {silent->begin(), silent->end()};
 }
 
@@ -206,7 +240,10 @@ std::optional<Error> Runner::abort_requested() {
 }
 
 void Runner::die(const Error& why) {
+  if (dead_) return;
+  dead_ = true;
   if (!fatal_) fatal_ = why;
+  for (const Fd& process : processes_) mesh_.loop->unwatch(process.get());
   for (Link* link : links_) {
     if (link != nullptr && link->is_open()) link->close(why);
   }

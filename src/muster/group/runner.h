@@ -34,6 +34,8 @@ class Runner {
  private:
   Runner(Mesh mesh, const Membership& membership);
   void watch_links();
+  void watch_processes();
+  void lost(Rank rank, const Error& why);
   Result<> watch(Rank awaited);
   Result<> dispatch(const Call& call, const void* input, void* output, const Deadline& deadline);
   Result<> run_team(const Call& call, const void* input, void* output, const Deadline& deadline);
@@ -48,7 +50,10 @@ class Runner {
   std::unique_ptr<Team> team_;
   std::vector<Link*> links_;                  ///< mesh_.links, as schedules take them
   std::vector<std::optional<Error>> closed_;  ///< by rank: why its link ended
-  std::optional<Error> fatal_;                ///< the first failure: no call runs any more
+  std::vector<Fd>
+      processes_;      ///< of peers on this host, as pidfds: links stay open while a child of the dead holds them
+  bool dead_ = false;  ///< die() was called
+  std::optional<Error> fatal_;  ///< the first failure: no call runs any more
   Bytes scratch_;
   std::atomic<bool> abort_flag_ = false;
   std::mutex abort_mutex_;

@@ -4,7 +4,7 @@
 
 namespace muster {
 
-void Work::State::finish(Result<> outcome) {
+std::vector<std::function<void(const Result<>&)>> Work::State::finish(Result<> outcome) {
   std::vector<std::function<void(const Result<>&)>> to_call;
   {
     const std::lock_guard lock(mutex);
@@ -13,13 +13,13 @@ void Work::State::finish(Result<> outcome) {
     to_call.swap(callbacks);
   }
   changed.notify_all();
-  for (const auto& callback : to_call) callback(result);
+  return to_call;
 }
 
 Work::Work(Result<> result) {
   if (result) return;  // no state at all means: finished well
   state_ = std::make_shared<State>();
-  state_->finish(std::move(result));
+  (void)state_->finish(std::move(result));  // nobody can have asked yet
 }
 
 bool Work::done() const {

@@ -16,7 +16,8 @@ struct Work::State {
   Result<> result;
   std::vector<std::function<void(const Result<>&)>> callbacks;
 
-  void finish(Result<> outcome);
+  /// Wakes those who wait. What is to be called back is left to the caller: one callback may wait for another's work.
+  [[nodiscard]] std::vector<std::function<void(const Result<>&)>> finish(Result<> outcome);
 };
 
 }  // namespace muster

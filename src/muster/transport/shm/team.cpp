@@ -182,21 +182,22 @@ Result<> Team::park(Rank peer, uint32_t step, const Deadline& deadline) {
     auto watched = watch_(peer);
     if (reached(peer, step)) return {};
     if (!watched) return watched;
-    if (deadline.passed()) return late(step);
+    if (deadline.passed()) return late(peer, step);
   }
 }
 
-tl::unexpected<Error> Team::late(uint32_t step) const {
-  std::string names;
-  Rank first = kNoRank;
+tl::unexpected<Error> Team::late(Rank awaited, uint32_t step) const {
+  std::string others;
   for (Rank peer = 0; peer < size_; ++peer) {
-    if (peer == rank_ || at_least(line(peer).published.load(std::memory_order_acquire), step)) continue;
-    if (first == kNoRank) first = peer;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", peer);
+    if (peer == rank_ || peer == awaited || at_least(line(peer).published.load(std::memory_order_acquire), step)) {
+      continue;
+    }
+    others += fmt::format("{}{}", others.empty() ? "" : ", ", peer);
   }
-  const bool many = names.find(',') != std::string::npos;
   return fail(ErrorCode::kTimeout,
-              fmt::format("rank{} {} {} not arrived in time", many ? "s" : "", names, many ? "have" : "has"), first);
+              fmt::format("rank {} has not arrived in time{}", awaited,
+                          others.empty() ? "" : "; neither have others: " + others),
+              awaited);
 }
 
 void Team::wake_all() {

@@ -71,7 +71,7 @@ class Team {
   bool reached(Rank peer, uint32_t step);
   Result<> wait_for(Rank peer, uint32_t step, const Deadline& deadline);
   Result<> park(Rank peer, uint32_t step, const Deadline& deadline);
-  tl::unexpected<Error> late(uint32_t step) const;
+  tl::unexpected<Error> late(Rank awaited, uint32_t step) const;
 
   void* memory_;
   size_t bytes_;
@@ -81,7 +81,7 @@ class Team {
   Watch watch_;
   uint32_t step_ = 0;
   const int most_spins_;
-  int spins_;  ///< before the next park
+  int spins_;                   ///< before the next park
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
 };
 

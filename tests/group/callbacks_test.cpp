@@ -1,0 +1,50 @@
+// What users do when a Work is done: also other operations of the same group, and waiting for them.
+#include <future>
+
+#include "group/ranks.h"
+
+namespace muster {
+namespace {
+
+TEST(GroupCallbacks, MayWaitForAnotherOperationOfTheirGroup) {
+  test::run_group(2, "shm,unix,tcp", [](Group& group) {
+    int64_t first = 1, second = 10, third = 100;
+    std::promise<Result<>> nested;
+    const Work work = group.all_reduce({&first, 1, Dtype::kInt64}, ReduceOp::kSum, {.async = true});
+    work.on_done([&](const Result<>& result) {
+      ASSERT_TRUE(result);
+      const Work inner = group.all_reduce({&second, 1, Dtype::kInt64}, ReduceOp::kSum, {.async = true});
+      ASSERT_TRUE(inner.wait());
+      nested.set_value(group.all_reduce({&third, 1, Dtype::kInt64}, ReduceOp::kSum).result());
+    });
+    ASSERT_TRUE(nested.get_future().get());
+    EXPECT_EQ(first, 2);
+    EXPECT_EQ(second, 20);
+    EXPECT_EQ(third, 200);
+  });
+}
+
+TEST(GroupCallbacks, MayWaitForWhatWasQueuedBeforeThem) {
+  test::run_group(2, "shm,unix,tcp", [](Group& group) {
+    std::vector<std::vector<float>> data(8, std::vector<float>(200'000, 1.0f));
+    std::vector<Work> works;
+    for (auto& each : data) {
+      works.push_back(group.all_reduce({each.data(), each.size(), Dtype::kFloat32}, ReduceOp::kSum, {.async = true}));
+    }
+    std::promise<Result<>> last;
+    works[0].on_done([&](const Result<>&) { last.set_value(works[7].wait()); });
+    ASSERT_TRUE(last.get_future().get());
+    EXPECT_EQ(data[7][0], 2.0f);
+  });
+}
+
+TEST(GroupCallbacks, AreCalledAtOnceWhenTheWorkIsDone) {
+  test::run_group(1, "shm", [](Group& group) {
+    int calls = 0;
+    group.barrier().on_done([&](const Result<>& result) { calls += result ? 1 : 0; });
+    EXPECT_EQ(calls, 1);
+  });
+}
+
+}  // namespace
+}  // namespace muster
