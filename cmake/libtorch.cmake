@@ -14,6 +14,8 @@ function(muster_find_cuda_libtorch)
   add_library(muster::libtorch INTERFACE IMPORTED)
   target_include_directories(muster::libtorch INTERFACE ${torch_dir}/include
                                                         ${torch_dir}/include/torch/csrc/api/include)
+  # As torch's own targets say: some of its headers ask.
+  target_compile_definitions(muster::libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO USE_RPC USE_TENSORPIPE)
   target_link_libraries(muster::libtorch INTERFACE ${torch_dir}/lib/libtorch_cpu.so ${torch_dir}/lib/libc10.so)
   set(TORCH_INSTALL_PREFIX ${torch_dir} PARENT_SCOPE)
   set(Torch_VERSION ${PACKAGE_VERSION} PARENT_SCOPE)
