@@ -139,4 +139,10 @@ Result<Reply> decode_reply(const FrameHeader& header, ByteView payload) {
   return reply;
 }
 
+Result<std::optional<Reply>> next_reply(FrameParser& parser) {
+  MUSTER_ASSIGN(const auto frame, parser.next());
+  if (!frame) return std::nullopt;
+  return decode_reply(frame->header, frame->payload);
+}
+
 }  // namespace muster

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "muster/io/frame.h"
 #include "muster/store/state.h"
 
@@ -19,5 +21,7 @@ Bytes encode_reply(const Reply& reply);
 Result<Request> decode_request(const FrameHeader& header, ByteView payload);
 /// The reply's client is left 0: a connection knows whose it is.
 Result<Reply> decode_reply(const FrameHeader& header, ByteView payload);
+/// How every client reads: the next reply of what the parser was fed, or nothing when it has no whole one yet.
+Result<std::optional<Reply>> next_reply(FrameParser& parser);
 
 }  // namespace muster

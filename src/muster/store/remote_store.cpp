@@ -116,10 +116,9 @@ class RemoteStore : public RequestStore {
 
   Result<> take_replies() {
     while (true) {
-      MUSTER_ASSIGN(const auto frame, parser_.next());
-      if (!frame) return {};
-      MUSTER_ASSIGN(Reply reply, decode_reply(frame->header, frame->payload));
-      const auto found = calls_.find(reply.id);
+      MUSTER_ASSIGN(auto reply, next_reply(parser_));
+      if (!reply) return {};
+      const auto found = calls_.find(reply->id);
       if (found == calls_.end()) continue;  // it gave up
       found->second->reply = std::move(reply);
       found->second->turn.notify_one();

@@ -85,7 +85,7 @@ class Upstream : public Backend {
     parser_.feed(bytes);
     Replies replies;
     while (!lost_) {
-      auto reply = next_reply();
+      auto reply = next_reply(parser_);
       if (!reply) {
         deliver_(std::move(replies));
         channel_.close();
@@ -95,12 +95,6 @@ class Upstream : public Backend {
       if (take_origin(**reply)) replies.push_back(std::move(**reply));
     }
     deliver_(std::move(replies));
-  }
-
-  Result<std::optional<Reply>> next_reply() {
-    MUSTER_ASSIGN(const auto frame, parser_.next());
-    if (!frame) return std::nullopt;
-    return decode_reply(frame->header, frame->payload);
   }
 
   // Puts the reply into its client's terms. False when that client is gone.

@@ -1,0 +1,112 @@
+// A peer that shakes hands, opens its link as it should, and then says anything at all. The first bytes say how the
+// rest is cut into writes and into receives. The link hands out what a plain reading of the frames gives, answers
+// every receive once, and ends.
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "muster/base/check.h"
+#include "muster/transport/hello.h"
+#include "muster/transport/link_frame.h"
+
+namespace muster {
+namespace {
+
+constexpr uint32_t kLargestData = 16u << 20;
+
+Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+LinkIdentity identity(Rank rank) { return {rank, 2, "fuzz", 1, {}}; }
+
+/// One loop and one listener for all inputs; the listener's links land in `link`.
+struct Door {
+  std::unique_ptr<Link> link;
+  std::unique_ptr<Loop> loop = std::move(Loop::create().value());
+  std::unique_ptr<Listener> listener =
+      listen_links(*loop, Address::parse("unix:@muster-link-fuzz-" + std::to_string(getpid())).value(), identity(0),
+                   [this](std::unique_ptr<Link> made) { link = std::move(made); })
+          .value();
+
+  std::unique_ptr<Stream> open() {
+    std::unique_ptr<Stream> peer;
+    const DialOptions options{{}, encode(make_hello(identity(1), LinkHello::Wire::kSocket).value())};
+    const auto dialled = dial(*loop, Address::parse(listener->address()).value(), options, patience(),
+                              [&](Result<Connection> connection) { peer = std::move(connection.value().stream); });
+    MUSTER_CHECK(loop->run_until([&] { return peer != nullptr; }, patience()).has_value(), "no handshake");
+    const Bytes opening = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
+    MUSTER_CHECK(say(*peer, opening), "the opening was not taken");
+    MUSTER_CHECK(loop->run_until([&] { return link != nullptr; }, patience()).has_value(), "no link");
+    return peer;
+  }
+
+  static bool say(Stream& peer, ByteView bytes) {
+    const iovec piece{const_cast<uint8_t*>(bytes.data()), bytes.size()};
+    return peer.write({&piece, 1}).value_or(0) == bytes.size();
+  }
+};
+
+Bytes payload_of(ByteView stream) {
+  Bytes payload;
+  while (stream.size() >= kFrameHeaderBytes) {
+    const auto header = decode_frame_header(stream.first(kFrameHeaderBytes), kLargestData);
+    if (!header) break;
+    stream = stream.subspan(kFrameHeaderBytes);
+    const auto kind = static_cast<LinkFrame>(header->kind);
+    const bool data = kind == LinkFrame::kData && header->length > 0;
+    const bool signal = (kind == LinkFrame::kPing || kind == LinkFrame::kPong) && header->length == 0;
+    if (!data && !signal) break;
+    const ByteView part = stream.first(std::min<size_t>(header->length, stream.size()));
+    payload.insert(payload.end(), part.begin(), part.end());
+    stream = stream.subspan(part.size());
+  }
+  return payload;
+}
+
+/// Receives until the link fails it.
+struct Listening {
+  explicit Listening(Link& link, size_t size) : link(link), buffer(size) { receive(); }
+  void receive() {
+    const Segment segment{buffer.data(), buffer.size()};
+    ++asked;
+    link.receive({&segment, 1}, [this](Result<> result) {
+      MUSTER_CHECK(++answered == asked, "a receive was answered twice");
+      if (!result) return void(failed = true);
+      heard.insert(heard.end(), buffer.begin(), buffer.end());
+      receive();
+    });
+  }
+  Link& link;
+  Bytes buffer, heard;
+  uint64_t asked = 0, answered = 0;
+  bool failed = false;
+};
+
+void speak(ByteView stream, size_t piece, size_t receive) {
+  static Door door;
+  std::unique_ptr<Stream> peer = door.open();
+  int closed = 0, pongs = 0;
+  door.link->on_close([&](const Error& why) { closed += why.message.empty() ? 100 : 1; });
+  door.link->ping([&] { ++pongs; });
+  Listening listening(*door.link, receive);
+  for (ByteView rest = stream; !rest.empty(); rest = rest.subspan(std::min(piece, rest.size()))) {
+    if (!Door::say(*peer, rest.first(std::min(piece, rest.size())))) break;
+    door.loop->poll();
+  }
+  peer.reset();
+  MUSTER_CHECK(door.loop->run_until([&] { return listening.failed; }, patience()).has_value(), "the link never ends");
+  MUSTER_CHECK(closed == 1 && pongs <= 1 && !door.link->is_open(), "a handler was called too often, or not at all");
+  Bytes wanted = payload_of(stream);
+  wanted.resize(wanted.size() / receive * receive);
+  MUSTER_CHECK(listening.heard == wanted, "the link handed out other bytes than were sent");
+  door.link.reset();
+}
+
+}  // namespace
+}  // namespace muster
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 2) return 0;
+  // At most a few hundred writes for an input of any length.
+  const size_t piece = std::max<size_t>(size / 64, size_t{1} + data[0]);
+  muster::speak({data + 2, size - 2}, piece, size_t{1} + data[1]);
+  return 0;
+}

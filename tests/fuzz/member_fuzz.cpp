@@ -1,0 +1,14 @@
+// What a rank tells about itself through the store: a record that is accepted comes out as it went in.
+#include "muster/base/check.h"
+#include "muster/group/member.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const muster::ByteView record(data, size);
+  if (const auto member = muster::parse_member(record)) {
+    const muster::Bytes again = muster::encode(*member);
+    MUSTER_CHECK(std::equal(again.begin(), again.end(), record.begin(), record.end()),
+                 "a record changes when repeated");
+    MUSTER_CHECK(!member->to_string().empty(), "a member without a name");
+  }
+  return 0;
+}
