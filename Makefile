@@ -1,7 +1,8 @@
 # make demo    set everything up, build, and train on real data with two processes
-# make test    the same set-up, then lint, C++ tests and Python tests: what CI runs
+# make test    the same set-up, then lint, C++ tests and Python tests; CI runs this and make fuzz
 # make bench   muster beside its peers, in one run        make format   clang-format and ruff over the sources
 # make asan, make tsan   the core's tests under sanitizers   make tidy    clang-tidy over the core (slow)
+# make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
 # make wheel   dist/torch_muster-*.whl                    make clean    remove build/, dist/ and out/
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -10,7 +11,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test bench format asan tsan wheel tidy clean setup build lint
+.PHONY: demo test bench format asan tsan fuzz wheel tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -42,6 +43,11 @@ asan tsan: setup
 	@$(STAGE) "$@ configure" -- cmake --preset $@
 	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
 	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
+
+fuzz: setup
+	@$(STAGE) "fuzz configure" -- cmake --preset asan
+	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers -j $(JOBS)
+	@$(STAGE) "fuzz ctest" --summary 'tests passed|Total Test time' -- ctest --preset asan -R fuzz -j $(JOBS)
 
 wheel: setup
 	@CXX=$(if $(filter environment,$(origin CXX)),$(CXX),c++) $(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
