@@ -1,6 +1,10 @@
 """The example that `make demo` runs: stock DDP over muster, on real data."""
 
+import os
+import pty
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +25,36 @@ def test_digits_reach_97_percent_and_leave_a_picture(
     assert f"with {ranks} ranks" in said
     assert str(picture) in said
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def one_epoch(root: Path, release_build: Path, tmp_path: Path) -> list[str]:
+    script = [root / "examples/python/digits.py", "--epochs=1", "--plot", tmp_path / "digits.png"]
+    return [str(word) for word in (release_build / "src/muster/launch/muster", "run", "--nproc-per-node=2", *script)]
+
+
+def test_digits_draw_a_bar_on_a_terminal(one_epoch: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "MUSTER_PYTHON": sys.executable}
+    with subprocess.Popen(one_epoch, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        except OSError:
+            pass  # a terminal's end
+        assert process.wait(100) == 0, shown.decode(errors="replace")
+    os.close(ours)
+    said = shown.decode()
+    assert re.search("epoch  1/1 █+·+ loss ", said), said  # half-way
+    assert re.search("epoch  1/1 █{30} loss .*held-out accuracy ", said), said
+
+
+def test_digits_draw_no_bar_through_a_pipe(one_epoch: list[str], run: Callable[..., str]) -> None:
+    said = run(one_epoch)
+    assert re.search("epoch  1/1 loss .*held-out accuracy ", said), said
+    assert "█" not in said and "·" not in said and "\r" not in said, said
 
 
 def test_digits_in_python_never_import_muster(root: Path) -> None:
