@@ -17,19 +17,17 @@ from muster import _C
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
-# How often this process has made the group of that name as that rank: torch numbers groups from zero again after
-# destroy_process_group(), and the next group of a name must not meet what the last one left in the store.
-_made: collections.Counter[tuple[str, int]] = collections.Counter()
+# torch numbers groups from zero again after destroy_process_group(), and the next group of a name must not meet what
+# the last one left in the store. So names carry how often the default group was made, in which every process takes part
+# and which is therefore the same everywhere, and how often this name was since.
+_worlds = 0
+_made: collections.Counter[tuple[int, str, int]] = collections.Counter()
 _made_lock = threading.Lock()
 
 
 def create(options: _DistributedBackendOptions) -> Backend:
     """Meets the other ranks of a process group through torch's store."""
-    with _made_lock:
-        key = (options.group_id, options.group_rank)
-        round_number = _made[key]
-        _made[key] += 1
-    name = f"{options.group_id}.{round_number}" if round_number else options.group_id
+    name = _unique_name(options.group_id, options.group_rank)
     return _C.create_backend(
         store=options.store,
         rank=options.group_rank,
@@ -38,6 +36,17 @@ def create(options: _DistributedBackendOptions) -> Backend:
         name=name,
         generation=int(os.environ.get("MUSTER_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
     )
+
+
+def _unique_name(group_id: str, rank: int) -> str:
+    global _worlds
+    with _made_lock:
+        if not dist.is_initialized():  # this is the default group, in the making
+            _worlds += 1
+        key = (_worlds, group_id, rank)
+        again = _made[key]
+        _made[key] += 1
+    return f"{group_id}.{_worlds - 1}.{again}" if _worlds > 1 or again else group_id
 
 
 def _timeout(asked: timedelta) -> timedelta:

@@ -28,7 +28,7 @@ void leave_a_child(Store& store) {
   if (child == 0) {
     for (;;) pause();
   }
-  (void)store.set("child", as_bytes(std::to_string(child)), Deadline::after(std::chrono::seconds(30)));
+  (void)store.add("child", child, Deadline::after(std::chrono::seconds(30)));
 }
 
 /// Repeats one collective until it fails. Runs in a child process; never returns.
@@ -96,9 +96,9 @@ TEST_P(GroupKill, EverySurvivorNamesTheVictim) {
   kill(children[kVictim], SIGKILL);
   for (const pid_t child : children) waitpid(child, nullptr, 0);
   if (std::string(transports) == "shm") {
-    const auto left = (*store)->get("child", Deadline::after(std::chrono::seconds(10)));
-    ASSERT_TRUE(left);
-    kill(std::stoi(to_string(ByteView(*left))), SIGKILL);
+    const auto left = (*store)->add("child", 0, Deadline::after(std::chrono::seconds(10)));
+    ASSERT_TRUE(left && *left > 0);
+    kill(static_cast<pid_t>(*left), SIGKILL);
   }
   std::filesystem::remove(path);
 }

@@ -33,6 +33,13 @@ TEST(LastTraceback, IsTheLastOne) {
   EXPECT_EQ(last_traceback(text) + "\n", kTraceback);
 }
 
+TEST(LastTraceback, LosesThePrefixThatTorchGivesItsLines) {
+  const std::string text =
+      "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"a.py\"\n[rank1]: ValueError: bad\nlast words\n";
+  EXPECT_EQ(last_traceback(text),
+            "Traceback (most recent call last):\n  File \"a.py\"\nValueError: bad\nlast words");
+}
+
 TEST(LastTraceback, IsEmptyWhereThereIsNone) {
   EXPECT_EQ(last_traceback("all is well\n"), "");
   EXPECT_EQ(last_traceback("he said: Traceback (most recent call last): no\n"), "");

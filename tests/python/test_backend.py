@@ -248,6 +248,59 @@ def test_groups_can_be_made_again_over_the_same_store(tmp_path: object) -> None:
     run_ranks(2, again, f"{tmp_path}/store")
 
 
+def other_subgroups(rank: int, path: str) -> None:
+    first = dist.new_group([0, 1])
+    if rank < 2:
+        dist.all_reduce(torch.ones(1), group=first)
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("muster", store=dist.FileStore(path, 3), rank=rank, world_size=3)
+    second = dist.new_group([0, 2])  # torch gives it the name that [0, 1] had
+    data = torch.full((1,), float(rank))
+    if rank != 1:
+        dist.all_reduce(data, group=second)
+        assert data.item() == 2
+
+
+def test_a_subgroup_made_again_with_other_ranks_finds_them(tmp_path: object) -> None:
+    run_ranks(3, other_subgroups, f"{tmp_path}/store")
+
+
+def chained(rank: int) -> None:
+    """As torch's PowerSGD hook does: the callback of one all-reduce starts another and waits for it."""
+    outcomes = []
+    for _ in range(20):
+        first, second = torch.ones(100_000), torch.full((1000,), 2.0)
+        queued = [dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(3)]
+
+        def then(future: torch.futures.Future[list[torch.Tensor]], second: torch.Tensor = second) -> float:
+            assert future.value()[0][0] == 2
+            return float(dist.all_reduce(second, async_op=True).get_future().wait()[0][0])
+
+        outcomes.append(dist.all_reduce(first, async_op=True).get_future().then(then))
+        for work in queued:
+            work.wait()
+        assert outcomes[-1].wait() == 4.0
+
+
+def test_a_callback_may_start_another_operation_and_wait_for_it() -> None:
+    run_ranks(2, chained)
+
+
+def inferring(rank: int) -> None:
+    with torch.inference_mode():
+        outputs = [torch.empty(10_000) for _ in range(2)]
+        dist.all_gather(outputs, torch.full((10_000,), float(rank)), async_op=True).wait()
+        assert outputs[1][5] == 1
+        strided = torch.ones(1000, 2).t()
+        dist.all_reduce(strided, async_op=True).wait()
+        assert strided.eq(2).all()
+
+
+def test_it_works_in_inference_mode() -> None:
+    run_ranks(2, inferring)
+
+
 def debugged(rank: int) -> None:
     assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     data = torch.ones(4)

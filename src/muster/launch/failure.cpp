@@ -38,6 +38,30 @@ std::string indented(std::string_view text) {
   return out;
 }
 
+/// What stands before `at` on its line.
+std::string_view prefix_before(std::string_view text, size_t at) {
+  const size_t newline = at == 0 ? std::string_view::npos : text.rfind('\n', at - 1);
+  const size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
+  return text.substr(begin, at - begin);
+}
+
+/// Nothing, or the "[rank3]: " that torch puts before the lines of a traceback once a process group is there.
+bool is_line_prefix(std::string_view prefix) {
+  return prefix.empty() || (prefix.starts_with("[rank") && prefix.ends_with("]: "));
+}
+
+std::string without_prefix(std::string_view text, std::string_view prefix) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
+    std::string_view line = text.substr(0, end);
+    if (line.starts_with(prefix)) line.remove_prefix(prefix.size());
+    out += line;
+    text.remove_prefix(end);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string WorkerExit::to_string() const {
@@ -69,9 +93,11 @@ int exit_status(const Error& error) {
 std::string last_traceback(std::string_view stderr_text) {
   constexpr std::string_view kStart = "Traceback (most recent call last):";
   size_t at = stderr_text.rfind(kStart);
-  while (at != std::string_view::npos && at > 0 && stderr_text[at - 1] != '\n') at = stderr_text.rfind(kStart, at - 1);
+  while (at != std::string_view::npos && at > 0 && !is_line_prefix(prefix_before(stderr_text, at))) {
+    at = stderr_text.rfind(kStart, at - 1);
+  }
   if (at == std::string_view::npos) return "";
-  const std::string_view text = stderr_text.substr(at);
+  const std::string text = without_prefix(stderr_text.substr(at), prefix_before(stderr_text, at));
   if (std::count(text.begin(), text.end(), '\n') <= kTracebackLines) return last_lines(text, kTracebackLines + 1);
   return std::string(kStart) + "\n  ...\n" + last_lines(text, kTracebackLines - 2);
 }

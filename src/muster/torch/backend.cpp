@@ -61,6 +61,20 @@ Operand operand_in_place(TensorWork& work, const at::Tensor& given) {
   return result;
 }
 
+/// The parts of one call, queued one after the other. When one can't be prepared, those before it end first: their
+/// tensors must not go before.
+template <class Queue>
+std::vector<muster::Work> queue_parts(Queue queue) {
+  std::vector<muster::Work> parts;
+  try {
+    queue(parts);
+  } catch (...) {
+    for (const muster::Work& part : parts) static_cast<void>(part.wait());
+    throw;
+  }
+  return parts;
+}
+
 /// Whether the slots lie one after another in memory, as the rows of one tensor do.
 bool consecutive(const std::vector<at::Tensor>& slots) {
   const auto* next = static_cast<const uint8_t*>(slots.front().data_ptr());
@@ -209,9 +223,9 @@ c10::intrusive_ptr<c10d::Work> TorchBackend::allgather(std::vector<std::vector<a
   check_argument(inputs.size() == 1 && outputs.size() == 1, "all_gather", "takes one tensor and one list per rank");
   check_slots(outputs.front(), inputs.front(), rank_, size_);
   auto work = new_work(c10d::OpType::ALLGATHER, "muster:all_gather", inputs, outputs.front());
-  Parts parts;
-  gather_to_list(*work, parts, outputs.front(), inputs.front(), call(options.timeout, options.asyncOp));
-  return start(work, std::move(parts));
+  return start(work, queue_parts([&](Parts& parts) {
+                 gather_to_list(*work, parts, outputs.front(), inputs.front(), call(options.timeout, options.asyncOp));
+               }));
 }
 
 c10::intrusive_ptr<c10d::Work> TorchBackend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
@@ -227,11 +241,11 @@ c10::intrusive_ptr<c10d::Work> TorchBackend::allgather_coalesced(std::vector<std
   }
   for (size_t i = 0; i < inputs.size(); ++i) check_slots(slots[i], inputs[i], rank_, size_);
   auto work = new_work(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather", inputs, std::move(flat));
-  Parts parts;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    gather_to_list(*work, parts, slots[i], inputs[i], call(options.timeout, options.asyncOp));
-  }
-  return start(work, std::move(parts));
+  return start(work, queue_parts([&](Parts& parts) {
+                 for (size_t i = 0; i < inputs.size(); ++i) {
+                   gather_to_list(*work, parts, slots[i], inputs[i], call(options.timeout, options.asyncOp));
+                 }
+               }));
 }
 
 c10::intrusive_ptr<c10d::Work> TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -254,11 +268,11 @@ c10::intrusive_ptr<c10d::Work> TorchBackend::allgather_into_tensor_coalesced(std
     value_or_throw(check_sendable(outputs[i]));
   }
   auto work = new_work(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", inputs, outputs);
-  Parts parts;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    gather_to_tensor(*work, parts, outputs[i], inputs[i], call(options.timeout, options.asyncOp));
-  }
-  return start(work, std::move(parts));
+  return start(work, queue_parts([&](Parts& parts) {
+                 for (size_t i = 0; i < inputs.size(); ++i) {
+                   gather_to_tensor(*work, parts, outputs[i], inputs[i], call(options.timeout, options.asyncOp));
+                 }
+               }));
 }
 
 c10::intrusive_ptr<c10d::Work> TorchBackend::barrier(const c10d::BarrierOptions& options) {

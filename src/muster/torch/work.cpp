@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/InferenceMode.h>
 
 #include "muster/torch/exception.h"
 
@@ -82,6 +83,8 @@ void TensorWork::complete() {
   } else {
     try {
       const at::NoGradGuard no_grad;
+      // The caller may be in inference mode, and this another thread: its tensors can only be written in that mode.
+      const c10::InferenceMode inference;
       for (const auto& [to, from] : copies_) to.copy_(from);
     } catch (...) {
       exception = std::current_exception();
