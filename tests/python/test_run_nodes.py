@@ -28,12 +28,19 @@ def node(tmp_path: Path) -> Iterator[Node]:
     secret = secrets.token_hex(32)
     jobs: list[Job] = []
 
-    def start(rank: int | None, *words: str, code: str = "print('ran')", nnodes: int = 2, key: str = secret) -> Job:
+    def start(
+        rank: int | None,
+        *words: str,
+        code: str = "print('ran')",
+        nnodes: int = 2,
+        key: str = secret,
+        master: str = "127.0.0.1",
+    ) -> Job:
         script = tmp_path / f"script{len(jobs)}.py"
         script.write_text(f"import os, signal, sys\nrank = int(os.environ['RANK'])\n{code}\n")
         place = [] if rank is None else [f"--node-rank={rank}"]
         # A word that is given later wins: tests give their own timeout.
-        options = [f"--nnodes={nnodes}", "--master-addr=127.0.0.1", f"--master-port={port}", *place, *words]
+        options = [f"--nnodes={nnodes}", f"--master-addr={master}", f"--master-port={port}", *place, *words]
         env = {"MUSTER_PYTHON": sys.executable, "MUSTER_SECRET": key}
         jobs.append(Job([muster, "run", *options, script], env))
         return jobs[-1]
@@ -88,6 +95,48 @@ print('sum', sum(int(store.get(f'from-{i}')) for i in range(4)))
     jobs = [node(rank, "--nproc-per-node=2", code=code) for rank in range(2)]
     assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
     assert "".join(job.out for job in jobs).count("sum 10") == 4
+
+
+REDUCE = """
+import torch
+import torch.distributed as dist
+dist.init_process_group('muster')
+total = torch.full((100_001,), float(rank + 1))
+dist.all_reduce(total)
+print('sum', total.unique().tolist(), 'on', os.environ['MUSTER_INTERFACE'])
+dist.destroy_process_group()
+"""
+
+
+def test_nodes_meet_and_reduce_over_ipv6(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    if not has_ipv6_loopback():
+        pytest.skip("no IPv6 here")
+    monkeypatch.delenv("MUSTER_INTERFACE", raising=False)
+    monkeypatch.setenv("MUSTER_TRANSPORT", "tcp")
+    jobs = [node(rank, code=REDUCE, master="::1") for rank in range(2)]
+    assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
+    assert [job.out for job in jobs] == [f"[rank {rank}] sum [3.0] on ::1\n" for rank in range(2)]
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("given", "got"), [(None, "127.0.0.1"), ("lo", "lo")])
+def test_workers_listen_on_the_way_to_the_root_unless_told_otherwise(
+    node: Node, monkeypatch: pytest.MonkeyPatch, given: str | None, got: str
+) -> None:
+    monkeypatch.delenv("MUSTER_INTERFACE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("MUSTER_INTERFACE", given)
+    jobs = [node(rank, code="print(os.environ['MUSTER_INTERFACE'])") for rank in range(2)]
+    assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
+    assert [job.out for job in jobs] == [f"[rank {rank}] {got}\n" for rank in range(2)]
 
 
 def test_a_failing_node_ends_the_others_with_its_report(node: Node) -> None:
@@ -255,11 +304,14 @@ def make_certificates(folder: Path) -> dict[str, str]:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
 def test_nodes_with_certificates_speak_tls(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     plain = node(1, "--timeout=100")
     plain.expect("waiting for node 0")
     for name, value in make_certificates(tmp_path).items():
         monkeypatch.setenv(name, value)
-    first = node(0, "--timeout=100")
+    monkeypatch.setenv("MUSTER_TRANSPORT", "tcp")
+    first = node(0, "--timeout=100", code=REDUCE)
     assert plain.finish() == 1, "a node without certificates got in"
-    second = node(1)
+    second = node(1, code=REDUCE)
     assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+    assert "sum [3.0]" in first.out and "sum [3.0]" in second.out
