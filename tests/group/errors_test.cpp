@@ -91,8 +91,10 @@ TEST(GroupForm, RefusesARankWithAnotherSecret) {
     auto options = options_for("tcp", std::chrono::milliseconds(800));
     options.credentials.secret = {1, 2, 3, static_cast<uint8_t>(rank)};
     const auto error = form_error(*store, {rank, 2, "test", 0}, options);
-    // The one that dials learns why; the one that listens sees only that its peer never proved itself.
+    // The one that dials is refused; the one that listens waits on, for whom it refused may have been a stranger.
     EXPECT_EQ(error.code, rank == 1 ? ErrorCode::kAuthentication : ErrorCode::kTimeout) << error.to_string();
+    EXPECT_EQ(error.rank, 1 - rank) << error.to_string();
+    EXPECT_NE(error.message.find("secret"), std::string::npos) << error.to_string();
   });
 }
 

@@ -209,7 +209,13 @@ class MeshBuilder {
       if (first == kNoRank) first = rank;
       names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
     }
-    return fail(ErrorCode::kTimeout, "no link in time with " + names, first);
+    // Perhaps they did come, and could not prove themselves.
+    std::string refusals;
+    for (const Listener* listener : {local_.get(), tcp_.get()}) {
+      if (listener == nullptr || listener->last_refusal().empty()) continue;
+      refusals += "; meanwhile " + listener->last_refusal();
+    }
+    return fail(ErrorCode::kTimeout, "no link in time with " + names + refusals, first);
   }
 
   /// Rank 0 makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.

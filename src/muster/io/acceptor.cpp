@@ -87,6 +87,7 @@ class SocketAcceptor final : public Acceptor {
   }
 
   Address address() const override { return address_; }
+  const std::string& last_refusal() const override { return last_refusal_; }
 
  private:
   struct Pending {
@@ -152,8 +153,7 @@ class SocketAcceptor final : public Acceptor {
     if (!address_.is_unix()) return true;
     const auto who = unix_peer(fd);
     if (who && (who->uid == geteuid() || who->uid == 0)) return true;
-    strangers_.warn(fmt::format("{} refused {}: {}", address_.to_string(), name_of(fd, peer),
-                                who ? fmt::format("it belongs to user {}", who->uid) : who.error().message));
+    refused(name_of(fd, peer), who ? fmt::format("it belongs to user {}", who->uid) : who.error().message);
     if (options_.plain) return false;
     const Bytes reason = Handshake::refuse(Handshake::Refusal::kWrongUser);
     (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits a fresh socket's buffer
@@ -182,8 +182,13 @@ class SocketAcceptor final : public Acceptor {
   }
 
   void drop(int fd, const std::string& reason) {
-    strangers_.warn(fmt::format("{} refused {}: {}", address_.to_string(), pending_.at(fd).name, reason));
+    refused(pending_.at(fd).name, reason);
     forget(fd);
+  }
+
+  void refused(const std::string& name, const std::string& reason) {
+    last_refusal_ = fmt::format("{} refused {}: {}", address_.to_string(), name, reason);
+    strangers_.warn(last_refusal_);
   }
 
   void forget(int fd) {
@@ -201,6 +206,7 @@ class SocketAcceptor final : public Acceptor {
   const std::shared_ptr<const Handler> handler_;
   const SocketFile file_;
   QuietLog strangers_;
+  std::string last_refusal_;
   bool paused_ = false;
   Loop::TimerId resume_timer_ = 0;
   std::unordered_map<int, Pending> pending_;

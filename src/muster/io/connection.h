@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "muster/base/bytes.h"
 #include "muster/base/clock.h"
@@ -60,6 +61,8 @@ class Acceptor {
   static Result<std::unique_ptr<Acceptor>> create(Loop& loop, const Address& address, Options options, Handler handler);
   virtual ~Acceptor() = default;
   virtual Address address() const = 0;
+  /// Who was refused last, and why, as the log says it; empty while nobody was.
+  virtual const std::string& last_refusal() const = 0;
 };
 
 }  // namespace muster

@@ -27,6 +27,9 @@ class SocketListener final : public Listener {
     return {};
   }
   std::string address() const override { return acceptor_->address().to_string(); }
+  std::string last_refusal() const override {
+    return last_refusal_.empty() ? acceptor_->last_refusal() : last_refusal_;
+  }
 
  private:
   void greet(Connection connection) {
@@ -44,8 +47,9 @@ class SocketListener final : public Listener {
     Result<std::unique_ptr<Link>> link =
         std::move(opened).and_then([this](Opened&& agreed) { return factory_(loop_, std::move(agreed)); });
     if (!link) {
-      return log(LogLevel::kWarning, fmt::format("rank {} of group \"{}\" refused a link: {}", hello_.rank,
-                                                 hello_.group, link.error().to_string()));
+      last_refusal_ = fmt::format("rank {} of group \"{}\" refused a link: {}", hello_.rank, hello_.group,
+                                  link.error().to_string());
+      return log(LogLevel::kWarning, last_refusal_);
     }
     const LinkHandler handler = handler_;  // a copy: it may destroy this listener
     handler(std::move(*link));
@@ -57,6 +61,7 @@ class SocketListener final : public Listener {
   const LinkHandler handler_;
   std::map<uint64_t, std::unique_ptr<Opening>> openings_;
   uint64_t next_ = 0;
+  std::string last_refusal_;  // of a peer that the acceptor let in
   std::unique_ptr<Acceptor> acceptor_;
 };
 

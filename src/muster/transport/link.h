@@ -71,6 +71,8 @@ class Listener {
   virtual ~Listener() = default;
   /// What a peer passes to connect.
   virtual std::string address() const = 0;
+  /// Who was refused last, and why; empty while nobody was.
+  virtual std::string last_refusal() const = 0;
 };
 using LinkHandler = std::function<void(std::unique_ptr<Link>)>;
 using ConnectHandler = std::function<void(Result<std::unique_ptr<Link>>)>;
