@@ -26,18 +26,24 @@ inline GroupOptions options_for(const std::string& transports, Duration timeout 
 }
 
 /// Ranks as threads that meet in an in-memory store; each gets a formed group.
-inline void run_group(int size, const GroupOptions& options, const std::function<void(Group&)>& body) {
+inline void run_group(int size, const std::function<GroupOptions(Rank)>& options,
+                      const std::function<void(Group&)>& body) {
   const auto store = memory_store();
   run_ranks(size, [&](Rank rank) {
     const auto handle = store->clone();
     ASSERT_TRUE(handle) << handle.error().to_string();
-    const auto group = Group::form(**handle, {rank, size, "test", 0}, options);
+    const auto group = Group::form(**handle, {rank, size, "test", 0}, options(rank));
     ASSERT_TRUE(group) << group.error().to_string();
     body(**group);
     // No rank leaves while another still works.
     const auto end = (*group)->barrier().result();
     EXPECT_TRUE(end || !(*group)->status()) << end.error().to_string();
   });
+}
+
+inline void run_group(int size, const GroupOptions& options, const std::function<void(Group&)>& body) {
+  run_group(
+      size, [&options](Rank) { return options; }, body);
 }
 
 inline void run_group(int size, const std::string& transports, const std::function<void(Group&)>& body,

@@ -1,0 +1,120 @@
+#include "contract/group_contract.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace muster {
+
+using test::run_group;
+
+namespace {
+
+const size_t kCounts[] = {0, 1, 7, 1000, 40'000, 700'001};
+
+}  // namespace
+
+TEST_P(GroupContract, AllReduceSumsInPlace) {
+  run_group(size(), kind().options, [&](Group& group) {
+    for (const size_t count : kCounts) {
+      std::vector<float> data(count);
+      for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 100 + group.membership().rank);
+      const auto result = group.all_reduce({data.data(), count, Dtype::kFloat32}, ReduceOp::kSum).result();
+      ASSERT_TRUE(result) << result.error().to_string();
+      for (size_t i = 0; i < count; ++i) {
+        const int expected = static_cast<int>(i % 100) * size() + size() * (size() - 1) / 2;
+        ASSERT_EQ(data[i], static_cast<float>(expected)) << "element " << i << " of " << count;
+      }
+    }
+  });
+}
+
+TEST_P(GroupContract, AverageDividesTheSum) {
+  run_group(size(), kind().options, [&](Group& group) {
+    std::vector<double> data(100'003, 10.0 * group.membership().rank);
+    const auto result = group.all_reduce({data.data(), data.size(), Dtype::kFloat64}, ReduceOp::kAverage).result();
+    ASSERT_TRUE(result) << result.error().to_string();
+    for (const double value : data) ASSERT_DOUBLE_EQ(value, 10.0 * (size() - 1) / 2);
+  });
+}
+
+TEST_P(GroupContract, AllRanksEndWithTheSameBits) {
+  std::vector<std::vector<float>> results(size());
+  run_group(size(), kind().options, [&](Group& group) {
+    const Rank rank = group.membership().rank;
+    auto& data = results[rank];
+    data.resize(300'000);
+    for (size_t i = 0; i < data.size(); ++i) data[i] = 1.0f / static_cast<float>(i * (rank + 3) + 7);
+    ASSERT_TRUE(group.all_reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kSum).result());
+  });
+  for (const auto& result : results) {
+    ASSERT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
+  }
+}
+
+TEST_P(GroupContract, BroadcastCopiesTheRootsData) {
+  run_group(size(), kind().options, [&](Group& group) {
+    for (Rank root = 0; root < size(); ++root) {
+      for (const size_t count : kCounts) {
+        std::vector<int32_t> data(count, group.membership().rank == root ? 1000 + root : -1);
+        ASSERT_TRUE(group.broadcast({data.data(), count, Dtype::kInt32}, root).result());
+        ASSERT_EQ(std::count(data.begin(), data.end(), 1000 + root), static_cast<int64_t>(count));
+      }
+    }
+  });
+}
+
+TEST_P(GroupContract, AllGatherKeepsRankOrder) {
+  run_group(size(), kind().options, [&](Group& group) {
+    for (const size_t count : kCounts) {
+      const std::vector<int64_t> input(count, group.membership().rank + 5);
+      std::vector<int64_t> output(count * size(), -1);
+      BufferView view{const_cast<int64_t*>(input.data()), count, Dtype::kInt64};
+      ASSERT_TRUE(group.all_gather(view, output.data()).result());
+      for (size_t i = 0; i < output.size(); ++i) ASSERT_EQ(output[i], static_cast<int64_t>(i / count) + 5);
+    }
+  });
+}
+
+TEST_P(GroupContract, AllGatherTakesItsOwnSlotOfTheOutput) {
+  run_group(size(), kind().options, [&](Group& group) {
+    const Rank rank = group.membership().rank;
+    constexpr size_t kCount = 50'000;
+    std::vector<int16_t> output(kCount * size(), -1);
+    std::fill_n(output.begin() + rank * kCount, kCount, static_cast<int16_t>(rank));
+    ASSERT_TRUE(group.all_gather({output.data() + rank * kCount, kCount, Dtype::kInt16}, output.data()).result());
+    for (size_t i = 0; i < output.size(); ++i) ASSERT_EQ(output[i], static_cast<int16_t>(i / kCount));
+  });
+}
+
+TEST_P(GroupContract, AsyncCallsRunInOrderAndOverlapWithTheCaller) {
+  run_group(size(), kind().options, [&](Group& group) {
+    constexpr int kCalls = 50;
+    std::vector<std::vector<int32_t>> data(kCalls, std::vector<int32_t>(1000, 1));
+    std::vector<Work> works;
+    for (auto& each : data) {
+      works.push_back(group.all_reduce({each.data(), each.size(), Dtype::kInt32}, ReduceOp::kSum, {.async = true}));
+    }
+    // A sync call queues behind them.
+    ASSERT_TRUE(group.barrier().result());
+    for (const Work& work : works) ASSERT_TRUE(work.done());
+    for (const auto& each : data) ASSERT_EQ(std::count(each.begin(), each.end(), size()), 1000);
+    EXPECT_EQ(group.sequence(), kCalls + 1u);
+  });
+}
+
+TEST_P(GroupContract, MixedCallsReuseTheSharedSlotsSafely) {
+  run_group(size(), kind().options, [&](Group& group) {
+    const Rank rank = group.membership().rank;
+    for (int round = 0; round < 60; ++round) {
+      const Rank root = round % size();
+      std::vector<int32_t> data(1 + (round * 977) % 90'000, rank == root ? round : -1);
+      ASSERT_TRUE(group.broadcast({data.data(), data.size(), Dtype::kInt32}, root).result());
+      ASSERT_EQ(std::count(data.begin(), data.end(), round), static_cast<int64_t>(data.size()));
+      ASSERT_TRUE(group.all_reduce({data.data(), data.size(), Dtype::kInt32}, ReduceOp::kMax).result());
+      ASSERT_EQ(std::count(data.begin(), data.end(), round), static_cast<int64_t>(data.size()));
+      ASSERT_TRUE(group.barrier().result());
+    }
+  });
+}
+
+}  // namespace muster
