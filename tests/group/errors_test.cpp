@@ -88,7 +88,7 @@ TEST(GroupForm, RefusesAnUnknownTransportAndInterface) {
 TEST(GroupForm, RefusesARankWithAnotherSecret) {
   const auto store = memory_store();
   run_ranks(2, [&](Rank rank) {
-    auto options = options_for("tcp", std::chrono::milliseconds(800));
+    auto options = options_for("tcp", std::chrono::seconds(3));
     options.credentials.secret = {1, 2, 3, static_cast<uint8_t>(rank)};
     const auto error = form_error(*store, {rank, 2, "test", 0}, options);
     // The one that dials is refused; the one that listens waits on, for whom it refused may have been a stranger.
