@@ -60,8 +60,10 @@ void Screen::line(const void* owner, std::string_view prefix, std::string_view t
 void Screen::progress(const void* owner, std::string_view prefix, std::string_view text) {
   if (!terminal_) return line(owner, prefix, text);
   if (bar_owner_ != nullptr && bar_owner_ != owner) return;
+  std::string bar = fmt::format("{}{}", prefix, text);
+  if (bar_owner_ == owner && bar == bar_) return;  // its end says again what its beginning drew
   bar_owner_ = owner;
-  bar_ = fmt::format("{}{}", prefix, text);
+  bar_ = std::move(bar);
   write_(fmt::format("{}{}", kClearLine, bar_));
 }
 
