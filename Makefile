@@ -32,7 +32,7 @@ lint: setup
 
 test: lint build
 	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $(JOBS)
-	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest tests/python $(PYTEST)
+	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest tests/python -n $(JOBS) --dist loadfile $(PYTEST)
 
 bench: build
 	@mkdir -p out

@@ -280,7 +280,7 @@ def read_store() -> Path:
     return helper
 
 
-@pytest.mark.parametrize("key", [secrets.token_hex(32), ""])
+@pytest.mark.parametrize("key", [secrets.token_hex(32), ""], ids=["secret", "none"])
 def test_exits_can_be_read_in_the_store(node: Node, read_store: Path, key: str) -> None:
     code = f"os.execv({str(read_store)!r}, ['read_store', 'muster/run/none/exit/1'])"
     first, second = node(0, code=code, key=key), node(1, code="sys.exit(0)", key=key)
