@@ -31,7 +31,7 @@ lint: setup
 	@$(STAGE) mypy -- mypy
 
 test: lint build
-	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $(JOBS)
+	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 1))
 	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest tests/python -n $(JOBS) --dist loadfile $(PYTEST)
 
 bench: build
