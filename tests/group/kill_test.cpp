@@ -44,7 +44,7 @@ void leave_a_child(Store& store) {
   if (rank == kVictim && (*group)->transport() == "shm") leave_a_child(**store);
   std::vector<float> data(1 << 20, 1.0f), gathered(data.size() * kRanks);
   const BufferView view{data.data(), data.size(), Dtype::kFloat32};
-  const CallOptions call{.timeout = std::chrono::seconds(1)};
+  const CallOptions call{.timeout = std::chrono::seconds(2)};
   for (int round = 0;; ++round) {
     if (round == 3) (void)(*store)->set(running(rank), {}, Deadline::after(std::chrono::seconds(30)));
     const auto result = collective == Collective::kAllReduce   ? (*group)->all_reduce(view, ReduceOp::kMax, call)
