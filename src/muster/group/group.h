@@ -67,7 +67,8 @@ struct BufferView {
 
 /// Ranks plus links: collectives over them. Every rank must call the same operations in the same order; each call takes
 /// the next sequence number. Thread-safe: calls are ordered by a lock. Errors name the operation, its number and the
-/// rank that failed; after a failure the group is dead (kAborted with the first error) and a new one must be formed.
+/// rank that failed; after a failure the group is dead (each call returns the first error) and a new one must be
+/// formed. Not to be destroyed by a callback of its own Work.
 class Group {
  public:
   /// Meets the other ranks through the store and links up with all of them; within options.timeout, or an error that
