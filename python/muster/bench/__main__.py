@@ -9,8 +9,7 @@ from pathlib import Path
 
 from muster.bench import plot
 from muster.bench.benches import BENCHES
-from muster.bench.ranks import RanksFailedError
-from muster.bench.report import Row, Table, write_json
+from muster.bench.report import BenchFailedError, Row, write_json
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -50,25 +49,26 @@ def main(arguments: list[str]) -> int:
     if options.plot and not plot.available():
         print("muster bench: --plot needs matplotlib: run `pip install matplotlib`", file=sys.stderr)
         return 2
+    bench = BENCHES[options.bench]
     rows: list[Row] = []
     try:
-        for row in BENCHES[options.bench].run(options):
+        for row in bench.run(options):
             if not rows:
-                table = Table(row.peer_name, row.unit)
+                table = bench.TABLE(row)
             rows.append(row)
             table.add(row)
     except ValueError as error:
         print(f"muster bench {options.bench}: {error}", file=sys.stderr)
         return 2
-    except RanksFailedError as error:
+    except BenchFailedError as error:
         print(f"muster bench {options.bench}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     if options.json:
         write_json(options.json, rows)
-    if options.plot:
-        plot.write_plot(options.plot, rows)
+    if options.plot and rows:
+        bench.write_plot(options.plot, rows)
         print(f"drawn: {options.plot}")
     return 0
 

@@ -10,12 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from muster.bench.plot import write_size_plot as write_plot
 from muster.bench.ranks import run_ranks
-from muster.bench.report import Row, parse_size
+from muster.bench.report import Row, SizeTable, Table, parse_size
 from muster.bench.timing import interleave
+
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_plot"]
 
 SUMMARY = "float32 sum over processes of this host, against gloo"
 PEERS: tuple[str, ...] = ("gloo",)
+TABLE: type[Table] = SizeTable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from muster.bench import all_reduce
-from muster.bench.report import Row
+from muster.bench.report import Row, Table
 
 
 class Bench(Protocol):
@@ -15,6 +16,7 @@ class Bench(Protocol):
 
     SUMMARY: str
     PEERS: tuple[str, ...]
+    TABLE: type[Table]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -22,9 +24,16 @@ class Bench(Protocol):
         """In the process that the user started: yields rows as they are measured."""
         ...
 
+    def write_plot(self, path: Path, rows: list[Row]) -> None: ...
+
+
+class RankBench(Bench, Protocol):
+    """One that measures inside of the ranks of a group, which muster.bench.ranks starts."""
+
     def measure(self, groups: dict[str, Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """In every rank: yields the same at all of them; rank 0's results are reported."""
         ...
 
 
-BENCHES: dict[str, Bench] = {"all_reduce": all_reduce}
+RANK_BENCHES: dict[str, RankBench] = {"all_reduce": all_reduce}
+BENCHES: dict[str, Bench] = {**RANK_BENCHES}

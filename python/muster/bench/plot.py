@@ -1,4 +1,4 @@
-"""Draws rows: time against size, one panel for each number of ranks."""
+"""Draws rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def write_plot(path: Path, rows: list[Row]) -> None:
+def write_size_plot(path: Path, rows: list[Row]) -> None:
+    """Time against size, one panel for each number of ranks."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -47,6 +48,31 @@ def write_plot(path: Path, rows: list[Row]) -> None:
     panels[0][0].set_ylabel(f"{rows[0].metric}, {rows[0].unit}")
     panels[0][0].legend(frameon=False)
     figure.suptitle(f"{rows[0].bench}: {rows[0].case}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def write_ratio_plot(path: Path, rows: list[Row]) -> None:
+    """How many times better than the peer, a bar for each row that has one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [row for row in rows if row.ratio][::-1]
+    figure, panel = plt.subplots(figsize=(9, 1.2 + 0.24 * len(shown)))
+    labels = [f"{row.case}, {row.ranks:,}: {row.metric}" for row in shown]
+    ratios = [row.ratio for row in shown]
+    panel.barh(range(len(shown)), ratios, color=[MUSTER if ratio >= 1 else PEER for ratio in ratios])
+    for place, row in enumerate(shown):
+        panel.annotate(f" {row.ratio:.2f}x", (row.ratio, place), va="center", fontsize=8)
+    panel.set_yticks(range(len(shown)), labels, fontsize=8)
+    panel.set_xscale("log")
+    panel.axvline(1, color=FLOOR, linestyle="--")
+    panel.margins(x=0.15, y=0.01)
+    panel.set_xlabel(f"times better than {rows[0].peer_name}")
+    figure.suptitle(f"{rows[0].bench}: muster beside {rows[0].peer_name}")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

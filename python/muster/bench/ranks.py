@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from muster.bench.report import BenchFailedError
 
-class RanksFailedError(RuntimeError):
+
+class RanksFailedError(BenchFailedError):
     """A rank ended badly; the message has the end of what it wrote."""
 
 

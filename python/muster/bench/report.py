@@ -6,6 +6,11 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+
+class BenchFailedError(RuntimeError):
+    """A benchmark could not be carried out; the message says which part failed, and how."""
 
 
 @dataclass
@@ -52,21 +57,49 @@ def format_figure(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-class Table:
+class Table(Protocol):
     """Prints rows as they come, in columns wide enough for any figure."""
 
-    def __init__(self, peer_name: str, unit: str) -> None:
-        names = ["ranks", "bytes", f"muster {unit}", f"{peer_name} {unit}", "ratio", f"floor {unit}", "busbw GB/s"]
+    def __init__(self, first: Row) -> None: ...
+
+    def add(self, row: Row) -> None: ...
+
+
+class SizeTable:
+    """One metric over numbers of ranks and bytes."""
+
+    def __init__(self, first: Row) -> None:
+        unit = first.unit
+        names = ["ranks", "bytes", f"muster {unit}", f"{first.peer_name} {unit}", "ratio", f"floor {unit}"]
+        names += ["busbw GB/s"]
         self._widths = [max(len(name), 10) for name in names]
-        print(self._line(names))
+        print(_line(names, self._widths))
 
     def add(self, row: Row) -> None:
         cells = [str(row.ranks), format_size(row.bytes), format_figure(row.muster), format_figure(row.peer)]
         cells += [f"{row.ratio:.1f}x", format_figure(row.floor), "" if row.busbw is None else format_figure(row.busbw)]
-        print(self._line(cells), flush=True)
+        print(_line(cells, self._widths), flush=True)
 
-    def _line(self, cells: list[str]) -> str:
-        return "  ".join(cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True))
+
+class CaseTable:
+    """Cases of different kinds, each row with a metric and a unit of its own. A figure of 0 was not measured."""
+
+    def __init__(self, first: Row) -> None:
+        names = ["case", "ranks", "metric", "unit", "muster", first.peer_name, "ratio", "floor"]
+        self._widths = [-40, 7, -16, -8, 11, max(len(first.peer_name), 11), 8, 11]
+        print(_line(names, self._widths))
+
+    def add(self, row: Row) -> None:
+        cells = [row.case, f"{row.ranks:,}", row.metric, row.unit]
+        cells += [format_figure(value) if value else "" for value in (row.muster, row.peer)]
+        cells += [f"{row.ratio:.2f}x" if row.ratio else "", format_figure(row.floor) if row.floor else ""]
+        print(_line(cells, self._widths), flush=True)
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    """Cells to the right of their columns, or to the left where a width is negative."""
+    padded = (cell.ljust(-width) if width < 0 else cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded)
 
 
 def write_json(path: Path, rows: list[Row]) -> None:
