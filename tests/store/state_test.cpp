@@ -134,7 +134,7 @@ TEST(StoreState, RefusesWhatHasTheWrongShape) {
   for (const Request& wrong :
        {request(Operation::kSet, 1, {"k"}), request(Operation::kGet, 1),
         request(Operation::kMultiSet, 1, {"a", "b"}, {{1}}), request(Operation::kBarrier, 1, {"a", "b"}, {}, 1),
-        request(Operation::kNumKeys, 1, {"a"}), request(Operation{}, 1, {"a"})}) {
+        request(Operation::kNumKeys, 1, {"a", "b"}), request(Operation{}, 1, {"a"})}) {
     const Replies replies = state.apply(wrong, kAlice);
     ASSERT_EQ(replies.size(), 1U) << name(wrong.operation);
     EXPECT_FALSE(replies[0].status.has_value()) << name(wrong.operation);

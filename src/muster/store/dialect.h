@@ -22,7 +22,8 @@ class Dialect {
 
 /// See the head of dialect_muster.cpp for the grammar.
 std::unique_ptr<Dialect> muster_dialect();
-/// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of dialect_torch.cpp.
-std::unique_ptr<Dialect> torch_dialect();
+/// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of dialect_torch.cpp. Its clients see only keys
+/// that begin with `prefix`, and do not see the prefix.
+std::unique_ptr<Dialect> torch_dialect(Key prefix = {});
 
 }  // namespace muster

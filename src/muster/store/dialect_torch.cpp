@@ -29,6 +29,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "muster/store/dialect.h"
@@ -67,7 +68,7 @@ enum class Query : uint8_t {
 // wanted() then says how many would; or when a length is over its cap, and error() then says which.
 class Cursor {
  public:
-  explicit Cursor(ByteView bytes) : bytes_(bytes) {}
+  Cursor(ByteView bytes, const Key& prefix) : bytes_(bytes), prefix_(prefix) {}
 
   template <class T>
   bool take(T& value) {
@@ -79,7 +80,9 @@ class Cursor {
   bool take_key(Request& request) {
     ByteView view;
     if (!take_counted(view, kMaxKeyBytes, "a key")) return false;
-    request.keys.push_back(to_string(view));
+    Key& key = request.keys.emplace_back();
+    key.reserve(prefix_.size() + view.size());
+    key.append(prefix_).append(reinterpret_cast<const char*>(view.data()), view.size());
     return true;
   }
   bool take_value(Request& request) {
@@ -118,6 +121,7 @@ class Cursor {
   }
 
   ByteView bytes_;
+  const Key& prefix_;
   size_t position_ = 0;
   size_t wanted_ = 0;
   std::string error_;
@@ -136,6 +140,8 @@ void put_bytes(Bytes& out, ByteView bytes) {
 
 class TorchDialect : public Dialect {
  public:
+  explicit TorchDialect(Key prefix) : prefix_(std::move(prefix)) {}
+
   void feed(ByteView bytes) override {
     if (consumed_ > 0 && (consumed_ == buffer_.size() || buffer_.size() + bytes.size() > buffer_.capacity())) {
       buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
@@ -146,7 +152,7 @@ class TorchDialect : public Dialect {
 
   Result<std::optional<Request>> next(Bytes& out) override {
     while (buffer_.size() - consumed_ >= wanted_) {
-      Cursor cursor(ByteView(buffer_).subspan(consumed_));
+      Cursor cursor(ByteView(buffer_).subspan(consumed_), prefix_);
       Request request;
       const bool whole = parse(cursor, request, out);
       if (!cursor.error().empty()) return fail(ErrorCode::kProtocol, "a TCPStore client " + cursor.error());
@@ -196,7 +202,7 @@ class TorchDialect : public Dialect {
         return {};
       case Operation::kListKeys:
         put(out, static_cast<int64_t>(reply.keys.size()));
-        for (const Key& key : reply.keys) put_bytes(out, as_bytes(key));
+        for (const Key& key : reply.keys) put_bytes(out, as_bytes(key).subspan(std::min(prefix_.size(), key.size())));
         return {};
       default:
         return {};  // no reply
@@ -250,10 +256,11 @@ class TorchDialect : public Dialect {
         return parse_multi_set(in, request);
       case Query::kGetNumKeys:
         request.operation = Operation::kNumKeys;
+        if (!prefix_.empty()) request.keys.push_back(prefix_);
         return true;
       case Query::kListKeys:
         request.operation = Operation::kListKeys;
-        request.keys.emplace_back();  // of any prefix
+        request.keys.push_back(prefix_);
         return true;
     }
     protocol_error_ =
@@ -307,6 +314,7 @@ class TorchDialect : public Dialect {
     return count == 0;
   }
 
+  const Key prefix_;
   Bytes buffer_;
   size_t consumed_ = 0;
   size_t wanted_ = 1;  // bytes without which another attempt is in vain
@@ -319,6 +327,6 @@ class TorchDialect : public Dialect {
 
 }  // namespace
 
-std::unique_ptr<Dialect> torch_dialect() { return std::make_unique<TorchDialect>(); }
+std::unique_ptr<Dialect> torch_dialect(Key prefix) { return std::make_unique<TorchDialect>(std::move(prefix)); }
 
 }  // namespace muster

@@ -31,6 +31,7 @@ Way way_of(Operation operation) {
     case Operation::kNumKeys:
     case Operation::kQueueLength:
     case Operation::kListKeys:
+    case Operation::kStat:
       return Way::kLook;
     case Operation::kQueuePop:
       return Way::kTake;

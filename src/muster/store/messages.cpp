@@ -79,7 +79,7 @@ Result<Bytes> encode_request(const Request& request) {
 }
 
 Result<Request> decode_request(const FrameHeader& header, ByteView payload) {
-  if (header.kind < static_cast<uint8_t>(Operation::kSet) || header.kind > static_cast<uint8_t>(Operation::kCancel) ||
+  if (header.kind < static_cast<uint8_t>(Operation::kSet) || header.kind > static_cast<uint8_t>(kLastOperation) ||
       header.flags > kImmediateFlag) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("no store request has kind {} and flags {}", header.kind, header.flags));

@@ -1,4 +1,4 @@
-#include "muster/store/store.h"
+#include "muster/store/stat.h"
 
 namespace muster {
 namespace {
@@ -60,6 +60,7 @@ class PrefixStore : public Store {
     MUSTER_ASSIGN(std::unique_ptr<Store> base, base_.clone());
     return prefix_store(prefix_, std::move(base));
   }
+  Result<StoreStat> stat(const Deadline& deadline) override { return base_.stat(deadline); }
 
  private:
   Key full(const Key& key) const {

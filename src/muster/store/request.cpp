@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "muster/store/state.h"
 
 namespace muster {
@@ -11,7 +13,7 @@ struct Shape {
   size_t keys, values;
 };
 
-Shape shape_of(Operation operation) {
+Shape shape_of(Operation operation, size_t keys) {
   switch (operation) {
     case Operation::kSet:
     case Operation::kAppend:
@@ -34,7 +36,9 @@ Shape shape_of(Operation operation) {
     case Operation::kMultiSet:
       return {kAny, kAny};
     case Operation::kNumKeys:
+      return {std::min<size_t>(keys, 1), 0};
     case Operation::kCancel:
+    case Operation::kStat:
       return {0, 0};
   }
   return {0, 0};
@@ -78,13 +82,15 @@ const char* name(Operation operation) {
       return "barrier";
     case Operation::kCancel:
       return "cancel";
+    case Operation::kStat:
+      return "stat";
   }
   return "unknown operation";
 }
 
 Result<> validate(const Request& request) {
   const char* what = name(request.operation);
-  const Shape shape = shape_of(request.operation);
+  const Shape shape = shape_of(request.operation, request.keys.size());
   const size_t values = shape.values == kAny ? request.keys.size() : shape.values;
   if (shape.keys != kAny && request.keys.size() != shape.keys) {
     return fail(ErrorCode::kInvalidArgument,

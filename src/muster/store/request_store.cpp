@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "muster/store/stat.h"
+
 namespace muster {
 namespace {
 
@@ -102,6 +104,11 @@ Result<> RequestStore::barrier(const Key& key, int64_t count, const Deadline& de
   return {};
 }
 
+Result<StoreStat> RequestStore::stat(const Deadline& deadline) {
+  MUSTER_ASSIGN(const Reply reply, call(make(Operation::kStat, {}), deadline));
+  return stat_of(reply);
+}
+
 std::string describe(const Request& request) {
   constexpr size_t kShown = 4;
   std::string text = name(request.operation);
@@ -111,6 +118,10 @@ std::string describe(const Request& request) {
   }
   if (request.keys.size() > kShown) text += fmt::format(" and {} more", request.keys.size() - kShown);
   return text + ")";
+}
+
+Result<StoreStat> Store::stat(const Deadline&) {
+  return fail(ErrorCode::kUnsupported, "this store does not count what it does; ask the store of a running job");
 }
 
 Error timed_out(const Request& request, const std::string& where) {

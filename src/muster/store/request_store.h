@@ -26,6 +26,7 @@ class RequestStore : public Store {
   Result<int64_t> queue_length(const Key& key, const Deadline& deadline) override;
   Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) override;
   Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) override;
+  Result<StoreStat> stat(const Deadline& deadline) override;
 
  protected:
   /// The reply, its status already looked at. `request.id` is for the implementation to fill in.

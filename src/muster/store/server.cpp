@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
+#include <future>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -30,10 +32,10 @@ class Server : public StoreServer {
 
   Result<> start(const Deadline& deadline) {
     for (const Address& address : options_.muster_listen) {
-      MUSTER_ASSIGN(muster_addresses_.emplace_back(), listen(address, /*plain=*/false));
+      MUSTER_ASSIGN(muster_addresses_.emplace_back(), listen(address, /*plain=*/false, {}));
     }
     for (const Address& address : options_.torch_listen) {
-      MUSTER_ASSIGN(torch_addresses_.emplace_back(), listen(address, /*plain=*/true));
+      MUSTER_ASSIGN(torch_addresses_.emplace_back(), listen(address, /*plain=*/true, {}));
     }
     MUSTER_TRY(connect_backend(deadline));
     thread_ = std::thread([this] {
@@ -45,23 +47,65 @@ class Server : public StoreServer {
   const std::vector<Address>& muster_addresses() const override { return muster_addresses_; }
   const std::vector<Address>& torch_addresses() const override { return torch_addresses_; }
 
+  Result<Address> add_torch_listener(const Address& address, Key prefix) override {
+    return on_loop<Result<Address>>([&] { return listen(address, /*plain=*/true, std::move(prefix)); });
+  }
+
+  void remove_torch_listener(const Address& address) override {
+    on_loop<bool>([&] {
+      const auto found = std::find_if(acceptors_.begin(), acceptors_.end(),
+                                      [&](const auto& entry) { return entry.second->address() == address; });
+      if (found == acceptors_.end()) return false;
+      std::vector<ClientId> theirs;
+      for (const auto& [id, client] : clients_) {
+        if (client.listener == found->first) theirs.push_back(id);
+      }
+      acceptors_.erase(found);
+      for (const ClientId id : theirs) lose(id, Error{ErrorCode::kPeerLost, "its listener was closed", kNoRank, {}});
+      return true;
+    });
+  }
+
+  StoreStat stat() const override {
+    return const_cast<Server*>(this)->on_loop<StoreStat>([this] {
+      StoreStat stat;
+      stat.clients = clients_.size();
+      return stat;
+    });
+  }
+
  private:
+  using ListenerId = uint64_t;
   struct Client {
     std::string name;  // for the log
+    ListenerId listener;
     std::unique_ptr<Dialect> dialect;
     std::unique_ptr<Channel> channel;
   };
 
-  Result<Address> listen(const Address& address, bool plain) {
+  // Runs `task` on the server's thread and waits for what it returns.
+  template <class T>
+  T on_loop(std::function<T()> task) {
+    std::promise<T> promise;
+    auto future = promise.get_future();
+    loop_->post([&] { promise.set_value(task()); });
+    return future.get();
+  }
+
+  Result<Address> listen(const Address& address, bool plain, Key prefix) {
     Acceptor::Options options;
     options.plain = plain;
     if (!plain) options.credentials = options_.credentials;
     if (address.is_unix()) options.credentials.tls = nullptr;
     if (!plain) options.hello = to_bytes(kStoreHello);
-    MUSTER_ASSIGN(acceptors_.emplace_back(),
-                  Acceptor::create(*loop_, address, std::move(options),
-                                   [this, plain](Connection connection) { admit(std::move(connection), plain); }));
-    return acceptors_.back()->address();
+    const ListenerId id = next_listener_++;
+    MUSTER_ASSIGN(auto acceptor, Acceptor::create(*loop_, address, std::move(options),
+                                                  [this, id, plain, prefix](Connection connection) {
+                                                    admit(std::move(connection), plain, id, prefix);
+                                                  }));
+    const Address bound = acceptor->address();
+    acceptors_.emplace(id, std::move(acceptor));
+    return bound;
   }
 
   Result<> connect_backend(const Deadline& deadline) {
@@ -75,7 +119,7 @@ class Server : public StoreServer {
     return {};
   }
 
-  void admit(Connection connection, bool plain) {
+  void admit(Connection connection, bool plain, ListenerId listener, const Key& prefix) {
     if (!plain && to_string(connection.hello) != kStoreHello) {
       log(LogLevel::kWarning,
           "store: refused " + connection.peer.to_string() + ", which wants something else than a store");
@@ -84,7 +128,8 @@ class Server : public StoreServer {
     const ClientId id = next_client_++;
     Client& client = clients_[id];
     client.name = connection.peer.to_string();
-    client.dialect = plain ? torch_dialect() : muster_dialect();
+    client.listener = listener;
+    client.dialect = plain ? torch_dialect(prefix) : muster_dialect();
     client.channel = std::make_unique<Channel>(*loop_, std::move(connection.stream),
                                                Channel::Options{options_.max_reply_queue, options_.stall_timeout},
                                                Channel::Handlers{[this, id](ByteView bytes) { on_input(id, bytes); },
@@ -147,7 +192,8 @@ class Server : public StoreServer {
   const StoreServerOptions options_;
   const std::unique_ptr<Loop> loop_;
   std::vector<Address> muster_addresses_, torch_addresses_;
-  std::vector<std::unique_ptr<Acceptor>> acceptors_;
+  ListenerId next_listener_ = 0;
+  std::unordered_map<ListenerId, std::unique_ptr<Acceptor>> acceptors_;
   std::unordered_map<ClientId, Client> clients_;
   std::vector<Client> graveyard_;
   std::unordered_set<ClientId> dirty_;

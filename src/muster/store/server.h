@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "muster/io/connection.h"
+#include "muster/store/stat.h"
 #include "muster/store/store.h"
 
 namespace muster {
@@ -32,6 +33,16 @@ class StoreServer {
   /// As bound (ports filled in), in the order of the options.
   virtual const std::vector<Address>& muster_addresses() const = 0;
   virtual const std::vector<Address>& torch_addresses() const = 0;
+
+  // The following may be called from any thread.
+
+  /// Opens another listener of PyTorch's protocol (port 0 picks one) and returns its address. Its clients' keys get
+  /// `prefix` before them, unseen by the clients, so that a restarted job finds nothing of the one before.
+  virtual Result<Address> add_torch_listener(const Address& address, Key prefix) = 0;
+  /// Closes the listener and the connections of its clients. Nothing happens if there is none at the address.
+  virtual void remove_torch_listener(const Address& address) = 0;
+  /// Of this server. A proxy counts what passes through it, and holds no keys.
+  virtual StoreStat stat() const = 0;
 };
 
 }  // namespace muster

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "muster/base/check.h"
+#include "muster/store/stat.h"
 
 namespace muster {
 namespace {
@@ -173,8 +174,18 @@ void StoreState::Impl::read(const Request& request, Reply& reply) const {
       reply.number = missing(request, 0) == request.keys.size();
       return;
     case Operation::kNumKeys:
-      reply.number = static_cast<int64_t>(data.size());
+      reply.number = request.keys.empty() ? static_cast<int64_t>(data.size())
+                                          : std::count_if(data.begin(), data.end(), [&](const auto& entry) {
+                                              return entry.first.starts_with(request.keys[0]);
+                                            });
       return;
+    case Operation::kStat: {
+      StoreStat stat;
+      stat.keys = data.size();
+      stat.queues = queues.size();
+      stat.waiters = waiters.size();
+      return put_stat(stat, reply);
+    }
     case Operation::kQueueLength: {
       const auto found = queues.find(request.keys[0]);
       reply.number = found == queues.end() ? 0 : static_cast<int64_t>(found->second.size());
@@ -361,6 +372,7 @@ Replies StoreState::Impl::run(Request&& request, ClientId client) {
       case Operation::kNumKeys:
       case Operation::kQueueLength:
       case Operation::kListKeys:
+      case Operation::kStat:
         read(request, reply);
         break;
       case Operation::kBarrier:

@@ -31,7 +31,9 @@ enum class Operation : uint8_t {
   kListKeys = 15,
   kBarrier = 16,
   kCancel = 17,  ///< of the request `id`
+  kStat = 18,    ///< what the store holds and has done, see stat.h
 };
+inline constexpr Operation kLastOperation = Operation::kStat;
 /// "set", "multi_get", ...
 const char* name(Operation operation);
 
@@ -44,7 +46,7 @@ inline constexpr size_t kMaxWaitsPerClient = 1 << 16;
 struct Request {
   Operation operation{};
   RequestId id = 0;           ///< the client's own number for it; the reply carries it
-  std::vector<Key> keys;      ///< list_keys: the prefix
+  std::vector<Key> keys;      ///< list_keys: the prefix; num_keys: a prefix, or none for all
   std::vector<Bytes> values;  ///< set, append, push: one; compare_set: expected, desired; multi_set: one per key
   int64_t number = 0;         ///< add: the amount; barrier: the count
   /// get, multi_get, queue_pop: reply at once. A missing value is empty, as torch's protocol wants it; a pop from an

@@ -13,6 +13,7 @@
 namespace muster {
 
 using Key = std::string;
+struct StoreStat;
 
 /// A key-value store that the processes of a job share: every operation of torch's c10d::Store.
 /// All implementations are thread-safe. A missing or late answer is kTimeout and names the keys; a lost server is
@@ -47,6 +48,9 @@ class Store {
   virtual Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) = 0;
   /// Returns when `count` callers have arrived at `key`. Reusable: the next `count` form the next round.
   virtual Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) = 0;
+  /// What the store holds and has done (stat.h): of the server at the root, where there is one. kUnsupported by those
+  /// that do not count.
+  virtual Result<StoreStat> stat(const Deadline& deadline);
   /// Another handle on the same data, with its own connection where there is one.
   virtual Result<std::unique_ptr<Store>> clone() = 0;
 };

@@ -1,0 +1,74 @@
+// A server's figures in a reply:
+//
+//   keys[i]   := "clients" | "keys" | ... | "operation/" name(Operation)
+//   values[i] := u64, little-endian; times are microseconds
+
+#include "muster/store/stat.h"
+
+#include <cstring>
+
+namespace muster {
+namespace {
+
+constexpr std::string_view kByKind = "operation/";
+constexpr double kMicroseconds = 1e6;
+
+struct Counter {
+  const char* name;
+  uint64_t StoreStat::*field;
+};
+constexpr Counter kCounters[] = {
+    {"clients", &StoreStat::clients},
+    {"keys", &StoreStat::keys},
+    {"queues", &StoreStat::queues},
+    {"waiters", &StoreStat::waiters},
+    {"operations", &StoreStat::operations},
+    {"bytes in", &StoreStat::bytes_in},
+    {"bytes out", &StoreStat::bytes_out},
+    {"messages in", &StoreStat::messages_in},
+    {"messages out", &StoreStat::messages_out},
+    {"threads", &StoreStat::threads},
+};
+struct Time {
+  const char* name;
+  double StoreStat::*field;
+};
+constexpr Time kTimes[] = {{"cpu", &StoreStat::cpu_seconds}, {"uptime", &StoreStat::uptime_seconds}};
+
+void put(Reply& reply, std::string name, uint64_t value) {
+  reply.keys.push_back(std::move(name));
+  reply.values.push_back(Writer().put(value).take());
+}
+
+void take(StoreStat& stat, const Key& name, uint64_t value) {
+  if (name.starts_with(kByKind)) stat.operations_by_kind[name.substr(kByKind.size())] = value;
+  for (const auto& [known, field] : kCounters) {
+    if (name == known) stat.*field = value;
+  }
+  for (const auto& [known, field] : kTimes) {
+    if (name == known) stat.*field = static_cast<double>(value) / kMicroseconds;
+  }
+}
+
+}  // namespace
+
+void put_stat(const StoreStat& stat, Reply& reply) {
+  for (const auto& [name, field] : kCounters) put(reply, name, stat.*field);
+  for (const auto& [name, field] : kTimes) put(reply, name, static_cast<uint64_t>(stat.*field * kMicroseconds));
+  for (const auto& [kind, count] : stat.operations_by_kind) put(reply, std::string(kByKind) + kind, count);
+}
+
+Result<StoreStat> stat_of(const Reply& reply) {
+  if (reply.keys.size() != reply.values.size()) {
+    return fail(ErrorCode::kProtocol, "the store's figures have another number of names than of values");
+  }
+  StoreStat stat;
+  for (size_t i = 0; i < reply.keys.size(); ++i) {
+    Reader value(reply.values[i]);
+    MUSTER_ASSIGN(const auto number, value.get<uint64_t>());
+    take(stat, reply.keys[i], number);
+  }
+  return stat;
+}
+
+}  // namespace muster
