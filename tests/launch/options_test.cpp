@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr Machine kMachine{8, 0};
+constexpr Machine kMachine{8, 0, 0};
 
 Result<RunOptions> parse(const std::vector<std::string>& words, const Environment& environment = {},
                          const Machine& machine = kMachine) {
@@ -38,7 +38,7 @@ std::string refused(const std::vector<std::string>& words, const Environment& en
 
 TEST(RunOptions, AScriptAloneIsOneWorkerOnOneNode) {
   const auto options = parsed({"train.py"});
-  EXPECT_EQ(options.nnodes, 1);
+  EXPECT_EQ(options.nnodes_max, 1);
   EXPECT_EQ(options.nproc, 1);
   EXPECT_EQ(options.program, "train.py");
   EXPECT_EQ(options.target, RunOptions::Target::kScript);
@@ -71,8 +71,8 @@ TEST(RunOptions, ModuleAndProgram) {
 TEST(RunOptions, WorkersByWhatTheMachineHas) {
   EXPECT_EQ(parsed({"--nproc-per-node=cpu", "a.py"}).nproc, 8);
   EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}).nproc, 8);
-  EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}, {}, Machine{8, 3}).nproc, 3);
-  EXPECT_EQ(parsed({"--nproc-per-node=gpu", "a.py"}, {}, Machine{8, 3}).nproc, 3);
+  EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}, {}, Machine{8, 3, 0}).nproc, 3);
+  EXPECT_EQ(parsed({"--nproc-per-node=gpu", "a.py"}, {}, Machine{8, 3, 0}).nproc, 3);
   EXPECT_THAT(refused({"--nproc-per-node=gpu", "a.py"}), HasSubstr("no GPU"));
 }
 
@@ -85,32 +85,37 @@ TEST(RunOptions, AnUnknownOptionIsNamed) {
 TEST(RunOptions, ABadValueNamesTheOptionAndWhatItTakes) {
   for (const std::string value : {"0", "-1", "two", "2x", " ", "99999999999", "1.5"}) {
     EXPECT_THAT(refused({"--nproc-per-node=" + value, "a.py"}),
-                AllOf(HasSubstr("--nproc-per-node takes auto, cpu, gpu or a number"), HasSubstr("'" + value + "'")));
+                AllOf(HasSubstr("--nproc-per-node takes auto, cpu, gpu, xpu or a number"), HasSubstr("'" + value + "'")));
     EXPECT_THAT(refused({"--nnodes=" + value, "a.py"}), HasSubstr("--nnodes takes"));
   }
   EXPECT_THAT(refused({"--master-port=65536", "a.py"}), HasSubstr("--master-port takes a port"));
   EXPECT_THAT(refused({"--timeout=soon", "a.py"}), HasSubstr("--timeout takes a number of seconds, not 'soon'"));
   EXPECT_THAT(refused({"--timeout=nan", "a.py"}), HasSubstr("--timeout takes"));
-  EXPECT_THAT(refused({"--standalone=yes", "a.py"}), HasSubstr("--standalone takes no value"));
+  EXPECT_THAT(refused({"--standalone=maybe", "a.py"}), HasSubstr("--standalone takes no value, or true or false"));
   EXPECT_THAT(refused({"--nnodes=2", "--master-addr=h", "--node-rank=2", "a.py"}), HasSubstr("0 to 1"));
-  EXPECT_THAT(refused({"--rdzv-backend=etcd", "a.py"}), HasSubstr("static, c10d or parallel, not 'etcd'"));
+  EXPECT_THAT(refused({"--rdzv-backend=zoo", "a.py"}), HasSubstr("static, c10d, parallel, redis, etcd or file, not"));
 }
 
 TEST(RunOptions, AValueThatIsMissingIsNamed) {
-  EXPECT_THAT(refused({"--nnodes"}), HasSubstr("--nnodes takes N, and nothing was given"));
-  EXPECT_THAT(refused({"--nnodes=", "a.py"}), HasSubstr("--nnodes takes N, and nothing was given"));
-  EXPECT_THAT(refused({"--nnodes", "", "a.py"}), HasSubstr("--nnodes takes N, and nothing was given"));
+  EXPECT_THAT(refused({"--nnodes"}), HasSubstr("--nnodes takes N|MIN:MAX, and nothing was given"));
+  EXPECT_THAT(refused({"--nnodes=", "a.py"}), HasSubstr("--nnodes takes N|MIN:MAX, and nothing was given"));
+  EXPECT_THAT(refused({"--nnodes", "", "a.py"}), HasSubstr("--nnodes takes N|MIN:MAX, and nothing was given"));
   EXPECT_THAT(refused({}), HasSubstr("no script was given"));
   EXPECT_THAT(refused({"--nproc-per-node", "2"}), HasSubstr("no script was given"));
   EXPECT_THAT(refused({"-m"}), HasSubstr("no module was given"));
   EXPECT_THAT(refused({"--no-python"}), HasSubstr("no program was given"));
 }
 
-TEST(RunOptions, RestartsAndElasticNodesAreRefusedClearly) {
-  EXPECT_EQ(parsed({"--max-restarts=0", "a.py"}).nproc, 1);
-  EXPECT_THAT(refused({"--max-restarts=3", "a.py"}), HasSubstr("restarts are not there yet"));
-  EXPECT_THAT(refused({"--nnodes=1:4", "a.py"}), HasSubstr("elastic"));
-  EXPECT_EQ(parsed({"--nnodes=2:2", "--master-addr=h", "a.py"}).nnodes, 2);
+TEST(RunOptions, ARangeOfNodesIsElastic) {
+  const auto options = parsed({"--nnodes=2:4", "--master-addr=h", "a.py"});
+  EXPECT_EQ(options.nnodes_min, 2);
+  EXPECT_EQ(options.nnodes_max, 4);
+  EXPECT_TRUE(options.elastic());
+  EXPECT_FALSE(parsed({"--nnodes=2:2", "--master-addr=h", "a.py"}).elastic());
+  EXPECT_EQ(parsed({"--nnodes=2:4", "--master-addr=h", "--node-rank=3", "a.py"}).node_rank, 3);
+  for (const std::string value : {"4:2", "0:2", ":", "1:", ":2", "1:2:3", "1-2"})
+    EXPECT_THAT(refused({"--nnodes=" + value, "--master-addr=h", "a.py"}),
+                HasSubstr("--nnodes takes a number of nodes from 1 up, or MIN:MAX, not '" + value + "'"));
 }
 
 TEST(RunOptions, SeveralNodesNeedAMasterAndGetTheUsualPort) {

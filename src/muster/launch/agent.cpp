@@ -56,7 +56,7 @@ class Agent {
   void conclude(Outcome proposed);
   void settle(Outcome outcome);
   void leave();
-  bool several() const { return options_.nnodes > 1; }
+  bool several() const { return options_.nnodes_max > 1; }
   std::string store_lost() const;
 
   const RunOptions& options_;
@@ -90,7 +90,7 @@ Result<> Agent::meet() {
   MUSTER_ASSIGN(node_, open_node_store(options_, notice));
   MUSTER_ASSIGN(store_, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
   board_.emplace(*store_, options_.run_id);
-  const NodeInfo self{host_, static_cast<int>(::getpid()), options_.nproc, options_.nnodes};
+  const NodeInfo self{host_, static_cast<int>(::getpid()), options_.nproc, options_.nnodes_max};
   const auto wanted = node_.root ? 0 : options_.node_rank;
   MUSTER_ASSIGN(place_, board_->join(self, wanted, options_.timeout));
   if (!options_.log_dir.empty()) {
@@ -156,7 +156,8 @@ std::string Agent::store_lost() const {
 
 void Agent::on_all_well() {
   if (!several()) return settle(Outcome{});
-  if (!board_->node_done(options_.nnodes, Deadline::after(kStoreTime))) conclude({1, store_lost(), place_.node_rank});
+  if (!board_->node_done(options_.nnodes_max, Deadline::after(kStoreTime)))
+    conclude({1, store_lost(), place_.node_rank});
 }
 
 void Agent::on_signal(int number) {
@@ -190,7 +191,7 @@ void Agent::settle(Outcome outcome) {
 
 // The root's server must outlive the others' need of it.
 void Agent::leave() {
-  if (!several() || !board_->leave(options_.nnodes, Deadline::after(kStoreTime))) return;
+  if (!several() || !board_->leave(options_.nnodes_max, Deadline::after(kStoreTime))) return;
   if (node_.root) (void)board_->await_all_left(Deadline::after(options_.shutdown_timeout + kLeaveTime));
 }
 

@@ -36,7 +36,7 @@ StoreServerOptions local_options(const RunOptions& options, NodeStore& node) {
   server.credentials = {node.secret, node.tls};
   server.muster_listen = {workers};
   // Workers learn the port from their environment. Several nodes may be on one host, so there any free one will do.
-  const uint16_t port = options.nnodes > 1 ? 0 : options.master_port;
+  const uint16_t port = options.nnodes_max > 1 ? 0 : options.master_port;
   server.torch_listen = {Address::parse("127.0.0.1:0")->with_port(port)};
   return server;
 }
@@ -99,7 +99,7 @@ Result<> start_proxy(NodeStore& node, const RunOptions& options, const Address& 
 Result<NodeStore> open_node_store(const RunOptions& options, const Notice& notice) {
   NodeStore node;
   node.secret = options.secret;
-  if (options.nnodes == 1) {
+  if (options.nnodes_max == 1) {
     if (!options.master_addr.empty()) MUSTER_TRY(resolve_one(options.master_addr, options.master_port));
     if (node.secret.empty()) node.secret = generate_secret();
     node.root = true;

@@ -1,19 +1,14 @@
 #include "muster/launch/options.h"
 
 #include <fmt/format.h>
-#include <sched.h>
-#include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <array>
 
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
+#include "muster/launch/options_values.h"
+#include "muster/launch/options_words.h"
 
 namespace muster {
 namespace {
@@ -21,320 +16,321 @@ namespace {
 constexpr uint16_t kDefaultPort = 29500;
 constexpr int kMaxNodes = 1 << 20;
 constexpr int kMaxWorkers = 1 << 16;
+constexpr int kMaxRestarts = 1 << 30;
 
-// The options as text, before any of them is understood.
-struct Raw {
-  std::string nnodes = "1", nproc = "1", node_rank, master_addr, master_port, local_addr, rdzv_backend = "static",
-              rdzv_endpoint, rdzv_id, max_restarts = "0", role = "default", log_dir, secret_file, timeout = "300",
-              shutdown_timeout = "5";
-  bool standalone = false, no_python = false, module = false, help = false;
-};
+// What everything below reads from and writes to.
+struct Reading {
+  const RawOptions& raw;
+  const Environment& environment;
+  const Machine& machine;
+  RunOptions options;
 
-struct Valued {
-  const char* names;
-  const char* takes;
-  const char* description;
-  std::string Raw::*value;
-};
-constexpr Valued kValued[] = {
-    {"--nnodes", "N", "number of nodes (hosts) in the job", &Raw::nnodes},
-    {"--nproc-per-node", "N|auto|cpu|gpu", "workers on this node; auto: one per GPU, or per CPU where there is none",
-     &Raw::nproc},
-    {"--node-rank", "N", "this node's number, 0 to nnodes - 1; by order of arrival when not given", &Raw::node_rank},
-    {"--master-addr", "HOST", "host of node 0, where the job's store listens", &Raw::master_addr},
-    {"--master-port", "PORT", "its port (29500 when there are several nodes; one node: any free one)",
-     &Raw::master_port},
-    {"--local-addr,--interface", "ADDRESS|INTERFACE", "this node's address or interface to use", &Raw::local_addr},
-    {"--rdzv-backend", "static|c10d|parallel", "taken from torchrun; all mean the job's own store", &Raw::rdzv_backend},
-    {"--rdzv-endpoint", "HOST[:PORT]", "the same as --master-addr and --master-port", &Raw::rdzv_endpoint},
-    {"--rdzv-id", "NAME", "the job's name, the same on all nodes", &Raw::rdzv_id},
-    {"--max-restarts", "N", "restarts after a failure: not there yet", &Raw::max_restarts},
-    {"--role", "NAME", "the workers' role (ROLE_NAME)", &Raw::role},
-    {"--log-dir", "FOLDER", "also write each worker's output to files there", &Raw::log_dir},
-    {"--secret-file", "FILE", "the job's secret in hex, the same on all nodes (or the variable MUSTER_SECRET)",
-     &Raw::secret_file},
-    {"--timeout", "SECONDS", "for all nodes to arrive", &Raw::timeout},
-    {"--shutdown-timeout", "SECONDS", "between SIGTERM and SIGKILL when the job is stopped", &Raw::shutdown_timeout},
-};
-
-struct Flag {
-  const char* names;
-  const char* description;
-  bool Raw::*value;
-};
-constexpr Flag kFlags[] = {
-    {"--standalone", "a job on this node alone", &Raw::standalone},
-    {"--no-python", "run the program itself, not under Python", &Raw::no_python},
-    {"-m,--module", "run a Python module: python -m", &Raw::module},
-    {"-h,--help", "show this", &Raw::help},
-};
-
-std::unique_ptr<CLI::App> make_app(Raw& raw) {
-  auto app = std::make_unique<CLI::App>(
-      "Starts the workers of a distributed job on this node: one process per rank, with torchrun's environment.\n"
-      "Options end at the script; what follows belongs to it.",
-      "muster run");
-  app->set_help_flag();
-  for (const auto& o : kValued) {
-    auto* option = app->add_option(o.names, raw.*o.value, o.description)->type_name(o.takes);
-    if (!(raw.*o.value).empty()) option->default_str(raw.*o.value);
+  std::string variable(const char* name) const {
+    const auto found = environment.find(name);
+    return found == environment.end() ? "" : found->second;
   }
-  for (const auto& o : kFlags) app->add_flag(o.names, raw.*o.value, o.description);
-  return app;
-}
-
-tl::unexpected<Error> bad(std::string message) { return fail(ErrorCode::kInvalidArgument, std::move(message)); }
-
-template <class Number>
-std::optional<Number> to_number(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-// "--nproc_per_node=4" -> {"--nproc-per-node", "=4"}.
-std::pair<std::string, std::string> split_word(const std::string& word) {
-  const size_t equals = std::min(word.find('='), word.size());
-  std::string name = word.substr(0, equals);
-  if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
-  return {name, word.substr(equals)};
-}
-
-tl::unexpected<Error> unknown_option(const CLI::App& app, const std::string& name) {
-  std::string hint;
-  for (const auto* option : app.get_options()) {
-    const std::string known = "--" + (option->get_lnames().empty() ? "" : option->get_lnames().front());
-    if (name.size() > 4 && known.starts_with(name)) hint += (hint.empty() ? "; did you mean " : " or ") + known;
-  }
-  return bad(fmt::format("unknown option {}{}", name, hint));
-}
-
-struct Split {
-  std::vector<std::string> options, rest;
 };
-
-// Cuts the words where the options end, and spells the options with dashes.
-Result<Split> split_words(const CLI::App& app, const std::vector<std::string>& words) {
-  Split split;
-  size_t i = 0;
-  for (; i < words.size() && words[i].size() > 1 && words[i][0] == '-'; ++i) {
-    if (words[i] == "--") {
-      ++i;
-      break;
-    }
-    const auto [name, value] = split_word(words[i]);
-    const auto* option = app.get_option_no_throw(name);
-    if (option == nullptr) return unknown_option(app, name);
-    split.options.push_back(name + value);
-    const bool takes_value = option->get_expected_max() > 0;
-    if (!takes_value && !value.empty()) return bad(fmt::format("{} takes no value, not '{}'", name, value.substr(1)));
-    if (!takes_value) continue;
-    if (value.empty() && i + 1 < words.size()) split.options.back() += "=" + words[++i];
-    if (split.options.back().size() <= name.size() + 1)
-      return bad(fmt::format("{} takes {}, and nothing was given", name, option->get_type_name()));
-  }
-  split.rest.assign(words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
-  return split;
-}
-
-// torchrun reads PET_NNODES and so on; a cluster's operator may set them. They come first, so that options win.
-void prepend_environment(const Environment& environment, std::vector<std::string>& options) {
-  std::vector<std::string> first;
-  for (const auto& o : kValued) {
-    const std::string name = std::string(o.names).substr(0, std::string_view(o.names).find(','));
-    std::string variable = "PET_" + name.substr(2);
-    std::transform(variable.begin(), variable.end(), variable.begin(),
-                   [](char c) { return c == '-' ? '_' : static_cast<char>(std::toupper(c)); });
-    const bool given = std::any_of(options.begin(), options.end(),
-                                   [&](const std::string& option) { return option.starts_with(name + "="); });
-    const auto found = environment.find(variable);
-    if (!given && found != environment.end() && !found->second.empty()) first.push_back(name + "=" + found->second);
-  }
-  options.insert(options.begin(), first.begin(), first.end());
-}
-
-Result<int> parse_int(const char* option, const std::string& text, int low, int high, const char* takes) {
-  const auto value = to_number<int>(text);
-  if (!value || *value < low || *value > high) return bad(fmt::format("{} takes {}, not '{}'", option, takes, text));
-  return *value;
-}
-
-Result<int> parse_nnodes(const std::string& text) {
-  // torchrun's "MIN:MAX" is fine while both are the same.
-  const size_t colon = text.find(':');
-  if (colon == std::string::npos) return parse_int("--nnodes", text, 1, kMaxNodes, "a number of nodes from 1 up");
-  if (text.substr(0, colon) == text.substr(colon + 1)) return parse_nnodes(text.substr(0, colon));
-  return bad(fmt::format("--nnodes takes a fixed number of nodes, not '{}': elastic ranges are not there yet", text));
-}
 
 Result<int> parse_nproc(const std::string& text, const Machine& machine) {
   if (text == "cpu") return machine.cpus;
-  if (text == "auto") return machine.gpus > 0 ? machine.gpus : machine.cpus;
-  if (text == "gpu") {
-    if (machine.gpus > 0) return machine.gpus;
-    return bad("--nproc-per-node gpu: this machine shows no GPU; give a number, or cpu");
+  if (text == "auto") return machine.gpus > 0 ? machine.gpus : machine.xpus > 0 ? machine.xpus : machine.cpus;
+  if (text == "gpu" || text == "xpu") {
+    const int count = text == "gpu" ? machine.gpus : machine.xpus;
+    if (count > 0) return count;
+    return bad_option(fmt::format("--nproc-per-node {}: this machine shows no {}; give a number, or cpu", text,
+                                  text == "gpu" ? "GPU" : "XPU"));
   }
-  return parse_int("--nproc-per-node", text, 1, kMaxWorkers, "auto, cpu, gpu or a number from 1 up");
+  return parse_int("--nproc-per-node", text, 1, kMaxWorkers, "auto, cpu, gpu, xpu or a number from 1 up");
 }
 
-Result<Duration> parse_seconds(const char* option, const std::string& text) {
-  double seconds = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() || !(seconds >= 0) || seconds > 1e8)
-    return bad(fmt::format("{} takes a number of seconds, not '{}'", option, text));
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+Result<> read_nnodes(Reading& r) {
+  constexpr std::string_view kTakes = "a number of nodes from 1 up, or MIN:MAX";
+  const std::string& text = r.raw.nnodes;
+  const size_t colon = std::min(text.find(':'), text.size());
+  const std::string most = colon < text.size() ? text.substr(colon + 1) : text;
+  RunOptions& o = r.options;
+  const auto refuse = [&] { return bad_option(fmt::format("--nnodes takes {}, not '{}'", kTakes, text)); };
+  const auto low = parse_int("--nnodes", text.substr(0, colon), 1, kMaxNodes, kTakes);
+  const auto high = parse_int("--nnodes", most, 1, kMaxNodes, kTakes);
+  if (!low || !high || *low > *high) return refuse();
+  o.nnodes_min = *low;
+  o.nnodes_max = *high;
+  if (r.raw.standalone && o.nnodes_max > 1)
+    return bad_option("--standalone is for one node, and --nnodes asks for " + text);
+  return {};
 }
 
-Result<Bytes> parse_secret(const Raw& raw, const Environment& environment) {
+Result<> read_hosts(Reading& r) {
+  RunOptions& o = r.options;
+  const std::string ssh = r.variable("MUSTER_SSH");
+  o.ssh = r.raw.ssh == RawOptions().ssh && !ssh.empty() ? ssh : r.raw.ssh;
+  if (!r.raw.hosts.empty() && !r.raw.hostfile.empty()) return bad_option("--hosts and --hostfile exclude each other");
+  if (!r.raw.hosts.empty()) {
+    MUSTER_ASSIGN(o.hosts, parse_hosts("--hosts", r.raw.hosts));
+  }
+  if (!r.raw.hostfile.empty()) {
+    MUSTER_ASSIGN(o.hosts, read_hostfile(r.raw.hostfile));
+  }
+  if (o.hosts.empty()) return {};
+  if (!r.raw.node_rank.empty()) return bad_option("--hosts gives every node its rank: leave --node-rank out");
+  if (r.raw.standalone) return bad_option("--standalone is for one node, and --hosts names others");
+  const int count = static_cast<int>(o.hosts.size());
+  if (r.raw.nnodes == RawOptions().nnodes) {
+    o.nnodes_min = o.nnodes_max = count;
+  } else if (count < o.nnodes_min || count > o.nnodes_max) {
+    return bad_option(fmt::format("--nnodes {} and {} hosts: give one of the two, or the same", r.raw.nnodes, count));
+  }
+  return {};
+}
+
+Result<> read_nodes(Reading& r) {
+  RunOptions& o = r.options;
+  MUSTER_TRY(read_nnodes(r));
+  MUSTER_TRY(read_hosts(r));
+  MUSTER_ASSIGN(o.nproc, parse_nproc(r.raw.nproc, r.machine));
+  if (!r.raw.node_rank.empty()) {
+    const std::string takes = fmt::format("a number from 0 to {} (--nnodes {})", o.nnodes_max - 1, r.raw.nnodes);
+    MUSTER_ASSIGN(o.node_rank, parse_int("--node-rank", r.raw.node_rank, 0, o.nnodes_max - 1, takes));
+  }
+  o.standalone = r.raw.standalone;
+  o.role = r.raw.role;
+  return {};
+}
+
+// Redis, etcd and files hold the rendezvous themselves: then no node has to be named.
+Result<bool> read_rendezvous_url(Reading& r) {
+  struct Backend {
+    const char* name;
+    const char* scheme;
+  };
+  constexpr std::array<Backend, 4> kOthers = {
+      {{"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}}};
+  RunOptions& o = r.options;
+  const std::string& endpoint = r.raw.rdzv_endpoint;
+  const bool own = o.rdzv_backend == "static" || o.rdzv_backend == "c10d" || o.rdzv_backend == "parallel";
+  for (const auto& other : kOthers) {
+    if (own ? !endpoint.starts_with(other.scheme) : o.rdzv_backend != other.name) continue;
+    if (own && o.rdzv_backend != RawOptions().rdzv_backend)
+      return bad_option(
+          fmt::format("--rdzv-backend {} and --rdzv-endpoint {} contradict each other", o.rdzv_backend, endpoint));
+    const size_t scheme = endpoint.find("://");
+    if (endpoint.empty() || (scheme != std::string::npos && !endpoint.starts_with(other.scheme)))
+      return bad_option(fmt::format("--rdzv-backend {} needs --rdzv-endpoint {}...", other.name, other.scheme));
+    o.rdzv_backend = std::string_view(other.name) == "etcd-v2" ? "etcd" : other.name;
+    o.rdzv_url = scheme == std::string::npos ? other.scheme + endpoint : endpoint;
+    return true;
+  }
+  if (own) return false;
+  return bad_option("--rdzv-backend takes static, c10d, parallel, redis, etcd or file, not '" + o.rdzv_backend + "'");
+}
+
+Result<> read_endpoint(Reading& r) {
+  RunOptions& o = r.options;
+  std::string endpoint = r.raw.rdzv_endpoint;
+  if (endpoint.starts_with("tcp://")) endpoint.erase(0, 6);
+  o.master_addr = r.raw.master_addr;
+  std::string port = r.raw.master_port;
+  if (!endpoint.empty()) {
+    const auto parsed = parse_host_port(endpoint, 0);
+    if (!parsed || endpoint.find("://") != std::string::npos)
+      return bad_option("--rdzv-endpoint takes HOST[:PORT] or a URL (redis, etcd, file, tcp), not '" +
+                        r.raw.rdzv_endpoint + "'");
+    o.master_addr = parsed->host;
+    if (parsed->port != 0) port = std::to_string(parsed->port);
+  }
+  // torchrun wants IPv6 addresses in brackets here.
+  if (o.master_addr.starts_with('[') && o.master_addr.ends_with(']'))
+    o.master_addr = o.master_addr.substr(1, o.master_addr.size() - 2);
+  const bool several = o.nnodes_max > 1;
+  o.master_port = several ? kDefaultPort : 0;
+  if (!port.empty()) {
+    MUSTER_ASSIGN(const int number, parse_int("--master-port", port, 0, 65535, "a port from 0 to 65535"));
+    o.master_port = static_cast<uint16_t>(number);
+  }
+  if (!several) return {};
+  if (o.master_port == 0) return bad_option("--master-port 0: several nodes need a port that all of them know");
+  if (o.master_addr.empty() && !o.hosts.empty()) o.master_addr = o.hosts.front().host;
+  if (!o.master_addr.empty()) return {};
+  return bad_option(fmt::format("--nnodes {} needs --master-addr: the host of node 0", r.raw.nnodes));
+}
+
+// The keys of torch's rendezvous backends; those that mean nothing here are taken and have no effect.
+Result<> read_rdzv_conf(Reading& r) {
+  constexpr std::array kWithoutEffect = {"rank",
+                                         "store_type",
+                                         "close_timeout",
+                                         "etcd_prefix",
+                                         "keep_alive_interval",
+                                         "protocol",
+                                         "keep_alive_max_attempt",
+                                         "ssl_cert",
+                                         "ssl_cert_key",
+                                         "ca_cert",
+                                         "cacert",
+                                         "cert",
+                                         "key"};
+  RunOptions& o = r.options;
+  o.last_call_timeout = std::chrono::seconds(30);  // torch's
+  o.store_timeout = std::chrono::seconds(60);      // torch's
+  o.heartbeat_timeout = std::chrono::seconds(10);
+  MUSTER_ASSIGN(const auto pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
+  for (const auto& [key, value] : pairs) {
+    const std::string what = "--rdzv-conf " + key;
+    if (key == "join_timeout" || key == "timeout") {
+      MUSTER_ASSIGN(o.timeout, parse_seconds(what, value));
+    } else if (key == "last_call_timeout") {
+      MUSTER_ASSIGN(o.last_call_timeout, parse_seconds(what, value));
+    } else if (key == "read_timeout") {
+      MUSTER_ASSIGN(o.store_timeout, parse_seconds(what, value));
+    } else if (key == "heartbeat_timeout") {
+      MUSTER_ASSIGN(o.heartbeat_timeout, parse_seconds(what, value));
+    } else if (key == "is_host") {
+      o.is_host = to_bool(value);
+      if (!o.is_host) return bad_option(fmt::format("{} takes true or false, not '{}'", what, value));
+    } else if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), key) == kWithoutEffect.end()) {
+      return bad_option(fmt::format(
+          "--rdzv-conf knows join_timeout, last_call_timeout, heartbeat_timeout, read_timeout and is_host, not '{}'",
+          key));
+    }
+  }
+  return {};
+}
+
+Result<> read_secret(Reading& r) {
+  std::string text = r.variable("MUSTER_SECRET");
   std::string source = "MUSTER_SECRET";
-  std::string text;
-  if (!raw.secret_file.empty()) {
-    source = "--secret-file " + raw.secret_file;
-    std::ifstream file(raw.secret_file);
-    if (!file) return bad(fmt::format("{}: the file cannot be read", source));
-    file >> text;
-    if (text.empty()) return bad(fmt::format("{}: the file is empty; it takes the job's secret in hex", source));
-  } else if (const auto found = environment.find("MUSTER_SECRET"); found != environment.end()) {
-    text = found->second;
+  if (!r.raw.secret_file.empty()) {
+    source = "--secret-file " + r.raw.secret_file;
+    MUSTER_ASSIGN(text, read_secret_text(r.raw.secret_file));
   }
   auto secret = from_hex(text);
-  if (!secret) return bad(source + " takes the job's secret in hex, and this is something else");
-  return secret;
-}
-
-Result<> read_endpoint(const Raw& raw, RunOptions& options) {
-  options.master_addr = raw.master_addr;
-  std::string port = raw.master_port;
-  if (!raw.rdzv_endpoint.empty() && raw.master_addr.empty()) {
-    const auto endpoint = parse_host_port(raw.rdzv_endpoint, 0);
-    if (!endpoint) return bad("--rdzv-endpoint takes HOST[:PORT], not '" + raw.rdzv_endpoint + "'");
-    options.master_addr = endpoint->host;
-    if (port.empty() && endpoint->port != 0) port = std::to_string(endpoint->port);
-  }
-  if (port.empty()) {
-    options.master_port = options.nnodes > 1 ? kDefaultPort : 0;
-    return {};
-  }
-  MUSTER_ASSIGN(const int number, parse_int("--master-port", port, 0, 65535, "a port from 0 to 65535"));
-  options.master_port = static_cast<uint16_t>(number);
-  if (number == 0 && options.nnodes > 1) return bad("--master-port 0: several nodes need a port that all of them know");
+  if (!secret) return bad_option(source + " takes the job's secret in hex, and this is something else");
+  r.options.secret = std::move(*secret);
   return {};
 }
 
-Result<> read_nodes(const Raw& raw, RunOptions& options) {
-  MUSTER_ASSIGN(options.nnodes, parse_nnodes(raw.nnodes));
-  if (raw.standalone && options.nnodes > 1)
-    return bad("--standalone is for one node, and --nnodes asks for " + raw.nnodes);
-  if (!raw.node_rank.empty()) {
-    const std::string takes = fmt::format("a number from 0 to {} (--nnodes {})", options.nnodes - 1, options.nnodes);
-    MUSTER_ASSIGN(options.node_rank, parse_int("--node-rank", raw.node_rank, 0, options.nnodes - 1, takes.c_str()));
+Result<> read_meeting(Reading& r) {
+  RunOptions& o = r.options;
+  o.rdzv_backend = r.raw.rdzv_backend;
+  MUSTER_ASSIGN(const bool elsewhere, read_rendezvous_url(r));
+  if (!elsewhere) MUSTER_TRY(read_endpoint(r));
+  o.local_addr = r.raw.local_addr;
+  o.timeout = std::chrono::seconds(300);
+  MUSTER_TRY(read_rdzv_conf(r));
+  if (!r.raw.timeout.empty()) {
+    MUSTER_ASSIGN(o.timeout, parse_seconds("--timeout", r.raw.timeout));
   }
-  if (raw.rdzv_backend != "static" && raw.rdzv_backend != "c10d" && raw.rdzv_backend != "parallel")
-    return bad(fmt::format("--rdzv-backend takes static, c10d or parallel, not '{}'", raw.rdzv_backend));
-  MUSTER_TRY(read_endpoint(raw, options));
-  if (options.nnodes > 1 && options.master_addr.empty())
-    return bad(fmt::format("--nnodes {} needs --master-addr: the host of node 0", options.nnodes));
+  MUSTER_TRY(read_secret(r));
+  o.tiered = r.raw.tiered;
+  MUSTER_ASSIGN(o.store_fanout, parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "a number from 0 up"));
+  o.run_id = r.raw.rdzv_id;
+  // Several nodes must agree on the name; "none" is torchrun's.
+  if (o.run_id.empty()) {
+    const Bytes random = generate_secret();
+    o.run_id = o.nnodes_max > 1 ? "none" : to_hex(ByteView(random).first(8));
+  }
   return {};
 }
 
-Result<> read_target(const Raw& raw, const std::vector<std::string>& rest, RunOptions& options) {
-  if (raw.module && raw.no_python) return bad("--module and --no-python exclude each other");
-  if (raw.module) options.target = RunOptions::Target::kModule;
-  if (raw.no_python) options.target = RunOptions::Target::kProgram;
-  if (rest.empty() && raw.module) return bad("no module was given: muster run [options] -m module [its arguments]");
-  if (rest.empty() && raw.no_python)
-    return bad("no program was given: muster run [options] --no-python program [its arguments]");
-  if (rest.empty()) return bad("no script was given: muster run [options] script.py [its arguments]");
+Result<> read_lives(Reading& r) {
+  RunOptions& o = r.options;
+  MUSTER_ASSIGN(o.max_restarts, parse_int("--max-restarts", r.raw.max_restarts, 0, kMaxRestarts, "a number from 0 up"));
+  MUSTER_ASSIGN(o.monitor_interval, parse_seconds("--monitor-interval", r.raw.monitor_interval));
+  const std::string torchs = r.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+  if (!r.raw.shutdown_timeout.empty()) {
+    MUSTER_ASSIGN(o.shutdown_timeout, parse_seconds("--shutdown-timeout", r.raw.shutdown_timeout));
+  } else {
+    MUSTER_ASSIGN(o.shutdown_timeout, parse_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", torchs.empty() ? "5" : torchs));
+  }
+  MUSTER_ASSIGN(o.signals, parse_signals("--signals-to-handle", r.raw.signals));
+  o.preload = split_list(r.raw.preload);
+  o.warm = !r.raw.no_warm;
+  o.virtual_local_rank = r.raw.virtual_local_rank;
+  return {};
+}
+
+Result<> read_choices(Reading& r) {
+  RunOptions& o = r.options;
+  const std::string& method = r.raw.start_method;
+  if (method == "spawn") {
+    o.start_method = StartMethod::kSpawn;
+  } else if (method == "zygote" || method == "fork" || method == "forkserver") {
+    o.start_method = StartMethod::kZygote;
+  } else if (!method.empty()) {
+    return bad_option("--start-method takes zygote or spawn (or torchrun's fork and forkserver: zygote), not '" +
+                      method + "'");
+  }
+  constexpr std::array<std::pair<const char*, NumaBinding>, 4> kBindings = {
+      {{"node", NumaBinding::kNode},
+       {"socket", NumaBinding::kSocket},
+       {"exclusive", NumaBinding::kExclusive},
+       {"core-complex", NumaBinding::kCoreComplex}}};
+  for (const auto& [name, binding] : kBindings)
+    if (r.raw.numa_binding == name) o.numa_binding = binding;
+  if (!r.raw.numa_binding.empty() && o.numa_binding == NumaBinding::kNone)
+    return bad_option("--numa-binding takes node, socket, exclusive or core-complex, not '" + r.raw.numa_binding + "'");
+  if (!r.raw.logs_specs.empty() && r.raw.logs_specs != "default")
+    return bad_option("--logs-specs takes default, not '" + r.raw.logs_specs +
+                      "': a Python class of torchrun's cannot be loaded here; --log-dir, -r, -t say what is kept");
+  return {};
+}
+
+Result<> read_output(Reading& r) {
+  RunOptions& o = r.options;
+  o.log_dir = r.raw.log_dir;
+  MUSTER_ASSIGN(o.redirects, parse_streams("--redirects", r.raw.redirects));
+  MUSTER_ASSIGN(o.tee, parse_streams("--tee", r.raw.tee));
+  const bool chosen = r.raw.redirects != RawOptions().redirects || r.raw.tee != RawOptions().tee;
+  if (!o.log_dir.empty() && !chosen) o.tee.all = kBothStreams;
+  MUSTER_ASSIGN(o.local_ranks_filter, parse_ranks("--local-ranks-filter", r.raw.local_ranks_filter));
+  o.stdout_filters = split_list(r.raw.stdout_filters);
+  o.stderr_filters = split_list(r.raw.stderr_filters);
+  if (r.raw.event_log != "null") o.event_log = r.raw.event_log;
+  return {};
+}
+
+Result<> read_target(const Reading& r, const std::vector<std::string>& rest, RunOptions& options) {
+  using Target = RunOptions::Target;
+  const RawOptions& raw = r.raw;
+  if (raw.module && (raw.no_python || raw.run_path))
+    return bad_option(fmt::format("--module and --{} exclude each other", raw.no_python ? "no-python" : "run-path"));
+  options.target = raw.run_path    ? Target::kRunPath  // as torchrun: before --no-python
+                   : raw.no_python ? Target::kProgram
+                   : raw.module    ? Target::kModule
+                                   : Target::kScript;
+  if (rest.empty() && raw.module)
+    return bad_option("no module was given: muster run [options] -m module [its arguments]");
+  if (rest.empty() && options.target == Target::kProgram)
+    return bad_option("no program was given: muster run [options] --no-python program [its arguments]");
+  if (rest.empty()) return bad_option("no script was given: muster run [options] script.py [its arguments]");
   options.program = rest.front();
   options.arguments.assign(rest.begin() + 1, rest.end());
   return {};
 }
 
-Result<RunOptions> understand(const Raw& raw, const std::vector<std::string>& rest, const Environment& environment,
-                              const Machine& machine) {
-  RunOptions options;
-  options.help = raw.help;
-  if (raw.help) return options;
-  MUSTER_TRY(read_nodes(raw, options));
-  MUSTER_ASSIGN(options.nproc, parse_nproc(raw.nproc, machine));
-  if (raw.max_restarts != "0")
-    return bad(fmt::format("--max-restarts takes 0, not '{}': restarts are not there yet", raw.max_restarts));
-  MUSTER_ASSIGN(options.timeout, parse_seconds("--timeout", raw.timeout));
-  MUSTER_ASSIGN(options.shutdown_timeout, parse_seconds("--shutdown-timeout", raw.shutdown_timeout));
-  MUSTER_ASSIGN(options.secret, parse_secret(raw, environment));
-  MUSTER_TRY(read_target(raw, rest, options));
-  options.local_addr = raw.local_addr;
-  options.role = raw.role;
-  options.log_dir = raw.log_dir;
-  options.run_id = raw.rdzv_id;
-  // Several nodes must agree on the name; "none" is torchrun's.
-  if (options.run_id.empty()) {
-    Bytes random = generate_secret();
-    options.run_id = options.nnodes > 1 ? "none" : to_hex(ByteView(random).first(8));
-  }
-  return options;
-}
-
 }  // namespace
 
-Environment current_environment() {
-  Environment environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const size_t equals = text.find('=');
-    if (equals != std::string_view::npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return environment;
-}
-
-Machine this_machine() {
-  Machine machine;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) machine.cpus = std::max(1, CPU_COUNT(&set));
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("nvidia") && to_number<int>(std::string_view(name).substr(6))) ++machine.gpus;
-  }
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    const std::string_view list = visible;
-    const auto named = list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
-    machine.gpus = std::min(machine.gpus, static_cast<int>(named));
-  }
-  return machine;
+Streams StreamChoice::of(int local_rank) const {
+  if (by_local_rank.empty()) return all;
+  const auto found = by_local_rank.find(local_rank);
+  return found == by_local_rank.end() ? kNoStream : found->second;
 }
 
 Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, const Environment& environment,
                                      const Machine& machine) {
-  Raw raw;
-  const auto app = make_app(raw);
-  MUSTER_ASSIGN(Split split, split_words(*app, arguments));
-  prepend_environment(environment, split.options);
-  // CLI11 reports by exception; nothing in the core does.
-  try {
-    std::reverse(split.options.begin(), split.options.end());
-    app->parse(split.options);
-  } catch (const CLI::Error& error) {
-    return bad(error.what());
-  }
-  return understand(raw, split.rest, environment, machine);
-}
-
-std::string run_help() {
-  Raw raw;
-  auto app = make_app(raw);
-  app->get_formatter()->column_width(42);
-  app->footer(
-      "Workers get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Unless it is "
-      "set,\n"
-      "OMP_NUM_THREADS is this node's CPUs divided by its workers. MUSTER_PYTHON names another Python for the "
-      "workers.");
-  std::string help = app->help();
-  constexpr std::string_view kUsage = "[OPTIONS]";
-  if (const size_t at = help.find(kUsage); at != std::string::npos)
-    help.replace(at, kUsage.size(), "[options] script.py [arguments of the script]");
-  return help;
+  MUSTER_ASSIGN(const OptionWords words, read_option_words(arguments, environment));
+  Reading reading{words.raw, environment, machine, {}};
+  reading.options.help = words.raw.help;
+  if (words.raw.help) return reading.options;
+  MUSTER_TRY(read_nodes(reading));
+  MUSTER_TRY(read_meeting(reading));
+  MUSTER_TRY(read_lives(reading));
+  MUSTER_TRY(read_choices(reading));
+  MUSTER_TRY(read_output(reading));
+  MUSTER_TRY(read_target(reading, words.rest, reading.options));
+  reading.options.dry_run = words.raw.dry_run;
+  reading.options.until_stdin_ends = words.raw.until_stdin_ends;
+  return std::move(reading.options);
 }
 
 }  // namespace muster

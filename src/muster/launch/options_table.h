@@ -1,0 +1,36 @@
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace muster {
+
+/// The options of `muster run` as text, before any of them is understood; the values here are the defaults.
+struct RawOptions {
+  std::string nnodes = "1", nproc = "1", node_rank, role = "default", hosts, hostfile, ssh = "ssh";
+  std::string master_addr, master_port, local_addr, rdzv_backend = "static", rdzv_endpoint, rdzv_id, rdzv_conf,
+                                                    secret_file, timeout, store_fanout = "0";
+  std::string max_restarts = "0", monitor_interval = "0.1", shutdown_timeout, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  std::string start_method, preload, numa_binding;
+  std::string log_dir, redirects = "0", tee = "0", local_ranks_filter, stdout_filters, stderr_filters, logs_specs,
+                       event_log = "null";
+  bool standalone = false, tiered = false, no_warm = false, virtual_local_rank = false;
+  bool module = false, no_python = false, run_path = false;
+  bool dry_run = false, help = false, until_stdin_ends = false;
+};
+
+/// One option: what the command line, the help and the shells' completion know about it.
+struct OptionRow {
+  const char* group;        ///< heading in the help; empty: not shown
+  const char* names;        ///< "-r,--redirects"; the first long one is the name that errors use
+  const char* takes;        ///< what follows it, words that are meant literally in small letters; null: nothing
+  const char* description;  ///< one line
+  std::string RawOptions::*text = nullptr;
+  bool RawOptions::*flag = nullptr;  ///< instead of text: takes no value, or =true and =false
+
+  /// "--redirects".
+  std::string name() const;
+};
+std::span<const OptionRow> option_table();
+
+}  // namespace muster

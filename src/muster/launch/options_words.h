@@ -1,0 +1,24 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "muster/launch/options.h"
+#include "muster/launch/options_table.h"
+
+namespace muster {
+
+/// A command line taken apart: the options' text, and what follows them.
+struct OptionWords {
+  RawOptions raw;
+  std::set<std::string> given;  ///< names of the options that were there, or in a PET_* variable
+  std::vector<std::string> rest;
+};
+
+/// Options take dashes or underscores, `--x=y` or `--x y`, and end at the first word that is not one. torchrun's PET_*
+/// variables stand for options that are not given. kInvalidArgument names an unknown option, and the one that was
+/// probably meant.
+Result<OptionWords> read_option_words(const std::vector<std::string>& words, const Environment& environment);
+
+}  // namespace muster
