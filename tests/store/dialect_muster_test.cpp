@@ -88,7 +88,7 @@ TEST(MusterDialect, RefusesWhatTheGrammarDoesNotAllow) {
   EXPECT_TRUE(broken([](Frame& f) { f.payload.push_back(0); }));
   EXPECT_TRUE(broken([](Frame& f) { f.header.kind = 0; }));
   EXPECT_TRUE(broken([](Frame& f) { f.header.kind = 100; }));
-  EXPECT_TRUE(broken([](Frame& f) { f.header.flags = 2; }));
+  EXPECT_TRUE(broken([](Frame& f) { f.header.flags = 8; }));
   EXPECT_TRUE(broken([](Frame& f) { std::fill_n(f.payload.begin() + 16, 4, 0xff); })) << "four billion keys";
   const auto dialect = muster_dialect();
   dialect->feed(encode(FrameHeader{kMaxMessageBytes + 1, 1, 0}));

@@ -1,7 +1,8 @@
 // The store's messages, one io/frame.h frame each, numbers little-endian:
 //
-//   request := frame(kind = Operation, flags = 1 if immediate, payload = id:u64 number:i64 keys:list values:list)
-//   reply   := frame(kind = 128, flags = 0, payload = id:u64 code:u8 body)
+//   request := frame(kind = Operation, flags = immediate + 2 * lease + 4 * weighted,
+//                    payload = id:u64 number:i64 keys:list values:list [weight:u32 if weighted])
+//   reply   := frame(kind = 128, flags = leased + 2 * recall, payload = id:u64 code:u8 body)
 //   body    := number:i64 keys:list values:list                       when code is 0
 //            | rank:i32 message:bytes context:bytes                   otherwise; code - 1 is the ErrorCode
 //   list    := count:u32 bytes[count]
@@ -17,7 +18,14 @@
 namespace muster {
 namespace {
 
-constexpr uint8_t kImmediateFlag = 1;
+// Of a request, and of a reply. Only proxies ask for leases and weigh arrivals.
+constexpr uint8_t kImmediateFlag = 1, kLeaseFlag = 2, kWeightedFlag = 4;
+constexpr uint8_t kLeasedFlag = 1, kRecallFlag = 2;
+
+uint8_t flags_of(const Request& request) {
+  return static_cast<uint8_t>((request.immediate ? kImmediateFlag : 0) | (request.lease ? kLeaseFlag : 0) |
+                              (request.weight != 1 ? kWeightedFlag : 0));
+}
 
 template <class List>
 size_t list_bytes(const List& list) {
@@ -54,7 +62,7 @@ Result<> get_lists(Reader& in, std::vector<Key>& keys, std::vector<Bytes>& value
     MUSTER_ASSIGN(const ByteView value, in.get_bytes());
     values.emplace_back(value.begin(), value.end());
   }
-  return in.finish();
+  return {};
 }
 
 Writer start_frame(size_t length, uint8_t kind, uint8_t flags) {
@@ -66,31 +74,40 @@ Writer start_frame(size_t length, uint8_t kind, uint8_t flags) {
 }  // namespace
 
 Result<Bytes> encode_request(const Request& request) {
-  const size_t length = 2 * sizeof(uint64_t) + list_bytes(request.keys) + list_bytes(request.values);
+  const uint8_t flags = flags_of(request);
+  const size_t length = 2 * sizeof(uint64_t) + list_bytes(request.keys) + list_bytes(request.values) +
+                        ((flags & kWeightedFlag) != 0 ? sizeof(uint32_t) : 0);
   if (length > kMaxMessageBytes) {
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("{} of {} keys is {} bytes in all, the limit is {}", name(request.operation),
                             request.keys.size(), length, kMaxMessageBytes));
   }
-  Writer out =
-      start_frame(length, static_cast<uint8_t>(request.operation), request.immediate ? kImmediateFlag : uint8_t{0});
+  Writer out = start_frame(length, static_cast<uint8_t>(request.operation), flags);
   out.put(request.id).put(request.number);
-  return put_lists(out, request.keys, request.values).take();
+  put_lists(out, request.keys, request.values);
+  if ((flags & kWeightedFlag) != 0) out.put(request.weight);
+  return out.take();
 }
 
 Result<Request> decode_request(const FrameHeader& header, ByteView payload) {
   if (header.kind < static_cast<uint8_t>(Operation::kSet) || header.kind > static_cast<uint8_t>(kLastOperation) ||
-      header.flags > kImmediateFlag) {
+      header.flags > (kImmediateFlag | kLeaseFlag | kWeightedFlag)) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("no store request has kind {} and flags {}", header.kind, header.flags));
   }
   Request request;
   request.operation = static_cast<Operation>(header.kind);
-  request.immediate = header.flags == kImmediateFlag;
+  request.immediate = (header.flags & kImmediateFlag) != 0;
+  request.lease = (header.flags & kLeaseFlag) != 0;
   Reader in(payload);
   MUSTER_ASSIGN(request.id, in.get<RequestId>());
   MUSTER_ASSIGN(request.number, in.get<int64_t>());
   MUSTER_TRY(get_lists(in, request.keys, request.values));
+  if ((header.flags & kWeightedFlag) != 0) {
+    MUSTER_ASSIGN(request.weight, in.get<uint32_t>());
+    if (request.weight == 1) return fail(ErrorCode::kProtocol, "a store request says that it weighs 1");
+  }
+  MUSTER_TRY(in.finish());
   return request;
 }
 
@@ -109,13 +126,14 @@ Bytes encode_reply(const Reply& reply) {
                               fmt::format("the answer would be {} bytes, the limit is {}; ask for fewer keys at once",
                                           length, kMaxMessageBytes))});
   }
-  Writer out = start_frame(length, kReplyKind, 0);
+  const auto flags = static_cast<uint8_t>((reply.leased ? kLeasedFlag : 0) | (reply.recall ? kRecallFlag : 0));
+  Writer out = start_frame(length, kReplyKind, flags);
   out.put(reply.id).put(uint8_t{0}).put(reply.number);
   return put_lists(out, reply.keys, reply.values).take();
 }
 
 Result<Reply> decode_reply(const FrameHeader& header, ByteView payload) {
-  if (header.kind != kReplyKind || header.flags != 0) {
+  if (header.kind != kReplyKind || header.flags > (kLeasedFlag | kRecallFlag)) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("no store reply has kind {} and flags {}", header.kind, header.flags));
   }
@@ -124,10 +142,14 @@ Result<Reply> decode_reply(const FrameHeader& header, ByteView payload) {
   MUSTER_ASSIGN(reply.id, in.get<RequestId>());
   MUSTER_ASSIGN(const auto code, in.get<uint8_t>());
   if (code == 0) {
+    reply.leased = (header.flags & kLeasedFlag) != 0;
+    reply.recall = (header.flags & kRecallFlag) != 0;
     MUSTER_ASSIGN(reply.number, in.get<int64_t>());
     MUSTER_TRY(get_lists(in, reply.keys, reply.values));
+    MUSTER_TRY(in.finish());
     return reply;
   }
+  if (header.flags != 0) return fail(ErrorCode::kProtocol, "a store error grants or recalls leases");
   Error error;
   error.code = static_cast<ErrorCode>(code - 1);
   if (error.code > ErrorCode::kIo) error.code = ErrorCode::kInternal;  // a newer server's

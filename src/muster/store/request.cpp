@@ -28,10 +28,12 @@ Shape shape_of(Operation operation, size_t keys) {
     case Operation::kQueueLength:
     case Operation::kListKeys:
     case Operation::kBarrier:
+    case Operation::kWithdraw:
       return {1, 0};
     case Operation::kCheck:
     case Operation::kWait:
     case Operation::kMultiGet:
+    case Operation::kRelease:
       return {kAny, 0};
     case Operation::kMultiSet:
       return {kAny, kAny};
@@ -82,6 +84,10 @@ const char* name(Operation operation) {
       return "barrier";
     case Operation::kCancel:
       return "cancel";
+    case Operation::kWithdraw:
+      return "withdraw";
+    case Operation::kRelease:
+      return "release";
     case Operation::kStat:
       return "stat";
   }
@@ -104,6 +110,7 @@ Result<> validate(const Request& request) {
     return fail(ErrorCode::kResourceExhausted, fmt::format("{} was given {} keys, at most {} go into one request", what,
                                                            request.keys.size(), kMaxKeysPerRequest));
   }
+  if (request.weight == 0) return fail(ErrorCode::kInvalidArgument, fmt::format("{} was given a weight of 0", what));
   for (const Key& key : request.keys) {
     if (key.size() <= kMaxKeyBytes) continue;
     return fail(ErrorCode::kResourceExhausted,

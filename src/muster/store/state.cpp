@@ -3,32 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
-#include <deque>
-#include <optional>
-#include <set>
-#include <unordered_map>
 
 #include "muster/base/check.h"
+#include "muster/store/shard.h"
 #include "muster/store/stat.h"
 
 namespace muster {
 namespace {
-
-// Waiters are numbered in the order in which they came: a std::set of them is a first-in-first-out queue from which
-// any one can leave cheaply.
-using WaiterId = uint64_t;
-
-struct Waiter {
-  ClientId client;
-  Request request;
-  size_t cursor = 0;  // the missing key it is indexed under; those before it were seen
-};
-
-struct Barrier {
-  int64_t count;
-  std::set<WaiterId> arrived;
-};
 
 Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
   int64_t value = 0;
@@ -42,20 +25,42 @@ Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
                           key, text.size()));
 }
 
+bool writes(Operation operation) {
+  switch (operation) {
+    case Operation::kSet:
+    case Operation::kCompareSet:
+    case Operation::kAdd:
+    case Operation::kAppend:
+    case Operation::kQueuePush:
+    case Operation::kMultiSet:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
+// Every function but those of StoreState itself is called with the shards concerned held.
 struct StoreState::Impl {
-  std::unordered_map<Key, Bytes> data;
-  std::unordered_map<Key, std::deque<Bytes>> queues;  // never an empty one
-  std::unordered_map<Key, Barrier> barriers;          // never an empty one
-  std::unordered_map<WaiterId, Waiter> waiters;
-  std::unordered_map<Key, std::set<WaiterId>> waiting;
-  std::unordered_map<ClientId, std::unordered_map<RequestId, WaiterId>> by_client;
-  WaiterId next_waiter = 0;
+  explicit Impl(unsigned shard_count) : count(shard_count), shards(std::make_unique<Shard[]>(shard_count)) {}
 
-  Replies run(Request&& request, ClientId client);
+  const unsigned count;
+  const std::unique_ptr<Shard[]> shards;
+
+  unsigned index(const Key& key) const { return count == 1 ? 0 : std::hash<Key>()(key) % count; }
+  Shard& shard(const Key& key) const { return shards[index(key)]; }
+  Shard& home(const Waiter& waiter) const { return shards[std::countr_zero(waiter.shards)]; }
+  Slot& slot(const Key& key) const { return *shard(key).entries.try_emplace(key).first; }
+  ShardMask everywhere() const { return count == kMaxShards ? ~ShardMask{0} : (ShardMask{1} << count) - 1; }
+  ShardMask shards_of(const Request& request) const;
+  ShardMask shards_of_released(const Request& request) const;
+
+  void run(Request&& request, ClientId client, Replies& out);
   Result<> write(Request& request, Reply& reply, Replies& released);
   void read(const Request& request, Reply& reply) const;
+  int64_t count_keys(const Request& request) const;
+  void list_keys(const Key& prefix, Reply& reply) const;
 
   Result<> compare_set(Request& request, Reply& reply, Replies& released);
   Result<> add(Request& request, Reply& reply, Replies& released);
@@ -68,32 +73,71 @@ struct StoreState::Impl {
   bool ready(const Request& request, size_t& cursor) const;
   void answer(const Request& request, Reply& reply);
   bool answer_or_wait(Request& request, Reply& reply);
-  Result<WaiterId> park(Request&& request, ClientId client);
   Result<> arrive(Request&& request, ClientId client, Replies& released);
-  bool advance(WaiterId id, Replies& released);
-  void release(WaiterId id, Replies& released);
-  void forget(WaiterId id);
-  void cancel(const Request& request, ClientId client, Replies& released);
-  void key_appeared(const Key& key, Replies& released);
+  bool advance(Waiter& waiter, Replies& released);
+  void release(Waiter& waiter, Replies& released);
+  void forget(Waiter& waiter);
+  void key_appeared(Slot& slot, Replies& released);
 };
+
+namespace {
+
+// The locks of some shards, taken in the order of their numbers.
+class Hold {
+ public:
+  Hold(Shard* shards, ShardMask mask) : shards_(shards), mask_(mask) {
+    for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.lock();
+  }
+  ~Hold() {
+    for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.unlock();
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  Shard* shards_;
+  ShardMask mask_;
+};
+
+}  // namespace
+
+ShardMask StoreState::Impl::shards_of(const Request& request) const {
+  if (request.operation == Operation::kNumKeys || request.operation == Operation::kListKeys) return everywhere();
+  ShardMask mask = 0;
+  for (const Key& key : request.keys) mask |= ShardMask{1} << index(key);
+  return mask;
+}
+
+// Who waits for a key that the request writes may wait for keys of other shards too, and is released with all held.
+ShardMask StoreState::Impl::shards_of_released(const Request& request) const {
+  ShardMask mask = 0;
+  if (!writes(request.operation)) return mask;
+  for (const Key& key : request.keys) {
+    Shard& shard = this->shard(key);
+    const Entry* entry = shard.wide == 0 ? nullptr : shard.find(key);
+    if (entry != nullptr && entry->place) mask |= entry->place->shards;
+  }
+  return mask;
+}
 
 // ---- what changes the store
 
 void StoreState::Impl::store(const Key& key, Bytes value, Replies& released) {
-  data.insert_or_assign(key, std::move(value));
-  key_appeared(key, released);
+  Slot& slot = this->slot(key);
+  shard(key).set(slot, std::move(value));
+  key_appeared(slot, released);
 }
 
 Result<> StoreState::Impl::compare_set(Request& request, Reply& reply, Replies& released) {
   const Key& key = request.keys[0];
   Bytes &expected = request.values[0], &desired = request.values[1];
-  const auto found = data.find(key);
-  const bool matches = found == data.end() ? expected.empty() : found->second == expected;
-  if (matches) {
+  const Entry* found = shard(key).find(key);
+  const bool absent = found == nullptr || !found->value;
+  if (absent ? expected.empty() : *found->value == expected) {
     reply.values.push_back(desired);
     store(key, std::move(desired), released);
   } else {
-    reply.values.push_back(found == data.end() ? std::move(expected) : found->second);
+    reply.values.push_back(absent ? std::move(expected) : *found->value);
   }
   return {};
 }
@@ -101,40 +145,46 @@ Result<> StoreState::Impl::compare_set(Request& request, Reply& reply, Replies& 
 Result<> StoreState::Impl::add(Request& request, Reply& reply, Replies& released) {
   const Key& key = request.keys[0];
   int64_t sum = 0;
-  if (const auto found = data.find(key); found != data.end()) {
-    MUSTER_ASSIGN(sum, parse_counter(key, found->second));
+  if (const Entry* found = shard(key).find(key); found != nullptr && found->value) {
+    MUSTER_ASSIGN(sum, parse_counter(key, *found->value));
   }
   if (__builtin_add_overflow(sum, request.number, &sum)) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("adding {} to key \"{}\" would overflow 64 bits", request.number, key));
   }
-  store(key, to_bytes(fmt::format("{}", sum)), released);
+  char text[24];
+  const auto written = std::to_chars(std::begin(text), std::end(text), sum);
+  store(key, Bytes(text, written.ptr), released);
   reply.number = sum;
   return {};
 }
 
 Result<> StoreState::Impl::append(Request& request, Replies& released) {
   const Key& key = request.keys[0];
-  Bytes& value = data[key];
-  if (value.size() + request.values[0].size() > kMaxValueBytes) {
+  const Bytes& more = request.values[0];
+  Slot& slot = this->slot(key);
+  if (!slot.second.value) {
+    shard(key).set(slot, {});
+  } else if (slot.second.value->size() + more.size() > kMaxValueBytes) {
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("append would grow key \"{}\" over {} bytes", key, kMaxValueBytes));
   }
-  value.insert(value.end(), request.values[0].begin(), request.values[0].end());
-  key_appeared(key, released);
+  slot.second.value->insert(slot.second.value->end(), more.begin(), more.end());
+  key_appeared(slot, released);
   return {};
 }
 
 void StoreState::Impl::push(Request& request, Replies& released) {
   const Key& key = request.keys[0];
-  queues[key].push_back(std::move(request.values[0]));
-  const auto found = waiting.find(key);
-  if (found == waiting.end()) return;
-  const std::vector<WaiterId> candidates(found->second.begin(), found->second.end());
+  Slot& slot = this->slot(key);
+  Place& place = slot.second.beside();
+  shard(key).queues += place.queue.empty();
+  place.queue.push_back(std::move(request.values[0]));
   // A caller of pop goes first: it takes the value, so that none ever waits while the queue holds something.
   for (const Operation concerned : {Operation::kQueuePop, Operation::kWait}) {
-    for (const WaiterId id : candidates) {
-      if (waiters.at(id).request.operation == concerned && advance(id, released)) return;
+    for (Waiter *waiter = place.waiting.first, *next; waiter != nullptr; waiter = next) {
+      next = waiter->next;
+      if (waiter->request.operation == concerned && advance(*waiter, released)) return;
     }
   }
 }
@@ -151,7 +201,7 @@ Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& releas
     case Operation::kAppend:
       return append(request, released);
     case Operation::kDelete:
-      reply.number = static_cast<int64_t>(data.erase(request.keys[0]));
+      reply.number = shard(request.keys[0]).erase(request.keys[0]);
       return {};
     case Operation::kQueuePush:
       push(request, released);
@@ -168,46 +218,55 @@ Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& releas
 
 // ---- what only looks
 
+int64_t StoreState::Impl::count_keys(const Request& request) const {
+  int64_t total = 0;
+  for (unsigned i = 0; i < count; ++i) {
+    if (request.keys.empty()) total += static_cast<int64_t>(shards[i].keys);
+    if (request.keys.empty()) continue;
+    total += std::count_if(shards[i].entries.begin(), shards[i].entries.end(), [&](const Slot& slot) {
+      return slot.second.value && slot.first.starts_with(request.keys[0]);
+    });
+  }
+  return total;
+}
+
+void StoreState::Impl::list_keys(const Key& prefix, Reply& reply) const {
+  for (unsigned i = 0; i < count; ++i) {
+    for (const auto& [key, entry] : shards[i].entries) {
+      if (entry.value && key.starts_with(prefix)) reply.keys.push_back(key);
+    }
+  }
+  std::sort(reply.keys.begin(), reply.keys.end());
+}
+
 void StoreState::Impl::read(const Request& request, Reply& reply) const {
   switch (request.operation) {
     case Operation::kCheck:
       reply.number = missing(request, 0) == request.keys.size();
       return;
     case Operation::kNumKeys:
-      reply.number = request.keys.empty() ? static_cast<int64_t>(data.size())
-                                          : std::count_if(data.begin(), data.end(), [&](const auto& entry) {
-                                              return entry.first.starts_with(request.keys[0]);
-                                            });
+      reply.number = count_keys(request);
       return;
-    case Operation::kStat: {
-      StoreStat stat;
-      stat.keys = data.size();
-      stat.queues = queues.size();
-      stat.waiters = waiters.size();
-      return put_stat(stat, reply);
-    }
+    case Operation::kListKeys:
+      return list_keys(request.keys[0], reply);
     case Operation::kQueueLength: {
-      const auto found = queues.find(request.keys[0]);
-      reply.number = found == queues.end() ? 0 : static_cast<int64_t>(found->second.size());
+      const Entry* found = shard(request.keys[0]).find(request.keys[0]);
+      reply.number = found != nullptr && found->place ? static_cast<int64_t>(found->place->queue.size()) : 0;
       return;
     }
     default:
-      break;
+      MUSTER_CHECK(false, "not an operation that only looks");
   }
-  MUSTER_CHECK(request.operation == Operation::kListKeys, "not an operation that only looks");
-  for (const auto& [key, value] : data) {
-    if (key.starts_with(request.keys[0])) reply.keys.push_back(key);
-  }
-  std::sort(reply.keys.begin(), reply.keys.end());
 }
 
 // ---- what may wait
 
 bool StoreState::Impl::present(Operation operation, const Key& key) const {
-  if (operation == Operation::kQueuePop) return queues.contains(key);
-  if (data.contains(key)) return true;
+  const Entry* found = shard(key).find(key);
+  if (found == nullptr) return false;
+  if (operation == Operation::kQueuePop) return found->has_queue();
   const bool sees_queues = operation == Operation::kWait || operation == Operation::kCheck;
-  return sees_queues && queues.contains(key);
+  return found->value || (sees_queues && found->has_queue());
 }
 
 // The first key from `from` on that is not there; the number of keys when all are.
@@ -219,42 +278,28 @@ size_t StoreState::Impl::missing(const Request& request, size_t from) const {
 // Whether every key is there now. `cursor` moves on to the one to wait for, so that a waiter for many keys looks at
 // each about once, and starts over only if one that it saw was deleted.
 bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
-  const size_t count = request.keys.size();
+  const size_t keys = request.keys.size();
   const bool from_start = cursor == 0;
   cursor = missing(request, cursor);
-  if (cursor == count && !from_start) cursor = missing(request, 0);
-  return cursor == count;
+  if (cursor == keys && !from_start) cursor = missing(request, 0);
+  return cursor == keys;
 }
 
 // The reply of a get, multi_get, queue_pop, wait or barrier that has what it asked for (or does not insist).
 void StoreState::Impl::answer(const Request& request, Reply& reply) {
   if (request.operation == Operation::kGet || request.operation == Operation::kMultiGet) {
+    reply.values.reserve(request.keys.size());
     for (const Key& key : request.keys) {
-      const auto found = data.find(key);
-      reply.values.push_back(found == data.end() ? Bytes{} : found->second);
+      const Entry* found = shard(key).find(key);
+      reply.values.push_back(found != nullptr && found->value ? *found->value : Bytes{});
     }
   } else if (request.operation == Operation::kQueuePop) {
-    const auto found = queues.find(request.keys[0]);
-    if (found == queues.end()) return;
-    reply.number = static_cast<int64_t>(found->second.size());
-    reply.values.push_back(std::move(found->second.front()));
-    found->second.pop_front();
-    if (found->second.empty()) queues.erase(found);
+    Shard& shard = this->shard(request.keys[0]);
+    const auto found = shard.entries.find(request.keys[0]);
+    if (found == shard.entries.end() || !found->second.has_queue()) return;
+    reply.number = static_cast<int64_t>(found->second.place->queue.size());
+    reply.values.push_back(shard.pop(*found));
   }
-}
-
-Result<WaiterId> StoreState::Impl::park(Request&& request, ClientId client) {
-  auto& waits = by_client[client];
-  if (waits.size() >= kMaxWaitsPerClient) {
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("one client may wait for {} requests at a time, and this one does", kMaxWaitsPerClient));
-  }
-  const WaiterId id = next_waiter++;
-  if (!waits.emplace(request.id, id).second) {
-    return fail(ErrorCode::kProtocol, fmt::format("request number {} is already waiting", request.id));
-  }
-  waiters.emplace(id, Waiter{client, std::move(request)});
-  return id;
 }
 
 // False if the request waits now, and its reply comes later.
@@ -262,150 +307,194 @@ bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
   size_t cursor = 0;
   if (request.immediate || ready(request, cursor)) {
     answer(request, reply);
+    if (request.operation == Operation::kQueuePop && !reply.values.empty()) {
+      shard(request.keys[0]).tidy(slot(request.keys[0]));
+    }
     return true;
   }
-  const auto id = park(std::move(request), reply.client);
-  if (!id) {
-    reply.status = tl::unexpected(id.error());
+  const ShardMask mask = shards_of(request);
+  const auto waiter = shards[std::countr_zero(mask)].take_in(std::move(request), reply.client, mask);
+  if (!waiter) {
+    reply.status = tl::unexpected(waiter.error());
     return true;
   }
-  Waiter& waiter = waiters.at(*id);
-  waiter.cursor = cursor;
-  waiting[waiter.request.keys[cursor]].insert(*id);
+  const Key& key = (*waiter)->request.keys[cursor];
+  (*waiter)->cursor = cursor;
+  shard(key).list(**waiter, slot(key));
   return false;
 }
 
 Result<> StoreState::Impl::arrive(Request&& request, ClientId client, Replies& released) {
-  const Key key = request.keys[0];
-  const int64_t count = request.number;
-  if (count < 1) {
+  const Key& key = request.keys[0];
+  const int64_t wanted = request.number;
+  if (wanted < 1) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("barrier \"{}\" was given a count of {}, it takes 1 or more", key, count));
+                fmt::format("barrier \"{}\" was given a count of {}, it takes 1 or more", key, wanted));
   }
-  if (const auto found = barriers.find(key); found != barriers.end() && found->second.count != count) {
+  Shard& shard = this->shard(key);
+  const Entry* found = shard.find(key);
+  if (found != nullptr && found->place && found->place->arrivals > 0 && found->place->barrier_count != wanted) {
     return fail(ErrorCode::kMismatch,
                 fmt::format("barrier \"{}\" was given a count of {}, but {} caller(s) already wait there for {}", key,
-                            count, found->second.arrived.size(), found->second.count));
+                            wanted, found->place->arrivals, found->place->barrier_count));
   }
-  MUSTER_ASSIGN(const WaiterId id, park(std::move(request), client));
-  Barrier& barrier = barriers.try_emplace(key, Barrier{count, {}}).first->second;
-  barrier.arrived.insert(id);
-  if (static_cast<int64_t>(barrier.arrived.size()) < count) return {};
-  const std::set<WaiterId> all = barrier.arrived;
-  for (const WaiterId arrived : all) release(arrived, released);
+  MUSTER_ASSIGN(Waiter* const waiter, shard.take_in(std::move(request), client, shards_of(request)));
+  Slot& slot = this->slot(waiter->request.keys[0]);
+  shard.list(*waiter, slot);
+  Place& place = *slot.second.place;
+  place.barrier_count = wanted;
+  if (place.arrivals < wanted) return {};
+  for (Waiter *arrived = place.arrived.first, *next; arrived != nullptr; arrived = next) {
+    next = arrived->next;
+    release(*arrived, released);
+  }
   return {};
 }
 
 // Lets a waiter look again. True if it was released; otherwise it waits for its next missing key.
-bool StoreState::Impl::advance(WaiterId id, Replies& released) {
-  Waiter& waiter = waiters.at(id);
-  const size_t before = waiter.cursor;
-  size_t cursor = before;
+bool StoreState::Impl::advance(Waiter& waiter, Replies& released) {
+  size_t cursor = waiter.cursor;
   if (ready(waiter.request, cursor)) {
-    release(id, released);
+    release(waiter, released);
     return true;
   }
-  const auto old = waiting.find(waiter.request.keys[before]);
-  old->second.erase(id);
-  if (old->second.empty()) waiting.erase(old);
+  if (cursor == waiter.cursor) return false;
+  shard(waiter.at->first).unlist(waiter);
+  const Key& key = waiter.request.keys[cursor];
   waiter.cursor = cursor;
-  waiting[waiter.request.keys[cursor]].insert(id);
+  shard(key).list(waiter, slot(key));
   return false;
 }
 
-void StoreState::Impl::release(WaiterId id, Replies& released) {
-  const Waiter& waiter = waiters.at(id);
+void StoreState::Impl::release(Waiter& waiter, Replies& released) {
   Reply reply{waiter.client, waiter.request.id};
   answer(waiter.request, reply);
   released.push_back(std::move(reply));
-  forget(id);
+  forget(waiter);
 }
 
-void StoreState::Impl::forget(WaiterId id) {
-  const Waiter& waiter = waiters.at(id);
-  const Key& key = waiter.request.keys[waiter.cursor];
-  if (waiter.request.operation == Operation::kBarrier) {
-    const auto barrier = barriers.find(key);
-    barrier->second.arrived.erase(id);
-    if (barrier->second.arrived.empty()) barriers.erase(barrier);
-  } else {
-    const auto queue = waiting.find(key);
-    queue->second.erase(id);
-    if (queue->second.empty()) waiting.erase(queue);
-  }
-  const auto client = by_client.find(waiter.client);
-  client->second.erase(waiter.request.id);
-  if (client->second.empty()) by_client.erase(client);
-  waiters.erase(id);
+void StoreState::Impl::forget(Waiter& waiter) {
+  shard(waiter.at->first).unlist(waiter);
+  home(waiter).put_out(waiter);
 }
 
-void StoreState::Impl::cancel(const Request& request, ClientId client, Replies& released) {
-  const auto waits = by_client.find(client);
-  if (waits == by_client.end()) return;
-  const auto found = waits->second.find(request.id);
-  if (found == waits->second.end()) return;
-  forget(found->second);
-  released.push_back({client, request.id, fail(ErrorCode::kAborted, "the request was cancelled by its client")});
-}
-
-void StoreState::Impl::key_appeared(const Key& key, Replies& released) {
-  const auto found = waiting.find(key);
-  if (found == waiting.end()) return;
-  const std::vector<WaiterId> candidates(found->second.begin(), found->second.end());
-  for (const WaiterId id : candidates) {
-    if (waiters.at(id).request.operation != Operation::kQueuePop) advance(id, released);
+void StoreState::Impl::key_appeared(Slot& slot, Replies& released) {
+  if (!slot.second.place) return;
+  for (Waiter *waiter = slot.second.place->waiting.first, *next; waiter != nullptr; waiter = next) {
+    next = waiter->next;
+    if (waiter->request.operation != Operation::kQueuePop) advance(*waiter, released);
   }
 }
 
 // ---- dispatch
 
-Replies StoreState::Impl::run(Request&& request, ClientId client) {
+void StoreState::Impl::run(Request&& request, ClientId client, Replies& out) {
+  const size_t own = out.size();
   Reply reply{client, request.id};
-  Replies released;
-  reply.status = validate(request);
-  if (reply.status) {
-    switch (request.operation) {
-      case Operation::kCancel:
-        cancel(request, client, released);
-        return released;
-      case Operation::kCheck:
-      case Operation::kNumKeys:
-      case Operation::kQueueLength:
-      case Operation::kListKeys:
-      case Operation::kStat:
-        read(request, reply);
-        break;
-      case Operation::kBarrier:
-        reply.status = arrive(std::move(request), client, released);
-        if (reply.status) return released;
-        break;
-      case Operation::kGet:
-      case Operation::kMultiGet:
-      case Operation::kQueuePop:
-      case Operation::kWait:
-        if (!answer_or_wait(request, reply)) return released;
-        break;
-      default:
-        reply.status = write(request, reply, released);
-        break;
-    }
+  out.emplace_back();  // its place is before those that it releases
+  switch (request.operation) {
+    case Operation::kCheck:
+    case Operation::kNumKeys:
+    case Operation::kQueueLength:
+    case Operation::kListKeys:
+      read(request, reply);
+      break;
+    case Operation::kBarrier:
+      out.pop_back();  // the one that releases is released like the others
+      reply.status = arrive(std::move(request), client, out);
+      if (reply.status) return;
+      out.emplace_back();
+      break;
+    case Operation::kGet:
+    case Operation::kMultiGet:
+    case Operation::kQueuePop:
+    case Operation::kWait:
+      if (answer_or_wait(request, reply)) break;
+      return out.pop_back();
+    default:
+      reply.status = write(request, reply, out);
+      break;
   }
-  released.insert(released.begin(), std::move(reply));
-  return released;
+  out[own] = std::move(reply);
 }
 
-StoreState::StoreState() : impl_(std::make_unique<Impl>()) {}
+StoreState::StoreState(unsigned shards) : impl_(std::make_unique<Impl>(std::clamp(shards, 1U, kMaxShards))) {}
 StoreState::~StoreState() = default;
 
-Replies StoreState::apply(Request request, ClientId client) { return impl_->run(std::move(request), client); }
-
-void StoreState::drop(ClientId client) {
-  const auto waits = impl_->by_client.find(client);
-  if (waits == impl_->by_client.end()) return;
-  const auto requests = waits->second;
-  for (const auto& [request, waiter] : requests) impl_->forget(waiter);
+Replies StoreState::apply(Request request, ClientId client) {
+  Replies replies;
+  apply(std::move(request), client, replies);
+  return replies;
 }
 
-size_t StoreState::waiters() const { return impl_->waiters.size(); }
+void StoreState::apply(Request&& request, ClientId client, Replies& out) {
+  if (const auto valid = validate(request); !valid) {
+    out.push_back({client, request.id, tl::unexpected(valid.error())});
+    return;
+  }
+  if (request.operation == Operation::kCancel) return cancel(request.id, client, out);
+  if (request.operation == Operation::kStat) {
+    out.push_back({client, request.id});
+    return put_stat(stat(), out.back());
+  }
+  ShardMask mask = impl_->shards_of(request);
+  while (true) {
+    const Hold hold(impl_->shards.get(), mask);
+    const ShardMask wanted = mask | impl_->shards_of_released(request);
+    if (wanted == mask) return impl_->run(std::move(request), client, out);
+    mask = wanted;
+  }
+}
+
+// A waiter is found in its home, and may then need more shards to be held: by then it may be gone, or be another one.
+void StoreState::cancel(RequestId id, ClientId client, Replies& out) {
+  const auto find = [&](Shard& home) {
+    const auto found = home.waiters.find(WaiterName{client, id});
+    return found == home.waiters.end() ? nullptr : &found->second;
+  };
+  for (unsigned i = 0; i < impl_->count; ++i) {
+    ShardMask mask = ShardMask{1} << i;
+    while (true) {
+      const Hold hold(impl_->shards.get(), mask);
+      Waiter* waiter = find(impl_->shards[i]);
+      if (waiter == nullptr) break;
+      const ShardMask wanted = mask | waiter->shards;
+      if (wanted == mask) {
+        impl_->forget(*waiter);
+        out.push_back({client, id, fail(ErrorCode::kAborted, "the request was cancelled by its client")});
+        return;
+      }
+      mask = wanted;
+    }
+  }
+}
+
+void StoreState::drop(ClientId client) {
+  for (unsigned i = 0; i < impl_->count; ++i) {
+    ShardMask mask = ShardMask{1} << i;
+    while (true) {
+      const Hold hold(impl_->shards.get(), mask);
+      const auto found = impl_->shards[i].by_client.find(client);
+      if (found == impl_->shards[i].by_client.end()) break;
+      Waiter& waiter = *found->second.first;
+      const ShardMask wanted = mask | waiter.shards;
+      if (wanted == mask) impl_->forget(waiter);
+      mask = wanted;
+    }
+  }
+}
+
+StoreStat StoreState::stat() const {
+  StoreStat stat;
+  for (unsigned i = 0; i < impl_->count; ++i) {
+    const Hold hold(impl_->shards.get(), ShardMask{1} << i);
+    stat.keys += impl_->shards[i].keys;
+    stat.queues += impl_->shards[i].queues;
+    stat.waiters += impl_->shards[i].waiters.size();
+  }
+  return stat;
+}
+
+size_t StoreState::waiters() const { return stat().waiters; }
 
 }  // namespace muster

@@ -32,8 +32,11 @@ enum class Operation : uint8_t {
   kBarrier = 16,
   kCancel = 17,  ///< of the request `id`
   kStat = 18,    ///< what the store holds and has done, see stat.h
+  // Between tiers only:
+  kWithdraw = 21,  ///< takes back `weight` arrivals of the barrier request `number` at the key, as far as they wait
+  kRelease = 22,   ///< the client does not use its leases of the keys any more; no reply
 };
-inline constexpr Operation kLastOperation = Operation::kStat;
+inline constexpr Operation kLastOperation = Operation::kRelease;
 /// "set", "multi_get", ...
 const char* name(Operation operation);
 
@@ -52,6 +55,8 @@ struct Request {
   /// get, multi_get, queue_pop: reply at once. A missing value is empty, as torch's protocol wants it; a pop from an
   /// empty queue has no value and number 0.
   bool immediate = false;
+  bool lease = false;   ///< get, multi_get, wait: the client would keep what it reads, see lease.h
+  uint32_t weight = 1;  ///< barrier: the arrivals that it stands for; withdraw: how many of them to take back
 };
 
 struct Reply {
@@ -60,8 +65,11 @@ struct Reply {
   Result<> status{};  ///< an error, or the fields below
   std::vector<Bytes> values;
   std::vector<Key> keys;  ///< list_keys, sorted
-  /// add: the sum; num_keys, queue_length: the number; check and delete: 0 or 1; queue_pop: the length before it
+  /// add: the sum; num_keys, queue_length: the number; check and delete: 0 or 1; queue_pop: the length before it;
+  /// barrier: how many of its arrivals are released (the others wait on); withdraw: how many were taken back
   int64_t number = 0;
+  bool leased = false;  ///< the client holds leases of all the keys that it asked for
+  bool recall = false;  ///< answers nothing: the client must release its leases of `keys`
 };
 using Replies = std::vector<Reply>;
 
@@ -69,26 +77,35 @@ using Replies = std::vector<Reply>;
 /// the limits above. kInvalidArgument or kResourceExhausted otherwise.
 Result<> validate(const Request& request);
 
-/// The store as a state machine: it knows no socket, no thread and no clock, so that dialects, the proxy, the memory
-/// store and the simulator share it. A request that must wait gives no reply yet; the reply comes out of the later
+/// The store as a state machine: it knows no socket, no thread and no clock, so that the server, the memory store, the
+/// file store and the simulator share it. A request that must wait gives no reply yet; the reply comes out of the later
 /// apply() that releases it. Waiters are indexed by key and by client: a client that leaves costs what it waits for.
+/// What is released comes after the answer to the request that released it, in the order in which it came to wait for
+/// that key.
 ///
 /// As in torch's stores, a queue stands beside the keys: num_keys, list_keys and delete_key do not see it, check and
 /// wait do while it holds something, and a push releases one waiter only, the oldest. A barrier is no key either. An
 /// arrival that is cancelled or dropped is withdrawn; one whose count differs from those already waiting is kMismatch.
 /// kCancel answers the request that it ends with kAborted; if that has been answered already, nothing happens.
-/// Not thread-safe.
+///
+/// Thread-safe. Keys are spread over shards with a lock each; a request, and whoever it releases, holds those of all
+/// its keys at once, so that every operation is atomic whatever the number of shards.
 class StoreState {
  public:
-  StoreState();
+  explicit StoreState(unsigned shards = 1);
   ~StoreState();
   Replies apply(Request request, ClientId client);
+  /// The same; appends the replies to `out`.
+  void apply(Request&& request, ClientId client, Replies& out);
   /// The client is gone: its waits are forgotten.
   void drop(ClientId client);
   size_t waiters() const;
+  /// Keys, queues and waiters.
+  StoreStat stat() const;
 
  private:
   struct Impl;
+  void cancel(RequestId id, ClientId client, Replies& out);
   std::unique_ptr<Impl> impl_;
 };
 
