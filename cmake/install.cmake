@@ -46,5 +46,5 @@ configure_package_config_file(cmake/muster-config.cmake.in ${PROJECT_BINARY_DIR}
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/muster-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/muster-config.cmake ${PROJECT_BINARY_DIR}/muster-config-version.cmake
-              cmake/libtorch.cmake
+              cmake/hiredis.cmake cmake/libtorch.cmake
         DESTINATION ${package_dir} COMPONENT development)

@@ -29,19 +29,23 @@ BINARY = ROOT / "build/release/src/muster/launch/muster"
 PACKAGES = [
     "ccache",
     "cmake",
+    "etcd-server",  # the tests of etcd:// stores start one
     "g++",
     "git",  # tools/tidy.py asks it which files there are
     "iproute2",  # the several-hosts test joins network namespaces
     "libcli11-dev",
+    "libcurl4-openssl-dev",  # etcd:// stores
     "libexpected-dev",
     "libfmt-dev",
     "libgmock-dev",
     "libgtest-dev",
+    "libhiredis-dev",  # redis:// stores
     "libspdlog-dev",
     "libssl-dev",
     "ninja-build",
     "nlohmann-json3-dev",
     "openssl",  # the TLS tests make certificates
+    "redis-server",  # the tests of redis:// stores start one
     "zlib1g-dev",  # examples/cpp reads a compressed file
 ]
 # Only where `python3` is the distribution's own: others bring their headers and venv along.

@@ -17,7 +17,7 @@
 namespace muster {
 
 /// What every Store must do. An implementation instantiates it with a way to make a fresh, empty store and any number
-/// of handles on it:
+/// of handles on it; null where that cannot be had on this machine:
 ///
 ///   INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, testing::Values(make_memory_world));
 struct StoreWorld {
@@ -31,6 +31,7 @@ class StoreContract : public testing::TestWithParam<MakeStoreWorld> {
  protected:
   void SetUp() override {
     world_ = GetParam()();
+    if (world_ == nullptr) GTEST_SKIP() << "what this store needs is not installed";
     store_ = world_->open();
     ASSERT_NE(store_, nullptr);
   }

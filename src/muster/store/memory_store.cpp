@@ -3,10 +3,31 @@
 #include <optional>
 #include <unordered_map>
 
+#include "muster/store/claim.h"
 #include "muster/store/request_store.h"
 
 namespace muster {
 namespace {
+
+// The claims of one memory, shared by it and by whoever holds one.
+struct Claims {
+  std::mutex mutex;
+  std::map<Key, Bytes> held;
+};
+
+class MemoryClaim : public Claim {
+ public:
+  MemoryClaim(std::shared_ptr<Claims> claims, Key name) : claims_(std::move(claims)), name_(std::move(name)) {}
+  ~MemoryClaim() override {
+    const std::lock_guard lock(claims_->mutex);
+    claims_->held.erase(name_);
+  }
+  bool held() const override { return true; }
+
+ private:
+  std::shared_ptr<Claims> claims_;
+  const Key name_;
+};
 
 // What the clones share. Each call waits on its own condition variable, so that a release wakes whom it concerns.
 class SharedMemory {
@@ -28,6 +49,8 @@ class SharedMemory {
     return std::move(*call.reply);
   }
 
+  const std::shared_ptr<Claims>& claims() const { return claims_; }
+
  private:
   static constexpr ClientId kClient = 0;
   struct Call {
@@ -47,12 +70,30 @@ class SharedMemory {
   StoreState state_;
   RequestId next_id_ = 0;
   std::unordered_map<RequestId, Call*> calls_;
+  std::shared_ptr<Claims> claims_ = std::make_shared<Claims>();
 };
 
 class MemoryStore : public RequestStore {
  public:
   explicit MemoryStore(std::shared_ptr<SharedMemory> memory) : memory_(std::move(memory)) {}
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<MemoryStore>(memory_); }
+  Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration, const Deadline&) override {
+    Claims& claims = *memory_->claims();
+    const std::lock_guard lock(claims.mutex);
+    if (!claims.held.emplace(name, Bytes(value.begin(), value.end())).second) {
+      return fail(ErrorCode::kAlreadyExists, "the claim \"" + name + "\" is held by another");
+    }
+    return std::make_unique<MemoryClaim>(memory_->claims(), name);
+  }
+  Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline&) override {
+    Claims& claims = *memory_->claims();
+    const std::lock_guard lock(claims.mutex);
+    std::map<Key, Bytes> found;
+    for (const auto& [name, value] : claims.held) {
+      if (name.starts_with(prefix)) found.emplace(name, value);
+    }
+    return found;
+  }
 
  protected:
   Result<Reply> call(Request request, const Deadline& deadline) override {

@@ -1,9 +1,18 @@
 #include <cstdlib>
 
+#include "muster/store/redis_store.h"
 #include "muster/store/remote_store.h"
 #include "muster/store/store.h"
+#include "muster/store/url.h"
 
 namespace muster {
+
+#ifndef MUSTER_WITH_REDIS
+Result<std::unique_ptr<Store>> redis_store(const std::string&, const Deadline&) {
+  return fail(ErrorCode::kUnsupported,
+              "this build of muster has no Redis: install libhiredis-dev and build it again, or use tcp:// or etcd://");
+}
+#endif
 
 Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline) {
   constexpr std::string_view kFileScheme = "file://";
@@ -14,9 +23,11 @@ Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secre
     MUSTER_ASSIGN(credentials.tls, TlsContext::from_environment());
     return remote_store(url, std::move(credentials), deadline);
   }
+  if (url.starts_with("redis://") || url.starts_with("redis+unix://")) return redis_store(url, deadline);
   return fail(ErrorCode::kInvalidArgument,
-              "there is no store at \"" + url +
-                  "\"; a store's URL is tcp://host:port, unix:/path, unix:@name, file:///path or memory:");
+              "there is no store at \"" + without_password(url) +
+                  "\"; a store's URL is tcp://host:port, unix:/path, unix:@name, redis://host:port, etcd://host:port, "
+                  "file:///path or memory:");
 }
 
 Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline) {

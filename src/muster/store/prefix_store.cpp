@@ -1,3 +1,4 @@
+#include "muster/store/claim.h"
 #include "muster/store/stat.h"
 
 namespace muster {
@@ -55,6 +56,16 @@ class PrefixStore : public Store {
   }
   Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) override {
     return base_.barrier(full(key), count, deadline);
+  }
+  Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration time_to_live,
+                                       const Deadline& deadline) override {
+    return base_.claim(full(name), value, time_to_live, deadline);
+  }
+  Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline) override {
+    MUSTER_ASSIGN(const auto found, base_.claims(full(Key(prefix)), deadline));
+    std::map<Key, Bytes> result;
+    for (const auto& [name, value] : found) result.emplace(name.substr(prefix_.size() + 1), value);
+    return result;
   }
   Result<std::unique_ptr<Store>> clone() override {
     MUSTER_ASSIGN(std::unique_ptr<Store> base, base_.clone());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 namespace muster {
 
 using Key = std::string;
+class Claim;
 struct StoreStat;
 
 /// A key-value store that the processes of a job share: every operation of torch's c10d::Store.
@@ -51,6 +53,13 @@ class Store {
   /// What the store holds and has done (stat.h): of the server at the root, where there is one. kUnsupported by those
   /// that do not count.
   virtual Result<StoreStat> stat(const Deadline& deadline);
+  /// Claims `name` for this process (claim.h): others see it in claims() until it is given up, or until `time_to_live`
+  /// after its holder died. kAlreadyExists while another holds it. Claims are a space of their own beside the keys.
+  /// kUnsupported but for memory, Redis and etcd.
+  virtual Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration time_to_live,
+                                               const Deadline& deadline);
+  /// The names beginning with `prefix` that are held now, with the values that their holders gave.
+  virtual Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline);
   /// Another handle on the same data, with its own connection where there is one.
   virtual Result<std::unique_ptr<Store>> clone() = 0;
 };

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/base/error.h"
+#include "muster/io/address.h"
+
+namespace muster {
+
+/// "scheme://user:password@host:port,host:port/path?name=value&...", its parts decoded from %XX.
+struct Url {
+  std::string scheme;
+  std::string user, password;
+  std::vector<HostPort> hosts;  ///< empty where there is none ("redis+unix:///run/redis.sock")
+  std::string path;             ///< without its leading slash
+  std::map<std::string, std::string> query;
+
+  /// A host without a port gets `default_port`. kInvalidArgument says what is wrong, and never shows the password.
+  static Result<Url> parse(std::string_view text, uint16_t default_port);
+  /// Takes `name` out of the query; `otherwise` when it is not there.
+  std::string take(const std::string& name, const std::string& otherwise);
+  /// kInvalidArgument names what is left in the query: a parameter that nobody took.
+  Result<> finish(std::string_view known) const;
+};
+
+/// The same URL for messages and logs: "***" in place of a password.
+std::string without_password(std::string_view url);
+
+}  // namespace muster

@@ -1,0 +1,61 @@
+#pragma once
+
+#include "contract/store_contract.h"
+#include "muster/store/claim.h"
+
+namespace muster {
+
+/// What claims must do in every store that keeps them.
+class ClaimContract : public StoreContract {
+ protected:
+  static constexpr Duration kLife = 60s;
+
+  std::unique_ptr<Claim> claim(Store& store, const Key& name, const std::string& value) {
+    auto claim = store.claim(name, as_bytes(value), kLife, soon());
+    if (claim) return std::move(*claim);
+    ADD_FAILURE() << claim.error().to_string();
+    return nullptr;
+  }
+};
+
+TEST_P(ClaimContract, LetsOneHoldAName) {
+  const auto other = world_->open();
+  const auto mine = claim(*store_, "root", "node a");
+  EXPECT_TRUE(mine->held());
+  expect_error(other->claim("root", as_bytes("node b"), kLife, soon()), ErrorCode::kAlreadyExists, "root");
+  EXPECT_EQ(other->claims("root", soon()), (std::map<Key, Bytes>{{"root", to_bytes("node a")}}));
+  EXPECT_EQ(other->num_keys(soon()), 0) << "a claim is no key";
+}
+
+TEST_P(ClaimContract, ListsWhoHoldsWhat) {
+  const auto other = world_->open();
+  EXPECT_EQ(store_->claims("", soon()), (std::map<Key, Bytes>{}));
+  const auto a = claim(*store_, "node/1", "a");
+  const auto b = claim(*other, "node/2", std::string("b\0\xff", 3));
+  const auto c = claim(*other, "root", "");
+  EXPECT_EQ(store_->claims("node/", soon()),
+            (std::map<Key, Bytes>{{"node/1", to_bytes("a")}, {"node/2", {'b', 0, 0xff}}}));
+  EXPECT_EQ(store_->claims("", soon())->size(), 3U);
+}
+
+TEST_P(ClaimContract, GivesUpWhatIsDestroyed) {
+  const auto other = world_->open();
+  claim(*store_, "root", "first").reset();
+  EXPECT_EQ(other->claims("", soon()), (std::map<Key, Bytes>{}));
+  const auto second = claim(*other, "root", "second");
+  EXPECT_EQ(store_->claims("root", soon())->at("root"), to_bytes("second"));
+}
+
+TEST_P(ClaimContract, LetsOneWinEachRace) {
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<int> winners = 0;
+    in_threads(4, [&](int, Store& store) {
+      const auto mine = store.claim("root", {}, kLife, soon());
+      if (mine) ++winners;
+      EXPECT_OK(store.barrier("all tried", 4, soon()));
+    });
+    EXPECT_EQ(winners, 1);
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,83 @@
+#include "muster/store/claim.h"
+
+#include <atomic>
+#include <condition_variable>
+
+#include "store/expect.h"
+
+namespace muster {
+namespace {
+
+// A store that answers as it is told, and says how often it was asked.
+class FakeStore {
+ public:
+  RenewedClaim::Store store() {
+    return {[this](const Deadline&) -> Result<bool> {
+              const std::lock_guard lock(mutex_);
+              ++renewals_;
+              asked_.notify_all();
+              return answer_;
+            },
+            [this](const Deadline&) { ++released; }};
+  }
+  void answer(Result<bool> answer) {
+    const std::lock_guard lock(mutex_);
+    answer_ = std::move(answer);
+  }
+  void wait_for_renewals(int count) {
+    std::unique_lock lock(mutex_);
+    const int wanted = renewals_ + count;
+    EXPECT_TRUE(asked_.wait_for(lock, 60s, [&] { return renewals_ >= wanted; }));
+  }
+  std::atomic<int> released = 0;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable asked_;
+  int renewals_ = 0;
+  Result<bool> answer_ = true;
+};
+
+bool comes_to_be_lost(const Claim& claim) {
+  const Deadline deadline = Deadline::after(60s);
+  while (claim.held() && !deadline.passed()) std::this_thread::yield();
+  return !claim.held();
+}
+
+TEST(RenewedClaim, RenewsItselfUntilItIsGivenUp) {
+  FakeStore fake;
+  {
+    const RenewedClaim claim(fake.store(), steady_clock().now(), 30s);
+    EXPECT_TRUE(claim.held());
+    EXPECT_EQ(fake.released, 0);
+  }
+  EXPECT_EQ(fake.released, 1);
+  const RenewedClaim brief(fake.store(), steady_clock().now(), 30ms);
+  fake.wait_for_renewals(3);
+}
+
+TEST(RenewedClaim, IsLostWhenTheStoreSaysSo) {
+  FakeStore fake;
+  fake.answer(false);
+  {
+    const RenewedClaim claim(fake.store(), steady_clock().now(), 300ms);
+    EXPECT_TRUE(comes_to_be_lost(claim));
+  }
+  EXPECT_EQ(fake.released, 0) << "it is another's by now";
+}
+
+TEST(RenewedClaim, IsLostWhenTheStoreIsSilentForItsTimeToLive) {
+  FakeStore fake;
+  fake.answer(fail(ErrorCode::kPeerLost, "gone"));
+  const RenewedClaim claim(fake.store(), steady_clock().now(), 300ms);
+  EXPECT_TRUE(comes_to_be_lost(claim));
+}
+
+TEST(RenewedClaim, CountsItsTimeFromWhenItWasAskedFor) {
+  FakeStore fake;
+  const RenewedClaim late(fake.store(), TimePoint{steady_clock().now().ns - Duration(10s).count()}, 5s);
+  EXPECT_FALSE(late.held());
+}
+
+}  // namespace
+}  // namespace muster

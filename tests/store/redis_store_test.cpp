@@ -1,0 +1,168 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "contract/claim_contract.h"
+#include "store/server_process.h"
+
+namespace muster {
+namespace {
+
+Deadline soon() { return Deadline::after(60s); }
+
+// One server for all tests of this program; each world is a prefix of its own in it.
+class RedisServer {
+ public:
+  explicit RedisServer(const std::vector<std::string>& options = {}) {
+    std::vector<std::string> words = {"redis-server",
+                                      "--port",
+                                      std::to_string(port),
+                                      "--bind",
+                                      "127.0.0.1",
+                                      "--dir",
+                                      "{folder}",
+                                      "--unixsocket",
+                                      "{folder}/socket",
+                                      "--save",
+                                      "",
+                                      "--appendonly",
+                                      "no"};
+    words.insert(words.end(), options.begin(), options.end());
+    process = ServerProcess::start(words);
+  }
+  static RedisServer& shared() {
+    static RedisServer server;
+    return server;
+  }
+  std::string url(const std::string& rest) const { return "redis://127.0.0.1:" + std::to_string(port) + rest; }
+
+  const uint16_t port = free_port();
+  std::unique_ptr<ServerProcess> process;
+};
+
+#define NEEDS(server) \
+  if (!(server).process) GTEST_SKIP() << "redis-server is not installed"
+
+std::string fresh_prefix() {
+  static std::atomic<int> serial = 0;
+  return "test " + std::to_string(serial++);
+}
+
+struct RedisWorld : StoreWorld {
+  std::unique_ptr<Store> open() override { return open_when_up(RedisServer::shared().url("?prefix=" + prefix)); }
+  const std::string prefix = fresh_prefix();
+};
+struct RedisUnixWorld : StoreWorld {
+  std::unique_ptr<Store> open() override {
+    return open_when_up("redis+unix://" + RedisServer::shared().process->folder() + "/socket?prefix=" + prefix);
+  }
+  const std::string prefix = fresh_prefix();
+};
+
+template <class World>
+std::unique_ptr<StoreWorld> make() {
+  return RedisServer::shared().process ? std::make_unique<World>() : nullptr;
+}
+
+INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>));
+INSTANTIATE_TEST_SUITE_P(Redis, ClaimContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
+
+TEST(RedisStore, KeepsDatabasesAndPrefixesApart) {
+  const auto& server = RedisServer::shared();
+  NEEDS(server);
+  const auto a = open_when_up(server.url("/0/apart")), b = open_when_up(server.url("/1?prefix=apart"));
+  const auto same = open_when_up(server.url("/apart"));
+  EXPECT_OK(a->set("k", as_bytes("a"), soon()));
+  EXPECT_EQ(b->check({"k"}, soon()), false);
+  EXPECT_EQ(same->get("k", soon()), to_bytes("a"));
+}
+
+TEST(RedisStore, NamesAServerThatIsNotThere) {
+  const std::string nobody = "127.0.0.1:" + std::to_string(free_port());
+  expect_error(open_store("redis://" + nobody, {}, soon()), ErrorCode::kUnavailable, nobody);
+}
+
+TEST(RedisStore, NeedsThePasswordThatTheServerDemands) {
+  RedisServer server({"--requirepass", "open sesame"});
+  NEEDS(server);
+  const std::string host = "@127.0.0.1:" + std::to_string(server.port);
+  EXPECT_OK(open_when_up("redis://:open%20sesame" + host)->set("k", {}, soon()));
+  EXPECT_OK(open_store("redis://default:open%20sesame" + host, {}, soon()));
+  expect_error(open_store(server.url(""), {}, soon()), ErrorCode::kAuthentication, "Redis at 127.0.0.1");
+  expect_error(open_store("redis://:wrong" + host, {}, soon()), ErrorCode::kAuthentication, "WRONGPASS");
+}
+
+TEST(RedisStore, SaysThatItsServerDiedAndComesBackWithIt) {
+  RedisServer server;
+  NEEDS(server);
+  const auto store = open_when_up(server.url(""));
+  std::atomic<int> waiting = 0;
+  std::vector<std::thread> threads;
+  const auto lost = [&](const auto& wait) {
+    threads.emplace_back([&, wait] {
+      const auto mine = open_when_up(server.url(""));
+      EXPECT_OK(mine->add("here", 1, soon()));
+      ++waiting;
+      expect_error(wait(*mine), ErrorCode::kPeerLost, std::to_string(server.port));
+    });
+  };
+  lost([](Store& s) { return s.get("nobody sets this", soon()); });
+  lost([](Store& s) { return s.wait({"nor this"}, soon()); });
+  lost([](Store& s) { return s.queue_pop("an empty queue", soon()); });
+  lost([](Store& s) { return s.barrier("a lonely barrier", 2, soon()); });
+  while (waiting < 4) std::this_thread::yield();
+  server.process->kill();
+  for (auto& thread : threads) thread.join();
+  expect_error(store->set("k", {}, soon()), ErrorCode::kPeerLost, std::to_string(server.port));
+  server.process->restart();
+  open_when_up(server.url(""));
+  EXPECT_OK(store->set("k", as_bytes("again"), soon()));
+  EXPECT_EQ(store->get("k", soon()), to_bytes("again"));
+}
+
+TEST(RedisStore, DoesNotHangWithAServerThatDoes) {
+  RedisServer server;
+  NEEDS(server);
+  const auto store = open_when_up(server.url(""));
+  server.process->stop();
+  expect_error(store->set("k", {}, Deadline::after(20ms)), ErrorCode::kTimeout, "set(\"k\")");
+  expect_error(open_store(server.url(""), {}, Deadline::after(20ms)), ErrorCode::kTimeout, "Redis at");
+}
+
+TEST(RedisStore, SaysThatTheServerIsFull) {
+  RedisServer server({"--maxmemory", "1mb", "--maxmemory-policy", "noeviction"});
+  NEEDS(server);
+  const auto store = open_when_up(server.url(""));
+  const auto full = [&]() -> Result<> {
+    for (int i = 0; i < 100; ++i) MUSTER_TRY(store->set(std::to_string(i), Bytes(100000), soon()));
+    return {};
+  };
+  expect_error(full(), ErrorCode::kResourceExhausted, "maxmemory");
+}
+
+TEST(RedisStore, LetsGoOfWhatADeadProcessClaimed) {
+  const auto& server = RedisServer::shared();
+  NEEDS(server);
+  const std::string url = server.url("/claims-of-the-dead");
+  const auto store = open_when_up(url);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto mine = open_when_up(url);
+    const auto claim = mine->claim("root", as_bytes("child"), 2s, soon());
+    (void)mine->set("claimed", {}, soon());
+    pause();
+  }
+  EXPECT_OK(store->wait({"claimed"}, soon()));
+  EXPECT_EQ(store->claims("", soon())->at("root"), to_bytes("child"));
+  // Longer than it would live if its holder did not.
+  expect_error(store->wait({"nobody sets this"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
+  expect_error(store->claim("root", {}, 60s, soon()), ErrorCode::kAlreadyExists);
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  auto mine = store->claim("root", {}, 60s, soon());
+  const Deadline deadline = soon();
+  while (!mine && !deadline.passed()) mine = store->claim("root", {}, 60s, soon());
+  EXPECT_TRUE(mine.has_value());
+}
+
+}  // namespace
+}  // namespace muster
