@@ -84,8 +84,9 @@ TEST(RunOptions, AnUnknownOptionIsNamed) {
 
 TEST(RunOptions, ABadValueNamesTheOptionAndWhatItTakes) {
   for (const std::string value : {"0", "-1", "two", "2x", " ", "99999999999", "1.5"}) {
-    EXPECT_THAT(refused({"--nproc-per-node=" + value, "a.py"}),
-                AllOf(HasSubstr("--nproc-per-node takes auto, cpu, gpu, xpu or a number"), HasSubstr("'" + value + "'")));
+    EXPECT_THAT(
+        refused({"--nproc-per-node=" + value, "a.py"}),
+        AllOf(HasSubstr("--nproc-per-node takes auto, cpu, gpu, xpu or a number"), HasSubstr("'" + value + "'")));
     EXPECT_THAT(refused({"--nnodes=" + value, "a.py"}), HasSubstr("--nnodes takes"));
   }
   EXPECT_THAT(refused({"--master-port=65536", "a.py"}), HasSubstr("--master-port takes a port"));

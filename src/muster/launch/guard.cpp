@@ -68,11 +68,12 @@ int be_guard(pid_t agent, const sigset_t& signals) {
 
 bool guard_is_gone() { return ::getppid() != guard_pid; }
 
-int run_guarded(const std::function<int()>& agent) {
+int run_guarded(const std::function<int()>& agent, const std::vector<int>& pass_on) {
   ::signal(SIGCHLD, SIG_DFL);  // whoever started this may have left it ignored, and then nothing can be waited for
   sigset_t signals, old_mask;
   sigemptyset(&signals);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&signals, number);
+  sigaddset(&signals, SIGCHLD);
+  for (const int number : pass_on) sigaddset(&signals, number);
   ::sigprocmask(SIG_BLOCK, &signals, &old_mask);
   guard_pid = ::getpid();
   const pid_t pid = ::fork();

@@ -1,15 +1,16 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 namespace muster {
 
 /// Runs `agent` in a child process and returns its exit status, 128 + signal if a signal ended it.
 ///
 /// The two processes look after each other, so that a SIGKILL of either leaves nothing behind: this one passes
-/// SIGINT, SIGTERM and SIGHUP on, and kills every descendant of an agent that has died; the agent is sent SIGTERM when
+/// the signals of `pass_on` on, and kills every descendant of an agent that has died; the agent is sent SIGTERM when
 /// this one dies (guard_is_gone() then says so), and ends its workers. Call it before there are any threads.
-int run_guarded(const std::function<int()>& agent);
+int run_guarded(const std::function<int()>& agent, const std::vector<int>& pass_on);
 
 /// In the agent: whether the process that called run_guarded() has died.
 bool guard_is_gone();

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -11,30 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "muster/launch/agent.h"
 #include "muster/launch/command.h"
-#include "muster/launch/guard.h"
 #include "muster/launch/options.h"
+#include "muster/launch/run.h"
 
 namespace muster {
 namespace {
 
 using Words = std::vector<std::string>;
-
-constexpr const char* kHelp =
-    "muster: distributed training for PyTorch\n"
-    "\n"
-    "  muster run [options] script.py [arguments]   start a job's workers on this node\n"
-    "  muster bench [arguments]                     measure muster beside its peers\n"
-    "  muster help run                              the options of `muster run`\n"
-    "  muster --version\n";
-
-// Commands that are Python modules of the package.
-struct PythonCommand {
-  const char* name;
-  const char* module;
-};
-constexpr PythonCommand kPythonCommands[] = {{"bench", "muster.bench"}};
 
 // Runs the module named by the first word, as `python -m` would; a Python without muster says so in one sentence.
 constexpr const char* kRunModule = R"(
@@ -62,62 +45,46 @@ int hand_over(const char* module, const std::string& own_path, const Words& rest
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  // Where to look for what is installed beside this program.
+  std::error_code ignored;
+  ::setenv("MUSTER_BIN", std::filesystem::read_symlink("/proc/self/exe", ignored).c_str(), /*replace=*/0);
   ::execv(argv[0], argv.data());
   return complain("cannot start '" + *python + "': " + std::strerror(errno), 126);
 }
 
-// A folder for the workers' error files. Whoever is left of agent and guard removes it.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::error_code ignored;
-    std::string pattern = (std::filesystem::temp_directory_path(ignored) / "muster-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) != nullptr) path_ = pattern;
-  }
-  ~ScratchFolder() { remove(); }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
+int print_version(const std::string&, const Words&) { return std::printf("muster %s\n", MUSTER_VERSION) > 0 ? 0 : 1; }
+int bench(const std::string& own_path, const Words& words) { return hand_over("muster.bench", own_path, words); }
 
-  void remove() const {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
+struct Command {
+  const char* name;
+  const char* words;
+  const char* summary;
+  int (*run)(const std::string& own_path, const Words& words);
+};
+constexpr Command kCommands[] = {
+    {"run", "[options] script.py [arguments]", "start a job's workers on this node", run_command},
+    {"bench", "[arguments]", "measure muster beside its peers", bench},
+    {"--version", "", "say which version this is", print_version},
 };
 
-int run(const std::string& own_path, const Words& rest) {
-  const auto options = parse_run_options(rest, current_environment(), this_machine());
-  if (!options) return complain("run: " + options.error().message + " (`muster help run` lists the options)", 2);
-  if (options->help) {
-    std::fputs(run_help().c_str(), stdout);
-    return 0;
+int help(const Words& about) {
+  if (!about.empty() && about.front() == "run") return std::fputs(run_help().c_str(), stdout) < 0;
+  std::puts("muster: distributed training for PyTorch\n");
+  for (const auto& command : kCommands) {
+    const std::string line = std::string("muster ") + command.name + " " + command.words;
+    std::printf("  %-44s %s\n", line.c_str(), command.summary);
   }
-  const ScratchFolder scratch;
-  if (scratch.path().empty())
-    return complain("run: cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
-  return run_guarded([&] {
-    const int status = run_agent(*options, own_path, scratch.path());
-    if (guard_is_gone()) scratch.remove();
-    return status;
-  });
+  std::printf("  %-44s %s\n", "muster help run", "the options of `muster run`");
+  return 0;
 }
 
 int dispatch(const std::string& own_path, const Words& words) {
-  const std::string command = words.empty() ? "--help" : words.front();
+  const std::string name = words.empty() ? "--help" : words.front();
   const Words rest(words.begin() + (words.empty() ? 0 : 1), words.end());
-  if (command == "run") return run(own_path, rest);
-  if (command == "--version") return std::printf("muster %s\n", MUSTER_VERSION) > 0 ? 0 : 1;
-  if (command == "--help" || command == "-h" || command == "help") {
-    const bool of_run = command == "help" && !rest.empty() && rest.front() == "run";
-    std::fputs(of_run ? run_help().c_str() : kHelp, stdout);
-    return 0;
-  }
-  for (const auto& python : kPythonCommands)
-    if (command == python.name) return hand_over(python.module, own_path, rest);
-  return complain("there is no command '" + command + "' (`muster --help` lists them)", 2);
+  if (name == "--help" || name == "-h" || name == "help") return help(rest);
+  for (const auto& command : kCommands)
+    if (name == command.name) return command.run(own_path, rest);
+  return complain("there is no command '" + name + "' (`muster --help` lists them)", 2);
 }
 
 // A descriptor opened later must never land on 0, 1 or 2.

@@ -129,7 +129,7 @@ Result<std::set<int>> parse_ranks(std::string_view option, const std::string& te
 
 Result<std::vector<int>> parse_signals(std::string_view option, const std::string& text) {
   constexpr std::array kNever = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-  std::vector<int> numbers;
+  std::vector<int> numbers = {SIGTERM, SIGINT, SIGHUP};
   for (const auto& word : split_list(text)) {
     const auto number = signal_number(word);
     if (!number || std::find(kNever.begin(), kNever.end(), *number) != kNever.end())

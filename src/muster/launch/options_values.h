@@ -32,7 +32,7 @@ std::optional<bool> to_bool(std::string text);
 std::vector<std::string> split_list(const std::string& text);
 Result<StreamChoice> parse_streams(std::string_view option, const std::string& text);
 Result<std::set<int>> parse_ranks(std::string_view option, const std::string& text);
-/// "SIGTERM,INT".
+/// "SIGTERM,USR1". SIGTERM, SIGINT and SIGHUP are always among them: without them nothing could end a job in order.
 Result<std::vector<int>> parse_signals(std::string_view option, const std::string& text);
 /// "key=value,key=value".
 Result<std::map<std::string, std::string>> parse_pairs(std::string_view option, const std::string& text);
