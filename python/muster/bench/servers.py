@@ -1,0 +1,135 @@
+"""Store servers to measure, each in a process of its own that ends with its `with` block."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from muster.bench.report import BenchFailedError
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
+# The load generator's clients come from 127.0.0.1 and the addresses after it.
+_SOURCES = 16
+
+
+LOAD = "muster-store-load"
+
+
+@dataclass
+class Server:
+    """A process with one server or more."""
+
+    addresses: list[str]  # of PyTorch's protocol, as host:port
+    pid: int
+    urls: list[str] = field(default_factory=list)  # of muster's own dialect
+
+
+def find_program(name: str) -> str:
+    """A program that is installed beside `muster`."""
+    folders = [str(Path(os.environ[v]).parent) for v in ("MUSTER_BIN",) if v in os.environ]
+    folders += [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    if found is None:
+        raise BenchFailedError(f"there is no {name} beside muster; run `muster bench` instead of this module")
+    return found
+
+
+@contextlib.contextmanager
+def muster_server(*options: str, secret: str = "") -> Iterator[Server]:
+    """The root of muster's store, or with `options` what else `muster-store-load serve` runs."""
+    command = [find_program(LOAD), "serve", *options]
+    environment = os.environ | {"MUSTER_SECRET": secret}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            said = process.stdout.readline()
+            if not said:
+                raise BenchFailedError(f"muster's store server does not run: {process.stderr.read().strip()}")
+            addresses = json.loads(said)
+            yield Server(addresses["torch"], process.pid, addresses["muster"])
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def torch_server(*, resolvable: bool = True) -> Iterator[Server]:
+    """torch's libuv TCPStore.
+
+    resolvable: its process sees a hosts file that has names for the clients' addresses, for it looks up the name of
+    every connection's other end, on its one thread; a note says so where that cannot be. Otherwise whatever this
+    machine answers.
+    """
+    context = multiprocessing.get_context("fork")  # torch is imported already
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_torch, args=(theirs, resolvable), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        port = _receive(ours)
+        assert process.pid is not None
+        yield Server([f"127.0.0.1:{port}"], process.pid)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _receive(pipe: Connection) -> int:
+    try:
+        if not pipe.poll(60):
+            raise BenchFailedError("torch's TCPStore server did not start in time")
+        port, problem = pipe.recv()
+    except EOFError:
+        raise BenchFailedError("torch's TCPStore server ended before it listened") from None
+    if problem:
+        print(f"note: {problem}", file=sys.stderr)
+    return int(port)
+
+
+def _serve_torch(pipe: Connection, resolvable: bool) -> None:
+    from torch._C._distributed_c10d import TCPStore
+
+    problem = ""
+    if resolvable:
+        try:
+            see_names_of_loopback()
+        except OSError as error:
+            problem = f"torch's server may look names up in vain: {error}"
+    limit = timedelta(seconds=60)
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=limit, wait_for_workers=False, use_libuv=True)
+    pipe.send((store.port, problem))
+    with contextlib.suppress(EOFError):
+        pipe.recv()  # until the parent ends
+
+
+def see_names_of_loopback() -> None:
+    """Gives this process a hosts file of its own, in a mount namespace of its own. Threads that exist do not see it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(status: int, what: str) -> None:
+        if status != 0:
+            raise OSError(ctypes.get_errno(), what)
+
+    namespaces = _CLONE_NEWNS if os.geteuid() == 0 else _CLONE_NEWNS | _CLONE_NEWUSER
+    check(libc.unshare(namespaces), "cannot make a mount namespace")
+    check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "cannot make mounts private")
+    with tempfile.NamedTemporaryFile("w", prefix="muster-bench-hosts-") as hosts:
+        hosts.write("127.0.0.1 localhost\n::1 localhost\n")
+        hosts.writelines(f"::ffff:127.0.0.{i} localhost\n" for i in range(1, 1 + _SOURCES))
+        hosts.flush()
+        bound = libc.mount(os.fsencode(hosts.name), b"/etc/hosts", None, _MS_BIND, None)
+        check(bound, "cannot mount a hosts file")

@@ -1,0 +1,141 @@
+"""The store's servers under the load of one C++ generator that speaks PyTorch's TCPStore protocol."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from muster.bench.plot import write_ratio_plot as write_plot
+from muster.bench.report import BenchFailedError, CaseTable, Row, Table
+from muster.bench.servers import LOAD, Server, find_program, muster_server, torch_server
+
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_plot"]
+
+SUMMARY = "the store's server, against torch's libuv TCPStore"
+PEERS: tuple[str, ...] = ("tcpstore",)
+TABLE: type[Table] = CaseTable
+
+Figures = dict[str, float]
+# What the load generator calls a figure: how the table does, its unit, and the factor to it. More is better for rates.
+_METRICS = {
+    "rate": ("rate", "1/s", 1.0),
+    "time": ("time", "ms", 1e3),
+    "longest": ("longest silence", "ms", 1e3),
+    "p50": ("p50", "us", 1e6),
+    "p99": ("p99", "us", 1e6),
+    "cpu": ("server CPU", "us", 1e6),
+    "memory": ("server memory", "B", 1.0),
+}
+
+
+@dataclass
+class Case:
+    """One table line for each metric. `server`: how torch's server is started; muster's and the floor's are alike."""
+
+    name: str  # the load generator's
+    shown: str
+    connections: list[int]
+    options: list[str] = field(default_factory=list)
+    repeats: int = 3
+    fresh: bool = False  # a server of its own for every measurement
+    resolvable: bool = True
+
+
+def _cases(quick: bool) -> list[Case]:
+    loop = ["--seconds", "0.2" if quick else "1"]
+    rounds = ["--rounds", "3" if quick else "15"]
+    counts = [1, 256] if quick else [1, 16, 256, 2048, 8192]
+    crowd = [1024] if quick else [1024, 4096, 8192]
+    gets = [Case("multi_get", f"wait and multi_get of {n:,} keys", [1], ["--keys", str(n), *loop]) for n in crowd]
+    closed = [Case(name, name, counts, loop) for name in ("set", "get", "add")]
+    return [
+        Case("connect", "connect and validate", counts[1:] if quick else [256, 2048, 8192]),
+        Case("connect", "connect, names as they resolve here", [32], repeats=1, resolvable=False),
+        *closed,
+        *gets,
+        Case("barrier", "barrier of all", crowd, rounds),
+        Case("release", "one set releases all waiting", crowd, rounds),
+        Case("killed", "all waiting are killed", crowd, fresh=True),
+        Case("killed", "all waiting for 64 keys are killed", crowd, ["--keys", "64"], fresh=True),
+        Case("idle", "idle connections", crowd[-1:], repeats=1, fresh=True),
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cases", metavar="NAME,...", help="only these of the load generator's cases")
+    parser.add_argument("--connections", metavar="N,...", help="instead of each case's own numbers of clients")
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields the rows of each case and number of clients."""
+    cases = _cases(arguments.quick)
+    wanted = set(arguments.cases.split(",")) if arguments.cases else {case.name for case in cases}
+    if unknown := wanted - {case.name for case in cases}:
+        raise ValueError(f"--cases takes {', '.join(dict.fromkeys(c.name for c in cases))}; not {min(unknown)}")
+    counts = [int(text) if text.isdigit() else 0 for text in (arguments.connections or "1").split(",")]
+    if min(counts) < 1:
+        raise ValueError(f"--connections takes numbers from 1 on, as in 1,256; {arguments.connections!r} is not that")
+    for case in (case for case in cases if case.name in wanted):
+        for connections in counts if arguments.connections else case.connections:
+            yield from _measure(case, connections, arguments)
+
+
+def _measure(case: Case, connections: int, arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures the three servers in turn, over and over, so that the machine's moods fall on all of them alike."""
+    start: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
+        "muster": muster_server,
+        "tcpstore": functools.partial(torch_server, resolvable=case.resolvable),
+        "floor": lambda: contextlib.nullcontext(Server(["floor"], 0)),
+    }
+    found: dict[str, list[Figures]] = {name: [] for name in start}
+    with contextlib.ExitStack() as stack:
+        kept = {} if case.fresh else {name: stack.enter_context(make()) for name, make in start.items()}
+        for _ in range(1 if arguments.quick else case.repeats):
+            for name, make in start.items():
+                with contextlib.nullcontext(kept[name]) if kept else make() as server:
+                    found[name].append(_load(case, connections, server, arguments.timeout))
+    medians = {name: _medians(figures) for name, figures in found.items()}
+    for metric in medians["muster"]:
+        if metric in _METRICS:
+            yield _row(case, connections, metric, medians)
+
+
+def _load(case: Case, connections: int, server: Server, timeout: float) -> Figures:
+    command = [find_program(LOAD), case.name, *case.options, "--server", server.addresses[0]]
+    command += ["--pid", str(server.pid), "--connections", str(connections), "--timeout", str(timeout)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BenchFailedError(f"{case.shown}, {connections:,} clients: {done.stderr.strip()}")
+    figures: Figures = json.loads(done.stdout)
+    return figures
+
+
+def _medians(repeats: list[Figures]) -> Figures:
+    return {name: statistics.median(figures[name] for figures in repeats) for name in repeats[0]}
+
+
+def _row(case: Case, connections: int, metric: str, medians: dict[str, Figures]) -> Row:
+    shown, unit, factor = _METRICS[metric]
+    muster, peer, floor = (factor * medians[name].get(metric, 0) for name in ("muster", "tcpstore", "floor"))
+    better = (muster, peer) if metric == "rate" else (peer, muster)
+    return Row(
+        bench="store",
+        case=case.shown,
+        ranks=connections,
+        bytes=0,
+        metric=shown,
+        unit=unit,
+        muster=muster,
+        peer=peer,
+        peer_name=f"torch {torch.__version__.partition('+')[0]}",
+        ratio=better[0] / better[1] if better[1] else 0,
+        floor=floor,
+    )

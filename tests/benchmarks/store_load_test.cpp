@@ -1,0 +1,131 @@
+// The load generator's requests against muster's own reading of the protocol, and its clients against a real server.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "cases.h"
+#include "muster/io/socket.h"
+#include "muster/store/dialect.h"
+#include "muster/store/server.h"
+
+namespace muster::load {
+namespace {
+
+using testing::HasSubstr;
+
+Deadline soon() { return Deadline::after(60s); }
+
+// What a server answers to the steps of one client, one after the other.
+class Answering {
+ public:
+  Answering() { EXPECT_EQ(answer(greet()), greet().reply); }
+
+  Bytes answer(const Step& step) {
+    Bytes out;
+    dialect_->feed(step.request);
+    for (auto request = dialect_->next(out); request && *request; request = dialect_->next(out)) {
+      for (const Reply& reply : state_.apply(std::move(**request), 1)) EXPECT_TRUE(dialect_->encode(reply, out));
+    }
+    return out;
+  }
+
+ private:
+  std::unique_ptr<Dialect> dialect_ = torch_dialect();
+  StoreState state_;
+};
+
+TEST(StoreLoadProtocol, EveryStepIsAnsweredWithTheReplyThatItExpects) {
+  const Bytes value = to_bytes("value");
+  Answering server;
+  for (const Step& step : {set("a", value), get("a", value), wait({"a"}), multi_set({"b", "c"}, value),
+                           multi_get({"a", "b", "c"}, value), barrier("d", 1), ping()}) {
+    EXPECT_EQ(server.answer(step), step.reply);
+    EXPECT_EQ(step.reply.size(), step.reply_bytes);
+  }
+}
+
+TEST(StoreLoadProtocol, AnAdditionsReplyIsOfTheExpectedLength) {
+  Answering server;
+  EXPECT_EQ(server.answer(add("n", 3)).size(), add("n", 3).reply_bytes);
+}
+
+class StoreLoad : public testing::Test {
+ protected:
+  StoreLoad() {
+    StoreServerOptions options;
+    options.torch_listen = {*Address::parse("127.0.0.1:0")};
+    server_ = *StoreServer::start(options, soon());
+    setting_.server = server_->torch_addresses()[0];
+    setting_.pid = getpid();
+    setting_.prefix = "test";
+    setting_.connections = 20;
+    setting_.rounds = 2;
+    setting_.keys = 100;
+    setting_.duration = 1ms;
+    setting_.deadline = soon();
+  }
+
+  std::unique_ptr<StoreServer> server_;
+  Setting setting_;
+};
+
+TEST_F(StoreLoad, EveryCaseMeasuresARealServer) {
+  std::vector<Case> all = closed_loops();
+  for (const auto& more : {crowds(), arrivals()}) all.insert(all.end(), more.begin(), more.end());
+  for (const Case& one : all) {
+    if (std::string_view(one.name) == "killed") continue;  // forks: tests/python/test_bench_store.py
+    const auto figures = one.measure(setting_);
+    ASSERT_TRUE(figures) << one.name << ": " << figures.error().to_string();
+    EXPECT_FALSE(figures->empty()) << one.name;
+  }
+}
+
+TEST_F(StoreLoad, AServerThatGoesAwayIsNamedAsTheReason) {
+  auto fleet = *Fleet::create(true);
+  ASSERT_TRUE(fleet.connect(setting_.server, 3, soon()));
+  const Step step = wait({"never"});
+  ASSERT_TRUE(fleet.begin(1, step));
+  server_.reset();
+  const auto driven = fleet.drive(soon());
+  ASSERT_FALSE(driven);
+  EXPECT_EQ(driven.error().code, ErrorCode::kPeerLost);
+}
+
+TEST_F(StoreLoad, AClientThatIsNotAnsweredEndsWithTheDeadline) {
+  auto fleet = *Fleet::create(true);
+  ASSERT_TRUE(fleet.connect(setting_.server, 1, soon()));
+  const Step step = wait({"never"});
+  ASSERT_TRUE(fleet.begin(0, step));
+  const auto driven = fleet.drive(Deadline::after(1ms));
+  ASSERT_FALSE(driven);
+  EXPECT_THAT(driven.error().message, HasSubstr("1 of 1 clients have no reply"));
+}
+
+TEST(StoreLoadFloor, AnswersWithTheRightLengthWhichOnlyACheckTellsFromTheTruth) {
+  const Step question = get("key", to_bytes("value")), greeting = greet();
+  const Fd listener = *listen_on(*Address::parse("127.0.0.1:0"));
+  const EchoPlan plan{{greeting.request.size(), greeting.reply_bytes},
+                      {{question.request.size(), question.reply_bytes}}};
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)serve_echo(listener.get(), plan);
+    _exit(1);
+  }
+  auto believing = *Fleet::create(false);
+  ASSERT_TRUE(believing.connect(*local_address(listener.get()), 2, soon()));
+  ASSERT_TRUE(believing.begin(0, question));
+  EXPECT_TRUE(believing.drive(soon()));
+  auto checking = *Fleet::create(true);
+  const auto refused = checking.connect(*local_address(listener.get()), 1, soon());
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("wrong answer"));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace muster::load
