@@ -10,29 +10,33 @@ Environment worker_environment(const JobEnvironment& job, int local_rank, Enviro
   const Environment fixed = {
       {"LOCAL_RANK", std::to_string(local_rank)},
       {"RANK", rank},
-      {"ROLE_RANK", rank},
+      {"ROLE_RANK", std::to_string(place.first_role_rank + local_rank)},
       {"GROUP_RANK", std::to_string(place.node_rank)},
       {"ROLE_NAME", job.role},
       {"LOCAL_WORLD_SIZE", std::to_string(place.nproc)},
       {"WORLD_SIZE", std::to_string(place.world_size)},
-      {"ROLE_WORLD_SIZE", std::to_string(place.world_size)},
+      {"ROLE_WORLD_SIZE", std::to_string(place.role_world_size)},
       {"GROUP_WORLD_SIZE", std::to_string(place.nnodes)},
       // Stock clients meet in the one job store through their own node's port: none is open on the network.
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(job.torch_port)},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.max_restarts)},
       {"TORCHELASTIC_RUN_ID", job.run_id},
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
       {"TORCHELASTIC_ERROR_FILE", job.error_folder + "/" + rank + ".json"},
       {"MUSTER_STORE", job.store_url},
       {"MUSTER_SECRET", to_hex(job.secret)},
-      {"MUSTER_GENERATION", "0"},
+      {"MUSTER_GENERATION", std::to_string(job.generation)},
       {"MUSTER_RUN_ID", job.run_id},
   };
   for (const auto& [name, value] : fixed) base[name] = value;
   if (!job.interface.empty()) base["MUSTER_INTERFACE"] = job.interface;
-  base.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, job.cpus / std::max(1, place.nproc))));
+  return shared_environment(std::move(base), job.cpus, place.nproc);
+}
+
+Environment shared_environment(Environment base, int cpus, int nproc) {
+  base.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, cpus / std::max(1, nproc))));
   base.emplace("PYTHONUNBUFFERED", "1");
   return base;
 }

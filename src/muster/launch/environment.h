@@ -14,6 +14,8 @@ struct Placement {
   int nproc = 1;       ///< workers on this node
   int first_rank = 0;  ///< the rank of this node's first worker
   int world_size = 1;
+  int first_role_rank = 0;  ///< as first_rank, counting only the nodes of this node's role
+  int role_world_size = 1;
 };
 
 /// What the workers of one node have in common.
@@ -27,10 +29,15 @@ struct JobEnvironment {
   std::string interface;     ///< where workers listen for other nodes; empty: their choice
   std::string error_folder;  ///< where workers may leave their error files
   int cpus = 1;              ///< shared by the node's workers
+  int generation = 0;        ///< one more whenever all workers are started anew, whatever for
+  int restart_count = 0;     ///< after failures alone
+  int max_restarts = 0;
 };
 
 /// The environment of worker `local_rank`: `base` with torchrun's variables and muster's. Unlike torchrun, which gives
 /// every worker one OpenMP thread, the node's CPUs are divided among its workers (unless OMP_NUM_THREADS is set).
 Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base);
+/// `base` with what all workers of a node are given alike, and what a Python that forks them must have from its start.
+Environment shared_environment(Environment base, int cpus, int nproc);
 
 }  // namespace muster

@@ -1,16 +1,22 @@
 #include "muster/launch/failure.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace muster {
 namespace {
 
 constexpr int kTracebackLines = 40;
+constexpr int kLastLines = 2;       // of a rank's stderr; of its stdout one
+constexpr size_t kLastRanks = 4;    // that are shown
+constexpr size_t kLastWidth = 400;  // bytes of each
 
 std::string signal_name(int number) {
   const char* abbreviation = ::sigabbrev_np(number);
@@ -114,6 +120,20 @@ std::string error_file_traceback(std::string_view json) {
   return message.contains("message") && message["message"].is_string() ? message["message"].get<std::string>() : "";
 }
 
+void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && info.st_size > 0) return;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const nlohmann::json json = {
+      {"message",
+       {{"message", traceback.empty() ? exit.to_string() : last_lines(traceback, 1)},
+        {"errorCode", exit.status()},
+        {"extraInfo",
+         {{"py_callstack", traceback},
+          {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count())}}}}}};
+  std::ofstream(path) << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 std::string rank_list(const std::vector<int>& ranks) {
   std::string out;
   for (size_t i = 0; i < ranks.size();) {
@@ -124,6 +144,21 @@ std::string rank_list(const std::vector<int>& ranks) {
     i = last + 1;
   }
   return out;
+}
+
+std::string last_words(const std::vector<LastWords>& others) {
+  std::map<std::string, std::vector<int>> by_text;
+  for (const auto& other : others) {
+    std::string text = last_lines(other.err, kLastLines);
+    if (text.empty()) text = last_lines(other.out, 1);
+    if (text.size() > kLastWidth) text = "..." + text.substr(text.size() - kLastWidth);
+    if (text.empty() || (by_text.size() == kLastRanks && !by_text.contains(text))) continue;
+    by_text[text].push_back(other.rank);
+  }
+  std::string report = by_text.empty() ? "" : "\n  what other ranks wrote last:";
+  for (const auto& [text, ranks] : by_text)
+    report += fmt::format("\n   {} {}:{}", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), indented(text));
+  return report;
 }
 
 std::string failure_report(const WorkerExit& first, std::string_view traceback,

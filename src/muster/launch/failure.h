@@ -36,6 +36,10 @@ std::string last_traceback(std::string_view stderr_text);
 /// What torch's @record left in the file named by TORCHELASTIC_ERROR_FILE (JSON); empty when it is something else.
 std::string error_file_traceback(std::string_view json);
 
+/// Leaves in `path` what torch's @record would have, for programs that do not use it: JSON {message: {message,
+/// errorCode, extraInfo: {py_callstack, timestamp}}}. A file that is there already stays.
+void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback);
+
 /// "0-2, 5". The ranks must be in order.
 std::string rank_list(const std::vector<int>& ranks);
 
@@ -43,5 +47,14 @@ std::string rank_list(const std::vector<int>& ranks);
 /// then: from a state ("running", "exited with status 0") to the ranks in it.
 std::string failure_report(const WorkerExit& first, std::string_view traceback,
                            const std::map<std::string, std::vector<int>>& others);
+
+/// The end of what a worker wrote.
+struct LastWords {
+  int rank = 0;
+  std::string_view out, err;
+};
+/// What the other ranks wrote last, to follow a failure_report: a line or a few of each, of a few ranks; those that
+/// wrote the same share a line. Empty when none wrote anything.
+std::string last_words(const std::vector<LastWords>& others);
 
 }  // namespace muster

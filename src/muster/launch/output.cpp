@@ -73,6 +73,20 @@ std::string rank_prefix(int rank, bool colour) {
   return fmt::format("\x1b[{}m[rank {}]\x1b[0m ", kColours[static_cast<size_t>(rank) % std::size(kColours)], rank);
 }
 
+std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank) {
+  std::string out(pattern);
+  // The longer name first: "$rank" must not be found in it.
+  const std::pair<std::string, std::string> values[] = {
+      {"local_rank", std::to_string(local_rank)}, {"role_name", std::string(role)}, {"rank", std::to_string(rank)}};
+  for (const auto& [name, value] : values) {
+    for (const auto& written : {"${" + name + "}", "$" + name}) {
+      for (size_t at = 0; (at = out.find(written, at)) != std::string::npos; at += value.size())
+        out.replace(at, written.size(), value);
+    }
+  }
+  return out;
+}
+
 PrefixedStream::PrefixedStream(Screen& screen, std::string prefix)
     : screen_(screen), prefix_(std::move(prefix)), splitter_([this](std::string_view text, LineEnd end) {
         if (end == LineEnd::kRewrite) return screen_.progress(this, prefix_, text);

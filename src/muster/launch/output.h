@@ -58,6 +58,8 @@ class Screen {
 
 /// "[rank 3] ", in a colour of that rank's own where asked.
 std::string rank_prefix(int rank, bool colour);
+/// torchrun's prefixes: ${role_name}, ${rank} and ${local_rank} are replaced, also without the braces; the rest stays.
+std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank);
 
 /// One stream of one worker on its way to a screen.
 class PrefixedStream {

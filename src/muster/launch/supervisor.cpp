@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,14 +10,13 @@
 #include <fstream>
 #include <iterator>
 
-#include "muster/launch/process_tree.h"
+#include "muster/launch/local_host.h"
 
 namespace muster {
 namespace {
 
 // What workers leave behind (a tracker, a daemon) may need a moment to notice that they are gone.
 constexpr Duration kLingerTime = std::chrono::milliseconds(500);
-constexpr Duration kKillPause = std::chrono::milliseconds(10);
 
 std::string read_file(const std::string& path) {
   constexpr size_t kMax = 1 << 20;
@@ -31,11 +29,27 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
+std::string Supervisor::Slot::state() const {
+  if (exit) return exit->to_string();
+  return pid == 0 ? "starting" : "running";
+}
+
+Supervisor::Supervisor(Loop& loop, Console& console, Options options, Events events)
+    : loop_(loop),
+      console_(console),
+      options_(std::move(options)),
+      events_(std::move(events)),
+      own_host_(options_.zygote == nullptr ? std::make_unique<LocalHost>(loop) : nullptr),
+      host_(own_host_ ? *own_host_ : *options_.zygote) {}
+
 Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& console, Options options, Events events) {
   std::unique_ptr<Supervisor> made(new Supervisor(loop, console, std::move(options), std::move(events)));
-  MUSTER_ASSIGN(made->signals_, SignalPipe::open({SIGINT, SIGTERM, SIGHUP, SIGCHLD}));
+  std::vector<int> signals = made->options_.signals;
+  signals.push_back(SIGCHLD);
+  MUSTER_ASSIGN(made->signals_, SignalPipe::open(signals));
   auto* self = made.get();
   MUSTER_TRY(loop.watch(self->signals_->fd(), EPOLLIN, [self](uint32_t) { self->on_signals(); }));
+  self->host_.attach(self->host_events());
   console.on_room([self] {
     for (auto& slot : self->slots_) slot.out->resume(), slot.err->resume();
   });
@@ -43,33 +57,64 @@ Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& cons
 }
 
 Supervisor::~Supervisor() {
+  host_.attach({});
   if (timer_ != 0) loop_.cancel(timer_);
   console_.on_room({});
   if (signals_) loop_.unwatch(signals_->fd());
 }
 
-Fd Supervisor::open_log(int rank, const char* stream) {
-  if (options_.log_dir.empty()) return Fd();
-  const std::string path = fmt::format("{}/rank_{}.{}.log", options_.log_dir, rank, stream);
-  Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file) console_.notice(fmt::format("cannot write {}: {}", path, std::generic_category().message(errno)));
-  return file;
+WorkerHost::Events Supervisor::host_events() {
+  const auto find = [this](auto matches) { return std::find_if(slots_.begin(), slots_.end(), matches); };
+  return {
+      [this, find](int rank, pid_t pid) {
+        const auto slot = find([&](const Slot& s) { return s.rank == rank; });
+        if (slot != slots_.end()) slot->pid = pid;
+      },
+      [this](const Error& error) { start_failed(error); },
+      [this, find](pid_t pid, int status) {
+        const auto slot = find([&](const Slot& s) { return s.pid == pid && !s.exit; });
+        if (slot != slots_.end()) worker_ended(*slot, status);
+      },
+      [this] { note_gone(); },
+  };
+}
+
+Result<WorkerPipes> Supervisor::add_slot(const WorkerSpec& spec) {
+  MUSTER_ASSIGN(WorkerPipes pipes, WorkerPipes::open(spec.keeps_stdin));
+  const int local_rank = static_cast<int>(slots_.size());
+  Slot slot;
+  slot.rank = spec.rank;
+  slot.out = options_.outputs.open(spec.rank, local_rank, kStdout, std::move(pipes.read_out));
+  slot.err = options_.outputs.open(spec.rank, local_rank, kStderr, std::move(pipes.read_err));
+  if (const auto found = spec.environment.find("TORCHELASTIC_ERROR_FILE"); found != spec.environment.end())
+    slot.error_file = found->second;
+  slots_.push_back(std::move(slot));
+  return pipes;
 }
 
 Result<> Supervisor::start(const std::vector<WorkerSpec>& specs) {
+  slots_.clear();
+  start_error_.reset();
+  phase_ = Phase::kRunning;
+  gone_ = false;
+  std::vector<WorkerPipes> pipes;
   for (const auto& spec : specs) {
-    MUSTER_ASSIGN(WorkerProcess process, spawn(spec));
-    const std::string prefix = rank_prefix(spec.rank, console_.colour());
-    Slot slot{spec.rank, process.pid};
-    slot.out = std::make_unique<WorkerOutput>(loop_, console_, console_.out(), std::move(process.out), prefix,
-                                              open_log(spec.rank, "stdout"));
-    slot.err = std::make_unique<WorkerOutput>(loop_, console_, console_.err(), std::move(process.err), prefix,
-                                              open_log(spec.rank, "stderr"));
-    if (const auto found = spec.environment.find("TORCHELASTIC_ERROR_FILE"); found != spec.environment.end())
-      slot.error_file = found->second;
-    slots_.push_back(std::move(slot));
+    MUSTER_ASSIGN(WorkerPipes opened, add_slot(spec));
+    pipes.push_back(std::move(opened));
   }
+  starting_ = true;
+  for (size_t i = 0; i < specs.size() && !start_error_; ++i) host_.start(specs[i], std::move(pipes[i]));
+  starting_ = false;
+  if (start_error_) return tl::unexpected(*start_error_);
   return {};
+}
+
+void Supervisor::start_failed(const Error& error) {
+  if (start_error_ || phase_ >= Phase::kStopping) return;
+  start_error_ = error;
+  if (starting_) return;  // start() returns it
+  stop();
+  if (events_.start_failed) events_.start_failed(error);
 }
 
 void Supervisor::on_signals() {
@@ -81,21 +126,7 @@ void Supervisor::on_signals() {
       events_.signalled(number);
     }
   }
-  if (child_ended) reap();
-}
-
-void Supervisor::reap() {
-  int status = 0;
-  pid_t pid = 0;
-  while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
-    signalled_orphans_.erase(pid);
-    const auto slot =
-        std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.pid == pid && !s.exit; });
-    if (slot != slots_.end()) worker_ended(*slot, status);
-  }
-  const bool childless = pid < 0 && errno == ECHILD;
-  if (phase_ == Phase::kStopping) signal_orphans(SIGTERM);
-  if (childless) note_gone();
+  if (child_ended) host_.child_ended();
 }
 
 void Supervisor::worker_ended(Slot& slot, int wait_status) {
@@ -113,84 +144,60 @@ void Supervisor::worker_ended(Slot& slot, int wait_status) {
 
 void Supervisor::report_failure(const Slot& slot) {
   std::map<std::string, std::vector<int>> others;
-  for (const auto& other : slots_) {
+  std::vector<LastWords> words;
+  for (auto& other : slots_) {
     if (&other == &slot) continue;
-    others[other.exit ? other.exit->to_string() : "running"].push_back(other.rank);
+    others[other.state()].push_back(other.rank);
+    words.push_back({other.rank, other.out->tail(), other.err->tail()});
   }
   std::string traceback = last_traceback(slot.err->tail());
   if (traceback.empty()) traceback = error_file_traceback(read_file(slot.error_file));
   const WorkerExit exit = *slot.exit;
+  if (!slot.error_file.empty()) write_error_file(slot.error_file, exit, traceback);
   stop();
-  events_.failed(exit, failure_report(exit, traceback, others));
+  events_.failed(exit, failure_report(exit, traceback, others) + last_words(words));
 }
 
 void Supervisor::finish_when_all_well() {
   if (!std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.exit.has_value(); })) return;
   phase_ = Phase::kLingering;
-  timer_ = loop_.after(kLingerTime, [this] {
-    phase_ = Phase::kStopping;
-    const auto left = running_children();
+  set_timer(kLingerTime, &Supervisor::end_what_is_left);
+  events_.all_well();
+}
+
+void Supervisor::end_what_is_left() {
+  phase_ = Phase::kStopping;
+  host_.list_left([this](const std::vector<ChildProcess>& left) {
     for (const auto& child : left)
       console_.notice(fmt::format("ending a process that the workers left behind: pid {} ({})", child.pid, child.name));
-    signal_orphans(SIGTERM);
-    timer_ = loop_.after(options_.shutdown_timeout, [this] { escalate(); });
   });
-  events_.all_well();
+  set_timer(options_.shutdown_timeout, &Supervisor::escalate);
+  host_.terminate();
 }
 
 void Supervisor::stop() {
   if (phase_ >= Phase::kStopping || gone_) return;
   phase_ = Phase::kStopping;
-  if (timer_ != 0) loop_.cancel(timer_);
-  signal_workers(SIGTERM);
-  signal_orphans(SIGTERM);
-  timer_ = loop_.after(options_.shutdown_timeout, [this] { escalate(); });
-  reap();
+  set_timer(options_.shutdown_timeout, &Supervisor::escalate);
+  host_.terminate();
 }
 
 void Supervisor::kill() {
   if (gone_) return;
   phase_ = Phase::kKilling;
   if (timer_ != 0) loop_.cancel(timer_);
-  keep_killing();
+  timer_ = 0;
+  host_.kill();
 }
 
 void Supervisor::escalate() {
   std::vector<int> late;
   for (const auto& slot : slots_)
-    if (!slot.exit) late.push_back(slot.rank);
+    if (!slot.exit && slot.pid != 0) late.push_back(slot.rank);
   if (!late.empty())
     console_.notice(fmt::format("killing {} {}: still there {:g} s after SIGTERM", late.size() == 1 ? "rank" : "ranks",
                                 rank_list(late), std::chrono::duration<double>(options_.shutdown_timeout).count()));
   kill();
-}
-
-// An orphan becomes visible here when its parent has died, and of that nobody is told: so this looks again and again.
-void Supervisor::keep_killing() {
-  signal_workers(SIGKILL);
-  for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
-  reap();
-  if (!gone_) timer_ = loop_.after(kKillPause, [this] { keep_killing(); });
-}
-
-void Supervisor::signal_workers(int number) {
-  for (const auto& slot : slots_) {
-    // The group outlives its leader while a member is left, and no other process can get its number meanwhile. Once
-    // all are gone the number is free: so only groups whose leader is not reaped, and orphans one by one.
-    if (slot.exit) continue;
-    ::kill(-slot.pid, number);
-    if (number != SIGKILL) ::kill(-slot.pid, SIGCONT);  // a stopped process would never see it
-  }
-}
-
-void Supervisor::signal_orphans(int number) {
-  for (const auto& child : running_children()) {
-    const bool worker = std::any_of(slots_.begin(), slots_.end(),
-                                    [&](const Slot& slot) { return slot.pid == child.pid && !slot.exit; });
-    if (worker || !signalled_orphans_.insert(child.pid).second) continue;
-    ::kill(child.pid, number);
-    ::kill(child.pid, SIGCONT);
-  }
 }
 
 void Supervisor::note_gone() {
@@ -204,6 +211,14 @@ void Supervisor::note_gone() {
     slot.out->finish();
     slot.err->finish();
   }
+}
+
+void Supervisor::set_timer(Duration delay, void (Supervisor::*then)()) {
+  if (timer_ != 0) loop_.cancel(timer_);
+  timer_ = loop_.after(delay, [this, then] {
+    timer_ = 0;
+    (this->*then)();
+  });
 }
 
 }  // namespace muster

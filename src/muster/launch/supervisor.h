@@ -1,30 +1,32 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "muster/io/loop.h"
 #include "muster/launch/console.h"
 #include "muster/launch/failure.h"
+#include "muster/launch/output_files.h"
 #include "muster/launch/signals.h"
-#include "muster/launch/worker.h"
+#include "muster/launch/worker_host.h"
 #include "muster/launch/worker_output.h"
 
 namespace muster {
 
-/// Starts this node's workers, passes their output on, waits for them and ends them. Everything runs on the thread that
-/// drives the loop; the process must have called adopt_orphans(), and has no other children.
+/// Starts this node's workers, passes their output on, waits for them and ends them; once they are gone it can start
+/// the next. Everything runs on the thread that drives the loop; the process must have called adopt_orphans(), and has
+/// no children of its own beside the workers and the zygote.
 class Supervisor {
  public:
   struct Options {
     std::string host;
-    std::string log_dir;        ///< empty: none
-    Duration shutdown_timeout;  ///< between SIGTERM and SIGKILL
+    OutputFiles& outputs;          ///< where the workers write; outlives this
+    std::vector<int> signals;      ///< handed to `signalled`
+    Duration shutdown_timeout;     ///< between SIGTERM and SIGKILL
+    WorkerHost* zygote = nullptr;  ///< forks the workers; null: each is started as a program of its own
   };
   struct Events {
     std::function<void(const WorkerExit&)> worker_ended;
@@ -32,14 +34,17 @@ class Supervisor {
     std::function<void(const WorkerExit&, std::string report)> failed;
     /// All workers have ended well.
     std::function<void()> all_well;
-    /// SIGINT, SIGTERM or SIGHUP: what to do is the agent's affair.
+    /// One of options.signals: what to do is the agent's affair.
     std::function<void(int)> signalled;
+    /// A worker cannot be started, found after start() returned. The others are being stopped. Not after stop().
+    std::function<void(const Error&)> start_failed;
   };
 
   static Result<std::unique_ptr<Supervisor>> create(Loop& loop, Console& console, Options options, Events events);
   ~Supervisor();
 
-  /// The first that cannot be started is the error; those before it are running then.
+  /// For the first time, or again when gone(). `specs` are in the order of local ranks. The first worker that cannot be
+  /// started is the error; those before it are running then.
   Result<> start(const std::vector<WorkerSpec>& specs);
   /// SIGTERM to every worker's process group and to what the workers left behind; SIGKILL after the shutdown timeout.
   void stop();
@@ -50,11 +55,13 @@ class Supervisor {
 
  private:
   struct Slot {
-    int rank;
-    pid_t pid;
+    int rank = 0;
+    pid_t pid = 0;  // 0: not yet started
     std::unique_ptr<WorkerOutput> out, err;
     std::string error_file;
     std::optional<WorkerExit> exit;
+
+    std::string state() const;
   };
   enum class Phase {
     kRunning,
@@ -63,30 +70,31 @@ class Supervisor {
     kKilling,
   };
 
-  Supervisor(Loop& loop, Console& console, Options options, Events events)
-      : loop_(loop), console_(console), options_(std::move(options)), events_(std::move(events)) {}
-  Fd open_log(int rank, const char* stream);
+  Supervisor(Loop& loop, Console& console, Options options, Events events);
+  WorkerHost::Events host_events();
+  Result<WorkerPipes> add_slot(const WorkerSpec& spec);
   void on_signals();
-  void reap();
   void worker_ended(Slot& slot, int wait_status);
+  void start_failed(const Error& error);
   void report_failure(const Slot& slot);
   void finish_when_all_well();
-  void signal_workers(int number);
-  void signal_orphans(int number);
+  void end_what_is_left();
   void escalate();
-  void keep_killing();
   void note_gone();
+  void set_timer(Duration delay, void (Supervisor::*then)());
 
   Loop& loop_;
   Console& console_;
   Options options_;
   Events events_;
+  std::unique_ptr<WorkerHost> own_host_;
+  WorkerHost& host_;
   std::unique_ptr<SignalPipe> signals_;
   std::vector<Slot> slots_;
-  std::set<pid_t> signalled_orphans_;
+  std::optional<Error> start_error_;
   Phase phase_ = Phase::kRunning;
   Loop::TimerId timer_ = 0;
-  bool gone_ = false;
+  bool starting_ = false, gone_ = false;
 };
 
 }  // namespace muster

@@ -1,6 +1,7 @@
 #include "muster/launch/worker.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,26 +14,27 @@
 namespace muster {
 namespace {
 
-struct Pipe {
-  Fd read, write;
-};
-
-Result<Pipe> make_pipe() {
+Result<> make_pipe(Fd& read, Fd& write) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot make a pipe for a worker");
-  return Pipe{Fd(ends[0]), Fd(ends[1])};
+  read.reset(ends[0]);
+  write.reset(ends[1]);
+  return {};
 }
 
 // What the child needs, made before the fork: between fork and exec only async-signal-safe calls are allowed.
 struct Image {
   std::vector<std::string> entries;
   std::vector<char*> argv, envp;
+  cpu_set_t cpus{};
 };
 
 void fill(Image& image, const WorkerSpec& spec) {
   for (const auto& [name, value] : spec.environment) image.entries.push_back(name + "=" + value);
   for (const auto& word : spec.command) image.argv.push_back(const_cast<char*>(word.c_str()));
   for (auto& entry : image.entries) image.envp.push_back(entry.data());
+  CPU_ZERO(&image.cpus);
+  for (const int cpu : spec.cpus) CPU_SET(static_cast<size_t>(cpu), &image.cpus);
   image.argv.push_back(nullptr);
   image.envp.push_back(nullptr);
 }
@@ -49,6 +51,7 @@ void restore_signals() {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != agent) ::_exit(128 + SIGKILL);  // it died before the line above took effect
   restore_signals();
+  if (CPU_COUNT(&image.cpus) > 0) ::sched_setaffinity(0, sizeof(image.cpus), &image.cpus);
   bool ok = true;
   for (int fd = 0; fd < 3; ++fd) ok = ok && (stdio[fd] == fd || ::dup2(stdio[fd], fd) == fd);
   if (ok) ::execve(image.argv[0], image.argv.data(), image.envp.data());
@@ -73,24 +76,29 @@ Result<> await_exec(int error_pipe, pid_t pid, const std::string& program) {
 
 }  // namespace
 
-Result<WorkerProcess> spawn(const WorkerSpec& spec) {
-  MUSTER_ASSIGN(Pipe out, make_pipe());
-  MUSTER_ASSIGN(Pipe err, make_pipe());
-  MUSTER_ASSIGN(Pipe error, make_pipe());
-  Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!null) return fail_errno(errno, "cannot open /dev/null");
+Result<WorkerPipes> WorkerPipes::open(bool keep_stdin) {
+  WorkerPipes pipes;
+  MUSTER_TRY(make_pipe(pipes.read_out, pipes.out));
+  MUSTER_TRY(make_pipe(pipes.read_err, pipes.err));
+  pipes.in.reset(keep_stdin ? ::fcntl(0, F_DUPFD_CLOEXEC, 3) : ::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!pipes.in) return fail_errno(errno, "cannot open a worker's standard input");
+  ::fcntl(pipes.read_out.get(), F_SETFL, O_NONBLOCK);
+  ::fcntl(pipes.read_err.get(), F_SETFL, O_NONBLOCK);
+  return pipes;
+}
+
+Result<pid_t> spawn(const WorkerSpec& spec, const WorkerPipes& pipes) {
+  Fd error_read, error_write;
+  MUSTER_TRY(make_pipe(error_read, error_write));
   Image image;
   fill(image, spec);
   const pid_t agent = ::getpid();
-  const std::array<int, 3> stdio = {spec.keeps_stdin ? 0 : null.get(), out.write.get(), err.write.get()};
   const pid_t pid = ::fork();
   if (pid < 0) return fail_errno(errno, "cannot fork a worker");
-  if (pid == 0) become(image, agent, stdio, error.write.get());
-  error.write.reset();
-  MUSTER_TRY(await_exec(error.read.get(), pid, spec.command.front()));
-  ::fcntl(out.read.get(), F_SETFL, O_NONBLOCK);
-  ::fcntl(err.read.get(), F_SETFL, O_NONBLOCK);
-  return WorkerProcess{pid, std::move(out.read), std::move(err.read)};
+  if (pid == 0) become(image, agent, {pipes.in.get(), pipes.out.get(), pipes.err.get()}, error_write.get());
+  error_write.reset();
+  MUSTER_TRY(await_exec(error_read.get(), pid, spec.command.front()));
+  return pid;
 }
 
 }  // namespace muster

@@ -15,17 +15,20 @@ struct WorkerSpec {
   std::vector<std::string> command;  ///< the first word is the program's path
   Environment environment;
   bool keeps_stdin = false;  ///< otherwise /dev/null
+  std::vector<int> cpus;     ///< to run on; empty: all that this process may
 };
 
-/// A worker that was started: the leader of a process group of its own. The kernel kills it when the thread that
-/// started it ends. The pipes are non-blocking.
-struct WorkerProcess {
-  pid_t pid = 0;
-  Fd out, err;
+/// A worker's standard descriptors, for it to take, and the ends of those pipes that stay here. They are non-blocking.
+struct WorkerPipes {
+  Fd in, out, err;
+  Fd read_out, read_err;
+
+  static Result<WorkerPipes> open(bool keep_stdin);
 };
 
-/// Starts a worker, and returns once it runs its program. kNotFound or kInvalidArgument names the program when it
-/// cannot be run.
-Result<WorkerProcess> spawn(const WorkerSpec& spec);
+/// Starts a worker as a child that leads a process group of its own, and returns once it runs its program. The kernel
+/// kills it when the thread that started it ends. kNotFound or kInvalidArgument names the program when it cannot be
+/// run.
+Result<pid_t> spawn(const WorkerSpec& spec, const WorkerPipes& pipes);
 
 }  // namespace muster

@@ -3,8 +3,10 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <system_error>
 
 namespace muster {
 namespace {
@@ -14,8 +16,17 @@ constexpr int kMaxReads = 64;  // of drain(): a worker's child may write for eve
 
 }  // namespace
 
-WorkerOutput::WorkerOutput(Loop& loop, Console& console, Screen& screen, Fd pipe, std::string prefix, Fd log)
-    : loop_(loop), console_(console), pipe_(std::move(pipe)), log_(std::move(log)), stream_(screen, std::move(prefix)) {
+WorkerOutput::WorkerOutput(Loop& loop, Console& console, Fd pipe, Sinks sinks)
+    : loop_(loop),
+      console_(console),
+      pipe_(std::move(pipe)),
+      sinks_(std::move(sinks)),
+      filter_([this](auto line, LineEnd) {
+        const auto in_line = [&](const std::string& word) { return line.find(word) != std::string_view::npos; };
+        if (std::any_of(sinks_.words.begin(), sinks_.words.end(), in_line))
+          write(sinks_.filtered, sinks_.prefix + std::string(line) + "\n");
+      }) {
+  if (sinks_.screen != nullptr) stream_.emplace(*sinks_.screen, sinks_.prefix);
   resume();
 }
 
@@ -43,9 +54,17 @@ bool WorkerOutput::read_once() {
   if (count <= 0) return false;
   const std::string_view bytes(buffer.data(), static_cast<size_t>(count));
   tail_.feed(bytes);
-  if (log_ && ::write(log_.get(), bytes.data(), bytes.size()) < 0) log_.reset();  // a full disk must not end the job
-  stream_.feed(bytes);
+  write(sinks_.log, bytes);
+  if (sinks_.filtered) filter_.feed(bytes);
+  if (stream_) stream_->feed(bytes);
   return true;
+}
+
+// A full disk costs the file, not the job.
+void WorkerOutput::write(Fd& file, std::string_view text) {
+  if (!file || ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
+  console_.notice("cannot write a file of " + sinks_.prefix + "any more: " + std::generic_category().message(errno));
+  file.reset();
 }
 
 bool WorkerOutput::drain() {
@@ -61,7 +80,8 @@ bool WorkerOutput::drain() {
 void WorkerOutput::finish() {
   pause();
   pipe_.reset();
-  stream_.finish();
+  if (sinks_.filtered) filter_.finish();
+  if (stream_) stream_->finish();
 }
 
 }  // namespace muster

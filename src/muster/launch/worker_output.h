@@ -1,6 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "muster/io/fd.h"
 #include "muster/io/loop.h"
@@ -9,12 +12,18 @@
 
 namespace muster {
 
-/// Copies a worker's pipe to a screen, to a log file where there is one, and keeps its last bytes. For the thread that
-/// drives the loop.
+/// Copies a worker's pipe to wherever it is to go, and keeps its last bytes. For the thread that drives the loop.
 class WorkerOutput {
  public:
-  /// `log`: none, or a file to append to.
-  WorkerOutput(Loop& loop, Console& console, Screen& screen, Fd pipe, std::string prefix, Fd log);
+  struct Sinks {
+    Screen* screen = nullptr;  ///< null: not shown
+    std::string prefix;        ///< of every line on the screen and in `filtered`
+    Fd log;                    ///< gets every byte; none: not kept
+    Fd filtered;               ///< gets the lines with one of the words in them; opened for appending
+    std::vector<std::string> words;
+  };
+
+  WorkerOutput(Loop& loop, Console& console, Fd pipe, Sinks sinks);
   ~WorkerOutput();
   WorkerOutput(const WorkerOutput&) = delete;
   WorkerOutput& operator=(const WorkerOutput&) = delete;
@@ -31,11 +40,14 @@ class WorkerOutput {
   void pause();
   void on_readable();
   bool read_once();
+  void write(Fd& file, std::string_view text);
 
   Loop& loop_;
   Console& console_;
-  Fd pipe_, log_;
-  PrefixedStream stream_;
+  Fd pipe_;
+  Sinks sinks_;
+  std::optional<PrefixedStream> stream_;
+  LineSplitter filter_;
   Tail tail_;
   bool watched_ = false;
 };

@@ -1,0 +1,27 @@
+"""What a Python that was started with this package's text is: a zygote of one run, or the one that is kept warm."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+
+from . import warm
+from .server import serve
+from .worker import run
+
+SOCKET = 4
+
+
+def main(words: Sequence[str], at_start: frozenset[str]) -> None:
+    """Returns in workers, when their program has; then the interpreter ends as it always does."""
+    role, *rest = words
+    channel = socket.socket(fileno=SOCKET)
+    channel.set_inheritable(False)
+    if role == "cold":
+        request = serve(channel, rest, at_start)
+    else:
+        request = warm.keep(channel, rest, at_start)
+    for name in [name for name in sys.modules if name.startswith(__package__)]:
+        del sys.modules[name]
+    run(request.command)

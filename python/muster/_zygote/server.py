@@ -1,0 +1,159 @@
+"""The zygote of one run: forks workers for its agent, reports their ends, and ends what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from .preload import RefusedError, UnfitError, hidden_by, import_all, import_for
+from .processes import adopt_orphans, children, send, send_group
+from .worker import Request, become
+
+MAX_MESSAGE = 64 << 10
+MAX_PAYLOAD = 16 << 20
+MAX_DESCRIPTORS = 8
+KILL_PAUSE_MS = 10
+
+
+class Server:
+    """Everything below it is its own to end: when the agent's end of the channel closes, all of it dies."""
+
+    def __init__(self, channel: socket.socket, at_start: frozenset[str]):
+        """`at_start`: the modules that the interpreter had before any was imported."""
+        self._channel = channel
+        self._at_start = at_start
+        self._pid = os.getpid()
+        self._workers: set[int] = set()
+        self._told: set[int] = set()  # orphans that were asked to end
+        self._mode = ""  # "term": orphans are asked to end as they appear; "kill": whatever appears is killed
+        self._occupied = False  # there may be children, and "empty" was not said since
+        self._closing = False
+        self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+
+    def say(self, *words: object) -> None:
+        try:
+            self._channel.send(" ".join(map(str, words)).encode(errors="replace")[:MAX_MESSAGE])
+        except OSError:
+            self._closing = True
+
+    def serve(self) -> Request | None:
+        """Until the agent has gone and nothing is left: None. In a forked worker: what it is to be."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._channel, select.POLLIN)
+        while self._occupied or not self._closing:
+            killing = self._mode == "kill" and self._occupied
+            ready = dict(poll.poll(KILL_PAUSE_MS if killing else None))
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if self._channel.fileno() in ready:
+                request = self._receive()
+                if request is not None and self._start(request):
+                    return request
+            if self._closing and self._mode != "kill":
+                poll.unregister(self._channel)
+                self._mode = "kill"
+            self._look_after()
+        return None
+
+    def _receive(self) -> Request | None:
+        data, fds, flags, _ = socket.recv_fds(self._channel, MAX_MESSAGE, MAX_DESCRIPTORS)
+        if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            self._closing = True
+            return None
+        verb, _, rest = data.decode(errors="replace").partition(" ")
+        if verb == "start" and len(fds) == 4:
+            with open(fds[0], "rb") as payload:
+                payload.seek(0)
+                return Request(rest, payload.read(MAX_PAYLOAD), fds[1:])
+        if verb in ("term", "kill"):
+            self._occupied = True  # so that "empty" is said, also where there was nothing
+            self._mode = verb
+            self._told.clear()
+            for pid in self._workers:
+                send_group(pid, signal.SIGTERM if verb == "term" else signal.SIGKILL)
+        elif verb == "left":
+            self.say("left", *(f"{pid}\n{name}\n" for pid, name in children().items() if pid not in self._workers))
+        return None
+
+    def _start(self, request: Request) -> bool:
+        """Forks; true in the child."""
+        self._mode = ""
+        if not self._occupied and not self._prepare(request):
+            return False
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.say("failed", request.tag, f"cannot fork a worker: {error.strerror}")
+            return False
+        if pid == 0:
+            become(request, self._pid, [self._channel.detach(), self._wake, self._wake_end])
+            return True
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here too, for a signal may come before the child has done it
+        for fd in request.stdio:
+            os.close(fd)
+        self._occupied = True
+        self._workers.add(pid)
+        self.say("started", request.tag, pid)
+        return False
+
+    def _prepare(self, request: Request) -> bool:
+        if path := hidden_by(request.folder, set(sys.modules) - self._at_start):
+            self.say("unfit", f"{path} comes before a module that the zygote has imported")
+            return False
+        if request.script:
+            import_for(request.script)
+            gc.freeze()
+        return True
+
+    def _look_after(self) -> None:
+        if self._mode == "kill":
+            for pid in self._workers:
+                send_group(pid, signal.SIGKILL)
+            for pid in children():
+                send(pid, signal.SIGKILL)
+        while self._occupied:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._occupied = False
+                self.say("empty")
+                return
+            if pid == 0:
+                break
+            self._told.discard(pid)
+            if pid in self._workers:
+                self._workers.remove(pid)
+                self.say("ended", pid, status)
+        if self._mode == "term" and self._occupied:
+            for pid in children():
+                if pid not in self._workers and pid not in self._told:
+                    self._told.add(pid)
+                    send(pid, signal.SIGTERM)
+
+
+def serve(channel: socket.socket, preload: Sequence[str] | None, at_start: frozenset[str]) -> Request:
+    """Returns in workers. `preload`: None where everything was imported before."""
+    adopt_orphans()
+    server = Server(channel, at_start)
+    if preload is not None:
+        try:
+            import_all(preload)
+        except (RefusedError, UnfitError) as error:
+            server.say("refused" if isinstance(error, RefusedError) else "unfit", error)
+            os._exit(0)
+    server.say("ready", os.getpid())
+    request = server.serve()
+    if request is None:
+        os._exit(0)
+    return request

@@ -1,0 +1,162 @@
+"""What a forked worker does before and around its program, so that the program finds a Python of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from types import CodeType, ModuleType, TracebackType
+
+from .processes import PR_SET_CHILD_SUBREAPER, die_with, prctl, set_title
+
+OWN = "<muster zygote"  # begins the file name of all code of this package
+
+
+class Request:
+    """What a worker is to be: NUL-terminated words, as zygote.cpp has them."""
+
+    def __init__(self, tag: str, payload: bytes, stdio: Sequence[int]):
+        cpus, count, *words = payload.split(b"\0")[:-1]
+        self.tag, self.stdio = tag, stdio
+        self.cpus = [int(cpu) for cpu in cpus.split(b",") if cpu]
+        self.command = [os.fsdecode(word) for word in words[: int(count)]]
+        entries = (entry.partition(b"=") for entry in words[int(count) :])
+        self.environment = {name: value for name, _, value in entries}
+
+    @property
+    def script(self) -> str:
+        """Its path; empty for a module."""
+        return "" if self.command[2].startswith("-") else self.command[2]
+
+    @property
+    def folder(self) -> str:
+        """What will be the first of sys.path."""
+        if not self.script:
+            return os.getcwd()
+        return self.script if os.path.isdir(self.script) else os.path.dirname(os.path.realpath(self.script))
+
+
+def become(request: Request, parent: int, unwanted: Sequence[int]) -> None:
+    """In the child: everything that an exec would have given it. `unwanted`: the parent's descriptors."""
+    os.setpgid(0, 0)
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+    die_with(parent)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for target, fd in enumerate(request.stdio):
+        os.dup2(fd, target)
+    for fd in {*unwanted, *request.stdio}:
+        os.close(fd)
+    if request.cpus:
+        os.sched_setaffinity(0, request.cpus)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    replace_environment(request.environment)
+    set_threads(threads)
+    reseed()
+    set_title(request.command)
+    gc.enable()
+
+
+def replace_environment(environment: dict[bytes, bytes]) -> None:
+    for name in set(os.environb) - set(environment):
+        del os.environb[name]
+    os.environb.update(environment)
+
+
+def set_threads(before: str | None) -> None:
+    """OMP_NUM_THREADS was read when torch was imported; this process may have been given another."""
+    now = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if now == before or not now.isdigit() or int(now) == 0:
+        return
+    sys.modules["torch"].set_num_threads(int(now))
+    with open("/proc/self/maps") as file:
+        blas = re.search(r"/\S*openblas\S*\.so\S*", file.read())
+    if blas is None:
+        return
+    library = ctypes.CDLL(blas.group())
+    for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads"):
+        if hasattr(library, name):
+            getattr(library, name)(int(now))
+            return
+
+
+def reseed() -> None:
+    """What drew its randomness at import must differ between workers, as it does between processes."""
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process.current_process().authkey = os.urandom(32)
+        process.ORIGINAL_DIR = os.getcwd()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+
+
+def program(command: Sequence[str]) -> Callable[[], object]:
+    """What `python -u <words>` would run as __main__, with sys.argv and sys.path as it would have them."""
+    words = list(command[2:])
+    sys.orig_argv[:] = command
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.modules["__main__"] = main
+    if words[0] == "-m":
+        _set_path(os.getcwd())
+        sys.argv[:] = ["-m", *words[2:]]
+        return lambda: importlib.import_module("runpy")._run_module_as_main(words[1])
+    if words[0] == "-c":
+        _set_path("")
+        sys.argv[:] = ["-c", *words[2:]]
+        return lambda: exec(compile(words[1], "<string>", "exec", dont_inherit=True), main.__dict__)
+    sys.argv[:] = words
+    importer = importlib.import_module("pkgutil").get_importer(words[0])
+    if importer is not None:  # a folder or an archive with a __main__.py
+        sys.path.insert(0, words[0])
+        return lambda: importlib.import_module("runpy")._run_module_as_main("__main__", False)
+    _set_path(os.path.dirname(os.path.realpath(words[0])))
+    return lambda: exec(_load(words[0], main), main.__dict__)
+
+
+def _set_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def _load(path: str, main: ModuleType) -> CodeType:
+    full = os.path.join(os.getcwd(), path)
+    main.__dict__.update(__file__=full, __cached__=None)
+    if path.endswith(".pyc"):
+        sourceless = SourcelessFileLoader("__main__", full)
+        main.__loader__ = sourceless
+        code = sourceless.get_code("__main__")
+        assert code is not None
+        return code
+    main.__loader__ = SourceFileLoader("__main__", full)
+    with open(full, "rb") as file:
+        return compile(file.read(), full, "exec", dont_inherit=True)
+
+
+def run(command: Sequence[str]) -> None:
+    """Runs the worker's program. What it raises goes on to the interpreter, which ends as it always does: exit status,
+    atexit, threads, output."""
+    try:
+        program(command)()
+    except SystemExit:
+        raise
+    except BaseException:
+        _hide_own_frames()
+        raise
+
+
+def _hide_own_frames() -> None:
+    hook = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        trace = trace and trace.tb_next  # the command that loaded this package
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN):
+            trace = trace.tb_next
+        hook(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show
