@@ -29,7 +29,9 @@ class PlainStream final : public Stream {
   Result<size_t> read(std::span<const iovec> into) override {
     msghdr message = message_over(into);
     while (true) {
-      const ssize_t n = recvmsg(socket_.get(), &message, 0);
+      // One segment is the common case, and cheaper for the kernel without a header to look at.
+      const ssize_t n = into.size() == 1 ? recv(socket_.get(), into[0].iov_base, into[0].iov_len, 0)
+                                         : recvmsg(socket_.get(), &message, 0);
       if (n > 0 || (n == 0 && total(into) == 0)) return static_cast<size_t>(n);
       if (n == 0) return fail(ErrorCode::kPeerLost, "the peer closed the connection");
       if (errno == EAGAIN) return 0;
@@ -41,7 +43,8 @@ class PlainStream final : public Stream {
     const msghdr message = message_over(from);
     full_ = false;
     while (true) {
-      const ssize_t n = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+      const ssize_t n = from.size() == 1 ? send(socket_.get(), from[0].iov_base, from[0].iov_len, MSG_NOSIGNAL)
+                                         : sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
       if (n >= 0) {
         full_ = static_cast<size_t>(n) < total(from);
         return static_cast<size_t>(n);
@@ -56,6 +59,7 @@ class PlainStream final : public Stream {
 
   bool wants_write() const override { return full_; }
   int fd() const override { return socket_.get(); }
+  bool short_read_is_last() const override { return true; }
 
  private:
   Fd socket_;

@@ -28,6 +28,8 @@ class Stream {
   virtual int fd() const = 0;
   /// TLS may hold decrypted bytes that epoll cannot see: read until it would block.
   virtual bool has_buffered() const { return false; }
+  /// Whether a read() that fills less than it was offered has taken all that there was.
+  virtual bool short_read_is_last() const { return false; }
 };
 
 std::unique_ptr<Stream> plain_stream(Fd socket);

@@ -5,19 +5,25 @@ namespace {
 
 class LocalBackend : public Backend {
  public:
-  explicit LocalBackend(Deliver deliver) : deliver_(std::move(deliver)) {}
-  void submit(Request request, ClientId client) override { deliver_(state_.apply(std::move(request), client)); }
+  LocalBackend(StoreState& state, Deliver deliver) : state_(state), deliver_(std::move(deliver)) {}
+
+  void submit(Request request, ClientId client) override {
+    state_.apply(std::move(request), client, replies_);
+    if (!replies_.empty()) deliver_(std::move(replies_));
+    replies_.clear();
+  }
   void drop(ClientId client) override { state_.drop(client); }
 
  private:
-  StoreState state_;
+  StoreState& state_;
   Deliver deliver_;
+  Replies replies_;  // kept, so that a request allocates none
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> local_backend(Backend::Deliver deliver) {
-  return std::make_unique<LocalBackend>(std::move(deliver));
+std::unique_ptr<Backend> local_backend(StoreState& state, Backend::Deliver deliver) {
+  return std::make_unique<LocalBackend>(state, std::move(deliver));
 }
 
 }  // namespace muster

@@ -8,18 +8,19 @@
 
 namespace muster {
 
-/// Where a server's requests go: its own StoreState, or the server above it. Lives on the loop's thread.
+/// Where a server's requests go: its own StoreState, or the server above it. Lives on one loop's thread.
 class Backend {
  public:
-  /// Takes replies, for any clients, at once or later.
-  using Deliver = std::function<void(Replies)>;
+  /// Takes replies, for any clients, at once or later. May leave them where they are.
+  using Deliver = std::function<void(Replies&&)>;
   virtual ~Backend() = default;
   virtual void submit(Request request, ClientId client) = 0;
   /// The client is gone: what it waits for is cancelled, and no reply for it is delivered any more.
   virtual void drop(ClientId client) = 0;
 };
 
-std::unique_ptr<Backend> local_backend(Backend::Deliver deliver);
+/// Borrows the state, which other loops may use too.
+std::unique_ptr<Backend> local_backend(StoreState& state, Backend::Deliver deliver);
 
 struct UpstreamOptions {
   std::string url;

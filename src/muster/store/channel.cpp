@@ -9,16 +9,22 @@ namespace muster {
 namespace {
 constexpr size_t kReadBytes = 64 << 10;
 constexpr int kReadsPerTurn = 16;  // then others get their turn
+
+// One for all channels of a thread: what it holds is handed on before another one reads.
+MutableByteView read_buffer() {
+  thread_local Bytes buffer(kReadBytes);
+  return buffer;
+}
 }  // namespace
 
 Channel::Channel(Loop& loop, std::unique_ptr<Stream> stream, Options options, Handlers handlers)
-    : loop_(loop), stream_(std::move(stream)), options_(options), handlers_(std::move(handlers)), buffer_(kReadBytes) {}
+    : loop_(loop), stream_(std::move(stream)), options_(options), handlers_(std::move(handlers)) {}
 
 Channel::~Channel() { close(); }
 
 Result<> Channel::start() {
-  watched_ = EPOLLIN;
-  MUSTER_TRY(loop_.watch(stream_->fd(), watched_, [this](uint32_t) { on_event(); }));
+  watched_ = EPOLLIN | EPOLLRDHUP | EPOLLET;
+  MUSTER_TRY(loop_.watch(stream_->fd(), watched_, [this](uint32_t events) { on_event(events); }));
   open_ = true;
   return {};
 }
@@ -36,44 +42,48 @@ void Channel::lose(const Error& why) {
   handlers_.lost(why);
 }
 
-void Channel::on_event() {
+void Channel::on_event(uint32_t events) {
+  ending_ = ending_ || (events & ~uint32_t{EPOLLIN | EPOLLOUT}) != 0;
+  const MutableByteView buffer = read_buffer();
   for (int reads = 0; open_ && !over(); ++reads) {
     if (reads == kReadsPerTurn) {
-      const auto go_on = [this] {
-        again_timer_.reset();
-        on_event();
-      };
-      if (stream_->has_buffered() && !again_timer_) again_timer_ = loop_.after(Duration{0}, go_on);
+      go_on_later();  // epoll tells of the rest only once
       break;
     }
-    const iovec segment{buffer_.data(), buffer_.size()};
+    const iovec segment{buffer.data(), buffer.size()};
     const auto n = stream_->read({&segment, 1});
     if (!n) return lose(n.error());
     if (*n == 0) break;
-    handlers_.input(ByteView(buffer_).first(*n));
+    handlers_.input(buffer.first(*n));
+    if (*n < buffer.size() && !ending_ && stream_->short_read_is_last()) break;
   }
   flush();
+}
+
+void Channel::go_on_later() {
+  if (again_timer_) return;
+  again_timer_ = loop_.after(Duration{0}, [this] {
+    again_timer_.reset();
+    if (std::exchange(held_up_, false)) handlers_.input({});
+    on_event(0);
+  });
 }
 
 void Channel::flush() {
   if (!open_) return;
   held_up_ = held_up_ || over();
+  if (outbox_.empty() && !held_up_) return;
   if (const auto written = outbox_.flush(*stream_); !written) return lose(written.error());
   if (over() && !stall_timer_) look_for_progress();
   update_watch();
-  if (!held_up_ || over() || again_timer_) return;
-  again_timer_ = loop_.after(Duration{0}, [this] {
-    again_timer_.reset();
-    held_up_ = false;
-    handlers_.input({});
-    on_event();
-  });
+  if (held_up_ && !over()) go_on_later();
 }
 
+// Room to write is asked for only while something is left to send.
 void Channel::update_watch() {
-  const uint32_t input = over() ? 0 : uint32_t{EPOLLIN};
   const uint32_t output = !outbox_.empty() && stream_->wants_write() ? uint32_t{EPOLLOUT} : 0;
-  if (std::exchange(watched_, input | output) == watched_) return;
+  const uint32_t wanted = EPOLLIN | EPOLLRDHUP | EPOLLET | output;
+  if (std::exchange(watched_, wanted) == wanted) return;
   if (const auto changed = loop_.modify(stream_->fd(), watched_); !changed) lose(changed.error());
 }
 

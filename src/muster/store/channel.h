@@ -10,9 +10,9 @@
 
 namespace muster {
 
-/// A stream driven by a loop, with an output queue that has a cap. A peer whose queue is over the cap is not listened
-/// to until it has read enough; one that takes nothing at all for `stall_timeout` meanwhile is given up. Lives on the
-/// loop's thread. Must not be destroyed from within its own handlers: put that off with Loop::post().
+/// A stream driven by a loop (edge-triggered), with an output queue that has a cap. A peer whose queue is over the cap
+/// is not listened to until it has read enough; one that takes nothing at all for `stall_timeout` meanwhile is given
+/// up. Lives on the loop's thread. Must not be destroyed from within its own handlers: put that off with Loop::post().
 class Channel {
  public:
   struct Options {
@@ -40,9 +40,10 @@ class Channel {
   void close();
 
  private:
-  void on_event();
+  void on_event(uint32_t events);
   void lose(const Error& why);
   void update_watch();
+  void go_on_later();
   void look_for_progress();
 
   Loop& loop_;
@@ -50,9 +51,9 @@ class Channel {
   Options options_;
   Handlers handlers_;
   Outbox outbox_;
-  Bytes buffer_;
   uint32_t watched_ = 0;
   bool open_ = false;
+  bool ending_ = false;   // the kernel has seen the peer's end
   bool held_up_ = false;  // input was left because the queue was over its cap
   std::optional<Loop::TimerId> stall_timer_;
   std::optional<Loop::TimerId> again_timer_;  // bytes are left where epoll does not see them

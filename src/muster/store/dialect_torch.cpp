@@ -30,7 +30,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
+#include <vector>
 
 #include "muster/store/dialect.h"
 #include "muster/store/messages.h"
@@ -38,6 +38,7 @@
 namespace muster {
 namespace {
 
+constexpr size_t kKeptCapacity = 512;  // of an idle client's buffer
 constexpr uint32_t kMagic = 0x3C85F7CE;
 constexpr uint8_t kStopWaiting = 0;
 constexpr uint8_t kWaitCancelled = 1;
@@ -163,18 +164,22 @@ class TorchDialect : public Dialect {
       if (request.operation == Operation{}) continue;  // answered here
       if (request.operation != Operation::kCancel) {
         request.id = next_id_++;
-        outstanding_[request.id] = request.operation;
+        outstanding_.push_back({request.id, request.operation});
         if (request.operation == Operation::kWait || request.operation == Operation::kBarrier) waiting_ = request.id;
       }
       return request;
+    }
+    if (consumed_ == buffer_.size() && buffer_.capacity() > kKeptCapacity) {
+      Bytes().swap(buffer_);
+      consumed_ = 0;
     }
     return std::nullopt;
   }
 
   Result<> encode(const Reply& reply, Bytes& out) override {
-    const auto found = outstanding_.find(reply.id);
+    const auto found = find_outstanding(reply.id);
     if (found == outstanding_.end()) return {};  // cancelled
-    const Operation operation = found->second;
+    const Operation operation = found->operation;
     outstanding_.erase(found);
     MUSTER_TRY(reply.status);
     switch (operation) {
@@ -210,6 +215,17 @@ class TorchDialect : public Dialect {
   }
 
  private:
+  struct Outstanding {
+    RequestId id;
+    Operation operation;
+  };
+
+  std::vector<Outstanding>::iterator find_outstanding(RequestId id) {
+    const auto found = std::lower_bound(outstanding_.begin(), outstanding_.end(), id,
+                                        [](const Outstanding& one, RequestId number) { return one.id < number; });
+    return found == outstanding_.end() || found->id != id ? outstanding_.end() : found;
+  }
+
   // True when the request is whole. One that the dialect answers by itself keeps no operation.
   bool parse(Cursor& in, Request& request, Bytes& out) {
     Query query{};
@@ -285,7 +301,9 @@ class TorchDialect : public Dialect {
 
   void cancel(Request& request, Bytes& out) {
     put(out, kWaitCancelled);
-    if (outstanding_.erase(waiting_) == 0) return;
+    const auto found = find_outstanding(waiting_);
+    if (found == outstanding_.end()) return;
+    outstanding_.erase(found);
     request.operation = Operation::kCancel;
     request.id = waiting_;
   }
@@ -321,8 +339,8 @@ class TorchDialect : public Dialect {
   bool validated_ = false;
   std::string protocol_error_;
   RequestId next_id_ = 1;
-  RequestId waiting_ = 0;  // the latest wait or barrier
-  std::unordered_map<RequestId, Operation> outstanding_;
+  RequestId waiting_ = 0;                 // the latest wait or barrier
+  std::vector<Outstanding> outstanding_;  // few, in the order of their numbers
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 namespace muster {
 namespace {
-constexpr size_t kKeptCapacity = 1 << 20;  // more than this is given back once it is sent
+constexpr size_t kKeptCapacity = 512;  // more than this is given back once it is sent: most clients are idle
 }
 
 Result<> Outbox::flush(Stream& stream) {
@@ -16,7 +16,7 @@ Result<> Outbox::flush(Stream& stream) {
   if (empty()) {
     bytes_.clear();
     sent_ = 0;
-    if (bytes_.capacity() > kKeptCapacity) bytes_.shrink_to_fit();
+    if (bytes_.capacity() > kKeptCapacity) Bytes().swap(bytes_);
   } else if (sent_ > bytes_.size() / 2) {
     bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<ptrdiff_t>(sent_));
     sent_ = 0;

@@ -19,12 +19,14 @@ struct StoreServerOptions {
   /// is cut off.
   size_t max_reply_queue = 64 << 20;
   Duration stall_timeout = std::chrono::seconds(30);
+  unsigned threads = 0;  ///< 0: one for each core, at most 16. A proxy has one.
   /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
   /// authenticated link to the server there (a node's proxy).
   std::string upstream;  ///< "tcp://host:port" or "unix:..."
 };
 
-/// Serves the store from its own thread until destroyed.
+/// Serves the store from its own threads until destroyed: every connection belongs to one of them, and threads that
+/// work on different keys do not wait for each other.
 class StoreServer {
  public:
   /// With an upstream: returns once it is connected, or with its error at the deadline.
