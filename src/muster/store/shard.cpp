@@ -43,6 +43,12 @@ Bytes Shard::pop(Slot& slot) {
   return value;
 }
 
+void Shard::take_held(const Key& key, std::vector<HeldRequest>& out) {
+  auto found = held.extract(key);
+  if (found.empty()) return;
+  out.insert(out.end(), std::make_move_iterator(found.mapped().begin()), std::make_move_iterator(found.mapped().end()));
+}
+
 void Shard::tidy(Slot& slot) {
   if (auto& place = slot.second.place; place && place->waiting.empty() && place->arrived.empty()) {
     place->shards = 0;
@@ -84,14 +90,14 @@ void Shard::list(Waiter& waiter, Slot& slot) {
   waiter.at = &slot;
   place.shards |= waiter.shards;
   wide += (waiter.shards & (waiter.shards - 1)) != 0;
-  if (waiter.at_barrier()) ++place.arrivals;
+  if (waiter.at_barrier()) place.arrivals += waiter.request.weight;
   (waiter.at_barrier() ? place.arrived : place.waiting).push_back(waiter);
 }
 
 void Shard::unlist(Waiter& waiter) {
   Place& place = *waiter.at->second.place;
   (waiter.at_barrier() ? place.arrived : place.waiting).remove(waiter);
-  if (waiter.at_barrier()) --place.arrivals;
+  if (waiter.at_barrier()) place.arrivals -= waiter.request.weight;
   wide -= (waiter.shards & (waiter.shards - 1)) != 0;
   tidy(*std::exchange(waiter.at, nullptr));
 }

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "muster/store/lease.h"
 #include "muster/store/state.h"
 
 namespace muster {
@@ -66,6 +67,12 @@ struct Waiter {
   bool at_barrier() const { return request.operation == Operation::kBarrier; }
 };
 
+/// A change that waits until leases are given back.
+struct HeldRequest {
+  Request request;
+  ClientId client;
+};
+
 struct WaiterName {
   ClientId client;
   RequestId id;
@@ -91,10 +98,15 @@ struct alignas(64) Shard {
   std::unordered_map<WaiterName, Waiter, HashWaiterName> waiters;
   std::unordered_map<ClientId, ClientWaits> by_client;
 
+  LeaseTable leases;
+  std::unordered_map<Key, std::vector<HeldRequest>> held;
+
   Entry* find(const Key& key);
   void set(Slot& slot, Bytes value);
   bool erase(const Key& key);
   Bytes pop(Slot& slot);
+  /// Moves out what waited until the key was free.
+  void take_held(const Key& key, std::vector<HeldRequest>& out);
   /// Forgets an entry that holds nothing any more.
   void tidy(Slot& slot);
 

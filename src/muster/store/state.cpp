@@ -7,8 +7,8 @@
 #include <charconv>
 
 #include "muster/base/check.h"
-#include "muster/store/shard.h"
 #include "muster/store/stat.h"
+#include "muster/store/state_impl.h"
 
 namespace muster {
 namespace {
@@ -25,6 +25,7 @@ Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
                           key, text.size()));
 }
 
+// What may release waiters.
 bool writes(Operation operation) {
   switch (operation) {
     case Operation::kSet:
@@ -39,65 +40,10 @@ bool writes(Operation operation) {
   }
 }
 
-}  // namespace
-
-// Every function but those of StoreState itself is called with the shards concerned held.
-struct StoreState::Impl {
-  explicit Impl(unsigned shard_count) : count(shard_count), shards(std::make_unique<Shard[]>(shard_count)) {}
-
-  const unsigned count;
-  const std::unique_ptr<Shard[]> shards;
-
-  unsigned index(const Key& key) const { return count == 1 ? 0 : std::hash<Key>()(key) % count; }
-  Shard& shard(const Key& key) const { return shards[index(key)]; }
-  Shard& home(const Waiter& waiter) const { return shards[std::countr_zero(waiter.shards)]; }
-  Slot& slot(const Key& key) const { return *shard(key).entries.try_emplace(key).first; }
-  ShardMask everywhere() const { return count == kMaxShards ? ~ShardMask{0} : (ShardMask{1} << count) - 1; }
-  ShardMask shards_of(const Request& request) const;
-  ShardMask shards_of_released(const Request& request) const;
-
-  void run(Request&& request, ClientId client, Replies& out);
-  Result<> write(Request& request, Reply& reply, Replies& released);
-  void read(const Request& request, Reply& reply) const;
-  int64_t count_keys(const Request& request) const;
-  void list_keys(const Key& prefix, Reply& reply) const;
-
-  Result<> compare_set(Request& request, Reply& reply, Replies& released);
-  Result<> add(Request& request, Reply& reply, Replies& released);
-  Result<> append(Request& request, Replies& released);
-  void push(Request& request, Replies& released);
-  void store(const Key& key, Bytes value, Replies& released);
-
-  bool present(Operation operation, const Key& key) const;
-  size_t missing(const Request& request, size_t from) const;
-  bool ready(const Request& request, size_t& cursor) const;
-  void answer(const Request& request, Reply& reply);
-  bool answer_or_wait(Request& request, Reply& reply);
-  Result<> arrive(Request&& request, ClientId client, Replies& released);
-  bool advance(Waiter& waiter, Replies& released);
-  void release(Waiter& waiter, Replies& released);
-  void forget(Waiter& waiter);
-  void key_appeared(Slot& slot, Replies& released);
-};
-
-namespace {
-
-// The locks of some shards, taken in the order of their numbers.
-class Hold {
- public:
-  Hold(Shard* shards, ShardMask mask) : shards_(shards), mask_(mask) {
-    for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.lock();
-  }
-  ~Hold() {
-    for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.unlock();
-  }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
-
- private:
-  Shard* shards_;
-  ShardMask mask_;
-};
+// What changes a value that may be leased.
+bool changes(Operation operation) {
+  return operation == Operation::kDelete || (writes(operation) && operation != Operation::kQueuePush);
+}
 
 }  // namespace
 
@@ -259,133 +205,6 @@ void StoreState::Impl::read(const Request& request, Reply& reply) const {
   }
 }
 
-// ---- what may wait
-
-bool StoreState::Impl::present(Operation operation, const Key& key) const {
-  const Entry* found = shard(key).find(key);
-  if (found == nullptr) return false;
-  if (operation == Operation::kQueuePop) return found->has_queue();
-  const bool sees_queues = operation == Operation::kWait || operation == Operation::kCheck;
-  return found->value || (sees_queues && found->has_queue());
-}
-
-// The first key from `from` on that is not there; the number of keys when all are.
-size_t StoreState::Impl::missing(const Request& request, size_t from) const {
-  while (from < request.keys.size() && present(request.operation, request.keys[from])) ++from;
-  return from;
-}
-
-// Whether every key is there now. `cursor` moves on to the one to wait for, so that a waiter for many keys looks at
-// each about once, and starts over only if one that it saw was deleted.
-bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
-  const size_t keys = request.keys.size();
-  const bool from_start = cursor == 0;
-  cursor = missing(request, cursor);
-  if (cursor == keys && !from_start) cursor = missing(request, 0);
-  return cursor == keys;
-}
-
-// The reply of a get, multi_get, queue_pop, wait or barrier that has what it asked for (or does not insist).
-void StoreState::Impl::answer(const Request& request, Reply& reply) {
-  if (request.operation == Operation::kGet || request.operation == Operation::kMultiGet) {
-    reply.values.reserve(request.keys.size());
-    for (const Key& key : request.keys) {
-      const Entry* found = shard(key).find(key);
-      reply.values.push_back(found != nullptr && found->value ? *found->value : Bytes{});
-    }
-  } else if (request.operation == Operation::kQueuePop) {
-    Shard& shard = this->shard(request.keys[0]);
-    const auto found = shard.entries.find(request.keys[0]);
-    if (found == shard.entries.end() || !found->second.has_queue()) return;
-    reply.number = static_cast<int64_t>(found->second.place->queue.size());
-    reply.values.push_back(shard.pop(*found));
-  }
-}
-
-// False if the request waits now, and its reply comes later.
-bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
-  size_t cursor = 0;
-  if (request.immediate || ready(request, cursor)) {
-    answer(request, reply);
-    if (request.operation == Operation::kQueuePop && !reply.values.empty()) {
-      shard(request.keys[0]).tidy(slot(request.keys[0]));
-    }
-    return true;
-  }
-  const ShardMask mask = shards_of(request);
-  const auto waiter = shards[std::countr_zero(mask)].take_in(std::move(request), reply.client, mask);
-  if (!waiter) {
-    reply.status = tl::unexpected(waiter.error());
-    return true;
-  }
-  const Key& key = (*waiter)->request.keys[cursor];
-  (*waiter)->cursor = cursor;
-  shard(key).list(**waiter, slot(key));
-  return false;
-}
-
-Result<> StoreState::Impl::arrive(Request&& request, ClientId client, Replies& released) {
-  const Key& key = request.keys[0];
-  const int64_t wanted = request.number;
-  if (wanted < 1) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("barrier \"{}\" was given a count of {}, it takes 1 or more", key, wanted));
-  }
-  Shard& shard = this->shard(key);
-  const Entry* found = shard.find(key);
-  if (found != nullptr && found->place && found->place->arrivals > 0 && found->place->barrier_count != wanted) {
-    return fail(ErrorCode::kMismatch,
-                fmt::format("barrier \"{}\" was given a count of {}, but {} caller(s) already wait there for {}", key,
-                            wanted, found->place->arrivals, found->place->barrier_count));
-  }
-  MUSTER_ASSIGN(Waiter* const waiter, shard.take_in(std::move(request), client, shards_of(request)));
-  Slot& slot = this->slot(waiter->request.keys[0]);
-  shard.list(*waiter, slot);
-  Place& place = *slot.second.place;
-  place.barrier_count = wanted;
-  if (place.arrivals < wanted) return {};
-  for (Waiter *arrived = place.arrived.first, *next; arrived != nullptr; arrived = next) {
-    next = arrived->next;
-    release(*arrived, released);
-  }
-  return {};
-}
-
-// Lets a waiter look again. True if it was released; otherwise it waits for its next missing key.
-bool StoreState::Impl::advance(Waiter& waiter, Replies& released) {
-  size_t cursor = waiter.cursor;
-  if (ready(waiter.request, cursor)) {
-    release(waiter, released);
-    return true;
-  }
-  if (cursor == waiter.cursor) return false;
-  shard(waiter.at->first).unlist(waiter);
-  const Key& key = waiter.request.keys[cursor];
-  waiter.cursor = cursor;
-  shard(key).list(waiter, slot(key));
-  return false;
-}
-
-void StoreState::Impl::release(Waiter& waiter, Replies& released) {
-  Reply reply{waiter.client, waiter.request.id};
-  answer(waiter.request, reply);
-  released.push_back(std::move(reply));
-  forget(waiter);
-}
-
-void StoreState::Impl::forget(Waiter& waiter) {
-  shard(waiter.at->first).unlist(waiter);
-  home(waiter).put_out(waiter);
-}
-
-void StoreState::Impl::key_appeared(Slot& slot, Replies& released) {
-  if (!slot.second.place) return;
-  for (Waiter *waiter = slot.second.place->waiting.first, *next; waiter != nullptr; waiter = next) {
-    next = waiter->next;
-    if (waiter->request.operation != Operation::kQueuePop) advance(*waiter, released);
-  }
-}
-
 // ---- dispatch
 
 void StoreState::Impl::run(Request&& request, ClientId client, Replies& out) {
@@ -411,6 +230,9 @@ void StoreState::Impl::run(Request&& request, ClientId client, Replies& out) {
     case Operation::kWait:
       if (answer_or_wait(request, reply)) break;
       return out.pop_back();
+    case Operation::kWithdraw:
+      withdraw(request, reply);
+      break;
     default:
       reply.status = write(request, reply, out);
       break;
@@ -437,13 +259,52 @@ void StoreState::apply(Request&& request, ClientId client, Replies& out) {
     out.push_back({client, request.id});
     return put_stat(stat(), out.back());
   }
+  if (request.operation == Operation::kRelease) return give_back(request, client, out);
   ShardMask mask = impl_->shards_of(request);
   while (true) {
     const Hold hold(impl_->shards.get(), mask);
+    if (changes(request.operation) && impl_->hold_back(request, client, out)) return;
     const ShardMask wanted = mask | impl_->shards_of_released(request);
     if (wanted == mask) return impl_->run(std::move(request), client, out);
     mask = wanted;
   }
+}
+
+void StoreState::give_back(const Request& request, ClientId client, Replies& out) {
+  for (const Key& key : request.keys) {
+    std::vector<HeldRequest> freed;
+    {
+      Shard& shard = impl_->shard(key);
+      const std::lock_guard lock(shard.mutex);
+      if (shard.leases.release(key, client)) shard.take_held(key, freed);
+    }
+    go_on(std::move(freed), out);
+  }
+}
+
+void StoreState::revoke(ClientId client, Replies& out) { end_leases(client, /*for_good=*/false, out); }
+
+void StoreState::drop(ClientId client, Replies& out) {
+  drop(client);
+  end_leases(client, /*for_good=*/true, out);
+}
+
+void StoreState::end_leases(ClientId client, bool for_good, Replies& out) {
+  for (unsigned i = 0; i < impl_->count; ++i) {
+    Shard& shard = impl_->shards[i];
+    std::vector<HeldRequest> freed;
+    {
+      const std::lock_guard lock(shard.mutex);
+      std::vector<Key> keys;
+      for_good ? shard.leases.drop(client, keys) : shard.leases.revoke(client, keys);
+      for (const Key& key : keys) shard.take_held(key, freed);
+    }
+    go_on(std::move(freed), out);
+  }
+}
+
+void StoreState::go_on(std::vector<HeldRequest> held, Replies& out) {
+  for (HeldRequest& request : held) apply(std::move(request.request), request.client, out);
 }
 
 // A waiter is found in its home, and may then need more shards to be held: by then it may be gone, or be another one.

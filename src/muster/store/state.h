@@ -77,6 +77,8 @@ using Replies = std::vector<Reply>;
 /// the limits above. kInvalidArgument or kResourceExhausted otherwise.
 Result<> validate(const Request& request);
 
+struct HeldRequest;
+
 /// The store as a state machine: it knows no socket, no thread and no clock, so that the server, the memory store, the
 /// file store and the simulator share it. A request that must wait gives no reply yet; the reply comes out of the later
 /// apply() that releases it. Waiters are indexed by key and by client: a client that leaves costs what it waits for.
@@ -87,6 +89,9 @@ Result<> validate(const Request& request);
 /// wait do while it holds something, and a push releases one waiter only, the oldest. A barrier is no key either. An
 /// arrival that is cancelled or dropped is withdrawn; one whose count differs from those already waiting is kMismatch.
 /// kCancel answers the request that it ends with kAborted; if that has been answered already, nothing happens.
+///
+/// A client that asks for it is granted leases of what it reads (lease.h): until they are given back or revoked, a
+/// change of such a key is held back, and those who hold leases are sent recalls.
 ///
 /// Thread-safe. Keys are spread over shards with a lock each; a request, and whoever it releases, holds those of all
 /// its keys at once, so that every operation is atomic whatever the number of shards.
@@ -99,6 +104,10 @@ class StoreState {
   void apply(Request&& request, ClientId client, Replies& out);
   /// The client is gone: its waits are forgotten.
   void drop(ClientId client);
+  /// drop() for a client that held leases: appends the replies to what waited for them.
+  void drop(ClientId client, Replies& out);
+  /// The client's leases have ended (lease.h); appends the replies to what waited for them.
+  void revoke(ClientId client, Replies& out);
   size_t waiters() const;
   /// Keys, queues and waiters.
   StoreStat stat() const;
@@ -106,6 +115,9 @@ class StoreState {
  private:
   struct Impl;
   void cancel(RequestId id, ClientId client, Replies& out);
+  void give_back(const Request& request, ClientId client, Replies& out);
+  void end_leases(ClientId client, bool for_good, Replies& out);
+  void go_on(std::vector<HeldRequest> held, Replies& out);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,84 @@
+#include "muster/store/lease.h"
+
+#include <algorithm>
+
+namespace muster {
+
+bool LeaseTable::leasable(const Key& key) const {
+  if (leases_ >= kMaxLeases) return false;
+  const auto found = records_.find(key);
+  return found == records_.end() || (!found->second.recalling && found->second.recalls < kMaxRecalls);
+}
+
+void LeaseTable::grant(const Key& key, ClientId holder) {
+  const Holder lease{holder, terms_.try_emplace(holder, 0).first->second};
+  std::vector<Holder>& holders = records_[key].holders;
+  const auto place = std::lower_bound(holders.begin(), holders.end(), lease);
+  if (place != holders.end() && *place == lease) return;
+  holders.insert(place, lease);
+  ++leases_;
+}
+
+bool LeaseTable::holds(const Holder& holder) const {
+  const auto term = terms_.find(holder.client);
+  return term != terms_.end() && term->second == holder.term;
+}
+
+bool LeaseTable::recall(const Key& key, Replies& out) {
+  const auto found = records_.find(key);
+  if (found == records_.end()) return true;
+  Record& record = found->second;
+  if (record.recalling) return false;
+  leases_ -= std::erase_if(record.holders, [this](const Holder& holder) { return !holds(holder); });
+  if (record.holders.empty()) return true;
+  record.recalling = true;
+  ++record.recalls;
+  for (const Holder& holder : record.holders) {
+    owed_[holder.client].insert(key);
+    Reply recall;
+    recall.client = holder.client;
+    recall.recall = true;
+    recall.keys.push_back(key);
+    out.push_back(std::move(recall));
+  }
+  return false;
+}
+
+// True if the last of the holders that were asked has given the key back.
+bool LeaseTable::settle(Record& record) {
+  if (!record.recalling || !record.holders.empty()) return false;
+  record.recalling = false;
+  return true;
+}
+
+bool LeaseTable::release(const Key& key, ClientId holder) {
+  const auto found = records_.find(key);
+  if (found == records_.end()) return false;
+  Record& record = found->second;
+  leases_ -= std::erase_if(record.holders, [&](const Holder& lease) { return lease.client == holder; });
+  if (const auto owed = owed_.find(holder); owed != owed_.end()) {
+    owed->second.erase(key);
+    if (owed->second.empty()) owed_.erase(owed);
+  }
+  const bool freed = settle(record);
+  if (record.holders.empty() && record.recalls == 0) records_.erase(found);
+  return freed;
+}
+
+void LeaseTable::revoke(ClientId holder, std::vector<Key>& freed) {
+  const auto term = terms_.find(holder);
+  if (term == terms_.end()) return;
+  ++term->second;
+  const auto owed = owed_.extract(holder);
+  if (owed.empty()) return;
+  for (const Key& key : owed.mapped()) {
+    if (release(key, holder)) freed.push_back(key);
+  }
+}
+
+void LeaseTable::drop(ClientId holder, std::vector<Key>& freed) {
+  revoke(holder, freed);
+  terms_.erase(holder);
+}
+
+}  // namespace muster

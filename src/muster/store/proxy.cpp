@@ -1,0 +1,185 @@
+#include "muster/store/proxy.h"
+
+#include <algorithm>
+
+#include "muster/store/proxy_parts.h"
+
+namespace muster {
+
+using proxy::Caller;
+using proxy::Part;
+
+namespace proxy {
+
+void Plain::submit(Request request, ClientId client) {
+  const Caller caller{client, request.id};
+  const RequestId id = out_.send(Part::kPlain, std::move(request));
+  callers_[id] = caller;
+  by_client_[client][caller.id] = id;
+}
+
+bool Plain::cancel(const Caller& caller) {
+  const auto client = by_client_.find(caller.client);
+  if (client == by_client_.end()) return false;
+  const auto found = client->second.find(caller.id);
+  if (found == client->second.end()) return false;
+  out_.requests.push_back({Operation::kCancel, found->second});
+  return true;
+}
+
+void Plain::drop(ClientId client) {
+  const auto found = by_client_.extract(client);
+  if (found.empty()) return;
+  for (const auto& [theirs, ours] : found.mapped()) {
+    callers_.erase(ours);
+    out_.requests.push_back({Operation::kCancel, ours});
+  }
+}
+
+void Plain::receive(Reply reply) {
+  const auto found = callers_.extract(reply.id);
+  if (found.empty()) return;
+  const Caller caller = found.mapped();
+  const auto client = by_client_.find(caller.client);
+  client->second.erase(caller.id);
+  if (client->second.empty()) by_client_.erase(client);
+  reply.leased = false;
+  out_.answer(caller, std::move(reply));
+}
+
+void Plain::fail(const Error& why) {
+  for (const auto& [id, caller] : callers_) out_.refuse(caller, why);
+  callers_.clear();
+  by_client_.clear();
+}
+
+}  // namespace proxy
+
+namespace {
+
+constexpr size_t kMaxPending = 1 << 18;
+
+bool reads(Operation operation) {
+  return operation == Operation::kGet || operation == Operation::kMultiGet || operation == Operation::kWait ||
+         operation == Operation::kCheck;
+}
+
+}  // namespace
+
+struct Proxy::Impl {
+  explicit Impl(const Options& given)
+      : options(given), barriers(out, given.merge ? given.longest_hold : Duration{0}), reads(out, given) {}
+
+  void submit(Request request, ClientId client, TimePoint now);
+  void cancel(const Caller& caller);
+  void forward(Request request, ClientId client);
+
+  const Options options;
+  proxy::Output out;
+  proxy::Plain plain{out};
+  proxy::Adds adds{out};
+  proxy::Barriers barriers;
+  proxy::Reads reads;
+};
+
+Proxy::Proxy(Options options) : impl_(std::make_unique<Impl>(options)) {}
+Proxy::~Proxy() = default;
+Proxy::Proxy(Proxy&&) noexcept = default;
+Proxy& Proxy::operator=(Proxy&&) noexcept = default;
+
+void Proxy::submit(Request request, ClientId client, TimePoint now) {
+  const Caller caller{client, request.id};
+  const bool answered = request.operation != Operation::kCancel && request.operation != Operation::kRelease;
+  Result<> valid = validate(request);
+  if (valid && answered && pending() >= kMaxPending) {
+    valid = muster::fail(ErrorCode::kResourceExhausted, "too many requests wait at this node's proxy");
+  }
+  if (valid) return impl_->submit(std::move(request), client, now);
+  if (answered) impl_->out.refuse(caller, valid.error());
+}
+
+void Proxy::Impl::submit(Request request, ClientId client, TimePoint now) {
+  switch (request.operation) {
+    case Operation::kCancel:
+      return cancel({client, request.id});
+    case Operation::kRelease:
+      return reads.release(request, client);
+    case Operation::kWithdraw:
+      return barriers.withdraw(request, client);
+    case Operation::kBarrier:
+      return barriers.submit(std::move(request), client, now);
+    default:
+      break;
+  }
+  if (options.merge && muster::reads(request.operation)) return reads.submit(std::move(request), client, now);
+  forward(std::move(request), client);
+}
+
+// What changes keys. They are given back first, so that the server need not ask for them.
+void Proxy::Impl::forward(Request request, ClientId client) {
+  request.lease = false;
+  for (const Key& key : request.keys) {
+    if (reads.holds(key)) reads.give_back(key);
+  }
+  if (options.merge && request.operation == Operation::kAdd) return adds.submit(std::move(request), client);
+  plain.submit(std::move(request), client);
+}
+
+void Proxy::Impl::cancel(const Caller& caller) {
+  if (!reads.cancel(caller) && !barriers.cancel(caller)) plain.cancel(caller);
+}
+
+void Proxy::drop(ClientId client, TimePoint) {
+  impl_->reads.drop(client);
+  impl_->barriers.drop(client);
+  impl_->plain.drop(client);
+}
+
+void Proxy::receive(Reply reply, TimePoint now) {
+  if (reply.recall) {
+    for (const Key& key : reply.keys) impl_->reads.give_back(key);
+    return;
+  }
+  switch (proxy::part_of(reply.id)) {
+    case Part::kPlain:
+      return impl_->plain.receive(std::move(reply));
+    case Part::kAdd:
+      return impl_->adds.receive(std::move(reply));
+    case Part::kBarrier:
+      return impl_->barriers.receive(std::move(reply));
+    case Part::kRead:
+      return impl_->reads.receive(std::move(reply), now);
+  }
+}
+
+void Proxy::set_lease_end(TimePoint until, TimePoint now) { impl_->reads.set_lease_end(until, now); }
+void Proxy::revoke(ClientId client) { impl_->reads.revoke(client); }
+
+std::vector<Request> Proxy::take_requests(TimePoint now) {
+  impl_->adds.flush();
+  impl_->barriers.flush(now);
+  impl_->reads.flush();
+  return std::exchange(impl_->out.requests, {});
+}
+
+Replies Proxy::take_replies() { return std::exchange(impl_->out.replies, {}); }
+std::optional<TimePoint> Proxy::next_wake() const { return impl_->barriers.next_wake(); }
+
+void Proxy::fail(const Error& why) {
+  impl_->plain.fail(why);
+  impl_->adds.fail(why);
+  impl_->barriers.fail(why);
+  impl_->reads.fail(why);
+  impl_->out.requests.clear();
+}
+
+size_t Proxy::pending() const {
+  return impl_->plain.pending() + impl_->adds.pending() + impl_->barriers.pending() + impl_->reads.pending();
+}
+
+int parent_of(int node, int nodes, int fanout) {
+  if (node <= 0 || node >= nodes) return -1;
+  return fanout < 1 ? 0 : (node - 1) / fanout;
+}
+
+}  // namespace muster

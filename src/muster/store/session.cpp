@@ -1,0 +1,166 @@
+// The frames on a link between tiers, after the handshake, numbers little-endian:
+//
+//   open    := frame(kind = 192, payload = version:u8(1) session:u8[16] received:u64 resumes:u8)     proxy, first of
+//   all opened  := frame(kind = 193, payload = received:u64 known:u8)                                    the server's
+//   answer data    := frame(kind = 194, payload = sequence:u64 received:u64 stamp:i64 lease:i64 message*) message :=
+//   request | reply                                      frames of messages.cpp; requests go up, replies down
+//
+// `sequence` counts the data frames of a session from 1, in each direction; 0 is a beat, which holds no message.
+// `received` is the greatest sequence that the sender has of the other end.
+
+#include "muster/store/session.h"
+
+#include <fmt/format.h>
+
+#include "muster/base/random.h"
+
+namespace muster {
+namespace {
+
+constexpr uint8_t kOpenKind = 192, kOpenedKind = 193, kDataKind = 194;
+constexpr uint8_t kVersion = 1;
+constexpr size_t kDataHeaderBytes = 4 * sizeof(uint64_t);
+
+Result<> expect_kind(const Frame& frame, uint8_t kind) {
+  if (frame.header.kind == kind && frame.header.flags == 0) return {};
+  return fail(ErrorCode::kProtocol, fmt::format("a link between tiers brought a frame of kind {} where {} must come",
+                                                frame.header.kind, kind));
+}
+
+Result<bool> get_flag(Reader& in) {
+  MUSTER_ASSIGN(const auto flag, in.get<uint8_t>());
+  if (flag > 1) return fail(ErrorCode::kProtocol, fmt::format("a flag between tiers is {}", flag));
+  return flag == 1;
+}
+
+}  // namespace
+
+SessionId fresh_session_id() {
+  SessionId id;
+  fill_unguessable(id);
+  return id;
+}
+
+Bytes encode(const SessionOpen& open) {
+  Writer out;
+  out.put(kVersion).put_raw(open.id).put(open.received).put(static_cast<uint8_t>(open.resumes));
+  return encode_frame(kOpenKind, out.bytes());
+}
+
+Bytes encode(const SessionOpened& opened) {
+  Writer out;
+  out.put(opened.received).put(static_cast<uint8_t>(opened.known));
+  return encode_frame(kOpenedKind, out.bytes());
+}
+
+Result<SessionOpen> decode_session_open(const Frame& frame) {
+  MUSTER_TRY(expect_kind(frame, kOpenKind));
+  Reader in(frame.payload);
+  SessionOpen open;
+  MUSTER_ASSIGN(const auto version, in.get<uint8_t>());
+  if (version != kVersion) {
+    return fail(ErrorCode::kProtocol,
+                fmt::format("a proxy speaks version {} of the protocol between tiers, this is {}", version, kVersion));
+  }
+  MUSTER_ASSIGN(const ByteView id, in.get_raw(open.id.size()));
+  std::copy(id.begin(), id.end(), open.id.begin());
+  MUSTER_ASSIGN(open.received, in.get<uint64_t>());
+  MUSTER_ASSIGN(open.resumes, get_flag(in));
+  MUSTER_TRY(in.finish());
+  return open;
+}
+
+Result<SessionOpened> decode_session_opened(const Frame& frame) {
+  MUSTER_TRY(expect_kind(frame, kOpenedKind));
+  Reader in(frame.payload);
+  SessionOpened opened;
+  MUSTER_ASSIGN(opened.received, in.get<uint64_t>());
+  MUSTER_ASSIGN(opened.known, get_flag(in));
+  MUSTER_TRY(in.finish());
+  return opened;
+}
+
+void SessionEnd::put(ByteView message) {
+  const bool fits = !kept_.empty() && kept_.back().sequence > sent_ &&
+                    kept_.back().messages.size() + message.size() <= limits_.frame_bytes;
+  if (!fits) kept_.push_back({++last_, {}});
+  Bytes& batch = kept_.back().messages;
+  batch.insert(batch.end(), message.begin(), message.end());
+  bytes_ += message.size();
+}
+
+Result<> SessionEnd::connect(uint64_t peer_received) {
+  MUSTER_TRY(acknowledge(peer_received));
+  sent_ = peer_received;
+  connected_ = true;
+  return {};
+}
+
+Result<> SessionEnd::acknowledge(uint64_t sequence) {
+  const uint64_t oldest = last_ - kept_.size();  // what was acknowledged before
+  if (sequence < oldest || sequence > last_) {
+    return fail(ErrorCode::kProtocol,
+                fmt::format("the other tier says that it has {} frames, but {} to {} can be", sequence, oldest, last_));
+  }
+  while (!kept_.empty() && kept_.front().sequence <= sequence) {
+    bytes_ -= kept_.front().messages.size();
+    kept_.pop_front();
+  }
+  return {};
+}
+
+void SessionEnd::write(Bytes& out, const Pulse& pulse) {
+  if (!connected_ || sent_ == last_) return;
+  for (size_t i = kept_.size() - (last_ - sent_); i < kept_.size(); ++i) {
+    write_frame(out, kept_[i].sequence, kept_[i].messages, pulse);
+  }
+  sent_ = last_;
+}
+
+void SessionEnd::write_beat(Bytes& out, const Pulse& pulse) {
+  if (connected_) write_frame(out, 0, {}, pulse);
+}
+
+void SessionEnd::write_frame(Bytes& out, uint64_t sequence, ByteView messages, const Pulse& pulse) {
+  Writer writer;
+  writer.put_raw(encode(FrameHeader{static_cast<uint32_t>(kDataHeaderBytes + messages.size()), kDataKind, 0}));
+  writer.put(sequence).put(received_).put(pulse.stamp).put(pulse.lease);
+  out.insert(out.end(), writer.bytes().begin(), writer.bytes().end());
+  out.insert(out.end(), messages.begin(), messages.end());
+  unacked_input_ = 0;
+}
+
+Result<SessionEnd::Received> SessionEnd::receive(Frame frame) {
+  MUSTER_TRY(expect_kind(frame, kDataKind));
+  Reader in(frame.payload);
+  Received received;
+  MUSTER_ASSIGN(const auto sequence, in.get<uint64_t>());
+  MUSTER_ASSIGN(const auto has, in.get<uint64_t>());
+  MUSTER_ASSIGN(received.pulse.stamp, in.get<int64_t>());
+  MUSTER_ASSIGN(received.pulse.lease, in.get<int64_t>());
+  if (has > sent_) {
+    return fail(ErrorCode::kProtocol,
+                fmt::format("the other tier says that it has frame {}, but {} were sent to it", has, sent_));
+  }
+  MUSTER_TRY(acknowledge(has));
+  received.beat = sequence == 0;
+  if (received.beat) {
+    MUSTER_TRY(in.finish());
+    return received;
+  }
+  if (sequence > received_ + 1) {
+    return fail(ErrorCode::kProtocol, fmt::format("frame {} follows frame {} between tiers", sequence, received_));
+  }
+  received.fresh = sequence > received_;
+  if (!received.fresh) return received;
+  received_ = sequence;
+  unacked_input_ += frame.payload.size();
+  received.payload = std::move(frame.payload);
+  return received;
+}
+
+ByteView SessionEnd::Received::messages() const {
+  return fresh ? ByteView(payload).subspan(kDataHeaderBytes) : ByteView();
+}
+
+}  // namespace muster
