@@ -19,16 +19,23 @@
 namespace muster {
 namespace {
 
+constexpr size_t kEventsPerTurn = 512;
+
 /// epoll's user data: the descriptor, and which of the watches that it has had over time. An event of an earlier watch
 /// on the same number is thus told from one of the present watch.
 uint64_t pack(int fd, uint32_t generation) {
   return static_cast<uint64_t>(generation) << 32 | static_cast<uint32_t>(fd);
 }
 
+// A wait that nobody lives to see the end of needs no timer of the kernel, whose setting costs a good part of what a
+// small message does.
+constexpr Duration kForever = std::chrono::years(1);
+
 /// epoll_wait to the nanosecond where the kernel can (Linux 5.11), to the millisecond, rounded up, elsewhere.
 int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) {
   static std::atomic<bool> has_pwait2{true};
   const int64_t ns = std::max<int64_t>(timeout.count(), 0);
+  if (timeout >= kForever) return epoll_wait(epoll, events.data(), static_cast<int>(events.size()), -1);
   if (ns > 0 && has_pwait2.load(std::memory_order_relaxed)) {
     const timespec spec{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
     const int n = epoll_pwait2(epoll, events.data(), static_cast<int>(events.size()), &spec, nullptr);
@@ -164,7 +171,7 @@ bool Loop::Impl::dispatch(const epoll_event& reported) {
 }
 
 bool Loop::Impl::run_events(Duration timeout) {
-  epoll_event events[64];
+  epoll_event events[kEventsPerTurn];
   const int count = wait_for_events(epoll.get(), events, timeout);
   MUSTER_CHECK(count >= 0 || errno == EINTR, "epoll_wait failed with errno " + std::to_string(errno));
   bool ran = false;

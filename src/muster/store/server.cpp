@@ -13,6 +13,7 @@ namespace muster {
 namespace {
 
 constexpr unsigned kMostThreads = 16;
+constexpr size_t kFewClients = 128;
 constexpr unsigned kShards = 32;  // so that even as many threads seldom meet
 
 unsigned thread_count(const StoreServerOptions& options) {
@@ -21,7 +22,7 @@ unsigned thread_count(const StoreServerOptions& options) {
   return std::clamp(std::thread::hardware_concurrency(), 1U, kMostThreads);
 }
 
-// The first loop accepts and shakes hands, and gives each connection to the loop that has the fewest.
+// The first loop accepts and shakes hands, and gives each connection to a loop.
 class Server : public StoreServer {
  public:
   explicit Server(StoreServerOptions options)
@@ -121,9 +122,16 @@ class Server : public StoreServer {
           "store: refused " + newcomer.connection.peer.to_string() + ", which wants something else than a store");
       return;
     }
-    const auto least = std::min_element(loops_.begin(), loops_.end(),
-                                        [](const auto& a, const auto& b) { return a->load() < b->load(); });
-    (*least)->admit(std::move(newcomer));
+    choose_loop().admit(std::move(newcomer));
+  }
+
+  // Few clients share a loop: one thread that is awake serves them with less work than several that wake in turn.
+  ServerLoop& choose_loop() {
+    for (const auto& loop : loops_) {
+      if (loop->load() < kFewClients) return *loop;
+    }
+    return **std::min_element(loops_.begin(), loops_.end(),
+                              [](const auto& a, const auto& b) { return a->load() < b->load(); });
   }
 
   const StoreServerOptions options_;

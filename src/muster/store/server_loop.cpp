@@ -11,8 +11,6 @@
 namespace muster {
 namespace {
 
-constexpr Duration kTurn = std::chrono::hours(1);  // the loop is woken when there is anything to do
-
 void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
 }
@@ -48,7 +46,9 @@ ServerLoop::~ServerLoop() { stop(); }
 void ServerLoop::run() {
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), fmt::format("store {}", options_.index).c_str());
-    while (!stop_) loop_->run_once(Deadline::after(kTurn));
+    // It is woken when there is anything to do, stopping included.
+    const Deadline never = Deadline::after(Duration::max());
+    while (!stop_) loop_->run_once(never);
   });
 }
 
