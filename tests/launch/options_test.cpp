@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
+
+#include "muster/launch/options_table.h"
 
 namespace muster {
 namespace {
@@ -158,12 +162,186 @@ TEST(RunOptions, TheSecretComesFromTheVariableOrAFile) {
   std::remove(path.c_str());
 }
 
+TEST(RunOptions, TheSeedsCommandLinesAreUnderstood) {
+  const auto options =
+      parsed({"--rdzv_backend=parallel", "--master_addr=10.0.0.1", "--master_port=29501", "--nnodes=2", "--node_rank",
+              "1", "--nproc_per_node=8", "--enable_tiered_parallel_tcpstore=true", "ddp_test.py"});
+  EXPECT_EQ(options.rdzv_backend, "parallel");
+  EXPECT_EQ(options.master_addr, "10.0.0.1");
+  EXPECT_EQ(options.master_port, 29501);
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.nproc, 8);
+  EXPECT_TRUE(options.tiered);
+  EXPECT_EQ(options.program, "ddp_test.py");
+}
+
+TEST(RunOptions, ASwitchMayBeGivenAsATruthValue) {
+  const std::string name = "--enable-tiered-parallel-tcpstore";
+  EXPECT_FALSE(parsed({"a.py"}).tiered);
+  EXPECT_TRUE(parsed({name, "a.py"}).tiered);
+  EXPECT_TRUE(parsed({name, "true", "a.py"}).tiered);
+  EXPECT_EQ(parsed({name, "true", "a.py"}).program, "a.py");
+  EXPECT_FALSE(parsed({name, "false", "a.py"}).tiered);
+  EXPECT_FALSE(parsed({name + "=False", "a.py"}).tiered);
+  EXPECT_TRUE(parsed({"a.py"}, {{"PET_ENABLE_TIERED_PARALLEL_TCPSTORE", "1"}}).tiered);
+  EXPECT_FALSE(parsed({name + "=0", "a.py"}, {{"PET_ENABLE_TIERED_PARALLEL_TCPSTORE", "1"}}).tiered);
+  EXPECT_THAT(refused({"a.py"}, {{"PET_STANDALONE", "maybe"}}), HasSubstr("PET_STANDALONE takes"));
+}
+
+TEST(RunOptions, AMisspeltOptionIsGuessed) {
+  EXPECT_THAT(refused({"--nnode=2", "a.py"}), HasSubstr("did you mean --nnodes"));
+  EXPECT_THAT(refused({"--max_restart=2", "a.py"}), HasSubstr("did you mean --max-restarts"));
+  EXPECT_THAT(refused({"--rdzv-endpiont=h", "a.py"}), HasSubstr("did you mean --rdzv-endpoint"));
+  EXPECT_EQ(refused({"-z", "a.py"}), "unknown option -z");
+}
+
+TEST(RunOptions, AnOptionThatIsGivenTwiceCountsTheLastTime) {
+  EXPECT_EQ(parsed({"--nproc-per-node=2", "--nproc_per_node", "3", "a.py"}).nproc, 3);
+}
+
+TEST(RunOptions, ShortOptionsTakeTheirValueInAnyWay) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"-r", "3", "a.py"}, {"-r3", "a.py"}, {"-r=3", "a.py"}})
+    EXPECT_EQ(parsed(words).redirects.of(5), kBothStreams);
+  const auto options = parsed({"-t", "0:1,12:2", "a.py"});
+  EXPECT_EQ(options.tee.of(0), kStdout);
+  EXPECT_EQ(options.tee.of(12), kStderr);
+  EXPECT_EQ(options.tee.of(1), kNoStream);
+  for (const std::string value : {"4", "-1", "x", "0:4", "0:", ":1", "0:1;1:2", ","})
+    EXPECT_THAT(refused({"-r", value, "a.py"}), AllOf(HasSubstr("--redirects takes"), HasSubstr("'" + value + "'")));
+}
+
+TEST(RunOptions, ALogFolderAloneKeepsEverythingBesideTheConsole) {
+  EXPECT_EQ(parsed({"--log-dir=logs", "a.py"}).tee.of(3), kBothStreams);
+  EXPECT_EQ(parsed({"--log-dir=logs", "-r=1", "a.py"}).tee.of(3), kNoStream);
+}
+
+TEST(RunOptions, FiltersAreLists) {
+  const auto options = parsed({"--local-ranks-filter=0,2", "--duplicate-stdout-filters", "loss,a,,b", "a.py"});
+  EXPECT_THAT(options.local_ranks_filter, ElementsAre(0, 2));
+  EXPECT_THAT(options.stdout_filters, ElementsAre("loss", "a,b"));
+  EXPECT_THAT(refused({"--local-ranks-filter=0,x", "a.py"}), HasSubstr("--local-ranks-filter takes local ranks"));
+}
+
+TEST(RunOptions, SignalsAreNamed) {
+  EXPECT_THAT(parsed({"--signals-to-handle=SIGUSR1,usr2", "a.py"}).signals,
+              ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2));
+  for (const std::string value : {"SIGKILL", "SIGCHLD", "SIGNOTHING", "9"})
+    EXPECT_THAT(refused({"--signals-to-handle=" + value, "a.py"}), HasSubstr("--signals-to-handle takes"));
+}
+
+TEST(RunOptions, TheRendezvousConfigurationIsPairs) {
+  const auto options =
+      parsed({"--rdzv-conf=join_timeout=7,last_call_timeout=2,read_timeout=3,is_host=true,"
+              "heartbeat_timeout=4,keep_alive_interval=5",
+              "a.py"});
+  EXPECT_EQ(options.timeout, std::chrono::seconds(7));
+  EXPECT_EQ(options.last_call_timeout, std::chrono::seconds(2));
+  EXPECT_EQ(options.store_timeout, std::chrono::seconds(3));
+  EXPECT_EQ(options.heartbeat_timeout, std::chrono::seconds(4));
+  EXPECT_EQ(options.is_host, true);
+  EXPECT_EQ(parsed({"--rdzv-conf=timeout=7", "--timeout=9", "a.py"}).timeout, std::chrono::seconds(9));
+  EXPECT_THAT(refused({"--rdzv-conf=join_timeout", "a.py"}), HasSubstr("--rdzv-conf takes key=value"));
+  EXPECT_THAT(refused({"--rdzv-conf=joint_timeout=3", "a.py"}), HasSubstr("not 'joint_timeout'"));
+  EXPECT_THAT(refused({"--rdzv-conf=is_host=perhaps", "a.py"}), HasSubstr("is_host takes true or false"));
+  EXPECT_THAT(refused({"--rdzv-conf=join_timeout=x", "a.py"}), HasSubstr("join_timeout takes a number of seconds"));
+}
+
+TEST(RunOptions, AnotherServerMayHoldTheRendezvous) {
+  for (const auto& [backend, endpoint, url] :
+       std::vector<std::array<std::string, 3>>{{"redis", "h:6379", "redis://h:6379"},
+                                               {"static", "redis://h:1/2", "redis://h:1/2"},
+                                               {"etcd", "etcd://h", "etcd://h"},
+                                               {"etcd-v2", "h:2379", "etcd://h:2379"},
+                                               {"static", "file:///a/b", "file:///a/b"}}) {
+    const auto options = parsed({"--nnodes=2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint, "a.py"});
+    EXPECT_EQ(options.rdzv_url, url);
+    EXPECT_EQ(options.rdzv_backend, url.substr(0, url.find(':')));
+    EXPECT_EQ(options.master_addr, "");
+  }
+  EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-endpoint=tcp://h:4", "a.py"}).master_port, 4);
+  EXPECT_THAT(refused({"--rdzv-backend=redis", "a.py"}), HasSubstr("needs --rdzv-endpoint redis://"));
+  EXPECT_THAT(refused({"--rdzv-backend=redis", "--rdzv-endpoint=etcd://h", "a.py"}),
+              HasSubstr("needs --rdzv-endpoint"));
+  EXPECT_THAT(refused({"--rdzv-backend=c10d", "--rdzv-endpoint=redis://h", "a.py"}), HasSubstr("contradict"));
+  EXPECT_THAT(refused({"--nnodes=2", "--rdzv-endpoint=gopher://h", "a.py"}), HasSubstr("--rdzv-endpoint takes"));
+}
+
+TEST(RunOptions, TheUsersWordForTheRootWinsOverTheOperators) {
+  const Environment environment = {{"PET_RDZV_ENDPOINT", "operator:1"}, {"PET_MASTER_PORT", "2"}};
+  EXPECT_EQ(parsed({"--nnodes=2", "--master-addr=user", "a.py"}, environment).master_addr, "user");
+  EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-endpoint=user:3", "a.py"}, environment).master_port, 3);
+  EXPECT_EQ(parsed({"--nnodes=2", "a.py"}, environment).master_addr, "operator");
+}
+
+TEST(RunOptions, HowWorkersAreStarted) {
+  EXPECT_EQ(parsed({"a.py"}).start_method, std::nullopt);
+  EXPECT_EQ(parsed({"--start-method=spawn", "a.py"}).start_method, StartMethod::kSpawn);
+  EXPECT_EQ(parsed({"--start-method=forkserver", "a.py"}).start_method, StartMethod::kZygote);
+  EXPECT_THAT(refused({"--start-method=thread", "a.py"}), HasSubstr("--start-method takes zygote or spawn"));
+  EXPECT_THAT(parsed({"--preload=numpy,torchvision", "a.py"}).preload, ElementsAre("numpy", "torchvision"));
+  EXPECT_FALSE(parsed({"--no-warm", "a.py"}).warm);
+  EXPECT_EQ(parsed({"--numa-binding=core-complex", "a.py"}).numa_binding, NumaBinding::kCoreComplex);
+  EXPECT_THAT(refused({"--numa-binding=near", "a.py"}), HasSubstr("--numa-binding takes node, socket"));
+  EXPECT_THAT(refused({"--logs-specs=mine", "a.py"}), HasSubstr("--logs-specs takes default"));
+  EXPECT_EQ(parsed({"--run-path", "--no-python", "/a.py"}).target, RunOptions::Target::kRunPath);
+}
+
+TEST(RunOptions, TimesOfTheEnd) {
+  EXPECT_EQ(parsed({"a.py"}).shutdown_timeout, std::chrono::seconds(5));
+  EXPECT_EQ(parsed({"a.py"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}}).shutdown_timeout, std::chrono::seconds(9));
+  EXPECT_EQ(parsed({"--shutdown-timeout=1.5", "a.py"}).shutdown_timeout, std::chrono::milliseconds(1500));
+  EXPECT_EQ(parsed({"--max-restarts=3", "a.py"}).max_restarts, 3);
+  EXPECT_THAT(refused({"--max-restarts=-1", "a.py"}), HasSubstr("--max-restarts takes a number from 0 up"));
+}
+
+class Hosts : public ::testing::Test {
+ protected:
+  Hosts() { ::close(::mkstemp(path_.data())); }
+  ~Hosts() override { std::remove(path_.c_str()); }
+  std::vector<std::string> file(const std::string& text) {
+    std::ofstream(path_) << text;
+    return {"--hostfile", path_, "a.py"};
+  }
+  std::string path_ = ::testing::TempDir() + "hosts-XXXXXX";
+};
+
+TEST_F(Hosts, AreTheNodesInOrder) {
+  const auto options = parsed({"--hosts=a,b:4,[::1]:2", "a.py"});
+  ASSERT_EQ(options.hosts.size(), 3U);
+  EXPECT_EQ(options.hosts[1].host, "b");
+  EXPECT_EQ(options.hosts[1].nproc, 4);
+  EXPECT_EQ(options.hosts[2].host, "::1");
+  EXPECT_EQ(options.nnodes_max, 3);
+  EXPECT_EQ(options.master_addr, "a");
+  EXPECT_EQ(parsed({"--hosts=a", "a.py"}, {{"MUSTER_SSH", "ssh -p 2222"}}).ssh, "ssh -p 2222");
+  EXPECT_EQ(parsed({"--ssh=rsh", "--hosts=a", "a.py"}, {{"MUSTER_SSH", "ssh -p 2222"}}).ssh, "rsh");
+}
+
+TEST_F(Hosts, ComeFromAFileToo) {
+  const auto options = parsed(file("# ours\n a slots=8 \n\nb # the other\nc:2\n"));
+  ASSERT_EQ(options.hosts.size(), 3U);
+  EXPECT_EQ(options.hosts[0].nproc, 8);
+  EXPECT_EQ(options.hosts[1].nproc, 0);
+  EXPECT_EQ(options.hosts[2].nproc, 2);
+}
+
+TEST_F(Hosts, ThatMakeNoSenseAreRefused) {
+  EXPECT_THAT(refused(file("a slots=0\n")), HasSubstr("takes slots=N, not 'slots=0'"));
+  EXPECT_THAT(refused(file("# nobody\n")), HasSubstr("names no host"));
+  EXPECT_THAT(refused({"--hostfile=/no/such", "a.py"}), HasSubstr("cannot be read"));
+  EXPECT_THAT(refused({"--hosts=-oProxyCommand=x", "a.py"}), HasSubstr("--hosts takes names or addresses"));
+  EXPECT_THAT(refused({"--hosts=a:x", "a.py"}), HasSubstr("--hosts takes names or addresses"));
+  EXPECT_THAT(refused({"--hosts=a,b", "--nnodes=3", "a.py"}), HasSubstr("--nnodes 3 and 2 hosts"));
+  EXPECT_THAT(refused({"--hosts=a,b", "--node-rank=1", "a.py"}), HasSubstr("leave --node-rank out"));
+  EXPECT_THAT(refused({"--hosts=a,b", "--standalone", "a.py"}), HasSubstr("--standalone is for one node"));
+}
+
 TEST(RunOptions, HelpNamesEveryOption) {
   EXPECT_TRUE(parsed({"--help"}).help);
   EXPECT_TRUE(parsed({"-h", "a.py"}).help);
-  for (const std::string option :
-       {"--nnodes", "--nproc-per-node", "--node-rank", "--standalone", "--module", "--interface"})
-    EXPECT_THAT(run_help(), HasSubstr(option));
+  for (const auto& row : option_table())
+    EXPECT_EQ(run_help().find(row.name()) == std::string::npos, std::string(row.group).empty()) << row.name();
 }
 
 }  // namespace

@@ -321,6 +321,7 @@ Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, 
   MUSTER_ASSIGN(const OptionWords words, read_option_words(arguments, environment));
   Reading reading{words.raw, environment, machine, {}};
   reading.options.help = words.raw.help;
+  reading.options.cluster = words.cluster;
   if (words.raw.help) return reading.options;
   MUSTER_TRY(read_nodes(reading));
   MUSTER_TRY(read_meeting(reading));

@@ -61,6 +61,8 @@ struct RunOptions {
   bool standalone = false;
   std::string role = "default";
 
+  std::string cluster;  ///< which options a cluster's environment gave, for the user; empty: none
+
   // Where they meet.
   std::string rdzv_backend = "static";  ///< or c10d or parallel: all the job's own store; redis, etcd, file: rdzv_url
   std::string rdzv_url;      ///< "redis://host:port", "etcd://host:port" or "file:///path"; empty: the job's own store

@@ -64,7 +64,8 @@ constexpr OptionRow kTable[] = {
      &Raw::monitor_interval},
     {kFailing, "--shutdown-timeout", "SECONDS", "between SIGTERM and SIGKILL when the job is stopped (5)",
      &Raw::shutdown_timeout},
-    {kFailing, "--signals-to-handle", "SIGNAL,...", "those that end the job, besides SIGTERM, SIGINT and SIGHUP", &Raw::signals},
+    {kFailing, "--signals-to-handle", "SIGNAL,...", "those that end the job, besides SIGTERM, SIGINT and SIGHUP",
+     &Raw::signals},
 
     {kOutput, "--log-dir", "FOLDER", "keep the workers' output in FOLDER/ID_XXXXXX/attempt_N/LOCAL_RANK/",
      &Raw::log_dir},

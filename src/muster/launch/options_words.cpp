@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "muster/launch/cluster.h"
 #include "muster/launch/options_values.h"
 
 namespace muster {
@@ -152,6 +153,36 @@ Result<> add_environment(const Environment& environment, Split& split) {
   return {};
 }
 
+// The number of nodes is the user's to say; where it is another than the cluster's, this is another job than its.
+bool is_clusters_job(const Split& split, const Cluster& cluster) {
+  if (cluster.nnodes == 0 || split.given.count("--nnodes") == 0) return true;
+  std::string nnodes;
+  for (const auto& option : split.options)
+    if (option.starts_with("--nnodes=")) nnodes = option.substr(option.find('=') + 1);
+  return nnodes.substr(nnodes.find(':') + 1) == std::to_string(cluster.nnodes);  // npos + 1 is 0: all of it
+}
+
+Result<std::string> add_cluster(const Environment& environment, Split& split) {
+  const auto given = [&](const char* name) { return split.given.count(name) != 0; };
+  for (const char* name : {"--standalone", "--hosts", "--hostfile", "--help"})
+    if (given(name)) return "";
+  if (given("--nnodes") && given("--node-rank")) return "";
+  MUSTER_ASSIGN(const auto cluster, find_cluster(environment));
+  if (!cluster || !is_clusters_job(split, *cluster)) return "";
+  if (cluster->nnodes == 0 && !given("--nnodes"))
+    return bad_option(cluster->name +
+                      " does not say how many nodes the job has: give --nnodes (1, or --standalone, for "
+                      "a job on this node alone)");
+  std::string taken;
+  for (const auto& option : cluster->options()) {
+    const std::string name = option.substr(0, option.find('='));
+    if (given(name.c_str()) || (name.starts_with("--master") && given("--rdzv-endpoint"))) continue;
+    split.options.push_back(option);
+    taken += " " + option;
+  }
+  return taken.empty() ? "" : cluster->name + ":" + taken;
+}
+
 }  // namespace
 
 Result<OptionWords> read_option_words(const std::vector<std::string>& words, const Environment& environment) {
@@ -159,6 +190,7 @@ Result<OptionWords> read_option_words(const std::vector<std::string>& words, con
   const auto app = make_app(result.raw);
   MUSTER_ASSIGN(Split split, split_words(words));
   MUSTER_TRY(add_environment(environment, split));
+  MUSTER_ASSIGN(result.cluster, add_cluster(environment, split));
   std::reverse(split.options.begin(), split.options.end());  // as CLI11 wants them
   // CLI11 reports by exception; nothing in the core does.
   try {

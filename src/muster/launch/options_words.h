@@ -14,11 +14,12 @@ struct OptionWords {
   RawOptions raw;
   std::set<std::string> given;  ///< names of the options that were there, or in a PET_* variable
   std::vector<std::string> rest;
+  std::string cluster;  ///< what was taken from a cluster's environment, for the user; empty: nothing
 };
 
 /// Options take dashes or underscores, `--x=y` or `--x y`, and end at the first word that is not one. torchrun's PET_*
-/// variables stand for options that are not given. kInvalidArgument names an unknown option, and the one that was
-/// probably meant.
+/// variables, and then what a cluster says, stand for options that are not given. kInvalidArgument names an unknown
+/// option, and the one that was probably meant.
 Result<OptionWords> read_option_words(const std::vector<std::string>& words, const Environment& environment);
 
 }  // namespace muster

@@ -37,7 +37,8 @@ Result<std::unique_ptr<OutputFiles>> OutputFiles::create(Loop& loop, Console& co
   made->scratch_ = scratch;
   if (options.log_dir == kNowhere || (options.log_dir.empty() && !wants_files(options))) return made;
   std::error_code ignored;
-  const fs::path base = options.log_dir.empty() ? fs::temp_directory_path(ignored) / "muster" : fs::path(options.log_dir);
+  const fs::path base =
+      options.log_dir.empty() ? fs::temp_directory_path(ignored) / "muster" : fs::path(options.log_dir);
   MUSTER_TRY(make_folder(base.string()));
   std::string name = options.run_id;
   std::replace(name.begin(), name.end(), '/', '_');

@@ -42,6 +42,8 @@ class ScratchFolder {
 };
 
 int run_here(const RunOptions& options, const std::string& own_path) {
+  if (!options.cluster.empty() && options.node_rank.value_or(0) == 0)
+    std::fprintf(stderr, "muster: taken from %s\n", options.cluster.c_str());
   const ScratchFolder scratch;
   if (scratch.path().empty())
     return complain("cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
