@@ -1,5 +1,6 @@
 #include <cstdlib>
 
+#include "muster/store/etcd_store.h"
 #include "muster/store/redis_store.h"
 #include "muster/store/remote_store.h"
 #include "muster/store/store.h"
@@ -13,6 +14,13 @@ Result<std::unique_ptr<Store>> redis_store(const std::string&, const Deadline&) 
               "this build of muster has no Redis: install libhiredis-dev and build it again, or use tcp:// or etcd://");
 }
 #endif
+#ifndef MUSTER_WITH_ETCD
+Result<std::unique_ptr<Store>> etcd_store(const std::string&, const Deadline&) {
+  return fail(ErrorCode::kUnsupported,
+              "this build of muster has no etcd: install libcurl4-openssl-dev and build it again, or use tcp:// or "
+              "redis://");
+}
+#endif
 
 Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline) {
   constexpr std::string_view kFileScheme = "file://";
@@ -24,6 +32,7 @@ Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secre
     return remote_store(url, std::move(credentials), deadline);
   }
   if (url.starts_with("redis://") || url.starts_with("redis+unix://")) return redis_store(url, deadline);
+  if (url.starts_with("etcd://") || url.starts_with("etcds://")) return etcd_store(url, deadline);
   return fail(ErrorCode::kInvalidArgument,
               "there is no store at \"" + without_password(url) +
                   "\"; a store's URL is tcp://host:port, unix:/path, unix:@name, redis://host:port, etcd://host:port, "
