@@ -22,6 +22,21 @@ struct ProxyWorld : TcpWorld {
   TestServer over_tcp{root.tcp_url()}, over_unix{root.unix_url()};
   size_t opened = 0;
 };
+// Reads from leases, and merges; clients at all four tiers.
+struct TieredWorld : TcpWorld {
+  static StoreServerOptions options() {
+    StoreServerOptions tiered;
+    tiered.tiered = true;
+    return tiered;
+  }
+  std::unique_ptr<Store> open() override {
+    const std::vector<std::string> urls = {leaf.unix_url(), leaf.unix_url(), other.tcp_url(), middle.unix_url(),
+                                           root.tcp_url()};
+    return open_or_fail(urls[opened++ % urls.size()]);
+  }
+  TestServer middle{root.tcp_url(), options()}, leaf{middle.tcp_url(), options()}, other{root.unix_url(), options()};
+  size_t opened = 0;
+};
 struct PrefixWorld : TcpWorld {
   std::unique_ptr<Store> open() override { return prefix_store("job", TcpWorld::open()); }
 };
@@ -34,6 +49,7 @@ std::unique_ptr<StoreWorld> make() {
 INSTANTIATE_TEST_SUITE_P(Tcp, StoreContract, testing::Values(make<TcpWorld>));
 INSTANTIATE_TEST_SUITE_P(Unix, StoreContract, testing::Values(make<UnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Proxy, StoreContract, testing::Values(make<ProxyWorld>));
+INSTANTIATE_TEST_SUITE_P(Tiers, StoreContract, testing::Values(make<TieredWorld>));
 INSTANTIATE_TEST_SUITE_P(PrefixOverTcp, StoreContract, testing::Values(make<PrefixWorld>));
 
 }  // namespace

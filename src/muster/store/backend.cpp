@@ -1,5 +1,7 @@
 #include "muster/store/backend.h"
 
+#include "muster/store/lease.h"
+
 namespace muster {
 namespace {
 
@@ -13,6 +15,12 @@ class LocalBackend : public Backend {
     replies_.clear();
   }
   void drop(ClientId client) override { state_.drop(client); }
+  void revoke(ClientId client) override {
+    Replies freed;
+    state_.revoke(client, freed);
+    if (!freed.empty()) deliver_(std::move(freed));
+  }
+  Duration lease_left() const override { return kLeaseTime; }
 
  private:
   StoreState& state_;

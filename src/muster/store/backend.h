@@ -17,6 +17,10 @@ class Backend {
   virtual void submit(Request request, ClientId client) = 0;
   /// The client is gone: what it waits for is cancelled, and no reply for it is delivered any more.
   virtual void drop(ClientId client) = 0;
+  /// The client's leases have ended (lease.h): it was silent for too long, or is gone.
+  virtual void revoke(ClientId client) = 0;
+  /// For how long from now clients may use leases.
+  virtual Duration lease_left() const = 0;
 };
 
 /// Borrows the state, which other loops may use too.
@@ -25,9 +29,13 @@ std::unique_ptr<Backend> local_backend(StoreState& state, Backend::Deliver deliv
 struct UpstreamOptions {
   std::string url;
   Credentials credentials;
-  size_t max_queue = size_t{1} << 30;  ///< bytes queued for a server that does not read, before requests are refused
+  size_t max_queue = size_t{1} << 30;  ///< bytes that wait for the link, before requests are refused
+  bool merge = false;                  ///< see proxy.h
+  Duration link_grace = std::chrono::seconds(30);
 };
-/// Forwards every request over one link. Once the link is lost, every request is answered with kPeerLost.
+/// A node's proxy: every request goes over one link, which is made anew when it breaks; what was on its way is sent
+/// again, and done once. If there is none for `link_grace`, the server has lost its state, or nobody listens at its
+/// address any more, everything that waits and whatever comes later is answered with kPeerLost.
 Result<std::unique_ptr<Backend>> upstream_backend(Loop& loop, UpstreamOptions options, const Deadline& deadline,
                                                   Backend::Deliver deliver);
 

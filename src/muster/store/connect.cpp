@@ -8,7 +8,13 @@ namespace {
 
 constexpr std::string_view kTcpScheme = "tcp://";
 
-Result<std::vector<Address>> addresses_of(const std::string& url) {
+bool refusal(const Error& error) {
+  return error.code == ErrorCode::kAuthentication || error.code == ErrorCode::kProtocol;
+}
+
+}  // namespace
+
+Result<std::vector<Address>> addresses_of_store(const std::string& url) {
   if (!url.starts_with(kTcpScheme)) {
     MUSTER_ASSIGN(const Address address, Address::parse(url));
     return std::vector{address};
@@ -18,23 +24,24 @@ Result<std::vector<Address>> addresses_of(const std::string& url) {
   return resolve(where.host, where.port);
 }
 
-bool refusal(const Error& error) {
-  return error.code == ErrorCode::kAuthentication || error.code == ErrorCode::kProtocol;
+DialOptions store_dial_options(const Address& address, const Credentials& credentials, ByteView hello) {
+  DialOptions options{credentials, Bytes(hello.begin(), hello.end())};
+  if (address.is_unix()) options.credentials.tls = nullptr;
+  return options;
 }
 
-}  // namespace
-
 // A name may have several addresses of which the server listens on some: all are dialled, the first to answer wins.
-Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline) {
-  MUSTER_ASSIGN(const auto addresses, addresses_of(url));
+Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline,
+                                    ByteView hello) {
+  MUSTER_ASSIGN(const auto addresses, addresses_of_store(url));
   MUSTER_ASSIGN(const auto loop, Loop::create());
   std::optional<Connection> connection;
   std::optional<Error> error;
   size_t failures = 0;
   std::vector<std::unique_ptr<Dial>> dials;
-  DialOptions options{credentials, to_bytes(kStoreHello), /*retry=*/true};
-  if (!url.starts_with(kTcpScheme)) options.credentials.tls = nullptr;
   for (const Address& address : addresses) {
+    DialOptions options = store_dial_options(address, credentials, hello);
+    options.retry = true;
     dials.push_back(dial(*loop, address, options, deadline, [&](Result<Connection> outcome) {
       if (outcome && !connection) connection = std::move(*outcome);
       if (outcome) return;

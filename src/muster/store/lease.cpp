@@ -76,9 +76,4 @@ void LeaseTable::revoke(ClientId holder, std::vector<Key>& freed) {
   }
 }
 
-void LeaseTable::drop(ClientId holder, std::vector<Key>& freed) {
-  revoke(holder, freed);
-  terms_.erase(holder);
-}
-
 }  // namespace muster

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -32,8 +31,6 @@ class LeaseTable {
   bool release(const Key& key, ClientId holder);
   /// The holder's leases have ended. Appends the keys that are free now and were being recalled.
   void revoke(ClientId holder, std::vector<Key>& freed);
-  /// revoke() for good.
-  void drop(ClientId holder, std::vector<Key>& freed);
   size_t size() const { return leases_; }
 
  private:

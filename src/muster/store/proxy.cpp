@@ -98,6 +98,10 @@ void Proxy::submit(Request request, ClientId client, TimePoint now) {
   if (answered) impl_->out.refuse(caller, valid.error());
 }
 
+void Proxy::refuse(const Request& request, ClientId client, const Error& why) {
+  impl_->out.refuse({client, request.id}, why);
+}
+
 void Proxy::Impl::submit(Request request, ClientId client, TimePoint now) {
   switch (request.operation) {
     case Operation::kCancel:

@@ -32,6 +32,8 @@ class Proxy {
   Proxy& operator=(Proxy&&) noexcept;
 
   void submit(Request request, ClientId client, TimePoint now);
+  /// Answers a request without looking at it.
+  void refuse(const Request& request, ClientId client, const Error& why);
   /// The client is gone: what it waits for is cancelled. Replies for it may still come out; nobody gets them.
   void drop(ClientId client, TimePoint now);
   /// A reply or a recall of the server above.

@@ -209,9 +209,7 @@ void Reads::drop(ClientId client) {
     gone.push_back(it->second);
   }
   for (const ReaderId id : gone) leave(id);
-  std::vector<Key> keys;
-  below_.drop(client, keys);
-  freed(keys);
+  revoke(client);
 }
 
 void Reads::leave(ReaderId id) {

@@ -42,6 +42,8 @@ class Server : public StoreServer {
     }
     if (!options_.upstream.empty()) {
       UpstreamOptions upstream{options_.upstream, options_.credentials};
+      upstream.merge = options_.tiered;
+      upstream.link_grace = options_.link_grace;
       MUSTER_ASSIGN(auto backend, upstream_backend(first().loop(), std::move(upstream), deadline, first().deliverer()));
       first().set_backend(std::move(backend));
     }
@@ -84,7 +86,8 @@ class Server : public StoreServer {
     if (options_.upstream.empty()) others.stat = [this] { return stat(); };
     for (unsigned i = 0; i < threads_; ++i) {
       MUSTER_ASSIGN(auto loop, Loop::create());
-      const ServerLoop::Options options{i, threads_, options_.max_reply_queue, options_.stall_timeout};
+      const ServerLoop::Options options{i, threads_, options_.max_reply_queue, options_.stall_timeout,
+                                        options_.link_grace};
       auto& added = loops_.emplace_back(std::make_unique<ServerLoop>(options, others, std::move(loop)));
       if (options_.upstream.empty()) added->set_backend(local_backend(state_, added->deliverer()));
     }
@@ -117,12 +120,21 @@ class Server : public StoreServer {
   }
 
   void admit(ServerLoop::Newcomer newcomer) {
+    if (!newcomer.plain) newcomer.session = session_of_hello(newcomer.connection.hello);
+    if (newcomer.session) return loop_of(*newcomer.session).admit(std::move(newcomer));
     if (!newcomer.plain && to_string(newcomer.connection.hello) != kStoreHello) {
       log(LogLevel::kWarning,
           "store: refused " + newcomer.connection.peer.to_string() + ", which wants something else than a store");
       return;
     }
     choose_loop().admit(std::move(newcomer));
+  }
+
+  // A session comes back to the loop where it was.
+  ServerLoop& loop_of(const SessionId& id) {
+    size_t hash = 0;
+    std::memcpy(&hash, id.data(), sizeof hash);
+    return *loops_[hash % loops_.size()];
   }
 
   // Few clients share a loop: one thread that is awake serves them with less work than several that wake in turn.

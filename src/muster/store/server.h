@@ -23,6 +23,11 @@ struct StoreServerOptions {
   /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
   /// authenticated link to the server there (a node's proxy).
   std::string upstream;  ///< "tcp://host:port" or "unix:..."
+  /// As a proxy: answers its clients' reads from leases, and merges their adds and arrivals (proxy.h). Otherwise each
+  /// request goes up by itself.
+  bool tiered = false;
+  /// How long a proxy's link may be away: the proxy tries to come back, the server keeps what it waits for.
+  Duration link_grace = std::chrono::seconds(30);
 };
 
 /// Serves the store from its own threads until destroyed: every connection belongs to one of them, and threads that

@@ -7,9 +7,15 @@
 #include "muster/base/log.h"
 #include "muster/store/channel.h"
 #include "muster/store/dialect.h"
+#include "muster/store/lease.h"
+#include "muster/store/session_host.h"
 
 namespace muster {
 namespace {
+
+constexpr Duration kSessionTick = 1s;
+constexpr Duration kSilentLink = 20s;  // a proxy gives a sign of life every 1.5 s
+constexpr Duration kQuietAfterRevocation = 1s;
 
 void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
@@ -24,11 +30,20 @@ double cpu_seconds(std::thread::native_handle_type thread) {
 
 }  // namespace
 
+// A client that is a proxy: it outlives its connections.
+struct Tier {
+  SessionId id{};
+  SessionHost host;
+  TimePoint since{};  // when the link was lost
+  TimePoint revoked{INT64_MIN};
+};
+
 struct ServerLoop::Client {
   ClientId id;
   ListenerId listener;
-  Address peer;  // for the log
-  std::unique_ptr<Dialect> dialect;
+  Address peer;                      // for the log
+  std::unique_ptr<Dialect> dialect;  // or
+  std::unique_ptr<Tier> tier;
   std::optional<Channel> channel;
   bool dirty = false;
   bool lost = false;
@@ -124,30 +139,64 @@ void ServerLoop::add_to(StoreStat& stat) const {
 
 // ---- on the loop's thread
 
-void ServerLoop::welcome(Newcomer newcomer) {
+ServerLoop::Client& ServerLoop::new_client() {
   const ClientId id = next_client_;
   next_client_ += options_.count;
-  auto [entry, fresh] = clients_.emplace(id, std::make_unique<Client>());
-  Client& client = *entry->second;
+  Client& client = *clients_.emplace(id, std::make_unique<Client>()).first->second;
   client.id = id;
+  count(counters_.clients);
+  return client;
+}
+
+// The proxy's client as it was left, or a new one.
+ServerLoop::Client& ServerLoop::client_of(const SessionId& session) {
+  if (!std::exchange(looks_after_, true)) look_after_sessions();
+  Client*& client = sessions_[session];
+  if (client != nullptr) {
+    client->channel->close();  // it may have noticed before us that this one is broken
+    --load_;
+  } else {
+    client = &new_client();
+    client->tier = std::make_unique<Tier>();
+    client->tier->id = session;
+  }
+  client->tier->host.link_up(loop_->clock().now());
+  return *client;
+}
+
+void ServerLoop::welcome(Newcomer newcomer) {
+  Client& client = newcomer.session ? client_of(*newcomer.session) : new_client();
   client.listener = newcomer.listener;
   client.peer = newcomer.connection.peer;
-  client.dialect = newcomer.plain ? torch_dialect(std::move(newcomer.prefix)) : muster_dialect();
+  if (!client.tier) client.dialect = newcomer.plain ? torch_dialect(std::move(newcomer.prefix)) : muster_dialect();
   client.channel.emplace(*loop_, std::move(newcomer.connection.stream),
                          Channel::Options{options_.max_reply_queue, options_.stall_timeout},
                          Channel::Handlers{[this, &client](ByteView bytes) { on_input(client, bytes); },
-                                           [this, &client](const Error& why) { lose(client, why); }});
-  count(counters_.clients);
+                                           [this, &client](const Error& why) { on_lost(client, why); }});
   if (const auto started = client.channel->start(); !started) return lose(client, started.error());
   if (!newcomer.connection.leftover.empty()) on_input(client, newcomer.connection.leftover);
 }
 
 void ServerLoop::on_input(Client& client, ByteView bytes) {
   count(counters_.bytes_in, bytes.size());
+  if (client.tier) return on_frames(client, bytes);
   client.dialect->feed(bytes);
   in_batch_ = true;
   while (!client.lost && !client.channel->over() && take_request(client)) continue;  // the rest waits for the client
   in_batch_ = false;
+  flush();
+}
+
+// A proxy's frames, each of which may hold many requests and counts as one message.
+void ServerLoop::on_frames(Client& client, ByteView bytes) {
+  auto input = client.tier->host.receive(bytes, loop_->clock().now());
+  if (!input) return lose(client, input.error());
+  count(counters_.messages_in, input->frames);
+  mark_dirty(client);
+  in_batch_ = true;
+  for (Request& request : input->requests) submit(client, std::move(request));
+  in_batch_ = false;
+  if (input->closed) lose(client, {ErrorCode::kPeerLost, "the proxy has ended", kNoRank, {}});
   flush();
 }
 
@@ -160,12 +209,12 @@ bool ServerLoop::take_request(Client& client) {
   count(counters_.bytes_out, out.size() - answered);
   if (!request) lose(client, request.error());
   if (!request || !*request) return false;
+  count(counters_.messages_in);
   submit(client, std::move(**request));
   return true;
 }
 
 void ServerLoop::submit(Client& client, Request request) {
-  count(counters_.messages_in);
   count(counters_.operations[static_cast<uint8_t>(request.operation)]);
   speaker_ = &client;
   if (request.operation == Operation::kStat && others_.stat) {
@@ -202,6 +251,10 @@ void ServerLoop::encode(const Reply& reply) {
     client = found->second.get();
   }
   if (client->lost) return;
+  if (client->tier) {
+    client->tier->host.reply(reply);
+    return mark_dirty(*client);
+  }
   Bytes& out = client->channel->out();
   const size_t before = out.size();
   const auto encoded = client->dialect->encode(reply, out);
@@ -220,12 +273,55 @@ void ServerLoop::mark_dirty(Client& client) {
 void ServerLoop::flush() {
   for (size_t i = 0; i < dirty_.size(); ++i) {  // a write that fails may add to it
     dirty_[i]->dirty = false;
+    if (dirty_[i]->tier) write_frames(*dirty_[i]);
     dirty_[i]->channel->flush();
   }
   dirty_.clear();
   for (unsigned i = 0; i < options_.count; ++i) {
     if (!abroad_[i].empty()) others_.deliver(i, std::exchange(abroad_[i], {}));
   }
+}
+
+void ServerLoop::write_frames(Client& client) {
+  Tier& tier = *client.tier;
+  const TimePoint now = loop_->clock().now();
+  // A grant from before a revocation may still be on its way here from another loop: no lease is good until it came.
+  const bool quiet = now < tier.revoked + kQuietAfterRevocation;
+  Bytes& out = client.channel->out();
+  const size_t before = out.size();
+  count(counters_.messages_out, tier.host.write(out, quiet ? Duration{0} : backend_->lease_left()));
+  count(counters_.bytes_out, out.size() - before);
+  if (tier.host.linked() || tier.host.unacknowledged() <= options_.max_reply_queue) return;
+  lose(client, {ErrorCode::kResourceExhausted, "too many replies wait for its link", kNoRank, {}});
+}
+
+// A proxy may come back.
+void ServerLoop::on_lost(Client& client, const Error& why) {
+  if (!client.tier || !client.tier->host.known()) return lose(client, why);
+  log(LogLevel::kDebug, fmt::format("store: the link to {} is lost: {}", client.peer.to_string(), why.message));
+  client.tier->since = loop_->clock().now();
+  client.tier->host.link_lost();
+}
+
+void ServerLoop::look_after_sessions() {
+  const TimePoint now = loop_->clock().now();
+  std::vector<std::pair<Client*, Error>> over;
+  for (const auto& [id, client] : sessions_) {
+    Tier& tier = *client->tier;
+    if (now - tier.host.heard() > kLeaseEnd) {
+      tier.revoked = now;
+      backend_->revoke(client->id);
+    }
+    if (tier.host.linked() && now - tier.host.heard() > kSilentLink) {
+      client->channel->close();
+      on_lost(*client, {ErrorCode::kTimeout, "nothing came over it", kNoRank, {}});
+    }
+    if (tier.host.linked() || now - tier.since <= options_.link_grace) continue;
+    over.push_back({client, {ErrorCode::kTimeout, "the proxy did not come back", kNoRank, {}}});
+  }
+  for (const auto& [client, why] : over) lose(*client, why);
+  flush();
+  loop_->after(kSessionTick, [this] { look_after_sessions(); });
 }
 
 void ServerLoop::lose(Client& client, const Error& why) {
@@ -241,6 +337,10 @@ void ServerLoop::lose(Client& client, const Error& why) {
   graveyard_.push_back(std::move(gone.mapped()));
   counters_.clients.store(clients_.size(), std::memory_order_relaxed);
   --load_;
+  if (client.tier) {
+    sessions_.erase(client.tier->id);
+    backend_->revoke(client.id);
+  }
   backend_->drop(client.id);
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -11,6 +12,7 @@
 
 #include "muster/io/connection.h"
 #include "muster/store/backend.h"
+#include "muster/store/session.h"
 #include "muster/store/stat.h"
 
 namespace muster {
@@ -25,6 +27,7 @@ class ServerLoop {
     unsigned index = 0, count = 1;  ///< of the server's loops
     size_t max_reply_queue = 0;
     Duration stall_timeout{};
+    Duration link_grace{};  ///< how long a proxy's session is kept without a link
   };
   /// What a loop needs to know of the others.
   struct Others {
@@ -36,6 +39,7 @@ class ServerLoop {
     bool plain = false;  ///< speaks PyTorch's protocol
     ListenerId listener = 0;
     Key prefix;
+    std::optional<SessionId> session;  ///< of a proxy
   };
 
   ServerLoop(Options options, Others others, std::unique_ptr<Loop> loop);
@@ -79,19 +83,27 @@ class ServerLoop {
   void post(Add add);
   void take_inbox();
   void welcome(Newcomer newcomer);
+  Client& new_client();
+  Client& client_of(const SessionId& session);
   void on_input(Client& client, ByteView bytes);
+  void on_frames(Client& client, ByteView bytes);
   bool take_request(Client& client);
   void submit(Client& client, Request request);
   void distribute(Replies&& replies);
   void encode(const Reply& reply);
   void mark_dirty(Client& client);
   void flush();
+  void write_frames(Client& client);
+  void on_lost(Client& client, const Error& why);
+  void look_after_sessions();
   void lose(Client& client, const Error& why);
 
   const Options options_;
   const Others others_;
   const std::unique_ptr<Loop> loop_;
   std::unordered_map<ClientId, std::unique_ptr<Client>> clients_;
+  std::map<SessionId, Client*> sessions_;
+  bool looks_after_ = false;
   std::vector<std::unique_ptr<Client>> graveyard_;
   std::vector<Client*> dirty_;   // to be flushed; those in the graveyard too
   std::vector<Replies> abroad_;  // by loop, sent at the end of a batch

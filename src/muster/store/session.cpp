@@ -1,9 +1,10 @@
 // The frames on a link between tiers, after the handshake, numbers little-endian:
 //
-//   open    := frame(kind = 192, payload = version:u8(1) session:u8[16] received:u64 resumes:u8)     proxy, first of
-//   all opened  := frame(kind = 193, payload = received:u64 known:u8)                                    the server's
-//   answer data    := frame(kind = 194, payload = sequence:u64 received:u64 stamp:i64 lease:i64 message*) message :=
-//   request | reply                                      frames of messages.cpp; requests go up, replies down
+//   open    := frame(kind = 192, payload = version:u8(1) received:u64 resumes:u8)    the proxy's, first of all
+//   opened  := frame(kind = 193, payload = received:u64 known:u8)                    the server's answer
+//   data    := frame(kind = 194, payload = sequence:u64 received:u64 stamp:i64 lease:i64 message*)
+//   close   := frame(kind = 195)                                                     the proxy's, last of all
+//   message := request | reply         frames of messages.cpp; requests go up, replies down
 //
 // `sequence` counts the data frames of a session from 1, in each direction; 0 is a beat, which holds no message.
 // `received` is the greatest sequence that the sender has of the other end.
@@ -12,12 +13,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "muster/base/random.h"
 
 namespace muster {
 namespace {
 
-constexpr uint8_t kOpenKind = 192, kOpenedKind = 193, kDataKind = 194;
+constexpr uint8_t kOpenKind = 192, kOpenedKind = 193, kDataKind = 194, kCloseKind = 195;
 constexpr uint8_t kVersion = 1;
 constexpr size_t kDataHeaderBytes = 4 * sizeof(uint64_t);
 
@@ -41,9 +44,27 @@ SessionId fresh_session_id() {
   return id;
 }
 
+Bytes tier_hello(const SessionId& id) {
+  Bytes hello = to_bytes(kTierHello);
+  hello.insert(hello.end(), id.begin(), id.end());
+  return hello;
+}
+
+std::optional<SessionId> session_of_hello(ByteView hello) {
+  SessionId id;
+  if (hello.size() != kTierHello.size() + id.size()) return std::nullopt;
+  if (to_string(hello.first(kTierHello.size())) != kTierHello) return std::nullopt;
+  const ByteView rest = hello.subspan(kTierHello.size());
+  std::copy(rest.begin(), rest.end(), id.begin());
+  return id;
+}
+
+Bytes encode_session_close() { return encode_frame(kCloseKind, {}); }
+bool is_session_close(const Frame& frame) { return frame.header.kind == kCloseKind && frame.payload.empty(); }
+
 Bytes encode(const SessionOpen& open) {
   Writer out;
-  out.put(kVersion).put_raw(open.id).put(open.received).put(static_cast<uint8_t>(open.resumes));
+  out.put(kVersion).put(open.received).put(static_cast<uint8_t>(open.resumes));
   return encode_frame(kOpenKind, out.bytes());
 }
 
@@ -62,8 +83,6 @@ Result<SessionOpen> decode_session_open(const Frame& frame) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("a proxy speaks version {} of the protocol between tiers, this is {}", version, kVersion));
   }
-  MUSTER_ASSIGN(const ByteView id, in.get_raw(open.id.size()));
-  std::copy(id.begin(), id.end(), open.id.begin());
   MUSTER_ASSIGN(open.received, in.get<uint64_t>());
   MUSTER_ASSIGN(open.resumes, get_flag(in));
   MUSTER_TRY(in.finish());
@@ -109,12 +128,12 @@ Result<> SessionEnd::acknowledge(uint64_t sequence) {
   return {};
 }
 
-void SessionEnd::write(Bytes& out, const Pulse& pulse) {
-  if (!connected_ || sent_ == last_) return;
+size_t SessionEnd::write(Bytes& out, const Pulse& pulse) {
+  if (!connected_ || sent_ == last_) return 0;
   for (size_t i = kept_.size() - (last_ - sent_); i < kept_.size(); ++i) {
     write_frame(out, kept_[i].sequence, kept_[i].messages, pulse);
   }
-  sent_ = last_;
+  return last_ - std::exchange(sent_, last_);
 }
 
 void SessionEnd::write_beat(Bytes& out, const Pulse& pulse) {

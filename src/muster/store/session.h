@@ -2,22 +2,26 @@
 
 #include <array>
 #include <deque>
+#include <optional>
+#include <string_view>
 
 #include "muster/base/clock.h"
 #include "muster/io/frame.h"
 
 namespace muster {
 
-/// What a proxy says in the handshake: its link speaks the frames of session.cpp instead of single messages.
-inline constexpr std::string_view kTierHello = "muster store tier";
-
-/// Who a proxy is for as long as it lives. Chosen at random: it is also the proof that a link continues a session.
+/// Who a proxy is for as long as it lives. Chosen at random: knowing it is the right to continue its session.
 using SessionId = std::array<uint8_t, 16>;
 SessionId fresh_session_id();
 
+/// What a proxy says in the handshake: this and its session. Its link speaks the frames of session.cpp.
+inline constexpr std::string_view kTierHello = "muster store tier ";
+Bytes tier_hello(const SessionId& id);
+/// Nothing if it is something else.
+std::optional<SessionId> session_of_hello(ByteView hello);
+
 /// The first frame on a link, from the proxy.
 struct SessionOpen {
-  SessionId id{};
   uint64_t received = 0;  ///< data frames that it has of the server
   bool resumes = false;   ///< the server answered before: one that does not know the session has lost its state
 };
@@ -28,8 +32,11 @@ struct SessionOpened {
 };
 Bytes encode(const SessionOpen& open);
 Bytes encode(const SessionOpened& opened);
+/// The last frame, from a proxy that ends: its session need not be kept.
+Bytes encode_session_close();
 Result<SessionOpen> decode_session_open(const Frame& frame);
 Result<SessionOpened> decode_session_opened(const Frame& frame);
+bool is_session_close(const Frame& frame);
 
 /// The greatest payload of a frame on a link between tiers: one message of any size, and what goes before it.
 inline constexpr uint32_t kMaxTierFrameBytes = (1 << 30) + (9 << 20);
@@ -63,8 +70,8 @@ class SessionEnd {
   Result<> connect(uint64_t peer_received);
   void disconnect() { connected_ = false; }
   bool connected() const { return connected_; }
-  /// Appends the frames that the other end has not been sent on this link; nothing without a link.
-  void write(Bytes& out, const Pulse& pulse);
+  /// Appends the frames that the other end has not been sent on this link, and returns how many; none without a link.
+  size_t write(Bytes& out, const Pulse& pulse);
   /// Appends a frame without messages: a sign of life that acknowledges.
   void write_beat(Bytes& out, const Pulse& pulse);
   /// Whether so much was received that the other end should hear of it, to be able to forget it.

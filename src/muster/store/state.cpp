@@ -282,21 +282,14 @@ void StoreState::give_back(const Request& request, ClientId client, Replies& out
   }
 }
 
-void StoreState::revoke(ClientId client, Replies& out) { end_leases(client, /*for_good=*/false, out); }
-
-void StoreState::drop(ClientId client, Replies& out) {
-  drop(client);
-  end_leases(client, /*for_good=*/true, out);
-}
-
-void StoreState::end_leases(ClientId client, bool for_good, Replies& out) {
+void StoreState::revoke(ClientId client, Replies& out) {
   for (unsigned i = 0; i < impl_->count; ++i) {
     Shard& shard = impl_->shards[i];
     std::vector<HeldRequest> freed;
     {
       const std::lock_guard lock(shard.mutex);
       std::vector<Key> keys;
-      for_good ? shard.leases.drop(client, keys) : shard.leases.revoke(client, keys);
+      shard.leases.revoke(client, keys);
       for (const Key& key : keys) shard.take_held(key, freed);
     }
     go_on(std::move(freed), out);

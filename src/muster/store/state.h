@@ -104,8 +104,6 @@ class StoreState {
   void apply(Request&& request, ClientId client, Replies& out);
   /// The client is gone: its waits are forgotten.
   void drop(ClientId client);
-  /// drop() for a client that held leases: appends the replies to what waited for them.
-  void drop(ClientId client, Replies& out);
   /// The client's leases have ended (lease.h); appends the replies to what waited for them.
   void revoke(ClientId client, Replies& out);
   size_t waiters() const;
@@ -116,7 +114,6 @@ class StoreState {
   struct Impl;
   void cancel(RequestId id, ClientId client, Replies& out);
   void give_back(const Request& request, ClientId client, Replies& out);
-  void end_leases(ClientId client, bool for_good, Replies& out);
   void go_on(std::vector<HeldRequest> held, Replies& out);
   std::unique_ptr<Impl> impl_;
 };

@@ -1,142 +1,209 @@
-// A proxy's side of its one link to the server above: every request gets a number of the link's own, and the reply
-// finds its way back by it.
+// A proxy's side of its one link to the server above: the sockets, timers and reconnections around a ProxyLink.
 
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <cstring>
 #include <optional>
-#include <unordered_map>
+#include <system_error>
 
 #include "muster/base/log.h"
+#include "muster/base/random.h"
 #include "muster/store/backend.h"
 #include "muster/store/channel.h"
 #include "muster/store/connect.h"
-#include "muster/store/messages.h"
+#include "muster/store/proxy_link.h"
 
 namespace muster {
 namespace {
 
+constexpr Duration kAttemptTime = 5s;  // of one attempt to reconnect
+constexpr Duration kFirstPause = 5ms, kLongestPause = 1s;
+// A server whose address refuses connections for so long has ended, and with it what it held: waiting would be in vain.
+constexpr Duration kRefusedGrace = 1s;
+
+Random seeded() {
+  uint64_t seed = 0;
+  uint8_t bytes[sizeof seed];
+  fill_unguessable(bytes);
+  std::memcpy(&seed, bytes, sizeof seed);
+  return Random(seed);
+}
+
+// Somebody is at the address, but nobody listens.
+bool is_refusal(const Error& error) {
+  return error.code == ErrorCode::kUnavailable &&
+         error.message.find(std::generic_category().message(ECONNREFUSED)) != std::string::npos;
+}
+
 class Upstream : public Backend {
  public:
-  Upstream(Loop& loop, UpstreamOptions options, Connection connection, Deliver deliver)
-      : url_(std::move(options.url)),
+  Upstream(Loop& loop, UpstreamOptions options, std::vector<Address> addresses, Deliver deliver)
+      : loop_(loop),
+        options_(std::move(options)),
+        addresses_(std::move(addresses)),
         deliver_(std::move(deliver)),
-        channel_(loop, std::move(connection.stream), Channel::Options{options.max_queue},
-                 {[this](ByteView bytes) { on_input(bytes); }, [this](const Error& why) { on_lost(why); }}) {
-    parser_.feed(connection.leftover);
+        link_({{options_.merge}, options_.url, options_.max_queue}) {}
+
+  ~Upstream() override {
+    if (channel_) {
+      const Bytes close = encode_session_close();
+      channel_->out().insert(channel_->out().end(), close.begin(), close.end());
+      channel_->flush();
+    }
+    for (const auto timer : {turn_timer_, wake_timer_, retry_timer_}) {
+      if (timer) loop_.cancel(*timer);
+    }
   }
 
-  Result<> start() { return channel_.start(); }
+  Bytes hello() const { return tier_hello(link_.session()); }
+
+  Result<> attach(Connection connection) {
+    refused_since_.reset();
+    pause_ = kFirstPause;
+    old_channel_ = std::move(channel_);
+    channel_ = std::make_unique<Channel>(
+        loop_, std::move(connection.stream), Channel::Options{options_.max_queue},
+        Channel::Handlers{[this](ByteView bytes) { on_input(bytes); }, [this](const Error& why) { on_lost(why); }});
+    const Bytes begin = link_.begin(now());
+    channel_->out().insert(channel_->out().end(), begin.begin(), begin.end());
+    MUSTER_TRY(channel_->start());
+    channel_->flush();
+    if (!connection.leftover.empty()) on_input(connection.leftover);
+    return {};
+  }
 
   void submit(Request request, ClientId client) override {
-    if (lost_) return refuse(request, client, *lost_);
-    if (request.operation == Operation::kCancel) return cancel(request.id, client);
-    if (channel_.over()) {
-      return refuse(request, client,
-                    Error{ErrorCode::kResourceExhausted, "the store at " + url_ + " does not keep up"});
-    }
-    const Origin origin{client, request.id};
-    const RequestId id = next_id_++;
-    request.id = id;
-    const auto frame = encode_request(request);
-    if (!frame) {
-      request.id = origin.id;
-      return refuse(request, client, frame.error());
-    }
-    origins_[id] = origin;
-    by_client_[client][origin.id] = id;
-    send(*frame);
+    link_.submit(std::move(request), client, now());
+    take_turn_soon();
   }
-
   void drop(ClientId client) override {
-    const auto found = by_client_.find(client);
-    if (found == by_client_.end()) return;
-    const auto waits = std::move(found->second);
-    by_client_.erase(found);
-    for (const auto& [theirs, ours] : waits) {
-      origins_.erase(ours);
-      if (!lost_) send_cancel(ours);
-    }
+    link_.drop(client, now());
+    take_turn_soon();
   }
+  void revoke(ClientId client) override {
+    link_.revoke(client);
+    take_turn_soon();
+  }
+  Duration lease_left() const override { return link_.lease_left(now()); }
 
  private:
-  struct Origin {
-    ClientId client;
-    RequestId id;
-  };
+  TimePoint now() const { return loop_.clock().now(); }
 
-  void refuse(const Request& request, ClientId client, const Error& why) {
-    if (request.operation != Operation::kCancel) deliver_({Reply{client, request.id, tl::unexpected(why)}});
+  // What comes in one turn of the loop goes up in one frame.
+  void take_turn_soon() {
+    if (turn_timer_) return;
+    turn_timer_ = loop_.after(Duration{0}, [this] {
+      turn_timer_.reset();
+      take_turn();
+    });
   }
 
-  void cancel(RequestId theirs, ClientId client) {
-    const auto found = by_client_.find(client);
-    if (found == by_client_.end()) return;
-    if (const auto ours = found->second.find(theirs); ours != found->second.end()) send_cancel(ours->second);
-  }
-
-  void send_cancel(RequestId ours) { send(*encode_request({Operation::kCancel, ours})); }
-
-  void send(ByteView frame) {
-    channel_.out().insert(channel_.out().end(), frame.begin(), frame.end());
-    channel_.flush();
+  void take_turn() {
+    if (channel_ && !link_.lost()) {
+      link_.write(channel_->out(), now());
+      channel_->flush();
+    }
+    Replies replies = link_.take_replies();
+    if (!replies.empty()) deliver_(std::move(replies));
+    const auto next = link_.next_wake();
+    if (!next || (wake_timer_ && wake_at_ <= *next)) return;
+    if (wake_timer_) loop_.cancel(*wake_timer_);
+    wake_at_ = *next;
+    wake_timer_ = loop_.at(wake_at_, [this] {
+      wake_timer_.reset();
+      if (link_.silent(now())) on_lost({ErrorCode::kTimeout, "nothing came over the link any more", kNoRank, {}});
+      take_turn();
+    });
   }
 
   void on_input(ByteView bytes) {
-    parser_.feed(bytes);
-    Replies replies;
-    while (!lost_) {
-      auto reply = next_reply(parser_);
-      if (!reply) {
-        deliver_(std::move(replies));
-        channel_.close();
-        return on_lost(reply.error());
-      }
-      if (!*reply) break;
-      if (take_origin(**reply)) replies.push_back(std::move(**reply));
+    if (const auto taken = link_.receive(bytes, now()); !taken) {
+      channel_->close();
+      log(LogLevel::kError, link_.lost()->message);
     }
-    deliver_(std::move(replies));
+    take_turn();
   }
 
-  // Puts the reply into its client's terms. False when that client is gone.
-  bool take_origin(Reply& reply) {
-    const auto found = origins_.find(reply.id);
-    if (found == origins_.end()) return false;
-    reply.client = found->second.client;
-    reply.id = found->second.id;
-    origins_.erase(found);
-    const auto client = by_client_.find(reply.client);
-    client->second.erase(reply.id);
-    if (client->second.empty()) by_client_.erase(client);
-    return true;
-  }
+  // ---- when the link breaks
 
   void on_lost(const Error& why) {
-    lost_ = Error{ErrorCode::kPeerLost, fmt::format("this node's proxy lost the store at {}: {}", url_, why.message)};
-    log(LogLevel::kError, lost_->message);
-    Replies replies;
-    for (const auto& [ours, origin] : origins_) replies.push_back({origin.client, origin.id, tl::unexpected(*lost_)});
-    origins_.clear();
-    by_client_.clear();
-    deliver_(std::move(replies));
+    if (link_.lost()) return;
+    channel_->close();
+    link_.link_lost();
+    lost_since_ = now();
+    reason_ = why.message;
+    log(LogLevel::kInfo, fmt::format("the link to the store at {} broke ({}); reconnecting", options_.url, reason_));
+    attempt();
   }
 
-  const std::string url_;
-  Deliver deliver_;
-  Channel channel_;
-  FrameParser parser_{kMaxMessageBytes};
-  RequestId next_id_ = 1;
-  std::unordered_map<RequestId, Origin> origins_;
-  std::unordered_map<ClientId, std::unordered_map<RequestId, RequestId>> by_client_;  // their number to ours
-  std::optional<Error> lost_;
+  void attempt() {
+    dials_.clear();
+    connecting_ = true;
+    failures_ = refusals_ = 0;
+    for (const Address& address : addresses_) {
+      dials_.push_back(dial(loop_, address, store_dial_options(address, options_.credentials, hello()),
+                            Deadline::after(kAttemptTime, loop_.clock()),
+                            [this](Result<Connection> outcome) { on_dialled(std::move(outcome)); }));
+    }
+  }
+
+  void on_dialled(Result<Connection> outcome) {
+    if (!connecting_) return;  // another address was faster
+    if (outcome && to_string(outcome->hello) == kStoreHello) {
+      connecting_ = false;
+      if (const auto attached = attach(std::move(*outcome)); !attached) on_lost(attached.error());
+      return;
+    }
+    if (!outcome) reason_ = outcome.error().message;
+    if (!outcome && outcome.error().code == ErrorCode::kAuthentication) return give_up();
+    refusals_ += !outcome && is_refusal(outcome.error());
+    if (++failures_ < addresses_.size()) return;
+    if (refusals_ < failures_) refused_since_.reset();
+    if (refusals_ == failures_ && !refused_since_) refused_since_ = now();
+    const bool ended = refused_since_ && now() - *refused_since_ >= kRefusedGrace;
+    if (ended || now() - lost_since_ >= options_.link_grace) return give_up();
+    const auto pause =
+        Duration(static_cast<int64_t>(static_cast<double>(pause_.count()) * (0.5 + random_.uniform() / 2)));
+    pause_ = std::min(pause_ * 2, refused_since_ ? kRefusedGrace / 4 : kLongestPause);
+    retry_timer_ = loop_.after(pause, [this] {
+      retry_timer_.reset();
+      attempt();
+    });
+  }
+
+  void give_up() {
+    link_.give_up(reason_);
+    log(LogLevel::kError, link_.lost()->message);
+    take_turn();
+  }
+
+  Loop& loop_;
+  const UpstreamOptions options_;
+  const std::vector<Address> addresses_;
+  const Deliver deliver_;
+  ProxyLink link_;
+  std::unique_ptr<Channel> channel_, old_channel_;
+  std::optional<Loop::TimerId> turn_timer_, wake_timer_, retry_timer_;
+  TimePoint wake_at_{};
+  std::vector<std::unique_ptr<Dial>> dials_;
+  bool connecting_ = false;
+  size_t failures_ = 0, refusals_ = 0;  // of the dials of one attempt
+  TimePoint lost_since_{};
+  std::optional<TimePoint> refused_since_;
+  std::string reason_;
+  Duration pause_ = kFirstPause;
+  Random random_ = seeded();
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Backend>> upstream_backend(Loop& loop, UpstreamOptions options, const Deadline& deadline,
                                                   Backend::Deliver deliver) {
-  MUSTER_ASSIGN(Connection connection, connect_to_store(options.url, options.credentials, deadline));
-  auto upstream = std::make_unique<Upstream>(loop, std::move(options), std::move(connection), std::move(deliver));
-  MUSTER_TRY(upstream->start());
+  MUSTER_ASSIGN(auto addresses, addresses_of_store(options.url));
+  auto upstream = std::make_unique<Upstream>(loop, options, std::move(addresses), std::move(deliver));
+  MUSTER_ASSIGN(Connection connection, connect_to_store(options.url, options.credentials, deadline, upstream->hello()));
+  MUSTER_TRY(upstream->attach(std::move(connection)));
   return upstream;
 }
 

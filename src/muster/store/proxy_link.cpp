@@ -1,0 +1,115 @@
+#include "muster/store/proxy_link.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "muster/store/messages.h"
+
+namespace muster {
+
+ProxyLink::ProxyLink(Options options, SessionId session)
+    : options_(std::move(options)), id_(session), proxy_(options_.proxy) {}
+
+void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
+  std::optional<Error> refusal = lost_;
+  if (!refusal && session_.unacknowledged() > options_.max_unacknowledged) {
+    refusal =
+        Error{ErrorCode::kResourceExhausted, "the store at " + options_.server + " does not keep up", kNoRank, {}};
+  }
+  if (!refusal || request.operation == Operation::kCancel || request.operation == Operation::kRelease) {
+    return proxy_.submit(std::move(request), client, now);
+  }
+  proxy_.refuse(request, client, *refusal);
+}
+
+void ProxyLink::drop(ClientId client, TimePoint now) { proxy_.drop(client, now); }
+
+Duration ProxyLink::lease_left(TimePoint now) const {
+  return now < lease_end_ ? std::min(lease_end_ - now, kLeaseTime) : Duration{0};
+}
+
+Bytes ProxyLink::begin(TimePoint now) {
+  linked_ = true;
+  heard_ = written_ = now;
+  parser_ = FrameParser(kMaxTierFrameBytes);
+  return encode(SessionOpen{session_.received(), resumes_});
+}
+
+void ProxyLink::link_lost() {
+  linked_ = false;
+  session_.disconnect();
+}
+
+Result<> ProxyLink::receive(ByteView bytes, TimePoint now) {
+  parser_.feed(bytes);
+  while (true) {
+    auto frame = parser_.next();
+    if (frame && !*frame) return {};
+    Result<> taken = frame ? on_frame(std::move(**frame), now) : tl::unexpected(frame.error());
+    if (taken) continue;
+    // What comes after cannot be understood, on this link or another.
+    if (!lost_) give_up(taken.error().message);
+    return taken;
+  }
+}
+
+Result<> ProxyLink::on_opened(const Frame& frame) {
+  MUSTER_ASSIGN(const SessionOpened opened, decode_session_opened(frame));
+  if (!opened.known) return fail(ErrorCode::kPeerLost, "it does not know this node any more, so it was started anew");
+  MUSTER_TRY(session_.connect(opened.received));
+  resumes_ = true;
+  return {};
+}
+
+Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
+  heard_ = now;
+  if (!session_.connected()) return on_opened(frame);
+  MUSTER_ASSIGN(const auto received, session_.receive(std::move(frame)));
+  const TimePoint end = TimePoint{received.pulse.stamp} + Duration(received.pulse.lease);
+  proxy_.set_lease_end(end, now);
+  lease_end_ = std::max(lease_end_, end);
+  return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
+    MUSTER_ASSIGN(Reply reply, decode_reply(header, payload));
+    proxy_.receive(std::move(reply), now);
+    return {};
+  });
+}
+
+void ProxyLink::write(Bytes& out, TimePoint now) {
+  if (lost_ || !session_.connected()) return;
+  for (const Request& request : proxy_.take_requests(now)) {
+    const auto message = encode_request(request);
+    if (message) {
+      session_.put(*message);
+      continue;
+    }
+    Reply refused;
+    refused.id = request.id;
+    refused.status = tl::unexpected(message.error());
+    proxy_.receive(std::move(refused), now);
+  }
+  const size_t before = out.size();
+  const Pulse pulse{now.ns, 0};
+  session_.write(out, pulse);
+  if (out.size() == before && (session_.wants_ack() || now - written_ >= kBeat)) session_.write_beat(out, pulse);
+  if (out.size() != before) written_ = now;
+}
+
+std::optional<TimePoint> ProxyLink::next_wake() const {
+  if (lost_ || !linked_) return std::nullopt;
+  const TimePoint beat = written_ + kBeat;
+  const auto wake = session_.connected() ? proxy_.next_wake() : std::nullopt;
+  return wake ? std::min(*wake, beat) : beat;
+}
+
+void ProxyLink::give_up(const std::string& why) {
+  lost_ = Error{ErrorCode::kPeerLost,
+                fmt::format("this node's proxy lost the store at {}: {}", options_.server, why),
+                kNoRank,
+                {}};
+  link_lost();
+  proxy_.fail(*lost_);
+}
+
+}  // namespace muster

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <string>
+
+#include "muster/store/lease.h"
+#include "muster/store/proxy.h"
+#include "muster/store/session.h"
+
+namespace muster {
+
+/// A proxy and its session with the server above: requests of clients go in, bytes for the link come out, and the other
+/// way round. What is on its way when a link breaks is sent again on the next, and done once. Knows no socket, thread
+/// or clock, so that a simulator can run thousands. Not thread-safe.
+///
+/// On a new link (handshake done, with tier_hello(session())): send begin(); feed receive() with what comes. At the end
+/// of every turn in which anything was put in, and at next_wake(): write(), and deliver take_replies().
+class ProxyLink {
+ public:
+  struct Options {
+    Proxy::Options proxy;
+    std::string server;                           ///< for messages: the address of the server above
+    size_t max_unacknowledged = size_t{1} << 30;  ///< bytes that wait for the link, before requests are refused
+  };
+  /// A sign of life is sent this often, and a link on which none came for kSilence is dead.
+  static constexpr Duration kBeat = std::chrono::milliseconds(1500);
+  static constexpr Duration kSilence = std::chrono::seconds(8);
+
+  explicit ProxyLink(Options options, SessionId session = fresh_session_id());
+  const SessionId& session() const { return id_; }
+
+  void submit(Request request, ClientId client, TimePoint now);
+  void drop(ClientId client, TimePoint now);
+  /// A client that is a proxy was silent for so long that its leases have ended.
+  void revoke(ClientId client) { proxy_.revoke(client); }
+  /// For how long from now clients that are proxies may use leases.
+  Duration lease_left(TimePoint now) const;
+
+  /// The first bytes on a new link.
+  Bytes begin(TimePoint now);
+  /// Bytes of the server. An error ends the link, and if lost() says so the session with it.
+  Result<> receive(ByteView bytes, TimePoint now);
+  /// The link is gone. Nothing is until give_up().
+  void link_lost();
+  /// Whether nothing was heard for kSilence: the link is to be given up.
+  bool silent(TimePoint now) const { return linked_ && now - heard_ > kSilence; }
+
+  /// Appends what is to be sent now.
+  void write(Bytes& out, TimePoint now);
+  Replies take_replies() { return proxy_.take_replies(); }
+  /// When write() has something although nothing came in between; nothing without a link.
+  std::optional<TimePoint> next_wake() const;
+
+  /// The session is over: everything that waits, and whatever is asked from now on, is answered with kPeerLost.
+  void give_up(const std::string& why);
+  const std::optional<Error>& lost() const { return lost_; }
+  size_t pending() const { return proxy_.pending(); }
+
+ private:
+  Result<> on_frame(Frame frame, TimePoint now);
+  Result<> on_opened(const Frame& frame);
+
+  const Options options_;
+  const SessionId id_;
+  Proxy proxy_;
+  SessionEnd session_;
+  FrameParser parser_{kMaxTierFrameBytes};
+  bool linked_ = false;   // there is a link
+  bool resumes_ = false;  // the server has known this session
+  TimePoint heard_{}, written_{};
+  TimePoint lease_end_{INT64_MIN};
+  std::optional<Error> lost_;
+};
+
+}  // namespace muster

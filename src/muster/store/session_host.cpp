@@ -1,0 +1,74 @@
+#include "muster/store/session_host.h"
+
+#include "muster/store/messages.h"
+
+namespace muster {
+
+void SessionHost::link_up(TimePoint now) {
+  link_lost();
+  linked_ = true;
+  heard_ = now;
+  parser_ = FrameParser(kMaxTierFrameBytes);
+}
+
+void SessionHost::link_lost() {
+  linked_ = opened_ = beat_ = false;
+  session_.disconnect();
+}
+
+Result<SessionHost::Input> SessionHost::receive(ByteView bytes, TimePoint now) {
+  heard_ = now;
+  parser_.feed(bytes);
+  Input input;
+  while (!input.closed) {
+    MUSTER_ASSIGN(auto frame, parser_.next());
+    if (!frame) break;
+    ++input.frames;
+    MUSTER_TRY(on_frame(std::move(*frame), input));
+  }
+  return input;
+}
+
+Result<> SessionHost::open(const Frame& frame) {
+  MUSTER_ASSIGN(const SessionOpen open, decode_session_open(frame));
+  opened_ = true;
+  if (open.resumes && !known_) return {};  // told with the next write()
+  known_ = true;
+  return session_.connect(open.received);
+}
+
+Result<> SessionHost::on_frame(Frame frame, Input& input) {
+  if (!session_.connected()) return open(frame);
+  input.closed = is_session_close(frame);
+  if (input.closed) return {};
+  MUSTER_ASSIGN(const auto received, session_.receive(std::move(frame)));
+  stamp_ = received.pulse.stamp;
+  beat_ = beat_ || received.beat;
+  return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
+    MUSTER_ASSIGN(Request request, decode_request(header, payload));
+    input.requests.push_back(std::move(request));
+    return {};
+  });
+}
+
+void SessionHost::reply(const Reply& reply) { session_.put(encode_reply(reply)); }
+
+size_t SessionHost::write(Bytes& out, Duration lease) {
+  if (!linked_) return 0;
+  size_t frames = 0;
+  if (std::exchange(opened_, false)) {
+    const Bytes opened = encode(SessionOpened{session_.received(), session_.connected()});
+    out.insert(out.end(), opened.begin(), opened.end());
+    ++frames;
+  }
+  const Pulse pulse{stamp_, lease.count()};
+  const size_t written = session_.write(out, pulse);
+  if (written == 0 && session_.connected() && (beat_ || session_.wants_ack())) {
+    session_.write_beat(out, pulse);
+    ++frames;
+  }
+  beat_ = false;
+  return frames + written;
+}
+
+}  // namespace muster
