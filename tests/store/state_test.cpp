@@ -29,6 +29,15 @@ TEST(StoreState, AnswersFirstAndThenReleasesInTheOrderOfArrival) {
   EXPECT_EQ(state.waiters(), 0U);
 }
 
+TEST(StoreState, ShowsAllOfAMultiSetToWhomItReleases) {
+  StoreState state;
+  state.apply(request(Operation::kSet, 1, {"b"}, {{0}}), kBob);
+  EXPECT_TRUE(state.apply(request(Operation::kMultiGet, 1, {"a", "b"}), kAlice).empty());
+  const Replies replies = state.apply(request(Operation::kMultiSet, 2, {"a", "b"}, {{1}, {1}}), kBob);
+  ASSERT_EQ(whom(replies), (Whom{"2:2", "1:1"}));
+  EXPECT_EQ(replies[1].values, (std::vector<Bytes>{{1}, {1}}));
+}
+
 TEST(StoreState, ReleasesAWaitForManyKeysOnlyWhenAllAreThere) {
   StoreState state;
   EXPECT_TRUE(state.apply(request(Operation::kWait, 1, {"a", "b", "a", "c"}), kAlice).empty());

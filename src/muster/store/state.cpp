@@ -154,8 +154,10 @@ Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& releas
       return {};
     case Operation::kMultiSet:
       for (size_t i = 0; i < request.keys.size(); ++i) {
-        store(request.keys[i], std::move(request.values[i]), released);
+        shard(request.keys[i]).set(slot(request.keys[i]), std::move(request.values[i]));
       }
+      // Not before all are there: whoever waits for one of them reads the others too.
+      for (const Key& key : request.keys) key_appeared(slot(key), released);
       return {};
     default:
       return fail(ErrorCode::kUnsupported, "this store does not know the operation");
