@@ -30,6 +30,7 @@ TEST(Deadline, AHugeTimeoutSaturatesInsteadOfLyingInThePast) {
   ManualClock clock;
   EXPECT_FALSE(Deadline::after(Duration::max(), clock).passed());
   EXPECT_EQ(Deadline::after(Duration::max(), clock).poll_timeout_ms(), std::numeric_limits<int>::max());
+  EXPECT_EQ(Deadline::after(Duration::max(), clock).left(), std::chrono::hours(24 * 365));
 }
 
 TEST(Deadline, PollTimeoutsRoundUpSoThatAPollNeverEndsEarly) {

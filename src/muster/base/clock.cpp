@@ -19,6 +19,9 @@ class SteadyClock final : public Clock {
 
 const SteadyClock kSteadyClock;
 
+// The standard library adds what is left to its own clock, and must not overflow.
+constexpr Duration kLongestLeft = std::chrono::hours(24 * 365);
+
 }  // namespace
 
 TimePoint operator+(TimePoint t, Duration d) {
@@ -33,7 +36,7 @@ const Clock& steady_clock() { return kSteadyClock; }
 
 Deadline Deadline::after(Duration timeout, const Clock& clock) { return Deadline(clock.now() + timeout, clock); }
 
-Duration Deadline::left() const { return std::max(Duration::zero(), when_ - clock_->now()); }
+Duration Deadline::left() const { return std::clamp(when_ - clock_->now(), Duration::zero(), kLongestLeft); }
 
 int Deadline::poll_timeout_ms() const {
   const int64_t ns = left().count();

@@ -32,8 +32,7 @@ Result<> Work::wait(const Deadline& deadline) const {
   if (!state_) return {};
   std::unique_lock lock(state_->mutex);
   const auto finished = [this] { return state_->finished; };
-  const Duration left = std::min<Duration>(deadline.left(), std::chrono::hours(24 * 365));  // else the sum overflows
-  if (!state_->changed.wait_for(lock, left, finished)) {
+  if (!state_->changed.wait_for(lock, deadline.left(), finished)) {
     return fail(ErrorCode::kTimeout, "the operation is still under way");
   }
   return state_->result;
