@@ -1,0 +1,174 @@
+#include "muster/store/session.h"
+
+#include <gtest/gtest.h>
+
+#include "store/expect.h"
+
+namespace muster {
+namespace {
+
+Bytes message(int number) { return encode_frame(1, to_bytes(std::to_string(number))); }
+
+// Both ends of a session, and the bytes between them.
+struct Pair {
+  struct Side {
+    SessionEnd end{{64, 1 << 20}};  // a few messages a frame
+    FrameParser parser{kMaxTierFrameBytes};
+    Bytes incoming;
+    std::vector<std::string> got;
+  };
+  Side a, b;
+
+  void connect() {
+    for (Side* side : {&a, &b}) {
+      side->end.disconnect();
+      side->incoming.clear();
+      side->parser = FrameParser(kMaxTierFrameBytes);
+    }
+    const uint64_t a_has = a.end.received(), b_has = b.end.received();
+    EXPECT_OK(a.end.connect(b_has));
+    EXPECT_OK(b.end.connect(a_has));
+  }
+  void write() {
+    a.end.write(b.incoming, {});
+    b.end.write(a.incoming, {});
+  }
+  static void deliver(Side& side, size_t count) {
+    count = std::min(count, side.incoming.size());
+    side.parser.feed(ByteView(side.incoming).first(count));
+    side.incoming.erase(side.incoming.begin(), side.incoming.begin() + static_cast<ptrdiff_t>(count));
+    while (true) {
+      auto frame = side.parser.next();
+      ASSERT_TRUE(frame.has_value());
+      if (!*frame) return;
+      const auto received = side.end.receive(std::move(**frame));
+      ASSERT_TRUE(received.has_value()) << received.error().to_string();
+      EXPECT_OK(for_each_message(received->messages(), [&](const FrameHeader&, ByteView payload) -> Result<> {
+        side.got.push_back(to_string(payload));
+        return {};
+      }));
+    }
+  }
+};
+
+std::vector<std::string> numbers(int count) {
+  std::vector<std::string> result;
+  for (int i = 0; i < count; ++i) result.push_back(std::to_string(i));
+  return result;
+}
+
+TEST(SessionEnd, DeliversEveryMessageOnceWhereverTheLinkIsCut) {
+  for (size_t cut = 0; cut < 600; ++cut) {
+    Pair pair;
+    pair.connect();
+    int sent = 0;
+    for (int link = 0; link < 3; ++link) {
+      for (int i = 0; i < 10; ++i, ++sent) {
+        pair.a.end.put(message(sent));
+        pair.b.end.put(message(sent));
+        if (i % 3 == 0) pair.write();
+      }
+      pair.write();
+      Pair::deliver(pair.b, cut);  // what is behind is lost with the link
+      Pair::deliver(pair.a, cut * 7 / 3 % 600);
+      pair.connect();
+      pair.write();
+    }
+    Pair::deliver(pair.a, SIZE_MAX);
+    Pair::deliver(pair.b, SIZE_MAX);
+    ASSERT_EQ(pair.a.got, numbers(sent)) << "cut after " << cut;
+    ASSERT_EQ(pair.b.got, numbers(sent)) << "cut after " << cut;
+  }
+}
+
+TEST(SessionEnd, KeepsWhatIsPutWithoutALink) {
+  Pair pair;
+  for (int i = 0; i < 5; ++i) pair.a.end.put(message(i));
+  pair.write();
+  EXPECT_TRUE(pair.b.incoming.empty());
+  pair.connect();
+  pair.write();
+  Pair::deliver(pair.b, SIZE_MAX);
+  EXPECT_EQ(pair.b.got, numbers(5));
+}
+
+TEST(SessionEnd, ForgetsWhatTheOtherEndHas) {
+  Pair pair;
+  pair.connect();
+  pair.a.end.put(message(0));
+  pair.write();
+  EXPECT_GT(pair.a.end.unacknowledged(), 0U);
+  Pair::deliver(pair.b, SIZE_MAX);
+  pair.b.end.write_beat(pair.a.incoming, {});
+  Pair::deliver(pair.a, SIZE_MAX);
+  EXPECT_EQ(pair.a.end.unacknowledged(), 0U);
+}
+
+TEST(SessionEnd, AsksForAnAnswerAfterManyBytes) {
+  SessionEnd end({64, 100}), other;
+  EXPECT_OK(end.connect(0));
+  EXPECT_OK(other.connect(0));
+  other.put(encode_frame(1, Bytes(200)));
+  Bytes bytes;
+  other.write(bytes, {});
+  FrameParser parser(kMaxTierFrameBytes);
+  parser.feed(bytes);
+  EXPECT_TRUE(end.receive(**parser.next()).has_value());
+  EXPECT_TRUE(end.wants_ack());
+  end.write_beat(bytes, {});
+  EXPECT_FALSE(end.wants_ack());
+}
+
+TEST(SessionEnd, RefusesNumbersThatCannotBe) {
+  SessionEnd end;
+  expect_error(end.connect(1), ErrorCode::kProtocol, "says that it has 1 frames");
+  EXPECT_OK(end.connect(0));
+  const auto data = [](uint64_t sequence, uint64_t received) {
+    Writer out;
+    out.put(sequence).put(received).put(int64_t{0}).put(int64_t{0});
+    return Frame{{32, 194, 0}, out.take()};
+  };
+  expect_error(end.receive(data(2, 0)), ErrorCode::kProtocol, "follows");
+  expect_error(end.receive(data(1, 1)), ErrorCode::kProtocol, "were sent");
+  expect_error(end.receive(Frame{{0, 77, 0}, {}}), ErrorCode::kProtocol, "kind 77");
+  EXPECT_TRUE(end.receive(data(1, 0)).has_value());
+  EXPECT_EQ(end.received(), 1U);
+}
+
+TEST(SessionFrames, SurviveTheWireAndRefuseOthers) {
+  const auto frame_of = [](const Bytes& bytes) {
+    FrameParser parser(kMaxTierFrameBytes);
+    parser.feed(bytes);
+    return **parser.next();
+  };
+  const auto open = decode_session_open(frame_of(encode(SessionOpen{7, true})));
+  ASSERT_TRUE(open.has_value());
+  EXPECT_EQ(open->received, 7U);
+  EXPECT_TRUE(open->resumes);
+  const auto opened = decode_session_opened(frame_of(encode(SessionOpened{9, false})));
+  ASSERT_TRUE(opened.has_value());
+  EXPECT_EQ(opened->received, 9U);
+  EXPECT_FALSE(opened->known);
+  expect_error(decode_session_open(frame_of(encode(SessionOpened{}))), ErrorCode::kProtocol);
+  EXPECT_TRUE(is_session_close(frame_of(encode_session_close())));
+  const SessionId id = fresh_session_id();
+  EXPECT_EQ(session_of_hello(tier_hello(id)), id);
+  EXPECT_FALSE(session_of_hello(as_bytes("muster store")).has_value());
+}
+
+TEST(SessionFrames, RefuseAMessageThatIsCutShort) {
+  const Bytes whole = message(1);
+  const auto count = [](ByteView bytes) {
+    int messages = 0;
+    const auto read = for_each_message(bytes, [&](const FrameHeader&, ByteView) -> Result<> {
+      ++messages;
+      return {};
+    });
+    return read ? messages : -1;
+  };
+  EXPECT_EQ(count(whole), 1);
+  for (size_t length = 1; length < whole.size(); ++length) EXPECT_EQ(count(ByteView(whole).first(length)), -1);
+}
+
+}  // namespace
+}  // namespace muster
