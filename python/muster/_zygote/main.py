@@ -18,10 +18,7 @@ def main(words: Sequence[str], at_start: frozenset[str]) -> None:
     role, *rest = words
     channel = socket.socket(fileno=SOCKET)
     channel.set_inheritable(False)
-    if role == "cold":
-        request = serve(channel, rest, at_start)
-    else:
-        request = warm.keep(channel, rest, at_start)
+    request = (serve if role == "cold" else warm.keep)(channel, rest, at_start)
     for name in [name for name in sys.modules if name.startswith(__package__)]:
         del sys.modules[name]
     run(request.command)

@@ -90,7 +90,7 @@ def reseed() -> None:
     """What drew its randomness at import must differ between workers, as it does between processes."""
     if (process := sys.modules.get("multiprocessing.process")) is not None:
         process.current_process().authkey = os.urandom(32)
-        process.ORIGINAL_DIR = os.getcwd()
+        vars(process).update(ORIGINAL_DIR=os.getcwd())
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
 
