@@ -1,48 +1,71 @@
-// The launcher's job board in a store that anyone with the secret can write to: the first byte says under which key the
-// rest is found. The board takes it or refuses it, within the bounds that it promises.
+// What the launcher's agents and their root read from a store that anyone with the secret can write to. The first byte
+// says what the rest is: a place, the root's news, or calls to the root, one to a line. They are read or refused, and
+// whatever calls come, the root's state stays whole.
+#include <algorithm>
+
 #include "muster/base/check.h"
-#include "muster/launch/job.h"
+#include "muster/launch/rendezvous.h"
 
 namespace muster {
 namespace {
 
-const NodeInfo kSelf{"here", 7, 2, 2};
-
-void join(Store& store) {
-  JobBoard board(store, "run");
-  const auto placement = board.join(kSelf, 0, std::chrono::milliseconds(0));
-  if (!placement) return;
-  MUSTER_CHECK(placement->node_rank == 0 && placement->first_rank == 0, "the first node is not the first");
-  MUSTER_CHECK(placement->world_size > kSelf.nproc && placement->world_size <= kSelf.nproc + (1 << 16),
-               "a node brings an impossible number of workers");
+void read_place(ByteView bytes) {
+  const auto assignment = parse_assignment(bytes);
+  if (!assignment) return;
+  const Placement& place = assignment->place;
+  MUSTER_CHECK(place.node_rank >= 0 && place.node_rank < place.nnodes, "a node outside of its job");
+  MUSTER_CHECK(place.first_rank >= 0 && place.first_rank + place.nproc <= place.world_size, "ranks outside the world");
+  MUSTER_CHECK(parse_assignment(encode(*assignment)).has_value(), "a place is not read as it was written");
 }
 
-void hear_outcome(Store& store, const Deadline& deadline) {
-  JobBoard board(store, "run");
-  const auto heard = board.await_outcome(deadline);
-  const auto held = board.conclude(Outcome{3, "a report", 1}, deadline);
-  MUSTER_CHECK(heard.has_value() == held.has_value(), "one outcome is good and bad");
-  if (heard) MUSTER_CHECK(heard->status == held->status && heard->report == held->report, "one outcome is read as two");
+void read_news(ByteView bytes) {
+  const auto news = parse_news(bytes);
+  if (news) MUSTER_CHECK(parse_news(encode(*news)).has_value(), "news are not read as they were written");
 }
 
-void read_board(uint8_t where, ByteView value) {
-  static constexpr const char* kKeys[] = {"job", "node/0", "node/1", "outcome"};
-  const Deadline deadline = Deadline::after(std::chrono::seconds(30));
-  const auto store = memory_store();
-  const auto put = [&](const std::string& key, ByteView bytes) {
-    MUSTER_CHECK(store->set("muster/run/run/" + key, bytes, deadline).has_value(), "the memory store refuses a value");
-  };
-  put("node/1", as_bytes(R"({"host":"there","pid":8,"nproc":3,"nnodes":2})"));
-  put(kKeys[where % 4], value);
-  if (where % 4 == 3) return hear_outcome(*store, deadline);
-  join(*store);
+void check_places(const Rendezvous& rendezvous) {
+  int node = 0, world = 0;
+  for (const auto& [id, assignment] : rendezvous.places()) {
+    MUSTER_CHECK(assignment.place.node_rank == node++, "node ranks have a gap");
+    MUSTER_CHECK(assignment.place.first_rank == world, "ranks have a gap");
+    world += assignment.place.nproc;
+    MUSTER_CHECK(assignment.place.role_world_size <= assignment.place.world_size, "a role is larger than the world");
+  }
+  MUSTER_CHECK(node <= 3, "more nodes than the job has");
+}
+
+void hear_calls(ByteView bytes) {
+  RendezvousOptions options;
+  options.min_nodes = 1;
+  options.max_nodes = 3;
+  options.max_restarts = 2;
+  options.last_call = Duration::zero();
+  TimePoint now{1};
+  Rendezvous rendezvous(options, now);
+  while (!bytes.empty()) {
+    const auto line = std::find(bytes.begin(), bytes.end(), '\n');
+    const auto length = static_cast<size_t>(line - bytes.begin());
+    // Tabs between the words let time pass.
+    now = now + std::chrono::seconds(std::count(bytes.begin(), line, '\t'));
+    if (const auto call = parse_call(bytes.first(length))) {
+      (void)rendezvous.handle(*call, now);
+    } else {
+      (void)rendezvous.tick(now);
+    }
+    check_places(rendezvous);
+    MUSTER_CHECK(rendezvous.restarts() <= options.max_restarts, "more restarts than were allowed");
+    bytes = bytes.subspan(std::min(length + 1, bytes.size()));
+  }
 }
 
 }  // namespace
 }  // namespace muster
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // No value at all counts as no key: then the board's own stands.
-  if (size > 1) muster::read_board(data[0], {data + 1, size - 1});
+  if (size == 0) return 0;
+  const muster::ByteView rest{data + 1, size - 1};
+  if (data[0] % 4 == 0) muster::read_place(rest);
+  if (data[0] % 4 == 1) muster::read_news(rest);
+  if (data[0] % 4 >= 2) muster::hear_calls(rest);
   return 0;
 }

@@ -1,34 +1,35 @@
 #include "muster/launch/agent.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cerrno>
+#include <atomic>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
+#include "muster/io/handshake.h"
 #include "muster/launch/command.h"
-#include "muster/launch/environment.h"
+#include "muster/launch/coordinator.h"
 #include "muster/launch/guard.h"
-#include "muster/launch/job.h"
+#include "muster/launch/member.h"
 #include "muster/launch/node_store.h"
+#include "muster/launch/output_files.h"
 #include "muster/launch/process_tree.h"
 #include "muster/launch/supervisor.h"
+#include "muster/launch/zygote.h"
 
 namespace muster {
 namespace {
 
-constexpr Duration kStoreTime =
-    std::chrono::seconds(2);  // for a word to the job's store: a lost one must not hold us up
+constexpr Duration kStoreTime = std::chrono::seconds(2);  // for a last word to the root: a lost one must not hold us up
 constexpr Duration kFlushTime = std::chrono::seconds(5);
 constexpr Duration kLeaveTime = std::chrono::seconds(10);
+constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
 constexpr Duration kForever = Duration::max();
 
 std::string host_name() {
@@ -36,6 +37,20 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
+RendezvousOptions rendezvous_options(const RunOptions& options) {
+  RendezvousOptions rendezvous;
+  rendezvous.min_nodes = options.nnodes_min;
+  rendezvous.max_nodes = options.nnodes_max;
+  rendezvous.max_restarts = options.max_restarts;
+  rendezvous.join_timeout = options.timeout;
+  rendezvous.last_call = options.last_call_timeout;
+  rendezvous.heartbeat_timeout = options.heartbeat_timeout;
+  rendezvous.stop_timeout = options.shutdown_timeout + kStopTime;
+  return rendezvous;
+}
+
+// The life of one agent: it connects to the job's store, joins, and then does what the news say, generation by
+// generation, until there is an outcome. Everything runs on the thread that drives the loop, but for connecting.
 class Agent {
  public:
   Agent(const RunOptions& options, std::string own_path, std::string scratch, Loop& loop)
@@ -44,72 +59,257 @@ class Agent {
   int run();
 
  private:
-  int refuse(const Error& error, int status);
-  Result<> meet();
-  Result<> start_workers();
-  std::vector<WorkerSpec> specs() const;
+  Result<> prepare();
+  void start_zygote();
   Supervisor::Events events();
-  void watch_outcome();
 
-  void on_all_well();
+  void connect(bool direct);
+  void on_connected(bool direct);
+  Result<> meet();
+  NodeInfo self() const;
+  void disconnect();
+  void watch_claim();
+
+  void on_news(const News& news, const std::optional<Assignment>& assignment);
+  void on_lost(const Error& why);
+  void begin(const Assignment& assignment, const std::string& text);
+  Result<> start_workers(const Assignment& assignment);
+  std::vector<WorkerSpec> specs() const;
+  void stop_workers();
+  void go_on_when_stopped();
+
+  void on_failed(const WorkerExit& exit, const std::string& report);
   void on_signal(int number);
-  void conclude(Outcome proposed);
+  void tell(Call::Kind kind, Outcome outcome = {});
+  void end(Outcome outcome);
   void settle(Outcome outcome);
+  void say(const std::string& text);
   void leave();
   bool several() const { return options_.nnodes_max > 1; }
+  bool finished() const;
   std::string store_lost() const;
 
   const RunOptions& options_;
-  std::string own_path_, scratch_, host_ = host_name();
+  const std::string own_path_, scratch_, host_ = host_name();
+  const std::string id_ = to_hex(ByteView(generate_secret()).first(8));
   Loop& loop_;
   Console console_;
-  std::vector<std::string> command_;
-  NodeStore node_;
-  std::unique_ptr<Store> store_, watched_store_;
-  std::optional<JobBoard> board_;
-  Placement place_;
+  Environment environment_ = current_environment();
+  Result<std::vector<std::string>> command_;
+  std::unique_ptr<OutputFiles> outputs_;
+  std::unique_ptr<Zygote> zygote_;
   std::unique_ptr<Supervisor> supervisor_;
-  std::thread watcher_;
+
+  std::thread connector_;
+  std::atomic<bool> cancelled_ = false;
+  bool connecting_ = false;
+  std::optional<Result<NodeStore>> opened_;  // the connector's, until on_connected()
+  NodeStore node_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Member> member_;
+  Loop::TimerId claim_timer_ = 0;
+
+  Assignment current_;
+  bool placed_ = false;    // was ever in a generation
+  bool running_ = false;   // this node has processes of a generation, or has not yet said that they are gone
+  bool stopping_ = false;  // it is to say so
+  bool leaving_ = false, rejoining_ = false, reconnecting_ = false;
+  std::string said_;
+  std::optional<Outcome> failure_;  // of this generation's, on this node
   std::optional<Outcome> outcome_;
 };
 
 Agent::~Agent() {
-  node_.server.reset();  // ends the watcher's wait, whatever became of the root
-  if (watcher_.joinable()) watcher_.join();
+  if (claim_timer_ != 0) loop_.cancel(claim_timer_);
+  cancelled_ = true;
+  if (connector_.joinable()) connector_.join();
+  disconnect();
 }
 
-int Agent::refuse(const Error& error, int status) {
-  console_.notice(error.message + (error.context.empty() ? "" : " (during " + error.context + ")"));
-  console_.flush(Deadline::after(kFlushTime));
-  return status;
+// The server goes first: it ends the waits of the others' threads, whatever became of the root.
+void Agent::disconnect() {
+  coordinator_.reset();
+  node_.server.reset();
+  member_.reset();
+  node_ = {};
 }
 
-Result<> Agent::meet() {
+Result<> Agent::prepare() {
+  adopt_orphans();
+  command_ = worker_command(options_, own_path_, environment_);
+  if (!command_ && !several()) return tl::unexpected(command_.error());
   if (!options_.local_addr.empty()) MUSTER_TRY(interface_address(options_.local_addr));
-  const auto notice = [this](const std::string& text) { console_.notice(text); };
-  MUSTER_ASSIGN(node_, open_node_store(options_, notice));
-  MUSTER_ASSIGN(store_, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
-  board_.emplace(*store_, options_.run_id);
-  const NodeInfo self{host_, static_cast<int>(::getpid()), options_.nproc, options_.nnodes_max};
-  const auto wanted = node_.root ? 0 : options_.node_rank;
-  MUSTER_ASSIGN(place_, board_->join(self, wanted, options_.timeout));
-  if (!options_.log_dir.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options_.log_dir, error);
-    if (error) return fail(ErrorCode::kIo, "--log-dir " + options_.log_dir + ": " + error.message());
-  }
+  MUSTER_ASSIGN(outputs_, OutputFiles::create(loop_, console_, options_, environment_, scratch_));
+  if (command_) start_zygote();
+  const Supervisor::Options options{host_, *outputs_, options_.signals, options_.shutdown_timeout, zygote_.get()};
+  MUSTER_ASSIGN(supervisor_, Supervisor::create(loop_, console_, options, events()));
   return {};
 }
 
+// Importing torch takes longer than all else, so it begins first.
+void Agent::start_zygote() {
+  const bool several = options_.nproc > 1 || options_.max_restarts > 0 || !options_.preload.empty();
+  const auto method = options_.start_method.value_or(several ? StartMethod::kZygote : StartMethod::kSpawn);
+  if (method != StartMethod::kZygote || !Zygote::can_fork(command_->front(), *command_)) return;
+  Zygote::Options zygote{command_->front(), options_.preload,
+                         shared_environment(environment_, this_machine().cpus, options_.nproc), options_.warm};
+  zygote.asked = options_.start_method.has_value() || !options_.preload.empty();
+  zygote_ = std::make_unique<Zygote>(loop_, console_, std::move(zygote));
+}
+
+Supervisor::Events Agent::events() {
+  return {
+      [this](const WorkerExit& exit) {
+        const nlohmann::json value = {
+            {"host", exit.host}, {"pid", exit.pid}, {"code", exit.code}, {"signal", exit.signal}};
+        if (member_)
+          member_->publish(member_->keys().exits(current_.generation) + std::to_string(exit.rank),
+                           to_bytes(value.dump()));
+      },
+      [this](const WorkerExit& exit, const std::string& report) { on_failed(exit, report); },
+      [this] { tell(Call::Kind::kDone); },
+      [this](int number) { on_signal(number); },
+      [this](const Error& error) {
+        end({exit_status(error), error.message + " (host " + host_ + ")"});
+      },
+  };
+}
+
+// Looking names up, dialling and waiting for the root all block.
+void Agent::connect(bool direct) {
+  connecting_ = true;
+  connector_ = std::thread([this, direct] {
+    const NodeStoreEvents events{
+        [this](std::string text) { loop_.post([this, text = std::move(text)] { console_.notice(text); }); },
+        &cancelled_};
+    opened_ = open_node_store(options_, events, direct);
+    loop_.post([this, direct] { on_connected(direct); });
+  });
+}
+
+void Agent::on_connected(bool direct) {
+  connector_.join();
+  connecting_ = false;
+  Result<NodeStore> opened = *std::exchange(opened_, std::nullopt);
+  if (outcome_) return;
+  if (!opened && direct && node_.root_url.empty() && placed_) return settle({1, store_lost()});
+  if (!opened) return settle({opened.error().code == ErrorCode::kInvalidArgument ? 2 : 1, opened.error().message});
+  node_ = std::move(*opened);
+  if (const auto met = meet(); !met) return settle({1, met.error().message});
+  if (command_) return member_->join(self());
+  end({exit_status(command_.error()), command_.error().message + " (host " + host_ + ")"});
+}
+
+Result<> Agent::meet() {
+  if (node_.root) {
+    MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
+    MUSTER_ASSIGN(coordinator_, Coordinator::start(std::move(store), options_.run_id, rendezvous_options(options_),
+                                                   node_.outside.get(), [this](const Error& why) {
+                                                     loop_.post([this, why] { on_lost(why); });
+                                                   }));
+    if (node_.claim) watch_claim();
+  }
+  MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
+  Member::Events events;
+  events.news = [this](const News& news, const std::optional<Assignment>& assignment) {
+    loop_.post([this, news, assignment] { on_news(news, assignment); });
+  };
+  events.lost = [this](const Error& why) { loop_.post([this, why] { on_lost(why); }); };
+  MUSTER_ASSIGN(member_,
+                Member::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout}, std::move(events)));
+  return {};
+}
+
+NodeInfo Agent::self() const {
+  NodeInfo node;
+  node.host = host_;
+  node.pid = static_cast<int>(::getpid());
+  node.nproc = options_.nproc;
+  node.min_nodes = options_.nnodes_min;
+  node.max_nodes = options_.nnodes_max;
+  node.role = options_.role;
+  node.wanted = options_.node_rank;
+  // Workers of a job with a fixed root expect rank 0 there.
+  if (node_.root && !node_.outside) node.wanted = 0;
+  if (placed_) {
+    node.last_rank = current_.place.node_rank;
+    node.last_nnodes = current_.place.nnodes;
+  }
+  return node;
+}
+
+// Another may become the root once the claim is not certain any more: two must never decide.
+void Agent::watch_claim() {
+  claim_timer_ = loop_.after(options_.heartbeat_timeout / 10, [this] {
+    claim_timer_ = 0;
+    if (!node_.claim || outcome_) return;
+    if (node_.claim->held()) return watch_claim();
+    on_lost(fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root").value());
+  });
+}
+
+void Agent::on_news(const News& news, const std::optional<Assignment>& assignment) {
+  if (outcome_) return;
+  switch (news.kind) {
+    case News::Kind::kStart:
+      if (assignment) return begin(*assignment, news.text);
+      return say("all nodes of the job are there: this one waits for room");
+    case News::Kind::kStop:
+      if (!running_ || news.generation != current_.generation) return;
+      say(news.text);
+      stopping_ = true;
+      return stop_workers();
+    case News::Kind::kOutcome:
+      return settle(news.outcome);
+    case News::Kind::kRefused:
+      return settle({1, news.text});
+    case News::Kind::kForgotten:
+      if (std::exchange(rejoining_, true)) return;
+      say("the job's root has given this node up, because it did not hear from it for long: joining again");
+      return stop_workers();
+    case News::Kind::kProgress:
+      if (!running_) console_.err().progress(this, "muster: ", news.text);
+  }
+}
+
+void Agent::begin(const Assignment& assignment, const std::string& text) {
+  if (running_) return;
+  current_ = assignment;
+  running_ = placed_ = true;
+  stopping_ = false;
+  failure_.reset();
+  if (assignment.generation > 0) say(fmt::format("generation {} begins: {}", assignment.generation, text));
+  if (const auto started = start_workers(assignment); !started)
+    end({exit_status(started.error()), started.error().message + " (host " + host_ + ")"});
+}
+
+Result<> Agent::start_workers(const Assignment& assignment) {
+  // Workers learn the port from their environment. Several nodes may be on one host, so there any free one will do.
+  MUSTER_TRY(node_.open_generation(assignment.generation, several() ? uint16_t{0} : options_.master_port));
+  MUSTER_TRY(outputs_->begin_attempt(assignment.restarts));
+  return supervisor_->start(specs());
+}
+
 std::vector<WorkerSpec> Agent::specs() const {
-  const JobEnvironment job{place_,       options_.run_id, options_.role, node_.url,          node_.torch_port,
-                           node_.secret, node_.interface, scratch_,      this_machine().cpus};
-  Environment base = current_environment();
+  JobEnvironment job;
+  job.placement = current_.place;
+  job.run_id = options_.run_id;
+  job.role = options_.role;
+  job.store_url = node_.url;
+  job.torch_port = node_.torch_port;
+  job.secret = node_.secret;
+  job.interface = node_.interface;
+  job.cpus = this_machine().cpus;
+  job.generation = current_.generation;
+  job.restart_count = current_.restarts;
+  job.max_restarts = options_.max_restarts;
+  Environment base = environment_;
   // Workers write to pipes: this tells them whether a terminal shows what they write, and so whether to draw a bar.
   base["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? "1" : "0";
   std::vector<WorkerSpec> specs;
   for (int local = 0; local < options_.nproc; ++local) {
-    WorkerSpec spec{place_.first_rank + local, command_, worker_environment(job, local, base)};
+    WorkerSpec spec{current_.place.first_rank + local, *command_, worker_environment(job, local, base)};
+    spec.environment["TORCHELASTIC_ERROR_FILE"] = outputs_->error_file(local);
     // A background process group may not read the terminal; a file or a pipe goes to rank 0.
     spec.keeps_stdin = spec.rank == 0 && ::isatty(STDIN_FILENO) == 0;
     specs.push_back(std::move(spec));
@@ -117,36 +317,41 @@ std::vector<WorkerSpec> Agent::specs() const {
   return specs;
 }
 
-Supervisor::Events Agent::events() {
-  return {
-      [this](const WorkerExit& exit) {
-        const auto published = board_->publish_exit(exit, Deadline::after(kStoreTime));
-        if (!published && !outcome_) conclude({1, store_lost(), place_.node_rank});
-      },
-      [this](const WorkerExit& exit, std::string report) {
-        conclude({exit.status(), report, place_.node_rank});
-      },
-      [this] { on_all_well(); },
-      [this](int number) { on_signal(number); },
-  };
+void Agent::stop_workers() {
+  if (running_) supervisor_->stop();
+  go_on_when_stopped();
 }
 
-Result<> Agent::start_workers() {
-  adopt_orphans();
-  const Supervisor::Options options{host_, options_.log_dir, options_.shutdown_timeout};
-  MUSTER_ASSIGN(supervisor_, Supervisor::create(loop_, console_, options, events()));
-  return supervisor_->start(specs());
+// What was put off until no process of the generation is left here.
+void Agent::go_on_when_stopped() {
+  const bool waiting_for_it = stopping_ || rejoining_ || reconnecting_ || leaving_;
+  if (outcome_ || !waiting_for_it || (running_ && !supervisor_->gone())) return;
+  if (std::exchange(running_, false) && stopping_) tell(Call::Kind::kStopped);
+  stopping_ = false;
+  if (leaving_) return settle({128 + SIGTERM, ""});
+  if (std::exchange(reconnecting_, false)) {
+    rejoining_ = false;
+    disconnect();
+    return connect(/*direct=*/true);
+  }
+  if (std::exchange(rejoining_, false)) member_->join(self());
 }
 
-// The store blocks its caller: a thread of its own waits for the word of another node.
-void Agent::watch_outcome() {
-  auto clone = store_->clone();
-  if (!clone) return conclude({1, store_lost(), place_.node_rank});
-  watched_store_ = std::move(*clone);
-  watcher_ = std::thread([this] {
-    auto outcome = JobBoard(*watched_store_, options_.run_id).await_outcome(Deadline::after(kForever));
-    loop_.post([this, outcome] { settle(outcome.value_or(Outcome{1, store_lost(), place_.node_rank})); });
-  });
+void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
+  failure_ = Outcome{exit.status(), report};
+  tell(Call::Kind::kFailed, *failure_);
+}
+
+void Agent::on_lost(const Error& why) {
+  if (outcome_ || reconnecting_) return;
+  if (!node_.outside && node_.direct) {
+    Outcome outcome = failure_.value_or(Outcome{1, store_lost()});
+    if (failure_) outcome.report += "\n  also " + store_lost();
+    return settle(std::move(outcome));
+  }
+  say(fmt::format("lost the job's root at {} ({}): looking for its successor", node_.root_url, why.message));
+  reconnecting_ = true;
+  stop_workers();
 }
 
 std::string Agent::store_lost() const {
@@ -154,59 +359,73 @@ std::string Agent::store_lost() const {
                      several() ? node_.root_url : node_.url);
 }
 
-void Agent::on_all_well() {
-  if (!several()) return settle(Outcome{});
-  if (!board_->node_done(options_.nnodes_max, Deadline::after(kStoreTime)))
-    conclude({1, store_lost(), place_.node_rank});
-}
-
 void Agent::on_signal(int number) {
   // Nobody waits for a job whose launcher was killed; and who asks twice is in a hurry.
-  if (guard_is_gone() || (outcome_ && outcome_->status != 0)) supervisor_->kill();
-  if (guard_is_gone()) return conclude({128 + SIGKILL, "`muster run` was killed on host " + host_, place_.node_rank});
-  conclude({128 + number,
-            fmt::format("SIG{} on host {}: stopping the workers (once more kills them)", ::sigabbrev_np(number), host_),
-            place_.node_rank});
+  const bool hurry = guard_is_gone() || leaving_ || (outcome_ && outcome_->status != 0);
+  if (hurry) supervisor_->kill();
+  if (guard_is_gone()) return end({128 + SIGKILL, "`muster run` was killed on host " + host_});
+  const std::string what = fmt::format("SIG{} on host {}", ::sigabbrev_np(number), host_);
+  const Outcome outcome{128 + number, what + ": stopping the workers (once more kills them)"};
+  if (number != SIGTERM || !options_.elastic() || node_.root || !member_ || hurry) return end(outcome);
+  // The system takes this host away: an elastic job goes on without it, if enough others are left.
+  leaving_ = true;
+  say(what + ": this node leaves the job (once more kills its workers)");
+  tell(Call::Kind::kLeave, {outcome.status, what + ": it leaves the job"});
+  if (!running_) go_on_when_stopped();
 }
 
-void Agent::conclude(Outcome proposed) {
+void Agent::tell(Call::Kind kind, Outcome outcome) {
+  if (!member_) return;
+  Call call{kind, id_, current_.generation};
+  call.outcome = std::move(outcome);
+  member_->send(std::move(call));
+}
+
+// The whole job ends, for a reason that only this node knows.
+void Agent::end(Outcome outcome) {
   if (outcome_) return;
-  if (several()) {
-    auto holds = board_->conclude(proposed, Deadline::after(kStoreTime));
-    if (holds) {
-      proposed = std::move(*holds);
-    } else if (proposed.report != store_lost()) {
-      proposed.report += "\n  also " + store_lost();
-    }
-  }
-  settle(std::move(proposed));
+  tell(Call::Kind::kEnd, outcome);
+  settle(std::move(outcome));
 }
 
 void Agent::settle(Outcome outcome) {
   if (outcome_) return;
   outcome_ = std::move(outcome);
-  if (!outcome_->report.empty()) console_.notice(outcome_->report);
-  if (outcome_->status != 0 && supervisor_) supervisor_->stop();
+  cancelled_ = true;
+  say(outcome_->report);
+  if (outcome_->status != 0 && running_) supervisor_->stop();
 }
+
+// A report may come twice: as the reason to stop a generation, and as the job's outcome.
+void Agent::say(const std::string& text) {
+  if (!text.empty() && text != said_) console_.notice(text);
+  said_ = text;
+}
+
+bool Agent::finished() const { return outcome_ && !connecting_ && (!running_ || supervisor_->gone()); }
 
 // The root's server must outlive the others' need of it.
 void Agent::leave() {
-  if (!several() || !board_->leave(options_.nnodes_max, Deadline::after(kStoreTime))) return;
-  if (node_.root) (void)board_->await_all_left(Deadline::after(options_.shutdown_timeout + kLeaveTime));
+  if (!member_) return;
+  tell(Call::Kind::kBye);
+  const bool heard = member_->flush(Deadline::after(kStoreTime));
+  // Nodes that are yet to come must hear that this one's command cannot run.
+  const int expected = command_ ? 0 : options_.nnodes_min;
+  if (heard && coordinator_)
+    (void)coordinator_->await_all_left(expected, Deadline::after(options_.shutdown_timeout + kLeaveTime));
 }
 
 int Agent::run() {
-  auto command = worker_command(options_, own_path_, current_environment());
-  if (!command) return refuse(command.error(), exit_status(command.error()));
-  command_ = std::move(*command);
-  if (const auto met = meet(); !met)
-    return refuse(met.error(), met.error().code == ErrorCode::kInvalidArgument ? 2 : 1);
-  if (const auto started = start_workers(); !started) {
-    if (!supervisor_) return refuse(started.error(), 1);
-    conclude({exit_status(started.error()), started.error().message + " (host " + host_ + ")", place_.node_rank});
+  if (const auto ready = prepare(); !ready) {
+    settle({exit_status(ready.error()), ready.error().message});
+  } else {
+    connect(/*direct=*/false);
   }
-  if (several()) watch_outcome();
-  (void)loop_.run_until([this] { return outcome_ && supervisor_->gone(); }, Deadline::after(kForever));
+  const auto over = [this] {
+    go_on_when_stopped();
+    return finished();
+  };
+  (void)loop_.run_until(over, Deadline::after(kForever));
   console_.flush(Deadline::after(kFlushTime));
   supervisor_.reset();  // signals have their usual effect again
   leave();

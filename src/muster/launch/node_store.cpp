@@ -1,20 +1,25 @@
 #include "muster/launch/node_store.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <optional>
 
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
 #include "muster/io/tls.h"
+#include "muster/launch/rendezvous_messages.h"
 
 namespace muster {
 namespace {
 
 constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for the root, before the user is told
 constexpr Duration kStartTime = std::chrono::seconds(30);
-
-using Notice = std::function<void(std::string)>;
+constexpr Duration kSlice = std::chrono::seconds(1);  // of a wait that can be cancelled
+constexpr std::string_view kTcpScheme = "tcp://";
 
 // The kernel's choice of a source address is the target itself only if that belongs to this host.
 bool is_local(const Address& address) {
@@ -22,110 +27,227 @@ bool is_local(const Address& address) {
   return source && source->host() == address.host();
 }
 
-Result<Address> resolve_one(const std::string& host, uint16_t port) {
+Result<Address> resolve_one(const char* option, const std::string& host, uint16_t port) {
   const auto found = resolve(host, port);
-  if (!found) return fail(found.error().code, "--master-addr: " + found.error().message);
+  if (!found) return fail(found.error().code, fmt::format("{}: {}", option, found.error().message));
   return found->front();
 }
 
-StoreServerOptions local_options(const RunOptions& options, NodeStore& node) {
-  const Bytes name = generate_secret();
-  const Address workers = Address::unix_abstract("muster-" + to_hex(ByteView(name).first(12)));
-  node.url = workers.to_string();
-  StoreServerOptions server;
-  server.credentials = {node.secret, node.tls};
-  server.muster_listen = {workers};
-  // Workers learn the port from their environment. Several nodes may be on one host, so there any free one will do.
-  const uint16_t port = options.nnodes_max > 1 ? 0 : options.master_port;
-  server.torch_listen = {Address::parse("127.0.0.1:0")->with_port(port)};
-  return server;
+bool not_there(const Error& error) {
+  return error.code == ErrorCode::kTimeout || error.code == ErrorCode::kUnavailable ||
+         error.code == ErrorCode::kPeerLost;
 }
 
-Result<> start(NodeStore& node, StoreServerOptions options, const Deadline& deadline) {
-  MUSTER_ASSIGN(node.server, StoreServer::start(std::move(options), deadline));
-  node.torch_port = node.server->torch_addresses().front().port();
-  return {};
+// "redis://user:word@host:6379/0" and "etcd://host:2379,other:2379/x" -> "host".
+std::string host_of(const std::string& url) {
+  std::string rest = url.substr(std::min(url.size(), url.find("://") + 3));
+  rest = rest.substr(0, rest.find_first_of("/?,"));
+  if (const size_t at = rest.rfind('@'); at != std::string::npos) rest = rest.substr(at + 1);
+  const auto host_port = parse_host_port(rest, 1);
+  return host_port && !url.starts_with("file:") ? host_port->host : "";
 }
 
-Result<> start_root(NodeStore& node, const RunOptions& options, const Address& master, const Notice& notice) {
-  Address listen = master;
-  if (!options.local_addr.empty()) {
-    MUSTER_ASSIGN(const Address local, interface_address(options.local_addr));
-    listen = local.with_port(master.port());
-  }
-  StoreServerOptions server = local_options(options, node);
-  server.muster_listen.push_back(listen);
-  const auto started = start(node, std::move(server), Deadline::after(kStartTime));
-  if (!started) {
-    return fail(started.error().code, started.error().message +
-                                          "; node 0 listens at --master-addr: is another node 0 there, or is the "
-                                          "address not this host's (then name one with --local-addr)?");
-  }
-  node.root = true;
-  node.root_url = "tcp://" + master.to_string();
-  if (listen.is_loopback() && options.master_addr != "localhost" && options.master_addr != listen.host())
-    notice(
-        fmt::format("--master-addr {} is {} here, which other hosts cannot reach; name an address of this host with "
-                    "--local-addr",
-                    options.master_addr, listen.host()));
-  return {};
+std::string own_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
 
-Result<> start_proxy(NodeStore& node, const RunOptions& options, const Address& master, const Notice& notice) {
-  node.root_url = "tcp://" + master.to_string();
-  StoreServerOptions server = local_options(options, node);
-  server.upstream = node.root_url;
-  const Deadline deadline = Deadline::after(options.timeout);
-  const Deadline quiet = deadline.or_sooner(Deadline::after(kQuietTime).when());
-  auto started = start(node, server, quiet);
-  const auto not_there = [&] {
-    return !started && (started.error().code == ErrorCode::kTimeout || started.error().code == ErrorCode::kUnavailable);
-  };
-  if (not_there() && !deadline.passed()) {
-    notice(fmt::format("waiting for node 0 at {}", node.root_url));
-    started = start(node, std::move(server), deadline);
+class Opening {
+ public:
+  Opening(const RunOptions& options, const NodeStoreEvents& events, bool direct)
+      : options_(options), events_(events), direct_(direct), deadline_(Deadline::after(options.timeout)) {}
+
+  Result<NodeStore> open() {
+    node_.secret = options_.secret;
+    MUSTER_TRY(options_.nnodes_max == 1 ? alone() : options_.rdzv_url.empty() ? by_address() : by_outside_store());
+    if (options_.nnodes_max > 1 && node_.root && node_.secret.empty())
+      events_.notice(
+          fmt::format("no secret was given, so whoever reaches {} can join this job; set MUSTER_SECRET to the same hex "
+                      "digits on all nodes, or use --secret-file",
+                      node_.root_url));
+    return std::move(node_);
   }
-  if (not_there())
-    return fail(
-        ErrorCode::kTimeout,
-        fmt::format("node 0 did not answer at {} within {:g} s ({}); start `muster run` there, or give a longer "
-                    "--timeout",
-                    node.root_url, std::chrono::duration<double>(options.timeout).count(), started.error().message));
-  return started;
-}
+
+ private:
+  Result<> alone() {
+    if (!options_.master_addr.empty())
+      MUSTER_TRY(resolve_one("--master-addr", options_.master_addr, options_.master_port));
+    if (node_.secret.empty()) node_.secret = generate_secret();
+    node_.root = true;
+    return start_server(server_options(), Deadline::after(kStartTime));
+  }
+
+  Result<> by_address() {
+    MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
+    MUSTER_ASSIGN(const Address master, resolve_one("--master-addr", options_.master_addr, options_.master_port));
+    MUSTER_TRY(find_interface(master));
+    const bool by_place = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
+    if (options_.is_host.value_or(by_place)) {
+      const auto started = start_fixed_root(master);
+      const bool somebody_is = !started && started.error().code == ErrorCode::kUnavailable && !options_.node_rank;
+      if (started || !somebody_is) return started;
+    }
+    return await_root("tcp://" + master.to_string());
+  }
+
+  // The root has no place of its own: whoever claims the name serves at any free port, and says so in the claim.
+  Result<> by_outside_store() {
+    MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
+    auto outside = open_store(options_.rdzv_url, options_.secret, deadline_);
+    if (!outside) return fail(outside.error().code, "--rdzv-endpoint: " + outside.error().message);
+    node_.outside = std::move(*outside);
+    const std::string host = host_of(options_.rdzv_url);
+    MUSTER_ASSIGN(const Address towards, resolve_one("--rdzv-endpoint", host.empty() ? own_name() : host, 1));
+    MUSTER_TRY(find_interface(towards));
+    Error last{ErrorCode::kTimeout, "no time was left", kNoRank, ""};
+    while (!cancelled() && !deadline_.passed()) {
+      MUSTER_ASSIGN(const std::string root, claimed_root());
+      const auto done = root.empty() ? become_root(towards) : start_proxy(root, slice());
+      if (done) return {};
+      if (!not_there(done.error()) && done.error().code != ErrorCode::kAlreadyExists) return done;
+      last = done.error();
+    }
+    if (cancelled()) return stopped();
+    return fail(ErrorCode::kTimeout, fmt::format("found no root of the job through {} within {:g} s ({})",
+                                                 options_.rdzv_url, seconds(options_.timeout), last.message));
+  }
+
+  Key claim_name() const { return JobKeys(options_.run_id).root(); }
+
+  Result<std::string> claimed_root() {
+    const Deadline deadline = Deadline::after(kStartTime);
+    const auto claims = node_.outside->claims(claim_name(), deadline);
+    if (claims) {
+      const auto found = claims->find(claim_name());
+      return found == claims->end() ? std::string() : to_string(found->second);
+    }
+    if (claims.error().code != ErrorCode::kUnsupported) return tl::unexpected(claims.error());
+    MUSTER_ASSIGN(const bool there, node_.outside->check({claim_name()}, deadline));
+    if (!there) return std::string();
+    MUSTER_ASSIGN(const Bytes value, node_.outside->get(claim_name(), deadline));
+    return to_string(value);
+  }
+
+  Result<> become_root(const Address& towards) {
+    MUSTER_ASSIGN(Address listen, local_address_towards(towards));
+    if (!options_.local_addr.empty()) {
+      MUSTER_ASSIGN(listen, interface_address(options_.local_addr));
+    }
+    StoreServerOptions server = server_options();
+    server.muster_listen.push_back(listen.with_port(0));
+    MUSTER_TRY(start_server(std::move(server), Deadline::after(kStartTime)));
+    node_.root_url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
+    const Deadline deadline = Deadline::after(kStartTime);
+    auto claim = node_.outside->claim(claim_name(), as_bytes(node_.root_url), options_.heartbeat_timeout, deadline);
+    if (claim) {
+      node_.claim = std::move(*claim);
+      node_.root = true;
+      return {};
+    }
+    if (claim.error().code != ErrorCode::kUnsupported) return tl::unexpected(claim.error());
+    MUSTER_ASSIGN(const Bytes holds, node_.outside->compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
+    node_.root = to_string(holds) == node_.root_url;
+    if (!node_.root) return fail(ErrorCode::kAlreadyExists, "another node became the root");
+    return {};
+  }
+
+  Result<> find_interface(const Address& root) {
+    node_.interface = options_.local_addr;
+    if (!node_.interface.empty() || std::getenv("MUSTER_INTERFACE") != nullptr) return {};
+    MUSTER_ASSIGN(const Address local, local_address_towards(root));
+    node_.interface = local.host();
+    return {};
+  }
+
+  StoreServerOptions server_options() {
+    const Bytes name = generate_secret();
+    const Address workers = Address::unix_abstract("muster-" + to_hex(ByteView(name).first(12)));
+    node_.url = workers.to_string();
+    StoreServerOptions server;
+    server.credentials = {node_.secret, node_.tls};
+    server.muster_listen = {workers};
+    return server;
+  }
+
+  Result<> start_server(StoreServerOptions server, const Deadline& deadline) {
+    MUSTER_ASSIGN(node_.server, StoreServer::start(std::move(server), deadline));
+    return {};
+  }
+
+  Result<> start_fixed_root(const Address& master) {
+    Address listen = master;
+    if (!options_.local_addr.empty()) {
+      MUSTER_ASSIGN(const Address local, interface_address(options_.local_addr));
+      listen = local.with_port(master.port());
+    }
+    StoreServerOptions server = server_options();
+    server.muster_listen.push_back(listen);
+    const auto started = start_server(std::move(server), Deadline::after(kStartTime));
+    if (!started) {
+      return fail(started.error().code, started.error().message +
+                                            "; node 0 listens at --master-addr: is another node 0 there, or is the "
+                                            "address not this host's (then name one with --local-addr)?");
+    }
+    node_.root = true;
+    node_.root_url = std::string(kTcpScheme) + master.to_string();
+    if (listen.is_loopback() && options_.master_addr != "localhost" && options_.master_addr != listen.host())
+      events_.notice(
+          fmt::format("--master-addr {} is {} here, which other hosts cannot reach; name an address of this host with "
+                      "--local-addr",
+                      options_.master_addr, listen.host()));
+    return {};
+  }
+
+  Result<> start_proxy(const std::string& root_url, const Deadline& deadline) {
+    node_.root_url = root_url;
+    StoreServerOptions server = server_options();
+    server.upstream = root_url;
+    return start_server(std::move(server), deadline);
+  }
+
+  Result<> await_root(const std::string& root_url) {
+    const TimePoint talk = deadline_.clock().now() + kQuietTime;
+    bool told = false;
+    while (true) {
+      const auto started = start_proxy(root_url, slice());
+      if (started || !not_there(started.error())) return started;
+      if (cancelled()) return stopped();
+      if (deadline_.passed())
+        return fail(ErrorCode::kTimeout,
+                    fmt::format("node 0 did not answer at {} within {:g} s ({}); start `muster run` there, or give a "
+                                "longer --timeout",
+                                root_url, seconds(options_.timeout), started.error().message));
+      if (!told && deadline_.clock().now() >= talk) {
+        events_.notice(fmt::format("waiting for node 0 at {}", root_url));
+        told = true;
+      }
+    }
+  }
+
+  static double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+  Deadline slice() const { return deadline_.or_sooner(deadline_.clock().now() + kSlice); }
+  bool cancelled() const { return events_.cancelled != nullptr && *events_.cancelled; }
+  static tl::unexpected<Error> stopped() { return fail(ErrorCode::kAborted, "stopped while waiting for the root"); }
+
+  const RunOptions& options_;
+  const NodeStoreEvents& events_;
+  const bool direct_;
+  const Deadline deadline_;
+  NodeStore node_;
+};
 
 }  // namespace
 
-Result<NodeStore> open_node_store(const RunOptions& options, const Notice& notice) {
-  NodeStore node;
-  node.secret = options.secret;
-  if (options.nnodes_max == 1) {
-    if (!options.master_addr.empty()) MUSTER_TRY(resolve_one(options.master_addr, options.master_port));
-    if (node.secret.empty()) node.secret = generate_secret();
-    node.root = true;
-    MUSTER_TRY(start(node, local_options(options, node), Deadline::after(kStartTime)));
-    return node;
-  }
-  MUSTER_ASSIGN(node.tls, TlsContext::from_environment());
-  MUSTER_ASSIGN(const Address master, resolve_one(options.master_addr, options.master_port));
-  node.interface = options.local_addr;
-  if (node.interface.empty() && std::getenv("MUSTER_INTERFACE") == nullptr) {
-    MUSTER_ASSIGN(const Address local, local_address_towards(master));
-    node.interface = local.host();
-  }
-  const bool may_be_root = options.node_rank ? *options.node_rank == 0 : is_local(master);
-  if (may_be_root) {
-    const auto started = start_root(node, options, master, notice);
-    const bool somebody_is = !started && started.error().code == ErrorCode::kUnavailable && !options.node_rank;
-    if (!started && !somebody_is) return tl::unexpected(started.error());
-  }
-  if (!node.root) MUSTER_TRY(start_proxy(node, options, master, notice));
-  if (node.root && node.secret.empty())
-    notice(
-        fmt::format("no secret was given, so whoever reaches {} can join this job; set MUSTER_SECRET to the same hex "
-                    "digits on all nodes, or use --secret-file",
-                    node.root_url));
-  return node;
+Result<> NodeStore::open_generation(int generation, uint16_t port) {
+  const auto loopback = [](uint16_t number) { return Address::parse("127.0.0.1:0")->with_port(number); };
+  if (torch_port != 0) server->remove_torch_listener(loopback(torch_port));
+  MUSTER_ASSIGN(const Address bound, server->add_torch_listener(loopback(port), generation_prefix(generation)));
+  torch_port = bound.port();
+  return {};
+}
+
+Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct) {
+  return Opening(options, events, direct).open();
 }
 
 }  // namespace muster

@@ -1,20 +1,25 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "muster/launch/options.h"
+#include "muster/store/claim.h"
 #include "muster/store/server.h"
 
 namespace muster {
 
-/// The job's store as this node reaches it. Node 0's server is the root and holds the data; the other nodes' servers
-/// forward to it. The node's own workers use a Unix socket or, in PyTorch's dialect, a port of the loopback interface:
-/// only the root's authenticated listener is open on the network, and only if there are several nodes.
+/// The job's store as this node reaches it. The root's server holds the data; the other nodes' servers forward to it.
+/// The node's own workers use a Unix socket or, in PyTorch's dialect, a port of the loopback interface: only the root's
+/// authenticated listener is open on the network, and only if there are several nodes.
 struct NodeStore {
+  std::unique_ptr<Store> outside;  ///< --rdzv-endpoint's, where nodes find the root; null where node 0 is the root
+  std::unique_ptr<Claim> claim;    ///< to be the root; null elsewhere, and where claims do not end with their holder
   std::unique_ptr<StoreServer> server;
   bool root = false;
+  bool direct = true;    ///< no other node's proxy is between this one and the root
   std::string url;       ///< for this node's workers
   std::string root_url;  ///< for the other nodes; empty on a single node
   uint16_t torch_port = 0;
@@ -22,11 +27,20 @@ struct NodeStore {
   Bytes secret;           ///< of the job; empty only with several nodes and none given
   /// Between nodes, where the environment names certificates (io/tls.h); shared as there.
   std::shared_ptr<TlsContext> tls;
+
+  /// From now on `torch_port` leads to the keys of this generation, and that of the one before leads nowhere.
+  Result<> open_generation(int generation, uint16_t port);
 };
 
-/// Without a node rank the node whose address --master-addr is becomes the root; when several nodes are on that host,
-/// the first one. Other nodes wait for the root until options.timeout. `notice` is told what the user should know.
-/// kUnavailable names the host that is unknown or the port that is taken.
-Result<NodeStore> open_node_store(const RunOptions& options, const std::function<void(std::string)>& notice);
+struct NodeStoreEvents {
+  std::function<void(std::string)> notice;       ///< what the user should know
+  const std::atomic<bool>* cancelled = nullptr;  ///< set: give up within a second
+};
+
+/// Finds the root or becomes it. Without an outside store the root is node 0, or without node ranks the node whose
+/// address --master-addr is; when several nodes are on that host, the first one. With one it is the node whose claim
+/// stands there. Other nodes wait for the root until options.timeout. `direct`: link to the root even where tiers have
+/// a proxy between. kUnavailable names the host that is unknown or the port that is taken.
+Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct = false);
 
 }  // namespace muster

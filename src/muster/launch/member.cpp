@@ -1,0 +1,134 @@
+#include "muster/launch/member.h"
+
+#include <algorithm>
+
+namespace muster {
+namespace {
+
+constexpr Duration kForever = Duration::max();
+
+}  // namespace
+
+Result<std::unique_ptr<Member>> Member::start(std::unique_ptr<Store> store, Options options, Events events) {
+  std::unique_ptr<Member> made(new Member(std::move(store), std::move(options), std::move(events)));
+  // News from before this node joins cannot concern it.
+  MUSTER_ASSIGN(const int64_t told,
+                made->store_->add(made->keys_.news_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
+  made->first_news_ = told + 1;
+  made->sender_ = std::thread([self = made.get()] { self->send_all(); });
+  made->receiver_ = std::thread([self = made.get()] { self->receive(); });
+  return made;
+}
+
+Member::Member(std::unique_ptr<Store> store, Options options, Events events)
+    : store_(std::move(store)), options_(std::move(options)), events_(std::move(events)), keys_(options_.run_id) {}
+
+Member::~Member() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  if (sender_.joinable()) sender_.join();
+  if (receiver_.joinable()) receiver_.join();
+}
+
+void Member::send(Call call) {
+  call.id = options_.node_id;
+  enqueue([this, bytes = encode(call)](Store& store, const Deadline& deadline) {
+    return store.queue_push(keys_.inbox(), bytes, deadline);
+  });
+}
+
+void Member::join(NodeInfo node) {
+  node.id = options_.node_id;
+  Call call{Call::Kind::kJoin};
+  call.node = std::move(node);
+  send(std::move(call));
+}
+
+void Member::publish(Key key, Bytes value) {
+  enqueue([key = std::move(key), value = std::move(value)](Store& store, const Deadline& deadline) {
+    return store.set(key, value, deadline);
+  });
+}
+
+void Member::enqueue(Task task) {
+  const std::lock_guard lock(mutex_);
+  if (lost_) return;
+  tasks_.push_back(std::move(task));
+  changed_.notify_all();
+}
+
+bool Member::flush(const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  const auto idle = [this] { return lost_ || (tasks_.empty() && !sending_); };
+  while (!idle() && !deadline.passed()) changed_.wait_for(lock, deadline.left());
+  return idle() && !lost_;
+}
+
+void Member::send_all() {
+  const Duration interval = options_.heartbeat_timeout / 5;
+  const Bytes alive = encode(Call{Call::Kind::kAlive, options_.node_id});
+  std::unique_lock lock(mutex_);
+  while (!ending_ && !lost_) {
+    Task task;
+    if (tasks_.empty()) changed_.wait_for(lock, interval);
+    if (ending_ || lost_) break;
+    if (!tasks_.empty()) {
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    sending_ = true;
+    lock.unlock();
+    const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
+    const auto sent = task ? task(*store_, deadline) : store_->queue_push(keys_.inbox(), alive, deadline);
+    lock.lock();
+    sending_ = false;
+    changed_.notify_all();
+    if (sent) continue;
+    lock.unlock();
+    lose(sent.error());
+    lock.lock();
+  }
+}
+
+void Member::receive() {
+  for (int64_t number = first_news_;; ++number) {
+    const auto more = hear(number);
+    if (!more) return lose(more.error());
+    if (!*more) return;
+  }
+}
+
+// False: it was the last.
+Result<bool> Member::hear(int64_t number) {
+  MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.news(number), Deadline::after(kForever)));
+  MUSTER_ASSIGN(const News news, parse_news(bytes));
+  const bool for_me = news.id.empty() || news.id == options_.node_id;
+  if (!for_me) return true;
+  std::optional<Assignment> assignment;
+  if (news.kind == News::Kind::kStart) {
+    const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
+    const Key place = keys_.place(news.generation, options_.node_id);
+    MUSTER_ASSIGN(const bool placed, store_->check({place}, deadline));
+    if (placed) {
+      MUSTER_ASSIGN(const Bytes value, store_->get(place, deadline));
+      MUSTER_ASSIGN(assignment, parse_assignment(value));
+    }
+  }
+  events_.news(news, assignment);
+  return news.kind != News::Kind::kOutcome && news.kind != News::Kind::kRefused;
+}
+
+void Member::lose(const Error& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(lost_, true)) return;
+    tasks_.clear();
+    changed_.notify_all();
+  }
+  events_.lost(why);
+}
+
+}  // namespace muster

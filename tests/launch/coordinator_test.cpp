@@ -1,0 +1,207 @@
+#include "muster/launch/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "muster/launch/member.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+using Kind = News::Kind;
+
+constexpr Duration kPlenty = std::chrono::seconds(60);
+
+Deadline soon() { return Deadline::after(kPlenty); }
+
+// An agent without processes: what it hears is kept until the test asks for it.
+class FakeAgent {
+ public:
+  FakeAgent(Store& store, const std::string& id, int min_nodes, int max_nodes) : id_(id) {
+    Member::Events events;
+    events.news = [this](const News& news, const std::optional<Assignment>& assignment) {
+      const std::lock_guard lock(mutex_);
+      if (news.kind != Kind::kProgress) heard_.emplace_back(news, assignment);
+      changed_.notify_all();
+    };
+    events.lost = [](const Error&) {};
+    member_ = Member::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
+    NodeInfo node{id, "host-" + id, 1, 2, min_nodes, max_nodes};
+    member_->join(node);
+  }
+
+  std::pair<News, std::optional<Assignment>> next() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, kPlenty, [this] { return !heard_.empty(); })) ADD_FAILURE() << id_ << " heard nothing";
+    if (heard_.empty()) return {};
+    auto first = heard_.front();
+    heard_.pop_front();
+    return first;
+  }
+  Assignment start() {
+    const auto [news, assignment] = next();
+    EXPECT_EQ(news.kind, Kind::kStart) << news.text;
+    return current_ = assignment.value_or(Assignment{});
+  }
+  void tell(Call::Kind kind, const std::string& report = "") {
+    Call call{kind, id_, current_.generation};
+    call.outcome = {1, report};
+    member_->send(call);
+  }
+  bool flush() { return member_->flush(soon()); }
+
+ private:
+  const std::string id_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<News, std::optional<Assignment>>> heard_;
+  Assignment current_;
+  std::unique_ptr<Member> member_;  // last: its threads use what is above
+};
+
+class Coordinators : public ::testing::Test {
+ protected:
+  void start(int min_nodes, int max_nodes, int max_restarts, Store* ledger = nullptr) {
+    RendezvousOptions options;
+    options.min_nodes = min_nodes;
+    options.max_nodes = max_nodes;
+    options.max_restarts = max_restarts;
+    options.last_call = Duration::zero();
+    options.heartbeat_timeout = kPlenty;
+    coordinator_ = Coordinator::start(store_->clone().value(), "run", options, ledger, [](const Error&) {}).value();
+  }
+  void add(const std::string& id, int min_nodes, int max_nodes) {
+    agents_.push_back(std::make_unique<FakeAgent>(*store_, id, min_nodes, max_nodes));
+  }
+  void say_goodbye() {
+    for (auto& agent : agents_) agent->tell(Call::Kind::kBye);
+    EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
+  }
+
+  std::unique_ptr<Store> store_ = memory_store();
+  std::unique_ptr<Coordinator> coordinator_;
+  std::vector<std::unique_ptr<FakeAgent>> agents_;
+};
+
+TEST_F(Coordinators, RestartAllNodesOnceWhenTwoFailAtOnce) {
+  constexpr int kNodes = 8;
+  start(kNodes, kNodes, /*max_restarts=*/1);
+  for (int i = 0; i < kNodes; ++i) add(std::to_string(i), kNodes, kNodes);
+  for (auto& agent : agents_) EXPECT_EQ(agent->start().place.world_size, 2 * kNodes);
+  ASSERT_TRUE(store_->set(generation_prefix(0) + "address/0", as_bytes("dead"), soon()));
+  agents_[2]->tell(Call::Kind::kFailed, "one");
+  agents_[5]->tell(Call::Kind::kFailed, "other");
+  for (auto& agent : agents_) {
+    EXPECT_EQ(agent->next().first.kind, Kind::kStop);
+    agent->tell(Call::Kind::kStopped);
+  }
+  for (auto& agent : agents_) {
+    const Assignment assignment = agent->start();
+    EXPECT_EQ(assignment.generation, 1);
+    EXPECT_EQ(assignment.restarts, 1);
+  }
+  for (auto& agent : agents_) agent->tell(Call::Kind::kDone);
+  for (auto& agent : agents_) EXPECT_EQ(agent->next().first.kind, Kind::kOutcome);
+  say_goodbye();
+}
+
+TEST_F(Coordinators, DeleteWhatADeadGenerationHasWritten) {
+  start(1, 1, /*max_restarts=*/1);
+  add("a", 1, 1);
+  agents_[0]->start();
+  for (int i = 0; i < 1000; ++i)
+    ASSERT_TRUE(store_->set(generation_prefix(0) + std::to_string(i), as_bytes("dead"), soon()));
+  agents_[0]->tell(Call::Kind::kFailed, "one");
+  agents_[0]->next();
+  agents_[0]->tell(Call::Kind::kStopped);
+  agents_[0]->start();
+  const Deadline deadline = soon();
+  while (!store_->list_keys(generation_prefix(0), deadline).value().empty() && !deadline.passed())
+    std::this_thread::yield();
+  EXPECT_FALSE(deadline.passed());
+  agents_[0]->tell(Call::Kind::kDone);
+  EXPECT_EQ(agents_[0]->next().first.kind, Kind::kOutcome);
+  say_goodbye();
+}
+
+TEST_F(Coordinators, LetNodesInAndOutOfAnElasticJob) {
+  start(1, 3, /*max_restarts=*/0);
+  add("a", 1, 3);
+  EXPECT_EQ(agents_[0]->start().place.nnodes, 1);
+  add("b", 1, 3);
+  EXPECT_THAT(agents_[0]->next().first.text, HasSubstr("host-b"));
+  agents_[0]->tell(Call::Kind::kStopped);
+  for (int i : {0, 1}) EXPECT_EQ(agents_[static_cast<size_t>(i)]->start().place.node_rank, i);
+  agents_[0]->tell(Call::Kind::kLeave, "it is taken away");
+  for (auto& agent : agents_) {
+    EXPECT_EQ(agent->next().first.kind, Kind::kStop);
+    agent->tell(Call::Kind::kStopped);
+  }
+  agents_[0]->tell(Call::Kind::kBye);
+  // The first may or may not have been gone when the second had stopped.
+  Assignment last = agents_[1]->start();
+  while (last.place.nnodes != 1) {
+    EXPECT_EQ(agents_[1]->next().first.kind, Kind::kStop);
+    agents_[1]->tell(Call::Kind::kStopped);
+    last = agents_[1]->start();
+  }
+  agents_[1]->tell(Call::Kind::kDone);
+  EXPECT_EQ(agents_[1]->next().first.kind, Kind::kOutcome);
+  agents_[1]->tell(Call::Kind::kBye);
+  EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
+  // The first still waits for news, and there will be more only when someone says so.
+  agents_[0]->tell(Call::Kind::kJoin);
+}
+
+TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
+  const auto ledger = memory_store();
+  start(1, 1, /*max_restarts=*/2, ledger.get());
+  add("a", 1, 1);
+  agents_[0]->start();
+  agents_[0]->tell(Call::Kind::kFailed, "one");
+  agents_[0]->next();
+  agents_[0]->tell(Call::Kind::kStopped);
+  EXPECT_EQ(agents_[0]->start().restarts, 1);
+  coordinator_.reset();
+  const auto dead = std::exchange(store_, memory_store());
+  start(1, 1, /*max_restarts=*/2, ledger.get());
+  add("b", 1, 1);
+  const Assignment successor = agents_[1]->start();
+  EXPECT_EQ(successor.generation, 2);
+  EXPECT_EQ(successor.restarts, 1);
+  agents_[1]->tell(Call::Kind::kDone);
+  EXPECT_EQ(agents_[1]->next().first.kind, Kind::kOutcome);
+  EXPECT_FALSE(ledger->check({JobKeys("run").ledger()}, soon()).value()) << "another job must not inherit it";
+  // The first agent's root is gone; its wait ends with the store's last word.
+  ASSERT_TRUE(dead->set(JobKeys("run").news(4), encode(News{Kind::kOutcome}), soon()));
+  agents_[1]->tell(Call::Kind::kBye);
+  EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
+}
+
+TEST_F(Coordinators, WriteTheNodesDownForPeople) {
+  start(1, 1, 0);
+  add("a", 1, 1);
+  agents_[0]->start();
+  const std::string nodes = to_string(store_->get(JobKeys("run").nodes(), soon()).value());
+  EXPECT_THAT(nodes, HasSubstr("\"host\":\"host-a\""));
+  EXPECT_THAT(nodes, HasSubstr("\"generation\":0"));
+  agents_[0]->tell(Call::Kind::kDone);
+  EXPECT_EQ(agents_[0]->next().first.kind, Kind::kOutcome);
+  say_goodbye();
+}
+
+TEST_F(Coordinators, PassOverWhatIsNotOurs) {
+  start(1, 1, 0);
+  ASSERT_TRUE(store_->queue_push(JobKeys("run").inbox(), as_bytes("\xff junk"), soon()));
+  add("a", 1, 1);
+  agents_[0]->start();
+  agents_[0]->tell(Call::Kind::kEnd, "enough");
+  EXPECT_EQ(agents_[0]->next().first.outcome.report, "enough");
+  say_goodbye();
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,393 @@
+#include "muster/launch/rendezvous.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Kind = News::Kind;
+
+// Nodes that a test speaks for, and a clock that it sets.
+class Rendezvouses : public ::testing::Test {
+ protected:
+  void make(int min_nodes, int max_nodes, int max_restarts = 0, int first_generation = 0) {
+    options_.min_nodes = min_nodes;
+    options_.max_nodes = max_nodes;
+    options_.max_restarts = max_restarts;
+    options_.first_generation = first_generation;
+    rendezvous_.emplace(options_, now_);
+  }
+
+  std::vector<News> call(Call::Kind kind, const std::string& id, const std::string& report = "", int status = 1) {
+    Call call{kind, id, rendezvous_->generation()};
+    call.outcome = {status, report};
+    return rendezvous_->handle(call, now_);
+  }
+
+  std::vector<News> join(const std::string& id, std::optional<int> wanted = {}, int nproc = 1, int last_rank = -1,
+                         int last_nnodes = 0) {
+    NodeInfo node{id, "host-" + id, 100, nproc, options_.min_nodes, options_.max_nodes, "default", wanted};
+    node.last_rank = last_rank;
+    node.last_nnodes = last_nnodes;
+    Call call{Call::Kind::kJoin, id};
+    call.node = node;
+    return rendezvous_->handle(call, now_);
+  }
+
+  std::vector<News> wait(Duration duration) {
+    now_ = now_ + duration;
+    return rendezvous_->tick(now_);
+  }
+  // Time passes in which those nodes give signs of life.
+  std::vector<News> wait_alive(Duration duration, const std::vector<std::string>& ids) {
+    std::vector<News> all;
+    for (TimePoint end = now_ + duration; now_ < end;) {
+      for (auto& news : wait(1s)) all.push_back(std::move(news));
+      for (const auto& id : ids) call(Call::Kind::kAlive, id);
+    }
+    return all;
+  }
+
+  std::string order() const {
+    std::string order;
+    for (const auto& [id, assignment] : rendezvous_->places()) order += id;
+    return order;
+  }
+
+  RendezvousOptions options_;
+  TimePoint now_{1'000'000'000};
+  std::optional<Rendezvous> rendezvous_;
+};
+
+MATCHER_P(Are, kind, "") { return arg.size() == 1 && arg.front().kind == kind; }
+
+TEST_F(Rendezvouses, RanksFollowFromEveryNodesOwnCount) {
+  make(3, 3);
+  EXPECT_THAT(join("c", 2, 3), IsEmpty());
+  EXPECT_THAT(join("a", 0, 1), IsEmpty());
+  EXPECT_THAT(join("b", 1, 2), Are(Kind::kStart));
+  EXPECT_EQ(order(), "abc");
+  int i = 0;
+  for (const auto& [id, assignment] : rendezvous_->places()) {
+    EXPECT_EQ(assignment.place.node_rank, i);
+    EXPECT_EQ(assignment.place.nproc, i + 1);
+    EXPECT_EQ(assignment.place.first_rank, i * (i + 1) / 2);
+    EXPECT_EQ(assignment.place.world_size, 6);
+    EXPECT_EQ(assignment.generation, 0);
+    ++i;
+  }
+}
+
+TEST_F(Rendezvouses, NodesWithoutARankFillWhatTheOthersLeave) {
+  make(4, 4);
+  join("x");
+  join("b", 1);
+  join("y");
+  join("a", 0);
+  EXPECT_EQ(order(), "abxy");
+}
+
+TEST_F(Rendezvouses, ANodeRankGivenTwiceIsRefusedOnceItsHolderShowsLife) {
+  make(2, 2);
+  join("a", 1);
+  EXPECT_THAT(join("b", 1), IsEmpty());
+  const auto news = call(Call::Kind::kAlive, "a");
+  ASSERT_THAT(news, Are(Kind::kRefused));
+  EXPECT_EQ(news.front().id, "b");
+  EXPECT_THAT(news.front().text, HasSubstr("node rank 1 is taken by host host-a"));
+  EXPECT_THAT(join("c", 0), Are(Kind::kStart));
+}
+
+TEST_F(Rendezvouses, ANewAgentTakesTheRankOfADeadOne) {
+  make(2, 2, /*max_restarts=*/1);
+  join("a", 0);
+  join("b", 1);
+  join("again", 1);
+  const auto news = wait_alive(15s, {"a", "again"});
+  ASSERT_FALSE(news.empty());
+  EXPECT_THAT(news.front().text, HasSubstr("lost host host-b"));
+  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_EQ(order(), "aagain");
+}
+
+TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
+  make(2, 3);
+  Call other{Call::Kind::kJoin, "b"};
+  other.node = {"b", "h", 1, 1, 2, 4};
+  const auto news = rendezvous_->handle(other, now_);
+  ASSERT_THAT(news, Are(Kind::kRefused));
+  EXPECT_THAT(news.front().text, HasSubstr("--nnodes 2:4"));
+  EXPECT_THAT(news.front().text, HasSubstr("--nnodes 2:3"));
+}
+
+TEST_F(Rendezvouses, OneNodeTooManyIsToldSo) {
+  make(1, 1);
+  join("a");
+  const auto news = join("b");
+  ASSERT_THAT(news, Are(Kind::kRefused));
+  EXPECT_THAT(news.front().text, HasSubstr("all 1 nodes of the job are there already"));
+}
+
+TEST_F(Rendezvouses, WhoWaitsIsToldWhoIsMissing) {
+  options_.join_timeout = 100s;
+  make(5, 5);
+  join("a", 0);
+  join("d", 3);
+  const auto news = wait_alive(4s, {"a", "d"});
+  ASSERT_THAT(news, Are(Kind::kProgress));
+  EXPECT_EQ(news.front().text, "2 of 5 nodes; missing: 1, 2, 4");
+  const auto end = wait_alive(100s, {"a", "d"});
+  ASSERT_EQ(end.back().kind, Kind::kOutcome);
+  EXPECT_THAT(end.back().outcome.report, HasSubstr("of 5 nodes nodes 1, 2, 4 did not come within 100 s"));
+}
+
+TEST_F(Rendezvouses, TheJobEndsWellWhenTheLastNodeDoes) {
+  make(2, 2);
+  join("a");
+  join("b");
+  EXPECT_THAT(call(Call::Kind::kDone, "a"), IsEmpty());
+  const auto news = call(Call::Kind::kDone, "b");
+  ASSERT_THAT(news, Are(Kind::kOutcome));
+  EXPECT_EQ(news.front().outcome.status, 0);
+  call(Call::Kind::kBye, "a");
+  EXPECT_FALSE(rendezvous_->all_left());
+  call(Call::Kind::kBye, "b");
+  EXPECT_TRUE(rendezvous_->all_left());
+}
+
+TEST_F(Rendezvouses, WithoutRestartsTheFirstFailureIsTheOutcome) {
+  make(2, 2);
+  join("a");
+  join("b");
+  const auto news = call(Call::Kind::kFailed, "b", "rank 1 failed", 3);
+  ASSERT_THAT(news, Are(Kind::kOutcome));
+  EXPECT_EQ(news.front().outcome.status, 3);
+  EXPECT_EQ(news.front().outcome.report, "rank 1 failed");
+  EXPECT_THAT(call(Call::Kind::kFailed, "a", "rank 0 failed too"), IsEmpty());
+}
+
+TEST_F(Rendezvouses, TwoFailuresAtOnceAreOneRestart) {
+  make(2, 2, /*max_restarts=*/1);
+  join("a");
+  join("b");
+  EXPECT_THAT(call(Call::Kind::kFailed, "a", "first"), Are(Kind::kStop));
+  EXPECT_THAT(call(Call::Kind::kFailed, "b", "second"), IsEmpty());
+  EXPECT_THAT(call(Call::Kind::kStopped, "a"), IsEmpty());
+  EXPECT_THAT(call(Call::Kind::kStopped, "b"), Are(Kind::kStart));
+  EXPECT_EQ(rendezvous_->generation(), 1);
+  EXPECT_EQ(rendezvous_->restarts(), 1);
+  EXPECT_EQ(rendezvous_->places().front().second.restarts, 1);
+  EXPECT_THAT(call(Call::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
+}
+
+TEST_F(Rendezvouses, ANodeThatHadFinishedStartsAnewWithTheOthers) {
+  make(2, 2, /*max_restarts=*/1);
+  join("a");
+  join("b");
+  call(Call::Kind::kDone, "a");
+  EXPECT_THAT(call(Call::Kind::kFailed, "b", "late"), Are(Kind::kStop));
+  call(Call::Kind::kStopped, "b");
+  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+}
+
+TEST_F(Rendezvouses, WordsOfAnOldGenerationCountNoMore) {
+  make(1, 1, /*max_restarts=*/3);
+  join("a");
+  call(Call::Kind::kFailed, "a", "one");
+  call(Call::Kind::kStopped, "a");
+  ASSERT_EQ(rendezvous_->generation(), 1);
+  for (const auto kind : {Call::Kind::kFailed, Call::Kind::kDone, Call::Kind::kStopped})
+    EXPECT_THAT(rendezvous_->handle({kind, "a", 0}, now_), IsEmpty());
+  EXPECT_EQ(rendezvous_->restarts(), 1);
+}
+
+TEST_F(Rendezvouses, AnElasticJobWaitsAMomentForMoreNodesAndThenStarts) {
+  options_.last_call = 30s;
+  make(2, 4);
+  join("a");
+  EXPECT_THAT(join("b"), IsEmpty());
+  const auto news = wait_alive(31s, {"a", "b"});
+  ASSERT_FALSE(news.empty());
+  EXPECT_EQ(news.back().kind, Kind::kStart);
+  EXPECT_EQ(order(), "ab");
+}
+
+TEST_F(Rendezvouses, ANodeThatComesLaterIsLetIntoTheNextGeneration) {
+  options_.last_call = 0s;
+  make(1, 3);
+  EXPECT_THAT(join("a"), Are(Kind::kStart));
+  const auto stop = join("b");
+  ASSERT_THAT(stop, Are(Kind::kStop));
+  EXPECT_THAT(stop.front().text, HasSubstr("host-b"));
+  EXPECT_THAT(join("c"), IsEmpty());
+  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_EQ(order(), "abc");
+  EXPECT_EQ(rendezvous_->restarts(), 0) << "a change of membership is no restart";
+  EXPECT_THAT(join("d"), IsEmpty()) << "there is no room";
+}
+
+TEST_F(Rendezvouses, SurvivorsKeepTheirOrderAndASpareTakesTheEmptyPlace) {
+  options_.last_call = 0s;
+  make(2, 3);
+  join("a");
+  join("b");
+  call(Call::Kind::kStopped, "a");
+  join("c");
+  for (const char* id : {"a", "b"}) call(Call::Kind::kStopped, id);
+  ASSERT_EQ(order(), "abc");
+  join("spare");
+  wait_alive(5s, {"a", "c", "spare"});
+  const auto lost = wait_alive(6s, {"a", "c", "spare"});
+  ASSERT_THAT(lost, Are(Kind::kStop));
+  EXPECT_THAT(lost.front().text, HasSubstr("lost host host-b"));
+  call(Call::Kind::kStopped, "c");
+  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_EQ(order(), "asparec");
+}
+
+TEST_F(Rendezvouses, AFailureThatALostNodeBringsAboutIsNoRestart) {
+  options_.last_call = 0s;
+  make(1, 2);
+  join("a");
+  join("b");
+  call(Call::Kind::kStopped, "a");
+  ASSERT_EQ(order(), "ab");
+  EXPECT_THAT(call(Call::Kind::kFailed, "a", "lost its peer"), Are(Kind::kStop));
+  EXPECT_THAT(call(Call::Kind::kStopped, "a"), IsEmpty()) << "b may yet be well";
+  const auto news = wait_alive(12s, {"a"});
+  ASSERT_THAT(news, Are(Kind::kStart));
+  EXPECT_EQ(order(), "a");
+  EXPECT_EQ(rendezvous_->restarts(), 0);
+}
+
+TEST_F(Rendezvouses, AnElasticJobsOwnFailureEndsItOnceNoRestartIsLeft) {
+  options_.last_call = 0s;
+  make(1, 2);
+  join("a");
+  call(Call::Kind::kFailed, "a", "its own fault", 7);
+  const auto news = call(Call::Kind::kStopped, "a");
+  ASSERT_THAT(news, Are(Kind::kOutcome));
+  EXPECT_EQ(news.front().outcome.status, 7);
+}
+
+TEST_F(Rendezvouses, ALostNodeEndsAJobThatCannotGoOnWithoutIt) {
+  make(2, 2);
+  join("a");
+  join("b");
+  const auto news = wait_alive(12s, {"a"});
+  ASSERT_THAT(news, Are(Kind::kOutcome));
+  EXPECT_THAT(news.front().outcome.report, HasSubstr("lost host host-b (agent's pid 100): no sign of life for 10 s"));
+}
+
+TEST_F(Rendezvouses, TooFewNodesForTooLongEndAnElasticJob) {
+  options_.join_timeout = 50s;
+  options_.last_call = 0s;
+  make(2, 3);
+  join("a");
+  join("b");
+  wait_alive(12s, {"a"});
+  call(Call::Kind::kStopped, "a");
+  const auto news = wait_alive(51s, {"a"});
+  ASSERT_EQ(news.back().kind, Kind::kOutcome);
+  EXPECT_THAT(news.back().outcome.report, HasSubstr("of at least 2 nodes (--nnodes 2:3) only 1 came within 50 s"));
+}
+
+TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
+  options_.last_call = 0s;
+  make(1, 3);
+  join("a");
+  join("b");
+  call(Call::Kind::kStopped, "a");
+  EXPECT_THAT(call(Call::Kind::kLeave, "a", "SIGTERM"), Are(Kind::kStop));
+  call(Call::Kind::kStopped, "a");
+  call(Call::Kind::kBye, "a");
+  EXPECT_THAT(call(Call::Kind::kStopped, "b"), Are(Kind::kStart));
+  EXPECT_EQ(order(), "b");
+  const auto last = call(Call::Kind::kLeave, "b", "SIGTERM", 143);
+  ASSERT_THAT(last, Are(Kind::kOutcome)) << "nobody would be left";
+  EXPECT_EQ(last.front().outcome.status, 143);
+}
+
+TEST_F(Rendezvouses, ARootThatStoodStillBlamesNobody) {
+  make(2, 2);
+  join("a");
+  join("b");
+  EXPECT_THAT(wait(3600s), IsEmpty());
+  EXPECT_THAT(wait_alive(5s, {"a", "b"}), IsEmpty());
+}
+
+TEST_F(Rendezvouses, ANodeThatWasGivenUpIsToldToJoinAgain) {
+  options_.last_call = 0s;
+  make(1, 2);
+  join("a");
+  join("b");
+  call(Call::Kind::kStopped, "a");
+  ASSERT_EQ(order(), "ab");
+  ASSERT_THAT(wait_alive(12s, {"a"}), Are(Kind::kStop));
+  call(Call::Kind::kStopped, "a");
+  const auto forgotten = call(Call::Kind::kAlive, "b");
+  ASSERT_THAT(forgotten, Are(Kind::kForgotten));
+  EXPECT_EQ(forgotten.front().id, "b");
+  EXPECT_THAT(join("b", {}, 1, 1, 2), Are(Kind::kStop));
+}
+
+TEST_F(Rendezvouses, ASuccessorOfTheRootGoesOnWithThoseWhoAreLeft) {
+  options_.last_call = 1000s;
+  make(2, 4, 0, /*first_generation=*/6);
+  join("d", {}, 1, 3, 4);
+  join("b", {}, 1, 1, 4);
+  const auto news = join("c", {}, 1, 2, 4);
+  ASSERT_THAT(news, Are(Kind::kStart));
+  EXPECT_EQ(news.front().generation, 6);
+  EXPECT_EQ(order(), "bcd");
+}
+
+TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
+  make(3, 3);
+  for (const auto& [id, role, nproc] : {std::tuple{"a", "actor", 2}, {"b", "learner", 3}, {"c", "actor", 4}}) {
+    Call call{Call::Kind::kJoin, id};
+    call.node = {id, "h", 1, nproc, 3, 3, role};
+    rendezvous_->handle(call, now_);
+  }
+  const auto& places = rendezvous_->places();
+  ASSERT_EQ(places.size(), 3u);
+  EXPECT_EQ(places[2].second.place.first_rank, 5);
+  EXPECT_EQ(places[2].second.place.first_role_rank, 2);
+  EXPECT_EQ(places[2].second.place.role_world_size, 6);
+  EXPECT_EQ(places[1].second.place.role_world_size, 3);
+}
+
+TEST_F(Rendezvouses, WhoComesWhenAllIsOverIsToldTheOutcome) {
+  make(2, 2);
+  call(Call::Kind::kEnd, "stranger", "no such script", 127);
+  const auto news = join("a");
+  ASSERT_THAT(news, Are(Kind::kOutcome));
+  EXPECT_EQ(news.front().outcome.status, 127);
+}
+
+TEST(RendezvousMessages, AreReadAsTheyWereWritten) {
+  Call call{Call::Kind::kJoin, "id", 3};
+  call.node = {"id", "h\xff", 7, 4, 2, 5, "role", 1, 3, 4};
+  const Call read = parse_call(encode(call)).value();
+  EXPECT_EQ(read.node.wanted, 1);
+  EXPECT_EQ(read.node.nproc, 4);
+  EXPECT_EQ(read.node.last_nnodes, 4);
+  EXPECT_EQ(read.generation, 3);
+  const News news = parse_news(encode(News{Kind::kOutcome, 2, "", "", {9, "why"}})).value();
+  EXPECT_EQ(news.outcome.status, 9);
+  EXPECT_EQ(news.outcome.report, "why");
+}
+
+TEST(RendezvousMessages, OfAnotherShapeAreRefused) {
+  for (const char* text : {"", "[]", "{}", "\xff", R"({"is":"join","id":"x","generation":0})",
+                           R"({"is":"alive","id":"x","generation":-1})", R"({"is":"alive","id":7,"generation":1})"})
+    EXPECT_EQ(parse_call(as_bytes(text)).error().code, ErrorCode::kProtocol) << text;
+  EXPECT_FALSE(parse_assignment(as_bytes(R"({"nnodes":2,"node":2})")));
+  EXPECT_FALSE(parse_news(as_bytes(R"({"is":"news"})")));
+}
+
+}  // namespace
+}  // namespace muster
