@@ -1,4 +1,5 @@
-"""The entry point torch.backends: `import torch` calls load(), so that init_process_group("muster") needs no import.
+"""The entry point torch.backends: `import torch` calls load(), so that init_process_group("muster") needs no import,
+and any backend takes init_method="redis://..." and "etcd://...".
 
 It runs in every process that imports torch, so it costs microseconds, loads nothing native, and does not fail: with a
 torch that muster was not built against, the error comes when a group is made or muster is imported.
@@ -6,13 +7,15 @@ torch that muster was not built against, the error comes when a group is made or
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from muster import _requirements
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+    from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
 
 
 def load() -> None:
@@ -20,7 +23,12 @@ def load() -> None:
 
     if not dist.is_available():
         return
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
+    for scheme in ("redis", "redis+unix", "etcd", "etcds"):
+        with contextlib.suppress(RuntimeError):  # registered already, by an earlier import or by somebody else
+            register_rendezvous_handler(scheme, _rendezvous)  # type: ignore[no-untyped-call]
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
         # Forget that the package was imported, so that the user's own `import muster` runs it and hears of the problem.
         sys.modules.pop("muster", None)
@@ -31,3 +39,10 @@ def _create(options: _DistributedBackendOptions, backend_options: object = None)
     from muster import _backend
 
     return _backend.create(options)
+
+
+def _rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Store, int, int]]:
+    _requirements.check()
+    from muster import _rendezvous
+
+    return _rendezvous.handler(url, **arguments)

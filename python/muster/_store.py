@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 def store(url: str | None = None, *, timeout: timedelta = timedelta(minutes=5), secret: bytes | None = None) -> Store:
     """Opens a store, usable wherever torch takes one: `init_process_group("muster", store=muster.store(url), ...)`.
 
-    url: "tcp://host:port", "unix:/path" or "unix:@name" (a muster store server), "file:///path", or "memory:" (this
-        process only). None: the job's own store, in a program started by `muster run`.
+    url: "tcp://host:port", "unix:/path" or "unix:@name" (a muster store server), "redis://[:password@]host[/prefix]",
+        "etcd://host[,host...][/prefix]", "file:///path", or "memory:" (this process only); docs/store.md has the
+        details. None: the job's own store, in a program started by `muster run`.
     timeout: of opening it, and of every later wait (set_timeout changes that).
-    secret: the job's; by default MUSTER_SECRET (hex) from the environment.
+    secret: the job's, for tcp: and unix:; by default MUSTER_SECRET (hex) from the environment.
 
-    Raises ValueError for a URL it cannot read and muster.Error for a store it cannot reach.
+    Raises ValueError for a URL it cannot read and muster.Error for a store it cannot reach, or that this build lacks.
     """
     if url is None:
         return _C.store_from_environment(timeout)

@@ -1,5 +1,9 @@
 #include "muster/store/url.h"
 
+#include <unistd.h>
+
+#include <cstdlib>
+
 #include "muster/store/store.h"
 #include "store/expect.h"
 
@@ -48,6 +52,23 @@ TEST(OpenStore, SaysWhichUrlsThereAre) {
   expect_error(open_store("gopher://me:hidden@host", {}, soon), ErrorCode::kInvalidArgument, "redis://host:port");
   expect_error(open_store("redis://a,b", {}, soon), ErrorCode::kInvalidArgument, "one host");
   expect_error(open_store("redis://a/?nothing=1", {}, soon), ErrorCode::kInvalidArgument, "nothing");
+}
+
+TEST(OpenStore, GivesEachGenerationOfAJobKeysOfItsOwn) {
+  const std::string url = "file://" + testing::TempDir() + "/muster-generations-" + std::to_string(getpid());
+  const Deadline soon = Deadline::after(60s);
+  setenv("MUSTER_STORE", url.c_str(), 1);
+  for (const char* generation : {"0", "1"}) {
+    setenv("MUSTER_GENERATION", generation, 1);
+    const auto store = store_from_environment(soon);
+    ASSERT_TRUE(store.has_value()) << store.error().to_string();
+    EXPECT_EQ((*store)->add("n", 1, soon), 1);
+  }
+  unsetenv("MUSTER_GENERATION");
+  EXPECT_EQ((*store_from_environment(soon))->list_keys("", soon),
+            (std::vector<Key>{"generation/0/n", "generation/1/n"}));
+  unsetenv("MUSTER_STORE");
+  unlink(url.substr(std::string("file://").size()).c_str());
 }
 
 }  // namespace

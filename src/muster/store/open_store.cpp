@@ -47,7 +47,11 @@ Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline) 
   const char* secret = std::getenv("MUSTER_SECRET");
   const auto bytes = from_hex(secret == nullptr ? "" : secret);
   if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET is not hexadecimal: " + bytes.error().message);
-  return open_store(url, *bytes, deadline);
+  MUSTER_ASSIGN(std::unique_ptr<Store> store, open_store(url, *bytes, deadline));
+  // What a dead generation of the job left is not seen: each has a space of its own, as its torch clients have.
+  const char* generation = std::getenv("MUSTER_GENERATION");
+  if (generation == nullptr) return store;
+  return prefix_store("generation/" + std::string(generation), std::move(store));
 }
 
 }  // namespace muster

@@ -73,10 +73,12 @@ std::unique_ptr<Store> memory_store();
 /// In a file that several processes open (also over NFS with working locks). The file is created when it is missing.
 Result<std::unique_ptr<Store>> file_store(const std::string& path);
 
-/// Opens by URL: "file:///path", "tcp://host:port" (muster's own dialect), "unix:/path" or "unix:@name", "memory:".
+/// Opens by URL: "file:///path", "tcp://host:port" (muster's own dialect), "unix:/path" or "unix:@name", "memory:",
+/// "redis://..." (redis_store.h) and "etcd://..." (etcd_store.h); a build may lack the last two: kUnsupported.
 /// An unknown scheme is kInvalidArgument and lists those that are known. `secret`: the job's, see io/handshake.h.
 Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline);
-/// What `muster run` gave this process: MUSTER_STORE (a URL) and MUSTER_SECRET (hex).
+/// What `muster run` gave this process: MUSTER_STORE (a URL) and MUSTER_SECRET (hex). With MUSTER_GENERATION set, the
+/// keys of that generation of the job.
 Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline);
 
 }  // namespace muster
