@@ -7,12 +7,11 @@
 
 namespace muster {
 
-/// How long a proxy may use what it holds leases of, counted from when it sent the latest message that the server is
-/// known to have had; and after how long a silence the server counts its leases as ended. The gap is for clocks that do
-/// not run alike. (Gray and Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache
-/// consistency", SOSP 1989.)
+/// How long a proxy may use what it holds leases of, at most, counted from when it sent the latest message that the
+/// server is known to have had. The server counts its leases as ended after a longer silence. (Gray and Cheriton,
+/// "Leases: an efficient fault-tolerant mechanism for distributed file cache consistency", SOSP 1989.)
 inline constexpr Duration kLeaseTime = std::chrono::seconds(4);
-inline constexpr Duration kLeaseEnd = std::chrono::seconds(5);
+inline constexpr Duration kLeaseEnd = kLeaseTime * 5 / 4;  ///< the gap is for clocks that do not run alike
 
 /// Who may answer reads of which keys from memory. Whoever changes a key first takes back every lease of it. A key
 /// that was taken back kMaxRecalls times is not leased again: it is no constant. Knows no clock: the owner says

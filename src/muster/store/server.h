@@ -28,6 +28,9 @@ struct StoreServerOptions {
   bool tiered = false;
   /// How long a proxy's link may be away: the proxy tries to come back, the server keeps what it waits for.
   Duration link_grace = std::chrono::seconds(30);
+  /// For how long proxies may use leases without a sign of life from here (lease.h). A change of a key that a silent
+  /// proxy holds waits a little longer than this.
+  Duration lease_time = std::chrono::seconds(4);
 };
 
 /// Serves the store from its own threads until destroyed: every connection belongs to one of them, and threads that

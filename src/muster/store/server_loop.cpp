@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kSessionTick = 1s;
+constexpr Duration kSessionTick = 500ms;
 constexpr Duration kSilentLink = 20s;  // a proxy gives a sign of life every 1.5 s
 constexpr Duration kQuietAfterRevocation = 1s;
 
@@ -287,9 +287,10 @@ void ServerLoop::write_frames(Client& client) {
   const TimePoint now = loop_->clock().now();
   // A grant from before a revocation may still be on its way here from another loop: no lease is good until it came.
   const bool quiet = now < tier.revoked + kQuietAfterRevocation;
+  const Duration lease = quiet ? Duration{0} : std::min(options_.lease_time, backend_->lease_left());
   Bytes& out = client.channel->out();
   const size_t before = out.size();
-  count(counters_.messages_out, tier.host.write(out, quiet ? Duration{0} : backend_->lease_left()));
+  count(counters_.messages_out, tier.host.write(out, lease));
   count(counters_.bytes_out, out.size() - before);
   if (tier.host.linked() || tier.host.unacknowledged() <= options_.max_reply_queue) return;
   lose(client, {ErrorCode::kResourceExhausted, "too many replies wait for its link", kNoRank, {}});
@@ -305,10 +306,11 @@ void ServerLoop::on_lost(Client& client, const Error& why) {
 
 void ServerLoop::look_after_sessions() {
   const TimePoint now = loop_->clock().now();
+  const Duration lease_end = options_.lease_time * 5 / 4;  // the quarter is for clocks that do not run alike
   std::vector<std::pair<Client*, Error>> over;
   for (const auto& [id, client] : sessions_) {
     Tier& tier = *client->tier;
-    if (now - tier.host.heard() > kLeaseEnd) {
+    if (now - tier.host.heard() > lease_end) {
       tier.revoked = now;
       backend_->revoke(client->id);
     }

@@ -28,6 +28,7 @@ class ServerLoop {
     size_t max_reply_queue = 0;
     Duration stall_timeout{};
     Duration link_grace{};  ///< how long a proxy's session is kept without a link
+    Duration lease_time{};
   };
   /// What a loop needs to know of the others.
   struct Others {

@@ -143,7 +143,7 @@ class Upstream : public Backend {
     failures_ = refusals_ = 0;
     for (const Address& address : addresses_) {
       dials_.push_back(dial(loop_, address, store_dial_options(address, options_.credentials, hello()),
-                            Deadline::after(kAttemptTime, loop_.clock()),
+                            Deadline::after(kAttemptTime, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),
                             [this](Result<Connection> outcome) { on_dialled(std::move(outcome)); }));
     }
   }

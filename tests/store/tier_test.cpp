@@ -1,0 +1,219 @@
+// Proxies over real sockets, with links that break.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+
+#include "muster/store/connect.h"
+#include "muster/store/messages.h"
+#include "muster/store/session.h"
+#include "store/expect.h"
+#include "store/fault_relay.h"
+#include "store/server_world.h"
+
+namespace muster {
+namespace {
+
+Deadline soon() { return test_deadline(); }
+
+StoreServerOptions tiered(Duration link_grace = 30s) {
+  StoreServerOptions options;
+  options.tiered = true;
+  options.link_grace = link_grace;
+  return options;
+}
+
+void in_threads(int count, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+  for (auto& thread : threads) thread.join();
+}
+
+// What changes the store is done exactly once however often the link breaks: counted afterwards.
+void run_workers(const std::vector<std::string>& urls, int rounds) {
+  const int workers = static_cast<int>(urls.size());
+  std::atomic<int> wins = 0;
+  std::mutex mutex;
+  std::multiset<std::string> taken;
+  in_threads(workers, [&](int me) {
+    const auto store = open_or_fail(urls[size_t(me)]);
+    for (int round = 0; round < rounds; ++round) {
+      const std::string name = std::to_string(round);
+      EXPECT_OK(store->add("sum", me + 1, soon()));
+      EXPECT_OK(store->queue_push("jobs", to_bytes(std::to_string(me) + "/" + name), soon()));
+      const Bytes mine = to_bytes(std::to_string(me));
+      const auto winner = store->compare_set("winner " + name, {}, mine, soon());
+      ASSERT_TRUE(winner.has_value()) << winner.error().to_string();
+      wins += winner == mine;
+      EXPECT_EQ(store->get("winner " + name, soon()), *winner);
+      EXPECT_OK(store->append("log", as_bytes("x"), soon()));
+      const auto job = store->queue_pop("jobs", soon());
+      ASSERT_TRUE(job.has_value()) << job.error().to_string();
+      const std::lock_guard lock(mutex);
+      taken.insert(to_string(*job));
+    }
+    EXPECT_OK(store->barrier("done", workers, soon()));
+  });
+  EXPECT_EQ(wins, rounds);
+  EXPECT_EQ(taken.size(), size_t(workers * rounds));
+  EXPECT_EQ(std::set(taken.begin(), taken.end()).size(), taken.size()) << "no job was taken twice";
+  const auto store = open_or_fail(urls[0]);
+  EXPECT_EQ(store->add("sum", 0, soon()), rounds * workers * (workers + 1) / 2);
+  EXPECT_EQ(store->get("log", soon())->size(), size_t(workers * rounds));
+  EXPECT_EQ(store->queue_length("jobs", soon()), 0);
+}
+
+TEST(Tiers, DoEverythingOnceWhereverLinksAreCut) {
+  for (const bool merge : {false, true}) {
+    const TestServer root;
+    RelayFaults faults;
+    faults.cut = 0.05;
+    faults.split = 0.2;
+    FaultRelay to_root(root.server->muster_addresses()[0], faults, 7 + merge);
+    StoreServerOptions options = tiered();
+    options.tiered = merge;
+    const TestServer middle(to_root.url(), options);
+    FaultRelay to_middle(middle.server->muster_addresses()[0], faults, 9 + merge);
+    const TestServer leaf(to_middle.url(), options);
+    run_workers({leaf.unix_url(), leaf.unix_url(), middle.unix_url(), root.unix_url()}, 20);
+    EXPECT_GT(to_root.cuts() + to_middle.cuts(), 0U) << "or this proves nothing";
+  }
+}
+
+TEST(Tiers, KeepWhatWaitsWhileTheLinkIsAway) {
+  const TestServer root;
+  FaultRelay relay(root.server->muster_addresses()[0], {}, 1);
+  const TestServer proxy(relay.url(), tiered());
+  const auto far = open_or_fail(root.unix_url());
+  in_threads(4, [&](int me) {
+    const auto store = open_or_fail(me == 0 ? root.unix_url() : proxy.unix_url());
+    if (me == 0) {
+      while (root.server->stat().waiters < 3) std::this_thread::yield();
+      relay.hold(true);
+      relay.cut_all();
+      EXPECT_OK(store->set("key", as_bytes("v"), soon()));
+      EXPECT_OK(store->queue_push("queue", as_bytes("q"), soon()));
+      relay.hold(false);
+      EXPECT_OK(store->barrier("b", 2, soon()));
+    } else if (me == 1) {
+      EXPECT_EQ(store->get("key", soon()), to_bytes("v"));
+    } else if (me == 2) {
+      EXPECT_EQ(store->queue_pop("queue", soon()), to_bytes("q"));
+    } else {
+      EXPECT_OK(store->barrier("b", 2, soon()));
+    }
+  });
+}
+
+TEST(Tiers, SayThatTheServerIsGoneWhenItDoesNotComeBack) {
+  const TestServer root("", tiered(300ms));
+  FaultRelay relay(root.server->muster_addresses()[0], {}, 1);
+  const TestServer proxy(relay.url(), tiered(300ms));
+  const auto store = open_or_fail(proxy.unix_url());
+  relay.hold(true);
+  relay.cut_all();
+  expect_error(store->get("never", soon()), ErrorCode::kPeerLost, relay.url().substr(6));
+  expect_error(store->set("k", {}, soon()), ErrorCode::kPeerLost, relay.url().substr(6));
+  const auto far = open_or_fail(root.unix_url());
+  while (root.server->stat().clients > 1) std::this_thread::yield();  // its session is forgotten too
+}
+
+TEST(Tiers, NoticeThatTheServerWasStartedAnew) {
+  auto root = std::make_unique<TestServer>();
+  const Address address = root->server->muster_addresses()[0];
+  const TestServer proxy("tcp://" + address.to_string(), tiered());
+  const auto store = open_or_fail(proxy.unix_url());
+  EXPECT_OK(store->set("k", as_bytes("v"), soon()));
+  root.reset();
+  StoreServerOptions options;
+  options.credentials.secret = test_secret();
+  options.muster_listen = {address};
+  const auto again = StoreServer::start(options, soon());
+  ASSERT_TRUE(again.has_value()) << again.error().to_string();
+  expect_error(store->get("never", soon()), ErrorCode::kPeerLost, "started anew");
+}
+
+TEST(Tiers, AskForANodesStartUpOnce) {
+  constexpr int kWorkers = 8, kKeys = 200;
+  const TestServer root;
+  const TestServer proxy(root.tcp_url(), tiered());
+  std::vector<Key> keys;
+  for (int i = 0; i < kKeys; ++i) keys.push_back("address/" + std::to_string(i));
+  EXPECT_OK(open_or_fail(root.unix_url())->multi_set(keys, std::vector<Bytes>(kKeys, Bytes(64)), soon()));
+  const StoreStat before = root.server->stat();
+  in_threads(kWorkers, [&](int) {
+    const auto store = open_or_fail(proxy.unix_url());
+    for (const Key& key : keys) EXPECT_OK(store->get(key, soon()));
+    EXPECT_EQ(store->multi_get(keys, soon())->size(), size_t(kKeys));
+    EXPECT_OK(store->wait(keys, soon()));
+    EXPECT_OK(store->barrier("b", kWorkers, soon()));
+  });
+  const uint64_t operations = root.server->stat().operations - before.operations;
+  EXPECT_LE(operations, uint64_t(kKeys + 3 * kWorkers)) << "each key is read about once, whoever asks";
+}
+
+TEST(Tiers, NeverReadWhatWasChangedBefore) {
+  const TestServer root;
+  const TestServer left(root.tcp_url(), tiered()), right(root.unix_url(), tiered());
+  std::atomic<int> published = 0;
+  in_threads(6, [&](int me) {
+    const auto store = open_or_fail(me % 2 == 0 ? left.unix_url() : right.unix_url());
+    for (int version = 1; version <= 60; ++version) {
+      const Key key = "key " + std::to_string(version % 3 + version / 20 * 3);
+      if (me == 0) {
+        EXPECT_OK(store->set(key, to_bytes(std::to_string(version)), soon()));
+        published = version;
+      } else {
+        const int known = published;
+        if (known == 0) continue;
+        const Key last = "key " + std::to_string(known % 3 + known / 20 * 3);
+        const auto value = store->get(last, soon());
+        ASSERT_TRUE(value.has_value());
+        EXPECT_GE(std::stoi(to_string(*value)), known) << "a read that began after the change must see it";
+      }
+    }
+  });
+}
+
+// A proxy that holds a lease and is never heard again.
+TEST(Tiers, ChangeAKeyThatADeadProxyHolds) {
+  StoreServerOptions options;
+  options.lease_time = 400ms;
+  const TestServer root("", options);
+  const auto store = open_or_fail(root.unix_url());
+  EXPECT_OK(store->set("k", as_bytes("old"), soon()));
+  FaultRelay relay(root.server->muster_addresses()[0], {}, 1);
+  const TestServer proxy(relay.url(), tiered());
+  const auto near = open_or_fail(proxy.unix_url());
+  EXPECT_EQ(near->get("k", soon()), to_bytes("old"));
+  relay.hold(true);
+  EXPECT_OK(store->set("k", as_bytes("new"), soon()));  // held back until the lease has ended, no longer
+  std::thread late([&] { EXPECT_EQ(near->get("k", soon()), to_bytes("new")); });
+  relay.cut_all();
+  relay.hold(false);
+  late.join();
+}
+
+TEST(Tiers, CutOffAProxyThatBreaksTheProtocol) {
+  const TestServer root;
+  const SessionId id = fresh_session_id();
+  for (const Bytes& wrong : {encode_frame(1, {}), encode_frame(192, Bytes(3)), encode_frame(194, Bytes(32)),
+                             encode_frame(192, Bytes(10, 9)), Bytes(8, 0xff)}) {
+    const auto connection = connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), tier_hello(id));
+    ASSERT_TRUE(connection.has_value()) << connection.error().to_string();
+    const iovec segment{const_cast<uint8_t*>(wrong.data()), wrong.size()};
+    EXPECT_TRUE(connection->stream->write({&segment, 1}).has_value());
+    uint8_t byte = 0;
+    const iovec into{&byte, 1};
+    Result<size_t> n = size_t{0};
+    while (n && *n == 0) n = connection->stream->read({&into, 1});
+    EXPECT_FALSE(n.has_value()) << "closed without a word";
+  }
+  while (root.server->stat().clients > 0) std::this_thread::yield();
+  EXPECT_OK(open_or_fail(root.unix_url())->set("k", {}, soon()));
+}
+
+}  // namespace
+}  // namespace muster
