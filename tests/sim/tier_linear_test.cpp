@@ -1,0 +1,156 @@
+// Clients of simulated tiers, whose histories must be linearisable: what real servers show once in a long while, seeds
+// show in seconds. MUSTER_ROUNDS=100000 MUSTER_SEED=1 hunts, MUSTER_ROUNDS=1 MUSTER_SEED=n plays one run again.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "sim/tier_sim.h"
+#include "store/linear_check.h"
+#include "store/linear_run.h"
+#include "store/linear_whims.h"
+
+namespace muster {
+namespace {
+
+constexpr int kClients = 9;
+constexpr int kCalls = 60;
+
+// Clients on every node of the tiers, each with one call at a time. Waits are given up after a while; some clients die
+// as they ask, and another takes their place.
+class Crowd {
+ public:
+  Crowd(TierSim::Options options, uint64_t seed)
+      : nodes_(options.nodes),
+        tiers_(std::move(options), seed, [this](int, Reply reply) { on_reply(std::move(reply)); }) {
+    for (int i = 0; i < kClients; ++i) {
+      members_.push_back({Whims(seed, i, true), {}, static_cast<ClientId>(i)});
+      tiers_.time().after(Duration(tiers_.random().below(2'000'000)), [this, i] { next(i); });
+    }
+  }
+
+  TierSim& tiers() { return tiers_; }
+
+  Result<> run() {
+    while (finished_ < kClients) {
+      if (tiers_.time().now() > TimePoint{} + std::chrono::minutes(30))
+        return fail(ErrorCode::kTimeout, "a client hangs");
+      tiers_.time().step();
+    }
+    if (!broken_.empty()) return fail(ErrorCode::kMismatch, broken_);
+    return check_history(history_);
+  }
+
+ private:
+  struct Member {
+    Whims whims;
+    Call call;
+    ClientId client;
+    int calls = 0;
+    bool asks = false;
+  };
+
+  int node_of(int member) const { return member % nodes_; }
+
+  void next(int index) {
+    Member& member = members_[static_cast<size_t>(index)];
+    if (member.calls++ == kCalls) {
+      ++finished_;
+      return;
+    }
+    member.call = {index, member.whims.next(), tiers_.time().now()};
+    Request& request = member.call.request;
+    request.id = static_cast<RequestId>(member.calls);
+    member.asks = true;
+    tiers_.submit(node_of(index), member.client, request);
+    if (member.asks && tiers_.random().chance(0.02)) return die(index);
+    if (!may_wait(request)) return;
+    const int call = member.calls;
+    tiers_.time().after(member.whims.patience(), [this, index, call] {
+      Member& late = members_[static_cast<size_t>(index)];
+      if (late.calls != call || !late.asks) return;
+      tiers_.submit(node_of(index), late.client, {Operation::kCancel, late.call.request.id});
+    });
+  }
+
+  void die(int index) {
+    Member& member = members_[static_cast<size_t>(index)];
+    tiers_.drop(node_of(index), member.client);
+    history_.push_back(member.call);
+    member.client += kClients;  // a new one
+    pause(index);
+  }
+
+  void on_reply(Reply reply) {
+    const auto index = static_cast<int>(reply.client % kClients);
+    Member& member = members_[static_cast<size_t>(index)];
+    if (member.client != reply.client) return;  // its client is dead
+    if (!member.asks || reply.id != member.call.request.id) {
+      broken_ = "a client got a reply that it did not ask for, or got it twice";
+      return;
+    }
+    member.call.returned = tiers_.time().now();
+    const bool cancelled = !reply.status && reply.status.error().code == ErrorCode::kAborted;
+    member.call.reply = std::move(reply);
+    if (!cancelled) history_.push_back(member.call);
+    pause(index);
+  }
+
+  void pause(int index) {
+    members_[static_cast<size_t>(index)].asks = false;
+    tiers_.time().after(Duration(tiers_.random().below(1'000'000)), [this, index] { next(index); });
+  }
+
+  int nodes_;
+  TierSim tiers_;
+  std::vector<Member> members_;
+  History history_;
+  int finished_ = 0;
+  std::string broken_;
+};
+
+struct Scene {
+  const char* name;
+  int nodes, fanout;
+  bool merge;
+  double cut;
+  int partitions;
+};
+
+class LinearTiers : public testing::TestWithParam<Scene> {};
+
+TEST_P(LinearTiers, ShowOneStore) {
+  const Scene& scene = GetParam();
+  TierSim::Options options;
+  options.nodes = scene.nodes;
+  options.fanout = scene.fanout;
+  options.proxy.merge = scene.merge;
+  options.cut = scene.cut;
+  for (int round = 0; round < rounds_or(40); ++round) {
+    const uint64_t seed = seed_or(1) + static_cast<uint64_t>(round);
+    Crowd crowd(options, seed);
+    Random random(seed);
+    for (int i = 0; i < scene.partitions; ++i) {
+      const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scene.nodes - 1)));
+      const Duration how_long(random.below(12'000'000'000));
+      crowd.tiers().time().after(Duration(random.below(300'000'000)),
+                                 [&crowd, node, how_long] { crowd.tiers().partition(node, how_long); });
+    }
+    const auto verdict = crowd.run();
+    ASSERT_TRUE(verdict.has_value()) << scene.name << ", seed " << seed << ": " << verdict.error().to_string();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LinearTiers,
+                         testing::Values(Scene{"root alone", 1, 0, false, 0, 0},
+                                         Scene{"plain proxies", 3, 0, false, 0, 0}, Scene{"merging", 4, 0, true, 0, 0},
+                                         Scene{"three tiers", 7, 2, true, 0, 0}, Scene{"cuts", 4, 0, true, 0.02, 0},
+                                         Scene{"cuts in three tiers", 7, 2, true, 0.02, 0},
+                                         Scene{"partitions", 7, 2, true, 0.01, 3}),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           std::replace(name.begin(), name.end(), ' ', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <functional>
+#include <queue>
+#include <vector>
+
+#include "muster/base/clock.h"
+
+namespace muster {
+
+/// A clock that jumps to what happens next. The same calls give the same run.
+class VirtualTime {
+ public:
+  TimePoint now() const { return now_; }
+  void at(TimePoint when, std::function<void()> what) {
+    events_.push({std::max(when, now_), order_++, std::move(what)});
+  }
+  void after(Duration delay, std::function<void()> what) { at(now_ + delay, std::move(what)); }
+  /// False when nothing is left to happen.
+  bool step() {
+    if (events_.empty()) return false;
+    Event event = std::move(const_cast<Event&>(events_.top()));  // moving what is no part of the order
+    events_.pop();
+    now_ = event.when;
+    ++steps_;
+    event.what();
+    return true;
+  }
+  uint64_t steps() const { return steps_; }
+
+ private:
+  struct Event {
+    TimePoint when;
+    uint64_t order;
+    std::function<void()> what;
+    bool operator<(const Event& other) const {  // the earliest is the greatest
+      return when != other.when ? other.when < when : other.order < order;
+    }
+  };
+  TimePoint now_{1};
+  uint64_t order_ = 0, steps_ = 0;
+  std::priority_queue<Event> events_;
+};
+
+}  // namespace muster

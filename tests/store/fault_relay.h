@@ -1,0 +1,71 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/base/bytes.h"
+#include "muster/base/random.h"
+#include "muster/io/socket.h"
+
+namespace muster {
+
+/// What happens to bytes on their way. Chances are per piece that was read from a socket.
+struct RelayFaults {
+  double cut = 0;    ///< both connections end after a random part of the piece
+  double split = 0;  ///< a random part goes now, the rest after a delay
+  double delay = 0;  ///< the piece, and all behind it, waits
+  Duration max_delay = 3ms;
+};
+
+/// A TCP relay on a loopback port that treats connections badly, from a seed. Serves from a thread of its own.
+class FaultRelay {
+ public:
+  FaultRelay(Address target, RelayFaults faults, uint64_t seed);
+  ~FaultRelay();
+  FaultRelay(const FaultRelay&) = delete;
+  FaultRelay& operator=(const FaultRelay&) = delete;
+
+  const Address& address() const { return address_; }
+  std::string url() const { return "tcp://" + address_.to_string(); }
+  /// Ends all connections there are, with what is on its way. Thread-safe, as are the following.
+  void cut_all();
+  /// Nothing moves and nobody is let in until it is called with false.
+  void hold(bool held);
+  uint64_t cuts() const { return cuts_; }
+
+ private:
+  struct Way {  // from one socket to the other
+    Bytes pending;
+    TimePoint not_before;
+    size_t until_cut = SIZE_MAX;  // how much of it still goes
+    bool ended = false;           // the sender closed
+  };
+  struct Pair {
+    Fd ends[2];
+    Way ways[2];  // 0: from ends[0] to ends[1]
+    bool gone = false;
+  };
+
+  void serve();
+  void accept_all();
+  void read_from(Pair& pair, int end);
+  void write_to(Pair& pair, int end);
+  void misbehave(Way& way, size_t piece);
+  void cut(Pair& pair);
+  int poll_timeout_ms() const;
+
+  const Address target_;
+  const RelayFaults faults_;
+  Random random_;
+  Fd listener_, wake_;
+  Address address_;
+  std::vector<std::unique_ptr<Pair>> pairs_;
+  std::atomic<bool> stop_ = false, held_ = false, cut_all_ = false;
+  std::atomic<uint64_t> cuts_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace muster

@@ -1,0 +1,132 @@
+#include "store/linear_client.h"
+
+#include <sys/socket.h>
+
+#include "muster/store/connect.h"
+#include "muster/store/messages.h"
+#include "store/store_model.h"
+#include "store/torch_client.h"
+
+namespace muster {
+namespace {
+
+class StoreClient : public RecordedClient {
+ public:
+  StoreClient(std::unique_ptr<Store> store, bool certain) : store_(std::move(store)), certain_(certain) {}
+
+  Learned call(const Request& request, const Deadline& deadline) override {
+    Reply reply{0, request.id};
+    reply.status = carry_out(request, deadline, reply);
+    if (reply.status) return {Learned::What::kAnswer, std::move(reply)};
+    const ErrorCode code = reply.status.error().code;
+    const bool lost = code == ErrorCode::kPeerLost;
+    const bool barrier = request.operation == Operation::kBarrier;
+    const bool no_effect = certain_ ? request.operation == Operation::kQueuePop || barrier : false;
+    if (code == ErrorCode::kTimeout && (no_effect || (!barrier && !changes(request.operation)))) {
+      return {Learned::What::kNothing};
+    }
+    if (lost || code == ErrorCode::kTimeout) return {Learned::What::kUnknown, {}, lost};
+    return {Learned::What::kAnswer, std::move(reply)};
+  }
+
+ private:
+  template <class T, class Member>
+  static Result<> take(Result<T> result, Member& member) {
+    MUSTER_TRY(std::move(result).map([&](T value) { member = static_cast<Member>(std::move(value)); }));
+    return {};
+  }
+
+  Result<> carry_out(const Request& request, const Deadline& deadline, Reply& reply) {
+    const auto one = [&](Result<Bytes> value) {
+      return std::move(value).map([&](Bytes bytes) { reply.values = {std::move(bytes)}; });
+    };
+    const auto key = [&]() -> const Key& { return request.keys[0]; };
+    const auto value = [&](size_t i) -> ByteView { return request.values[i]; };
+    switch (request.operation) {
+      case Operation::kSet:
+        return store_->set(key(), value(0), deadline);
+      case Operation::kGet:
+        return one(store_->get(key(), deadline));
+      case Operation::kCompareSet:
+        return one(store_->compare_set(key(), value(0), value(1), deadline));
+      case Operation::kAdd:
+        return take(store_->add(key(), request.number, deadline), reply.number);
+      case Operation::kCheck:
+        return take(store_->check(request.keys, deadline), reply.number);
+      case Operation::kWait:
+        return store_->wait(request.keys, deadline);
+      case Operation::kDelete:
+        return take(store_->delete_key(key(), deadline), reply.number);
+      case Operation::kNumKeys:
+        return take(store_->num_keys(deadline), reply.number);
+      case Operation::kAppend:
+        return store_->append(key(), value(0), deadline);
+      case Operation::kMultiGet:
+        return take(store_->multi_get(request.keys, deadline), reply.values);
+      case Operation::kMultiSet:
+        return store_->multi_set(request.keys, request.values, deadline);
+      case Operation::kQueuePush:
+        return store_->queue_push(key(), value(0), deadline);
+      case Operation::kQueuePop:
+        return one(store_->queue_pop(key(), deadline));
+      case Operation::kQueueLength:
+        return take(store_->queue_length(key(), deadline), reply.number);
+      case Operation::kListKeys:
+        return take(store_->list_keys(key(), deadline), reply.keys);
+      case Operation::kBarrier:
+        return store_->barrier(key(), request.number, deadline);
+      default:
+        return fail(ErrorCode::kUnsupported, "not an operation of stores");
+    }
+  }
+
+  std::unique_ptr<Store> store_;
+  bool certain_;
+};
+
+class TorchRecorded : public RecordedClient {
+ public:
+  explicit TorchRecorded(const Address& address) : client_(address) {}
+  bool connected() const { return client_.connected(); }
+
+  Request adapt(Request request) const override {
+    const Operation operation = request.operation;
+    request.immediate =
+        operation == Operation::kGet || operation == Operation::kMultiGet || operation == Operation::kQueuePop;
+    return request;
+  }
+
+  Learned call(const Request& request, const Deadline& deadline) override {
+    auto outcome = client_.call(request, deadline);
+    if (outcome.reply) return {Learned::What::kAnswer, std::move(*outcome.reply)};
+    // A release that crosses the withdrawal is swallowed by the server: only it knows.
+    if (outcome.withdrawn && request.operation == Operation::kBarrier) return {};
+    if (outcome.withdrawn) return {Learned::What::kNothing};
+    return {Learned::What::kUnknown, {}, true};
+  }
+
+ private:
+  TorchClient client_;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordedClient> recorded(std::unique_ptr<Store> store, bool certain) {
+  return std::make_unique<StoreClient>(std::move(store), certain);
+}
+
+std::unique_ptr<RecordedClient> recorded_torch(const Address& address) {
+  auto client = std::make_unique<TorchRecorded>(address);
+  if (!client->connected()) return nullptr;
+  return client;
+}
+
+void die_asking(const std::string& url, ByteView secret, const Request& request) {
+  const auto connection =
+      connect_to_store(url, {Bytes(secret.begin(), secret.end()), nullptr}, Deadline::after(std::chrono::seconds(10)));
+  if (!connection) return;
+  const Bytes frame = *encode_request(request);
+  (void)!send(connection->stream->fd(), frame.data(), frame.size(), MSG_NOSIGNAL);
+}
+
+}  // namespace muster

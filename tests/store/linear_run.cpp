@@ -1,0 +1,88 @@
+#include "store/linear_run.h"
+
+#include <cstdlib>
+#include <set>
+#include <thread>
+
+#include "store/linear_whims.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kPatience = 60s;  // for what is answered at once unless the connection is gone
+
+// Makes one call and writes down what became of it. False if the client is of no more use.
+bool record(RecordedClient& client, Call call, Duration patience, History& history) {
+  call.request = client.adapt(std::move(call.request));
+  const Deadline deadline = Deadline::after(may_wait(call.request) ? patience : kPatience);
+  call.invoked = steady_clock().now();
+  Learned learned = client.call(call.request, deadline);
+  call.returned = steady_clock().now();
+  if (learned.what == Learned::What::kAnswer) call.reply = std::move(learned.reply);
+  if (learned.what != Learned::What::kNothing) history.push_back(std::move(call));
+  return !learned.lost;
+}
+
+void play(const LinearRun& run, int number, History& history) {
+  Whims whims(run.seed, number, run.barriers);
+  std::unique_ptr<RecordedClient> client;
+  for (int i = 0; i < run.calls; ++i) {
+    if (!client) client = run.open(number);
+    if (!client) return;
+    Call call{number, whims.next()};
+    if (run.die && whims.random().chance(0.02)) {
+      call.invoked = steady_clock().now();
+      run.die(call.request);
+      history.push_back(std::move(call));
+    } else if (!record(*client, std::move(call), whims.patience(), history)) {
+      client.reset();
+    }
+  }
+}
+
+// Reads every key once more, and empties the queues: what is left tells whether calls of unknown end have happened.
+void look_at_the_rest(const LinearRun& run, History& history) {
+  const auto client = run.open(run.clients);
+  if (!client) return;
+  const auto ask = [&](Operation operation, const Key& key, Duration patience) {
+    return record(*client, {run.clients, {operation, 0, {key}}}, patience, history) && history.back().reply;
+  };
+  std::set<Key> keys;
+  for (const Call& call : history) keys.insert(call.request.keys.begin(), call.request.keys.end());
+  for (const Key& key : keys) {
+    const char kind = key[key.find('/') + 1];
+    if (kind == 'b') continue;
+    if (kind != 'q') {
+      if (ask(Operation::kCheck, key, kPatience) && history.back().reply->number == 1) ask(Operation::kGet, key, 1s);
+      continue;
+    }
+    while (ask(Operation::kQueueLength, key, kPatience) && history.back().reply->number > 0) {
+      ask(Operation::kQueuePop, key, kPatience);
+    }
+  }
+}
+
+uint64_t number_from(const char* variable, uint64_t usual) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : usual;
+}
+
+}  // namespace
+
+History run_clients(const LinearRun& run) {
+  std::vector<History> parts(static_cast<size_t>(run.clients));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < run.clients; ++i) {
+    threads.emplace_back([&, i] { play(run, i, parts[static_cast<size_t>(i)]); });
+  }
+  for (auto& thread : threads) thread.join();
+  History all;
+  for (History& part : parts) all.insert(all.end(), part.begin(), part.end());
+  look_at_the_rest(run, all);
+  return all;
+}
+
+uint64_t seed_or(uint64_t usual) { return number_from("MUSTER_SEED", usual); }
+int rounds_or(int usual) { return static_cast<int>(number_from("MUSTER_ROUNDS", static_cast<uint64_t>(usual))); }
+
+}  // namespace muster

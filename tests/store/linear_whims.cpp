@@ -1,0 +1,99 @@
+#include "store/linear_whims.h"
+
+namespace muster {
+
+namespace {
+constexpr int kCallsPerKey = 25;
+}
+
+bool may_wait(const Request& request) {
+  switch (request.operation) {
+    case Operation::kGet:
+    case Operation::kMultiGet:
+    case Operation::kQueuePop:
+    case Operation::kWait:
+    case Operation::kBarrier:
+      return !request.immediate;
+    default:
+      return false;
+  }
+}
+
+Whims::Whims(uint64_t seed, int client, bool barriers)
+    : random_(seed * 1000003 + static_cast<uint64_t>(client)),
+      prefix_(std::to_string(seed) + "/"),
+      client_(client),
+      barriers_(barriers) {}
+
+Request Whims::next() {
+  ++calls_;
+  const uint64_t kind = random_.below(barriers_ ? 20 : 19);
+  if (kind < 8) return about_value();
+  if (kind < 11) return about_counter();
+  if (kind < 15) return about_queue();
+  if (kind < 19) return about_several();
+  return {Operation::kBarrier, 0, {key("b", 1)}, {}, 2};
+}
+
+// Now and then everyone moves on to new keys: what is about leases and waiters happens while a key is young.
+Key Whims::key(const char* kind, uint64_t count) {
+  return prefix_ + kind + std::to_string(random_.below(count)) + "." + std::to_string(calls_ / kCallsPerKey);
+}
+Bytes Whims::value() { return to_bytes(std::to_string(client_) + "." + std::to_string(serial_++)); }
+
+Request Whims::about_value() {
+  const Key mine = key("r", 2);
+  switch (random_.below(8)) {
+    case 0:
+    case 1:
+      return {Operation::kSet, 0, {mine}, {last_ = value()}};
+    case 2:
+      return {Operation::kCompareSet, 0, {mine}, {random_.chance(0.5) ? Bytes{} : last_, value()}};
+    case 3:
+      return {Operation::kAppend, 0, {mine}, {to_bytes("+")}};
+    case 4:
+      return {Operation::kDelete, 0, {mine}};
+    case 5:
+      return {random_.chance(0.5) ? Operation::kCheck : Operation::kWait, 0, {mine}};
+    default:
+      return {Operation::kGet, 0, {mine}};
+  }
+}
+
+Request Whims::about_counter() {
+  const Key mine = key("n", 1);
+  if (random_.chance(0.2)) return {Operation::kGet, 0, {mine}};
+  if (random_.chance(0.1)) return {Operation::kDelete, 0, {mine}};
+  return {Operation::kAdd, 0, {mine}, {}, static_cast<int64_t>(random_.between(1, 1000))};
+}
+
+Request Whims::about_queue() {
+  const Key mine = key("q", 1);
+  switch (random_.below(6)) {
+    case 0:
+    case 1:
+      return {Operation::kQueuePush, 0, {mine}, {value()}};
+    case 2:
+      return {Operation::kQueueLength, 0, {mine}};
+    case 3:
+      return {Operation::kWait, 0, {mine}};
+    default:
+      return {Operation::kQueuePop, 0, {mine}};
+  }
+}
+
+Request Whims::about_several() {
+  const std::vector<Key> both{key("m", 1), key("o", 1)};
+  switch (random_.below(5)) {
+    case 0:
+      return {Operation::kMultiSet, 0, both, {value(), value()}};
+    case 1:
+      return {Operation::kDelete, 0, {both[random_.below(2)]}};
+    case 2:
+      return {random_.chance(0.5) ? Operation::kCheck : Operation::kWait, 0, both};
+    default:
+      return {Operation::kMultiGet, 0, both};
+  }
+}
+
+}  // namespace muster
