@@ -37,7 +37,7 @@ Result<Figures> measure_idle(const Setting& setting) {
   return Figures{{"memory", (after - static_cast<double>(before)) / static_cast<double>(setting.connections)}};
 }
 
-EchoPlan greeting_alone(const Setting&) { return {.exchanges = {{1, 1}}}; }
+EchoPlan greeting_alone(const Setting&) { return {.turns = {{1, 1}}}; }
 
 }  // namespace
 

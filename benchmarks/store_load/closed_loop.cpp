@@ -119,7 +119,7 @@ Result<Figures> measure_multi_get(const Setting& setting) {
 template <Steps (*make)(const Setting&, size_t)>
 EchoPlan floor_of(const Setting& setting) {
   EchoPlan plan;
-  for (const Step& step : make(setting, 0)) plan.exchanges.push_back({step.request.size(), step.reply_bytes});
+  for (const Step& step : make(setting, 0)) plan.turns.push_back({step.request.size(), step.reply_bytes});
   return plan;
 }
 

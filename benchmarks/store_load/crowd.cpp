@@ -49,17 +49,14 @@ Result<Figures> measure_barrier(const Setting& setting) {
 
 EchoPlan barrier_floor(const Setting& setting) {
   const Step step = barrier(fmt::format("{}/barrier/{:04}", setting.prefix, 0), 1);
-  return {.exchanges = {{step.request.size(), step.reply_bytes}}, .gather = setting.connections};
+  return {.turns = {{step.request.size(), step.reply_bytes}}, .gather = setting.connections};
 }
 
 // A WAIT in two steps: until the server has it, which a PING behind it shows, and until it is released.
 struct SplitWait {
-  explicit SplitWait(const std::vector<std::string>& keys)
-      : enter(wait(keys)), leave{{}, enter.reply_bytes, enter.reply} {
-    const Step confirmation = ping();
-    enter.request.insert(enter.request.end(), confirmation.request.begin(), confirmation.request.end());
-    enter.reply = confirmation.reply;
-    enter.reply_bytes = confirmation.reply_bytes;
+  explicit SplitWait(const std::vector<std::string>& keys) : leave(wait(keys)) {
+    enter = after(leave.request, ping());
+    leave.request.clear();
   }
   Step enter, leave;
 };
@@ -109,7 +106,7 @@ Result<Figures> measure_release(const Setting& setting) {
 
 EchoPlan release_floor(const Setting& setting) {
   const Step step = wait({release_key(setting, 0)});
-  return {.exchanges = {{step.request.size(), step.reply_bytes}}, .gather = setting.connections + 1};
+  return {.turns = {{step.request.size(), step.reply_bytes}}, .gather = setting.connections + 1};
 }
 
 // One key of each client's own; or as many as the setting says, the same for all, as agents wait for each other's.
@@ -180,7 +177,7 @@ Result<Figures> measure_killed(const Setting& setting) {
 
 EchoPlan killed_floor(const Setting&) {
   const Step step = ping();
-  return {.exchanges = {{step.request.size(), step.reply_bytes}}};
+  return {.turns = {{step.request.size(), step.reply_bytes}}};
 }
 
 }  // namespace

@@ -49,18 +49,18 @@ class Echo {
  private:
   struct Client {
     Fd socket;
-    size_t exchanges = 0;  // that are done, the greeting among them
+    size_t turns = 0;  // that are done, the greeting among them
     size_t received = 0;
     size_t owed = 0;
   };
 
   void count(Client& client, size_t bytes) {
     client.received += bytes;
-    for (const Exchange* now = &exchange(client); client.received >= now->request; now = &exchange(client)) {
+    for (const Turn* now = &turn(client); client.received >= now->request; now = &turn(client)) {
       client.received -= now->request;
-      ++client.exchanges;
+      ++client.turns;
       client.owed += now->reply;
-      if (plan_.gather == 0 || client.exchanges == 1) {
+      if (plan_.gather == 0 || client.turns == 1) {
         send_owed(client);
       } else {
         gather(client);
@@ -74,8 +74,8 @@ class Echo {
     for (const int fd : std::exchange(gathered_, {})) send_owed(clients_[static_cast<size_t>(fd)]);
   }
 
-  const Exchange& exchange(const Client& client) const {
-    return client.exchanges == 0 ? plan_.greeting : plan_.exchanges[(client.exchanges - 1) % plan_.exchanges.size()];
+  const Turn& turn(const Client& client) const {
+    return client.turns == 0 ? plan_.greeting : plan_.turns[(client.turns - 1) % plan_.turns.size()];
   }
 
   void send_owed(Client& client) {

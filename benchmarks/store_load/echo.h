@@ -7,7 +7,7 @@
 namespace muster::load {
 
 /// How many bytes a request has, and how many answer it.
-struct Exchange {
+struct Turn {
   size_t request = 0;
   size_t reply = 0;
 };
@@ -15,8 +15,8 @@ struct Exchange {
 /// What the floor is: the least that one thread of a server on this kernel can do. It counts bytes, looks at none of
 /// them, and answers with zeros.
 struct EchoPlan {
-  Exchange greeting;
-  std::vector<Exchange> exchanges;  ///< one after the other, over and over
+  Turn greeting;
+  std::vector<Turn> turns;  ///< one after the other, over and over
   /// So many requests, from whichever clients, are answered together when the last is there. 0: each at once.
   size_t gather = 0;
 };

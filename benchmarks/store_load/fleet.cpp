@@ -62,10 +62,15 @@ Result<> Fleet::open(const Address& server) {
 }
 
 Result<> Fleet::connect(const Address& server, size_t count, const Deadline& deadline, const Done& done) {
+  return connect([&](size_t) { return server; }, count, deadline, done);
+}
+
+Result<> Fleet::connect(const std::function<Address(size_t client)>& server_of, size_t count, const Deadline& deadline,
+                        const Done& done) {
   const size_t end = clients_.size() + count;
   clients_.reserve(end);
   while (clients_.size() < end || active_ > 0) {
-    while (clients_.size() < end && active_ < kConnectingAtOnce) MUSTER_TRY(open(server));
+    while (clients_.size() < end && active_ < kConnectingAtOnce) MUSTER_TRY(open(server_of(clients_.size())));
     MUSTER_TRY(turn(deadline, nullptr, done));
   }
   return {};

@@ -23,6 +23,9 @@ class Fleet {
 
   /// Connects `count` more clients and greets with each, some hundreds at a time.
   Result<> connect(const Address& server, size_t count, const Deadline& deadline, const Done& done = nullptr);
+  /// The same, each to the server of its number.
+  Result<> connect(const std::function<Address(size_t client)>& server_of, size_t count, const Deadline& deadline,
+                   const Done& done = nullptr);
   size_t size() const { return clients_.size(); }
   /// Sends a client's request; drive() waits for its reply. One with an empty request waits alone.
   Result<> begin(size_t client, const Step& step);

@@ -11,19 +11,30 @@
 #include <csignal>
 #include <cstdio>
 
-#include "cases.h"
 #include "muster/io/socket.h"
 #include "serve.h"
+#include "startup.h"
+#include "storm.h"
 
 namespace muster::load {
 namespace {
 
 struct Options {
   ServeOptions serve;
+  Startup startup;
+  Storm storm;
+  std::vector<std::string> servers;
   std::string server;
   double seconds = 1;
   double timeout = 300;
   Setting setting;
+};
+
+struct Command {
+  const char* name;
+  const char* what;
+  void (*add)(CLI::App& command, Options& options);
+  Result<Figures> (*run)(Options options);
 };
 
 void add_options(CLI::App& command, Options& options) {
@@ -76,13 +87,80 @@ Result<Figures> measure_floor(const Case& chosen, Setting setting) {
 }
 
 Result<Figures> measure(const Case& chosen, Options options) {
-  options.setting.duration = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.seconds));
-  options.setting.deadline =
-      Deadline::after(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout)));
-  options.setting.prefix = fmt::format("bench-{}", getpid());
   if (options.server == "floor") return measure_floor(chosen, options.setting);
   MUSTER_ASSIGN(options.setting.server, Address::parse(options.server));
   return chosen.measure(options.setting);
+}
+
+void add_serve(CLI::App& command, Options& options) {
+  command.add_option("--upstream", options.serve.upstream, "proxies of the root at this URL");
+  command.add_option("--count", options.serve.count, "how many")->check(CLI::Range(1, 10'000));
+}
+
+Result<Figures> run_serve(Options options) {
+  MUSTER_TRY(serve(options.serve));
+  return Figures::object();
+}
+
+void add_peers(CLI::App& command, Peers& peers) {
+  const std::map<std::string, Exchange> exchanges = {
+      {"full", Exchange::kFullMesh}, {"doubling", Exchange::kDoubling}, {"ring", Exchange::kRingAndTree}};
+  command.add_option("--workers", peers.workers, "in all")->check(CLI::Range(2, 1'000'000));
+  command.add_option("--workers-per-node", peers.workers_per_node, "that share a proxy")->check(CLI::Range(1, 1024));
+  command.add_option("--exchange", peers.exchange, "whose addresses a worker reads: full, doubling or ring")
+      ->transform(CLI::CheckedTransformer(exchanges));
+}
+
+void add_startup(CLI::App& command, Options& options) {
+  Startup& startup = options.startup;
+  command.add_option("--servers", options.servers, "where the server of each node listens; or one for all")
+      ->delimiter(',')
+      ->required();
+  command.add_option("--pid", options.setting.pid, "the root's process");
+  command.add_option("--root", startup.root_url, "the root in muster's dialect, to ask what it did");
+  add_peers(command, startup.peers);
+  command.add_option("--timeout", options.timeout, "seconds for all of it")->check(CLI::Range(1.0, 36'000.0));
+}
+
+Result<Figures> run_startup(Options options) {
+  for (const std::string& server : options.servers) {
+    MUSTER_ASSIGN(options.startup.servers.emplace_back(), Address::parse(server));
+  }
+  return measure_startup(options.setting, options.startup);
+}
+
+void add_storm(CLI::App& command, Options& options) {
+  Storm& storm = options.storm;
+  command.add_option("--urls", storm.urls, "what the proxies connect to, in turn")->delimiter(',')->required();
+  command.add_option("--root", storm.root_url, "the root, to ask what it did")->required();
+  command.add_option("--pid", options.setting.pid, "the root's process");
+  add_peers(command, storm.peers);
+  command.add_option("--timeout", options.timeout, "seconds for all of it")->check(CLI::Range(1.0, 36'000.0));
+}
+
+Result<Figures> run_storm(Options options) { return measure_storm(options.setting, options.storm); }
+
+void prepare(Options& options) {
+  const auto duration = [](double seconds) {
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  };
+  options.setting.duration = duration(options.seconds);
+  options.setting.deadline = Deadline::after(duration(options.timeout));
+  options.setting.prefix = fmt::format("bench-{}", getpid());
+  raise_descriptor_limit();
+}
+
+int report(const std::string& command, const Result<Figures>& figures) {
+  if (figures) return std::printf("%s\n", figures->dump().c_str()) > 0 ? 0 : 1;
+  std::fprintf(stderr, "muster-store-load %s: %s\n", command.c_str(), figures.error().to_string().c_str());
+  return 1;
+}
+
+// The commands that are no cases: a server, and whole start-ups.
+std::vector<Command> other_commands() {
+  return {{"serve", "store servers, until standard input ends", add_serve, run_serve},
+          {"startup", "a job's start-up over PyTorch's protocol", add_startup, run_startup},
+          {"storm", "the start-up of a large job behind simulated nodes' proxies", add_storm, run_storm}};
 }
 
 int run(int argc, char** argv) {
@@ -92,21 +170,15 @@ int run(int argc, char** argv) {
   std::vector<Case> all = closed_loops();
   for (const auto& more : {crowds(), arrivals()}) all.insert(all.end(), more.begin(), more.end());
   for (const Case& one : all) add_options(*app.add_subcommand(one.name, one.what), options);
-  CLI::App* serving = app.add_subcommand("serve", "store servers, until standard input ends");
-  serving->add_option("--upstream", options.serve.upstream, "proxies of the root at this URL");
-  serving->add_option("--count", options.serve.count, "how many")->check(CLI::Range(1, 10'000));
+  for (const Command& one : other_commands()) one.add(*app.add_subcommand(one.name, one.what), options);
   CLI11_PARSE(app, argc, argv);
-  raise_descriptor_limit();
-  if (serving->parsed()) {
-    const Result<> served = serve(options.serve);
-    if (!served) std::fprintf(stderr, "muster-store-load serve: %s\n", served.error().to_string().c_str());
-    return served ? 0 : 1;
-  }
+  prepare(options);
+  const std::string name = app.get_subcommands().front()->get_name();
   for (const Case& one : all) {
-    if (!app.got_subcommand(one.name)) continue;
-    const auto figures = measure(one, options);
-    if (figures) return std::printf("%s\n", figures->dump().c_str()) > 0 ? 0 : 1;
-    std::fprintf(stderr, "muster-store-load %s: %s\n", one.name, figures.error().to_string().c_str());
+    if (name == one.name) return report(name, measure(one, options));
+  }
+  for (const Command& one : other_commands()) {
+    if (name == one.name) return report(name, one.run(options));
   }
   return 1;
 }

@@ -32,14 +32,6 @@ Step answered(Writer&& request, Writer&& reply) {
   return step;
 }
 
-// What has no answer of its own is confirmed by that of a ping.
-Step confirmed(Writer&& request) {
-  request.put(kPing).put(kNonce);
-  Writer reply;
-  reply.put(kNonce);
-  return answered(std::move(request), std::move(reply));
-}
-
 Step released(Writer&& request) {
   Writer reply;
   reply.put(kStopWaiting);
@@ -48,19 +40,39 @@ Step released(Writer&& request) {
 
 }  // namespace
 
+Step ping() {
+  Writer request, reply;
+  request.put(kPing).put(kNonce);
+  reply.put(kNonce);
+  return answered(std::move(request), std::move(reply));
+}
+
+Bytes silent_set(const std::string& key, ByteView value) {
+  Writer request;
+  put_counted(put_counted(request.put(kSet), as_bytes(key)), value);
+  return request.take();
+}
+
+Bytes silent_multi_set(const std::vector<std::string>& keys, ByteView value_of_each) {
+  Writer request;
+  request.put(kMultiSet).put(uint64_t{keys.size()});
+  for (const std::string& key : keys) put_counted(put_counted(request, as_bytes(key)), value_of_each);
+  return request.take();
+}
+
+Step after(ByteView silent, Step step) {
+  Writer both;
+  step.request = both.put_raw(silent).put_raw(step.request).take();
+  return step;
+}
+
 Step greet() {
   Writer request;
   request.put(kValidate).put(kMagic);
-  return confirmed(std::move(request));
+  return after(request.take(), ping());
 }
 
-Step ping() { return confirmed(Writer{}); }
-
-Step set(const std::string& key, ByteView value) {
-  Writer request;
-  put_counted(put_counted(request.put(kSet), as_bytes(key)), value);
-  return confirmed(std::move(request));
-}
+Step set(const std::string& key, ByteView value) { return after(silent_set(key, value), ping()); }
 
 Step get(const std::string& key, ByteView value) {
   Writer request, reply;
@@ -89,10 +101,7 @@ Step multi_get(const std::vector<std::string>& keys, ByteView value_of_each) {
 }
 
 Step multi_set(const std::vector<std::string>& keys, ByteView value_of_each) {
-  Writer request;
-  request.put(kMultiSet).put(uint64_t{keys.size()});
-  for (const std::string& key : keys) put_counted(put_counted(request, as_bytes(key)), value_of_each);
-  return confirmed(std::move(request));
+  return after(silent_multi_set(keys, value_of_each), ping());
 }
 
 Step barrier(const std::string& key, int64_t count) {

@@ -26,5 +26,9 @@ Step multi_get(const std::vector<std::string>& keys, ByteView value_of_each);
 Step multi_set(const std::vector<std::string>& keys, ByteView value_of_each);
 Step barrier(const std::string& key, int64_t count);
 Step ping();
+/// Requests that nothing answers, to be sent before another one: torch's clients do not wait after these.
+Bytes silent_set(const std::string& key, ByteView value);
+Bytes silent_multi_set(const std::vector<std::string>& keys, ByteView value_of_each);
+Step after(ByteView silent, Step step);
 
 }  // namespace muster::load

@@ -3,11 +3,10 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "muster/store/server.h"
-#include "server_process.h"
+#include "root_work.h"
 
 namespace muster::load {
 
@@ -15,10 +14,10 @@ Result<> serve(const ServeOptions& options) {
   const Deadline deadline = Deadline::after(std::chrono::minutes(1));
   MUSTER_ASSIGN(const Address any, Address::parse("127.0.0.1:0"));
   StoreServerOptions server;
-  const char* secret = std::getenv("MUSTER_SECRET");
-  MUSTER_ASSIGN(server.credentials.secret, from_hex(secret != nullptr ? secret : ""));
+  MUSTER_ASSIGN(server.credentials.secret, secret_of_job());
   server.torch_listen = server.muster_listen = {any};
   server.upstream = options.upstream;
+  server.tiered = true;
   std::vector<std::unique_ptr<StoreServer>> servers;
   auto torch = nlohmann::json::array(), muster = nlohmann::json::array();
   for (size_t i = 0; i < options.count; ++i) {

@@ -6,11 +6,14 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <set>
 
 #include "cases.h"
 #include "muster/io/socket.h"
 #include "muster/store/dialect.h"
 #include "muster/store/server.h"
+#include "startup.h"
+#include "storm.h"
 
 namespace muster::load {
 namespace {
@@ -53,11 +56,37 @@ TEST(StoreLoadProtocol, AnAdditionsReplyIsOfTheExpectedLength) {
   EXPECT_EQ(server.answer(add("n", 3)).size(), add("n", 3).reply_bytes);
 }
 
+TEST(StoreLoadPeers, EveryExchangeNamesRanksOfTheJobAndEveryoneHasANeighbour) {
+  for (const Exchange exchange : {Exchange::kFullMesh, Exchange::kDoubling, Exchange::kRingAndTree}) {
+    for (const size_t workers : {2, 7, 8, 9, 24, 64, 129}) {
+      const Peers peers{workers, 8, exchange};
+      std::vector<size_t> read(workers);
+      for (size_t rank = 0; rank < workers; ++rank) {
+        for (size_t i = 0; i < peers.count(rank); ++i) {
+          ASSERT_LT(peers.peer(rank, i), workers);
+          ++read[peers.peer(rank, i)];
+        }
+      }
+      EXPECT_THAT(read, testing::Each(testing::Ge(1u))) << workers;
+    }
+  }
+}
+
+TEST(StoreLoadPeers, TheTreeOfNodesLinksEachToItsParentAndTheParentBack) {
+  const Peers peers{.workers = 80, .workers_per_node = 8, .exchange = Exchange::kRingAndTree};
+  std::set<std::pair<size_t, size_t>> links;
+  for (size_t rank = 0; rank < peers.workers; rank += 8) {
+    for (size_t i = 2; i < peers.count(rank); ++i) links.insert({rank, peers.peer(rank, i)});
+  }
+  EXPECT_EQ(links.size(), 2 * (peers.nodes() - 1));
+  for (const auto& [from, to] : links) EXPECT_TRUE(links.contains({to, from})) << from << " " << to;
+}
+
 class StoreLoad : public testing::Test {
  protected:
   StoreLoad() {
     StoreServerOptions options;
-    options.torch_listen = {*Address::parse("127.0.0.1:0")};
+    options.torch_listen = options.muster_listen = {*Address::parse("127.0.0.1:0")};
     server_ = *StoreServer::start(options, soon());
     setting_.server = server_->torch_addresses()[0];
     setting_.pid = getpid();
@@ -82,6 +111,23 @@ TEST_F(StoreLoad, EveryCaseMeasuresARealServer) {
     ASSERT_TRUE(figures) << one.name << ": " << figures.error().to_string();
     EXPECT_FALSE(figures->empty()) << one.name;
   }
+}
+
+TEST_F(StoreLoad, AStartupOfEveryExchangeRunsToItsEnd) {
+  for (const Exchange exchange : {Exchange::kFullMesh, Exchange::kDoubling, Exchange::kRingAndTree}) {
+    setting_.prefix = "startup" + std::to_string(static_cast<int>(exchange));
+    const auto figures = measure_startup(setting_, {{24, 8, exchange}, {setting_.server}, ""});
+    ASSERT_TRUE(figures) << figures.error().to_string();
+    EXPECT_GT((*figures)["messages"], 24 * 3);
+  }
+}
+
+TEST_F(StoreLoad, AStormBehindProxiesCostsTheRootFewMessages) {
+  const std::string url = "tcp://" + server_->muster_addresses()[0].to_string();
+  const auto figures = measure_storm(setting_, {{64, 8, Exchange::kRingAndTree}, {url}, url});
+  ASSERT_TRUE(figures) << figures.error().to_string();
+  // 64 workers ask 2 + 3 * 2 + 1 times at the least, and each request has a reply.
+  EXPECT_LT((*figures)["messages"], 64 * 9 * 2 / 3);
 }
 
 TEST_F(StoreLoad, AServerThatGoesAwayIsNamedAsTheReason) {
