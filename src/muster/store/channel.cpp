@@ -69,12 +69,18 @@ void Channel::go_on_later() {
   });
 }
 
+void Channel::pause(bool paused) {
+  paused_ = paused;
+  held_up_ = held_up_ || paused;
+  if (open_ && !over()) go_on_later();
+}
+
 void Channel::flush() {
   if (!open_) return;
   held_up_ = held_up_ || over();
   if (outbox_.empty() && !held_up_) return;
   if (const auto written = outbox_.flush(*stream_); !written) return lose(written.error());
-  if (over() && !stall_timer_) look_for_progress();
+  if (over() && !paused_ && !stall_timer_) look_for_progress();
   update_watch();
   if (held_up_ && !over()) go_on_later();
 }

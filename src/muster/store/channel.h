@@ -20,7 +20,7 @@ class Channel {
     Duration stall_timeout = std::chrono::seconds(30);
   };
   struct Handlers {
-    /// Bytes that arrived. Called with none when the queue is below its cap again: go on with what is left.
+    /// Bytes that arrived. Called with none when the channel is not over() any more: go on with what is left.
     std::function<void(ByteView)> input;
     /// Once, and the last call: the peer closed, the stream broke, or the peer does not read.
     std::function<void(const Error&)> lost;
@@ -34,7 +34,9 @@ class Channel {
   Result<> start();
   /// Append what is to be sent, then flush().
   Bytes& out() { return outbox_.tail(); }
-  bool over() const { return outbox_.size() > options_.max_queue; }
+  bool over() const { return paused_ || outbox_.size() > options_.max_queue; }
+  /// Paused, it is over() until it is told to go on.
+  void pause(bool paused);
   void flush();
   /// No handler is called any more.
   void close();
@@ -53,8 +55,9 @@ class Channel {
   Outbox outbox_;
   uint32_t watched_ = 0;
   bool open_ = false;
-  bool ending_ = false;   // the kernel has seen the peer's end
-  bool held_up_ = false;  // input was left because the queue was over its cap
+  bool ending_ = false;  // the kernel has seen the peer's end
+  bool paused_ = false;
+  bool held_up_ = false;  // input was left because it was over
   std::optional<Loop::TimerId> stall_timer_;
   std::optional<Loop::TimerId> again_timer_;  // bytes are left where epoll does not see them
 };

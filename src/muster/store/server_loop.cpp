@@ -13,6 +13,12 @@
 namespace muster {
 namespace {
 
+// What PyTorch's clients are not answered: they take it for done when it is sent.
+bool is_silent(Operation operation) {
+  return operation == Operation::kSet || operation == Operation::kAppend || operation == Operation::kMultiSet ||
+         operation == Operation::kQueuePush;
+}
+
 constexpr Duration kSessionTick = 500ms;
 constexpr Duration kSilentLink = 20s;  // a proxy gives a sign of life every 1.5 s
 constexpr Duration kQuietAfterRevocation = 1s;
@@ -45,6 +51,8 @@ struct ServerLoop::Client {
   std::unique_ptr<Dialect> dialect;  // or
   std::unique_ptr<Tier> tier;
   std::optional<Channel> channel;
+  bool plain = false;    // speaks PyTorch's protocol
+  RequestId silent = 0;  // its request that is not done yet, and that it does not wait for
   bool dirty = false;
   bool lost = false;
 };
@@ -168,6 +176,7 @@ void ServerLoop::welcome(Newcomer newcomer) {
   Client& client = newcomer.session ? client_of(*newcomer.session) : new_client();
   client.listener = newcomer.listener;
   client.peer = newcomer.connection.peer;
+  client.plain = newcomer.plain;
   if (!client.tier) client.dialect = newcomer.plain ? torch_dialect(std::move(newcomer.prefix)) : muster_dialect();
   client.channel.emplace(*loop_, std::move(newcomer.connection.stream),
                          Channel::Options{options_.max_reply_queue, options_.stall_timeout},
@@ -210,7 +219,10 @@ bool ServerLoop::take_request(Client& client) {
   if (!request) lose(client, request.error());
   if (!request || !*request) return false;
   count(counters_.messages_in);
+  if (client.plain && is_silent((*request)->operation)) client.silent = (*request)->id;
   submit(client, std::move(**request));
+  // A change may be on its way to another server, or held back until leases are: what the client asks next must see it.
+  if (client.silent != 0 && !client.lost) client.channel->pause(true);
   return true;
 }
 
@@ -254,6 +266,10 @@ void ServerLoop::encode(const Reply& reply) {
   if (client->tier) {
     client->tier->host.reply(reply);
     return mark_dirty(*client);
+  }
+  if (client->silent != 0 && client->silent == reply.id) {
+    client->silent = 0;
+    if (client != speaker_) client->channel->pause(false);
   }
   Bytes& out = client->channel->out();
   const size_t before = out.size();
