@@ -159,5 +159,35 @@ TEST_F(TorchDialect, RefusesUnknownOperationsAndLengthsOverTheCap) {
   }
 }
 
+TEST_F(TorchDialect, ReadsALongListThatTrickles) {
+  // A reader that began anew with every byte would take hours.
+  constexpr uint64_t kKeys = 100'000;
+  next();
+  Writer wait;
+  wait.put(uint8_t{6}).put(kKeys);
+  for (uint64_t i = 0; i < kKeys; ++i) wait.put(uint64_t{1}).put(static_cast<uint8_t>(i));
+  for (const uint8_t& byte : wait.bytes()) {
+    dialect_->feed({&byte, 1});
+    if (&byte != &wait.bytes().back()) ASSERT_FALSE(next().has_value());
+  }
+  const auto request = next();
+  ASSERT_TRUE(request.has_value());
+  EXPECT_EQ(request->keys.size(), kKeys);
+  EXPECT_EQ(request->keys[257], std::string("\x01"));
+}
+
+TEST_F(TorchDialect, ShowsAPrefixToTheStoreAlone) {
+  dialect_ = torch_dialect("generation/7");
+  feed(kConnect);
+  next();
+  said();
+  EXPECT_EQ(send(kGet).keys, std::vector<Key>{"generation/7/k"});
+  EXPECT_EQ(send(kMultiSet).keys, (std::vector<Key>{"generation/7/a", "generation/7/b"}));
+  EXPECT_EQ(send("07").keys, std::vector<Key>{"generation/7"});
+  const Request list = send("11");
+  EXPECT_EQ(list.keys, std::vector<Key>{"generation/7"});
+  EXPECT_EQ(reply({0, list.id, {}, {}, {"generation/7/a"}}), "010000000000000002000000000000002f61");
+}
+
 }  // namespace
 }  // namespace muster

@@ -29,7 +29,7 @@ uint64_t pack(int fd, uint32_t generation) {
 
 // A wait that nobody lives to see the end of needs no timer of the kernel, whose setting costs a good part of what a
 // small message does.
-constexpr Duration kForever = std::chrono::years(1);
+constexpr Duration kForever = std::chrono::hours(300 * 24);
 
 /// epoll_wait to the nanosecond where the kernel can (Linux 5.11), to the millisecond, rounded up, elsewhere.
 int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) {

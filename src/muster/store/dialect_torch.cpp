@@ -33,99 +33,21 @@
 #include <vector>
 
 #include "muster/store/dialect.h"
-#include "muster/store/messages.h"
+#include "muster/store/torch_request.h"
 
 namespace muster {
 namespace {
 
-constexpr size_t kKeptCapacity = 512;  // of an idle client's buffer
 constexpr uint32_t kMagic = 0x3C85F7CE;
 constexpr uint8_t kStopWaiting = 0;
 constexpr uint8_t kWaitCancelled = 1;
 
-enum class Query : uint8_t {
-  kValidate,
-  kSet,
-  kCompareSet,
-  kGet,
-  kAdd,
-  kCheck,
-  kWait,
-  kGetNumKeys,
-  kDeleteKey,
-  kAppend,
-  kMultiGet,
-  kMultiSet,
-  kCancelWait,
-  kPing,
-  kQueuePush,
-  kQueuePop,
-  kQueueLength,
-  kListKeys,
-  kBarrier,
-};
-
-// Reads one request from the bytes that are there. take() and its kin return false when the bytes do not reach, and
-// wanted() then says how many would; or when a length is over its cap, and error() then says which.
-class Cursor {
- public:
-  Cursor(ByteView bytes, const Key& prefix) : bytes_(bytes), prefix_(prefix) {}
-
-  template <class T>
-  bool take(T& value) {
-    if (!reach(sizeof(T))) return false;
-    std::memcpy(&value, bytes_.data() + position_, sizeof(T));
-    position_ += sizeof(T);
-    return true;
-  }
-  bool take_key(Request& request) {
-    ByteView view;
-    if (!take_counted(view, kMaxKeyBytes, "a key")) return false;
-    Key& key = request.keys.emplace_back();
-    key.reserve(prefix_.size() + view.size());
-    key.append(prefix_).append(reinterpret_cast<const char*>(view.data()), view.size());
-    return true;
-  }
-  bool take_value(Request& request) {
-    ByteView view;
-    if (!take_counted(view, kMaxValueBytes, "a value")) return false;
-    request.values.emplace_back(view.begin(), view.end());
-    return true;
-  }
-  bool take_count(uint64_t& count) { return take(count) && within(count, kMaxKeysPerRequest, "a list of keys"); }
-  bool take_keys(Request& request) {
-    uint64_t count = 0;
-    if (!take_count(count)) return false;
-    while (count > 0 && take_key(request)) --count;
-    return count == 0;
-  }
-
-  size_t position() const { return position_; }
-  size_t wanted() const { return wanted_; }
-  const std::string& error() const { return error_; }
-
- private:
-  bool take_counted(ByteView& view, size_t cap, const char* what) {
-    uint64_t length = 0;
-    if (!take(length) || !within(length, cap, what) || !reach(length)) return false;
-    view = bytes_.subspan(position_, length);
-    position_ += length;
-    return true;
-  }
-  bool within(uint64_t length, uint64_t cap, const char* what) {
-    if (length > cap) error_ = fmt::format("announces {} of length {}, the limit is {}", what, length, cap);
-    return error_.empty();
-  }
-  bool reach(size_t count) {
-    wanted_ = position_ + count;
-    return within(wanted_, kMaxMessageBytes, "a request") && wanted_ <= bytes_.size();
-  }
-
-  ByteView bytes_;
-  const Key& prefix_;
-  size_t position_ = 0;
-  size_t wanted_ = 0;
-  std::string error_;
+// In the order of TorchQuery; those without one are answered here.
+constexpr Operation kOperations[] = {
+    Operation{},          Operation::kSet,         Operation::kCompareSet, Operation::kGet,     Operation::kAdd,
+    Operation::kCheck,    Operation::kWait,        Operation::kNumKeys,    Operation::kDelete,  Operation::kAppend,
+    Operation::kMultiGet, Operation::kMultiSet,    Operation::kCancel,     Operation{},         Operation::kQueuePush,
+    Operation::kQueuePop, Operation::kQueueLength, Operation::kListKeys,   Operation::kBarrier,
 };
 
 template <class T>
@@ -141,39 +63,25 @@ void put_bytes(Bytes& out, ByteView bytes) {
 
 class TorchDialect : public Dialect {
  public:
-  explicit TorchDialect(Key prefix) : prefix_(std::move(prefix)) {}
+  explicit TorchDialect(Key prefix) : reader_(std::move(prefix)) {}
 
-  void feed(ByteView bytes) override {
-    if (consumed_ > 0 && (consumed_ == buffer_.size() || buffer_.size() + bytes.size() > buffer_.capacity())) {
-      buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
-      consumed_ = 0;
-    }
-    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-  }
+  void feed(ByteView bytes) override { reader_.feed(bytes); }
 
   Result<std::optional<Request>> next(Bytes& out) override {
-    while (buffer_.size() - consumed_ >= wanted_) {
-      Cursor cursor(ByteView(buffer_).subspan(consumed_), prefix_);
-      Request request;
-      const bool whole = parse(cursor, request, out);
-      if (!cursor.error().empty()) return fail(ErrorCode::kProtocol, "a TCPStore client " + cursor.error());
-      if (!protocol_error_.empty()) return fail(ErrorCode::kProtocol, protocol_error_);
-      wanted_ = whole ? 1 : cursor.wanted();
+    TorchRequest read;
+    while (true) {
+      MUSTER_ASSIGN(const bool whole, reader_.next(read));
       if (!whole) return std::nullopt;
-      consumed_ += cursor.position();
-      if (request.operation == Operation{}) continue;  // answered here
+      if (read.query == TorchQuery::kValidate) MUSTER_TRY(check_magic(read.number));
+      if (!understand(read, out)) continue;  // answered here
+      Request& request = read.request;
       if (request.operation != Operation::kCancel) {
         request.id = next_id_++;
         outstanding_.push_back({request.id, request.operation});
         if (request.operation == Operation::kWait || request.operation == Operation::kBarrier) waiting_ = request.id;
       }
-      return request;
+      return std::move(request);
     }
-    if (consumed_ == buffer_.size() && buffer_.capacity() > kKeptCapacity) {
-      Bytes().swap(buffer_);
-      consumed_ = 0;
-    }
-    return std::nullopt;
   }
 
   Result<> encode(const Reply& reply, Bytes& out) override {
@@ -207,7 +115,8 @@ class TorchDialect : public Dialect {
         return {};
       case Operation::kListKeys:
         put(out, static_cast<int64_t>(reply.keys.size()));
-        for (const Key& key : reply.keys) put_bytes(out, as_bytes(key).subspan(std::min(prefix_.size(), key.size())));
+        for (const Key& key : reply.keys)
+          put_bytes(out, as_bytes(key).subspan(std::min(reader_.prefix().size(), key.size())));
         return {};
       default:
         return {};  // no reply
@@ -226,118 +135,50 @@ class TorchDialect : public Dialect {
     return found == outstanding_.end() || found->id != id ? outstanding_.end() : found;
   }
 
-  // True when the request is whole. One that the dialect answers by itself keeps no operation.
-  bool parse(Cursor& in, Request& request, Bytes& out) {
-    Query query{};
-    if (!in.take(query)) return false;
-    if (!validated_ && query != Query::kValidate) {
-      protocol_error_ = "a client does not begin as a TCPStore client does; it is none, or older than torch 2.0";
-      return false;
-    }
-    switch (query) {
-      case Query::kValidate:
-        return parse_validate(in);
-      case Query::kPing:
-        return parse_ping(in, out);
-      case Query::kCancelWait:
-        cancel(request, out);
-        return true;
-      case Query::kSet:
-        return parse_key_value(in, request, Operation::kSet);
-      case Query::kAppend:
-        return parse_key_value(in, request, Operation::kAppend);
-      case Query::kQueuePush:
-        return parse_key_value(in, request, Operation::kQueuePush);
-      case Query::kCompareSet:
-        return parse_key_value(in, request, Operation::kCompareSet) && in.take_value(request);
-      case Query::kGet:
-        return parse_key(in, request, Operation::kGet);
-      case Query::kDeleteKey:
-        return parse_key(in, request, Operation::kDelete);
-      case Query::kQueuePop:
-        return parse_key(in, request, Operation::kQueuePop);
-      case Query::kQueueLength:
-        return parse_key(in, request, Operation::kQueueLength);
-      case Query::kAdd:
-        return parse_key(in, request, Operation::kAdd) && in.take(request.number);
-      case Query::kBarrier:
-        return parse_key(in, request, Operation::kBarrier) && in.take(request.number);
-      case Query::kCheck:
-        return parse_keys(in, request, Operation::kCheck);
-      case Query::kWait:
-        return parse_keys(in, request, Operation::kWait);
-      case Query::kMultiGet:
-        return parse_keys(in, request, Operation::kMultiGet);
-      case Query::kMultiSet:
-        return parse_multi_set(in, request);
-      case Query::kGetNumKeys:
-        request.operation = Operation::kNumKeys;
-        if (!prefix_.empty()) request.keys.push_back(prefix_);
-        return true;
-      case Query::kListKeys:
-        request.operation = Operation::kListKeys;
-        request.keys.push_back(prefix_);
-        return true;
-    }
-    protocol_error_ =
-        fmt::format("a TCPStore client asks for operation {}, which torch 2.13 does not have", static_cast<int>(query));
-    return false;
+  static Result<> check_magic(uint32_t number) {
+    if (number == kMagic) return {};
+    return fail(ErrorCode::kProtocol,
+                fmt::format("a client shows {:#010x} instead of TCPStore's magic number", number));
   }
 
-  bool parse_validate(Cursor& in) {
-    uint32_t magic = 0;
-    if (!in.take(magic)) return false;
-    validated_ = magic == kMagic;
-    if (!validated_) protocol_error_ = fmt::format("a client shows {:#010x} instead of TCPStore's magic number", magic);
-    return validated_;
+  // Puts the request into the store's terms. False when nothing is left to do for the store.
+  bool understand(TorchRequest& read, Bytes& out) {
+    Request& request = read.request;
+    request.operation = kOperations[static_cast<uint8_t>(read.query)];
+    switch (read.query) {
+      case TorchQuery::kValidate:
+        return false;
+      case TorchQuery::kPing:
+        put(out, read.number);
+        return false;
+      case TorchQuery::kCancelWait:
+        return cancel(request, out);
+      case TorchQuery::kGet:
+      case TorchQuery::kMultiGet:
+      case TorchQuery::kQueuePop:
+        request.immediate = true;
+        return true;
+      case TorchQuery::kGetNumKeys:
+        if (!reader_.prefix().empty()) request.keys.push_back(reader_.prefix());
+        return true;
+      case TorchQuery::kListKeys:
+        request.keys.push_back(reader_.prefix());
+        return true;
+      default:
+        return true;
+    }
   }
 
-  static bool parse_ping(Cursor& in, Bytes& out) {
-    uint32_t nonce = 0;
-    if (!in.take(nonce)) return false;
-    put(out, nonce);
+  bool cancel(Request& request, Bytes& out) {
+    put(out, kWaitCancelled);
+    const auto found = find_outstanding(waiting_);
+    if (found == outstanding_.end()) return false;
+    outstanding_.erase(found);
+    request.id = waiting_;
     return true;
   }
 
-  void cancel(Request& request, Bytes& out) {
-    put(out, kWaitCancelled);
-    const auto found = find_outstanding(waiting_);
-    if (found == outstanding_.end()) return;
-    outstanding_.erase(found);
-    request.operation = Operation::kCancel;
-    request.id = waiting_;
-  }
-
-  static bool parse_key(Cursor& in, Request& request, Operation operation) {
-    request.operation = operation;
-    request.immediate = operation == Operation::kGet || operation == Operation::kQueuePop;
-    return in.take_key(request);
-  }
-
-  static bool parse_key_value(Cursor& in, Request& request, Operation operation) {
-    return parse_key(in, request, operation) && in.take_value(request);
-  }
-
-  static bool parse_keys(Cursor& in, Request& request, Operation operation) {
-    request.operation = operation;
-    request.immediate = operation == Operation::kMultiGet;
-    return in.take_keys(request);
-  }
-
-  static bool parse_multi_set(Cursor& in, Request& request) {
-    request.operation = Operation::kMultiSet;
-    uint64_t count = 0;
-    if (!in.take_count(count)) return false;
-    while (count > 0 && in.take_key(request) && in.take_value(request)) --count;
-    return count == 0;
-  }
-
-  const Key prefix_;
-  Bytes buffer_;
-  size_t consumed_ = 0;
-  size_t wanted_ = 1;  // bytes without which another attempt is in vain
-  bool validated_ = false;
-  std::string protocol_error_;
+  TorchRequestReader reader_;
   RequestId next_id_ = 1;
   RequestId waiting_ = 0;                 // the latest wait or barrier
   std::vector<Outstanding> outstanding_;  // few, in the order of their numbers
