@@ -1,4 +1,4 @@
-"""`muster bench store`: what it prints and refuses. Never what it measures."""
+"""`muster bench store` and `muster bench storm`: what they print and refuse. Never what they measure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.bench.__main__ import main
+
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/launch"
 pytestmark = pytest.mark.skipif(not (BESIDE / "muster-store-load").exists(), reason="muster-store-load is not built")
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.skipif(not (BESIDE / "muster-store-load").exists(), rea
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "muster.bench", "store", *arguments],
+        [sys.executable, "-m", "muster.bench", *arguments],
         env=os.environ | {"MUSTER_BIN": str(BESIDE / "muster")},
         capture_output=True,
         text=True,
@@ -27,7 +29,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_cases_are_measured_beside_torch_and_the_floor(tmp_path: Path) -> None:
     done = bench(
-        *("--quick", "--cases", "add,multi_get,barrier,killed", "--connections", "4"),
+        *("store", "--quick", "--cases", "add,multi_get,barrier,killed", "--connections", "4"),
         *("--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")),
     )
     assert done.returncode == 0, done.stderr
@@ -48,27 +50,36 @@ def test_cases_are_measured_beside_torch_and_the_floor(tmp_path: Path) -> None:
     assert drawn == f"drawn: {tmp_path / 'rows.png'}"
 
 
+def test_a_start_up_through_tiers_costs_the_root_fewer_messages(tmp_path: Path) -> None:
+    rows_file = tmp_path / "rows.json"
+    done = bench(*("storm", "--quick", "--workers", "32", "--storms", "64", "--fanout", "4", "--json", str(rows_file)))
+    assert done.returncode == 0, done.stderr
+    rows = {(row["case"], row["metric"]): row for row in json.loads(rows_file.read_text())}
+    for case in ("start-up, full mesh", "start-up, peers at powers of 2", "storm, ring and tree"):
+        tiers, direct = (rows[f"{case}, {how}", "root messages"] for how in ("tiers", "no tiers"))
+        assert tiers["muster"] < direct["muster"] / 2
+        # Without tiers muster's server and torch's are asked the same, and muster counts what the generator counts.
+        assert direct["muster"] == pytest.approx(direct["peer"], rel=0.05)
+    assert ("storm, ring and tree, 2 middle tiers", "root CPU") in rows
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--cases", "sort"], "--cases takes connect, set, get"),
-        (["--connections", "1,none"], "--connections takes numbers from 1 on"),
+        (["store", "--cases", "sort"], "--cases takes connect, set, get"),
+        (["store", "--connections", "1,none"], "--connections takes numbers from 1 on"),
+        (["storm", "--workers", "8,1"], "--workers and --storms take numbers from 2 on"),
     ],
 )
-def test_wrong_options_say_what_they_take(arguments: list[str], says: str) -> None:
-    done = bench(*arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert says in capsys.readouterr().err
 
 
-def test_a_load_generator_that_is_missing_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "muster.bench", "store", "--quick", "--cases", "add"],
-        env=os.environ | {"MUSTER_BIN": str(tmp_path / "muster"), "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 1
-    assert "there is no muster-store-load beside muster" in done.stderr
+def test_a_load_generator_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUSTER_BIN", str(tmp_path / "muster"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["store", "--quick", "--cases", "add"]) == 1
+    assert "there is no muster-store-load beside muster" in capsys.readouterr().err

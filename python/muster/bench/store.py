@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
+from muster.bench.loading import Figures, load
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.report import BenchFailedError, CaseTable, Row, Table
-from muster.bench.servers import LOAD, Server, find_program, muster_server, torch_server
+from muster.bench.servers import Server, muster_server, torch_server
 
 __all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_plot"]
 
@@ -23,7 +22,6 @@ SUMMARY = "the store's server, against torch's libuv TCPStore"
 PEERS: tuple[str, ...] = ("tcpstore",)
 TABLE: type[Table] = CaseTable
 
-Figures = dict[str, float]
 # What the load generator calls a figure: how the table does, its unit, and the factor to it. More is better for rates.
 _METRICS = {
     "rate": ("rate", "1/s", 1.0),
@@ -109,13 +107,11 @@ def _measure(case: Case, connections: int, arguments: argparse.Namespace) -> Ite
 
 
 def _load(case: Case, connections: int, server: Server, timeout: float) -> Figures:
-    command = [find_program(LOAD), case.name, *case.options, "--server", server.addresses[0]]
-    command += ["--pid", str(server.pid), "--connections", str(connections), "--timeout", str(timeout)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise BenchFailedError(f"{case.shown}, {connections:,} clients: {done.stderr.strip()}")
-    figures: Figures = json.loads(done.stdout)
-    return figures
+    words = [case.name, *case.options, "--server", server.addresses[0], "--pid", str(server.pid)]
+    try:
+        return load([*words, "--connections", str(connections), "--timeout", str(timeout)])
+    except BenchFailedError as error:
+        raise BenchFailedError(f"{case.shown}, {connections:,} clients: {error}") from None
 
 
 def _medians(repeats: list[Figures]) -> Figures:

@@ -1,0 +1,140 @@
+"""A whole job's start-up at the store's root: workers by themselves, and behind the proxies of their nodes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+from collections.abc import Iterator
+
+import torch
+
+from muster.bench.loading import Figures, load
+from muster.bench.plot import write_ratio_plot
+from muster.bench.report import BenchFailedError, CaseTable, Row, Table
+from muster.bench.servers import Server, muster_server, torch_server
+
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_plot"]
+
+SUMMARY = "a job's start-up at the store's root, through tiers and without"
+PEERS: tuple[str, ...] = ("tcpstore",)
+TABLE: type[Table] = CaseTable
+write_plot = write_ratio_plot
+
+_PER_NODE = 8
+_METRICS = {
+    "time": ("time", "s", 1.0),
+    "cpu": ("root CPU", "ms", 1e3),
+    "messages": ("root messages", "1", 1.0),
+    "bytes": ("root bytes", "KiB", 1 / 1024),
+}
+_EXCHANGES = {"full": "full mesh", "doubling": "peers at powers of 2", "ring": "ring and tree"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", metavar="N,...", help="instead of the start-ups' own numbers of workers")
+    parser.add_argument("--storms", metavar="N,...", help="instead of the storms' own numbers; 0: no storm")
+    parser.add_argument("--fanout", type=int, default=0, metavar="N", help="middle tier of a storm: proxies to each")
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Start-ups: muster's tiers and torch without them, then both without. Storms: the same, as far as torch goes."""
+    quick = arguments.quick
+    for workers in _numbers(arguments.workers, [128] if quick else [1024]):
+        yield from _startup(workers, "full", arguments)
+    for workers in _numbers(arguments.workers, [512] if quick else [1024, 4096]):
+        yield from _startup(workers, "doubling", arguments)
+    for workers in _numbers(arguments.storms, [2048] if quick else [8000, 96000]):
+        yield from _storm(workers, arguments)
+
+
+def _numbers(text: str | None, usual: list[int]) -> list[int]:
+    if text is None:
+        return usual
+    numbers = [int(word) if word.isdigit() else -1 for word in text.split(",")]
+    if any(number < 0 or number == 1 for number in numbers):
+        raise ValueError(f"--workers and --storms take numbers from 2 on, as in 128,1024; {text!r} is not that")
+    return [number for number in numbers if number]
+
+
+def _startup(workers: int, exchange: str, arguments: argparse.Namespace) -> Iterator[Row]:
+    with torch_server() as stock:
+        peer = _workers(stock, None, stock, workers, exchange, arguments.timeout)
+    secret = secrets.token_hex(32)
+    with muster_server(secret=secret) as root:
+        direct = _workers(root, root, root, workers, exchange, arguments.timeout, secret)
+    with _tiers(workers, secret) as (root, proxies):
+        tiers = _workers(proxies, root, root, workers, exchange, arguments.timeout, secret)
+    case = f"start-up, {_EXCHANGES[exchange]}"
+    yield from _rows(f"{case}, tiers", workers, tiers, peer)
+    yield from _rows(f"{case}, no tiers", workers, direct, peer)
+
+
+@contextlib.contextmanager
+def _tiers(workers: int, secret: str) -> Iterator[tuple[Server, Server]]:
+    nodes = -(-workers // _PER_NODE)
+    with (
+        muster_server(secret=secret) as root,
+        muster_server("--upstream", root.urls[0], "--count", str(nodes), secret=secret) as proxies,
+    ):
+        yield root, proxies
+
+
+def _workers(
+    asked: Server, stat: Server | None, root: Server, workers: int, exchange: str, timeout: float, secret: str = ""
+) -> Figures:
+    """Workers that speak PyTorch's protocol to `asked`."""
+    words = ["startup", "--servers", ",".join(asked.addresses), "--pid", str(root.pid), "--timeout", str(timeout)]
+    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", exchange]
+    return load(words + (["--root", stat.urls[0]] if stat else []), secret)
+
+
+def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
+    case = "storm, ring and tree"
+    peer: Figures = {}
+    try:
+        with torch_server() as stock:
+            peer = _workers(stock, None, stock, workers, "ring", arguments.timeout)
+    except BenchFailedError as error:
+        print(f"note: torch's server does not survive {workers:,} workers: {error}")
+    secret = secrets.token_hex(32)
+    with muster_server(secret=secret) as root:
+        yield from _rows(f"{case}, tiers", workers, _behind(root, root.urls, workers, arguments.timeout, secret), peer)
+    if arguments.fanout:
+        middles = -(-workers // _PER_NODE // arguments.fanout)
+        with (
+            muster_server(secret=secret) as root,
+            muster_server("--upstream", root.urls[0], "--count", str(middles), secret=secret) as middle,
+        ):
+            figures = _behind(root, middle.urls, workers, arguments.timeout, secret)
+            yield from _rows(f"{case}, {middles} middle tiers", workers, figures, peer)
+    with contextlib.suppress(BenchFailedError), muster_server(secret=secret) as root:
+        direct = _workers(root, root, root, workers, "ring", arguments.timeout, secret)
+        yield from _rows(f"{case}, no tiers", workers, direct, peer)
+
+
+def _behind(root: Server, urls: list[str], workers: int, timeout: float, secret: str) -> Figures:
+    """Simulated workers behind real proxies of what is at `urls`."""
+    words = ["storm", "--urls", ",".join(urls), "--root", root.urls[0], "--pid", str(root.pid)]
+    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", "ring"]
+    return load([*words, "--timeout", str(timeout)], secret)
+
+
+def _rows(case: str, workers: int, muster: Figures, peer: Figures) -> Iterator[Row]:
+    for name, (metric, unit, factor) in _METRICS.items():
+        if name not in muster:
+            continue
+        ours, theirs = factor * muster[name], factor * peer.get(name, 0)
+        yield Row(
+            bench="storm",
+            case=case,
+            ranks=workers,
+            bytes=0,
+            metric=metric,
+            unit=unit,
+            muster=ours,
+            peer=theirs,
+            peer_name=f"torch {torch.__version__.partition('+')[0]}",
+            ratio=theirs / ours if ours else 0,
+            floor=0,
+        )
