@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from muster.bench.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
