@@ -40,6 +40,7 @@ PACKAGES = [
     "libgmock-dev",
     "libgtest-dev",
     "libhiredis-dev",  # redis:// stores
+    "libhwloc-dev",  # muster run --numa-binding
     "libspdlog-dev",
     "libssl-dev",
     "ninja-build",

@@ -65,6 +65,22 @@ TEST_F(Commands, AScriptRunsUnderPython) {
               ElementsAre(python, "-u", "-m", "package.train", "--lr", "1"));
 }
 
+TEST_F(Commands, ARunPathGoesThroughRunpy) {
+  RunOptions options;
+  options.target = RunOptions::Target::kRunPath;
+  options.program = file("train.py", 0644);
+  const auto words = worker_command(options, "muster", {{"MUSTER_PYTHON", file("python3", 0755)}}).value();
+  EXPECT_EQ(words[2], "-c");
+  EXPECT_THAT(words[3], HasSubstr("runpy.run_path"));
+  EXPECT_EQ(words[4], options.program);
+}
+
+TEST_F(Commands, TheProgramItselfIsFoundAsItWasCalled) {
+  const std::string path = file("muster", 0755);
+  EXPECT_EQ(program_path(path, {}), path);
+  EXPECT_EQ(program_path("muster", {{"PATH", folder_}}), path);
+}
+
 TEST_F(Commands, AScriptThatIsMissingIsNamed) {
   RunOptions options;
   options.program = folder_ + "/none.py";

@@ -7,13 +7,15 @@ namespace {
 
 JobEnvironment job() {
   JobEnvironment job;
-  job.placement = {1, 3, 4, 2, 9};
+  job.placement = {1, 3, 4, 2, 9, 1, 6};
+  job.generation = 3;
+  job.restart_count = 2;
+  job.max_restarts = 5;
   job.run_id = "run";
   job.role = "trainer";
   job.store_url = "unix:@name";
   job.torch_port = 4321;
   job.secret = {0xab, 0xcd};
-  job.error_folder = "/errors";
   job.cpus = 10;
   return job;
 }
@@ -23,26 +25,25 @@ TEST(WorkerEnvironment, HasTorchrunsVariables) {
   EXPECT_EQ(env.at("RANK"), "5");
   EXPECT_EQ(env.at("LOCAL_RANK"), "3");
   EXPECT_EQ(env.at("GROUP_RANK"), "1");
-  EXPECT_EQ(env.at("ROLE_RANK"), "5");
+  EXPECT_EQ(env.at("ROLE_RANK"), "4");
   EXPECT_EQ(env.at("ROLE_NAME"), "trainer");
   EXPECT_EQ(env.at("LOCAL_WORLD_SIZE"), "4");
   EXPECT_EQ(env.at("WORLD_SIZE"), "9");
-  EXPECT_EQ(env.at("ROLE_WORLD_SIZE"), "9");
+  EXPECT_EQ(env.at("ROLE_WORLD_SIZE"), "6");
   EXPECT_EQ(env.at("GROUP_WORLD_SIZE"), "3");
   EXPECT_EQ(env.at("MASTER_ADDR"), "127.0.0.1");
   EXPECT_EQ(env.at("MASTER_PORT"), "4321");
-  EXPECT_EQ(env.at("TORCHELASTIC_RESTART_COUNT"), "0");
-  EXPECT_EQ(env.at("TORCHELASTIC_MAX_RESTARTS"), "0");
+  EXPECT_EQ(env.at("TORCHELASTIC_RESTART_COUNT"), "2");
+  EXPECT_EQ(env.at("TORCHELASTIC_MAX_RESTARTS"), "5");
   EXPECT_EQ(env.at("TORCHELASTIC_RUN_ID"), "run");
   EXPECT_EQ(env.at("TORCHELASTIC_USE_AGENT_STORE"), "True");
-  EXPECT_EQ(env.at("TORCHELASTIC_ERROR_FILE"), "/errors/5.json");
 }
 
 TEST(WorkerEnvironment, SaysWhereTheStoreIsAndHowToProveOneself) {
   const Environment env = worker_environment(job(), 0, {});
   EXPECT_EQ(env.at("MUSTER_STORE"), "unix:@name");
   EXPECT_EQ(env.at("MUSTER_SECRET"), "abcd");
-  EXPECT_EQ(env.at("MUSTER_GENERATION"), "0");
+  EXPECT_EQ(env.at("MUSTER_GENERATION"), "3");
   EXPECT_EQ(env.at("MUSTER_RUN_ID"), "run");
   EXPECT_EQ(env.count("MUSTER_INTERFACE"), 0U);
   JobEnvironment bound = job();
@@ -68,6 +69,19 @@ TEST(WorkerEnvironment, DividesTheCpusUnlessTheUserDid) {
 TEST(WorkerEnvironment, PythonDoesNotBufferUnlessTheUserSaysSo) {
   EXPECT_EQ(worker_environment(job(), 0, {}).at("PYTHONUNBUFFERED"), "1");
   EXPECT_EQ(worker_environment(job(), 0, {{"PYTHONUNBUFFERED", ""}}).at("PYTHONUNBUFFERED"), "");
+}
+
+TEST(WorkerEnvironment, AVirtualLocalRankIsAlwaysZeroAndSeesOneDevice) {
+  JobEnvironment virtually = job();
+  virtually.virtual_local_rank = true;
+  const Environment env = worker_environment(virtually, 2, {});
+  EXPECT_EQ(env.at("LOCAL_RANK"), "0");
+  EXPECT_EQ(env.at("RANK"), "4");
+  EXPECT_EQ(env.at("CUDA_VISIBLE_DEVICES"), "2");
+  const Environment narrowed = {{"CUDA_VISIBLE_DEVICES", "7,GPU-abc"}};
+  EXPECT_EQ(worker_environment(virtually, 1, narrowed).at("CUDA_VISIBLE_DEVICES"), "GPU-abc");
+  EXPECT_EQ(worker_environment(virtually, 2, narrowed).at("CUDA_VISIBLE_DEVICES"), "");
+  EXPECT_EQ(worker_environment(job(), 1, narrowed).at("CUDA_VISIBLE_DEVICES"), "7,GPU-abc");
 }
 
 }  // namespace

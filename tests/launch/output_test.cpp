@@ -171,5 +171,10 @@ TEST(RankPrefix, HasAColourOfItsOwnWhereAsked) {
   EXPECT_NE(rank_prefix(3, true), rank_prefix(4, true));
 }
 
+TEST(ExpandPrefix, ReplacesTorchrunsNames) {
+  EXPECT_EQ(expand_prefix("[${role_name}${rank}/$local_rank] $other ", "trainer", 12, 3), "[trainer12/3] $other ");
+  EXPECT_EQ(expand_prefix("", "trainer", 1, 1), "");
+}
+
 }  // namespace
 }  // namespace muster

@@ -275,16 +275,6 @@ def test_rank_0_reads_what_the_launcher_is_given(launch: Launch, script: Callabl
     assert sorted(job.out.splitlines()) == ["[rank 0] 'some words'", "[rank 1] ''"]
 
 
-def test_a_log_folder_gets_every_stream(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
-    job = launch(
-        "--log-dir", tmp_path / "logs", "--nproc-per-node=2", script("print(rank); print('e', file=sys.stderr)")
-    )
-    assert job.finish() == 0
-    assert {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()} == {
-        "rank_0.stdout.log": "0\n", "rank_0.stderr.log": "e\n", "rank_1.stdout.log": "1\n", "rank_1.stderr.log": "e\n",
-    }  # fmt: skip
-
-
 def test_on_a_terminal_bars_are_drawn_in_place(muster: str, script: Callable[[str], Path]) -> None:
     ours, theirs = pty.openpty()
     path = script("for i in range(3): sys.stderr.write(f'\\r{i}|'); sys.stderr.flush()\nprint(file=sys.stderr)")

@@ -15,12 +15,14 @@
 #include "muster/io/handshake.h"
 #include "muster/launch/command.h"
 #include "muster/launch/coordinator.h"
+#include "muster/launch/event_log.h"
 #include "muster/launch/guard.h"
 #include "muster/launch/member.h"
 #include "muster/launch/node_store.h"
 #include "muster/launch/output_files.h"
 #include "muster/launch/process_tree.h"
 #include "muster/launch/supervisor.h"
+#include "muster/launch/worker_specs.h"
 #include "muster/launch/zygote.h"
 
 namespace muster {
@@ -97,6 +99,8 @@ class Agent {
   Environment environment_ = current_environment();
   Result<std::vector<std::string>> command_;
   std::unique_ptr<OutputFiles> outputs_;
+  std::optional<EventLog> events_;
+  std::vector<Cpus> cpus_;  // of each worker; empty: all
   std::unique_ptr<Zygote> zygote_;
   std::unique_ptr<Supervisor> supervisor_;
 
@@ -140,6 +144,9 @@ Result<> Agent::prepare() {
   if (!command_ && !several()) return tl::unexpected(command_.error());
   if (!options_.local_addr.empty()) MUSTER_TRY(interface_address(options_.local_addr));
   MUSTER_ASSIGN(outputs_, OutputFiles::create(loop_, console_, options_, environment_, scratch_));
+  MUSTER_ASSIGN(events_, EventLog::open(options_, host_, console_));
+  events_->record("run_started", {{"nproc", options_.nproc}, {"nnodes", options_.nnodes_max}});
+  MUSTER_ASSIGN(cpus_, worker_cpus(options_));
   if (command_) start_zygote();
   const Supervisor::Options options{host_, *outputs_, options_.signals, options_.shutdown_timeout, zygote_.get()};
   MUSTER_ASSIGN(supervisor_, Supervisor::create(loop_, console_, options, events()));
@@ -160,6 +167,8 @@ void Agent::start_zygote() {
 Supervisor::Events Agent::events() {
   return {
       [this](const WorkerExit& exit) {
+        events_->record("worker_ended",
+                        {{"rank", exit.rank}, {"worker_pid", exit.pid}, {"code", exit.code}, {"signal", exit.signal}});
         const nlohmann::json value = {
             {"host", exit.host}, {"pid", exit.pid}, {"code", exit.code}, {"signal", exit.signal}};
         if (member_)
@@ -278,6 +287,12 @@ void Agent::begin(const Assignment& assignment, const std::string& text) {
   running_ = placed_ = true;
   stopping_ = false;
   failure_.reset();
+  const Placement& place = assignment.place;
+  events_->record("generation_began", {{"generation", assignment.generation},
+                                       {"restarts", assignment.restarts},
+                                       {"node_rank", place.node_rank},
+                                       {"nnodes", place.nnodes},
+                                       {"world_size", place.world_size}});
   if (assignment.generation > 0) say(fmt::format("generation {} begins: {}", assignment.generation, text));
   if (const auto started = start_workers(assignment); !started)
     end({exit_status(started.error()), started.error().message + " (host " + host_ + ")"});
@@ -303,17 +318,10 @@ std::vector<WorkerSpec> Agent::specs() const {
   job.generation = current_.generation;
   job.restart_count = current_.restarts;
   job.max_restarts = options_.max_restarts;
-  Environment base = environment_;
-  // Workers write to pipes: this tells them whether a terminal shows what they write, and so whether to draw a bar.
-  base["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? "1" : "0";
-  std::vector<WorkerSpec> specs;
-  for (int local = 0; local < options_.nproc; ++local) {
-    WorkerSpec spec{current_.place.first_rank + local, *command_, worker_environment(job, local, base)};
-    spec.environment["TORCHELASTIC_ERROR_FILE"] = outputs_->error_file(local);
-    // A background process group may not read the terminal; a file or a pipe goes to rank 0.
-    spec.keeps_stdin = spec.rank == 0 && ::isatty(STDIN_FILENO) == 0;
-    specs.push_back(std::move(spec));
-  }
+  job.virtual_local_rank = options_.virtual_local_rank;
+  auto specs = worker_specs(options_, job, *command_, environment_, cpus_);
+  for (size_t local = 0; local < specs.size(); ++local)
+    specs[local].environment["TORCHELASTIC_ERROR_FILE"] = outputs_->error_file(static_cast<int>(local));
   return specs;
 }
 
@@ -360,6 +368,7 @@ std::string Agent::store_lost() const {
 }
 
 void Agent::on_signal(int number) {
+  events_->record("signal", {{"signal", std::string("SIG") + ::sigabbrev_np(number)}});
   // Nobody waits for a job whose launcher was killed; and who asks twice is in a hurry.
   const bool hurry = guard_is_gone() || leaving_ || (outcome_ && outcome_->status != 0);
   if (hurry) supervisor_->kill();
@@ -392,6 +401,7 @@ void Agent::settle(Outcome outcome) {
   if (outcome_) return;
   outcome_ = std::move(outcome);
   cancelled_ = true;
+  if (events_) events_->record("run_ended", {{"status", outcome_->status}, {"report", outcome_->report}});
   say(outcome_->report);
   if (outcome_->status != 0 && running_) supervisor_->stop();
 }

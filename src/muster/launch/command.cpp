@@ -9,6 +9,9 @@
 namespace muster {
 namespace {
 
+// --run-path: as torchrun does it, with the script's words as sys.argv.
+constexpr const char* kRunPath = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
+
 std::string lookup(const Environment& environment, const std::string& name) {
   const auto found = environment.find(name);
   return found == environment.end() ? "" : found->second;
@@ -33,7 +36,18 @@ std::optional<std::string> search_path(const std::string& name, const Environmen
   return std::nullopt;
 }
 
-// As a shell would: a word with a slash is a path, any other is searched for.
+Result<> check_script(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + path + "': no such file");
+  if (::access(path.c_str(), R_OK) != 0)
+    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is not readable");
+  if (S_ISDIR(info.st_mode) && !is_file(path + "/__main__.py"))
+    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is a folder without a __main__.py");
+  return {};
+}
+
+}  // namespace
+
 Result<std::string> find_program(const std::string& word, const Environment& environment) {
   if (word.find('/') == std::string::npos) {
     if (auto found = search_path(word, environment)) return *found;
@@ -47,30 +61,26 @@ Result<std::string> find_program(const std::string& word, const Environment& env
   return word;
 }
 
-Result<> check_script(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + path + "': no such file");
-  if (::access(path.c_str(), R_OK) != 0)
-    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is not readable");
-  if (S_ISDIR(info.st_mode) && !is_file(path + "/__main__.py"))
-    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is a folder without a __main__.py");
-  return {};
-}
-
-}  // namespace
-
-Result<std::string> find_python(const std::string& own_path, const Environment& environment) {
-  if (const std::string named = lookup(environment, "MUSTER_PYTHON"); !named.empty()) {
-    auto found = find_program(named, environment);
-    if (!found) return fail(found.error().code, "MUSTER_PYTHON: " + found.error().message);
-    return found;
-  }
-  // As it was called comes first: a link to this program in a virtual environment means that environment's Python.
+std::string program_path(const std::string& own_path, const Environment& environment) {
   std::string called = own_path;
   if (called.find('/') == std::string::npos) called = search_path(called, environment).value_or("");
   std::error_code ignored;
-  for (const std::filesystem::path& own :
-       {std::filesystem::path(called), std::filesystem::read_symlink("/proc/self/exe", ignored)}) {
+  if (called.empty()) called = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
+  return std::filesystem::absolute(called, ignored).lexically_normal().string();
+}
+
+Result<std::string> find_python(const std::string& own_path, const Environment& environment) {
+  for (const std::string variable : {"MUSTER_PYTHON", "PYTHON_EXEC"}) {  // the second is torchrun's
+    const std::string named = lookup(environment, variable);
+    if (named.empty()) continue;
+    auto found = find_program(named, environment);
+    if (!found) return fail(found.error().code, variable + ": " + found.error().message);
+    return found;
+  }
+  // As it was called comes first: a link to this program in a virtual environment means that environment's Python.
+  std::error_code ignored;
+  for (const std::filesystem::path& own : {std::filesystem::path(program_path(own_path, environment)),
+                                           std::filesystem::read_symlink("/proc/self/exe", ignored)}) {
     const std::string beside = (own.parent_path() / "python3").string();
     if (own.has_parent_path() && is_program(beside)) return std::filesystem::absolute(beside, ignored).string();
   }
@@ -85,10 +95,11 @@ Result<std::vector<std::string>> worker_command(const RunOptions& options, const
     MUSTER_ASSIGN(const std::string program, find_program(options.program, environment));
     words = {program};
   } else {
-    if (options.target == RunOptions::Target::kScript) MUSTER_TRY(check_script(options.program));
+    if (options.target != RunOptions::Target::kModule) MUSTER_TRY(check_script(options.program));
     MUSTER_ASSIGN(const std::string python, find_python(own_path, environment));
     words = {python, "-u"};
     if (options.target == RunOptions::Target::kModule) words.emplace_back("-m");
+    if (options.target == RunOptions::Target::kRunPath) words.insert(words.end(), {"-c", kRunPath});
     words.push_back(options.program);
   }
   words.insert(words.end(), options.arguments.begin(), options.arguments.end());

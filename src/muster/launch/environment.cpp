@@ -2,13 +2,26 @@
 
 #include <algorithm>
 
+#include "muster/launch/options_values.h"
+
 namespace muster {
+namespace {
+
+// One of the devices that the node's workers may see; a worker beyond them gets none ("" hides all).
+std::string device_of(int local_rank, const Environment& base) {
+  const auto visible = base.find("CUDA_VISIBLE_DEVICES");
+  if (visible == base.end()) return std::to_string(local_rank);
+  const auto devices = split_list(visible->second);
+  return static_cast<size_t>(local_rank) < devices.size() ? devices[static_cast<size_t>(local_rank)] : "";
+}
+
+}  // namespace
 
 Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base) {
   const Placement& place = job.placement;
   const std::string rank = std::to_string(place.first_rank + local_rank);
   const Environment fixed = {
-      {"LOCAL_RANK", std::to_string(local_rank)},
+      {"LOCAL_RANK", std::to_string(job.virtual_local_rank ? 0 : local_rank)},
       {"RANK", rank},
       {"ROLE_RANK", std::to_string(place.first_role_rank + local_rank)},
       {"GROUP_RANK", std::to_string(place.node_rank)},
@@ -24,13 +37,13 @@ Environment worker_environment(const JobEnvironment& job, int local_rank, Enviro
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.max_restarts)},
       {"TORCHELASTIC_RUN_ID", job.run_id},
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-      {"TORCHELASTIC_ERROR_FILE", job.error_folder + "/" + rank + ".json"},
       {"MUSTER_STORE", job.store_url},
       {"MUSTER_SECRET", to_hex(job.secret)},
       {"MUSTER_GENERATION", std::to_string(job.generation)},
       {"MUSTER_RUN_ID", job.run_id},
   };
   for (const auto& [name, value] : fixed) base[name] = value;
+  if (job.virtual_local_rank) base["CUDA_VISIBLE_DEVICES"] = device_of(local_rank, base);
   if (!job.interface.empty()) base["MUSTER_INTERFACE"] = job.interface;
   return shared_environment(std::move(base), job.cpus, place.nproc);
 }

@@ -23,19 +23,20 @@ struct JobEnvironment {
   Placement placement;
   std::string run_id;
   std::string role;
-  std::string store_url;     ///< muster's dialect: "unix:@..."
-  uint16_t torch_port = 0;   ///< PyTorch's dialect, on this node's loopback
-  Bytes secret;              ///< the job's; empty: the workers are on their own
-  std::string interface;     ///< where workers listen for other nodes; empty: their choice
-  std::string error_folder;  ///< where workers may leave their error files
-  int cpus = 1;              ///< shared by the node's workers
-  int generation = 0;        ///< one more whenever all workers are started anew, whatever for
-  int restart_count = 0;     ///< after failures alone
+  std::string store_url;    ///< muster's dialect: "unix:@..."
+  uint16_t torch_port = 0;  ///< PyTorch's dialect, on this node's loopback
+  Bytes secret;             ///< the job's; empty: the workers are on their own
+  std::string interface;    ///< where workers listen for other nodes; empty: their choice
+  int cpus = 1;             ///< shared by the node's workers
+  int generation = 0;       ///< one more whenever all workers are started anew, whatever for
+  int restart_count = 0;    ///< after failures alone
   int max_restarts = 0;
+  bool virtual_local_rank = false;  ///< every worker believes to be the first, and sees one device
 };
 
 /// The environment of worker `local_rank`: `base` with torchrun's variables and muster's. Unlike torchrun, which gives
 /// every worker one OpenMP thread, the node's CPUs are divided among its workers (unless OMP_NUM_THREADS is set).
+/// TORCHELASTIC_ERROR_FILE is not set here.
 Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base);
 /// `base` with what all workers of a node are given alike, and what a Python that forks them must have from its start.
 Environment shared_environment(Environment base, int cpus, int nproc);

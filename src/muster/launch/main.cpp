@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "muster/launch/command.h"
+#include "muster/launch/completion.h"
 #include "muster/launch/options.h"
 #include "muster/launch/run.h"
 
@@ -55,6 +56,8 @@ int hand_over(const char* module, const std::string& own_path, const Words& rest
 int print_version(const std::string&, const Words&) { return std::printf("muster %s\n", MUSTER_VERSION) > 0 ? 0 : 1; }
 int bench(const std::string& own_path, const Words& words) { return hand_over("muster.bench", own_path, words); }
 
+int complete(const std::string& own_path, const Words& words);
+
 struct Command {
   const char* name;
   const char* words;
@@ -64,8 +67,17 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "[options] script.py [arguments]", "start a job's workers on this node", run_command},
     {"bench", "[arguments]", "measure muster beside its peers", bench},
+    {"completion", "bash|zsh|fish", "print a script that lets the shell complete commands and options", complete},
     {"--version", "", "say which version this is", print_version},
 };
+
+int complete(const std::string&, const Words& words) {
+  Words names;
+  for (const auto& command : kCommands) names.emplace_back(command.name);
+  const auto script = completion_script(words.empty() ? "" : words.front(), names);
+  if (!script) return complain(script.error().message, 2);
+  return std::fputs(script->c_str(), stdout) < 0;
+}
 
 int help(const Words& about) {
   if (!about.empty() && about.front() == "run") return std::fputs(run_help().c_str(), stdout) < 0;

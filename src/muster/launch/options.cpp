@@ -71,6 +71,7 @@ Result<> read_hosts(Reading& r) {
   if (!r.raw.hostfile.empty()) {
     MUSTER_ASSIGN(o.hosts, read_hostfile(r.raw.hostfile));
   }
+  if (o.ssh.find_first_not_of(' ') == std::string::npos) return bad_option("--ssh takes a command, and this is empty");
   if (o.hosts.empty()) return {};
   if (!r.raw.node_rank.empty()) return bad_option("--hosts gives every node its rank: leave --node-rank out");
   if (r.raw.standalone) return bad_option("--standalone is for one node, and --hosts names others");
@@ -124,6 +125,13 @@ Result<bool> read_rendezvous_url(Reading& r) {
   return bad_option("--rdzv-backend takes static, c10d, parallel, redis, etcd or file, not '" + o.rdzv_backend + "'");
 }
 
+// Below the ports that the system hands out.
+uint16_t free_port() {
+  constexpr int kFirst = 20000, kCount = 10000;
+  const Bytes random = generate_secret();
+  return static_cast<uint16_t>(kFirst + (random[0] * 256 + random[1]) % kCount);
+}
+
 Result<> read_endpoint(Reading& r) {
   RunOptions& o = r.options;
   std::string endpoint = r.raw.rdzv_endpoint;
@@ -142,7 +150,8 @@ Result<> read_endpoint(Reading& r) {
   if (o.master_addr.starts_with('[') && o.master_addr.ends_with(']'))
     o.master_addr = o.master_addr.substr(1, o.master_addr.size() - 2);
   const bool several = o.nnodes_max > 1;
-  o.master_port = several ? kDefaultPort : 0;
+  // Agents that are started from here are told the port: jobs may share their first host.
+  o.master_port = !several ? 0 : o.hosts.empty() ? kDefaultPort : free_port();
   if (!port.empty()) {
     MUSTER_ASSIGN(const int number, parse_int("--master-port", port, 0, 65535, "a port from 0 to 65535"));
     o.master_port = static_cast<uint16_t>(number);
@@ -227,7 +236,7 @@ Result<> read_meeting(Reading& r) {
   // Several nodes must agree on the name; "none" is torchrun's.
   if (o.run_id.empty()) {
     const Bytes random = generate_secret();
-    o.run_id = o.nnodes_max > 1 ? "none" : to_hex(ByteView(random).first(8));
+    o.run_id = o.nnodes_max > 1 && o.hosts.empty() ? "none" : to_hex(ByteView(random).first(8));
   }
   return {};
 }
@@ -322,6 +331,7 @@ Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, 
   Reading reading{words.raw, environment, machine, {}};
   reading.options.help = words.raw.help;
   reading.options.cluster = words.cluster;
+  reading.options.spelled = words.spelled;
   if (words.raw.help) return reading.options;
   MUSTER_TRY(read_nodes(reading));
   MUSTER_TRY(read_meeting(reading));

@@ -99,12 +99,14 @@ struct RunOptions {
 
   // Nodes that are started from here by ssh.
   std::vector<HostSlot> hosts;    ///< --hosts or --hostfile; empty: this node alone is started from here
-  std::string ssh = "ssh";        ///< the command, with its options
+  std::string ssh;                ///< the command, with its options
   bool until_stdin_ends = false;  ///< such a node: its end of the connection is the job's end there
 
   Target target = Target::kScript;
   std::string program;  ///< script, module or program
   std::vector<std::string> arguments;
+
+  std::vector<std::string> spelled;  ///< the options as they were given, each "--name=value", those of PET_* among them
 
   bool elastic() const { return nnodes_min != nnodes_max; }
 };

@@ -7,7 +7,7 @@ namespace muster {
 
 /// The options of `muster run` as text, before any of them is understood; the values here are the defaults.
 struct RawOptions {
-  std::string nnodes = "1", nproc = "1", node_rank, role = "default", hosts, hostfile, ssh = "ssh";
+  std::string nnodes = "1", nproc = "1", node_rank, role = "default", hosts, hostfile, ssh = "ssh -o BatchMode=yes";
   std::string master_addr, master_port, local_addr, rdzv_backend = "static", rdzv_endpoint, rdzv_id, rdzv_conf,
                                                     secret_file, timeout, store_fanout = "0";
   std::string max_restarts = "0", monitor_interval = "0.1", shutdown_timeout, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "muster/launch/cluster.h"
 #include "muster/launch/options_values.h"
@@ -190,6 +191,7 @@ Result<OptionWords> read_option_words(const std::vector<std::string>& words, con
   const auto app = make_app(result.raw);
   MUSTER_ASSIGN(Split split, split_words(words));
   MUSTER_TRY(add_environment(environment, split));
+  result.spelled = split.options;
   MUSTER_ASSIGN(result.cluster, add_cluster(environment, split));
   std::reverse(split.options.begin(), split.options.end());  // as CLI11 wants them
   // CLI11 reports by exception; nothing in the core does.
@@ -198,7 +200,6 @@ Result<OptionWords> read_option_words(const std::vector<std::string>& words, con
   } catch (const CLI::Error& error) {
     return bad_option(error.what());
   }
-  result.given = std::move(split.given);
   result.rest = std::move(split.rest);
   return result;
 }

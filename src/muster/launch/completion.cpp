@@ -1,0 +1,153 @@
+#include "muster/launch/completion.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <sstream>
+
+#include "muster/launch/options_table.h"
+
+namespace muster {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Words split(const std::string& text, char separator) {
+  Words words;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, separator);) words.push_back(word);
+  return words;
+}
+
+std::string join(const Words& words) {
+  std::string all;
+  for (const auto& word : words) all += (all.empty() ? "" : " ") + word;
+  return all;
+}
+
+// The words that an option takes literally: those in small letters.
+Words choices(const OptionRow& row) {
+  Words literal;
+  for (const auto& word : split(row.takes == nullptr ? "" : row.takes, '|'))
+    if (std::none_of(word.begin(), word.end(), [](unsigned char c) { return std::isupper(c); }))
+      literal.push_back(word);
+  return literal;
+}
+
+bool takes_path(const OptionRow& row) {
+  const std::string takes = row.takes == nullptr ? "" : row.takes;
+  return takes.find("FILE") != std::string::npos || takes == "FOLDER";
+}
+
+Words names(const OptionRow& row) { return split(row.names, ','); }
+
+template <class Visit>
+void each_row(Visit visit) {
+  for (const auto& row : option_table())
+    if (*row.group != '\0') visit(row);
+}
+
+std::string bash(const Words& commands) {
+  std::string cases;
+  Words all;
+  each_row([&](const OptionRow& row) {
+    for (const auto& name : names(row)) all.push_back(name);
+    std::string pattern = row.names;
+    for (size_t at = 0; (at = pattern.find(',', at)) != std::string::npos;) pattern[at] = '|';
+    const std::string words = join(choices(row));
+    const std::string files = takes_path(row) ? " -f" : "";
+    if (row.takes != nullptr)
+      cases += fmt::format("    {}) COMPREPLY=($(compgen{} -W '{}' -- \"$cur\")); return ;;\n", pattern, files, words);
+  });
+  return fmt::format(R"(_muster() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}}
+  if (( COMP_CWORD == 1 )); then
+    COMPREPLY=($(compgen -W '{}' -- "$cur"))
+    return
+  fi
+  COMPREPLY=($(compgen -f -- "$cur"))
+  [[ ${{COMP_WORDS[1]}} == run ]] || return
+  case "$prev" in
+{}  esac
+  [[ $cur != -* ]] || COMPREPLY=($(compgen -W '{}' -- "$cur"))
+}}
+complete -o filenames -F _muster muster
+)",
+                     join(commands), cases, join(all));
+}
+
+// In single quotes, and without what _arguments would read as its own.
+std::string zsh_text(std::string text) {
+  for (const char* special : {"'", "[", "]", ":", "`"})
+    for (size_t at = 0; (at = text.find(special, at)) != std::string::npos;) text[at] = ' ';
+  return text;
+}
+
+std::string zsh(const Words& commands) {
+  std::string specs;
+  each_row([&](const OptionRow& row) {
+    const std::string words = join(choices(row));
+    std::string argument;
+    if (row.takes != nullptr) argument = ":" + zsh_text(row.takes) + ":";
+    if (takes_path(row)) {
+      argument += "_files";
+    } else if (!words.empty()) {
+      argument += "(" + words + ")";
+    }
+    for (const auto& name : names(row)) {
+      const char* equals = row.takes != nullptr && name.starts_with("--") ? "=" : "";
+      specs += fmt::format("    '{}{}[{}]{}' \\\n", name, equals, zsh_text(row.description), argument);
+    }
+  });
+  return fmt::format(R"(#compdef muster
+_muster() {{
+  if (( CURRENT == 2 )); then
+    compadd -- {}
+    return
+  fi
+  if [[ $words[2] != run ]]; then
+    _files
+    return
+  fi
+  shift words
+  (( CURRENT-- ))
+  _arguments -S \
+{}    '*:file:_files'
+}}
+compdef _muster muster
+)",
+                     join(commands), specs);
+}
+
+std::string fish_quote(std::string text) {
+  for (size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 2) text.insert(at, "\\");
+  return "'" + text + "'";
+}
+
+std::string fish(const Words& commands) {
+  std::string lines = fmt::format("complete -c muster -n __fish_use_subcommand -f -a {}\n", fish_quote(join(commands)));
+  each_row([&](const OptionRow& row) {
+    std::string line = "complete -c muster -n '__fish_seen_subcommand_from run'";
+    for (const auto& name : names(row))
+      line += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+    if (takes_path(row)) {
+      line += " -r";
+    } else if (row.takes != nullptr) {
+      line += " -x -a " + fish_quote(join(choices(row)));
+    }
+    lines += line + " -d " + fish_quote(row.description) + "\n";
+  });
+  return lines;
+}
+
+}  // namespace
+
+Result<std::string> completion_script(const std::string& shell, const std::vector<std::string>& commands) {
+  if (shell == "bash") return bash(commands);
+  if (shell == "zsh") return zsh(commands);
+  if (shell == "fish") return fish(commands);
+  return fail(ErrorCode::kInvalidArgument, "muster completion takes bash, zsh or fish, not '" + shell + "'");
+}
+
+}  // namespace muster

@@ -1,0 +1,35 @@
+#include "muster/launch/completion.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "muster/launch/options_table.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Completion, EveryShellKnowsEveryOptionAndCommand) {
+  for (const std::string shell : {"bash", "zsh", "fish"}) {
+    const auto script = completion_script(shell, {"run", "bench"});
+    ASSERT_TRUE(script);
+    EXPECT_THAT(*script, HasSubstr("run bench"));
+    for (const auto& row : option_table()) {
+      const std::string name = shell == "fish" ? "-l " + row.name().substr(2) : row.name();
+      EXPECT_EQ(script->find(name) == std::string::npos, std::string(row.group).empty()) << shell << " " << name;
+    }
+  }
+}
+
+TEST(Completion, WordsThatAnOptionTakesAreOffered) {
+  for (const std::string shell : {"bash", "zsh", "fish"})
+    EXPECT_THAT(completion_script(shell, {}).value(), HasSubstr("static c10d parallel redis etcd"));
+}
+
+TEST(Completion, AnotherShellIsRefused) {
+  EXPECT_THAT(completion_script("tcsh", {}).error().message, HasSubstr("bash, zsh or fish, not 'tcsh'"));
+}
+
+}  // namespace
+}  // namespace muster

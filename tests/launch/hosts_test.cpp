@@ -1,0 +1,55 @@
+#include "muster/launch/hosts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::string> command(std::vector<std::string> words, size_t node, const Environment& environment = {}) {
+  const auto options = parse_run_options(words, environment, Machine{});
+  EXPECT_TRUE(options) << options.error().message;
+  return options ? host_command(*options, node, "/opt/bin/muster", "/home/me/my work", environment)
+                 : std::vector<std::string>(3);
+}
+
+TEST(HostCommand, SaysTheNodesPlaceAndPassesTheRestOn) {
+  const auto words = command({"--hosts=a,b:4", "--ssh", "ssh -p 2222", "--master-port=7", "--rdzv-id=j", "--role=r",
+                              "train.py", "--lr", "it's 1"},
+                             1);
+  EXPECT_THAT(words, ElementsAre("ssh", "-p", "2222", "b",
+                                 "cd '/home/me/my work' && exec env /opt/bin/muster run --role=r --nnodes=2:2 "
+                                 "--node-rank=1 --rdzv-id=j --master-addr=a --master-port=7 --nproc-per-node=4 "
+                                 "--secret-file=- --until-stdin-ends -- train.py --lr 'it'\\''s 1'"));
+}
+
+TEST(HostCommand, CarriesTheEnvironmentOfAJobAndNoSecret) {
+  const auto words = command({"--hosts=a", "train.py"}, 0,
+                             {{"MUSTER_LOG", "info"},
+                              {"NCCL_DEBUG", "a b"},
+                              {"MUSTER_SECRET", "abcd"},
+                              {"MUSTER_SSH", "rsh"},
+                              {"NCCL_TOKEN", "1234"},
+                              {"HOME", "/root"}});
+  EXPECT_EQ(words.front(), "rsh");
+  EXPECT_THAT(words.back(), HasSubstr("env MUSTER_LOG=info 'NCCL_DEBUG=a b' /opt"));
+  for (const char* never : {"abcd", "1234", "HOME", "MUSTER_SSH"}) EXPECT_THAT(words.back(), Not(HasSubstr(never)));
+}
+
+TEST(HostCommand, ModulesAndProgramsStayWhatTheyAre) {
+  EXPECT_THAT(command({"--hosts=a", "-m", "package.train"}, 0).back(), HasSubstr(" --module=true "));
+  EXPECT_THAT(command({"--hosts=a", "--no-python", "./train"}, 0).back(), HasSubstr(" --no-python=true "));
+}
+
+TEST(HostCommand, AJobOfSeveralHostsHasANameAndAPortOfItsOwn) {
+  const auto one = command({"--hosts=a,b", "x.py"}, 0).back(), other = command({"--hosts=a,b", "x.py"}, 0).back();
+  EXPECT_NE(one, other);
+  EXPECT_THAT(one, HasSubstr("--master-addr=a --master-port=2"));
+}
+
+}  // namespace
+}  // namespace muster
