@@ -21,14 +21,17 @@ class Job {
       options.url = storm.urls[node % storm.urls.size()];
       MUSTER_ASSIGN(proxies_.emplace_back(),
                     upstream_backend(loop_, options, deadline, [this](Replies&& replies) { deliver(replies); }));
-      // Links that are there want signs of life.
-      if (node % kConnectsPerTurn == 0) loop_.poll();
+      // Links that are there want signs of life. So many proxies share this thread that their turns must be short.
+      if (node % kNodesPerTurn == 0) loop_.poll();
     }
     return {};
   }
 
   Result<> run(const Deadline& deadline) {
-    for (size_t rank = 0; rank < peers_.workers && !error_; ++rank) advance(rank);
+    for (size_t rank = 0; rank < peers_.workers && !error_; ++rank) {
+      advance(rank);
+      if (rank % (kNodesPerTurn * peers_.workers_per_node) == 0) loop_.poll();
+    }
     MUSTER_TRY(loop_.run_until([this] { return done_ == peers_.workers || error_; }, deadline));
     if (error_) return tl::unexpected(*error_);
     return {};
@@ -71,7 +74,7 @@ class Job {
   Key address_key(size_t rank) const { return fmt::format("{}/default_pg/0//cpu//0/{}", prefix_, rank); }
 
   static constexpr size_t kAddressBytes = 170;
-  static constexpr size_t kConnectsPerTurn = 32;
+  static constexpr size_t kNodesPerTurn = 32;
 
   const std::string prefix_;
   const Peers peers_;

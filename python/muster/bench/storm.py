@@ -34,7 +34,7 @@ _EXCHANGES = {"full": "full mesh", "doubling": "peers at powers of 2", "ring": "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="N,...", help="instead of the start-ups' own numbers of workers")
     parser.add_argument("--storms", metavar="N,...", help="instead of the storms' own numbers; 0: no storm")
-    parser.add_argument("--fanout", type=int, default=0, metavar="N", help="middle tier of a storm: proxies to each")
+    parser.add_argument("--fanout", type=int, default=128, metavar="N", help="proxies of one middle tier (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
