@@ -12,6 +12,7 @@ ProxyLink::ProxyLink(Options options, SessionId session)
     : options_(std::move(options)), id_(session), proxy_(options_.proxy) {}
 
 void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
+  asked_ = now;
   std::optional<Error> refusal = lost_;
   if (!refusal && session_.unacknowledged() > options_.max_unacknowledged) {
     refusal =
@@ -76,6 +77,11 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
   });
 }
 
+TimePoint ProxyLink::beat_due() const {
+  const bool idle = proxy_.pending() == 0 && written_ - asked_ >= kIdleBeat;
+  return written_ + (idle ? kIdleBeat : kBeat);
+}
+
 void ProxyLink::write(Bytes& out, TimePoint now) {
   if (lost_ || !session_.connected()) return;
   for (const Request& request : proxy_.take_requests(now)) {
@@ -92,15 +98,14 @@ void ProxyLink::write(Bytes& out, TimePoint now) {
   const size_t before = out.size();
   const Pulse pulse{now.ns, 0};
   session_.write(out, pulse);
-  if (out.size() == before && (session_.wants_ack() || now - written_ >= kBeat)) session_.write_beat(out, pulse);
+  if (out.size() == before && (session_.wants_ack() || now >= beat_due())) session_.write_beat(out, pulse);
   if (out.size() != before) written_ = now;
 }
 
 std::optional<TimePoint> ProxyLink::next_wake() const {
   if (lost_ || !linked_) return std::nullopt;
-  const TimePoint beat = written_ + kBeat;
   const auto wake = session_.connected() ? proxy_.next_wake() : std::nullopt;
-  return wake ? std::min(*wake, beat) : beat;
+  return wake ? std::min(*wake, beat_due()) : beat_due();
 }
 
 void ProxyLink::give_up(const std::string& why) {

@@ -21,9 +21,11 @@ class ProxyLink {
     std::string server;                           ///< for messages: the address of the server above
     size_t max_unacknowledged = size_t{1} << 30;  ///< bytes that wait for the link, before requests are refused
   };
-  /// A sign of life is sent this often, and a link on which none came for kSilence is dead.
+  /// A sign of life is sent this often, more seldom where nothing waits and nothing was asked for some time: leases
+  /// then end. A link on which none came for kSilence is dead.
   static constexpr Duration kBeat = std::chrono::milliseconds(1500);
-  static constexpr Duration kSilence = std::chrono::seconds(8);
+  static constexpr Duration kIdleBeat = std::chrono::seconds(6);
+  static constexpr Duration kSilence = std::chrono::seconds(14);
 
   explicit ProxyLink(Options options, SessionId session = fresh_session_id());
   const SessionId& session() const { return id_; }
@@ -56,6 +58,7 @@ class ProxyLink {
   size_t pending() const { return proxy_.pending(); }
 
  private:
+  TimePoint beat_due() const;
   Result<> on_frame(Frame frame, TimePoint now);
   Result<> on_opened(const Frame& frame);
 
@@ -66,7 +69,7 @@ class ProxyLink {
   FrameParser parser_{kMaxTierFrameBytes};
   bool linked_ = false;   // there is a link
   bool resumes_ = false;  // the server has known this session
-  TimePoint heard_{}, written_{};
+  TimePoint heard_{}, written_{}, asked_{};
   TimePoint lease_end_{INT64_MIN};
   std::optional<Error> lost_;
 };

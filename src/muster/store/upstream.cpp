@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kAttemptTime = 5s;  // of one attempt to reconnect
+constexpr Duration kAttemptTime = 10s;  // of one attempt to reconnect
 constexpr Duration kFirstPause = 5ms, kLongestPause = 1s;
 // A server whose address refuses connections for so long has ended, and with it what it held: waiting would be in vain.
 constexpr Duration kRefusedGrace = 1s;
