@@ -32,10 +32,10 @@ void report(const char* what, uint64_t seed, StartUp& job) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   std::printf(
-      "%s, seed %llu: %d of %d workers in %.1f s of virtual time, %llu events, %llu frames and %s at the root, "
+      "%s, seed %llu: %d of %d workers in %.0f ms of virtual time, %llu events, %llu frames and %s at the root, "
       "%llu cuts, %s resident, %ld s of CPU so far\n",
       what, static_cast<unsigned long long>(seed), job.succeeded(), job.workers(),
-      static_cast<double>(job.took().count()) * 1e-9, static_cast<unsigned long long>(job.tiers().time().steps()),
+      static_cast<double>(job.took().count()) * 1e-6, static_cast<unsigned long long>(job.tiers().time().steps()),
       static_cast<unsigned long long>(job.tiers().root_frames()), format_bytes(job.tiers().root_bytes()).c_str(),
       static_cast<unsigned long long>(job.tiers().cuts()),
       format_bytes(static_cast<uint64_t>(usage.ru_maxrss) << 10).c_str(), usage.ru_utime.tv_sec);

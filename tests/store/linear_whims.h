@@ -16,7 +16,7 @@ class Whims {
 
   Request next();
   /// How long it waits for what may not come.
-  Duration patience() { return Duration(random_.below(20'000'000)); }
+  Duration patience() { return Duration(random_.below(8'000'000)); }
   Random& random() { return random_; }
 
  private:

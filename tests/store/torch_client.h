@@ -31,8 +31,10 @@ class TorchClient {
   Outcome call(const Request& request, const Deadline& deadline);
   bool connected() const { return connected_; }
 
- private:
+  /// For those who want no answer.
   void send(ByteView bytes);
+
+ private:
   bool receive(void* into, size_t count, const Deadline& deadline);
   template <class T>
   T get(const Deadline& deadline);

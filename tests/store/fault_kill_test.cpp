@@ -1,0 +1,234 @@
+// Real processes that are killed or stopped: servers while clients wait on them, and clients in the middle of every
+// operation. Whoever lives is told, by name, and nothing is left behind.
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <thread>
+
+#include "muster/store/stat.h"
+#include "store/expect.h"
+#include "store/linear_client.h"
+#include "store/server_world.h"
+#include "store/torch_client.h"
+
+namespace muster {
+namespace {
+
+Deadline soon() { return test_deadline(); }
+
+/// A server in a process of its own.
+class ServerProcess {
+ public:
+  explicit ServerProcess(const std::string& upstream = "") {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      StoreServerOptions options;
+      options.tiered = true;
+      options.link_grace = 2s;
+      const TestServer server(upstream, options);
+      const std::string words = server.tcp_url() + " " + server.torch_address().to_string() + "\n";
+      if (write(ends[1], words.data(), words.size()) < 0) _exit(1);
+      while (true) pause();
+    }
+    close(ends[1]);
+    char words[256] = {};
+    for (size_t length = 0; std::string_view(words).find('\n') == std::string_view::npos;) {
+      const ssize_t n = read(ends[0], words + length, sizeof words - 1 - length);
+      if (n <= 0) break;
+      length += static_cast<size_t>(n);
+    }
+    close(ends[0]);
+    const std::string text = words;
+    url_ = text.substr(0, text.find(' '));
+    torch_ = text.substr(text.find(' ') + 1, text.find('\n') - text.find(' ') - 1);
+  }
+  ~ServerProcess() { end(); }
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  const std::string& url() const { return url_; }
+  Address torch_address() const { return *Address::parse(torch_); }
+  void signal(int number) const { kill(pid_, number); }
+  void end() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  std::string url_, torch_;
+};
+
+std::string address_in(const std::string& url) { return url.substr(url.find("://") + 3); }
+
+// One thread for each kind of wait, and one that says once all of them are about to wait.
+class Waiting {
+ public:
+  explicit Waiting(const std::string& url) {
+    const auto wait = [&](std::function<Result<>(Store&)> body) {
+      threads_.emplace_back([this, url, body = std::move(body)] {
+        const auto store = open_or_fail(url);
+        ++ready_;
+        const Result<> outcome = body(*store);
+        const std::lock_guard lock(mutex_);
+        outcomes_.push_back(outcome);
+      });
+    };
+    wait([](Store& store) { return store.wait({"never"}, soon()); });
+    wait([](Store& store) -> Result<> {
+      MUSTER_TRY(store.get("never", soon()));
+      return {};
+    });
+    wait([](Store& store) -> Result<> {
+      MUSTER_TRY(store.multi_get({"never", "ever"}, soon()));
+      return {};
+    });
+    wait([](Store& store) -> Result<> {
+      MUSTER_TRY(store.queue_pop("empty", soon()));
+      return {};
+    });
+    wait([](Store& store) { return store.barrier("lonely", 2, soon()); });
+    while (ready_ < std::ssize(threads_)) std::this_thread::yield();
+  }
+  std::vector<Result<>> outcomes() {
+    for (auto& thread : threads_) thread.join();
+    return outcomes_;
+  }
+
+ private:
+  std::atomic<int64_t> ready_ = 0;
+  std::mutex mutex_;
+  std::vector<Result<>> outcomes_;
+  std::vector<std::thread> threads_;
+};
+
+// Until the server has so many waiters. A proxy lets readers of one key share a wait.
+void await_waiters(const std::string& url, uint64_t count) {
+  const auto store = open_or_fail(url);
+  const Deadline deadline = soon();
+  Result<StoreStat> stat = store->stat(deadline);
+  while (stat && stat->waiters < count) stat = store->stat(deadline);
+  if (!stat) ADD_FAILURE() << stat.error().to_string();
+}
+
+TEST(StoreKill, EveryWaitIsToldThatTheServerDied) {
+  ServerProcess server;
+  Waiting waiting(server.url());
+  await_waiters(server.url(), 5);
+  server.end();
+  for (const Result<>& outcome : waiting.outcomes()) {
+    expect_error(outcome, ErrorCode::kPeerLost, address_in(server.url()));
+  }
+}
+
+TEST(StoreKill, EveryWaitIsToldThroughAProxyThatTheRootDied) {
+  ServerProcess root;
+  const ServerProcess proxy(root.url());
+  Waiting waiting(proxy.url());
+  await_waiters(root.url(), 3);
+  root.end();
+  for (const Result<>& outcome : waiting.outcomes()) {
+    expect_error(outcome, ErrorCode::kPeerLost, address_in(root.url()));
+  }
+}
+
+TEST(StoreKill, AProxysDeathWithdrawsWhatItsClientsWaitedFor) {
+  const ServerProcess root;
+  ServerProcess proxy(root.url());
+  Waiting waiting(proxy.url());
+  await_waiters(root.url(), 3);
+  proxy.end();
+  for (const Result<>& outcome : waiting.outcomes()) {
+    expect_error(outcome, ErrorCode::kPeerLost, address_in(proxy.url()));
+  }
+  EXPECT_EQ(open_or_fail(root.url())->add("still", 1, soon()), 1) << "the root does not mind";
+}
+
+TEST(StoreKill, AStoppedServerIsATimeoutThatNamesItAndGoesOnLater) {
+  const ServerProcess root;
+  const ServerProcess proxy(root.url());
+  for (const ServerProcess* asked : {&root, &proxy}) {
+    const auto store = open_or_fail(asked->url());
+    const Key key = "of " + asked->url();
+    EXPECT_OK(store->set(key, as_bytes("v"), soon()));
+    root.signal(SIGSTOP);
+    expect_error(store->add(key + "'s counter", 1, Deadline::after(50ms)), ErrorCode::kTimeout,
+                 address_in(asked->url()));
+    expect_error(store->get("never", Deadline::after(50ms)), ErrorCode::kTimeout, address_in(asked->url()));
+    root.signal(SIGCONT);
+    EXPECT_EQ(store->get(key, soon()), to_bytes("v"));
+    EXPECT_EQ(store->add(key + "'s counter", 1, soon()), 2) << "the first add was late, not lost";
+  }
+}
+
+int open_descriptors() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+// Every operation once, as a client would send it last.
+std::vector<Request> last_words() {
+  return {{Operation::kSet, 1, {"k"}, {to_bytes("v")}},
+          {Operation::kGet, 1, {"never"}},
+          {Operation::kCompareSet, 1, {"k"}, {{}, to_bytes("w")}},
+          {Operation::kAdd, 1, {"n"}, {}, 1},
+          {Operation::kCheck, 1, {"k"}},
+          {Operation::kWait, 1, {"never"}},
+          {Operation::kDelete, 1, {"k"}},
+          {Operation::kNumKeys, 1},
+          {Operation::kAppend, 1, {"k"}, {to_bytes("+")}},
+          {Operation::kMultiGet, 1, {"k", "never"}},
+          {Operation::kMultiSet, 1, {"k", "l"}, {to_bytes("v"), to_bytes("w")}},
+          {Operation::kQueuePush, 1, {"q"}, {to_bytes("v")}},
+          {Operation::kQueuePop, 1, {"no queue"}},
+          {Operation::kQueueLength, 1, {"q"}},
+          {Operation::kListKeys, 1, {""}},
+          {Operation::kBarrier, 1, {"b"}, {}, 1000000}};
+}
+
+// What is left of clients that died: nothing, as soon as the server has noticed.
+void expect_nobody(Store& store, int descriptors) {
+  const Deadline deadline = soon();
+  while (!deadline.passed()) {
+    const auto stat = store.stat(soon());
+    ASSERT_TRUE(stat.has_value()) << stat.error().to_string();
+    if (stat->waiters == 0 && open_descriptors() <= descriptors) return;
+  }
+  ADD_FAILURE() << store.stat(soon())->waiters << " waiters and " << open_descriptors() << " descriptors, not "
+                << descriptors;
+}
+
+TEST(StoreKill, ThousandClientsThatDieInEveryOperationLeaveNothingBehind) {
+  const TestServer root;
+  const TestServer proxy(root.tcp_url());
+  const auto store = open_or_fail(root.unix_url());
+  const int descriptors = open_descriptors();
+  for (int round = 0; round < 32; ++round) {
+    const TestServer& asked = round % 2 == 0 ? root : proxy;
+    for (const Request& request : last_words()) {
+      die_asking(round % 4 < 2 ? asked.tcp_url() : asked.unix_url(), test_secret(), request);
+      Request without_wait = request;
+      without_wait.immediate = true;
+      TorchClient(asked.torch_address()).send(*torch_request(without_wait));
+    }
+  }
+  expect_nobody(*store, descriptors);
+  EXPECT_EQ(store->check({"never"}, soon()), false);
+  expect_error(store->barrier("b", 2, Deadline::after(Duration{0})), ErrorCode::kTimeout);  // no arrival is left
+}
+
+}  // namespace
+}  // namespace muster
