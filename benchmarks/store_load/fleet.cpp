@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kConnectingAtOnce = 512;
 constexpr size_t kEvents = 512;
 // Connections from one source address to one port are limited by the range of local ports.
-constexpr size_t kClientsPerSource = 16384;
+constexpr size_t kClientsPerSource = 8192;
 
 const Step& greeting() {
   static const Step step = greet();

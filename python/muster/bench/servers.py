@@ -7,6 +7,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 # The load generator's clients come from 127.0.0.1 and the addresses after it.
 _SOURCES = 16
+_DESCRIPTORS = 1 << 18
 
 
 LOAD = "muster-store-load"
@@ -110,6 +112,8 @@ def _serve_torch(pipe: Connection, resolvable: bool) -> None:
         except OSError as error:
             problem = f"torch's server may look names up in vain: {error}"
     limit = timedelta(seconds=60)
+    with contextlib.suppress(ValueError, OSError):  # as many clients as muster's server takes
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
     store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=limit, wait_for_workers=False, use_libuv=True)
     pipe.send((store.port, problem))
     with contextlib.suppress(EOFError):
