@@ -167,6 +167,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         client, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
         options = {
             "data-dir": folder,
+            "heartbeat-interval": 20,
+            "election-timeout": 200,
             "listen-client-urls": client,
             "advertise-client-urls": client,
             "listen-peer-urls": peers,

@@ -16,6 +16,8 @@ class EtcdServer {
     const std::string client = "http://127.0.0.1:" + std::to_string(port);
     const std::string peer = "http://127.0.0.1:" + std::to_string(free_port());
     std::vector<std::string> words = {"etcd",
+                                      "--heartbeat-interval=20",  // a cluster of one elects itself the sooner
+                                      "--election-timeout=200",
                                       "--data-dir={folder}/data",
                                       "--listen-client-urls=" + client,
                                       "--advertise-client-urls=" + client,

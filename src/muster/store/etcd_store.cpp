@@ -36,17 +36,17 @@ class EtcdStore : public RequestStore {
 
  private:
   Result<Reply> carry_out(Request& request, const Deadline& deadline);
-  Result<Reply> set(const Request& request, const Deadline& deadline);
-  Result<Reply> compare_set(const Request& request, const Deadline& deadline);
+  Result<Reply> do_set(const Request& request, const Deadline& deadline);
+  Result<Reply> do_compare_set(const Request& request, const Deadline& deadline);
   Result<Reply> change(const Request& request, const Deadline& deadline,
                        const std::function<Result<Bytes>(const EtcdKey&)>& next);
-  Result<Reply> add(const Request& request, const Deadline& deadline);
-  Result<Reply> append(const Request& request, const Deadline& deadline);
-  Result<Reply> multi_set(const Request& request, const Deadline& deadline);
+  Result<Reply> do_add(const Request& request, const Deadline& deadline);
+  Result<Reply> do_append(const Request& request, const Deadline& deadline);
+  Result<Reply> do_multi_set(const Request& request, const Deadline& deadline);
   Result<Reply> count(const Request& request, const Deadline& deadline);
-  Result<Reply> list_keys(const Request& request, const Deadline& deadline);
-  Result<Reply> check(const Request& request, const Deadline& deadline);
-  Result<Reply> wait(const Request& request, const Deadline& deadline);
+  Result<Reply> do_list_keys(const Request& request, const Deadline& deadline);
+  Result<Reply> do_check(const Request& request, const Deadline& deadline);
+  Result<Reply> do_wait(const Request& request, const Deadline& deadline);
   Result<Reply> pop(const Request& request, const Deadline& deadline);
 
   // One look at the keys of a get or wait.
@@ -78,22 +78,22 @@ Result<Reply> EtcdStore::carry_out(Request& request, const Deadline& deadline) {
     case Operation::kSet:
     case Operation::kQueuePush:
     case Operation::kDelete:
-      return set(request, with_grace(deadline));
+      return do_set(request, with_grace(deadline));
     case Operation::kCompareSet:
-      return compare_set(request, with_grace(deadline));
+      return do_compare_set(request, with_grace(deadline));
     case Operation::kAdd:
-      return add(request, with_grace(deadline));
+      return do_add(request, with_grace(deadline));
     case Operation::kAppend:
-      return append(request, with_grace(deadline));
+      return do_append(request, with_grace(deadline));
     case Operation::kMultiSet:
-      return multi_set(request, with_grace(deadline));
+      return do_multi_set(request, with_grace(deadline));
     case Operation::kNumKeys:
     case Operation::kQueueLength:
       return count(request, with_grace(deadline));
     case Operation::kListKeys:
-      return list_keys(request, with_grace(deadline));
+      return do_list_keys(request, with_grace(deadline));
     case Operation::kCheck:
-      return check(request, with_grace(deadline));
+      return do_check(request, with_grace(deadline));
     case Operation::kQueuePop:
       return pop(request, deadline);
     case Operation::kBarrier:
@@ -102,7 +102,7 @@ Result<Reply> EtcdStore::carry_out(Request& request, const Deadline& deadline) {
     case Operation::kGet:
     case Operation::kMultiGet:
     case Operation::kWait:
-      return wait(request, deadline);
+      return do_wait(request, deadline);
     default:
       return fail(ErrorCode::kUnsupported, fmt::format("etcd has no {}", name(request.operation)));
   }
@@ -110,7 +110,7 @@ Result<Reply> EtcdStore::carry_out(Request& request, const Deadline& deadline) {
 
 // ---- what is done at once
 
-Result<Reply> EtcdStore::set(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_set(const Request& request, const Deadline& deadline) {
   const Key& key = request.keys[0];
   Json operation;
   if (request.operation == Operation::kSet) operation = etcd::put(space_.data(key), request.values[0]);
@@ -123,7 +123,7 @@ Result<Reply> EtcdStore::set(const Request& request, const Deadline& deadline) {
   return reply;
 }
 
-Result<Reply> EtcdStore::compare_set(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_compare_set(const Request& request, const Deadline& deadline) {
   const std::string key = space_.data(request.keys[0]);
   const Bytes &expected = request.values[0], &desired = request.values[1];
   Reply reply;
@@ -164,7 +164,7 @@ Result<Reply> EtcdStore::change(const Request& request, const Deadline& deadline
   }
 }
 
-Result<Reply> EtcdStore::add(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_add(const Request& request, const Deadline& deadline) {
   int64_t sum = 0;
   MUSTER_ASSIGN(Reply reply, change(request, deadline, [&](const EtcdKey& now) -> Result<Bytes> {
                   const std::string text = to_string(now.value);
@@ -185,7 +185,7 @@ Result<Reply> EtcdStore::add(const Request& request, const Deadline& deadline) {
   return reply;
 }
 
-Result<Reply> EtcdStore::append(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_append(const Request& request, const Deadline& deadline) {
   return change(request, deadline, [&](const EtcdKey& now) -> Result<Bytes> {
     Bytes value = now.value;
     value.insert(value.end(), request.values[0].begin(), request.values[0].end());
@@ -193,7 +193,7 @@ Result<Reply> EtcdStore::append(const Request& request, const Deadline& deadline
   });
 }
 
-Result<Reply> EtcdStore::multi_set(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_multi_set(const Request& request, const Deadline& deadline) {
   std::vector<Json> puts;
   for (size_t i = 0; i < request.keys.size(); ++i) {
     puts.push_back(etcd::put(space_.data(request.keys[i]), request.values[i]));
@@ -226,7 +226,7 @@ Result<Reply> EtcdStore::count(const Request& request, const Deadline& deadline)
   return reply;
 }
 
-Result<Reply> EtcdStore::list_keys(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_list_keys(const Request& request, const Deadline& deadline) {
   MUSTER_ASSIGN(const Json answer,
                 space_.range(keys_below(space_.data(request.keys[0])), {{"keys_only", true}}, deadline));
   Reply reply;
@@ -234,7 +234,7 @@ Result<Reply> EtcdStore::list_keys(const Request& request, const Deadline& deadl
   return reply;
 }
 
-Result<Reply> EtcdStore::check(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_check(const Request& request, const Deadline& deadline) {
   MUSTER_ASSIGN(const Look seen, look(request, 0, deadline));
   Reply reply;
   reply.number = seen.missing == request.keys.size() ? 1 : 0;
@@ -281,7 +281,7 @@ Result<EtcdStore::Look> EtcdStore::look(const Request& request, size_t from, con
   return seen;
 }
 
-Result<Reply> EtcdStore::wait(const Request& request, const Deadline& deadline) {
+Result<Reply> EtcdStore::do_wait(const Request& request, const Deadline& deadline) {
   size_t from = 0;  // goes on from the key that was missing, and over all of them once none is
   while (true) {
     const bool last = deadline.passed();

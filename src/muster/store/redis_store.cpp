@@ -137,9 +137,9 @@ class RedisStore : public RequestStore {
   }
   Result<Reply> write(const Request& request, const Deadline& deadline);
   Result<Reply> read(const Request& request, const Deadline& deadline);
-  Result<Reply> add(const Request& request, const Deadline& deadline);
-  Result<Reply> append(const Request& request, const Deadline& deadline);
-  Result<Reply> wait(const Request& request, const char* script, const Deadline& deadline);
+  Result<Reply> do_add(const Request& request, const Deadline& deadline);
+  Result<Reply> do_append(const Request& request, const Deadline& deadline);
+  Result<Reply> do_wait(const Request& request, const char* script, const Deadline& deadline);
   Result<Reply> arrive(const Request& request, const Deadline& deadline);
   Result<RedisReply> until_there(const char* script, RedisWords arguments, const std::vector<Key>& keys,
                                  const Deadline& deadline);
@@ -158,11 +158,11 @@ Result<Reply> RedisStore::call(Request request, const Deadline& deadline) {
     switch (request.operation) {
       case Operation::kGet:
       case Operation::kMultiGet:
-        return wait(request, redis_scripts::kGet, deadline);
+        return do_wait(request, redis_scripts::kGet, deadline);
       case Operation::kWait:
-        return wait(request, redis_scripts::kWait, deadline);
+        return do_wait(request, redis_scripts::kWait, deadline);
       case Operation::kQueuePop:
-        return wait(request, redis_scripts::kPop, deadline);
+        return do_wait(request, redis_scripts::kPop, deadline);
       case Operation::kBarrier:
         return arrive(request, deadline);
       case Operation::kCheck:
@@ -171,9 +171,9 @@ Result<Reply> RedisStore::call(Request request, const Deadline& deadline) {
       case Operation::kListKeys:
         return read(request, deadline);
       case Operation::kAdd:
-        return add(request, deadline);
+        return do_add(request, deadline);
       case Operation::kAppend:
-        return append(request, deadline);
+        return do_append(request, deadline);
       default:
         return write(request, deadline);
     }
@@ -219,7 +219,7 @@ Result<Reply> RedisStore::write(const Request& request, const Deadline& deadline
   }
 }
 
-Result<Reply> RedisStore::add(const Request& request, const Deadline& deadline) {
+Result<Reply> RedisStore::do_add(const Request& request, const Deadline& deadline) {
   const std::string amount = std::to_string(request.number);
   const auto sum = run(redis_scripts::kAdd, {request.keys[0], amount}, deadline);
   Reply reply;
@@ -236,7 +236,7 @@ Result<Reply> RedisStore::add(const Request& request, const Deadline& deadline) 
   return tl::unexpected(sum.error());
 }
 
-Result<Reply> RedisStore::append(const Request& request, const Deadline& deadline) {
+Result<Reply> RedisStore::do_append(const Request& request, const Deadline& deadline) {
   const std::string limit = std::to_string(kMaxValue);
   MUSTER_ASSIGN(const RedisReply fits,
                 run(redis_scripts::kAppend, {request.keys[0], text_of(request.values[0]), limit}, deadline));
@@ -302,7 +302,7 @@ Result<RedisReply> RedisStore::until_there(const char* script, RedisWords argume
   }
 }
 
-Result<Reply> RedisStore::wait(const Request& request, const char* script, const Deadline& deadline) {
+Result<Reply> RedisStore::do_wait(const Request& request, const char* script, const Deadline& deadline) {
   RedisWords words = {""};
   words.insert(words.end(), request.keys.begin(), request.keys.end());
   MUSTER_ASSIGN(const RedisReply found, until_there(script, std::move(words), request.keys, deadline));

@@ -91,7 +91,7 @@ Result<> Url::finish(std::string_view known) const {
 std::string without_password(std::string_view url) {
   const size_t begin = url.find("://");
   if (begin == std::string_view::npos) return std::string(url);
-  const size_t at = url.substr(0, url.find('?')).rfind('@');
+  const size_t at = url.substr(0, url.find('?', begin)).rfind('@');
   const size_t colon = url.find(':', begin + 3);
   if (at == std::string_view::npos || colon > at) return std::string(url);
   return fmt::format("{}:***{}", url.substr(0, colon), url.substr(at));

@@ -1,0 +1,165 @@
+"""`muster store`: serving a store, and looking into one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SECRET = "5ec2e7" * 8
+Ask = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture(scope="module")
+def muster(release_build: Path) -> Path:
+    return release_build / "src/muster/launch/muster"
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    return {**kept, "MUSTER_SECRET": SECRET, **more}
+
+
+class Server:
+    def __init__(self, muster: Path, *options: str, lines: int = 1) -> None:
+        self.process = subprocess.Popen(
+            [muster, "store", "serve", *options], stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        assert self.process.stdout is not None
+        self.said = [self.process.stdout.readline().strip() for _ in range(lines)]
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(muster: Path) -> Iterator[Server]:
+    server = Server(muster, "--listen", "127.0.0.1:0", "--torch-listen", "127.0.0.1:0", "--threads", "2", lines=2)
+    yield server
+    assert server.end() == 0
+
+
+@pytest.fixture
+def ask(muster: Path, server: Server) -> Ask:
+    def run(
+        *words: str, stdin: bytes = b"", url: str = server.said[0], **env: str
+    ) -> "subprocess.CompletedProcess[bytes]":
+        command = [muster, "store", "--store", url, *words]
+        return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment(**env))
+
+    return run
+
+
+def test_it_says_where_it_serves(server: Server) -> None:
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.said[0])
+    assert re.fullmatch(r"TCPStore clients of PyTorch: 127\.0\.0\.1:\d+", server.said[1])
+
+
+def test_values_go_in_and_out_as_they_are(ask: Ask) -> None:
+    anything = bytes(range(256))
+    assert ask("set", "bytes/any", "--file", "-", stdin=anything).returncode == 0
+    assert ask("get", "bytes/any").stdout == anything
+    assert json.loads(ask("get", "--json", "bytes/any").stdout) == {"key": "bytes/any", "value_hex": anything.hex()}
+    assert ask("set", "bytes/text", "some words").returncode == 0
+    assert ask("get", "bytes/text").stdout == b"some words"
+    assert ask("ls", "bytes/").stdout == b"bytes/any\nbytes/text\n"
+    listed = ask("ls", "-l", "bytes/t", "--json").stdout.splitlines()
+    assert [json.loads(line) for line in listed] == [{"key": "bytes/text", "value": "some words"}]
+    assert rb"\x00\x01" in ask("ls", "-l", "bytes/a").stdout
+
+
+def test_counters_and_deletions(ask: Ask) -> None:
+    assert ask("add", "count", "5").stdout == b"5\n"
+    assert ask("add", "count", "--", "-2").stdout == b"3\n"
+    assert ask("delete", "count").returncode == 0
+    assert ask("delete", "count").returncode == 1
+    assert ask("barrier", "alone", "1").returncode == 0
+
+
+def test_what_is_not_there_has_a_status_of_its_own(ask: Ask) -> None:
+    absent = ask("get", "nobody")
+    assert (absent.returncode, absent.stdout) == (1, b"")
+    assert b'there is no key "nobody"' in absent.stderr
+    in_vain = ask("--timeout", "0.1", "get", "--wait", "nobody")
+    assert in_vain.returncode == 1
+    assert b"waited in vain" in in_vain.stderr
+
+
+def test_watch_prints_what_changes(ask: Ask, muster: Path, server: Server) -> None:
+    ask("set", "watched/a", "1")
+    words = [muster, "store", "--store", server.said[0], "watch", "watched/", "--interval", "0.02", "--count", "4"]
+    watch = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
+    assert watch.stdout is not None
+    said = []
+    for command in (["set", "watched/b", "2"], ["set", "watched/a", "3"], ["delete", "watched/b"]):
+        said.append(watch.stdout.readline())
+        ask(*command)
+    said.append(watch.stdout.readline())
+    assert watch.wait(60) == 0
+    assert said == ["set  watched/a  1\n", "set  watched/b  2\n", "changed  watched/a  3\n", "deleted  watched/b\n"]
+
+
+def test_stat_counts(ask: Ask) -> None:
+    ask("set", "stat", "1")
+    stat = json.loads(ask("stat", "--json").stdout)
+    assert stat["keys"] >= 1
+    assert stat["threads"] == 2
+    assert b"operations" in ask("stat").stdout
+
+
+def test_a_stranger_is_refused(ask: Ask) -> None:
+    refused = ask("get", "k", MUSTER_SECRET="aa" * 32)
+    assert refused.returncode == 3
+    assert b"secret" in refused.stderr
+    assert ask("get", "k", MUSTER_SECRET="no hex").returncode == 2
+
+
+def test_the_secret_may_come_from_a_file(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    assert ask("set", "k", "v", "--secret-file", str(tmp_path / "secret"), MUSTER_SECRET="").returncode == 0
+
+
+def test_a_proxy_serves_the_same_keys(ask: Ask, muster: Path, server: Server, tmp_path: Path) -> None:
+    proxy = Server(muster, "--listen", f"unix:{tmp_path}/proxy", "--upstream", server.said[0], "--tiered")
+    assert proxy.said == [f"unix:{tmp_path}/proxy"]
+    assert ask("set", "through", "the proxy", url=proxy.said[0]).returncode == 0
+    assert ask("get", "through").stdout == b"the proxy"
+    assert proxy.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "say what to do"),
+        (["frobnicate"], "frobnicate"),
+        (["get"], "key"),
+        (["set", "k", "v", "--file", "x"], "--file"),
+        (["--store", "gopher://x", "get", "k"], "gopher"),
+        (["serve", "--listen", "no-such-host.invalid:1"], "no-such-host.invalid"),
+    ],
+)
+def test_wrong_words_are_one_line(muster: Path, words: list[str], said: str) -> None:
+    done = subprocess.run([muster, "store", *words], capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode in (2, 3)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_open_store_on_the_network_needs_a_secret(muster: Path) -> None:
+    words = [muster, "store", "serve", "--listen", "0.0.0.0:0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment(MUSTER_SECRET=""))
+    assert done.returncode == 2
+    assert "--secret-file" in done.stderr
+
+
+def test_within_a_job_it_sees_the_jobs_store(muster: Path) -> None:
+    script = f'"{muster}" store set "from $RANK" "$RANK" && "{muster}" store get --wait "from $((1 - RANK))"'
+    words = [muster, "run", "--nproc-per-node", "2", "--no-python", "sh", "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["0", "1"]
