@@ -76,3 +76,30 @@ def write_ratio_plot(path: Path, rows: list[Row]) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def write_scale_plot(path: Path, rows: list[Row], metrics: list[str]) -> None:
+    """Each metric against the number of ranks, a line for each case and one for the peer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(metrics), figsize=(5.6 * len(metrics), 4.4), squeeze=False)
+    for panel, metric in zip(panels[0], metrics, strict=True):
+        shown = [row for row in rows if row.metric == metric]
+        lines: dict[str, dict[int, float]] = {}
+        for row in shown:
+            lines.setdefault(f"muster, {row.case}", {})[row.ranks] = row.muster
+            if row.peer:
+                lines.setdefault(row.peer_name, {})[row.ranks] = row.peer
+        for name, points in lines.items():
+            color = {"color": PEER} if not name.startswith("muster") else {}
+            panel.loglog(sorted(points), [points[ranks] for ranks in sorted(points)], "o-", label=name, **color)
+        panel.set_title(f"{metric}, {shown[0].unit}" if shown else metric)
+        panel.set_xlabel("ranks")
+        panel.grid(True, alpha=0.25)
+    panels[0][0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

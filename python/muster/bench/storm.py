@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from muster.bench.loading import Figures, load
-from muster.bench.plot import write_ratio_plot
+from muster.bench.plot import write_ratio_plot, write_scale_plot
 from muster.bench.report import BenchFailedError, CaseTable, Row, Table
 from muster.bench.servers import Server, muster_server, torch_server
 
@@ -19,13 +20,12 @@ __all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_plot"]
 SUMMARY = "a job's start-up at the store's root, through tiers and without"
 PEERS: tuple[str, ...] = ("tcpstore",)
 TABLE: type[Table] = CaseTable
-write_plot = write_ratio_plot
 
 _PER_NODE = 8
 _METRICS = {
     "time": ("time", "s", 1.0),
     "cpu": ("root CPU", "ms", 1e3),
-    "messages": ("root messages", "1", 1.0),
+    "messages": ("root messages", "", 1.0),
     "bytes": ("root bytes", "KiB", 1 / 1024),
 }
 _EXCHANGES = {"full": "full mesh", "doubling": "peers at powers of 2", "ring": "ring and tree"}
@@ -37,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fanout", type=int, default=128, metavar="N", help="proxies of one middle tier (%(default)s)")
 
 
+def write_plot(path: Path, rows: list[Row]) -> None:
+    """The storms, if there are any: how the root's work grows."""
+    if storms := [row for row in rows if row.case.startswith("storm")]:
+        write_scale_plot(path, storms, ["root CPU", "root messages"])
+    else:
+        write_ratio_plot(path, rows)
+
+
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Start-ups: muster's tiers and torch without them, then both without. Storms: the same, as far as torch goes."""
     quick = arguments.quick
@@ -44,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         yield from _startup(workers, "full", arguments)
     for workers in _numbers(arguments.workers, [512] if quick else [1024, 4096]):
         yield from _startup(workers, "doubling", arguments)
-    for workers in _numbers(arguments.storms, [2048] if quick else [8000, 96000]):
+    for workers in _numbers(arguments.storms, [2048] if quick else [2048, 16384, 96000]):
         yield from _storm(workers, arguments)
 
 
@@ -107,7 +115,7 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
             muster_server("--upstream", root.urls[0], "--count", str(middles), secret=secret) as middle,
         ):
             figures = _behind(root, middle.urls, workers, arguments.timeout, secret)
-            yield from _rows(f"{case}, {middles} middle tiers", workers, figures, peer)
+            yield from _rows(f"{case}, middle tier", workers, figures, peer)
     with contextlib.suppress(BenchFailedError), muster_server(secret=secret) as root:
         direct = _workers(root, root, root, workers, "ring", arguments.timeout, secret)
         yield from _rows(f"{case}, no tiers", workers, direct, peer)
