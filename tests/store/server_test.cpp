@@ -10,56 +10,13 @@
 #include "muster/store/connect.h"
 #include "muster/store/messages.h"
 #include "store/expect.h"
+#include "store/raw_client.h"
 #include "store/server_world.h"
 
 namespace muster {
 namespace {
 
 Deadline soon() { return test_deadline(); }
-
-/// A blocking socket that says whatever a test wants.
-class RawClient {
- public:
-  explicit RawClient(const Address& address) : fd_(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    EXPECT_EQ(connect(fd_.get(), address.raw(), address.raw_length()), 0);
-    const timeval limit{60, 0};
-    setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  }
-  void send(ByteView bytes) {
-    EXPECT_EQ(::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), std::ssize(bytes));
-  }
-  void send_hex(std::string_view hex) { send(*from_hex(hex)); }
-  Bytes receive(size_t count) {
-    Bytes bytes(count);
-    EXPECT_EQ(recv(fd_.get(), bytes.data(), count, MSG_WAITALL), std::ssize(bytes));
-    return bytes;
-  }
-  /// True when the server closes, whatever it says before. False after a minute.
-  bool is_closed() {
-    Bytes bytes(64 << 10);
-    ssize_t n = 1;
-    while (n > 0) n = recv(fd_.get(), bytes.data(), bytes.size(), 0);
-    return n == 0 || errno == ECONNRESET;
-  }
-  /// Sends until the server stops taking it or closes.
-  bool send_is_refused(ByteView bytes, size_t up_to) {
-    for (size_t sent = 0; sent < up_to; sent += bytes.size()) {
-      if (::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) return true;
-    }
-    return false;
-  }
-
- private:
-  Fd fd_;
-};
-
-constexpr std::string_view kTorchHello = "00cef7853c0d01000000";  // validate and ping
-RawClient torch_client(const TestServer& server) {
-  RawClient client(server.torch_address());
-  client.send_hex(kTorchHello);
-  EXPECT_EQ(client.receive(4), (Bytes{1, 0, 0, 0}));
-  return client;
-}
 
 bool works(const TestServer& server) {
   const auto store = open_or_fail(server.tcp_url());
@@ -277,7 +234,7 @@ TEST(OpenStore, OpensMemoryAndFilesToo) {
 }
 
 TEST(OpenStore, ListsTheSchemesThatItKnows) {
-  expect_error(open_store("redis://localhost", {}, soon()), ErrorCode::kInvalidArgument, "unix:@name");
+  expect_error(open_store("gopher://localhost", {}, soon()), ErrorCode::kInvalidArgument, "unix:@name");
   expect_error(open_store("tcp://localhost", {}, soon()), ErrorCode::kInvalidArgument, "port");
 }
 

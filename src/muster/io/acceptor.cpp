@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
@@ -101,11 +102,21 @@ class SocketAcceptor final : public Acceptor {
     for (int i = 0; i < kAcceptsPerTurn && pending_.size() < options_.max_pending; ++i) {
       Address peer;
       auto accepted = accept_from(listener_.get(), &peer);
+      if (!accepted && accepted.error().code == ErrorCode::kResourceExhausted) {
+        const auto refused = refuse_newcomer();
+        if (!refused) return pause(refused.error());
+        if (!*refused) break;
+        continue;
+      }
       if (!accepted) return pause(accepted.error());
       if (!*accepted) break;
-      // The handler may destroy this object, so nothing follows it; whoever else waits is told of at the next turn.
-      if (options_.plain) return greet_plain(std::move(**accepted), peer);
-      greet(std::move(**accepted), peer);
+      if (!options_.plain) {
+        greet(std::move(**accepted), peer);
+        continue;
+      }
+      const std::weak_ptr<const Handler> alive = handler_;
+      greet_plain(std::move(**accepted), peer);
+      if (alive.expired()) return;  // the handler has destroyed this object
     }
     listen_if_room();
   }
@@ -117,7 +128,25 @@ class SocketAcceptor final : public Acceptor {
     MUSTER_CHECK(changed.has_value(), changed.error().message);
   }
 
-  /// Out of descriptors, say: the connection stays in the backlog, and asking again at once would spin.
+  /// Out of descriptors: one is kept back, so that newcomers learn it at once instead of waiting in the backlog. False
+  /// when nobody waits there.
+  Result<bool> refuse_newcomer() {
+    reserve_.reset();
+    Address peer;
+    auto accepted = accept_from(listener_.get(), &peer);
+    const bool somebody = accepted && *accepted;
+    if (somebody) {
+      const int fd = (*accepted)->get();
+      if (!options_.plain) tell(fd, Handshake::Refusal::kFull);
+      refused(name_of(fd, peer), "this process has no file descriptor left; raise its limit (ulimit -n)");
+    }
+    if (somebody) accepted->reset();
+    reserve_ = open_reserve();
+    if (!accepted) return tl::unexpected(accepted.error());
+    return somebody;
+  }
+
+  /// Out of memory, say: the connection stays in the backlog, and asking again at once would spin.
   void pause(const Error& error) {
     strangers_.warn(fmt::format("{} cannot accept connections for now: {}", address_.to_string(), error.message));
     paused_ = true;
@@ -155,10 +184,16 @@ class SocketAcceptor final : public Acceptor {
     if (who && (who->uid == geteuid() || who->uid == 0)) return true;
     refused(name_of(fd, peer), who ? fmt::format("it belongs to user {}", who->uid) : who.error().message);
     if (options_.plain) return false;
-    const Bytes reason = Handshake::refuse(Handshake::Refusal::kWrongUser);
-    (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits a fresh socket's buffer
+    tell(fd, Handshake::Refusal::kWrongUser);
     return false;
   }
+
+  static void tell(int fd, Handshake::Refusal refusal) {
+    const Bytes reason = Handshake::refuse(refusal);
+    (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits a fresh socket's buffer
+  }
+
+  static Fd open_reserve() { return Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
   std::string name_of(int fd, const Address& peer) const {
     if (!address_.is_unix()) return peer.to_string();
@@ -200,6 +235,7 @@ class SocketAcceptor final : public Acceptor {
 
   Loop& loop_;
   Fd listener_;
+  Fd reserve_ = open_reserve();
   const Address address_;
   const Options options_;
   // Shared, so that a handler which destroys its acceptor survives until it returns.

@@ -236,6 +236,8 @@ Error Handshake::refused(uint8_t reason) const {
     case Refusal::kTlsRequired:
       return {ErrorCode::kProtocol,
               "the server speaks TLS: set MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA here too"};
+    case Refusal::kFull:
+      return {ErrorCode::kResourceExhausted, "the server has no file descriptor left for another connection"};
     case Refusal::kMalformed:
       return {ErrorCode::kProtocol, "the server could not read this process's handshake"};
   }

@@ -13,7 +13,6 @@ namespace muster {
 namespace {
 
 constexpr unsigned kMostThreads = 16;
-constexpr size_t kFewClients = 128;
 constexpr unsigned kShards = 32;  // so that even as many threads seldom meet
 
 unsigned thread_count(const StoreServerOptions& options) {
@@ -137,10 +136,9 @@ class Server : public StoreServer {
     return *loops_[hash % loops_.size()];
   }
 
-  // Few clients share a loop: one thread that is awake serves them with less work than several that wake in turn.
   ServerLoop& choose_loop() {
     for (const auto& loop : loops_) {
-      if (loop->load() < kFewClients) return *loop;
+      if (loop->load() < options_.few_clients) return *loop;
     }
     return **std::min_element(loops_.begin(), loops_.end(),
                               [](const auto& a, const auto& b) { return a->load() < b->load(); });

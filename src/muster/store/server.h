@@ -20,6 +20,9 @@ struct StoreServerOptions {
   size_t max_reply_queue = 64 << 20;
   Duration stall_timeout = std::chrono::seconds(30);
   unsigned threads = 0;  ///< 0: one for each core, at most 16. A proxy has one.
+  /// As many clients share a thread before another one is used: one thread that is awake serves them with less work
+  /// than several that wake in turn.
+  size_t few_clients = 128;
   /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
   /// authenticated link to the server there (a node's proxy).
   std::string upstream;  ///< "tcp://host:port" or "unix:..."
