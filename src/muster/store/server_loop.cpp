@@ -206,7 +206,16 @@ void ServerLoop::on_frames(Client& client, ByteView bytes) {
   for (Request& request : input->requests) submit(client, std::move(request));
   in_batch_ = false;
   if (input->closed) lose(client, {ErrorCode::kPeerLost, "the proxy has ended", kNoRank, {}});
-  flush();
+  flush_soon();
+}
+
+// When all that came in this turn was carried out: many proxies' requests may release the same others.
+void ServerLoop::flush_soon() {
+  if (std::exchange(flushes_soon_, true)) return;
+  loop_->after(Duration{0}, [this] {
+    flushes_soon_ = false;
+    flush();
+  });
 }
 
 // False when there is none left, or the client broke the protocol.
@@ -342,6 +351,11 @@ void ServerLoop::look_after_sessions() {
   loop_->after(kSessionTick, [this] { look_after_sessions(); });
 }
 
+void ServerLoop::bury() {
+  flush();  // which may still know them
+  graveyard_.clear();
+}
+
 void ServerLoop::lose(Client& client, const Error& why) {
   if (std::exchange(client.lost, true)) return;
   const bool usual = why.code == ErrorCode::kPeerLost;
@@ -350,7 +364,7 @@ void ServerLoop::lose(Client& client, const Error& why) {
   }
   client.channel->close();
   // We may be inside one of its calls.
-  if (graveyard_.empty()) loop_->post([this] { graveyard_.clear(); });
+  if (graveyard_.empty()) loop_->post([this] { bury(); });
   auto gone = clients_.extract(client.id);
   graveyard_.push_back(std::move(gone.mapped()));
   counters_.clients.store(clients_.size(), std::memory_order_relaxed);

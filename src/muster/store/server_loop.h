@@ -94,10 +94,12 @@ class ServerLoop {
   void encode(const Reply& reply);
   void mark_dirty(Client& client);
   void flush();
+  void flush_soon();
   void write_frames(Client& client);
   void on_lost(Client& client, const Error& why);
   void look_after_sessions();
   void lose(Client& client, const Error& why);
+  void bury();
 
   const Options options_;
   const Others others_;
@@ -110,6 +112,7 @@ class ServerLoop {
   std::vector<Replies> abroad_;  // by loop, sent at the end of a batch
   Client* speaker_ = nullptr;    // whose request is being carried out
   bool in_batch_ = false;
+  bool flushes_soon_ = false;
   ClientId next_client_;
   std::unique_ptr<Backend> backend_;
   Counters counters_;
