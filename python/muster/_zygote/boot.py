@@ -15,7 +15,8 @@ PACKAGE = "_muster_zygote"
 def load() -> None:
     os.lseek(3, 0, os.SEEK_SET)
     with open(3, encoding="utf-8") as file:
-        _, *parts = file.read().split("\0")
+        whole = file.read()
+    _, *parts = whole.split("\0")
     for name, text in zip(parts[::2], parts[1::2], strict=True):
         full = PACKAGE if name == "__init__" else f"{PACKAGE}.{name}"
         module = types.ModuleType(full)
@@ -23,6 +24,7 @@ def load() -> None:
         module.__path__ = []
         sys.modules[full] = module
         exec(compile(text, f"<{full.replace('_', ' ').strip()}>", "exec"), module.__dict__)
+    vars(sys.modules[PACKAGE]).update(TEXT=whole)  # for a start anew
 
 
 load()

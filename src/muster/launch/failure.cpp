@@ -5,8 +5,8 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -123,14 +123,11 @@ std::string error_file_traceback(std::string_view json) {
 void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback) {
   struct stat info {};
   if (::stat(path.c_str(), &info) == 0 && info.st_size > 0) return;
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
   const nlohmann::json json = {
       {"message",
        {{"message", traceback.empty() ? exit.to_string() : last_lines(traceback, 1)},
         {"errorCode", exit.status()},
-        {"extraInfo",
-         {{"py_callstack", traceback},
-          {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count())}}}}}};
+        {"extraInfo", {{"py_callstack", traceback}, {"timestamp", std::to_string(::time(nullptr))}}}}}};
   std::ofstream(path) << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -32,12 +32,14 @@
 #include <csignal>
 
 #include "muster/base/log.h"
+#include "muster/launch/warm.h"
 #include "muster/launch/zygote_program.h"
 
 namespace muster {
 namespace {
 
 constexpr Duration kStuckTime = std::chrono::seconds(5);  // for a zygote to kill everything
+constexpr Duration kWarmTime = std::chrono::seconds(20);  // for a warm zygote to answer
 constexpr Duration kRetryTime = std::chrono::milliseconds(2);
 constexpr Duration kSweepPause = std::chrono::milliseconds(10);
 
@@ -98,20 +100,44 @@ Zygote::~Zygote() {
 
 void Zygote::launch() {
   state_ = State::kImporting;
+  if (std::exchange(options_.warm, false)) {
+    const auto warm = launch_warm();
+    is_warm_ = warm.has_value();
+    if (is_warm_) return;
+    log(LogLevel::kDebug, "no warm zygote: " + warm.error().message);
+  }
+  is_warm_ = false;
+  if (!options_.cold) return start_elsewhere("one worker gains nothing by it");
   if (const auto started = launch_cold(); !started) start_elsewhere(started.error().message);
 }
 
-Result<> Zygote::launch_cold() {
+// The channel's other end.
+Result<Fd> Zygote::open_channel() {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
     return fail_errno(errno, "cannot make a socket for the zygote");
   channel_.reset(ends[0]);
-  const Fd other(ends[1]);
+  Fd other(ends[1]);
+  MUSTER_TRY(loop_.watch(channel_.get(), EPOLLIN, [this](uint32_t) { on_readable(); }));
+  return other;
+}
+
+// Nothing is waited for: either the run's own zygote says that it is ready, or the channel ends.
+Result<> Zygote::launch_warm() {
+  MUSTER_ASSIGN(const Fd socket, connect_warm({options_.python, options_.preload, options_.environment}));
+  MUSTER_ASSIGN(const Fd other, open_channel());
+  set_timer(kWarmTime, [this] { lost(); });
+  return send_message(socket.get(), "run", {other.get(), STDERR_FILENO});
+}
+
+Result<> Zygote::launch_cold() {
+  close_channel();
+  MUSTER_ASSIGN(const Fd other, open_channel());
   ZygoteStart start{options_.python, {"cold"}, options_.environment, other.get(), STDERR_FILENO};
   start.words.insert(start.words.end(), options_.preload.begin(), options_.preload.end());
   MUSTER_ASSIGN(child_, start_zygote(start));
   process_ = open_process(child_);
-  return loop_.watch(channel_.get(), EPOLLIN, [this](uint32_t) { on_readable(); });
+  return {};
 }
 
 void Zygote::start(const WorkerSpec& spec, WorkerPipes pipes) {
@@ -193,6 +219,7 @@ void Zygote::on_message(const std::string& text) {
   const std::string verb = text.substr(0, space);
   std::string_view rest = std::string_view(text).substr(std::min(space + 1, text.size()));
   if (verb == "ready") {
+    set_timer({}, {});
     state_ = State::kReady;
     process_ = open_process(take_number(rest));
     send_pending();
@@ -242,6 +269,12 @@ void Zygote::on_left(std::string_view list) {
 }
 
 void Zygote::start_elsewhere(const std::string& why) {
+  if (is_warm_ && state_ == State::kImporting) {
+    log(LogLevel::kDebug, "not from the warm zygote: " + why);
+    set_timer({}, {});
+    close_channel();
+    return launch();
+  }
   const std::string text = "starting workers without the zygote: " + why;
   options_.asked ? console_.notice(text) : log(LogLevel::kDebug, text);
   close_channel();

@@ -25,6 +25,7 @@ class Zygote : public WorkerHost {
     std::vector<std::string> preload;  ///< modules to import besides torch
     Environment environment;           ///< what the workers' environments have in common
     bool warm = true;                  ///< whether one that `muster warm` keeps may be used
+    bool cold = true;                  ///< whether one is worth starting for this run alone
     bool asked = false;                ///< for by the user: not fitting is worth a notice
   };
   /// Whether workers of this command can be forked: `python -u` with a script or a module.
@@ -48,7 +49,9 @@ class Zygote : public WorkerHost {
   };
 
   void launch();
+  Result<> launch_warm();
   Result<> launch_cold();
+  Result<Fd> open_channel();
   void send_pending();
   Result<> send_start(const Pending& worker);
   bool stop_before_start();

@@ -19,7 +19,8 @@ constexpr size_t kMaxMessage = 64 << 10;
 constexpr size_t kMaxFds = 8;
 constexpr size_t kTitleRoom = 4096;  // for what workers show as their command line, in place of the zygote's
 constexpr const char* kLoad =
-    "import sys;exec(compile(open(3,encoding='utf-8',closefd=False).read().split('\\0',1)[0],'<muster zygote>','exec'))";
+    "import sys;text=open(3,encoding='utf-8',closefd=False).read();"
+    "exec(compile(text.split('\\0',1)[0],'<muster zygote>','exec'))";
 
 [[noreturn]] void become(const ZygoteStart& start, int text, std::vector<char*>& argv, std::vector<char*>& envp) {
   start.apart ? ::setsid() : ::setpgid(0, 0);

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "muster/io/fd.h"
+#include "muster/launch/options.h"
+
+namespace muster {
+
+/// The zygote that `muster warm` keeps for its user between runs listens on a Unix socket in a folder that nobody else
+/// can enter. The socket's name is a digest of whatever a fork could not change later: the Python, the modules to
+/// import, the variables that are read when they are imported, and the zygote's own text. Whether what it imported is
+/// still what is installed it checks itself.
+
+struct WarmKind {
+  std::string python;  ///< as it is called: a link in a virtual environment is that environment
+  std::vector<std::string> preload;
+  Environment environment;
+};
+std::string warm_digest(const WarmKind& kind);
+
+/// The user's folder: in $XDG_RUNTIME_DIR, else /tmp. Made with mode 0700 where missing; kUnavailable names one that is
+/// somebody else's or open to others.
+Result<std::string> warm_folder(const Environment& environment);
+
+/// Connects to the warm zygote of this kind. kNotFound when there is none.
+Result<Fd> connect_warm(const WarmKind& kind);
+Result<Fd> connect_warm_at(const std::string& path);
+
+/// `muster warm [--preload MODULE] [--idle SECONDS]`, `muster warm status`, `muster warm stop`.
+int warm_command(const std::string& own_path, const std::vector<std::string>& words);
+
+}  // namespace muster

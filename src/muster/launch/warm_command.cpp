@@ -1,0 +1,169 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <sstream>
+
+#include "muster/base/clock.h"
+#include "muster/launch/command.h"
+#include "muster/launch/warm.h"
+#include "muster/launch/zygote_program.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kStartTime = std::chrono::minutes(5);  // to import what was asked for
+constexpr Duration kAnswerTime = std::chrono::seconds(5);
+
+struct WarmOptions {
+  std::string action = "start";
+  std::vector<std::string> preload;
+  double idle = 1800;
+};
+
+using Facts = std::map<std::string, std::string>;
+
+int complain(const std::string& message, int status) {
+  std::fprintf(stderr, "muster: warm: %s\n", message.c_str());
+  return status;
+}
+
+// Asks the zygote that listens at `path`; kUnavailable when it does not answer in time.
+Result<Facts> ask(const std::string& path, const char* question, Duration patience) {
+  MUSTER_ASSIGN(const Fd socket, connect_warm_at(path));
+  MUSTER_TRY(send_message(socket.get(), question));
+  pollfd entry{socket.get(), POLLIN, 0};
+  if (::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) <= 0)
+    return fail(ErrorCode::kUnavailable, "the zygote at " + path + " does not answer");
+  MUSTER_ASSIGN(const std::string text, receive_message(socket.get()));
+  Facts facts;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t space = std::min(line.find(' '), line.size());
+    facts[line.substr(0, space)] = line.substr(std::min(space + 1, line.size()));
+  }
+  return facts;
+}
+
+std::string describe(const Facts& facts) {
+  const auto fact = [&](const char* name) {
+    const auto found = facts.find(name);
+    return found == facts.end() ? std::string() : found->second;
+  };
+  const std::string preload = fact("preload").empty() ? "" : " and " + fact("preload");
+  return fmt::format("pid {}: {} with torch{}; {} run{}, ends {}", fact("pid"), fact("python"), preload, fact("runs"),
+                     fact("runs") == "1" ? "" : "s",
+                     fact("runs") == "0" ? "after " + fact("left") + " s without one" : "some time after them");
+}
+
+std::vector<std::string> sockets(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    if (entry.path().filename().string().starts_with("warm-") && entry.is_socket(ignored))
+      paths.push_back(entry.path());
+  return paths;
+}
+
+Result<Fd> listen_at(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return fail(ErrorCode::kInvalidArgument, path + " is too long");
+  std::memcpy(address.sun_path, path.data(), path.size());
+  ::unlink(path.c_str());
+  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
+      ::listen(socket.get(), 64) != 0)
+    return fail_errno(errno, "cannot listen at " + path);
+  return socket;
+}
+
+// One of another environment with the same Python is one that this environment replaced.
+void stop_replaced(const std::string& folder, const std::string& python, const std::string& preload) {
+  for (const auto& path : sockets(folder)) {
+    const auto facts = ask(path, "status", kAnswerTime);
+    if (facts && facts->at("python") == python && facts->at("preload") == preload) (void)ask(path, "stop", kAnswerTime);
+  }
+}
+
+int start(const std::string& own_path, const WarmOptions& options) {
+  const Environment environment = current_environment();
+  const auto python = find_python(own_path, environment);
+  if (!python) return complain(python.error().message, 127);
+  const auto folder = warm_folder(environment);
+  if (!folder) return complain(folder.error().message, 1);
+  // One at a time: who comes second finds what the first has started.
+  const Fd lock(::open((*folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (lock) ::flock(lock.get(), LOCK_EX);
+  const WarmKind kind{*python, options.preload, environment};
+  const std::string path = *folder + "/warm-" + warm_digest(kind);
+  if (const auto facts = ask(path, "status", kAnswerTime)) {
+    std::printf("muster: warm already: %s\n", describe(*facts).c_str());
+    return 0;
+  }
+  stop_replaced(*folder, *python, fmt::format("{}", fmt::join(options.preload, ",")));
+  const auto listener = listen_at(path);
+  if (!listener) return complain(listener.error().message, 1);
+  const Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  ZygoteStart zygote{*python, {"warm", fmt::format("{}", options.idle)}, environment, listener->get(), null.get(),
+                     true};
+  zygote.words.insert(zygote.words.end(), options.preload.begin(), options.preload.end());
+  if (const auto started = start_zygote(zygote); !started) return complain(started.error().message, 1);
+  const auto facts = ask(path, "status", kStartTime);
+  const std::string failure = facts ? facts->at("failure") : facts.error().message;
+  if (failure.empty()) return std::printf("muster: warm: %s\n", describe(*facts).c_str()) < 0;
+  ::unlink(path.c_str());
+  return complain(failure, 1);
+}
+
+int show(bool stop) {
+  const auto folder = warm_folder(current_environment());
+  if (!folder) return complain(folder.error().message, 1);
+  int found = 0;
+  for (const auto& path : sockets(*folder)) {
+    const auto facts = ask(path, stop ? "stop" : "status", kAnswerTime);
+    if (!facts) continue;
+    ++found;
+    std::printf("%s%s\n", stop ? "stopped " : "", describe(*facts).c_str());
+  }
+  if (found == 0) std::puts("no zygote is kept warm");
+  return found == 0 && !stop ? 1 : 0;
+}
+
+}  // namespace
+
+int warm_command(const std::string& own_path, const std::vector<std::string>& words) {
+  WarmOptions options;
+  CLI::App app("Keeps a Python with torch imported between runs, so that the next `muster run` starts at once.",
+               "muster warm");
+  app.add_option("action", options.action, "start, status or stop")->check(CLI::IsMember({"start", "status", "stop"}));
+  app.add_option("--preload", options.preload, "modules to import besides torch")
+      ->delimiter(',')
+      ->type_name("MODULE,...");
+  app.add_option("--idle", options.idle, "how long it waits for a run before it ends")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.1, 1e7))
+      ->capture_default_str();
+  try {
+    std::vector<std::string> reversed(words.rbegin(), words.rend());
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    return std::fputs(app.help().c_str(), stdout) < 0;
+  } catch (const CLI::ParseError& error) {
+    return complain(error.what(), 2);
+  }
+  if (options.action == "start") return start(own_path, options);
+  return show(options.action == "stop");
+}
+
+}  // namespace muster
