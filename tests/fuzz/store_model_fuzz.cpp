@@ -1,0 +1,245 @@
+// Random requests of several clients, as bytes of both dialects, to a store of one shard and to one of four; every
+// answer and every release is compared with a plain model that keeps those who wait in a list. Four bytes of input make
+// one request: who, what, which keys, which value.
+#include <algorithm>
+#include <deque>
+
+#include "muster/base/check.h"
+#include "muster/store/dialect.h"
+#include "muster/store/messages.h"
+#include "store/store_model.h"
+#include "store/torch_client.h"
+
+namespace muster {
+namespace {
+
+struct Asked {
+  Request request;
+  ClientId client;
+};
+
+// What the store must answer, found by looking through everybody who waits.
+class PlainStore {
+ public:
+  Replies apply(const Request& request, ClientId client) {
+    Replies replies;
+    if (request.operation == Operation::kCancel) {
+      cancel(request.id, client, replies);
+    } else if (request.operation == Operation::kBarrier) {
+      arrive(request, client, replies);
+    } else if (!answer({request, client}, replies)) {
+      waiting_.push_back({request, client});
+    } else if (request.operation == Operation::kQueuePush) {
+      release_one(request.keys[0], replies);
+    } else if (changes(request.operation)) {
+      release_all(replies);
+    }
+    return replies;
+  }
+
+  void drop(ClientId client) {
+    std::erase_if(waiting_, [&](const Asked& asked) { return asked.client == client; });
+  }
+  size_t waiters() const { return waiting_.size(); }
+
+ private:
+  bool answer(const Asked& asked, Replies& replies) {
+    auto reply = model_.apply(asked.request);
+    if (!reply) return false;
+    reply->client = asked.client;
+    replies.push_back(std::move(*reply));
+    return true;
+  }
+
+  void cancel(RequestId id, ClientId client, Replies& replies) {
+    const auto gone = [&](const Asked& asked) { return asked.client == client && asked.request.id == id; };
+    if (std::erase_if(waiting_, gone) > 0) replies.push_back({client, id, fail(ErrorCode::kAborted, "cancelled")});
+  }
+
+  void arrive(const Request& request, ClientId client, Replies& replies) {
+    const auto same = [&](const Asked& asked) {
+      return asked.request.operation == Operation::kBarrier && asked.request.keys == request.keys;
+    };
+    const auto other = std::find_if(waiting_.begin(), waiting_.end(), same);
+    if (request.number < 1) {
+      return replies.push_back({client, request.id, fail(ErrorCode::kInvalidArgument, "count")});
+    }
+    if (other != waiting_.end() && other->request.number != request.number) {
+      return replies.push_back({client, request.id, fail(ErrorCode::kMismatch, "count")});
+    }
+    waiting_.push_back({request, client});
+    if (std::count_if(waiting_.begin(), waiting_.end(), same) < request.number) return;
+    for (const Asked& asked : waiting_) {
+      if (same(asked)) replies.push_back({asked.client, asked.request.id});
+    }
+    std::erase_if(waiting_, same);
+  }
+
+  void release_all(Replies& replies) {
+    std::erase_if(waiting_, [&](const Asked& asked) {
+      const Operation operation = asked.request.operation;
+      if (asked.request.keys[0].starts_with('q')) return false;
+      return operation != Operation::kBarrier && operation != Operation::kQueuePop && answer(asked, replies);
+    });
+  }
+
+  // A push lets one go: a pop, or else the one that has waited longest for the queue to hold something.
+  void release_one(const Key& key, Replies& replies) {
+    for (const Operation operation : {Operation::kQueuePop, Operation::kWait}) {
+      for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
+        const auto& keys = it->request.keys;
+        if (it->request.operation != operation || std::find(keys.begin(), keys.end(), key) == keys.end()) continue;
+        if (!answer(*it, replies)) continue;
+        waiting_.erase(it);
+        return;
+      }
+    }
+  }
+
+  StoreModel model_;
+  std::deque<Asked> waiting_;
+};
+
+// The same replies, in whatever order they were written down.
+bool same(Replies a, Replies b, const Request& request) {
+  if (a.size() != b.size()) return false;
+  const auto order = [](const Reply& x, const Reply& y) {
+    return std::pair(x.client, x.id) < std::pair(y.client, y.id);
+  };
+  std::sort(a.begin(), a.end(), order);
+  std::sort(b.begin(), b.end(), order);
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].client != b[i].client || a[i].id != b[i].id) return false;
+    if (a[i].status.has_value() != b[i].status.has_value()) return false;
+    if (!a[i].status && a[i].status.error().code != b[i].status.error().code) return false;
+    if (a[i].values != b[i].values || a[i].keys != b[i].keys) return false;
+    if (request.operation != Operation::kBarrier && a[i].number != b[i].number) return false;
+  }
+  return true;
+}
+
+struct Client {
+  explicit Client(bool torch) : dialect(torch ? torch_dialect() : muster_dialect()), torch(torch) {
+    if (torch) dialect->feed(torch_hello());
+  }
+  std::unique_ptr<Dialect> dialect;
+  bool torch;
+  RequestId last_id = 0;
+};
+
+class Players {
+ public:
+  void play(ByteView input) {
+    for (; input.size() >= 4; input = input.subspan(4)) {
+      const ClientId number = input[0] % 4;
+      if (input[0] >= 250) {
+        leave(number);
+        continue;
+      }
+      Request request = make(input);
+      Client& client = clients_[number];
+      if (client.torch && (request.operation == Operation::kStat || request.operation == Operation::kCancel)) {
+        client.dialect->feed(Bytes{kTorchCancelWait});
+      } else if (client.torch) {
+        if (const auto bytes = torch_request(request)) client.dialect->feed(*bytes);
+      } else {
+        if (request.operation != Operation::kCancel) request.id = ++client.last_id;
+        client.dialect->feed(*encode_request(request));
+      }
+      listen(client, number);
+    }
+    for (ClientId number = 0; number < 4; ++number) leave(number);
+    MUSTER_CHECK(single_.waiters() == 0 && sharded_.waiters() == 0, "somebody waits who is gone");
+  }
+
+ private:
+  // Queues have keys of their own: a push lets one waiter go, so others may wait for what is there, and who waited for
+  // other keys too would be let go or not by how he was counted.
+  static constexpr const char* kQueues[] = {"q", "qq"};
+
+  static Request make(ByteView input) {
+    Request request;
+    request.operation = static_cast<Operation>(1 + input[1] % 17);
+    request.immediate = input[1] >= 128 && request.operation != Operation::kWait;
+    static const Key kKeys[] = {"a", "b", "c", "", "ab"};
+    const Key key = kKeys[input[2] % 5], queue = kQueues[input[2] % 2];
+    const auto value = [&](uint8_t salt) {
+      return to_bytes(input[3] % 3 == 0 ? "" : std::to_string(input[3] % 7 + salt));
+    };
+    switch (request.operation) {
+      case Operation::kWait:
+        if (input[3] % 2 == 0) {
+          request.keys = {queue};
+          break;
+        }
+        [[fallthrough]];
+      case Operation::kCheck:
+      case Operation::kMultiGet:
+      case Operation::kMultiSet:
+        for (size_t i = 0; i < 5; ++i) {
+          if ((input[2] >> i & 1) != 0) request.keys.push_back(kKeys[i]);
+        }
+        break;
+      case Operation::kNumKeys:
+        break;
+      case Operation::kQueuePush:
+      case Operation::kQueuePop:
+      case Operation::kQueueLength:
+        request.keys = {queue};
+        break;
+      case Operation::kCancel:
+        request.id = input[3];
+        return request;
+      default:
+        request.keys = {key};
+    }
+    if (request.operation == Operation::kMultiSet) {
+      for (uint8_t i = 0; i < request.keys.size(); ++i) request.values.push_back(value(i));
+    }
+    const bool one = request.operation == Operation::kSet || request.operation == Operation::kAppend ||
+                     request.operation == Operation::kQueuePush;
+    if (one) request.values = {value(0)};
+    if (request.operation == Operation::kCompareSet) request.values = {value(0), value(1)};
+    if (request.operation == Operation::kAdd) request.number = static_cast<int8_t>(input[3]);
+    if (request.operation == Operation::kBarrier) request.number = input[3] % 4;
+    return request;
+  }
+
+  void listen(Client& client, ClientId number) {
+    Bytes out;
+    while (true) {
+      auto request = client.dialect->next(out);
+      MUSTER_CHECK(request.has_value(), "a right request was refused");
+      if (!*request) return;
+      const Replies expected = plain_.apply(**request, number);
+      const Replies answers = single_.apply(**request, number);
+      MUSTER_CHECK(same(answers, expected, **request), "the store does not do what the model does");
+      MUSTER_CHECK(same(sharded_.apply(**request, number), expected, **request), "four shards are not one store");
+      MUSTER_CHECK(single_.waiters() == plain_.waiters(), "not as many wait as should");
+      for (const Reply& reply : answers) {
+        Client& to = clients_[reply.client];
+        // The protocol of torch has no errors: such a client is cut off, and another comes.
+        if (!to.dialect->encode(reply, out)) leave(reply.client);
+      }
+    }
+  }
+
+  void leave(ClientId number) {
+    plain_.drop(number);
+    single_.drop(number);
+    sharded_.drop(number);
+    clients_[number] = Client(number % 2 == 1);
+  }
+
+  Client clients_[4] = {Client(false), Client(true), Client(false), Client(true)};
+  PlainStore plain_;
+  StoreState single_{1}, sharded_{4};
+};
+
+}  // namespace
+}  // namespace muster
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  muster::Players().play({data, size});
+  return 0;
+}
