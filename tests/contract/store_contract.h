@@ -174,7 +174,7 @@ TEST_P(StoreContract, Appends) {
 TEST_P(StoreContract, SetsAndGetsManyKeysAtOnce) {
   std::vector<Key> keys;
   std::vector<Bytes> values;
-  for (int i = 0; i < 5000; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     keys.push_back("key " + std::to_string(i));
     values.push_back(to_bytes(std::to_string(i * i)));
   }
@@ -287,7 +287,7 @@ TEST_P(StoreContract, LosesNoQueueItemToATakerThatGaveUp) {
 }
 
 TEST_P(StoreContract, ReusesABarrier) {
-  constexpr int kRanks = 4, kRounds = 100;
+  constexpr int kRanks = 4, kRounds = 50;
   std::array<std::atomic<int>, kRounds> arrived{};
   in_threads(kRanks, [&](int, Store& store) {
     for (size_t round = 0; round < kRounds; ++round) {
