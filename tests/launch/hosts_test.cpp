@@ -13,8 +13,7 @@ using ::testing::Not;
 std::vector<std::string> command(std::vector<std::string> words, size_t node, const Environment& environment = {}) {
   const auto options = parse_run_options(words, environment, Machine{});
   EXPECT_TRUE(options) << options.error().message;
-  return options ? host_command(*options, node, "/opt/bin/muster", "/home/me/my work", environment)
-                 : std::vector<std::string>(3);
+  return options ? host_command(*options, node, "bin/muster", "my work", environment) : std::vector<std::string>(3);
 }
 
 TEST(HostCommand, SaysTheNodesPlaceAndPassesTheRestOn) {
@@ -22,7 +21,7 @@ TEST(HostCommand, SaysTheNodesPlaceAndPassesTheRestOn) {
                               "train.py", "--lr", "it's 1"},
                              1);
   EXPECT_THAT(words, ElementsAre("ssh", "-p", "2222", "b",
-                                 "cd '/home/me/my work' && exec env /opt/bin/muster run --role=r --nnodes=2:2 "
+                                 "cd 'my work' && exec env bin/muster run --role=r --nnodes=2:2 "
                                  "--node-rank=1 --rdzv-id=j --master-addr=a --master-port=7 --nproc-per-node=4 "
                                  "--secret-file=- --until-stdin-ends -- train.py --lr 'it'\\''s 1'"));
 }
@@ -36,7 +35,7 @@ TEST(HostCommand, CarriesTheEnvironmentOfAJobAndNoSecret) {
                               {"NCCL_TOKEN", "1234"},
                               {"HOME", "/root"}});
   EXPECT_EQ(words.front(), "rsh");
-  EXPECT_THAT(words.back(), HasSubstr("env MUSTER_LOG=info 'NCCL_DEBUG=a b' /opt"));
+  EXPECT_THAT(words.back(), HasSubstr("env MUSTER_LOG=info 'NCCL_DEBUG=a b' bin"));
   for (const char* never : {"abcd", "1234", "HOME", "MUSTER_SSH"}) EXPECT_THAT(words.back(), Not(HasSubstr(never)));
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hosts import two_hosts
 from launching import Job, find_muster
 
 Launch = Callable[..., Job]
@@ -151,6 +152,12 @@ def test_a_signal_that_is_named_ends_the_job(launch: Launch, script: Callable[[s
     assert job.finish() == 128 + signal.SIGUSR1
     assert "SIGUSR1 on host" in job.err
     assert job.left_behind() == []
+
+
+def test_a_macro_stands_for_the_local_rank(launch: Launch) -> None:
+    job = launch("--no-python", "--nproc-per-node=2", "echo", "device=${local_rank}")
+    assert job.finish() == 0, job.err
+    assert sorted(job.out.splitlines()) == ["[rank 0] device=0", "[rank 1] device=1"]
 
 
 def test_a_virtual_local_rank_hides_the_other_devices(launch: Launch, script: Callable[[str], Path]) -> None:
@@ -325,6 +332,22 @@ def test_an_ssh_that_is_missing_is_named(launch: Launch) -> None:
     job = launch("--hosts=a,b", "--ssh=/no/such/ssh", "x.py")
     assert job.finish() == 127
     assert "/no/such/ssh" in job.err
+
+
+def test_hosts_that_are_apart_meet_over_their_network(
+    muster: str, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = script("print(rank, os.environ['MUSTER_INTERFACE'])")
+    with two_hosts() as hosts:
+        ssh = tmp_path / "ssh"
+        cases = "".join(f"{host.address}) space={host.namespace};;\n" for host in hosts)
+        ssh.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}esac\nexec ip netns exec $space sh -c "$2"\n')
+        ssh.chmod(stat.S_IRWXU)
+        names = ",".join(host.address for host in hosts)
+        out = run_and_read(muster, "run", "--hosts", names, "--ssh", ssh, path, env={"MUSTER_PYTHON": sys.executable})
+    assert sorted(out.splitlines()) == [
+        f"[{host.address}] [rank {rank}] {rank} {host.address}" for rank, host in enumerate(hosts)
+    ]
 
 
 @pytest.fixture

@@ -155,12 +155,13 @@ Result<> Agent::prepare() {
 
 // Importing torch takes longer than all else, so it begins first.
 void Agent::start_zygote() {
-  const bool several = options_.nproc > 1 || options_.max_restarts > 0 || !options_.preload.empty();
-  const auto method = options_.start_method.value_or(several ? StartMethod::kZygote : StartMethod::kSpawn);
+  const auto method = options_.start_method.value_or(StartMethod::kZygote);
   if (method != StartMethod::kZygote || !Zygote::can_fork(command_->front(), *command_)) return;
   Zygote::Options zygote{command_->front(), options_.preload,
                          shared_environment(environment_, this_machine().cpus, options_.nproc), options_.warm};
   zygote.asked = options_.start_method.has_value() || !options_.preload.empty();
+  // One worker that is started once gains nothing by a fork, unless torch was imported before.
+  zygote.cold = zygote.asked || options_.nproc > 1 || options_.max_restarts > 0;
   zygote_ = std::make_unique<Zygote>(loop_, console_, std::move(zygote));
 }
 
@@ -352,6 +353,7 @@ void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
 
 void Agent::on_lost(const Error& why) {
   if (outcome_ || reconnecting_) return;
+  if (why.code == ErrorCode::kProtocol) return end({1, why.message});
   if (!node_.outside && node_.direct) {
     Outcome outcome = failure_.value_or(Outcome{1, store_lost()});
     if (failure_) outcome.report += "\n  also " + store_lost();
@@ -427,7 +429,9 @@ void Agent::leave() {
 
 int Agent::run() {
   if (const auto ready = prepare(); !ready) {
-    settle({exit_status(ready.error()), ready.error().message});
+    // A program that cannot run has a status of its own; anything else that is wrong here was asked for wrongly.
+    const bool asked_wrongly = command_ && ready.error().code == ErrorCode::kInvalidArgument;
+    settle({asked_wrongly ? 2 : exit_status(ready.error()), ready.error().message});
   } else {
     connect(/*direct=*/false);
   }

@@ -2,14 +2,30 @@
 
 #include <unistd.h>
 
+#include <string_view>
+
 namespace muster {
+
+namespace {
+
+// torchrun's one macro in a script's words.
+std::vector<std::string> with_local_rank(std::vector<std::string> command, int local_rank) {
+  constexpr std::string_view kMacro = "${local_rank}";
+  for (auto& word : command)
+    for (size_t at = 0; (at = word.find(kMacro, at)) != std::string::npos;)
+      word.replace(at, kMacro.size(), std::to_string(local_rank));
+  return command;
+}
+
+}  // namespace
 
 std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnvironment& job,
                                      const std::vector<std::string>& command, const Environment& base,
                                      const std::vector<Cpus>& cpus) {
   std::vector<WorkerSpec> specs;
   for (int local = 0; local < options.nproc; ++local) {
-    WorkerSpec spec{job.placement.first_rank + local, command, worker_environment(job, local, base)};
+    WorkerSpec spec{job.placement.first_rank + local, with_local_rank(command, local),
+                    worker_environment(job, local, base)};
     // Workers write to pipes: this tells them whether a terminal shows what they write, and so whether to draw a bar.
     spec.environment["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? "1" : "0";
     // A background process group may not read the terminal; a file or a pipe goes to rank 0.
