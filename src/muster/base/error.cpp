@@ -56,6 +56,8 @@ tl::unexpected<Error> fail_errno(int error_number, const std::string& what) {
     case EMFILE:
     case ENFILE:
     case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
     case ENOMEM: code = ErrorCode::kResourceExhausted; break;
     default: break;
   }
