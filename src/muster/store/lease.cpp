@@ -7,16 +7,19 @@ namespace muster {
 bool LeaseTable::leasable(const Key& key) const {
   if (leases_ >= kMaxLeases) return false;
   const auto found = records_.find(key);
-  return found == records_.end() || (!found->second.recalling && found->second.recalls < kMaxRecalls);
+  return found == records_.end() || found->second.leasable();
 }
 
-void LeaseTable::grant(const Key& key, ClientId holder) {
+bool LeaseTable::grant(const Key& key, ClientId holder) {
+  if (leases_ >= kMaxLeases) return false;
+  Record& record = records_[key];
+  if (!record.leasable()) return false;
   const Holder lease{holder, terms_.try_emplace(holder, 0).first->second};
-  std::vector<Holder>& holders = records_[key].holders;
-  const auto place = std::lower_bound(holders.begin(), holders.end(), lease);
-  if (place != holders.end() && *place == lease) return;
-  holders.insert(place, lease);
+  const auto place = std::lower_bound(record.holders.begin(), record.holders.end(), lease);
+  if (place != record.holders.end() && *place == lease) return true;
+  record.holders.insert(place, lease);
   ++leases_;
+  return true;
 }
 
 bool LeaseTable::holds(const Holder& holder) const {

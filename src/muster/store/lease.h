@@ -23,7 +23,8 @@ class LeaseTable {
 
   /// Whether the key may be leased now.
   bool leasable(const Key& key) const;
-  void grant(const Key& key, ClientId holder);
+  /// False if it may not be leased.
+  bool grant(const Key& key, ClientId holder);
   /// Takes the key back: a recall for each holder (once) goes to `out`. True if nobody holds it (any more).
   bool recall(const Key& key, Replies& out);
   /// The holder gives the key back. True if it is free now and was being recalled.
@@ -42,6 +43,7 @@ class LeaseTable {
     std::vector<Holder> holders;  // sorted
     int recalls = 0;
     bool recalling = false;
+    bool leasable() const { return !recalling && recalls < kMaxRecalls; }
   };
 
   bool holds(const Holder& holder) const;

@@ -47,7 +47,8 @@ struct StoreState::Impl {
   void forget(Waiter& waiter);
   void key_appeared(Slot& slot, Replies& released);
 
-  void grant(const Request& request, Reply& reply);
+  void answer_values(const Request& request, Reply& reply);
+  bool grant(const std::vector<Key>& keys, ClientId client);
   bool hold_back(Request& request, ClientId client, Replies& out);
 };
 

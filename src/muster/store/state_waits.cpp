@@ -38,39 +38,43 @@ bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
 
 // The reply of a get, multi_get, queue_pop, wait or barrier that has what it asked for (or does not insist).
 void StoreState::Impl::answer(const Request& request, Reply& reply) {
-  if (request.operation == Operation::kGet || request.operation == Operation::kMultiGet) {
-    reply.values.reserve(request.keys.size());
-    for (const Key& key : request.keys) {
-      const Entry* found = shard(key).find(key);
-      reply.values.push_back(found != nullptr && found->value ? *found->value : Bytes{});
-    }
-  } else if (request.operation == Operation::kQueuePop) {
+  if (request.operation == Operation::kQueuePop) {
     Shard& shard = this->shard(request.keys[0]);
     const auto found = shard.entries.find(request.keys[0]);
     if (found == shard.entries.end() || !found->second.has_queue()) return;
     reply.number = static_cast<int64_t>(found->second.place->queue.size());
     reply.values.push_back(shard.pop(*found));
+  } else if (request.operation != Operation::kWait || request.lease) {
+    answer_values(request, reply);
   }
-  if (request.lease) grant(request, reply);
 }
 
-// A wait that asks for leases gets the values too where they are small: who waits for a key mostly reads it next.
-void StoreState::Impl::grant(const Request& request, Reply& reply) {
+// A wait that is granted leases gets the values too where they are small: who waits for a key mostly reads it next.
+void StoreState::Impl::answer_values(const Request& request, Reply& reply) {
   const bool waits = request.operation == Operation::kWait;
-  if (request.keys.empty() ||
-      (!waits && request.operation != Operation::kGet && request.operation != Operation::kMultiGet))
-    return;
+  bool all = true;
   size_t bytes = 0;
+  reply.values.reserve(request.keys.size());
   for (const Key& key : request.keys) {
     const Entry* found = shard(key).find(key);
-    if (found == nullptr || !found->value || !shard(key).leases.leasable(key)) return;
-    bytes += found->value->size();
+    const bool there = found != nullptr && found->value;
+    all = all && there;
+    if (there) bytes += found->value->size();
+    if (!waits || (there && bytes <= kMaxValuesOfWait)) reply.values.push_back(there ? *found->value : Bytes{});
   }
-  reply.leased = true;
-  for (const Key& key : request.keys) {
-    shard(key).leases.grant(key, reply.client);
-    if (waits && bytes <= kMaxValuesOfWait) reply.values.push_back(*shard(key).find(key)->value);
+  reply.leased = request.lease && all && grant(request.keys, reply.client);
+  if (waits && (!reply.leased || bytes > kMaxValuesOfWait)) reply.values.clear();
+}
+
+// Leases of all the keys, or of none.
+bool StoreState::Impl::grant(const std::vector<Key>& keys, ClientId client) {
+  if (keys.size() > 1 &&
+      !std::all_of(keys.begin(), keys.end(), [&](const Key& key) { return shard(key).leases.leasable(key); })) {
+    return false;
   }
+  bool granted = !keys.empty();
+  for (const Key& key : keys) granted = shard(key).leases.grant(key, client) && granted;
+  return granted;
 }
 
 // Whether the request has to wait until leases of its keys are given back. It waits at one of them, and is looked at
