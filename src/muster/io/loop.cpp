@@ -83,7 +83,8 @@ struct Loop::Impl {
 
   std::atomic<bool> wake_pending{false};  // the eventfd is written and not yet read
   std::mutex mutex;
-  std::vector<Task> tasks;  // guarded by mutex
+  std::vector<Task> tasks;             // guarded by mutex
+  std::atomic<bool> has_tasks{false};  // so that a turn without any takes no lock
 };
 
 Loop::Impl::Watch* Loop::Impl::find(int fd) {
@@ -92,10 +93,12 @@ Loop::Impl::Watch* Loop::Impl::find(int fd) {
 }
 
 bool Loop::Impl::run_tasks() {
+  if (!has_tasks.load(std::memory_order_acquire)) return false;
   std::vector<Task> taken;
   {
     const std::lock_guard lock(mutex);
     taken.swap(tasks);
+    has_tasks.store(false, std::memory_order_relaxed);
   }
   for (auto& task : taken) {
     task();
@@ -264,6 +267,7 @@ void Loop::post(std::function<void()> task) {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->tasks.push_back(std::move(task));
+    impl_->has_tasks.store(true, std::memory_order_release);
   }
   impl_->wake();
 }

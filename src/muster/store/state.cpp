@@ -59,18 +59,30 @@ ShardMask StoreState::Impl::shards_of_released(const Request& request) const {
   ShardMask mask = 0;
   if (!writes(request.operation)) return mask;
   for (const Key& key : request.keys) {
-    Shard& shard = this->shard(key);
-    const Entry* entry = shard.wide == 0 ? nullptr : shard.find(key);
+    const Entry* entry = shard(key).find(key);
     if (entry != nullptr && entry->place) mask |= entry->place->shards;
   }
   return mask;
 }
 
+namespace {
+
+// Whether anybody waits in these shards who is concerned with others too.
+bool has_wide(const Shard* shards, ShardMask held) {
+  for (ShardMask rest = held; rest != 0; rest &= rest - 1) {
+    if (shards[std::countr_zero(rest)].wide > 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 // ---- what changes the store
 
 void StoreState::Impl::store(const Key& key, Bytes value, Replies& released) {
-  Slot& slot = this->slot(key);
-  shard(key).set(slot, std::move(value));
+  Shard& shard = this->shard(key);
+  Slot& slot = *shard.entries.try_emplace(key).first;
+  shard.set(slot, std::move(value));
   key_appeared(slot, released);
 }
 
@@ -90,9 +102,12 @@ Result<> StoreState::Impl::compare_set(Request& request, Reply& reply, Replies& 
 
 Result<> StoreState::Impl::add(Request& request, Reply& reply, Replies& released) {
   const Key& key = request.keys[0];
+  Shard& shard = this->shard(key);
+  const auto found = shard.entries.find(key);
+  const bool exists = found != shard.entries.end() && found->second.value;
   int64_t sum = 0;
-  if (const Entry* found = shard(key).find(key); found != nullptr && found->value) {
-    MUSTER_ASSIGN(sum, parse_counter(key, *found->value));
+  if (exists) {
+    MUSTER_ASSIGN(sum, parse_counter(key, *found->second.value));
   }
   if (__builtin_add_overflow(sum, request.number, &sum)) {
     return fail(ErrorCode::kInvalidArgument,
@@ -100,7 +115,11 @@ Result<> StoreState::Impl::add(Request& request, Reply& reply, Replies& released
   }
   char text[24];
   const auto written = std::to_chars(std::begin(text), std::end(text), sum);
-  store(key, Bytes(text, written.ptr), released);
+  if (exists) {
+    found->second.value->assign(text, written.ptr);  // whoever waits for the key has been released
+  } else {
+    store(key, Bytes(text, written.ptr), released);
+  }
   reply.number = sum;
   return {};
 }
@@ -266,7 +285,7 @@ void StoreState::apply(Request&& request, ClientId client, Replies& out) {
   while (true) {
     const Hold hold(impl_->shards.get(), mask);
     if (changes(request.operation) && impl_->hold_back(request, client, out)) return;
-    const ShardMask wanted = mask | impl_->shards_of_released(request);
+    const ShardMask wanted = has_wide(impl_->shards.get(), mask) ? mask | impl_->shards_of_released(request) : mask;
     if (wanted == mask) return impl_->run(std::move(request), client, out);
     mask = wanted;
   }
