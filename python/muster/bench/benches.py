@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from muster.bench import all_reduce, store, storm
+from muster.bench import all_reduce, launch, store, storm
 from muster.bench.report import Row, Table
 
 
@@ -36,4 +36,4 @@ class RankBench(Bench, Protocol):
 
 
 RANK_BENCHES: dict[str, RankBench] = {"all_reduce": all_reduce}
-BENCHES: dict[str, Bench] = {**RANK_BENCHES, "store": store, "storm": storm}
+BENCHES: dict[str, Bench] = {**RANK_BENCHES, "launch": launch, "store": store, "storm": storm}

@@ -1,0 +1,235 @@
+"""Starting a job's workers on this host, and starting them again after a failure, beside torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster.bench.plot import write_ratio_plot as write_plot
+from muster.bench.report import BenchFailedError, CaseTable, Row, Table
+
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_plot"]
+
+SUMMARY = "from the command to the workers' first barrier, and from a killed worker to the next, against torchrun"
+PEERS: tuple[str, ...] = ("torchrun",)
+TABLE: type[Table] = CaseTable
+
+# Every worker leaves when it passed the barrier (CLOCK_MONOTONIC, the same for all), its pid and its share of memory.
+WORKER = """
+import os, signal, sys, time
+import torch.distributed as dist
+backend, folder, stay = sys.argv[1:]
+dist.init_process_group(backend)
+dist.barrier()
+passed = time.monotonic()
+with open('/proc/self/smaps_rollup') as file:
+    pss = next(int(line.split()[1]) for line in file if line.startswith('Pss:'))
+name = f"{folder}/{os.environ['TORCHELASTIC_RESTART_COUNT']}.{dist.get_rank()}"
+with open(name + '.new', 'w') as file:
+    file.write(f'{passed} {os.getpid()} {pss}')
+os.rename(name + '.new', name)
+while stay == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':
+    signal.pause()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+IMPORT = [sys.executable, "-c", "import torch"]
+FORKS = """
+import gc, os, sys, time, torch
+gc.freeze()
+begin = time.monotonic()
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0: os._exit(0)
+for _ in range(int(sys.argv[1])): os.wait()
+print(time.monotonic() - begin)
+"""
+
+
+@dataclass
+class Way:
+    """One launcher with its options."""
+
+    command: list[str]
+    backend: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Passed:
+    """A worker at its first barrier."""
+
+    at: float
+    pid: int
+    pss: float  # bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, default=8, help="processes on this host (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, help="of each, in turn; the median counts (default: 5, --quick: 1)")
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields the rows of each case."""
+    if arguments.workers < 2:
+        raise ValueError("--workers takes a number from 2 on")
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        bench = Launching(folder, arguments.workers, arguments.timeout)
+        stack.enter_context(bench.warmed())
+        yield from _starts(bench, repeats)
+        yield from _restarts(bench, repeats)
+
+
+def _starts(bench: Launching, repeats: int) -> Iterator[Row]:
+    times: dict[str, list[float]] = {name: [] for name in bench.ways}
+    shares: dict[str, float] = {}
+    for _ in range(repeats):
+        for name, way in bench.ways.items():
+            begin, workers = bench.start(way)
+            times[name].append(max(worker.at for worker in workers) - begin)
+            shares[name] = statistics.mean(worker.pss for worker in workers) / 2**20
+    median = {name: statistics.median(values) for name, values in times.items()}
+    floors = {"zygote": bench.import_time(), "spawn": bench.import_time(), "warm": bench.fork_time()}
+    for name, shown in (("zygote", "cold"), ("warm", "muster warm"), ("spawn", "--start-method spawn")):
+        yield bench.row(
+            f"command to first barrier, {shown}", "time", "s", median[name], median["torchrun"], floors[name]
+        )
+    for name, shown in (("zygote", "forked"), ("spawn", "--start-method spawn")):
+        yield bench.row(f"memory of a worker, {shown}", "PSS", "MiB", shares[name], shares["torchrun"], 0)
+
+
+def _restarts(bench: Launching, repeats: int) -> Iterator[Row]:
+    times: dict[str, list[float]] = {"torchrun": [], "zygote": []}
+    for _ in range(repeats):
+        for name, values in times.items():
+            values.append(bench.restart(bench.ways[name]))
+    peer, muster = (statistics.median(values) for values in times.values())
+    yield bench.row("SIGKILL of one worker to next barrier", "time", "s", muster, peer, bench.fork_time())
+
+
+class Launching:
+    def __init__(self, folder: Path, workers: int, timeout: float):
+        self._folder = folder
+        self._workers = workers
+        self._timeout = timeout
+        self._script = folder / "worker.py"
+        self._script.write_text(WORKER)
+        muster = os.environ.get("MUSTER_BIN") or shutil.which("muster")
+        if not muster:
+            raise BenchFailedError("there is no muster program: run this as `muster bench launch`")
+        self._muster = muster
+        (folder / "runtime").mkdir(mode=0o700)
+        # A user's own warm zygote stays out of it.
+        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "runtime"), "MUSTER_PYTHON": sys.executable}
+        own = [muster, "run", f"--nproc-per-node={workers}"]
+        self.ways = {
+            "torchrun": Way(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"],
+                "gloo",
+                {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            ),
+            "zygote": Way([*own, "--no-warm"], "muster"),
+            "warm": Way(own, "muster"),
+            "spawn": Way([*own, "--start-method=spawn"], "muster"),
+        }
+
+    def row(self, case: str, metric: str, unit: str, muster: float, peer: float, floor: float) -> Row:
+        return Row("launch", case, self._workers, 0, metric, unit, muster, peer, "torchrun", peer / muster, floor)
+
+    @contextlib.contextmanager
+    def warmed(self) -> Iterator[None]:
+        self._call([self._muster, "warm"])
+        try:
+            yield
+        finally:
+            self._call([self._muster, "warm", "stop"])
+
+    def import_time(self) -> float:
+        """Of torch, once: no cold start is faster than this."""
+        begin = time.monotonic()
+        self._call(IMPORT)
+        return time.monotonic() - begin
+
+    def fork_time(self) -> float:
+        """Of as many bare forks of a process that has imported torch, one after the other."""
+        return float(self._call([sys.executable, "-c", FORKS, str(self._workers)]))
+
+    def start(self, way: Way) -> tuple[float, list[Passed]]:
+        """When the command was given, and the workers at their first barrier."""
+        with self._job(way, [], stay=False) as (begin, process, folder):
+            workers = self._await(process, folder, restarts=0)
+            self._finish(process, folder)
+            return begin, workers
+
+    def restart(self, way: Way) -> float:
+        """From the end of one worker to the barrier that all have passed again, in seconds."""
+        with self._job(way, ["--max-restarts=1"], stay=True) as (_, process, folder):
+            workers = self._await(process, folder, restarts=0)
+            begin = time.monotonic()
+            os.kill(workers[1].pid, signal.SIGKILL)
+            again = self._await(process, folder, restarts=1)
+            self._finish(process, folder)
+            return max(worker.at for worker in again) - begin
+
+    @contextlib.contextmanager
+    def _job(self, way: Way, options: list[str], stay: bool) -> Iterator[tuple[float, subprocess.Popen[bytes], Path]]:
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        words = [*way.command, *options, str(self._script), way.backend, str(folder), str(int(stay))]
+        with open(folder / "log", "wb") as log:
+            begin = time.monotonic()
+            process = subprocess.Popen(
+                words, env={**self._environment, **way.environment}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        try:
+            yield begin, process, folder
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+
+    def _await(self, process: subprocess.Popen[bytes], folder: Path, restarts: int) -> list[Passed]:
+        deadline = time.monotonic() + self._timeout
+        files = [folder / f"{restarts}.{rank}" for rank in range(self._workers)]
+        while not all(file.exists() for file in files):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.02)
+                if not all(file.exists() for file in files):
+                    raise BenchFailedError(f"{process.args!r} ended too early:\n{_tail(folder)}")
+            if time.monotonic() > deadline:
+                raise BenchFailedError(f"no barrier in time with {process.args!r}:\n{_tail(folder)}")
+        found = []
+        for file in files:
+            at, pid, pss = file.read_text().split()
+            found.append(Passed(float(at), int(pid), float(pss) * 1024))
+        return found
+
+    def _finish(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        try:
+            status = process.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            raise BenchFailedError(f"{process.args!r} did not end in time:\n{_tail(folder)}") from None
+        if status != 0:
+            raise BenchFailedError(f"{process.args!r} ended with status {status}:\n{_tail(folder)}")
+
+    def _call(self, words: list[str]) -> str:
+        done = subprocess.run(words, env=self._environment, capture_output=True, text=True, timeout=self._timeout)
+        if done.returncode != 0:
+            raise BenchFailedError(f"{words!r} failed:\n{done.stderr}")
+        return done.stdout
+
+
+def _tail(folder: Path) -> str:
+    return "\n".join((folder / "log").read_text(errors="replace").splitlines()[-15:])
