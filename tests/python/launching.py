@@ -48,7 +48,8 @@ class Job:
         name, value = self.mark.split("=")
         self.process = subprocess.Popen(
             [str(word) for word in command],
-            env={**os.environ, name: value, **(env or {})},
+            # Most programs here do without torch, and so without a process that imports it for them.
+            env={**os.environ, name: value, "PET_START_METHOD": "spawn", **(env or {})},
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
