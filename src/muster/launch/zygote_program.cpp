@@ -30,7 +30,7 @@ constexpr const char* kLoad =
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   // First out of each other's way, then into place.
-  const int null = ::open("/dev/null", O_RDONLY);
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const std::array<int, 5> from = {null, start.output, start.output, text, start.socket};
   std::array<int, 5> high{};
   for (size_t fd = 0; fd < from.size(); ++fd) high[fd] = ::fcntl(from[fd], F_DUPFD_CLOEXEC, 10);
