@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,101 @@ def test_an_add_to_text_costs_the_connection_only(connect: Callable[..., TCPStor
     with pytest.raises(dist.DistError):
         store.add("text", 1)
     assert connect().get("text") == b"no number"
+
+
+def test_a_timeout_names_the_keys_and_how_long_it_was(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    with pytest.raises(dist.DistStoreError, match=r"wait timeout after 30ms, keys: .*/missing"):
+        store.wait(["missing"], timedelta(milliseconds=30))
+    store.set_timeout(timedelta(milliseconds=40))
+    assert store.timeout == timedelta(milliseconds=40)
+    with pytest.raises(dist.DistStoreError, match="timeout"):
+        store.multi_get(["missing", "too"])
+    store.set("too", "late")
+    assert store.get("too") == b"late"
+
+
+def test_keys_are_counted_once(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    assert store.num_keys() == 0
+    for _ in range(3):
+        store.set("set", "v")
+        store.add("counter", 1)
+        store.append("appended", "v")
+        store.compare_set("compared", "", "v")
+    assert store.num_keys() == 4
+    assert sorted(store.list_keys()) == ["appended", "compared", "counter", "set"]
+    for key in store.list_keys():
+        assert store.delete_key(key)
+    assert store.num_keys() == 0
+    assert store.list_keys() == []
+    assert not store.check(["set"])
+
+
+def test_many_keys_are_waited_for(connect: Callable[..., TCPStore]) -> None:
+    waiting, setting = connect(), connect()
+    keys = [f"rank {i}" for i in range(50)]
+    thread, results = in_thread(lambda: waiting.multi_get(keys))
+    for key in reversed(keys):
+        setting.set(key, key.upper())
+    thread.join()
+    assert results == [[key.upper().encode() for key in keys]]
+    setting.multi_set(["empty", "full"], ["", "x" * 100_000])
+    assert waiting.multi_get(["full", "empty"]) == [b"x" * 100_000, b""]
+
+
+def test_a_queue_is_first_in_first_out(connect: Callable[..., TCPStore]) -> None:
+    store, other = connect(), connect()
+    try:
+        store.queue_push("q", "0")
+    except NotImplementedError:
+        pytest.skip("torch's legacy backend has no queues")
+    for i in range(1, 20):
+        other.queue_push("q", str(i))
+    assert [store.queue_pop("q") for _ in range(20)] == [str(i).encode() for i in range(20)]
+    assert store.queue_len("q") == 0
+    store.set_timeout(timedelta(milliseconds=40))
+    with pytest.raises(dist.DistStoreError, match="timeout"):
+        store.queue_pop("q")
+    other.queue_push("q", "kept")
+    assert store.queue_pop("q") == b"kept"
+
+
+def test_tenants_with_prefixes_do_not_meet(connect: Callable[..., TCPStore]) -> None:
+    store = connect()
+    tenants = [dist.PrefixStore(f"tenant {i}", store) for i in range(3)]
+    for i, tenant in enumerate(tenants):
+        tenant.set("k", str(i))
+        assert tenant.add("n", i) == i
+        assert tenant.compare_set("c", "", str(i)) == str(i).encode()
+    assert [tenant.get("k") for tenant in tenants] == [b"0", b"1", b"2"]
+    nested = dist.PrefixStore("inner", tenants[0])
+    nested.multi_set(["a", "b"], ["1", "2"])
+    assert store.multi_get(["tenant 0/inner/a", "tenant 0/inner/b"]) == [b"1", b"2"]
+    assert tenants[1].delete_key("k")
+    assert not tenants[1].check(["k"])
+    assert tenants[2].check(["k"])
+
+
+def test_workers_that_are_waited_for_leave_one_key(port: int) -> None:
+    def join(_: int) -> TCPStore:
+        return TCPStore("127.0.0.1", port, 4, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(join, range(4)))
+    assert [store.num_keys() for store in stores] == [1] * 4
+
+
+def test_a_crowd_counts_and_meets(connect: Callable[..., TCPStore]) -> None:
+    def work(store: TCPStore) -> bytes:
+        for _ in range(50):
+            store.add("sum", 1)
+        if store.add("done", 1) == 8:
+            store.set("all done", store.get("sum"))
+        return bytes(store.get("all done"))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, [connect() for _ in range(8)])) == [b"400"] * 8
 
 
 def test_garbage_is_cut_off(port: int) -> None:
