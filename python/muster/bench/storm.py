@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
         with torch_server() as stock:
             peer = _workers(stock, None, stock, workers, "ring", arguments.timeout)
     except BenchFailedError as error:
-        print(f"note: torch's server does not survive {workers:,} workers: {error}")
+        print(f"note: {workers:,} workers by themselves and torch's server: {error}", file=sys.stderr)
     secret = secrets.token_hex(32)
     with muster_server(secret=secret) as root:
         yield from _rows(f"{case}, tiers", workers, _behind(root, root.urls, workers, arguments.timeout, secret), peer)
@@ -116,8 +117,12 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
         ):
             figures = _behind(root, middle.urls, workers, arguments.timeout, secret)
             yield from _rows(f"{case}, middle tier", workers, figures, peer)
-    with contextlib.suppress(BenchFailedError), muster_server(secret=secret) as root:
-        direct = _workers(root, root, root, workers, "ring", arguments.timeout, secret)
+    try:
+        with muster_server(secret=secret) as root:
+            direct = _workers(root, root, root, workers, "ring", arguments.timeout, secret)
+    except BenchFailedError as error:
+        print(f"note: {workers:,} workers by themselves and muster's server: {error}", file=sys.stderr)
+    else:
         yield from _rows(f"{case}, no tiers", workers, direct, peer)
 
 
