@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <csignal>
+#include <fstream>
+#include <iterator>
 
 namespace muster {
 namespace {
@@ -36,8 +40,7 @@ TEST(LastTraceback, IsTheLastOne) {
 TEST(LastTraceback, LosesThePrefixThatTorchGivesItsLines) {
   const std::string text =
       "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"a.py\"\n[rank1]: ValueError: bad\nlast words\n";
-  EXPECT_EQ(last_traceback(text),
-            "Traceback (most recent call last):\n  File \"a.py\"\nValueError: bad\nlast words");
+  EXPECT_EQ(last_traceback(text), "Traceback (most recent call last):\n  File \"a.py\"\nValueError: bad\nlast words");
 }
 
 TEST(LastTraceback, IsEmptyWhereThereIsNone) {
@@ -91,6 +94,37 @@ TEST(ExitStatus, IsTheShellsForWhatCannotRun) {
   EXPECT_EQ(exit_status(Error{ErrorCode::kNotFound, ""}), 127);
   EXPECT_EQ(exit_status(Error{ErrorCode::kInvalidArgument, ""}), 126);
   EXPECT_EQ(exit_status(Error{ErrorCode::kIo, ""}), 1);
+}
+
+TEST(LastWords, ShowEachTextOnceForTheRanksThatWroteIt) {
+  EXPECT_EQ(last_words({{1, "", ""}, {2, "", ""}}), "");
+  EXPECT_EQ(last_words({{1, "step 1\nstep 2\n", ""}, {2, "step 2", ""}, {5, "step 9", "a\nb\nc\n"}}),
+            "\n  what other ranks wrote last:\n   rank 5:\n    b\n    c\n   ranks 1, 2:\n    step 2");
+}
+
+TEST(LastWords, AreCutToAFewRanksAndToTheEndOfALongLine) {
+  const std::string longest(5000, 'x');
+  std::vector<std::string> lines;
+  for (int rank = 0; rank < 9; ++rank) lines.push_back(longest + std::to_string(rank));
+  std::vector<LastWords> words;
+  for (int rank = 0; rank < 9; ++rank) words.push_back({rank, lines[static_cast<size_t>(rank)], ""});
+  const std::string text = last_words(words);
+  EXPECT_LT(text.size(), 2000u);
+  EXPECT_THAT(text, testing::HasSubstr("xxx3"));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("xxx4")));
+}
+
+TEST(ErrorFile, SaysWhatRecordWouldHaveAndLeavesOneThatIsThere) {
+  const std::string path = testing::TempDir() + "muster-error-" + std::to_string(::getpid()) + ".json";
+  WorkerExit exit{3, "host", 17};
+  exit.signal = 9;
+  write_error_file(path, exit, "Traceback (most recent call last):\nKeyError: \xff");
+  write_error_file(path, exit, "another");
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_THAT(error_file_traceback(text), testing::StartsWith("Traceback (most recent call last):\nKeyError: "));
+  EXPECT_THAT(text, testing::HasSubstr(R"("errorCode":137)"));
+  ::unlink(path.c_str());
 }
 
 }  // namespace
