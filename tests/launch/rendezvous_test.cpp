@@ -379,6 +379,7 @@ TEST(RendezvousMessages, AreReadAsTheyWereWritten) {
   const News news = parse_news(encode(News{Kind::kOutcome, 2, "", "", {9, "why"}})).value();
   EXPECT_EQ(news.outcome.status, 9);
   EXPECT_EQ(news.outcome.report, "why");
+  EXPECT_EQ(parse_news(encode(News{Kind::kRefused, -1, "id", "before the first"})).value().generation, -1);
 }
 
 TEST(RendezvousMessages, OfAnotherShapeAreRefused) {

@@ -7,11 +7,13 @@
 #include <array>
 #include <cstdlib>
 #include <optional>
+#include <thread>
 
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
 #include "muster/io/tls.h"
 #include "muster/launch/rendezvous_messages.h"
+#include "muster/store/proxy.h"
 
 namespace muster {
 namespace {
@@ -79,7 +81,7 @@ class Opening {
 
   Result<> by_address() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
-    MUSTER_ASSIGN(const Address master, resolve_one("--master-addr", options_.master_addr, options_.master_port));
+    MUSTER_ASSIGN(const Address master, resolve_patiently(options_.master_addr, options_.master_port));
     MUSTER_TRY(find_interface(master));
     const bool by_place = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
     if (options_.is_host.value_or(by_place)) {
@@ -110,6 +112,17 @@ class Opening {
     if (cancelled()) return stopped();
     return fail(ErrorCode::kTimeout, fmt::format("found no root of the job through {} within {:g} s ({})",
                                                  options_.rdzv_url, seconds(options_.timeout), last.message));
+  }
+
+  // Where hosts come and go a name may be known only a while after its host has started. A lone label that is not known
+  // is more likely a slip.
+  Result<Address> resolve_patiently(const std::string& host, uint16_t port) {
+    while (true) {
+      auto found = resolve_one("--master-addr", host, port);
+      const bool may_come = host.find('.') != std::string::npos && !deadline_.passed() && !cancelled();
+      if (found || !may_come) return found;
+      std::this_thread::sleep_for(kSlice);  // tidy: allow(sleep) nobody tells when a name becomes known
+    }
   }
 
   Key claim_name() const { return JobKeys(options_.run_id).root(); }
@@ -201,8 +214,30 @@ class Opening {
   Result<> start_proxy(const std::string& root_url, const Deadline& deadline) {
     node_.root_url = root_url;
     StoreServerOptions server = server_options();
+    server.tiered = options_.tiered;
     server.upstream = root_url;
-    return start_server(std::move(server), deadline);
+    if (options_.store_fanout == 0 || direct_) return start_server(std::move(server), deadline);
+    return start_tier(std::move(server), deadline);
+  }
+
+  // Nodes take their places in the tree of proxies as they come; every one listens, for it may get nodes below it.
+  Result<> start_tier(StoreServerOptions server, const Deadline& deadline) {
+    MUSTER_ASSIGN(const auto root, open_store(node_.root_url, options_.secret, deadline));
+    const JobKeys keys(options_.run_id);
+    MUSTER_ASSIGN(const int64_t place, root->add(keys.tier_count(), 1, deadline));
+    const int parent = parent_of(static_cast<int>(std::min<int64_t>(place, options_.nnodes_max - 1)),
+                                 options_.nnodes_max, options_.store_fanout);
+    if (parent > 0) {
+      MUSTER_ASSIGN(const Bytes url, root->get(keys.tier(parent), Deadline::after(kStartTime)));
+      server.upstream = to_string(url);
+      node_.direct = false;
+    }
+    const char* given = std::getenv("MUSTER_INTERFACE");
+    MUSTER_ASSIGN(const Address listen, interface_address(node_.interface.empty() ? given : node_.interface));
+    server.muster_listen.push_back(listen.with_port(0));
+    MUSTER_TRY(start_server(std::move(server), Deadline::after(kStartTime)));
+    const std::string url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
+    return root->set(keys.tier(place), as_bytes(url), Deadline::after(kStartTime));
   }
 
   Result<> await_root(const std::string& root_url) {

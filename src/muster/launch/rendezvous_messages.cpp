@@ -149,7 +149,7 @@ Result<News> parse_news(ByteView bytes) {
   Fields fields(bytes, "news of the root");
   News news;
   news.kind = fields.kind(kNews);
-  news.generation = fields.number("generation", 0, INT32_MAX);
+  news.generation = fields.number("generation", -1, INT32_MAX);  // -1: before the first
   news.id = fields.text("id");
   news.text = fields.text("text");
   if (news.kind == News::Kind::kOutcome) news.outcome = read_outcome(fields);

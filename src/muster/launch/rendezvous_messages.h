@@ -86,6 +86,7 @@ Result<Assignment> parse_assignment(ByteView bytes);
 ///   nodes                  JSON for people: the nodes as the root sees them
 ///   workers/<g>/<node>     JSON [pid, ...] by local rank
 ///   exit/<g>/<rank>        JSON {host, pid, code, signal} of a worker that has ended
+///   tier-count, tier/<n>   with --store-fanout: places in the tree of proxies, and the URLs where they listen
 ///   root                   URL of the root's store: in a store that outlives it, where there is one; a claim there
 ///   ledger                 JSON {generation, restarts}: in a store that outlives the root, where there is one
 ///
@@ -101,6 +102,8 @@ class JobKeys {
   }
   Key nodes() const { return prefix_ + "nodes"; }
   Key root() const { return prefix_ + "root"; }
+  Key tier_count() const { return prefix_ + "tier-count"; }
+  Key tier(int64_t place) const { return prefix_ + "tier/" + std::to_string(place); }
   Key ledger() const { return prefix_ + "ledger"; }
   /// All of a generation's; that of one node or rank has its number behind.
   Key workers(int generation) const { return prefix_ + "workers/" + std::to_string(generation) + "/"; }

@@ -1,0 +1,188 @@
+"""Generations of `muster run`: restarts after failures, and nodes that come, go and are lost."""
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launching import PATIENCE, Job, find_muster
+
+Node = Callable[..., Job]
+
+# A worker of a few milliseconds: says where it stands, then does what the test's lines say.
+SAY = 'echo "generation $MUSTER_GENERATION restart $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE"\n'
+LAST = 'if [ -e "$(dirname "$0")/enough" ]; then exit 0; fi\nexec sleep 1000\n'
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """node(words..., code=...) starts one node of this test's job; `code` is a shell's."""
+    port, secret = free_port(), secrets.token_hex(32)
+    jobs: list[Job] = []
+
+    def start(*words: str, code: str = LAST, endpoint: bool = True) -> Job:
+        script = tmp_path / f"worker{len(jobs)}"
+        script.write_text("#!/bin/sh\n" + SAY + code)
+        script.chmod(0o700)
+        place = ["--master-addr=127.0.0.1", f"--master-port={port}"] if endpoint else []
+        command = [str(find_muster()), "run", *place, *words, "--no-python", str(script)]
+        jobs.append(Job(command, {"MUSTER_SECRET": secret}))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+FAIL_ONCE = "if [ $MUSTER_GENERATION = 0 ]; then [ $RANK != 1 ] || exit 3; exec sleep 1000; fi\n"
+
+
+def test_a_failed_worker_restarts_the_job(node: Node) -> None:
+    job = node("--standalone", "--nproc-per-node=3", "--max-restarts=2", code=FAIL_ONCE, endpoint=False)
+    assert job.finish() == 0, job.err
+    assert job.out.count("generation 1 restart 1") == 3
+    assert re.search(r"rank 1 \(host \S+, pid \d+\) exited with status 3", job.err), job.err
+    assert "generation 1 begins: 1 node, 3 workers, restart 1 of 2" in job.err
+    assert job.left_behind() == []
+
+
+def test_the_last_failure_is_the_jobs(node: Node) -> None:
+    code = "exit $((7 + MUSTER_GENERATION))\n"
+    job = node("--standalone", "--nproc-per-node=1", "--max-restarts=2", code=code, endpoint=False)
+    assert job.finish() == 9
+    assert [job.err.count(f"exited with status {status}") for status in (7, 8, 9)] == [1, 1, 1], job.err
+
+
+def test_failures_on_two_nodes_at_once_are_one_restart(node: Node) -> None:
+    code = "if [ $MUSTER_GENERATION = 0 ]; then exit 3; fi\n"
+    jobs = [node("--nnodes=2", f"--node-rank={rank}", "--max-restarts=1", code=code) for rank in range(2)]
+    assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    for job in jobs:
+        assert "generation 1 restart 1" in job.out
+
+
+def test_a_user_who_ends_a_job_ends_it_for_good(node: Node) -> None:
+    jobs = [node("--nnodes=2", f"--node-rank={rank}", "--max-restarts=5") for rank in range(2)]
+    for job in jobs:
+        job.expect("generation 0")
+    jobs[1].send(signal.SIGINT)
+    assert [job.finish() for job in jobs] == [130, 130]
+    for job in jobs:
+        assert "generation 1" not in job.out + job.err
+        assert job.left_behind() == []
+
+
+def test_stock_stores_of_a_restarted_job_read_nothing_of_the_dead_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os, signal
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=100))
+seen = store.compare_set("address", "", os.environ["MUSTER_GENERATION"]).decode()
+print("seen", seen, "keys", store.num_keys(), flush=True)
+if os.environ["MUSTER_GENERATION"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    words = ["--standalone", "--nproc-per-node=1", "--max-restarts=1"]
+    job = Job([str(find_muster()), "run", *words, script], {"MUSTER_PYTHON": sys.executable})
+    try:
+        assert job.finish() == 0, job.err
+        assert "seen 0" in job.out and "seen 1" in job.out, job.out
+    finally:
+        job.close()
+
+
+ELASTIC = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2")
+
+
+def test_nodes_join_leave_and_are_lost_while_a_job_goes_on(node: Node, tmp_path: Path) -> None:
+    first = node(*ELASTIC)
+    first.expect("generation 0 restart 0 rank 0 of 1")
+    second = node(*ELASTIC)
+    second.expect(r"generation \d+ restart 0 rank 1 of 2")
+    third = node(*ELASTIC)
+    third.expect("rank 2 of 3")
+    os.kill(second.agent(), signal.SIGKILL)
+    first.expect("lost host .*: no sign of life for 2 s")
+    third.expect("rank 1 of 2")
+    third.send(signal.SIGTERM)
+    assert third.finish() == 143
+    (tmp_path / "enough").touch()
+    fourth = node(*ELASTIC)
+    assert (fourth.finish(), first.finish()) == (0, 0), first.err
+    second.finish()
+    for job in (first, second, third, fourth):
+        assert job.left_behind() == []
+
+
+def test_too_few_nodes_end_with_a_sentence(node: Node) -> None:
+    job = node("--nnodes=2:3", "--timeout=1")
+    assert job.finish() == 1
+    assert "of at least 2 nodes (--nnodes 2:3) only 1 came within 1 s" in job.err
+
+
+def test_a_node_whose_program_is_missing_ends_the_job_for_all(node: Node, tmp_path: Path) -> None:
+    first = node("--nnodes=2", "--node-rank=0")
+    missing = tmp_path / "missing"
+    second = node("--nnodes=2", "--node-rank=1", "--no-python", str(missing))
+    assert (first.finish(), second.finish()) == (127, 127), first.err
+    assert f"cannot start '{missing}': no such file" in first.err
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    server = shutil.which("redis-server")
+    if server is None:
+        pytest.skip("there is no redis-server")
+    port = free_port()
+    words = ["--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", str(tmp_path)]
+    process = subprocess.Popen([server, *words], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                signal.sigtimedwait([], 0.01)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_with_redis_a_job_outlives_its_root(node: Node, redis: str, tmp_path: Path) -> None:
+    conf = "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2"
+    words = ("--nnodes=1:3", conf, "--rdzv-backend=redis", f"--rdzv-endpoint={redis}")
+    root = node(*words, endpoint=False)
+    root.expect("generation 0")
+    others = [node(*words, endpoint=False) for _ in range(2)]
+    for job in others:
+        job.expect(r"rank \d of 3")
+    os.kill(root.agent(), signal.SIGKILL)
+    for job in others:
+        job.expect("lost the job's root at tcp://")
+        job.expect(r"rank \d of 2", count=1 + job.out.count(" of 2"))
+    (tmp_path / "enough").touch()
+    last = node(*words, endpoint=False)
+    assert [job.finish() for job in (*others, last)] == [0, 0, 0], others[0].err
+    root.finish()
+    for job in (root, *others, last):
+        assert job.left_behind() == []
