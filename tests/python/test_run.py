@@ -340,7 +340,7 @@ def test_a_port_that_is_free_is_taken(launch: Launch, script: Callable[[str], Pa
 
 
 def test_an_unknown_host_is_named(launch: Launch) -> None:
-    job = launch("--nnodes=2", "--node-rank=0", "--master-addr=no-such-host.invalid", "-m", "platform")
+    job = launch("--timeout=1", "--nnodes=2", "--node-rank=0", "--master-addr=no-such-host.invalid", "-m", "platform")
     assert job.finish() == 1
     assert "no-such-host.invalid" in job.err
 

@@ -13,9 +13,9 @@ struct Cluster {
   std::string name;    ///< for the user: "Slurm job 17, step 0"
   int nnodes = 0;      ///< 0: not said
   int node_rank = -1;  ///< -1: not said
-  std::string master_addr;
+  std::string master_addr{};
   int master_port = 0;  ///< 0: not said
-  std::string run_id;
+  std::string run_id{};
 
   /// "--nnodes=4" and so on: what is said.
   std::vector<std::string> options() const;

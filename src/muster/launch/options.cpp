@@ -5,31 +5,15 @@
 #include <algorithm>
 #include <array>
 
-#include "muster/io/address.h"
-#include "muster/io/handshake.h"
+#include "muster/launch/options_reading.h"
 #include "muster/launch/options_values.h"
 #include "muster/launch/options_words.h"
 
 namespace muster {
 namespace {
 
-constexpr uint16_t kDefaultPort = 29500;
-constexpr int kMaxNodes = 1 << 20;
 constexpr int kMaxWorkers = 1 << 16;
 constexpr int kMaxRestarts = 1 << 30;
-
-// What everything below reads from and writes to.
-struct Reading {
-  const RawOptions& raw;
-  const Environment& environment;
-  const Machine& machine;
-  RunOptions options;
-
-  std::string variable(const char* name) const {
-    const auto found = environment.find(name);
-    return found == environment.end() ? "" : found->second;
-  }
-};
 
 Result<int> parse_nproc(const std::string& text, const Machine& machine) {
   if (text == "cpu") return machine.cpus;
@@ -95,149 +79,6 @@ Result<> read_nodes(Reading& r) {
   }
   o.standalone = r.raw.standalone;
   o.role = r.raw.role;
-  return {};
-}
-
-// Redis, etcd and files hold the rendezvous themselves: then no node has to be named.
-Result<bool> read_rendezvous_url(Reading& r) {
-  struct Backend {
-    const char* name;
-    const char* scheme;
-  };
-  constexpr std::array<Backend, 4> kOthers = {
-      {{"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}}};
-  RunOptions& o = r.options;
-  const std::string& endpoint = r.raw.rdzv_endpoint;
-  const bool own = o.rdzv_backend == "static" || o.rdzv_backend == "c10d" || o.rdzv_backend == "parallel";
-  for (const auto& other : kOthers) {
-    if (own ? !endpoint.starts_with(other.scheme) : o.rdzv_backend != other.name) continue;
-    if (own && o.rdzv_backend != RawOptions().rdzv_backend)
-      return bad_option(
-          fmt::format("--rdzv-backend {} and --rdzv-endpoint {} contradict each other", o.rdzv_backend, endpoint));
-    const size_t scheme = endpoint.find("://");
-    if (endpoint.empty() || (scheme != std::string::npos && !endpoint.starts_with(other.scheme)))
-      return bad_option(fmt::format("--rdzv-backend {} needs --rdzv-endpoint {}...", other.name, other.scheme));
-    o.rdzv_backend = std::string_view(other.name) == "etcd-v2" ? "etcd" : other.name;
-    o.rdzv_url = scheme == std::string::npos ? other.scheme + endpoint : endpoint;
-    return true;
-  }
-  if (own) return false;
-  return bad_option("--rdzv-backend takes static, c10d, parallel, redis, etcd or file, not '" + o.rdzv_backend + "'");
-}
-
-// Below the ports that the system hands out.
-uint16_t free_port() {
-  constexpr int kFirst = 20000, kCount = 10000;
-  const Bytes random = generate_secret();
-  return static_cast<uint16_t>(kFirst + (random[0] * 256 + random[1]) % kCount);
-}
-
-Result<> read_endpoint(Reading& r) {
-  RunOptions& o = r.options;
-  std::string endpoint = r.raw.rdzv_endpoint;
-  if (endpoint.starts_with("tcp://")) endpoint.erase(0, 6);
-  o.master_addr = r.raw.master_addr;
-  std::string port = r.raw.master_port;
-  if (!endpoint.empty()) {
-    const auto parsed = parse_host_port(endpoint, 0);
-    if (!parsed || endpoint.find("://") != std::string::npos)
-      return bad_option("--rdzv-endpoint takes HOST[:PORT] or a URL (redis, etcd, file, tcp), not '" +
-                        r.raw.rdzv_endpoint + "'");
-    o.master_addr = parsed->host;
-    if (parsed->port != 0) port = std::to_string(parsed->port);
-  }
-  // torchrun wants IPv6 addresses in brackets here.
-  if (o.master_addr.starts_with('[') && o.master_addr.ends_with(']'))
-    o.master_addr = o.master_addr.substr(1, o.master_addr.size() - 2);
-  const bool several = o.nnodes_max > 1;
-  // Agents that are started from here are told the port: jobs may share their first host.
-  o.master_port = !several ? 0 : o.hosts.empty() ? kDefaultPort : free_port();
-  if (!port.empty()) {
-    MUSTER_ASSIGN(const int number, parse_int("--master-port", port, 0, 65535, "a port from 0 to 65535"));
-    o.master_port = static_cast<uint16_t>(number);
-  }
-  if (!several) return {};
-  if (o.master_port == 0) return bad_option("--master-port 0: several nodes need a port that all of them know");
-  if (o.master_addr.empty() && !o.hosts.empty()) o.master_addr = o.hosts.front().host;
-  if (!o.master_addr.empty()) return {};
-  return bad_option(fmt::format("--nnodes {} needs --master-addr: the host of node 0", r.raw.nnodes));
-}
-
-// The keys of torch's rendezvous backends; those that mean nothing here are taken and have no effect.
-Result<> read_rdzv_conf(Reading& r) {
-  constexpr std::array kWithoutEffect = {"rank",
-                                         "store_type",
-                                         "close_timeout",
-                                         "etcd_prefix",
-                                         "keep_alive_interval",
-                                         "protocol",
-                                         "keep_alive_max_attempt",
-                                         "ssl_cert",
-                                         "ssl_cert_key",
-                                         "ca_cert",
-                                         "cacert",
-                                         "cert",
-                                         "key"};
-  RunOptions& o = r.options;
-  o.last_call_timeout = std::chrono::seconds(30);  // torch's
-  o.store_timeout = std::chrono::seconds(60);      // torch's
-  o.heartbeat_timeout = std::chrono::seconds(10);
-  MUSTER_ASSIGN(const auto pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
-  for (const auto& [key, value] : pairs) {
-    const std::string what = "--rdzv-conf " + key;
-    if (key == "join_timeout" || key == "timeout") {
-      MUSTER_ASSIGN(o.timeout, parse_seconds(what, value));
-    } else if (key == "last_call_timeout") {
-      MUSTER_ASSIGN(o.last_call_timeout, parse_seconds(what, value));
-    } else if (key == "read_timeout") {
-      MUSTER_ASSIGN(o.store_timeout, parse_seconds(what, value));
-    } else if (key == "heartbeat_timeout") {
-      MUSTER_ASSIGN(o.heartbeat_timeout, parse_seconds(what, value));
-    } else if (key == "is_host") {
-      o.is_host = to_bool(value);
-      if (!o.is_host) return bad_option(fmt::format("{} takes true or false, not '{}'", what, value));
-    } else if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), key) == kWithoutEffect.end()) {
-      return bad_option(fmt::format(
-          "--rdzv-conf knows join_timeout, last_call_timeout, heartbeat_timeout, read_timeout and is_host, not '{}'",
-          key));
-    }
-  }
-  return {};
-}
-
-Result<> read_secret(Reading& r) {
-  std::string text = r.variable("MUSTER_SECRET");
-  std::string source = "MUSTER_SECRET";
-  if (!r.raw.secret_file.empty()) {
-    source = "--secret-file " + r.raw.secret_file;
-    MUSTER_ASSIGN(text, read_secret_text(r.raw.secret_file));
-  }
-  auto secret = from_hex(text);
-  if (!secret) return bad_option(source + " takes the job's secret in hex, and this is something else");
-  r.options.secret = std::move(*secret);
-  return {};
-}
-
-Result<> read_meeting(Reading& r) {
-  RunOptions& o = r.options;
-  o.rdzv_backend = r.raw.rdzv_backend;
-  MUSTER_ASSIGN(const bool elsewhere, read_rendezvous_url(r));
-  if (!elsewhere) MUSTER_TRY(read_endpoint(r));
-  o.local_addr = r.raw.local_addr;
-  o.timeout = std::chrono::seconds(300);
-  MUSTER_TRY(read_rdzv_conf(r));
-  if (!r.raw.timeout.empty()) {
-    MUSTER_ASSIGN(o.timeout, parse_seconds("--timeout", r.raw.timeout));
-  }
-  MUSTER_TRY(read_secret(r));
-  o.tiered = r.raw.tiered;
-  MUSTER_ASSIGN(o.store_fanout, parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "a number from 0 up"));
-  o.run_id = r.raw.rdzv_id;
-  // Several nodes must agree on the name; "none" is torchrun's.
-  if (o.run_id.empty()) {
-    const Bytes random = generate_secret();
-    o.run_id = o.nnodes_max > 1 && o.hosts.empty() ? "none" : to_hex(ByteView(random).first(8));
-  }
   return {};
 }
 

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+
+#include "muster/launch/options.h"
+#include "muster/launch/options_table.h"
+
+namespace muster {
+
+inline constexpr int kMaxNodes = 1 << 20;
+
+/// What a parse of the options reads from, and what it fills in.
+struct Reading {
+  const RawOptions& raw;
+  const Environment& environment;
+  const Machine& machine;
+  RunOptions options;
+
+  /// Empty when it is not set.
+  std::string variable(const char* name) const {
+    const auto found = environment.find(name);
+    return found == environment.end() ? "" : found->second;
+  }
+};
+
+/// Where the nodes meet; after --nnodes and --hosts are read.
+Result<> read_meeting(Reading& reading);
+
+}  // namespace muster
