@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from pathlib import Path
 from muster.bench.report import BenchFailedError
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_PR_SET_PDEATHSIG = 1
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 # The load generator's clients come from 127.0.0.1 and the addresses after it.
 _SOURCES = 16
@@ -103,6 +105,8 @@ def _receive(pipe: Connection) -> int:
 
 
 def _serve_torch(pipe: Connection, resolvable: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # should the parent be killed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
     from torch._C._distributed_c10d import TCPStore
 
     problem = ""
@@ -116,8 +120,7 @@ def _serve_torch(pipe: Connection, resolvable: bool) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
     store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=limit, wait_for_workers=False, use_libuv=True)
     pipe.send((store.port, problem))
-    with contextlib.suppress(EOFError):
-        pipe.recv()  # until the parent ends
+    signal.pause()  # until it is killed
 
 
 def see_names_of_loopback() -> None:
