@@ -1,6 +1,7 @@
 // All connections at one thing together. A round is timed from the first request to the last reply.
 
 #include <fmt/format.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -119,6 +120,7 @@ std::vector<std::string> never_set(const Setting& setting, size_t client) {
 
 // The child: enters all waits, says so through the pipe, and is killed.
 [[noreturn]] void wait_to_be_killed(const Setting& setting, const Fd& ready) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto held = [&]() -> Result<> {
     MUSTER_ASSIGN(Fleet fleet, connect_all(setting));
     std::vector<SplitWait> waits;
