@@ -38,8 +38,8 @@ bench: build
 	@mkdir -p out
 	muster bench all_reduce --vs gloo --ranks 2,4 --sizes 8,64Ki,1Mi,16Mi,256Mi \
 	  --json out/bench.json --plot out/bench.png
-	muster bench store --json out/store.json --plot out/store.png
-	muster bench storm --json out/storm.json --plot out/storm.png
+	muster bench store --json out/store.json --markdown out/store.md --plot out/store.png
+	muster bench storm --json out/storm.json --markdown out/storm.md --plot out/storm.png
 
 asan tsan: setup
 	@$(STAGE) "$@ configure" -- cmake --preset $@

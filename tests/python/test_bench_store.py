@@ -30,6 +30,7 @@ def test_cases_are_measured_beside_torch_and_the_floor(tmp_path: Path) -> None:
     done = bench(
         *("store", "--quick", "--cases", "add,multi_get,barrier,killed", "--connections", "4"),
         *("--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")),
+        *("--markdown", str(tmp_path / "rows.md")),
     )
     assert done.returncode == 0, done.stderr
     header, *lines, drawn = done.stdout.splitlines()
@@ -37,6 +38,7 @@ def test_cases_are_measured_beside_torch_and_the_floor(tmp_path: Path) -> None:
     assert len({len(line) for line in (header, *lines)}) == 1, "columns are aligned"
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(rows) == len(lines)
+    assert len((tmp_path / "rows.md").read_text().splitlines()) == 2 + len(rows)
     measured = {(row["case"], row["metric"]) for row in rows}
     assert {("add", "rate"), ("add", "p99"), ("barrier of all", "time")} <= measured
     assert ("all waiting are killed", "server CPU") in measured

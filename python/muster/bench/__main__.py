@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muster.bench import plot
 from muster.bench.benches import BENCHES
-from muster.bench.report import BenchFailedError, Row, write_json
+from muster.bench.report import BenchFailedError, Row, write_json, write_markdown
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -20,6 +20,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         one.add_argument("--vs", choices=bench.PEERS, default=bench.PEERS[0], help="the peer (default: %(default)s)")
         bench.add_arguments(one)
         one.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE")
+        one.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the rows as a table for a document")
         one.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the rows")
         one.add_argument("--quick", action="store_true", help="fewer and shorter rounds: under a minute, less exact")
         one.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="of one number of ranks")
@@ -27,7 +28,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         asked = f"there is no benchmark {arguments[0]!r}" if arguments else "name a benchmark"
         parser.error(f"{asked}; there are: {', '.join(BENCHES)}")
     options = parser.parse_args(arguments)
-    for path in filter(None, (options.json, options.plot)):
+    for path in filter(None, (options.json, options.markdown, options.plot)):
         if reason := _unwritable(path):
             parser.error(f"{path} cannot be written: {reason}")
     return options
@@ -67,6 +68,8 @@ def main(arguments: list[str]) -> int:
         return 130
     if options.json:
         write_json(options.json, rows)
+    if options.markdown:
+        write_markdown(options.markdown, rows)
     if options.plot and rows:
         bench.write_plot(options.plot, rows)
         print(f"drawn: {options.plot}")

@@ -102,5 +102,17 @@ def _line(cells: list[str], widths: list[int]) -> str:
     return "  ".join(padded)
 
 
+def write_markdown(path: Path, rows: list[Row]) -> None:
+    """A table for a document. A figure of 0 was not measured."""
+    names = ["case", "ranks", "metric", "muster", rows[0].peer_name if rows else "peer", "ratio", "floor"]
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for row in rows:
+        figures = [f"{format_figure(value)} {row.unit}".strip() if value else "" for value in (row.muster, row.peer)]
+        cells = [row.case, f"{row.ranks:,}", row.metric, *figures, f"{row.ratio:.2f}x" if row.ratio else ""]
+        floor = f"{format_figure(row.floor)} {row.unit}".strip() if row.floor else ""
+        lines.append("| " + " | ".join([*cells, floor]) + " |")
+    path.write_text("\n".join(lines) + "\n")
+
+
 def write_json(path: Path, rows: list[Row]) -> None:
     path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
