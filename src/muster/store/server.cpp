@@ -18,7 +18,7 @@ constexpr unsigned kShards = 32;  // so that even as many threads seldom meet
 unsigned thread_count(const StoreServerOptions& options) {
   if (!options.upstream.empty()) return 1;  // a proxy's work is its one link
   if (options.threads > 0) return options.threads;
-  return std::clamp(std::thread::hardware_concurrency(), 1U, kMostThreads);
+  return std::clamp(std::thread::hardware_concurrency() / 2, 1U, kMostThreads);
 }
 
 // The first loop accepts and shakes hands, and gives each connection to a loop.

@@ -19,7 +19,9 @@ struct StoreServerOptions {
   /// is cut off.
   size_t max_reply_queue = 64 << 20;
   Duration stall_timeout = std::chrono::seconds(30);
-  unsigned threads = 0;  ///< 0: one for each core, at most 16. A proxy has one.
+  /// 0: one for every two cores, at most 16: the kernel's part of the work is as much again, and those whom the server
+  /// answers need a core too. A proxy has one.
+  unsigned threads = 0;
   /// As many clients share a thread before another one is used: one thread that is awake serves them with less work
   /// than several that wake in turn.
   size_t few_clients = 128;
