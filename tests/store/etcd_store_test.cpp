@@ -133,12 +133,15 @@ TEST(EtcdStore, LetsGoOfWhatADeadProcessClaimed) {
   const pid_t pid = fork();
   if (pid == 0) {
     const auto mine = open_when_up(url);
-    const auto claim = mine->claim("root", as_bytes("child"), 1s, soon());
+    const auto claim = mine->claim("root", as_bytes("child"), 2s, soon());
     (void)mine->set("claimed", {}, soon());
     pause();
   }
   EXPECT_OK(store->wait({"claimed"}, soon()));
   EXPECT_EQ(store->claims("", soon())->at("root"), to_bytes("child"));
+  // Longer than it would live if its holder did not.
+  expect_error(store->wait({"nobody sets this"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
+  expect_error(store->claim("root", {}, 60s, soon()), ErrorCode::kAlreadyExists);
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
   auto mine = store->claim("root", {}, 60s, soon());
