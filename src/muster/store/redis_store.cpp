@@ -56,7 +56,14 @@ class Connections {
         if (connection->at_rest()) return connection;
       }
     }
-    return RedisConnection::connect(place_.target, deadline);
+    return connect(deadline);
+  }
+
+  // In the middle of things a server that cannot be reached is one that was lost.
+  Result<std::unique_ptr<RedisConnection>> connect(const Deadline& deadline) {
+    auto connection = RedisConnection::connect(place_.target, deadline);
+    if (connection || connection.error().code != ErrorCode::kUnavailable) return connection;
+    return fail(ErrorCode::kPeerLost, connection.error().message);
   }
 
   void give_back(std::unique_ptr<RedisConnection> connection) {
@@ -66,15 +73,11 @@ class Connections {
 
   // The words after the script's keys.
   Result<RedisReply> run(const char* script, const RedisWords& arguments, const Deadline& deadline) {
-    auto connection = take(deadline);
-    if (!connection && connection.error().code == ErrorCode::kUnavailable) {
-      return fail(ErrorCode::kPeerLost, connection.error().message);
-    }
-    if (!connection) return tl::unexpected(connection.error());
+    MUSTER_ASSIGN(auto connection, take(deadline));
     RedisWords words = {"EVAL", script, "1", place_.prefix};
     words.insert(words.end(), arguments.begin(), arguments.end());
-    auto reply = (*connection)->call(words, deadline);
-    give_back(std::move(*connection));
+    auto reply = connection->call(words, deadline);
+    give_back(std::move(connection));
     return reply;
   }
 
@@ -89,8 +92,8 @@ class Connections {
 // A connection that listens to one channel at a time.
 class Listener {
  public:
-  static Result<Listener> create(const Place& place, const Deadline& deadline) {
-    MUSTER_ASSIGN(auto connection, RedisConnection::connect(place.target, deadline));
+  static Result<Listener> create(Connections& connections, const Deadline& deadline) {
+    MUSTER_ASSIGN(auto connection, connections.connect(deadline));
     return Listener(std::move(connection));
   }
 
@@ -291,7 +294,7 @@ Result<RedisReply> RedisStore::until_there(const char* script, RedisWords argume
     cursor = std::to_string(missing + 1);
     const std::string channel = connections_->place().prefix + ":event:" + keys[missing];
     if (!listener) {
-      MUSTER_ASSIGN(listener, Listener::create(connections_->place(), with_grace(deadline)));
+      MUSTER_ASSIGN(listener, Listener::create(*connections_, with_grace(deadline)));
     }
     // Once it listens it looks again, for what happened in between.
     if (listener->channel() == channel) {
@@ -394,8 +397,8 @@ Result<Place> parse_place(const std::string& text) {
 
 Result<std::unique_ptr<Store>> redis_store(const std::string& url, const Deadline& deadline) {
   MUSTER_ASSIGN(Place place, parse_place(url));
+  MUSTER_ASSIGN(auto first, RedisConnection::connect(place.target, deadline));
   auto connections = std::make_shared<Connections>(std::move(place));
-  MUSTER_ASSIGN(auto first, connections->take(deadline));
   connections->give_back(std::move(first));
   return std::make_unique<RedisStore>(std::move(connections));
 }
