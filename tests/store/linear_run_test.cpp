@@ -14,6 +14,7 @@ struct Tower {
   explicit Tower(int proxies, RelayFaults faults = {}, uint64_t seed = 0) {
     StoreServerOptions options;
     options.threads = 4;
+    options.few_clients = 1;
     options.tiered = true;
     servers.push_back(std::make_unique<TestServer>("", options));
     for (int i = 0; i < proxies; ++i) {

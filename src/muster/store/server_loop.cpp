@@ -13,10 +13,10 @@
 namespace muster {
 namespace {
 
-// What PyTorch's clients are not answered: they take it for done when it is sent.
-bool is_silent(Operation operation) {
-  return operation == Operation::kSet || operation == Operation::kAppend || operation == Operation::kMultiSet ||
-         operation == Operation::kQueuePush;
+// PyTorch's protocol has no numbers: replies come in the order of the requests, and what gets none is taken for done
+// when it is sent. Only a wait is overtaken, by the word that ends it.
+bool goes_in_turn(Operation operation) {
+  return operation != Operation::kWait && operation != Operation::kBarrier && operation != Operation::kCancel;
 }
 
 constexpr Duration kSessionTick = 500ms;
@@ -51,8 +51,8 @@ struct ServerLoop::Client {
   std::unique_ptr<Dialect> dialect;  // or
   std::unique_ptr<Tier> tier;
   std::optional<Channel> channel;
-  bool plain = false;    // speaks PyTorch's protocol
-  RequestId silent = 0;  // its request that is not done yet, and that it does not wait for
+  bool plain = false;     // speaks PyTorch's protocol
+  RequestId in_hand = 0;  // its request that must be done before the next is looked at
   bool dirty = false;
   bool lost = false;
 };
@@ -228,10 +228,10 @@ bool ServerLoop::take_request(Client& client) {
   if (!request) lose(client, request.error());
   if (!request || !*request) return false;
   count(counters_.messages_in);
-  if (client.plain && is_silent((*request)->operation)) client.silent = (*request)->id;
+  if (client.plain && goes_in_turn((*request)->operation)) client.in_hand = (*request)->id;
   submit(client, std::move(**request));
-  // A change may be on its way to another server, or held back until leases are: what the client asks next must see it.
-  if (client.silent != 0 && !client.lost) client.channel->pause(true);
+  // It may be on its way to another server, or held back until leases are.
+  if (client.in_hand != 0 && !client.lost) client.channel->pause(true);
   return true;
 }
 
@@ -276,8 +276,8 @@ void ServerLoop::encode(const Reply& reply) {
     client->tier->host.reply(reply);
     return mark_dirty(*client);
   }
-  if (client->silent != 0 && client->silent == reply.id) {
-    client->silent = 0;
+  if (client->in_hand != 0 && client->in_hand == reply.id) {
+    client->in_hand = 0;
     if (client != speaker_) client->channel->pause(false);
   }
   Bytes& out = client->channel->out();
