@@ -110,7 +110,7 @@ class Server : public StoreServer {
     if (!plain) options.hello = to_bytes(kStoreHello);
     const ListenerId id = next_listener_++;
     const auto admit = [this, plain, id, prefix](Connection connection) {
-      this->admit({std::move(connection), plain, id, prefix});
+      this->admit({std::move(connection), plain, id, prefix, {}});
     };
     MUSTER_ASSIGN(auto acceptor, Acceptor::create(first().loop(), address, std::move(options), admit));
     const Address bound = acceptor->address();
