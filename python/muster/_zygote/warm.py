@@ -209,6 +209,7 @@ class Warm:
         """The same process with a fresh interpreter; whoever connects meanwhile waits in the listener's queue."""
         text = os.memfd_create("muster-zygote")
         os.write(text, sys.modules[str(__package__)].TEXT.encode())
+        os.lseek(text, 0, os.SEEK_SET)
         socket_copy = os.dup(self._listener.fileno())
         os.dup2(text, 3)
         os.dup2(socket_copy, 4)
