@@ -70,12 +70,20 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
   const TimePoint end = TimePoint{received.pulse.stamp} + Duration(received.pulse.lease);
   proxy_.set_lease_end(end, now);
   lease_end_ = std::max(lease_end_, end);
+  if (timing_ && received.pulse.stamp >= sent_.ns) {
+    timing_ = false;
+    // The server may have had nothing to say for a while: what is long counts for little.
+    const Duration trip = now - TimePoint{received.pulse.stamp};
+    round_trip_ = std::min(trip, round_trip_ + std::max<Duration>(round_trip_ / 8, kShortestGap / 8));
+  }
   return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
     MUSTER_ASSIGN(Reply reply, decode_reply(header, payload));
     proxy_.receive(std::move(reply), now);
     return {};
   });
 }
+
+Duration ProxyLink::gap() const { return std::clamp(2 * round_trip_, kShortestGap, kLongestGap); }
 
 TimePoint ProxyLink::beat_due() const {
   const bool idle = proxy_.pending() == 0 && written_ - asked_ >= kIdleBeat;
@@ -84,6 +92,19 @@ TimePoint ProxyLink::beat_due() const {
 
 void ProxyLink::write(Bytes& out, TimePoint now) {
   if (lost_ || !session_.connected()) return;
+  gathers_ = options_.proxy.merge && proxy_.pending() > 1 && now < sent_ + gap();
+  if (!gathers_) put_requests(now);
+  const size_t before = out.size();
+  const Pulse pulse{now.ns, 0};
+  if (session_.write(out, pulse) > 0) {
+    sent_ = now;
+    timing_ = true;
+  }
+  if (out.size() == before && (session_.wants_ack() || now >= beat_due())) session_.write_beat(out, pulse);
+  if (out.size() != before) written_ = now;
+}
+
+void ProxyLink::put_requests(TimePoint now) {
   for (const Request& request : proxy_.take_requests(now)) {
     const auto message = encode_request(request);
     if (message) {
@@ -95,15 +116,11 @@ void ProxyLink::write(Bytes& out, TimePoint now) {
     refused.status = tl::unexpected(message.error());
     proxy_.receive(std::move(refused), now);
   }
-  const size_t before = out.size();
-  const Pulse pulse{now.ns, 0};
-  session_.write(out, pulse);
-  if (out.size() == before && (session_.wants_ack() || now >= beat_due())) session_.write_beat(out, pulse);
-  if (out.size() != before) written_ = now;
 }
 
 std::optional<TimePoint> ProxyLink::next_wake() const {
   if (lost_ || !linked_) return std::nullopt;
+  if (session_.connected() && gathers_) return sent_ + gap();
   const auto wake = session_.connected() ? proxy_.next_wake() : std::nullopt;
   return wake ? std::min(*wake, beat_due()) : beat_due();
 }

@@ -27,6 +27,10 @@ class ProxyLink {
   static constexpr Duration kIdleBeat = std::chrono::seconds(6);
   static constexpr Duration kSilence = std::chrono::seconds(14);
 
+  /// A node whose workers ask at the same time sends no two frames within two round trips: they leave as one.
+  static constexpr Duration kShortestGap = std::chrono::microseconds(200);
+  static constexpr Duration kLongestGap = std::chrono::milliseconds(2);
+
   explicit ProxyLink(Options options, SessionId session = fresh_session_id());
   const SessionId& session() const { return id_; }
 
@@ -58,6 +62,8 @@ class ProxyLink {
   size_t pending() const { return proxy_.pending(); }
 
  private:
+  void put_requests(TimePoint now);
+  Duration gap() const;
   TimePoint beat_due() const;
   Result<> on_frame(Frame frame, TimePoint now);
   Result<> on_opened(const Frame& frame);
@@ -70,6 +76,10 @@ class ProxyLink {
   bool linked_ = false;   // there is a link
   bool resumes_ = false;  // the server has known this session
   TimePoint heard_{}, written_{}, asked_{};
+  TimePoint sent_{INT64_MIN};  // the latest frame with requests
+  bool gathers_ = false;       // requests wait until gap() after that
+  bool timing_ = false;        // its echo will tell the round trip
+  Duration round_trip_{};
   TimePoint lease_end_{INT64_MIN};
   std::optional<Error> lost_;
 };

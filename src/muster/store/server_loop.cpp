@@ -19,6 +19,8 @@ bool goes_in_turn(Operation operation) {
   return operation != Operation::kWait && operation != Operation::kBarrier && operation != Operation::kCancel;
 }
 
+// Between two rounds of sending to proxies, twice as long as the last one took: replies gather meanwhile.
+constexpr Duration kShortestFlushGap = 100us, kLongestFlushGap = 4ms;
 constexpr Duration kSessionTick = 500ms;
 constexpr Duration kSilentLink = 20s;  // a proxy gives a sign of life every 1.5 s
 constexpr Duration kQuietAfterRevocation = 1s;
@@ -209,12 +211,16 @@ void ServerLoop::on_frames(Client& client, ByteView bytes) {
   flush_soon();
 }
 
-// When all that came in this turn was carried out: many proxies' requests may release the same others.
+// When all that came in this turn was carried out, or a little later where proxies ask all the time: the requests of
+// many of them release the same others.
 void ServerLoop::flush_soon() {
   if (std::exchange(flushes_soon_, true)) return;
-  loop_->after(Duration{0}, [this] {
+  loop_->at(next_flush_, [this] {
     flushes_soon_ = false;
+    const TimePoint begun = loop_->clock().now();
     flush();
+    const TimePoint now = loop_->clock().now();
+    next_flush_ = now + std::clamp(2 * (now - begun), kShortestFlushGap, kLongestFlushGap);
   });
 }
 

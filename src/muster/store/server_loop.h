@@ -113,6 +113,7 @@ class ServerLoop {
   Client* speaker_ = nullptr;    // whose request is being carried out
   bool in_batch_ = false;
   bool flushes_soon_ = false;
+  TimePoint next_flush_{};
   ClientId next_client_;
   std::unique_ptr<Backend> backend_;
   Counters counters_;
