@@ -47,14 +47,56 @@ class Host:
         )
 
 
-@contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Where namespaces can't be
-    made this skips, or with MUSTER_REQUIRE_HOSTS=1 fails."""
+def require() -> None:
+    """Skips where namespaces can't be made, or with MUSTER_REQUIRE_HOSTS=1 fails."""
     if reason := why_not():
         if os.environ.get("MUSTER_REQUIRE_HOSTS") == "1":
             pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and {reason}", pytrace=False)
         pytest.skip(reason)
+
+
+@contextmanager
+def hosts_on_a_switch(count: int) -> Iterator[list[Host]]:
+    """Hosts 10.78.0.1, 10.78.0.2, ... each with an interface veth0 to one switch, and nothing else on their network."""
+    require()
+    tag = f"muster{os.getpid()}"
+    switch = f"{tag}switch"
+    hosts = [Host(f"{tag}n{i}", f"10.78.0.{i + 1}") for i in range(count)]
+    try:
+        ip("netns", "add", switch)
+        ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", switch, "link", "set", "br0", "up")
+        for i, host in enumerate(hosts):
+            ip("netns", "add", host.namespace)
+            ip(
+                "link",
+                "add",
+                "veth0",
+                "netns",
+                host.namespace,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"p{i}",
+                "netns",
+                switch,
+            )
+            ip("-n", switch, "link", "set", f"p{i}", "master", "br0", "up")
+            ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "veth0")
+            for device in ("lo", "veth0"):
+                ip("-n", host.namespace, "link", "set", device, "up")
+        yield hosts
+    finally:
+        for name in (switch, *(host.namespace for host in hosts)):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Where namespaces can't be
+    made this skips, or with MUSTER_REQUIRE_HOSTS=1 fails."""
+    require()
     tag = f"muster{os.getpid()}"
     hosts = Host(f"{tag}a", "10.77.0.1"), Host(f"{tag}b", "10.77.0.2")
     try:

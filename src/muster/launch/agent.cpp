@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -21,6 +22,7 @@
 #include "muster/launch/node_store.h"
 #include "muster/launch/output_files.h"
 #include "muster/launch/process_tree.h"
+#include "muster/launch/status.h"
 #include "muster/launch/supervisor.h"
 #include "muster/launch/worker_specs.h"
 #include "muster/launch/zygote.h"
@@ -32,6 +34,7 @@ constexpr Duration kStoreTime = std::chrono::seconds(2);  // for a last word to 
 constexpr Duration kFlushTime = std::chrono::seconds(5);
 constexpr Duration kLeaveTime = std::chrono::seconds(10);
 constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
+constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
 constexpr Duration kForever = Duration::max();
 
 std::string host_name() {
@@ -71,6 +74,7 @@ class Agent {
   NodeInfo self() const;
   void disconnect();
   void watch_claim();
+  void publish_workers();
 
   void on_news(const News& news, const std::optional<Assignment>& assignment);
   void on_lost(const Error& why);
@@ -111,7 +115,8 @@ class Agent {
   NodeStore node_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Member> member_;
-  Loop::TimerId claim_timer_ = 0;
+  Loop::TimerId claim_timer_ = 0, workers_timer_ = 0;
+  StatusFile status_{environment_, options_.run_id};
 
   Assignment current_;
   bool placed_ = false;    // was ever in a generation
@@ -124,7 +129,8 @@ class Agent {
 };
 
 Agent::~Agent() {
-  if (claim_timer_ != 0) loop_.cancel(claim_timer_);
+  for (const auto timer : {claim_timer_, workers_timer_})
+    if (timer != 0) loop_.cancel(timer);
   cancelled_ = true;
   if (connector_.joinable()) connector_.join();
   disconnect();
@@ -136,6 +142,7 @@ void Agent::disconnect() {
   node_.server.reset();
   member_.reset();
   node_ = {};
+  status_.store_found("", {});
 }
 
 Result<> Agent::prepare() {
@@ -227,6 +234,7 @@ Result<> Agent::meet() {
   events.lost = [this](const Error& why) { loop_.post([this, why] { on_lost(why); }); };
   MUSTER_ASSIGN(member_,
                 Member::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout}, std::move(events)));
+  status_.store_found(node_.url, node_.secret);
   return {};
 }
 
@@ -256,6 +264,17 @@ void Agent::watch_claim() {
     if (node_.claim->held()) return watch_claim();
     on_lost(fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root").value());
   });
+}
+
+// For people, who do not mind to see a worker a second after its start.
+void Agent::publish_workers() {
+  workers_timer_ = 0;
+  if (!running_ || outcome_ || !member_) return;
+  const auto pids = supervisor_->pids();
+  member_->publish(member_->keys().workers(current_.generation) + std::to_string(current_.place.node_rank),
+                   to_bytes(nlohmann::json(pids).dump()));
+  if (std::find(pids.begin(), pids.end(), 0) != pids.end())
+    workers_timer_ = loop_.after(kPublishDelay, [this] { publish_workers(); });
 }
 
 void Agent::on_news(const News& news, const std::optional<Assignment>& assignment) {
@@ -297,6 +316,8 @@ void Agent::begin(const Assignment& assignment, const std::string& text) {
   if (assignment.generation > 0) say(fmt::format("generation {} begins: {}", assignment.generation, text));
   if (const auto started = start_workers(assignment); !started)
     end({exit_status(started.error()), started.error().message + " (host " + host_ + ")"});
+  if (workers_timer_ != 0) loop_.cancel(workers_timer_);
+  workers_timer_ = loop_.after(kPublishDelay, [this] { publish_workers(); });
 }
 
 Result<> Agent::start_workers(const Assignment& assignment) {

@@ -160,8 +160,8 @@ std::string last_words(const std::vector<LastWords>& others) {
 
 std::string failure_report(const WorkerExit& first, std::string_view traceback,
                            const std::map<std::string, std::vector<int>>& others) {
-  std::string report = fmt::format("rank {} (host {}, pid {}) {}, which ended the job", first.rank, first.host,
-                                   first.pid, first.to_string());
+  std::string report =
+      fmt::format("rank {} (host {}, pid {}) {}", first.rank, first.host, first.pid, first.to_string());
   if (!traceback.empty()) report += "; its last traceback:" + indented(traceback);
   std::string_view before = "\n  the other ranks at that moment: ";
   for (const auto& [state, ranks] : others) {

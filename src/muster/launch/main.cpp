@@ -14,6 +14,7 @@
 #include "muster/launch/completion.h"
 #include "muster/launch/options.h"
 #include "muster/launch/run.h"
+#include "muster/launch/status.h"
 #include "muster/launch/store_command.h"
 #include "muster/launch/warm.h"
 
@@ -69,6 +70,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "[options] script.py [arguments]", "start a job's workers on this node", run_command},
     {"warm", "[status|stop]", "keep torch imported between runs, so that they start at once", warm_command},
+    {"status", "[--watch] [--json] [RUN_ID]", "show the jobs that run here: nodes, workers, restarts", status_command},
     {"store", "COMMAND [arguments]", "serve a store, or look into one: get, set, ls, watch, stat", store_command},
     {"bench", "[arguments]", "measure muster beside its peers", bench},
     {"completion", "bash|zsh|fish", "print a script that lets the shell complete commands and options", complete},

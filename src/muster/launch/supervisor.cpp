@@ -213,6 +213,12 @@ void Supervisor::note_gone() {
   }
 }
 
+std::vector<pid_t> Supervisor::pids() const {
+  std::vector<pid_t> pids;
+  for (const auto& slot : slots_) pids.push_back(slot.pid);
+  return pids;
+}
+
 void Supervisor::set_timer(Duration delay, void (Supervisor::*then)()) {
   if (timer_ != 0) loop_.cancel(timer_);
   timer_ = loop_.after(delay, [this, then] {

@@ -52,6 +52,8 @@ class Supervisor {
   void kill();
   /// No process of this node's is left.
   bool gone() const { return gone_; }
+  /// Of the workers, by local rank; 0 for one that is yet to start.
+  std::vector<pid_t> pids() const;
 
  private:
   struct Slot {

@@ -1,0 +1,35 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "muster/launch/status.h"
+#include "muster/launch/warm.h"
+
+namespace muster {
+
+StatusFile::StatusFile(const Environment& environment, std::string run_id) : run_id_(std::move(run_id)) {
+  const auto folder = warm_folder(environment);
+  if (!folder) return;
+  path_ = *folder + "/job-" + std::to_string(::getpid()) + ".json";
+  file_ = Fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file_ || ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) file_.reset();
+  write("", {});
+}
+
+StatusFile::~StatusFile() {
+  if (file_) ::unlink(path_.c_str());
+}
+
+void StatusFile::store_found(const std::string& url, ByteView secret) { write(url, secret); }
+
+void StatusFile::write(const std::string& url, ByteView secret) {
+  if (!file_) return;
+  const nlohmann::json value = {{"run_id", run_id_}, {"pid", ::getpid()}, {"store", url}, {"secret", to_hex(secret)}};
+  const std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  // A reader that comes in between finds half of it, takes that for no JSON, and looks again.
+  if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0) file_.reset();
+}
+
+}  // namespace muster
