@@ -20,9 +20,10 @@ def test_status_shows_a_running_job_and_forgets_it_afterwards(tmp_path: Path, mo
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert status().returncode == 1
     words = ["--standalone", "--rdzv-id=shown", "--nproc-per-node=2", "--max-restarts=1"]
-    code = "echo generation $MUSTER_GENERATION pid $$; [ $MUSTER_GENERATION = 1 ] || [ $RANK = 0 ] || exit 3
-"
-    code += "exec sleep 1000"
+    code = (
+        "echo generation $MUSTER_GENERATION pid $$; "
+        "[ $MUSTER_GENERATION = 1 ] || [ $RANK = 0 ] || exit 3; exec sleep 1000"
+    )
     job = Job([str(find_muster()), "run", *words, "--no-python", "/bin/sh", "-c", code])
     try:
         pids = sorted(int(match[1]) for match in job.expect(r"\] generation 1 pid (\d+)\n", count=2))
