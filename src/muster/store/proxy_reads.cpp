@@ -317,7 +317,7 @@ void Reads::flush() {
   unsent_.clear();
   std::vector<Request> words;
   for (const Key& key : giving_back_) {
-    if (words.empty() || words.back().keys.size() == kMaxKeysPerRelease) words.emplace_back(Operation::kRelease);
+    if (words.empty() || words.back().keys.size() == kMaxKeysPerRelease) words.push_back({Operation::kRelease});
     words.back().keys.push_back(key);
   }
   giving_back_.clear();
