@@ -34,6 +34,7 @@ constexpr Duration kStoreTime = std::chrono::seconds(2);  // for a last word to 
 constexpr Duration kFlushTime = std::chrono::seconds(5);
 constexpr Duration kLeaveTime = std::chrono::seconds(10);
 constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
+constexpr Duration kTierPause = std::chrono::milliseconds(20);
 constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
 constexpr Duration kForever = Duration::max();
 
@@ -442,6 +443,11 @@ void Agent::leave() {
   if (!member_) return;
   tell(Call::Kind::kBye);
   const bool heard = member_->flush(Deadline::after(kStoreTime));
+  // Nodes whose proxies link to this one's have their last words to send through it.
+  const Deadline patience = Deadline::after(kLeaveTime);
+  const auto has_tier_below = [this] { return node_.server->stat().clients > 1; };
+  if (options_.store_fanout > 0 && !coordinator_)
+    while (node_.server && has_tier_below() && !patience.passed()) loop_.run_once(Deadline::after(kTierPause));
   // Nodes that are yet to come must hear that this one's command cannot run.
   const int expected = command_ ? 0 : options_.nnodes_min;
   if (heard && coordinator_)
