@@ -9,6 +9,8 @@ namespace muster {
 namespace {
 
 constexpr ClientId kFirstClient = 1;
+constexpr const char* kSteps[] = {"registration", "publication of its address", "reading of its peers' addresses",
+                                  "all-gather",   "reading of the table",       "barrier"};
 
 int64_t number_in(const Bytes& text) {
   int64_t number = -1;
@@ -91,7 +93,8 @@ void StartUp::ask(size_t index, Request request) {
     Worker& late = workers_[index];
     if (late.request != id || late.step == Step::kDone || tiers_.crashed(late.node)) return;
     tiers_.submit(late.node, late.client, {Operation::kCancel, id});
-    end(late, fail(ErrorCode::kTimeout, fmt::format("step {} had no answer", static_cast<int>(late.step))));
+    end(late, fail(ErrorCode::kTimeout,
+                   fmt::format("worker {}'s {} had no answer", index, kSteps[static_cast<size_t>(late.step)])));
   });
   tiers_.submit(worker.node, worker.client, std::move(request));
 }
