@@ -282,7 +282,7 @@ def read_store() -> Path:
 
 @pytest.mark.parametrize("key", [secrets.token_hex(32), ""], ids=["secret", "none"])
 def test_exits_can_be_read_in_the_store(node: Node, read_store: Path, key: str) -> None:
-    code = f"os.execv({str(read_store)!r}, ['read_store', 'muster/run/none/exit/1'])"
+    code = f"os.execv({str(read_store)!r}, ['read_store', 'muster/run/none/exit/0/1'])"
     first, second = node(0, code=code, key=key), node(1, code="sys.exit(0)", key=key)
     assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
     assert '"code":0' in first.out and '"signal":0' in first.out
