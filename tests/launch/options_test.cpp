@@ -237,7 +237,6 @@ TEST(RunOptions, TheRendezvousConfigurationIsPairs) {
               "a.py"});
   EXPECT_EQ(options.timeout, std::chrono::seconds(7));
   EXPECT_EQ(options.last_call_timeout, std::chrono::seconds(2));
-  EXPECT_EQ(options.store_timeout, std::chrono::seconds(3));
   EXPECT_EQ(options.heartbeat_timeout, std::chrono::seconds(4));
   EXPECT_EQ(options.is_host, true);
   EXPECT_EQ(parsed({"--rdzv-conf=timeout=7", "--timeout=9", "a.py"}).timeout, std::chrono::seconds(9));
@@ -292,6 +291,7 @@ TEST(RunOptions, TimesOfTheEnd) {
   EXPECT_EQ(parsed({"a.py"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}}).shutdown_timeout, std::chrono::seconds(9));
   EXPECT_EQ(parsed({"--shutdown-timeout=1.5", "a.py"}).shutdown_timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(parsed({"--max-restarts=3", "a.py"}).max_restarts, 3);
+  EXPECT_THAT(refused({"--monitor-interval=often", "a.py"}), HasSubstr("--monitor-interval takes"));
   EXPECT_THAT(refused({"--max-restarts=-1", "a.py"}), HasSubstr("--max-restarts takes a number from 0 up"));
 }
 

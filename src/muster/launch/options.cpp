@@ -85,7 +85,7 @@ Result<> read_nodes(Reading& r) {
 Result<> read_lives(Reading& r) {
   RunOptions& o = r.options;
   MUSTER_ASSIGN(o.max_restarts, parse_int("--max-restarts", r.raw.max_restarts, 0, kMaxRestarts, "a number from 0 up"));
-  MUSTER_ASSIGN(o.monitor_interval, parse_seconds("--monitor-interval", r.raw.monitor_interval));
+  MUSTER_TRY(parse_seconds("--monitor-interval", r.raw.monitor_interval));
   const std::string torchs = r.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
   if (!r.raw.shutdown_timeout.empty()) {
     MUSTER_ASSIGN(o.shutdown_timeout, parse_seconds("--shutdown-timeout", r.raw.shutdown_timeout));

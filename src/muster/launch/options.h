@@ -77,11 +77,9 @@ struct RunOptions {
   Duration timeout{};            ///< for nnodes_min nodes to arrive; also --rdzv-conf join_timeout
   Duration last_call_timeout{};  ///< --rdzv-conf: after the nnodes_min-th node, for more to come
   Duration heartbeat_timeout{};  ///< --rdzv-conf: a node that is silent for longer is lost
-  Duration store_timeout{};      ///< --rdzv-conf read_timeout: of one operation of the agent's on the store
 
   // The workers' lives.
   int max_restarts = 0;                     ///< of the job
-  Duration monitor_interval{};              ///< how often a change of membership is looked for
   Duration shutdown_timeout{};              ///< between SIGTERM and SIGKILL
   std::vector<int> signals;                 ///< --signals-to-handle: those that end the job
   std::optional<StartMethod> start_method;  ///< none: the zygote for what Python runs

@@ -82,22 +82,15 @@ Result<> read_endpoint(Reading& r) {
 
 // The keys of torch's rendezvous backends; those that mean nothing here are taken and have no effect.
 Result<> read_rdzv_conf(Reading& r) {
-  constexpr std::array kWithoutEffect = {"rank",
-                                         "store_type",
-                                         "close_timeout",
-                                         "etcd_prefix",
-                                         "keep_alive_interval",
-                                         "protocol",
-                                         "keep_alive_max_attempt",
-                                         "ssl_cert",
-                                         "ssl_cert_key",
-                                         "ca_cert",
-                                         "cacert",
-                                         "cert",
-                                         "key"};
+  constexpr std::array kWithoutEffect = {"rank",        "read_timeout",
+                                         "store_type",  "close_timeout",
+                                         "etcd_prefix", "keep_alive_interval",
+                                         "protocol",    "keep_alive_max_attempt",
+                                         "ssl_cert",    "ssl_cert_key",
+                                         "ca_cert",     "cacert",
+                                         "cert",        "key"};
   RunOptions& o = r.options;
   o.last_call_timeout = std::chrono::seconds(30);  // torch's
-  o.store_timeout = std::chrono::seconds(60);      // torch's
   o.heartbeat_timeout = std::chrono::seconds(10);
   MUSTER_ASSIGN(const auto pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
   for (const auto& [key, value] : pairs) {
@@ -106,8 +99,6 @@ Result<> read_rdzv_conf(Reading& r) {
       MUSTER_ASSIGN(o.timeout, parse_seconds(what, value));
     } else if (key == "last_call_timeout") {
       MUSTER_ASSIGN(o.last_call_timeout, parse_seconds(what, value));
-    } else if (key == "read_timeout") {
-      MUSTER_ASSIGN(o.store_timeout, parse_seconds(what, value));
     } else if (key == "heartbeat_timeout") {
       MUSTER_ASSIGN(o.heartbeat_timeout, parse_seconds(what, value));
     } else if (key == "is_host") {
@@ -115,8 +106,7 @@ Result<> read_rdzv_conf(Reading& r) {
       if (!o.is_host) return bad_option(fmt::format("{} takes true or false, not '{}'", what, value));
     } else if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), key) == kWithoutEffect.end()) {
       return bad_option(fmt::format(
-          "--rdzv-conf knows join_timeout, last_call_timeout, heartbeat_timeout, read_timeout and is_host, not '{}'",
-          key));
+          "--rdzv-conf knows join_timeout, last_call_timeout, heartbeat_timeout and is_host, not '{}'", key));
     }
   }
   return {};
