@@ -1,0 +1,330 @@
+"""Workers that are forked from a process which has torch imported, and the one that `muster warm` keeps."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from launching import PATIENCE, Job, find_muster
+
+Launch = Callable[..., Job]
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def muster() -> str:
+    found = find_muster()
+    if found is None:
+        pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
+    return found
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runtime")
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(runtime: Path) -> dict[str, str]:
+    return {"MUSTER_PYTHON": sys.executable, "XDG_RUNTIME_DIR": str(runtime), "PET_START_METHOD": "zygote"}
+
+
+def call(muster: str, settings: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [muster, "warm", *words]
+    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def warm(muster: str, settings: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Settings under which a warm zygote is kept: most tests here take theirs from it, for the import takes long."""
+    started = call(muster, settings)
+    assert started.returncode == 0, started.stderr
+    yield settings
+    call(muster, settings, "stop")
+    wait_until(lambda: call(muster, settings, "status").returncode == 1)
+
+
+@pytest.fixture
+def launch(muster: str, warm: dict[str, str]) -> Iterator[Launch]:
+    jobs: list[Job] = []
+
+    def start(*words: str | Path, env: dict[str, str] | None = None, before: Sequence[str] = ()) -> Job:
+        jobs.append(Job([*before, muster, "run", *words], {**warm, **(env or {})}))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text("import json, os, signal, subprocess, sys\nrank = int(os.environ['RANK'])\n" + text)
+        return path
+
+    return write
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline
+        subprocess.run(["true"], check=True)  # gives others the CPU
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+SAY_ALL = """
+import __main__, multiprocessing.process, random, threading
+import numpy as np
+import torch
+facts = {
+    'argv': sys.argv, 'orig_argv': sys.orig_argv, 'name': __name__, 'file': __file__, 'path0': sys.path[0],
+    'spec': repr(__spec__), 'main': __main__.__dict__ is globals(), 'cwd': os.getcwd(), 'umask': os.umask(0o77),
+    'flags': repr(sys.flags), 'executable': sys.executable, 'environ': dict(os.environ),
+    'threads': [thread.name for thread in threading.enumerate()], 'torch threads': torch.get_num_threads(),
+    'signals': [str(signal.getsignal(n)).partition(' at 0x')[0] for n in (2, 13, 15, 17)],
+    'mask': sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    'fds': sorted(os.listdir('/proc/self/fd'))[:4], 'group': os.getpgid(0) == os.getpid(),
+    'main module': sorted(name for name in vars(__main__) if name.startswith('__')),
+    'origin': multiprocessing.process.ORIGINAL_DIR, 'zygote': [n for n in sys.modules if 'zygote' in n],
+    'line': open('/proc/self/cmdline').read().strip('\\0').split('\\0'),
+}
+print(json.dumps(facts))
+print('random', random.random(), np.random.random(), multiprocessing.current_process().authkey.hex())
+"""
+
+
+def facts(job: Job) -> dict[str, object]:
+    assert job.finish() == 0, job.err
+    found = json.loads(re.findall(r"^\[rank 0] (\{.*)$", job.out, re.MULTILINE)[0])
+    for name in [n for n in found["environ"] if n.startswith(("MUSTER_", "MASTER_", "TORCHELASTIC_", "PET_"))]:
+        del found["environ"][name]
+    return found
+
+
+def test_a_forked_worker_finds_what_a_started_one_does(launch: Launch, script: Callable[[str], Path]) -> None:
+    path = script(SAY_ALL)
+    relative = os.path.relpath(path)
+    forked = launch("--nproc-per-node=2", relative, "--x", "a b")
+    started = launch("--start-method=spawn", "--nproc-per-node=2", relative, "--x", "a b")
+    assert facts(forked) == facts(started)
+    drawn = [line.split()[-3:] for line in forked.out.splitlines() if "random" in line and "{" not in line]
+    assert len(drawn) == 2 and all(one != other for one, other in zip(*drawn, strict=True))
+
+
+def test_a_forked_module_is_run_as_python_does(launch: Launch, tmp_path: Path) -> None:
+    package = tmp_path / "some_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text(
+        "import sys\nprint(sys.argv, __name__, __spec__.name, __package__)\nraise OSError\n"
+    )
+    said = []
+    for method in ("zygote", "spawn"):
+        job = launch(f"--start-method={method}", "-m", "some_package.part", "x", before=["env", "-C", str(tmp_path)])
+        assert job.finish() == 1
+        said.append((job.out, [line for line in job.err.splitlines() if line.startswith("[rank 0]")]))
+    assert said[0] == said[1]
+    assert "some_package.part some_package" in said[0][0]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "sys.exit(7)", "sys.exit('a reason')", "sys.exit()", "os.kill(os.getpid(), 15)", "os._exit(3)",
+        "1 / 0", "raise KeyboardInterrupt", "int('x' * 3", "raise ValueError from KeyError(1)",
+    ],
+)  # fmt: skip
+def test_a_forked_worker_ends_as_a_started_one_does(launch: Launch, script: Callable[[str], Path], end: str) -> None:
+    text = "import atexit, threading\natexit.register(print, 'at exit')\nsys.stdout.write('no newline')\n"
+    if not end.startswith("os."):  # those do not wait for threads
+        text += "threading.Thread(target=lambda: print(' thread')).start()\n"
+    path = script(f"{text}{end}\n")
+    seen = []
+    for method in ("zygote", "spawn"):
+        job = launch(f"--start-method={method}", path)
+        status = job.finish()
+        report = [line for line in job.err.splitlines() if not line.startswith("muster: rank")]
+        seen.append((status, sorted(job.out.split()), report))
+    assert seen[0] == seen[1]
+
+
+def test_a_forked_worker_can_start_processes(launch: Launch, script: Callable[[str], Path]) -> None:
+    text = """
+import multiprocessing as mp
+def double(x): return x * 2
+if __name__ == '__main__':
+    for method in ('spawn', 'fork'):
+        with mp.get_context(method).Pool(1) as pool: print(method, pool.map(double, [21]))
+"""
+    body = script("").read_text().replace("rank = int(os.environ['RANK'])\n", "") + text
+    path = script("")
+    path.write_text(body)
+    job = launch(path)
+    assert job.finish() == 0, job.err
+    assert sorted(job.out.splitlines()) == ["[rank 0] fork [42]", "[rank 0] spawn [42]"]
+
+
+def test_a_module_beside_the_script_that_hides_an_imported_one_is_honoured(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "fractions.py").write_text("from builtins import int as Fraction\nmine = True\n")
+    job = launch("--nproc-per-node=2", script("import fractions; print(fractions.mine)"))
+    assert job.finish() == 0, job.err
+    assert sorted(job.out.splitlines()) == ["[rank 0] True", "[rank 1] True"]
+    assert "fractions.py" in job.err
+
+
+def test_a_group_forms_among_forked_workers(launch: Launch, script: Callable[[str], Path]) -> None:
+    text = """
+import torch, torch.distributed as dist
+dist.init_process_group('muster')
+t = torch.ones(3) * (rank + 1)
+dist.all_reduce(t)
+print(t.tolist())
+dist.destroy_process_group()
+"""
+    job = launch("--nproc-per-node=2", script(text))
+    assert job.finish() == 0, job.err
+    assert job.out.count("[3.0, 3.0, 3.0]") == 2
+
+
+# A child in the worker's group, one in a session of its own, and one whose parent is gone; all deaf to SIGTERM.
+FAMILY = r"""
+deaf = [sys.executable, '-c', r'''import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"child %d\n" % os.getpid())
+while True: signal.pause()''']
+subprocess.Popen(deaf)
+subprocess.Popen(deaf, start_new_session=True)
+if os.fork() == 0:
+    subprocess.Popen(deaf, start_new_session=True)
+    os._exit(0)
+os.write(1, f'ready {os.getpid()} {os.getppid()}\n'.encode())  # whole, though others write there too
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("whom", ["worker", "zygote", "agent", "launcher", "nobody"])
+@pytest.mark.parametrize("kind", ["warm", "cold"])
+def test_nothing_is_left_whoever_is_killed(launch: Launch, script: Callable[[str], Path], whom: str, kind: str) -> None:
+    if kind == "cold" and whom not in ("zygote", "agent"):
+        pytest.skip("the same as warm, and an import each")
+    words = ["--no-warm"] if kind == "cold" else []
+    job = launch(*words, "--shutdown-timeout=0.2", "--nproc-per-node=2", script(FAMILY))
+    ready = job.expect(r"ready (\d+) (\d+)", 2)
+    pids = [int(m[1]) for m in job.expect(r"child (\d+)", 6)] + [int(m[1]) for m in ready]
+    zygote = int(ready[0][2])
+    victim = {"worker": int(ready[0][1]), "zygote": zygote, "agent": job.agent(), "launcher": job.process.pid}.get(whom)
+    if victim is None:
+        job.send(signal.SIGTERM)
+    else:
+        os.kill(victim, signal.SIGKILL)
+    assert job.finish() in (137, -9, 143)
+    wait_until(lambda: all(map(is_gone, [*pids, zygote])))
+    assert job.left_behind() == []
+
+
+def test_a_killed_worker_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--nproc-per-node=2", script("print('ready', os.getpid(), flush=True)\nsignal.pause()"))
+    pid = int(job.expect(r"\[rank 1] ready (\d+)")[0][1])
+    job.expect("ready", 2)
+    os.kill(pid, signal.SIGKILL)
+    assert job.finish() == 137
+    assert re.search(rf"rank 1 \(host \S+, pid {pid}\) was ended by signal 9 \(SIGKILL\)", job.err)
+
+
+def test_an_unsafe_preload_is_refused_by_its_name(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    job = launch("--preload=starts_a_thread", script("pass"), env={"PYTHONPATH": str(tmp_path)})
+    assert job.finish() != 0
+    assert "--preload starts_a_thread starts a thread" in job.err
+    job = launch("--preload=no_such_module", script("pass"))
+    assert job.finish() != 0
+    assert "--preload no_such_module cannot be imported" in job.err
+
+
+def test_a_python_without_torch_starts_its_workers_itself(launch: Launch, script: Callable[[str], Path]) -> None:
+    path = script("print('fine')")
+    bare = path.parent / "python3"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    job = launch("--nproc-per-node=2", path, env={"MUSTER_PYTHON": str(bare), "PYTHONPATH": ""})
+    assert job.finish() == 0, job.err
+    assert job.out.count("fine") == 2
+    assert "cannot import torch" in job.err
+
+
+def test_the_warm_zygote_is_used_and_says_so(
+    muster: str, warm: dict[str, str], launch: Launch, script: Callable[[str], Path]
+) -> None:
+    status = call(muster, warm, "status")
+    pid = int(re.search(r"pid (\d+)", status.stdout)[1])  # type: ignore[index]
+    assert "already" in call(muster, warm).stdout
+    job = launch(script("print(os.getppid(), flush=True)\nsignal.pause()"))
+    zygote = int(job.expect(r"\[rank 0] (\d+)")[0][1])
+    parent = int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent == pid
+    assert "1 run," in call(muster, warm, "status").stdout
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143
+
+
+def test_a_run_is_as_its_launcher_not_as_the_warm_zygote(launch: Launch, script: Callable[[str], Path]) -> None:
+    path = script("import resource\nprint(os.getcwd(), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.umask(0))")
+    shell = f'ulimit -n 77; umask 027; cd {path.parent}; exec "$0" "$@"'
+    job = launch(path, before=["sh", "-c", shell])
+    assert job.finish() == 0, job.err
+    assert job.out == f"[rank 0] {path.parent} 77 {0o027}\n"
+
+
+def test_a_changed_package_makes_the_warm_zygote_new(
+    muster: str, settings: dict[str, str], tmp_path: Path, script: Callable[[str], Path]
+) -> None:
+    (tmp_path / "version.py").write_text("number = 1\n")
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    env = {**settings, "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "PYTHONPATH": str(tmp_path)}
+    assert call(muster, env, "--preload=version", "--idle=1000").returncode == 0
+    try:
+        (tmp_path / "version.py").write_text("number = 22\n")
+        for _ in range(2):  # one that finds it changed, and one that finds it made anew
+            job = Job([muster, "run", "--preload=version", script("import version; print(version.number)")], env)
+            assert job.finish() == 0, job.err
+            assert job.out == "[rank 0] 22\n"
+        assert "version" in call(muster, env, "status").stdout
+    finally:
+        call(muster, env, "stop")
+        wait_until(lambda: call(muster, env, "status").returncode == 1)
+
+
+def test_an_idle_warm_zygote_ends_and_a_broken_one_says_why(
+    muster: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    env = {**settings, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = call(muster, env, "--preload=no_such_module")
+    assert done.returncode == 1 and "--preload no_such_module cannot be imported" in done.stderr
+    assert call(muster, env, "--idle=0.1").returncode == 0
+    wait_until(lambda: call(muster, env, "status").returncode == 1)
+    tmp_path.joinpath("muster").chmod(0o755)
+    done = call(muster, env)
+    assert done.returncode == 1 and "not a folder of this user's alone" in done.stderr
