@@ -56,7 +56,12 @@ class ServerProcess {
 
   const std::string& url() const { return url_; }
   Address torch_address() const { return *Address::parse(torch_); }
-  void signal(int number) const { kill(pid_, number); }
+  // Returns when none of the server's threads runs any more.
+  void stop() const {
+    kill(pid_, SIGSTOP);
+    waitpid(pid_, nullptr, WUNTRACED);
+  }
+  void go_on() const { kill(pid_, SIGCONT); }
   void end() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
@@ -161,11 +166,11 @@ TEST(StoreKill, AStoppedServerIsATimeoutThatNamesItAndGoesOnLater) {
     const auto store = open_or_fail(asked->url());
     const Key key = "of " + asked->url();
     EXPECT_OK(store->set(key, as_bytes("v"), soon()));
-    root.signal(SIGSTOP);
+    root.stop();
     expect_error(store->add(key + "'s counter", 1, Deadline::after(50ms)), ErrorCode::kTimeout,
                  address_in(asked->url()));
     expect_error(store->get("never", Deadline::after(50ms)), ErrorCode::kTimeout, address_in(asked->url()));
-    root.signal(SIGCONT);
+    root.go_on();
     EXPECT_EQ(store->get(key, soon()), to_bytes("v"));
     EXPECT_EQ(store->add(key + "'s counter", 1, soon()), 2) << "the first add was late, not lost";
   }
