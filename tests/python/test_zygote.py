@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,10 +27,16 @@ def muster() -> str:
 
 
 @pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runtime")
-    folder.chmod(0o700)
-    return folder
+def runtime() -> Iterator[Path]:
+    # Not under pytest's own folders: the path of a socket must be short.
+    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def own_runtime() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
@@ -299,11 +306,10 @@ def test_a_run_is_as_its_launcher_not_as_the_warm_zygote(launch: Launch, script:
 
 
 def test_a_changed_package_makes_the_warm_zygote_new(
-    muster: str, settings: dict[str, str], tmp_path: Path, script: Callable[[str], Path]
+    muster: str, settings: dict[str, str], own_runtime: Path, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
     (tmp_path / "version.py").write_text("number = 1\n")
-    (tmp_path / "runtime").mkdir(mode=0o700)
-    env = {**settings, "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "PYTHONPATH": str(tmp_path)}
+    env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime), "PYTHONPATH": str(tmp_path)}
     assert call(muster, env, "--preload=version", "--idle=1000").returncode == 0
     try:
         (tmp_path / "version.py").write_text("number = 22\n")
@@ -318,13 +324,13 @@ def test_a_changed_package_makes_the_warm_zygote_new(
 
 
 def test_an_idle_warm_zygote_ends_and_a_broken_one_says_why(
-    muster: str, settings: dict[str, str], tmp_path: Path
+    muster: str, settings: dict[str, str], own_runtime: Path
 ) -> None:
-    env = {**settings, "XDG_RUNTIME_DIR": str(tmp_path)}
+    env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
     done = call(muster, env, "--preload=no_such_module")
     assert done.returncode == 1 and "--preload no_such_module cannot be imported" in done.stderr
     assert call(muster, env, "--idle=0.1").returncode == 0
     wait_until(lambda: call(muster, env, "status").returncode == 1)
-    tmp_path.joinpath("muster").chmod(0o755)
+    own_runtime.joinpath("muster").chmod(0o755)
     done = call(muster, env)
     assert done.returncode == 1 and "not a folder of this user's alone" in done.stderr

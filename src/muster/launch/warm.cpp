@@ -48,7 +48,11 @@ std::string warm_digest(const WarmKind& kind) {
 
 Result<std::string> warm_folder(const Environment& environment) {
   const auto runtime = environment.find("XDG_RUNTIME_DIR");
-  const bool has_runtime = runtime != environment.end() && ::access(runtime->second.c_str(), W_OK) == 0;
+  // A socket's path must be short.
+  constexpr size_t kLongest =
+      sizeof(sockaddr_un::sun_path) - std::string_view("/muster/warm-").size() - kDigestDigits - 1;
+  const bool has_runtime = runtime != environment.end() && runtime->second.size() <= kLongest &&
+                           ::access(runtime->second.c_str(), W_OK) == 0;
   std::string folder = has_runtime ? runtime->second + "/muster" : "/tmp/muster-" + std::to_string(::geteuid());
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return fail_errno(errno, "cannot make " + folder);
   struct stat info {};
