@@ -21,6 +21,14 @@ MAX_DESCRIPTORS = 8
 KILL_PAUSE_MS = 10
 
 
+def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
+    """A message, its descriptors and flags. The descriptors are not inherited, as recv_fds() would have it."""
+    data, fds, flags, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return data, fds, flags
+
+
 class Server:
     """Everything below it is its own to end: when the agent's end of the channel closes, all of it dies."""
 
@@ -66,7 +74,7 @@ class Server:
         return None
 
     def _receive(self) -> Request | None:
-        data, fds, flags, _ = socket.recv_fds(self._channel, MAX_MESSAGE, MAX_DESCRIPTORS)
+        data, fds, flags = receive(self._channel)
         if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             self._closing = True
             return None

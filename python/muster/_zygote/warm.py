@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from .preload import RefusedError, UnfitError, import_all
 from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send, set_title
-from .server import MAX_DESCRIPTORS, MAX_MESSAGE, serve
+from .server import receive, serve
 from .worker import Request
 
 CLIENT_TIMEOUT = 2.0  # for one of the user's own processes to say what it wants
@@ -132,7 +132,7 @@ class Warm:
                 return None
             client.settimeout(CLIENT_TIMEOUT)
             try:
-                data, fds, _, _ = socket.recv_fds(client, MAX_MESSAGE, MAX_DESCRIPTORS)
+                data, fds, _ = receive(client)
                 if data == b"run" and len(fds) == 2:
                     return self._run(pid, socket.socket(fileno=fds[0]), fds[1])
                 for fd in fds:
