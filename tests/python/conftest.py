@@ -1,6 +1,7 @@
 """What several test files need: the built binary, and a way to run programs that shows what they said on failure."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., str]
+
+# A shell starts what it runs in the background with these ignored. `muster run` would honour that, as under nohup, and
+# the tests that send them wait in vain.
+for number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
