@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,15 @@ def status(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
-def test_status_shows_a_running_job_and_forgets_it_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Not under pytest's own folders: muster passes over a path that is too long for sockets.
+    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_status_shows_a_running_job_and_forgets_it_afterwards(runtime: Path) -> None:
     assert status().returncode == 1
     words = ["--standalone", "--rdzv-id=shown", "--nproc-per-node=2", "--max-restarts=1"]
     code = (
@@ -43,4 +52,4 @@ def test_status_shows_a_running_job_and_forgets_it_afterwards(tmp_path: Path, mo
         assert json.loads(status("--json").stdout) == [], "a dead agent's job is shown"
     finally:
         job.close()
-    assert [path.name for path in (tmp_path / "muster").iterdir() if path.name.startswith("job-")] == []
+    assert [path.name for path in (runtime / "muster").iterdir() if path.name.startswith("job-")] == []
