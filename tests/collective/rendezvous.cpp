@@ -158,8 +158,8 @@ void Rendezvous::combine(Rank rank, uint32_t index) {
   const Buffers buffers = trial_.buffers(rank);
   const Range& first = what.from_first ? what.from : what.with;
   const Range& second = what.from_first ? what.with : what.from;
-  reduce_two(memory(rank, what.to), memory(rank, first), memory(rank, second), what.to.bytes / size_of(buffers.dtype),
-             buffers.dtype, buffers.op);
+  reduce_two(memory(rank, what.to), memory(rank, first), memory(rank, second),
+             what.to.bytes / size_of(buffers.output.dtype()), buffers.output.dtype(), buffers.op);
 }
 
 uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
@@ -171,8 +171,8 @@ uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
                fmt::format("{}: rank {} has a range of {} bytes at {} of {}", trial_.name(), rank, range.bytes,
                            range.offset, limit));
   if (range.place == Place::kScratch) return trial_.scratch(rank).data() + range.offset;
-  if (range.place == Place::kOutput) return static_cast<uint8_t*>(buffers.output) + range.offset;
-  return const_cast<uint8_t*>(static_cast<const uint8_t*>(buffers.input)) + range.offset;
+  if (range.place == Place::kOutput) return buffers.output.data() + range.offset;
+  return buffers.input.data() + range.offset;
 }
 
 std::string Rendezvous::fault() const {

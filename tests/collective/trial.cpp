@@ -62,7 +62,10 @@ uint8_t* Trial::input(Rank rank) {
 }
 
 Buffers Trial::buffers(Rank rank) {
-  return {.input = input(rank), .output = outputs_[rank].data(), .dtype = setting_.dtype, .op = ReduceOp::kSum};
+  const size_t element = size_of(setting_.dtype);
+  return {.input = {input(rank), originals_[rank].size() / element, setting_.dtype},
+          .output = {outputs_[rank].data(), outputs_[rank].size() / element, setting_.dtype},
+          .op = ReduceOp::kSum};
 }
 
 size_t Trial::output_bytes() const {

@@ -68,8 +68,8 @@ TEST_P(GroupContract, AllGatherKeepsRankOrder) {
     for (const size_t count : kCounts) {
       const std::vector<int64_t> input(count, group.membership().rank + 5);
       std::vector<int64_t> output(count * size(), -1);
-      BufferView view{const_cast<int64_t*>(input.data()), count, Dtype::kInt64};
-      ASSERT_TRUE(group.all_gather(view, output.data()).result());
+      const BufferView view{const_cast<int64_t*>(input.data()), count, Dtype::kInt64};
+      ASSERT_TRUE(group.all_gather(view, {output.data(), output.size(), Dtype::kInt64}).result());
       for (size_t i = 0; i < output.size(); ++i) ASSERT_EQ(output[i], static_cast<int64_t>(i / count) + 5);
     }
   });
@@ -81,7 +81,10 @@ TEST_P(GroupContract, AllGatherTakesItsOwnSlotOfTheOutput) {
     constexpr size_t kCount = 50'000;
     std::vector<int16_t> output(kCount * size(), -1);
     std::fill_n(output.begin() + rank * kCount, kCount, static_cast<int16_t>(rank));
-    ASSERT_TRUE(group.all_gather({output.data() + rank * kCount, kCount, Dtype::kInt16}, output.data()).result());
+    ASSERT_TRUE(group
+                    .all_gather({output.data() + rank * kCount, kCount, Dtype::kInt16},
+                                {output.data(), output.size(), Dtype::kInt16})
+                    .result());
     for (size_t i = 0; i < output.size(); ++i) ASSERT_EQ(output[i], static_cast<int16_t>(i / kCount));
   });
 }

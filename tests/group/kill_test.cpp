@@ -49,8 +49,9 @@ void leave_a_child(Store& store) {
     if (round == 3) (void)(*store)->set(running(rank), {}, Deadline::after(std::chrono::seconds(30)));
     const auto result = collective == Collective::kAllReduce   ? (*group)->all_reduce(view, ReduceOp::kMax, call)
                         : collective == Collective::kBroadcast ? (*group)->broadcast(view, 0, call)
-                        : collective == Collective::kAllGather ? (*group)->all_gather(view, gathered.data(), call)
-                                                               : (*group)->barrier(call);
+                        : collective == Collective::kAllGather
+                            ? (*group)->all_gather(view, {gathered.data(), gathered.size(), Dtype::kFloat32}, call)
+                            : (*group)->barrier(call);
     if (result.result()) continue;
     Error error = result.result().error();
     Writer out;

@@ -25,7 +25,7 @@ void expect_collectives(Group& group) {
   EXPECT_EQ(std::count(data.begin(), data.end(), size - 1), static_cast<int64_t>(kCount));
   std::fill(data.begin(), data.end(), rank);
   std::vector<int32_t> all(kCount * size, -1);
-  ASSERT_TRUE(group.all_gather(view, all.data()).result());
+  ASSERT_TRUE(group.all_gather(view, {all.data(), all.size(), Dtype::kInt32}).result());
   for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<int32_t>(i / kCount));
 }
 

@@ -14,33 +14,49 @@ const char* name(Collective collective) {
       return "all_gather";
     case Collective::kBarrier:
       return "barrier";
+    case Collective::kReduce:
+      return "reduce";
+    case Collective::kScatter:
+      return "scatter";
+    case Collective::kGather:
+      return "gather";
+    case Collective::kReduceScatter:
+      return "reduce_scatter";
+    case Collective::kAllToAll:
+      return "all_to_all";
   }
   return "unknown collective";
 }
 
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
+         collective == Collective::kReduceScatter;
+}
+
+bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kScatter || collective == Collective::kGather;
+}
+
 std::string Call::to_string() const {
-  switch (collective) {
-    case Collective::kBarrier:
-      return fmt::format("barrier #{}", sequence);
-    case Collective::kAllReduce:
-      return fmt::format("all_reduce #{} ({}[{}], {})", sequence, name(dtype), count, name(op));
-    case Collective::kBroadcast:
-      return fmt::format("broadcast #{} ({}[{}], root {})", sequence, name(dtype), count, root);
-    case Collective::kAllGather:
-      return fmt::format("all_gather #{} ({}[{}])", sequence, name(dtype), count);
-  }
-  return fmt::format("call {} #{}", static_cast<int>(collective), sequence);
+  if (collective == Collective::kBarrier) return fmt::format("barrier #{}", sequence);
+  std::string text = fmt::format("{} #{} ({}[{}]", name(collective), sequence, name(dtype), count);
+  if (layout != 0) text += " in uneven blocks";
+  if (reduces(collective)) text += fmt::format(", {}", name(op));
+  if (has_root(collective)) text += fmt::format(", root {}", root);
+  return text + ")";
 }
 
 std::array<uint64_t, 4> Call::pack() const {
   const uint64_t kinds = static_cast<uint64_t>(collective) | static_cast<uint64_t>(dtype) << 8 |
                          static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
-  return {kinds, count, sequence, 0};
+  return {kinds, count, sequence, layout};
 }
 
 Call Call::unpack(const std::array<uint64_t, 4>& words) {
   Call call;
-  call.collective = static_cast<Collective>(words[0] & 0xff);
+  const auto collective = words[0] & 0xff;
+  call.collective = static_cast<Collective>(collective < kCollectiveCount ? collective : 0);
   // Written by a peer: values out of range become the first, so that printing them is safe.
   const auto dtype = words[0] >> 8 & 0xff;
   call.dtype = static_cast<Dtype>(dtype < kDtypeCount ? dtype : 0);
@@ -49,6 +65,7 @@ Call Call::unpack(const std::array<uint64_t, 4>& words) {
   call.root = static_cast<Rank>(words[0] >> 32);
   call.count = words[1];
   call.sequence = words[2];
+  call.layout = words[3];
   return call;
 }
 

@@ -9,8 +9,21 @@
 namespace muster {
 
 /// Sent to peers: append only.
-enum class Collective : uint8_t { kAllReduce = 1, kBroadcast = 2, kAllGather = 3, kBarrier = 4 };
+enum class Collective : uint8_t {
+  kAllReduce = 1,
+  kBroadcast = 2,
+  kAllGather = 3,
+  kBarrier = 4,
+  kReduce = 5,
+  kScatter = 6,
+  kGather = 7,
+  kReduceScatter = 8,
+  kAllToAll = 9,
+};
+inline constexpr int kCollectiveCount = 10;  ///< with the unused zero
 const char* name(Collective collective);
+bool reduces(Collective collective);
+bool has_root(Collective collective);
 
 /// One call of a collective, as every rank must make it alike: what errors name, and what ranks compare.
 struct Call {
@@ -18,7 +31,10 @@ struct Call {
   Dtype dtype = Dtype::kUint8;
   ReduceOp op = ReduceOp::kSum;
   Rank root = 0;
-  uint64_t count = 0;     ///< elements; all_gather: of each rank's input
+  /// Elements of the tensor, or of one rank's block (see operation.h). Where blocks differ: of all of them together;
+  /// all_to_all: zero, as no two ranks need agree.
+  uint64_t count = 0;
+  uint64_t layout = 0;    ///< zero, or a digest of the counts of blocks that differ and that all ranks must agree on
   uint64_t sequence = 0;  ///< the group's number for the call
 
   size_t bytes() const { return count * size_of(dtype); }

@@ -1,8 +1,10 @@
 #include "muster/collective/execution.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,13 +30,12 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
 
   Impl(const Schedule& what, std::span<Link* const> over, Buffers with, MutableByteView temporary, Completion report)
       : steps(what.steps),
-        buffers(with),
-        scratch(temporary.data()),
+        buffers(std::move(with)),
+        scratch(temporary.data(), temporary.size(), Dtype::kUint8),
         done(std::move(report)),
         nodes(what.steps.size()),
         unfinished(what.steps.size()) {
     MUSTER_CHECK(temporary.size() >= what.scratch_bytes, "too little scratch for the schedule");
-    if (buffers.input == nullptr) buffers.input = buffers.output;
     ready.reserve(steps.size());
     connect(over);
   }
@@ -89,20 +90,17 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
     const Step& step = steps[index];
     if (nodes[index].next_in_lane != Step::kNone) one_less(nodes[index].next_in_lane);
     switch (step.kind) {
-      case Step::Kind::kSend: {
-        const ConstSegment segment{source(step.from), step.from.bytes};
-        nodes[index].link->send({&segment, 1}, launch(index));
+      case Step::Kind::kSend:
+        nodes[index].link->send(stretches<ConstSegment>(step.from), launch(index));
         break;
-      }
       case Step::Kind::kReceive:
-      case Step::Kind::kReceiveReduce: {
-        const Range& into = step.kind == Step::Kind::kReceive ? step.to : step.from;
-        const Segment segment{target(into), into.bytes};
-        nodes[index].link->receive({&segment, 1}, launch(index));
+        nodes[index].link->receive(stretches<Segment>(step.to), launch(index));
         break;
-      }
+      case Step::Kind::kReceiveReduce:
+        nodes[index].link->receive(stretches<Segment>(step.from), launch(index));
+        break;
       case Step::Kind::kCopy:
-        if (target(step.to) != source(step.from)) std::memcpy(target(step.to), source(step.from), step.from.bytes);
+        copy(step);
         end(index);
         break;
       case Step::Kind::kReduce:
@@ -143,24 +141,49 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
     if (--nodes[index].waiting_for == 0) ready.push_back(index);
   }
 
-  void reduce(const Step& step) const {
-    const void* first = source(step.from_first ? step.from : step.with);
-    const void* second = source(step.from_first ? step.with : step.from);
-    reduce_two(target(step.to), first, second, step.to.bytes / size_of(buffers.dtype), buffers.dtype, buffers.op);
+  void copy(const Step& step) const {
+    for (size_t done_bytes = 0; done_bytes < step.from.bytes;) {
+      const Segment from = at(step.from, done_bytes);
+      const Segment to = at(step.to, done_bytes, from.bytes);
+      if (to.data != from.data) std::memcpy(to.data, from.data, to.bytes);
+      done_bytes += to.bytes;
+    }
   }
 
-  const void* source(const Range& range) const {
-    if (range.place == Place::kInput) return static_cast<const uint8_t*>(buffers.input) + range.offset;
-    return target(range);
+  void reduce(const Step& step) const {
+    const Range& first = step.from_first ? step.from : step.with;
+    const Range& second = step.from_first ? step.with : step.from;
+    const Dtype dtype = buffers.output.dtype();
+    for (size_t done_bytes = 0; done_bytes < step.to.bytes;) {
+      const Segment a = at(first, done_bytes);
+      const Segment b = at(second, done_bytes, a.bytes);
+      const Segment to = at(step.to, done_bytes, b.bytes);
+      reduce_two(to.data, a.data, b.data, to.bytes / size_of(dtype), dtype, buffers.op);
+      done_bytes += to.bytes;
+    }
   }
-  void* target(const Range& range) const {
-    MUSTER_CHECK(range.place != Place::kInput, "a schedule writes its input");
-    return (range.place == Place::kOutput ? static_cast<uint8_t*>(buffers.output) : scratch) + range.offset;
+
+  const BufferView& place(const Range& range) const {
+    if (range.place == Place::kScratch) return scratch;
+    return range.place == Place::kInput ? buffers.input : buffers.output;
+  }
+  Segment at(const Range& range, size_t skip, size_t limit = SIZE_MAX) const {
+    return place(range).at(range.offset + skip, std::min(limit, range.bytes - skip));
+  }
+
+  /// What a link sends from or receives into; valid until the next call.
+  template <class LinkSegment>
+  std::span<const LinkSegment> stretches(const Range& range) {
+    auto& list = std::get<std::vector<LinkSegment>>(lists);
+    list.clear();
+    place(range).visit(range.offset, range.bytes, [&](uint8_t* data, size_t bytes) { list.push_back({data, bytes}); });
+    return list;
   }
 
   const std::vector<Step>& steps;
-  Buffers buffers;
-  uint8_t* scratch;
+  const Buffers buffers;
+  const BufferView scratch;
+  std::tuple<std::vector<ConstSegment>, std::vector<Segment>> lists;
   Completion done;
   std::vector<Node> nodes;
   std::vector<uint32_t> ready;  // every step enters once, in the order in which they became ready

@@ -5,15 +5,15 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
+#include "muster/collective/buffer.h"
 #include "muster/collective/schedule.h"
 #include "muster/transport/link.h"
 
 namespace muster {
 
+/// What a schedule's ranges refer to: input and output are addressed by byte offset, whatever segments they consist of.
 struct Buffers {
-  const void* input = nullptr;  ///< null: in place, the same as output
-  void* output = nullptr;
-  Dtype dtype = Dtype::kUint8;   ///< of reductions
+  BufferView input, output;      ///< the same memory where the call is in place
   ReduceOp op = ReduceOp::kSum;  ///< kAverage is summed here; whoever runs the schedule divides (divide_by in reduce.h)
 };
 

@@ -34,6 +34,23 @@ std::string describe(const Step& step) {
 
 }  // namespace
 
+Result<Schedule> plan(const Problem& problem) {
+  switch (problem.collective) {
+    case Collective::kAllReduce:
+      return choose_all_reduce(problem);
+    case Collective::kBroadcast:
+      return choose_broadcast(problem);
+    case Collective::kAllGather:
+      if (problem.counts.empty()) return choose_all_gather(problem);
+      break;
+    case Collective::kBarrier:
+      return dissemination_barrier(problem);
+    default:
+      break;
+  }
+  return fail(ErrorCode::kUnsupported, fmt::format("{} has no schedule over links", name(problem.collective)));
+}
+
 std::string to_string(const Schedule& schedule) {
   std::string text;
   for (size_t i = 0; i < schedule.steps.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "muster/base/dtype.h"
+#include "muster/collective/call.h"
 
 namespace muster {
 
@@ -47,15 +48,20 @@ struct Schedule {
 };
 
 /// What is asked. Pure data: the same problem gives the same schedule on every rank and run, so it can be cached.
-/// The input is `count` elements; so is the output, but of all_gather (size * count, rank r's input at r * count).
+/// Input and output are those of operation.h, which says what lies where.
 struct Problem {
+  Collective collective = Collective::kBarrier;
   Rank rank = 0;
   int size = 1;
-  size_t count = 0;  ///< elements; all_gather: of each rank's input
+  size_t count = 0;  ///< elements of the tensor, or of one rank's block; unused where `counts` is given
   size_t element_bytes = 1;
-  Rank root = 0;                 ///< broadcast; only the root's input is read
-  size_t chunk_bytes = 1 << 18;  ///< pipelining grain of large messages, rounded down to whole elements
+  Rank root = 0;
+  std::vector<size_t> counts, receive_counts;  ///< elements of the ranks' blocks, where these differ: see operation.h
+  size_t chunk_bytes = 1 << 18;                ///< pipelining grain of large messages, rounded down to whole elements
 };
+
+/// The best schedule known for the problem. kUnsupported for a collective that has none.
+Result<Schedule> plan(const Problem& problem);
 
 /// Ring reduce-scatter, then ring all-gather, in chunks (Patarasuk and Yuan 2009): 2 (n - 1) / n of the bytes each way.
 Schedule ring_all_reduce(const Problem& problem);

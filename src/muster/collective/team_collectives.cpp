@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "muster/collective/reduce.h"
@@ -18,11 +17,6 @@ constexpr size_t kTwoShotChunk = 512 << 10;
 /// With more ranks, reading every slot costs more than the second wait of two-shot.
 constexpr int kOneShotRanks = 2;
 constexpr size_t kOneShotBytes = 16 << 10;
-
-/// memcpy that takes null for no bytes, as an empty tensor has.
-void copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0) std::memcpy(to, from, bytes);
-}
 
 Result<> check_tag(Team& team, Rank peer, const Call& mine) {
   if (team.tag(peer) == mine.pack()) return {};
@@ -48,13 +42,21 @@ void slots_at(Team& team, size_t offset, std::vector<const void*>& out) {
   for (Rank peer = 0; peer < team.size(); ++peer) out[peer] = team.slot(peer) + offset;
 }
 
-void reduce_all(const Call& call, void* out, const std::vector<const void*>& sources, size_t count) {
+/// Reduces `bytes` of all sources into the output from byte `offset` on.
+void reduce_all(const Operation& operation, size_t offset, size_t bytes, std::vector<const void*>& sources) {
+  const Call& call = operation.call;
   const int size = static_cast<int>(sources.size());
-  reduce_many(out, sources.data(), size, count, call.dtype, call.op);
-  if (call.op == ReduceOp::kAverage) divide_by(out, count, call.dtype, size);
+  operation.output.visit(offset, bytes, [&](uint8_t* out, size_t here) {
+    const size_t count = here / size_of(call.dtype);
+    reduce_many(out, sources.data(), size, count, call.dtype, call.op);
+    if (call.op == ReduceOp::kAverage) divide_by(out, count, call.dtype, size);
+    for (const void*& source : sources) source = static_cast<const uint8_t*>(source) + here;
+  });
 }
 
-Result<> one_shot(Team& team, const Call& call, uint8_t* data, const Deadline& deadline) {
+/// All ranks read all slots.
+Result<> one_shot(Team& team, const Operation& operation, const Deadline& deadline) {
+  const Call& call = operation.call;
   const size_t element = size_of(call.dtype);
   const size_t chunk = std::min(kOneShotChunk, team.slot_bytes()) / element * element;
   std::vector<const void*> sources(team.size());
@@ -62,10 +64,10 @@ Result<> one_shot(Team& team, const Call& call, uint8_t* data, const Deadline& d
   do {
     const size_t bytes = std::min(chunk, call.bytes() - offset);
     MUSTER_TRY(team.begin(deadline));
-    copy(team.slot(), data + offset, bytes);
+    operation.input.read(offset, team.slot(), bytes);
     MUSTER_TRY(meet(team, call, deadline));
     slots_at(team, 0, sources);
-    reduce_all(call, data + offset, sources, bytes / element);
+    reduce_all(operation, offset, bytes, sources);
     offset += bytes;
   } while (offset < call.bytes());
   return {};
@@ -78,7 +80,9 @@ size_t part(Rank rank, int size, size_t count, size_t element) {
   return std::min(count, lines * rank / size * line);
 }
 
-Result<> two_shot(Team& team, const Call& call, uint8_t* data, const Deadline& deadline) {
+/// Each rank reduces its part of a chunk, then reads the others' parts.
+Result<> two_shot(Team& team, const Operation& operation, const Deadline& deadline) {
+  const Call& call = operation.call;
   const size_t element = size_of(call.dtype);
   const size_t chunk = std::min(kTwoShotChunk, team.slot_bytes()) / element * element;
   std::vector<const void*> sources(team.size());
@@ -86,77 +90,92 @@ Result<> two_shot(Team& team, const Call& call, uint8_t* data, const Deadline& d
     const size_t bytes = std::min(chunk, call.bytes() - offset);
     const size_t count = bytes / element;
     MUSTER_TRY(team.begin(deadline));
-    copy(team.slot(), data + offset, bytes);
+    operation.input.read(offset, team.slot(), bytes);
     MUSTER_TRY(meet(team, call, deadline));
 
     const size_t begin = part(team.rank(), team.size(), count, element);
     const size_t end = part(team.rank() + 1, team.size(), count, element);
     slots_at(team, begin * element, sources);  // of the first step; the result goes into the second step's slot
     MUSTER_TRY(team.begin(deadline));
-    reduce_all(call, team.slot() + begin * element, sources, end - begin);
+    uint8_t* const reduced = team.slot() + begin * element;
+    reduce_many(reduced, sources.data(), team.size(), end - begin, call.dtype, call.op);
+    if (call.op == ReduceOp::kAverage) divide_by(reduced, end - begin, call.dtype, team.size());
     MUSTER_TRY(meet(team, call, deadline));
 
     for (Rank peer = 0; peer < team.size(); ++peer) {
       const size_t from = part(peer, team.size(), count, element) * element;
       const size_t to = part(peer + 1, team.size(), count, element) * element;
-      copy(data + offset + from, team.slot(peer) + from, to - from);
+      operation.output.write(offset + from, team.slot(peer) + from, to - from);
     }
   }
   return {};
 }
 
-}  // namespace
-
-Result<> team_all_reduce(Team& team, const Call& call, void* data, const Deadline& deadline) {
-  auto* bytes = static_cast<uint8_t*>(data);
-  const bool few = team.size() <= kOneShotRanks || call.bytes() <= kOneShotBytes;
-  return few ? one_shot(team, call, bytes, deadline) : two_shot(team, call, bytes, deadline);
+Result<> all_reduce(Team& team, const Operation& operation, const Deadline& deadline) {
+  const bool few = team.size() <= kOneShotRanks || operation.call.bytes() <= kOneShotBytes;
+  return few ? one_shot(team, operation, deadline) : two_shot(team, operation, deadline);
 }
 
-Result<> team_broadcast(Team& team, const Call& call, void* data, const Deadline& deadline) {
+Result<> broadcast(Team& team, const Operation& operation, const Deadline& deadline) {
+  const Call& call = operation.call;
   const size_t chunk = std::min(kOneShotChunk, team.slot_bytes());
-  auto* bytes = static_cast<uint8_t*>(data);
   size_t offset = 0;
   do {
     const size_t step = std::min(chunk, call.bytes() - offset);
     MUSTER_TRY(team.begin(deadline));
     if (team.rank() == call.root) {
-      copy(team.slot(), bytes + offset, step);
+      operation.input.read(offset, team.slot(), step);
       team.publish(call.pack());
     } else {
       team.publish(call.pack());
       MUSTER_TRY(team.wait(call.root, deadline));
       MUSTER_TRY(check_tag(team, call.root, call));
-      copy(bytes + offset, team.slot(call.root), step);
+      operation.output.write(offset, team.slot(call.root), step);
     }
     offset += step;
   } while (offset < call.bytes());
   return {};
 }
 
-Result<> team_all_gather(Team& team, const Call& call, const void* input, void* output, const Deadline& deadline) {
+Result<> all_gather(Team& team, const Operation& operation, const Deadline& deadline) {
+  const Call& call = operation.call;
   const size_t chunk = std::min(kOneShotChunk, team.slot_bytes());
-  const auto* in = static_cast<const uint8_t*>(input);
-  auto* out = static_cast<uint8_t*>(output);
   size_t offset = 0;
   do {
     const size_t bytes = std::min(chunk, call.bytes() - offset);
     MUSTER_TRY(team.begin(deadline));
-    copy(team.slot(), in + offset, bytes);
+    operation.input.read(offset, team.slot(), bytes);
     MUSTER_TRY(meet(team, call, deadline));
     for (Rank peer = 0; peer < team.size(); ++peer) {
-      uint8_t* to = out + static_cast<size_t>(peer) * call.bytes() + offset;
-      const uint8_t* from = peer == team.rank() ? in + offset : team.slot(peer);
-      if (to != from) copy(to, from, bytes);
+      operation.output.write(static_cast<size_t>(peer) * call.bytes() + offset, team.slot(peer), bytes);
     }
     offset += bytes;
   } while (offset < call.bytes());
   return {};
 }
 
-Result<> team_barrier(Team& team, const Call& call, const Deadline& deadline) {
+Result<> barrier(Team& team, const Call& call, const Deadline& deadline) {
   MUSTER_TRY(team.begin(deadline));
   return meet(team, call, deadline);
+}
+
+}  // namespace
+
+Result<> run_in_team(Team& team, const Operation& operation, const Deadline& deadline) {
+  switch (operation.call.collective) {
+    case Collective::kAllReduce:
+      return all_reduce(team, operation, deadline);
+    case Collective::kBroadcast:
+      return broadcast(team, operation, deadline);
+    case Collective::kAllGather:
+      if (operation.counts.empty()) return all_gather(team, operation, deadline);
+      break;
+    case Collective::kBarrier:
+      return barrier(team, operation.call, deadline);
+    default:
+      break;
+  }
+  return fail(ErrorCode::kUnsupported, fmt::format("{} has no form in shared memory", name(operation.call.collective)));
 }
 
 }  // namespace muster

@@ -44,26 +44,17 @@ class GroupImpl final : public Group {
     }
   }
 
-  Work all_reduce(BufferView data, ReduceOp op, const CallOptions& options) override {
-    if (auto able = check_reducible(data.dtype, op); !able) return Work(std::move(able));
-    return submit({Collective::kAllReduce, data.dtype, op, 0, data.count}, data.data, data.data, options);
+  Work submit(Operation operation, const CallOptions& options) override {
+    if (auto able = check(operation.call); !able) return Work(std::move(able));
+    return take_turn(std::move(operation), options);
   }
 
-  Work broadcast(BufferView data, Rank root, const CallOptions& options) override {
-    if (root < 0 || root >= membership_.size) {
-      return Work(
-          fail(ErrorCode::kInvalidArgument,
-               fmt::format("broadcast from rank {}, but the group's ranks are 0 to {}", root, membership_.size - 1)));
-    }
-    return submit({Collective::kBroadcast, data.dtype, ReduceOp::kSum, root, data.count}, data.data, data.data,
-                  options);
+  Work send(BufferView, Rank, uint32_t, const CallOptions&) override {
+    return Work(fail(ErrorCode::kUnsupported, "this group has no point-to-point messages"));
   }
-
-  Work all_gather(BufferView input, void* output, const CallOptions& options) override {
-    return submit({Collective::kAllGather, input.dtype, ReduceOp::kSum, 0, input.count}, input.data, output, options);
+  Work receive(BufferView, Rank, uint32_t, const CallOptions&) override {
+    return Work(fail(ErrorCode::kUnsupported, "this group has no point-to-point messages"));
   }
-
-  Work barrier(const CallOptions& options) override { return submit({}, nullptr, nullptr, options); }
 
   void abort(Error why) override {
     runner_->request_abort(why);
@@ -92,27 +83,32 @@ class GroupImpl final : public Group {
 
  private:
   struct Job {
-    Call call;
-    const void* input;
-    void* output;
+    Operation operation;
     Duration timeout;
     std::shared_ptr<Work::State> work;
   };
 
+  Result<> check(const Call& call) const {
+    if (reduces(call.collective)) MUSTER_TRY(check_reducible(call.dtype, call.op));
+    if (call.root >= 0 && call.root < membership_.size) return {};
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} with root {}, but the group's ranks are 0 to {}",
+                                                         name(call.collective), call.root, membership_.size - 1));
+  }
+
   /// A sync call on an idle group runs right here, with no hand-over to another thread; all else queues.
-  Work submit(Call call, const void* input, void* output, const CallOptions& options) {
+  Work take_turn(Operation operation, const CallOptions& options) {
     const Duration timeout = options.timeout > Duration::zero() ? options.timeout : timeout_;
     std::unique_lock lock(mutex_);
     if (!options.async && !busy_ && queue_.empty()) {
-      call.sequence = ++sequence_;
+      operation.call.sequence = ++sequence_;
       busy_ = true;
       lock.unlock();
-      auto result = run(call, input, output, timeout);
+      auto result = run(operation, timeout);
       lock.lock();
       end_turn(lock);
       return Work(std::move(result));
     }
-    auto queued = enqueue({call, input, output, timeout, std::make_shared<Work::State>()});
+    auto queued = enqueue({std::move(operation), timeout, std::make_shared<Work::State>()});
     lock.unlock();
     if (!queued) return Work(tl::unexpected(queued.error()));
     changed_.notify_all();
@@ -126,12 +122,12 @@ class GroupImpl final : public Group {
     if (queue_.size() >= kMaxQueued) {
       return fail(ErrorCode::kResourceExhausted,
                   fmt::format("{} operations are queued already, the first is {}; wait for some", kMaxQueued,
-                              queue_.front().call.to_string()));
+                              queue_.front().operation.call.to_string()));
     }
     MUSTER_TRY(provide_thread());
-    job.call.sequence = ++sequence_;
-    queue_.push_back(job);
-    return job.work;
+    job.operation.call.sequence = ++sequence_;
+    queue_.push_back(std::move(job));
+    return queue_.back().work;
   }
 
   /// With the lock held: sees to it that a thread is there which is not within somebody's callback. Those may take
@@ -156,7 +152,7 @@ class GroupImpl final : public Group {
       queue_.pop_front();
       busy_ = true;
       lock.unlock();
-      const auto result = run(job.call, job.input, job.output, job.timeout);
+      const auto result = run(job.operation, job.timeout);
       auto callbacks = job.work->finish(result);
       lock.lock();
       end_turn(lock);
@@ -172,8 +168,8 @@ class GroupImpl final : public Group {
     }
   }
 
-  Result<> run(const Call& call, const void* input, void* output, Duration timeout) {
-    auto result = runner_->run(call, input, output, Deadline::after(timeout));
+  Result<> run(const Operation& operation, Duration timeout) {
+    auto result = runner_->run(operation, Deadline::after(timeout));
     if (!result) {
       const std::lock_guard lock(mutex_);
       if (!first_error_) first_error_ = result.error();

@@ -6,6 +6,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/dtype.h"
+#include "muster/collective/operation.h"
 #include "muster/io/connection.h"
 #include "muster/store/store.h"
 
@@ -42,6 +43,8 @@ class Work {
   Result<> wait() const;
   /// The result once done().
   Result<> result() const;
+  /// Of a receive that is done: the rank that sent it; else kNoRank.
+  Rank source() const;
   /// Called once, at once if it is done, else on the thread that finishes it.
   void on_done(std::function<void(const Result<>&)> callback) const;
 
@@ -57,13 +60,7 @@ struct CallOptions {
   bool async = false;  ///< false: may run in the caller's thread and return finished; true: returns at once
 };
 
-/// `count` elements of `dtype`. The memory is the caller's and must live until the Work is done.
-struct BufferView {
-  void* data = nullptr;
-  size_t count = 0;
-  Dtype dtype = Dtype::kUint8;
-  size_t bytes() const { return count * size_of(dtype); }
-};
+inline constexpr Rank kAnyRank = -2;  ///< receive(): from whoever sends
 
 /// Ranks plus links: collectives over them. Every rank must call the same operations in the same order; each call takes
 /// the next sequence number. Thread-safe: calls are ordered by a lock. Errors name the operation, its number and the
@@ -76,12 +73,40 @@ class Group {
   static Result<std::unique_ptr<Group>> form(Store& store, const Membership& membership, const GroupOptions& options);
   virtual ~Group() = default;
 
+  /// Any collective. What `operation` says lies where is what the functions below ask for. The memory is the caller's
+  /// and must live until the Work is done; the rest of `operation` need not. call.count, layout and sequence are filled
+  /// in here.
+  virtual Work submit(Operation operation, const CallOptions& options = {}) = 0;
+
   /// In place; all ranks end with bit-identical results.
-  virtual Work all_reduce(BufferView data, ReduceOp op, const CallOptions& options = {}) = 0;
-  virtual Work broadcast(BufferView data, Rank root, const CallOptions& options = {}) = 0;
-  /// `output` holds size * input.bytes(): rank r's input at r * input.bytes(). Input may be its own slot of output.
-  virtual Work all_gather(BufferView input, void* output, const CallOptions& options = {}) = 0;
-  virtual Work barrier(const CallOptions& options = {}) = 0;
+  Work all_reduce(BufferView data, ReduceOp op, const CallOptions& options = {});
+  /// In place at the root; the other ranks' data is only read.
+  Work reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options = {});
+  Work broadcast(BufferView data, Rank root, const CallOptions& options = {});
+  /// `output` is the ranks' inputs by rank; `input` may be the own one of them. With `counts` (elements by rank, the
+  /// same everywhere) they may differ in length.
+  Work all_gather(BufferView input, BufferView output, const CallOptions& options = {},
+                  std::vector<size_t> counts = {});
+  /// The same, with an output at the root only.
+  Work gather(BufferView input, BufferView output, Rank root, const CallOptions& options = {});
+  /// `input`, at the root only, is a block for each rank.
+  Work scatter(BufferView input, BufferView output, Rank root, const CallOptions& options = {});
+  /// `input` is a block for each rank; `output` becomes the combination of all ranks' blocks for this rank, bit for bit
+  /// what all_reduce gives there.
+  Work reduce_scatter(BufferView input, BufferView output, ReduceOp op, const CallOptions& options = {},
+                      std::vector<size_t> counts = {});
+  /// Block r of `input` goes to rank r; block r of `output` comes from it. With counts they may differ in length, also
+  /// be empty.
+  Work all_to_all(BufferView input, BufferView output, const CallOptions& options = {},
+                  std::vector<size_t> send_counts = {}, std::vector<size_t> receive_counts = {});
+  Work barrier(const CallOptions& options = {});
+
+  /// Point to point. Messages of one sender with one tag arrive in order; they are no part of the collectives' order
+  /// and take no sequence number. A receive must be as long as the message that it gets. Done when the memory may be
+  /// used again.
+  virtual Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options = {}) = 0;
+  /// `from` may be kAnyRank; Work::source() tells who it was.
+  virtual Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options = {}) = 0;
 
   /// Ends every pending and later operation here with `why`, and at the peers as far as they can be reached.
   virtual void abort(Error why) = 0;

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <set>
 
 #include "muster/collective/reduce.h"
+#include "muster/collective/schedule.h"
 #include "muster/collective/team_collectives.h"
 
 namespace muster {
@@ -83,81 +83,59 @@ void Runner::lost(Rank rank, const Error& why) {
   if (why.code != ErrorCode::kLeft && !fatal_) fatal_ = why;
 }
 
-Result<> Runner::run(const Call& call, const void* input, void* output, const Deadline& deadline) {
+Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
   if (!fatal_) {
-    auto result = dispatch(call, input, output, deadline);
+    auto result = dispatch(operation, deadline);
     if (result) return result;
-    const Error error = blame(std::move(result.error()), call);
+    const Error error = blame(std::move(result.error()), operation.call);
     die(error);
     return tl::unexpected(error);
   }
   Error error = *fatal_;
   die(error);  // a link may have ended between calls: the others learn the reason now
   error.message = "the group has failed: " + error.message;
-  return tl::unexpected(error.in(call.to_string()));
+  return tl::unexpected(error.in(operation.call.to_string()));
 }
 
-Result<> Runner::dispatch(const Call& call, const void* input, void* output, const Deadline& deadline) {
+Result<> Runner::dispatch(const Operation& operation, const Deadline& deadline) {
   if (abort_flag_.load(std::memory_order_acquire)) return tl::unexpected(*abort_requested());
-  const bool in_place = call.collective != Collective::kAllGather;
   if (membership_.size == 1) {
-    if (!in_place && output != input && call.bytes() != 0) std::memmove(output, input, call.bytes());
+    operation.input.visit(0, operation.input.bytes(),
+                          [&, offset = size_t{0}](const uint8_t* from, size_t bytes) mutable {
+                            if (from != operation.output.at(offset, bytes).data)
+                              operation.output.write(offset, from, bytes);
+                            offset += bytes;
+                          });
     return {};
   }
-  return team_ ? run_team(call, input, output, deadline) : run_schedule(call, input, output, deadline);
+  return team_ ? run_in_team(*team_, operation, deadline) : run_schedule(operation, deadline);
 }
 
-Result<> Runner::run_team(const Call& call, const void* input, void* output, const Deadline& deadline) {
-  switch (call.collective) {
-    case Collective::kAllReduce:
-      return team_all_reduce(*team_, call, output, deadline);
-    case Collective::kBroadcast:
-      return team_broadcast(*team_, call, output, deadline);
-    case Collective::kAllGather:
-      return team_all_gather(*team_, call, input, output, deadline);
-    case Collective::kBarrier:
-      return team_barrier(*team_, call, deadline);
-  }
-  return fail(ErrorCode::kInternal, "unknown collective");
-}
-
-namespace {
-
-Schedule schedule_for(const Call& call, const Problem& problem) {
-  switch (call.collective) {
-    case Collective::kAllReduce:
-      return choose_all_reduce(problem);
-    case Collective::kBroadcast:
-      return choose_broadcast(problem);
-    case Collective::kAllGather:
-      return choose_all_gather(problem);
-    case Collective::kBarrier:
-      break;
-  }
-  return dissemination_barrier(problem);
-}
-
-}  // namespace
-
-Result<> Runner::run_schedule(const Call& call, const void* input, void* output, const Deadline& deadline) {
+Result<> Runner::run_schedule(const Operation& operation, const Deadline& deadline) {
+  const Call& call = operation.call;
   Problem problem;
+  problem.collective = call.collective;
   problem.rank = membership_.rank;
   problem.size = membership_.size;
   problem.count = call.count;
   problem.element_bytes = size_of(call.dtype);
   problem.root = call.root;
-  const Schedule schedule = schedule_for(call, problem);
+  problem.counts = operation.counts;
+  problem.receive_counts = operation.receive_counts;
+  MUSTER_ASSIGN(const Schedule schedule, plan(problem));
   if (scratch_.size() < schedule.scratch_bytes) scratch_.resize(schedule.scratch_bytes);
 
   std::optional<Result<>> outcome;
-  Execution execution(schedule, links_, Buffers{input, output, call.dtype, call.op}, scratch_,
+  Execution execution(schedule, links_, Buffers{operation.input, operation.output, call.op}, scratch_,
                       [&](Result<> result) { outcome = std::move(result); });
   execution.start();
   const auto finished = [&] { return outcome.has_value() || abort_flag_.load(std::memory_order_acquire); };
   const auto waited = mesh_.loop->run_until(finished, deadline);
   if (outcome && *outcome) {
-    if (call.collective == Collective::kAllReduce && call.op == ReduceOp::kAverage) {
-      divide_by(output, call.count, call.dtype, membership_.size);
+    if (reduces(call.collective) && call.op == ReduceOp::kAverage) {
+      operation.output.visit(0, operation.output.bytes(), [&](uint8_t* data, size_t bytes) {
+        divide_by(data, bytes / size_of(call.dtype), call.dtype, membership_.size);
+      });
     }
     return {};
   }

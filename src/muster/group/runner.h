@@ -5,8 +5,8 @@
 #include <mutex>
 #include <optional>
 
-#include "muster/collective/call.h"
 #include "muster/collective/execution.h"
+#include "muster/collective/operation.h"
 #include "muster/group/mesh.h"
 
 namespace muster {
@@ -22,7 +22,7 @@ class Runner {
 
   /// Blocks until it is done. After an error the runner is dead: its links are closed with that error, so that every
   /// peer learns who failed first.
-  Result<> run(const Call& call, const void* input, void* output, const Deadline& deadline);
+  Result<> run(const Operation& operation, const Deadline& deadline);
 
   /// Makes a run() under way return `why` soon. Thread-safe.
   void request_abort(Error why);
@@ -37,9 +37,8 @@ class Runner {
   void watch_processes();
   void lost(Rank rank, const Error& why);
   Result<> watch(Rank awaited);
-  Result<> dispatch(const Call& call, const void* input, void* output, const Deadline& deadline);
-  Result<> run_team(const Call& call, const void* input, void* output, const Deadline& deadline);
-  Result<> run_schedule(const Call& call, const void* input, void* output, const Deadline& deadline);
+  Result<> dispatch(const Operation& operation, const Deadline& deadline);
+  Result<> run_schedule(const Operation& operation, const Deadline& deadline);
   Error missed(const Execution& execution);
   std::vector<Rank> silent_peers();
   std::optional<Error> abort_requested();

@@ -52,6 +52,12 @@ Result<> Work::result() const {
   return state_->result;
 }
 
+Rank Work::source() const {
+  if (!state_) return kNoRank;
+  const std::lock_guard lock(state_->mutex);
+  return state_->source;
+}
+
 void Work::on_done(std::function<void(const Result<>&)> callback) const {
   if (!state_) return callback({});
   {

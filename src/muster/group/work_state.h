@@ -14,6 +14,7 @@ struct Work::State {
   std::condition_variable changed;
   bool finished = false;
   Result<> result;
+  Rank source = kNoRank;  ///< set before finish()
   std::vector<std::function<void(const Result<>&)>> callbacks;
 
   /// Wakes those who wait. What is to be called back is left to the caller: one callback may wait for another's work.

@@ -190,12 +190,13 @@ void TorchBackend::gather_to_list(TensorWork& work, Parts& parts, const std::vec
   const Operand from = operand(input);
   work.keep_alive(from.tensor);
   if (consecutive(slots)) {
-    parts.push_back(group_->all_gather(from.view, slots.front().data_ptr(), options));
+    const size_t count = static_cast<size_t>(input.numel()) * size_;
+    parts.push_back(group_->all_gather(from.view, {slots.front().data_ptr(), count, from.view.dtype()}, options));
     return;
   }
   const at::Tensor rows = at::empty({size_, input.numel()}, input.options());
   for (int r = 0; r < size_; ++r) work.copy_when_done(slots[r], rows[r].view(slots[r].sizes()));
-  parts.push_back(group_->all_gather(from.view, rows.data_ptr(), options));
+  parts.push_back(group_->all_gather(from.view, value_or_throw(view_of(rows)), options));
 }
 
 void TorchBackend::gather_uneven(TensorWork& work, Parts& parts, const std::vector<at::Tensor>& slots,
@@ -214,7 +215,7 @@ void TorchBackend::gather_to_tensor(TensorWork& work, Parts& parts, const at::Te
   const Operand from = operand(input);
   const Operand to = operand_in_place(work, output);
   work.keep_alive(from.tensor);
-  parts.push_back(group_->all_gather(from.view, to.view.data, options));
+  parts.push_back(group_->all_gather(from.view, to.view, options));
 }
 
 c10::intrusive_ptr<c10d::Work> TorchBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,

@@ -58,7 +58,7 @@ at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions&
   std::vector<int64_t> shape = tensor.sizes().vec();
   shape.insert(shape.begin(), group.membership().size);
   at::Tensor output = at::empty(shape, tensor.options().memory_format(c10::MemoryFormat::Contiguous));
-  value_or_throw(group.all_gather(value_or_throw(view_of(input)), output.data_ptr(), options).wait());
+  value_or_throw(group.all_gather(value_or_throw(view_of(input)), value_or_throw(view_of(output)), options).wait());
   return output;
 }
 

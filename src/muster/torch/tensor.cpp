@@ -77,7 +77,7 @@ Result<Dtype> check_sendable(const at::Tensor& tensor) {
 Result<BufferView> view_of(const at::Tensor& tensor) {
   MUSTER_ASSIGN(const Dtype dtype, check_sendable(tensor));
   if (!is_plain(tensor)) return fail(ErrorCode::kInvalidArgument, "the tensor is not contiguous");
-  return BufferView{tensor.data_ptr(), static_cast<size_t>(tensor.numel()), dtype};
+  return BufferView(tensor.data_ptr(), static_cast<size_t>(tensor.numel()), dtype);
 }
 
 }  // namespace muster

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "muster/base/dtype.h"
+#include "muster/transport/link.h"
+
+namespace muster {
+
+/// Elements of one dtype in one or several segments, addressed by byte offset as if these lay one behind the other: a
+/// tensor, a list of tensors, or all tensors of a coalesced call. Does not own the memory. Segments hold whole elements
+/// and do not overlap.
+class BufferView {
+ public:
+  BufferView() = default;  ///< no elements
+  BufferView(void* data, size_t count, Dtype dtype) : first_{data, count * size_of(dtype)}, dtype_(dtype) {
+    bytes_ = first_.bytes;
+  }
+  BufferView(std::vector<Segment> segments, Dtype dtype);
+
+  Dtype dtype() const { return dtype_; }
+  size_t bytes() const { return bytes_; }
+  size_t count() const { return bytes_ / size_of(dtype_); }
+  /// Whether all bytes lie in one segment; then data() is their start (it may be null when there are none).
+  bool contiguous() const { return more_.empty(); }
+  uint8_t* data() const { return static_cast<uint8_t*>(first_.data); }
+
+  /// The stretch of memory that begins at `offset`, at most `limit` bytes of it; offset < bytes().
+  Segment at(size_t offset, size_t limit) const;
+  /// Calls `body(uint8_t* data, size_t bytes)` for each stretch of [offset, offset + bytes), in order; never for no
+  /// bytes.
+  template <class Body>
+  void visit(size_t offset, size_t bytes, Body&& body) const {
+    for (const size_t end = offset + bytes; offset < end;) {
+      const Segment stretch = at(offset, end - offset);
+      body(static_cast<uint8_t*>(stretch.data), stretch.bytes);
+      offset += stretch.bytes;
+    }
+  }
+  /// The bytes from `offset` on into `to`, and the other way round.
+  void read(size_t offset, void* to, size_t bytes) const;
+  void write(size_t offset, const void* from, size_t bytes) const;
+
+ private:
+  Segment first_;
+  std::vector<Segment> more_;  ///< behind the first; most buffers are one segment, and cost no allocation
+  std::vector<size_t> ends_;   ///< offsets at which the segments of more_ end
+  size_t bytes_ = 0;
+  Dtype dtype_ = Dtype::kUint8;
+};
+
+}  // namespace muster

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <vector>
+
+#include "muster/collective/buffer.h"
+#include "muster/collective/call.h"
+
+namespace muster {
+
+/// One rank's part in a collective: what all ranks call alike, and this rank's memory. What lies where, for `n` ranks:
+///
+///   collective       input                          output
+///   all_reduce       the tensor                     the same memory as input: in place
+///   reduce           the tensor                     root: the same memory; elsewhere unused, and input is not changed
+///   broadcast        root: the tensor               the tensor, at the root the same memory
+///   all_gather       one block                      n blocks, by rank; input may be the own one of them
+///   gather           one block                      root: n blocks; input may be the own one of them
+///   scatter          root: n blocks                 one block; at the root it may be the own one of input
+///   reduce_scatter   n blocks                       one block; it may be the own one of input, which is then changed
+///   all_to_all       n blocks, by receiver          n blocks, by sender; never the same memory as input
+///   barrier          -                              -
+///
+/// Blocks are equal, unless `counts` says otherwise.
+struct Operation {
+  Call call;
+  BufferView input, output;
+  /// Elements of each rank's block, empty when all are equal. all_gather, reduce_scatter: the same at all ranks.
+  /// all_to_all: of what this rank sends to each.
+  std::vector<size_t> counts;
+  /// all_to_all: of what this rank receives from each; given if `counts` is.
+  std::vector<size_t> receive_counts;
+  /// kPremulSum: what this rank's elements are multiplied by first.
+  double factor = 1;
+};
+
+}  // namespace muster
