@@ -10,9 +10,9 @@ TEST(TensorView, ShowsTheTensorsOwnMemory) {
   const at::Tensor tensor = at::arange(12, at::kFloat).view({3, 4});
   const auto view = view_of(tensor);
   ASSERT_TRUE(view) << view.error().to_string();
-  EXPECT_EQ(view->data, tensor.data_ptr());
-  EXPECT_EQ(view->count, 12U);
-  EXPECT_EQ(view->dtype, Dtype::kFloat32);
+  EXPECT_EQ(view->data(), tensor.data_ptr());
+  EXPECT_EQ(view->count(), 12U);
+  EXPECT_EQ(view->dtype(), Dtype::kFloat32);
 }
 
 TEST(TensorView, HasTorchsNamesAndSizesForEveryDtype) {
@@ -33,7 +33,7 @@ TEST(TensorView, HasTorchsNamesAndSizesForEveryDtype) {
 TEST(TensorView, TakesATensorWithNoElements) {
   const auto view = view_of(at::empty({0, 4}));
   ASSERT_TRUE(view) << view.error().to_string();
-  EXPECT_EQ(view->count, 0U);
+  EXPECT_EQ(view->count(), 0U);
 }
 
 TEST(TensorView, RefusesWhatItCannotShow) {
