@@ -36,8 +36,8 @@ test: lint build
 
 bench: build
 	@mkdir -p out
-	muster bench all_reduce --vs gloo --ranks 2,4 --sizes 8,64Ki,1Mi,16Mi,256Mi \
-	  --json out/bench.json --plot out/bench.png
+	muster bench collectives --ranks 2,4,8 --buffers warm,cold \
+	  --json out/collectives.json --markdown out/collectives.md --plot out/collectives.png
 	muster bench store --json out/store.json --markdown out/store.md --plot out/store.png
 	muster bench storm --json out/storm.json --markdown out/storm.md --plot out/storm.png
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from muster.bench.__main__ import main
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,46 +22,113 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def asked(arguments: list[str]) -> int | str | None:
+    """The exit status of what measures nothing."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code
+
+
 def test_a_quick_run_prints_a_table_and_writes_rows_and_a_picture(tmp_path: Path) -> None:
-    rows_file, picture = tmp_path / "made/too/rows.json", tmp_path / "made/bench.png"
+    rows_file, picture, table = tmp_path / "made/too/rows.json", tmp_path / "made/bench.png", tmp_path / "rows.md"
     done = bench(
-        "all_reduce", "--quick", "--ranks", "2", "--sizes", "8,64Ki", "--json", str(rows_file), "--plot", str(picture)
+        *("collectives", "--quick", "--ops", "all_reduce,all_to_all_single,barrier", "--ranks", "2"),
+        *("--sizes", "8,64Ki", "--buffers", "warm,cold"),
+        *("--json", str(rows_file), "--plot", str(picture), "--markdown", str(table)),
     )
     assert done.returncode == 0, done.stderr
-    header, first, second, *_ = done.stdout.splitlines()
-    assert header.split() == ["ranks", "bytes", "muster", "us", "gloo", "us", "ratio", "floor", "us", "busbw", "GB/s"]
-    assert first.split()[:3] == ["2", "8", "B"]
-    assert second.split()[:3] == ["2", "64", "KiB"]
-    assert len({len(line) for line in (header, first, second)}) == 1, "columns are aligned"
+    header, *lines, drawn = done.stdout.splitlines()
+    assert header.split()[:6] == ["operation", "ranks", "bytes", "buffers", "muster", "us"]
     rows = json.loads(rows_file.read_text())
-    assert [(row["bench"], row["ranks"], row["bytes"]) for row in rows] == [
-        ("all_reduce", 2, 8),
-        ("all_reduce", 2, 65536),
-    ]
+    assert len(lines) == len(rows)
+    assert len(table.read_text().splitlines()) == 2 + len(rows)
+    measured = [(row["case"], row["bytes"], row["buffers"]) for row in rows if row["metric"] == "time"]
+    sizes = [(8, "warm"), (65536, "warm"), (65536, "cold")]
+    expected = [(case, *size) for case in ("all_reduce", "all_to_all_single") for size in sizes]
+    assert measured == [*expected, ("barrier", 0, "warm")]
     for row in rows:
-        assert {"case", "metric", "unit", "muster", "peer", "peer_name", "ratio", "floor"} <= row.keys()
-        assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
-        assert min(row["muster"], row["peer"], row["floor"]) > 0
+        if row["metric"] == "time":
+            assert row["ratio"] == pytest.approx(row["peer"] / row["muster"] if row["muster"] else 0)
+            assert row["muster"] > 0 or row["note"].startswith("muster: ")
+            assert row["peer"] > 0
+            assert row["floor"] > 0 or row["case"] == "barrier"
+    for row in (row for row in rows if row["case"] == "all_reduce" and row["metric"] == "time"):
+        # Over 2 ranks the busbw is the bytes by the time: 2 (n - 1) / n is 1.
+        assert row["busbw"] == pytest.approx(row["bytes"] / row["muster"] / 1e3)
+    ratios = [row["ratio"] for row in rows if row["case"] == "all_reduce"]
+    assert ratios.pop() == pytest.approx(math.prod(ratios) ** (1 / 3)), "the geometric mean is last"
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert drawn == f"drawn: {picture}"
+
+
+def test_what_an_operation_must_give_is_what_it_gives() -> None:
+    """The table's own definitions, with a stand-in for c10d that any rank count can be asked."""
+    from muster.bench.operations import OPERATIONS, Tensors, filled
+
+    for ranks, rank in ((3, 0), (3, 2), (4, 1)):
+        inputs = [filled(other, 5 * ranks, torch.float32) for other in range(ranks)]
+        own = Tensors(rank, ranks, inputs[rank], torch.empty(5))
+        gathered = Tensors(rank, ranks, inputs[rank][:5], torch.empty(5 * ranks))
+        assert OPERATIONS["reduce_scatter"].expected(own).equal(sum(inputs)[5 * rank :][:5])
+        assert OPERATIONS["scatter"].expected(own).equal(inputs[0][5 * rank :][:5])
+        assert OPERATIONS["all_gather"].expected(gathered).equal(torch.cat([one[:5] for one in inputs]))
+        exchanged = torch.cat([one[5 * rank :][:5] for one in inputs])
+        whole = Tensors(rank, ranks, inputs[rank], torch.empty(5 * ranks))
+        assert OPERATIONS["all_to_all"].expected(whole).equal(exchanged)
+        assert OPERATIONS["all_reduce"].expected(whole).equal(sum(inputs))
+        assert (OPERATIONS["reduce"].expected(whole) is None) == (rank != 0)
+
+
+def test_an_operation_that_one_side_lacks_is_said_in_its_row() -> None:
+    from muster.bench.collectives import _row
+
+    result = {"op": "all_to_all", "bytes": 8, "buffers": "warm", "seconds": {"muster": 1e-6}, "notes": {"gloo": "no"}}
+    row = _row(2, "gloo", result)
+    assert (row.muster, row.peer, row.ratio, row.note) == (1.0, 0.0, 0, "gloo: no")
+
+
+def test_a_wrong_result_ends_the_bench() -> None:
+    from muster.bench.measuring import _failure
+    from muster.bench.operations import OPERATIONS, Tensors
+
+    data = torch.empty(4)
+    with pytest.raises(RuntimeError, match="a wrong result: 4 elements at rank 1"):
+        _failure(OPERATIONS["all_reduce"], Tensors(1, 2, data, data), lambda: None)
+
+
+def test_cold_memory_is_another_tensor_at_every_call() -> None:
+    from muster.bench.memory import in_turn, make_tensors
+    from muster.bench.operations import OPERATIONS, Tensors
+
+    like = Tensors(0, 2, torch.empty(3), torch.empty(6))
+    pool = make_tensors(OPERATIONS["all_gather"], like, 4, lambda size: torch.full((size,), 255, dtype=torch.uint8))
+    pointers = {tensor.data_ptr() for one in pool for tensor in (one.input, one.output)}
+    assert len(pointers) == 8
+    assert all(one.input.numel() == 3 and one.output.equal(torch.zeros(6)) for one in pool)
+    seen: list[int] = []
+    turns = in_turn([lambda place=place: seen.append(place) for place in range(3)])
+    for _ in range(4):
+        turns()
+    assert seen == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "there are: all_reduce"),
-        (["sort"], "there is no benchmark 'sort'; there are: all_reduce"),
-        (["all_reduce", "--vs", "mpi"], "gloo"),
-        (["all_reduce", "--ranks", "1"], "--ranks takes numbers from 2 on"),
-        (["all_reduce", "--sizes", "8Q"], "'8Q' is not a size"),
-        (["all_reduce", "--sizes", "10"], "multiples of 4 bytes"),
-        (["all_reduce", "--ranks", "two"], "--ranks takes numbers"),
+        ([], "there are: collectives"),
+        (["sort"], "there is no benchmark 'sort'; there are: collectives"),
+        (["collectives", "--vs", "mpi"], "gloo"),
+        (["collectives", "--ranks", "1"], "--ranks takes numbers from 2 on"),
+        (["collectives", "--sizes", "8Q"], "'8Q' is not a size"),
+        (["collectives", "--ops", "sort"], "--ops takes all_reduce, reduce, broadcast"),
+        (["collectives", "--buffers", "hot"], "--buffers takes warm, cold; 'hot' is none of them"),
+        (["collectives", "--ranks", "two"], "--ranks takes numbers"),
     ],
 )
-def test_wrong_options_say_what_they_take(arguments: list[str], says: str) -> None:
-    done = bench(*arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(arguments) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_rank_that_fails_is_shown() -> None:
@@ -74,14 +144,14 @@ def test_a_rank_that_fails_is_shown() -> None:
     ("name", "reason"), [("file/rows", "Not a directory|File exists"), ("folder", "it is a folder")]
 )
 def test_a_file_that_cannot_be_written_is_refused_before_measuring(
-    tmp_path: Path, option: str, name: str, reason: str
+    tmp_path: Path, option: str, name: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    done = bench("all_reduce", option, str(tmp_path / name))
-    assert done.returncode == 2
-    assert re.search(f"{name} cannot be written: ({reason})", done.stderr), done.stderr
-    assert done.stdout == ""
+    assert asked(["collectives", option, str(tmp_path / name)]) == 2
+    said = capsys.readouterr()
+    assert re.search(f"{name} cannot be written: ({reason})", said.err), said.err
+    assert said.out == ""
 
 
 def test_ranks_that_hang_are_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

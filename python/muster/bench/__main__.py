@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muster.bench import plot
 from muster.bench.benches import BENCHES
-from muster.bench.report import BenchFailedError, Row, write_json, write_markdown
+from muster.bench.report import BenchFailedError, Row, write_json
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         write_json(options.json, rows)
     if options.markdown:
-        write_markdown(options.markdown, rows)
+        bench.write_markdown(options.markdown, rows)
     if options.plot and rows:
         bench.write_plot(options.plot, rows)
         print(f"drawn: {options.plot}")

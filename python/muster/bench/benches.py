@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from muster.bench import all_reduce, launch, store, storm
+from muster.bench import collectives, launch, store, storm
+from muster.bench.groups import Groups
 from muster.bench.report import Row, Table
 
 
@@ -26,14 +27,16 @@ class Bench(Protocol):
 
     def write_plot(self, path: Path, rows: list[Row]) -> None: ...
 
+    def write_markdown(self, path: Path, rows: list[Row]) -> None: ...
+
 
 class RankBench(Bench, Protocol):
     """One that measures inside of the ranks of a group, which muster.bench.ranks starts."""
 
-    def measure(self, groups: dict[str, Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def measure(self, groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """In every rank: yields the same at all of them; rank 0's results are reported."""
         ...
 
 
-RANK_BENCHES: dict[str, RankBench] = {"all_reduce": all_reduce}
+RANK_BENCHES: dict[str, RankBench] = {"collectives": collectives}
 BENCHES: dict[str, Bench] = {**RANK_BENCHES, "launch": launch, "store": store, "storm": storm}

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.bench.plot import write_ratio_plot as write_plot
-from muster.bench.report import BenchFailedError, CaseTable, Row, Table
+from muster.bench.report import BenchFailedError, CaseTable, Row, Table, write_markdown
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_markdown", "write_plot"]
 
 SUMMARY = "from the command to the workers' first barrier, and from a killed worker to the next, against torchrun"
 PEERS: tuple[str, ...] = ("torchrun",)

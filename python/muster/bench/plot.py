@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from muster.bench.report import Row, format_size
 
@@ -15,42 +16,49 @@ def available() -> bool:
 
 
 def write_size_plot(path: Path, rows: list[Row]) -> None:
-    """Time against size, one panel for each number of ranks."""
+    """Time against size: a line of panels for each operation, a panel for each number of ranks."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    counts = sorted({row.ranks for row in rows})
-    figure, panels = plt.subplots(1, len(counts), figsize=(5.2 * len(counts), 4.2), sharey=True, squeeze=False)
-    for panel, ranks in zip(panels[0], counts, strict=True):
-        shown = sorted((row for row in rows if row.ranks == ranks), key=lambda row: row.bytes)
-        sizes = [row.bytes for row in shown]
-        panel.loglog(sizes, [row.peer for row in shown], "o-", color=PEER, label=shown[0].peer_name)
-        panel.loglog(sizes, [row.muster for row in shown], "o-", color=MUSTER, label="muster")
-        panel.loglog(sizes, [row.floor for row in shown], "--", color=FLOOR, label="floor")
-        for row in shown:
-            panel.annotate(
-                f"{row.ratio:.1f}x",
-                (row.bytes, row.muster),
-                textcoords="offset points",
-                xytext=(0, -14),
-                ha="center",
-                fontsize=8,
-                color=MUSTER,
-            )
-        panel.set_title(f"{ranks} ranks")
-        panel.set_xlabel("bytes")
-        panel.set_xticks(sizes, [format_size(size) for size in sizes], rotation=30, ha="right")
-        panel.minorticks_off()
-        panel.grid(True, alpha=0.25)
-        panel.margins(y=0.12)
-    panels[0][0].set_ylabel(f"{rows[0].metric}, {rows[0].unit}")
-    panels[0][0].legend(frameon=False)
-    figure.suptitle(f"{rows[0].bench}: {rows[0].case}")
+    rows = [row for row in rows if row.bytes]
+    cases, counts = list(dict.fromkeys(row.case for row in rows)), sorted({row.ranks for row in rows})
+    size = (5.2 * len(counts), 4.2 * len(cases))
+    figure, panels = plt.subplots(len(cases), len(counts), figsize=size, squeeze=False)
+    for line, case in zip(panels, cases, strict=True):
+        for panel, ranks in zip(line, counts, strict=True):
+            _draw_sizes(panel, [row for row in rows if (row.case, row.ranks) == (case, ranks)])
+            panel.set_title(f"{case}, {ranks} ranks")
+    if rows:
+        panels[0][0].set_ylabel(f"{rows[0].metric}, {rows[0].unit}")
+        panels[0][0].legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _draw_sizes(panel: Any, rows: list[Row]) -> None:
+    for buffers, style in (("", "o-"), ("warm", "o-"), ("cold", "x:")):
+        shown = sorted((row for row in rows if row.buffers == buffers), key=lambda row: row.bytes)
+        if not shown:
+            continue
+        suffix = ", cold" if buffers == "cold" else ""
+        lines = ((shown[0].peer_name, "peer", PEER), ("muster", "muster", MUSTER), ("floor", "floor", FLOOR))
+        for name, field, color in lines:
+            points = [(row.bytes, value) for row in shown if (value := getattr(row, field))]
+            if points:
+                panel.loglog(*zip(*points, strict=True), style, color=color, label=name + suffix)
+    for row in rows:
+        if row.ratio and row.buffers != "cold":
+            place = {"textcoords": "offset points", "xytext": (0, -14), "ha": "center"}
+            panel.annotate(f"{row.ratio:.1f}x", (row.bytes, row.muster), fontsize=8, color=MUSTER, **place)
+    sizes = sorted({row.bytes for row in rows})
+    panel.set_xticks(sizes, [format_size(size) for size in sizes], rotation=30, ha="right")
+    panel.set_xlabel("bytes")
+    panel.minorticks_off()
+    panel.grid(True, alpha=0.25)
+    panel.margins(y=0.12)
 
 
 def write_ratio_plot(path: Path, rows: list[Row]) -> None:

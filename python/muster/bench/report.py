@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,9 @@ class Row:
     ratio: float
     floor: float
     busbw: float | None = None  # GB/s
+    buffers: str = ""  # "warm" or "cold", where that is a question
+    also: dict[str, float] = field(default_factory=dict)  # what other ways of muster took, by their names
+    note: str = ""  # why something was not measured
 
 
 def parse_size(text: str) -> int:
@@ -65,20 +68,38 @@ class Table(Protocol):
     def add(self, row: Row) -> None: ...
 
 
+# Of messages: other ways of muster that a row may have.
+_ALSO = ("shared", "direct")
+
+
 class SizeTable:
-    """One metric over numbers of ranks and bytes."""
+    """One metric over operations, numbers of ranks and bytes. A figure that was not measured stays empty."""
 
     def __init__(self, first: Row) -> None:
-        unit = first.unit
-        names = ["ranks", "bytes", f"muster {unit}", f"{first.peer_name} {unit}", "ratio", f"floor {unit}"]
-        names += ["busbw GB/s"]
-        self._widths = [max(len(name), 10) for name in names]
+        names = _size_names(first)
+        self._widths = [-22, 5, 9, 7, *(max(len(name), 10) for name in names[4:-1]), -1]
         print(_line(names, self._widths))
 
     def add(self, row: Row) -> None:
-        cells = [str(row.ranks), format_size(row.bytes), format_figure(row.muster), format_figure(row.peer)]
-        cells += [f"{row.ratio:.1f}x", format_figure(row.floor), "" if row.busbw is None else format_figure(row.busbw)]
-        print(_line(cells, self._widths), flush=True)
+        print(_line(_size_cells(row), self._widths), flush=True)
+
+
+def _size_names(row: Row) -> list[str]:
+    columns = ["muster", row.peer_name, "ratio", "floor", "of floor", "busbw GB/s", *_ALSO]
+    timed = (f"{name} {row.unit}" if name in ("muster", row.peer_name, "floor", *_ALSO) else name for name in columns)
+    return ["operation", "ranks", "bytes", "buffers", *timed, "note"]
+
+
+def _size_cells(row: Row) -> list[str]:
+    size = format_size(row.bytes) if row.bytes else row.metric.replace("time", "")
+    cells = [row.case, str(row.ranks), size, row.buffers, _figure(row.muster), _figure(row.peer)]
+    cells += [f"{row.ratio:.1f}x" if row.ratio else "", _figure(row.floor)]
+    cells += [f"{row.floor / row.muster:.0%}" if row.floor and row.muster else "", _figure(row.busbw)]
+    return [*cells, *(_figure(row.also.get(name)) for name in _ALSO), row.note]
+
+
+def _figure(value: float | None) -> str:
+    return format_figure(value) if value else ""
 
 
 class CaseTable:
@@ -105,13 +126,23 @@ def _line(cells: list[str], widths: list[int]) -> str:
 def write_markdown(path: Path, rows: list[Row]) -> None:
     """A table for a document. A figure of 0 was not measured."""
     names = ["case", "ranks", "metric", "muster", rows[0].peer_name if rows else "peer", "ratio", "floor"]
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    lines = []
     for row in rows:
         figures = [f"{format_figure(value)} {row.unit}".strip() if value else "" for value in (row.muster, row.peer)]
         cells = [row.case, f"{row.ranks:,}", row.metric, *figures, f"{row.ratio:.2f}x" if row.ratio else ""]
-        floor = f"{format_figure(row.floor)} {row.unit}".strip() if row.floor else ""
-        lines.append("| " + " | ".join([*cells, floor]) + " |")
-    path.write_text("\n".join(lines) + "\n")
+        lines.append([*cells, f"{format_figure(row.floor)} {row.unit}".strip() if row.floor else ""])
+    _write_table(path, names, lines)
+
+
+def write_size_markdown(path: Path, rows: list[Row]) -> None:
+    """The table that SizeTable prints."""
+    _write_table(path, _size_names(rows[0]) if rows else [], [_size_cells(row) for row in rows])
+
+
+def _write_table(path: Path, names: list[str], lines: list[list[str]]) -> None:
+    shown = ["| " + " | ".join(cells) + " |" for cells in (names, *lines)]
+    shown.insert(1, "|---" * len(names) + "|")
+    path.write_text("\n".join(shown) + "\n")
 
 
 def write_json(path: Path, rows: list[Row]) -> None:

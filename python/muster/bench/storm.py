@@ -13,10 +13,10 @@ import torch
 
 from muster.bench.loading import Figures, load
 from muster.bench.plot import write_ratio_plot, write_scale_plot
-from muster.bench.report import BenchFailedError, CaseTable, Row, Table
+from muster.bench.report import BenchFailedError, CaseTable, Row, Table, write_markdown
 from muster.bench.servers import Server, muster_server, torch_server
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_markdown", "write_plot"]
 
 SUMMARY = "a job's start-up at the store's root, through tiers and without"
 PEERS: tuple[str, ...] = ("tcpstore",)

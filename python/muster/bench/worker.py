@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from muster.bench import benches
+from muster.bench.groups import Groups
 
 
 def main() -> None:
@@ -19,8 +20,7 @@ def main() -> None:
     store = FileStore(f"{folder}/store", int(ranks))
     limit = timedelta(seconds=options["timeout"])
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks), timeout=limit)
-    groups = {"muster": dist.new_group(backend="muster", timeout=limit), "gloo": dist.group.WORLD}
-    results = benches.RANK_BENCHES[bench].measure(groups, options)
+    results = benches.RANK_BENCHES[bench].measure(Groups(limit), options)
     if report != "-1":
         with os.fdopen(int(report), "w") as pipe:
             for result in results:

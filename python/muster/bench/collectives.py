@@ -1,0 +1,100 @@
+"""Every collective and send/recv, called as programs call them: torch.distributed, synchronous."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from muster.bench.measuring import measure
+from muster.bench.operations import OPERATIONS
+from muster.bench.plot import write_size_plot
+from muster.bench.ranks import run_ranks
+from muster.bench.report import Row, SizeTable, Table, parse_size, write_size_markdown
+
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
+
+SUMMARY = "every collective and send/recv over processes of this host, against gloo"
+PEERS: tuple[str, ...] = ("gloo",)
+TABLE: type[Table] = SizeTable
+BUFFERS = ("warm", "cold")
+WAYS = ("shared", "direct")
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
+
+write_plot = write_size_plot
+write_markdown = write_size_markdown
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ops", default="all", help="some of: " + ", ".join(OPERATIONS) + " (default: all)")
+    parser.add_argument("--ranks", default="2,4", help="numbers of processes (default: %(default)s)")
+    parser.add_argument("--sizes", default="8,1Ki,64Ki,1Mi,16Mi", help="bytes of a message (default: %(default)s)")
+    parser.add_argument("--buffers", default="warm", help="warm: one tensor; cold: a pool that no cache holds")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--ways", default=",".join(WAYS), help="of muster, beside ordinary c10d (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields a row for each number of ranks, operation, size and kind of buffers."""
+    counts = [int(text) if text.isdigit() else 0 for text in arguments.ranks.split(",")]
+    if min(counts) < 2:
+        raise ValueError(f"--ranks takes numbers from 2 on, as in 2,4; {arguments.ranks!r} is not that")
+    options = {
+        "ops": list(OPERATIONS) if arguments.ops == "all" else _chosen("--ops", arguments.ops, OPERATIONS),
+        "sizes": [parse_size(text) for text in arguments.sizes.split(",")],
+        "buffers": _chosen("--buffers", arguments.buffers, BUFFERS),
+        "ways": _chosen("--ways", arguments.ways, WAYS) if arguments.ways else [],
+        "dtype": arguments.dtype,
+        "peer": arguments.vs,
+        "rounds": 3 if arguments.quick else 7,
+        "seconds": 0.03 if arguments.quick else 0.15,
+        "timeout": arguments.timeout,
+    }
+    for ranks in counts:
+        rows = []
+        for result in run_ranks("collectives", ranks, options, arguments.timeout):
+            rows.append(_row(ranks, arguments.vs, result))
+            yield rows[-1]
+        yield from _means(rows)
+
+
+def _chosen(option: str, text: str, known: Any) -> list[str]:
+    words = text.split(",")
+    for word in words:
+        if word not in known:
+            raise ValueError(f"{option} takes {', '.join(known)}; {word!r} is none of them")
+    return words
+
+
+def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
+    microseconds = {way: 1e6 * seconds for way, seconds in result["seconds"].items()}
+    muster, other = microseconds.pop("muster", 0.0), microseconds.pop(peer, 0.0)
+    moved = result["bytes"] * OPERATIONS[result["op"]].bus(ranks)
+    return Row(
+        bench="collectives",
+        case=result["op"],
+        ranks=ranks,
+        bytes=result["bytes"],
+        metric="time",
+        unit="us",
+        muster=muster,
+        peer=other,
+        peer_name=peer,
+        ratio=other / muster if muster else 0,
+        floor=microseconds.pop("floor", 0.0),
+        busbw=moved / (muster * 1e3) if muster and moved else None,
+        buffers=result["buffers"],
+        also=microseconds,
+        note="; ".join(f"{way}: {reason}" for way, reason in result["notes"].items()),
+    )
+
+
+def _means(rows: list[Row]) -> Iterator[Row]:
+    """The geometric mean of the ratios over all sizes, for each operation."""
+    for case in dict.fromkeys(row.case for row in rows):
+        ratios = [row.ratio for row in rows if row.case == case and row.ratio]
+        if len(ratios) > 1:
+            last = next(row for row in rows if row.case == case)
+            mean = statistics.geometric_mean(ratios)
+            yield Row("collectives", case, last.ranks, 0, "geometric mean", "", 0, 0, last.peer_name, mean, 0)

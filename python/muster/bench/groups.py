@@ -1,0 +1,25 @@
+"""The process groups that are measured side by side in one rank."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+
+class Groups:
+    """Process groups of all ranks by the name of their backend. The default group, over Gloo, is the bench's own."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._groups: dict[str, Any] = {}
+
+    def __getitem__(self, backend: str) -> Any:
+        if backend not in self._groups:
+            self._groups[backend] = dist.new_group(backend=backend, timeout=self._timeout)
+        return self._groups[backend]
+
+    def renew(self, backend: str) -> None:
+        """The next use makes another group: an operation that failed may have ended this one."""
+        dist.destroy_process_group(self._groups.pop(backend))

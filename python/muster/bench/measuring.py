@@ -1,0 +1,110 @@
+"""The part of `muster bench collectives` that runs inside of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster.bench.groups import Groups
+from muster.bench.memory import cold_pool_bytes, copying, in_turn, make_tensors, slots
+from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
+from muster.bench.timing import interleave
+
+__all__ = ["measure"]
+
+# Below this so few of a tensor's lines are touched that a pool of them is still in the caches.
+COLD_FROM = 4096
+
+
+@dataclass
+class Way:
+    """One way to carry out an operation."""
+
+    group: str
+    allocate: Callable[[int], torch.Tensor] | None = None  # None: ordinary tensors
+    direct: bool = False
+
+
+def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in options["ops"]:
+        for size in options["sizes"] if name != "barrier" else [0]:
+            for buffers in options["buffers"]:
+                if buffers == "warm" or size >= COLD_FROM:
+                    yield {"op": name, "buffers": buffers, **_measure_case(groups, name, size, buffers, options)}
+
+
+def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: dict[str, Any]) -> dict[str, Any]:
+    operation = OPERATIONS[name]
+    like = _shapes(operation, size, getattr(torch, options["dtype"]))
+    size = max(like.input.nbytes, like.output.nbytes)
+    count = slots(size, cold_pool_bytes()) if buffers == "cold" and size else 1
+    ordinary = make_tensors(operation, like, count, _ordinary)
+    calls: dict[str, Call] = {}
+    notes: dict[str, str] = {}
+    for way, what in _ways(groups, operation, options).items():
+        tensors = make_tensors(operation, like, count, what.allocate) if what.allocate else ordinary
+        bind = operation.direct if what.direct and operation.direct else operation.call
+        bound = [bind(one, groups[what.group]) for one in tensors]
+        reason = _agreed(_failure(operation, tensors[0], bound[0]))
+        if reason:
+            notes[way] = reason
+            groups.renew(what.group)
+        else:
+            calls[way] = in_turn(bound)
+    if size:
+        calls["floor"] = in_turn([copying(one) for one in ordinary])
+    seconds = interleave(calls, options["rounds"], options["seconds"])
+    for way in seconds.keys() - {"floor"}:
+        seconds[way] /= operation.messages
+    return {"bytes": size, "seconds": seconds, "notes": notes}
+
+
+def _ways(groups: Groups, operation: Operation, options: dict[str, Any]) -> dict[str, Way]:
+    ways = {"muster": Way("muster")}
+    if options["peer"]:
+        ways[options["peer"]] = Way(options["peer"])
+    cpu = torch.device("cpu")
+    backend = groups["muster"]._get_backend(cpu)
+    if "shared" in options["ways"] and backend.supports_tensor_alloc(cpu):
+        ways["shared"] = Way("muster", lambda size: backend.allocate_tensor(size, dtype=torch.uint8, device=cpu))
+    if "direct" in options["ways"] and operation.direct:
+        ways["direct"] = Way("muster", direct=True)
+    return ways
+
+
+def _ordinary(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
+    """Tensors of the asked size (rounded up to whole elements, and equal blocks) that have no memory."""
+    ranks = dist.get_world_size()
+    block = -(-size // (dtype.itemsize * (ranks if operation.in_blocks else 1)))
+    counts = (block * (ranks if blocks else 1) for blocks in (operation.input_blocks, operation.output_blocks))
+    return Tensors(dist.get_rank(), ranks, *(torch.empty(count, dtype=dtype, device="meta") for count in counts))
+
+
+def _failure(operation: Operation, tensors: Tensors, call: Call) -> str:
+    """Why the operation cannot be measured; empty where it gives what it must. A wrong result is the end."""
+    tensors.input.copy_(filled(tensors.rank, tensors.input.numel(), tensors.input.dtype))
+    try:
+        call()
+    except Exception as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    expected = operation.expected(tensors)
+    if expected is not None and not torch.equal(tensors.output, expected):
+        raise RuntimeError(f"a wrong result: {tensors.output.numel()} elements at rank {tensors.rank}")
+    tensors.input.zero_()
+    tensors.output.zero_()
+    return ""
+
+
+def _agreed(reason: str) -> str:
+    """The reason of the first rank that has one."""
+    reasons: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    return next(filter(None, reasons), "")

@@ -1,0 +1,75 @@
+"""Memory to measure on: one tensor again and again (warm), or in turn out of a pool that no cache holds (cold)."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muster.bench.operations import Operation, Tensors
+
+# Where the machine does not tell: as large as the last-level caches of today's servers.
+_USUAL_CACHE = 64 << 20
+_LARGEST_POOL = 1 << 30
+_ALIGNED = 64
+
+
+def cold_pool_bytes() -> int:
+    """Twice the last-level cache."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+        cache = int(text.removesuffix("K")) << 10
+    except (OSError, ValueError):
+        cache = _USUAL_CACHE
+    return min(2 * cache, _LARGEST_POOL)
+
+
+def slots(size: int, pool: int) -> int:
+    """How many tensors of `size` bytes make a pool: one is warm memory."""
+    return max(1, -(-pool // max(size, 1)))
+
+
+def make_tensors(
+    operation: Operation, like: Tensors, count: int, allocate: Callable[[int], torch.Tensor]
+) -> list[Tensors]:
+    """`count` times input and output of the same shapes as in `like`, written once.
+
+    allocate: bytes to a flat uint8 tensor.
+    """
+    inputs = _slots(like.input, count, allocate)
+    outputs = inputs if operation.in_place else _slots(like.output, count, allocate)
+    return [Tensors(like.rank, like.ranks, *pair) for pair in zip(inputs, outputs, strict=True)]
+
+
+def _slots(like: torch.Tensor, count: int, allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+    stride = -(-like.nbytes // _ALIGNED) * _ALIGNED
+    arena = allocate(max(stride * count, _ALIGNED)).zero_()
+    return [arena[i * stride :][: like.nbytes].view(like.dtype) for i in range(count)]
+
+
+def in_turn(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
+    """Each call of the result makes the next one of `calls`."""
+    if len(calls) == 1:
+        return calls[0]
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
+def copying(tensors: Tensors) -> Callable[[], Any]:
+    """The floor: copies as many bytes as the message has, between this rank's own tensors where it can."""
+    longer = max(tensors.input, tensors.output, key=torch.numel)
+    other = tensors.input if longer is tensors.output else tensors.output
+    if other.data_ptr() == longer.data_ptr() or other.numel() < longer.numel():
+        other = torch.zeros_like(longer)
+    target, source, size = longer.data_ptr(), other.data_ptr(), longer.nbytes
+    keep = (longer, other)
+
+    def copy() -> None:
+        ctypes.memmove(target, source, size)
+        assert keep
+
+    return copy
