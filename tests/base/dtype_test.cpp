@@ -26,6 +26,8 @@ TEST(Dtype, NumbersOnTheWireNeverChange) {
   EXPECT_EQ(static_cast<int>(Dtype::kBfloat16), 12);
   EXPECT_EQ(static_cast<int>(Dtype::kFloat4E2m1fnX2), 21);
   EXPECT_EQ(static_cast<int>(ReduceOp::kBitXor), 7);
+  EXPECT_EQ(static_cast<int>(ReduceOp::kPremulSum), 8);
+  EXPECT_STREQ(name(ReduceOp::kPremulSum), "premul_sum");
 }
 
 TEST(Dtype, RefusesReductionsThatMeanNothing) {
@@ -34,6 +36,8 @@ TEST(Dtype, RefusesReductionsThatMeanNothing) {
   EXPECT_FALSE(check_reducible(Dtype::kBool, ReduceOp::kAverage));
   EXPECT_FALSE(check_reducible(Dtype::kFloat64, ReduceOp::kBitAnd));
   EXPECT_FALSE(check_reducible(Dtype::kComplex64, ReduceOp::kMin));
+  EXPECT_TRUE(check_reducible(Dtype::kComplex64, ReduceOp::kPremulSum));
+  EXPECT_FALSE(check_reducible(Dtype::kInt32, ReduceOp::kPremulSum));
   const auto refused = check_reducible(Dtype::kFloat8E5m2, ReduceOp::kSum);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);

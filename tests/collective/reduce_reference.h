@@ -91,11 +91,14 @@ T combined(T a, T b, ReduceOp op) {
         return wrapped(x | y);
       case ReduceOp::kBitXor:
         return wrapped(x ^ y);
+      case ReduceOp::kPremulSum:
+        break;
     }
   } else {
     switch (op) {
       case ReduceOp::kSum:
       case ReduceOp::kAverage:
+      case ReduceOp::kPremulSum:
         return a + b;
       case ReduceOp::kProduct:
         return a * b;

@@ -227,6 +227,30 @@ TYPED_TEST(Reduce, DividesByTheNumberOfRanks) {
   }
 }
 
+TYPED_TEST(Reduce, MultipliesByAFactor) {
+  using T = typename TypeParam::Type;
+  if constexpr (std::is_floating_point_v<T> || kIsHalf<T>) {
+    Random random(8);
+    for (const double factor : {1.0, 0.0, -2.5, 1.0 / 3, 1e-30}) {
+      const auto values = many_arbitrary<T>(1025, random);
+      Loose<T> in(values, 1), out(1025, 3), same_memory(values, 1);
+      scale(out.data(), in.data(), 1025, TypeParam::kOf, factor);
+      scale(same_memory.data(), same_memory.data(), 1025, TypeParam::kOf, factor);
+      for (size_t i = 0; i < values.size(); ++i) {
+        T wanted;
+        if constexpr (kIsHalf<T>) {
+          wanted = narrow(widen(values[i]) * static_cast<float>(factor), T{});
+        } else {
+          wanted = values[i] * static_cast<T>(factor);
+        }
+        ASSERT_TRUE(same(out.at(i), wanted)) << "element " << i << " by " << factor;
+        ASSERT_TRUE(same(same_memory.at(i), wanted)) << "element " << i << " by " << factor << ", in place";
+      }
+      ASSERT_TRUE(out.untouched_around());
+    }
+  }
+}
+
 template <class T>
 class ReduceComplex : public testing::Test {};
 using Reals = testing::Types<float, double>;
@@ -331,6 +355,7 @@ TEST(ReduceDeathTest, RefusesWhatCannotBeReduced) {
   EXPECT_DEATH(reduce_into(data, data, 2, Dtype::kFloat32, ReduceOp::kBitAnd), "band of float32");
   EXPECT_DEATH(reduce_into(data, data, 2, Dtype::kFloat8E5m2, ReduceOp::kSum), "sum of float8_e5m2");
   EXPECT_DEATH(divide_by(data, 2, Dtype::kFloat32, 0), "divisor");
+  EXPECT_DEATH(scale(data, data, 2, Dtype::kInt32, 0.5), "fraction of int32");
 }
 
 }  // namespace

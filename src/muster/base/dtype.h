@@ -49,13 +49,15 @@ enum class ReduceOp : uint8_t {
   kBitAnd = 5,
   kBitOr = 6,
   kBitXor = 7,
+  kPremulSum = 8,  ///< the sum of elements that each rank has multiplied by a factor of its own first
 };
-inline constexpr int kReduceOpCount = 8;
+inline constexpr int kReduceOpCount = 9;
 
 const char* name(ReduceOp op);
 
 /// Whether elements of `dtype` can be combined by `op`: floating types have no bit operations, complex types no order,
-/// float8 and float4 move but are never reduced. The error names both.
+/// only these two can be multiplied by a fraction first; float8 and float4 move but are never reduced. The error names
+/// both.
 Result<> check_reducible(Dtype dtype, ReduceOp op);
 
 }  // namespace muster

@@ -99,6 +99,7 @@ KernelOp kernel_op(Dtype dtype, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
+    case ReduceOp::kPremulSum:
       return truth ? kOr : kAdd;
     case ReduceOp::kProduct:
       return truth ? kAnd : kMultiply;
@@ -155,6 +156,12 @@ void divide_by(void* data, size_t count, Dtype dtype, int divisor) {
   if (divisor == 1) return;
   const Operand operand = operand_of(dtype, true);
   kernels().divide[operand.element](data, count * operand.parts, divisor);
+}
+
+void scale(void* out, const void* in, size_t count, Dtype dtype, double factor) {
+  MUSTER_CHECK(check_reducible(dtype, ReduceOp::kPremulSum).has_value(), fmt::format("a fraction of {}", name(dtype)));
+  const Operand operand = operand_of(dtype, true);
+  kernels().scale[operand.element](out, in, count * operand.parts, factor);
 }
 
 const char* reduce_kernel_isa() { return kernels().isa; }

@@ -6,8 +6,9 @@
 
 namespace muster {
 
-/// to[i] = to[i] op from[i]. kAverage adds. The pair must pass check_reducible(). float16 and bfloat16 are combined in
-/// float32 and rounded to nearest even. Buffers may be unaligned; they may be equal but not overlap otherwise.
+/// to[i] = to[i] op from[i]. kAverage and kPremulSum add. The pair must pass check_reducible(). float16 and bfloat16
+/// are combined in float32 and rounded to nearest even. Buffers may be unaligned; they may be equal but not overlap
+/// otherwise.
 void reduce_into(void* to, const void* from, size_t count, Dtype dtype, ReduceOp op);
 /// out[i] = a[i] op b[i]; `out` may equal a or b.
 void reduce_two(void* out, const void* a, const void* b, size_t count, Dtype dtype, ReduceOp op);
@@ -16,6 +17,9 @@ void reduce_two(void* out, const void* a, const void* b, size_t count, Dtype dty
 void reduce_many(void* out, const void* const* in, int sources, size_t count, Dtype dtype, ReduceOp op);
 /// data[i] /= divisor: the second half of kAverage. Integers round towards zero, as torch's do.
 void divide_by(void* data, size_t count, Dtype dtype, int divisor);
+/// out[i] = in[i] * factor: the first half of kPremulSum, for the dtypes that it takes. float64 is multiplied in
+/// double, all others in float, rounded once. `out` may equal `in`.
+void scale(void* out, const void* in, size_t count, Dtype dtype, double factor);
 
 /// The instruction set in use: "avx512", "avx2", "baseline". MUSTER_SIMD=baseline|avx2|avx512 overrides it.
 const char* reduce_kernel_isa();

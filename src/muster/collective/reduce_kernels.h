@@ -40,6 +40,7 @@ struct ReduceKernels {
   const char* isa;
   ReduceKernel reduce[kKernelElements][kKernelOps];
   void (*divide[kKernelElements])(void* data, size_t count, int divisor);  // divisor > 0
+  void (*scale[kKernelElements])(void* out, const void* in, size_t count, double factor);
 };
 
 extern const ReduceKernels kBaselineKernels;
