@@ -1,0 +1,184 @@
+#include "muster/group/recorder.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <string_view>
+
+#include "muster/base/log.h"
+#include "muster/group/host.h"
+#include "muster/group/recorder_layout.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kDefaultRecords = 1024;
+
+int64_t wall_clock_offset() {
+  timespec wall;
+  clock_gettime(CLOCK_REALTIME, &wall);
+  return wall.tv_sec * 1'000'000'000LL + wall.tv_nsec - steady_clock().now().ns;
+}
+
+template <size_t kSize>
+void put_text(char (&to)[kSize], std::string_view text) {
+  to[text.copy(to, kSize - 1)] = '\0';
+}
+
+uint64_t outcome(RecordState state, ErrorCode code = {}, Rank blamed = kNoRank) {
+  return static_cast<uint64_t>(state) | static_cast<uint64_t>(code) << 8 |
+         static_cast<uint64_t>(static_cast<uint32_t>(blamed)) << 32;
+}
+
+std::array<uint64_t, 4> pack_message(uint64_t kind, const BufferView& data, Rank peer, uint32_t tag) {
+  return {kind | static_cast<uint64_t>(data.dtype()) << 8 | static_cast<uint64_t>(static_cast<uint32_t>(peer)) << 32,
+          data.count(), tag, 0};
+}
+
+}  // namespace
+
+const char* name(RecordState state) {
+  switch (state) {
+    case RecordState::kQueued:
+      return "queued";
+    case RecordState::kRunning:
+      return "running";
+    case RecordState::kDone:
+      return "done";
+    case RecordState::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+size_t Recorder::entries_from_environment() {
+  const char* text = std::getenv("MUSTER_RECORDER");
+  if (text == nullptr || *text == '\0') return kDefaultRecords;
+  size_t entries = 0;
+  const char* const end = text + std::strlen(text);
+  if (const auto read = std::from_chars(text, end, entries); read.ec == std::errc() && read.ptr == end) return entries;
+  log(LogLevel::kWarning,
+      std::string("MUSTER_RECORDER is '") + text + "', which is no number of operations: 1024 are recorded");
+  return kDefaultRecords;
+}
+
+std::unique_ptr<Recorder> Recorder::create(const Membership& membership, size_t entries) {
+  if (entries == 0) return nullptr;
+  entries = std::bit_ceil(std::min(entries, kMostRecords));
+  const size_t bytes = recorder_bytes(entries);
+  Fd fd(memfd_create(kRecorderName, MFD_CLOEXEC));
+  if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return nullptr;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* header = new (memory) RecorderHeader{};
+  header->entries = static_cast<uint32_t>(entries);
+  header->tick_kind = best_ticks();
+  header->pid = getpid();
+  header->rank = membership.rank;
+  header->size = membership.size;
+  header->generation = membership.generation;
+  header->made = moment_now(header->tick_kind);
+  header->wall_clock_offset = wall_clock_offset();
+  put_text(header->group, membership.name);
+  put_text(header->host, host_name());
+  header->awaited = kNoRank;
+  header->site_bytes = 1;  // an empty text comes first
+  std::atomic_thread_fence(std::memory_order_release);
+  header->magic = kRecorderMagic;
+  return std::unique_ptr<Recorder>(new Recorder(memory, bytes, std::move(fd)));
+}
+
+Recorder::Recorder(void* memory, size_t bytes, Fd fd)
+    : memory_(memory),
+      bytes_(bytes),
+      fd_(std::move(fd)),
+      header_(*static_cast<RecorderHeader*>(memory)),
+      // Zeroed by the kernel, which is what their first values are.
+      sites_(*reinterpret_cast<RecorderSites*>(&header_ + 1)),
+      entries_(reinterpret_cast<RecorderEntry*>(&sites_ + 1)),
+      mask_(header_.entries - 1),
+      tick_kind_(header_.tick_kind) {}
+
+Recorder::~Recorder() { munmap(memory_, bytes_); }
+
+Recorder::Ticket Recorder::submitted(const Operation& operation, CallSite site, Start start) {
+  return write(operation.call.pack(), operation.input.bytes(), operation.output.bytes(), site, start);
+}
+
+Recorder::Ticket Recorder::sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
+  return write(pack_message(kSendKind, data, peer, tag), data.bytes(), 0, site, Start::kLater);
+}
+
+Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
+  return write(pack_message(kReceiveKind, data, peer, tag), 0, data.bytes(), site, Start::kLater);
+}
+
+Recorder::Ticket Recorder::write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes,
+                                 CallSite site, Start start) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  if (site != 0 && sites_.offsets[site].load(kRelaxed) == 0) publish_site(site);
+  const Ticket ticket = header_.next.fetch_add(1, kRelaxed) + 1;
+  RecorderEntry& entry = entries_[ticket & mask_];
+  entry.ticket.store(0, kRelaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (size_t i = 0; i < call.size(); ++i) entry.call[i].store(call[i], kRelaxed);
+  entry.input_bytes.store(input_bytes, kRelaxed);
+  entry.output_bytes.store(output_bytes, kRelaxed);
+  const int64_t now = ticks(tick_kind_);
+  entry.submitted.store(now, kRelaxed);
+  entry.started.store(start == Start::kNow ? now : 0, kRelaxed);
+  entry.ended.store(0, kRelaxed);
+  entry.site.store(site, kRelaxed);
+  entry.outcome.store(outcome(start == Start::kNow ? RecordState::kRunning : RecordState::kQueued), kRelaxed);
+  entry.ticket.store(ticket, std::memory_order_release);
+  return ticket;
+}
+
+/// Null when so many have come since that its place was taken.
+RecorderEntry* Recorder::find(Ticket ticket) {
+  RecorderEntry& entry = entries_[ticket & mask_];
+  return entry.ticket.load(std::memory_order_relaxed) == ticket ? &entry : nullptr;
+}
+
+void Recorder::started(Ticket ticket) {
+  RecorderEntry* entry = find(ticket);
+  if (entry == nullptr) return;
+  entry->started.store(ticks(tick_kind_), std::memory_order_relaxed);
+  entry->outcome.store(outcome(RecordState::kRunning), std::memory_order_release);
+}
+
+void Recorder::ended(Ticket ticket, const Result<>& result) {
+  RecorderEntry* entry = find(ticket);
+  if (entry == nullptr) return;
+  entry->ended.store(ticks(tick_kind_), std::memory_order_relaxed);
+  entry->outcome.store(
+      result ? outcome(RecordState::kDone) : outcome(RecordState::kFailed, result.error().code, result.error().rank),
+      std::memory_order_release);
+}
+
+void Recorder::waits_for(Rank rank) { header_.awaited.store(rank, std::memory_order_relaxed); }
+
+void Recorder::set_transport(const std::string& transport) { put_text(header_.transport, transport); }
+
+/// Copies the text of a call site to where readers find it; once for each. Without room it is the empty one.
+void Recorder::publish_site(CallSite site) {
+  const std::string text = call_site_text(site);
+  const std::lock_guard lock(sites_mutex_);
+  const uint32_t begin = header_.site_bytes.load(std::memory_order_relaxed);
+  if (sites_.offsets[site].load(std::memory_order_relaxed) != 0) return;
+  if (begin + text.size() + 1 > kSiteTextBytes) return sites_.offsets[site].store(1, std::memory_order_relaxed);
+  text.copy(sites_.texts + begin, text.size());  // the zero behind it is there already
+  header_.site_bytes.store(begin + static_cast<uint32_t>(text.size()) + 1, std::memory_order_relaxed);
+  sites_.offsets[site].store(begin + 1, std::memory_order_release);
+}
+
+}  // namespace muster

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "muster/collective/operation.h"
+#include "muster/group/call_site.h"
+#include "muster/group/group.h"
+#include "muster/group/ticks.h"
+#include "muster/io/fd.h"
+
+namespace muster {
+
+/// Sent to readers of the recorder's memory: append only.
+enum class RecordState : uint8_t { kQueued = 1, kRunning = 2, kDone = 3, kFailed = 4 };
+const char* name(RecordState state);
+
+struct RecorderHeader;
+struct RecorderEntry;
+struct RecorderSites;
+
+/// A group's flight recorder: its last operations, with their times, results and the places in the program that called
+/// them. Kept in memory that other processes can read (recorder_reading.h) without this one's help, so also when it
+/// hangs or is stopped; gone when the process is. Some 20 ns an operation. Thread-safe; the calls for one operation
+/// come one after the other.
+class Recorder {
+ public:
+  /// Which operation: to be handed to started() and ended().
+  using Ticket = uint64_t;
+  enum class Start : uint8_t { kLater, kNow };  ///< kNow: started() is called along with it
+
+  /// For the last `entries` operations, rounded up to a power of two. Null when that is zero, or without memory: a
+  /// group does without rather than fail.
+  static std::unique_ptr<Recorder> create(const Membership& membership, size_t entries);
+  /// How many operations are to be kept: MUSTER_RECORDER, or 1024.
+  static size_t entries_from_environment();
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  Ticket submitted(const Operation& operation, CallSite site, Start start);
+  /// A message to or from `peer`, which may be kAnyRank.
+  Ticket sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
+  Ticket receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
+  void started(Ticket ticket);
+  void ended(Ticket ticket, const Result<>& result);
+  /// Whom the operation that runs waits for, where that takes long; kNoRank: nobody.
+  void waits_for(Rank rank);
+  /// What links the ranks, for those who read.
+  void set_transport(const std::string& transport);
+
+ private:
+  Recorder(void* memory, size_t bytes, Fd fd);
+  RecorderEntry* find(Ticket ticket);
+  Ticket write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes, CallSite site,
+               Start start);
+  void publish_site(CallSite site);
+
+  void* memory_;
+  size_t bytes_;
+  Fd fd_;  ///< kept open: it is how others find the memory
+  RecorderHeader& header_;
+  RecorderSites& sites_;
+  RecorderEntry* entries_;
+  uint64_t mask_;
+  TickKind tick_kind_;
+  std::mutex sites_mutex_;
+};
+
+}  // namespace muster

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/collective/call.h"
+#include "muster/group/recorder.h"
+#include "muster/io/fd.h"
+
+namespace muster {
+
+/// One operation, as a recorder holds it.
+struct Record {
+  enum class Kind : uint8_t { kCollective, kSend, kReceive };
+  Kind kind = Kind::kCollective;
+  Call call;            ///< of a message: dtype and count, the sequence being zero
+  Rank peer = kNoRank;  ///< of a message; kAnyRank for a receive from whoever sends
+  uint32_t tag = 0;     ///< of a message
+  uint64_t number = 0;  ///< in the order in which the process called them, messages included; from 1
+  size_t input_bytes = 0, output_bytes = 0;
+  RecordState state = RecordState::kQueued;
+  std::optional<TimePoint> submitted, started, ended;  ///< on steady_clock() of the host
+  ErrorCode error = ErrorCode::kInternal;              ///< where it failed
+  Rank blamed = kNoRank;                               ///< where it failed
+  std::string site;                                    ///< "train.py:71"; empty: not known
+
+  /// "all_reduce #41 (float32[1048576], sum)", "receive from rank 3 (float32[10], tag 7)".
+  std::string to_string() const;
+  /// The same with the call site: "... at train.py:71".
+  std::string with_site() const;
+};
+
+/// What a recorder held at one moment.
+struct Recording {
+  pid_t pid = 0;  ///< as its own process sees it
+  std::string host, group, transport;
+  Rank rank = kNoRank;
+  int size = 0;
+  uint64_t generation = 0;
+  Rank awaited = kNoRank;         ///< whom the operation that runs is waiting for, where that takes long
+  TimePoint taken;                ///< when it was read
+  int64_t wall_clock_offset = 0;  ///< ns to add to steady_clock() for the time since 1970
+  std::vector<Record> records;    ///< oldest first
+
+  /// The collective of that number; null when it is not there (not yet, or no longer).
+  const Record* find(uint64_t sequence) const;
+  /// The last collective that has at least begun.
+  const Record* last_begun() const;
+};
+
+/// kProtocol for what is no recorder of this version. The memory may change meanwhile: operations that do are left out.
+Result<Recording> read_recording(const Fd& memory);
+/// Those of a process on this host, by group and rank; may be stopped. None where the kernel does not let this user
+/// look, and of what it inherited when it was forked.
+std::vector<Recording> recordings_of(pid_t pid);
+/// The processes of this user on this host that have some.
+std::vector<pid_t> processes_with_recordings();
+/// Whether a process is stopped by a signal or a debugger.
+bool is_stopped(pid_t pid);
+
+/// JSON for people's tools: an array with an object for each recording. `last`: at most so many operations of each.
+std::string to_json(const std::vector<Recording>& recordings, size_t last);
+/// The trace that Perfetto and Chrome open: a process for each rank, a thread for each group. Times count from the
+/// first operation, which otherData.begin_ns puts on the time since 1970. Shared clocks make it exact within a host;
+/// between hosts it is as exact as their clocks are.
+std::string to_trace(const std::vector<Recording>& recordings);
+
+}  // namespace muster

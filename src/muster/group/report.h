@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/group/member.h"
+#include "muster/group/recorder_reading.h"
+
+namespace muster {
+
+/// What is known of a rank when a call has failed.
+struct Sighting {
+  std::string who;             ///< "rank 3 (host b, pid 812)"
+  bool known = false;          ///< whether anything below is
+  bool stopped = false;        ///< by a signal or a debugger
+  std::optional<Record> here;  ///< its call of the same number, if it has begun it
+  std::optional<Record> last;  ///< the last that it has begun
+};
+
+/// Who is where, in one sentence.
+struct Report {
+  std::string text;  ///< empty when it would say no more than that all ranks are in the same call
+  bool mismatch = false;
+  Rank culprit = kNoRank;  ///< who is stopped, else has not arrived, else calls something else
+};
+
+/// `sightings` by rank: "rank 2 is at broadcast #18 (float32[10], root 0) at train.py:80, the others at all_reduce #18
+/// (float32[12], sum) at train.py:71; rank 5 (host b, pid 812) has not arrived, last seen at barrier #17 at
+/// train.py:69".
+Report compose_report(const std::vector<Sighting>& sightings, Rank self);
+
+/// Reads the recorders of those members that run on this host, stopped ones too; nothing is known of the others.
+std::vector<Sighting> look_around(const std::vector<Member>& members, const std::string& group, uint64_t generation,
+                                  Rank self, uint64_t sequence);
+
+/// "ranks 0-2, 5".
+std::string list_ranks(const std::vector<Rank>& ranks);
+
+}  // namespace muster

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+
+#include "muster/base/clock.h"
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace muster {
+
+/// What a time is counted in: nanoseconds of CLOCK_MONOTONIC, or the processor's own counter, which costs a third to
+/// read and is the same for all processes of a host.
+enum class TickKind : uint32_t { kNanoseconds = 0, kCounter = 1 };
+
+/// The counter where it runs at one rate on all cores and in all states, else nanoseconds.
+TickKind best_ticks();
+
+inline int64_t ticks(TickKind kind) {
+  if (kind == TickKind::kCounter) {
+#if defined(__x86_64__)
+    return static_cast<int64_t>(__rdtsc());
+#elif defined(__aarch64__)
+    int64_t count;
+    asm volatile("mrs %0, cntvct_el0" : "=r"(count));
+    return count;
+#endif
+  }
+  return steady_clock().now().ns;
+}
+
+/// One moment on both clocks.
+struct Moment {
+  int64_t ticks = 0;
+  int64_t ns = 0;
+};
+Moment moment_now(TickKind kind);
+
+/// From ticks to CLOCK_MONOTONIC, given two moments.
+class TickScale {
+ public:
+  TickScale(TickKind kind, const Moment& first, const Moment& second);
+  TimePoint time_of(int64_t ticks) const;
+
+ private:
+  Moment first_;
+  double ns_per_tick_;
+};
+
+}  // namespace muster
