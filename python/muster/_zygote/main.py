@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import warm
+from .preload import Tops
 from .server import serve
 from .worker import run
 
@@ -18,7 +19,8 @@ def main(words: Sequence[str], at_start: frozenset[str]) -> None:
     role, *rest = words
     channel = socket.socket(fileno=SOCKET)
     channel.set_inheritable(False)
-    request = (serve if role == "cold" else warm.keep)(channel, rest, at_start)
-    for name in [name for name in sys.modules if name.startswith(__package__)]:
+    own = [name for name in sys.modules if name.startswith(str(__package__))]
+    request = (serve if role == "cold" else warm.keep)(channel, rest, Tops(at_start))
+    for name in own:
         del sys.modules[name]
     run(request.command)

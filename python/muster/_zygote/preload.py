@@ -27,15 +27,12 @@ class UnfitError(Exception):
 
 
 def import_all(preload: Sequence[str], also: Iterable[str] = ()) -> None:
-    """torch, then each module of `preload`, checked on its own; `also`: whichever of these can be imported."""
+    """torch, each module of `preload`, checked on its own, and whichever of `also` can be imported."""
     gc.disable()  # nothing that is imported is garbage; become() turns it on again
     try:
         importlib.import_module("torch")
     except ImportError as error:
         raise UnfitError(f"{sys.executable} cannot import torch: {error}") from None
-    for name in (*HELPFUL, *also):
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
     started: dict[int, str] = {}
     for name in preload:
         before = set(threads())
@@ -48,6 +45,9 @@ def import_all(preload: Sequence[str], also: Iterable[str] = ()) -> None:
             raise RefusedError(
                 f"--preload {name} opens {files[0]}, whose context no forked worker can use; leave it out"
             )
+    for name in (*HELPFUL, *also):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     _check_threads(started)
     if files := _devices():
         raise UnfitError(f"importing torch opens {files[0]}, whose context no forked worker can use")
@@ -79,28 +79,40 @@ def _devices() -> list[str]:
     return found
 
 
-def import_for(script: str) -> None:
-    """What the script is about to import of torch: better once here than in every worker."""
+def import_for(script: str) -> bool:
+    """What the script is about to import of torch: better once here than in every worker. False: nothing."""
     try:
         with open(script, "rb") as file:
             text = file.read(1 << 20).decode(errors="replace")
     except OSError:
-        return  # a folder; or whatever the worker will say
+        return False  # a folder; or whatever the worker will say
     names = set(re.findall(r"^\s*(?:import|from)\s+(torch(?:\.\w+)+)", text, re.MULTILINE))
     if re.search(r"\boptim\b|\.compile\b", text):
         names.add("torch._dynamo")  # the first optimizer imports it: eight hundred modules
-    for name in sorted(names - set(sys.modules)):
+    missing = sorted(name for name in names if name not in sys.modules)
+    for name in missing:
         with contextlib.suppress(Exception):  # the script's own affair
             importlib.import_module(name)
+    return bool(missing)
 
 
-def hidden_by(folder: str, imported: Iterable[str]) -> str:
-    """A module of `folder` that comes before one of `imported` on a worker's sys.path; empty when there is none."""
+class Tops:
+    """The first names of the modules that were imported since the interpreter started."""
+
+    def __init__(self, at_start: frozenset[str]):
+        self._at_start = at_start
+        self.names: set[str] = set()
+
+    def look(self) -> None:
+        self.names = {name.partition(".")[0] for name in sys.modules if name not in self._at_start}
+
+
+def hidden_by(folder: str, tops: set[str]) -> str:
+    """A module of `folder` that comes before one of `tops` on a worker's sys.path; empty when there is none."""
     try:
         names = os.listdir(folder or ".")
     except OSError:
         return ""
-    tops = {name.partition(".")[0] for name in imported}
     for entry in names:
         name = entry.partition(".")[0]
         if name not in tops:

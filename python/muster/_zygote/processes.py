@@ -9,6 +9,8 @@ import signal
 from collections.abc import Iterator
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+MADV_COLLAPSE = 25
+HUGE_PAGE = 2 << 20
 _LIBC = ctypes.CDLL(None)
 
 
@@ -70,6 +72,20 @@ def threads() -> dict[int, str]:
             names[int(task)] = file.read().strip()
     names.pop(os.getpid(), None)
     return names
+
+
+def use_huge_pages() -> None:
+    """Lays this process' own memory in huge pages where the kernel can: a fork copies an entry for each page, and one
+    of a process that has imported torch then takes a quarter of the time. A child's write still copies 4 KiB only."""
+    with open("/proc/self/maps") as file:
+        areas = [line.split() for line in file]
+    for bounds, access, _, _, inode, *_ in areas:
+        if access != "rw-p" or inode != "0":
+            continue
+        begin, end = (int(number, 16) for number in bounds.split("-"))
+        begin, end = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if begin < end:
+            _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)
 
 
 def set_title(words: list[str]) -> None:

@@ -8,12 +8,11 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 
-from .preload import RefusedError, UnfitError, hidden_by, import_all, import_for
+from .preload import RefusedError, Tops, UnfitError, hidden_by, import_all, import_for
 from .processes import adopt_orphans, children, send, send_group
-from .worker import Request, become
+from .worker import THREADS_AT_IMPORT, Request, become, replace_environment, set_blas_threads, threads_wanted
 
 MAX_MESSAGE = 64 << 10
 MAX_PAYLOAD = 16 << 20
@@ -32,16 +31,16 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
 class Server:
     """Everything below it is its own to end: when the agent's end of the channel closes, all of it dies."""
 
-    def __init__(self, channel: socket.socket, at_start: frozenset[str]):
-        """`at_start`: the modules that the interpreter had before any was imported."""
+    def __init__(self, channel: socket.socket, tops: Tops):
         self._channel = channel
-        self._at_start = at_start
+        self._tops = tops
         self._pid = os.getpid()
         self._workers: set[int] = set()
         self._told: set[int] = set()  # orphans that were asked to end
         self._mode = ""  # "term": orphans are asked to end as they appear; "kill": whatever appears is killed
         self._occupied = False  # there may be children, and "empty" was not said since
         self._closing = False
+        self._blas_threads = THREADS_AT_IMPORT
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
@@ -74,7 +73,10 @@ class Server:
         return None
 
     def _receive(self) -> Request | None:
-        data, fds, flags = receive(self._channel)
+        try:
+            data, fds, flags = receive(self._channel)
+        except ConnectionResetError:  # the agent has gone without having read all that was said to it
+            data, fds, flags = b"", [], 0
         if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             self._closing = True
             return None
@@ -116,12 +118,17 @@ class Server:
         return False
 
     def _prepare(self, request: Request) -> bool:
-        if path := hidden_by(request.folder, set(sys.modules) - self._at_start):
+        if path := hidden_by(request.folder, self._tops.names):
             self.say("unfit", f"{path} comes before a module that the zygote has imported")
             return False
-        if request.script:
-            import_for(request.script)
-            gc.freeze()
+        wanted = threads_wanted(request.environment)
+        if wanted not in (0, self._blas_threads):
+            set_blas_threads(wanted)
+            self._blas_threads = wanted
+        if request.script and import_for(request.script):
+            self._tops.look()
+        replace_environment(request.environment)  # workers then change what differs
+        gc.freeze()
         return True
 
     def _look_after(self) -> None:
@@ -150,16 +157,17 @@ class Server:
                     send(pid, signal.SIGTERM)
 
 
-def serve(channel: socket.socket, preload: Sequence[str] | None, at_start: frozenset[str]) -> Request:
+def serve(channel: socket.socket, preload: Sequence[str] | None, tops: Tops) -> Request:
     """Returns in workers. `preload`: None where everything was imported before."""
     adopt_orphans()
-    server = Server(channel, at_start)
+    server = Server(channel, tops)
     if preload is not None:
         try:
             import_all(preload)
         except (RefusedError, UnfitError) as error:
             server.say("refused" if isinstance(error, RefusedError) else "unfit", error)
             os._exit(0)
+        tops.look()
     server.say("ready", os.getpid())
     request = server.serve()
     if request is None:

@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .preload import RefusedError, UnfitError, import_all
-from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send, set_title
+from .preload import RefusedError, Tops, UnfitError, import_all
+from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send, set_title, use_huge_pages
 from .server import receive, serve
 from .worker import Request
 
@@ -73,6 +73,7 @@ class Warm:
         try:
             import_all(self._preload, ALSO)
             self._fingerprint = Fingerprint()
+            use_huge_pages()
         except (RefusedError, UnfitError) as error:
             self._failure = str(error)
             self._stopping = True  # once whoever started this has been told
@@ -262,16 +263,21 @@ def _enter_cgroup(agent: int) -> None:
             raise
 
 
-def keep(listener: socket.socket, words: Sequence[str], at_start: frozenset[str]) -> Request:
+kept: list[Warm] = []  # never freed: in a worker that would copy thousands of the pages that it shares
+
+
+def keep(listener: socket.socket, words: Sequence[str], tops: Tops) -> Request:
     """`words`: seconds without a run after which it ends, then the modules to preload. Returns in workers only."""
     adopt_orphans()
     idle, *preload = words
     os.chdir("/")
     warm = Warm(listener, float(idle), preload)
+    kept.append(warm)
     set_title(["muster: warm zygote", sys.executable, *preload])
     warm.warm_up()
+    tops.look()
     channel = warm.keep()
     if channel is None:
         os._exit(0)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
-    return serve(channel, None, at_start)
+    return serve(channel, None, tops)

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from types import CodeType, ModuleType, TracebackType
 
@@ -55,26 +55,40 @@ def become(request: Request, parent: int, unwanted: Sequence[int]) -> None:
         os.close(fd)
     if request.cpus:
         os.sched_setaffinity(0, request.cpus)
-    threads = os.environ.get("OMP_NUM_THREADS")
     replace_environment(request.environment)
-    set_threads(threads)
+    set_torch_threads()
     reseed()
     set_title(request.command)
     gc.enable()
 
 
 def replace_environment(environment: dict[bytes, bytes]) -> None:
-    for name in set(os.environb) - set(environment):
+    """Writes only what differs: a write to memory that processes share copies the page."""
+    for name in [name for name in os.environb if name not in environment]:
         del os.environb[name]
-    os.environb.update(environment)
+    for name, value in environment.items():
+        if os.environb.get(name) != value:
+            os.environb[name] = value
 
 
-def set_threads(before: str | None) -> None:
+def threads_wanted(environment: Mapping[bytes, bytes]) -> int:
+    """By OMP_NUM_THREADS; 0 where it does not say."""
+    number = environment.get(b"OMP_NUM_THREADS", b"").partition(b",")[0]
+    return int(number) if number.isdigit() else 0
+
+
+THREADS_AT_IMPORT = threads_wanted(os.environb)
+
+
+def set_torch_threads() -> None:
     """OMP_NUM_THREADS was read when torch was imported; this process may have been given another."""
-    now = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if now == before or not now.isdigit() or int(now) == 0:
-        return
-    sys.modules["torch"].set_num_threads(int(now))
+    now = threads_wanted(os.environb)
+    if now not in (0, THREADS_AT_IMPORT):
+        sys.modules["torch"].set_num_threads(now)
+
+
+def set_blas_threads(number: int) -> None:
+    """OpenBLAS starts all of its threads to do this, and they spin: so it is done before the forks, which end them."""
     with open("/proc/self/maps") as file:
         blas = re.search(r"/\S*openblas\S*\.so\S*", file.read())
     if blas is None:
@@ -82,7 +96,7 @@ def set_threads(before: str | None) -> None:
     library = ctypes.CDLL(blas.group())
     for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads"):
         if hasattr(library, name):
-            getattr(library, name)(int(now))
+            getattr(library, name)(number)
             return
 
 
