@@ -24,7 +24,7 @@ constexpr Duration kDrainTime = std::chrono::seconds(10);
 class GroupImpl final : public Group {
  public:
   GroupImpl(std::unique_ptr<Runner> runner, const Membership& membership, const GroupOptions& options)
-      : runner_(std::move(runner)), membership_(membership), timeout_(options.timeout) {}
+      : runner_(std::move(runner)), membership_(membership), options_(options), timeout_(options.timeout) {}
 
   /// Lets what is queued finish (the peers count on it), within limits; then ends it. Not to be called by a callback of
   /// the group's own Work.
@@ -33,7 +33,7 @@ class GroupImpl final : public Group {
     stopping_ = true;
     changed_.notify_all();
     const auto drained = [this] { return !busy_ && queue_.empty(); };
-    if (!changed_.wait_for(lock, std::min<Duration>(timeout_, kDrainTime), drained)) {
+    if (!changed_.wait_for(lock, std::min(timeout(), kDrainTime), drained)) {
       runner_->request_abort(Error{
           ErrorCode::kAborted, fmt::format("group \"{}\" was destroyed here", membership_.name), membership_.rank, {}});
     }
@@ -42,11 +42,6 @@ class GroupImpl final : public Group {
       MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(), "a group is destroyed by a callback of its own work");
       thread.join();
     }
-  }
-
-  Work submit(Operation operation, const CallOptions& options) override {
-    if (auto able = check(operation.call); !able) return Work(std::move(able));
-    return take_turn(std::move(operation), options);
   }
 
   Work send(BufferView, Rank, uint32_t, const CallOptions&) override {
@@ -72,6 +67,29 @@ class GroupImpl final : public Group {
     return {};
   }
 
+  Result<> wait_for_pending(const Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    const uint64_t last = sequence_;
+    ++waiting_for_all_;
+    const bool ended = changed_.wait_for(lock, deadline.left(), [&] { return ended_ >= last; });
+    --waiting_for_all_;
+    if (ended) return {};
+    return fail(ErrorCode::kTimeout, fmt::format("{} of the {} operations begun in group \"{}\" are still under way",
+                                                 last - ended_, last, membership_.name));
+  }
+
+  void on_completion(CompletionHook hook) override {
+    auto shared = hook ? std::make_shared<const CompletionHook>(std::move(hook)) : nullptr;
+    const std::lock_guard lock(mutex_);
+    hook_.swap(shared);
+  }
+
+  void set_timeout(Duration timeout) override {
+    MUSTER_CHECK(timeout > Duration::zero(), "a group's timeout is greater than zero");
+    timeout_ = timeout;
+  }
+  Duration timeout() const override { return timeout_; }
+  const GroupOptions& options() const override { return options_; }
   const Membership& membership() const override { return membership_; }
 
   uint64_t sequence() const override {
@@ -82,33 +100,46 @@ class GroupImpl final : public Group {
   std::string transport() const override { return runner_->transport(); }
 
  private:
+  /// The completion hook, as it was when an operation was submitted, and what it is told. Shared, for it may be
+  /// replaced meanwhile.
+  struct Hooked {
+    std::shared_ptr<const CompletionHook> hook;
+    TimePoint submitted, started, ended;
+
+    void stamp(TimePoint& time) const {
+      if (hook) time = steady_clock().now();
+    }
+    void tell(const Call& call, const Result<>& result) const {
+      if (hook) (*hook)(Finished{call, submitted, started, ended, result});
+    }
+  };
+
   struct Job {
     Operation operation;
     Duration timeout;
     std::shared_ptr<Work::State> work;
+    Hooked hooked;
   };
 
-  Result<> check(const Call& call) const {
-    if (reduces(call.collective)) MUSTER_TRY(check_reducible(call.dtype, call.op));
-    if (call.root >= 0 && call.root < membership_.size) return {};
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} with root {}, but the group's ranks are 0 to {}",
-                                                         name(call.collective), call.root, membership_.size - 1));
-  }
-
   /// A sync call on an idle group runs right here, with no hand-over to another thread; all else queues.
-  Work take_turn(Operation operation, const CallOptions& options) {
-    const Duration timeout = options.timeout > Duration::zero() ? options.timeout : timeout_;
+  Work begin(Operation operation, const CallOptions& options) override {
+    const Duration timeout = options.timeout > Duration::zero() ? options.timeout : this->timeout();
     std::unique_lock lock(mutex_);
+    Hooked hooked{hook_, {}, {}, {}};
+    hooked.stamp(hooked.submitted);
     if (!options.async && !busy_ && queue_.empty()) {
       operation.call.sequence = ++sequence_;
       busy_ = true;
       lock.unlock();
-      auto result = run(operation, timeout);
+      auto result = run(operation, timeout, hooked);
       lock.lock();
+      ++ended_;
       end_turn(lock);
+      lock.unlock();
+      hooked.tell(operation.call, result);
       return Work(std::move(result));
     }
-    auto queued = enqueue({std::move(operation), timeout, std::make_shared<Work::State>()});
+    auto queued = enqueue({std::move(operation), timeout, std::make_shared<Work::State>(), std::move(hooked)});
     lock.unlock();
     if (!queued) return Work(tl::unexpected(queued.error()));
     changed_.notify_all();
@@ -148,19 +179,21 @@ class GroupImpl final : public Group {
     for (;;) {
       changed_.wait(lock, [this] { return queue_.empty() ? stopping_ : !busy_; });
       if (queue_.empty()) return;
-      const Job job = std::move(queue_.front());
+      Job job = std::move(queue_.front());
       queue_.pop_front();
       busy_ = true;
       lock.unlock();
-      const auto result = run(job.operation, job.timeout);
+      const auto result = run(job.operation, job.timeout, job.hooked);
       auto callbacks = job.work->finish(result);
       lock.lock();
+      ++ended_;
       end_turn(lock);
-      if (callbacks.empty()) continue;
+      if (callbacks.empty() && !job.hooked.hook) continue;
       ++calling_back_;
       // Without a thread for them, the queued calls wait until these callbacks are over.
       if (!queue_.empty()) (void)provide_thread();
       lock.unlock();
+      job.hooked.tell(job.operation.call, result);
       for (const auto& callback : callbacks) callback(result);
       callbacks.clear();
       lock.lock();
@@ -168,8 +201,10 @@ class GroupImpl final : public Group {
     }
   }
 
-  Result<> run(const Operation& operation, Duration timeout) {
+  Result<> run(const Operation& operation, Duration timeout, Hooked& hooked) {
+    hooked.stamp(hooked.started);
     auto result = runner_->run(operation, Deadline::after(timeout));
+    hooked.stamp(hooked.ended);
     if (!result) {
       const std::lock_guard lock(mutex_);
       if (!first_error_) first_error_ = result.error();
@@ -187,18 +222,21 @@ class GroupImpl final : public Group {
       lock.lock();
     }
     busy_ = false;
-    if (!queue_.empty() || stopping_) changed_.notify_all();
+    if (!queue_.empty() || stopping_ || waiting_for_all_ > 0) changed_.notify_all();
   }
 
   const std::unique_ptr<Runner> runner_;
   const Membership membership_;
-  const Duration timeout_;
+  const GroupOptions options_;
+  std::atomic<Duration> timeout_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> queue_;
   bool busy_ = false;  ///< somebody runs a call: the turn is taken
   bool stopping_ = false;
-  uint64_t sequence_ = 0;
+  uint64_t sequence_ = 0, ended_ = 0;  ///< operations begun; of them, over
+  int waiting_for_all_ = 0;            ///< callers within wait_for_pending()
+  std::shared_ptr<const CompletionHook> hook_;
   std::optional<Error> first_error_, abort_;
   std::vector<std::thread> threads_;  ///< the first is started by the first call that queues; more are rarely needed
   size_t calling_back_ = 0;           ///< of them, within callbacks

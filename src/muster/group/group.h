@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "muster/base/clock.h"
 #include "muster/base/dtype.h"
@@ -62,26 +64,39 @@ struct CallOptions {
 
 inline constexpr Rank kAnyRank = -2;  ///< receive(): from whoever sends
 
+/// What a completion hook is told of an operation that ended.
+struct Finished {
+  const Call& call;
+  TimePoint submitted, started, ended;  ///< on steady_clock()
+  const Result<>& result;
+};
+/// Called by the thread that ran the operation, after its Work is done; it must not wait for the group.
+using CompletionHook = std::function<void(const Finished&)>;
+
 /// Ranks plus links: collectives over them. Every rank must call the same operations in the same order; each call takes
 /// the next sequence number. Thread-safe: calls are ordered by a lock. Errors name the operation, its number and the
 /// rank that failed; after a failure the group is dead (each call returns the first error) and a new one must be
 /// formed. Not to be destroyed by a callback of its own Work.
 class Group {
  public:
-  /// Meets the other ranks through the store and links up with all of them; within options.timeout, or an error that
-  /// names the ranks that did not come, came twice, or disagree about the size.
+  /// Meets the other ranks through the store; within options.timeout, or an error that names the ranks that did not
+  /// come, came twice, or disagree about the size.
   static Result<std::unique_ptr<Group>> form(Store& store, const Membership& membership, const GroupOptions& options);
   virtual ~Group() = default;
 
-  /// Any collective. What `operation` says lies where is what the functions below ask for. The memory is the caller's
-  /// and must live until the Work is done; the rest of `operation` need not. call.count, layout and sequence are filled
-  /// in here.
-  virtual Work submit(Operation operation, const CallOptions& options = {}) = 0;
+  /// Any collective: call.collective, op and root, memory, counts and factor as operation.h says; the rest of the call
+  /// is filled in here. The memory is the caller's and must live until the Work is done; the rest of `operation` need
+  /// not.
+  Work submit(Operation operation, const CallOptions& options = {});
+  /// Several at once, done when all are. Those of one kind that follow each other (same dtype, op, root and factor,
+  /// equal blocks) run as one operation over all of their memory; all ranks must submit the same list. Nothing is
+  /// begun if the arguments of one are wrong.
+  Work submit(std::vector<Operation> operations, const CallOptions& options = {});
 
-  /// In place; all ranks end with bit-identical results.
-  Work all_reduce(BufferView data, ReduceOp op, const CallOptions& options = {});
+  /// In place; all ranks end with bit-identical results. `factor`, here and below: of kPremulSum.
+  Work all_reduce(BufferView data, ReduceOp op, const CallOptions& options = {}, double factor = 1);
   /// In place at the root; the other ranks' data is only read.
-  Work reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options = {});
+  Work reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options = {}, double factor = 1);
   Work broadcast(BufferView data, Rank root, const CallOptions& options = {});
   /// `output` is the ranks' inputs by rank; `input` may be the own one of them. With `counts` (elements by rank, the
   /// same everywhere) they may differ in length.
@@ -91,10 +106,9 @@ class Group {
   Work gather(BufferView input, BufferView output, Rank root, const CallOptions& options = {});
   /// `input`, at the root only, is a block for each rank.
   Work scatter(BufferView input, BufferView output, Rank root, const CallOptions& options = {});
-  /// `input` is a block for each rank; `output` becomes the combination of all ranks' blocks for this rank, bit for bit
-  /// what all_reduce gives there.
+  /// `input` is a block for each rank; `output` becomes the combination of all ranks' blocks for this rank.
   Work reduce_scatter(BufferView input, BufferView output, ReduceOp op, const CallOptions& options = {},
-                      std::vector<size_t> counts = {});
+                      std::vector<size_t> counts = {}, double factor = 1);
   /// Block r of `input` goes to rank r; block r of `output` comes from it. With counts they may differ in length, also
   /// be empty.
   Work all_to_all(BufferView input, BufferView output, const CallOptions& options = {},
@@ -113,11 +127,48 @@ class Group {
   /// The error that killed the group, if one did.
   virtual Result<> status() const = 0;
 
+  /// Waits for what was begun before. kTimeout if the deadline comes first; failed operations count as ended.
+  virtual Result<> wait_for_pending(const Deadline& deadline) = 0;
+  /// Replaces the hook; null for none. It is not called for what ended before.
+  virtual void on_completion(CompletionHook hook) = 0;
+  /// Of each later operation that names none; greater than zero.
+  virtual void set_timeout(Duration timeout) = 0;
+  virtual Duration timeout() const = 0;
+  /// What it was formed with.
+  virtual const GroupOptions& options() const = 0;
   virtual const Membership& membership() const = 0;
+
+  // Groups made of this one meet through `store`, under keys of their own. They take over its options and timeout, and
+  // live on without it. Each group that is made of one parent needs another `name`.
+
+  /// The ranks named, which become 0, 1, ... in that order; all of them must call alike. Nothing for the others, who
+  /// may call or not. kInvalidArgument for a rank that is no member or named twice.
+  Result<std::unique_ptr<Group>> split(Store& store, const std::vector<Rank>& ranks, const std::string& name);
+  /// One group for each color >= 0, of those who gave it, ordered by key, then rank; nothing for a negative color. All
+  /// ranks must call.
+  Result<std::unique_ptr<Group>> split(Store& store, int color, int key, const std::string& name);
+  /// A group of ranks from several groups: all members of `membership` must call.
+  Result<std::unique_ptr<Group>> merge(Store& store, const Membership& membership);
+  /// The ranks without `excluded`, in their order. Only they call, all with the same list; this group may have failed,
+  /// and those excluded may be dead. With `abort_first`, whatever runs here is ended first; else waited for.
+  Result<std::unique_ptr<Group>> shrink(Store& store, const std::vector<Rank>& excluded, bool abort_first);
+
+  /// A barrier that finds out who is missing: the error of rank 0 names every rank that did not come (the first only,
+  /// unless `name_all`), as torch's does, and the group lives on. Goes through the store, so it works beside calls
+  /// that hang, and after a failure.
+  Result<> monitored_barrier(Store& store, Duration timeout, bool name_all);
+
   /// Operations begun so far.
   virtual uint64_t sequence() const = 0;
   /// "shm" when all ranks share this host's memory, else the kinds of links in use ("shm+tcp").
   virtual std::string transport() const = 0;
+
+ protected:
+  /// Begins an operation whose arguments are right.
+  virtual Work begin(Operation operation, const CallOptions& options) = 0;
+
+ private:
+  std::atomic<uint64_t> monitored_ = 0, shrunk_ = 0;  ///< calls so far: every rank must make as many
 };
 
 }  // namespace muster

@@ -1,26 +1,17 @@
 // The calls of Group as operations. What each rank can check for itself is checked here.
+#include "muster/group/operations.h"
+
 #include <fmt/format.h>
 
 #include <numeric>
-#include <optional>
 
 #include "muster/group/group.h"
 
 namespace muster {
 namespace {
 
-Work invalid(const Operation& operation, const std::string& what) {
-  return Work(fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name(operation.call.collective), what)));
-}
-
-Operation operation_of(Collective collective, BufferView input, BufferView output) {
-  Operation operation;
-  operation.call.collective = collective;
-  operation.call.dtype = collective == Collective::kScatter ? output.dtype() : input.dtype();
-  operation.call.count = input.count();
-  operation.input = std::move(input);
-  operation.output = std::move(output);
-  return operation;
+tl::unexpected<Error> invalid(const Operation& operation, const std::string& what) {
+  return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name(operation.call.collective), what));
 }
 
 size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
@@ -32,122 +23,187 @@ uint64_t digest(const std::vector<size_t>& counts) {
   return hash | 1;
 }
 
-/// What is wrong with the memory `whole` as the blocks of all ranks, of which this rank's is `own`.
-std::optional<std::string> wrong_blocks(const BufferView& whole, const BufferView& own,
-                                        const std::vector<size_t>& counts, const Membership& self) {
-  if (own.bytes() > 0 && whole.bytes() > 0 && own.dtype() != whole.dtype()) {
-    return fmt::format("input and output differ in dtype: {} and {}", name(own.dtype()), name(whole.dtype()));
+/// One view is given at every rank, the other perhaps at the root only, and perhaps without elements.
+Result<> take_dtype(Operation& operation, const BufferView& given, const BufferView& other) {
+  if (given.bytes() > 0 && other.bytes() > 0 && given.dtype() != other.dtype()) {
+    return invalid(operation, fmt::format("input and output differ in dtype: {} and {}", name(operation.input.dtype()),
+                                          name(operation.output.dtype())));
   }
-  if (counts.empty()) {
-    if (whole.count() == own.count() * self.size) return {};
-    return fmt::format("{} ranks with {} elements each need {}, not {}", self.size, own.count(),
-                       own.count() * self.size, whole.count());
-  }
-  if (counts.size() != static_cast<size_t>(self.size)) {
-    return fmt::format("{} counts for {} ranks", counts.size(), self.size);
-  }
-  if (counts[self.rank] != own.count()) {
-    return fmt::format("this rank's block has {} elements, its count is {}", own.count(), counts[self.rank]);
-  }
-  if (whole.count() == sum(counts)) return {};
-  return fmt::format("the counts make {} elements, the memory has {}", sum(counts), whole.count());
+  operation.call.dtype = given.bytes() == 0 && other.bytes() > 0 ? other.dtype() : given.dtype();
+  return {};
 }
 
-/// Blocks of different lengths, on which all ranks agree.
-void set_uneven(Operation& operation, std::vector<size_t> counts) {
-  if (counts.empty()) return;
+/// `whole` is the blocks of all ranks, of which this rank's is as long as `own`.
+Result<> take_blocks(Operation& operation, const BufferView& own, const BufferView& whole, const Membership& self) {
+  const auto& counts = operation.counts;
+  if (counts.empty()) {
+    operation.call.count = own.count();
+    if (whole.count() == own.count() * self.size) return {};
+    return invalid(operation, fmt::format("{} ranks with {} elements each need {}, not {}", self.size, own.count(),
+                                          own.count() * self.size, whole.count()));
+  }
+  if (counts.size() != static_cast<size_t>(self.size)) {
+    return invalid(operation, fmt::format("{} counts for {} ranks", counts.size(), self.size));
+  }
+  if (counts[self.rank] != own.count()) {
+    return invalid(operation,
+                   fmt::format("this rank's block has {} elements, its count is {}", own.count(), counts[self.rank]));
+  }
+  if (whole.count() != sum(counts)) {
+    return invalid(operation,
+                   fmt::format("the counts make {} elements, the memory has {}", sum(counts), whole.count()));
+  }
   operation.call.count = sum(counts);
   operation.call.layout = digest(counts);
-  operation.counts = std::move(counts);
+  return {};
+}
+
+Result<> take_exchange(Operation& operation, const Membership& self) {
+  const BufferView &input = operation.input, &output = operation.output;
+  const auto &send = operation.counts, &receive = operation.receive_counts;
+  const size_t size = self.size;
+  if (send.empty() && receive.empty()) {
+    operation.call.count = input.count() / size;
+    if (input.bytes() == output.bytes() && input.count() % size == 0) return {};
+    return invalid(operation, fmt::format("{} elements to send and {} to receive are not {} equal blocks each",
+                                          input.count(), output.count(), size));
+  }
+  operation.call.layout = 1;
+  if (send.size() == size && receive.size() == size && sum(send) == input.count() && sum(receive) == output.count()) {
+    return {};
+  }
+  return invalid(
+      operation,
+      fmt::format("{} and {} counts, which make {} and {} elements, for {} ranks with {} elements "
+                  "to send and {} to receive",
+                  send.size(), receive.size(), sum(send), sum(receive), size, input.count(), output.count()));
+}
+
+Result<> take_tensor(Operation& operation, const Membership& self) {
+  const bool root = self.rank == operation.call.root;
+  const bool everywhere = operation.call.collective != Collective::kReduce;
+  const bool sends = operation.call.collective != Collective::kBroadcast || root;
+  const BufferView& tensor = everywhere ? operation.output : operation.input;
+  operation.call.count = tensor.count();
+  if ((!sends || operation.input.bytes() == tensor.bytes()) &&
+      ((!everywhere && !root) || operation.output.bytes() == tensor.bytes())) {
+    return {};
+  }
+  return invalid(operation, fmt::format("input and output differ in length: {} and {} elements",
+                                        operation.input.count(), operation.output.count()));
+}
+
+Operation operation_of(Collective collective, BufferView input, BufferView output, Rank root = 0) {
+  Operation operation;
+  operation.call.collective = collective;
+  operation.call.root = root;
+  operation.input = std::move(input);
+  operation.output = std::move(output);
+  return operation;
+}
+
+Operation reduction_of(Collective collective, BufferView input, BufferView output, ReduceOp op, double factor,
+                       Rank root = 0) {
+  Operation operation = operation_of(collective, std::move(input), std::move(output), root);
+  operation.call.op = op;
+  operation.factor = factor;
+  return operation;
 }
 
 }  // namespace
 
-Work Group::all_reduce(BufferView data, ReduceOp op, const CallOptions& options) {
-  Operation operation = operation_of(Collective::kAllReduce, data, data);
-  operation.call.op = op;
-  return submit(std::move(operation), options);
+Result<> complete(Operation& operation, const Membership& self) {
+  Call& call = operation.call;
+  const BufferView &input = operation.input, &output = operation.output;
+  call.layout = 0;
+  if (call.root < 0 || call.root >= self.size) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} with root {}, but the group's ranks are 0 to {}",
+                                                         name(call.collective), call.root, self.size - 1));
+  }
+  const bool gives_output = call.collective == Collective::kScatter || call.collective == Collective::kReduceScatter ||
+                            call.collective == Collective::kBroadcast;
+  MUSTER_TRY(take_dtype(operation, gives_output ? output : input, gives_output ? input : output));
+  if (reduces(call.collective)) MUSTER_TRY(check_reducible(call.dtype, call.op));
+  switch (call.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+    case Collective::kBroadcast:
+      return take_tensor(operation, self);
+    case Collective::kAllGather:
+      return take_blocks(operation, input, output, self);
+    case Collective::kReduceScatter:
+      return take_blocks(operation, output, input, self);
+    case Collective::kGather:
+      call.count = input.count();
+      return self.rank == call.root ? take_blocks(operation, input, output, self) : Result<>{};
+    case Collective::kScatter:
+      call.count = output.count();
+      return self.rank == call.root ? take_blocks(operation, output, input, self) : Result<>{};
+    case Collective::kAllToAll:
+      return take_exchange(operation, self);
+    case Collective::kBarrier:
+      return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "an operation of no known kind");
 }
 
-Work Group::reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options) {
-  Operation operation = operation_of(Collective::kReduce, data, data);
-  operation.call.op = op;
-  operation.call.root = root;
-  return submit(std::move(operation), options);
+Work Group::submit(Operation operation, const CallOptions& options) {
+  if (auto right = complete(operation, membership()); !right) return Work(std::move(right));
+  return begin(std::move(operation), options);
+}
+
+Work Group::submit(std::vector<Operation> operations, const CallOptions& options) {
+  for (Operation& operation : operations) {
+    if (auto right = complete(operation, membership()); !right) return Work(std::move(right));
+  }
+  operations = coalesce(std::move(operations), membership().size);
+  // They run in order, and after a failure all that follow fail with the same error: the last result is that of all.
+  Work last{Result<>{}};
+  CallOptions ahead = options;
+  ahead.async = true;
+  for (size_t i = 0; i < operations.size(); ++i) {
+    last = begin(std::move(operations[i]), i + 1 < operations.size() ? ahead : options);
+    if (last.done() && !last.result()) break;
+  }
+  return last;
+}
+
+Work Group::all_reduce(BufferView data, ReduceOp op, const CallOptions& options, double factor) {
+  return submit(reduction_of(Collective::kAllReduce, data, data, op, factor), options);
+}
+
+Work Group::reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options, double factor) {
+  return submit(reduction_of(Collective::kReduce, data, data, op, factor, root), options);
 }
 
 Work Group::broadcast(BufferView data, Rank root, const CallOptions& options) {
-  Operation operation = operation_of(Collective::kBroadcast, data, data);
-  operation.call.root = root;
-  return submit(std::move(operation), options);
+  return submit(operation_of(Collective::kBroadcast, data, data, root), options);
 }
 
 Work Group::all_gather(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> counts) {
   Operation operation = operation_of(Collective::kAllGather, std::move(input), std::move(output));
-  if (const auto wrong = wrong_blocks(operation.output, operation.input, counts, membership())) {
-    return invalid(operation, *wrong);
-  }
-  set_uneven(operation, std::move(counts));
+  operation.counts = std::move(counts);
   return submit(std::move(operation), options);
 }
 
 Work Group::gather(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  Operation operation = operation_of(Collective::kGather, std::move(input), std::move(output));
-  operation.call.root = root;
-  if (membership().rank == root) {
-    if (const auto wrong = wrong_blocks(operation.output, operation.input, {}, membership())) {
-      return invalid(operation, *wrong);
-    }
-  }
-  return submit(std::move(operation), options);
+  return submit(operation_of(Collective::kGather, std::move(input), std::move(output), root), options);
 }
 
 Work Group::scatter(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  Operation operation = operation_of(Collective::kScatter, std::move(input), std::move(output));
-  operation.call.root = root;
-  operation.call.count = operation.output.count();
-  if (membership().rank == root) {
-    if (const auto wrong = wrong_blocks(operation.input, operation.output, {}, membership())) {
-      return invalid(operation, *wrong);
-    }
-  }
-  return submit(std::move(operation), options);
+  return submit(operation_of(Collective::kScatter, std::move(input), std::move(output), root), options);
 }
 
 Work Group::reduce_scatter(BufferView input, BufferView output, ReduceOp op, const CallOptions& options,
-                           std::vector<size_t> counts) {
-  Operation operation = operation_of(Collective::kReduceScatter, std::move(input), std::move(output));
-  operation.call.op = op;
-  operation.call.count = operation.output.count();
-  if (const auto wrong = wrong_blocks(operation.input, operation.output, counts, membership())) {
-    return invalid(operation, *wrong);
-  }
-  set_uneven(operation, std::move(counts));
+                           std::vector<size_t> counts, double factor) {
+  Operation operation = reduction_of(Collective::kReduceScatter, std::move(input), std::move(output), op, factor);
+  operation.counts = std::move(counts);
   return submit(std::move(operation), options);
 }
 
 Work Group::all_to_all(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> send_counts,
                        std::vector<size_t> receive_counts) {
   Operation operation = operation_of(Collective::kAllToAll, std::move(input), std::move(output));
-  const size_t size = membership().size;
-  if (send_counts.empty() && receive_counts.empty()) {
-    if (operation.input.bytes() != operation.output.bytes() || operation.input.count() % size != 0) {
-      return invalid(operation, fmt::format("{} elements to send and {} to receive are not {} equal blocks each",
-                                            operation.input.count(), operation.output.count(), size));
-    }
-    operation.call.count = operation.input.count() / size;
-    return submit(std::move(operation), options);
-  }
-  if (send_counts.size() != size || receive_counts.size() != size || sum(send_counts) != operation.input.count() ||
-      sum(receive_counts) != operation.output.count()) {
-    return invalid(operation,
-                   fmt::format("{} and {} counts, which make {} and {} elements, for {} ranks with {} "
-                               "elements to send and {} to receive",
-                               send_counts.size(), receive_counts.size(), sum(send_counts), sum(receive_counts), size,
-                               operation.input.count(), operation.output.count()));
-  }
-  operation.call.count = 0;
-  operation.call.layout = 1;
   operation.counts = std::move(send_counts);
   operation.receive_counts = std::move(receive_counts);
   return submit(std::move(operation), options);

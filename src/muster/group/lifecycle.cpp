@@ -1,0 +1,99 @@
+// Groups made of a group.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "muster/group/group.h"
+
+namespace muster {
+namespace {
+
+Result<> check_members(const std::vector<Rank>& ranks, int size, const char* what) {
+  std::set<Rank> seen;
+  for (const Rank rank : ranks) {
+    if (rank < 0 || rank >= size) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{} rank {}, but the group's ranks are 0 to {}", what, rank, size - 1));
+    }
+    if (!seen.insert(rank).second) {
+      return fail(ErrorCode::kInvalidArgument, fmt::format("{} rank {} twice", what, rank));
+    }
+  }
+  return {};
+}
+
+/// FNV-1a over the ranks.
+std::string digest(const std::vector<Rank>& ranks) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const Rank rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 0x100000001b3;
+  return fmt::format("{:016x}", hash);
+}
+
+GroupOptions inherited(const Group& parent) {
+  GroupOptions options = parent.options();
+  options.timeout = parent.timeout();
+  return options;
+}
+
+/// A group of `ranks`, of which this rank is one.
+Result<std::unique_ptr<Group>> form_among(Group& parent, Store& store, const std::vector<Rank>& ranks,
+                                          const std::string& name) {
+  const Membership& self = parent.membership();
+  Membership child;
+  child.rank = static_cast<Rank>(std::find(ranks.begin(), ranks.end(), self.rank) - ranks.begin());
+  child.size = static_cast<int>(ranks.size());
+  child.name = fmt::format("{}/{}", self.name, name);
+  child.generation = self.generation;
+  return Group::form(store, child, inherited(parent));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Group>> Group::split(Store& store, const std::vector<Rank>& ranks, const std::string& name) {
+  MUSTER_TRY(check_members(ranks, membership().size, "a part of a group names"));
+  if (std::find(ranks.begin(), ranks.end(), membership().rank) == ranks.end()) return nullptr;
+  return form_among(*this, store, ranks, name);
+}
+
+Result<std::unique_ptr<Group>> Group::split(Store& store, int color, int key, const std::string& name) {
+  const size_t size = membership().size;
+  std::vector<int32_t> mine{color, key}, all(2 * size);
+  MUSTER_TRY(all_gather({mine.data(), 2, Dtype::kInt32}, {all.data(), 2 * size, Dtype::kInt32}).result());
+  if (color < 0) return nullptr;
+  std::vector<Rank> ranks;
+  for (size_t rank = 0; rank < size; ++rank) {
+    if (all[2 * rank] == color) ranks.push_back(static_cast<Rank>(rank));
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](Rank a, Rank b) { return all[2 * a + 1] < all[2 * b + 1]; });
+  return form_among(*this, store, ranks, fmt::format("{}/{}", name, color));
+}
+
+Result<std::unique_ptr<Group>> Group::merge(Store& store, const Membership& membership) {
+  return form(store, membership, inherited(*this));
+}
+
+Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Rank>& excluded, bool abort_first) {
+  const Membership& self = membership();
+  MUSTER_TRY(check_members(excluded, self.size, "shrinking excludes"));
+  const std::set<Rank> out(excluded.begin(), excluded.end());
+  if (out.empty()) return fail(ErrorCode::kInvalidArgument, "shrinking needs at least one rank to exclude");
+  if (out.count(self.rank) != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} is excluded; only the ranks that stay call shrink", self.rank));
+  }
+  if (abort_first) {
+    abort(Error{ErrorCode::kAborted, fmt::format("group \"{}\" is being shrunk", self.name), self.rank, {}});
+  }
+  // What cannot end well ends by its own deadline.
+  (void)wait_for_pending(Deadline::after(timeout()));
+  std::vector<Rank> all(self.size), stay;
+  std::iota(all.begin(), all.end(), 0);
+  std::set_difference(all.begin(), all.end(), out.begin(), out.end(), std::back_inserter(stay));
+  // Who excludes others must not meet those who excluded these.
+  return form_among(*this, store, stay, fmt::format("shrunk-{}-to-{}", ++shrunk_, digest(stay)));
+}
+
+}  // namespace muster

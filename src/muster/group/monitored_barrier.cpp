@@ -1,0 +1,98 @@
+// Under "muster/group/<name>/<generation>/monitored/<number>":
+//
+//   here/<rank>  set by each rank but 0 when it comes
+//   verdict      set by rank 0: empty when all came, else who did not
+//
+// Rank 0 clears away what nobody will read any more. The number keeps a rank that comes late out of later barriers.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "muster/group/group.h"
+
+namespace muster {
+namespace {
+
+/// How much longer than rank 0 the others wait, to hear from it who is missing.
+constexpr Duration kVerdictTime = std::chrono::seconds(2);
+
+int64_t milliseconds(Duration time) { return std::chrono::duration_cast<std::chrono::milliseconds>(time).count(); }
+
+class MonitoredBarrier {
+ public:
+  MonitoredBarrier(Store& store, const Membership& self, uint64_t number, Duration timeout)
+      : self_(self),
+        store_(prefix_store(fmt::format("muster/group/{}/{}/monitored", self.name, self.generation), store)),
+        number_(number),
+        timeout_(timeout) {}
+
+  Result<> lead(bool name_all) {
+    std::vector<Key> keys;
+    for (Rank rank = 1; rank < self_.size; ++rank) keys.push_back(here(rank));
+    const auto come = store_->wait(keys, Deadline::after(timeout_));
+    if (!come && come.error().code != ErrorCode::kTimeout) return come;
+    std::vector<Rank> missing;
+    if (!come) {
+      MUSTER_ASSIGN(missing, find_missing(name_all));
+    }
+    const std::string verdict = missing.empty() ? "" : text(missing);
+    MUSTER_TRY(store_->set(key("verdict", number_), as_bytes(verdict), Deadline::after(kVerdictTime)));
+    if (!missing.empty()) return fail(ErrorCode::kTimeout, verdict, missing.front());
+    for (const Key& arrival : keys) MUSTER_TRY(store_->delete_key(arrival, Deadline::after(kVerdictTime)));
+    // Whoever came here has read the verdict before this one.
+    if (number_ > 1) MUSTER_TRY(store_->delete_key(key("verdict", number_ - 1), Deadline::after(kVerdictTime)));
+    return {};
+  }
+
+  Result<> follow() {
+    const Deadline deadline = Deadline::after(timeout_ + kVerdictTime);
+    MUSTER_TRY(store_->set(here(self_.rank), {}, deadline));
+    const auto verdict = store_->get(key("verdict", number_), deadline);
+    if (verdict && verdict->empty()) return {};
+    const std::string why = verdict ? to_string(ByteView(*verdict)) : verdict.error().message;
+    return fail(ErrorCode::kTimeout,
+                fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for "
+                            "send/recv from rank 0: {}",
+                            self_.rank, why),
+                0);
+  }
+
+ private:
+  static Key key(const char* what, uint64_t number) { return fmt::format("{}/{}", number, what); }
+  Key here(Rank rank) const { return fmt::format("{}/here/{}", number_, rank); }
+
+  Result<std::vector<Rank>> find_missing(bool all) {
+    std::vector<Rank> missing;
+    for (Rank rank = 1; rank < self_.size && (all || missing.empty()); ++rank) {
+      MUSTER_ASSIGN(const bool came, store_->check({here(rank)}, Deadline::after(kVerdictTime)));
+      if (!came) missing.push_back(rank);
+    }
+    return missing;
+  }
+
+  std::string text(const std::vector<Rank>& missing) const {
+    return fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms", missing.size() > 1 ? "s" : "",
+                       fmt::join(missing, ", "), milliseconds(timeout_));
+  }
+
+  const Membership& self_;
+  const std::unique_ptr<Store> store_;
+  const uint64_t number_;
+  const Duration timeout_;
+};
+
+}  // namespace
+
+Result<> Group::monitored_barrier(Store& store, Duration timeout, bool name_all) {
+  const Membership& self = membership();
+  const uint64_t number = ++monitored_;
+  if (self.size == 1) return {};
+  MonitoredBarrier barrier(store, self, number, timeout);
+  if (self.rank != 0) return barrier.follow();
+  if (timeout <= Duration::zero()) {
+    return fail(ErrorCode::kTimeout,
+                fmt::format("Rank 0 timed out in monitoredBarrier after {} ms", milliseconds(timeout)), 0);
+  }
+  return barrier.lead(name_all);
+}
+
+}  // namespace muster
