@@ -1,52 +1,33 @@
 #include "muster/transport/shm/team.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <new>
 
 #include "muster/base/check.h"
 #include "muster/transport/shm/futex.h"
 
 namespace muster {
-
-// The memory: one Header, then a Line per rank, then two Slots per rank (rank-major), each `slot_bytes` long behind its
-// tag. All parts start on cache-line bounds; two lines a rank, as processors fetch lines in pairs.
-struct Team::Header {
-  uint64_t magic;
-  uint64_t slot_bytes;
-  uint32_t size;
-};
-
-struct alignas(128) Team::Line {
-  std::atomic<uint32_t> published;  ///< the last step that this rank has published; wraps
-  std::atomic<uint32_t> waiters;    ///< ranks parked on `published`
-};
-
-struct alignas(64) Team::Slot {
-  Tag tag;
-  alignas(64) uint8_t data[];
-};
-
 namespace {
 
-constexpr uint64_t kMagic = 0x31304d4145545355;  // "USTEAM01"
-constexpr size_t kHeaderBytes = 128;
-constexpr size_t kSlotHeaderBytes = 64;
-constexpr int kSlots = 2;
-constexpr int kMaxSize = 1 << 16;
+/// All slots of a team together, and the least that one may have.
+constexpr size_t kAllSlots = size_t{64} << 20;
+constexpr size_t kLeastSlot = size_t{32} << 10;
+/// Of a slot, for each rank.
+constexpr size_t kLeastPiece = 128;
 /// While parked, the watch is asked this often: how late the death of a peer is noticed.
 constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
+/// So many ranks meet flat even where they share cores.
+constexpr int kFlatRanks = 16;
 /// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
 /// their cores with others soon stop burning them; a good one doubles it.
 constexpr int kMostSpins = 3000;
 constexpr int kLeastSpins = 32;
+/// Where ranks outnumber cores, whom one waits for may only need the core: giving it away is cheaper than a park.
+constexpr int kYields = 4;
 
 /// Steps wrap around; one is never 2^31 ahead of another.
 bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
@@ -56,152 +37,182 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+/// Any difference in any word changes it, but for one chance in 2^64 or so.
+uint64_t digest(const Team::Tag& tag) {
+  uint64_t hash = 0x9e3779b97f4a7c15;
+  for (const uint64_t word : tag) {
+    hash = (hash ^ word) * 0xff51afd7ed558ccd;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+uint64_t process_domain() {
+  struct stat processes {};
+  return stat("/proc/self/ns/pid", &processes) == 0 ? processes.st_ino : 0;
+}
+
 }  // namespace
 
 Result<Fd> Team::allocate(int size, size_t slot_bytes) {
-  MUSTER_CHECK(size > 0 && size <= kMaxSize && slot_bytes % 64 == 0, "a team needs ranks and whole cache lines");
-  Fd memory(memfd_create("muster-team", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory) return fail_errno(errno, "cannot create shared memory");
-  const size_t bytes =
-      kHeaderBytes + static_cast<size_t>(size) * (sizeof(Line) + kSlots * (kSlotHeaderBytes + slot_bytes));
-  if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) {
-    return fail_errno(errno, fmt::format("cannot get {} bytes of shared memory", bytes));
-  }
-  const Header header{kMagic, slot_bytes, static_cast<uint32_t>(size)};
-  if (pwrite(memory.get(), &header, sizeof(header), 0) != sizeof(header)) {
-    return fail_errno(errno, "cannot write to shared memory");
-  }
-  if (fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return fail_errno(errno, "cannot seal shared memory");
-  }
-  return memory;
+  MUSTER_CHECK(size > 0, "a team needs ranks");
+  const auto ranks = static_cast<size_t>(size);
+  const size_t least = std::max(kLeastSlot, (ranks * kLeastPiece + 4095) / 4096 * 4096);
+  const size_t share = kAllSlots / (ranks * kTeamSlots) / kLeastSlot * kLeastSlot;
+  const bool hub = size > kFlatRanks && size > 2 * usable_cores();
+  return TeamMemory::allocate(size, std::min(slot_bytes, std::max(share, least)), hub);
 }
 
 Result<std::unique_ptr<Team>> Team::attach(const Fd& memory, Rank rank, int size, Watch watch) {
   MUSTER_CHECK(rank >= 0 && rank < size, "a rank lies within its team");
-  const int seals = fcntl(memory.get(), F_GET_SEALS);
-  struct stat info {};
-  Header header{};
-  if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(memory.get(), &info) != 0 ||
-      pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kMagic) {
-    return fail(ErrorCode::kProtocol, "the shared memory that came from the leader is not a muster team");
-  }
-  const size_t slot = kSlotHeaderBytes + header.slot_bytes;
-  const size_t bytes = kHeaderBytes + header.size * (sizeof(Line) + kSlots * slot);
-  if (header.size != static_cast<uint32_t>(size) || header.slot_bytes > (1ULL << 32) || header.slot_bytes % 64 != 0 ||
-      static_cast<size_t>(info.st_size) != bytes) {
-    return fail(ErrorCode::kMismatch,
-                fmt::format("the shared memory was made for {} ranks, not {}", header.size, size));
-  }
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
-  if (mapped == MAP_FAILED) return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory", bytes));
-  return std::unique_ptr<Team>(new Team(mapped, bytes, rank, size, header.slot_bytes, std::move(watch)));
+  MUSTER_ASSIGN(auto shared, TeamMemory::map(memory, size));
+  MUSTER_TRY(shared->populate(memory, rank));
+  return std::unique_ptr<Team>(new Team(std::move(shared), rank, size, std::move(watch)));
 }
 
-Team::Team(void* memory, size_t bytes, Rank rank, int size, size_t slot_bytes, Watch watch)
-    : memory_(memory),
-      bytes_(bytes),
+Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
+    : memory_(std::move(memory)),
       rank_(rank),
       size_(size),
-      slot_bytes_(slot_bytes),
       watch_(std::move(watch)),
+      // Many parked ranks that look around often would leave no time for those that work.
+      watch_slice_(kWatchSlice * std::max(1, size / kFlatRanks)),
       // Spinning only pays while every rank has a core to spin on.
       most_spins_(size <= usable_cores() ? kMostSpins : kLeastSpins),
       spins_(most_spins_),
-      seen_(static_cast<size_t>(size), 0) {}
-
-Team::~Team() { munmap(memory_, bytes_); }
-
-Team::Line& Team::line(Rank peer) const {
-  return *reinterpret_cast<Line*>(static_cast<uint8_t*>(memory_) + kHeaderBytes + sizeof(Line) * peer);
+      seen_(static_cast<size_t>(size), 0),
+      pointers_(static_cast<size_t>(size)) {
+  TeamRank& own = memory_->rank(rank_);
+  own.pid = getpid();
+  own.process_domain = process_domain();
 }
 
-Team::Slot& Team::slot_of(Rank peer) const {
-  const size_t index = static_cast<size_t>(peer) * kSlots + step_ % kSlots;
-  return *reinterpret_cast<Slot*>(static_cast<uint8_t*>(memory_) + kHeaderBytes + sizeof(Line) * size_ +
-                                  index * (kSlotHeaderBytes + slot_bytes_));
+void Team::open(const Tag& tag) {
+  tag_ = tag;
+  fingerprint_ = digest(tag);
 }
 
-uint8_t* Team::slot(Rank peer) { return slot_of(peer).data; }
-
-const Team::Tag& Team::tag(Rank peer) const { return slot_of(peer).tag; }
-
-Result<> Team::begin(const Deadline& deadline) {
-  ++step_;
-  // The slot was last read in step_ - kSlots; who has published a later step has done with it.
-  const uint32_t released = step_ - kSlots + 1;
-  for (Rank peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) MUSTER_TRY(wait_for(peer, released, deadline));
-  }
-  return {};
+Result<> Team::reserve(const Deadline& deadline) {
+  // What is overwritten was last read in step_ - kTeamSlots.
+  const uint32_t needed = step_ - kTeamSlots + 2;
+  if (at_least(settled_, needed)) return {};
+  return settle(needed, deadline, false);
 }
 
-void Team::publish(const Tag& tag) {
-  slot_of(rank_).tag = tag;
-  Line& own = line(rank_);
+void Team::publish() {
+  TeamLine& own = line(rank_, step_);
+  for (size_t i = 0; i < tag_.size(); ++i) own.tag[i].store(tag_[i], std::memory_order_relaxed);
+  own.fingerprint = fingerprint_;
+  own.floor = settled_;
+  announce(own.step, step_);
+}
+
+void Team::announce(std::atomic<uint32_t>& word, uint32_t step) {
   // Sequentially consistent with the waiter's increment and re-read: one of the two sees the other.
-  own.published.store(step_, std::memory_order_seq_cst);
-  if (own.waiters.load(std::memory_order_seq_cst) != 0) futex_wake_all(own.published);
+  word.store(step, std::memory_order_seq_cst);
+  if (memory_->rank(rank_).waiters.load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
 }
 
-Result<> Team::wait(Rank peer, const Deadline& deadline) { return wait_for(peer, step_, deadline); }
+Result<> Team::wait(Rank peer, uint32_t step, const Deadline& deadline) {
+  MUSTER_TRY(await(peer, step, deadline));
+  const uint32_t floor = line(peer, step).floor;
+  if (at_least(floor, settled_)) settled_ = floor;
+  return compare(peer, step);
+}
 
-Result<> Team::wait_all(const Deadline& deadline) {
-  for (Rank peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) MUSTER_TRY(wait_for(peer, step_, deadline));
-  }
+Result<> Team::wait_all(uint32_t step, const Deadline& deadline) {
+  if (!has_hub()) return settle(step, deadline, true);
+  if (rank_ != 0) return await_hub(step, deadline);
+  MUSTER_TRY(settle(step, deadline, true));
+  announce(memory_->rank(0).met, step);
   return {};
 }
 
-bool Team::reached(Rank peer, uint32_t step) {
-  if (at_least(seen_[peer], step)) return true;
-  seen_[peer] = line(peer).published.load(std::memory_order_acquire);
-  return at_least(seen_[peer], step);
+Result<> Team::settle(uint32_t step, const Deadline& deadline, bool check) {
+  for (Rank peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    MUSTER_TRY(await(peer, step, deadline));
+    if (check) MUSTER_TRY(compare(peer, step));
+  }
+  if (at_least(step, settled_)) settled_ = step;
+  return {};
 }
 
-Result<> Team::wait_for(Rank peer, uint32_t step, const Deadline& deadline) {
-  if (reached(peer, step)) return {};
+Result<> Team::compare(Rank peer, uint32_t step) {
+  const TeamLine& theirs = line(peer, step);
+  if (theirs.fingerprint == fingerprint_) [[likely]]
+    return {};
+  Tag& foreign = foreign_tag_.emplace();
+  for (size_t i = 0; i < foreign.size(); ++i) foreign[i] = theirs.tag[i].load(std::memory_order_relaxed);
+  return fail(ErrorCode::kMismatch, fmt::format("rank {} is in another call", peer), peer);
+}
+
+Result<> Team::await(Rank peer, uint32_t step, const Deadline& deadline) {
+  if (at_least(seen_[peer], step)) return {};
+  std::atomic<uint32_t>& word = line(peer, step).step;
+  MUSTER_TRY(wait_on(word, peer, step, deadline));
+  seen_[peer] = step;
+  return {};
+}
+
+Result<> Team::await_hub(uint32_t step, const Deadline& deadline) {
+  MUSTER_TRY(wait_on(memory_->rank(0).met, 0, step, deadline));
+  if (at_least(step, settled_)) settled_ = step;
+  return compare(0, step);
+}
+
+Result<> Team::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
+  const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
+  if (reached()) return {};
   for (int i = 0; i < spins_; ++i) {
     spin_pause();
-    if (!reached(peer, step)) continue;
+    if (!reached()) continue;
     spins_ = std::min(most_spins_, 2 * spins_);
     return {};
   }
   spins_ = std::max(kLeastSpins, spins_ / 2);
-  return park(peer, step, deadline);
+  for (int i = 0; i < kYields; ++i) {
+    sched_yield();
+    if (reached()) return {};
+  }
+  return park(word, owner, step, deadline);
 }
 
-Result<> Team::park(Rank peer, uint32_t step, const Deadline& deadline) {
-  Line& awaited = line(peer);
+Result<> Team::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
+  const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
+  std::atomic<uint32_t>& waiters = memory_->rank(owner).waiters;
   for (;;) {
-    awaited.waiters.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t value = awaited.published.load(std::memory_order_seq_cst);
-    if (!at_least(value, step)) futex_wait(awaited.published, value, std::min(kWatchSlice, deadline.left()));
-    awaited.waiters.fetch_sub(1, std::memory_order_relaxed);
-    if (reached(peer, step)) return {};
-    auto watched = watch_(peer);
-    if (reached(peer, step)) return {};
+    waiters.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t value = word.load(std::memory_order_seq_cst);
+    if (!at_least(value, step)) futex_wait(word, value, std::min(watch_slice_, deadline.left()));
+    waiters.fetch_sub(1, std::memory_order_relaxed);
+    if (reached()) return {};
+    auto watched = watch_(owner);
+    if (reached()) return {};
     if (!watched) return watched;
-    if (deadline.passed()) return late(peer, step);
+    if (deadline.passed()) return late(owner, step);
   }
 }
 
 tl::unexpected<Error> Team::late(Rank awaited, uint32_t step) const {
-  std::string others;
+  std::vector<Rank> behind;
   for (Rank peer = 0; peer < size_; ++peer) {
-    if (peer == rank_ || peer == awaited || at_least(line(peer).published.load(std::memory_order_acquire), step)) {
-      continue;
-    }
-    others += fmt::format("{}{}", others.empty() ? "" : ", ", peer);
+    if (peer != rank_ && !at_least(line(peer, step).step.load(std::memory_order_acquire), step)) behind.push_back(peer);
   }
+  if (behind.empty()) behind.push_back(awaited);  // the hub is here, and has not yet said that all are
+  std::string others;
+  for (size_t i = 1; i < behind.size(); ++i) others += fmt::format("{}{}", i == 1 ? "" : ", ", behind[i]);
   return fail(ErrorCode::kTimeout,
-              fmt::format("rank {} has not arrived in time{}", awaited,
+              fmt::format("rank {} has not arrived in time{}", behind[0],
                           others.empty() ? "" : "; neither have others: " + others),
-              awaited);
+              behind[0]);
 }
 
 void Team::wake_all() {
-  for (Rank peer = 0; peer < size_; ++peer) futex_wake_all(line(peer).published);
+  for (Rank peer = 0; peer < size_; ++peer) {
+    futex_wake_all(memory_->rank(peer).met);
+    for (TeamLine& each : memory_->rank(peer).lines) futex_wake_all(each.step);
+  }
 }
 
 }  // namespace muster

@@ -4,85 +4,112 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "muster/base/clock.h"
-#include "muster/base/error.h"
-#include "muster/io/fd.h"
+#include "muster/transport/shm/team_memory.h"
 
 namespace muster {
 
-/// What ranks of one host share to do collectives: per rank a control line and two slots in one memfd.
+/// What ranks of one host share to do collectives: per rank a word for each of the last steps and as many slots, in one
+/// memfd.
 ///
 /// Work goes in steps, numbered alike on every rank. In a step a rank may write its slot, publishes the step, waits for
-/// the ranks whose slots it wants, and reads them; a slot may be read only within its step. Two slots alternate, so
-/// one wait a step is enough: who has published step k has finished reading step k - 1. Single writer per line, no
-/// locks. Waits spin, then park on a futex.
+/// the ranks whose slots it wants, and reads them. Who has published step k + 2 has finished reading what belongs to
+/// step k, and there are four slots: so a rank may publish the next step before it reads this one, which hides its
+/// waits. Single writer per line, no locks. Waits spin, then yield, then park on a futex.
 ///
-///   team.begin(deadline);                             // next step; the own slot becomes writable
-///   memcpy(team.slot(), data, n);  team.publish(tag);
-///   team.wait_all(deadline);  read(team.slot(peer));
+///   team.open(tag);                                   // once a call
+///   team.next();  MUSTER_TRY(team.reserve(deadline)); // the own slot and payload may be written
+///   memcpy(team.slot(), data, n);  team.publish();
+///   MUSTER_TRY(team.wait_all(team.step(), deadline));
+///   read(team.slot(peer, team.step()));               // until the step after the next is published
 ///
-/// One thread at a time. Errors are final: after one, the team is only good for abort().
+/// One thread at a time. Errors are final: after one, the team is only good for wake_all().
 class Team {
  public:
-  /// What a rank says about the operation that a step belongs to; others compare it with theirs (a mismatch check at no
-  /// extra cost: it travels with the step).
+  /// What a rank says about the call that a step belongs to. A wait compares it with the own (a mismatch check at no
+  /// extra cost: its fingerprint travels with the step).
   using Tag = std::array<uint64_t, 4>;
   /// Asked now and then while a wait for `awaited` is not over: drives the links, and returns the error that ends the
   /// wait, if any. What the awaited rank published before it went still counts.
   using Watch = std::function<Result<>(Rank awaited)>;
 
-  /// Made by one rank, attached by all. Sealed against resizing; never has a name, so it can't be left behind.
-  static Result<Fd> allocate(int size, size_t slot_bytes);
-  /// Checks that the memory has the right form for `size` and belongs to this protocol.
+  /// Made by one rank, attached by all. Slots of many ranks are smaller than `slot_bytes`: all slots of a team together
+  /// have a limit.
+  static Result<Fd> allocate(int size, size_t slot_bytes = size_t{512} << 10);
+  /// Checks that the memory has the right form for `size` and belongs to this protocol. kResourceExhausted where the
+  /// machine has no memory for the own slots.
   static Result<std::unique_ptr<Team>> attach(const Fd& memory, Rank rank, int size, Watch watch);
-  ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   Rank rank() const { return rank_; }
   int size() const { return size_; }
-  size_t slot_bytes() const { return slot_bytes_; }
+  size_t slot_bytes() const { return memory_->slot_bytes(); }
+  /// Whether the ranks meet by way of rank 0: they are too many for the cores, and n waits at each of n ranks would
+  /// mostly be switches from one to the other.
+  bool has_hub() const { return memory_->hub(); }
 
-  /// Starts the next step and waits until the own slot of this step may be written.
-  Result<> begin(const Deadline& deadline);
-  /// Makes the own slot and tag visible to the others.
-  void publish(const Tag& tag);
-  /// Waits until the rank has published this step. kTimeout names the ranks that have not.
-  Result<> wait(Rank peer, const Deadline& deadline);
-  Result<> wait_all(const Deadline& deadline);
+  /// Begins a call: what is published from now on belongs to it.
+  void open(const Tag& tag);
+  /// Goes on to the next step. Waits for nobody, touches nothing.
+  uint32_t next() { return ++step_; }
+  uint32_t step() const { return step_; }
+  /// Waits until the own slot and payload of this step may be written, and the step published.
+  Result<> reserve(const Deadline& deadline);
+  /// Makes them visible to the others.
+  void publish();
 
-  uint8_t* slot() { return slot(rank_); }
-  uint8_t* slot(Rank peer);
-  /// The peer's tag of this step; valid after wait(peer).
-  const Tag& tag(Rank peer) const;
+  /// Waits until the rank has published the step. kTimeout names the ranks that have not; kMismatch, with the rank,
+  /// says that its tag is another: foreign_tag().
+  Result<> wait(Rank peer, uint32_t step, const Deadline& deadline);
+  /// The same for all ranks, one after the other.
+  Result<> wait_each(uint32_t step, const Deadline& deadline) { return settle(step, deadline, true); }
+  /// The same for a step in which every rank waits for all; where there is a hub, rank 0 compares for all.
+  Result<> wait_all(uint32_t step, const Deadline& deadline);
+  /// The tag that a wait refused, if one did.
+  const std::optional<Tag>& foreign_tag() const { return foreign_tag_; }
+
+  /// Memory of the current step, and a peer's of a step that was waited for.
+  uint8_t* slot() { return memory_->slot(rank_, step_); }
+  uint8_t* slot(Rank peer, uint32_t step) { return memory_->slot(peer, step); }
+  uint8_t* payload() { return line(rank_, step_).payload; }
+  const uint8_t* payload(Rank peer, uint32_t step) { return line(peer, step).payload; }
+
+  /// Room for a pointer a rank, so that a call allocates nothing.
+  std::vector<const void*>& pointers() { return pointers_; }
 
   /// Ends every wait at every rank that maps this memory. The watch gives the reason; this only wakes them.
   void wake_all();
 
  private:
-  struct Line;
-  struct Header;
-  struct Slot;
-  Team(void* memory, size_t bytes, Rank rank, int size, size_t slot_bytes, Watch watch);
-  Line& line(Rank peer) const;
-  Slot& slot_of(Rank peer) const;
-  bool reached(Rank peer, uint32_t step);
-  Result<> wait_for(Rank peer, uint32_t step, const Deadline& deadline);
-  Result<> park(Rank peer, uint32_t step, const Deadline& deadline);
+  Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch);
+  TeamLine& line(Rank peer, uint32_t step) const { return memory_->rank(peer).lines[step % kTeamSlots]; }
+  Result<> await(Rank peer, uint32_t step, const Deadline& deadline);
+  Result<> await_hub(uint32_t step, const Deadline& deadline);
+  Result<> settle(uint32_t step, const Deadline& deadline, bool compare);
+  Result<> compare(Rank peer, uint32_t step);
+  Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
+  Result<> park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
+  void announce(std::atomic<uint32_t>& word, uint32_t step);
   tl::unexpected<Error> late(Rank awaited, uint32_t step) const;
 
-  void* memory_;
-  size_t bytes_;
+  std::shared_ptr<TeamMemory> memory_;
   Rank rank_;
   int size_;
-  size_t slot_bytes_;
   Watch watch_;
+  Tag tag_{};
+  std::optional<Tag> foreign_tag_;
+  uint64_t fingerprint_ = 0;
   uint32_t step_ = 0;
+  uint32_t settled_ = 0;  ///< a step that all ranks are known to have published
+  const Duration watch_slice_;
   const int most_spins_;
-  int spins_;                   ///< before the next park
+  int spins_;                   ///< before the next yield
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
+  std::vector<const void*> pointers_;
 };
 
 }  // namespace muster

@@ -1,0 +1,165 @@
+// all_reduce and reduce: by one shot, where every rank reads what all have put; by way of a hub; or in two shots, where
+// every rank combines its part of a chunk and the others read that.
+#include "muster/collective/team_run.h"
+
+namespace muster {
+namespace {
+
+/// With more bytes, or more ranks, reading everybody's whole data costs more than the second shot.
+constexpr size_t kOneShotBytes = 16 << 10;
+constexpr size_t kOneShotBytesOfTwo = 32 << 10;
+/// What a rank holds of its own and of its peers' chunks stays in its second-level cache.
+constexpr size_t kChunk = 128 << 10;
+
+bool is_root(const TeamRun& run) { return run.call.collective == Collective::kAllReduce || run.rank == run.call.root; }
+
+/// Combines everybody's slots of a step into the output.
+void combine_all(TeamRun& run, uint32_t step) {
+  const size_t bytes = run.call.bytes();
+  auto& sources = run.team.pointers();
+  for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = run.area(peer, step, bytes);
+  run.combine_out(0, sources.data(), bytes);
+}
+
+Result<> put(TeamRun& run) {
+  MUSTER_TRY(run.begin());
+  run.read_in(0, run.area(run.call.bytes()), run.call.bytes());
+  run.team.publish();
+  return {};
+}
+
+Result<> one_shot(TeamRun& run) {
+  MUSTER_TRY(put(run));
+  const uint32_t step = run.team.step();
+  if (run.call.collective == Collective::kAllReduce) {
+    MUSTER_TRY(run.team.wait_all(step, run.deadline));
+  } else if (is_root(run)) {
+    MUSTER_TRY(run.team.wait_each(step, run.deadline));
+  } else {
+    return {};
+  }
+  combine_all(run, step);
+  return {};
+}
+
+/// The hub combines for all: n reads by one rank, instead of n by each of n.
+Result<> through_hub(TeamRun& run) {
+  const size_t bytes = run.call.bytes();
+  MUSTER_TRY(put(run));
+  const uint32_t put_step = run.team.step();
+  const uint32_t step = run.team.next();
+  if (run.rank == 0) {
+    MUSTER_TRY(run.team.wait_each(put_step, run.deadline));
+    combine_all(run, put_step);
+    MUSTER_TRY(run.team.reserve(run.deadline));
+    run.operation.output.read(0, run.area(bytes), bytes);
+    run.team.publish();
+    return {};
+  }
+  MUSTER_TRY(run.team.wait(0, step, run.deadline));
+  MUSTER_TRY(run.team.reserve(run.deadline));
+  run.team.publish();
+  run.operation.output.write(0, run.area(0, step, bytes), bytes);
+  return {};
+}
+
+/// Chunks in two shots, one step each: the step of chunk k carries the input of k and the result of k - 1. So a wait
+/// for the slowest is paid once a chunk, and the results of k - 1 are read while others still combine chunk k.
+class TwoShot {
+ public:
+  explicit TwoShot(TeamRun& run)
+      : run_(run),
+        bytes_(run.call.bytes()),
+        // Behind its input a slot holds the result of one part.
+        chunk_(run.chunk(std::min(kChunk, (run.team.slot_bytes() - 128) / (run.size + 1) * run.size))),
+        own_in_place_(run.own_in_place()) {}
+
+  Result<> execute() {
+    const size_t chunks = chunk_count(bytes_, chunk_);
+    MUSTER_TRY(run_.begin());
+    const uint32_t first = run_.team.step();
+    put(0);
+    run_.team.publish();
+    for (size_t index = 0; index < chunks; ++index) {
+      const auto step = static_cast<uint32_t>(first + index);
+      MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+      MUSTER_TRY(run_.begin());
+      combine_part(index, step);
+      if (index + 1 < chunks) put(index + 1);
+      run_.team.publish();
+      if (index > 0) take(index - 1, step);
+    }
+    return finish(chunks - 1, static_cast<uint32_t>(first + chunks));
+  }
+
+ private:
+  /// The bytes of a chunk that belong to a rank: bounds fall on cache lines.
+  size_t part(Rank rank, size_t bytes) const {
+    const size_t grain = std::max<size_t>(64, run_.element), grains = (bytes + grain - 1) / grain;
+    return std::min(bytes, grains * rank / run_.size * grain);
+  }
+  uint8_t* result(uint8_t* slot) const { return slot + (chunk_ + 63) / 64 * 64; }
+  const uint8_t* result(const uint8_t* slot) const { return slot + (chunk_ + 63) / 64 * 64; }
+
+  /// All parts of the others, which are all that they read.
+  void put(size_t index) {
+    const size_t bytes = chunk_bytes(bytes_, index, chunk_), offset = index * chunk_;
+    const size_t begin = own_in_place_ ? part(run_.rank, bytes) : bytes;
+    const size_t end = own_in_place_ ? part(run_.rank + 1, bytes) : bytes;
+    run_.read_in(offset, run_.team.slot(), begin);
+    run_.read_in(offset + end, run_.team.slot() + end, bytes - end);
+  }
+
+  /// The own part of a chunk, into the own slot of the step that follows and, for who wants it, into the output.
+  void combine_part(size_t index, uint32_t step) {
+    const size_t bytes = chunk_bytes(bytes_, index, chunk_), begin = part(run_.rank, bytes);
+    const size_t length = part(run_.rank + 1, bytes) - begin;
+    auto& sources = run_.team.pointers();
+    for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = run_.team.slot(peer, step) + begin;
+    if (own_in_place_) sources[run_.rank] = run_.operation.input.data() + index * chunk_ + begin;
+    uint8_t* const combined = result(run_.team.slot());
+    run_.combine(combined, sources.data(), length);
+    if (is_root(run_)) run_.operation.output.write(index * chunk_ + begin, combined, length);
+  }
+
+  /// The others' parts of a chunk, of which the results are in the slots of `step`.
+  void take(size_t index, uint32_t step) {
+    if (!is_root(run_)) return;
+    const size_t bytes = chunk_bytes(bytes_, index, chunk_);
+    for (Rank turn = 1; turn < run_.size; ++turn) {
+      const Rank peer = (run_.rank + turn) % run_.size;
+      const size_t begin = part(peer, bytes), end = part(peer + 1, bytes);
+      run_.operation.output.write(index * chunk_ + begin, result(run_.team.slot(peer, step)), end - begin);
+    }
+  }
+
+  Result<> finish(size_t index, uint32_t step) {
+    if (!is_root(run_)) return {};
+    if (run_.call.collective == Collective::kAllReduce) {
+      MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+    } else {
+      MUSTER_TRY(run_.team.wait_each(step, run_.deadline));
+    }
+    take(index, step);
+    return {};
+  }
+
+  TeamRun& run_;
+  const size_t bytes_, chunk_;
+  const bool own_in_place_;
+};
+
+}  // namespace
+
+Result<> team_all_reduce(TeamRun& run) {
+  const size_t bytes = run.call.bytes();
+  if (run.team.has_hub() && bytes <= kOneShotBytes) return through_hub(run);
+  if (bytes <= (run.size == 2 ? kOneShotBytesOfTwo : kOneShotBytes)) return one_shot(run);
+  return TwoShot(run).execute();
+}
+
+Result<> team_reduce(TeamRun& run) {
+  return run.call.bytes() <= kOneShotBytes ? one_shot(run) : TwoShot(run).execute();
+}
+
+}  // namespace muster

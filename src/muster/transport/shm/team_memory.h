@@ -1,0 +1,76 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "muster/base/error.h"
+#include "muster/io/fd.h"
+
+namespace muster {
+
+/// The memory of a team as all its ranks see it. Each rank writes its own parts only, but for `waiters`.
+///
+///   header | per rank: TeamRank | per rank: kTeamSlots slots of slot_bytes
+///
+/// Parts start on cache lines, slots on pages. Ranks that are threads of one process share one mapping.
+inline constexpr uint32_t kTeamSlots = 4;
+/// What a step carries in the very line that announces it.
+inline constexpr size_t kTeamPayload = 40;
+
+/// A rank's word of one step. Readers touch the first cache line only; the second tells what a mismatch was about.
+struct alignas(128) TeamLine {
+  std::atomic<uint32_t> step;  ///< the last step that was published here
+  uint32_t floor;              ///< a step that the writer knows all ranks to have published
+  uint64_t fingerprint;        ///< of the tag
+  uint32_t direct;             ///< whether the writer has memory that the others could read directly
+  alignas(8) uint8_t payload[kTeamPayload];
+  alignas(64) std::atomic<uint64_t> tag[4];
+};
+static_assert(sizeof(TeamLine) == 128 && std::atomic<uint64_t>::is_always_lock_free);
+
+struct TeamRank {
+  alignas(128) std::atomic<uint32_t> waiters;  ///< ranks parked on one of this rank's words
+  alignas(128) std::atomic<uint32_t> met;      ///< rank 0: the last step that it saw all ranks publish
+  alignas(128) uint64_t process_domain;        ///< the pid namespace, in which `pid` has a meaning
+  pid_t pid;
+  TeamLine lines[kTeamSlots];  ///< of step % kTeamSlots
+};
+
+class TeamMemory {
+ public:
+  /// Made by one rank, mapped by all. Sealed against resizing; never has a name, so it can't be left behind.
+  static Result<Fd> allocate(int size, size_t slot_bytes, bool hub);
+  /// Checks that the memory has the right form for `size` and belongs to this protocol. Shared among the ranks of this
+  /// process (hence the shared_ptr): 512 threads with a mapping each would spend more on page tables than on data.
+  static Result<std::shared_ptr<TeamMemory>> map(const Fd& memory, int size);
+  ~TeamMemory();
+  TeamMemory(const TeamMemory&) = delete;
+  TeamMemory& operator=(const TeamMemory&) = delete;
+
+  /// Gets the pages of a rank's slots, now and on its own NUMA node: a page that can't be had later is a signal.
+  Result<> populate(const Fd& memory, Rank rank) const;
+
+  size_t slot_bytes() const { return slot_bytes_; }
+  bool hub() const { return hub_; }
+  TeamRank& rank(Rank rank) const { return ranks_[rank]; }
+  uint8_t* slot(Rank rank, uint32_t step) const { return slots_ + slot_index(rank, step) * slot_bytes_; }
+
+ private:
+  TeamMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool hub);
+  static size_t slot_index(Rank rank, uint32_t step) {
+    return static_cast<size_t>(rank) * kTeamSlots + step % kTeamSlots;
+  }
+
+  void* base_;
+  size_t bytes_;
+  size_t slot_bytes_;
+  bool hub_;
+  TeamRank* ranks_;
+  uint8_t* slots_;
+};
+
+}  // namespace muster

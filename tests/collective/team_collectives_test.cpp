@@ -1,0 +1,154 @@
+#include "muster/collective/team_collectives.h"
+
+#include <gtest/gtest.h>
+
+#include "collective/team_trial.h"
+#include "muster/base/random.h"
+
+namespace muster::test {
+namespace {
+
+constexpr Collective kAll[] = {Collective::kAllReduce, Collective::kReduce,   Collective::kReduceScatter,
+                               Collective::kBroadcast, Collective::kScatter,  Collective::kAllGather,
+                               Collective::kGather,    Collective::kAllToAll, Collective::kBarrier};
+
+bool may_be_uneven(Collective collective) {
+  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
+         collective == Collective::kAllToAll;
+}
+
+/// A team goes through every collective in a row: what one leaves behind must not disturb the next.
+void go_through(TeamRanks& ranks, const std::vector<size_t>& counts, const std::function<void(TeamCase&)>& vary) {
+  uint64_t sequence = 0;
+  for (const size_t count : counts) {
+    for (const Collective collective : kAll) {
+      for (const bool uneven : {false, true}) {
+        if (uneven && !may_be_uneven(collective)) continue;
+        TeamCase trial;
+        trial.collective = collective;
+        trial.count = count;
+        trial.uneven = uneven;
+        trial.root = static_cast<Rank>((sequence * 7) % ranks.size());
+        trial.seed = ++sequence;
+        trial.sequence = sequence;
+        vary(trial);
+        const std::string fault = fault_of(ranks, trial);
+        ASSERT_EQ(fault, "") << ranks.size() << " ranks, " << to_string(trial);
+      }
+    }
+  }
+}
+
+class TeamOfSize : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, TeamOfSize, testing::Values(2, 3, 4, 7, 8, 17, 20), testing::PrintToStringParamName());
+
+TEST_P(TeamOfSize, GivesWhatTheDefinitionsSayAtEverySize) {
+  TeamRanks ranks(GetParam());
+  go_through(ranks, {0, 1, 2, 10, 11, 100, 4097, 33000}, [](TeamCase&) {});
+}
+
+TEST_P(TeamOfSize, WorksInPlace) {
+  TeamRanks ranks(GetParam());
+  go_through(ranks, {1, 5, 1000, 20011}, [](TeamCase& trial) { trial.in_place = true; });
+}
+
+TEST_P(TeamOfSize, TakesMemoryInSegments) {
+  TeamRanks ranks(GetParam());
+  go_through(ranks, {1, 7, 1000, 20011}, [](TeamCase& trial) { trial.segments = 1 + trial.seed % 4; });
+}
+
+TEST_P(TeamOfSize, RunsManyChunksThroughSmallSlots) {
+  TeamRanks ranks(GetParam(), 8192);
+  go_through(ranks, {3000, 20000}, [](TeamCase& trial) { trial.dtype = Dtype::kComplex64; });
+}
+
+TEST(TeamCollectives, KnowEveryDtypeAndOperation) {
+  TeamRanks ranks(3);
+  uint64_t sequence = 0;
+  for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
+    for (int op = 0; op < kReduceOpCount; ++op) {
+      if (!check_reducible(static_cast<Dtype>(dtype), static_cast<ReduceOp>(op))) continue;
+      for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kReduceScatter}) {
+        for (const size_t count : {3, 9001}) {
+          TeamCase trial;
+          trial.collective = collective;
+          trial.dtype = static_cast<Dtype>(dtype);
+          trial.op = static_cast<ReduceOp>(op);
+          trial.count = count;
+          trial.seed = trial.sequence = ++sequence;
+          ASSERT_EQ(fault_of(ranks, trial), "") << to_string(trial);
+        }
+      }
+    }
+  }
+  go_through(ranks, {3, 40001}, [](TeamCase& trial) {
+    trial.dtype = Dtype::kFloat8E4m3fn, trial.op = ReduceOp::kSum;
+    if (reduces(trial.collective)) trial.dtype = Dtype::kBfloat16;
+  });
+}
+
+TEST(TeamCollectives, OfManyRanksMeetByWayOfRankZero) {
+  const char* const wanted = std::getenv("MUSTER_TEAM_RANKS");
+  const int size = wanted != nullptr ? std::atoi(wanted) : 64;
+  TeamRanks ranks(size);
+  ASSERT_TRUE(size < 64 || ranks.team(0).has_hub());
+  go_through(ranks, {1, 300}, [](TeamCase&) {});
+}
+
+TEST(TeamCollectives, SayWhoMadeAnotherCall) {
+  for (const Collective other : kAll) {
+    if (other == Collective::kAllReduce || other == Collective::kBroadcast || other == Collective::kScatter) continue;
+    TeamRanks ranks(2);
+    std::vector<float> data(64), more(64);
+    Result<> results[2];
+    ranks.run([&](Rank rank, Team& team) {
+      Operation operation;
+      operation.call = {.collective = rank == 0 ? Collective::kAllReduce : other, .dtype = Dtype::kFloat32};
+      operation.call.count = rank == 0 ? 12 : 10;
+      operation.call.sequence = 18;
+      operation.input = operation.output = BufferView(data.data(), 12, Dtype::kFloat32);
+      if (rank == 1) operation.input = BufferView(more.data(), 20, Dtype::kFloat32);
+      if (rank == 1) operation.output = operation.input;
+      results[rank] = run_in_team(team, operation, Deadline::after(std::chrono::seconds(60)));
+    });
+    ASSERT_FALSE(results[0]) << name(other);
+    EXPECT_EQ(results[0].error().code, ErrorCode::kMismatch);
+    EXPECT_EQ(results[0].error().rank, 1);
+    EXPECT_NE(results[0].error().message.find(std::string("rank 1 called ") + name(other) + " #18"), std::string::npos)
+        << results[0].error().message;
+    EXPECT_NE(results[0].error().message.find("rank 0 called all_reduce #18 (float32[12], sum)"), std::string::npos);
+  }
+}
+
+TEST(TeamCollectives, CompareWhatIsSentWithWhatIsExpected) {
+  TeamRanks ranks(2);
+  std::vector<int32_t> from(8), to(8);
+  Result<> results[2];
+  ranks.run([&](Rank rank, Team& team) {
+    Operation operation;
+    operation.call = {.collective = Collective::kAllToAll, .dtype = Dtype::kInt32, .count = 0, .layout = 1};
+    operation.input = BufferView(from.data() + 4 * rank, 4, Dtype::kInt32);
+    operation.output = BufferView(to.data() + 4 * rank, 4, Dtype::kInt32);
+    operation.counts = {2, 2};
+    operation.receive_counts = rank == 0 ? std::vector<size_t>{2, 2} : std::vector<size_t>{1, 3};
+    results[rank] = run_in_team(team, operation, Deadline::after(std::chrono::seconds(60)));
+  });
+  ASSERT_FALSE(results[1]);
+  EXPECT_EQ(results[1].error().code, ErrorCode::kMismatch);
+  EXPECT_EQ(results[1].error().message, "rank 0 sends 2 elements to rank 1, which expects 1");
+}
+
+TEST(TeamCollectives, NameTheRanksThatAreLate) {
+  TeamRanks ranks(4);
+  ranks.run([&](Rank rank, Team& team) {
+    if (rank == 1 || rank == 3) return;
+    const auto result = run_in_team(team, Operation{}, Deadline::after(std::chrono::milliseconds(20)));
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
+    EXPECT_EQ(result.error().rank, 1);
+    EXPECT_EQ(result.error().message, "rank 1 has not arrived in time; neither have others: 3");
+  });
+}
+
+}  // namespace
+}  // namespace muster::test
