@@ -116,6 +116,24 @@ TEST(StoreServer, CutsOffAClientThatNeverReads) {
   EXPECT_TRUE(works(server));
 }
 
+TEST(StoreServer, CutsOffAClientThatStopsInTheMiddleOfARequest) {
+  StoreServerOptions options;
+  options.request_timeout = 50ms;
+  const TestServer server("", options);
+  RawClient mute(server.torch_address());
+  EXPECT_TRUE(mute.is_closed());
+  RawClient halting = torch_client(server);
+  const Bytes request = *from_hex("0303000000000000002f6162");
+  for (const auto half : {ByteView(request).first(1), ByteView(request).first(11)}) {
+    RawClient client = torch_client(server);
+    client.send(half);
+    EXPECT_TRUE(client.is_closed());
+  }
+  halting.send(request);  // in its own time: it had begun nothing
+  EXPECT_EQ(halting.receive(8), Bytes(8));
+  EXPECT_TRUE(works(server));
+}
+
 TEST(StoreServer, KeepsAClientThatReadsSlowly) {
   StoreServerOptions options;
   options.max_reply_queue = 1 << 20;

@@ -18,6 +18,8 @@ class Dialect {
   virtual Result<std::optional<Request>> next(Bytes& out) = 0;
   /// Appends the reply's bytes to `out`. An error means that the dialect cannot say it: the client must be cut off.
   virtual Result<> encode(const Reply& reply, Bytes& out) = 0;
+  /// Whether the client owes bytes: of a request that has begun, or the first that its protocol demands.
+  virtual bool midway() const { return false; }
 };
 
 /// See the head of dialect_muster.cpp for the grammar.

@@ -66,6 +66,7 @@ class TorchDialect : public Dialect {
   explicit TorchDialect(Key prefix) : reader_(std::move(prefix)) {}
 
   void feed(ByteView bytes) override { reader_.feed(bytes); }
+  bool midway() const override { return reader_.midway(); }
 
   Result<std::optional<Request>> next(Bytes& out) override {
     TorchRequest read;

@@ -85,8 +85,13 @@ class Server : public StoreServer {
     if (options_.upstream.empty()) others.stat = [this] { return stat(); };
     for (unsigned i = 0; i < threads_; ++i) {
       MUSTER_ASSIGN(auto loop, Loop::create());
-      const ServerLoop::Options options{
-          i, threads_, options_.max_reply_queue, options_.stall_timeout, options_.link_grace, options_.lease_time};
+      const ServerLoop::Options options{i,
+                                        threads_,
+                                        options_.max_reply_queue,
+                                        options_.stall_timeout,
+                                        options_.request_timeout,
+                                        options_.link_grace,
+                                        options_.lease_time};
       auto& added = loops_.emplace_back(std::make_unique<ServerLoop>(options, others, std::move(loop)));
       if (options_.upstream.empty()) added->set_backend(local_backend(state_, added->deliverer()));
     }

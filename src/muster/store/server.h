@@ -19,6 +19,9 @@ struct StoreServerOptions {
   /// is cut off.
   size_t max_reply_queue = 64 << 20;
   Duration stall_timeout = std::chrono::seconds(30);
+  /// A client of PyTorch's protocol that stops in the middle of a request, or says nothing to begin with, for so long
+  /// is cut off too.
+  Duration request_timeout = std::chrono::seconds(60);
   /// 0: one for every two cores, at most 16: the kernel's part of the work is as much again, and those whom the server
   /// answers need a core too. A proxy has one.
   unsigned threads = 0;

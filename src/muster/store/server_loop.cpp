@@ -57,6 +57,8 @@ struct ServerLoop::Client {
   RequestId in_hand = 0;  // its request that must be done before the next is looked at
   bool dirty = false;
   bool lost = false;
+  bool expected = false;  // to go on with its request
+  TimePoint heard{};      // when it last did
 };
 
 ServerLoop::ServerLoop(Options options, Others others, std::unique_ptr<Loop> loop)
@@ -185,7 +187,7 @@ void ServerLoop::welcome(Newcomer newcomer) {
                          Channel::Handlers{[this, &client](ByteView bytes) { on_input(client, bytes); },
                                            [this, &client](const Error& why) { on_lost(client, why); }});
   if (const auto started = client.channel->start(); !started) return lose(client, started.error());
-  if (!newcomer.connection.leftover.empty()) on_input(client, newcomer.connection.leftover);
+  if (client.plain || !newcomer.connection.leftover.empty()) on_input(client, newcomer.connection.leftover);
 }
 
 void ServerLoop::on_input(Client& client, ByteView bytes) {
@@ -195,7 +197,38 @@ void ServerLoop::on_input(Client& client, ByteView bytes) {
   in_batch_ = true;
   while (!client.lost && !client.channel->over() && take_request(client)) continue;  // the rest waits for the client
   in_batch_ = false;
+  expect_the_rest(client);
   flush();
+}
+
+// Who stops in the middle of a request must go on in time.
+void ServerLoop::expect_the_rest(Client& client) {
+  if (client.lost || !client.dialect->midway()) return;
+  client.heard = loop_->clock().now();
+  if (std::exchange(client.expected, true)) return;
+  expected_.push_back({client.heard, client.id});
+  if (expected_.size() == 1) loop_->at(client.heard + options_.request_timeout, [this] { look_for_the_rest(); });
+}
+
+void ServerLoop::look_for_the_rest() {
+  const TimePoint now = loop_->clock().now();
+  const auto too_long = [&](TimePoint since) { return now - since >= options_.request_timeout; };
+  while (!expected_.empty() && too_long(expected_.front().first)) {
+    const auto found = clients_.find(expected_.front().second);
+    expected_.pop_front();
+    if (found == clients_.end()) continue;
+    Client& client = *found->second;
+    client.expected = false;
+    if (client.channel->over() || !client.dialect->midway()) continue;  // looked at again with its next input
+    if (too_long(client.heard)) {
+      lose(client, {ErrorCode::kTimeout, "it stopped in the middle of a request", kNoRank, {}});
+    } else {
+      client.expected = true;
+      expected_.push_back({now, client.id});
+    }
+  }
+  if (expected_.empty()) return;
+  loop_->at(expected_.front().first + options_.request_timeout, [this] { look_for_the_rest(); });
 }
 
 // A proxy's frames, each of which may hold many requests and counts as one message.

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -27,6 +28,7 @@ class ServerLoop {
     unsigned index = 0, count = 1;  ///< of the server's loops
     size_t max_reply_queue = 0;
     Duration stall_timeout{};
+    Duration request_timeout{};
     Duration link_grace{};  ///< how long a proxy's session is kept without a link
     Duration lease_time{};
   };
@@ -89,6 +91,8 @@ class ServerLoop {
   void on_input(Client& client, ByteView bytes);
   void on_frames(Client& client, ByteView bytes);
   bool take_request(Client& client);
+  void expect_the_rest(Client& client);
+  void look_for_the_rest();
   void submit(Client& client, Request request);
   void distribute(Replies&& replies);
   void encode(const Reply& reply);
@@ -108,9 +112,10 @@ class ServerLoop {
   std::map<SessionId, Client*> sessions_;
   bool looks_after_ = false;
   std::vector<std::unique_ptr<Client>> graveyard_;
-  std::vector<Client*> dirty_;   // to be flushed; those in the graveyard too
-  std::vector<Replies> abroad_;  // by loop, sent at the end of a batch
-  Client* speaker_ = nullptr;    // whose request is being carried out
+  std::deque<std::pair<TimePoint, ClientId>> expected_;  // to go on with a request, and since when
+  std::vector<Client*> dirty_;                           // to be flushed; those in the graveyard too
+  std::vector<Replies> abroad_;                          // by loop, sent at the end of a batch
+  Client* speaker_ = nullptr;                            // whose request is being carried out
   bool in_batch_ = false;
   bool flushes_soon_ = false;
   TimePoint next_flush_{};

@@ -45,6 +45,8 @@ class TorchRequestReader {
   /// does not allow.
   Result<bool> next(TorchRequest& out);
   const Key& prefix() const { return prefix_; }
+  /// Whether bytes are missing that the client must send: of a request that has begun, or the very first one.
+  bool midway() const { return !begun_ || buffer_.size() > consumed_ || items_left_ > 0; }
 
  private:
   class Cursor;
