@@ -70,7 +70,7 @@ class InlineLink : public Link {
   Peer peer_;
 };
 
-const Algorithm& kRing = kAlgorithms[0];
+const Algorithm& kRing = algorithm(Collective::kAllReduce, "ring");
 
 /// Two ranks over inline links; `reports` collects what the executions said.
 struct Pair {

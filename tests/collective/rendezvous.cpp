@@ -94,8 +94,14 @@ void Rendezvous::run() {
     std::swap(actions_[random_.below(actions_.size())], actions_.back());
     const Action action = actions_.back();
     actions_.pop_back();
-    if (action.channel != nullptr) {
+    if (action.channel != nullptr && action.rank == kNoRank) {
       carry(*action.channel);
+      continue;
+    }
+    if (action.channel != nullptr) {
+      const uint32_t sent = action.channel->left.front();
+      action.channel->left.pop_front();
+      end(action.rank, sent);
       continue;
     }
     run_local(action.rank, action.step);
@@ -131,7 +137,9 @@ void Rendezvous::carry(Channel& channel) {
   if (channel.listed) actions_.push_back({&channel});
   if (received && receive.kind == Step::Kind::kReceiveReduce) combine(in.rank, in.step);
   if (received) end(in.rank, in.step);
-  if (sent) actions_.push_back({nullptr, out.rank, out.step});  // the sender learns it some time later
+  if (!sent) return;
+  channel.left.push_back(out.step);
+  actions_.push_back({&channel, out.rank});  // the sender learns it some time later
 }
 
 void Rendezvous::hold(Rank rank, uint32_t index, const Range& range, bool writes) {
@@ -155,24 +163,19 @@ void Rendezvous::combine(Rank rank, uint32_t index) {
   touch(rank, index, what.from, false);
   touch(rank, index, what.with, false);
   touch(rank, index, what.to, true);
-  const Buffers buffers = trial_.buffers(rank);
+  const Dtype dtype = trial_.dtype();
   const Range& first = what.from_first ? what.from : what.with;
   const Range& second = what.from_first ? what.with : what.from;
-  reduce_two(memory(rank, what.to), memory(rank, first), memory(rank, second),
-             what.to.bytes / size_of(buffers.output.dtype()), buffers.output.dtype(), buffers.op);
+  reduce_two(memory(rank, what.to), memory(rank, first), memory(rank, second), what.to.bytes / size_of(dtype), dtype,
+             ReduceOp::kSum);
 }
 
 uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
-  const Buffers buffers = trial_.buffers(rank);
-  const size_t limit = range.place == Place::kInput    ? trial_.input_bytes()
-                       : range.place == Place::kOutput ? trial_.output(rank).size()
-                                                       : trial_.scratch(rank).size();
-  MUSTER_CHECK(range.bytes > 0 && range.offset + range.bytes <= limit,
+  const MutableByteView memory = trial_.memory(rank, range.place);
+  MUSTER_CHECK(range.bytes > 0 && range.offset + range.bytes <= memory.size(),
                fmt::format("{}: rank {} has a range of {} bytes at {} of {}", trial_.name(), rank, range.bytes,
-                           range.offset, limit));
-  if (range.place == Place::kScratch) return trial_.scratch(rank).data() + range.offset;
-  if (range.place == Place::kOutput) return buffers.output.data() + range.offset;
-  return buffers.input.data() + range.offset;
+                           range.offset, memory.size()));
+  return memory.data() + range.offset;
 }
 
 std::string Rendezvous::fault() const {

@@ -45,11 +45,12 @@ class Rendezvous {
   };
   struct Channel {
     std::deque<Transfer> sends, receives;
+    std::deque<uint32_t> left;  // sends whose bytes are gone, which the sender does not know yet
     bool listed = false;
   };
   struct Action {
-    Channel* channel;  // null: a local step, or the end of a send
-    Rank rank = kNoRank;
+    Channel* channel;     // null: a local step
+    Rank rank = kNoRank;  // of a local step, or of the sender who learns that its next send has ended
     uint32_t step = 0;
   };
 

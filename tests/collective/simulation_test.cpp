@@ -32,6 +32,8 @@ TEST_P(EveryCollective, WorksOnOneToSixtyFourSimulatedRanks) {
                                     .root = size / 2,
                                     .chunk_bytes = 256,
                                     .in_place = size % 3 != 0,
+                                    .uneven = size % 5 == 0,
+                                    .segments = size % 2 == 0,
                                     .seed = seed}),
               "");
   }
@@ -49,10 +51,12 @@ TEST_P(EveryCollective, WorksWhateverTheDelays) {
     ASSERT_EQ(simulate(GetParam(),
                        {.size = size,
                         .count = random.below(2000),
-                        .dtype = GetParam().shape == Shape::kAllReduce ? Dtype::kFloat32 : Dtype::kUint8,
+                        .dtype = reduces(GetParam().collective) ? Dtype::kFloat32 : Dtype::kUint8,
                         .root = static_cast<Rank>(random.below(size)),
                         .chunk_bytes = random.below(1000),
                         .in_place = random.chance(0.5),
+                        .uneven = random.chance(0.3),
+                        .segments = random.chance(0.5),
                         .seed = seed},
                        faults),
               "");
@@ -100,8 +104,7 @@ TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
   EXPECT_GT(victims, 0) << "no crash came in time";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EveryCollective, testing::ValuesIn(kAlgorithms),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, EveryCollective, testing::ValuesIn(algorithms()), parameter_name);
 
 class LogarithmicCollective : public testing::TestWithParam<Algorithm> {};
 
@@ -109,20 +112,25 @@ TEST_P(LogarithmicCollective, WorksOnThousandsOfSimulatedRanks) {
   for (const int size : {1025, 4096}) {
     const Setting setting{.size = size,
                           .count = 1,
-                          .dtype = GetParam().shape == Shape::kAllReduce ? Dtype::kUint64 : Dtype::kUint8,
+                          .dtype = reduces(GetParam().collective) ? Dtype::kUint64 : Dtype::kUint8,
                           .root = size / 3};
     ASSERT_EQ(simulate(GetParam(), setting), "");
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LogarithmicCollective,
-                         testing::Values(kAlgorithms[1], kAlgorithms[2], kAlgorithms[4], kAlgorithms[5]),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         testing::Values(algorithm(Collective::kAllReduce, "recursive_doubling"),
+                                         algorithm(Collective::kAllReduce, "double_tree"),
+                                         algorithm(Collective::kBroadcast, "binomial"),
+                                         algorithm(Collective::kAllGather, "bruck"),
+                                         algorithm(Collective::kReduce, "binomial"),
+                                         algorithm(Collective::kBarrier, "dissemination")),
+                         parameter_name);
 
 TEST(DisseminationBarrier, LetsNobodyPassBeforeTheLastRankCame) {
   for (const int size : {2, 3, 7, 16, 33}) {
     for (uint64_t seed = 1; seed <= 10; ++seed) {
-      Trial trial(kAlgorithms[5], {.size = size, .seed = seed});
+      Trial trial(algorithm(Collective::kBarrier, "dissemination"), {.size = size, .seed = seed});
       sim::World world(seed, rough());
       Fleet fleet(trial, world);
       const Rank last = static_cast<Rank>(seed % size);

@@ -5,14 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
+#include "muster/base/check.h"
 #include "muster/base/random.h"
 
 namespace muster::test {
 namespace {
 
 template <class T>
-T element(const Bytes& bytes, size_t index) {
+T element(ByteView bytes, size_t index) {
   T value;
   std::memcpy(&value, bytes.data() + index * sizeof(T), sizeof(T));
   return value;
@@ -29,100 +31,249 @@ void randomize(Bytes& bytes, Dtype dtype, Random& random) {
   }
 }
 
+size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
+
+bool may_be_uneven(Collective collective) {
+  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
+         collective == Collective::kAllToAll;
+}
+
+bool has_blocks(Collective collective) {
+  return may_be_uneven(collective) || collective == Collective::kScatter || collective == Collective::kGather;
+}
+
 }  // namespace
 
+const Algorithm& algorithm(Collective collective, std::string_view name) {
+  const Algorithm* found = find_algorithm(collective, name);
+  MUSTER_CHECK(found != nullptr, "an algorithm that the test names is gone");
+  return *found;
+}
+
+std::string parameter_name(const testing::TestParamInfo<Algorithm>& info) { return testing::PrintToString(info.param); }
+
 Trial::Trial(const Algorithm& algorithm, const Setting& setting) : algorithm_(algorithm), setting_(setting) {
-  for (Rank rank = 0; rank < setting.size; ++rank) {
-    schedules_.push_back(algorithm.plan({.rank = rank,
-                                         .size = setting.size,
-                                         .count = setting.count,
-                                         .element_bytes = size_of(setting.dtype),
-                                         .root = setting.root,
-                                         .chunk_bytes = setting.chunk_bytes}));
-  }
-  fill();
-}
-
-void Trial::fill() {
+  setting_.uneven = setting.uneven && algorithm.uneven && may_be_uneven(algorithm.collective);
+  choose_counts();
   Random random(setting_.seed);
+  parties_.resize(setting_.size);
   for (Rank rank = 0; rank < setting_.size; ++rank) {
-    Bytes original(algorithm_.shape == Shape::kBarrier ? 0 : input_bytes());
-    randomize(original, setting_.dtype, random);
-    originals_.push_back(original);
-    outputs_.emplace_back(output_bytes(), 0xee);
+    schedules_.push_back(algorithm.schedule(problem(rank)));
     scratch_.emplace_back(schedules_[rank].scratch_bytes, 0xdd);
-    if (setting_.in_place && !original.empty()) std::memcpy(input(rank), original.data(), original.size());
-    inputs_.push_back(std::move(original));
+    Bytes& original = parties_[rank].original;
+    original.resize(input_count(rank) * size_of(setting_.dtype));
+    randomize(original, setting_.dtype, random);
+    lay_out(rank);
   }
 }
 
-uint8_t* Trial::input(Rank rank) {
-  if (!setting_.in_place) return inputs_[rank].data();
-  return outputs_[rank].data() + (algorithm_.shape == Shape::kAllGather ? rank * input_bytes() : 0);
+void Trial::choose_counts() {
+  Random random(setting_.seed + 1);
+  const bool matrix = algorithm_.collective == Collective::kAllToAll;
+  counts_.resize(matrix ? setting_.size : 1, std::vector<size_t>(setting_.size, setting_.count));
+  if (!setting_.uneven) return;
+  for (auto& row : counts_) {
+    for (size_t& count : row) count = random.chance(0.2) ? 0 : random.below(2 * setting_.count + 1);
+  }
 }
 
-Buffers Trial::buffers(Rank rank) {
-  const size_t element = size_of(setting_.dtype);
-  return {.input = {input(rank), originals_[rank].size() / element, setting_.dtype},
-          .output = {outputs_[rank].data(), outputs_[rank].size() / element, setting_.dtype},
-          .op = ReduceOp::kSum};
+Problem Trial::problem(Rank rank) const {
+  Problem problem{.collective = algorithm_.collective,
+                  .rank = rank,
+                  .size = setting_.size,
+                  .count = setting_.count,
+                  .element_bytes = size_of(setting_.dtype),
+                  .root = setting_.root,
+                  .chunk_bytes = setting_.chunk_bytes};
+  if (!setting_.uneven) return problem;
+  problem.count = 0;
+  problem.counts = counts_[algorithm_.collective == Collective::kAllToAll ? rank : 0];
+  if (algorithm_.collective != Collective::kAllToAll) return problem;
+  for (const auto& row : counts_) problem.receive_counts.push_back(row[rank]);
+  return problem;
 }
 
-size_t Trial::output_bytes() const {
-  if (algorithm_.shape == Shape::kBarrier) return 0;
-  return input_bytes() * (algorithm_.shape == Shape::kAllGather ? setting_.size : 1);
+size_t Trial::input_count(Rank rank) const {
+  switch (algorithm_.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+      return setting_.count;
+    case Collective::kBroadcast:
+      return rank == setting_.root ? setting_.count : 0;
+    case Collective::kAllGather:
+    case Collective::kGather:
+      return counts_[0][rank];
+    case Collective::kScatter:
+      return rank == setting_.root ? sum(counts_[0]) : 0;
+    case Collective::kReduceScatter:
+      return sum(counts_[0]);
+    case Collective::kAllToAll:
+      return sum(counts_[rank]);
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+size_t Trial::output_count(Rank rank) const {
+  switch (algorithm_.collective) {
+    case Collective::kAllReduce:
+    case Collective::kBroadcast:
+      return setting_.count;
+    case Collective::kReduce:
+      return rank == setting_.root ? setting_.count : 0;
+    case Collective::kAllGather:
+      return sum(counts_[0]);
+    case Collective::kGather:
+      return rank == setting_.root ? sum(counts_[0]) : 0;
+    case Collective::kScatter:
+    case Collective::kReduceScatter:
+      return counts_[0][rank];
+    case Collective::kAllToAll: {
+      size_t count = 0;
+      for (const auto& row : counts_) count += row[rank];
+      return count;
+    }
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+/// Bytes of the blocks before this rank's, where blocks lie by rank.
+size_t Trial::blocks_before(Rank rank) const {
+  if (!has_blocks(algorithm_.collective)) return 0;
+  return std::accumulate(counts_[0].begin(), counts_[0].begin() + rank, size_t{0}) * size_of(setting_.dtype);
+}
+
+/// In place, the shorter of input and output is a part of the longer.
+void Trial::lay_out(Rank rank) {
+  Party& party = parties_[rank];
+  const size_t in = party.original.size(), out = output_count(rank) * size_of(setting_.dtype);
+  party.memory.assign(std::max(in, out), 0xee);
+  const MutableByteView whole(party.memory);
+  const bool shared = setting_.in_place && algorithm_.collective != Collective::kAllToAll && in > 0 && out > 0;
+  if (shared) {
+    party.input = in >= out ? whole : whole.subspan(blocks_before(rank), in);
+    party.output = out >= in ? whole : whole.subspan(blocks_before(rank), out);
+  } else {
+    party.outside.assign(std::min(in, out), 0xee);
+    party.input = in >= out ? whole : MutableByteView(party.outside);
+    party.output = in >= out ? MutableByteView(party.outside) : whole;
+  }
+  std::ranges::copy(party.original, party.input.begin());
+}
+
+BufferView Trial::view(MutableByteView memory, uint64_t seed) const {
+  const size_t element_bytes = size_of(setting_.dtype);
+  if (!setting_.segments) return {memory.data(), memory.size() / element_bytes, setting_.dtype};
+  Random random(seed);
+  std::vector<Segment> segments;
+  for (size_t offset = 0; offset < memory.size(); offset += segments.back().bytes) {
+    const size_t elements = (memory.size() - offset) / element_bytes;
+    segments.push_back({memory.data() + offset, (random.below(elements) + 1) * element_bytes});
+  }
+  return {std::move(segments), setting_.dtype};
+}
+
+Buffers Trial::buffers(Rank rank) const {
+  const auto seed = setting_.seed + static_cast<uint64_t>(rank);
+  return {
+      .input = view(parties_[rank].input, seed), .output = view(parties_[rank].output, seed + 1), .op = ReduceOp::kSum};
+}
+
+MutableByteView Trial::memory(Rank rank, Place place) {
+  if (place == Place::kScratch) return scratch_[rank];
+  return place == Place::kInput ? parties_[rank].input : parties_[rank].output;
 }
 
 std::string Trial::fault() const {
-  switch (algorithm_.shape) {
-    case Shape::kAllReduce:
-      return reduced_fault();
-    case Shape::kBroadcast:
-    case Shape::kAllGather:
-      return moved_fault();
-    case Shape::kBarrier:
-      return {};
-  }
-  return {};
-}
-
-std::string Trial::reduced_fault() const {
-  for (Rank rank = 1; rank < setting_.size; ++rank) {
-    if (outputs_[rank] != outputs_[0]) return fmt::format("{}: rank {} differs from rank 0", name(), rank);
-  }
-  for (size_t i = 0; i < setting_.count; ++i) {
-    if (setting_.dtype == Dtype::kFloat32) {
-      double sum = 0;
-      for (const Bytes& original : originals_) sum += element<float>(original, i);
-      if (std::abs(element<float>(outputs_[0], i) - sum) > 1e-5 * setting_.size) {
-        return fmt::format("{}: element {} is {}, not {}", name(), i, element<float>(outputs_[0], i), sum);
-      }
-    } else {
-      uint64_t sum = 0;
-      for (const Bytes& original : originals_) sum += element<uint64_t>(original, i);
-      if (element<uint64_t>(outputs_[0], i) != sum) return fmt::format("{}: element {} is wrong", name(), i);
+  for (Rank rank = 0; rank < setting_.size; ++rank) {
+    if (!input_is_whole(rank)) return fmt::format("{}: the input of rank {} was written", name(), rank);
+    const MutableByteView output = parties_[rank].output;
+    if (reduces(algorithm_.collective)) {
+      if (std::string fault = reduced_fault(rank); !fault.empty()) return fault;
+    } else if (!std::ranges::equal(output, moved(rank))) {
+      return fmt::format("{}: rank {} has wrong bytes", name(), rank);
     }
   }
   return {};
 }
 
-std::string Trial::moved_fault() const {
-  Bytes wanted;
-  if (algorithm_.shape == Shape::kBroadcast) {
-    wanted = originals_[setting_.root];
-  } else {
-    for (const Bytes& original : originals_) wanted.insert(wanted.end(), original.begin(), original.end());
+/// But for what is output, too.
+bool Trial::input_is_whole(Rank rank) const {
+  const Party& party = parties_[rank];
+  const auto is_output = [&](const uint8_t& byte) {
+    return &byte >= party.output.data() && &byte < party.output.data() + party.output.size();
+  };
+  for (size_t i = 0; i < party.input.size(); ++i) {
+    if (party.input[i] != party.original[i] && !is_output(party.input[i])) return false;
   }
-  for (Rank rank = 0; rank < setting_.size; ++rank) {
-    if (outputs_[rank] != wanted) return fmt::format("{}: rank {} has wrong bytes", name(), rank);
+  return true;
+}
+
+std::string Trial::reduced_fault(Rank rank) const {
+  const ByteView output = parties_[rank].output;
+  const bool everywhere = algorithm_.collective == Collective::kAllReduce;
+  if (everywhere && !std::ranges::equal(output, parties_[0].output)) {
+    return fmt::format("{}: rank {} differs from rank 0", name(), rank);
+  }
+  if (everywhere && rank > 0) return {};
+  const size_t begin =
+      algorithm_.collective == Collective::kReduceScatter ? blocks_before(rank) / size_of(setting_.dtype) : 0;
+  for (size_t i = 0; i < output_count(rank); ++i) {
+    double real = 0;
+    uint64_t whole = 0;
+    for (const Party& party : parties_) {
+      if (setting_.dtype == Dtype::kFloat32) {
+        real += element<float>(party.original, begin + i);
+      } else {
+        whole += element<uint64_t>(party.original, begin + i);
+      }
+    }
+    const bool right = setting_.dtype == Dtype::kFloat32
+                           ? std::abs(element<float>(output, i) - real) <= 1e-5 * setting_.size
+                           : element<uint64_t>(output, i) == whole;
+    if (!right) return fmt::format("{}: element {} of rank {} is wrong", name(), i, rank);
   }
   return {};
 }
 
+/// What the definition leaves in a rank's output.
+Bytes Trial::moved(Rank rank) const {
+  Bytes wanted;
+  const auto append = [&](const Bytes& from, size_t offset, size_t bytes) {
+    wanted.insert(wanted.end(), from.begin() + offset, from.begin() + offset + bytes);
+  };
+  const size_t element_bytes = size_of(setting_.dtype);
+  switch (algorithm_.collective) {
+    case Collective::kBroadcast:
+      return parties_[setting_.root].original;
+    case Collective::kScatter:
+      append(parties_[setting_.root].original, blocks_before(rank), counts_[0][rank] * element_bytes);
+      return wanted;
+    case Collective::kGather:
+    case Collective::kAllGather:
+      for (const Party& party : parties_) append(party.original, 0, party.original.size());
+      if (output_count(rank) == 0) wanted.clear();
+      return wanted;
+    case Collective::kAllToAll:
+      for (Rank from = 0; from < setting_.size; ++from) {
+        const auto& row = counts_[from];
+        append(parties_[from].original, std::accumulate(row.begin(), row.begin() + rank, size_t{0}) * element_bytes,
+               row[rank] * element_bytes);
+      }
+      return wanted;
+    default:
+      return {};
+  }
+}
+
 std::string Trial::name() const {
-  return fmt::format("{} of {} ranks, count {}, root {}, chunks of {}, {}place, seed {}", algorithm_.name,
-                     setting_.size, setting_.count, setting_.root, setting_.chunk_bytes,
-                     setting_.in_place ? "in " : "out of ", setting_.seed);
+  return fmt::format("{}/{} of {} ranks, count {}, root {}, chunks of {}, {}place{}{}, seed {}",
+                     muster::name(algorithm_.collective), algorithm_.name, setting_.size, setting_.count, setting_.root,
+                     setting_.chunk_bytes, setting_.in_place ? "in " : "out of ", setting_.uneven ? ", uneven" : "",
+                     setting_.segments ? ", in segments" : "", setting_.seed);
 }
 
 std::vector<size_t> telling_counts(int size) {

@@ -7,40 +7,31 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
+#include "muster/collective/algorithms.h"
 #include "muster/collective/execution.h"
-#include "muster/collective/schedule.h"
+
+namespace muster {
+inline std::ostream& operator<<(std::ostream& out, const Algorithm& algorithm) {
+  return out << name(algorithm.collective) << "_" << algorithm.name;
+}
+}  // namespace muster
 
 namespace muster::test {
 
-enum class Shape { kAllReduce, kBroadcast, kAllGather, kBarrier };
-
-/// One schedule function and what it must do.
-struct Algorithm {
-  const char* name;
-  Shape shape;
-  Schedule (*plan)(const Problem&);
-};
-inline std::ostream& operator<<(std::ostream& out, const Algorithm& algorithm) { return out << algorithm.name; }
-
-inline const std::vector<Algorithm> kAlgorithms = {
-    {"RingAllReduce", Shape::kAllReduce, ring_all_reduce},
-    {"RecursiveDoublingAllReduce", Shape::kAllReduce, recursive_doubling_all_reduce},
-    {"BinomialBroadcast", Shape::kBroadcast, binomial_broadcast},
-    {"RingAllGather", Shape::kAllGather, ring_all_gather},
-    {"BruckAllGather", Shape::kAllGather, bruck_all_gather},
-    {"DisseminationBarrier", Shape::kBarrier, dissemination_barrier},
-    {"ChooseAllReduce", Shape::kAllReduce, choose_all_reduce},
-    {"ChooseBroadcast", Shape::kBroadcast, choose_broadcast},
-    {"ChooseAllGather", Shape::kAllGather, choose_all_gather},
-};
+/// The algorithm of this name, which must exist.
+const Algorithm& algorithm(Collective collective, std::string_view name);
+/// For parameterised tests: "all_reduce_ring".
+std::string parameter_name(const testing::TestParamInfo<Algorithm>& info);
 
 struct Setting {
   int size = 1;
-  size_t count = 1;
-  Dtype dtype = Dtype::kUint64;  ///< kUint64: compared exactly; kFloat32: all ranks' bits equal, and near the sum
+  size_t count = 1;              ///< elements of the tensor, or of one rank's block
+  Dtype dtype = Dtype::kUint64;  ///< reductions: kUint64 is compared exactly; kFloat32: equal bits, and near the sum
   Rank root = 0;
   size_t chunk_bytes = 1 << 18;
-  bool in_place = true;
+  bool in_place = true;   ///< as far as operation.h lets input and output share memory
+  bool uneven = false;    ///< blocks of 0 to 2 * count elements, where the collective may have such
+  bool segments = false;  ///< buffers in several segments
   uint64_t seed = 1;
 };
 
@@ -51,26 +42,40 @@ class Trial {
   Trial(const Algorithm& algorithm, const Setting& setting);
 
   int size() const { return setting_.size; }
+  Dtype dtype() const { return setting_.dtype; }
   const Schedule& schedule(Rank rank) const { return schedules_[rank]; }
-  Buffers buffers(Rank rank);
+  Buffers buffers(Rank rank) const;
   MutableByteView scratch(Rank rank) { return scratch_[rank]; }
-  MutableByteView output(Rank rank) { return outputs_[rank]; }
-  size_t input_bytes() const { return setting_.count * size_of(setting_.dtype); }
-  /// Empty when every rank's output is right, else the first fault.
+  /// What the schedule's ranges of a place refer to.
+  MutableByteView memory(Rank rank, Place place);
+  /// Empty when every rank's output is right and nothing else was written, else the first fault.
   std::string fault() const;
   std::string name() const;
 
  private:
-  void fill();
-  uint8_t* input(Rank rank);
-  size_t output_bytes() const;
-  std::string reduced_fault() const;
-  std::string moved_fault() const;
+  struct Party {
+    Bytes original;         ///< of the input
+    Bytes memory, outside;  ///< input or output, whichever is longer, and the other one where they are apart
+    MutableByteView input, output;
+  };
+
+  Problem problem(Rank rank) const;
+  void choose_counts();
+  void lay_out(Rank rank);
+  size_t input_count(Rank rank) const;
+  size_t output_count(Rank rank) const;
+  size_t blocks_before(Rank rank) const;
+  BufferView view(MutableByteView memory, uint64_t seed) const;
+  std::string reduced_fault(Rank rank) const;
+  Bytes moved(Rank rank) const;
+  bool input_is_whole(Rank rank) const;
 
   Algorithm algorithm_;
   Setting setting_;
+  std::vector<std::vector<size_t>> counts_;  ///< by rank: of its block; all_to_all: by sender, of what goes to each
   std::vector<Schedule> schedules_;
-  std::vector<Bytes> originals_, inputs_, outputs_, scratch_;
+  std::vector<Party> parties_;
+  std::vector<Bytes> scratch_;
 };
 
 /// Counts that divide evenly and not: {0, 1, 2, size - 1, size, size + 1, 1000, 12345}.

@@ -1,3 +1,4 @@
+#include "muster/collective/algorithms.h"
 #include "muster/collective/schedule_builder.h"
 
 namespace muster {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "muster/collective/algorithms.h"
+
 namespace muster {
 namespace {
 
@@ -35,18 +37,10 @@ std::string describe(const Step& step) {
 }  // namespace
 
 Result<Schedule> plan(const Problem& problem) {
-  switch (problem.collective) {
-    case Collective::kAllReduce:
-      return choose_all_reduce(problem);
-    case Collective::kBroadcast:
-      return choose_broadcast(problem);
-    case Collective::kAllGather:
-      if (problem.counts.empty()) return choose_all_gather(problem);
-      break;
-    case Collective::kBarrier:
-      return dissemination_barrier(problem);
-    default:
-      break;
+  const bool small = problem.count * problem.element_bytes <= 64 << 10;
+  for (const Algorithm& algorithm : algorithms(problem.collective)) {
+    if (!algorithm.uneven && !problem.counts.empty()) continue;
+    if (small || &algorithm == &algorithms(problem.collective).back()) return algorithm.schedule(problem);
   }
   return fail(ErrorCode::kUnsupported, fmt::format("{} has no schedule over links", name(problem.collective)));
 }

@@ -19,9 +19,9 @@ struct Range {
   size_t bytes = 0;
 };
 
-/// One step of one rank. Steps to one peer in one direction are started in list order; a step starts when the steps
-/// `after` and `and_after` have ended (kNone: nothing to wait for). Both come earlier in the list. A send ends when its
-/// memory may be written again.
+/// One step of one rank. Steps to one peer in one direction are started in list order and, as links have it, end in
+/// that order; a step starts when the steps `after` and `and_after` have ended (kNone: nothing to wait for). Both come
+/// earlier in the list. A send ends when its memory may be written again. No range is empty.
 struct Step {
   enum class Kind : uint8_t {
     kSend,           ///< `from` to `peer`
@@ -48,7 +48,8 @@ struct Schedule {
 };
 
 /// What is asked. Pure data: the same problem gives the same schedule on every rank and run, so it can be cached.
-/// Input and output are those of operation.h, which says what lies where.
+/// Input and output are those of operation.h, which says what lies where; input is never written but where it is
+/// output.
 struct Problem {
   Collective collective = Collective::kBarrier;
   Rank rank = 0;
@@ -60,26 +61,8 @@ struct Problem {
   size_t chunk_bytes = 1 << 18;                ///< pipelining grain of large messages, rounded down to whole elements
 };
 
-/// The best schedule known for the problem. kUnsupported for a collective that has none.
+/// The best schedule known for the problem: that of one of the algorithms in algorithms.h.
 Result<Schedule> plan(const Problem& problem);
-
-/// Ring reduce-scatter, then ring all-gather, in chunks (Patarasuk and Yuan 2009): 2 (n - 1) / n of the bytes each way.
-Schedule ring_all_reduce(const Problem& problem);
-/// Any rank count: the ranks beyond a power of two fold in first (Rabenseifner 2004, section 3).
-Schedule recursive_doubling_all_reduce(const Problem& problem);
-/// In chunks: a rank passes on what it has while the rest is still coming.
-Schedule binomial_broadcast(const Problem& problem);
-Schedule ring_all_gather(const Problem& problem);
-/// Bruck et al. 1997: ceil(log2 n) rounds at any rank count. Blocks are received where they belong, without the final
-/// rotation of the paper.
-Schedule bruck_all_gather(const Problem& problem);
-/// Dissemination barrier (Hensgen et al. 1988): ceil(log2 n) rounds of one byte.
-Schedule dissemination_barrier(const Problem& problem);
-
-/// Picks by size and rank count; the same on every rank.
-Schedule choose_all_reduce(const Problem& problem);
-Schedule choose_broadcast(const Problem& problem);
-Schedule choose_all_gather(const Problem& problem);
 
 /// For tests and `explain`: one line a step.
 std::string to_string(const Schedule& schedule);
