@@ -89,12 +89,12 @@ def test_an_operation_that_one_side_lacks_is_said_in_its_row() -> None:
 
 
 def test_a_wrong_result_ends_the_bench() -> None:
-    from muster.bench.measuring import _failure
+    from muster.bench.measuring import failure
     from muster.bench.operations import OPERATIONS, Tensors
 
     data = torch.empty(4)
     with pytest.raises(RuntimeError, match="a wrong result: 4 elements at rank 1"):
-        _failure(OPERATIONS["all_reduce"], Tensors(1, 2, data, data), lambda: None)
+        failure(OPERATIONS["all_reduce"], Tensors(1, 2, data, data), lambda: None)
 
 
 def test_cold_memory_is_another_tensor_at_every_call() -> None:

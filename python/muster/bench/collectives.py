@@ -37,14 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields a row for each number of ranks, operation, size and kind of buffers."""
-    counts = [int(text) if text.isdigit() else 0 for text in arguments.ranks.split(",")]
-    if min(counts) < 2:
-        raise ValueError(f"--ranks takes numbers from 2 on, as in 2,4; {arguments.ranks!r} is not that")
+    counts = rank_counts(arguments.ranks)
     options = {
-        "ops": list(OPERATIONS) if arguments.ops == "all" else _chosen("--ops", arguments.ops, OPERATIONS),
+        "ops": list(OPERATIONS) if arguments.ops == "all" else chosen("--ops", arguments.ops, OPERATIONS),
         "sizes": [parse_size(text) for text in arguments.sizes.split(",")],
-        "buffers": _chosen("--buffers", arguments.buffers, BUFFERS),
-        "ways": _chosen("--ways", arguments.ways, WAYS) if arguments.ways else [],
+        "buffers": chosen("--buffers", arguments.buffers, BUFFERS),
+        "ways": chosen("--ways", arguments.ways, WAYS) if arguments.ways else [],
         "dtype": arguments.dtype,
         "peer": arguments.vs,
         "rounds": 3 if arguments.quick else 7,
@@ -56,10 +54,17 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         for result in run_ranks("collectives", ranks, options, arguments.timeout):
             rows.append(_row(ranks, arguments.vs, result))
             yield rows[-1]
-        yield from _means(rows)
+        yield from means(rows)
 
 
-def _chosen(option: str, text: str, known: Any) -> list[str]:
+def rank_counts(text: str) -> list[int]:
+    counts = [int(word) if word.isdigit() else 0 for word in text.split(",")]
+    if min(counts) < 2:
+        raise ValueError(f"--ranks takes numbers from 2 on, as in 2,4; {text!r} is not that")
+    return counts
+
+
+def chosen(option: str, text: str, known: Any) -> list[str]:
     words = text.split(",")
     for word in words:
         if word not in known:
@@ -90,11 +95,11 @@ def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
     )
 
 
-def _means(rows: list[Row]) -> Iterator[Row]:
+def means(rows: list[Row]) -> Iterator[Row]:
     """The geometric mean of the ratios over all sizes, for each operation."""
     for case in dict.fromkeys(row.case for row in rows):
         ratios = [row.ratio for row in rows if row.case == case and row.ratio]
         if len(ratios) > 1:
             last = next(row for row in rows if row.case == case)
             mean = statistics.geometric_mean(ratios)
-            yield Row("collectives", case, last.ranks, 0, "geometric mean", "", 0, 0, last.peer_name, mean, 0)
+            yield Row(last.bench, case, last.ranks, 0, "geometric mean", "", 0, 0, last.peer_name, mean, 0)

@@ -39,7 +39,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: dict[str, Any]) -> dict[str, Any]:
     operation = OPERATIONS[name]
-    like = _shapes(operation, size, getattr(torch, options["dtype"]))
+    like = shapes(operation, size, getattr(torch, options["dtype"]))
     size = max(like.input.nbytes, like.output.nbytes)
     count = slots(size, cold_pool_bytes()) if buffers == "cold" and size else 1
     ordinary = make_tensors(operation, like, count, _ordinary)
@@ -49,7 +49,7 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
         tensors = make_tensors(operation, like, count, what.allocate) if what.allocate else ordinary
         bind = operation.direct if what.direct and operation.direct else operation.call
         bound = [bind(one, groups[what.group]) for one in tensors]
-        reason = _agreed(_failure(operation, tensors[0], bound[0]))
+        reason = agreed(failure(operation, tensors[0], bound[0]))
         if reason:
             notes[way] = reason
             groups.renew(what.group)
@@ -80,7 +80,7 @@ def _ordinary(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
-def _shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
+def shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
     """Tensors of the asked size (rounded up to whole elements, and equal blocks) that have no memory."""
     ranks = dist.get_world_size()
     block = -(-size // (dtype.itemsize * (ranks if operation.in_blocks else 1)))
@@ -88,7 +88,7 @@ def _shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
     return Tensors(dist.get_rank(), ranks, *(torch.empty(count, dtype=dtype, device="meta") for count in counts))
 
 
-def _failure(operation: Operation, tensors: Tensors, call: Call) -> str:
+def failure(operation: Operation, tensors: Tensors, call: Call) -> str:
     """Why the operation cannot be measured; empty where it gives what it must. A wrong result is the end."""
     tensors.input.copy_(filled(tensors.rank, tensors.input.numel(), tensors.input.dtype))
     try:
@@ -103,7 +103,7 @@ def _failure(operation: Operation, tensors: Tensors, call: Call) -> str:
     return ""
 
 
-def _agreed(reason: str) -> str:
+def agreed(reason: str) -> str:
     """The reason of the first rank that has one."""
     reasons: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(reasons, reason)

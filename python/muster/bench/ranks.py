@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,22 @@ class RanksFailedError(BenchFailedError):
     """A rank ended badly; the message has the end of what it wrote."""
 
 
-def run_ranks(bench: str, ranks: int, parameters: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
+@dataclass
+class Place:
+    """Where a rank runs: words before its command, and what is added to its environment."""
+
+    prefix: list[str] = field(default_factory=list)
+    # Loopback for peers that go by host name.
+    environment: dict[str, str] = field(default_factory=lambda: {"GLOO_SOCKET_IFNAME": "lo"})
+
+
+def run_ranks(
+    bench: str,
+    ranks: int,
+    parameters: dict[str, Any],
+    timeout: float,
+    place: Callable[[int], Place] = lambda rank: Place(),
+) -> Iterator[dict[str, Any]]:
     """Starts `ranks` processes of muster.bench.worker and yields rank 0's results as they come. Leaves no process.
 
     timeout: seconds for all of it.
@@ -35,7 +51,7 @@ def run_ranks(bench: str, ranks: int, parameters: dict[str, Any], timeout: float
         try:
             for rank in range(ranks):
                 log = stack.enter_context(open(_log(folder, rank), "wb"))
-                workers.append(_start(bench, rank, ranks, folder, parameters, writing, log))
+                workers.append(_start(place(rank), bench, rank, ranks, folder, parameters, writing, log))
         finally:
             os.close(writing)
         for line in _lines(reading, workers, folder, deadline):
@@ -62,12 +78,11 @@ def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str, de
 
 
 def _start(
-    bench: str, rank: int, ranks: int, folder: str, parameters: dict[str, Any], report: int, log: Any
+    place: Place, bench: str, rank: int, ranks: int, folder: str, parameters: dict[str, Any], report: int, log: Any
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "muster.bench.worker", bench, str(rank), str(ranks), folder]
+    command = [*place.prefix, sys.executable, "-m", "muster.bench.worker", bench, str(rank), str(ranks), folder]
     command += [json.dumps(parameters), str(report) if rank == 0 else "-1"]
-    # One thread a rank, and loopback for peers that go by host name: the same for all.
-    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | dict(os.environ)
+    environment = {"OMP_NUM_THREADS": "1"} | place.environment | dict(os.environ)
     return subprocess.Popen(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, pass_fds=[report] if rank == 0 else []
     )

@@ -68,8 +68,10 @@ class Table(Protocol):
     def add(self, row: Row) -> None: ...
 
 
-# Of messages: other ways of muster that a row may have.
-_ALSO = ("shared", "direct")
+# What a row may have in `also`, by benchmark.
+_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared")}
+
+_FIRST_NAMES = ("operation", "ranks", "bytes", "buffers")
 
 
 class SizeTable:
@@ -85,9 +87,9 @@ class SizeTable:
 
 
 def _size_names(row: Row) -> list[str]:
-    columns = ["muster", row.peer_name, "ratio", "floor", "of floor", "busbw GB/s", *_ALSO]
-    timed = (f"{name} {row.unit}" if name in ("muster", row.peer_name, "floor", *_ALSO) else name for name in columns)
-    return ["operation", "ranks", "bytes", "buffers", *timed, "note"]
+    timed = [f"{name} {row.unit}" for name in ("muster", row.peer_name)]
+    also = [f"{name} {row.unit}" for name in _ALSO[row.bench]]
+    return [*_FIRST_NAMES, *timed, "ratio", f"floor {row.unit}", "of floor", "busbw GB/s", *also, "note"]
 
 
 def _size_cells(row: Row) -> list[str]:
@@ -95,7 +97,7 @@ def _size_cells(row: Row) -> list[str]:
     cells = [row.case, str(row.ranks), size, row.buffers, _figure(row.muster), _figure(row.peer)]
     cells += [f"{row.ratio:.1f}x" if row.ratio else "", _figure(row.floor)]
     cells += [f"{row.floor / row.muster:.0%}" if row.floor and row.muster else "", _figure(row.busbw)]
-    return [*cells, *(_figure(row.also.get(name)) for name in _ALSO), row.note]
+    return [*cells, *(_figure(row.also.get(name)) for name in _ALSO[row.bench]), row.note]
 
 
 def _figure(value: float | None) -> str:

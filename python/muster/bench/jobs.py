@@ -1,0 +1,121 @@
+"""Jobs of muster-collective-load, muster's and those of other libraries: processes that measure when they are asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from muster.bench.report import BenchFailedError
+from muster.bench.servers import find_program
+
+PROGRAM = "muster-collective-load"
+MPIS = ("openmpi", "mpich")
+
+
+def available(mpi: str) -> bool:
+    """Whether the job of this MPI was built and can be started."""
+    if shutil.which(f"mpirun.{mpi}") is None:
+        return False
+    try:
+        find_program(f"{PROGRAM}-{mpi}")
+    except BenchFailedError:
+        return False
+    return True
+
+
+class Job:
+    """The ranks of one job, which sleep in read() unless they were asked."""
+
+    def __init__(self, name: str, ranks: int, folder: Path, timeout: float) -> None:
+        self.name = name
+        self._ranks, self._folder, self._timeout = ranks, folder, timeout
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._controls: list[socket.socket] = []
+        self._log = (folder / f"{name}.log").open("wb")
+
+    def __len__(self) -> int:
+        return self._ranks
+
+    def start(self) -> None:
+        path = str(self._folder / self.name)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(self._ranks)
+            listener.settimeout(0.2)
+            for command in self._commands(path):
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+                self.processes.append(process)
+            deadline = time.monotonic() + self._timeout
+            while len(self._controls) < self._ranks:
+                with contextlib.suppress(TimeoutError):
+                    self._controls.append(listener.accept()[0])
+                    self._controls[-1].settimeout(self._timeout)
+                    continue
+                if time.monotonic() > deadline or any(process.poll() for process in self.processes):
+                    raise BenchFailedError(f"{self.name} does not start: {self._said()}")
+        self._lines: list[Callable[[], bytes]] = [control.makefile("rb").readline for control in self._controls]
+        self._answers()
+
+    def ask(self, *words: object) -> list[str]:
+        """What the ranks answer, in no order."""
+        line = " ".join(map(str, words)).encode() + b"\n"
+        try:
+            for control in self._controls:
+                control.sendall(line)
+            return self._answers()
+        except OSError as error:
+            raise BenchFailedError(f"{self.name}: {' '.join(map(str, words))}: {error}; {self._said()}") from None
+
+    def close(self) -> None:
+        """Ends every process: a rank ends with its control socket, and mpirun with its ranks."""
+        for control in self._controls:
+            control.shutdown(socket.SHUT_RDWR)
+            control.close()
+        for process in self.processes:
+            for ending in (None, signal.SIGTERM, signal.SIGKILL):
+                if ending is not None:
+                    process.send_signal(ending)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+                    break
+        self._log.close()
+
+    def _answers(self) -> list[str]:
+        answers = [line().decode().strip() for line in self._lines]
+        if not all(answers):
+            raise BenchFailedError(f"{self.name} ended: {self._said()}")
+        return answers
+
+    def _commands(self, path: str) -> list[list[str]]:
+        if self.name == "muster":
+            program, store = find_program(PROGRAM), f"file://{self._folder}/store"
+            return [[program, path, str(rank), str(self._ranks), store] for rank in range(self._ranks)]
+        command = [f"mpirun.{self.name}", "-n", str(self._ranks)]
+        if self.name == "openmpi":
+            command.append("--oversubscribe")
+            command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [[*command, find_program(f"{PROGRAM}-{self.name}"), path]]
+
+    def _said(self) -> str:
+        self._log.flush()
+        text = (self._folder / f"{self.name}.log").read_text(errors="replace")
+        return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+
+@contextlib.contextmanager
+def running(names: list[str], ranks: int, folder: Path, timeout: float) -> Iterator[dict[str, Job]]:
+    jobs = {name: Job(name, ranks, folder, timeout) for name in names}
+    try:
+        for job in jobs.values():
+            job.start()
+        yield jobs
+    finally:
+        for job in jobs.values():
+            job.close()

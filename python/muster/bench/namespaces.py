@@ -1,0 +1,62 @@
+"""Two nodes on one machine: network namespaces joined by a veth pair, which end with their `with` block."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.bench.report import BenchFailedError
+
+INTERFACE = "veth0"
+
+
+@dataclass
+class Node:
+    namespace: str
+    address: str
+
+    @property
+    def prefix(self) -> list[str]:
+        """Before a command that is to run there."""
+        return ["ip", "netns", "exec", self.namespace]
+
+
+@contextlib.contextmanager
+def two_nodes() -> Iterator[list[Node]]:
+    """10.77.1.1 and 10.77.1.2, with nothing else on their network."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        raise BenchFailedError("making network namespaces takes root and iproute2 (the program `ip`)")
+    nodes = [Node(f"musterbench{os.getpid()}{name}", f"10.77.1.{i + 1}") for i, name in enumerate("ab")]
+    first, second = (node.namespace for node in nodes)
+    try:
+        for node in nodes:
+            _ip("netns", "add", node.namespace)
+        _ip("link", "add", INTERFACE, "netns", first, "type", "veth", "peer", "name", INTERFACE, "netns", second)
+        for node in nodes:
+            _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", INTERFACE)
+            for device in ("lo", INTERFACE):
+                _ip("-n", node.namespace, "link", "set", device, "up")
+        yield nodes
+    finally:
+        for node in nodes:
+            subprocess.run(["ip", "netns", "del", node.namespace], capture_output=True, timeout=30)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        raise BenchFailedError(f"network namespaces cannot be made here: {done.stderr.strip()}")
+
+
+def sent_bytes() -> int:
+    """What this process' node has sent over its interface to the other, with all headers."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counters.split()[8])
+    return 0

@@ -1,0 +1,133 @@
+"""Collectives between two nodes (network namespaces joined by veth), and what they send across."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster.bench import measuring
+from muster.bench.collectives import chosen
+from muster.bench.groups import Groups
+from muster.bench.memory import make_tensors
+from muster.bench.namespaces import INTERFACE, sent_bytes, two_nodes
+from muster.bench.operations import OPERATIONS
+from muster.bench.plot import write_ratio_plot as write_plot
+from muster.bench.ranks import Place, run_ranks
+from muster.bench.report import CaseTable, Row, Table, format_size, parse_size, write_markdown
+
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
+
+SUMMARY = "collectives between two network namespaces, against gloo over TCP, and the bytes that cross"
+PEERS: tuple[str, ...] = ("gloo",)
+TABLE: type[Table] = CaseTable
+
+_COUNTED_CALLS = 8
+# Bytes that the busier node must send at the least, as a share of the message, where each of 2 nodes has `local` ranks
+# and every rank's memory holds the message: sums and copies can be made before and after crossing, once a node.
+_CROSSING: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda local: 1.0,
+    "reduce": lambda local: 1.0,
+    "broadcast": lambda local: 1.0,
+    "all_gather_into_tensor": lambda local: 0.5,
+    "gather": lambda local: 0.5,
+    "scatter": lambda local: 0.5,
+    "reduce_scatter_tensor": lambda local: 0.5,
+    "all_to_all_single": lambda local: local / 2,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ops", default="all_reduce,all_gather_into_tensor,reduce_scatter_tensor,broadcast,send_recv")
+    parser.add_argument("--sizes", default="8,1Ki,64Ki,1Mi,16Mi", help="bytes of a message (default: %(default)s)")
+    parser.add_argument("--crossing", default="64Ki,1Mi,16Mi", help="sizes whose bytes are counted (%(default)s)")
+    parser.add_argument("--local", default="1,2", metavar="N,...", help="ranks of each node (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    """For each number of ranks a node: times, then the bytes that cross."""
+    options = {
+        "ops": chosen("--ops", arguments.ops, OPERATIONS),
+        "sizes": [parse_size(text) for text in arguments.sizes.split(",")],
+        "crossing": [parse_size(text) for text in arguments.crossing.split(",")] if arguments.crossing else [],
+        "buffers": ["warm"],
+        "ways": [],
+        "dtype": "float32",
+        "peer": arguments.vs,
+        "rounds": 3 if arguments.quick else 7,
+        "seconds": 0.03 if arguments.quick else 0.15,
+        "timeout": arguments.timeout,
+    }
+    for local in map(int, arguments.local.split(",")):
+        with two_nodes() as nodes:
+
+            def place(rank: int, local: int = local, nodes: list[Any] = nodes) -> Place:
+                return Place(nodes[rank // local].prefix, {"GLOO_SOCKET_IFNAME": INTERFACE})
+
+            options["local"] = local
+            for result in run_ranks("network", 2 * local, options, arguments.timeout, place):
+                yield (_bytes_row if "sent" in result else _time_row)(local, arguments.vs, result)
+
+
+def _time_row(local: int, peer: str, result: dict[str, Any]) -> Row:
+    seconds = {way: 1e6 * seconds for way, seconds in result["seconds"].items()}
+    return _row(local, peer, result, "time", "us", seconds, seconds.get("floor", 0.0))
+
+
+def _bytes_row(local: int, peer: str, result: dict[str, Any]) -> Row:
+    sent = {way: count / 1024 for way, count in result["sent"].items()}
+    bound = result["bytes"] * _CROSSING[result["op"]](local)
+    return _row(local, peer, result, "sent across", "KiB", sent, bound / 1024)
+
+
+def _row(
+    local: int, peer: str, result: dict[str, Any], metric: str, unit: str, figures: dict[str, float], floor: float
+) -> Row:
+    muster, other = figures.get("muster", 0.0), figures.get(peer, 0.0)
+    return Row(
+        bench="network",
+        case=f"{result['op']}, {format_size(result['bytes'])}, 2 nodes of {local}",
+        ranks=2 * local,
+        bytes=result["bytes"],
+        metric=metric,
+        unit=unit,
+        muster=muster,
+        peer=other,
+        peer_name=peer,
+        ratio=other / muster if muster else 0,
+        floor=floor,
+        note="; ".join(f"{way}: {reason}" for way, reason in result["notes"].items()),
+    )
+
+
+def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """In every rank: first times, then bytes."""
+    yield from measuring.measure(groups, options)
+    for name in options["ops"]:
+        for size in options["crossing"] if name in _CROSSING else []:
+            yield _count(groups, name, size, options)
+
+
+def _count(groups: Groups, name: str, size: int, options: dict[str, Any]) -> dict[str, Any]:
+    operation = OPERATIONS[name]
+    like = measuring.shapes(operation, size, torch.float32)
+    tensors = make_tensors(operation, like, 1, lambda size: torch.empty(size, dtype=torch.uint8))[0]
+    sent, notes = {}, {}
+    for way in ("muster", options["peer"]):
+        call = operation.call(tensors, groups[way])
+        if reason := measuring.agreed(measuring.failure(operation, tensors, call)):
+            notes[way] = reason
+            groups.renew(way)
+            continue
+        dist.barrier()
+        before = sent_bytes()
+        for _ in range(_COUNTED_CALLS):
+            call()
+        dist.barrier()  # the other ranks of this node have sent theirs too
+        counted = torch.tensor([sent_bytes() - before])
+        dist.all_reduce(counted, op=dist.ReduceOp.MAX)
+        sent[way] = int(counted) / _COUNTED_CALLS
+    return {"op": name, "bytes": max(like.input.nbytes, like.output.nbytes), "sent": sent, "notes": notes}

@@ -1,0 +1,125 @@
+// What a group over shared memory keeps resident, on all ranks together.
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cost/allocations.h"
+#include "cost/traced.h"
+#include "muster/group/group.h"
+
+namespace muster::cost {
+namespace {
+
+constexpr int kMostRanks = 64;
+constexpr size_t kMiB = 1 << 20;
+
+/// Bytes of this process' memory, what it shares with n processes counted as an n-th.
+size_t proportional_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string word; file >> word;) {
+    size_t kilobytes = 0;
+    if (word == "Pss:" && file >> kilobytes) return kilobytes << 10;
+  }
+  return 0;
+}
+
+struct Board {
+  std::atomic<int> arrived[3];
+  std::atomic<size_t> before[kMostRanks], after[kMostRanks];
+};
+
+/// Waits for all processes without touching the group's memory; 60 s at most.
+bool meet(std::atomic<int>& arrived, int ranks) {
+  arrived.fetch_add(1);
+  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  while (arrived.load() < ranks) {
+    if (deadline.passed()) return false;
+    usleep(1000);  // tidy: allow(sleep) polls a counter with a deadline
+  }
+  return true;
+}
+
+int run_rank(int rank, int ranks, const std::string& folder, Board& board) {
+  std::vector<float> data(2 * kMiB), output(2 * kMiB);  // 8 MiB each, resident from here on
+  auto store = open_store("file://" + folder + "/store", {}, Deadline::after(std::chrono::minutes(1)));
+  if (!store || !meet(board.arrived[0], ranks)) return 1;
+  board.before[rank] = proportional_bytes();
+  if (!meet(board.arrived[1], ranks)) return 1;
+  Membership membership;
+  membership.rank = rank;
+  membership.size = ranks;
+  auto group = Group::form(**store, membership, {});
+  if (!group) return 1;
+  for (const size_t count : {size_t{1}, size_t{1} << 14, data.size()}) {
+    const BufferView whole(data.data(), count, Dtype::kFloat32);
+    if (!(*group)->all_reduce(whole, ReduceOp::kSum).wait() || !(*group)->broadcast(whole, 0).wait()) return 1;
+    const size_t block = count / ranks;
+    if (block == 0) continue;
+    const BufferView all(output.data(), block * ranks, Dtype::kFloat32), own(data.data(), block, Dtype::kFloat32);
+    if (!(*group)->all_gather(own, all).wait()) return 1;
+  }
+  if (!(*group)->barrier().wait()) return 1;
+  board.after[rank] = proportional_bytes();
+  return meet(board.arrived[2], ranks) ? 0 : 1;
+}
+
+size_t measure(int ranks) {
+  const std::string folder = testing::TempDir() + "muster-memory-" + std::to_string(getpid());
+  std::filesystem::create_directory(folder);
+  const Shared<Board> board;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    children.push_back(fork());
+    if (children.back() != 0) continue;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    _exit(run_rank(rank, ranks, folder, *board));
+  }
+  for (const pid_t child : children) {
+    int status = 1;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  std::filesystem::remove_all(folder);
+  size_t before = 0, after = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    before += board->before[rank];
+    after += board->after[rank];
+  }
+  return after > before ? after - before : 0;
+}
+
+/// MUSTER_RANKS=64 measures more than the usual 2 and 8.
+std::vector<int> rank_counts() {
+  std::vector<int> counts = {2, 8};
+  if (const char* text = std::getenv("MUSTER_RANKS")) {
+    int more = 2;
+    std::from_chars(text, text + std::string_view(text).size(), more);
+    counts.push_back(std::clamp(more, 2, kMostRanks));
+  }
+  return counts;
+}
+
+TEST(AGroup, KeepsAtMost8MiBAnd4MiBForEachLocalRankResident) {
+  if (MUSTER_SANITIZED) GTEST_SKIP() << "sanitizers keep memory of their own";
+  for (const int ranks : rank_counts()) {
+    const size_t bytes = measure(ranks);
+    std::printf("%d ranks: %.1f MiB, %.2f MiB a rank\n", ranks, static_cast<double>(bytes) / kMiB,
+                static_cast<double>(bytes) / kMiB / ranks);
+    EXPECT_GT(bytes, 0u);
+    EXPECT_LE(bytes, (8 + 4 * static_cast<size_t>(ranks)) * kMiB) << ranks << " ranks";
+  }
+}
+
+}  // namespace
+}  // namespace muster::cost

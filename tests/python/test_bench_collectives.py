@@ -1,0 +1,86 @@
+"""`muster bench mpi` and `muster bench network`: what they print and refuse. Never what they measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import require
+from muster.bench import jobs, network
+from muster.bench.__main__ import main
+from muster.bench.report import BenchFailedError
+
+ROOT = Path(__file__).resolve().parents[2]
+BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/launch"
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_BIN", str(BESIDE / "muster"))
+
+
+def measured(words: list[str], tmp_path: Path) -> list[dict[str, Any]]:
+    assert main([*words, "--quick", "--json", str(tmp_path / "rows.json")]) == 0
+    rows: list[dict[str, Any]] = json.loads((tmp_path / "rows.json").read_text())
+    return rows
+
+
+@pytest.mark.skipif(not (BESIDE / jobs.PROGRAM).exists(), reason=f"{jobs.PROGRAM} is not built")
+def test_the_same_program_over_muster_answers_and_ends_with_its_driver(tmp_path: Path) -> None:
+    with jobs.running(["muster"], 2, tmp_path, 60) as running:
+        job = running["muster"]
+        assert job.ask("prepare", "all_gather", 10, 1, 3, "ordinary") == ["16", "16"]  # two blocks of whole elements
+        assert all(float(seconds) > 0 for seconds in job.ask("run", "all_gather", 10, 1000, 3, "-"))
+        processes = list(job.processes)
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+@pytest.mark.skipif(not (BESIDE / jobs.PROGRAM).exists(), reason=f"{jobs.PROGRAM} is not built")
+def test_a_job_whose_rank_dies_is_named_and_leaves_no_process(tmp_path: Path) -> None:
+    with pytest.raises(BenchFailedError, match="muster"), jobs.running(["muster"], 2, tmp_path, 60) as running:
+        processes = list(running["muster"].processes)
+        processes[1].send_signal(signal.SIGKILL)
+        processes[1].wait()
+        running["muster"].ask("run", "barrier", 0, 1, 1, "-")
+    assert None not in [process.returncode for process in processes]
+
+
+@pytest.mark.parametrize("mpi", jobs.MPIS)
+def test_muster_and_an_mpi_are_measured_in_one_run(
+    mpi: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["mpi", "--vs", mpi, "--ranks", "2", "--sizes", "8", "--ops", "all_reduce,barrier"]
+    if not jobs.available(mpi):
+        assert main(words) == 1
+        assert "no MPI to measure beside" in capsys.readouterr().err
+        pytest.skip(f"{mpi} is not installed")
+    rows = measured(words, tmp_path)
+    assert [(row["case"], row["bytes"]) for row in rows] == [("all_reduce", 8), ("barrier", 0)]
+    for row in rows:
+        assert row["also"][mpi] == row["peer"]
+        assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
+
+
+def test_bytes_between_two_nodes_are_counted(tmp_path: Path) -> None:
+    require()
+    words = ["network", "--ops", "all_reduce", "--sizes", "8", "--crossing", "256Ki", "--local", "1"]
+    time, sent = measured(words, tmp_path)
+    assert (time["metric"], sent["metric"]) == ("time", "sent across")
+    assert time["muster"] > 0 and time["peer"] > 0
+    # Two ranks cannot sum what they do not send: never below the bound.
+    assert sent["floor"] == 256
+    assert sent["muster"] >= 256 and sent["peer"] >= 256
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"musterbench{os.getpid()}" not in left
+
+
+def test_the_lower_bound_of_what_crosses() -> None:
+    result = {"op": "all_to_all_single", "bytes": 4096, "sent": {"muster": 8192, "gloo": 8192}, "notes": {}}
+    row = network._bytes_row(2, "gloo", result)
+    # Each of the node's two ranks has half of its 4 KiB for the other node.
+    assert (row.muster, row.floor, row.unit) == (8.0, 4.0, "KiB")
