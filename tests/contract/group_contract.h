@@ -15,15 +15,15 @@ struct GroupKind {
 inline std::ostream& operator<<(std::ostream& out, const GroupKind& kind) { return out << kind.name; }
 
 /// Every collective against its plain definition, for groups of a kind and several sizes. A kind is added with
-/// INSTANTIATE_TEST_SUITE_P(..., GroupContract, group_sizes(kind), group_name).
+/// INSTANTIATE_TEST_SUITE_P(..., GroupContract, group_sizes(kind, sizes), group_name).
 class GroupContract : public testing::TestWithParam<std::tuple<GroupKind, int>> {
  protected:
   const GroupKind& kind() const { return std::get<0>(GetParam()); }
   int size() const { return std::get<1>(GetParam()); }
 };
 
-inline auto group_sizes(const GroupKind& kind) {
-  return testing::Combine(testing::Values(kind), testing::Values(1, 2, 3, 4, 7));
+inline auto group_sizes(const GroupKind& kind, const std::vector<int>& sizes) {
+  return testing::Combine(testing::Values(kind), testing::ValuesIn(sizes));
 }
 inline std::string group_name(const testing::TestParamInfo<std::tuple<GroupKind, int>>& info) {
   return std::get<0>(info.param).name + std::to_string(std::get<1>(info.param));

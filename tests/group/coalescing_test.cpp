@@ -79,8 +79,10 @@ TEST_P(CoalescedGroup, GivesWhatTheCallsGiveOneByOne) {
     EXPECT_EQ(more, std::vector<int32_t>(7, 30));
     EXPECT_EQ(all_a, (std::vector<int32_t>{0, 0, 1, 1, 2, 2}));
     EXPECT_EQ(all_b, (std::vector<int32_t>{100, 100, 100, 101, 101, 101, 102, 102, 102}));
+    EXPECT_EQ(mine_a, (std::vector<int32_t>{3 * (2 * rank), 3 * (2 * rank + 1)}));
+    EXPECT_EQ(mine_b, (std::vector<int32_t>{3 * (50 + rank)}));
     EXPECT_EQ(roots, std::vector<int32_t>(5, 2));
-    EXPECT_EQ(group.sequence(), 3U);
+    EXPECT_EQ(group.sequence(), 4U);
   });
 }
 

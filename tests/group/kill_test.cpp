@@ -1,10 +1,12 @@
 // A rank is killed or stopped in the middle of each collective, each rank a process: every survivor ends with an error
-// that names that rank.
+// that names that rank. CI runs each collective, each signal and each way through the house once;
+// MUSTER_KILL_CASES=all runs every combination.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <tuple>
 
@@ -18,7 +20,15 @@ namespace {
 constexpr int kRanks = 4;
 constexpr Rank kVictim = 2;
 
+/// "hosts" is two hosts of two ranks, with shared memory within and tcp between.
 using Case = std::tuple<Collective, int, const char*>;
+
+GroupOptions options_of(Rank rank, const std::string& transports) {
+  const bool hosts = transports == "hosts";
+  auto options = test::options_for(hosts ? "shm,tcp" : transports, std::chrono::seconds(30));
+  if (hosts) options.host_label = std::to_string(rank / 2);
+  return options;
+}
 
 Key running(Rank rank) { return "running/" + std::to_string(rank); }
 
@@ -31,27 +41,53 @@ void leave_a_child(Store& store) {
   (void)store.add("child", child, Deadline::after(std::chrono::seconds(30)));
 }
 
+/// The collective over all of `data`, the larger of input and output, with rank 0 for its root.
+Operation operation_of(Collective collective, Rank rank, std::vector<float>& data, std::vector<float>& other) {
+  const BufferView whole{data.data(), data.size(), Dtype::kFloat32}, none{nullptr, 0, Dtype::kFloat32};
+  const BufferView block{other.data(), data.size() / kRanks, Dtype::kFloat32};
+  Operation operation;
+  operation.call.collective = collective;
+  operation.call.op = ReduceOp::kMax;
+  operation.input = operation.output = whole;
+  switch (collective) {
+    case Collective::kAllGather:
+      operation.input = block;
+      break;
+    case Collective::kReduceScatter:
+      operation.output = block;
+      break;
+    case Collective::kGather:
+      operation.input = block;
+      operation.output = rank == 0 ? whole : none;
+      break;
+    case Collective::kScatter:
+      operation.input = rank == 0 ? whole : none;
+      operation.output = block;
+      break;
+    case Collective::kAllToAll:
+      operation.output = {other.data(), other.size(), Dtype::kFloat32};
+      break;
+    default:
+      break;
+  }
+  return operation;
+}
+
 /// Repeats one collective until it fails. Runs in a child process; never returns.
 [[noreturn]] void be_a_rank(Rank rank, Collective collective, const char* transports, const std::string& path) {
   auto store = file_store(path);
   if (!store) _exit(2);
-  const auto options = test::options_for(transports, std::chrono::seconds(30));
-  const auto group = Group::form(**store, {rank, kRanks, "kill", 0}, options);
+  const auto group = Group::form(**store, {rank, kRanks, "kill", 0}, options_of(rank, transports));
   if (!group) {
     std::fprintf(stderr, "rank %d: %s\n", rank, group.error().to_string().c_str());
     _exit(3);
   }
   if (rank == kVictim && (*group)->transport() == "shm") leave_a_child(**store);
-  std::vector<float> data(1 << 20, 1.0f), gathered(data.size() * kRanks);
-  const BufferView view{data.data(), data.size(), Dtype::kFloat32};
+  std::vector<float> data(1 << 20, 1.0f), other(data.size());
   const CallOptions call{.timeout = std::chrono::seconds(2)};
   for (int round = 0;; ++round) {
     if (round == 3) (void)(*store)->set(running(rank), {}, Deadline::after(std::chrono::seconds(30)));
-    const auto result = collective == Collective::kAllReduce   ? (*group)->all_reduce(view, ReduceOp::kMax, call)
-                        : collective == Collective::kBroadcast ? (*group)->broadcast(view, 0, call)
-                        : collective == Collective::kAllGather
-                            ? (*group)->all_gather(view, {gathered.data(), gathered.size(), Dtype::kFloat32}, call)
-                            : (*group)->barrier(call);
+    const auto result = (*group)->submit(operation_of(collective, rank, data, other), call);
     if (result.result()) continue;
     Error error = result.result().error();
     Writer out;
@@ -109,11 +145,25 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   return std::string(name(collective)) + (signal == SIGKILL ? "_killed_" : "_stopped_") + transports;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, GroupKill,
-                         testing::Combine(testing::Values(Collective::kAllReduce, Collective::kBroadcast,
-                                                          Collective::kAllGather, Collective::kBarrier),
-                                          testing::Values(SIGKILL, SIGSTOP), testing::Values("shm", "unix", "tcp")),
-                         case_name);
+std::vector<Case> cases() {
+  const char* kWays[] = {"shm", "unix", "tcp", "hosts"};
+  const char* chosen = std::getenv("MUSTER_KILL_CASES");
+  std::vector<Case> all, some;
+  for (int i = 1; i < kCollectiveCount; ++i) {
+    const auto collective = static_cast<Collective>(i);
+    for (const char* way : kWays) {
+      for (const int signal : {SIGKILL, SIGSTOP}) all.emplace_back(collective, signal, way);
+    }
+    some.emplace_back(collective, SIGKILL, kWays[i % 4]);
+  }
+  // A stop costs its deadline, so fewer of them.
+  some.emplace_back(Collective::kAllReduce, SIGSTOP, "shm");
+  some.emplace_back(Collective::kAllGather, SIGSTOP, "tcp");
+  some.emplace_back(Collective::kAllReduce, SIGSTOP, "hosts");
+  return chosen != nullptr && std::string(chosen) == "all" ? all : some;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GroupKill, testing::ValuesIn(cases()), case_name);
 
 }  // namespace
 }  // namespace muster

@@ -93,6 +93,7 @@ TEST(GroupShrink, GoesOnWithoutTheRankThatFailed) {
 
 TEST(GroupShrink, EndsWhatIsUnderWayIfAsked) {
   run_with_store(3, [](Group& group, Store& store) {
+    ASSERT_TRUE(store.barrier("formed", 3, Deadline::after(std::chrono::seconds(60))));
     if (group.membership().rank == 2) {
       EXPECT_EQ(group.shrink(store, {2}, true).error().code, ErrorCode::kInvalidArgument);
       (void)store.get("over", Deadline::after(std::chrono::seconds(60)));

@@ -28,9 +28,13 @@ struct GroupOptions {
   Credentials credentials;                     ///< empty secret: rank 0 makes one and shares it through the store
   /// Which transports may be used, best first: "shm", "unix", "tcp". MUSTER_TRANSPORT overrides.
   std::string transports = "shm,unix,tcp";
+  /// Ranks with different labels are treated as on different hosts, even where they share one (containers that must not
+  /// share memory, tests). Ranks with the same are not thereby on one host.
+  std::string host_label;
 };
 
-/// From the environment: MUSTER_TIMEOUT (seconds), MUSTER_INTERFACE, MUSTER_SECRET, MUSTER_TRANSPORT, MUSTER_TLS_*.
+/// From the environment: MUSTER_TIMEOUT (seconds), MUSTER_INTERFACE, MUSTER_SECRET, MUSTER_TRANSPORT, MUSTER_HOST_LABEL,
+/// MUSTER_TLS_*.
 Result<GroupOptions> group_options_from_environment();
 
 /// One pending result. Copyable; all copies are the same result (hence the shared_ptr inside). Thread-safe.

@@ -18,6 +18,7 @@ struct Member {
   std::string domain;           ///< equal means: can share memory (shared_memory_domain())
   std::string local_address;    ///< its Unix listener: "unix:@..."
   uint64_t process_domain = 0;  ///< the pid namespace: equal means that `pid` means the same
+  bool shares_memory = false;   ///< whether it would share memory with those of its domain
   uint64_t instance = 0;        ///< random: tells two announcements of one rank apart, also within one process
   Bytes secret;                 ///< of the group's links; rank 0 alone sets it, when the job gave none
 

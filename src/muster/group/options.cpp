@@ -22,6 +22,7 @@ Result<GroupOptions> group_options_from_environment() {
   }
   if (const char* interface = std::getenv("MUSTER_INTERFACE")) options.interface = interface;
   if (const char* transports = std::getenv("MUSTER_TRANSPORT")) options.transports = transports;
+  if (const char* label = std::getenv("MUSTER_HOST_LABEL")) options.host_label = label;
   if (const char* secret = std::getenv("MUSTER_SECRET")) {
     auto bytes = from_hex(secret);
     if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET: " + bytes.error().message);

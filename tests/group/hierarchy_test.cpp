@@ -1,0 +1,127 @@
+// Groups over several hosts, each with ranks that share memory: every collective, and what crosses between hosts.
+#include <gtest/gtest.h>
+
+#include "contract/group_contract.h"
+#include "muster/group/hierarchy.h"
+#include "muster/group/operations.h"
+#include "muster/group/passage.h"
+
+namespace muster {
+namespace {
+
+using test::options_for;
+
+/// Ranks of each host, host by host; as many hosts as fit.
+GroupKind hosts_of(const std::string& name, std::vector<int> ranks) {
+  return {name, [ranks = std::move(ranks)](Rank rank) {
+            size_t host = 0;
+            for (Rank first = 0; first + ranks[host % ranks.size()] <= rank; ++host)
+              first += ranks[host % ranks.size()];
+            auto options = options_for("shm,tcp");
+            options.host_label = std::to_string(host);
+            return options;
+          }};
+}
+
+/// Neighbours in rank on different hosts.
+GroupKind dealt(const std::string& name, int hosts) {
+  return {name, [hosts](Rank rank) {
+            auto options = options_for("shm,tcp");
+            options.host_label = std::to_string(rank % hosts);
+            return options;
+          }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, GroupContract, group_sizes(hosts_of("Pairs", {2}), {4, 6}), group_name);
+INSTANTIATE_TEST_SUITE_P(Uneven, GroupContract, group_sizes(hosts_of("Uneven", {3, 1, 2}), {4, 6, 7}), group_name);
+INSTANTIATE_TEST_SUITE_P(Dealt, GroupContract, group_sizes(dealt("Dealt", 2), {5}), group_name);
+
+// ---- what crosses between hosts
+
+Topology topology_of(const std::vector<int>& host_of) {
+  std::vector<Member> members(host_of.size());
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    members[rank].rank = static_cast<Rank>(rank);
+    members[rank].domain = std::to_string(host_of[rank]);
+    members[rank].shares_memory = true;
+  }
+  return Topology(members);
+}
+
+/// Bytes that all ranks together send to other hosts in an operation: those of the schedules that it runs across.
+size_t crossing_bytes(const Topology& topology, const Operation& like) {
+  size_t bytes = 0;
+  const int size = static_cast<int>(topology.host_of.size());
+  const std::unique_ptr<uint8_t[]> tensor(new uint8_t[like.call.count * size]);  // nobody touches it
+  for (Rank rank = 0; rank < size; ++rank) {
+    Passage passage;
+    const Hierarchy::Levels levels{
+        [](const Operation&, const Deadline&) { return Result<>{}; },
+        [&](const Operation& operation, int) -> Result<> {
+          MUSTER_ASSIGN(const Schedule* schedule,
+                        passage.plan(operation, topology.host_of[rank], static_cast<int>(topology.hosts.size())));
+          for (const Step& step : schedule->steps) bytes += step.kind == Step::Kind::kSend ? step.from.bytes : 0;
+          return {};
+        },
+        [](const Deadline&) { return Result<>{}; }};
+    Operation operation = like;
+    const bool gathers = like.call.collective == Collective::kAllGather;
+    const bool scatters = like.call.collective == Collective::kReduceScatter;
+    const size_t count = like.call.count;
+    operation.input = {tensor.get(), scatters ? count * size : count, Dtype::kUint8};
+    operation.output = {tensor.get(), gathers ? count * size : count, Dtype::kUint8};
+    EXPECT_TRUE(complete(operation, Membership{rank, size, {}, 0}));
+    const auto result = Hierarchy(topology, rank, levels).run(operation, Deadline::after(std::chrono::seconds(60)));
+    EXPECT_TRUE(result) << result.error().to_string();
+  }
+  return bytes;
+}
+
+TEST(HierarchyTraffic, IsTheLeastPossibleBetweenHosts) {
+  constexpr size_t kBytes = 9 << 20;  // more than one chunk
+  for (const std::vector<int>& host_of :
+       {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1, 2, 2}, {0, 1, 1, 1, 1}}) {
+    const Topology topology = topology_of(host_of);
+    const size_t others = topology.hosts.size() - 1;
+    Operation operation;
+    operation.call.count = kBytes;
+    operation.call.root = 1;
+    const auto crossing = [&](Collective collective) {
+      operation.call.collective = collective;
+      return crossing_bytes(topology, operation);
+    };
+    EXPECT_EQ(crossing(Collective::kAllReduce), 2 * others * kBytes);
+    EXPECT_EQ(crossing(Collective::kBroadcast), others * kBytes);
+    EXPECT_LT(crossing(Collective::kReduce), 2 * others * kBytes);  // its schedules trade bytes for time
+    EXPECT_EQ(crossing(Collective::kAllGather), others * kBytes * host_of.size());
+    EXPECT_EQ(crossing(Collective::kReduceScatter), others * kBytes * host_of.size());
+  }
+}
+
+TEST(HierarchyTraffic, IsSpreadOverTheRanksOfAHost) {
+  const Topology topology = topology_of({0, 0, 0, 1, 2, 2});
+  EXPECT_EQ(topology.slots, 3);
+  for (int host = 0; host < 3; ++host) {
+    std::vector<int> carried(topology.locals(host));
+    for (int slot = 0; slot < topology.slots; ++slot) {
+      const int local = topology.carrier(host, slot);
+      EXPECT_GE(slot, topology.first_slot(host, local));
+      EXPECT_LT(slot, topology.first_slot(host, local + 1));
+      ++carried[local];
+    }
+    for (const int slots : carried) EXPECT_GT(slots, 0);
+  }
+  // Every rank's own block has a slot to itself.
+  for (int host = 0; host < 3; ++host) {
+    int owners = 0;
+    for (int slot = 0; slot < topology.slots; ++slot) owners += topology.owner(host, slot) != kNoRank;
+    EXPECT_EQ(owners, topology.locals(host));
+  }
+}
+
+TEST(GroupHierarchy, LinksHostsByTcpAndSharesMemoryWithin) {
+  test::run_group(4, hosts_of("Pairs", {2}).options, [](Group& group) { EXPECT_EQ(group.transport(), "shm+tcp"); });
+}
+
+}  // namespace
+}  // namespace muster
