@@ -17,14 +17,13 @@
 namespace muster {
 namespace {
 
-Address team_address(const std::string &local_address) {
-  return Address::unix_abstract(
-      local_address.substr(std::string("unix:@").size()) + "-team");
+Address team_address(const std::string& local_address) {
+  return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + "-team");
 }
 
 enum class Transport { kShm, kUnix, kTcp };
 
-Result<std::vector<Transport>> parse_transports(const std::string &text) {
+Result<std::vector<Transport>> parse_transports(const std::string& text) {
   std::vector<Transport> allowed;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
@@ -36,10 +35,9 @@ Result<std::vector<Transport>> parse_transports(const std::string &text) {
     } else if (word == "tcp") {
       allowed.push_back(Transport::kTcp);
     } else {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("'{}' is not a transport; use some of shm, unix "
-                              "and tcp, as in shm,tcp",
-                              word));
+      return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is not a transport; use some of shm, unix "
+                                                           "and tcp, as in shm,tcp",
+                                                           word));
     }
     begin = end + 1;
   }
@@ -48,11 +46,9 @@ Result<std::vector<Transport>> parse_transports(const std::string &text) {
 
 /// Forms one mesh; lives as long as that takes.
 class MeshBuilder {
-public:
-  MeshBuilder(Store &store, const Membership &membership,
-              const GroupOptions &options, const Deadline &deadline)
-      : membership_(membership), options_(options), deadline_(deadline),
-        rendezvous_(store, membership) {}
+ public:
+  MeshBuilder(Store& store, const Membership& membership, const GroupOptions& options, const Deadline& deadline)
+      : membership_(membership), options_(options), deadline_(deadline), rendezvous_(store, membership) {}
 
   Result<Mesh> build() {
     MUSTER_ASSIGN(allowed_, parse_transports(options_.transports));
@@ -67,12 +63,10 @@ public:
     return std::move(mesh_);
   }
 
-private:
+ private:
   bool leads() const { return membership_.rank == 0; }
   /// The ranks of this host.
-  const std::vector<Rank> &locals() const {
-    return mesh_.topology.hosts[mesh_.topology.host_of[membership_.rank]];
-  }
+  const std::vector<Rank>& locals() const { return mesh_.topology.hosts[mesh_.topology.host_of[membership_.rank]]; }
   bool has_team() const { return locals().size() > 1; }
   bool leads_host() const { return locals().front() == membership_.rank; }
 
@@ -83,16 +77,12 @@ private:
     self.pid = getpid();
     self.host = host_name();
     self.domain = shared_memory_domain();
-    if (!options_.host_label.empty())
-      self.domain += "/label:" + options_.host_label;
+    if (!options_.host_label.empty()) self.domain += "/label:" + options_.host_label;
     self.process_domain = process_domain();
-    fill_unguessable(
-        {reinterpret_cast<uint8_t *>(&self.instance), sizeof(self.instance)});
-    identity_ =
-        LinkIdentity{membership_.rank, membership_.size, membership_.name,
-                     membership_.generation, options_.credentials};
-    if (identity_.credentials.secret.empty())
-      MUSTER_TRY(agree_on_secret(self));
+    fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
+    identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
+                             options_.credentials};
+    if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
     MUSTER_TRY(listen_locally());
     self.local_address = local_ ? local_->address() : "";
     self.shares_memory = local_transport_ == Transport::kShm;
@@ -104,7 +94,7 @@ private:
 
   /// Whoever can use the store may join the group: the store is what vouches
   /// for the ranks when the job has no secret.
-  Result<> agree_on_secret(Member &self) {
+  Result<> agree_on_secret(Member& self) {
     if (leads()) {
       self.secret = generate_secret();
       identity_.credentials.secret = self.secret;
@@ -125,32 +115,24 @@ private:
   /// The first transport, of those for one host, decides; with none of them
   /// there is no local listener.
   Result<> listen_locally() {
-    const auto local =
-        std::find_if(allowed_.begin(), allowed_.end(),
-                     [](Transport t) { return t != Transport::kTcp; });
-    if (local == allowed_.end() || allowed_.front() == Transport::kTcp)
-      return {};
+    const auto local = std::find_if(allowed_.begin(), allowed_.end(), [](Transport t) { return t != Transport::kTcp; });
+    if (local == allowed_.end() || allowed_.front() == Transport::kTcp) return {};
     local_transport_ = *local;
     std::array<uint8_t, 12> name;
     fill_unguessable(name);
     const Address address = Address::unix_abstract("muster-" + to_hex(name));
-    const auto listen =
-        *local == Transport::kShm ? listen_shm_links : listen_links;
-    MUSTER_ASSIGN(local_,
-                  listen(*mesh_.loop, address, identity_, accept_handler()));
+    const auto listen = *local == Transport::kShm ? listen_shm_links : listen_links;
+    MUSTER_ASSIGN(local_, listen(*mesh_.loop, address, identity_, accept_handler()));
     return {};
   }
 
   Result<> choose_transports() {
-    const Member &self = mesh_.members[membership_.rank];
-    const bool tcp_allowed =
-        std::count(allowed_.begin(), allowed_.end(), Transport::kTcp) != 0;
-    for (const Member &member : mesh_.members) {
-      const bool local = local_ && !member.local_address.empty() &&
-                         member.domain == self.domain;
+    const Member& self = mesh_.members[membership_.rank];
+    const bool tcp_allowed = std::count(allowed_.begin(), allowed_.end(), Transport::kTcp) != 0;
+    for (const Member& member : mesh_.members) {
+      const bool local = local_ && !member.local_address.empty() && member.domain == self.domain;
       chosen_.push_back(local ? local_transport_ : Transport::kTcp);
-      if (member.rank == self.rank || local)
-        continue;
+      if (member.rank == self.rank || local) continue;
       needs_tcp_ = true;
       if (!tcp_allowed) {
         return fail(ErrorCode::kUnavailable,
@@ -167,18 +149,14 @@ private:
   /// alone. All ranks see the same members, so all agree on whether there is
   /// one.
   Result<> open_tcp() {
-    const bool one_host =
-        std::all_of(mesh_.members.begin(), mesh_.members.end(),
-                    [this](const Member &member) {
-                      return member.domain == mesh_.members[0].domain;
-                    });
-    if (one_host && !needs_tcp_)
-      return {};
+    const bool one_host = std::all_of(mesh_.members.begin(), mesh_.members.end(), [this](const Member& member) {
+      return member.domain == mesh_.members[0].domain;
+    });
+    if (one_host && !needs_tcp_) return {};
     std::string mine;
     if (needs_tcp_) {
       MUSTER_ASSIGN(const auto address, tcp_address(one_host));
-      MUSTER_ASSIGN(tcp_, listen_links(*mesh_.loop, address, identity_,
-                                       accept_handler()));
+      MUSTER_ASSIGN(tcp_, listen_links(*mesh_.loop, address, identity_, accept_handler()));
       mine = tcp_->address();
     }
     MUSTER_ASSIGN(tcp_addresses_, rendezvous_.exchange("tcp", mine, deadline_));
@@ -186,8 +164,7 @@ private:
   }
 
   Result<Address> tcp_address(bool one_host) const {
-    if (!options_.interface.empty())
-      return interface_address(options_.interface);
+    if (!options_.interface.empty()) return interface_address(options_.interface);
     return one_host ? interface_address("127.0.0.1") : outward_address();
   }
 
@@ -198,17 +175,13 @@ private:
   void adopt(std::unique_ptr<Link> link) {
     const Rank rank = link->peer().rank;
     if (mesh_.links[rank]) {
-      link->close(Error{ErrorCode::kAlreadyExists,
-                        fmt::format("rank {} is linked already", rank),
-                        rank,
-                        {}});
+      link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
       return;
     }
     // Whoever is lost while the group still forms ends the forming. (The group
     // sets its own handler afterwards.)
-    link->on_close([this](const Error &why) {
-      if (why.code != ErrorCode::kLeft && !error_)
-        error_ = why;
+    link->on_close([this](const Error& why) {
+      if (why.code != ErrorCode::kLeft && !error_) error_ = why;
     });
     mesh_.links[rank] = std::move(link);
   }
@@ -216,72 +189,55 @@ private:
   void dial_lower_ranks() {
     for (Rank rank = 0; rank < membership_.rank; ++rank) {
       const bool tcp = chosen_[rank] == Transport::kTcp;
-      const auto address = Address::parse(
-          tcp ? tcp_addresses_[rank] : mesh_.members[rank].local_address);
+      const auto address = Address::parse(tcp ? tcp_addresses_[rank] : mesh_.members[rank].local_address);
       if (!address) {
         error_ = address.error();
         return;
       }
-      const auto connect =
-          chosen_[rank] == Transport::kShm ? connect_shm_link : connect_link;
+      const auto connect = chosen_[rank] == Transport::kShm ? connect_shm_link : connect_link;
       dials_.push_back(
-          connect(*mesh_.loop, *address, identity_, rank, deadline_,
-                  [this, rank](Result<std::unique_ptr<Link>> link) {
-                    if (link)
-                      return adopt(std::move(*link));
-                    if (!error_)
-                      error_ = link.error().in("linking with " +
-                                               mesh_.members[rank].to_string());
-                  }));
+          connect(*mesh_.loop, *address, identity_, rank, deadline_, [this, rank](Result<std::unique_ptr<Link>> link) {
+            if (link) return adopt(std::move(*link));
+            if (!error_) error_ = link.error().in("linking with " + mesh_.members[rank].to_string());
+          }));
     }
   }
 
   Result<> wait_for_links() {
     const auto linked = [this] {
       for (Rank rank = 0; rank < membership_.size; ++rank) {
-        if (rank != membership_.rank && !mesh_.links[rank])
-          return false;
+        if (rank != membership_.rank && !mesh_.links[rank]) return false;
       }
       return true;
     };
-    const auto waited =
-        mesh_.loop->run_until([&] { return error_ || linked(); }, deadline_);
-    if (error_)
-      return tl::unexpected(*error_);
-    if (waited)
-      return {};
+    const auto waited = mesh_.loop->run_until([&] { return error_ || linked(); }, deadline_);
+    if (error_) return tl::unexpected(*error_);
+    if (waited) return {};
     std::string names;
     Rank first = kNoRank;
     for (Rank rank = 0; rank < membership_.size; ++rank) {
-      if (rank == membership_.rank || mesh_.links[rank])
-        continue;
-      if (first == kNoRank)
-        first = rank;
+      if (rank == membership_.rank || mesh_.links[rank]) continue;
+      if (first == kNoRank) first = rank;
       names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
     }
     // Perhaps they did come, and could not prove themselves.
     std::string refusals;
-    for (const Listener *listener : {local_.get(), tcp_.get()}) {
-      if (listener == nullptr || listener->last_refusal().empty())
-        continue;
+    for (const Listener* listener : {local_.get(), tcp_.get()}) {
+      if (listener == nullptr || listener->last_refusal().empty()) continue;
       refusals += "; meanwhile " + listener->last_refusal();
     }
-    return fail(ErrorCode::kTimeout, "no link in time with " + names + refusals,
-                first);
+    return fail(ErrorCode::kTimeout, "no link in time with " + names + refusals, first);
   }
 
   /// The host's first rank makes the team's memory and hands it, over a Unix
   /// socket of its own, to each rank that asks.
   Result<> offer_team() {
-    MUSTER_ASSIGN(mesh_.team_memory,
-                  Team::allocate(static_cast<int>(locals().size())));
+    MUSTER_ASSIGN(mesh_.team_memory, Team::allocate(static_cast<int>(locals().size())));
     Acceptor::Options options;
     options.credentials.secret = identity_.credentials.secret;
     MUSTER_ASSIGN(team_acceptor_,
-                  Acceptor::create(*mesh_.loop, team_address(local_->address()),
-                                   options, [this](Connection connection) {
-                                     await_request(std::move(connection));
-                                   }));
+                  Acceptor::create(*mesh_.loop, team_address(local_->address()), options,
+                                   [this](Connection connection) { await_request(std::move(connection)); }));
     return {};
   }
 
@@ -293,43 +249,31 @@ private:
     const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd](uint32_t) {
       mesh_.loop->unwatch(fd);
       const auto sent = send_fd(fd, mesh_.team_memory.get(), deadline_);
-      if (!sent && !error_)
-        error_ = sent.error();
+      if (!sent && !error_) error_ = sent.error();
       ++team_given_;
     });
-    if (!watched && !error_)
-      error_ = watched.error();
+    if (!watched && !error_) error_ = watched.error();
   }
 
   Result<> share_team() {
-    if (!has_team())
-      return {};
-    if (!leads_host())
-      return receive_team();
+    if (!has_team()) return {};
+    if (!leads_host()) return receive_team();
     const size_t others = locals().size() - 1;
-    const auto given = mesh_.loop->run_until(
-        [&] { return team_given_ == others || error_; }, deadline_);
-    if (error_)
-      return tl::unexpected(*error_);
+    const auto given = mesh_.loop->run_until([&] { return team_given_ == others || error_; }, deadline_);
+    if (error_) return tl::unexpected(*error_);
     return given;
   }
 
   Result<> receive_team() {
     std::optional<Result<Connection>> connected;
     DialOptions options;
-    options.retry = true; // it listens once it knows the members
+    options.retry = true;  // it listens once it knows the members
     options.credentials.secret = identity_.credentials.secret;
-    const auto attempt =
-        dial(*mesh_.loop,
-             team_address(mesh_.members[locals().front()].local_address),
-             options, deadline_, [&](Result<Connection> connection) {
-               connected = std::move(connection);
-             });
-    MUSTER_TRY(mesh_.loop->run_until([&] { return connected.has_value(); },
-                                     deadline_));
-    if (!*connected)
-      return tl::unexpected(connected->error());
-    Stream &stream = *(**connected).stream;
+    const auto attempt = dial(*mesh_.loop, team_address(mesh_.members[locals().front()].local_address), options,
+                              deadline_, [&](Result<Connection> connection) { connected = std::move(connection); });
+    MUSTER_TRY(mesh_.loop->run_until([&] { return connected.has_value(); }, deadline_));
+    if (!*connected) return tl::unexpected(connected->error());
+    Stream& stream = *(**connected).stream;
     uint8_t request = 1;
     const iovec segment{&request, 1};
     MUSTER_TRY(stream.write({&segment, 1}));
@@ -337,14 +281,14 @@ private:
     return {};
   }
 
-  const Membership &membership_;
-  const GroupOptions &options_;
+  const Membership& membership_;
+  const GroupOptions& options_;
   Deadline deadline_;
   Rendezvous rendezvous_;
   LinkIdentity identity_;
   std::vector<Transport> allowed_;
   Transport local_transport_ = Transport::kTcp;
-  std::vector<Transport> chosen_; ///< by rank
+  std::vector<Transport> chosen_;  ///< by rank
   bool needs_tcp_ = false;
   std::vector<std::string> tcp_addresses_;
   Mesh mesh_;
@@ -356,25 +300,22 @@ private:
   std::optional<Error> error_;
 };
 
-} // namespace
+}  // namespace
 
 std::string Mesh::transport() const {
-  if (team_memory && topology.hosts.size() == 1)
-    return "shm";
+  if (team_memory && topology.hosts.size() == 1) return "shm";
   std::set<std::string> kinds;
-  for (const auto &link : links) {
-    if (link)
-      kinds.insert(link->kind());
+  for (const auto& link : links) {
+    if (link) kinds.insert(link->kind());
   }
   std::string text;
-  for (const auto &kind : kinds)
-    text += (text.empty() ? "" : "+") + kind;
+  for (const auto& kind : kinds) text += (text.empty() ? "" : "+") + kind;
   return text.empty() ? "self" : text;
 }
 
-Result<Mesh> form_mesh(Store &store, const Membership &membership,
-                       const GroupOptions &options, const Deadline &deadline) {
+Result<Mesh> form_mesh(Store& store, const Membership& membership, const GroupOptions& options,
+                       const Deadline& deadline) {
   return MeshBuilder(store, membership, options, deadline).build();
 }
 
-} // namespace muster
+}  // namespace muster

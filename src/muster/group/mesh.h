@@ -16,12 +16,12 @@ namespace muster {
 /// ranks of its host. Used by one thread at a time: the one that drives the
 /// loop.
 struct Mesh {
-  std::unique_ptr<Loop> loop;               ///< outlives the links
-  std::vector<Member> members;              ///< by rank
-  std::vector<std::unique_ptr<Link>> links; ///< by rank; null at the own
+  std::unique_ptr<Loop> loop;                ///< outlives the links
+  std::vector<Member> members;               ///< by rank
+  std::vector<std::unique_ptr<Link>> links;  ///< by rank; null at the own
   Topology topology;
-  Fd team_memory; ///< to be attached by the ranks of this host, where there are
-                  ///< several
+  Fd team_memory;  ///< to be attached by the ranks of this host, where there are
+                   ///< several
 
   std::string transport() const;
 };
@@ -29,7 +29,7 @@ struct Mesh {
 /// Meets through the store and links up with every other rank by the best
 /// transport that both can use. Within the deadline, or an error that names who
 /// is missing.
-Result<Mesh> form_mesh(Store &store, const Membership &membership,
-                       const GroupOptions &options, const Deadline &deadline);
+Result<Mesh> form_mesh(Store& store, const Membership& membership, const GroupOptions& options,
+                       const Deadline& deadline);
 
-} // namespace muster
+}  // namespace muster

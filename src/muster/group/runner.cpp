@@ -23,69 +23,56 @@ constexpr Duration kSignOfLife = std::chrono::seconds(2);
 /// How long they may take to read why the group died.
 constexpr Duration kLastWords = std::chrono::milliseconds(500);
 
-} // namespace
+}  // namespace
 
-Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh,
-                                               const Membership &membership) {
+Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& membership) {
   std::unique_ptr<Runner> runner(new Runner(std::move(mesh), membership));
-  Runner *self = runner.get();
-  const Topology &topology = self->mesh_.topology;
+  Runner* self = runner.get();
+  const Topology& topology = self->mesh_.topology;
   if (self->mesh_.team_memory) {
     const int local = topology.local_of[membership.rank];
-    MUSTER_ASSIGN(self->team_,
-                  Team::attach(self->mesh_.team_memory, local,
-                               static_cast<int>(self->locals().size()),
-                               [self](Rank awaited) {
-                                 return self->watch(self->locals()[awaited]);
-                               }));
+    MUSTER_ASSIGN(self->team_, Team::attach(self->mesh_.team_memory, local, static_cast<int>(self->locals().size()),
+                                            [self](Rank awaited) { return self->watch(self->locals()[awaited]); }));
     self->watch_processes();
   }
-  if (self->mesh_.topology.layered())
-    self->hierarchy_.emplace(topology, membership.rank, self->levels());
+  if (self->mesh_.topology.layered()) self->hierarchy_.emplace(topology, membership.rank, self->levels());
   return runner;
 }
 
-Runner::Runner(Mesh mesh, const Membership &membership)
-    : membership_(membership), mesh_(std::move(mesh)),
-      closed_(mesh_.links.size()) {
-  for (const auto &link : mesh_.links)
-    links_.push_back(link.get());
+Runner::Runner(Mesh mesh, const Membership& membership)
+    : membership_(membership), mesh_(std::move(mesh)), closed_(mesh_.links.size()) {
+  for (const auto& link : mesh_.links) links_.push_back(link.get());
   watch_links();
 }
 
 Runner::~Runner() {
   die(Error{ErrorCode::kLeft,
-            fmt::format("{} has left the group",
-                        mesh_.members[membership_.rank].to_string()),
+            fmt::format("{} has left the group", mesh_.members[membership_.rank].to_string()),
             membership_.rank,
             {}});
 }
 
 /// What the hierarchy stands on.
 Hierarchy::Levels Runner::levels() {
-  return {
-      [this](const Operation &operation, const Deadline &deadline) -> Result<> {
-        auto result = run_in_team(*team_, operation, deadline);
-        return result ? result
-                      : tl::unexpected(of_group(std::move(result.error())));
-      },
-      [this](const Operation &operation, int slot) {
-        return begin_passage(operation, links_across(slot),
-                             mesh_.topology.host_of[membership_.rank]);
-      },
-      [this](const Deadline &deadline) { return end_passage(deadline); }};
+  return {[this](const Operation& operation, const Deadline& deadline) -> Result<> {
+            auto result = run_in_team(*team_, operation, deadline);
+            return result ? result : tl::unexpected(of_group(std::move(result.error())));
+          },
+          [this](const Operation& operation, int slot) {
+            return begin_passage(operation, links_across(slot), mesh_.topology.host_of[membership_.rank]);
+          },
+          [this](const Deadline& deadline) { return end_passage(deadline); }};
 }
 
-const std::vector<Rank> &Runner::locals() const {
+const std::vector<Rank>& Runner::locals() const {
   return mesh_.topology.hosts[mesh_.topology.host_of[membership_.rank]];
 }
 
 void Runner::watch_links() {
-  for (Link *link : links_) {
-    if (link == nullptr)
-      continue;
+  for (Link* link : links_) {
+    if (link == nullptr) continue;
     const Rank rank = link->peer().rank;
-    link->on_close([this, rank](const Error &why) { lost(rank, why); });
+    link->on_close([this, rank](const Error& why) { lost(rank, why); });
   }
 }
 
@@ -93,111 +80,89 @@ void Runner::watch_links() {
 /// sockets open beyond its death. In a team the kernel tells of the death
 /// itself.
 void Runner::watch_processes() {
-  const Member &self = mesh_.members[membership_.rank];
-  for (const Member &member : mesh_.members) {
-    if (member.process_domain == 0 ||
-        member.process_domain != self.process_domain || member.pid == self.pid)
-      continue;
+  const Member& self = mesh_.members[membership_.rank];
+  for (const Member& member : mesh_.members) {
+    if (member.process_domain == 0 || member.process_domain != self.process_domain || member.pid == self.pid) continue;
     Fd process(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
-    if (!process)
-      continue; // an old kernel, or gone already: then its links say so
+    if (!process) continue;  // an old kernel, or gone already: then its links say so
     const int fd = process.get();
-    const auto watched = mesh_.loop->watch(
-        fd, EPOLLIN, [this, fd, rank = member.rank](uint32_t) {
-          mesh_.loop->unwatch(fd);
-          // What its link still has to say comes first: it may have left in
-          // order.
-          mesh_.loop->after(kLastWords, [this, rank] {
-            if (closed_[rank])
-              return;
-            lost(rank, Error{ErrorCode::kPeerLost,
-                             mesh_.members[rank].to_string() + " died",
-                             rank,
-                             {}});
-          });
-        });
-    if (watched)
-      processes_.push_back(std::move(process));
+    const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd, rank = member.rank](uint32_t) {
+      mesh_.loop->unwatch(fd);
+      // What its link still has to say comes first: it may have left in
+      // order.
+      mesh_.loop->after(kLastWords, [this, rank] {
+        if (closed_[rank]) return;
+        lost(rank, Error{ErrorCode::kPeerLost, mesh_.members[rank].to_string() + " died", rank, {}});
+      });
+    });
+    if (watched) processes_.push_back(std::move(process));
   }
 }
 
-void Runner::lost(Rank rank, const Error &why) {
+void Runner::lost(Rank rank, const Error& why) {
   closed_[rank] = why;
   // A peer that left may have done its part of what runs here; any other end is
   // everybody's.
-  if (why.code != ErrorCode::kLeft && !fatal_)
-    fatal_ = why;
+  if (why.code != ErrorCode::kLeft && !fatal_) fatal_ = why;
 }
 
-Result<> Runner::run(const Operation &operation, const Deadline &deadline) {
+Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
   if (!fatal_) {
     auto result = dispatch(operation, deadline);
-    if (result)
-      return result;
+    if (result) return result;
     const Error error = blame(std::move(result.error()), operation.call);
     die(error);
     return tl::unexpected(error);
   }
   Error error = *fatal_;
-  die(error); // a link may have ended between calls: the others learn the
-              // reason now
+  die(error);  // a link may have ended between calls: the others learn the
+               // reason now
   error.message = "the group has failed: " + error.message;
   return tl::unexpected(error.in(operation.call.to_string()));
 }
 
-Result<> Runner::dispatch(const Operation &operation,
-                          const Deadline &deadline) {
-  if (abort_flag_.load(std::memory_order_acquire))
-    return tl::unexpected(*abort_requested());
-  if (membership_.size == 1)
-    return run_alone(operation);
-  return team_ && !hierarchy_ ? run_in_team(*team_, operation, deadline)
-                              : run_by_links(operation, deadline);
+Result<> Runner::dispatch(const Operation& operation, const Deadline& deadline) {
+  if (abort_flag_.load(std::memory_order_acquire)) return tl::unexpected(*abort_requested());
+  if (membership_.size == 1) return run_alone(operation);
+  return team_ && !hierarchy_ ? run_in_team(*team_, operation, deadline) : run_by_links(operation, deadline);
 }
 
-Result<> Runner::run_alone(const Operation &operation) {
-  const Call &call = operation.call;
+Result<> Runner::run_alone(const Operation& operation) {
+  const Call& call = operation.call;
   size_t offset = 0;
-  operation.input.visit(
-      0, operation.input.bytes(), [&](const uint8_t *from, size_t bytes) {
-        operation.output.visit(offset, bytes, [&](uint8_t *to, size_t here) {
-          if (to != from)
-            std::memmove(to, from, here);
-          if (call.op == ReduceOp::kPremulSum && reduces(call.collective)) {
-            scale(to, to, here / size_of(call.dtype), call.dtype,
-                  operation.factor);
-          }
-          from += here;
-        });
-        offset += bytes;
-      });
+  operation.input.visit(0, operation.input.bytes(), [&](const uint8_t* from, size_t bytes) {
+    operation.output.visit(offset, bytes, [&](uint8_t* to, size_t here) {
+      if (to != from) std::memmove(to, from, here);
+      if (call.op == ReduceOp::kPremulSum && reduces(call.collective)) {
+        scale(to, to, here / size_of(call.dtype), call.dtype, operation.factor);
+      }
+      from += here;
+    });
+    offset += bytes;
+  });
   return {};
 }
 
 /// Schedules only sum: what comes before and after is done here.
-Result<> Runner::run_by_links(const Operation &operation,
-                              const Deadline &deadline) {
-  const Call &call = operation.call;
+Result<> Runner::run_by_links(const Operation& operation, const Deadline& deadline) {
+  const Call& call = operation.call;
   std::optional<Operation> multiplied;
   if (reduces(call.collective) && call.op == ReduceOp::kPremulSum) {
     multiplied = operation;
     multiply_input(*multiplied);
   }
-  const Operation &summed = multiplied ? *multiplied : operation;
+  const Operation& summed = multiplied ? *multiplied : operation;
   if (hierarchy_ && Hierarchy::has(call.collective)) {
     MUSTER_TRY(hierarchy_->run(summed, deadline));
   } else {
     MUSTER_TRY(begin_passage(summed, links_, membership_.rank));
     MUSTER_TRY(end_passage(deadline));
   }
-  const bool has_result =
-      call.collective != Collective::kReduce || call.root == membership_.rank;
+  const bool has_result = call.collective != Collective::kReduce || call.root == membership_.rank;
   if (reduces(call.collective) && call.op == ReduceOp::kAverage && has_result) {
-    operation.output.visit(0, operation.output.bytes(),
-                           [&](uint8_t *data, size_t bytes) {
-                             divide_by(data, bytes / size_of(call.dtype),
-                                       call.dtype, membership_.size);
-                           });
+    operation.output.visit(0, operation.output.bytes(), [&](uint8_t* data, size_t bytes) {
+      divide_by(data, bytes / size_of(call.dtype), call.dtype, membership_.size);
+    });
   }
   return {};
 }
@@ -205,61 +170,48 @@ Result<> Runner::run_by_links(const Operation &operation,
 /// An error of a host's team, which counts places there, as one of the group.
 /// Who is late there may himself be waiting for another host.
 Error Runner::of_group(Error error) {
-  const bool of_team =
-      error.code == ErrorCode::kTimeout || error.code == ErrorCode::kMismatch;
-  if (!of_team || error.rank == kNoRank || !error.context.empty())
-    return error;
+  const bool of_team = error.code == ErrorCode::kTimeout || error.code == ErrorCode::kMismatch;
+  if (!of_team || error.rank == kNoRank || !error.context.empty()) return error;
   const Rank rank = locals()[error.rank];
-  if (error.code == ErrorCode::kTimeout)
-    return missed({rank});
+  if (error.code == ErrorCode::kTimeout) return missed({rank});
   error.rank = rank;
   return error;
 }
 
 /// In place where the input becomes the output, else in a copy.
-void Runner::multiply_input(Operation &operation) {
-  const Call &call = operation.call;
-  const bool in_place =
-      call.collective == Collective::kAllReduce ||
-      (call.collective == Collective::kReduce && call.root == membership_.rank);
+void Runner::multiply_input(Operation& operation) {
+  const Call& call = operation.call;
+  const bool in_place = call.collective == Collective::kAllReduce ||
+                        (call.collective == Collective::kReduce && call.root == membership_.rank);
   if (!in_place) {
     multiplied_.resize(operation.input.bytes());
     operation.input.read(0, multiplied_.data(), multiplied_.size());
     operation.input = {multiplied_.data(), operation.input.count(), call.dtype};
   }
-  operation.input.visit(0, operation.input.bytes(),
-                        [&](uint8_t *data, size_t bytes) {
-                          scale(data, data, bytes / size_of(call.dtype),
-                                call.dtype, operation.factor);
-                        });
+  operation.input.visit(0, operation.input.bytes(), [&](uint8_t* data, size_t bytes) {
+    scale(data, data, bytes / size_of(call.dtype), call.dtype, operation.factor);
+  });
 }
 
-Result<> Runner::begin_passage(const Operation &operation,
-                               std::span<Link *const> links, Rank self) {
+Result<> Runner::begin_passage(const Operation& operation, std::span<Link* const> links, Rank self) {
   MUSTER_TRY(passage_.plan(operation, self, static_cast<int>(links.size())));
   passage_.begin(operation, links);
   return {};
 }
 
-Result<> Runner::end_passage(const Deadline &deadline) {
-  const auto finished = [&] {
-    return passage_.outcome().has_value() ||
-           abort_flag_.load(std::memory_order_acquire);
-  };
+Result<> Runner::end_passage(const Deadline& deadline) {
+  const auto finished = [&] { return passage_.outcome().has_value() || abort_flag_.load(std::memory_order_acquire); };
   const auto waited = mesh_.loop->run_until(finished, deadline);
-  if (passage_.outcome())
-    return *passage_.outcome();
-  return tl::unexpected(waited ? *abort_requested()
-                               : missed(passage_.waiting_for()));
+  if (passage_.outcome()) return *passage_.outcome();
+  return tl::unexpected(waited ? *abort_requested() : missed(passage_.waiting_for()));
 }
 
 /// By host: the links to those who carry the slot.
-std::span<Link *const> Runner::links_across(int slot) {
-  const Topology &topology = mesh_.topology;
+std::span<Link* const> Runner::links_across(int slot) {
+  const Topology& topology = mesh_.topology;
   links_across_.clear();
   for (size_t host = 0; host < topology.hosts.size(); ++host) {
-    links_across_.push_back(links_[topology.hosts[host][topology.carrier(
-        static_cast<int>(host), slot)]]);
+    links_across_.push_back(links_[topology.hosts[host][topology.carrier(static_cast<int>(host), slot)]]);
   }
   return links_across_;
 }
@@ -269,47 +221,38 @@ std::span<Link *const> Runner::links_across(int slot) {
 /// stopped or not in the call at all. (Or one whose answer is stuck behind data
 /// that this rank does not take yet: so those that it waits for come first.)
 /// When all are alive, the calls themselves must differ.
-Error Runner::missed(const std::vector<Rank> &awaited) {
+Error Runner::missed(const std::vector<Rank>& awaited) {
   const std::vector<Rank> silent = silent_peers();
-  if (fatal_)
-    return *fatal_; // meanwhile a peer has found out, or died
+  if (fatal_) return *fatal_;  // meanwhile a peer has found out, or died
   for (const Rank rank : awaited) {
-    if (closed_[rank])
-      return *closed_[rank];
+    if (closed_[rank]) return *closed_[rank];
   }
   std::vector<Rank> culprits;
-  std::set_intersection(silent.begin(), silent.end(), awaited.begin(),
-                        awaited.end(), std::back_inserter(culprits));
-  if (culprits.empty())
-    culprits = silent;
-  const char *what = "no sign of life in this call from";
+  std::set_intersection(silent.begin(), silent.end(), awaited.begin(), awaited.end(), std::back_inserter(culprits));
+  if (culprits.empty()) culprits = silent;
+  const char* what = "no sign of life in this call from";
   if (culprits.empty()) {
     culprits = awaited;
-    what = "all ranks are in a call, perhaps not in the same: nothing came in "
-           "time from";
+    what =
+        "all ranks are in a call, perhaps not in the same: nothing came in "
+        "time from";
   }
   std::string names;
-  for (const Rank rank : culprits)
-    names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
-  return Error{ErrorCode::kTimeout,
-               fmt::format("{} {}", what, names),
-               culprits.empty() ? kNoRank : culprits[0],
-               {}};
+  for (const Rank rank : culprits) names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
+  return Error{ErrorCode::kTimeout, fmt::format("{} {}", what, names), culprits.empty() ? kNoRank : culprits[0], {}};
 }
 
 std::vector<Rank> Runner::silent_peers() {
   // Shared with the pongs, of which some may come when nobody waits any more.
   const auto silent = std::make_shared<std::set<Rank>>();
-  for (Link *link : links_) {
-    if (link == nullptr || !link->is_open())
-      continue;
+  for (Link* link : links_) {
+    if (link == nullptr || !link->is_open()) continue;
     const Rank rank = link->peer().rank;
     silent->insert(rank);
     link->ping([silent, rank] { silent->erase(rank); });
   }
   const auto heard_of_all = [&] {
-    std::erase_if(*silent,
-                  [this](Rank rank) { return closed_[rank].has_value(); });
+    std::erase_if(*silent, [this](Rank rank) { return closed_[rank].has_value(); });
     return silent->empty() || fatal_;
   };
   (void)mesh_.loop->run_until(heard_of_all, Deadline::after(kSignOfLife));
@@ -317,37 +260,29 @@ std::vector<Rank> Runner::silent_peers() {
 }
 
 Result<> Runner::watch(Rank awaited) {
-  if (abort_flag_.load(std::memory_order_acquire))
-    return tl::unexpected(*abort_requested());
+  if (abort_flag_.load(std::memory_order_acquire)) return tl::unexpected(*abort_requested());
   mesh_.loop->poll();
-  if (fatal_)
-    return tl::unexpected(*fatal_);
-  if (closed_[awaited])
-    return tl::unexpected(*closed_[awaited]);
+  if (fatal_) return tl::unexpected(*fatal_);
+  if (closed_[awaited]) return tl::unexpected(*closed_[awaited]);
   return {};
 }
 
-Error Runner::blame(Error error, const Call &call) const {
+Error Runner::blame(Error error, const Call& call) const {
   // The team knows ranks only; who they are is known here.
-  if (error.code == ErrorCode::kTimeout && error.rank != kNoRank &&
-      error.context.empty() && team_) {
-    error.message +=
-        fmt::format(" ({})", mesh_.members[error.rank].to_string());
+  if (error.code == ErrorCode::kTimeout && error.rank != kNoRank && error.context.empty() && team_) {
+    error.message += fmt::format(" ({})", mesh_.members[error.rank].to_string());
   }
-  return error.in(
-      fmt::format("{}, group \"{}\"", call.to_string(), membership_.name));
+  return error.in(fmt::format("{}, group \"{}\"", call.to_string(), membership_.name));
 }
 
 void Runner::request_abort(Error why) {
   {
     const std::lock_guard lock(abort_mutex_);
-    if (!abort_)
-      abort_ = std::move(why);
+    if (!abort_) abort_ = std::move(why);
   }
   abort_flag_.store(true, std::memory_order_release);
   mesh_.loop->wake();
-  if (team_)
-    team_->wake_all();
+  if (team_) team_->wake_all();
 }
 
 std::optional<Error> Runner::abort_requested() {
@@ -355,26 +290,20 @@ std::optional<Error> Runner::abort_requested() {
   return abort_;
 }
 
-void Runner::die(const Error &why) {
-  if (dead_)
-    return;
+void Runner::die(const Error& why) {
+  if (dead_) return;
   dead_ = true;
-  if (!fatal_)
-    fatal_ = why;
-  for (const Fd &process : processes_)
-    mesh_.loop->unwatch(process.get());
-  for (Link *link : links_) {
-    if (link != nullptr && link->is_open())
-      link->close(why);
+  if (!fatal_) fatal_ = why;
+  for (const Fd& process : processes_) mesh_.loop->unwatch(process.get());
+  for (Link* link : links_) {
+    if (link != nullptr && link->is_open()) link->close(why);
   }
   // The reason may have to wait for room; the peers name the right rank only if
   // it arrives. Who leaves in order has nothing that waits.
   if (why.code != ErrorCode::kLeft) {
-    (void)mesh_.loop->run_until([this] { return !mesh_.loop->has_watches(); },
-                                Deadline::after(kLastWords));
+    (void)mesh_.loop->run_until([this] { return !mesh_.loop->has_watches(); }, Deadline::after(kLastWords));
   }
-  if (team_)
-    team_->wake_all();
+  if (team_) team_->wake_all();
 }
 
-} // namespace muster
+}  // namespace muster

@@ -17,63 +17,60 @@ namespace muster {
 /// schedule over the links. Owned by whichever thread holds the group's turn;
 /// only request_abort() may be called from elsewhere.
 class Runner {
-public:
-  static Result<std::unique_ptr<Runner>> create(Mesh mesh,
-                                                const Membership &membership);
-  ~Runner(); ///< tells the peers that this rank has left
-  Runner(const Runner &) = delete;
-  Runner &operator=(const Runner &) = delete;
+ public:
+  static Result<std::unique_ptr<Runner>> create(Mesh mesh, const Membership& membership);
+  ~Runner();  ///< tells the peers that this rank has left
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
 
   /// Blocks until it is done. After an error the runner is dead: its links are
   /// closed with that error, so that every peer learns who failed first.
-  Result<> run(const Operation &operation, const Deadline &deadline);
+  Result<> run(const Operation& operation, const Deadline& deadline);
 
   /// Makes a run() under way return `why` soon. Thread-safe.
   void request_abort(Error why);
   /// Closes the links with `why`, unless it is dead already.
-  void die(const Error &why);
+  void die(const Error& why);
 
   std::string transport() const { return mesh_.transport(); }
 
-private:
-  Runner(Mesh mesh, const Membership &membership);
+ private:
+  Runner(Mesh mesh, const Membership& membership);
   void watch_links();
   void watch_processes();
-  void lost(Rank rank, const Error &why);
+  void lost(Rank rank, const Error& why);
   Result<> watch(Rank awaited);
-  const std::vector<Rank> &locals() const;
-  Result<> dispatch(const Operation &operation, const Deadline &deadline);
-  Result<> run_alone(const Operation &operation);
-  Result<> run_by_links(const Operation &operation, const Deadline &deadline);
-  void multiply_input(Operation &operation);
-  Result<> begin_passage(const Operation &operation,
-                         std::span<Link *const> links, Rank self);
-  Result<> end_passage(const Deadline &deadline);
+  const std::vector<Rank>& locals() const;
+  Result<> dispatch(const Operation& operation, const Deadline& deadline);
+  Result<> run_alone(const Operation& operation);
+  Result<> run_by_links(const Operation& operation, const Deadline& deadline);
+  void multiply_input(Operation& operation);
+  Result<> begin_passage(const Operation& operation, std::span<Link* const> links, Rank self);
+  Result<> end_passage(const Deadline& deadline);
   Hierarchy::Levels levels();
   Error of_group(Error error);
-  std::span<Link *const> links_across(int slot);
-  Error missed(const std::vector<Rank> &awaited);
+  std::span<Link* const> links_across(int slot);
+  Error missed(const std::vector<Rank>& awaited);
   std::vector<Rank> silent_peers();
   std::optional<Error> abort_requested();
-  Error blame(Error error, const Call &call) const;
+  Error blame(Error error, const Call& call) const;
 
   Membership membership_;
   Mesh mesh_;
   std::unique_ptr<Team> team_;
-  std::vector<Link *> links_; ///< mesh_.links, as schedules take them
-  std::vector<std::optional<Error>> closed_; ///< by rank: why its link ended
-  std::vector<Fd> processes_;  ///< of peers on this host, as pidfds: links stay
-                               ///< open while a child of the dead holds them
-  bool dead_ = false;          ///< die() was called
-  std::optional<Error> fatal_; ///< the first failure: no call runs any more
+  std::vector<Link*> links_;                  ///< mesh_.links, as schedules take them
+  std::vector<std::optional<Error>> closed_;  ///< by rank: why its link ended
+  std::vector<Fd> processes_;                 ///< of peers on this host, as pidfds: links stay
+                                              ///< open while a child of the dead holds them
+  bool dead_ = false;                         ///< die() was called
+  std::optional<Error> fatal_;                ///< the first failure: no call runs any more
   Passage passage_;
-  std::optional<Hierarchy> hierarchy_; ///< where hosts have several ranks
-  std::vector<Link *>
-      links_across_; ///< by host, for the operation that runs across
-  Bytes multiplied_; ///< an input that must stay as it is, times its factor
+  std::optional<Hierarchy> hierarchy_;  ///< where hosts have several ranks
+  std::vector<Link*> links_across_;     ///< by host, for the operation that runs across
+  Bytes multiplied_;                    ///< an input that must stay as it is, times its factor
   std::atomic<bool> abort_flag_ = false;
   std::mutex abort_mutex_;
   std::optional<Error> abort_;
 };
 
-} // namespace muster
+}  // namespace muster
