@@ -92,8 +92,7 @@ class MeshBuilder {
     return has_team() && leads_host() ? offer_team() : Result<>{};
   }
 
-  /// Whoever can use the store may join the group: the store is what vouches
-  /// for the ranks when the job has no secret.
+  /// Whoever can use the store may join the group: the store is what vouches for the ranks when the job has no secret.
   Result<> agree_on_secret(Member& self) {
     if (leads()) {
       self.secret = generate_secret();
@@ -112,8 +111,7 @@ class MeshBuilder {
     return {};
   }
 
-  /// The first transport, of those for one host, decides; with none of them
-  /// there is no local listener.
+  /// The first transport, of those for one host, decides; with none of them there is no local listener.
   Result<> listen_locally() {
     const auto local = std::find_if(allowed_.begin(), allowed_.end(), [](Transport t) { return t != Transport::kTcp; });
     if (local == allowed_.end() || allowed_.front() == Transport::kTcp) return {};
@@ -145,9 +143,8 @@ class MeshBuilder {
     return {};
   }
 
-  /// Only a group that spans hosts opens a port: the second round is theirs
-  /// alone. All ranks see the same members, so all agree on whether there is
-  /// one.
+  /// Only a group that spans hosts opens a port: the second round is theirs alone. All ranks see the same members, so
+  /// all agree on whether there is one.
   Result<> open_tcp() {
     const bool one_host = std::all_of(mesh_.members.begin(), mesh_.members.end(), [this](const Member& member) {
       return member.domain == mesh_.members[0].domain;
@@ -178,8 +175,7 @@ class MeshBuilder {
       link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
       return;
     }
-    // Whoever is lost while the group still forms ends the forming. (The group
-    // sets its own handler afterwards.)
+    // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards.)
     link->on_close([this](const Error& why) {
       if (why.code != ErrorCode::kLeft && !error_) error_ = why;
     });
@@ -229,8 +225,7 @@ class MeshBuilder {
     return fail(ErrorCode::kTimeout, "no link in time with " + names + refusals, first);
   }
 
-  /// The host's first rank makes the team's memory and hands it, over a Unix
-  /// socket of its own, to each rank that asks.
+  /// The host's first rank makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.
   Result<> offer_team() {
     MUSTER_ASSIGN(mesh_.team_memory, Team::allocate(static_cast<int>(locals().size())));
     Acceptor::Options options;
@@ -241,8 +236,8 @@ class MeshBuilder {
     return {};
   }
 
-  /// The descriptor is sent on request only: it must not be in flight while the
-  /// peer still reads the handshake, where nobody would take it.
+  /// The descriptor is sent on request only: it must not be in flight while the peer still reads the handshake, where
+  /// nobody would take it.
   void await_request(Connection connection) {
     const int fd = connection.stream->fd();
     team_connections_.push_back(std::move(connection));

@@ -12,9 +12,8 @@
 
 namespace muster {
 
-/// The links of one rank to all others, and the memory that it shares with the
-/// ranks of its host. Used by one thread at a time: the one that drives the
-/// loop.
+/// The links of one rank to all others, and the memory that it shares with the ranks of its host. Used by one thread at
+/// a time: the one that drives the loop.
 struct Mesh {
   std::unique_ptr<Loop> loop;                ///< outlives the links
   std::vector<Member> members;               ///< by rank
@@ -26,9 +25,8 @@ struct Mesh {
   std::string transport() const;
 };
 
-/// Meets through the store and links up with every other rank by the best
-/// transport that both can use. Within the deadline, or an error that names who
-/// is missing.
+/// Meets through the store and links up with every other rank by the best transport that both can use. Within the
+/// deadline, or an error that names who is missing.
 Result<Mesh> form_mesh(Store& store, const Membership& membership, const GroupOptions& options,
                        const Deadline& deadline);
 

@@ -16,9 +16,8 @@
 namespace muster {
 namespace {
 
-/// How long peers may take, after a deadline was missed, to show that they are
-/// alive. A peer that can't read a ping, being stuck in the middle of a frame,
-/// pings for itself once its own deadline has passed.
+/// How long peers may take, after a deadline was missed, to show that they are alive. A peer that can't read a ping,
+/// being stuck in the middle of a frame, pings for itself once its own deadline has passed.
 constexpr Duration kSignOfLife = std::chrono::seconds(2);
 /// How long they may take to read why the group died.
 constexpr Duration kLastWords = std::chrono::milliseconds(500);
@@ -76,9 +75,8 @@ void Runner::watch_links() {
   }
 }
 
-/// A process that was forked by a peer, as data loaders are, keeps the peer's
-/// sockets open beyond its death. In a team the kernel tells of the death
-/// itself.
+/// A process that was forked by a peer, as data loaders are, keeps the peer's sockets open beyond its death. In a team
+/// the kernel tells of the death itself.
 void Runner::watch_processes() {
   const Member& self = mesh_.members[membership_.rank];
   for (const Member& member : mesh_.members) {
@@ -88,8 +86,7 @@ void Runner::watch_processes() {
     const int fd = process.get();
     const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd, rank = member.rank](uint32_t) {
       mesh_.loop->unwatch(fd);
-      // What its link still has to say comes first: it may have left in
-      // order.
+      // What its link still has to say comes first: it may have left in order.
       mesh_.loop->after(kLastWords, [this, rank] {
         if (closed_[rank]) return;
         lost(rank, Error{ErrorCode::kPeerLost, mesh_.members[rank].to_string() + " died", rank, {}});
@@ -101,8 +98,7 @@ void Runner::watch_processes() {
 
 void Runner::lost(Rank rank, const Error& why) {
   closed_[rank] = why;
-  // A peer that left may have done its part of what runs here; any other end is
-  // everybody's.
+  // A peer that left may have done its part of what runs here; any other end is everybody's.
   if (why.code != ErrorCode::kLeft && !fatal_) fatal_ = why;
 }
 
@@ -167,8 +163,8 @@ Result<> Runner::run_by_links(const Operation& operation, const Deadline& deadli
   return {};
 }
 
-/// An error of a host's team, which counts places there, as one of the group.
-/// Who is late there may himself be waiting for another host.
+/// An error of a host's team, which counts places there, as one of the group. Who is late there may himself be waiting
+/// for another host.
 Error Runner::of_group(Error error) {
   const bool of_team = error.code == ErrorCode::kTimeout || error.code == ErrorCode::kMismatch;
   if (!of_team || error.rank == kNoRank || !error.context.empty()) return error;
@@ -216,11 +212,10 @@ std::span<Link* const> Runner::links_across(int slot) {
   return links_across_;
 }
 
-/// The error of a missed deadline. Whom this rank waits for may itself be
-/// waiting for the culprit: that is one who gives no sign of life, being
-/// stopped or not in the call at all. (Or one whose answer is stuck behind data
-/// that this rank does not take yet: so those that it waits for come first.)
-/// When all are alive, the calls themselves must differ.
+/// The error of a missed deadline. Whom this rank waits for may itself be waiting for the culprit: that is one who
+/// gives no sign of life, being stopped or not in the call at all. (Or one whose answer is stuck behind data that this
+/// rank does not take yet: so those that it waits for come first.) When all are alive, the calls themselves must
+/// differ.
 Error Runner::missed(const std::vector<Rank>& awaited) {
   const std::vector<Rank> silent = silent_peers();
   if (fatal_) return *fatal_;  // meanwhile a peer has found out, or died
@@ -298,8 +293,8 @@ void Runner::die(const Error& why) {
   for (Link* link : links_) {
     if (link != nullptr && link->is_open()) link->close(why);
   }
-  // The reason may have to wait for room; the peers name the right rank only if
-  // it arrives. Who leaves in order has nothing that waits.
+  // The reason may have to wait for room; the peers name the right rank only if it arrives. Who leaves in order has
+  // nothing that waits.
   if (why.code != ErrorCode::kLeft) {
     (void)mesh_.loop->run_until([this] { return !mesh_.loop->has_watches(); }, Deadline::after(kLastWords));
   }

@@ -12,10 +12,9 @@
 
 namespace muster {
 
-/// Runs one call at a time over a mesh: by the team where all ranks share
-/// memory, by teams and links where hosts have several ranks, else by a
-/// schedule over the links. Owned by whichever thread holds the group's turn;
-/// only request_abort() may be called from elsewhere.
+/// Runs one call at a time over a mesh: by the team where all ranks share memory, by teams and links where hosts have
+/// several ranks, else by a schedule over the links. Owned by whichever thread holds the group's turn; only
+/// request_abort() may be called from elsewhere.
 class Runner {
  public:
   static Result<std::unique_ptr<Runner>> create(Mesh mesh, const Membership& membership);
@@ -23,8 +22,8 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  /// Blocks until it is done. After an error the runner is dead: its links are
-  /// closed with that error, so that every peer learns who failed first.
+  /// Blocks until it is done. After an error the runner is dead: its links are closed with that error, so that every
+  /// peer learns who failed first.
   Result<> run(const Operation& operation, const Deadline& deadline);
 
   /// Makes a run() under way return `why` soon. Thread-safe.
