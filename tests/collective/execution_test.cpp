@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <optional>
 
+#include "collective/allocations.h"
 #include "collective/trial.h"
 
 namespace muster::test {
@@ -21,8 +21,10 @@ class InlineLink : public Link {
 
   void send(std::span<const ConstSegment> from, Completion completion) override {
     if (ended_) return completion(tl::unexpected(*ended_));
-    const auto* data = static_cast<const uint8_t*>(from[0].data);
-    other_->inbox_.insert(other_->inbox_.end(), data, data + from[0].bytes);
+    for (const ConstSegment& segment : from) {
+      const auto* data = static_cast<const uint8_t*>(segment.data);
+      other_->inbox_.insert(other_->inbox_.end(), data, data + segment.bytes);
+    }
     completion({});
     other_->deliver();
   }
@@ -33,14 +35,14 @@ class InlineLink : public Link {
   }
   void close(Error why) override {
     ended_ = std::move(why);
-    while (!receives_.empty()) pop()(tl::unexpected(*ended_));
+    while (pending() > 0) pop()(tl::unexpected(*ended_));
   }
   void on_close(std::function<void(const Error&)>) override {}
   void ping(std::function<void()> pong) override { pong(); }
   bool is_open() const override { return !ended_; }
   const Peer& peer() const override { return peer_; }
   const char* kind() const override { return "inline"; }
-  size_t pending() const { return receives_.size(); }
+  size_t pending() const { return receives_.size() - done_; }
 
  private:
   struct Pending {
@@ -49,23 +51,31 @@ class InlineLink : public Link {
   };
 
   Completion pop() {
-    Completion completion = std::move(receives_.front().completion);
-    receives_.pop_front();
+    Completion completion = std::move(receives_[done_++].completion);
+    if (pending() == 0) {
+      receives_.clear();
+      done_ = 0;
+    }
     return completion;
   }
 
   void deliver() {
-    while (!receives_.empty() && inbox_.size() >= receives_.front().into.bytes) {
-      const Segment into = receives_.front().into;
-      std::copy_n(inbox_.begin(), into.bytes, static_cast<uint8_t*>(into.data));
-      inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<ptrdiff_t>(into.bytes));
+    while (pending() > 0 && inbox_.size() - taken_ >= receives_[done_].into.bytes) {
+      const Segment into = receives_[done_].into;
+      std::copy_n(inbox_.begin() + static_cast<ptrdiff_t>(taken_), into.bytes, static_cast<uint8_t*>(into.data));
+      taken_ += into.bytes;
+      if (taken_ == inbox_.size()) {
+        inbox_.clear();
+        taken_ = 0;
+      }
       pop()({});
     }
   }
 
   InlineLink* other_ = nullptr;
-  std::deque<uint8_t> inbox_;
-  std::deque<Pending> receives_;
+  std::vector<uint8_t> inbox_;
+  size_t taken_ = 0, done_ = 0;  // of the inbox and of the receives: those before are over
+  std::vector<Pending> receives_;
   std::optional<Error> ended_;
   Peer peer_;
 };
@@ -164,17 +174,6 @@ TEST(Execution, ReportsALinkThatIsClosedAlready) {
   EXPECT_FALSE(pair.reports[0].has_value());
 }
 
-TEST(Execution, MayBeDestroyedWhileLinksStillHoldItsCompletions) {
-  Trial trial(kRing, {.size = 2, .count = 1000, .chunk_bytes = 64});
-  Pair pair(trial);
-  pair.first->start();
-  ASSERT_GT(pair.a.pending(), 0U);
-  pair.first.reset();
-  pair.a.close(lost());
-  EXPECT_EQ(pair.a.pending(), 0U);
-  EXPECT_TRUE(pair.reports.empty()) << "nobody is left to hear it";
-}
-
 TEST(Execution, MayBeDestroyedByItsOwnReport) {
   Trial trial(kRing, {.size = 2, .count = 100});
   InlineLink a, b;
@@ -192,16 +191,87 @@ TEST(Execution, MayBeDestroyedByItsOwnReport) {
   EXPECT_EQ(trial.fault(), "");
 }
 
-TEST(ExecutionDeathTest, InsistsOnItsLinksAndScratch) {
+/// Both ranks of a trial over inline links, as often as wanted.
+struct PreparedPair {
+  explicit PreparedPair(Trial& of) : trial(of), first(trial.schedule(0)), second(trial.schedule(1)) {
+    InlineLink::join(a, b);
+  }
+  void run(const Call* firsts = nullptr, const Call* seconds = nullptr) {
+    Link* const of_first[] = {nullptr, &a};
+    Link* const of_second[] = {&b, nullptr};
+    const auto report = [this](Result<> result) {
+      if (!result) error = std::move(result.error());
+    };
+    first.start(of_first, trial.buffers(0), trial.scratch(0), report, firsts);
+    second.start(of_second, trial.buffers(1), trial.scratch(1), report, seconds);
+  }
+
+  Trial& trial;
+  PreparedSchedule first, second;
+  InlineLink a, b;
+  std::optional<Error> error;
+};
+
+TEST(PreparedSchedule, AllocatesNothingInASecondRun) {
+  Trial trial(kRing, {.size = 2, .count = 1000, .chunk_bytes = 512});
+  PreparedPair pair(trial);
+  const Call call{.collective = Collective::kAllReduce, .count = 1000};
+  pair.run(&call, &call);
+  const size_t before = allocations();
+  pair.run(&call, &call);
+  EXPECT_EQ(allocations(), before);
+  EXPECT_FALSE(pair.first.running());
+  EXPECT_EQ(pair.error, std::nullopt);
+}
+
+TEST(PreparedSchedule, RunsAgainOnWhatTheBuffersHoldThen) {
+  Trial trial(algorithm(Collective::kBroadcast, "binomial"), {.size = 2, .count = 9});
+  PreparedPair pair(trial);
+  for (int run = 0; run < 3; ++run) {
+    trial.memory(1, Place::kOutput)[5] ^= 0xff;
+    EXPECT_NE(trial.fault(), "");
+    pair.run();
+    EXPECT_EQ(trial.fault(), "");
+  }
+}
+
+TEST(PreparedSchedule, SaysTheCallToEveryPeerAndNamesWhoeverMadeAnother) {
+  Trial trial(kRing, {.size = 2, .count = 9});
+  PreparedPair pair(trial);
+  const Call call{.collective = Collective::kAllReduce, .count = 9, .sequence = 4};
+  Call other = call;
+  other.dtype = Dtype::kFloat32;
+  pair.run(&call, &call);
+  EXPECT_EQ(pair.error, std::nullopt);
+  EXPECT_EQ(trial.fault(), "");
+  pair.run(&call, &other);
+  ASSERT_TRUE(pair.error.has_value());
+  EXPECT_EQ(pair.error->code, ErrorCode::kMismatch);
+  EXPECT_THAT(pair.error->message, testing::AllOf(testing::HasSubstr("all_reduce #4 (uint8[9], sum)"),
+                                                  testing::HasSubstr("all_reduce #4 (float32[9], sum)")));
+}
+
+TEST(PreparedSchedule, MayBeMovedBetweenRuns) {
+  Trial trial(kRing, {.size = 2, .count = 9});
+  PreparedPair pair(trial);
+  PreparedSchedule elsewhere = std::move(pair.first);
+  pair.first = std::move(elsewhere);
+  EXPECT_THAT(pair.first.peers(), testing::ElementsAre(1));
+  pair.run();
+  EXPECT_EQ(trial.fault(), "");
+}
+
+TEST(PreparedScheduleDeathTest, InsistsOnItsLinksAndScratch) {
   Trial trial(kRing, {.size = 2, .count = 100});
   Link* none[] = {nullptr, nullptr};
   InlineLink link;
   Link* links[] = {nullptr, &link};
-  const auto make = [&](std::span<Link* const> with, MutableByteView scratch) {
-    Execution execution(trial.schedule(0), with, trial.buffers(0), scratch, [](Result<>) {});
+  PreparedSchedule prepared(trial.schedule(0));
+  const auto start = [&](std::span<Link* const> with, MutableByteView scratch) {
+    prepared.start(with, trial.buffers(0), scratch, [](Result<>) {});
   };
-  EXPECT_DEATH(make(none, trial.scratch(0)), "link that is not there");
-  EXPECT_DEATH(make(links, {}), "too little scratch");
+  EXPECT_DEATH(start(none, trial.scratch(0)), "link that is not there");
+  EXPECT_DEATH(start(links, {}), "too little scratch");
 }
 
 }  // namespace

@@ -1,59 +1,66 @@
 #include "muster/collective/execution.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <memory>
-#include <set>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "muster/base/check.h"
 #include "muster/collective/reduce.h"
 
 namespace muster {
 
+// With a call, the first send to a peer begins with the call's four words, in the byte order of the machine (a peer of
+// another order would be seen as a mismatch), and the first receive from a peer takes them before its own bytes.
+//
 // A step waits for the steps named by `after` and `and_after` to end and for the step before it in its lane (same peer,
-// same direction) to start; `waiting_for` counts these. At zero it becomes ready. Ready steps are started by one loop
-// in run(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
+// same direction) to start; `awaited` counts these. At zero it becomes ready. Ready steps are started by one loop in
+// go_on(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
 // queue, so there is no recursion however long the schedule is.
-struct Execution::Impl : std::enable_shared_from_this<Impl> {
+struct PreparedSchedule::Run {
+  using CallWords = std::array<uint64_t, 4>;
+
   struct Node {
-    Link* link = nullptr;
+    uint8_t awaits = 0;  ///< when a run begins
+    uint8_t awaited = 0;
     bool in_flight = false;
-    uint8_t waiting_for = 0;
+    bool first_in_lane = false;
     uint32_t next_in_lane = Step::kNone;
     // The steps that wait for this one, as a list through their own nodes: by `after` and by `and_after` apart.
     uint32_t waiters[2] = {Step::kNone, Step::kNone};
     uint32_t next_waiter[2] = {Step::kNone, Step::kNone};
   };
 
-  Impl(const Schedule& what, std::span<Link* const> over, Buffers with, MutableByteView temporary, Completion report)
-      : steps(what.steps),
-        buffers(std::move(with)),
-        scratch(temporary.data(), temporary.size(), Dtype::kUint8),
-        done(std::move(report)),
-        nodes(what.steps.size()),
-        unfinished(what.steps.size()) {
-    MUSTER_CHECK(temporary.size() >= what.scratch_bytes, "too little scratch for the schedule");
-    ready.reserve(steps.size());
-    connect(over);
+  explicit Run(Schedule what) : schedule(std::move(what)), nodes(schedule.steps.size()) {
+    ready.reserve(nodes.size());
+    for (const Step& step : schedule.steps) {
+      if (step.peer != kNoRank) peers.push_back(step.peer);
+    }
+    std::ranges::sort(peers);
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    theirs.resize(peers.size());
+    connect();
   }
 
-  void connect(std::span<Link* const> links) {
-    std::vector<uint32_t> last_in_lane(2 * links.size(), Step::kNone);
-    for (uint32_t i = 0; i < steps.size(); ++i) {
-      const Step& step = steps[i];
+  size_t index_of(Rank peer) const {
+    return static_cast<size_t>(std::ranges::lower_bound(peers, peer) - peers.begin());
+  }
+
+  void connect() {
+    std::vector<uint32_t> last_in_lane(2 * peers.size(), Step::kNone);
+    for (uint32_t i = 0; i < nodes.size(); ++i) {
+      const Step& step = schedule.steps[i];
       wait_for(i, step.after, 0);
       wait_for(i, step.and_after, 1);
       if (step.peer == kNoRank) continue;
-      MUSTER_CHECK(static_cast<size_t>(step.peer) < links.size() && links[step.peer] != nullptr,
-                   "a schedule needs a link that is not there");
-      nodes[i].link = links[step.peer];
-      uint32_t& last = last_in_lane[2 * step.peer + (step.kind == Step::Kind::kSend ? 0 : 1)];
+      uint32_t& last = last_in_lane[2 * index_of(step.peer) + (step.kind == Step::Kind::kSend ? 0 : 1)];
+      nodes[i].first_in_lane = last == Step::kNone;
       if (last != Step::kNone) {
         nodes[last].next_in_lane = i;
-        ++nodes[i].waiting_for;
+        ++nodes[i].awaits;
       }
       last = i;
     }
@@ -63,41 +70,49 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
     if (other == Step::kNone) return;
     MUSTER_CHECK(other < step, "a step waits for a later one");
     nodes[step].next_waiter[list] = std::exchange(nodes[other].waiters[list], step);
-    ++nodes[step].waiting_for;
+    ++nodes[step].awaits;
   }
 
   void start() {
-    for (uint32_t i = 0; i < steps.size(); ++i) {
-      if (nodes[i].waiting_for == 0) ready.push_back(i);
+    for (const Rank peer : peers) {
+      MUSTER_CHECK(static_cast<size_t>(peer) < links.size() && links[peer] != nullptr,
+                   "a schedule needs a link that is not there");
     }
-    run();
+    MUSTER_CHECK(scratch.bytes() >= schedule.scratch_bytes, "too little scratch for the schedule");
+    ready.clear();
+    next_ready = 0;
+    unfinished = nodes.size();
+    failed = false;
+    result = {};
+    for (uint32_t i = 0; i < nodes.size(); ++i) {
+      nodes[i].awaited = nodes[i].awaits;
+      if (nodes[i].awaited == 0) ready.push_back(i);
+    }
+    go_on();
   }
 
-  void run() {
-    if (running) return;
-    const std::shared_ptr<Impl> alive = shared_from_this();  // `done` may destroy the Execution
-    running = true;
-    while (next_ready < ready.size() && can_go_on()) begin(ready[next_ready++]);
-    running = false;
-    if (reported || abandoned || (!failed && unfinished > 0)) return;
-    reported = true;
-    std::exchange(done, nullptr)(std::move(result));
+  void go_on() {
+    if (on_stack) return;
+    on_stack = true;
+    while (next_ready < ready.size() && !failed) begin(ready[next_ready++]);
+    on_stack = false;
+    if (!done || (!failed && unfinished > 0)) return;
+    const Completion report = std::exchange(done, nullptr);
+    report(std::move(result));  // may begin the next run
   }
-
-  bool can_go_on() const { return !failed && !abandoned; }
 
   void begin(uint32_t index) {
-    const Step& step = steps[index];
+    const Step& step = schedule.steps[index];
     if (nodes[index].next_in_lane != Step::kNone) one_less(nodes[index].next_in_lane);
     switch (step.kind) {
       case Step::Kind::kSend:
-        nodes[index].link->send(stretches<ConstSegment>(step.from), launch(index));
+        send(index);
         break;
       case Step::Kind::kReceive:
-        nodes[index].link->receive(stretches<Segment>(step.to), launch(index));
+        receive(index, step.to);
         break;
       case Step::Kind::kReceiveReduce:
-        nodes[index].link->receive(stretches<Segment>(step.from), launch(index));
+        receive(index, step.from);
         break;
       case Step::Kind::kCopy:
         copy(step);
@@ -110,24 +125,64 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
     }
   }
 
-  // The completion shares ownership: a link may hold it when the Execution is gone.
-  Completion launch(uint32_t index) {
-    nodes[index].in_flight = true;
-    return [self = shared_from_this(), index](Result<> outcome) { self->completed(index, std::move(outcome)); };
+  // What completions capture fits into a std::function without an allocation.
+  void send(uint32_t index) {
+    const Step& step = schedule.steps[index];
+    auto& list = std::get<std::vector<ConstSegment>>(lists);
+    list.clear();
+    if (says_call && nodes[index].first_in_lane) list.push_back({mine.data(), sizeof mine});
+    append(list, step.from);
+    launch(index);
+    links[step.peer]->send(list, [this, index](Result<> outcome) { completed(index, std::move(outcome)); });
   }
 
-  // Runs on the links' loop, perhaps inside begin().
+  void receive(uint32_t index, const Range& into) {
+    Link& link = *links[schedule.steps[index].peer];
+    launch(index);
+    if (says_call && nodes[index].first_in_lane) {
+      ++in_flight;
+      const Segment words{theirs[index_of(schedule.steps[index].peer)].data(), sizeof(CallWords)};
+      link.receive({&words, 1}, [this, index](Result<> outcome) { introduced(index, std::move(outcome)); });
+    }
+    auto& list = std::get<std::vector<Segment>>(lists);
+    list.clear();
+    append(list, into);
+    link.receive(list, [this, index](Result<> outcome) { completed(index, std::move(outcome)); });
+  }
+
+  void launch(uint32_t index) {
+    nodes[index].in_flight = true;
+    ++in_flight;
+  }
+
+  // These run on the links' loop, perhaps inside begin().
+  void introduced(uint32_t index, Result<> outcome) {
+    --in_flight;
+    const Rank peer = schedule.steps[index].peer;
+    const CallWords& words = theirs[index_of(peer)];
+    if (failed || !outcome || words == mine) return;  // a broken link will say so to the step itself
+    fail_with(Error{ErrorCode::kMismatch,
+                    fmt::format("rank {} called {} where this rank called {}; all ranks must make the same calls in "
+                                "the same order",
+                                peer, Call::unpack(words).to_string(), Call::unpack(mine).to_string()),
+                    peer,
+                    {}});
+  }
+
   void completed(uint32_t index, Result<> outcome) {
     nodes[index].in_flight = false;
-    if (!can_go_on()) return;
-    if (outcome) {
-      if (steps[index].kind == Step::Kind::kReceiveReduce) reduce(steps[index]);
-      end(index);
-    } else {
-      failed = true;
-      result = std::move(outcome);
-    }
-    run();
+    --in_flight;
+    if (failed) return;
+    if (!outcome) return fail_with(std::move(outcome.error()));
+    if (schedule.steps[index].kind == Step::Kind::kReceiveReduce) reduce(schedule.steps[index]);
+    end(index);
+    go_on();
+  }
+
+  void fail_with(Error error) {
+    failed = true;
+    result = tl::unexpected(std::move(error));
+    go_on();
   }
 
   void end(uint32_t index) {
@@ -138,7 +193,7 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
   }
 
   void one_less(uint32_t index) {
-    if (--nodes[index].waiting_for == 0) ready.push_back(index);
+    if (--nodes[index].awaited == 0) ready.push_back(index);
   }
 
   void copy(const Step& step) const {
@@ -153,7 +208,7 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
   void reduce(const Step& step) const {
     const Range& first = step.from_first ? step.from : step.with;
     const Range& second = step.from_first ? step.with : step.from;
-    const Dtype dtype = buffers.output.dtype();
+    const Dtype dtype = buffers.input.dtype();
     for (size_t done_bytes = 0; done_bytes < step.to.bytes;) {
       const Segment a = at(first, done_bytes);
       const Segment b = at(second, done_bytes, a.bytes);
@@ -170,48 +225,63 @@ struct Execution::Impl : std::enable_shared_from_this<Impl> {
   Segment at(const Range& range, size_t skip, size_t limit = SIZE_MAX) const {
     return place(range).at(range.offset + skip, std::min(limit, range.bytes - skip));
   }
-
-  /// What a link sends from or receives into; valid until the next call.
   template <class LinkSegment>
-  std::span<const LinkSegment> stretches(const Range& range) {
-    auto& list = std::get<std::vector<LinkSegment>>(lists);
-    list.clear();
+  void append(std::vector<LinkSegment>& list, const Range& range) const {
     place(range).visit(range.offset, range.bytes, [&](uint8_t* data, size_t bytes) { list.push_back({data, bytes}); });
-    return list;
   }
 
-  const std::vector<Step>& steps;
-  const Buffers buffers;
-  const BufferView scratch;
-  std::tuple<std::vector<ConstSegment>, std::vector<Segment>> lists;
-  Completion done;
+  const Schedule schedule;
+  std::vector<Rank> peers;
   std::vector<Node> nodes;
-  std::vector<uint32_t> ready;  // every step enters once, in the order in which they became ready
+  std::vector<uint32_t> ready;  ///< every step enters once a run, in the order in which they became ready
   size_t next_ready = 0;
-  size_t unfinished;
-  Result<> result;
-  bool running = false;
+  size_t unfinished = 0;
+  size_t in_flight = 0;  ///< completions that links owe
+  bool on_stack = false;
   bool failed = false;
-  bool reported = false;
-  bool abandoned = false;  // the Execution is gone
+
+  // Of this run.
+  std::span<Link* const> links;
+  Buffers buffers;
+  BufferView scratch;
+  bool says_call = false;
+  CallWords mine{};
+  std::vector<CallWords> theirs;  ///< by index in `peers`
+  Completion done;
+  Result<> result;
+  std::tuple<std::vector<ConstSegment>, std::vector<Segment>> lists;  ///< what a link is told; it keeps its own copy
 };
 
-Execution::Execution(const Schedule& schedule, std::span<Link* const> links, Buffers buffers, MutableByteView scratch,
-                     Completion done)
-    : impl_(std::make_shared<Impl>(schedule, links, buffers, scratch, std::move(done))) {}
+PreparedSchedule::PreparedSchedule(Schedule schedule) : run_(std::make_unique<Run>(std::move(schedule))) {}
+PreparedSchedule::~PreparedSchedule() = default;
+PreparedSchedule::PreparedSchedule(PreparedSchedule&&) noexcept = default;
+PreparedSchedule& PreparedSchedule::operator=(PreparedSchedule&&) noexcept = default;
 
-Execution::~Execution() { impl_->abandoned = true; }
+const Schedule& PreparedSchedule::schedule() const { return run_->schedule; }
+const std::vector<Rank>& PreparedSchedule::peers() const { return run_->peers; }
+bool PreparedSchedule::running() const { return run_->done != nullptr; }
 
-void Execution::start() { impl_->start(); }
+void PreparedSchedule::start(std::span<Link* const> links, Buffers buffers, MutableByteView scratch, Completion done,
+                             const Call* call) {
+  Run& run = *run_;
+  MUSTER_CHECK(!running() && run.in_flight == 0, "one run at a time");
+  run.links = links;
+  run.buffers = std::move(buffers);
+  run.scratch = BufferView(scratch.data(), scratch.size(), Dtype::kUint8);
+  run.done = std::move(done);
+  run.says_call = call != nullptr;
+  if (call != nullptr) run.mine = call->pack();
+  run.start();
+}
 
-bool Execution::finished() const { return impl_->reported; }
-
-std::vector<Rank> Execution::waiting_for() const {
-  std::set<Rank> ranks;
-  for (size_t i = 0; i < impl_->steps.size(); ++i) {
-    if (impl_->nodes[i].in_flight) ranks.insert(impl_->steps[i].peer);
+std::vector<Rank> PreparedSchedule::waiting_for() const {
+  std::vector<Rank> ranks;
+  for (size_t i = 0; i < run_->nodes.size(); ++i) {
+    if (run_->nodes[i].in_flight) ranks.push_back(run_->schedule.steps[i].peer);
   }
-  return {ranks.begin(), ranks.end()};
+  std::ranges::sort(ranks);
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
 }
 
 }  // namespace muster

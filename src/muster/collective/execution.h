@@ -17,31 +17,63 @@ struct Buffers {
   ReduceOp op = ReduceOp::kSum;  ///< kAverage is summed here; whoever runs the schedule divides (divide_by in reduce.h)
 };
 
-/// One running schedule. Driven by the completions of its links: whoever drives their loop (or the simulator) drives
-/// it. Not thread-safe.
+/// A schedule, and all that running it needs, made once: a run of it allocates nothing of its own. One run at a time.
+/// Driven by the completions of the links: whoever drives their loop (or the simulator) drives it. Not thread-safe.
 ///
-/// `done` is called once, possibly from within start(): when every step has ended, or with the first error at once.
-/// After an error no step is started, but other links may still use the buffers: close those links before freeing
-/// anything. Buffers, links and the schedule must live until `done` reported success, or until the links were closed.
-/// The Execution itself may be destroyed at any time, also by `done`; then `done` is not called any more.
-class Execution {
+/// After an error no step is started, but other links may still use the buffers and this object: close those links
+/// before freeing anything. It may be moved and assigned to also while it runs, and must not be destroyed then.
+class PreparedSchedule {
  public:
-  /// `links[r]` is the link to rank r (null where the schedule needs none, and at the own rank). `scratch` has at least
-  /// schedule.scratch_bytes. Call start() once.
-  Execution(const Schedule& schedule, std::span<Link* const> links, Buffers buffers, MutableByteView scratch,
-            Completion done);
-  ~Execution();
-  Execution(const Execution&) = delete;
-  Execution& operator=(const Execution&) = delete;
-  void start();
-  /// Whether `done` was called.
-  bool finished() const;
+  explicit PreparedSchedule(Schedule schedule);
+  ~PreparedSchedule();
+  PreparedSchedule(PreparedSchedule&&) noexcept;
+  PreparedSchedule& operator=(PreparedSchedule&&) noexcept;
+
+  const Schedule& schedule() const;
+  /// The ranks that it exchanges bytes with, ascending.
+  const std::vector<Rank>& peers() const;
+
+  /// Begins a run. `links[r]` is the link to rank r (null where the schedule needs none, and at the own rank);
+  /// `scratch` has at least schedule().scratch_bytes. With `call`, the first bytes to every peer say what this rank
+  /// runs, and kMismatch names the first peer that says something else; all ranks must give one, or none.
+  /// `done` is called once, possibly from within start(): when every step has ended, or with the first error at once.
+  /// All of these must live until it reported success, or until the links were closed.
+  void start(std::span<Link* const> links, Buffers buffers, MutableByteView scratch, Completion done,
+             const Call* call = nullptr);
+  /// Whether a run was started and `done` was not called yet.
+  bool running() const;
   /// The ranks with which a step that was started is not over, in rank order: whom a missed deadline waited for.
   std::vector<Rank> waiting_for() const;
 
  private:
-  struct Impl;
-  std::shared_ptr<Impl> impl_;  // shared with the completions that links hold
+  struct Run;
+  std::unique_ptr<Run> run_;
+};
+
+/// One run of a schedule that is not kept. What PreparedSchedule says holds here too.
+class Execution {
+ public:
+  Execution(Schedule schedule, std::span<Link* const> links, Buffers buffers, MutableByteView scratch, Completion done)
+      : prepared_(std::move(schedule)),
+        links_(links.begin(), links.end()),
+        buffers_(std::move(buffers)),
+        scratch_(scratch),
+        done_(std::move(done)) {}
+  /// Call it once.
+  void start() {
+    started_ = true;
+    prepared_.start(links_, std::move(buffers_), scratch_, std::move(done_));
+  }
+  bool finished() const { return started_ && !prepared_.running(); }
+  std::vector<Rank> waiting_for() const { return prepared_.waiting_for(); }
+
+ private:
+  PreparedSchedule prepared_;
+  std::vector<Link*> links_;
+  Buffers buffers_;
+  MutableByteView scratch_;
+  Completion done_;
+  bool started_ = false;
 };
 
 }  // namespace muster
