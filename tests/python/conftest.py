@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from launching import Job, Launch, find_muster
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., str]
@@ -55,3 +56,45 @@ def run() -> Run:
 def torch_prefix(run: Run) -> str:
     """Where find_package(Torch) looks."""
     return run([sys.executable, "-c", "import torch.utils; print(torch.utils.cmake_prefix_path)"]).strip()
+
+
+@pytest.fixture(scope="session")
+def muster() -> str:
+    found = find_muster()
+    if found is None:
+        pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
+    return found
+
+
+@pytest.fixture(scope="module")
+def run_environment() -> dict[str, str]:
+    """What launch() adds to the environment. A test file may have its own."""
+    return {"MUSTER_PYTHON": sys.executable}
+
+
+@pytest.fixture
+def launch(muster: str, run_environment: dict[str, str]) -> Iterator[Launch]:
+    """launch(words...) starts `muster run words...`; whatever is left of it is ended with the test."""
+    jobs: list[Job] = []
+
+    def start(
+        *words: str | Path, env: dict[str, str] | None = None, stdin: int | None = None, before: Sequence[str] = ()
+    ) -> Job:
+        jobs.append(Job([*before, muster, "run", *words], {**run_environment, **(env or {})}, stdin))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """script(text) is a file with what workers' scripts begin with, and the text."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text("import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n" + text)
+        return path
+
+    return write

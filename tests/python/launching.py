@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +39,26 @@ def marked_processes(mark: str) -> list[int]:
         except OSError:
             continue  # ended meanwhile, or another user's
     return found
+
+
+def free_port() -> int:
+    """One that was free a moment ago, for programs that take no 0."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline
+        subprocess.run(["true"], check=True)  # gives others the CPU
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 class Job:
@@ -120,3 +141,6 @@ class Job:
         for pid in marked_processes(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+Launch = Callable[..., Job]

@@ -13,18 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE, Job, find_muster
+from launching import PATIENCE, Job, find_muster, free_port
 
 Node = Callable[..., Job]
 
 # A worker of a few milliseconds: says where it stands, then does what the test's lines say.
 SAY = 'echo "generation $MUSTER_GENERATION restart $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE"\n'
 LAST = 'if [ -e "$(dirname "$0")/enough" ]; then exit 0; fi\nexec sleep 1000\n'
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture
@@ -146,14 +141,25 @@ def test_a_node_whose_program_is_missing_ends_the_job_for_all(node: Node, tmp_pa
     assert f"cannot start '{missing}': no such file" in first.err
 
 
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[str]:
-    server = shutil.which("redis-server")
-    if server is None:
-        pytest.skip("there is no redis-server")
+def server_words(kind: str, port: int, folder: Path) -> list[str]:
+    if kind == "redis":
+        return ["redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", str(folder)]
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
+    return [
+        "etcd", "--log-level=error", f"--data-dir={folder}/etcd", f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    ]  # fmt: skip
+
+
+@pytest.fixture(params=["redis", "etcd"])
+def outside_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+    """The options of a rendezvous in a real server that is no part of the job."""
     port = free_port()
-    words = ["--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", str(tmp_path)]
-    process = subprocess.Popen([server, *words], stdout=subprocess.DEVNULL)
+    words = server_words(request.param, port, tmp_path)
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"there is no {words[0]}")
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -162,15 +168,16 @@ def redis(tmp_path: Path) -> Iterator[str]:
                 break
             except OSError:
                 signal.sigtimedwait([], 0.01)
-        yield f"127.0.0.1:{port}"
+        yield [f"--rdzv-backend={request.param}", f"--rdzv-endpoint=127.0.0.1:{port}"]
     finally:
         process.kill()
         process.wait()
 
 
-def test_with_redis_a_job_outlives_its_root(node: Node, redis: str, tmp_path: Path) -> None:
-    conf = "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2"
-    words = ("--nnodes=1:3", conf, "--rdzv-backend=redis", f"--rdzv-endpoint={redis}")
+def test_a_job_outlives_its_root_where_the_rendezvous_does(
+    node: Node, outside_store: list[str], tmp_path: Path
+) -> None:
+    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *outside_store)
     root = node(*words, endpoint=False)
     root.expect("generation 0")
     others = [node(*words, endpoint=False) for _ in range(2)]
@@ -187,3 +194,27 @@ def test_with_redis_a_job_outlives_its_root(node: Node, redis: str, tmp_path: Pa
     root.finish()
     for job in (root, *others, last):
         assert job.left_behind() == []
+
+
+def test_with_a_file_the_roots_death_ends_the_job_with_a_sentence(node: Node, tmp_path: Path) -> None:
+    words = ("--nnodes=2", f"--rdzv-endpoint=file://{tmp_path}/rendezvous", "--rdzv-conf=heartbeat_timeout=2")
+    first = node(*words, endpoint=False)
+    second = node(*words, endpoint=False)
+    for job in (first, second):
+        job.expect(r"rank \d of 2")
+    root, other = sorted((first, second), key=lambda job: "rank 0" not in job.out)
+    os.kill(root.agent(), signal.SIGKILL)
+    assert other.finish() == 1
+    assert "lost the job's store at tcp://" in other.err, other.err
+    root.finish()
+    for job in (root, other):
+        assert job.left_behind() == []
+
+
+def test_a_file_can_be_met_in_again(node: Node, tmp_path: Path) -> None:
+    for _ in range(2):
+        jobs = [
+            node("--nnodes=2", f"--rdzv-endpoint=file://{tmp_path}/rendezvous", code="exit 0\n", endpoint=False)
+            for _ in range(2)
+        ]
+        assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err

@@ -9,46 +9,11 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import Job, find_muster
-
-Launch = Callable[..., Job]
-
-
-@pytest.fixture(scope="module")
-def muster() -> str:
-    found = find_muster()
-    if found is None:
-        pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
-    return found
-
-
-@pytest.fixture
-def launch(muster: str) -> Iterator[Launch]:
-    """launch(words...) starts `muster run words...`; whatever is left of it is ended with the test."""
-    jobs: list[Job] = []
-
-    def start(*words: str | Path, env: dict[str, str] | None = None, stdin: int | None = None) -> Job:
-        jobs.append(Job([muster, "run", *words], {"MUSTER_PYTHON": sys.executable, **(env or {})}, stdin))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.close()
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
-        path = tmp_path / "script.py"
-        path.write_text("import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n" + text)
-        return path
-
-    return write
-
+from launching import Launch
 
 WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 

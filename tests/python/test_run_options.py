@@ -13,42 +13,9 @@ from pathlib import Path
 
 import pytest
 from hosts import two_hosts
-from launching import Job, find_muster
+from launching import Launch
 
-Launch = Callable[..., Job]
 SPEAK = "print(f'out {rank}', flush=True); print(f'err {rank}', file=sys.stderr, flush=True)\n"
-
-
-@pytest.fixture(scope="module")
-def muster() -> str:
-    found = find_muster()
-    if found is None:
-        pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
-    return found
-
-
-@pytest.fixture
-def launch(muster: str) -> Iterator[Launch]:
-    """launch(words...) starts `muster run words...`; whatever is left of it is ended with the test."""
-    jobs: list[Job] = []
-
-    def start(*words: str | Path, env: dict[str, str] | None = None) -> Job:
-        jobs.append(Job([muster, "run", *words], {"MUSTER_PYTHON": sys.executable, **(env or {})}))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.close()
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
-        path = tmp_path / "script.py"
-        path.write_text("import json, os, signal, sys\nrank = int(os.environ['RANK'])\n" + text)
-        return path
-
-    return write
 
 
 def read_tree(folder: Path) -> dict[str, str]:

@@ -7,23 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE, Job, find_muster
+from launching import PATIENCE, Job, Launch, is_gone, wait_until
 
-Launch = Callable[..., Job]
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def muster() -> str:
-    found = find_muster()
-    if found is None:
-        pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +40,11 @@ def call(muster: str, settings: dict[str, str], *words: str) -> subprocess.Compl
 
 
 @pytest.fixture(scope="module")
+def run_environment(warm: dict[str, str]) -> dict[str, str]:
+    return warm
+
+
+@pytest.fixture(scope="module")
 def warm(muster: str, settings: dict[str, str]) -> Iterator[dict[str, str]]:
     """Settings under which a warm zygote is kept: most tests here take theirs from it, for the import takes long."""
     started = call(muster, settings)
@@ -57,43 +52,6 @@ def warm(muster: str, settings: dict[str, str]) -> Iterator[dict[str, str]]:
     yield settings
     call(muster, settings, "stop")
     wait_until(lambda: call(muster, settings, "status").returncode == 1)
-
-
-@pytest.fixture
-def launch(muster: str, warm: dict[str, str]) -> Iterator[Launch]:
-    jobs: list[Job] = []
-
-    def start(*words: str | Path, env: dict[str, str] | None = None, before: Sequence[str] = ()) -> Job:
-        jobs.append(Job([*before, muster, "run", *words], {**warm, **(env or {})}))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.close()
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
-        path = tmp_path / "script.py"
-        path.write_text("import json, os, signal, subprocess, sys\nrank = int(os.environ['RANK'])\n" + text)
-        return path
-
-    return write
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline
-        subprocess.run(["true"], check=True)  # gives others the CPU
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 SAY_ALL = """
@@ -245,6 +203,33 @@ def test_nothing_is_left_whoever_is_killed(launch: Launch, script: Callable[[str
         os.kill(victim, signal.SIGKILL)
     assert job.finish() in (137, -9, 143)
     wait_until(lambda: all(map(is_gone, [*pids, zygote])))
+    assert job.left_behind() == []
+
+
+STEPS = """
+import torch.distributed as dist
+def step(name):
+    if name == sys.argv[1] and rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':
+        os.kill({'worker': os.getpid(), 'zygote': os.getppid()}[sys.argv[2]], signal.SIGKILL)
+        signal.pause()
+step('import')
+dist.init_process_group('muster')
+step('barrier')
+dist.barrier()
+dist.destroy_process_group()
+step('end')
+print('generation', os.environ['MUSTER_GENERATION'])
+"""
+
+
+@pytest.mark.parametrize("name", ["import", "barrier", "end"])
+@pytest.mark.parametrize("whom", ["worker", "zygote"])
+def test_a_restart_follows_at_whichever_step_one_is_killed(
+    launch: Launch, script: Callable[[str], Path], name: str, whom: str
+) -> None:
+    job = launch("--nproc-per-node=2", "--max-restarts=1", script(STEPS), name, whom)
+    assert job.finish() == 0, job.err
+    assert job.out.count("generation 1") == 2
     assert job.left_behind() == []
 
 

@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <thread>
 
@@ -157,6 +159,47 @@ TEST(StoreKill, AProxysDeathWithdrawsWhatItsClientsWaitedFor) {
     expect_error(outcome, ErrorCode::kPeerLost, address_in(proxy.url()));
   }
   EXPECT_EQ(open_or_fail(root.url())->add("still", 1, soon()), 1) << "the root does not mind";
+}
+
+// Adds one to its own counter until it is told that the server is gone; how many were confirmed.
+int64_t add_until_lost(Store& store, const Key& key, const std::string& lost) {
+  for (int64_t done = 0;; ++done) {
+    const auto added = store.add(key, 1, soon());
+    if (!added) {
+      expect_error(added, ErrorCode::kPeerLost, lost);
+      return done;
+    }
+    EXPECT_EQ(*added, done + 1);
+  }
+}
+
+TEST(StoreKill, AMiddleProxysDeathUnderLoadIsToldToAllBelowAndHarmsNobodyElse) {
+  const ServerProcess root;
+  ServerProcess middle(root.url());
+  const ServerProcess below(middle.url()), beside(root.url());
+  std::atomic<int> at_work = 0;
+  std::array<int64_t, 4> confirmed{};
+  std::vector<std::thread> workers;
+  for (size_t i = 0; i < confirmed.size(); ++i) {
+    workers.emplace_back([&, i] {
+      const auto store = open_or_fail(i % 2 == 0 ? below.url() : middle.url());
+      EXPECT_OK(store->set("ready " + std::to_string(i), {}, soon()));
+      ++at_work;
+      confirmed[i] = add_until_lost(*store, std::to_string(i), address_in(middle.url()));
+    });
+  }
+  const auto elsewhere = open_or_fail(beside.url());
+  while (at_work < std::ssize(confirmed)) std::this_thread::yield();
+  for (int i = 1; i <= 100; ++i) EXPECT_EQ(elsewhere->add("elsewhere", 1, soon()), i);
+  middle.end();
+  for (int i = 101; i <= 200; ++i) EXPECT_EQ(elsewhere->add("elsewhere", 1, soon()), i);
+  for (auto& worker : workers) worker.join();
+  for (size_t i = 0; i < confirmed.size(); ++i) {
+    const auto sum = elsewhere->add(std::to_string(i), 0, soon());
+    ASSERT_TRUE(sum.has_value()) << sum.error().to_string();
+    EXPECT_GE(*sum, confirmed[i]) << "nothing that was confirmed is lost";
+    EXPECT_LE(*sum, confirmed[i] + 1) << "at most the one on its way was done";
+  }
 }
 
 TEST(StoreKill, AStoppedServerIsATimeoutThatNamesItAndGoesOnLater) {

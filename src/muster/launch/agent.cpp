@@ -142,6 +142,7 @@ void Agent::disconnect() {
   coordinator_.reset();
   node_.server.reset();
   member_.reset();
+  node_.give_up_root(options_.run_id, Deadline::after(kStoreTime));
   node_ = {};
   status_.store_found("", {});
 }
@@ -376,7 +377,7 @@ void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
 void Agent::on_lost(const Error& why) {
   if (outcome_ || reconnecting_) return;
   if (why.code == ErrorCode::kProtocol) return end({1, why.message});
-  if (!node_.outside && node_.direct) {
+  if (!node_.root_moves && node_.direct) {
     Outcome outcome = failure_.value_or(Outcome{1, store_lost()});
     if (failure_) outcome.report += "\n  also " + store_lost();
     return settle(std::move(outcome));

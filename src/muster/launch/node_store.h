@@ -19,9 +19,10 @@ struct NodeStore {
   std::unique_ptr<Claim> claim;    ///< to be the root; null elsewhere, and where claims do not end with their holder
   std::unique_ptr<StoreServer> server;
   bool root = false;
-  bool direct = true;    ///< no other node's proxy is between this one and the root
-  std::string url;       ///< for this node's workers
-  std::string root_url;  ///< for the other nodes; empty on a single node
+  bool root_moves = false;  ///< where the root dies, another one is found through `outside`
+  bool direct = true;       ///< no other node's proxy is between this one and the root
+  std::string url;          ///< for this node's workers
+  std::string root_url;     ///< for the other nodes; empty on a single node
   uint16_t torch_port = 0;
   std::string interface;  ///< this host's address on the way to the root: where workers listen; empty on a single node
   Bytes secret;           ///< of the job; empty only with several nodes and none given
@@ -30,6 +31,8 @@ struct NodeStore {
 
   /// From now on `torch_port` leads to the keys of this generation, and that of the one before leads nowhere.
   Result<> open_generation(int generation, uint16_t port);
+  /// Lets the next job find no root where this one was, if it was and no claim says so.
+  void give_up_root(const std::string& run_id, const Deadline& deadline);
 };
 
 struct NodeStoreEvents {

@@ -1,0 +1,106 @@
+"""Whoever is killed at whichever step: the job ends, says why, and leaves nothing behind."""
+
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launching import Job, Launch, free_port, is_gone, wait_until
+
+DEAF = "trap '' TERM\necho ready $$\nwhile :; do sleep 1000 & wait; done\n"
+
+
+@pytest.fixture
+def start(launch: Launch, tmp_path: Path) -> Launch:
+    """start(words..., code=...) starts one node of this test's job; `code` is a shell's."""
+    secret = secrets.token_hex(32)
+
+    def start_node(*words: str, code: str = DEAF) -> Job:
+        script = tmp_path / secrets.token_hex(4)
+        script.write_text("#!/bin/sh\n" + code)
+        script.chmod(0o700)
+        return launch("--shutdown-timeout=0.2", *words, "--no-python", script, env={"MUSTER_SECRET": secret})
+
+    return start_node
+
+
+@pytest.fixture
+def place() -> list[str]:
+    """Of a job of two nodes."""
+    return ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+
+
+def end(job: Job, whom: str) -> None:
+    os.kill(job.agent() if whom == "agent" else job.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("whom", ["agent", "launcher"])
+def test_while_it_waits_for_the_root(start: Launch, place: list[str], whom: str) -> None:
+    job = start(*place, "--node-rank=1")
+    job.expect("waiting for node 0")
+    end(job, whom)
+    assert job.finish() in (137, -9)
+    assert job.left_behind() == []
+
+
+@pytest.mark.parametrize("whom", ["agent", "launcher"])
+def test_while_the_root_waits_for_nodes(start: Launch, place: list[str], whom: str) -> None:
+    root = start(*place, "--node-rank=0")
+    root.expect("1 of 2 nodes")
+    end(root, whom)
+    assert root.finish() in (137, -9)
+    assert root.left_behind() == []
+    # Its place is free: the job can be started again at the same address.
+    jobs = [start(*place, f"--node-rank={rank}", code="exit 0\n") for rank in range(2)]
+    assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+
+
+@pytest.mark.parametrize("whom", ["agent", "launcher"])
+def test_while_it_ends_workers_that_do_not_want_to(start: Launch, whom: str) -> None:
+    job = start("--nproc-per-node=2", "--shutdown-timeout=1000")
+    pids = [int(found[1]) for found in job.expect(r"ready (\d+)", 2)]
+    job.send(signal.SIGTERM)
+    job.expect("stopping the workers")
+    end(job, whom)
+    assert job.finish() in (137, -9)
+    wait_until(lambda: all(map(is_gone, pids)))
+    assert job.left_behind() == []
+
+
+def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place: list[str]) -> None:
+    words = [*place, "--max-restarts=3", "--rdzv-conf=heartbeat_timeout=1", "--timeout=1"]
+    first = start(*words, "--node-rank=0", code="echo ready; read -r word; exit 3\n")
+    # Its workers do not end by themselves, so the restart that the first node's failure brings waits for it.
+    second = start(*words, "--node-rank=1", "--shutdown-timeout=1000")
+    second.expect(r"ready \d+")
+    second.expect("exited with status 3")
+    os.kill(second.agent(), signal.SIGKILL)
+    assert first.finish() == 1
+    assert "of 2 nodes node 1 did not come within 1 s" in first.err, first.err
+    second.finish()
+    for job in (first, second):
+        assert job.left_behind() == []
+
+
+IMPORTS_FOR_EVER = "import os, signal\nos.write(2, b'importing %d\\n' % os.getpid())\nwhile True: signal.pause()\n"
+
+
+@pytest.mark.parametrize("whom", ["zygote", "agent"])
+def test_while_the_zygote_imports(launch: Launch, script: Callable[[str], Path], tmp_path: Path, whom: str) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "long_import.py").write_text(IMPORTS_FOR_EVER)
+    words = ["--no-warm", "--preload=long_import", "--nproc-per-node=2"]
+    env = {"PYTHONPATH": str(tmp_path), "PET_START_METHOD": "zygote"}
+    job = launch(*words, script("print('started without it')"), env=env)
+    zygote = int(job.expect(r"importing (\d+)")[0][1])
+    if whom == "zygote":
+        os.kill(zygote, signal.SIGKILL)
+        assert job.finish() == 0, job.err
+        assert job.out.count("started without it") == 2
+    else:
+        end(job, whom)
+        assert job.finish() == 137
+    wait_until(lambda: is_gone(zygote))
+    assert job.left_behind() == []
