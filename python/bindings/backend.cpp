@@ -36,12 +36,6 @@ class Backends {
   std::vector<c10::weak_intrusive_ptr<TorchBackend>> all_;
 };
 
-std::string transport(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  auto* ours = dynamic_cast<TorchBackend*>(backend.get());
-  if (ours == nullptr) throw py::type_error("this process group does not use the muster backend");
-  return ours->group().transport();
-}
-
 }  // namespace
 
 void bind_backend(py::module_& module) {
@@ -50,9 +44,8 @@ void bind_backend(py::module_& module) {
       "create_backend",
       [backends](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
                  const std::string& name, uint64_t generation) -> c10::intrusive_ptr<c10d::Backend> {
-        auto backend = TorchBackend::create(store, {rank, size, name, generation}, timeout);
-        backends->add(backend);
-        return backend;
+        return TorchBackend::create(store, {rank, size, name, generation}, timeout,
+                                    [backends](const auto& backend) { backends->add(backend); });
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("generation"),
       py::call_guard<py::gil_scoped_release>());
@@ -60,7 +53,6 @@ void bind_backend(py::module_& module) {
   // an interpreter that goes down kills whoever asks for it.
   py::module_::import("atexit").attr("register")(
       py::cpp_function([backends] { backends->shut_down(); }, py::call_guard<py::gil_scoped_release>()));
-  module.def("transport", &transport, py::arg("backend"));
 }
 
 }  // namespace muster::python

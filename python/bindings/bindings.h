@@ -2,10 +2,15 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "muster/base/error.h"
+
 namespace muster::python {
 
 void bind_errors();
+/// Sets Python's error: the class of muster.errors that fits, with the error's rank and context as attributes.
+void raise(const Error& error);
 void bind_backend(py::module_& module);
+void bind_group(py::module_& module);
 void bind_store(py::module_& module);
 
 }  // namespace muster::python

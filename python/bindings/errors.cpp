@@ -2,9 +2,7 @@
 #include "muster/torch/exception.h"
 
 namespace muster::python {
-namespace {
 
-/// Raises the class of muster.errors that fits, with the error's rank, code and context as attributes.
 void raise(const Error& error) {
   try {
     const py::object make = py::module_::import("muster.errors").attr("_from_native");
@@ -14,8 +12,6 @@ void raise(const Error& error) {
     failure.restore();  // no import while the interpreter goes down
   }
 }
-
-}  // namespace
 
 void bind_errors() {
   // Global, not local to this module: most exceptions leave through torch's own bindings.

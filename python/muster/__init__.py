@@ -5,6 +5,8 @@ torch is imported. What is here beside that:
 
     muster.store(url)       a key-value store that the processes of a job share, usable as a torch.distributed.Store
     muster.transport()      how the ranks of a group are linked
+    muster.group()          a process group's collectives without torch's dispatcher: muster.Group
+    muster.monitored_barrier()  names the ranks that do not come
     muster.Error            what operations raise, and its children (muster.errors)
 """
 
@@ -17,6 +19,7 @@ from muster import _requirements
 
 if TYPE_CHECKING:
     from muster._backend import transport
+    from muster._group import Group, group, monitored_barrier
     from muster._store import store
     from muster.errors import (
         AbortedError,
@@ -33,15 +36,24 @@ __all__ = [
     "AbortedError",
     "AuthenticationError",
     "Error",
+    "Group",
     "MismatchError",
     "PeerLostError",
     "ProtocolError",
     "TimeoutError",
     "UnavailableError",
     "__version__",
+    "group",
+    "monitored_barrier",
     "store",
     "transport",
 ]
+
+_HOMES = {
+    "store": "muster._store",
+    "transport": "muster._backend",
+    **dict.fromkeys(("Group", "group", "monitored_barrier"), "muster._group"),
+}
 
 # `import torch` imports this package to register the backend: then nothing may be loaded, and nothing may fail.
 if not _requirements.torch_is_being_imported():
@@ -57,8 +69,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()
-    module = {"store": "muster._store", "transport": "muster._backend"}.get(name, "muster.errors")
-    value = getattr(importlib.import_module(module), name)
+    value = getattr(importlib.import_module(_HOMES.get(name, "muster.errors")), name)
     globals()[name] = value
     return value
 

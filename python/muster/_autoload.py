@@ -25,6 +25,9 @@ def load() -> None:
         return
     from torch.distributed.rendezvous import register_rendezvous_handler
 
+    from muster import _gates
+
+    _gates.lift()
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
     for scheme in ("redis", "redis+unix", "etcd", "etcds"):
         with contextlib.suppress(RuntimeError):  # registered already, by an earlier import or by somebody else

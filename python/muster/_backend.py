@@ -8,11 +8,11 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from muster import _C
+from muster._group import backend_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
@@ -57,5 +57,4 @@ def _timeout(asked: timedelta) -> timedelta:
 
 def transport(group: dist.ProcessGroup | None = None) -> str:
     """How the ranks of `group` (default: all) are linked: "shm" within this host's memory, else as "unix" or "tcp"."""
-    group = group or dist.distributed_c10d._get_default_group()
-    return _C.transport(group._get_backend(torch.device("cpu")))
+    return _C.Group(backend_of(group)).transport

@@ -72,7 +72,7 @@ def all_reduce_everything(rank: int, size: int) -> None:
     assert flags.tolist() == [False, True, size == 1]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_all_reduce_combines_every_dtype_with_every_operation(size: int) -> None:
     run_ranks(size, all_reduce_everything, size)
 
@@ -105,7 +105,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [3])
 def test_broadcast_and_all_gather_move_every_dtype(size: int) -> None:
     run_ranks(size, move_everything, size)
 
@@ -313,20 +313,7 @@ def test_detailed_debugging_works_over_it() -> None:
     run_ranks(2, debugged, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 
 
-def profiled(rank: int) -> list[str]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        dist.all_reduce(torch.ones(3))
-        dist.all_reduce(torch.ones(3), async_op=True).wait()
-    return [event.key for event in profile.key_averages()]
-
-
-def test_profilers_show_its_operations() -> None:
-    assert all("muster:all_reduce" in names for names in run_ranks(2, profiled))
-
-
 def refusals(rank: int) -> None:
-    with pytest.raises(RuntimeError, match="muster does not support reduce_scatter"):
-        dist.reduce_scatter(torch.ones(1), [torch.ones(1), torch.ones(1)])
     with pytest.raises(NotImplementedError, match="float8_e5m2 cannot be reduced with sum"):
         dist.all_reduce(torch.ones(2).to(torch.float8_e5m2))
     with pytest.raises(ValueError, match="the group has 2 ranks"):

@@ -64,12 +64,41 @@ TEST(TorchBackend, RefusesWrongArgumentsBeforeAnyRankBegins) {
     EXPECT_THROW(backend.broadcast(one, far), c10::ValueError);
     std::vector<Tensors> outputs{{at::ones({2})}};
     EXPECT_THROW(backend.allgather(outputs, one, c10d::AllgatherOptions()), c10::ValueError);
-    Tensors sparse{at::ones({2, 2}).to_sparse()};
-    EXPECT_THROW(backend.allreduce(sparse, c10d::AllreduceOptions()), c10::NotImplementedError);
+    Tensors meta{at::ones({2, 2}, at::kMeta)};
+    EXPECT_THROW(backend.allreduce(meta, c10d::AllreduceOptions()), c10::NotImplementedError);
+    Tensors whole{at::ones({1}, at::kInt)};
     c10d::AllreduceOptions scaled;
-    scaled.reduceOp = c10d::makePreMulSum(2.0);
-    EXPECT_THROW(backend.allreduce(one, scaled), c10::NotImplementedError);
+    scaled.reduceOp = c10d::makePreMulSum(0.5);
+    EXPECT_THROW(backend.allreduce(whole, scaled), c10::NotImplementedError);
     EXPECT_EQ(backend.getSequenceNumberForGroup(), before);
+  });
+}
+
+TEST(TorchBackend, ReturnsNoWorkForACallThatBlocks) {
+  test::run_backends(2, [](TorchBackend& backend) {
+    Tensors tensors{at::full({3, 2}, backend.getRank() + 1.F).t()};
+    c10d::AllreduceOptions options;
+    options.asyncOp = false;
+    EXPECT_FALSE(backend.allreduce(tensors, options));
+    EXPECT_TRUE(at::equal(tensors[0], at::full({2, 3}, 3.F)));
+  });
+}
+
+TEST(TorchBackend, PutsOffWhatABlockHoldsAndDoesItAsOne) {
+  test::run_backends(2, [](TorchBackend& backend) {
+    const uint64_t before = backend.getSequenceNumberForGroup();
+    backend.startCoalescing();
+    EXPECT_THROW(backend.startCoalescing(), c10::ValueError);
+    Tensors first{at::ones({3})}, second{at::ones({4})};
+    EXPECT_TRUE(backend.allreduce(first, c10d::AllreduceOptions())->wait()) << "of what has not begun";
+    backend.allreduce(second, c10d::AllreduceOptions());
+    EXPECT_EQ(backend.getSequenceNumberForGroup(), before);
+    EXPECT_EQ(first[0][0].item<float>(), 1);
+    backend.endCoalescing()->wait();
+    EXPECT_EQ(backend.getSequenceNumberForGroup(), before + 1);
+    EXPECT_TRUE(at::equal(first[0], at::full({3}, 2.F)));
+    EXPECT_TRUE(at::equal(second[0], at::full({4}, 2.F)));
+    EXPECT_THROW(backend.endCoalescing(), c10::ValueError);
   });
 }
 

@@ -54,6 +54,35 @@ TEST(TensorCollectives, BroadcastAndGather) {
   });
 }
 
+TEST(TensorCollectives, MoveSlotsBetweenRanks) {
+  test::run_group(3, "shm", [](Group& group) {
+    const int64_t rank = group.membership().rank;
+    const at::Tensor mine = at::arange(6, at::kFloat).view({3, 2}) + 10. * static_cast<double>(rank);
+
+    const at::Tensor gathered = gather(group, mine, 1);
+    EXPECT_EQ(gathered.defined(), rank == 1);
+    if (rank == 1) EXPECT_TRUE(at::equal(gathered[2], mine + 10.F));
+
+    const at::Tensor part = at::empty({2});
+    scatter(group, mine, part, 2);
+    EXPECT_TRUE(at::equal(part, at::arange(6, at::kFloat).view({3, 2})[rank] + 20.F));
+
+    const at::Tensor sum = reduce_scatter(group, mine);
+    EXPECT_TRUE(at::equal(sum, 3 * at::arange(6, at::kFloat).view({3, 2})[rank] + 30.F));
+
+    const at::Tensor swapped = all_to_all(group, mine);
+    for (int64_t r = 0; r < 3; ++r) {
+      EXPECT_TRUE(at::equal(swapped[r], at::arange(6, at::kFloat).view({3, 2})[rank] + 10. * static_cast<double>(r)));
+    }
+
+    const at::Tensor total = mine.clone();
+    reduce(group, total, ReduceOp::kMax, 0);
+    EXPECT_TRUE(at::equal(total, rank == 0 ? mine + 20.F : mine));
+    EXPECT_THROW(all_to_all(group, at::zeros({2, 2})), c10::ValueError);
+    barrier(group);
+  });
+}
+
 TEST(TensorCollectives, ThrowWhatTheCoreReturns) {
   test::run_group(1, "shm", [](Group& group) {
     group.abort({ErrorCode::kPeerLost, "rank 7 went away", 7});

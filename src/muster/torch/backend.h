@@ -3,83 +3,141 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "muster/group/group.h"
+#include "muster/torch/request.h"
 #include "muster/torch/work.h"
 
 namespace muster {
 
 /// The c10d backend "muster": torch's process group calls become calls of one Group. CPU tensors of any strides.
 /// Operations it does not override are refused by c10d's base class with one sentence. Thread-safe as Group is.
-/// Throws c10::ValueError for wrong arguments, muster::ErrorException for failures.
+/// Throws c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false blocks
+/// and returns no Work.
 class TorchBackend final : public c10d::Backend {
  public:
+  using Handle = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<std::vector<at::Tensor>>;
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// Told of a backend that was made: by create(), or out of one that was.
+  using Made = std::function<void(const c10::intrusive_ptr<TorchBackend>&)>;
+
   /// Meets the other ranks through `store`. Blocks, up to `timeout`: call it without the GIL.
   static c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 const Membership& membership, std::chrono::milliseconds timeout);
-  TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> group, std::chrono::milliseconds timeout);
+                                                 const Membership& membership, Milliseconds timeout, Made made = {});
+  TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout, Made made);
   ~TorchBackend() override;
 
   const std::string getBackendName() const override { return "muster"; }  // NOLINT: c10d's signature
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  void setTimeout(std::chrono::milliseconds timeout) override;
+  /// A copy: what is changed in it changes nothing here.
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(Milliseconds timeout) override;
 
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(std::vector<at::Tensor>& tensors,
-                                                     const c10d::AllreduceCoalescedOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                                           std::vector<at::Tensor>& inputs,
-                                           const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
-                                                 const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
-                                                     std::vector<at::Tensor>& inputs,
-                                                     const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
-                                                                 std::vector<at::Tensor>& inputs,
-                                                                 const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
+  // backend_reduce.cpp
+  Handle allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Handle allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Handle reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  Handle reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override;
+  Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                              const c10d::ReduceScatterOptions& options) override;
+  Handle reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                         const c10d::ReduceScatterOptions& options) override;
+  // backend_sparse.cpp
+  /// Ends before it returns, also with asyncOp: how much is to be sent is known only once all ranks have said it.
+  Handle allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
 
+  // backend_gather.cpp
+  Handle broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  Handle allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Handle _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  Handle allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Handle allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                         const c10d::AllgatherOptions& options) override;
+  Handle gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  Handle scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
+
+  // backend_exchange.cpp
+  Handle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  Handle alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  Handle send(Tensors& tensors, int destination, int tag) override;
+  Handle recv(Tensors& tensors, int source, int tag) override;
+  Handle recvAnysource(Tensors& tensors, int tag) override;
+  Handle barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+  bool supportsCoalescing() const override { return true; }
+  /// Until endCoalescing(), what this thread calls begins nothing, and what it gets may be waited for only then.
+  void startCoalescing() override;
+  Handle endCoalescing() override;
+
+  // backend_life.cpp
   /// The group counts by itself from zero; nothing to agree on.
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return group_->sequence(); }
+  /// Always on: Works know how long they took.
+  void enableCollectivesTiming() override {}
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override;
   c10d::ErrorType getError() override;
   /// Ends what is pending here and, as far as they can be reached, at the other ranks.
   void abort() override;
   /// Waits a little for what is pending, then aborts it: afterwards no thread of the group holds a tensor.
   void shutdown() override;
+  bool supportsSplitting() const override { return true; }
+  /// A group of `ranks`, which all ranks of this one must call for; null where this rank is none of them.
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+  /// A group of `size` ranks, which may come from several groups that share `store`.
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                    const int& size) override;
+  bool supportsShrinking() const override { return true; }
+  /// A group of the other ranks, which alone call it: those that are excluded may be dead, and this group too.
+  /// `flags` 1 (torch's SHRINK_ABORT) aborts this group first.
+  c10::intrusive_ptr<Backend> shrink(const std::vector<int64_t>& excluded, int flags,
+                                     const c10::intrusive_ptr<Options>& options) override;
 
   /// The group below: for its transport and status.
   Group& group() { return *group_; }
 
  private:
-  using Parts = std::vector<muster::Work>;
+  class Inline;  ///< a call that runs in the caller's thread
 
-  CallOptions call(std::chrono::milliseconds timeout, bool async) const;
-  c10::intrusive_ptr<TensorWork> new_work(c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
-                                          std::vector<at::Tensor> outputs) const;
-  c10::intrusive_ptr<c10d::Work> start(const c10::intrusive_ptr<TensorWork>& work, Parts parts) const;
-  void gather_to_list(TensorWork& work, Parts& parts, const std::vector<at::Tensor>& slots, const at::Tensor& input,
-                      const CallOptions& options);
-  void gather_uneven(TensorWork& work, Parts& parts, const std::vector<at::Tensor>& slots, const at::Tensor& input,
-                     const CallOptions& options);
-  void gather_to_tensor(TensorWork& work, Parts& parts, const at::Tensor& output, const at::Tensor& input,
-                        const CallOptions& options);
+  bool coalescing() const { return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  Request request(c10d::OpType type, const char* title, bool async) const {
+    return {type, title, async || coalescing()};
+  }
+  Milliseconds timeout_or_default(Milliseconds timeout) const {
+    return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
+  }
+  /// Has the core do what was requested. Waits for it unless the request is asynchronous, or is put off within a
+  /// coalescing block. `inputs` is for profilers.
+  Handle launch(Request&& request, at::TensorList inputs, Milliseconds timeout = c10d::kUnsetTimeout);
+  muster::Work submit(Request& request, const CallOptions& options);
+  void start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options);
+  Handle launch_receive(Tensors& tensors, Rank source, int tag, c10d::OpType type);
+  c10::intrusive_ptr<TorchBackend> adopt(std::unique_ptr<Store> store, Result<std::unique_ptr<Group>> group,
+                                         Milliseconds timeout) const;
 
   std::unique_ptr<Store> store_;  // outlives the group, which may still use it
   std::unique_ptr<Group> group_;
-  std::atomic<std::chrono::milliseconds> timeout_;
-  c10::intrusive_ptr<Options> options_;
+  std::atomic<Milliseconds> timeout_;
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
+  const Made made_;
   pid_t process_;
+  std::atomic<int> splits_ = 0;  ///< so far: every rank makes as many, so they number the groups made here
+  std::atomic<std::thread::id> coalescing_thread_{};  ///< whose calls are put off; nobody's by default
+  c10::intrusive_ptr<TensorWork> block_;              ///< what they become; touched by that thread only
 };
 
 }  // namespace muster

@@ -3,63 +3,123 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "muster/torch/arguments.h"
+#include "muster/torch/request.h"
 #include "muster/torch/tensor.h"
 
 namespace muster {
 namespace {
 
-/// `tensor` itself where the core can read it, else a copy that it can.
-at::Tensor plain(const at::Tensor& tensor) {
-  return is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
+/// One call: what of `request` is memory, `call` hands to the group.
+template <class Call>
+void blocking(const char* title, Call call) {
+  const at::NoGradGuard no_grad;
+  Request request(c10d::OpType::UNKNOWN, title, /*async=*/false);
+  value_or_throw(call(request).wait());
+  request.copy_back();
 }
 
-/// Runs `call` on the tensor's memory, or on a copy that is copied back.
-template <class Call>
-void in_place(at::Tensor& tensor, Call call) {
-  const at::NoGradGuard no_grad;
-  at::Tensor dense = plain(tensor);
-  value_or_throw(call(value_or_throw(view_of(dense))).wait());
-  if (!dense.is_same(tensor)) tensor.copy_(dense);
+/// The shape [size, *like.shape].
+at::Tensor slots_like(const at::Tensor& like, int size) {
+  value_or_throw(check_sendable(like));
+  std::vector<int64_t> shape = like.sizes().vec();
+  shape.insert(shape.begin(), size);
+  return at::empty(shape, like.options().memory_format(c10::MemoryFormat::Contiguous));
+}
+
+void check_slots(const at::Tensor& tensors, int size, const char* title) {
+  value_or_throw(check_sendable(tensors));
+  check_argument(tensors.dim() > 0 && tensors.size(0) == size, title, "the first dimension of a tensor of shape ",
+                 tensors.sizes(), " is not the group's size, ", size);
 }
 
 }  // namespace
 
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
-  in_place(tensor, [&](BufferView view) { return group.all_reduce(view, op, options); });
+  blocking("all_reduce", [&](Request& request) { return group.all_reduce(request.in_place(tensor), op, options); });
 }
 
 void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op, const CallOptions& options) {
   if (tensors.empty()) return;
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> flat;
-  flat.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.scalar_type() != tensors.front().scalar_type()) {
-      throw_error({ErrorCode::kInvalidArgument, "the tensors of one all_reduce must be of one dtype"});
-    }
-    flat.push_back(tensor.reshape(-1));
+    value_or_throw(check_sendable(tensor));
+    check_argument(tensor.scalar_type() == tensors.front().scalar_type(), "all_reduce",
+                   "the tensors of one call must be of one dtype");
   }
-  at::Tensor joined = at::cat(flat);
-  all_reduce(group, joined, op, options);
-  int64_t offset = 0;
-  for (const at::Tensor& tensor : tensors) {
-    tensor.copy_(joined.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
-    offset += tensor.numel();
-  }
+  blocking("all_reduce", [&](Request& request) { return group.all_reduce(request.in_place(tensors), op, options); });
+}
+
+void reduce(Group& group, at::Tensor tensor, ReduceOp op, Rank root, const CallOptions& options) {
+  const bool here = group.membership().rank == root;
+  blocking("reduce", [&](Request& request) {
+    return group.reduce(here ? request.in_place(tensor) : request.read(tensor), op, root, options);
+  });
 }
 
 void broadcast(Group& group, at::Tensor tensor, Rank root, const CallOptions& options) {
-  in_place(tensor, [&](BufferView view) { return group.broadcast(view, root, options); });
+  blocking("broadcast", [&](Request& request) { return group.broadcast(request.in_place(tensor), root, options); });
 }
 
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor input = plain(tensor);
-  std::vector<int64_t> shape = tensor.sizes().vec();
-  shape.insert(shape.begin(), group.membership().size);
-  at::Tensor output = at::empty(shape, tensor.options().memory_format(c10::MemoryFormat::Contiguous));
-  value_or_throw(group.all_gather(value_or_throw(view_of(input)), value_or_throw(view_of(output)), options).wait());
+  at::Tensor output = slots_like(tensor, group.membership().size);
+  blocking("all_gather",
+           [&](Request& request) { return group.all_gather(request.read(tensor), request.write(output), options); });
   return output;
+}
+
+at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root, const CallOptions& options) {
+  at::Tensor output;
+  if (group.membership().rank == root) output = slots_like(tensor, group.membership().size);
+  blocking("gather", [&](Request& request) {
+    return group.gather(request.read(tensor), output.defined() ? request.write(output) : BufferView(), root, options);
+  });
+  return output;
+}
+
+void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank root, const CallOptions& options) {
+  const bool here = group.membership().rank == root;
+  if (here) check_slots(tensors, group.membership().size, "scatter");
+  blocking("scatter", [&](Request& request) {
+    BufferView output = request.write(tensor);
+    BufferView input;
+    if (here) {
+      input = request.read(tensors);
+      input = request.apart(std::move(input), output, Request::is_block(output, input, root * output.bytes()));
+    }
+    return group.scatter(std::move(input), std::move(output), root, options);
+  });
+}
+
+at::Tensor reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op, const CallOptions& options) {
+  check_slots(tensors, group.membership().size, "reduce_scatter");
+  at::Tensor output = at::empty(tensors.sizes().slice(1), tensors.options());
+  blocking("reduce_scatter", [&](Request& request) {
+    return group.reduce_scatter(request.read(tensors), request.write(output), op, options);
+  });
+  return output;
+}
+
+at::Tensor all_to_all(Group& group, const at::Tensor& tensors, const CallOptions& options) {
+  check_slots(tensors, group.membership().size, "all_to_all");
+  at::Tensor output = at::empty(tensors.sizes(), tensors.options());
+  blocking("all_to_all",
+           [&](Request& request) { return group.all_to_all(request.read(tensors), request.write(output), options); });
+  return output;
+}
+
+void send(Group& group, const at::Tensor& tensor, Rank to, uint32_t tag, const CallOptions& options) {
+  blocking("send", [&](Request& request) { return group.send(request.read(tensor), to, tag, options); });
+}
+
+Rank receive(Group& group, at::Tensor tensor, Rank from, uint32_t tag, const CallOptions& options) {
+  Rank source = from;
+  blocking("receive", [&](Request& request) {
+    const muster::Work work = group.receive(request.write(tensor), from, tag, options);
+    static_cast<void>(work.wait());
+    if (from == kAnyRank) source = work.source();
+    return work;
+  });
+  return source;
 }
 
 void barrier(Group& group, const CallOptions& options) { value_or_throw(group.barrier(options).wait()); }

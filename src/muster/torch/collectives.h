@@ -22,13 +22,31 @@ namespace muster {
 
 /// In place: every rank's `tensor` becomes the combination of all.
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
-/// The same for many tensors of one dtype (a model's gradients): sent as one.
+/// The same for many tensors of one dtype (a model's gradients): one operation, which reads and writes them in place.
 void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
                 const CallOptions& options = {});
+/// In place at the root; the other ranks' `tensor` is only read.
+void reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, Rank root = 0,
+            const CallOptions& options = {});
 /// In place: every rank's `tensor` becomes root's.
 void broadcast(Group& group, at::Tensor tensor, Rank root = 0, const CallOptions& options = {});
 /// Returns a tensor of shape [size, *tensor.shape]: slot r is rank r's `tensor`.
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options = {});
+/// The same at the root; an undefined tensor elsewhere.
+at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root = 0, const CallOptions& options = {});
+/// `tensor` becomes slot `rank` of root's `tensors`, whose shape is [size, *tensor.shape]; elsewhere these are unused.
+void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank root = 0,
+             const CallOptions& options = {});
+/// Returns the combination of all ranks' slot `rank`. `tensors` is of shape [size, ...].
+at::Tensor reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op = ReduceOp::kSum,
+                          const CallOptions& options = {});
+/// Returns a tensor of the same shape, [size, ...]: slot r of `tensors` goes to rank r, slot r of the result is rank
+/// r's.
+at::Tensor all_to_all(Group& group, const at::Tensor& tensors, const CallOptions& options = {});
+/// Blocks until `tensor` may be changed again.
+void send(Group& group, const at::Tensor& tensor, Rank to, uint32_t tag = 0, const CallOptions& options = {});
+/// Into `tensor`, which is of the length sent; `from` may be kAnyRank. Returns the rank that sent it.
+Rank receive(Group& group, at::Tensor tensor, Rank from, uint32_t tag = 0, const CallOptions& options = {});
 /// Returns when every rank has called it.
 void barrier(Group& group, const CallOptions& options = {});
 

@@ -1,0 +1,353 @@
+// muster.Group: a process group's collectives straight from Python, without c10d's dispatcher and autograd.
+//
+// Plain CPython instead of pybind11, whose argument conversion costs more than the operation itself at a few bytes.
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <string_view>
+
+#include "bindings.h"
+#include "muster/torch/backend.h"
+#include "muster/torch/exception.h"
+
+namespace muster::python {
+namespace {
+
+using Tensors = TorchBackend::Tensors;
+
+struct GroupObject {
+  PyObject_HEAD;
+  c10::intrusive_ptr<TorchBackend> backend;
+};
+
+TorchBackend& backend_of(PyObject* self) { return *reinterpret_cast<GroupObject*>(self)->backend; }
+
+/// The arguments of one call, by position or name. Missing ones are null, and so is None.
+template <size_t N>
+class Arguments {
+ public:
+  Arguments(const char* function, const std::array<const char*, N>& names, size_t required, PyObject* const* given,
+            Py_ssize_t count, PyObject* keywords) {
+    if (static_cast<size_t>(count) > N) throw py::type_error(c10::str(function, "() takes at most ", N, " arguments"));
+    std::copy(given, given + count, values_.begin());
+    const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; i < named; ++i) take(function, names, PyTuple_GET_ITEM(keywords, i), given[count + i]);
+    for (size_t i = 0; i < required; ++i) {
+      if (values_[i] == nullptr) throw py::type_error(c10::str(function, "() needs the argument ", names[i]));
+    }
+    for (PyObject*& value : values_) {
+      if (value == Py_None) value = nullptr;
+    }
+  }
+  PyObject* operator[](size_t index) const { return values_[index]; }
+
+ private:
+  void take(const char* function, const std::array<const char*, N>& names, PyObject* name, PyObject* value) {
+    for (size_t i = 0; i < N; ++i) {
+      if (PyUnicode_CompareWithASCIIString(name, names[i]) != 0) continue;
+      if (values_[i] != nullptr) throw py::type_error(c10::str(function, "() got the argument ", names[i], " twice"));
+      values_[i] = value;
+      return;
+    }
+    throw py::type_error(c10::str(function, "() has no argument ", PyUnicode_AsUTF8(name)));
+  }
+
+  std::array<PyObject*, N> values_{};
+};
+
+const at::Tensor& tensor_of(PyObject* object) {
+  if (object == nullptr || !THPVariable_Check(object)) throw py::type_error("a tensor is needed here");
+  return THPVariable_Unpack(object);
+}
+
+int64_t integer_of(PyObject* object, int64_t otherwise) {
+  if (object == nullptr) return otherwise;
+  const int64_t value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+std::vector<int64_t> integers_of(PyObject* object) {
+  return object == nullptr ? std::vector<int64_t>() : py::cast<std::vector<int64_t>>(py::handle(object));
+}
+
+c10d::ReduceOp op_of(PyObject* object) {
+  if (object == nullptr) return c10d::ReduceOp::SUM;
+  if (!PyUnicode_Check(object)) {
+    const py::handle op = object;
+    // Asked first: torch lets its enumerators pass for instances of the class.
+    if (py::isinstance<c10d::ReduceOp::RedOpType>(op)) return py::cast<c10d::ReduceOp::RedOpType>(op);
+    return py::cast<c10d::ReduceOp>(op);
+  }
+  constexpr std::array<std::pair<std::string_view, c10d::ReduceOp::RedOpType>, 8> kNames{{
+      {"sum", c10d::ReduceOp::SUM},
+      {"avg", c10d::ReduceOp::AVG},
+      {"product", c10d::ReduceOp::PRODUCT},
+      {"min", c10d::ReduceOp::MIN},
+      {"max", c10d::ReduceOp::MAX},
+      {"band", c10d::ReduceOp::BAND},
+      {"bor", c10d::ReduceOp::BOR},
+      {"bxor", c10d::ReduceOp::BXOR},
+  }};
+  const std::string_view given = PyUnicode_AsUTF8(object);
+  for (const auto& [name, op] : kNames) {
+    if (given == name) return op;
+  }
+  throw py::value_error(c10::str("\"", given,
+                                 "\" is no reduce operation; these are: sum, avg, product, min, max, band, "
+                                 "bor, bxor"));
+}
+
+/// async_op= and timeout= (seconds), which every call takes last.
+template <class Options, class Arguments>
+Options options_of(const Arguments& arguments, size_t async) {
+  Options options;
+  options.asyncOp =
+      arguments[async] != nullptr && arguments[async] != Py_False && PyObject_IsTrue(arguments[async]) == 1;
+  if (PyObject* timeout = arguments[async + 1]) {
+    const double seconds = PyFloat_AsDouble(timeout);
+    if (seconds == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (!(seconds > 0)) throw py::value_error("the timeout must be positive");
+    options.timeout = std::chrono::milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
+  }
+  return options;
+}
+
+/// Runs `call` without the GIL. Its Work for Python: None where it has ended.
+template <class Call>
+PyObject* run(Call call) {
+  TorchBackend::Handle work;
+  {
+    const py::gil_scoped_release no_gil;
+    work = call();
+  }
+  if (!work) Py_RETURN_NONE;
+  return py::cast(std::move(work)).release().ptr();
+}
+
+/// What is thrown becomes a Python exception.
+template <class Body>
+PyObject* guarded(Body body) {
+  try {
+    return body();
+  } catch (const ErrorException& exception) {
+    raise(exception.error());
+  } catch (py::error_already_set& exception) {
+    exception.restore();
+  } catch (const py::builtin_exception& exception) {
+    exception.set_error();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+  return nullptr;
+}
+
+using Given = PyObject* const*;
+
+PyObject* all_reduce(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<4> arguments("all_reduce", {"tensor", "op", "async_op", "timeout"}, 1, given, count, keywords);
+    auto options = options_of<c10d::AllreduceOptions>(arguments, 2);
+    options.reduceOp = op_of(arguments[1]);
+    Tensors tensors{tensor_of(arguments[0])};
+    return run([&] { return backend_of(self).allreduce(tensors, options); });
+  });
+}
+
+PyObject* reduce(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<5> arguments("reduce", {"tensor", "root", "op", "async_op", "timeout"}, 2, given, count, keywords);
+    auto options = options_of<c10d::ReduceOptions>(arguments, 3);
+    options.rootRank = integer_of(arguments[1], 0);
+    options.reduceOp = op_of(arguments[2]);
+    Tensors tensors{tensor_of(arguments[0])};
+    return run([&] { return backend_of(self).reduce(tensors, options); });
+  });
+}
+
+PyObject* broadcast(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<4> arguments("broadcast", {"tensor", "root", "async_op", "timeout"}, 2, given, count, keywords);
+    auto options = options_of<c10d::BroadcastOptions>(arguments, 2);
+    options.rootRank = integer_of(arguments[1], 0);
+    Tensors tensors{tensor_of(arguments[0])};
+    return run([&] { return backend_of(self).broadcast(tensors, options); });
+  });
+}
+
+PyObject* all_gather_into(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<4> arguments("all_gather_into", {"output", "input", "async_op", "timeout"}, 2, given, count,
+                                 keywords);
+    const auto options = options_of<c10d::AllgatherOptions>(arguments, 2);
+    at::Tensor output = tensor_of(arguments[0]);
+    at::Tensor input = tensor_of(arguments[1]);
+    return run([&] { return backend_of(self)._allgather_base(output, input, options); });
+  });
+}
+
+PyObject* reduce_scatter(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<5> arguments("reduce_scatter", {"output", "input", "op", "async_op", "timeout"}, 2, given, count,
+                                 keywords);
+    auto options = options_of<c10d::ReduceScatterOptions>(arguments, 3);
+    options.reduceOp = op_of(arguments[2]);
+    at::Tensor output = tensor_of(arguments[0]);
+    at::Tensor input = tensor_of(arguments[1]);
+    return run([&] { return backend_of(self)._reduce_scatter_base(output, input, options); });
+  });
+}
+
+PyObject* all_to_all_single(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<6> arguments("all_to_all_single",
+                                 {"output", "input", "output_splits", "input_splits", "async_op", "timeout"}, 2, given,
+                                 count, keywords);
+    const auto options = options_of<c10d::AllToAllOptions>(arguments, 4);
+    at::Tensor output = tensor_of(arguments[0]);
+    at::Tensor input = tensor_of(arguments[1]);
+    std::vector<int64_t> output_splits = integers_of(arguments[2]);
+    std::vector<int64_t> input_splits = integers_of(arguments[3]);
+    return run([&] { return backend_of(self).alltoall_base(output, input, output_splits, input_splits, options); });
+  });
+}
+
+PyObject* barrier(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<2> arguments("barrier", {"async_op", "timeout"}, 0, given, count, keywords);
+    const auto options = options_of<c10d::BarrierOptions>(arguments, 0);
+    return run([&] { return backend_of(self).barrier(options); });
+  });
+}
+
+/// A Work for `async_op`; else what `after` makes of the finished one.
+template <class Call, class After>
+PyObject* message(PyObject* async, Call call, After after) {
+  if (async != nullptr && PyObject_IsTrue(async) == 1) return run(call);
+  TorchBackend::Handle work;
+  {
+    const py::gil_scoped_release no_gil;
+    work = call();
+    work->wait();
+  }
+  return after(*work);
+}
+
+PyObject* send(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<4> arguments("send", {"tensor", "to", "tag", "async_op"}, 2, given, count, keywords);
+    Tensors tensors{tensor_of(arguments[0])};
+    const int to = static_cast<int>(integer_of(arguments[1], -1));
+    const int tag = static_cast<int>(integer_of(arguments[2], 0));
+    return message(
+        arguments[3], [&] { return backend_of(self).send(tensors, to, tag); },
+        [](c10d::Work&) -> PyObject* { Py_RETURN_NONE; });
+  });
+}
+
+PyObject* recv(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<4> arguments("recv", {"tensor", "source", "tag", "async_op"}, 1, given, count, keywords);
+    Tensors tensors{tensor_of(arguments[0])};
+    const int source = static_cast<int>(integer_of(arguments[1], -1));
+    const int tag = static_cast<int>(integer_of(arguments[2], 0));
+    const bool any = arguments[1] == nullptr;
+    return message(
+        arguments[3],
+        [&] {
+          return any ? backend_of(self).recvAnysource(tensors, tag) : backend_of(self).recv(tensors, source, tag);
+        },
+        [&](c10d::Work& work) { return PyLong_FromLong(any ? work.sourceRank() : source); });
+  });
+}
+
+PyObject* abort(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const py::gil_scoped_release no_gil;
+    backend_of(self).abort();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    PyObject* given = nullptr;
+    static char name[] = "backend";
+    static char* names[] = {name, nullptr};
+    if (PyArg_ParseTupleAndKeywords(arguments, keywords, "O:Group", names, &given) == 0) return nullptr;
+    const auto backend = py::cast<c10::intrusive_ptr<c10d::Backend>>(py::handle(given));
+    auto ours = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
+    if (!ours) throw py::type_error("this process group does not use the muster backend");
+    PyObject* self = type->tp_alloc(type, 0);
+    if (self != nullptr) new (&reinterpret_cast<GroupObject*>(self)->backend) decltype(ours)(std::move(ours));
+    return self;
+  });
+}
+
+void free_group(PyObject* self) {
+  {
+    auto backend = std::move(reinterpret_cast<GroupObject*>(self)->backend);
+    reinterpret_cast<GroupObject*>(self)->backend.~intrusive_ptr();
+    const py::gil_scoped_release no_gil;  // the last one waits for the group's threads, which may want the GIL
+    backend.reset();
+  }
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+template <auto Getter>
+PyObject* get(PyObject* self, void*) {
+  return guarded([&] { return py::cast(Getter(backend_of(self))).release().ptr(); });
+}
+int rank_of(TorchBackend& backend) { return backend.getRank(); }
+int size_of_group(TorchBackend& backend) { return backend.getSize(); }
+std::string name_of(TorchBackend& backend) { return backend.group().membership().name; }
+double timeout_of(TorchBackend& backend) { return std::chrono::duration<double>(backend.group().timeout()).count(); }
+uint64_t sequence_of(TorchBackend& backend) { return backend.group().sequence(); }
+std::string transport_of(TorchBackend& backend) { return backend.group().transport(); }
+
+template <class Function>
+PyMethodDef method(const char* name, Function function) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS,
+          nullptr};
+}
+
+}  // namespace
+
+void bind_group(py::module_& module) {
+  static std::array<PyMethodDef, 11> methods{{
+      method("all_reduce", &all_reduce),
+      method("reduce", &reduce),
+      method("broadcast", &broadcast),
+      method("all_gather_into", &all_gather_into),
+      method("reduce_scatter", &reduce_scatter),
+      method("all_to_all_single", &all_to_all_single),
+      method("barrier", &barrier),
+      method("send", &send),
+      method("recv", &recv),
+      {"abort", &abort, METH_NOARGS, nullptr},
+      {},
+  }};
+  static std::array<PyGetSetDef, 7> properties{{
+      {"rank", &get<&rank_of>, nullptr, nullptr, nullptr},
+      {"size", &get<&size_of_group>, nullptr, nullptr, nullptr},
+      {"name", &get<&name_of>, nullptr, nullptr, nullptr},
+      {"timeout", &get<&timeout_of>, nullptr, nullptr, nullptr},
+      {"sequence", &get<&sequence_of>, nullptr, nullptr, nullptr},
+      {"transport", &get<&transport_of>, nullptr, nullptr, nullptr},
+      {},
+  }};
+  static std::array<PyType_Slot, 5> slots{{
+      {Py_tp_new, reinterpret_cast<void*>(&new_group)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(&free_group)},
+      {Py_tp_methods, methods.data()},
+      {Py_tp_getset, properties.data()},
+      {},
+  }};
+  static PyType_Spec spec{"muster._C.Group", sizeof(GroupObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                          slots.data()};
+  module.attr("Group") = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+}
+
+}  // namespace muster::python

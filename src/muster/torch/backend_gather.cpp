@@ -1,0 +1,143 @@
+#include <ATen/ATen.h>
+
+#include <numeric>
+#include <utility>
+
+#include "muster/torch/arguments.h"
+#include "muster/torch/backend.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+/// An all-gather of one input into a list of tensors, which may differ in length.
+void add_list_gather(Request& request, const std::vector<at::Tensor>& slots, const at::Tensor& tensor, int rank,
+                     int size) {
+  constexpr const char* kTitle = "all_gather";
+  value_or_throw(check_sendable(tensor));
+  check_list(slots, tensor, size, kTitle, "output");
+  check_argument(slots[rank].numel() == tensor.numel(), kTitle, "output ", rank, " has ", slots[rank].numel(),
+                 " elements, but this rank's input has ", tensor.numel());
+  std::vector<size_t> counts = counts_of(slots);
+  const size_t own = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0}) * tensor.element_size();
+  if (all_equal(counts)) counts.clear();
+  BufferView output = request.write(slots);
+  BufferView input = request.read(tensor);
+  input = request.apart(std::move(input), output, Request::is_block(input, output, own));
+  request.add(Collective::kAllGather, std::move(input), std::move(output)).counts = std::move(counts);
+}
+
+std::vector<at::Tensor> flat(const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+}  // namespace
+
+TorchBackend::Handle TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = only(tensors, "broadcast");
+  const Rank root = check_rank(options.rootRank, size_, "broadcast");
+  check_argument(options.rootTensor == 0, "broadcast", "takes one tensor per rank, but rootTensor is ",
+                 options.rootTensor);
+  Request request = this->request(c10d::OpType::BROADCAST, "muster:broadcast", options.asyncOp);
+  BufferView data = rank_ == root ? request.read(tensor) : request.write(tensor);
+  request.add(Collective::kBroadcast, data, data).call.root = root;
+  if (request.async) request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                             const c10d::AllgatherOptions& options) {
+  const at::Tensor& input = only(inputs, "all_gather");
+  const Tensors& slots = only(outputs, "all_gather");
+  Request request = this->request(c10d::OpType::ALLGATHER, "muster:all_gather", options.asyncOp);
+  add_list_gather(request, slots, input, rank_, size_);
+  if (request.async) request.outputs = slots;
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
+  check_argument(static_cast<int>(outputs.size()) == size_, "all_gather", "takes one output list for each rank");
+  std::vector<Tensors> slots(inputs.size());
+  for (const Tensors& list : outputs) {
+    check_argument(list.size() == inputs.size(), "all_gather", "an output list is not as long as the input list");
+    for (size_t i = 0; i < list.size(); ++i) slots[i].push_back(list[i]);
+  }
+  Request request = this->request(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather", options.asyncOp);
+  for (size_t i = 0; i < inputs.size(); ++i) add_list_gather(request, slots[i], inputs[i], rank_, size_);
+  request.outputs = flat(outputs);
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                   const c10d::AllgatherOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+TorchBackend::Handle TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                   const c10d::AllgatherOptions& options) {
+  constexpr const char* kTitle = "all_gather_into_tensor";
+  check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
+  Request request = this->request(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_blocks(outputs[i], inputs[i], size_, kTitle);
+    BufferView to = request.write(outputs[i]);
+    BufferView from = request.read(inputs[i]);
+    from = request.apart(std::move(from), to, Request::is_block(from, to, rank_ * from.bytes()));
+    request.add(Collective::kAllGather, std::move(from), std::move(to));
+  }
+  if (request.async) request.outputs = outputs;
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  const at::Tensor& tensor = only(inputs, "gather");
+  const Rank root = check_rank(options.rootRank, size_, "gather");
+  Request request = this->request(c10d::OpType::GATHER, "muster:gather", options.asyncOp);
+  BufferView input = request.read(tensor);
+  BufferView output;
+  if (rank_ == root) {
+    const Tensors& slots = only(outputs, "gather");
+    check_list(slots, tensor, size_, "gather", "output");
+    for (const at::Tensor& slot : slots) {
+      check_argument(slot.numel() == tensor.numel(), "gather", "an output has ", slot.numel(),
+                     " elements, but the input has ", tensor.numel());
+    }
+    output = request.write(slots);
+    input = request.apart(std::move(input), output, Request::is_block(input, output, rank_ * input.bytes()));
+    if (request.async) request.outputs = slots;
+  } else {
+    check_argument(flat(outputs).empty(), "gather", "only the root, rank ", root, ", has outputs");
+  }
+  request.add(Collective::kGather, std::move(input), std::move(output)).call.root = root;
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
+  const at::Tensor& tensor = only(outputs, "scatter");
+  const Rank root = check_rank(options.rootRank, size_, "scatter");
+  Request request = this->request(c10d::OpType::SCATTER, "muster:scatter", options.asyncOp);
+  BufferView output = request.write(tensor);
+  BufferView input;
+  if (rank_ == root) {
+    const Tensors& parts = only(inputs, "scatter");
+    check_list(parts, tensor, size_, "scatter", "input");
+    for (const at::Tensor& part : parts) {
+      check_argument(part.numel() == tensor.numel(), "scatter", "an input has ", part.numel(),
+                     " elements, but the output has ", tensor.numel());
+    }
+    input = request.read(parts);
+    input = request.apart(std::move(input), output, Request::is_block(output, input, rank_ * output.bytes()));
+  } else {
+    check_argument(flat(inputs).empty(), "scatter", "only the root, rank ", root, ", has inputs");
+  }
+  if (request.async) request.outputs = outputs;
+  request.add(Collective::kScatter, std::move(input), std::move(output)).call.root = root;
+  return launch(std::move(request), outputs, options.timeout);
+}
+
+}  // namespace muster

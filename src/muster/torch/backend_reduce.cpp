@@ -1,0 +1,116 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "muster/torch/arguments.h"
+#include "muster/torch/backend.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+constexpr const char* kReduceScatter = "reduce_scatter";
+
+/// The tensors of each dtype, in the order in which the dtypes first occur.
+std::vector<std::vector<at::Tensor>> by_dtype(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const at::Tensor& tensor : tensors) {
+    value_or_throw(check_sendable(tensor));
+    auto list = std::find_if(lists.begin(), lists.end(),
+                             [&](const auto& each) { return each.front().scalar_type() == tensor.scalar_type(); });
+    if (list == lists.end()) list = lists.emplace(lists.end());
+    list->push_back(tensor);
+  }
+  return lists;
+}
+
+void reducing(Operation& operation, const c10d::ReduceOp& op) {
+  const Reduction reduction = reduction_of(op);
+  operation.call.op = reduction.op;
+  operation.factor = reduction.factor;
+}
+
+}  // namespace
+
+TorchBackend::Handle TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor& tensor = only(tensors, "all_reduce");
+  if (tensor.layout() == c10::kSparse) return allreduce_sparse(tensors, options);
+  Request request = this->request(c10d::OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp);
+  BufferView data = request.in_place(tensor);
+  reducing(request.add(Collective::kAllReduce, data, data), options.reduceOp);
+  if (request.async) request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::allreduce_coalesced(Tensors& tensors,
+                                                       const c10d::AllreduceCoalescedOptions& options) {
+  Request request = this->request(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp);
+  for (const Tensors& list : by_dtype(tensors)) {
+    BufferView data = request.in_place(list);
+    reducing(request.add(Collective::kAllReduce, data, data), options.reduceOp);
+  }
+  request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = only(tensors, "reduce");
+  const Rank root = check_rank(options.rootRank, size_, "reduce");
+  Request request = this->request(c10d::OpType::REDUCE, "muster:reduce", options.asyncOp);
+  BufferView data = rank_ == root ? request.in_place(tensor) : request.read(tensor);
+  Operation& operation = request.add(Collective::kReduce, data, data);
+  reducing(operation, options.reduceOp);
+  operation.call.root = root;
+  if (request.async) request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                  const c10d::ReduceScatterOptions& options) {
+  const at::Tensor& output = only(outputs, kReduceScatter);
+  const Tensors& list = only(inputs, kReduceScatter);
+  check_list(list, output, size_, kReduceScatter, "input");
+  check_argument(list[rank_].numel() == output.numel(), kReduceScatter, "input ", rank_, " has ", list[rank_].numel(),
+                 " elements, but this rank's output has ", output.numel());
+  Request request = this->request(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp);
+  std::vector<size_t> counts = counts_of(list);
+  const size_t own = std::accumulate(counts.begin(), counts.begin() + rank_, size_t{0}) * output.element_size();
+  if (all_equal(counts)) counts.clear();
+  BufferView to = request.write(output);
+  BufferView from = request.read(list);
+  from = request.apart(std::move(from), to, Request::is_block(to, from, own));
+  Operation& operation = request.add(Collective::kReduceScatter, std::move(from), std::move(to));
+  reducing(operation, options.reduceOp);
+  operation.counts = std::move(counts);
+  if (request.async) request.outputs = outputs;
+  return launch(std::move(request), list, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                        const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+TorchBackend::Handle TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                   const c10d::ReduceScatterOptions& options) {
+  constexpr const char* kTitle = "reduce_scatter_tensor";
+  check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
+  Request request = this->request(
+      inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+      "muster:reduce_scatter_tensor", options.asyncOp);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_blocks(inputs[i], outputs[i], size_, kTitle);
+    BufferView to = request.write(outputs[i]);
+    BufferView from = request.read(inputs[i]);
+    from = request.apart(std::move(from), to, Request::is_block(to, from, rank_ * to.bytes()));
+    reducing(request.add(Collective::kReduceScatter, std::move(from), std::move(to)), options.reduceOp);
+  }
+  if (request.async) request.outputs = outputs;
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+}  // namespace muster

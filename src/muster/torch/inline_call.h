@@ -1,0 +1,31 @@
+#pragma once
+
+#include "muster/torch/backend.h"
+#include "muster/torch/exception.h"
+
+namespace muster {
+
+/// What is to be seen of a call that runs in the caller's thread: a profiler's event, and the completion hook's.
+class TorchBackend::Inline {
+ public:
+  Inline(const TorchBackend& backend, const Request& request, at::TensorList inputs)
+      : backend_(backend), type_(request.type), hooked_(backend.pending_->hooked()), event_(request.title, inputs) {
+    if (hooked_) began_ = steady_clock().now();
+  }
+  /// Throws the operation's error.
+  void end(const Result<>& result) {
+    if (hooked_) {
+      backend_.pending_->tell(type_, backend_.group_->sequence(), began_, steady_clock().now());
+    }
+    if (!result) throw_error(result.error());
+  }
+
+ private:
+  const TorchBackend& backend_;
+  const c10d::OpType type_;
+  const bool hooked_;
+  const ProfilerEvent event_;
+  TimePoint began_{};
+};
+
+}  // namespace muster

@@ -1,0 +1,346 @@
+"""Every collective of c10d and its point-to-point calls, against what they are defined to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch.distributed import distributed_c10d as c10d
+
+import muster
+
+Op = dist.ReduceOp
+DTYPES = [
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool),
+    *(torch.float8_e5m2, torch.float8_e4m3fn),
+]
+REDUCED = [dtype for dtype in DTYPES if dtype.itemsize > 1 or dtype in (torch.uint8, torch.int8)]
+COUNTS = [0, 1, 5, 3000]
+SIZE = 3
+
+
+def values(seed: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Whole numbers, exact in every dtype also when three are added."""
+    return ((torch.arange(count) * 7 + seed * 3) % 5 + 1).to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit: float8 has no equality."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(raw(a), raw(b))
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, with gaps between them."""
+    return torch.stack([tensor, torch.zeros_like(tensor)], dim=1)[:, 0]
+
+
+def moves(rank: int) -> None:
+    for dtype in DTYPES:
+        for count in COUNTS:
+            check_moves(rank, dtype, count)
+
+
+def check_moves(rank: int, dtype: torch.dtype, count: int) -> None:
+    mine = [values(10 * rank + other, count, dtype) for other in range(SIZE)]  # for each other rank
+    theirs = [values(10 * other + rank, count, dtype) for other in range(SIZE)]  # from each other rank
+    where = f"{dtype} {count}"
+
+    output = torch.empty(count, dtype=dtype)
+    dist.scatter(output, mine if rank == 1 else None, src=1)
+    assert same(output, values(10 + rank, count, dtype)), f"scatter {where}"
+
+    outputs = [torch.empty(count, dtype=dtype) for _ in range(SIZE)] if rank == 2 else None
+    dist.gather(values(rank, count, dtype), outputs, dst=2)
+    if outputs is not None:
+        assert all(map(same, outputs, [values(r, count, dtype) for r in range(SIZE)])), f"gather {where}"
+
+    outputs = [torch.empty(count, dtype=dtype) for _ in range(SIZE)]
+    dist.all_to_all(outputs, mine)
+    assert all(map(same, outputs, theirs)), f"all_to_all {where}"
+
+    output = torch.empty(SIZE * count, dtype=dtype)
+    dist.all_to_all_single(output, torch.cat(mine))
+    assert same(output, torch.cat(theirs)), f"all_to_all_single {where}"
+
+
+def reductions(rank: int) -> None:
+    for dtype in REDUCED:
+        for count in COUNTS:
+            check_reductions(rank, dtype, count)
+
+
+def check_reductions(rank: int, dtype: torch.dtype, count: int) -> None:
+    where = f"{dtype} {count}"
+    total = sum(values(r, count, torch.float64) for r in range(SIZE)).to(dtype)
+    data = values(rank, count, dtype)
+    dist.reduce(data, dst=1)
+    assert same(data, total if rank == 1 else values(rank, count, dtype)), f"reduce {where}"
+
+    blocks = [values(10 * rank + other, count, dtype) for other in range(SIZE)]
+    expected = sum(values(10 * other + rank, count, torch.float64) for other in range(SIZE)).to(dtype)
+    output = torch.empty(count, dtype=dtype)
+    dist.reduce_scatter(output, blocks)
+    assert same(output, expected), f"reduce_scatter {where}"
+    output = torch.empty(count, dtype=dtype)
+    dist.reduce_scatter_tensor(output, torch.cat(blocks))
+    assert same(output, expected), f"reduce_scatter_tensor {where}"
+
+
+@pytest.mark.parametrize("transport", ["shm", "unix"])
+def test_every_dtype_and_count_arrives_where_it_belongs(transport: str) -> None:
+    run_ranks(SIZE, moves, env={"MUSTER_TRANSPORT": transport})
+
+
+@pytest.mark.parametrize("transport", ["shm", "unix"])
+def test_every_dtype_and_count_is_added_up(transport: str) -> None:
+    run_ranks(SIZE, reductions, env={"MUSTER_TRANSPORT": transport})
+
+
+def uneven(rank: int) -> None:
+    lengths = [4, 0, 7]
+    outputs = [torch.empty(n, 2) for n in lengths]
+    dist.all_gather(outputs, values(rank, 2 * lengths[rank]).view(-1, 2))
+    assert [o.flatten().tolist() for o in outputs] == [values(r, 2 * n).tolist() for r, n in enumerate(lengths)]
+
+    output = torch.empty(lengths[rank])
+    dist.reduce_scatter(output, [values(rank + i, n) for i, n in enumerate(lengths)])
+    expected = sum(values(r + rank, lengths[rank]) for r in range(SIZE))
+    assert torch.equal(output, torch.as_tensor(expected))
+
+    sent = [[1, 0, 3], [2, 2, 0], [0, 5, 1]]  # rows from sender (row) to receiver (column)
+    received = [sent[r][rank] for r in range(SIZE)]
+    blocks = [values(10 * rank + i, 3 * n).view(n, 3) for i, n in enumerate(sent[rank])]
+    expected_blocks = [values(10 * r + rank, 3 * n).view(n, 3) for r, n in enumerate(received)]
+    single = torch.empty(sum(received), 3)
+    dist.all_to_all_single(single, torch.cat(blocks), received, sent[rank])
+    assert torch.equal(single, torch.cat(expected_blocks))
+    pieces = [torch.empty(n, 3) for n in received]
+    dist.all_to_all(pieces, blocks)
+    assert all(map(torch.equal, pieces, expected_blocks))
+
+
+def shared_memory(rank: int) -> None:
+    """Outputs that are also inputs, or that share memory with each other."""
+    whole = torch.zeros(3 * SIZE)
+    own = whole.view(SIZE, 3)[rank]
+    own.fill_(rank + 1)
+    dist.all_gather_into_tensor(whole, own)
+    assert whole.tolist() == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+    shifted = torch.arange(12.0)
+    dist.all_gather_into_tensor(shifted[:9], shifted[8:11])  # the input begins within the output
+    assert shifted[:9].tolist() == [8.0, 9.0, 10.0] * 3
+    swapped = torch.arange(3.0) + 10 * rank
+    dist.all_to_all_single(swapped, swapped)
+    assert swapped.tolist() == [rank, 10.0 + rank, 20.0 + rank]
+    data = torch.arange(6.0)
+    dist.reduce_scatter_tensor(data[2 * rank : 2 * rank + 2], data)
+    assert data[2 * rank : 2 * rank + 2].tolist() == [6.0 * rank, 6.0 * rank + 3]
+    alias = torch.empty(2)
+    dist.all_gather([alias, alias, alias], torch.full((2,), float(rank)))
+    assert alias.tolist() == [2.0, 2.0], "the last one stays"
+
+
+def strides(rank: int) -> None:
+    data = strided(values(rank, 6))
+    dist.reduce(data, dst=0)
+    assert torch.equal(data, sum(values(r, 6) for r in range(SIZE)) if rank == 0 else values(rank, 6))
+    output = strided(torch.zeros(4))
+    dist.scatter(output, [strided(values(r, 4)) for r in range(SIZE)] if rank == 0 else None, src=0)
+    assert torch.equal(output, values(rank, 4))
+    outputs = [strided(torch.zeros(4)) for _ in range(SIZE)]
+    dist.all_to_all(outputs, [strided(values(rank + r, 4)) for r in range(SIZE)])
+    assert all(torch.equal(o, values(r + rank, 4)) for r, o in enumerate(outputs))
+    output = strided(torch.zeros(4))
+    dist.reduce_scatter(output, [strided(values(r, 4)) for r in range(SIZE)], op=Op.MAX, async_op=True).wait()
+    assert torch.equal(output, values(rank, 4))
+
+
+def factors(rank: int) -> None:
+    data = torch.full((5,), 2.0)
+    dist.all_reduce(data, op=dist._make_nccl_premul_sum(rank + 0.5))
+    assert data.tolist() == [2.0 * (0.5 + 1.5 + 2.5)] * 5
+    data = torch.full((5,), 2.0, dtype=torch.bfloat16)
+    dist.reduce(data, dst=0, op=dist._make_nccl_premul_sum(torch.tensor(0.25)))
+    assert data.tolist() == [1.5 if rank == 0 else 2.0] * 5
+
+
+def sparse(rank: int) -> None:
+    indices = torch.tensor([[0, rank, rank], [1, 0, 0]])  # with one twice, and ranks of different counts
+    tensor = torch.sparse_coo_tensor(indices[:, : rank + 1], torch.ones(rank + 1, 2), (4, 3, 2))
+    dist.all_reduce(tensor)
+    expected = torch.zeros(4, 3, 2)
+    expected[0, 1], expected[1, 0], expected[2, 0] = 3.0, 1.0, 2.0
+    assert torch.equal(tensor.to_dense(), expected)
+    empty = torch.sparse_coo_tensor(torch.empty(1, 0), torch.empty(0), (9,))
+    work = dist.all_reduce(empty, async_op=True)
+    work.wait()
+    assert empty._nnz() == 0
+    with pytest.raises(muster.MismatchError, match=r"rank [02] has a tensor of another shape"):
+        dist.all_reduce(torch.sparse_coo_tensor(torch.empty(1, 0), torch.empty(0), (9 if rank < 2 else 8,)))
+    with pytest.raises(ValueError, match="only SUM and AVG"):
+        dist.all_reduce(empty, op=Op.MAX)
+
+
+def messages(rank: int) -> None:
+    if rank == 0:
+        for tag in (3, 1, 2):
+            dist.send(torch.full((100,), float(tag)), dst=1, tag=tag)
+        dist.send(torch.full((0,), 1.0), dst=1)
+    elif rank == 1:
+        data = torch.empty(100)
+        for tag in (1, 2, 3):
+            assert dist.recv(data, src=0, tag=tag) == 0
+            assert data.unique().tolist() == [tag]
+        dist.recv(torch.empty(0), src=0)
+    # Large ones that cross, waited for later; strided; futures.
+    others = [r for r in range(SIZE) if r != rank]
+    outputs = {r: strided(torch.zeros(200_000)) for r in others}
+    works = [dist.isend(torch.full((200_000,), float(rank)), dst=r) for r in others]
+    works += [dist.irecv(outputs[r], src=r) for r in others]
+    futures = [work.get_future() for work in works]
+    for work in works:
+        work.wait()
+    assert all(outputs[r].unique().tolist() == [r] for r in others)
+    assert all(future.done() for future in futures)
+    # From whoever sends.
+    if rank == 0:
+        seen = {}
+        for _ in others:
+            data = torch.empty(3, dtype=torch.int64)
+            seen[dist.recv(data, tag=9)] = data.tolist()
+        assert seen == {1: [1] * 3, 2: [2] * 3}
+    else:
+        dist.send(torch.full((3,), rank), dst=0, tag=9)
+
+
+def batched(rank: int) -> None:
+    left, right = (rank - 1) % SIZE, (rank + 1) % SIZE
+    outputs = [torch.empty(50), torch.empty(60_000)]
+    operations = [dist.P2POp(dist.irecv, output, left) for output in outputs]
+    operations += [dist.P2POp(dist.isend, torch.full((n,), float(rank)), right) for n in (50, 60_000)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert [o.unique().tolist() for o in outputs] == [[left], [left]]
+
+
+def coalesced(rank: int) -> None:
+    group = c10d._get_default_group()
+    backend = group._get_backend(torch.device("cpu"))
+    direct = muster.group()
+    before = direct.sequence
+    tensors = [torch.full((n,), float(rank)) for n in (1, 0, 300)]
+    with c10d._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert [t.unique().tolist() for t in tensors] == [[3.0], [], [3.0]]
+    outputs = [torch.empty(SIZE * n) for n in (2, 5)]
+    with c10d._coalescing_manager():
+        for output, n in zip(outputs, (2, 5), strict=True):
+            dist.all_gather_into_tensor(output, values(rank + n, n))
+    assert all(
+        torch.equal(o, torch.cat([values(r + n, n) for r in range(SIZE)])) for o, n in zip(outputs, (2, 5), strict=True)
+    )
+    outputs = [torch.empty(n) for n in (2, 5)]
+    with c10d._coalescing_manager():
+        for output, n in zip(outputs, (2, 5), strict=True):
+            dist.reduce_scatter_tensor(output, torch.arange(float(SIZE * n)))
+    assert all(
+        torch.equal(o, SIZE * torch.arange(float(SIZE * n))[rank * n :][:n])
+        for o, n in zip(outputs, (2, 5), strict=True)
+    )
+    assert direct.sequence == before + 3, "each block is one operation"
+    mixed = [torch.full((4,), float(rank)), torch.full((3,), float(rank), dtype=torch.float64), torch.zeros(4)]
+    assert backend.supports_coalescing
+    with c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.broadcast(mixed[0], src=1)
+        dist.broadcast(mixed[1], src=2)
+        dist.broadcast(mixed[2], src=0)
+        assert mixed[0].tolist() == [rank] * 4, "nothing begins within the block"
+    manager.wait()
+    assert [m[0].item() for m in mixed] == [1.0, 2.0, 0.0]
+
+
+def refused(rank: int) -> None:
+    group = c10d._get_default_group()
+    ones = torch.ones
+    wrong: list[tuple[str, Callable[[], object]]] = [
+        ("output list has 1 tensors", lambda: group.allgather([[ones(1)]], [ones(1)])),
+        ("output 0|output 1|output 2", lambda: group.allgather([[ones(2)] * 3], [ones(1)])),
+        ("differ in dtype", lambda: group.allgather([[ones(1).long()] * 3], [ones(1)])),
+        ("need 3, not 4", lambda: group._allgather_base(ones(4), ones(1))),
+        ("need 3, not 4", lambda: group._reduce_scatter_base(ones(1), ones(4))),
+        ("input list has 2 tensors", lambda: group.reduce_scatter([ones(1)], [[ones(1)] * 2])),
+        ("one list of tensors", lambda: group.reduce_scatter([ones(1)], [])),
+        ("cannot be split evenly", lambda: group.alltoall_base(ones(4), ones(4), [], [])),
+        ("2 input splits for 3 ranks", lambda: group.alltoall_base(ones(3), ones(3), [], [1, 2])),
+        ("do not add up", lambda: group.alltoall_base(ones(3), ones(3), [], [1, 1, 2])),
+        ("split is negative", lambda: group.alltoall_base(ones(3), ones(3), [], [1, -1, 3])),
+        ("output list has 2 tensors", lambda: group.alltoall([ones(1)] * 2, [ones(1)] * 3)),
+        ("is not a rank of this group", lambda: group.broadcast(ones(1), root=3)),
+        ("is not a rank of this group", lambda: group.send([ones(1)], 3, 0)),
+        ("takes one tensor per rank", lambda: group.allreduce([ones(1), ones(1)])),
+    ]
+    for message, call in wrong:
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(ValueError, match="no block"):
+        group._end_coalescing(torch.device("cpu"))
+    dist.barrier()  # nothing of this has begun anywhere
+
+
+@pytest.mark.parametrize("body", [uneven, shared_memory, strides, factors, sparse, coalesced, refused])
+def test_three_ranks(body: Callable[[int], None]) -> None:
+    run_ranks(SIZE, body)
+
+
+def alone(rank: int) -> None:
+    data = torch.arange(4.0)
+    for call in (dist.all_reduce, dist.broadcast, dist.reduce):
+        call(data, **({} if call is dist.all_reduce else {"src" if call is dist.broadcast else "dst": 0}))
+    output = torch.empty(4)
+    for call in (dist.all_gather_into_tensor, dist.reduce_scatter_tensor, dist.all_to_all_single):
+        output.zero_()
+        call(output, data)
+        assert torch.equal(output, data)
+    for start in (dist.gather, dist.scatter):
+        output.zero_()
+        start(data, [output], dst=0) if start is dist.gather else start(output, [data], src=0)
+        assert torch.equal(output, data)
+    dist.all_reduce(data, op=dist._make_nccl_premul_sum(3.0))
+    assert data.tolist() == [0.0, 3.0, 6.0, 9.0]
+    objects: list[object] = [None]
+    dist.all_gather_object(objects, "me")
+    assert objects == ["me"]
+
+
+def test_one_rank_alone() -> None:
+    run_ranks(1, alone)
+
+
+def huge(rank: int, count: int) -> None:
+    data = torch.zeros(count, dtype=torch.uint8)
+    data[-5:] = rank + 1
+    dist.all_reduce(data)
+    assert data[-5:].tolist() == [3] * 5
+    assert not data[:-5].any()
+    if rank == 0:
+        dist.send(data, dst=1)
+    else:
+        data.zero_()
+        dist.recv(data, src=0)
+        assert data[-5:].tolist() == [3] * 5
+
+
+@pytest.mark.skipif("MUSTER_TEST_HUGE" not in os.environ, reason="needs 9 GiB: set MUSTER_TEST_HUGE=1")
+def test_tensors_over_4_gib() -> None:
+    run_ranks(2, huge, (4 << 30) + 5, timeout=600)

@@ -1,0 +1,195 @@
+"""What happens to process groups as a whole, what their Works tell, and muster.Group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch.distributed import distributed_c10d as c10d
+
+import muster
+
+
+def world() -> Any:
+    return c10d._get_default_group()
+
+
+def backend() -> Any:
+    return world()._get_backend(torch.device("cpu"))
+
+
+def splitting(rank: int) -> None:
+    assert backend().supports_splitting
+    for _ in range(2):  # a group may be split again
+        part = world().split_group([0, 2], group_name=None)
+        assert (part is None) == (rank == 1)
+        if part is None:
+            continue
+        data = torch.full((2,), float(rank))
+        part.allreduce([data]).wait()
+        assert data.tolist() == [2.0, 2.0]
+        assert (part.rank(), part.size()) == (rank // 2, 2)
+    merged = world().merge_remote_group(world().get_group_store(), size=3, group_name="again")
+    data = torch.full((1,), float(rank))
+    merged.allreduce([data]).wait()
+    assert data.item() == 3
+
+
+def shrinking(rank: int) -> None:
+    data = torch.ones(1)
+    dist.all_reduce(data)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(muster.PeerLostError):
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(100_000))
+    dist.shrink_group([1], shrink_flags=c10d.SHRINK_ABORT)
+    assert dist.get_world_size() == 2
+    data = torch.full((3,), float(rank))
+    dist.all_reduce(data)
+    assert data.tolist() == [2.0] * 3
+    dist.barrier()
+
+
+def monitored(rank: int) -> None:
+    dist.monitored_barrier()
+    group = dist.new_group()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="1, 2"):
+            dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
+    dist.barrier()
+    gloo = dist.new_group(backend="gloo")
+    dist.monitored_barrier(gloo)  # torch's own
+    dist.barrier()
+
+
+def timeouts(rank: int) -> None:
+    group = dist.new_group()
+    c10d._set_pg_timeout(timedelta(seconds=1), group)
+    assert muster.group(group).timeout == 1
+    if rank == 0:
+        began = time.monotonic()
+        with pytest.raises(muster.TimeoutError):
+            dist.all_reduce(torch.ones(1), group=group)
+        assert time.monotonic() - began < 60, "not the default of half an hour"
+    dist.barrier()
+
+
+def told(rank: int) -> None:
+    seen: list[Any] = []
+    world()._register_on_completion_hook(seen.append)
+    dist.all_reduce(torch.ones(1))
+    works = [dist.broadcast(torch.ones(1000), src=0, async_op=True) for _ in range(3)]
+    works[-1].wait()
+    world()._wait_for_pending_works()
+    assert [str(info.op_type).split(".")[-1] for info in seen] == ["ALLREDUCE", *["BROADCAST"] * 3]
+    assert all(info.active_duration >= timedelta(0) and info.time_finished >= info.time_started for info in seen)
+    assert [info.seq for info in seen] == sorted(info.seq for info in seen)
+    assert all(work._get_duration() >= 0 for work in works if work.is_completed())
+
+
+def profiled(rank: int) -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        for wait in (False, True):
+            work = dist.all_reduce(torch.ones(3, 5), async_op=wait)
+            if work is not None:
+                work.wait()
+        outputs = [torch.empty(2), torch.empty(2), torch.empty(2)]
+        dist.all_gather(outputs, torch.ones(2))
+    events = [(event.name, event.input_shapes) for event in profile.events() if event.name.startswith("muster:")]
+    assert events.count(("muster:all_reduce", [[3, 5]])) == 2, events
+    assert ("muster:all_gather", [[2]]) in events
+
+
+def direct(rank: int) -> None:
+    group = muster.Group.from_process_group()
+    assert (group.rank, group.size, group.transport) == (rank, 3, muster.transport())
+    data = torch.full((4,), float(rank))
+    assert group.all_reduce(data) is None
+    assert data.tolist() == [3.0] * 4
+    group.all_reduce(data, "max")
+    group.all_reduce(data, op=dist.ReduceOp.AVG)
+    group.all_reduce(data, op=dist._make_nccl_premul_sum(0.5), timeout=60)
+    assert data.tolist() == [4.5] * 4
+    data = torch.full((4, 2), complex(0, rank + 1)).conj()[:, 0]
+    group.all_reduce(data)
+    assert data.tolist() == [complex(0, -6)] * 4
+    data = torch.full((4,), float(rank))
+    group.broadcast(data, 2)
+    assert data.tolist() == [2.0] * 4
+    group.reduce(data, root=1, op="product")
+    assert data.tolist() == [8.0 if rank == 1 else 2.0] * 4
+    output = torch.empty(6)
+    work = group.all_gather_into(output, torch.full((2,), float(rank)), async_op=True)
+    assert isinstance(work, dist.Work)
+    work.wait()
+    assert output.tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    part = torch.empty(2)
+    group.reduce_scatter(part, output)
+    assert part.tolist() == [3.0 * rank] * 2
+    exchanged = torch.empty(3)
+    group.all_to_all_single(exchanged, torch.arange(3.0) + 10 * rank)
+    assert exchanged.tolist() == [rank, rank + 10.0, rank + 20.0]
+    group.all_to_all_single(exchanged, torch.arange(3.0) + 10 * rank, [1, 1, 1], [1, 1, 1])
+    assert exchanged.tolist() == [rank, rank + 10.0, rank + 20.0]
+    group.barrier()
+    wrong: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+        (TypeError, "needs the argument tensor", (), {}),
+        (TypeError, "at most 4", (data,) * 5, {}),
+        (TypeError, "no argument root", (data,), {"root": 1}),
+        (TypeError, "twice", (data, "sum"), {"op": "sum"}),
+        (TypeError, "a tensor is needed", ([1.0],), {}),
+        (ValueError, "no reduce operation", (data, "mean of all"), {}),
+        (ValueError, "must be positive", (data,), {"timeout": -1}),
+        (NotImplementedError, "on meta", (torch.ones(1, device="meta"),), {}),
+        (NotImplementedError, "SparseCsr", (torch.eye(2).to_sparse_csr(),), {}),
+    ]
+    for kind, message, arguments, named in wrong:
+        with pytest.raises(kind, match=message):
+            group.all_reduce(*arguments, **named)
+    gloo = dist.new_group(backend="gloo")
+    with pytest.raises(TypeError, match="does not use the muster backend"):
+        muster.group(gloo)
+    group.barrier()
+    group.abort()
+    with pytest.raises(muster.AbortedError):
+        group.barrier()
+
+
+def direct_messages(rank: int) -> None:
+    group = muster.group()
+    if rank == 0:
+        group.send(torch.arange(3), 1)
+        group.send(torch.arange(3), to=1, tag=7, async_op=True).wait()  # type: ignore[union-attr]
+    elif rank == 1:
+        received = torch.empty(3, dtype=torch.int64)
+        assert group.recv(received, tag=7) == 0
+        assert group.recv(received, 0) == 0
+        assert received.tolist() == [0, 1, 2]
+    group.barrier()
+
+
+@pytest.mark.parametrize("body", [splitting, monitored, timeouts, told, profiled, direct])
+def test_three_ranks(body: Any) -> None:
+    run_ranks(3, body)
+
+
+def test_survivors_shrink_a_group_whose_rank_died() -> None:
+    run_ranks(3, shrinking, lost=(1,))
+
+
+def test_the_gates_are_lifted_once_and_only_for_muster() -> None:
+    from muster import _gates
+
+    before = dist.monitored_barrier
+    _gates.lift()
+    assert dist.monitored_barrier is before
+    assert c10d.monitored_barrier is before
