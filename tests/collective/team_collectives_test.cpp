@@ -40,26 +40,26 @@ void go_through(TeamRanks& ranks, const std::vector<size_t>& counts, const std::
 }
 
 class TeamOfSize : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TeamOfSize, testing::Values(2, 3, 4, 7, 8, 17, 20), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, TeamOfSize, testing::Values(2, 3, 5, 8, 18), testing::PrintToStringParamName());
 
 TEST_P(TeamOfSize, GivesWhatTheDefinitionsSayAtEverySize) {
   TeamRanks ranks(GetParam());
-  go_through(ranks, {0, 1, 2, 10, 11, 100, 4097, 33000}, [](TeamCase&) {});
+  go_through(ranks, {0, 1, 10, 11, 4097, 33000}, [](TeamCase&) {});
 }
 
 TEST_P(TeamOfSize, WorksInPlace) {
   TeamRanks ranks(GetParam());
-  go_through(ranks, {1, 5, 1000, 20011}, [](TeamCase& trial) { trial.in_place = true; });
+  go_through(ranks, {1, 1000, 20011}, [](TeamCase& trial) { trial.in_place = true; });
 }
 
 TEST_P(TeamOfSize, TakesMemoryInSegments) {
   TeamRanks ranks(GetParam());
-  go_through(ranks, {1, 7, 1000, 20011}, [](TeamCase& trial) { trial.segments = 1 + trial.seed % 4; });
+  go_through(ranks, {7, 1000, 20011}, [](TeamCase& trial) { trial.segments = 1 + trial.seed % 4; });
 }
 
 TEST_P(TeamOfSize, RunsManyChunksThroughSmallSlots) {
   TeamRanks ranks(GetParam(), 8192);
-  go_through(ranks, {3000, 20000}, [](TeamCase& trial) { trial.dtype = Dtype::kComplex64; });
+  go_through(ranks, {3000}, [](TeamCase& trial) { trial.dtype = Dtype::kComplex64; });
 }
 
 TEST(TeamCollectives, KnowEveryDtypeAndOperation) {
@@ -89,10 +89,64 @@ TEST(TeamCollectives, KnowEveryDtypeAndOperation) {
 
 TEST(TeamCollectives, OfManyRanksMeetByWayOfRankZero) {
   const char* const wanted = std::getenv("MUSTER_TEAM_RANKS");
-  const int size = wanted != nullptr ? std::atoi(wanted) : 64;
+  const int size = wanted != nullptr ? std::atoi(wanted) : 48;
   TeamRanks ranks(size);
-  ASSERT_TRUE(size < 64 || ranks.team(0).has_hub());
-  go_through(ranks, {1, 300}, [](TeamCase&) {});
+  ASSERT_TRUE(size < 48 || ranks.team(0).has_hub());
+  go_through(ranks, {1, 100}, [](TeamCase&) {});
+}
+
+/// What a trial took of the arenas goes back when it is over.
+class Lent {
+ public:
+  explicit Lent(TeamRanks& ranks) : ranks_(ranks) {}
+  ~Lent() {
+    for (const auto& [rank, data] : blocks_) ranks_.arena(rank).free(data);
+  }
+  uint8_t* operator()(Rank rank, size_t bytes) {
+    const auto data = ranks_.arena(rank).allocate(bytes);
+    EXPECT_TRUE(data);
+    blocks_.emplace_back(rank, *data);
+    return static_cast<uint8_t*>(*data);
+  }
+
+ private:
+  TeamRanks& ranks_;
+  std::vector<std::pair<Rank, void*>> blocks_;
+};
+
+class TeamWithArenas : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, TeamWithArenas, testing::Values(2, 3, 5), testing::PrintToStringParamName());
+
+// In every third trial one rank's memory is ordinary, in every fifth all is in pieces: then all must go back to slots.
+TEST_P(TeamWithArenas, WorksOnTensorsWhereTheyLie) {
+  TeamRanks ranks(GetParam());
+  ranks.use_arenas();
+  std::vector<void*> held;  // so that the arenas are in use from the first call on
+  for (Rank rank = 0; rank < ranks.size(); ++rank) held.push_back(*ranks.arena(rank).allocate(1));
+  uint64_t sequence = 0;
+  for (const size_t count : {100, 3000, 50001}) {
+    for (const Collective collective : kAll) {
+      for (int variant = 0; variant < 6; ++variant) {
+        TeamCase trial;
+        trial.collective = collective;
+        trial.op = variant % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAverage;
+        trial.uneven = variant == 3 && may_be_uneven(collective);
+        trial.in_place = variant >= 4;
+        trial.count = count;
+        trial.root = static_cast<Rank>(sequence % ranks.size());
+        trial.seed = trial.sequence = ++sequence;
+        trial.segments = sequence % 5 == 0 ? 3 : 1;
+        const Rank ordinary = sequence % 3 == 0 ? static_cast<Rank>(sequence % ranks.size()) : kNoRank;
+        Lent lent(ranks);
+        const std::string fault = fault_of(ranks, trial, [&](Rank rank, size_t bytes) -> uint8_t* {
+          return rank == ordinary ? nullptr : lent(rank, bytes);
+        });
+        ASSERT_EQ(fault, "") << to_string(trial);
+        ASSERT_TRUE(ranks.team(0).all_direct());
+      }
+    }
+  }
+  for (Rank rank = 0; rank < ranks.size(); ++rank) ranks.arena(rank).free(held[rank]);
 }
 
 TEST(TeamCollectives, SayWhoMadeAnotherCall) {

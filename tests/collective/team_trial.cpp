@@ -322,6 +322,10 @@ TeamRanks::TeamRanks(int size, size_t slot_bytes) {
   }
 }
 
+void TeamRanks::use_arenas() {
+  for (const auto& team : teams_) team->use(arenas_.emplace_back(Arena::create()));
+}
+
 void TeamRanks::run(const std::function<void(Rank, Team&)>& body) {
   std::vector<std::thread> threads;
   for (Rank rank = 0; rank < size(); ++rank) threads.emplace_back([this, rank, &body] { body(rank, team(rank)); });

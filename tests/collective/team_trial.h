@@ -16,11 +16,15 @@ class TeamRanks {
   explicit TeamRanks(int size, size_t slot_bytes = size_t{512} << 10);
   int size() const { return static_cast<int>(teams_.size()); }
   Team& team(Rank rank) { return *teams_[rank]; }
+  /// Gives each rank an arena; to be called first.
+  void use_arenas();
+  Arena& arena(Rank rank) { return *arenas_[rank]; }
   /// Runs `body` for each rank on a thread of its own.
   void run(const std::function<void(Rank, Team&)>& body);
 
  private:
   std::vector<std::unique_ptr<Team>> teams_;
+  std::vector<std::shared_ptr<Arena>> arenas_;
 };
 
 /// One collective of all ranks, on random data, compared with the plain definition of its result.

@@ -49,6 +49,10 @@ Result<> team_barrier(TeamRun& run) {
 namespace {
 
 Result<> dispatch(TeamRun& run) {
+  if (run.team.all_direct()) {
+    MUSTER_ASSIGN(const bool done, team_direct(run));
+    if (done) return {};
+  }
   switch (run.call.collective) {
     case Collective::kAllReduce:
       return team_all_reduce(run);

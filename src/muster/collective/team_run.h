@@ -92,4 +92,8 @@ Result<> team_gather(TeamRun& run);
 Result<> team_all_to_all(TeamRun& run);
 Result<> team_barrier(TeamRun& run);
 
+/// The collective on the tensors themselves, each byte moved once, if all that matter lie in arenas; else false, and
+/// nothing has been done but to find that out. Asked by all ranks alike.
+Result<bool> team_direct(TeamRun& run);
+
 }  // namespace muster

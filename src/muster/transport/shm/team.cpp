@@ -81,10 +81,10 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
       most_spins_(size <= usable_cores() ? kMostSpins : kLeastSpins),
       spins_(most_spins_),
       seen_(static_cast<size_t>(size), 0),
-      pointers_(static_cast<size_t>(size)) {
+      pointers_(static_cast<size_t>(size)),
+      process_domain_(process_domain()) {
   TeamRank& own = memory_->rank(rank_);
   own.pid = getpid();
-  own.process_domain = process_domain();
 }
 
 void Team::open(const Tag& tag) {
@@ -104,6 +104,7 @@ void Team::publish() {
   for (size_t i = 0; i < tag_.size(); ++i) own.tag[i].store(tag_[i], std::memory_order_relaxed);
   own.fingerprint = fingerprint_;
   own.floor = settled_;
+  own.direct = direct_word();
   announce(own.step, step_);
 }
 
@@ -121,11 +122,27 @@ Result<> Team::wait(Rank peer, uint32_t step, const Deadline& deadline) {
 }
 
 Result<> Team::wait_all(uint32_t step, const Deadline& deadline) {
-  if (!has_hub()) return settle(step, deadline, true);
+  if (!has_hub()) {
+    MUSTER_TRY(settle(step, deadline, true));
+    learn_direct(step);
+    return {};
+  }
   if (rank_ != 0) return await_hub(step, deadline);
   MUSTER_TRY(settle(step, deadline, true));
   announce(memory_->rank(0).met, step);
   return {};
+}
+
+/// By way of a hub nobody sees all ranks' words, so there it stays zero.
+uint32_t Team::direct_word() const {
+  const bool possible = direct_ && arena_ && arena_->in_use() && !has_hub();
+  return possible ? static_cast<uint32_t>(process_domain_) : 0;
+}
+
+void Team::learn_direct(uint32_t step) {
+  const uint32_t own = line(rank_, step).direct;
+  all_direct_ = own != 0;
+  for (Rank peer = 0; peer < size_ && all_direct_; ++peer) all_direct_ = line(peer, step).direct == own;
 }
 
 Result<> Team::settle(uint32_t step, const Deadline& deadline, bool check) {

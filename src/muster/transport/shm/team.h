@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/transport/shm/arena.h"
+#include "muster/transport/shm/peer_memory.h"
 #include "muster/transport/shm/team_memory.h"
 
 namespace muster {
@@ -45,6 +47,11 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
+  /// Lets collectives work on tensors of this arena where they lie, if all ranks have one. Shared with the tensors. To
+  /// be called before the first step.
+  void use(std::shared_ptr<Arena> arena) { arena_ = std::move(arena); }
+  const Arena* arena() const { return arena_.get(); }
+
   Rank rank() const { return rank_; }
   int size() const { return size_; }
   size_t slot_bytes() const { return memory_->slot_bytes(); }
@@ -78,6 +85,13 @@ class Team {
   uint8_t* payload() { return line(rank_, step_).payload; }
   const uint8_t* payload(Rank peer, uint32_t step) { return line(peer, step).payload; }
 
+  /// Whether at the last wait_all() every rank had tensors in an arena that all could map: all ranks know the same.
+  bool all_direct() const { return all_direct_; }
+  /// Ends that for good. All ranks must do it in the same call.
+  void give_up_direct() { direct_ = all_direct_ = false; }
+  PeerMemory& peer_memory() { return peer_memory_; }
+  pid_t pid(Rank peer) const { return memory_->rank(peer).pid; }
+
   /// Room for a pointer a rank, so that a call allocates nothing.
   std::vector<const void*>& pointers() { return pointers_; }
 
@@ -89,6 +103,8 @@ class Team {
   TeamLine& line(Rank peer, uint32_t step) const { return memory_->rank(peer).lines[step % kTeamSlots]; }
   Result<> await(Rank peer, uint32_t step, const Deadline& deadline);
   Result<> await_hub(uint32_t step, const Deadline& deadline);
+  uint32_t direct_word() const;
+  void learn_direct(uint32_t step);
   Result<> settle(uint32_t step, const Deadline& deadline, bool compare);
   Result<> compare(Rank peer, uint32_t step);
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
@@ -110,6 +126,11 @@ class Team {
   int spins_;                   ///< before the next yield
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
   std::vector<const void*> pointers_;
+  std::shared_ptr<Arena> arena_;
+  PeerMemory peer_memory_;
+  const uint64_t process_domain_;
+  bool direct_ = true;
+  bool all_direct_ = false;
 };
 
 }  // namespace muster

@@ -26,7 +26,7 @@ struct alignas(128) TeamLine {
   std::atomic<uint32_t> step;  ///< the last step that was published here
   uint32_t floor;              ///< a step that the writer knows all ranks to have published
   uint64_t fingerprint;        ///< of the tag
-  uint32_t direct;             ///< whether the writer has memory that the others could read directly
+  uint32_t direct;             ///< zero, or who could map the writer's tensors: the ranks of its pid namespace
   alignas(8) uint8_t payload[kTeamPayload];
   alignas(64) std::atomic<uint64_t> tag[4];
 };
@@ -35,9 +35,8 @@ static_assert(sizeof(TeamLine) == 128 && std::atomic<uint64_t>::is_always_lock_f
 struct TeamRank {
   alignas(128) std::atomic<uint32_t> waiters;  ///< ranks parked on one of this rank's words
   alignas(128) std::atomic<uint32_t> met;      ///< rank 0: the last step that it saw all ranks publish
-  alignas(128) uint64_t process_domain;        ///< the pid namespace, in which `pid` has a meaning
-  pid_t pid;
-  TeamLine lines[kTeamSlots];  ///< of step % kTeamSlots
+  alignas(128) pid_t pid;                      ///< in its namespace
+  TeamLine lines[kTeamSlots];                  ///< of step % kTeamSlots
 };
 
 class TeamMemory {
