@@ -57,7 +57,7 @@ size_t crossing_bytes(const Topology& topology, const Operation& like) {
     Passage passage;
     const Hierarchy::Levels levels{
         [](const Operation&, const Deadline&) { return Result<>{}; },
-        [&](const Operation& operation, int) -> Result<> {
+        [&](const Operation& operation, int, const Deadline&) -> Result<> {
           MUSTER_ASSIGN(const Schedule* schedule,
                         passage.plan(operation, topology.host_of[rank], static_cast<int>(topology.hosts.size())));
           for (const Step& step : schedule->steps) bytes += step.kind == Step::Kind::kSend ? step.from.bytes : 0;

@@ -68,7 +68,7 @@ Result<> Hierarchy::all_reduce(const Operation& operation, const Deadline& deadl
     MUSTER_TRY(in_team(std::move(here), deadline));
     if (i > 0) MUSTER_TRY(end_across(deadline));
     queue_slots(operation, Collective::kAllReduce, own, all[i]);
-    MUSTER_TRY(begin_across());
+    MUSTER_TRY(begin_across(deadline));
     if (i > 0) MUSTER_TRY(gather_chunk(operation, all[i - 1], deadline));
   }
   MUSTER_TRY(end_across(deadline));
@@ -88,7 +88,7 @@ Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadli
     }
     MUSTER_TRY(end_across(deadline));
     queue_slots(operation, Collective::kBroadcast, own_part(operation.output, chunk), chunk);
-    MUSTER_TRY(begin_across());
+    MUSTER_TRY(begin_across(deadline));
     if (at_root) continue;
     MUSTER_TRY(end_across(deadline));
     MUSTER_TRY(gather_chunk(operation, chunk, deadline));
@@ -110,7 +110,7 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
       MUSTER_TRY(in_team(std::move(here), deadline));
     }
     queue_slots(operation, Collective::kReduce, own, chunk);
-    MUSTER_TRY(begin_across());
+    MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
     if (locals_ == 1 || host_ != topology_.host_of[root]) continue;
     // To the root, from each what it carries: the gather that takes blocks of any length is an all_to_all.
@@ -135,7 +135,7 @@ Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadl
     sub.counts = block_counts(operation, slot);
     queue(std::move(sub), slot);
   }
-  MUSTER_TRY(begin_across());
+  MUSTER_TRY(begin_across(deadline));
   MUSTER_TRY(end_across(deadline));
   Operation here = part(operation, Collective::kAllGather, blocks(operation, operation.output, first_slot_, last_slot_),
                         blocks(operation, operation.output, 0, topology_.slots));
@@ -174,7 +174,7 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
     queue(std::move(sub), slot);
     offset += bytes;
   }
-  MUSTER_TRY(begin_across());
+  MUSTER_TRY(begin_across(deadline));
   return end_across(deadline);
 }
 
@@ -182,7 +182,7 @@ Result<> Hierarchy::barrier(const Operation& operation, const Deadline& deadline
   MUSTER_TRY(in_team(operation, deadline));
   if (first_slot_ == 0 && last_slot_ > 0) {
     queue(operation, 0);
-    MUSTER_TRY(begin_across());
+    MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
   }
   return in_team(operation, deadline);
@@ -293,11 +293,11 @@ void Hierarchy::queue_slots(const Operation& whole, Collective collective, const
 
 void Hierarchy::queue(Operation operation, int slot) { waiting_.emplace_back(std::move(operation), slot); }
 
-Result<> Hierarchy::begin_across() {
+Result<> Hierarchy::begin_across(const Deadline& deadline) {
   if (waiting_.empty()) return {};
   auto& [operation, slot] = waiting_.front();
   MUSTER_TRY(complete(operation, Membership{host_, hosts_, {}, 0}));
-  return levels_.begin_across(operation, slot);
+  return levels_.begin_across(operation, slot, deadline);
 }
 
 /// All ranks take their slots in order, so that nobody waits for one that its peers come to later.
@@ -305,7 +305,7 @@ Result<> Hierarchy::end_across(const Deadline& deadline) {
   while (!waiting_.empty()) {
     MUSTER_TRY(levels_.end_across(deadline));
     waiting_.pop_front();
-    MUSTER_TRY(begin_across());
+    MUSTER_TRY(begin_across(deadline));
   }
   return {};
 }

@@ -26,7 +26,7 @@ class Hierarchy {
     std::function<Result<>(const Operation& operation, const Deadline& deadline)> in_team;
     /// One of as many ranks as there are hosts, by those who carry `slot`. begin_across() may return before it is over,
     /// end_across() returns when it is; one at a time.
-    std::function<Result<>(const Operation& operation, int slot)> begin_across;
+    std::function<Result<>(const Operation& operation, int slot, const Deadline& deadline)> begin_across;
     std::function<Result<>(const Deadline& deadline)> end_across;
   };
   Hierarchy(const Topology& topology, Rank rank, Levels levels);
@@ -60,7 +60,7 @@ class Hierarchy {
   Result<> gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline);
   void queue_slots(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk);
   void queue(Operation operation, int slot);
-  Result<> begin_across();
+  Result<> begin_across(const Deadline& deadline);
   Result<> end_across(const Deadline& deadline);
   BufferView scratch(size_t bytes, Dtype dtype);
 

@@ -11,17 +11,18 @@
 #include "muster/group/host.h"
 #include "muster/io/handshake.h"
 #include "muster/io/socket.h"
-#include "muster/transport/shm/shm_link.h"
-#include "muster/transport/socket_link.h"
 
 namespace muster {
 namespace {
 
+/// Groups up to this size link all pairs when they form. Larger ones link a tree, for news to travel along, and what a
+/// schedule needs when it needs it.
+constexpr int kMostFullMesh = 16;
+constexpr int kTreeWidth = 4;
+
 Address team_address(const std::string& local_address) {
   return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + "-team");
 }
-
-enum class Transport { kShm, kUnix, kTcp };
 
 Result<std::vector<Transport>> parse_transports(const std::string& text) {
   std::vector<Transport> allowed;
@@ -53,13 +54,12 @@ class MeshBuilder {
   Result<Mesh> build() {
     MUSTER_ASSIGN(allowed_, parse_transports(options_.transports));
     MUSTER_ASSIGN(mesh_.loop, Loop::create());
-    mesh_.links.resize(membership_.size);
     MUSTER_TRY(introduce());
     MUSTER_TRY(choose_transports());
     MUSTER_TRY(open_tcp());
-    dial_lower_ranks();
-    MUSTER_TRY(wait_for_links());
+    MUSTER_TRY(link_up());
     MUSTER_TRY(share_team());
+    mesh_.linker->on_link(nullptr);
     return std::move(mesh_);
   }
 
@@ -83,8 +83,15 @@ class MeshBuilder {
     identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
+    mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_);
+    // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards.)
+    mesh_.linker->on_link([this](Rank, Link& link) {
+      link.on_close([this](const Error& why) {
+        if (why.code != ErrorCode::kLeft && !error_) error_ = why;
+      });
+    });
     MUSTER_TRY(listen_locally());
-    self.local_address = local_ ? local_->address() : "";
+    self.local_address = local_address_;
     self.shares_memory = local_transport_ == Transport::kShm;
     MUSTER_TRY(rendezvous_.announce(self, deadline_));
     MUSTER_ASSIGN(mesh_.members, rendezvous_.members(deadline_));
@@ -119,8 +126,7 @@ class MeshBuilder {
     std::array<uint8_t, 12> name;
     fill_unguessable(name);
     const Address address = Address::unix_abstract("muster-" + to_hex(name));
-    const auto listen = *local == Transport::kShm ? listen_shm_links : listen_links;
-    MUSTER_ASSIGN(local_, listen(*mesh_.loop, address, identity_, accept_handler()));
+    MUSTER_ASSIGN(local_address_, mesh_.linker->listen(address, *local));
     return {};
   }
 
@@ -128,7 +134,7 @@ class MeshBuilder {
     const Member& self = mesh_.members[membership_.rank];
     const bool tcp_allowed = std::count(allowed_.begin(), allowed_.end(), Transport::kTcp) != 0;
     for (const Member& member : mesh_.members) {
-      const bool local = local_ && !member.local_address.empty() && member.domain == self.domain;
+      const bool local = !local_address_.empty() && !member.local_address.empty() && member.domain == self.domain;
       chosen_.push_back(local ? local_transport_ : Transport::kTcp);
       if (member.rank == self.rank || local) continue;
       needs_tcp_ = true;
@@ -153,8 +159,7 @@ class MeshBuilder {
     std::string mine;
     if (needs_tcp_) {
       MUSTER_ASSIGN(const auto address, tcp_address(one_host));
-      MUSTER_ASSIGN(tcp_, listen_links(*mesh_.loop, address, identity_, accept_handler()));
-      mine = tcp_->address();
+      MUSTER_ASSIGN(mine, mesh_.linker->listen(address, Transport::kTcp));
     }
     MUSTER_ASSIGN(tcp_addresses_, rendezvous_.exchange("tcp", mine, deadline_));
     return {};
@@ -165,64 +170,24 @@ class MeshBuilder {
     return one_host ? interface_address("127.0.0.1") : outward_address();
   }
 
-  LinkHandler accept_handler() {
-    return [this](std::unique_ptr<Link> link) { adopt(std::move(link)); };
+  /// Whether two ranks are linked when the group forms.
+  bool linked_at_once(Rank low, Rank high) const {
+    return membership_.size <= kMostFullMesh || (high - 1) / kTreeWidth == low;
   }
 
-  void adopt(std::unique_ptr<Link> link) {
-    const Rank rank = link->peer().rank;
-    if (mesh_.links[rank]) {
-      link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
-      return;
-    }
-    // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards.)
-    link->on_close([this](const Error& why) {
-      if (why.code != ErrorCode::kLeft && !error_) error_ = why;
-    });
-    mesh_.links[rank] = std::move(link);
-  }
-
-  void dial_lower_ranks() {
-    for (Rank rank = 0; rank < membership_.rank; ++rank) {
+  Result<> link_up() {
+    std::vector<Linker::Place> places;
+    std::vector<Rank> others;
+    for (const Member& member : mesh_.members) {
+      const Rank rank = member.rank;
       const bool tcp = chosen_[rank] == Transport::kTcp;
-      const auto address = Address::parse(tcp ? tcp_addresses_[rank] : mesh_.members[rank].local_address);
-      if (!address) {
-        error_ = address.error();
-        return;
-      }
-      const auto connect = chosen_[rank] == Transport::kShm ? connect_shm_link : connect_link;
-      dials_.push_back(
-          connect(*mesh_.loop, *address, identity_, rank, deadline_, [this, rank](Result<std::unique_ptr<Link>> link) {
-            if (link) return adopt(std::move(*link));
-            if (!error_) error_ = link.error().in("linking with " + mesh_.members[rank].to_string());
-          }));
+      const std::string address = !tcp ? member.local_address : tcp_addresses_.empty() ? "" : tcp_addresses_[rank];
+      places.push_back({member.to_string(), address, chosen_[rank]});
+      if (rank == membership_.rank) continue;
+      if (linked_at_once(std::min(rank, membership_.rank), std::max(rank, membership_.rank))) others.push_back(rank);
     }
-  }
-
-  Result<> wait_for_links() {
-    const auto linked = [this] {
-      for (Rank rank = 0; rank < membership_.size; ++rank) {
-        if (rank != membership_.rank && !mesh_.links[rank]) return false;
-      }
-      return true;
-    };
-    const auto waited = mesh_.loop->run_until([&] { return error_ || linked(); }, deadline_);
-    if (error_) return tl::unexpected(*error_);
-    if (waited) return {};
-    std::string names;
-    Rank first = kNoRank;
-    for (Rank rank = 0; rank < membership_.size; ++rank) {
-      if (rank == membership_.rank || mesh_.links[rank]) continue;
-      if (first == kNoRank) first = rank;
-      names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
-    }
-    // Perhaps they did come, and could not prove themselves.
-    std::string refusals;
-    for (const Listener* listener : {local_.get(), tcp_.get()}) {
-      if (listener == nullptr || listener->last_refusal().empty()) continue;
-      refusals += "; meanwhile " + listener->last_refusal();
-    }
-    return fail(ErrorCode::kTimeout, "no link in time with " + names + refusals, first);
+    mesh_.linker->set_places(std::move(places));
+    return mesh_.linker->link_with(others, deadline_, [this] { return error_; });
   }
 
   /// The host's first rank makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.
@@ -231,7 +196,7 @@ class MeshBuilder {
     Acceptor::Options options;
     options.credentials.secret = identity_.credentials.secret;
     MUSTER_ASSIGN(team_acceptor_,
-                  Acceptor::create(*mesh_.loop, team_address(local_->address()), options,
+                  Acceptor::create(*mesh_.loop, team_address(local_address_), options,
                                    [this](Connection connection) { await_request(std::move(connection)); }));
     return {};
   }
@@ -281,17 +246,16 @@ class MeshBuilder {
   Deadline deadline_;
   Rendezvous rendezvous_;
   LinkIdentity identity_;
+  std::string local_address_;  ///< of links within the host; empty where there are none
   std::vector<Transport> allowed_;
   Transport local_transport_ = Transport::kTcp;
   std::vector<Transport> chosen_;  ///< by rank
   bool needs_tcp_ = false;
   std::vector<std::string> tcp_addresses_;
   Mesh mesh_;
-  std::unique_ptr<Listener> local_, tcp_;
   std::unique_ptr<Acceptor> team_acceptor_;
   std::vector<Connection> team_connections_;
   size_t team_given_ = 0;
-  std::vector<std::unique_ptr<Dial>> dials_;
   std::optional<Error> error_;
 };
 
@@ -300,7 +264,7 @@ class MeshBuilder {
 std::string Mesh::transport() const {
   if (team_memory && topology.hosts.size() == 1) return "shm";
   std::set<std::string> kinds;
-  for (const auto& link : links) {
+  for (const auto& link : linker->links()) {
     if (link) kinds.insert(link->kind());
   }
   std::string text;

@@ -4,20 +4,20 @@
 #include <optional>
 #include <vector>
 
+#include "muster/group/linker.h"
 #include "muster/group/rendezvous.h"
 #include "muster/group/topology.h"
 #include "muster/io/loop.h"
-#include "muster/transport/link.h"
 #include "muster/transport/shm/team.h"
 
 namespace muster {
 
-/// The links of one rank to all others, and the memory that it shares with the ranks of its host. Used by one thread at
-/// a time: the one that drives the loop.
+/// The links of one rank to others, and the memory that it shares with the ranks of its host. Used by one thread at a
+/// time: the one that drives the loop.
 struct Mesh {
-  std::unique_ptr<Loop> loop;                ///< outlives the links
-  std::vector<Member> members;               ///< by rank
-  std::vector<std::unique_ptr<Link>> links;  ///< by rank; null at the own
+  std::unique_ptr<Loop> loop;      ///< outlives the links
+  std::vector<Member> members;     ///< by rank
+  std::unique_ptr<Linker> linker;  ///< holds the links, and makes more
   Topology topology;
   Fd team_memory;  ///< to be attached by the ranks of this host, where there are
                    ///< several
@@ -25,8 +25,9 @@ struct Mesh {
   std::string transport() const;
 };
 
-/// Meets through the store and links up with every other rank by the best transport that both can use. Within the
-/// deadline, or an error that names who is missing.
+/// Meets through the store and links up by the best transport that both ends can use: with every other rank, in large
+/// groups with a few, so that the rest can be linked when it is needed. Within the deadline, or an error that names who
+/// is missing.
 Result<Mesh> form_mesh(Store& store, const Membership& membership, const GroupOptions& options,
                        const Deadline& deadline);
 

@@ -1,7 +1,6 @@
 #include "muster/group/passage.h"
 
 #include <algorithm>
-#include <set>
 
 namespace muster {
 namespace {
@@ -38,42 +37,42 @@ Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int
   for (last_ = 0; last_ < plans_.size(); ++last_) {
     if (!asks_for(plans_[last_].problem, operation, self, size)) continue;
     plans_[last_].used = calls_;
-    return &plans_[last_].schedule;
+    return &plans_[last_].prepared.schedule();
   }
   Problem problem = problem_of(operation, self, size);
   MUSTER_ASSIGN(Schedule schedule, muster::plan(problem));
-  std::set<Rank> peers;
-  for (const Step& step : schedule.steps) {
-    if (step.peer != kNoRank) peers.insert(step.peer);
-  }
-  execution_.reset();  // it may run the plan that has to go
-  Plan& plan = room();
-  plan = Plan{std::move(problem), std::move(schedule), {peers.begin(), peers.end()}, calls_};
-  last_ = static_cast<size_t>(&plan - plans_.data());
-  return &plan.schedule;
+  keep({std::move(problem), PreparedSchedule(std::move(schedule)), calls_});
+  return &plans_[last_].prepared.schedule();
 }
 
-/// Where a new plan goes: behind the others, or in the place of the one that was not used for longest.
-Passage::Plan& Passage::room() {
+/// Behind the others, or in the place of the one that was not used for longest.
+void Passage::keep(Plan plan) {
   size_t steps = 0;
-  for (const Plan& plan : plans_) steps += plan.schedule.steps.size();
-  if (plans_.empty() || (plans_.size() < kMostPlans && steps < kMostSteps)) return plans_.emplace_back();
-  return *std::min_element(plans_.begin(), plans_.end(), [](const Plan& a, const Plan& b) { return a.used < b.used; });
+  for (const Plan& each : plans_) steps += each.prepared.schedule().steps.size();
+  if (plans_.empty() || (plans_.size() < kMostPlans && steps < kMostSteps)) {
+    last_ = plans_.size();
+    plans_.push_back(std::move(plan));
+    return;
+  }
+  const auto oldest =
+      std::min_element(plans_.begin(), plans_.end(), [](const Plan& a, const Plan& b) { return a.used < b.used; });
+  last_ = static_cast<size_t>(oldest - plans_.begin());
+  *oldest = std::move(plan);
 }
 
 void Passage::begin(const Operation& operation, std::span<Link* const> links) {
-  const Schedule& schedule = plans_[last_].schedule;
-  if (scratch_.size() < schedule.scratch_bytes) scratch_.resize(schedule.scratch_bytes);
+  PreparedSchedule& prepared = plans_[last_].prepared;
+  if (scratch_.size() < prepared.schedule().scratch_bytes) scratch_.resize(prepared.schedule().scratch_bytes);
   links_ = links;
   outcome_.reset();
-  execution_.emplace(schedule, links, Buffers{operation.input, operation.output, operation.call.op}, scratch_,
-                     [this](Result<> result) { outcome_ = std::move(result); });
-  execution_->start();
+  prepared.start(
+      links, Buffers{operation.input, operation.output, operation.call.op}, scratch_,
+      [this](Result<> result) { outcome_ = std::move(result); }, &operation.call);
 }
 
 std::vector<Rank> Passage::waiting_for() const {
   std::vector<Rank> ranks;
-  for (const Rank rank : execution_->waiting_for()) ranks.push_back(links_[rank]->peer().rank);
+  for (const Rank rank : plans_[last_].prepared.waiting_for()) ranks.push_back(links_[rank]->peer().rank);
   return ranks;
 }
 

@@ -15,13 +15,15 @@ namespace muster {
 /// memory. Driven by the links' loop.
 class Passage {
  public:
-  /// The schedule of an operation between `size` ranks of which this one is `self`. Valid until the next call.
+  /// The schedule of an operation between `size` ranks of which this one is `self`. Valid until the next call. Not to
+  /// be called while one is under way.
   Result<const Schedule*> plan(const Operation& operation, Rank self, int size);
   /// The ranks that the last planned schedule exchanges bytes with.
-  const std::vector<Rank>& peers() const { return plans_[last_].peers; }
+  const std::vector<Rank>& peers() const { return plans_[last_].prepared.peers(); }
 
-  /// Starts what was planned last. `links[r]` is the link to rank r; they, and the operation's memory, must live until
-  /// it is over, or until the links are closed.
+  /// Starts what was planned last. `links[r]` is the link to rank r; they, and the operation with its memory, must live
+  /// until it is over, or until the links are closed. Every peer's first bytes say what it runs: kMismatch if that is
+  /// something else.
   void begin(const Operation& operation, std::span<Link* const> links);
   /// Set once it is over.
   const std::optional<Result<>>& outcome() const { return outcome_; }
@@ -31,18 +33,16 @@ class Passage {
  private:
   struct Plan {
     Problem problem;
-    Schedule schedule;
-    std::vector<Rank> peers;
-    uint64_t used = 0;  ///< when, counted in calls
+    PreparedSchedule prepared;
+    uint64_t used;  ///< when, counted in calls
   };
-  Plan& room();
+  void keep(Plan plan);
 
   std::vector<Plan> plans_;
   size_t last_ = 0;
   uint64_t calls_ = 0;
   Bytes scratch_;
   std::span<Link* const> links_;
-  std::optional<Execution> execution_;
   std::optional<Result<>> outcome_;
 };
 

@@ -7,6 +7,9 @@ namespace {
 
 Key key(const std::string& topic, Rank rank) { return fmt::format("{}/{}", topic, rank); }
 
+/// Above it, n ranks that read n records each are more than one more round trip.
+constexpr int kMostReaders = 16;
+
 /// Long enough to ask a store that just timed out which keys it has.
 constexpr Duration kLastQuestion = std::chrono::seconds(2);
 
@@ -50,6 +53,9 @@ Result<std::vector<Member>> Rendezvous::members(const Deadline& deadline) {
   for (const Bytes& record : records) {
     MUSTER_ASSIGN(auto member, parse_member(record));
     MUSTER_TRY(check(member));
+    if (member.rank != static_cast<Rank>(members.size())) {
+      return fail(ErrorCode::kProtocol, fmt::format("the record of rank {} is another's", members.size()));
+    }
     members.push_back(std::move(member));
   }
   return members;
@@ -65,6 +71,28 @@ Result<std::vector<std::string>> Rendezvous::exchange(const std::string& topic, 
 }
 
 Result<std::vector<Bytes>> Rendezvous::collect(const std::string& topic, const Deadline& deadline) {
+  if (membership_.size <= kMostReaders) return read_each(topic, deadline);
+  const Key list = topic + "/all";
+  if (membership_.rank == 0) {
+    MUSTER_ASSIGN(auto values, read_each(topic, deadline));
+    Writer out;
+    for (const Bytes& value : values) out.put_bytes(value);
+    MUSTER_TRY(store_->set(list, out.bytes(), deadline));
+    return values;
+  }
+  const auto text = store_->get(list, deadline);
+  if (!text) return tl::unexpected(missing(topic, text.error()));
+  Reader in(*text);
+  std::vector<Bytes> values;
+  for (Rank rank = 0; rank < membership_.size; ++rank) {
+    MUSTER_ASSIGN(const auto value, in.get_bytes());
+    values.emplace_back(value.begin(), value.end());
+  }
+  MUSTER_TRY(in.finish());
+  return values;
+}
+
+Result<std::vector<Bytes>> Rendezvous::read_each(const std::string& topic, const Deadline& deadline) {
   std::vector<Key> keys;
   for (Rank rank = 0; rank < membership_.size; ++rank) keys.push_back(key(topic, rank));
   auto values = store_->multi_get(keys, deadline);

@@ -9,7 +9,8 @@
 namespace muster {
 
 /// The exchange of addresses through the store, under keys of this group and generation only. Costs a rank two writes
-/// and at most three reads, whatever the size.
+/// and at most three reads, whatever the size. In large groups rank 0 alone reads every record, and the others read its
+/// list: one key, which the store's proxies fetch once a node.
 class Rendezvous {
  public:
   Rendezvous(Store& store, const Membership& membership);
@@ -26,6 +27,7 @@ class Rendezvous {
 
  private:
   Result<std::vector<Bytes>> collect(const std::string& topic, const Deadline& deadline);
+  Result<std::vector<Bytes>> read_each(const std::string& topic, const Deadline& deadline);
   Error missing(const std::string& topic, const Error& cause);
 
   std::unique_ptr<Store> store_;

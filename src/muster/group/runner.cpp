@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 #include <set>
 
 #include "muster/collective/reduce.h"
@@ -39,9 +40,16 @@ Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& memb
 }
 
 Runner::Runner(Mesh mesh, const Membership& membership)
-    : membership_(membership), mesh_(std::move(mesh)), closed_(mesh_.links.size()) {
-  for (const auto& link : mesh_.links) links_.push_back(link.get());
-  watch_links();
+    : membership_(membership),
+      mesh_(std::move(mesh)),
+      links_(membership.size),
+      closed_(membership.size),
+      everyone_(membership.size) {
+  std::iota(everyone_.begin(), everyone_.end(), 0);
+  for (const Rank rank : everyone_) {
+    if (Link* link = mesh_.linker->link(rank)) watch_link(rank, *link);
+  }
+  mesh_.linker->on_link([this](Rank rank, Link& link) { watch_link(rank, link); });
 }
 
 Runner::~Runner() {
@@ -57,8 +65,8 @@ Hierarchy::Levels Runner::levels() {
             auto result = run_in_team(*team_, operation, deadline);
             return result ? result : tl::unexpected(of_group(std::move(result.error())));
           },
-          [this](const Operation& operation, int slot) {
-            return begin_passage(operation, links_across(slot), mesh_.topology.host_of[membership_.rank]);
+          [this](const Operation& operation, int slot, const Deadline& deadline) {
+            return begin_passage(operation, carriers(slot), mesh_.topology.host_of[membership_.rank], deadline);
           },
           [this](const Deadline& deadline) { return end_passage(deadline); }};
 }
@@ -67,12 +75,9 @@ const std::vector<Rank>& Runner::locals() const {
   return mesh_.topology.hosts[mesh_.topology.host_of[membership_.rank]];
 }
 
-void Runner::watch_links() {
-  for (Link* link : links_) {
-    if (link == nullptr) continue;
-    const Rank rank = link->peer().rank;
-    link->on_close([this, rank](const Error& why) { lost(rank, why); });
-  }
+void Runner::watch_link(Rank rank, Link& link) {
+  links_[rank] = &link;
+  link.on_close([this, rank](const Error& why) { lost(rank, why); });
 }
 
 /// A process that was forked by a peer, as data loaders are, keeps the peer's sockets open beyond its death. In a team
@@ -151,7 +156,7 @@ Result<> Runner::run_by_links(const Operation& operation, const Deadline& deadli
   if (hierarchy_ && Hierarchy::has(call.collective)) {
     MUSTER_TRY(hierarchy_->run(summed, deadline));
   } else {
-    MUSTER_TRY(begin_passage(summed, links_, membership_.rank));
+    MUSTER_TRY(begin_passage(summed, everyone_, membership_.rank, deadline));
     MUSTER_TRY(end_passage(deadline));
   }
   const bool has_result = call.collective != Collective::kReduce || call.root == membership_.rank;
@@ -189,10 +194,31 @@ void Runner::multiply_input(Operation& operation) {
   });
 }
 
-Result<> Runner::begin_passage(const Operation& operation, std::span<Link* const> links, Rank self) {
-  MUSTER_TRY(passage_.plan(operation, self, static_cast<int>(links.size())));
-  passage_.begin(operation, links);
+/// Between `ranks`, of which this one is `self`.
+Result<> Runner::begin_passage(const Operation& operation, const std::vector<Rank>& ranks, Rank self,
+                               const Deadline& deadline) {
+  MUSTER_TRY(passage_.plan(operation, self, static_cast<int>(ranks.size())));
+  std::vector<Rank> unlinked;
+  for (const Rank peer : passage_.peers()) {
+    if (links_[ranks[peer]] == nullptr) unlinked.push_back(ranks[peer]);
+  }
+  if (!unlinked.empty()) MUSTER_TRY(link_with(unlinked, deadline));
+  route_.clear();
+  for (const Rank rank : ranks) route_.push_back(links_[rank]);
+  passage_.begin(operation, route_);
   return {};
+}
+
+Result<> Runner::link_with(const std::vector<Rank>& ranks, const Deadline& deadline) {
+  auto linked = mesh_.linker->link_with(ranks, deadline, [this]() -> std::optional<Error> {
+    if (abort_flag_.load(std::memory_order_acquire)) return abort_requested();
+    return fatal_;
+  });
+  if (linked || linked.error().code != ErrorCode::kTimeout || !linked.error().context.empty()) return linked;
+  std::vector<Rank> missing;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(missing),
+               [this](Rank r) { return links_[r] == nullptr; });
+  return tl::unexpected(missed(missing));
 }
 
 Result<> Runner::end_passage(const Deadline& deadline) {
@@ -202,14 +228,14 @@ Result<> Runner::end_passage(const Deadline& deadline) {
   return tl::unexpected(waited ? *abort_requested() : missed(passage_.waiting_for()));
 }
 
-/// By host: the links to those who carry the slot.
-std::span<Link* const> Runner::links_across(int slot) {
+/// By host: who carries the slot.
+const std::vector<Rank>& Runner::carriers(int slot) {
   const Topology& topology = mesh_.topology;
-  links_across_.clear();
-  for (size_t host = 0; host < topology.hosts.size(); ++host) {
-    links_across_.push_back(links_[topology.hosts[host][topology.carrier(static_cast<int>(host), slot)]]);
+  carriers_.clear();
+  for (int host = 0; host < static_cast<int>(topology.hosts.size()); ++host) {
+    carriers_.push_back(topology.hosts[host][topology.carrier(host, slot)]);
   }
-  return links_across_;
+  return carriers_;
 }
 
 /// The error of a missed deadline. Whom this rank waits for may itself be waiting for the culprit: that is one who

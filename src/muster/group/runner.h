@@ -35,7 +35,7 @@ class Runner {
 
  private:
   Runner(Mesh mesh, const Membership& membership);
-  void watch_links();
+  void watch_link(Rank rank, Link& link);
   void watch_processes();
   void lost(Rank rank, const Error& why);
   Result<> watch(Rank awaited);
@@ -44,11 +44,13 @@ class Runner {
   Result<> run_alone(const Operation& operation);
   Result<> run_by_links(const Operation& operation, const Deadline& deadline);
   void multiply_input(Operation& operation);
-  Result<> begin_passage(const Operation& operation, std::span<Link* const> links, Rank self);
+  Result<> begin_passage(const Operation& operation, const std::vector<Rank>& ranks, Rank self,
+                         const Deadline& deadline);
+  Result<> link_with(const std::vector<Rank>& ranks, const Deadline& deadline);
   Result<> end_passage(const Deadline& deadline);
   Hierarchy::Levels levels();
   Error of_group(Error error);
-  std::span<Link* const> links_across(int slot);
+  const std::vector<Rank>& carriers(int slot);
   Error missed(const std::vector<Rank>& awaited);
   std::vector<Rank> silent_peers();
   std::optional<Error> abort_requested();
@@ -57,7 +59,7 @@ class Runner {
   Membership membership_;
   Mesh mesh_;
   std::unique_ptr<Team> team_;
-  std::vector<Link*> links_;                  ///< mesh_.links, as schedules take them
+  std::vector<Link*> links_;                  ///< by rank; null where there is none (yet)
   std::vector<std::optional<Error>> closed_;  ///< by rank: why its link ended
   std::vector<Fd> processes_;                 ///< of peers on this host, as pidfds: links stay
                                               ///< open while a child of the dead holds them
@@ -65,7 +67,9 @@ class Runner {
   std::optional<Error> fatal_;                ///< the first failure: no call runs any more
   Passage passage_;
   std::optional<Hierarchy> hierarchy_;  ///< where hosts have several ranks
-  std::vector<Link*> links_across_;     ///< by host, for the operation that runs across
+  std::vector<Rank> everyone_;          ///< 0, 1, ...
+  std::vector<Rank> carriers_;          ///< by host, for the operation that runs across
+  std::vector<Link*> route_;            ///< the links of the passage under way
   Bytes multiplied_;                    ///< an input that must stay as it is, times its factor
   std::atomic<bool> abort_flag_ = false;
   std::mutex abort_mutex_;
