@@ -22,11 +22,12 @@ using testing::ElementsAre;
 
 const Membership kMembership{1, 4, "test", 7};
 
-Operation all_reduce(uint64_t sequence, size_t count = 12) {
+Operation all_reduce(uint64_t sequence, size_t count = 12, const std::string& site = "") {
   static float memory[64];
   Operation operation;
   operation.call = {Collective::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, 0, count, 0, sequence};
   operation.input = operation.output = BufferView(memory, count, Dtype::kFloat32);
+  operation.site = intern_call_site(site);
   return operation;
 }
 
@@ -39,13 +40,13 @@ Recording own_recording() {
 
 TEST(Recorder, ShowsWhatAnOperationWasAndHowItWent) {
   const auto recorder = Recorder::create(kMembership, 16);
-  recorder->set_transport("shm");
-  const auto first = recorder->submitted(all_reduce(1), intern_call_site("train.py:71"), Recorder::Start::kNow);
+  recorder->set_group("shm", 99);
+  const auto first = recorder->submitted(all_reduce(1, 12, "train.py:71"), Recorder::Start::kNow);
   recorder->ended(first, {});
-  const auto second = recorder->submitted(all_reduce(2), 0, Recorder::Start::kLater);
+  const auto second = recorder->submitted(all_reduce(2), Recorder::Start::kLater);
   recorder->started(second);
   recorder->ended(second, fail(ErrorCode::kPeerLost, "gone", 3));
-  recorder->submitted(all_reduce(3), 0, Recorder::Start::kLater);
+  recorder->submitted(all_reduce(3), Recorder::Start::kLater);
 
   const Recording recording = own_recording();
   EXPECT_EQ(recording.rank, 1);
@@ -53,6 +54,7 @@ TEST(Recorder, ShowsWhatAnOperationWasAndHowItWent) {
   EXPECT_EQ(recording.group, "test");
   EXPECT_EQ(recording.generation, 7U);
   EXPECT_EQ(recording.transport, "shm");
+  EXPECT_EQ(recording.group_id, 99U);
   EXPECT_EQ(recording.pid, getpid());
   ASSERT_EQ(recording.records.size(), 3U);
   const Record& done = recording.records[0];
@@ -88,9 +90,9 @@ TEST(Recorder, ShowsMessages) {
 
 TEST(Recorder, KeepsTheLastOnes) {
   const auto recorder = Recorder::create(kMembership, 5);  // rounded up to 8
-  const auto lost = recorder->submitted(all_reduce(1), 0, Recorder::Start::kLater);
+  const auto lost = recorder->submitted(all_reduce(1), Recorder::Start::kLater);
   for (uint64_t sequence = 2; sequence <= 20; ++sequence) {
-    recorder->submitted(all_reduce(sequence), 0, Recorder::Start::kNow);
+    recorder->submitted(all_reduce(sequence), Recorder::Start::kNow);
   }
   recorder->ended(lost, fail(ErrorCode::kAborted, "must not land in another operation's place"));
   std::vector<uint64_t> kept;
@@ -117,9 +119,9 @@ TEST(Recorder, RunsOutOfRoomForCallSitesInGoodOrder) {
   const auto recorder = Recorder::create(kMembership, 4);
   const std::string folder(1000, 'x');
   for (int line = 0; line < 200; ++line) {
-    recorder->submitted(all_reduce(1), intern_call_site(folder + ":" + std::to_string(line)), Recorder::Start::kNow);
+    recorder->submitted(all_reduce(1, 12, folder + ":" + std::to_string(line)), Recorder::Start::kNow);
   }
-  recorder->submitted(all_reduce(2), intern_call_site(folder + ":1"), Recorder::Start::kNow);
+  recorder->submitted(all_reduce(2, 12, folder + ":1"), Recorder::Start::kNow);
   const Recording recording = own_recording();
   EXPECT_EQ(recording.records[2].site, "");
   EXPECT_EQ(recording.records[3].site, folder + ":1");
@@ -131,7 +133,7 @@ TEST(Recorder, IsReadWhileItIsWritten) {
   std::thread writer([&] {
     for (uint64_t sequence = 1; !stop; ++sequence) {
       // The count tells whether all words are one operation's.
-      const auto ticket = recorder->submitted(all_reduce(sequence, sequence % 64), 0, Recorder::Start::kNow);
+      const auto ticket = recorder->submitted(all_reduce(sequence, sequence % 64), Recorder::Start::kNow);
       recorder->ended(ticket, {});
     }
   });
@@ -155,7 +157,7 @@ TEST(Recorder, IsReadInAProcessThatIsStopped) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     const auto recorder = Recorder::create(kMembership, 4);
-    recorder->submitted(all_reduce(9), 0, Recorder::Start::kNow);
+    recorder->submitted(all_reduce(9), Recorder::Start::kNow);
     if (write(ready[1], "x", 1) != 1) _exit(1);
     for (;;) pause();
   }
@@ -187,9 +189,9 @@ TEST(Recorder, RefusesMemoryThatIsNone) {
 
 TEST(Recorder, GivesJsonAndATrace) {
   const auto recorder = Recorder::create(kMembership, 16);
-  const auto first = recorder->submitted(all_reduce(1), intern_call_site("train.py:71"), Recorder::Start::kNow);
+  const auto first = recorder->submitted(all_reduce(1, 12, "train.py:71"), Recorder::Start::kNow);
   recorder->ended(first, {});
-  recorder->submitted(all_reduce(2), 0, Recorder::Start::kNow);
+  recorder->submitted(all_reduce(2), Recorder::Start::kNow);
   const auto recordings = recordings_of(getpid());
 
   const auto dump = nlohmann::json::parse(to_json(recordings, 1));

@@ -73,17 +73,17 @@ TEST(Report, SaysWhoIsStillInAnEarlierCall) {
   EXPECT_EQ(report.culprit, 2);
 }
 
-TEST(Report, SaysWhoHasCalledNothingAndOfWhomNothingIsKnown) {
-  Sighting idle = before(1, kBarrier), unknown = idle;
+TEST(Report, SaysWhoHasCalledNothingAndWhoIsSilent) {
+  Sighting idle = before(1, kBarrier);
   idle.last.reset();
-  unknown.who = "rank 2 (host b, pid 812)";
-  unknown.known = false;
-  unknown.last.reset();
-  const Report report = compose_report({at(0, kReduce), idle, unknown}, 0);
+  Sighting silent, unknown;
+  silent.who = "rank 2 (host b, pid 812)";
+  silent.silent = true;
+  const Report report = compose_report({at(0, kReduce), idle, silent, unknown}, 0);
   EXPECT_EQ(
       report.text,
       "rank 0 is at all_reduce #18 (float32[12], sum) at train.py:71; rank 1 (host h, pid 101) has called nothing "
-      "yet; nothing is known of rank 2 (host b, pid 812)");
+      "yet; rank 2 (host b, pid 812) gives no sign of life");
   EXPECT_EQ(report.culprit, 1);
 }
 
@@ -99,8 +99,9 @@ TEST(Report, NamesAStoppedRankBeforeAllOthers) {
   late.stopped = true;
   const Report on_the_way = compose_report({at(0, kReduce), before(1, kBarrier), late}, 0);
   EXPECT_EQ(on_the_way.text,
-            "rank 0 is at all_reduce #18 (float32[12], sum) at train.py:71; ranks 1, 2 have not arrived, last seen at "
-            "barrier #17 at train.py:69; rank 2 (host h, pid 102) is stopped, by a signal or a debugger");
+            "rank 0 is at all_reduce #18 (float32[12], sum) at train.py:71; rank 1 (host h, pid 101) has not arrived, "
+            "last seen at barrier #17 at train.py:69; rank 2 (host h, pid 102) is stopped, by a signal or a debugger, "
+            "last seen at barrier #17 at train.py:69");
   EXPECT_EQ(on_the_way.culprit, 2);
 }
 

@@ -31,6 +31,8 @@ struct Operation {
   std::vector<size_t> receive_counts;
   /// kPremulSum: what this rank's elements are multiplied by first.
   double factor = 1;
+  /// Where in the program it was called, for reports: a number that group/call_site.h gives; zero: not known.
+  uint32_t site = 0;
 };
 
 }  // namespace muster

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "muster/base/check.h"
+#include "muster/group/recorder.h"
 #include "muster/group/runner.h"
 #include "muster/group/work_state.h"
 
@@ -24,7 +25,9 @@ constexpr Duration kDrainTime = std::chrono::seconds(10);
 class GroupImpl final : public Group {
  public:
   GroupImpl(std::unique_ptr<Runner> runner, const Membership& membership, const GroupOptions& options)
-      : runner_(std::move(runner)), membership_(membership), options_(options), timeout_(options.timeout) {}
+      : runner_(std::move(runner)), membership_(membership), options_(options), timeout_(options.timeout) {
+    if (recorder_) recorder_->set_group(runner_->transport(), runner_->group_id());
+  }
 
   /// Lets what is queued finish (the peers count on it), within limits; then ends it. Not to be called by a callback of
   /// the group's own Work.
@@ -105,6 +108,7 @@ class GroupImpl final : public Group {
   struct Hooked {
     std::shared_ptr<const CompletionHook> hook;
     TimePoint submitted, started, ended;
+    Recorder::Ticket ticket = 0;
 
     void stamp(TimePoint& time) const {
       if (hook) time = steady_clock().now();
@@ -124,12 +128,14 @@ class GroupImpl final : public Group {
   /// A sync call on an idle group runs right here, with no hand-over to another thread; all else queues.
   Work begin(Operation operation, const CallOptions& options) override {
     const Duration timeout = options.timeout > Duration::zero() ? options.timeout : this->timeout();
+    operation.site = current_call_site();
     std::unique_lock lock(mutex_);
-    Hooked hooked{hook_, {}, {}, {}};
+    Hooked hooked{hook_, {}, {}, {}, 0};
     hooked.stamp(hooked.submitted);
     if (!options.async && !busy_ && queue_.empty()) {
       operation.call.sequence = ++sequence_;
       busy_ = true;
+      hooked.ticket = record(operation, Recorder::Start::kNow);
       lock.unlock();
       auto result = run(operation, timeout, hooked);
       lock.lock();
@@ -157,8 +163,14 @@ class GroupImpl final : public Group {
     }
     MUSTER_TRY(provide_thread());
     job.operation.call.sequence = ++sequence_;
+    job.hooked.ticket = record(job.operation, Recorder::Start::kLater);
     queue_.push_back(std::move(job));
     return queue_.back().work;
+  }
+
+  /// With the lock held, so that what is recorded is in the order of the numbers.
+  Recorder::Ticket record(const Operation& operation, Recorder::Start start) {
+    return recorder_ ? recorder_->submitted(operation, start) : 0;
   }
 
   /// With the lock held: sees to it that a thread is there which is not within somebody's callback. Those may take
@@ -183,6 +195,7 @@ class GroupImpl final : public Group {
       queue_.pop_front();
       busy_ = true;
       lock.unlock();
+      if (recorder_) recorder_->started(job.hooked.ticket);
       const auto result = run(job.operation, job.timeout, job.hooked);
       auto callbacks = job.work->finish(result);
       lock.lock();
@@ -205,6 +218,7 @@ class GroupImpl final : public Group {
     hooked.stamp(hooked.started);
     auto result = runner_->run(operation, Deadline::after(timeout));
     hooked.stamp(hooked.ended);
+    if (recorder_) recorder_->ended(hooked.ticket, result);
     if (!result) {
       const std::lock_guard lock(mutex_);
       if (!first_error_) first_error_ = result.error();
@@ -227,6 +241,8 @@ class GroupImpl final : public Group {
 
   const std::unique_ptr<Runner> runner_;
   const Membership membership_;
+  const std::unique_ptr<Recorder> recorder_ =
+      Recorder::create(membership_, Recorder::entries_from_environment());  ///< null where it is turned off
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
   mutable std::mutex mutex_;

@@ -90,7 +90,6 @@ std::unique_ptr<Recorder> Recorder::create(const Membership& membership, size_t 
   header->wall_clock_offset = wall_clock_offset();
   put_text(header->group, membership.name);
   put_text(header->host, host_name());
-  header->awaited = kNoRank;
   header->site_bytes = 1;  // an empty text comes first
   std::atomic_thread_fence(std::memory_order_release);
   header->magic = kRecorderMagic;
@@ -110,8 +109,8 @@ Recorder::Recorder(void* memory, size_t bytes, Fd fd)
 
 Recorder::~Recorder() { munmap(memory_, bytes_); }
 
-Recorder::Ticket Recorder::submitted(const Operation& operation, CallSite site, Start start) {
-  return write(operation.call.pack(), operation.input.bytes(), operation.output.bytes(), site, start);
+Recorder::Ticket Recorder::submitted(const Operation& operation, Start start) {
+  return write(operation.call.pack(), operation.input.bytes(), operation.output.bytes(), operation.site, start);
 }
 
 Recorder::Ticket Recorder::sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
@@ -165,9 +164,10 @@ void Recorder::ended(Ticket ticket, const Result<>& result) {
       std::memory_order_release);
 }
 
-void Recorder::waits_for(Rank rank) { header_.awaited.store(rank, std::memory_order_relaxed); }
-
-void Recorder::set_transport(const std::string& transport) { put_text(header_.transport, transport); }
+void Recorder::set_group(const std::string& transport, uint64_t id) {
+  put_text(header_.transport, transport);
+  header_.group_id.store(id, std::memory_order_release);
+}
 
 /// Copies the text of a call site to where readers find it; once for each. Without room it is the empty one.
 void Recorder::publish_site(CallSite site) {

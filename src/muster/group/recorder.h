@@ -41,16 +41,14 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  Ticket submitted(const Operation& operation, CallSite site, Start start);
+  Ticket submitted(const Operation& operation, Start start);
   /// A message to or from `peer`, which may be kAnyRank.
   Ticket sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   Ticket receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   void started(Ticket ticket);
   void ended(Ticket ticket, const Result<>& result);
-  /// Whom the operation that runs waits for, where that takes long; kNoRank: nobody.
-  void waits_for(Rank rank);
-  /// What links the ranks, for those who read.
-  void set_transport(const std::string& transport);
+  /// For those who read: what links the ranks, and a number that all of them have in common and no other group has.
+  void set_group(const std::string& transport, uint64_t id);
 
  private:
   Recorder(void* memory, size_t bytes, Fd fd);

@@ -64,19 +64,16 @@ TimePoint begin_of(const Record& record, const Recording& of) {
   return record.started ? *record.started : record.submitted.value_or(of.taken);
 }
 
-/// Since 1970, in ns.
 int64_t first_begin(const std::vector<Recording>& recordings) {
   int64_t first = INT64_MAX;
   for (const Recording& recording : recordings) {
-    for (const Record& record : recording.records) {
-      first = std::min(first, begin_of(record, recording).ns + recording.wall_clock_offset);
-    }
+    for (const Record& record : recording.records) first = std::min(first, begin_of(record, recording).ns);
   }
   return first == INT64_MAX ? 0 : first;
 }
 
 /// From its start on, or while it waits for that; what has not ended lasts until it was looked at. Times count from
-/// `zero`, for a double could not hold them in ns since 1970.
+/// `zero`, for a double could not hold them with all digits.
 json slice(const Record& record, const Recording& of, int64_t zero, int process, int thread) {
   const TimePoint begin = begin_of(record, of);
   json value = {{"ph", "X"},
@@ -84,7 +81,7 @@ json slice(const Record& record, const Recording& of, int64_t zero, int process,
                 {"name", std::string("muster:") + operation_name(record)},
                 {"pid", process},
                 {"tid", thread},
-                {"ts", static_cast<double>(begin.ns + of.wall_clock_offset - zero) / 1e3},
+                {"ts", static_cast<double>(begin.ns - zero) / 1e3},
                 {"dur", std::max(0.0, microseconds(record.ended.value_or(of.taken) - begin))},
                 {"args", describe(record)}};
   if (record.started && record.submitted) {
@@ -107,10 +104,10 @@ std::string to_json(const std::vector<Recording>& recordings, size_t last) {
                    {"rank", recording.rank},
                    {"size", recording.size},
                    {"generation", recording.generation},
+                   {"group_id", fmt::format("{:016x}", recording.group_id)},
                    {"host", recording.host},
                    {"pid", recording.pid},
                    {"transport", recording.transport},
-                   {"waits_for", recording.awaited == kNoRank ? json() : json(recording.awaited)},
                    {"operations", std::move(operations)}});
   }
   return dump(all);
@@ -136,7 +133,9 @@ std::string to_trace(const std::vector<Recording>& recordings) {
       events.push_back(slice(record, recording, zero, process->second, thread.first->second));
     }
   }
-  return dump({{"displayTimeUnit", "ns"}, {"otherData", {{"begin_ns", zero}}}, {"traceEvents", std::move(events)}});
+  json other = {{"begin_monotonic_ns", zero}};
+  if (!recordings.empty()) other["begin_ns"] = zero + recordings[0].wall_clock_offset;
+  return dump({{"displayTimeUnit", "ns"}, {"otherData", std::move(other)}, {"traceEvents", std::move(events)}});
 }
 
 }  // namespace muster

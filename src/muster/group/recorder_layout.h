@@ -26,13 +26,13 @@ struct alignas(128) RecorderHeader {
   int32_t size;
   uint32_t unused;
   uint64_t generation;
+  std::atomic<uint64_t> group_id;
   Moment made;                ///< of this memory; a reader takes a second moment, and has the scale
   int64_t wall_clock_offset;  ///< ns to add to CLOCK_MONOTONIC for the time since 1970
   char group[256];            ///< cut to fit, and closed by a zero; so are those below
   char host[64];
   char transport[24];
   alignas(64) std::atomic<uint64_t> next;  ///< the ticket of the next operation; the first is 1
-  std::atomic<int32_t> awaited;            ///< the rank that a wait which takes long is for, else kNoRank
   std::atomic<uint32_t> site_bytes;        ///< of `site_texts` that are written
 };
 

@@ -171,7 +171,7 @@ Result<Recording> read_recording(const Fd& memory) {
   recording.rank = header.rank;
   recording.size = header.size;
   recording.generation = header.generation;
-  recording.awaited = header.awaited.load(std::memory_order_relaxed);
+  recording.group_id = header.group_id.load(std::memory_order_acquire);
   recording.wall_clock_offset = header.wall_clock_offset;
   const TickKind kind = header.tick_kind == TickKind::kCounter ? TickKind::kCounter : TickKind::kNanoseconds;
   const Moment now = moment_now(kind);
@@ -189,6 +189,7 @@ std::vector<Recording> recordings_of(pid_t pid) {
     const Fd memory(open((folder + name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!memory) return;
     if (auto recording = read_recording(memory); recording && recording->pid == owner) {
+      recording->stopped = is_stopped(pid);
       found.push_back(std::move(*recording));
     }
   });

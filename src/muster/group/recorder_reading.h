@@ -41,9 +41,10 @@ struct Recording {
   Rank rank = kNoRank;
   int size = 0;
   uint64_t generation = 0;
-  Rank awaited = kNoRank;         ///< whom the operation that runs is waiting for, where that takes long
+  uint64_t group_id = 0;          ///< the same at all ranks of one group, and in no other
   TimePoint taken;                ///< when it was read
   int64_t wall_clock_offset = 0;  ///< ns to add to steady_clock() for the time since 1970
+  bool stopped = false;           ///< recordings_of(): its process is stopped, by a signal or a debugger
   std::vector<Record> records;    ///< oldest first
 
   /// The collective of that number; null when it is not there (not yet, or no longer).
@@ -64,9 +65,9 @@ bool is_stopped(pid_t pid);
 
 /// JSON for people's tools: an array with an object for each recording. `last`: at most so many operations of each.
 std::string to_json(const std::vector<Recording>& recordings, size_t last);
-/// The trace that Perfetto and Chrome open: a process for each rank, a thread for each group. Times count from the
-/// first operation, which otherData.begin_ns puts on the time since 1970. Shared clocks make it exact within a host;
-/// between hosts it is as exact as their clocks are.
+/// The trace that Perfetto and Chrome open, of recordings of one host: a process for each rank, a thread for each
+/// group. Times count from the first operation, which otherData.begin_monotonic_ns puts on steady_clock() and begin_ns
+/// on the time since 1970.
 std::string to_trace(const std::vector<Recording>& recordings);
 
 }  // namespace muster

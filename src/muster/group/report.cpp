@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <map>
 
-#include "muster/group/recorder_layout.h"
-
 namespace muster {
 namespace {
 
@@ -69,23 +67,27 @@ std::string behind(const Party& party, const std::vector<Sighting>& sightings) {
   return fmt::format("{} {} not arrived, last seen at {}", who, have(party.ranks), party.record->with_site());
 }
 
-/// Those who have not begun the call, the furthest behind first.
+/// Those who have not begun the call, the furthest behind first; but for the stopped.
 std::string late(const std::vector<Sighting>& sightings, Rank& culprit) {
   static const std::optional<Record> kNone;
   std::vector<Party> places = parties(
-      sightings, [](const Sighting& s) -> auto& { return s.here ? kNone : s.last; }, same_place);
+      sightings, [](const Sighting& s) -> auto& { return s.here || s.stopped ? kNone : s.last; }, same_place);
   std::stable_sort(places.begin(), places.end(),
                    [](const Party& a, const Party& b) { return a.record->call.sequence < b.record->call.sequence; });
-  std::vector<Rank> idle, unknown;
+  std::vector<Rank> idle, silent;
   for (size_t i = 0; i < sightings.size(); ++i) {
-    if (!sightings[i].known) unknown.push_back(static_cast<Rank>(i));
-    if (sightings[i].known && !sightings[i].here && !sightings[i].last) idle.push_back(static_cast<Rank>(i));
+    const Sighting& sighting = sightings[i];
+    if (!sighting.known && sighting.silent) silent.push_back(static_cast<Rank>(i));
+    if (sighting.known && !sighting.stopped && !sighting.last) idle.push_back(static_cast<Rank>(i));
   }
   std::string text;
   if (!idle.empty()) append(text, fmt::format("{} {} called nothing yet", name_them(idle, sightings), have(idle)));
   for (const Party& party : places) append(text, behind(party, sightings));
-  if (!unknown.empty()) append(text, fmt::format("nothing is known of {}", name_them(unknown, sightings)));
-  culprit = !idle.empty() ? idle[0] : !places.empty() ? places[0].ranks[0] : !unknown.empty() ? unknown[0] : kNoRank;
+  if (!silent.empty()) {
+    append(text,
+           fmt::format("{} {} no sign of life", name_them(silent, sightings), silent.size() == 1 ? "gives" : "give"));
+  }
+  culprit = !idle.empty() ? idle[0] : !places.empty() ? places[0].ranks[0] : !silent.empty() ? silent[0] : kNoRank;
   return text;
 }
 
@@ -96,7 +98,11 @@ std::string stopped(const std::vector<Sighting>& sightings, Rank& first) {
     if (!sighting.stopped) continue;
     if (first == kNoRank) first = static_cast<Rank>(i);
     append(text, sighting.who + " is stopped, by a signal or a debugger");
-    if (sighting.here) text += ", in " + sighting.here->with_site();
+    if (sighting.here) {
+      text += ", in " + sighting.here->with_site();
+    } else if (sighting.last) {
+      text += ", last seen at " + sighting.last->with_site();
+    }
   }
   return text;
 }
@@ -122,7 +128,7 @@ std::string list_ranks(const std::vector<Rank>& ranks) {
   return text;
 }
 
-Report compose_report(const std::vector<Sighting>& sightings, Rank self) {
+Report compose_report(const std::vector<Sighting>& sightings, Rank self, When when) {
   Report report;
   const auto calls = parties(
       sightings, [](const Sighting& s) -> auto& { return s.here; }, same_call);
@@ -134,6 +140,10 @@ Report compose_report(const std::vector<Sighting>& sightings, Rank self) {
     const Rank odd = party.ranks[0] != self ? party.ranks[0] : most->ranks[0];
     if (report.culprit == kNoRank) report.culprit = odd;
   }
+  if (when == When::kInTime) {
+    if (report.mismatch) report.text = arrived(calls, *most);
+    return report;
+  }
   Rank missing = kNoRank;
   const std::string who_is_late = late(sightings, missing);
   Rank halted = kNoRank;
@@ -141,31 +151,36 @@ Report compose_report(const std::vector<Sighting>& sightings, Rank self) {
   if (missing != kNoRank) report.culprit = missing;
   if (halted != kNoRank) report.culprit = halted;
   if (report.culprit == kNoRank) return report;
-  if (most != calls.end() && (report.mismatch || missing != kNoRank)) report.text = arrived(calls, *most);
+  const bool some_are_late = missing != kNoRank || (halted != kNoRank && !sightings[halted].here);
+  if (most != calls.end() && (report.mismatch || some_are_late)) report.text = arrived(calls, *most);
   if (!who_is_late.empty()) append(report.text, who_is_late);
   if (!who_is_stopped.empty()) append(report.text, who_is_stopped);
   return report;
 }
 
-std::vector<Sighting> look_around(const std::vector<Member>& members, const std::string& group, uint64_t generation,
-                                  Rank self, uint64_t sequence) {
-  const std::string name = group.substr(0, sizeof(RecorderHeader::group) - 1);
+Sighting sighting_of(const Recording& recording, std::string who, uint64_t sequence) {
+  Sighting sighting;
+  sighting.who = std::move(who);
+  sighting.known = true;
+  sighting.stopped = recording.stopped;
+  const Record* here = recording.find(sequence);
+  const Record* last = recording.last_begun();
+  if (here != nullptr && here->state != RecordState::kQueued) sighting.here = *here;
+  if (last != nullptr) sighting.last = *last;
+  return sighting;
+}
+
+std::vector<Sighting> look_around(const std::vector<Member>& members, uint64_t group_id, Rank self, uint64_t sequence) {
   std::vector<Sighting> sightings(members.size());
   std::map<pid_t, std::vector<Recording>> processes;  // several ranks may be threads of one
   for (const Member& member : members) {
-    Sighting& sighting = sightings[member.rank];
-    sighting.who = member.to_string();
+    sightings[member.rank].who = member.to_string();
     if (!on_this_host(members[self], member)) continue;
     const auto [process, fresh] = processes.try_emplace(member.pid);
     if (fresh) process->second = recordings_of(member.pid);
     for (const Recording& recording : process->second) {
-      if (recording.rank != member.rank || recording.generation != generation || recording.group != name) continue;
-      sighting.known = true;
-      sighting.stopped = is_stopped(member.pid);
-      const Record* here = recording.find(sequence);
-      const Record* last = recording.last_begun();
-      if (here != nullptr && here->state != RecordState::kQueued) sighting.here = *here;
-      if (last != nullptr) sighting.last = *last;
+      if (recording.rank != member.rank || recording.group_id != group_id) continue;
+      sightings[member.rank] = sighting_of(recording, member.to_string(), sequence);
     }
   }
   return sightings;

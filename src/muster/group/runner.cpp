@@ -13,6 +13,7 @@
 
 #include "muster/collective/reduce.h"
 #include "muster/collective/team_collectives.h"
+#include "muster/group/report.h"
 
 namespace muster {
 namespace {
@@ -109,7 +110,9 @@ void Runner::lost(Rank rank, const Error& why) {
 
 Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
   if (!fatal_) {
-    auto result = dispatch(operation, deadline);
+    running_ = &operation.call;
+    auto result = compares_ ? agree(operation, deadline) : Result<>{};
+    if (result) result = dispatch(operation, deadline);
     if (result) return result;
     const Error error = blame(std::move(result.error()), operation.call);
     die(error);
@@ -120,6 +123,17 @@ Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
                // reason now
   error.message = "the group has failed: " + error.message;
   return tl::unexpected(error.in(operation.call.to_string()));
+}
+
+/// MUSTER_DEBUG=detail: every rank's call in an all-gather that is the same for all calls.
+Result<> Runner::agree(const Operation& operation, const Deadline& deadline) {
+  return check_agreement(operation, mesh_.members, membership_.rank, [&](const BufferView& own, const BufferView& all) {
+    Operation gather;
+    gather.call = {Collective::kAllGather, Dtype::kUint8, ReduceOp::kSum, 0, own.count(), 0, operation.call.sequence};
+    gather.input = own;
+    gather.output = all;
+    return dispatch(gather, deadline);
+  });
 }
 
 Result<> Runner::dispatch(const Operation& operation, const Deadline& deadline) {
@@ -243,6 +257,8 @@ const std::vector<Rank>& Runner::carriers(int slot) {
 /// rank does not take yet: so those that it waits for come first.) When all are alive, the calls themselves must
 /// differ.
 Error Runner::missed(const std::vector<Rank>& awaited) {
+  Error error{ErrorCode::kTimeout, "", kNoRank, {}};
+  if (!fatal_ && explain(error)) return error;
   const std::vector<Rank> silent = silent_peers();
   if (fatal_) return *fatal_;  // meanwhile a peer has found out, or died
   for (const Rank rank : awaited) {
@@ -288,10 +304,30 @@ Result<> Runner::watch(Rank awaited) {
   return {};
 }
 
+/// Makes the error say where all ranks are, if more is known of that than it says.
+bool Runner::explain(Error& error) const {
+  const bool explained = error.code == ErrorCode::kMismatch && compares_;
+  if (explained || (error.code != ErrorCode::kTimeout && error.code != ErrorCode::kMismatch)) return false;
+  auto sightings = look_around(mesh_.members, group_id(), membership_.rank, running_->sequence);
+  if (!sightings[membership_.rank].known) return false;  // the recorder is turned off
+  if (error.code == ErrorCode::kTimeout && error.rank != kNoRank) sightings[error.rank].silent = true;
+  const When when = error.code == ErrorCode::kTimeout ? When::kTooLate : When::kInTime;
+  const Report report = compose_report(sightings, membership_.rank, when);
+  if (report.text.empty()) return false;
+  error.message = report.text;
+  error.rank = report.culprit;
+  if (!report.mismatch) return true;
+  error.code = ErrorCode::kMismatch;
+  error.message += "; all ranks must make the same calls in the same order";
+  return true;
+}
+
 Error Runner::blame(Error error, const Call& call) const {
+  if (error.context.empty()) (void)explain(error);
   // The team knows ranks only; who they are is known here.
   if (error.code == ErrorCode::kTimeout && error.rank != kNoRank && error.context.empty() && team_) {
-    error.message += fmt::format(" ({})", mesh_.members[error.rank].to_string());
+    const std::string who = mesh_.members[error.rank].to_string();
+    if (error.message.find(who) == std::string::npos) error.message += fmt::format(" ({})", who);
   }
   return error.in(fmt::format("{}, group \"{}\"", call.to_string(), membership_.name));
 }

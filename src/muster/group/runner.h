@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "muster/collective/operation.h"
+#include "muster/group/agreement.h"
 #include "muster/group/hierarchy.h"
 #include "muster/group/mesh.h"
 #include "muster/group/passage.h"
@@ -32,6 +33,8 @@ class Runner {
   void die(const Error& why);
 
   std::string transport() const { return mesh_.transport(); }
+  /// The same at all ranks of this group, and in no other: what rank 0 drew when it announced itself.
+  uint64_t group_id() const { return mesh_.members[0].instance; }
 
  private:
   Runner(Mesh mesh, const Membership& membership);
@@ -39,6 +42,7 @@ class Runner {
   void watch_processes();
   void lost(Rank rank, const Error& why);
   Result<> watch(Rank awaited);
+  Result<> agree(const Operation& operation, const Deadline& deadline);
   const std::vector<Rank>& locals() const;
   Result<> dispatch(const Operation& operation, const Deadline& deadline);
   Result<> run_alone(const Operation& operation);
@@ -55,6 +59,7 @@ class Runner {
   std::vector<Rank> silent_peers();
   std::optional<Error> abort_requested();
   Error blame(Error error, const Call& call) const;
+  bool explain(Error& error) const;
 
   Membership membership_;
   Mesh mesh_;
@@ -63,8 +68,10 @@ class Runner {
   std::vector<std::optional<Error>> closed_;  ///< by rank: why its link ended
   std::vector<Fd> processes_;                 ///< of peers on this host, as pidfds: links stay
                                               ///< open while a child of the dead holds them
-  bool dead_ = false;                         ///< die() was called
-  std::optional<Error> fatal_;                ///< the first failure: no call runs any more
+  const bool compares_ = wants_agreement();
+  const Call* running_ = nullptr;  ///< the call under way
+  bool dead_ = false;              ///< die() was called
+  std::optional<Error> fatal_;     ///< the first failure: no call runs any more
   Passage passage_;
   std::optional<Hierarchy> hierarchy_;  ///< where hosts have several ranks
   std::vector<Rank> everyone_;          ///< 0, 1, ...

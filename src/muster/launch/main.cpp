@@ -12,6 +12,7 @@
 
 #include "muster/launch/command.h"
 #include "muster/launch/completion.h"
+#include "muster/launch/dump_command.h"
 #include "muster/launch/options.h"
 #include "muster/launch/run.h"
 #include "muster/launch/status.h"
@@ -71,6 +72,9 @@ constexpr Command kCommands[] = {
     {"run", "[options] script.py [arguments]", "start a job's workers on this node", run_command},
     {"warm", "[status|stop]", "keep torch imported between runs, so that they start at once", warm_command},
     {"status", "[--watch] [--json] [RUN_ID]", "show the jobs that run here: nodes, workers, restarts", status_command},
+    {"dump", "[PID...]", "show what running ranks did last and what they wait for", dump_command},
+    {"trace", "[-o FILE] [PID...]", "write the last operations of running ranks as a trace for Perfetto",
+     trace_command},
     {"store", "COMMAND [arguments]", "serve a store, or look into one: get, set, ls, watch, stat", store_command},
     {"bench", "[arguments]", "measure muster beside its peers", bench},
     {"completion", "bash|zsh|fish", "print a script that lets the shell complete commands and options", complete},

@@ -1,0 +1,199 @@
+#include "muster/launch/dump_command.h"
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "muster/group/recorder_reading.h"
+#include "muster/group/report.h"
+
+namespace muster {
+namespace {
+
+using Recordings = std::vector<Recording>;
+
+/// Of ten operations people see what happens; all are in the JSON.
+constexpr size_t kShown = 10;
+
+std::string time_text(Duration duration) {
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds >= 1) return fmt::format("{:.1f} s", seconds);
+  return seconds >= 1e-3 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.1f} us", seconds * 1e6);
+}
+
+std::string who(const Recording& recording) {
+  return fmt::format("rank {} (host {}, pid {})", recording.rank, recording.host, recording.pid);
+}
+
+/// A line for each of the last operations, the newest last.
+std::string history(const Recording& recording, size_t last) {
+  std::string text;
+  const auto& records = recording.records;
+  for (size_t i = records.size() - std::min(last, records.size()); i < records.size(); ++i) {
+    const Record& record = records[i];
+    const TimePoint begin = record.started ? *record.started : record.submitted.value_or(recording.taken);
+    const Duration lasted = record.ended.value_or(recording.taken) - begin;
+    std::string state = name(record.state);
+    if (record.state == RecordState::kFailed) state += fmt::format(": {}", name(record.error));
+    text += fmt::format("  {:>10} ago  {:<8} {:>10}  {}\n", time_text(recording.taken - begin), state,
+                        time_text(lasted), record.with_site());
+  }
+  return text;
+}
+
+std::string headline(const Recording& recording) {
+  std::string text = fmt::format("{}, group \"{}\" of {} over {}", who(recording), recording.group, recording.size,
+                                 recording.transport);
+  if (recording.stopped) text += " [stopped]";
+  const Record* last = recording.last_begun();
+  if (last != nullptr && last->state == RecordState::kRunning) {
+    text += fmt::format(": in {} for {}", last->with_site(),
+                        time_text(recording.taken - last->started.value_or(recording.taken)));
+  } else if (last != nullptr) {
+    text += fmt::format(": in no call; the last, {}, ended {} ago", last->with_site(),
+                        time_text(recording.taken - last->ended.value_or(recording.taken)));
+  }
+  return text + "\n";
+}
+
+/// Who of a group is where, if they are not all in the same place. `ranks` are its recordings on this host.
+std::string difference(const std::vector<const Recording*>& ranks) {
+  uint64_t latest = 0;
+  for (const Recording* recording : ranks) {
+    const Record* last = recording->last_begun();
+    if (last != nullptr && last->state == RecordState::kRunning) latest = std::max(latest, last->call.sequence);
+  }
+  if (latest == 0) return "";
+  std::vector<Sighting> sightings;
+  for (const Recording* recording : ranks) {
+    if (recording->rank < 0 || recording->rank >= (1 << 20)) continue;
+    sightings.resize(std::max<size_t>(sightings.size(), static_cast<size_t>(recording->rank) + 1));
+    sightings[recording->rank] = sighting_of(*recording, who(*recording), latest);
+  }
+  return compose_report(sightings, kNoRank).text;
+}
+
+void show(const Recordings& chosen, const Recordings& all, size_t last) {
+  std::map<uint64_t, std::vector<const Recording*>> groups;
+  for (const Recording& recording : all) groups[recording.group_id].push_back(&recording);
+  std::map<uint64_t, std::string> differences;
+  for (const Recording& recording : chosen) {
+    std::fputs((headline(recording) + history(recording, last)).c_str(), stdout);
+    const std::string text = difference(groups[recording.group_id]);
+    if (!text.empty()) differences[recording.group_id] = fmt::format("group \"{}\": {}\n", recording.group, text);
+  }
+  for (const auto& [id, text] : differences) std::fputs(text.c_str(), stdout);
+}
+
+/// Whether a process belongs to the job of that name, by what it was started with.
+bool in_job(pid_t pid, const std::string& run_id) {
+  std::ifstream file(fmt::format("/proc/{}/environ", pid));
+  for (std::string variable; std::getline(file, variable, '\0');) {
+    if (variable == "MUSTER_RUN_ID=" + run_id) return true;
+  }
+  return false;
+}
+
+Recordings of_all(const std::string& run_id = "") {
+  Recordings found;
+  for (const pid_t pid : processes_with_recordings()) {
+    if (!run_id.empty() && !in_job(pid, run_id)) continue;
+    for (Recording& recording : recordings_of(pid)) found.push_back(std::move(recording));
+  }
+  return found;
+}
+
+/// Why a process has shown nothing.
+std::string reason(pid_t pid) {
+  const std::string folder = fmt::format("/proc/{}/fd", pid);
+  if (DIR* const open = opendir(folder.c_str()); open != nullptr) {
+    closedir(open);
+    return fmt::format("process {} has no group of muster's (or MUSTER_RECORDER is 0 there)", pid);
+  }
+  if (errno == ENOENT) return fmt::format("there is no process {}", pid);
+  return fmt::format("cannot look into process {}: {}", pid, std::strerror(errno));
+}
+
+/// False when one of the processes has none, which is said.
+bool collect(const char* command, const std::vector<pid_t>& pids, Recordings& found) {
+  for (const pid_t pid : pids) {
+    Recordings of_one = recordings_of(pid);
+    if (of_one.empty()) {
+      std::fprintf(stderr, "muster: %s: %s\n", command, reason(pid).c_str());
+      return false;
+    }
+    std::move(of_one.begin(), of_one.end(), std::back_inserter(found));
+  }
+  return true;
+}
+
+int none_found(const char* command) {
+  return std::fprintf(stderr, "muster: %s: no process of this user on this host has a group of muster's\n", command), 1;
+}
+
+/// 0 to go on, else the status with which to end, plus one.
+int parse(CLI::App& app, const std::vector<std::string>& words) {
+  try {
+    std::vector<std::string> reversed(words.rbegin(), words.rend());
+    app.parse(reversed);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return (app.exit(error) == 0 ? 0 : 2) + 1;
+  }
+}
+
+}  // namespace
+
+int dump_command(const std::string&, const std::vector<std::string>& words) {
+  std::vector<pid_t> pids;
+  std::string run_id;
+  bool as_json = false;
+  size_t last = kShown;
+  CLI::App app("What the groups of running ranks did last, and what they wait for; they may hang or be stopped.",
+               "muster dump");
+  app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups");
+  app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host");
+  app.add_option("--last,-n", last, "so many operations of each group")->capture_default_str();
+  app.add_flag("--json", as_json, "one JSON array, with all operations unless --last is given");
+  if (const int end = parse(app, words); end != 0) return end - 1;
+  Recordings chosen;
+  if (pids.empty()) chosen = of_all(run_id);
+  if (!collect("dump", pids, chosen)) return 1;
+  if (chosen.empty()) return none_found("dump");
+  if (as_json) {
+    std::puts(to_json(chosen, app.count("--last") > 0 ? last : SIZE_MAX).c_str());
+  } else {
+    show(chosen, of_all(), last);
+  }
+  return 0;
+}
+
+int trace_command(const std::string&, const std::vector<std::string>& words) {
+  std::vector<pid_t> pids;
+  std::string path = "muster-trace.json", run_id;
+  CLI::App app("The last operations of running ranks as a trace, for https://ui.perfetto.dev or chrome://tracing.",
+               "muster trace");
+  app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups");
+  app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host");
+  app.add_option("-o,--output", path, "the file to write")->capture_default_str();
+  if (const int end = parse(app, words); end != 0) return end - 1;
+  Recordings chosen;
+  if (pids.empty()) chosen = of_all(run_id);
+  if (!collect("trace", pids, chosen)) return 1;
+  if (chosen.empty()) return none_found("trace");
+  std::ofstream file(path, std::ios::trunc);
+  file << to_trace(chosen) << std::flush;
+  if (!file) return std::fprintf(stderr, "muster: trace: cannot write %s\n", path.c_str()), 1;
+  std::printf("%s: %zu recordings\n", path.c_str(), chosen.size());
+  return 0;
+}
+
+}  // namespace muster

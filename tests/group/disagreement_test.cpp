@@ -1,0 +1,217 @@
+// Ranks that call different things, or nothing, or are stopped: what each of them is told, word for word.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <latch>
+#include <optional>
+
+#include "group/ranks.h"
+#include "muster/group/call_site.h"
+#include "muster/group/host.h"
+
+namespace muster {
+namespace {
+
+using test::options_for;
+using test::run_ranks;
+
+constexpr int kRanks = 3;
+const std::string kAdvice = "; all ranks must make the same calls in the same order";
+
+const std::string kOthers = " at all_reduce #2 (float32[12], sum) at train.py:71" + kAdvice;
+
+thread_local CallSite the_site = 0;
+
+/// The calls of this thread come from that line, as the Python binding would say.
+void call_from(const std::string& site) {
+  the_site = intern_call_site(site);
+  set_call_site_probe([] { return the_site; });
+}
+
+std::string who(Rank rank, pid_t pid = getpid()) {
+  return fmt::format("rank {} (host {}, pid {})", rank, host_name(), pid);
+}
+
+using Body = std::function<Work(Group&, const CallOptions&)>;
+
+/// The second call of ranks 0 and 1 is `usual`, that of rank 2 `odd`: what each is told.
+std::vector<Error> disagree(const std::string& transport, const Body& usual, const Body& odd) {
+  const auto store = memory_store();
+  std::vector<Error> errors(kRanks);
+  std::latch over(kRanks);  // a recorder is there as long as its group
+  run_ranks(kRanks, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, kRanks, "test", 0}, options_for(transport));
+    ASSERT_TRUE(group) << group.error().to_string();
+    call_from("train.py:69");
+    ASSERT_TRUE((*group)->barrier().result());
+    call_from(rank == 2 ? "train.py:80" : "train.py:71");
+    const auto result = (rank == 2 ? odd : usual)(**group, {.timeout = std::chrono::seconds(30)}).result();
+    if (!result) errors[rank] = result.error();
+    over.arrive_and_wait();
+  });
+  return errors;
+}
+
+float memory[kRanks][64];
+
+BufferView floats(Group& group, size_t count) { return {memory[group.membership().rank], count, Dtype::kFloat32}; }
+
+const Body kUsual = [](Group& group, const CallOptions& options) {
+  return group.all_reduce(floats(group, 12), ReduceOp::kSum, options);
+};
+
+struct Odd {
+  const char* what;
+  Body body;
+  const char* text;
+};
+
+const Odd kOdd[] = {
+    {"collective", [](Group& g, const CallOptions& o) { return g.broadcast(floats(g, 12), 0, o); },
+     "broadcast #2 (float32[12], root 0)"},
+    {"shape", [](Group& g, const CallOptions& o) { return g.all_reduce(floats(g, 10), ReduceOp::kSum, o); },
+     "all_reduce #2 (float32[10], sum)"},
+    {"dtype",
+     [](Group& g, const CallOptions& o) {
+       return g.all_reduce({memory[g.membership().rank], 12, Dtype::kInt32}, ReduceOp::kSum, o);
+     },
+     "all_reduce #2 (int32[12], sum)"},
+    {"op", [](Group& g, const CallOptions& o) { return g.all_reduce(floats(g, 12), ReduceOp::kMax, o); },
+     "all_reduce #2 (float32[12], max)"},
+    {"order", [](Group& g, const CallOptions& o) { return g.barrier(o); }, "barrier #2"},
+};
+
+/// Calls are compared as they meet: some may not have come when the first two differ.
+TEST(Disagreement, IsFoundInSharedMemoryAtNoCost) {
+  for (const Odd& odd : kOdd) {
+    for (const Error& error : disagree("shm", kUsual, odd.body)) {
+      EXPECT_EQ(error.code, ErrorCode::kMismatch) << odd.what;
+      const std::string prefix = fmt::format("rank 2 is at {} at train.py:80, ", odd.text);
+      ASSERT_THAT(error.message, testing::StartsWith(prefix));
+      EXPECT_THAT(error.message.substr(prefix.size()),
+                  testing::AnyOf("the others" + kOthers, "rank 0" + kOthers, "rank 1" + kOthers));
+    }
+  }
+}
+
+class DetailedDisagreement : public testing::TestWithParam<const char*> {
+  void SetUp() override { setenv("MUSTER_DEBUG", "detail", 1); }
+  void TearDown() override { unsetenv("MUSTER_DEBUG"); }
+};
+INSTANTIATE_TEST_SUITE_P(Transports, DetailedDisagreement, testing::Values("shm", "unix", "tcp"));
+
+TEST_P(DetailedDisagreement, IsFoundBeforeAnythingRuns) {
+  for (const Odd& odd : kOdd) {
+    for (const Error& error : disagree(GetParam(), kUsual, odd.body)) {
+      EXPECT_EQ(error.code, ErrorCode::kMismatch) << odd.what;
+      EXPECT_EQ(error.message, fmt::format("rank 2 is at {} at train.py:80, the others{}", odd.text, kOthers));
+    }
+  }
+}
+
+TEST_P(DetailedDisagreement, IsFoundWhereRootsDiffer) {
+  const auto from = [](Rank root) {
+    return
+        [root](Group& group, const CallOptions& options) { return group.broadcast(floats(group, 12), root, options); };
+  };
+  for (const Error& error : disagree(GetParam(), from(0), from(1))) {
+    EXPECT_EQ(
+        error.message,
+        "rank 2 is at broadcast #2 (float32[12], root 1) at train.py:80, the others at broadcast #2 (float32[12], "
+        "root 0) at train.py:71" +
+            kAdvice);
+  }
+}
+
+TEST_P(DetailedDisagreement, IsFoundInWhatTwoRanksExchange) {
+  const auto exchange = [](std::vector<size_t> sends, std::vector<size_t> receives) {
+    return [=](Group& group, const CallOptions& options) {
+      static float to[kRanks][64];
+      size_t in = 0, out = 0;
+      for (const size_t count : sends) in += count;
+      for (const size_t count : receives) out += count;
+      return group.all_to_all(floats(group, in), {to[group.membership().rank], out, Dtype::kFloat32}, options, sends,
+                              receives);
+    };
+  };
+  for (const Error& error : disagree(GetParam(), exchange({1, 1, 1}, {1, 1, 2}), exchange({2, 3, 1}, {1, 1, 1}))) {
+    EXPECT_EQ(error.code, ErrorCode::kMismatch);
+    EXPECT_EQ(error.message, "rank 2 sends 3 elements to rank 1, which expects 2 from it");
+  }
+}
+
+TEST_P(DetailedDisagreement, IsNotFoundWhereThereIsNone) {
+  test::run_group(kRanks, GetParam(), [](Group& group) {
+    for (int round = 0; round < 3; ++round) {
+      std::vector<float> data(10, 1.0f);
+      ASSERT_TRUE(group.all_reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kSum).result());
+      EXPECT_EQ(data[9], kRanks);
+    }
+  });
+}
+
+class Absence : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Transports, Absence, testing::Values("shm", "unix", "tcp"));
+
+TEST_P(Absence, IsReportedWithTheLastThatWasSeen) {
+  const auto store = memory_store();
+  std::latch given_up(kRanks - 1);
+  run_ranks(kRanks, [&](Rank rank) {
+    const auto group = Group::form(*store, {rank, kRanks, "test", 0}, options_for(GetParam()));
+    ASSERT_TRUE(group) << group.error().to_string();
+    call_from("train.py:69");
+    ASSERT_TRUE((*group)->barrier().result());
+    if (rank == 2) return given_up.wait();
+    call_from("train.py:71");
+    const auto result = kUsual(**group, {.timeout = std::chrono::milliseconds(500)}).result();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
+    EXPECT_EQ(result.error().rank, 2);
+    EXPECT_EQ(result.error().message, "ranks 0, 1 are at all_reduce #2 (float32[12], sum) at train.py:71; " + who(2) +
+                                          " has not arrived, last seen at barrier #1 at train.py:69");
+    given_up.count_down();
+  });
+}
+
+/// Rank 1: stops itself when it has made one call.
+[[noreturn]] void be_stopped(const std::string& path, const char* transport) {
+  auto store = file_store(path);
+  if (!store) _exit(2);
+  const auto group = Group::form(**store, {1, 2, "stop", 0}, options_for(transport));
+  if (!group || !(*group)->barrier().result()) _exit(3);
+  raise(SIGSTOP);
+  _exit(0);
+}
+
+TEST_P(Absence, OfAStoppedProcessIsReportedAsSuch) {
+  const std::string path = testing::TempDir() + "muster-stop-" + std::to_string(getpid());
+  std::filesystem::remove(path);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) be_stopped(path, GetParam());
+  {
+    auto store = file_store(path);
+    ASSERT_TRUE(store);
+    const auto group = Group::form(**store, {0, 2, "stop", 0}, options_for(GetParam()));
+    ASSERT_TRUE(group) << group.error().to_string();
+    call_from("");
+    ASSERT_TRUE((*group)->barrier().result());
+    ASSERT_EQ(waitpid(child, nullptr, WUNTRACED), child);
+    const auto result = (*group)->barrier({.timeout = std::chrono::milliseconds(300)}).result();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().rank, 1);
+    EXPECT_EQ(result.error().message, "rank 0 is at barrier #2; " + who(1, child) +
+                                          " is stopped, by a signal or a debugger, last seen at barrier #1");
+  }
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace muster
