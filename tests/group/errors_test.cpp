@@ -188,10 +188,10 @@ TEST_P(GroupErrors, AbortFromAnotherThreadEndsTheCallUnderWay) {
   });
 }
 
-TEST(GroupErrorsShm, AMismatchNamesTheRankAndBothCalls) {
+TEST_P(GroupErrors, AMismatchNamesTheRankAndBothCalls) {
   const auto store = memory_store();
   run_ranks(2, [&](Rank rank) {
-    const auto group = Group::form(*store, {rank, 2, "test", 0}, options_for("shm"));
+    const auto group = Group::form(*store, {rank, 2, "test", 0}, options_for(GetParam()));
     ASSERT_TRUE(group) << group.error().to_string();
     std::vector<float> data(10 + rank);
     const auto result = (*group)->all_reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kSum).result();
@@ -201,6 +201,22 @@ TEST(GroupErrorsShm, AMismatchNamesTheRankAndBothCalls) {
     EXPECT_NE(text.find("float32[10]"), std::string::npos) << text;
     EXPECT_NE(text.find("float32[11]"), std::string::npos) << text;
   });
+}
+
+TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) {
+  for (const Rank odd : {1, 2}) {
+    const auto store = memory_store();
+    run_ranks(4, [&](Rank rank) {
+      auto options = options_for("shm,tcp");
+      options.host_label = rank < 2 ? "a" : "b";
+      const auto group = Group::form(*store, {rank, 4, "test", 0}, options);
+      ASSERT_TRUE(group) << group.error().to_string();
+      std::vector<float> data(rank == odd ? 12 : 10);
+      const auto result = (*group)->all_reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kSum).result();
+      ASSERT_FALSE(result) << "rank " << rank;
+      EXPECT_EQ(result.error().code, ErrorCode::kMismatch) << result.error().to_string();
+    });
+  }
 }
 
 TEST(GroupErrorsLocal, BadArgumentsFailAtOnceAndLeaveTheGroupAlive) {

@@ -101,6 +101,7 @@ class GroupImpl final : public Group {
   }
 
   std::string transport() const override { return runner_->transport(); }
+  std::shared_ptr<Arena> arena() const override { return runner_->arena(); }
 
  private:
   /// The completion hook, as it was when an operation was submitted, and what it is told. Shared, for it may be
@@ -272,9 +273,10 @@ Result<std::unique_ptr<Group>> Group::form(Store& store, const Membership& membe
   const auto during = [&](const Error& error) {
     return tl::unexpected(error.in(fmt::format("forming group \"{}\" at rank {}", membership.name, membership.rank)));
   };
-  auto mesh = form_mesh(store, membership, options, Deadline::after(options.timeout));
+  const Deadline deadline = Deadline::after(options.timeout);
+  auto mesh = form_mesh(store, membership, options, deadline);
   if (!mesh) return during(mesh.error());
-  auto runner = Runner::create(std::move(*mesh), membership);
+  auto runner = Runner::create(std::move(*mesh), membership, options.arena, deadline);
   if (!runner) return during(runner.error());
   return std::make_unique<GroupImpl>(std::move(*runner), membership, options);
 }

@@ -14,6 +14,8 @@
 
 namespace muster {
 
+class Arena;
+
 /// Who takes part. Equal at all ranks but for `rank`.
 struct Membership {
   Rank rank = 0;
@@ -31,6 +33,9 @@ struct GroupOptions {
   /// Ranks with different labels are treated as on different hosts, even where they share one (containers that must not
   /// share memory, tests). Ranks with the same are not thereby on one host.
   std::string host_label;
+  /// Memory for tensors that the ranks of this host can share (transport/shm/arena.h): collectives move their bytes
+  /// once. One may serve all groups of a process; null: the group makes its own. Shared, as tensors outlive groups.
+  std::shared_ptr<Arena> arena;
 };
 
 /// From the environment: MUSTER_TIMEOUT (seconds), MUSTER_INTERFACE, MUSTER_SECRET, MUSTER_TRANSPORT, MUSTER_HOST_LABEL,
@@ -166,6 +171,8 @@ class Group {
   virtual uint64_t sequence() const = 0;
   /// "shm" when all ranks share this host's memory, else the kinds of links in use ("shm+tcp").
   virtual std::string transport() const = 0;
+  /// For tensors that collectives reduce and copy where they lie. Null where this rank shares no memory with others.
+  virtual std::shared_ptr<Arena> arena() const = 0;
 
  protected:
   /// Begins an operation whose arguments are right.

@@ -35,6 +35,7 @@ std::string digest(const std::vector<Rank>& ranks) {
 GroupOptions inherited(const Group& parent) {
   GroupOptions options = parent.options();
   options.timeout = parent.timeout();
+  options.arena = parent.arena();
   return options;
 }
 

@@ -15,9 +15,7 @@
 namespace muster {
 namespace {
 
-/// Groups up to this size link all pairs when they form. Larger ones link a tree, for news to travel along, and what a
-/// schedule needs when it needs it.
-constexpr int kMostFullMesh = 16;
+/// A larger group links a tree when it forms, for news to travel along, and what a schedule needs when it needs it.
 constexpr int kTreeWidth = 4;
 
 Address team_address(const std::string& local_address) {

@@ -12,6 +12,9 @@
 
 namespace muster {
 
+/// Groups up to this size link all pairs when they form.
+inline constexpr int kMostFullMesh = 16;
+
 /// The links of one rank to others, and the memory that it shares with the ranks of its host. Used by one thread at a
 /// time: the one that drives the loop.
 struct Mesh {

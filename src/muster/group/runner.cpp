@@ -11,6 +11,7 @@
 #include <numeric>
 #include <set>
 
+#include "muster/base/log.h"
 #include "muster/collective/reduce.h"
 #include "muster/collective/team_collectives.h"
 #include "muster/group/report.h"
@@ -26,18 +27,54 @@ constexpr Duration kLastWords = std::chrono::milliseconds(500);
 
 }  // namespace
 
-Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& membership) {
+Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& membership, std::shared_ptr<Arena> arena,
+                                               const Deadline& deadline) {
   std::unique_ptr<Runner> runner(new Runner(std::move(mesh), membership));
-  Runner* self = runner.get();
-  const Topology& topology = self->mesh_.topology;
-  if (self->mesh_.team_memory) {
-    const int local = topology.local_of[membership.rank];
-    MUSTER_ASSIGN(self->team_, Team::attach(self->mesh_.team_memory, local, static_cast<int>(self->locals().size()),
-                                            [self](Rank awaited) { return self->watch(self->locals()[awaited]); }));
-    self->watch_processes();
+  Runner& self = *runner;
+  const Topology& topology = self.mesh_.topology;
+  if (topology.hosts.size() == static_cast<size_t>(membership.size)) return runner;  // no host has two ranks
+  auto joined = self.mesh_.team_memory ? self.join_team(std::move(arena)) : Result<>{};
+  const bool can_do_without =
+      membership.size <= kMostFullMesh && !joined && joined.error().code == ErrorCode::kResourceExhausted;
+  if (!joined && !can_do_without) return tl::unexpected(joined.error());
+  bool all = true;
+  if (membership.size <= kMostFullMesh) {
+    MUSTER_ASSIGN(all, self.all_agree(joined.has_value(), deadline));
   }
-  if (self->mesh_.topology.layered()) self->hierarchy_.emplace(topology, membership.rank, self->levels());
+  if (!all) {
+    self.team_.reset();
+    self.arena_.reset();
+    self.mesh_.team_memory.reset();
+    const std::string why = joined ? "another rank has no memory for it" : joined.error().message;
+    log(LogLevel::kWarning,
+        fmt::format("group \"{}\" goes without shared memory, over slower links: {}", membership.name, why));
+  } else if (topology.layered()) {
+    self.hierarchy_.emplace(topology, membership.rank, self.levels());
+  }
+  if (self.mesh_.team_memory) self.watch_processes();
   return runner;
+}
+
+Result<> Runner::join_team(std::shared_ptr<Arena> arena) {
+  const int place = mesh_.topology.local_of[membership_.rank];
+  MUSTER_ASSIGN(team_, Team::attach(mesh_.team_memory, place, static_cast<int>(locals().size()),
+                                    [this](Rank awaited) { return watch(locals()[awaited]); }));
+  arena_ = arena ? std::move(arena) : Arena::create();
+  team_->use(arena_);
+  return {};
+}
+
+/// Whether all ranks say yes: over links, as it is about the memory.
+Result<bool> Runner::all_agree(bool mine, const Deadline& deadline) {
+  int32_t yes = mine ? 1 : 0;
+  Operation vote;
+  vote.call = Call{Collective::kAllReduce, Dtype::kInt32, ReduceOp::kMin, 0, 1};
+  vote.input = vote.output = {&yes, 1, Dtype::kInt32};
+  auto result = begin_passage(vote, everyone_, membership_.rank, deadline);
+  if (result) result = end_passage(deadline);
+  if (result) return yes == 1;
+  die(result.error());
+  return tl::unexpected(result.error());
 }
 
 Runner::Runner(Mesh mesh, const Membership& membership)
@@ -78,6 +115,7 @@ const std::vector<Rank>& Runner::locals() const {
 
 void Runner::watch_link(Rank rank, Link& link) {
   links_[rank] = &link;
+  if (dead_) return link.close(*fatal_);  // it was on its way when the group died
   link.on_close([this, rank](const Error& why) { lost(rank, why); });
 }
 
@@ -189,6 +227,7 @@ Error Runner::of_group(Error error) {
   if (!of_team || error.rank == kNoRank || !error.context.empty()) return error;
   const Rank rank = locals()[error.rank];
   if (error.code == ErrorCode::kTimeout) return missed({rank});
+  if (rank != error.rank) error.message += fmt::format(" (counted on this host; in the group it is rank {})", rank);
   error.rank = rank;
   return error;
 }
@@ -228,7 +267,12 @@ Result<> Runner::link_with(const std::vector<Rank>& ranks, const Deadline& deadl
     if (abort_flag_.load(std::memory_order_acquire)) return abort_requested();
     return fatal_;
   });
-  if (linked || linked.error().code != ErrorCode::kTimeout || !linked.error().context.empty()) return linked;
+  if (linked || fatal_ || abort_flag_.load(std::memory_order_acquire)) return linked;
+  if (linked.error().code != ErrorCode::kTimeout) {
+    // Who does not answer may have gone because of another, and the news be on its way.
+    (void)mesh_.loop->run_until([this] { return fatal_.has_value(); }, Deadline::after(kLastWords));
+    return fatal_ ? tl::unexpected(*fatal_) : linked;
+  }
   std::vector<Rank> missing;
   std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(missing),
                [this](Rank r) { return links_[r] == nullptr; });

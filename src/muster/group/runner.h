@@ -18,7 +18,10 @@ namespace muster {
 /// request_abort() may be called from elsewhere.
 class Runner {
  public:
-  static Result<std::unique_ptr<Runner>> create(Mesh mesh, const Membership& membership);
+  /// Where a rank of a group that links all pairs cannot have its part of the shared memory, all do without, and say so
+  /// once. All ranks call.
+  static Result<std::unique_ptr<Runner>> create(Mesh mesh, const Membership& membership, std::shared_ptr<Arena> arena,
+                                                const Deadline& deadline);
   ~Runner();  ///< tells the peers that this rank has left
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
@@ -33,11 +36,14 @@ class Runner {
   void die(const Error& why);
 
   std::string transport() const { return mesh_.transport(); }
+  std::shared_ptr<Arena> arena() const { return arena_; }
   /// The same at all ranks of this group, and in no other: what rank 0 drew when it announced itself.
   uint64_t group_id() const { return mesh_.members[0].instance; }
 
  private:
   Runner(Mesh mesh, const Membership& membership);
+  Result<> join_team(std::shared_ptr<Arena> arena);
+  Result<bool> all_agree(bool mine, const Deadline& deadline);
   void watch_link(Rank rank, Link& link);
   void watch_processes();
   void lost(Rank rank, const Error& why);
@@ -64,6 +70,7 @@ class Runner {
   Membership membership_;
   Mesh mesh_;
   std::unique_ptr<Team> team_;
+  std::shared_ptr<Arena> arena_;              ///< of the team
   std::vector<Link*> links_;                  ///< by rank; null where there is none (yet)
   std::vector<std::optional<Error>> closed_;  ///< by rank: why its link ended
   std::vector<Fd> processes_;                 ///< of peers on this host, as pidfds: links stay
