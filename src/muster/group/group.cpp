@@ -24,14 +24,20 @@ constexpr Duration kDrainTime = std::chrono::seconds(10);
 
 class GroupImpl final : public Group {
  public:
-  GroupImpl(std::unique_ptr<Runner> runner, const Membership& membership, const GroupOptions& options)
-      : runner_(std::move(runner)), membership_(membership), options_(options), timeout_(options.timeout) {
+  GroupImpl(std::unique_ptr<Runner> runner, std::shared_ptr<Messenger> messenger, const Membership& membership,
+            const GroupOptions& options)
+      : runner_(std::move(runner)),
+        messenger_(std::move(messenger)),
+        membership_(membership),
+        options_(options),
+        timeout_(options.timeout) {
     if (recorder_) recorder_->set_group(runner_->transport(), runner_->group_id());
   }
 
   /// Lets what is queued finish (the peers count on it), within limits; then ends it. Not to be called by a callback of
   /// the group's own Work.
   ~GroupImpl() override {
+    messenger_->close();
     std::unique_lock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
@@ -47,14 +53,17 @@ class GroupImpl final : public Group {
     }
   }
 
-  Work send(BufferView, Rank, uint32_t, const CallOptions&) override {
-    return Work(fail(ErrorCode::kUnsupported, "this group has no point-to-point messages"));
+  Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
+    const auto ticket = recorder_ ? recorder_->sending(data, to, tag, current_call_site()) : 0;
+    return recorded(messenger_->send(std::move(data), to, tag, within(options)), ticket);
   }
-  Work receive(BufferView, Rank, uint32_t, const CallOptions&) override {
-    return Work(fail(ErrorCode::kUnsupported, "this group has no point-to-point messages"));
+  Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
+    const auto ticket = recorder_ ? recorder_->receiving(data, from, tag, current_call_site()) : 0;
+    return recorded(messenger_->receive(std::move(data), from, tag, within(options)), ticket);
   }
 
   void abort(Error why) override {
+    messenger_->abort(why);
     runner_->request_abort(why);
     std::unique_lock lock(mutex_);
     if (!first_error_) first_error_ = why;
@@ -125,6 +134,22 @@ class GroupImpl final : public Group {
     std::shared_ptr<Work::State> work;
     Hooked hooked;
   };
+
+  /// A message, as it was handed to the messenger.
+  Work recorded(Work message, Recorder::Ticket ticket) const {
+    if (!recorder_) return message;
+    if (message.done()) {
+      recorder_->ended(ticket, message.result());
+    } else {
+      message.on_done([recorder = recorder_, ticket](const Result<>& result) { recorder->ended(ticket, result); });
+    }
+    return message;
+  }
+
+  CallOptions within(CallOptions options) const {
+    if (options.timeout <= Duration::zero()) options.timeout = timeout();
+    return options;
+  }
 
   /// A sync call on an idle group runs right here, with no hand-over to another thread; all else queues.
   Work begin(Operation operation, const CallOptions& options) override {
@@ -221,8 +246,11 @@ class GroupImpl final : public Group {
     hooked.stamp(hooked.ended);
     if (recorder_) recorder_->ended(hooked.ticket, result);
     if (!result) {
-      const std::lock_guard lock(mutex_);
-      if (!first_error_) first_error_ = result.error();
+      {
+        const std::lock_guard lock(mutex_);
+        if (!first_error_) first_error_ = result.error();
+      }
+      messenger_->abort(result.error());
     }
     return result;
   }
@@ -241,9 +269,11 @@ class GroupImpl final : public Group {
   }
 
   const std::unique_ptr<Runner> runner_;
+  const std::shared_ptr<Messenger> messenger_;
   const Membership membership_;
-  const std::unique_ptr<Recorder> recorder_ =
-      Recorder::create(membership_, Recorder::entries_from_environment());  ///< null where it is turned off
+  /// Null where it is turned off. Shared with messages that may end later than the group.
+  const std::shared_ptr<Recorder> recorder_ =
+      Recorder::create(membership_, Recorder::entries_from_environment());
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
   mutable std::mutex mutex_;
@@ -276,9 +306,13 @@ Result<std::unique_ptr<Group>> Group::form(Store& store, const Membership& membe
   const Deadline deadline = Deadline::after(options.timeout);
   auto mesh = form_mesh(store, membership, options, deadline);
   if (!mesh) return during(mesh.error());
+  const auto messenger = std::move(mesh->messenger);
+  messenger->begin(std::move(mesh->places));
   auto runner = Runner::create(std::move(*mesh), membership, options.arena, deadline);
   if (!runner) return during(runner.error());
-  return std::make_unique<GroupImpl>(std::move(*runner), membership, options);
+  auto group = std::make_unique<GroupImpl>(std::move(*runner), messenger, membership, options);
+  messenger->on_failure([owner = group.get()](const Error& why) { owner->abort(why); });
+  return group;
 }
 
 }  // namespace muster

@@ -38,8 +38,8 @@ struct GroupOptions {
   std::shared_ptr<Arena> arena;
 };
 
-/// From the environment: MUSTER_TIMEOUT (seconds), MUSTER_INTERFACE, MUSTER_SECRET, MUSTER_TRANSPORT, MUSTER_HOST_LABEL,
-/// MUSTER_TLS_*.
+/// From the environment: MUSTER_TIMEOUT (seconds), MUSTER_INTERFACE, MUSTER_SECRET, MUSTER_TRANSPORT,
+/// MUSTER_HOST_LABEL, MUSTER_TLS_*.
 Result<GroupOptions> group_options_from_environment();
 
 /// One pending result. Copyable; all copies are the same result (hence the shared_ptr inside). Thread-safe.
@@ -125,8 +125,9 @@ class Group {
   Work barrier(const CallOptions& options = {});
 
   /// Point to point. Messages of one sender with one tag arrive in order; they are no part of the collectives' order
-  /// and take no sequence number. A receive must be as long as the message that it gets. Done when the memory may be
-  /// used again.
+  /// and take no sequence number. Short messages (32 KiB) are done when they are on their way, longer ones when they
+  /// are received. A receive must be as long as the message that it gets (else kMismatch), and ends alone if nothing
+  /// comes by its deadline; the group survives both.
   virtual Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options = {}) = 0;
   /// `from` may be kAnyRank; Work::source() tells who it was.
   virtual Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options = {}) = 0;

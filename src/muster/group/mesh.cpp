@@ -18,8 +18,9 @@ namespace {
 /// A larger group links a tree when it forms, for news to travel along, and what a schedule needs when it needs it.
 constexpr int kTreeWidth = 4;
 
-Address team_address(const std::string& local_address) {
-  return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + "-team");
+/// Of what else a rank listens for beside its abstract Unix address: "-team", "-messages".
+Address beside(const std::string& local_address, const std::string& what) {
+  return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + what);
 }
 
 Result<std::vector<Transport>> parse_transports(const std::string& text) {
@@ -34,9 +35,8 @@ Result<std::vector<Transport>> parse_transports(const std::string& text) {
     } else if (word == "tcp") {
       allowed.push_back(Transport::kTcp);
     } else {
-      return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is not a transport; use some of shm, unix "
-                                                           "and tcp, as in shm,tcp",
-                                                           word));
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("'{}' is not a transport; use some of shm, unix and tcp, as in shm,tcp", word));
     }
     begin = end + 1;
   }
@@ -58,6 +58,7 @@ class MeshBuilder {
     MUSTER_TRY(link_up());
     MUSTER_TRY(share_team());
     mesh_.linker->on_link(nullptr);
+    place_messengers();
     return std::move(mesh_);
   }
 
@@ -81,6 +82,7 @@ class MeshBuilder {
     identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
+    MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_));
     mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_);
     // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards.)
     mesh_.linker->on_link([this](Rank, Link& link) {
@@ -107,8 +109,7 @@ class MeshBuilder {
     MUSTER_ASSIGN(const auto leader, rendezvous_.leader(deadline_));
     if (leader.secret.empty()) {
       return fail(ErrorCode::kAuthentication,
-                  fmt::format("{} has the job's secret and rank {} has none; "
-                              "set MUSTER_SECRET at every rank",
+                  fmt::format("{} has the job's secret and rank {} has none; set MUSTER_SECRET at every rank",
                               leader.to_string(), membership_.rank),
                   membership_.rank);
     }
@@ -125,6 +126,7 @@ class MeshBuilder {
     fill_unguessable(name);
     const Address address = Address::unix_abstract("muster-" + to_hex(name));
     MUSTER_ASSIGN(local_address_, mesh_.linker->listen(address, *local));
+    MUSTER_TRY(mesh_.messenger->listen_locally(beside(local_address_, "-messages"), *local == Transport::kShm));
     return {};
   }
 
@@ -138,9 +140,8 @@ class MeshBuilder {
       needs_tcp_ = true;
       if (!tcp_allowed) {
         return fail(ErrorCode::kUnavailable,
-                    fmt::format("{} is on another host and tcp is not among "
-                                "the transports '{}'",
-                                member.to_string(), options_.transports),
+                    fmt::format("{} is on another host and tcp is not among the transports '{}'", member.to_string(),
+                                options_.transports),
                     member.rank);
       }
     }
@@ -157,9 +158,16 @@ class MeshBuilder {
     std::string mine;
     if (needs_tcp_) {
       MUSTER_ASSIGN(const auto address, tcp_address(one_host));
-      MUSTER_ASSIGN(mine, mesh_.linker->listen(address, Transport::kTcp));
+      MUSTER_ASSIGN(const auto links, mesh_.linker->listen(address, Transport::kTcp));
+      MUSTER_ASSIGN(const auto messages, mesh_.messenger->listen_tcp(address));
+      mine = links + " " + messages;
     }
-    MUSTER_ASSIGN(tcp_addresses_, rendezvous_.exchange("tcp", mine, deadline_));
+    MUSTER_ASSIGN(const auto addresses, rendezvous_.exchange("tcp", mine, deadline_));
+    for (const std::string& pair : addresses) {
+      const size_t blank = std::min(pair.find(' '), pair.size());
+      tcp_addresses_.push_back(pair.substr(0, blank));
+      message_addresses_.push_back(pair.substr(std::min(blank + 1, pair.size())));
+    }
     return {};
   }
 
@@ -188,13 +196,24 @@ class MeshBuilder {
     return mesh_.linker->link_with(others, deadline_, [this] { return error_; });
   }
 
+  void place_messengers() {
+    for (const Member& member : mesh_.members) {
+      const bool tcp = chosen_[member.rank] == Transport::kTcp;
+      // Without a network there is one rank, or all are local.
+      const std::string address = !tcp                         ? beside(member.local_address, "-messages").to_string()
+                                  : message_addresses_.empty() ? ""
+                                                               : message_addresses_[member.rank];
+      mesh_.places.push_back({member, address, chosen_[member.rank] == Transport::kShm});
+    }
+  }
+
   /// The host's first rank makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.
   Result<> offer_team() {
     MUSTER_ASSIGN(mesh_.team_memory, Team::allocate(static_cast<int>(locals().size())));
     Acceptor::Options options;
     options.credentials.secret = identity_.credentials.secret;
     MUSTER_ASSIGN(team_acceptor_,
-                  Acceptor::create(*mesh_.loop, team_address(local_address_), options,
+                  Acceptor::create(*mesh_.loop, beside(local_address_, "-team"), options,
                                    [this](Connection connection) { await_request(std::move(connection)); }));
     return {};
   }
@@ -227,7 +246,7 @@ class MeshBuilder {
     DialOptions options;
     options.retry = true;  // it listens once it knows the members
     options.credentials.secret = identity_.credentials.secret;
-    const auto attempt = dial(*mesh_.loop, team_address(mesh_.members[locals().front()].local_address), options,
+    const auto attempt = dial(*mesh_.loop, beside(mesh_.members[locals().front()].local_address, "-team"), options,
                               deadline_, [&](Result<Connection> connection) { connected = std::move(connection); });
     MUSTER_TRY(mesh_.loop->run_until([&] { return connected.has_value(); }, deadline_));
     if (!*connected) return tl::unexpected(connected->error());
@@ -249,7 +268,7 @@ class MeshBuilder {
   Transport local_transport_ = Transport::kTcp;
   std::vector<Transport> chosen_;  ///< by rank
   bool needs_tcp_ = false;
-  std::vector<std::string> tcp_addresses_;
+  std::vector<std::string> tcp_addresses_, message_addresses_;  ///< by rank
   Mesh mesh_;
   std::unique_ptr<Acceptor> team_acceptor_;
   std::vector<Connection> team_connections_;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "muster/group/linker.h"
+#include "muster/group/messenger.h"
 #include "muster/group/rendezvous.h"
 #include "muster/group/topology.h"
 #include "muster/io/loop.h"
@@ -22,8 +23,10 @@ struct Mesh {
   std::vector<Member> members;     ///< by rank
   std::unique_ptr<Linker> linker;  ///< holds the links, and makes more
   Topology topology;
-  Fd team_memory;  ///< to be attached by the ranks of this host, where there are
-                   ///< several
+  Fd team_memory;  ///< to be attached by the ranks of this host, where there are several
+  /// Listens, and is to be begun with the places. Shared with the Works that it has to finish.
+  std::shared_ptr<Messenger> messenger;
+  std::vector<Messenger::Place> places;  ///< by rank
 
   std::string transport() const;
 };

@@ -114,11 +114,11 @@ Recorder::Ticket Recorder::submitted(const Operation& operation, Start start) {
 }
 
 Recorder::Ticket Recorder::sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
-  return write(pack_message(kSendKind, data, peer, tag), data.bytes(), 0, site, Start::kLater);
+  return write(pack_message(kSendKind, data, peer, tag), data.bytes(), 0, site, Start::kNow);
 }
 
 Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
-  return write(pack_message(kReceiveKind, data, peer, tag), 0, data.bytes(), site, Start::kLater);
+  return write(pack_message(kReceiveKind, data, peer, tag), 0, data.bytes(), site, Start::kNow);
 }
 
 Recorder::Ticket Recorder::write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes,

@@ -42,7 +42,7 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
 
   Ticket submitted(const Operation& operation, Start start);
-  /// A message to or from `peer`, which may be kAnyRank.
+  /// A message to or from `peer`, which may be kAnyRank. It is under way at once.
   Ticket sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   Ticket receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   void started(Ticket ticket);

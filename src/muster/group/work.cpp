@@ -3,11 +3,26 @@
 #include "muster/group/work_state.h"
 
 namespace muster {
+namespace {
+
+/// Lets whoever waits move the operation on by itself, where that is possible.
+void drive(Work::State& state, const Deadline& deadline) {
+  std::shared_ptr<WorkDriver> driver;
+  {
+    const std::lock_guard lock(state.mutex);
+    driver = state.driver;
+  }
+  if (driver) driver->drive(state, deadline);
+}
+
+}  // namespace
 
 std::vector<std::function<void(const Result<>&)>> Work::State::finish(Result<> outcome) {
   std::vector<std::function<void(const Result<>&)>> to_call;
+  std::shared_ptr<WorkDriver> done;  // let go without the lock
   {
     const std::lock_guard lock(mutex);
+    done.swap(driver);
     result = std::move(outcome);
     finished = true;
     to_call.swap(callbacks);
@@ -30,6 +45,7 @@ bool Work::done() const {
 
 Result<> Work::wait(const Deadline& deadline) const {
   if (!state_) return {};
+  drive(*state_, deadline);
   std::unique_lock lock(state_->mutex);
   const auto finished = [this] { return state_->finished; };
   if (!state_->changed.wait_for(lock, deadline.left(), finished)) {
@@ -40,6 +56,7 @@ Result<> Work::wait(const Deadline& deadline) const {
 
 Result<> Work::wait() const {
   if (!state_) return {};
+  drive(*state_, Deadline::after(Duration::max()));
   std::unique_lock lock(state_->mutex);
   // Ends: the group finishes every operation by its own deadline.
   state_->changed.wait(lock, [this] { return state_->finished; });

@@ -305,6 +305,15 @@ Result<> Loop::run_until(const std::function<bool()>& done, const Deadline& dead
   return {};
 }
 
+int Loop::descriptor() const { return impl_->epoll.get(); }
+
+Duration Loop::idle_time(Duration limit) const {
+  if (!impl_->pollers.empty() || impl_->has_tasks.load(std::memory_order_acquire)) return Duration::zero();
+  return impl_->longest_wait(limit);
+}
+
+bool Loop::run_pollers() { return impl_->run_pollers(); }
+
 const Clock& Loop::clock() const { return *impl_->clock; }
 
 }  // namespace muster

@@ -57,6 +57,14 @@ class Loop {
   /// Turns until `done()`; kTimeout when the deadline passes first.
   Result<> run_until(const std::function<bool()>& done, const Deadline& deadline);
 
+  /// For who waits elsewhere than in a turn, as a thread does that gives up a lock meanwhile: readable when there are
+  /// events or a wake(). And how long there is nothing to do but for events, at most `limit`; zero while pollers want
+  /// to be asked.
+  int descriptor() const;
+  Duration idle_time(Duration limit) const;
+  /// The part of a turn that costs no system call. True if one made progress.
+  bool run_pollers();
+
   const Clock& clock() const;
 
  private:

@@ -80,8 +80,8 @@ class LinkDial final : public Dial {
     refusal_ = loop_.after(Duration::zero(), [this, why = std::move(why)] { finish(tl::unexpected(why)); });
   }
 
-  void start(const Address& address, Credentials credentials, LinkHello hello) {
-    DialOptions options{std::move(credentials), encode(hello), /*retry=*/true};
+  void start(const Address& address, LinkIdentity self, LinkHello hello) {
+    DialOptions options{std::move(self.credentials), encode(hello), self.retry_refused};
     hello_ = std::move(hello);
     dial_ = dial(loop_, address, std::move(options), deadline_,
                  [this](Result<Connection> connection) { open(std::move(connection)); });
@@ -133,7 +133,7 @@ std::unique_ptr<Dial> dial_link(Loop& loop, const Address& address, LinkIdentity
   MUSTER_CHECK(handler != nullptr, "a dial needs a handler");
   auto dial = std::make_unique<LinkDial>(loop, std::move(factory), expected, deadline, std::move(handler));
   if (Result<LinkHello> hello = make_hello(self, wire); hello) {
-    dial->start(address, std::move(self.credentials), std::move(*hello));
+    dial->start(address, std::move(self), std::move(*hello));
   } else {
     dial->refuse(hello.error());
   }

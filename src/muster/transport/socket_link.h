@@ -13,6 +13,8 @@ struct LinkIdentity {
   std::string group;        ///< group name; must be equal at both ends
   uint64_t generation = 0;  ///< must be equal: a link of a dead generation is refused with kMismatch
   Credentials credentials;
+  /// Whether a connection that is refused is tried again until the deadline: the peer may not be up yet.
+  bool retry_refused = true;
 };
 
 /// Links over TCP and Unix sockets (the address decides). The wire is muster frames; its grammar heads socket_link.cpp.

@@ -1,0 +1,377 @@
+// Operations, links and failures; who drives the loop is in messenger_progress.cpp.
+#include "muster/group/messenger.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "muster/transport/shm/shm_link.h"
+
+namespace muster {
+namespace {
+
+/// A receive that has waited for so long looks whether its sender is there at all.
+constexpr Duration kProbeAfter = 100ms;
+/// More ranks than these are not probed for a receive from any of them.
+constexpr size_t kMostProbes = 32;
+/// What a rank said before it left or died may still be on its way.
+constexpr Duration kLastWords = 500ms;
+/// How long close() waits for what was sent.
+constexpr Duration kDrainTime = 10s;
+/// The messages to a peer bring their own deadlines; the link may take its time.
+constexpr Duration kDialTime = std::chrono::hours(24);
+
+}  // namespace
+
+Result<std::shared_ptr<Messenger>> Messenger::create(LinkIdentity self) {
+  self.retry_refused = false;
+  std::shared_ptr<Messenger> messenger(new Messenger(std::move(self)));
+  MUSTER_ASSIGN(messenger->loop_, Loop::create());
+  return messenger;
+}
+
+Messenger::~Messenger() { close(); }
+
+Result<> Messenger::listen_locally(const Address& address, bool shared_memory) {
+  const auto listen = shared_memory ? listen_shm_links : listen_links;
+  MUSTER_ASSIGN(auto listener,
+                listen(*loop_, address, self_, [this](std::unique_ptr<Link> link) { adopt(std::move(link)); }));
+  listeners_.push_back(std::move(listener));
+  return {};
+}
+
+Result<std::string> Messenger::listen_tcp(const Address& address) {
+  MUSTER_TRY(listen_locally(address, false));
+  return listeners_.back()->address();
+}
+
+void Messenger::begin(std::vector<Place> places) {
+  const std::lock_guard lock(mutex_);
+  places_ = std::move(places);
+}
+
+void Messenger::on_failure(FailureHandler handler) {
+  const std::lock_guard lock(mutex_);
+  on_failure_ = std::move(handler);
+}
+
+// ---- operations
+
+Work Messenger::send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) {
+  Lock lock(mutex_);
+  auto operation = begin_operation(false, std::move(data), to, tag, options);
+  if (!operation) return Work(tl::unexpected(operation.error()));
+  channel_to(to).send(*operation);
+  return conclude(lock, *operation, options);
+}
+
+Work Messenger::receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) {
+  Lock lock(mutex_);
+  loop_->run_pollers();  // the message may be there
+  auto operation = begin_operation(true, std::move(data), from, tag, options);
+  if (!operation) return Work(tl::unexpected(operation.error()));
+  if (const UnexpectedPtr message = matcher_.post(from, tag, *operation)) {
+    message->channel->deliver(*message, *operation);
+  } else if (const auto why = failure(from)) {
+    matcher_.withdraw(from, tag, *operation);
+    finish(*operation, tl::unexpected(*why));
+  } else {
+    probe_later(from);
+  }
+  return conclude(lock, *operation, options);
+}
+
+Result<MessagePtr> Messenger::begin_operation(bool receives, BufferView data, Rank peer, uint32_t tag,
+                                              const CallOptions& options) {
+  auto operation = std::make_shared<MessageOperation>();
+  operation->receives = receives;
+  operation->peer = peer;
+  operation->tag = tag;
+  operation->data = std::move(data);
+  const bool any = receives && peer == kAnyRank && self_.size > 1;
+  if (!any && (peer < 0 || peer >= self_.size)) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the group's ranks are 0 to {}", operation->to_string(), self_.size - 1));
+  }
+  if (peer == self_.rank) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a rank has no messages for itself; copy the tensor", operation->to_string()));
+  }
+  if (dead_) return tl::unexpected(dead_->in(operation->to_string()));
+  if (!receives) {
+    if (const auto why = failure(peer)) return tl::unexpected(why->in(operation->to_string()));
+  }
+  operation->deadline = Deadline::after(options.timeout);
+  operation->driver = shared_from_this();
+  operation->place = pending_.size();
+  pending_.push_back(operation);
+  earliest_ = std::min(earliest_, operation->deadline.when());
+  return operation;
+}
+
+Work Messenger::conclude(Lock& lock, const MessagePtr& operation, const CallOptions& options) {
+  if (!options.async) {
+    wait_until(
+        lock, [&] { return operation->over; }, Deadline::after(Duration::max()));
+  }
+  if (has_work()) rouse();
+  call_back(lock);
+  if (operation->over && !operation->receives && operation->result) return Work(Result<>());
+  return Work(operation);
+}
+
+void Messenger::finish(const MessagePtr& operation, Result<> result) {
+  if (operation->over) return;
+  operation->over = true;
+  pending_.back()->place = operation->place;
+  std::swap(pending_[operation->place], pending_.back());
+  pending_.pop_back();
+  if (pending_.empty()) earliest_ = TimePoint{INT64_MAX};
+  if (!result) result = tl::unexpected(result.error().in(operation->to_string()));
+  auto callbacks = operation->finish(result);
+  for (auto& callback : callbacks) {
+    callbacks_.push_back([callback = std::move(callback), result] { callback(result); });
+  }
+  if (waiting_ > 0) changed_.notify_all();
+}
+
+std::optional<Error> Messenger::failure(Rank peer) const {
+  if (dead_) return dead_;
+  if (peer == kAnyRank) {
+    if (static_cast<int>(gone_.size()) < self_.size - 1) return std::nullopt;
+    return Error{ErrorCode::kLeft, "all other ranks have left the group", kNoRank, {}};
+  }
+  const auto gone = gone_.find(peer);
+  return gone == gone_.end() ? std::nullopt : std::optional(gone->second);
+}
+
+// ---- links
+
+OutgoingMessages& Messenger::channel_to(Rank rank) {
+  Outgoing& outgoing = outgoing_[rank];
+  if (!outgoing.channel) {
+    outgoing.channel = std::make_unique<OutgoingMessages>(static_cast<MessageOffice&>(*this), rank);
+    dial(rank);
+    watch_process(rank);
+  }
+  return *outgoing.channel;
+}
+
+void Messenger::dial(Rank rank) {
+  const Place& place = places_[rank];
+  const auto address = Address::parse(place.address);
+  if (!address) return die(address.error());
+  const auto connect = place.shared_memory ? connect_shm_link : connect_link;
+  outgoing_[rank].dial = connect(*loop_, *address, self_, rank, Deadline::after(kDialTime),
+                                 [this, rank](Result<std::unique_ptr<Link>> link) { dialled(rank, std::move(link)); });
+}
+
+void Messenger::dialled(Rank rank, Result<std::unique_ptr<Link>> link) {
+  if (dead_) return;
+  Outgoing& outgoing = outgoing_[rank];
+  outgoing.dial.reset();
+  if (link) return outgoing.channel->open(std::move(*link), process_of(rank) != 0);
+  Error error = std::move(link).error();
+  error.rank = rank;
+  if (error.code == ErrorCode::kUnavailable) {
+    // It listened when the group was formed.
+    error.message = fmt::format("{} has left the group, or died: {}", places_[rank].member.to_string(), error.message);
+    return left(rank, error);
+  }
+  if (error.code != ErrorCode::kPeerLost && error.code != ErrorCode::kTimeout) return die(error);
+  loop_->after(kProbeAfter, [this, rank] {
+    if (!dead_ && !gone_.contains(rank)) dial(rank);
+  });
+}
+
+void Messenger::adopt(std::unique_ptr<Link> link) {
+  const Rank rank = link->peer().rank;
+  if (dead_) return link->close(*dead_);
+  auto& channel = incoming_[rank];
+  if (channel) {
+    return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} sends already", rank), rank, {}});
+  }
+  channel =
+      std::make_unique<IncomingMessages>(static_cast<MessageOffice&>(*this), *loop_, matcher_, rank, process_of(rank));
+  watch_process(rank);
+  channel->open(std::move(link));
+}
+
+/// Where the memory of the rank's process can be read; else 0.
+pid_t Messenger::process_of(Rank rank) const {
+  if (places_.empty() || !places_[rank].shared_memory) return 0;
+  const Member& member = places_[rank].member;
+  const bool known = member.process_domain != 0 && member.process_domain == places_[self_.rank].member.process_domain;
+  return known ? member.pid : 0;
+}
+
+/// A process that was forked by a peer, as data loaders are, keeps the peer's sockets open beyond its death.
+void Messenger::watch_process(Rank rank) {
+  const Member& member = places_[rank].member;
+  const Member& self = places_[self_.rank].member;
+  if (member.process_domain == 0 || member.process_domain != self.process_domain || member.pid == self.pid ||
+      processes_.contains(rank)) {
+    return;
+  }
+  Fd process(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
+  if (!process) return;  // an old kernel, or gone already: then its link says so
+  const int fd = process.get();
+  const auto watched = loop_->watch(fd, EPOLLIN, [this, fd, rank](uint32_t) {
+    loop_->unwatch(fd);
+    loop_->after(kLastWords, [this, rank] {
+      if (dead_ || gone_.contains(rank)) return;
+      die(Error{ErrorCode::kPeerLost, places_[rank].member.to_string() + " died", rank, {}});
+    });
+  });
+  if (watched) processes_[rank] = std::move(process);
+}
+
+void Messenger::probe_later(Rank rank) {
+  if (probing_ || incoming_.contains(rank)) return;
+  probing_ = true;
+  loop_->after(kProbeAfter, [this] {
+    probing_ = false;
+    if (!dead_) probe();
+  });
+}
+
+/// A link to the sender tells when it leaves, and refuses when it has.
+void Messenger::probe() {
+  std::set<Rank> awaited;
+  for (const MessagePtr& operation : pending_) {
+    if (!operation->receives || operation->matched) continue;
+    if (operation->peer != kAnyRank) awaited.insert(operation->peer);
+    for (Rank rank = 0; operation->peer == kAnyRank && rank < self_.size; ++rank) awaited.insert(rank);
+  }
+  awaited.erase(self_.rank);
+  for (const Rank rank : awaited) {
+    watch_process(rank);
+    if (awaited.size() <= kMostProbes && !incoming_.contains(rank) && !gone_.contains(rank)) (void)channel_to(rank);
+  }
+}
+
+// ---- failures
+
+void Messenger::ended(MessageChannel& channel, const Error& why) {
+  if (dead_) return;
+  if (why.code != ErrorCode::kLeft) return die(why);
+  const Rank rank = channel.peer();
+  left(rank, why);
+  const auto incoming = incoming_.find(rank);
+  if (incoming != incoming_.end() && incoming->second.get() == &channel) end_receives(rank);
+}
+
+/// What it has sent may still be on its way, or its link be in the hands of the listener.
+void Messenger::left(Rank rank, const Error& why) {
+  gone_.emplace(rank, why);
+  if (const auto outgoing = outgoing_.find(rank); outgoing != outgoing_.end()) outgoing->second.channel->drop_copies();
+  const std::vector<MessagePtr> pending = pending_;
+  for (const MessagePtr& operation : pending) {
+    if (!operation->receives && operation->peer == rank) finish(operation, tl::unexpected(why));
+  }
+  loop_->after(kLastWords, [this, rank] {
+    const auto incoming = incoming_.find(rank);
+    if (!dead_ && (incoming == incoming_.end() || !incoming->second->is_open())) end_receives(rank);
+  });
+}
+
+/// Nothing more comes from the rank.
+void Messenger::end_receives(Rank rank) {
+  matcher_.forget(rank, IncomingMessages::is_cut_off);
+  const Error why = *failure(rank);
+  const auto nobody = failure(kAnyRank);
+  const std::vector<MessagePtr> pending = pending_;
+  for (const MessagePtr& operation : pending) {
+    if (!operation->receives) continue;
+    const bool of_rank = operation->peer == rank || (operation->matched && operation->source == rank);
+    if (!of_rank && !(operation->peer == kAnyRank && nobody)) continue;
+    matcher_.withdraw(operation->peer, operation->tag, operation);
+    finish(operation, tl::unexpected(of_rank ? why : *nobody));
+  }
+}
+
+void Messenger::end_all(const Error& why, const Error& to_peers) {
+  dead_ = why;
+  const std::vector<MessagePtr> pending = pending_;
+  for (const MessagePtr& operation : pending) finish(operation, tl::unexpected(why));
+  for (auto& [rank, outgoing] : outgoing_) outgoing.channel->close(to_peers);
+  for (auto& [rank, channel] : incoming_) channel->close(to_peers);
+  if (waiting_ > 0) changed_.notify_all();
+}
+
+void Messenger::die(const Error& why) {
+  if (dead_) return;
+  end_all(why, why);
+  if (on_failure_) callbacks_.push_back([handler = std::move(on_failure_), why] { handler(why); });
+  on_failure_ = nullptr;
+}
+
+void Messenger::abort(const Error& why) {
+  Lock lock(mutex_);
+  on_failure_ = nullptr;  // whoever aborts knows
+  die(why);
+  if (parked_) loop_->wake();
+  call_back(lock);
+}
+
+void Messenger::expire() {
+  const TimePoint now = steady_clock().now();
+  if (now < earliest_) return;
+  const std::vector<MessagePtr> pending = pending_;
+  for (const MessagePtr& operation : pending) {
+    if (!operation->over && operation->deadline.when() <= now) time_out(operation);
+  }
+  earliest_ = TimePoint{INT64_MAX};
+  for (const MessagePtr& operation : pending_) earliest_ = std::min(earliest_, operation->deadline.when());
+}
+
+void Messenger::time_out(const MessagePtr& operation) {
+  const bool any = operation->peer == kAnyRank;
+  const Rank rank = any ? kNoRank : operation->peer;
+  const std::string who = any ? "any rank" : places_[operation->peer].member.to_string();
+  if (operation->receives && matcher_.withdraw(operation->peer, operation->tag, operation)) {
+    return finish(operation, fail(ErrorCode::kTimeout,
+                                  fmt::format("nothing came in time from {} with tag {}", who, operation->tag), rank));
+  }
+  // Half a message is under way: the link is good for nothing any more.
+  const char* what = operation->receives ? "did not send the whole message in time" : "did not receive it in time";
+  die(Error{ErrorCode::kTimeout, fmt::format("{} {} (tag {})", who, what, operation->tag), rank,
+            operation->to_string()});
+}
+
+// ---- the end
+
+void Messenger::close() {
+  Lock lock(mutex_);
+  if (stopping_) return;
+  const auto sent = [this] {
+    return dead_ || (copies_ == 0 && std::all_of(pending_.begin(), pending_.end(),
+                                                 [](const MessagePtr& operation) { return operation->receives; }));
+  };
+  wait_until(lock, sent, Deadline::after(kDrainTime));
+  on_failure_ = nullptr;
+  if (!dead_) {
+    const std::string self =
+        places_.empty() ? fmt::format("rank {}", self_.rank) : places_[self_.rank].member.to_string();
+    end_all(Error{ErrorCode::kAborted, fmt::format("group \"{}\" was destroyed here", self_.group), self_.rank, {}},
+            Error{ErrorCode::kLeft, self + " has left the group", self_.rank, {}});
+  }
+  stopping_ = true;
+  if (parked_) loop_->wake();
+  work_.notify_all();
+  call_back(lock);
+  changed_.wait(lock, [this] { return !driving_ && waiting_ == 0 && calling_ == 0; });
+  lock.unlock();
+  if (thread_.joinable()) thread_.join();
+  lock.lock();
+  // The loop's callbacks refer to this.
+  outgoing_.clear();
+  incoming_.clear();
+  listeners_.clear();
+  loop_.reset();
+}
+
+}  // namespace muster

@@ -1,0 +1,121 @@
+#include "muster/group/messenger_outgoing.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace muster {
+namespace {
+
+/// Messages to one rank that nobody has received yet.
+constexpr size_t kMostOffers = 1 << 16;
+/// Between two of them other messages have their turn.
+constexpr size_t kPieceBytes = size_t{512} << 10;
+
+size_t cost(const MessageOperation& operation) { return operation.data.bytes() + kMessageHeaderBytes; }
+
+bool is_short(const MessageOperation& operation) { return operation.data.bytes() <= kEagerBytes; }
+
+}  // namespace
+
+void OutgoingMessages::send(const MessagePtr& operation) {
+  if (waiting_.size() + offered_.size() >= kMostOffers) {
+    return office_.finish(
+        operation,
+        fail(ErrorCode::kResourceExhausted,
+             fmt::format("{} messages to rank {} wait to be received; wait for some", kMostOffers, peer()), peer()));
+  }
+  if (is_open()) return launch(operation);
+  waiting_.push(operation);
+  if (!is_short(*operation) || window_ < cost(*operation)) return;
+  window_ -= cost(*operation);
+  operation->copy.resize(operation->data.bytes());
+  operation->data.read(0, operation->copy.data(), operation->copy.size());
+  ++copies_;
+  office_.copied(1);
+  office_.finish(operation, {});
+}
+
+void OutgoingMessages::drop_copies() { office_.copied(-std::exchange(copies_, 0)); }
+
+void OutgoingMessages::open(std::unique_ptr<Link> link, bool readable) {
+  readable_ = readable;
+  begin(std::move(link));
+  while (!waiting_.empty() && is_open()) launch(waiting_.pop());
+}
+
+void OutgoingMessages::launch(const MessagePtr& operation) {
+  if (operation->over) return launch_eager(operation);  // from its copy; paid for
+  if (is_short(*operation) && window_ >= cost(*operation)) {
+    window_ -= cost(*operation);
+    return launch_eager(operation);
+  }
+  operation->id = ++last_id_;
+  offered_.emplace(operation->id, operation);
+  const bool in_one = readable_ && operation->data.contiguous();
+  const auto address = in_one ? reinterpret_cast<uintptr_t>(operation->data.data()) : 0;
+  write({MessageKind::kOffer, operation->tag, operation->id, operation->data.bytes(), address});
+}
+
+void OutgoingMessages::launch_eager(const MessagePtr& operation) {
+  const size_t bytes = operation->data.bytes();
+  const MessageHeader header{MessageKind::kEager, operation->tag, 0, bytes, 0};
+  if (operation->over) {
+    const ConstSegment payload{operation->copy.data(), bytes};
+    return write(header, {&payload, 1}, [this, operation] {
+      if (copies_ == 0) return;
+      --copies_;
+      office_.copied(-1);
+    });
+  }
+  write(header, segments_of<ConstSegment>(operation->data, 0, bytes),
+        [this, operation] { office_.finish(operation, {}); });
+}
+
+void OutgoingMessages::handle(const MessageHeader& header) {
+  const auto found = offered_.find(header.id);
+  if (found == offered_.end() || header.kind < MessageKind::kAccept) {
+    return reject("it answers a message that was not offered");
+  }
+  const MessagePtr operation = found->second;
+  if (header.extra > kEagerWindow - window_) return reject("it gives back more than it got");
+  window_ += header.extra;
+  if (header.kind == MessageKind::kAccept) {
+    if (operation->matched) return reject("it accepts a message twice");
+    operation->matched = true;
+    accepted_.push(operation);
+    if (accepted_.size() == 1) stream();
+  } else {
+    if (operation->matched) return reject("it has done with a message that is under way");
+    offered_.erase(found);
+    header.kind == MessageKind::kTaken ? office_.finish(operation, {}) : refused(operation, header.bytes);
+  }
+  read_header();
+}
+
+void OutgoingMessages::refused(const MessagePtr& operation, uint64_t wanted) {
+  office_.finish(operation, fail(ErrorCode::kMismatch,
+                                 fmt::format("the message has {} bytes, rank {} receives {} with tag {}",
+                                             operation->data.bytes(), peer(), wanted, operation->tag),
+                                 peer()));
+}
+
+/// Sends the next piece of the first message that was accepted. One at a time is under way.
+void OutgoingMessages::stream() {
+  const MessagePtr& operation = accepted_.front();
+  const size_t bytes = std::min(kPieceBytes, operation->data.bytes() - operation->moved);
+  const auto payload = segments_of<ConstSegment>(operation->data, operation->moved, bytes);
+  write({MessageKind::kData, 0, operation->id, bytes, 0}, payload, [this, bytes] {
+    const MessagePtr current = accepted_.front();
+    current->moved += bytes;
+    if (current->moved == current->data.bytes()) {
+      accepted_.pop();
+      offered_.erase(current->id);
+      office_.finish(current, {});
+    }
+    if (!accepted_.empty()) stream();
+  });
+}
+
+}  // namespace muster

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <unordered_map>
+
+#include "muster/group/messenger_channel.h"
+
+namespace muster {
+
+/// This rank's messages to one other.
+class OutgoingMessages final : public MessageChannel {
+ public:
+  OutgoingMessages(MessageOffice& office, Rank to) : MessageChannel(office, to) {}
+  ~OutgoingMessages() override { drop_copies(); }
+
+  /// Without a link, short messages are copied and count as sent, as far as the window goes; the others wait. With
+  /// `readable`, the peer can read this process' memory.
+  void send(const MessagePtr& operation);
+  void open(std::unique_ptr<Link> link, bool readable);
+  /// Nothing will be sent any more.
+  void drop_copies();
+
+ private:
+  void launch(const MessagePtr& operation);
+  void launch_eager(const MessagePtr& operation);
+  void handle(const MessageHeader& header) override;
+  void refused(const MessagePtr& operation, uint64_t wanted);
+  void stream();
+
+  bool readable_ = false;
+  size_t window_ = kEagerWindow;
+  uint64_t last_id_ = 0;
+  int copies_ = 0;                                    ///< not yet written
+  Fifo<MessagePtr> waiting_;                          ///< for the link
+  std::unordered_map<uint64_t, MessagePtr> offered_;  ///< by id
+  Fifo<MessagePtr> accepted_;                         ///< the first one's bytes are under way
+};
+
+}  // namespace muster
