@@ -1,7 +1,8 @@
 // Groups of more ranks than are linked at once, as threads: over shared memory and over links that are made when a
 // schedule needs them. MUSTER_RANKS sets how many (512 is what we promise).
-#include <atomic>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <latch>
 
 #include "group/ranks.h"
@@ -13,8 +14,9 @@ using test::options_for;
 using test::run_ranks;
 
 int ranks() {
-  const char* text = std::getenv("MUSTER_RANKS");
-  return text != nullptr ? std::atoi(text) : 40;
+  int ranks = 40;
+  if (const char* text = std::getenv("MUSTER_RANKS")) std::from_chars(text, text + std::strlen(text), ranks);
+  return ranks;
 }
 
 GroupOptions patient(const std::string& transports) { return options_for(transports, std::chrono::seconds(300)); }
