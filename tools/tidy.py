@@ -31,7 +31,7 @@ LAYERS = {
     "collective": ["transport"],
     "group": ["collective", "transport", "store"],
     "rpc": ["transport", "store"],
-    "launch": ["io", "store", "group"],
+    "launch": ["io", "store", "collective", "group"],
     "torch": ["group", "store", "rpc"],
 }
 MAY_SEE_TORCH = ("src/muster/torch/", "python/bindings/", "tests/torch/", "examples/cpp/", "benchmarks/")

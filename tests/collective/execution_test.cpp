@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "collective/allocations.h"
@@ -82,151 +84,120 @@ class InlineLink : public Link {
 
 const Algorithm& kRing = algorithm(Collective::kAllReduce, "ring");
 
-/// Two ranks over inline links; `reports` collects what the executions said.
+/// Both ranks of a trial over inline links, as often as wanted; `reports` collects what their runs said.
 struct Pair {
-  explicit Pair(Trial& trial) {
+  explicit Pair(Trial& of) : trial(of), prepared{PreparedSchedule(of.schedule(0)), PreparedSchedule(of.schedule(1))} {
     InlineLink::join(a, b);
-    first = make(trial, 0, {nullptr, &a});
-    second = make(trial, 1, {&b, nullptr});
+    reports.reserve(16);
   }
-  std::unique_ptr<Execution> make(Trial& trial, Rank rank, std::vector<Link*> links) {
-    return std::make_unique<Execution>(trial.schedule(rank), links, trial.buffers(rank), trial.scratch(rank),
-                                       [this](Result<> result) { reports.push_back(std::move(result)); });
+  void start(Rank rank, const Call* call = nullptr) {
+    prepared[rank].start(
+        links[rank], trial.buffers(rank), trial.scratch(rank),
+        [this](Result<> result) { reports.push_back(std::move(result)); }, call);
+  }
+  void run(const Call* of_first = nullptr, const Call* of_second = nullptr) {
+    start(0, of_first);
+    start(1, of_second);
+  }
+  bool succeeded() const {
+    return std::ranges::all_of(reports, [](const Result<>& report) { return report.has_value(); });
   }
 
+  Trial& trial;
+  PreparedSchedule prepared[2];
   InlineLink a, b;
+  std::vector<Link*> links[2] = {{nullptr, &a}, {&b, nullptr}};
   std::vector<Result<>> reports;
-  std::unique_ptr<Execution> first, second;
 };
 
 Error lost() { return {.code = ErrorCode::kPeerLost, .message = "rank 1 closed its link", .rank = 1}; }
 
-TEST(Execution, EndsInsideStartWhenThereIsNothingToWaitFor) {
+TEST(PreparedSchedule, EndsInsideStartWhenThereIsNothingToWaitFor) {
   Trial trial(kRing, {.size = 1, .count = 5, .in_place = false});
+  PreparedSchedule prepared(trial.schedule(0));
   int reports = 0;
-  Execution execution(trial.schedule(0), {}, trial.buffers(0), trial.scratch(0), [&](Result<> result) {
+  prepared.start({}, trial.buffers(0), trial.scratch(0), [&](Result<> result) {
     EXPECT_TRUE(result.has_value());
     ++reports;
   });
-  EXPECT_FALSE(execution.finished());
-  execution.start();
-  EXPECT_TRUE(execution.finished());
+  EXPECT_FALSE(prepared.running());
   EXPECT_EQ(reports, 1);
   EXPECT_EQ(trial.fault(), "");
 }
 
-TEST(Execution, NeedsNoStackForALongChainOfInlineCompletions) {
+TEST(PreparedSchedule, NeedsNoStackForALongChainOfInlineCompletions) {
   Trial trial(kRing, {.size = 2, .count = 300'000, .chunk_bytes = 8});
   Pair pair(trial);
-  pair.first->start();
-  pair.second->start();
-  ASSERT_EQ(pair.reports.size(), 2U);
-  for (const Result<>& report : pair.reports) EXPECT_TRUE(report.has_value());
+  pair.run();
+  EXPECT_EQ(pair.reports.size(), 2U);
+  EXPECT_TRUE(pair.succeeded());
   EXPECT_EQ(trial.fault(), "");
 }
 
-TEST(Execution, ReducesInPlaceWhenInputAndOutputAreTheSame) {
-  Trial trial(kRing, {.size = 2, .count = 9});
-  InlineLink a, b;
-  InlineLink::join(a, b);
-  std::vector<std::unique_ptr<Execution>> executions;
-  for (Rank rank = 0; rank < 2; ++rank) {
-    Buffers buffers = trial.buffers(rank);
-    buffers.input = buffers.output;
-    Link* links[] = {rank == 0 ? nullptr : &b, rank == 0 ? &a : nullptr};
-    executions.push_back(
-        std::make_unique<Execution>(trial.schedule(rank), links, buffers, trial.scratch(rank), [](Result<>) {}));
-    executions.back()->start();
-  }
-  EXPECT_EQ(trial.fault(), "");
-}
-
-TEST(Execution, ReportsTheFirstErrorOnceAndStartsNothingMore) {
+TEST(PreparedSchedule, ReportsTheFirstErrorOnceAndStartsNothingMore) {
   Trial trial(kRing, {.size = 2, .count = 1000, .chunk_bytes = 64});
   Pair pair(trial);
-  pair.first->start();
+  pair.start(0);
+  EXPECT_TRUE(pair.prepared[0].running());
   EXPECT_GT(pair.a.pending(), 0U);
   pair.a.close(lost());
   ASSERT_EQ(pair.reports.size(), 1U);
   ASSERT_FALSE(pair.reports[0].has_value());
   EXPECT_EQ(pair.reports[0].error().code, ErrorCode::kPeerLost);
   EXPECT_EQ(pair.reports[0].error().rank, 1);
-  EXPECT_TRUE(pair.first->finished());
+  EXPECT_FALSE(pair.prepared[0].running());
   EXPECT_EQ(pair.a.pending(), 0U);
 }
 
-TEST(Execution, NamesTheRanksThatItWaitsFor) {
+TEST(PreparedSchedule, NamesTheRanksThatItWaitsFor) {
   Trial trial(kRing, {.size = 2, .count = 10});
   Pair pair(trial);
-  EXPECT_THAT(pair.first->waiting_for(), testing::IsEmpty());
-  pair.first->start();
-  EXPECT_THAT(pair.first->waiting_for(), testing::ElementsAre(1));
-  pair.second->start();
-  EXPECT_THAT(pair.first->waiting_for(), testing::IsEmpty());
+  EXPECT_THAT(pair.prepared[0].waiting_for(), testing::IsEmpty());
+  pair.start(0);
+  EXPECT_THAT(pair.prepared[0].waiting_for(), testing::ElementsAre(1));
+  pair.start(1);
+  EXPECT_THAT(pair.prepared[0].waiting_for(), testing::IsEmpty());
 }
 
-TEST(Execution, ReportsALinkThatIsClosedAlready) {
+TEST(PreparedSchedule, ReportsALinkThatIsClosedAlready) {
   Trial trial(kRing, {.size = 2, .count = 10});
   Pair pair(trial);
   pair.a.close(lost());
-  pair.first->start();
+  pair.start(0);
   ASSERT_EQ(pair.reports.size(), 1U);
   EXPECT_FALSE(pair.reports[0].has_value());
 }
 
-TEST(Execution, MayBeDestroyedByItsOwnReport) {
+TEST(PreparedSchedule, MayBeDestroyedByTheReportOfItsSuccess) {
   Trial trial(kRing, {.size = 2, .count = 100});
   InlineLink a, b;
   InlineLink::join(a, b);
-  std::unique_ptr<Execution> executions[2];
+  Link* const links[2][2] = {{nullptr, &a}, {&b, nullptr}};
+  std::unique_ptr<PreparedSchedule> prepared[2];
   for (Rank rank = 0; rank < 2; ++rank) {
-    Link* links[] = {rank == 0 ? nullptr : &b, rank == 0 ? &a : nullptr};
-    executions[rank] =
-        std::make_unique<Execution>(trial.schedule(rank), links, trial.buffers(rank), trial.scratch(rank),
-                                    [&executions, rank](Result<>) { executions[rank].reset(); });
+    prepared[rank] = std::make_unique<PreparedSchedule>(trial.schedule(rank));
+    prepared[rank]->start(links[rank], trial.buffers(rank), trial.scratch(rank),
+                          [&prepared, rank](Result<>) { prepared[rank].reset(); });
   }
-  for (Rank rank = 0; rank < 2; ++rank) executions[rank]->start();
-  EXPECT_EQ(executions[0], nullptr);
-  EXPECT_EQ(executions[1], nullptr);
+  EXPECT_EQ(prepared[0], nullptr);
+  EXPECT_EQ(prepared[1], nullptr);
   EXPECT_EQ(trial.fault(), "");
 }
 
-/// Both ranks of a trial over inline links, as often as wanted.
-struct PreparedPair {
-  explicit PreparedPair(Trial& of) : trial(of), first(trial.schedule(0)), second(trial.schedule(1)) {
-    InlineLink::join(a, b);
-  }
-  void run(const Call* firsts = nullptr, const Call* seconds = nullptr) {
-    Link* const of_first[] = {nullptr, &a};
-    Link* const of_second[] = {&b, nullptr};
-    const auto report = [this](Result<> result) {
-      if (!result) error = std::move(result.error());
-    };
-    first.start(of_first, trial.buffers(0), trial.scratch(0), report, firsts);
-    second.start(of_second, trial.buffers(1), trial.scratch(1), report, seconds);
-  }
-
-  Trial& trial;
-  PreparedSchedule first, second;
-  InlineLink a, b;
-  std::optional<Error> error;
-};
-
 TEST(PreparedSchedule, AllocatesNothingInASecondRun) {
   Trial trial(kRing, {.size = 2, .count = 1000, .chunk_bytes = 512});
-  PreparedPair pair(trial);
+  Pair pair(trial);
   const Call call{.collective = Collective::kAllReduce, .count = 1000};
   pair.run(&call, &call);
   const size_t before = allocations();
   pair.run(&call, &call);
   EXPECT_EQ(allocations(), before);
-  EXPECT_FALSE(pair.first.running());
-  EXPECT_EQ(pair.error, std::nullopt);
+  EXPECT_TRUE(pair.succeeded());
 }
 
 TEST(PreparedSchedule, RunsAgainOnWhatTheBuffersHoldThen) {
   Trial trial(algorithm(Collective::kBroadcast, "binomial"), {.size = 2, .count = 9});
-  PreparedPair pair(trial);
+  Pair pair(trial);
   for (int run = 0; run < 3; ++run) {
     trial.memory(1, Place::kOutput)[5] ^= 0xff;
     EXPECT_NE(trial.fault(), "");
@@ -237,26 +208,27 @@ TEST(PreparedSchedule, RunsAgainOnWhatTheBuffersHoldThen) {
 
 TEST(PreparedSchedule, SaysTheCallToEveryPeerAndNamesWhoeverMadeAnother) {
   Trial trial(kRing, {.size = 2, .count = 9});
-  PreparedPair pair(trial);
+  Pair pair(trial);
   const Call call{.collective = Collective::kAllReduce, .count = 9, .sequence = 4};
   Call other = call;
   other.dtype = Dtype::kFloat32;
   pair.run(&call, &call);
-  EXPECT_EQ(pair.error, std::nullopt);
+  EXPECT_TRUE(pair.succeeded());
   EXPECT_EQ(trial.fault(), "");
   pair.run(&call, &other);
-  ASSERT_TRUE(pair.error.has_value());
-  EXPECT_EQ(pair.error->code, ErrorCode::kMismatch);
-  EXPECT_THAT(pair.error->message, testing::AllOf(testing::HasSubstr("all_reduce #4 (uint8[9], sum)"),
-                                                  testing::HasSubstr("all_reduce #4 (float32[9], sum)")));
+  ASSERT_FALSE(pair.reports.back().has_value());
+  EXPECT_EQ(pair.reports.back().error().code, ErrorCode::kMismatch);
+  EXPECT_THAT(pair.reports.back().error().message,
+              testing::AllOf(testing::HasSubstr("all_reduce #4 (uint8[9], sum)"),
+                             testing::HasSubstr("all_reduce #4 (float32[9], sum)")));
 }
 
 TEST(PreparedSchedule, MayBeMovedBetweenRuns) {
   Trial trial(kRing, {.size = 2, .count = 9});
-  PreparedPair pair(trial);
-  PreparedSchedule elsewhere = std::move(pair.first);
-  pair.first = std::move(elsewhere);
-  EXPECT_THAT(pair.first.peers(), testing::ElementsAre(1));
+  Pair pair(trial);
+  PreparedSchedule elsewhere = std::move(pair.prepared[0]);
+  pair.prepared[0] = std::move(elsewhere);
+  EXPECT_THAT(pair.prepared[0].peers(), testing::ElementsAre(1));
   pair.run();
   EXPECT_EQ(trial.fault(), "");
 }

@@ -9,23 +9,26 @@ Fleet::Fleet(Trial& trial, sim::World& world)
     : trial_(trial),
       world_(world),
       links_(trial.size()),
+      tables_(trial.size()),
       results_(trial.size()),
       crashed_(trial.size()),
       aborted_(trial.size()),
       unfinished_(trial.size()) {
   link_up();
-  std::vector<Link*> links(trial.size());
-  for (Rank rank = 0; rank < trial.size(); ++rank) {
-    for (auto& [peer, link] : links_[rank]) links[peer] = link.get();
-    executions_.push_back(
-        std::make_unique<Execution>(trial.schedule(rank), links, trial.buffers(rank), trial.scratch(rank),
-                                    [this, rank](Result<> result) { report(rank, std::move(result)); }));
-    for (auto& [peer, link] : links_[rank]) links[peer] = nullptr;
-  }
+  for (Rank rank = 0; rank < trial.size(); ++rank) prepared_.emplace_back(trial.schedule(rank));
 }
 
 Fleet::~Fleet() {
-  for (auto& links : links_) links.clear();  // ends what is pending while the executions are still there
+  for (auto& links : links_) links.clear();  // ends what is pending while the schedules are still there
+}
+
+// The table of links is as long as the last peer's number wants, which keeps thousands of ranks small.
+void Fleet::start(Rank rank) {
+  auto& links = tables_[rank];
+  links.assign(links_[rank].empty() ? 0 : links_[rank].rbegin()->first + 1, nullptr);
+  for (auto& [peer, link] : links_[rank]) links[peer] = link.get();
+  prepared_[rank].start(links, trial_.buffers(rank), trial_.scratch(rank),
+                        [this, rank](Result<> result) { report(rank, std::move(result)); });
 }
 
 void Fleet::link_up() {

@@ -10,14 +10,14 @@
 
 namespace muster::test {
 
-/// All ranks of a trial in a simulated world, each with its links and its Execution. When one fails it does what a
+/// All ranks of a trial in a simulated world, each with its links and its schedule. When one fails it does what a
 /// group does: it closes all its links with its first error.
 class Fleet {
  public:
   Fleet(Trial& trial, sim::World& world);
   ~Fleet();
 
-  void start(Rank rank) { executions_[rank]->start(); }
+  void start(Rank rank);
   /// Each rank at a random time within `spread`.
   void start_all(Duration spread, uint64_t seed);
   void crash(Rank rank);
@@ -37,7 +37,8 @@ class Fleet {
   Trial& trial_;
   sim::World& world_;
   std::vector<std::map<Rank, std::unique_ptr<Link>>> links_;
-  std::vector<std::unique_ptr<Execution>> executions_;
+  std::vector<PreparedSchedule> prepared_;
+  std::vector<std::vector<Link*>> tables_;  // by rank: its links, as schedules take them
   std::vector<std::optional<Result<>>> results_;
   std::vector<bool> crashed_, aborted_;
   int unfinished_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "muster/collective/schedule.h"
@@ -8,7 +9,7 @@
 namespace muster {
 
 // Every algorithm is a pure function from a problem to one rank's schedule; all work at any rank count and root, and in
-// place. What one needs of a problem says Algorithm::fits. n is the rank count, S the bytes of the whole tensor.
+// place. n is the rank count, S the bytes of the whole tensor.
 
 /// Ring reduce-scatter, then ring all-gather, in chunks (Patarasuk and Yuan 2009): 2 (n - 1) / n of the bytes each way.
 Schedule ring_all_reduce(const Problem& problem);
@@ -66,11 +67,15 @@ Schedule bruck_all_to_all(const Problem& problem);
 /// Dissemination barrier (Hensgen et al. 1988): ceil(log2 n) rounds of one byte.
 Schedule dissemination_barrier(const Problem& problem);
 
+struct Estimate;
+struct Extent;
+
 struct Algorithm {
   Collective collective;
   const char* name;  ///< as MUSTER_ALGO and `muster explain` take it: "ring"
   Schedule (*schedule)(const Problem&);
-  bool uneven = true;  ///< also for blocks that differ
+  Estimate (*estimate)(const Extent&);  ///< cost.h
+  bool uneven = true;                   ///< also for blocks that differ
 };
 
 /// All algorithms, those of one collective side by side.
@@ -78,5 +83,12 @@ std::span<const Algorithm> algorithms();
 std::span<const Algorithm> algorithms(Collective collective);
 /// The algorithm of this name; nullptr when there is none.
 const Algorithm* find_algorithm(Collective collective, std::string_view name);
+/// "recursive_doubling, halving_doubling, double_tree, ring".
+std::string algorithm_names(Collective collective);
+
+/// Whether the algorithm can do the problem.
+bool fits(const Algorithm& algorithm, const Problem& problem);
+/// The given algorithm where it fits, else the fastest by predict(). nullptr for a collective that has none.
+const Algorithm* choose(const Problem& problem);
 
 }  // namespace muster

@@ -50,30 +50,4 @@ class PreparedSchedule {
   std::unique_ptr<Run> run_;
 };
 
-/// One run of a schedule that is not kept. What PreparedSchedule says holds here too.
-class Execution {
- public:
-  Execution(Schedule schedule, std::span<Link* const> links, Buffers buffers, MutableByteView scratch, Completion done)
-      : prepared_(std::move(schedule)),
-        links_(links.begin(), links.end()),
-        buffers_(std::move(buffers)),
-        scratch_(scratch),
-        done_(std::move(done)) {}
-  /// Call it once.
-  void start() {
-    started_ = true;
-    prepared_.start(links_, std::move(buffers_), scratch_, std::move(done_));
-  }
-  bool finished() const { return started_ && !prepared_.running(); }
-  std::vector<Rank> waiting_for() const { return prepared_.waiting_for(); }
-
- private:
-  PreparedSchedule prepared_;
-  std::vector<Link*> links_;
-  Buffers buffers_;
-  MutableByteView scratch_;
-  Completion done_;
-  bool started_ = false;
-};
-
 }  // namespace muster

@@ -37,11 +37,7 @@ std::string describe(const Step& step) {
 }  // namespace
 
 Result<Schedule> plan(const Problem& problem) {
-  const bool small = problem.count * problem.element_bytes <= 64 << 10;
-  for (const Algorithm& algorithm : algorithms(problem.collective)) {
-    if (!algorithm.uneven && !problem.counts.empty()) continue;
-    if (small || &algorithm == &algorithms(problem.collective).back()) return algorithm.schedule(problem);
-  }
+  if (const Algorithm* algorithm = choose(problem)) return algorithm->schedule(problem);
   return fail(ErrorCode::kUnsupported, fmt::format("{} has no schedule over links", name(problem.collective)));
 }
 

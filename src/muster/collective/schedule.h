@@ -47,6 +47,18 @@ struct Schedule {
   size_t scratch_bytes = 0;
 };
 
+/// What messages between the ranks cost: LogP with bytes (Culler et al. 1993; Alexandrov et al. 1995).
+struct Network {
+  double latency = 15e-6;                ///< seconds from the end of a send until its bytes can be received
+  double overhead = 4e-6;                ///< seconds of CPU for a message, at either end
+  double bytes_per_second = 2e9;         ///< what an end puts through while it sends or receives
+  double reduce_bytes_per_second = 6e9;  ///< what a core combines, or copies
+  double load = 1;                       ///< ranks for each core of their host: beyond 1 they take turns
+  friend bool operator==(const Network&, const Network&) = default;
+};
+
+struct Algorithm;  // algorithms.h
+
 /// What is asked. Pure data: the same problem gives the same schedule on every rank and run, so it can be cached.
 /// Input and output are those of operation.h, which says what lies where; input is never written but where it is
 /// output.
@@ -59,9 +71,11 @@ struct Problem {
   Rank root = 0;
   std::vector<size_t> counts, receive_counts;  ///< elements of the ranks' blocks, where these differ: see operation.h
   size_t chunk_bytes = 1 << 18;                ///< pipelining grain of large messages, rounded down to whole elements
+  Network network;                             ///< what the choice of an algorithm goes by: the same at all ranks
+  const Algorithm* algorithm = nullptr;        ///< to be taken where it fits, whatever it costs; see tuning.h
 };
 
-/// The best schedule known for the problem: that of one of the algorithms in algorithms.h.
+/// The schedule of the algorithm that is chosen for the problem: the given one, else the fastest by predict() (cost.h).
 Result<Schedule> plan(const Problem& problem);
 
 /// For tests and `explain`: one line a step.

@@ -13,10 +13,12 @@
 #include "muster/launch/command.h"
 #include "muster/launch/completion.h"
 #include "muster/launch/dump_command.h"
+#include "muster/launch/explain_command.h"
 #include "muster/launch/options.h"
 #include "muster/launch/run.h"
 #include "muster/launch/status.h"
 #include "muster/launch/store_command.h"
+#include "muster/launch/tune_command.h"
 #include "muster/launch/warm.h"
 
 namespace muster {
@@ -76,6 +78,9 @@ constexpr Command kCommands[] = {
     {"trace", "[-o FILE] [PID...]", "write the last operations of running ranks as a trace for Perfetto",
      trace_command},
     {"store", "COMMAND [arguments]", "serve a store, or look into one: get, set, ls, watch, stat", store_command},
+    {"explain", "COLLECTIVE [options]", "show which algorithm a collective takes, how long, and its steps",
+     explain_command},
+    {"tune", "[--show]", "measure this machine once, for the choice of algorithms", tune_command},
     {"bench", "[arguments]", "measure muster beside its peers", bench},
     {"completion", "bash|zsh|fish", "print a script that lets the shell complete commands and options", complete},
     {"--version", "", "say which version this is", print_version},

@@ -1,0 +1,42 @@
+#include "muster/launch/explain_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "muster/collective/explain.h"
+
+namespace muster {
+
+int explain_command(const std::string&, const std::vector<std::string>& words) {
+  Question question;
+  std::string collective;
+  bool all = false;
+  CLI::App app("How a collective would run over links: candidates, predicted times, the choice, its steps.",
+               "muster explain");
+  app.add_option("COLLECTIVE", collective, "all_reduce, broadcast, ...")->required();
+  app.add_option("--bytes", question.bytes, "of the tensor, or of all ranks' blocks together: 4096, 64Ki, 1Mi")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  app.add_option("--ranks,-n", question.ranks, "how many ranks take part");
+  app.add_option("--nodes,-N", question.nodes, "over how many nodes they are spread");
+  app.add_option("--rank", question.rank, "whose steps are shown");
+  app.add_option("--root", question.root, "of a collective that has one");
+  app.add_option("--links", question.kind, "tcp, unix or shm");
+  app.add_flag("--all", all, "every step, however many there are");
+  try {
+    std::vector<std::string> reversed(words.rbegin(), words.rend());
+    app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (all) question.most_steps = SIZE_MAX;
+  const auto answer = [&]() -> Result<std::string> {
+    MUSTER_ASSIGN(question.collective, collective_named(collective));
+    MUSTER_ASSIGN(const Tuning tuning, load_tuning());
+    return explain(question, tuning);
+  }();
+  if (answer) return std::fputs(answer->c_str(), stdout) < 0;
+  std::fprintf(stderr, "muster: explain: %s\n", answer.error().message.c_str());
+  return 2;
+}
+
+}  // namespace muster

@@ -1,0 +1,133 @@
+#include "muster/collective/tuning.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "muster/base/random.h"
+
+namespace muster::test {
+namespace {
+
+using testing::HasSubstr;
+
+/// A folder for the record, and an environment that names it.
+class Tune : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "muster_tuning_XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    ::setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
+    ::unsetenv("MUSTER_ALGO");
+  }
+  void TearDown() override {
+    ::unsetenv("XDG_CACHE_HOME");
+    ::unsetenv("MUSTER_ALGO");
+    std::filesystem::remove_all(folder_);
+  }
+
+  std::string folder_;
+};
+
+Machine some_machine() {
+  Machine machine;
+  machine.tcp = {.latency = 1.25e-5, .overhead = 3e-6, .bytes_per_second = 3.5e9};
+  machine.cores = 7;
+  machine.measured = true;
+  return machine;
+}
+
+TEST_F(Tune, KeepsWhatWasMeasured) {
+  EXPECT_FALSE(load_tuning()->machine.measured) << "nothing was measured yet";
+  ASSERT_TRUE(save_machine(some_machine()));
+  EXPECT_EQ(load_tuning()->machine, some_machine());
+}
+
+TEST_F(Tune, GuessesWhereTheRecordIsNotOne) {
+  std::filesystem::create_directories(std::filesystem::path(machine_path()).parent_path());
+  for (const char* text : {"", "{", "[]", "{\"tcp\": 3}", "{\"cores\": -1}"}) {
+    std::ofstream(machine_path()) << text;
+    const auto tuning = load_tuning();
+    ASSERT_TRUE(tuning) << text;
+    EXPECT_FALSE(tuning->machine.measured) << text;
+  }
+}
+
+TEST_F(Tune, LiesBelowHomeWhereNoCacheIsNamed) {
+  ::unsetenv("XDG_CACHE_HOME");
+  ::setenv("HOME", folder_.c_str(), 1);
+  EXPECT_THAT(machine_path(), testing::StartsWith(folder_ + "/.cache/muster/machine-"));
+  ::unsetenv("HOME");
+  EXPECT_EQ(machine_path(), "");
+  EXPECT_FALSE(save_machine(some_machine()));
+}
+
+TEST_F(Tune, TakesTheAlgorithmsThatTheUserAsksFor) {
+  ::setenv("MUSTER_ALGO", "all_reduce=ring,broadcast=chain", 1);
+  const auto tuning = load_tuning();
+  ASSERT_TRUE(tuning);
+  Problem problem{.collective = Collective::kAllReduce, .size = 4, .count = 1};
+  tuning->apply(problem, "tcp", 2);
+  EXPECT_STREQ(choose(problem)->name, "ring");
+  problem.collective = Collective::kBroadcast;
+  tuning->apply(problem, "tcp", 2);
+  EXPECT_STREQ(choose(problem)->name, "chain");
+  problem.collective = Collective::kAllGather;
+  tuning->apply(problem, "tcp", 2);
+  EXPECT_EQ(problem.algorithm, nullptr);
+}
+
+TEST_F(Tune, TellsTheRightNamesWhereOneIsWrong) {
+  EXPECT_THAT(
+      parse_wanted("all_reduce=rnig").error().message,
+      testing::AllOf(HasSubstr("'rnig'"), HasSubstr("recursive_doubling, halving_doubling, double_tree, ring")));
+  EXPECT_THAT(parse_wanted("allreduce=ring").error().message, HasSubstr("names no collective"));
+  EXPECT_THAT(parse_wanted("all_reduce").error().message, HasSubstr("ring"));
+  EXPECT_THAT(parse_wanted("all_reduce=ring,,").error().message, HasSubstr("names no collective"));
+  EXPECT_TRUE(parse_wanted(""));
+  ::setenv("MUSTER_ALGO", "nonsense", 1);
+  EXPECT_EQ(load_tuning().error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST_F(Tune, TravelsBetweenRanks) {
+  Tuning tuning;
+  tuning.machine = some_machine();
+  tuning.wanted = *parse_wanted("reduce=binomial,all_to_all=bruck");
+  const auto there = Tuning::decode(tuning.encode());
+  ASSERT_TRUE(there);
+  EXPECT_EQ(there->machine, tuning.machine);
+  EXPECT_EQ(there->wanted, tuning.wanted);
+}
+
+TEST_F(Tune, RefusesWhatNoRankWrote) {
+  Tuning tuning;
+  const std::string good = tuning.encode();
+  EXPECT_FALSE(Tuning::decode(""));
+  EXPECT_FALSE(Tuning::decode(std::string(1 << 20, ' ')));
+  EXPECT_FALSE(Tuning::decode("{\"algo\": \"\"}"));
+  Random random(3);
+  for (int i = 0; i < 2000; ++i) {
+    std::string bad = good;
+    for (uint64_t hits = random.below(4) + 1; hits > 0; --hits) {
+      bad[random.below(bad.size())] = static_cast<char>(random.below(256));
+    }
+    const auto decoded = Tuning::decode(bad);  // must end, with whatever result
+    EXPECT_TRUE(!decoded || decoded->machine.cores > 0);
+  }
+}
+
+TEST_F(Tune, SaysHowManyRanksShareACore) {
+  Tuning tuning;
+  tuning.machine.cores = 2;
+  Problem problem;
+  tuning.apply(problem, "unix", 8);
+  EXPECT_EQ(problem.network.load, 4);
+  EXPECT_EQ(problem.network.latency, tuning.machine.local.latency);
+}
+
+}  // namespace
+}  // namespace muster::test
