@@ -5,9 +5,10 @@
 namespace muster {
 namespace {
 
-/// With more bytes, or more ranks, reading everybody's whole data costs more than the second shot.
+/// With more bytes, reading everybody's whole data costs more than the second wait. (Two ranks mostly have a core each,
+/// and wait less.)
 constexpr size_t kOneShotBytes = 16 << 10;
-constexpr size_t kOneShotBytesOfTwo = 32 << 10;
+constexpr size_t kOneShotBytesOfTwo = 8 << 10;
 /// What a rank holds of its own and of its peers' chunks stays in its second-level cache.
 constexpr size_t kChunk = 128 << 10;
 

@@ -1,7 +1,6 @@
 #include "muster/transport/shm/team.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,19 +22,14 @@ constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
 /// So many ranks meet flat even where they share cores.
 constexpr int kFlatRanks = 16;
 /// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
-/// their cores with others soon stop burning them; a good one doubles it.
+/// their cores with others soon stop burning them; one that was nearly long enough doubles it.
 constexpr int kMostSpins = 3000;
 constexpr int kLeastSpins = 32;
-/// Where ranks outnumber cores, whom one waits for may only need the core: giving it away is cheaper than a park.
+/// Whom one waits for may only need the core: giving it away is cheaper than a park.
 constexpr int kYields = 4;
 
 /// Steps wrap around; one is never 2^31 ahead of another.
 bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
-
-int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 /// Any difference in any word changes it, but for one chance in 2^64 or so.
 uint64_t digest(const Team::Tag& tag) {
@@ -78,10 +72,12 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
       // Many parked ranks that look around often would leave no time for those that work.
       watch_slice_(kWatchSlice * std::max(1, size / kFlatRanks)),
       // Spinning only pays while every rank has a core to spin on.
-      most_spins_(size <= usable_cores() ? kMostSpins : kLeastSpins),
+      own_cores_(size <= usable_cores()),
+      most_spins_(own_cores_ ? kMostSpins : kLeastSpins),
       spins_(most_spins_),
       seen_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
+      cores_(static_cast<size_t>(size)),
       process_domain_(process_domain()) {
   TeamRank& own = memory_->rank(rank_);
   own.pid = getpid();
@@ -105,6 +101,7 @@ void Team::publish() {
   own.fingerprint = fingerprint_;
   own.floor = settled_;
   own.direct = direct_word();
+  note_core();
   announce(own.step, step_);
 }
 
@@ -183,16 +180,36 @@ Result<> Team::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, c
   if (reached()) return {};
   for (int i = 0; i < spins_; ++i) {
     spin_pause();
-    if (!reached()) continue;
-    spins_ = std::min(most_spins_, 2 * spins_);
-    return {};
+    if (reached()) return longer_spins();
   }
-  spins_ = std::max(kLeastSpins, spins_ / 2);
+  if (own_cores_) part_from(owner);
   for (int i = 0; i < kYields; ++i) {
     sched_yield();
-    if (reached()) return {};
+    if (reached()) return longer_spins();
   }
+  spins_ = std::max(kLeastSpins, spins_ / 2);
   return park(word, owner, step, deadline);
+}
+
+void Team::note_core() {
+  const uint32_t core = CoreKeeper::current();
+  if (core == core_) return;
+  core_ = core;
+  memory_->rank(rank_).core.store(core, std::memory_order_relaxed);
+}
+
+/// Off the core that the awaited rank needs, if it is this one: to one that no rank uses.
+void Team::part_from(Rank awaited) {
+  note_core();
+  if (memory_->rank(awaited).core.load(std::memory_order_relaxed) != core_) return;
+  for (Rank peer = 0; peer < size_; ++peer) cores_[peer] = memory_->rank(peer).core.load(std::memory_order_relaxed);
+  core_keeper_.move_off(cores_);
+  note_core();
+}
+
+Result<> Team::longer_spins() {
+  spins_ = std::min(most_spins_, 2 * spins_);
+  return {};
 }
 
 Result<> Team::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {

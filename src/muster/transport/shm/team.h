@@ -9,6 +9,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/transport/shm/arena.h"
+#include "muster/transport/shm/core.h"
 #include "muster/transport/shm/peer_memory.h"
 #include "muster/transport/shm/team_memory.h"
 
@@ -108,6 +109,9 @@ class Team {
   Result<> settle(uint32_t step, const Deadline& deadline, bool compare);
   Result<> compare(Rank peer, uint32_t step);
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
+  Result<> longer_spins();
+  void note_core();
+  void part_from(Rank awaited);
   Result<> park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
   void announce(std::atomic<uint32_t>& word, uint32_t step);
   tl::unexpected<Error> late(Rank awaited, uint32_t step) const;
@@ -122,10 +126,14 @@ class Team {
   uint32_t step_ = 0;
   uint32_t settled_ = 0;  ///< a step that all ranks are known to have published
   const Duration watch_slice_;
+  const bool own_cores_;  ///< there is one for each rank
+  CoreKeeper core_keeper_;
+  uint32_t core_ = ~0U;
   const int most_spins_;
   int spins_;                   ///< before the next yield
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
   std::vector<const void*> pointers_;
+  std::vector<uint32_t> cores_;  ///< of all ranks: room to look at them
   std::shared_ptr<Arena> arena_;
   PeerMemory peer_memory_;
   const uint64_t process_domain_;
