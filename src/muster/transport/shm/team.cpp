@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kAllSlots = size_t{64} << 20;
 constexpr size_t kLeastSlot = size_t{32} << 10;
 /// Of a slot, for each rank.
-constexpr size_t kLeastPiece = 128;
+constexpr size_t kLeastPiece = 64;
 /// While parked, the watch is asked this often: how late the death of a peer is noticed.
 constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
 /// So many ranks meet flat even where they share cores.

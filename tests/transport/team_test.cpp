@@ -1,0 +1,120 @@
+#include "muster/transport/shm/team.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+namespace muster::test {
+namespace {
+
+Result<> nothing_to_see(Rank) { return {}; }
+
+Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
+
+TEST(Team, IsNotMadeOfWhatIsNoTeam) {
+  const Fd stranger(memfd_create("stranger", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(stranger.get(), 1 << 20), 0);
+  const auto refused = Team::attach(stranger, 0, 2, nothing_to_see);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kProtocol);
+  const auto memory = Team::allocate(3);
+  ASSERT_TRUE(memory);
+  const auto other_size = Team::attach(*memory, 0, 2, nothing_to_see);
+  ASSERT_FALSE(other_size);
+  EXPECT_EQ(other_size.error().code, ErrorCode::kMismatch);
+}
+
+TEST(Team, SaysWhichLimitIsInTheWay) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit{1 << 20, 1 << 20};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(2);
+    const auto memory = Team::allocate(8);
+    const bool right = !memory && memory.error().code == ErrorCode::kResourceExhausted &&
+                       memory.error().message.find("ulimit -f") != std::string::npos;
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST(Team, HoldsNoMoreMemoryThanItShould) {
+  for (const int size : {1, 2, 16, 64, 512}) {
+    const auto memory = TeamMemory::map(*Team::allocate(size), size);
+    ASSERT_TRUE(memory);
+    const size_t slots = (*memory)->slot_bytes() * kTeamSlots;
+    EXPECT_LE(slots, size_t{4} << 20);
+    EXPECT_LE(slots * size, size_t{64} << 20);
+    EXPECT_GE((*memory)->slot_bytes(), size * size_t{64}) << "a slot has room for a piece for each rank";
+  }
+}
+
+/// Two ranks: one publishes steps with numbers, as far ahead as the other lets it, the other checks every one.
+TEST(Team, KeepsWhatASlotHoldsUntilItWasRead) {
+  const auto memory = Team::allocate(2);
+  constexpr int kSteps = 20000;
+  std::atomic<int> wrong = 0;
+  const auto rank = [&](Rank self) {
+    const auto team = Team::attach(*memory, self, 2, nothing_to_see);
+    ASSERT_TRUE(team);
+    (*team)->open({1, 2, 3, 4});
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      const uint32_t step = (*team)->next();
+      if (self == 1) {
+        ASSERT_TRUE((*team)->wait(0, step, soon()));
+      }
+      ASSERT_TRUE((*team)->reserve(soon()));
+      if (self == 0) {
+        std::memcpy((*team)->payload(), &i, sizeof(i));
+        std::memcpy((*team)->slot() + 4000, &i, sizeof(i));
+      }
+      (*team)->publish();
+      if (self == 0) continue;
+      uint32_t in_line, in_slot;
+      std::memcpy(&in_line, (*team)->payload(0, step), sizeof(in_line));
+      std::memcpy(&in_slot, (*team)->slot(0, step) + 4000, sizeof(in_slot));
+      if (in_line != i || in_slot != i) ++wrong;
+    }
+  };
+  std::thread first([&] { rank(0); }), second([&] { rank(1); });
+  first.join();
+  second.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Team, EndsAWaitWithWhatTheWatchSays) {
+  const auto memory = Team::allocate(2);
+  std::atomic<bool> died = false;
+  std::atomic<bool> asked = false;
+  const auto team = Team::attach(*memory, 0, 2, [&](Rank awaited) -> Result<> {
+    EXPECT_EQ(awaited, 1);
+    asked = true;
+    if (!died) return {};
+    return fail(ErrorCode::kPeerLost, "rank 1 died", awaited);
+  });
+  ASSERT_TRUE(team);
+  std::thread killer([&] {
+    while (!asked) std::this_thread::yield();
+    died = true;
+    (*team)->wake_all();
+  });
+  (*team)->open({});
+  const uint32_t step = (*team)->next();
+  ASSERT_TRUE((*team)->reserve(soon()));
+  (*team)->publish();
+  const auto result = (*team)->wait_all(step, soon());
+  killer.join();
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kPeerLost);
+  EXPECT_EQ(result.error().rank, 1);
+}
+
+}  // namespace
+}  // namespace muster::test
