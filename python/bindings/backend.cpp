@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "muster/transport/shm/arena.h"
 
 namespace muster::python {
 namespace {
@@ -40,11 +41,12 @@ class Backends {
 
 void bind_backend(py::module_& module) {
   const auto backends = std::make_shared<Backends>();  // owned by the functions below
+  const auto arena = Arena::create();                  // has no memory before the first tensor
   module.def(
       "create_backend",
-      [backends](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
-                 const std::string& name, uint64_t generation) -> c10::intrusive_ptr<c10d::Backend> {
-        return TorchBackend::create(store, {rank, size, name, generation}, timeout,
+      [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
+                        const std::string& name, uint64_t generation) -> c10::intrusive_ptr<c10d::Backend> {
+        return TorchBackend::create(store, {rank, size, name, generation}, timeout, arena,
                                     [backends](const auto& backend) { backends->add(backend); });
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("generation"),

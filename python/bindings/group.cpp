@@ -113,12 +113,24 @@ Options options_of(const Arguments& arguments, size_t async) {
   return options;
 }
 
+/// pybind11's form of it costs more.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 /// Runs `call` without the GIL. Its Work for Python: None where it has ended.
 template <class Call>
 PyObject* run(Call call) {
   TorchBackend::Handle work;
   {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     work = call();
   }
   if (!work) Py_RETURN_NONE;
@@ -226,7 +238,7 @@ PyObject* message(PyObject* async, Call call, After after) {
   if (async != nullptr && PyObject_IsTrue(async) == 1) return run(call);
   TorchBackend::Handle work;
   {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     work = call();
     work->wait();
   }
@@ -263,9 +275,18 @@ PyObject* recv(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords
 
 PyObject* abort(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     backend_of(self).abort();
     Py_RETURN_NONE;
+  });
+}
+
+PyObject* empty(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] {
+    const Arguments<2> arguments("empty", {"count", "dtype"}, 2, given, count, keywords);
+    const int64_t elements = integer_of(arguments[0], 0);
+    const auto type = py::cast<c10::ScalarType>(py::handle(arguments[1]));
+    return THPVariable_Wrap(backend_of(self).allocateTensor(elements, at::TensorOptions(type)));
   });
 }
 
@@ -288,7 +309,7 @@ void free_group(PyObject* self) {
   {
     auto backend = std::move(reinterpret_cast<GroupObject*>(self)->backend);
     reinterpret_cast<GroupObject*>(self)->backend.~intrusive_ptr();
-    const py::gil_scoped_release no_gil;  // the last one waits for the group's threads, which may want the GIL
+    const WithoutGil no_gil;  // the last one waits for the group's threads, which may want the GIL
     backend.reset();
   }
   PyTypeObject* type = Py_TYPE(self);
@@ -316,7 +337,7 @@ PyMethodDef method(const char* name, Function function) {
 }  // namespace
 
 void bind_group(py::module_& module) {
-  static std::array<PyMethodDef, 11> methods{{
+  static std::array<PyMethodDef, 12> methods{{
       method("all_reduce", &all_reduce),
       method("reduce", &reduce),
       method("broadcast", &broadcast),
@@ -326,6 +347,7 @@ void bind_group(py::module_& module) {
       method("barrier", &barrier),
       method("send", &send),
       method("recv", &recv),
+      method("_empty", &empty),
       {"abort", &abort, METH_NOARGS, nullptr},
       {},
   }};

@@ -1,7 +1,7 @@
 # ruff: noqa: N999, A002 (names of torch: its own native module, and its collectives' arguments)
 from datetime import timedelta
 
-from torch import Tensor
+from torch import Tensor, dtype
 from torch._C._distributed_c10d import Backend, ReduceOp, Store, Work
 
 torch_version: str
@@ -24,6 +24,7 @@ class Group:
     def sequence(self) -> int: ...
     @property
     def transport(self) -> str: ...
+    def _empty(self, count: int, dtype: dtype) -> Tensor: ...
     def abort(self) -> None: ...
     def all_reduce(
         self,

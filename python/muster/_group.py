@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,17 @@ class Group(_C.Group):
         recv(tensor, source=None, tag=0, async_op=False)                     returns the rank that sent it
         barrier(async_op=False, timeout=None)
         abort()
+        empty(*shape, dtype=None)                 a tensor that collectives are fastest on
         rank, size, name, transport, timeout, sequence (collectives begun so far)
 
     op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or what torch.distributed takes.
     """
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor whose memory the ranks of this host share, so that collectives move its bytes once. Not cleared.
+        It may outlive the group.
+        """
+        return self._empty(math.prod(shape), dtype or torch.get_default_dtype()).view(shape)
 
     @staticmethod
     def from_process_group(group: dist.ProcessGroup | None = None) -> Group:

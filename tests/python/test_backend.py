@@ -10,7 +10,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from ranks import run_ranks
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
@@ -174,22 +173,6 @@ def objects(rank: int) -> None:
 
 def test_object_collectives_work_over_it() -> None:
     run_ranks(3, objects)
-
-
-def coalesced(rank: int) -> None:
-    tensors = [torch.full((n,), float(rank + n)) for n in (1, 5, 300)]
-    with dist._coalescing_manager(device=None):
-        for tensor in tensors:
-            dist.all_reduce(tensor)
-    assert [t.unique().tolist() for t in tensors] == [[2.0 * n + 1] for n in (1, 5, 300)]
-    result = functional.all_gather_tensor(torch.full((2,), float(rank)), 0, [0, 1])
-    assert result.tolist() == [0.0, 0.0, 1.0, 1.0]
-    result = functional.all_reduce(torch.full((2,), float(rank)), "sum", [0, 1])
-    assert result.tolist() == [1.0, 1.0]
-
-
-def test_coalesced_and_functional_collectives_work_over_it() -> None:
-    run_ranks(2, coalesced)
 
 
 def many_groups(rank: int) -> None:

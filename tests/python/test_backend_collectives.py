@@ -220,6 +220,7 @@ def messages(rank: int) -> None:
         assert seen == {1: [1] * 3, 2: [2] * 3}
     else:
         dist.send(torch.full((3,), rank), dst=0, tag=9)
+    dist.barrier()  # who leaves ends what waits for anybody
 
 
 def batched(rank: int) -> None:
@@ -298,7 +299,9 @@ def refused(rank: int) -> None:
     dist.barrier()  # nothing of this has begun anywhere
 
 
-@pytest.mark.parametrize("body", [uneven, shared_memory, strides, factors, sparse, coalesced, refused])
+@pytest.mark.parametrize(
+    "body", [uneven, shared_memory, strides, factors, sparse, messages, batched, coalesced, refused]
+)
 def test_three_ranks(body: Callable[[int], None]) -> None:
     run_ranks(SIZE, body)
 

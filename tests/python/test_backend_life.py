@@ -88,6 +88,7 @@ def told(rank: int) -> None:
     dist.all_reduce(torch.ones(1))
     works = [dist.broadcast(torch.ones(1000), src=0, async_op=True) for _ in range(3)]
     works[-1].wait()
+    assert works[0].get_future_result().wait() == 0
     world()._wait_for_pending_works()
     assert [str(info.op_type).split(".")[-1] for info in seen] == ["ALLREDUCE", *["BROADCAST"] * 3]
     assert all(info.active_duration >= timedelta(0) and info.time_finished >= info.time_started for info in seen)
@@ -102,10 +103,10 @@ def profiled(rank: int) -> None:
             work = dist.all_reduce(torch.ones(3, 5), async_op=wait)
             if work is not None:
                 work.wait()
-        outputs = [torch.empty(2), torch.empty(2), torch.empty(2)]
-        dist.all_gather(outputs, torch.ones(2))
+        dist.all_gather([torch.empty(2)], torch.ones(2))
     events = [(event.name, event.input_shapes) for event in profile.events() if event.name.startswith("muster:")]
     assert events.count(("muster:all_reduce", [[3, 5]])) == 2, events
+    assert all(event.is_async for event in profile.events() if event.name.startswith("muster:"))
     assert ("muster:all_gather", [[2]]) in events
 
 
@@ -177,9 +178,33 @@ def direct_messages(rank: int) -> None:
     group.barrier()
 
 
-@pytest.mark.parametrize("body", [splitting, monitored, timeouts, told, profiled, direct])
+def allocated(rank: int) -> None:
+    assert backend().supports_tensor_alloc(torch.device("cpu"))
+    data = backend().allocate_tensor(300_000, dtype=torch.float32, device=torch.device("cpu"))
+    data.fill_(rank)
+    dist.all_reduce(data)
+    assert data.unique().tolist() == [3.0]
+    half = muster.group().empty(1000, 3, dtype=torch.bfloat16)
+    assert (half.shape, half.dtype) == (torch.Size([1000, 3]), torch.bfloat16)
+    half.fill_(1)
+    output = muster.group().empty(3000, 3, dtype=torch.bfloat16)
+    dist.all_gather_into_tensor(output, half)
+    assert output.eq(1).all()
+    assert backend().allocate_tensor(0, dtype=torch.int8, device=torch.device("cpu")).numel() == 0
+    with pytest.raises(ValueError, match="not for meta"):
+        backend().allocate_tensor(1, dtype=torch.int8, device=torch.device("meta"))
+    dist.destroy_process_group()
+    assert data.sum().item() == 900_000, "tensors outlive the group"
+    data.fill_(5)
+
+
+@pytest.mark.parametrize("body", [splitting, monitored, timeouts, told, direct, direct_messages, allocated])
 def test_three_ranks(body: Any) -> None:
     run_ranks(3, body)
+
+
+def test_profilers_show_its_operations_with_their_shapes() -> None:
+    run_ranks(1, profiled)
 
 
 def test_survivors_shrink_a_group_whose_rank_died() -> None:

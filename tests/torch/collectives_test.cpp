@@ -61,7 +61,9 @@ TEST(TensorCollectives, MoveSlotsBetweenRanks) {
 
     const at::Tensor gathered = gather(group, mine, 1);
     EXPECT_EQ(gathered.defined(), rank == 1);
-    if (rank == 1) EXPECT_TRUE(at::equal(gathered[2], mine + 10.F));
+    if (rank == 1) {
+      EXPECT_TRUE(at::equal(gathered[2], mine + 10.F));
+    }
 
     const at::Tensor part = at::empty({2});
     scatter(group, mine, part, 2);
@@ -79,6 +81,19 @@ TEST(TensorCollectives, MoveSlotsBetweenRanks) {
     reduce(group, total, ReduceOp::kMax, 0);
     EXPECT_TRUE(at::equal(total, rank == 0 ? mine + 20.F : mine));
     EXPECT_THROW(all_to_all(group, at::zeros({2, 2})), c10::ValueError);
+    barrier(group);
+  });
+}
+
+TEST(TensorCollectives, SendAndReceive) {
+  test::run_group(2, "shm", [](Group& group) {
+    if (group.membership().rank == 0) {
+      send(group, at::arange(6, at::kLong).view({2, 3}).t(), 1, 4);
+    } else {
+      const at::Tensor received = at::zeros({2, 3}, at::kLong).t();
+      EXPECT_EQ(receive(group, received, kAnyRank, 4), 0);
+      EXPECT_TRUE(at::equal(received, at::arange(6, at::kLong).view({2, 3}).t()));
+    }
     barrier(group);
   });
 }

@@ -1,7 +1,9 @@
 #include "muster/torch/backend.h"
 
+#include <ATen/ATen.h>
 #include <unistd.h>
 
+#include "muster/torch/allocator.h"
 #include "muster/torch/arguments.h"
 #include "muster/torch/inline_call.h"
 #include "muster/torch/store.h"
@@ -20,9 +22,11 @@ bool refused(const muster::Work& work) {
 }  // namespace
 
 c10::intrusive_ptr<TorchBackend> TorchBackend::create(const c10::intrusive_ptr<c10d::Store>& store,
-                                                      const Membership& membership, Milliseconds timeout, Made made) {
+                                                      const Membership& membership, Milliseconds timeout,
+                                                      std::shared_ptr<Arena> arena, Made made) {
   GroupOptions options = value_or_throw(group_options_from_environment());
   options.timeout = timeout;
+  options.arena = std::move(arena);
   std::unique_ptr<Store> adapted = store_over_c10d(store);
   std::unique_ptr<Group> group = value_or_throw(Group::form(*adapted, membership, options));
   auto backend = c10::make_intrusive<TorchBackend>(std::move(adapted), std::move(group), timeout, made);
@@ -118,6 +122,20 @@ TorchBackend::Handle TorchBackend::barrier(const c10d::BarrierOptions& options) 
   Request request = this->request(c10d::OpType::BARRIER, "muster:barrier", options.asyncOp);
   request.add(Collective::kBarrier, {}, {});
   return launch(std::move(request), {}, options.timeout);
+}
+
+at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {  // NOLINT: c10d's type
+  constexpr const char* kTitle = "allocate_tensor";
+  check_argument(size >= 0, kTitle, "a tensor cannot have ", size, " elements");
+  check_argument(options.device().is_cpu(), kTitle, "gives CPU tensors, not for ", options.device());
+  const std::shared_ptr<Arena> arena = group_->arena();
+  return arena ? empty_in(arena, size, options) : at::empty({size}, options);
+}
+
+std::shared_ptr<c10::Allocator> TorchBackend::getMemAllocator() {
+  const std::shared_ptr<Arena> arena = group_->arena();
+  if (arena == nullptr) throw_error({ErrorCode::kUnsupported, "the ranks of this group share no memory"});
+  return arena_allocator(arena);
 }
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {

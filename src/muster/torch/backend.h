@@ -31,9 +31,11 @@ class TorchBackend final : public c10d::Backend {
   /// Told of a backend that was made: by create(), or out of one that was.
   using Made = std::function<void(const c10::intrusive_ptr<TorchBackend>&)>;
 
-  /// Meets the other ranks through `store`. Blocks, up to `timeout`: call it without the GIL.
+  /// Meets the other ranks through `store`. Blocks, up to `timeout`: call it without the GIL. `arena`, if any, is where
+  /// allocateTensor() has memory from: one for all groups of a process.
   static c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 const Membership& membership, Milliseconds timeout, Made made = {});
+                                                 const Membership& membership, Milliseconds timeout,
+                                                 std::shared_ptr<Arena> arena = nullptr, Made made = {});
   TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout, Made made);
   ~TorchBackend() override;
 
@@ -106,6 +108,12 @@ class TorchBackend final : public c10d::Backend {
   /// `flags` 1 (torch's SHRINK_ABORT) aborts this group first.
   c10::intrusive_ptr<Backend> shrink(const std::vector<int64_t>& excluded, int flags,
                                      const c10::intrusive_ptr<Options>& options) override;
+
+  // Memory that the ranks of this host share: collectives move such tensors' bytes once. Tensors may outlive the group.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return group_->arena() != nullptr; }
+  /// Ordinary memory where this rank shares none with another.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: c10d's type
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
   /// The group below: for its transport and status.
   Group& group() { return *group_; }

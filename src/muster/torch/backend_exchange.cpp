@@ -92,7 +92,7 @@ TorchBackend::Handle TorchBackend::send(Tensors& tensors, int destination, int t
 
 TorchBackend::Handle TorchBackend::launch_receive(Tensors& tensors, Rank source, int tag, c10d::OpType type) {
   const at::Tensor& tensor = only(tensors, "recv");
-  const char* title = type == c10d::OpType::RECVANYSOURCE ? "muster:recv_any_source" : "muster:recv";
+  const char* title = type == c10d::OpType::RECVANYSOURCE ? "muster:recvAnySource" : "muster:recv";
   Request request = this->request(type, title, /*async=*/true);
   request.messages.push_back({request.write(tensor), source, tag_of(tag), false});
   request.outputs = tensors;

@@ -152,6 +152,15 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFuture() {
   return future_;
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFutureResult() {
+  auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  getFuture()->addCallback([result](c10::ivalue::Future& future) {
+    const auto outcome = future.hasError() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+    result->markCompleted(static_cast<int64_t>(outcome));
+  });
+  return result;
+}
+
 void TensorWork::complete_future() {
   if (exception_) {
     future_->setError(exception_);
@@ -177,10 +186,13 @@ ProfilerEvent::ProfilerEvent(const char* title, at::TensorList inputs) {
   if (!profiled()) return;
   guard_ = std::make_unique<Guard>();
   if (!guard_->record.isActive()) return;
+  guard_->record._setAsync();  // as Works' events are, which is what readers of traces expect of collectives
   const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
   guard_->record.before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
 }
 
-ProfilerEvent::~ProfilerEvent() = default;
+ProfilerEvent::~ProfilerEvent() {
+  if (guard_) guard_->record.end();
+}
 
 }  // namespace muster

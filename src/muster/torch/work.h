@@ -65,6 +65,8 @@ class TensorWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return request_.outputs; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /// Of a c10d::WorkResult, as an integer; never fails.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
   /// Of a receive from any rank, once it is done.
   int sourceRank() const override;
