@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import muster
 from muster.bench.groups import Groups
 from muster.bench.memory import cold_pool_bytes, copying, in_turn, make_tensors, slots
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
@@ -47,8 +48,11 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
     notes: dict[str, str] = {}
     for way, what in _ways(groups, operation, options).items():
         tensors = make_tensors(operation, like, count, what.allocate) if what.allocate else ordinary
-        bind = operation.direct if what.direct and operation.direct else operation.call
-        bound = [bind(one, groups[what.group]) for one in tensors]
+        if what.direct and operation.direct:
+            direct = muster.group(groups[what.group])
+            bound = [operation.direct(one, direct) for one in tensors]
+        else:
+            bound = [operation.call(one, groups[what.group]) for one in tensors]
         reason = agreed(failure(operation, tensors[0], bound[0]))
         if reason:
             notes[way] = reason

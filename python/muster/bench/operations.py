@@ -160,14 +160,19 @@ OPERATIONS: dict[str, Operation] = {
         _all_summed,
         bus=lambda ranks: 2 * _shared_out(ranks),
         in_place=True,
+        direct=lambda tensors, group: lambda: group.all_reduce(tensors.output),
     ),
     "reduce": Operation(
-        lambda tensors, group: lambda: dist.reduce(tensors.output, 0, group=group), _at_root(_all_summed), in_place=True
+        lambda tensors, group: lambda: dist.reduce(tensors.output, 0, group=group),
+        _at_root(_all_summed),
+        in_place=True,
+        direct=lambda tensors, group: lambda: group.reduce(tensors.output, 0),
     ),
     "broadcast": Operation(
         lambda tensors, group: lambda: dist.broadcast(tensors.output, 0, group=group),
         _from_rank(lambda tensors: 0),
         in_place=True,
+        direct=lambda tensors, group: lambda: group.broadcast(tensors.output, 0),
     ),
     "all_gather": Operation(_all_gather, _gathered, bus=_shared_out, output_blocks=True),
     "all_gather_into_tensor": Operation(
@@ -175,6 +180,7 @@ OPERATIONS: dict[str, Operation] = {
         _gathered,
         bus=_shared_out,
         output_blocks=True,
+        direct=lambda tensors, group: lambda: group.all_gather_into(tensors.output, tensors.input),
     ),
     "gather": Operation(_gather, _at_root(_gathered), bus=_shared_out, output_blocks=True),
     "scatter": Operation(_scatter, _block, bus=_shared_out, input_blocks=True),
@@ -186,6 +192,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda tensors: _summed(tensors, _block(tensors)),
         bus=_shared_out,
         input_blocks=True,
+        direct=lambda tensors, group: lambda: group.reduce_scatter(tensors.output, tensors.input),
     ),
     "all_to_all": Operation(_all_to_all, _exchanged, bus=_shared_out, input_blocks=True, output_blocks=True),
     "all_to_all_single": Operation(
@@ -194,8 +201,13 @@ OPERATIONS: dict[str, Operation] = {
         bus=_shared_out,
         input_blocks=True,
         output_blocks=True,
+        direct=lambda tensors, group: lambda: group.all_to_all_single(tensors.output, tensors.input),
     ),
     "send_recv": Operation(_send_recv, _from_rank(_partner), messages=2),
     "exchange": Operation(_ring_exchange, _from_rank(lambda tensors: (tensors.rank - 1) % tensors.ranks)),
-    "barrier": Operation(lambda tensors, group: lambda: dist.barrier(group=group), lambda tensors: None),
+    "barrier": Operation(
+        lambda tensors, group: lambda: dist.barrier(group=group),
+        lambda tensors: None,
+        direct=lambda tensors, group: group.barrier,
+    ),
 }
