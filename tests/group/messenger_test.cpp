@@ -162,6 +162,24 @@ TEST_P(Messages, MoveWhileNobodyWaitsForThem) {
   });
 }
 
+TEST_P(Messages, MayBeAwaitedByACallbackOfAnother) {
+  test::run_group(2, GetParam(), [](Group& group) {
+    const Rank peer = 1 - group.membership().rank;
+    Floats out = pattern(20'000, 1), first(out.size()), second(out.size());
+    std::promise<Result<>> done;
+    const Work later = group.receive(view(second), peer, 2, kAsync);
+    const Work receive = group.receive(view(first), peer, 1, kAsync);
+    receive.on_done([&](const Result<>&) {
+      expect_done(group.send(view(out), peer, 2));
+      done.set_value(later.wait());
+    });
+    const Work send = group.send(view(out), peer, 1, kAsync);
+    EXPECT_TRUE(done.get_future().get());
+    expect_done(send);
+    EXPECT_EQ(second, out);
+  });
+}
+
 TEST_P(Messages, GoBesideCollectives) {
   test::run_group(2, GetParam(), [](Group& group) {
     const Rank self = group.membership().rank;

@@ -72,6 +72,7 @@ void IncomingMessages::deliver(UnexpectedMessage& message, const MessagePtr& rec
   receive->source = peer();
   if (message.header.kind == MessageKind::kOffer) return accept(message.header, receive);
   if (!message.whole) {
+    receive->matched = true;
     message.claimed = receive;
     return;
   }

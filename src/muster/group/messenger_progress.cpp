@@ -17,8 +17,8 @@ namespace {
 constexpr Duration kLongestSleep = 100ms;
 /// Vain turns before others are let onto the core.
 constexpr int kPoliteAfter = 64;
-/// Of so many vain turns one asks the kernel for events; the others look at shared memory only.
-constexpr int kAskEvery = 16;
+/// Of so many turns one asks the kernel for events; the others look at shared memory only.
+constexpr unsigned kAskEvery = 16;
 /// The thread goes to sleep for good after so many naps without work.
 constexpr int kIdleNaps = 50;
 
@@ -40,6 +40,7 @@ void Messenger::wait_until(Lock& lock, const std::function<bool()>& done, const 
       take_turns(lock, done, deadline);
       driving_ = false;
       if (waiting_ > 0) changed_.notify_all();
+      call_back(lock);
       continue;
     }
     ++waiting_;
@@ -51,19 +52,18 @@ void Messenger::wait_until(Lock& lock, const std::function<bool()>& done, const 
   if (stopping_) changed_.notify_all();
 }
 
+/// Until it is done or somebody is to be called back: not from in here, for a callback may wait for a message too.
 void Messenger::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
-  for (int vain = 0; !done(); ++vain) {
-    const bool moved = vain % kAskEvery == kAskEvery - 1 ? loop_->poll() : loop_->run_pollers();
-    if (moved) vain = 0;
-    if (vain % kAskEvery == kAskEvery - 1) {
+  int vain = 0;
+  for (unsigned turn = 1; !done(); ++turn) {
+    const bool ask = turn % kAskEvery == 0;
+    const bool moved = ask ? loop_->poll() : loop_->run_pollers();
+    vain = moved ? 0 : vain + 1;
+    if (ask) {
       expire();
       if (deadline.passed()) return;
     }
-    if (done()) return;
-    if (!callbacks_.empty()) {
-      call_back(lock);
-      continue;
-    }
+    if (done() || !callbacks_.empty()) return;
     const Duration idle = moved ? Duration::zero() : loop_->idle_time(kLongestSleep);
     if (idle > Duration::zero()) {
       park(lock, std::min(idle, deadline.left()));
@@ -138,12 +138,14 @@ void Messenger::progress() {
     ++naps;
     if (stopping_ || !has_work() || driving_ || waiting_ > 0) continue;
     naps = 0;
-    driving_ = by_thread_ = true;
-    take_turns(
-        lock, [this] { return stopping_ || waiting_ > 0 || !has_work(); }, Deadline::after(Duration::max()));
-    driving_ = by_thread_ = false;
-    changed_.notify_all();
-    call_back(lock);
+    const auto unwanted = [this] { return stopping_ || waiting_ > 0 || !has_work(); };
+    while (!unwanted() && !driving_) {
+      driving_ = by_thread_ = true;
+      take_turns(lock, unwanted, Deadline::after(Duration::max()));
+      driving_ = by_thread_ = false;
+      changed_.notify_all();
+      call_back(lock);
+    }
   }
 }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "muster/transport/shm/core.h"
+
 namespace muster {
 namespace {
 
@@ -72,6 +74,7 @@ Result<size_t> RingWriter::write(Transfer& transfer) {
   transfer.copy_to(data_ + tail_ % kRingBytes, first);
   transfer.copy_to(data_, bytes - first);
   tail_ += bytes;
+  control_->writer_core.store(CoreKeeper::current(), std::memory_order_relaxed);
   control_->tail.store(tail_);
   return bytes;
 }

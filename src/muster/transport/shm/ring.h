@@ -11,6 +11,7 @@ namespace muster {
 /// beginning and never wrap. The writer owns tail and its flag's meaning, the reader head: each on its own cache line.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> tail;
+  std::atomic<uint32_t> writer_core;  ///< on which it wrote last; beside tail, for both are read together
   alignas(64) std::atomic<uint64_t> head;
   alignas(64) std::atomic<uint32_t> reader_parked;
   alignas(64) std::atomic<uint32_t> writer_parked;
@@ -69,6 +70,7 @@ class RingReader {
   /// Gives what is there; kProtocol when the writer claims more than fits.
   Result<size_t> read(Transfer& operation);
   bool has_bytes() const { return control_->tail.load() != head_; }
+  uint32_t writer_core() const { return control_->writer_core.load(std::memory_order_relaxed); }
   bool claim_wake() { return RingWriter::claim(control_->writer_parked); }
   void park(bool parked);
   bool parked() const { return parked_; }

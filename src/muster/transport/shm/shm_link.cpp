@@ -15,6 +15,7 @@
 #include "muster/transport/establish.h"
 #include "muster/transport/link_base.h"
 #include "muster/transport/parting.h"
+#include "muster/transport/shm/core.h"
 #include "muster/transport/shm/ring.h"
 
 namespace muster {
@@ -78,6 +79,7 @@ class ShmLink final : public LinkBase {
   Loop::PollerId poller_ = 0;   // 0: none
   TimePoint spin_until_;
   bool moved_ = false;  // bytes, since the last look
+  CoreKeeper core_;
 };
 
 // ---- the rings
@@ -148,6 +150,9 @@ void ShmLink::park() {
   loop_.remove_poller(poller_);
   poller_ = 0;
   moved_ = false;
+  // The writer may be silent because this end has its core.
+  const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
+  if (receiving() && taken[0] == CoreKeeper::current()) core_.move_off(taken);
   pump_receives();  // what came before the flag was seen
   if (is_open()) pump_sends();
 }
