@@ -41,6 +41,11 @@ class Linker {
   /// with `interrupted`'s error, when it has one. kTimeout, or kPeerLost for one that refuses, names the rank.
   Result<> link_with(const std::vector<Rank>& ranks, const Deadline& deadline,
                      const std::function<std::optional<Error>()>& interrupted);
+  /// From now on no link is made; those that are there stay.
+  void stop() {
+    listeners_.clear();
+    for (auto& dial : dials_) dial.reset();
+  }
   /// By rank; null where there is none (yet).
   Link* link(Rank rank) const { return links_[rank].get(); }
   const std::vector<std::unique_ptr<Link>>& links() const { return links_; }

@@ -79,6 +79,10 @@ class MeshBuilder {
     if (!options_.host_label.empty()) self.domain += "/label:" + options_.host_label;
     self.process_domain = process_domain();
     fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
+    if (leads()) {
+      MUSTER_ASSIGN(const Tuning tuning, load_tuning());
+      self.tuning = tuning.encode();
+    }
     identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
@@ -96,6 +100,7 @@ class MeshBuilder {
     MUSTER_TRY(rendezvous_.announce(self, deadline_));
     MUSTER_ASSIGN(mesh_.members, rendezvous_.members(deadline_));
     mesh_.topology = Topology(mesh_.members);
+    MUSTER_ASSIGN(mesh_.tuning, Tuning::decode(mesh_.members[0].tuning));
     return has_team() && leads_host() ? offer_team() : Result<>{};
   }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "muster/collective/tuning.h"
 #include "muster/group/linker.h"
 #include "muster/group/messenger.h"
 #include "muster/group/rendezvous.h"
@@ -23,6 +24,7 @@ struct Mesh {
   std::vector<Member> members;     ///< by rank
   std::unique_ptr<Linker> linker;  ///< holds the links, and makes more
   Topology topology;
+  Tuning tuning;   ///< rank 0's, at all ranks
   Fd team_memory;  ///< to be attached by the ranks of this host, where there are several
   /// Listens, and is to be begun with the places. Shared with the Works that it has to finish.
   std::shared_ptr<Messenger> messenger;

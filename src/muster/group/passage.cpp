@@ -32,6 +32,12 @@ bool asks_for(const Problem& problem, const Operation& operation, Rank self, int
 
 }  // namespace
 
+void Passage::choose_by(const Tuning& tuning, std::string kind, int ranks_per_host) {
+  tuning_ = tuning;
+  kind_ = std::move(kind);
+  ranks_per_host_ = ranks_per_host;
+}
+
 Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int size) {
   ++calls_;
   for (last_ = 0; last_ < plans_.size(); ++last_) {
@@ -40,6 +46,7 @@ Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int
     return &plans_[last_].prepared.schedule();
   }
   Problem problem = problem_of(operation, self, size);
+  tuning_.apply(problem, kind_, ranks_per_host_);
   MUSTER_ASSIGN(Schedule schedule, muster::plan(problem));
   keep({std::move(problem), PreparedSchedule(std::move(schedule)), calls_});
   return &plans_[last_].prepared.schedule();

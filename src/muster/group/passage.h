@@ -3,11 +3,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "muster/collective/execution.h"
 #include "muster/collective/operation.h"
 #include "muster/collective/schedule.h"
+#include "muster/collective/tuning.h"
 
 namespace muster {
 
@@ -15,6 +17,10 @@ namespace muster {
 /// memory. Driven by the links' loop.
 class Passage {
  public:
+  /// How plans are chosen: for links of a kind ("tcp", "unix", "shm"), with so many ranks on a host. Alike at all
+  /// ranks; to be told before the first call.
+  void choose_by(const Tuning& tuning, std::string kind, int ranks_per_host);
+
   /// The schedule of an operation between `size` ranks of which this one is `self`. Valid until the next call. Not to
   /// be called while one is under way.
   Result<const Schedule*> plan(const Operation& operation, Rank self, int size);
@@ -38,6 +44,9 @@ class Passage {
   };
   void keep(Plan plan);
 
+  Tuning tuning_;
+  std::string kind_ = "tcp";
+  int ranks_per_host_ = 1;
   std::vector<Plan> plans_;
   size_t last_ = 0;
   uint64_t calls_ = 0;

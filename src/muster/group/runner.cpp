@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -88,6 +89,7 @@ Runner::Runner(Mesh mesh, const Membership& membership)
     if (Link* link = mesh_.linker->link(rank)) watch_link(rank, *link);
   }
   mesh_.linker->on_link([this](Rank rank, Link& link) { watch_link(rank, link); });
+  tune();
 }
 
 Runner::~Runner() {
@@ -111,6 +113,20 @@ Hierarchy::Levels Runner::levels() {
 
 const std::vector<Rank>& Runner::locals() const {
   return mesh_.topology.hosts[mesh_.topology.host_of[membership_.rank]];
+}
+
+/// From what all ranks know of each other, so that they choose alike.
+void Runner::tune() {
+  std::map<std::string, int> hosts;
+  bool local = true;
+  for (const Member& member : mesh_.members) {
+    ++hosts[member.domain];
+    local = local && !member.local_address.empty();
+  }
+  int most = 1;
+  for (const auto& [domain, ranks] : hosts) most = std::max(most, ranks);
+  const char* kind = hosts.size() > 1 || !local ? "tcp" : mesh_.members[0].shares_memory ? "shm" : "unix";
+  passage_.choose_by(mesh_.tuning, kind, most);
 }
 
 void Runner::watch_link(Rank rank, Link& link) {
@@ -396,6 +412,7 @@ void Runner::die(const Error& why) {
   dead_ = true;
   if (!fatal_) fatal_ = why;
   for (const Fd& process : processes_) mesh_.loop->unwatch(process.get());
+  mesh_.linker->stop();
   for (Link* link : links_) {
     if (link != nullptr && link->is_open()) link->close(why);
   }

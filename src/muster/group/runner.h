@@ -44,6 +44,7 @@ class Runner {
   Runner(Mesh mesh, const Membership& membership);
   Result<> join_team(std::shared_ptr<Arena> arena);
   Result<bool> all_agree(bool mine, const Deadline& deadline);
+  void tune();
   void watch_link(Rank rank, Link& link);
   void watch_processes();
   void lost(Rank rank, const Error& why);
