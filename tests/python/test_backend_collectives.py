@@ -216,7 +216,8 @@ def messages(rank: int) -> None:
         seen = {}
         for _ in others:
             data = torch.empty(3, dtype=torch.int64)
-            seen[dist.recv(data, tag=9)] = data.tolist()
+            source = dist.recv(data, tag=9)
+            seen[source] = data.tolist()
         assert seen == {1: [1] * 3, 2: [2] * 3}
     else:
         dist.send(torch.full((3,), rank), dst=0, tag=9)
