@@ -173,7 +173,7 @@ void Messenger::dialled(Rank rank, Result<std::unique_ptr<Link>> link) {
   if (dead_) return;
   Outgoing& outgoing = outgoing_[rank];
   outgoing.dial.reset();
-  if (link) return outgoing.channel->open(std::move(*link), process_of(rank) != 0);
+  if (link) return outgoing.channel->open(std::move(*link));
   Error error = std::move(link).error();
   error.rank = rank;
   if (error.code == ErrorCode::kUnavailable) {
@@ -194,18 +194,9 @@ void Messenger::adopt(std::unique_ptr<Link> link) {
   if (channel) {
     return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} sends already", rank), rank, {}});
   }
-  channel =
-      std::make_unique<IncomingMessages>(static_cast<MessageOffice&>(*this), *loop_, matcher_, rank, process_of(rank));
+  channel = std::make_unique<IncomingMessages>(static_cast<MessageOffice&>(*this), matcher_, rank);
   watch_process(rank);
   channel->open(std::move(link));
-}
-
-/// Where the memory of the rank's process can be read; else 0.
-pid_t Messenger::process_of(Rank rank) const {
-  if (places_.empty() || !places_[rank].shared_memory) return 0;
-  const Member& member = places_[rank].member;
-  const bool known = member.process_domain != 0 && member.process_domain == places_[self_.rank].member.process_domain;
-  return known ? member.pid : 0;
 }
 
 /// A process that was forked by a peer, as data loaders are, keeps the peer's sockets open beyond its death.

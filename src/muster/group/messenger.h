@@ -81,7 +81,6 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   void dial(Rank rank);
   void dialled(Rank rank, Result<std::unique_ptr<Link>> link);
   void adopt(std::unique_ptr<Link> link);
-  pid_t process_of(Rank rank) const;
   void watch_process(Rank rank);
   void probe_later(Rank rank);
   void probe();

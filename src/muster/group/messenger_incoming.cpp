@@ -1,7 +1,6 @@
 #include "muster/group/messenger_incoming.h"
 
 #include <fmt/format.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,14 +10,8 @@ namespace {
 
 /// As many as the sender can have under way (see messenger_outgoing.cpp).
 constexpr size_t kMostOffers = 1 << 16;
-/// Read from the sender's memory in one turn of the loop: fits a core's cache, and costs some 100 us.
-constexpr size_t kCopyBytes = size_t{512} << 10;
 
 }  // namespace
-
-IncomingMessages::~IncomingMessages() {
-  if (poller_ != 0) loop_.remove_poller(poller_);
-}
 
 void IncomingMessages::handle(const MessageHeader& header) {
   switch (header.kind) {
@@ -109,14 +102,14 @@ void IncomingMessages::accept(const MessageHeader& offer, const MessagePtr& rece
     --offers_;
     return write({MessageKind::kRefuse, 0, offer.id, receive->data.bytes(), pay()});
   }
-  receive->matched = true;
-  receive->id = offer.id;
-  if (offer.bytes == 0 || (offer.extra != 0 && process_ != 0 && readable_)) {
-    copies_.push({receive, offer});
-    if (poller_ == 0) poller_ = loop_.add_poller([this] { return copy(); });
-    return;
+  if (offer.bytes == 0) {
+    --offers_;
+    office_.finish(receive, {});
+  } else {
+    receive->matched = true;
+    receive->id = offer.id;
+    accepted_.emplace(offer.id, receive);
   }
-  accepted_.emplace(offer.id, receive);
   write({MessageKind::kAccept, 0, offer.id, 0, pay()});
 }
 
@@ -141,40 +134,6 @@ void IncomingMessages::on_data(const MessageHeader& header) {
 uint64_t IncomingMessages::pay() {
   out_ -= owed_;
   return std::exchange(owed_, 0);
-}
-
-// ---- copies
-
-/// A piece of the first copy; true, as there may be more.
-bool IncomingMessages::copy() {
-  const auto [receive, offer] = copies_.front();
-  if (receive->over || !is_open()) return end_copy(MessageKind::kTaken), true;
-  if (receive->moved == offer.bytes) return end_copy(MessageKind::kTaken), true;
-  const Segment to = receive->data.at(receive->moved, std::min<size_t>(kCopyBytes, offer.bytes - receive->moved));
-  const iovec local{to.data, to.bytes};
-  const iovec remote{reinterpret_cast<void*>(static_cast<uintptr_t>(offer.extra + receive->moved)), to.bytes};
-  const ssize_t got = process_vm_readv(process_, &local, 1, &remote, 1, 0);
-  if (got <= 0) {
-    readable_ = false;  // forbidden, as in some containers: then it comes through the link, from its beginning
-    end_copy(MessageKind::kAccept);
-    return true;
-  }
-  receive->moved += static_cast<size_t>(got);
-  return true;
-}
-
-void IncomingMessages::end_copy(MessageKind answer) {
-  const Copy done = copies_.pop();
-  if (copies_.empty()) loop_.remove_poller(std::exchange(poller_, 0));
-  if (done.receive->over || !is_open()) return;
-  if (answer == MessageKind::kAccept) {
-    done.receive->moved = 0;
-    accepted_.emplace(done.offer.id, done.receive);
-  } else {
-    --offers_;
-    office_.finish(done.receive, {});
-  }
-  write({answer, 0, done.offer.id, 0, pay()});
 }
 
 }  // namespace muster

@@ -4,7 +4,6 @@
 
 #include "muster/group/messenger_channel.h"
 #include "muster/group/messenger_matcher.h"
-#include "muster/io/loop.h"
 
 namespace muster {
 
@@ -24,10 +23,8 @@ using MessageMatcher = Matcher<MessagePtr, UnexpectedPtr>;
 /// One other rank's messages to this one.
 class IncomingMessages final : public MessageChannel {
  public:
-  /// `process`: the sender's, where its memory may be read; else 0.
-  IncomingMessages(MessageOffice& office, Loop& loop, MessageMatcher& matcher, Rank from, pid_t process)
-      : MessageChannel(office, from), loop_(loop), matcher_(matcher), process_(process) {}
-  ~IncomingMessages() override;
+  IncomingMessages(MessageOffice& office, MessageMatcher& matcher, Rank from)
+      : MessageChannel(office, from), matcher_(matcher) {}
 
   void open(std::unique_ptr<Link> link) { begin(std::move(link)); }
   /// Gives one of this channel's unexpected messages to the receive that takes it.
@@ -36,12 +33,6 @@ class IncomingMessages final : public MessageChannel {
   static bool is_cut_off(const UnexpectedPtr& message) { return !message->whole; }
 
  private:
-  /// A receive whose bytes are read out of the sender's memory.
-  struct Copy {
-    MessagePtr receive;
-    MessageHeader offer;
-  };
-
   void handle(const MessageHeader& header) override;
   void on_eager(const MessageHeader& header);
   void on_offer(const MessageHeader& header);
@@ -52,20 +43,13 @@ class IncomingMessages final : public MessageChannel {
   void accept(const MessageHeader& offer, const MessagePtr& receive);
   void used(const MessageHeader& eager) { owed_ += eager.bytes + kMessageHeaderBytes; }
   uint64_t pay();
-  bool copy();
-  void end_copy(MessageKind answer);
 
-  Loop& loop_;
   MessageMatcher& matcher_;
-  const pid_t process_;
-  bool readable_ = true;  ///< until the kernel forbids it
-  size_t out_ = 0;        ///< of the sender's window: what it may not send before it is given back
-  size_t owed_ = 0;       ///< of that, what can be given back
+  size_t out_ = 0;   ///< of the sender's window: what it may not send before it is given back
+  size_t owed_ = 0;  ///< of that, what can be given back
   uint64_t last_id_ = 0;
   size_t offers_ = 0;                                  ///< without an answer
   std::unordered_map<uint64_t, MessagePtr> accepted_;  ///< by id
-  Fifo<Copy> copies_;
-  Loop::PollerId poller_ = 0;  ///< 0: none
 };
 
 }  // namespace muster

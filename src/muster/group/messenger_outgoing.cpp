@@ -39,8 +39,7 @@ void OutgoingMessages::send(const MessagePtr& operation) {
 
 void OutgoingMessages::drop_copies() { office_.copied(-std::exchange(copies_, 0)); }
 
-void OutgoingMessages::open(std::unique_ptr<Link> link, bool readable) {
-  readable_ = readable;
+void OutgoingMessages::open(std::unique_ptr<Link> link) {
   begin(std::move(link));
   while (!waiting_.empty() && is_open()) launch(waiting_.pop());
 }
@@ -53,9 +52,7 @@ void OutgoingMessages::launch(const MessagePtr& operation) {
   }
   operation->id = ++last_id_;
   offered_.emplace(operation->id, operation);
-  const bool in_one = readable_ && operation->data.contiguous();
-  const auto address = in_one ? reinterpret_cast<uintptr_t>(operation->data.data()) : 0;
-  write({MessageKind::kOffer, operation->tag, operation->id, operation->data.bytes(), address});
+  write({MessageKind::kOffer, operation->tag, operation->id, operation->data.bytes(), 0});
 }
 
 void OutgoingMessages::launch_eager(const MessagePtr& operation) {
@@ -79,22 +76,25 @@ void OutgoingMessages::handle(const MessageHeader& header) {
     return reject("it answers a message that was not offered");
   }
   const MessagePtr operation = found->second;
-  if (header.extra > kEagerWindow - window_) return reject("it gives back more than it got");
-  window_ += header.extra;
-  if (header.kind == MessageKind::kAccept) {
-    if (operation->matched) return reject("it accepts a message twice");
-    operation->matched = true;
-    accepted_.push(operation);
-    if (accepted_.size() == 1) stream();
-  } else {
-    if (operation->matched) return reject("it has done with a message that is under way");
-    offered_.erase(found);
-    header.kind == MessageKind::kTaken ? office_.finish(operation, {}) : refused(operation, header.bytes);
-  }
+  if (operation->matched) return reject("it answers a message twice");
+  if (header.credit > kEagerWindow - window_) return reject("it gives back more than it got");
+  window_ += header.credit;
+  header.kind == MessageKind::kAccept ? accepted(operation) : refused(operation, header.bytes);
   read_header();
 }
 
+void OutgoingMessages::accepted(const MessagePtr& operation) {
+  if (operation->data.bytes() == 0) {
+    offered_.erase(operation->id);
+    return office_.finish(operation, {});
+  }
+  operation->matched = true;
+  accepted_.push(operation);
+  if (accepted_.size() == 1) stream();
+}
+
 void OutgoingMessages::refused(const MessagePtr& operation, uint64_t wanted) {
+  offered_.erase(operation->id);
   office_.finish(operation, fail(ErrorCode::kMismatch,
                                  fmt::format("the message has {} bytes, rank {} receives {} with tag {}",
                                              operation->data.bytes(), peer(), wanted, operation->tag),

@@ -12,10 +12,9 @@ class OutgoingMessages final : public MessageChannel {
   OutgoingMessages(MessageOffice& office, Rank to) : MessageChannel(office, to) {}
   ~OutgoingMessages() override { drop_copies(); }
 
-  /// Without a link, short messages are copied and count as sent, as far as the window goes; the others wait. With
-  /// `readable`, the peer can read this process' memory.
+  /// Without a link, short messages are copied and count as sent, as far as the window goes; the others wait.
   void send(const MessagePtr& operation);
-  void open(std::unique_ptr<Link> link, bool readable);
+  void open(std::unique_ptr<Link> link);
   /// Nothing will be sent any more.
   void drop_copies();
 
@@ -23,10 +22,10 @@ class OutgoingMessages final : public MessageChannel {
   void launch(const MessagePtr& operation);
   void launch_eager(const MessagePtr& operation);
   void handle(const MessageHeader& header) override;
+  void accepted(const MessagePtr& operation);
   void refused(const MessagePtr& operation, uint64_t wanted);
   void stream();
 
-  bool readable_ = false;
   size_t window_ = kEagerWindow;
   uint64_t last_id_ = 0;
   int copies_ = 0;                                    ///< not yet written

@@ -1,22 +1,18 @@
 // Messages between two ranks, over a link (transport/link.h) that the sender dialled: one for each direction.
 //
-//   header := kind:u8 zero:u8[3] tag:u32 id:u64 bytes:u64 extra:u64      32 bytes, little-endian
+//   header := kind:u8 zero:u8[3] tag:u32 id:u64 bytes:u64 credit:u64      32 bytes, little-endian
 //
 //   from the sender to the receiver
 //   kind 1 eager  := tag, bytes, then bytes[bytes]   a whole message, at most 32 KiB
-//   kind 2 offer  := tag, id, bytes, extra           a message that waits to be asked for; ids count up from 1. extra:
-//   where
-//                                                    it lies in the sender's memory, or 0 if it can't be read there
-//   kind 3 data   := id, bytes, then bytes[bytes]    the next bytes of an accepted message
+//   kind 2 offer  := tag, id, bytes                  a message that waits to be asked for; ids count up from 1
+//   kind 3 data   := id, bytes, then bytes[bytes]    the next bytes of an accepted message; none for an empty one
 //
 //   from the receiver to the sender
-//   kind 4 accept := id, extra                       send it
-//   kind 5 taken  := id, extra                       it was read from the sender's memory
-//   kind 6 refuse := id, bytes, extra                its receive takes another length: `bytes`
+//   kind 4 accept := id, credit                      send it
+//   kind 5 refuse := id, bytes, credit               its receive takes another length: `bytes`
 //
-// Fields that a kind does not name are zero. An eager message costs its sender bytes + 32 of a window of 1 MiB; extra
-// in the receiver's words gives back what was received since. Who has no window left offers. Anything else is
-// kProtocol.
+// Fields that a kind does not name are zero. An eager message costs its sender bytes + 32 of a window of 1 MiB; the
+// receiver's words give back what was received since. Who has no window left offers. Anything else is kProtocol.
 #include "muster/group/messenger_wire.h"
 
 #include <fmt/format.h>
@@ -26,23 +22,22 @@ namespace {
 
 /// Which fields a kind uses.
 struct Fields {
-  bool tag, id, bytes, extra;
+  bool tag, id, bytes, credit;
 };
 
 constexpr Fields kFields[] = {
     {},                          // unused
     {true, false, true, false},  // eager
-    {true, true, true, true},    // offer
+    {true, true, true, false},   // offer
     {false, true, true, false},  // data
     {false, true, false, true},  // accept
-    {false, true, false, true},  // taken
     {false, true, true, true},   // refuse
 };
 
 bool fits(const MessageHeader& header) {
   const Fields& fields = kFields[static_cast<size_t>(header.kind)];
   return (fields.tag || header.tag == 0) && fields.id == (header.id != 0) && (fields.bytes || header.bytes == 0) &&
-         (fields.extra || header.extra == 0);
+         (fields.credit || header.credit == 0);
 }
 
 }  // namespace
@@ -53,7 +48,7 @@ std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header) {
   std::memcpy(&bytes[4], &header.tag, sizeof header.tag);  // every supported machine is little-endian
   std::memcpy(&bytes[8], &header.id, sizeof header.id);
   std::memcpy(&bytes[16], &header.bytes, sizeof header.bytes);
-  std::memcpy(&bytes[24], &header.extra, sizeof header.extra);
+  std::memcpy(&bytes[24], &header.credit, sizeof header.credit);
   return bytes;
 }
 
@@ -64,7 +59,7 @@ Result<MessageHeader> parse_message_header(ByteView bytes) {
   MUSTER_ASSIGN(header.tag, reader.get<uint32_t>());
   MUSTER_ASSIGN(header.id, reader.get<uint64_t>());
   MUSTER_ASSIGN(header.bytes, reader.get<uint64_t>());
-  MUSTER_ASSIGN(header.extra, reader.get<uint64_t>());
+  MUSTER_ASSIGN(header.credit, reader.get<uint64_t>());
   if (kind == 0 || kind >= std::size(kFields)) {
     return fail(ErrorCode::kProtocol, fmt::format("a message's header has the unknown kind {}", kind));
   }

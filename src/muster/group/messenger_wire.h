@@ -12,8 +12,7 @@ enum class MessageKind : uint8_t {
   kOffer = 2,
   kData = 3,
   kAccept = 4,
-  kTaken = 5,
-  kRefuse = 6,
+  kRefuse = 5,
 };
 
 inline constexpr size_t kMessageHeaderBytes = 32;
@@ -28,7 +27,7 @@ struct MessageHeader {
   uint32_t tag = 0;
   uint64_t id = 0;
   uint64_t bytes = 0;
-  uint64_t extra = 0;  ///< an address or credit, by kind
+  uint64_t credit = 0;  ///< bytes of the window, given back
 };
 
 std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header);
