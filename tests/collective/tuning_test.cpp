@@ -33,8 +33,8 @@ class Tune : public testing::Test {
   std::string folder_;
 };
 
-Machine some_machine() {
-  Machine machine;
+MachineCosts some_machine() {
+  MachineCosts machine;
   machine.tcp = {.latency = 1.25e-5, .overhead = 3e-6, .bytes_per_second = 3.5e9};
   machine.cores = 7;
   machine.measured = true;

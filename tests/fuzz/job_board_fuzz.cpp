@@ -23,7 +23,7 @@ void read_news(ByteView bytes) {
   if (news) MUSTER_CHECK(parse_news(encode(*news)).has_value(), "news are not read as they were written");
 }
 
-void check_places(const Rendezvous& rendezvous) {
+void check_places(const JobRendezvous& rendezvous) {
   int node = 0, world = 0;
   for (const auto& [id, assignment] : rendezvous.places()) {
     MUSTER_CHECK(assignment.place.node_rank == node++, "node ranks have a gap");
@@ -41,7 +41,7 @@ void hear_calls(ByteView bytes) {
   options.max_restarts = 2;
   options.last_call = Duration::zero();
   TimePoint now{1};
-  Rendezvous rendezvous(options, now);
+  JobRendezvous rendezvous(options, now);
   while (!bytes.empty()) {
     const auto line = std::find(bytes.begin(), bytes.end(), '\n');
     const auto length = static_cast<size_t>(line - bytes.begin());

@@ -22,14 +22,14 @@ Deadline soon() { return Deadline::after(kPlenty); }
 class FakeAgent {
  public:
   FakeAgent(Store& store, const std::string& id, int min_nodes, int max_nodes) : id_(id) {
-    Member::Events events;
+    NodeMember::Events events;
     events.news = [this](const News& news, const std::optional<Assignment>& assignment) {
       const std::lock_guard lock(mutex_);
       if (news.kind != Kind::kProgress) heard_.emplace_back(news, assignment);
       changed_.notify_all();
     };
     events.lost = [](const Error&) {};
-    member_ = Member::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
+    member_ = NodeMember::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
     NodeInfo node{id, "host-" + id, 1, 2, min_nodes, max_nodes};
     member_->join(node);
   }
@@ -49,8 +49,8 @@ class FakeAgent {
     EXPECT_EQ(news.kind, Kind::kStart) << news.text;
     return current_.emplace(assignment.value_or(Assignment{}));
   }
-  void tell(Call::Kind kind, const std::string& report = "") {
-    Call call{kind, id_, current_ ? current_->generation : 0};
+  void tell(NodeCall::Kind kind, const std::string& report = "") {
+    NodeCall call{kind, id_, current_ ? current_->generation : 0};
     call.outcome = {1, report};
     member_->send(call);
   }
@@ -62,7 +62,7 @@ class FakeAgent {
   std::condition_variable changed_;
   std::deque<std::pair<News, std::optional<Assignment>>> heard_;
   std::optional<Assignment> current_;
-  std::unique_ptr<Member> member_;  // last: its threads use what is above
+  std::unique_ptr<NodeMember> member_;  // last: its threads use what is above
 };
 
 class Coordinators : public ::testing::Test {
@@ -80,7 +80,7 @@ class Coordinators : public ::testing::Test {
     agents_.push_back(std::make_unique<FakeAgent>(*store_, id, min_nodes, max_nodes));
   }
   void say_goodbye() {
-    for (auto& agent : agents_) agent->tell(Call::Kind::kBye);
+    for (auto& agent : agents_) agent->tell(NodeCall::Kind::kBye);
     EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
   }
 
@@ -95,18 +95,18 @@ TEST_F(Coordinators, RestartAllNodesOnceWhenTwoFailAtOnce) {
   for (int i = 0; i < kNodes; ++i) add(std::to_string(i), kNodes, kNodes);
   for (auto& agent : agents_) EXPECT_EQ(agent->start().place.world_size, 2 * kNodes);
   ASSERT_TRUE(store_->set(generation_prefix(0) + "address/0", as_bytes("dead"), soon()));
-  agents_[2]->tell(Call::Kind::kFailed, "one");
-  agents_[5]->tell(Call::Kind::kFailed, "other");
+  agents_[2]->tell(NodeCall::Kind::kFailed, "one");
+  agents_[5]->tell(NodeCall::Kind::kFailed, "other");
   for (auto& agent : agents_) {
     EXPECT_EQ(agent->next().first.kind, Kind::kStop);
-    agent->tell(Call::Kind::kStopped);
+    agent->tell(NodeCall::Kind::kStopped);
   }
   for (auto& agent : agents_) {
     const Assignment assignment = agent->start();
     EXPECT_EQ(assignment.generation, 1);
     EXPECT_EQ(assignment.restarts, 1);
   }
-  for (auto& agent : agents_) agent->tell(Call::Kind::kDone);
+  for (auto& agent : agents_) agent->tell(NodeCall::Kind::kDone);
   for (auto& agent : agents_) EXPECT_EQ(agent->next().first.kind, Kind::kOutcome);
   say_goodbye();
 }
@@ -117,15 +117,15 @@ TEST_F(Coordinators, DeleteWhatADeadGenerationHasWritten) {
   agents_[0]->start();
   for (int i = 0; i < 1000; ++i)
     ASSERT_TRUE(store_->set(generation_prefix(0) + std::to_string(i), as_bytes("dead"), soon()));
-  agents_[0]->tell(Call::Kind::kFailed, "one");
+  agents_[0]->tell(NodeCall::Kind::kFailed, "one");
   agents_[0]->next();
-  agents_[0]->tell(Call::Kind::kStopped);
+  agents_[0]->tell(NodeCall::Kind::kStopped);
   agents_[0]->start();
   const Deadline deadline = soon();
   while (!store_->list_keys(generation_prefix(0), deadline).value().empty() && !deadline.passed())
     std::this_thread::yield();
   EXPECT_FALSE(deadline.passed());
-  agents_[0]->tell(Call::Kind::kDone);
+  agents_[0]->tell(NodeCall::Kind::kDone);
   EXPECT_EQ(agents_[0]->next().first.kind, Kind::kOutcome);
   say_goodbye();
 }
@@ -136,24 +136,24 @@ TEST_F(Coordinators, LetNodesInAndOutOfAnElasticJob) {
   EXPECT_EQ(agents_[0]->start().place.nnodes, 1);
   add("b", 1, 3);
   EXPECT_THAT(agents_[0]->next().first.text, HasSubstr("host-b"));
-  agents_[0]->tell(Call::Kind::kStopped);
+  agents_[0]->tell(NodeCall::Kind::kStopped);
   for (int i : {0, 1}) EXPECT_EQ(agents_[static_cast<size_t>(i)]->start().place.node_rank, i);
-  agents_[0]->tell(Call::Kind::kLeave, "it is taken away");
+  agents_[0]->tell(NodeCall::Kind::kLeave, "it is taken away");
   for (auto& agent : agents_) {
     EXPECT_EQ(agent->next().first.kind, Kind::kStop);
-    agent->tell(Call::Kind::kStopped);
+    agent->tell(NodeCall::Kind::kStopped);
   }
-  agents_[0]->tell(Call::Kind::kBye);
+  agents_[0]->tell(NodeCall::Kind::kBye);
   // The first may or may not have been gone when the second had stopped.
   Assignment last = agents_[1]->start();
   while (last.place.nnodes != 1) {
     EXPECT_EQ(agents_[1]->next().first.kind, Kind::kStop);
-    agents_[1]->tell(Call::Kind::kStopped);
+    agents_[1]->tell(NodeCall::Kind::kStopped);
     last = agents_[1]->start();
   }
-  agents_[1]->tell(Call::Kind::kDone);
+  agents_[1]->tell(NodeCall::Kind::kDone);
   EXPECT_EQ(agents_[1]->next().first.kind, Kind::kOutcome);
-  agents_[1]->tell(Call::Kind::kBye);
+  agents_[1]->tell(NodeCall::Kind::kBye);
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
 
@@ -162,9 +162,9 @@ TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   start(1, 1, /*max_restarts=*/2, ledger.get());
   add("a", 1, 1);
   agents_[0]->start();
-  agents_[0]->tell(Call::Kind::kFailed, "one");
+  agents_[0]->tell(NodeCall::Kind::kFailed, "one");
   agents_[0]->next();
-  agents_[0]->tell(Call::Kind::kStopped);
+  agents_[0]->tell(NodeCall::Kind::kStopped);
   EXPECT_EQ(agents_[0]->start().restarts, 1);
   coordinator_.reset();
   const auto dead = std::exchange(store_, memory_store());
@@ -173,12 +173,12 @@ TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   const Assignment successor = agents_[1]->start();
   EXPECT_EQ(successor.generation, 2);
   EXPECT_EQ(successor.restarts, 1);
-  agents_[1]->tell(Call::Kind::kDone);
+  agents_[1]->tell(NodeCall::Kind::kDone);
   EXPECT_EQ(agents_[1]->next().first.kind, Kind::kOutcome);
   EXPECT_FALSE(ledger->check({JobKeys("run").ledger()}, soon()).value()) << "another job must not inherit it";
   // The first agent's root is gone; its wait ends with the store's last word.
   ASSERT_TRUE(dead->set(JobKeys("run").news(4), encode(News{Kind::kOutcome}), soon()));
-  agents_[1]->tell(Call::Kind::kBye);
+  agents_[1]->tell(NodeCall::Kind::kBye);
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
 
@@ -189,7 +189,7 @@ TEST_F(Coordinators, WriteTheNodesDownForPeople) {
   const std::string nodes = to_string(store_->get(JobKeys("run").nodes(), soon()).value());
   EXPECT_THAT(nodes, HasSubstr("\"host\":\"host-a\""));
   EXPECT_THAT(nodes, HasSubstr("\"generation\":0"));
-  agents_[0]->tell(Call::Kind::kDone);
+  agents_[0]->tell(NodeCall::Kind::kDone);
   EXPECT_EQ(agents_[0]->next().first.kind, Kind::kOutcome);
   say_goodbye();
 }
@@ -199,7 +199,7 @@ TEST_F(Coordinators, PassOverWhatIsNotOurs) {
   ASSERT_TRUE(store_->queue_push(JobKeys("run").inbox(), as_bytes("\xff junk"), soon()));
   add("a", 1, 1);
   agents_[0]->start();
-  agents_[0]->tell(Call::Kind::kEnd, "enough");
+  agents_[0]->tell(NodeCall::Kind::kEnd, "enough");
   EXPECT_EQ(agents_[0]->next().first.outcome.report, "enough");
   say_goodbye();
 }

@@ -21,8 +21,8 @@ class Rendezvouses : public ::testing::Test {
     rendezvous_.emplace(options_, now_);
   }
 
-  std::vector<News> call(Call::Kind kind, const std::string& id, const std::string& report = "", int status = 1) {
-    Call call{kind, id, rendezvous_->generation()};
+  std::vector<News> call(NodeCall::Kind kind, const std::string& id, const std::string& report = "", int status = 1) {
+    NodeCall call{kind, id, rendezvous_->generation()};
     call.outcome = {status, report};
     return rendezvous_->handle(call, now_);
   }
@@ -32,7 +32,7 @@ class Rendezvouses : public ::testing::Test {
     NodeInfo node{id, "host-" + id, 100, nproc, options_.min_nodes, options_.max_nodes, "default", wanted};
     node.last_rank = last_rank;
     node.last_nnodes = last_nnodes;
-    Call call{Call::Kind::kJoin, id};
+    NodeCall call{NodeCall::Kind::kJoin, id};
     call.node = node;
     return rendezvous_->handle(call, now_);
   }
@@ -46,7 +46,7 @@ class Rendezvouses : public ::testing::Test {
     std::vector<News> all;
     for (TimePoint end = now_ + duration; now_ < end;) {
       for (auto& news : wait(1s)) all.push_back(std::move(news));
-      for (const auto& id : ids) call(Call::Kind::kAlive, id);
+      for (const auto& id : ids) call(NodeCall::Kind::kAlive, id);
     }
     return all;
   }
@@ -59,7 +59,7 @@ class Rendezvouses : public ::testing::Test {
 
   RendezvousOptions options_;
   TimePoint now_{1'000'000'000};
-  std::optional<Rendezvous> rendezvous_;
+  std::optional<JobRendezvous> rendezvous_;
 };
 
 MATCHER_P(Are, kind, "") { return arg.size() == 1 && arg.front().kind == kind; }
@@ -94,7 +94,7 @@ TEST_F(Rendezvouses, ANodeRankGivenTwiceIsRefusedOnceItsHolderShowsLife) {
   make(2, 2);
   join("a", 1);
   EXPECT_THAT(join("b", 1), IsEmpty());
-  const auto news = call(Call::Kind::kAlive, "a");
+  const auto news = call(NodeCall::Kind::kAlive, "a");
   ASSERT_THAT(news, Are(Kind::kRefused));
   EXPECT_EQ(news.front().id, "b");
   EXPECT_THAT(news.front().text, HasSubstr("node rank 1 is taken by host host-a"));
@@ -109,13 +109,13 @@ TEST_F(Rendezvouses, ANewAgentTakesTheRankOfADeadOne) {
   const auto news = wait_alive(15s, {"a", "again"});
   ASSERT_FALSE(news.empty());
   EXPECT_THAT(news.front().text, HasSubstr("lost host host-b"));
-  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "aagain");
 }
 
 TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
   make(2, 3);
-  Call other{Call::Kind::kJoin, "b"};
+  NodeCall other{NodeCall::Kind::kJoin, "b"};
   other.node = {"b", "h", 1, 1, 2, 4};
   const auto news = rendezvous_->handle(other, now_);
   ASSERT_THAT(news, Are(Kind::kRefused));
@@ -148,13 +148,13 @@ TEST_F(Rendezvouses, TheJobEndsWellWhenTheLastNodeDoes) {
   make(2, 2);
   join("a");
   join("b");
-  EXPECT_THAT(call(Call::Kind::kDone, "a"), IsEmpty());
-  const auto news = call(Call::Kind::kDone, "b");
+  EXPECT_THAT(call(NodeCall::Kind::kDone, "a"), IsEmpty());
+  const auto news = call(NodeCall::Kind::kDone, "b");
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 0);
-  call(Call::Kind::kBye, "a");
+  call(NodeCall::Kind::kBye, "a");
   EXPECT_FALSE(rendezvous_->all_left());
-  call(Call::Kind::kBye, "b");
+  call(NodeCall::Kind::kBye, "b");
   EXPECT_TRUE(rendezvous_->all_left());
 }
 
@@ -162,44 +162,44 @@ TEST_F(Rendezvouses, WithoutRestartsTheFirstFailureIsTheOutcome) {
   make(2, 2);
   join("a");
   join("b");
-  const auto news = call(Call::Kind::kFailed, "b", "rank 1 failed", 3);
+  const auto news = call(NodeCall::Kind::kFailed, "b", "rank 1 failed", 3);
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 3);
   EXPECT_EQ(news.front().outcome.report, "rank 1 failed");
-  EXPECT_THAT(call(Call::Kind::kFailed, "a", "rank 0 failed too"), IsEmpty());
+  EXPECT_THAT(call(NodeCall::Kind::kFailed, "a", "rank 0 failed too"), IsEmpty());
 }
 
 TEST_F(Rendezvouses, TwoFailuresAtOnceAreOneRestart) {
   make(2, 2, /*max_restarts=*/1);
   join("a");
   join("b");
-  EXPECT_THAT(call(Call::Kind::kFailed, "a", "first"), Are(Kind::kStop));
-  EXPECT_THAT(call(Call::Kind::kFailed, "b", "second"), IsEmpty());
-  EXPECT_THAT(call(Call::Kind::kStopped, "a"), IsEmpty());
-  EXPECT_THAT(call(Call::Kind::kStopped, "b"), Are(Kind::kStart));
+  EXPECT_THAT(call(NodeCall::Kind::kFailed, "a", "first"), Are(Kind::kStop));
+  EXPECT_THAT(call(NodeCall::Kind::kFailed, "b", "second"), IsEmpty());
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), IsEmpty());
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "b"), Are(Kind::kStart));
   EXPECT_EQ(rendezvous_->generation(), 1);
   EXPECT_EQ(rendezvous_->restarts(), 1);
   EXPECT_EQ(rendezvous_->places().front().second.restarts, 1);
-  EXPECT_THAT(call(Call::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
+  EXPECT_THAT(call(NodeCall::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
 }
 
 TEST_F(Rendezvouses, ANodeThatHadFinishedStartsAnewWithTheOthers) {
   make(2, 2, /*max_restarts=*/1);
   join("a");
   join("b");
-  call(Call::Kind::kDone, "a");
-  EXPECT_THAT(call(Call::Kind::kFailed, "b", "late"), Are(Kind::kStop));
-  call(Call::Kind::kStopped, "b");
-  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+  call(NodeCall::Kind::kDone, "a");
+  EXPECT_THAT(call(NodeCall::Kind::kFailed, "b", "late"), Are(Kind::kStop));
+  call(NodeCall::Kind::kStopped, "b");
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
 }
 
 TEST_F(Rendezvouses, WordsOfAnOldGenerationCountNoMore) {
   make(1, 1, /*max_restarts=*/3);
   join("a");
-  call(Call::Kind::kFailed, "a", "one");
-  call(Call::Kind::kStopped, "a");
+  call(NodeCall::Kind::kFailed, "a", "one");
+  call(NodeCall::Kind::kStopped, "a");
   ASSERT_EQ(rendezvous_->generation(), 1);
-  for (const auto kind : {Call::Kind::kFailed, Call::Kind::kDone, Call::Kind::kStopped})
+  for (const auto kind : {NodeCall::Kind::kFailed, NodeCall::Kind::kDone, NodeCall::Kind::kStopped})
     EXPECT_THAT(rendezvous_->handle({kind, "a", 0}, now_), IsEmpty());
   EXPECT_EQ(rendezvous_->restarts(), 1);
 }
@@ -223,7 +223,7 @@ TEST_F(Rendezvouses, ANodeThatComesLaterIsLetIntoTheNextGeneration) {
   ASSERT_THAT(stop, Are(Kind::kStop));
   EXPECT_THAT(stop.front().text, HasSubstr("host-b"));
   EXPECT_THAT(join("c"), IsEmpty());
-  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "abc");
   EXPECT_EQ(rendezvous_->restarts(), 0) << "a change of membership is no restart";
   EXPECT_THAT(join("d"), IsEmpty()) << "there is no room";
@@ -234,17 +234,17 @@ TEST_F(Rendezvouses, SurvivorsKeepTheirOrderAndASpareTakesTheEmptyPlace) {
   make(2, 3);
   join("a");
   join("b");
-  call(Call::Kind::kStopped, "a");
+  call(NodeCall::Kind::kStopped, "a");
   join("c");
-  for (const char* id : {"a", "b"}) call(Call::Kind::kStopped, id);
+  for (const char* id : {"a", "b"}) call(NodeCall::Kind::kStopped, id);
   ASSERT_EQ(order(), "abc");
   join("spare");
   wait_alive(5s, {"a", "c", "spare"});
   const auto lost = wait_alive(6s, {"a", "c", "spare"});
   ASSERT_THAT(lost, Are(Kind::kStop));
   EXPECT_THAT(lost.front().text, HasSubstr("lost host host-b"));
-  call(Call::Kind::kStopped, "c");
-  EXPECT_THAT(call(Call::Kind::kStopped, "a"), Are(Kind::kStart));
+  call(NodeCall::Kind::kStopped, "c");
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "asparec");
 }
 
@@ -253,10 +253,10 @@ TEST_F(Rendezvouses, AFailureThatALostNodeBringsAboutIsNoRestart) {
   make(1, 2);
   join("a");
   join("b");
-  call(Call::Kind::kStopped, "a");
+  call(NodeCall::Kind::kStopped, "a");
   ASSERT_EQ(order(), "ab");
-  EXPECT_THAT(call(Call::Kind::kFailed, "a", "lost its peer"), Are(Kind::kStop));
-  EXPECT_THAT(call(Call::Kind::kStopped, "a"), IsEmpty()) << "b may yet be well";
+  EXPECT_THAT(call(NodeCall::Kind::kFailed, "a", "lost its peer"), Are(Kind::kStop));
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), IsEmpty()) << "b may yet be well";
   const auto news = wait_alive(12s, {"a"});
   ASSERT_THAT(news, Are(Kind::kStart));
   EXPECT_EQ(order(), "a");
@@ -267,8 +267,8 @@ TEST_F(Rendezvouses, AnElasticJobsOwnFailureEndsItOnceNoRestartIsLeft) {
   options_.last_call = 0s;
   make(1, 2);
   join("a");
-  call(Call::Kind::kFailed, "a", "its own fault", 7);
-  const auto news = call(Call::Kind::kStopped, "a");
+  call(NodeCall::Kind::kFailed, "a", "its own fault", 7);
+  const auto news = call(NodeCall::Kind::kStopped, "a");
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 7);
 }
@@ -289,7 +289,7 @@ TEST_F(Rendezvouses, TooFewNodesForTooLongEndAnElasticJob) {
   join("a");
   join("b");
   wait_alive(12s, {"a"});
-  call(Call::Kind::kStopped, "a");
+  call(NodeCall::Kind::kStopped, "a");
   const auto news = wait_alive(51s, {"a"});
   ASSERT_EQ(news.back().kind, Kind::kOutcome);
   EXPECT_THAT(news.back().outcome.report, HasSubstr("of at least 2 nodes (--nnodes 2:3) only 1 came within 50 s"));
@@ -300,13 +300,13 @@ TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
   make(1, 3);
   join("a");
   join("b");
-  call(Call::Kind::kStopped, "a");
-  EXPECT_THAT(call(Call::Kind::kLeave, "a", "SIGTERM"), Are(Kind::kStop));
-  call(Call::Kind::kStopped, "a");
-  call(Call::Kind::kBye, "a");
-  EXPECT_THAT(call(Call::Kind::kStopped, "b"), Are(Kind::kStart));
+  call(NodeCall::Kind::kStopped, "a");
+  EXPECT_THAT(call(NodeCall::Kind::kLeave, "a", "SIGTERM"), Are(Kind::kStop));
+  call(NodeCall::Kind::kStopped, "a");
+  call(NodeCall::Kind::kBye, "a");
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "b"), Are(Kind::kStart));
   EXPECT_EQ(order(), "b");
-  const auto last = call(Call::Kind::kLeave, "b", "SIGTERM", 143);
+  const auto last = call(NodeCall::Kind::kLeave, "b", "SIGTERM", 143);
   ASSERT_THAT(last, Are(Kind::kOutcome)) << "nobody would be left";
   EXPECT_EQ(last.front().outcome.status, 143);
 }
@@ -324,11 +324,11 @@ TEST_F(Rendezvouses, ANodeThatWasGivenUpIsToldToJoinAgain) {
   make(1, 2);
   join("a");
   join("b");
-  call(Call::Kind::kStopped, "a");
+  call(NodeCall::Kind::kStopped, "a");
   ASSERT_EQ(order(), "ab");
   ASSERT_THAT(wait_alive(12s, {"a"}), Are(Kind::kStop));
-  call(Call::Kind::kStopped, "a");
-  const auto forgotten = call(Call::Kind::kAlive, "b");
+  call(NodeCall::Kind::kStopped, "a");
+  const auto forgotten = call(NodeCall::Kind::kAlive, "b");
   ASSERT_THAT(forgotten, Are(Kind::kForgotten));
   EXPECT_EQ(forgotten.front().id, "b");
   EXPECT_THAT(join("b", {}, 1, 1, 2), Are(Kind::kStop));
@@ -348,7 +348,7 @@ TEST_F(Rendezvouses, ASuccessorOfTheRootGoesOnWithThoseWhoAreLeft) {
 TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
   make(3, 3);
   for (const auto& [id, role, nproc] : {std::tuple{"a", "actor", 2}, {"b", "learner", 3}, {"c", "actor", 4}}) {
-    Call call{Call::Kind::kJoin, id};
+    NodeCall call{NodeCall::Kind::kJoin, id};
     call.node = {id, "h", 1, nproc, 3, 3, role};
     rendezvous_->handle(call, now_);
   }
@@ -362,16 +362,16 @@ TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
 
 TEST_F(Rendezvouses, WhoComesWhenAllIsOverIsToldTheOutcome) {
   make(2, 2);
-  call(Call::Kind::kEnd, "stranger", "no such script", 127);
+  call(NodeCall::Kind::kEnd, "stranger", "no such script", 127);
   const auto news = join("a");
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 127);
 }
 
 TEST(RendezvousMessages, AreReadAsTheyWereWritten) {
-  Call call{Call::Kind::kJoin, "id", 3};
+  NodeCall call{NodeCall::Kind::kJoin, "id", 3};
   call.node = {"id", "h\xff", 7, 4, 2, 5, "role", 1, 3, 4};
-  const Call read = parse_call(encode(call)).value();
+  const NodeCall read = parse_call(encode(call)).value();
   EXPECT_EQ(read.node.wanted, 1);
   EXPECT_EQ(read.node.nproc, 4);
   EXPECT_EQ(read.node.last_nnodes, 4);

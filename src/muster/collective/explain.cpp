@@ -105,7 +105,6 @@ Result<std::string> explain(const Question& question, const Tuning& tuning) {
   const bool levels = question.nodes > 1 && locals > 1 && has_levels(question.collective);
   Problem problem = levels ? between_nodes(question) : flat(question);
   tuning.apply(problem, question.kind, locals);
-  if (levels) problem.network.bytes_per_second /= locals;  // the node's ranks share its way to the others
   std::string text =
       fmt::format("{} of {} on {} ranks, {} node(s), links: {}; costs of this machine: {}\n", name(question.collective),
                   readable_bytes(question.bytes), question.ranks, question.nodes, question.kind,

@@ -24,19 +24,19 @@ constexpr size_t kLongestRecord = 4096;
 
 struct Entry {
   const char* name;
-  Medium Machine::*medium;
+  Medium MachineCosts::*medium;
 };
-constexpr Entry kMedia[] = {{"tcp", &Machine::tcp}, {"unix", &Machine::local}, {"shm", &Machine::shm}};
+constexpr Entry kMedia[] = {{"tcp", &MachineCosts::tcp}, {"unix", &MachineCosts::local}, {"shm", &MachineCosts::shm}};
 
-Machine guess() {
-  Machine machine;
+MachineCosts guess() {
+  MachineCosts machine;
   machine.tcp = {.latency = 25e-6, .overhead = 6e-6, .bytes_per_second = 1.5e9};
   machine.shm = {.latency = 3e-6, .overhead = 1e-6, .bytes_per_second = 4e9};
   machine.cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   return machine;
 }
 
-json to_json(const Machine& machine) {
+json to_json(const MachineCosts& machine) {
   json record;
   for (const auto& [name, medium] : kMedia) {
     const Medium& values = machine.*medium;
@@ -57,8 +57,8 @@ bool read(const json& record, const char* name, double& value) {
   return value > 1e-12 && value < 1e15;
 }
 
-Result<Machine> from_json(const json& record) {
-  Machine machine;
+Result<MachineCosts> from_json(const json& record) {
+  MachineCosts machine;
   double cores = 0;
   bool good = record.is_object() && read(record, "reduce_bytes_per_second", machine.reduce_bytes_per_second) &&
               read(record, "cores", cores) && cores < 1e6;
@@ -76,7 +76,7 @@ Result<Machine> from_json(const json& record) {
 
 json parse(std::string_view text) { return json::parse(text, nullptr, /*allow_exceptions=*/false); }
 
-Machine measured_or_guessed() {
+MachineCosts measured_or_guessed() {
   const std::string path = machine_path();
   std::ifstream file(path);
   if (path.empty() || !file) return guess();
@@ -92,7 +92,7 @@ Machine measured_or_guessed() {
 
 void Tuning::apply(Problem& problem, std::string_view kind, int ranks_per_host) const {
   const auto* entry = std::ranges::find(kMedia, kind, &Entry::name);
-  const Medium& medium = machine.*(entry == std::end(kMedia) ? &Machine::tcp : entry->medium);
+  const Medium& medium = machine.*(entry == std::end(kMedia) ? &MachineCosts::tcp : entry->medium);
   problem.network = {.latency = medium.latency,
                      .overhead = medium.overhead,
                      .bytes_per_second = medium.bytes_per_second,
@@ -174,7 +174,7 @@ std::string machine_path() {
   return fmt::format("{}/muster/machine-{}.json", folder, host);
 }
 
-Result<> save_machine(const Machine& machine) {
+Result<> save_machine(const MachineCosts& machine) {
   const std::filesystem::path path = machine_path();
   if (path.empty()) return fail(ErrorCode::kNotFound, "neither XDG_CACHE_HOME nor HOME says where to keep the record");
   std::error_code failed;

@@ -17,18 +17,18 @@ struct Medium {
 };
 
 /// What choices of algorithms go by. `muster tune` measures it, and keeps it in a file of the user's.
-struct Machine {
+struct MachineCosts {
   Medium tcp, local, shm;  ///< local: Unix sockets
   double reduce_bytes_per_second = 6e9;
   int cores = 2;
   bool measured = false;  ///< else these are guesses
-  friend bool operator==(const Machine&, const Machine&) = default;
+  friend bool operator==(const MachineCosts&, const MachineCosts&) = default;
 };
 
 /// A machine, and the algorithms that the user asks for. All ranks of a group must go by the same: one of them encodes
 /// its own, and the others decode it.
 struct Tuning {
-  Machine machine;
+  MachineCosts machine;
   std::array<const Algorithm*, kCollectiveCount> wanted{};  ///< by collective; null: choose
 
   /// Fills in what the choice goes by: links of this kind ("tcp", "unix", "shm"), this many ranks on a host.
@@ -48,6 +48,6 @@ Result<std::array<const Algorithm*, kCollectiveCount>> parse_wanted(std::string_
 /// Where the record of this host is kept: under $XDG_CACHE_HOME, else ~/.cache. Empty when neither is known.
 std::string machine_path();
 /// Writes the record; the file is complete or the old one.
-Result<> save_machine(const Machine& machine);
+Result<> save_machine(const MachineCosts& machine);
 
 }  // namespace muster

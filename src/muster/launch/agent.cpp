@@ -87,7 +87,7 @@ class Agent {
 
   void on_failed(const WorkerExit& exit, const std::string& report);
   void on_signal(int number);
-  void tell(Call::Kind kind, Outcome outcome = {});
+  void tell(NodeCall::Kind kind, Outcome outcome = {});
   void end(Outcome outcome);
   void settle(Outcome outcome);
   void say(const std::string& text);
@@ -115,7 +115,7 @@ class Agent {
   std::optional<Result<NodeStore>> opened_;  // the connector's, until on_connected()
   NodeStore node_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::unique_ptr<Member> member_;
+  std::unique_ptr<NodeMember> member_;
   Loop::TimerId claim_timer_ = 0, workers_timer_ = 0;
   StatusFile status_{environment_, options_.run_id};
 
@@ -186,7 +186,7 @@ Supervisor::Events Agent::events() {
                            to_bytes(value.dump()));
       },
       [this](const WorkerExit& exit, const std::string& report) { on_failed(exit, report); },
-      [this] { tell(Call::Kind::kDone); },
+      [this] { tell(NodeCall::Kind::kDone); },
       [this](int number) { on_signal(number); },
       [this](const Error& error) {
         end({exit_status(error), error.message + " (host " + host_ + ")"});
@@ -229,13 +229,13 @@ Result<> Agent::meet() {
     if (node_.claim) watch_claim();
   }
   MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
-  Member::Events events;
+  NodeMember::Events events;
   events.news = [this](const News& news, const std::optional<Assignment>& assignment) {
     loop_.post([this, news, assignment] { on_news(news, assignment); });
   };
   events.lost = [this](const Error& why) { loop_.post([this, why] { on_lost(why); }); };
-  MUSTER_ASSIGN(member_,
-                Member::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout}, std::move(events)));
+  MUSTER_ASSIGN(member_, NodeMember::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout},
+                                           std::move(events)));
   status_.store_found(node_.url, node_.secret);
   return {};
 }
@@ -358,7 +358,7 @@ void Agent::stop_workers() {
 void Agent::go_on_when_stopped() {
   const bool waiting_for_it = stopping_ || rejoining_ || reconnecting_ || leaving_;
   if (outcome_ || !waiting_for_it || (running_ && !supervisor_->gone())) return;
-  if (std::exchange(running_, false) && stopping_) tell(Call::Kind::kStopped);
+  if (std::exchange(running_, false) && stopping_) tell(NodeCall::Kind::kStopped);
   stopping_ = false;
   if (leaving_) return settle({128 + SIGTERM, ""});
   if (std::exchange(reconnecting_, false)) {
@@ -371,7 +371,7 @@ void Agent::go_on_when_stopped() {
 
 void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
   failure_ = Outcome{exit.status(), report};
-  tell(Call::Kind::kFailed, *failure_);
+  tell(NodeCall::Kind::kFailed, *failure_);
 }
 
 void Agent::on_lost(const Error& why) {
@@ -404,13 +404,13 @@ void Agent::on_signal(int number) {
   // The system takes this host away: an elastic job goes on without it, if enough others are left.
   leaving_ = true;
   say(what + ": this node leaves the job (once more kills its workers)");
-  tell(Call::Kind::kLeave, {outcome.status, what + ": it leaves the job"});
+  tell(NodeCall::Kind::kLeave, {outcome.status, what + ": it leaves the job"});
   if (!running_) go_on_when_stopped();
 }
 
-void Agent::tell(Call::Kind kind, Outcome outcome) {
+void Agent::tell(NodeCall::Kind kind, Outcome outcome) {
   if (!member_) return;
-  Call call{kind, id_, current_.generation};
+  NodeCall call{kind, id_, current_.generation};
   call.outcome = std::move(outcome);
   member_->send(std::move(call));
 }
@@ -418,7 +418,7 @@ void Agent::tell(Call::Kind kind, Outcome outcome) {
 // The whole job ends, for a reason that only this node knows.
 void Agent::end(Outcome outcome) {
   if (outcome_) return;
-  tell(Call::Kind::kEnd, outcome);
+  tell(NodeCall::Kind::kEnd, outcome);
   settle(std::move(outcome));
 }
 
@@ -442,7 +442,7 @@ bool Agent::finished() const { return outcome_ && !connecting_ && (!running_ || 
 // The root's server must outlive the others' need of it.
 void Agent::leave() {
   if (!member_) return;
-  tell(Call::Kind::kBye);
+  tell(NodeCall::Kind::kBye);
   const bool heard = member_->flush(Deadline::after(kStoreTime));
   // Nodes whose proxies link to this one's have their last words to send through it.
   const Deadline patience = Deadline::after(kLeaveTime);

@@ -12,7 +12,7 @@
 
 namespace muster {
 
-/// Runs the Rendezvous of a job on its store, from a thread of its own, on the node that has the store: takes the
+/// Runs the JobRendezvous of a job on its store, from a thread of its own, on the node that has the store: takes the
 /// nodes' calls out of the inbox, and writes news and places.
 class Coordinator {
  public:
@@ -46,7 +46,7 @@ class Coordinator {
   const JobKeys keys_;
   Store* const ledger_;
   const std::function<void(const Error&)> failed_;
-  Rendezvous rendezvous_;
+  JobRendezvous rendezvous_;
   int64_t news_ = 0;         // written so far
   std::vector<Key> doomed_;  // of dead generations, to be deleted when there is nothing else to do
   std::atomic<bool> stop_ = false;

@@ -9,8 +9,8 @@ constexpr Duration kForever = Duration::max();
 
 }  // namespace
 
-Result<std::unique_ptr<Member>> Member::start(std::unique_ptr<Store> store, Options options, Events events) {
-  std::unique_ptr<Member> made(new Member(std::move(store), std::move(options), std::move(events)));
+Result<std::unique_ptr<NodeMember>> NodeMember::start(std::unique_ptr<Store> store, Options options, Events events) {
+  std::unique_ptr<NodeMember> made(new NodeMember(std::move(store), std::move(options), std::move(events)));
   // News from before this node joins cannot concern it.
   MUSTER_ASSIGN(const int64_t told,
                 made->store_->add(made->keys_.news_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
@@ -20,10 +20,10 @@ Result<std::unique_ptr<Member>> Member::start(std::unique_ptr<Store> store, Opti
   return made;
 }
 
-Member::Member(std::unique_ptr<Store> store, Options options, Events events)
+NodeMember::NodeMember(std::unique_ptr<Store> store, Options options, Events events)
     : store_(std::move(store)), options_(std::move(options)), events_(std::move(events)), keys_(options_.run_id) {}
 
-Member::~Member() {
+NodeMember::~NodeMember() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -33,43 +33,43 @@ Member::~Member() {
   if (receiver_.joinable()) receiver_.join();
 }
 
-void Member::send(Call call) {
+void NodeMember::send(NodeCall call) {
   call.id = options_.node_id;
   enqueue([this, bytes = encode(call)](Store& store, const Deadline& deadline) {
     return store.queue_push(keys_.inbox(), bytes, deadline);
   });
 }
 
-void Member::join(NodeInfo node) {
+void NodeMember::join(NodeInfo node) {
   node.id = options_.node_id;
-  Call call{Call::Kind::kJoin};
+  NodeCall call{NodeCall::Kind::kJoin};
   call.node = std::move(node);
   send(std::move(call));
 }
 
-void Member::publish(Key key, Bytes value) {
+void NodeMember::publish(Key key, Bytes value) {
   enqueue([key = std::move(key), value = std::move(value)](Store& store, const Deadline& deadline) {
     return store.set(key, value, deadline);
   });
 }
 
-void Member::enqueue(Task task) {
+void NodeMember::enqueue(Task task) {
   const std::lock_guard lock(mutex_);
   if (lost_) return;
   tasks_.push_back(std::move(task));
   changed_.notify_all();
 }
 
-bool Member::flush(const Deadline& deadline) {
+bool NodeMember::flush(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   const auto idle = [this] { return lost_ || (tasks_.empty() && !sending_); };
   while (!idle() && !deadline.passed()) changed_.wait_for(lock, deadline.left());
   return idle() && !lost_;
 }
 
-void Member::send_all() {
+void NodeMember::send_all() {
   const Duration interval = options_.heartbeat_timeout / 5;
-  const Bytes alive = encode(Call{Call::Kind::kAlive, options_.node_id});
+  const Bytes alive = encode(NodeCall{NodeCall::Kind::kAlive, options_.node_id});
   std::unique_lock lock(mutex_);
   while (!ending_ && !lost_) {
     Task task;
@@ -93,7 +93,7 @@ void Member::send_all() {
   }
 }
 
-void Member::receive() {
+void NodeMember::receive() {
   for (int64_t number = first_news_;; ++number) {
     const auto more = hear(number);
     if (!more) return lose(more.error());
@@ -102,7 +102,7 @@ void Member::receive() {
 }
 
 // False: it was the last.
-Result<bool> Member::hear(int64_t number) {
+Result<bool> NodeMember::hear(int64_t number) {
   MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.news(number), Deadline::after(kForever)));
   MUSTER_ASSIGN(const News news, parse_news(bytes));
   const bool for_me = news.id.empty() || news.id == options_.node_id;
@@ -121,7 +121,7 @@ Result<bool> Member::hear(int64_t number) {
   return news.kind != News::Kind::kOutcome && news.kind != News::Kind::kRefused;
 }
 
-void Member::lose(const Error& why) {
+void NodeMember::lose(const Error& why) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(lost_, true)) return;

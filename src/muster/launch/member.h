@@ -15,7 +15,7 @@ namespace muster {
 
 /// A node's connection to the job's root: sends its calls and signs of life from one thread, and waits for news in
 /// another. An object is for one root: when that is lost, another is made for its successor.
-class Member {
+class NodeMember {
  public:
   struct Options {
     std::string run_id;
@@ -30,18 +30,18 @@ class Member {
     std::function<void(const Error& why)> lost;
   };
 
-  static Result<std::unique_ptr<Member>> start(std::unique_ptr<Store> store, Options options, Events events);
+  static Result<std::unique_ptr<NodeMember>> start(std::unique_ptr<Store> store, Options options, Events events);
   /// Returns once the wait for news has ended: after the outcome, a refusal, or the loss of the store. Destroy the
   /// node's store server first if none of those is certain.
-  ~Member();
-  Member(const Member&) = delete;
-  Member& operator=(const Member&) = delete;
+  ~NodeMember();
+  NodeMember(const NodeMember&) = delete;
+  NodeMember& operator=(const NodeMember&) = delete;
 
   // What follows is sent in order, without waiting, and may be called from any thread.
 
   /// Asks for a place in the job, for the first time or after a kForgotten: what becomes of it are news.
   void join(NodeInfo node);
-  void send(Call call);
+  void send(NodeCall call);
   void publish(Key key, Bytes value);
   /// Until all that was sent has arrived; false at the deadline, or when the root is lost.
   bool flush(const Deadline& deadline);
@@ -50,7 +50,7 @@ class Member {
 
  private:
   using Task = std::function<Result<>(Store&, const Deadline&)>;
-  Member(std::unique_ptr<Store> store, Options options, Events events);
+  NodeMember(std::unique_ptr<Store> store, Options options, Events events);
   void enqueue(Task task);
   void send_all();
   void receive();

@@ -25,18 +25,18 @@ std::string range(const RendezvousOptions& options) {
 
 }  // namespace
 
-Rendezvous::Rendezvous(const RendezvousOptions& options, TimePoint now)
+JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
     : options_(options), generation_(options.first_generation - 1), restarts_(options.restarts), last_scan_(now) {
   gather(now);
 }
 
-std::vector<News> Rendezvous::handle(const Call& call, TimePoint now) {
-  if (call.kind == Call::Kind::kEnd) finish(call.outcome);  // also of a node that has no use for a place
-  if (call.kind == Call::Kind::kJoin) {
+std::vector<News> JobRendezvous::handle(const NodeCall& call, TimePoint now) {
+  if (call.kind == NodeCall::Kind::kEnd) finish(call.outcome);  // also of a node that has no use for a place
+  if (call.kind == NodeCall::Kind::kJoin) {
     join(call.node, now);
   } else if (const auto found = nodes_.find(call.id); found != nodes_.end()) {
     hear(found->second, call, now);
-  } else if (call.kind == Call::Kind::kBye) {
+  } else if (call.kind == NodeCall::Kind::kBye) {
     ++departed_;
   } else if (phase_ != Phase::kOver) {
     tell({News::Kind::kForgotten, generation_, call.id});
@@ -44,7 +44,7 @@ std::vector<News> Rendezvous::handle(const Call& call, TimePoint now) {
   return std::exchange(news_, {});
 }
 
-void Rendezvous::join(const NodeInfo& info, TimePoint now) {
+void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   if (nodes_.contains(info.id)) return;
   const auto refuse = [&](std::string why) { tell({News::Kind::kRefused, generation_, info.id, std::move(why)}); };
   if (info.min_nodes != options_.min_nodes || info.max_nodes != options_.max_nodes)
@@ -76,45 +76,45 @@ void Rendezvous::join(const NodeInfo& info, TimePoint now) {
   start_when_complete(now);
 }
 
-void Rendezvous::hear(Node& node, const Call& call, TimePoint now) {
+void JobRendezvous::hear(Node& node, const NodeCall& call, TimePoint now) {
   node.heard = now;
   if (rivals_ > 0) settle_rivals(call.id, /*holder_lives=*/true, now);
   const bool current = call.generation == generation_ && (node.state == State::kRunning || node.state == State::kDone);
   switch (call.kind) {
-    case Call::Kind::kDone:
+    case NodeCall::Kind::kDone:
       if (!current || phase_ == Phase::kOver) break;
       set_state(node, State::kDone);
       if (phase_ == Phase::kRunning && running_ == 0) finish({});
       break;
-    case Call::Kind::kFailed:
+    case NodeCall::Kind::kFailed:
       if (current) failed(call, now);
       break;
-    case Call::Kind::kStopped:
+    case NodeCall::Kind::kStopped:
       if (current && phase_ == Phase::kStopping) set_state(node, State::kWaiting);
       go_on_when_stopped(now);
       break;
-    case Call::Kind::kLeave:
+    case NodeCall::Kind::kLeave:
       leave(node, call, now);
       break;
-    case Call::Kind::kBye:
+    case NodeCall::Kind::kBye:
       ++departed_;
       remove(call.id, name_of(node.info) + " has left the job", now);
       break;
-    case Call::Kind::kAlive:
-    case Call::Kind::kJoin:
-    case Call::Kind::kEnd:
+    case NodeCall::Kind::kAlive:
+    case NodeCall::Kind::kJoin:
+    case NodeCall::Kind::kEnd:
       break;
   }
 }
 
-void Rendezvous::failed(const Call& call, TimePoint now) {
+void JobRendezvous::failed(const NodeCall& call, TimePoint now) {
   if (phase_ != Phase::kRunning) return;
   if (!elastic() && restarts_ >= options_.max_restarts) return finish(call.outcome);
   failure_ = call.outcome;
   stop(call.outcome.report, now);
 }
 
-void Rendezvous::leave(Node& node, const Call& call, TimePoint now) {
+void JobRendezvous::leave(Node& node, const NodeCall& call, TimePoint now) {
   if (phase_ == Phase::kOver) return;
   if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(call.outcome);
   if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;  // its word that it has gone will follow
@@ -124,7 +124,7 @@ void Rendezvous::leave(Node& node, const Call& call, TimePoint now) {
 
 // A node that is gone. Where enough others are left an elastic job goes on; where restarts are left it waits for
 // another node.
-void Rendezvous::remove(const std::string& id, const std::string& why, TimePoint now) {
+void JobRendezvous::remove(const std::string& id, const std::string& why, TimePoint now) {
   const auto found = nodes_.find(id);
   const bool member = found->second.state == State::kRunning || found->second.state == State::kDone;
   set_state(found->second, State::kWaiting);
@@ -138,7 +138,7 @@ void Rendezvous::remove(const std::string& id, const std::string& why, TimePoint
   stop(why, now);
 }
 
-void Rendezvous::settle_rivals(const std::string& holder, bool holder_lives, TimePoint now) {
+void JobRendezvous::settle_rivals(const std::string& holder, bool holder_lives, TimePoint now) {
   std::vector<std::string> refused;
   for (auto& [id, node] : nodes_) {
     if (node.state != State::kRival || node.rival_of != holder) continue;
@@ -159,14 +159,14 @@ void Rendezvous::settle_rivals(const std::string& holder, bool holder_lives, Tim
   if (!holder_lives) start_when_complete(now);
 }
 
-void Rendezvous::stop(std::string why, TimePoint now) {
+void JobRendezvous::stop(std::string why, TimePoint now) {
   phase_ = Phase::kStopping;
   stop_deadline_ = now + options_.stop_timeout;
   tell({News::Kind::kStop, generation_, "", std::move(why)});
   go_on_when_stopped(now);
 }
 
-void Rendezvous::go_on_when_stopped(TimePoint now) {
+void JobRendezvous::go_on_when_stopped(TimePoint now) {
   if (phase_ != Phase::kStopping || busy_ > 0) return;
   const bool failure = failure_.status != 0 && !(elastic() && membership_changed_);
   if (failure && restarts_ >= options_.max_restarts) return finish(failure_);
@@ -175,7 +175,7 @@ void Rendezvous::go_on_when_stopped(TimePoint now) {
   start_when_complete(now);
 }
 
-void Rendezvous::gather(TimePoint now) {
+void JobRendezvous::gather(TimePoint now) {
   phase_ = Phase::kGathering;
   failure_ = {};
   membership_changed_ = false;
@@ -183,7 +183,7 @@ void Rendezvous::gather(TimePoint now) {
   next_progress_ = now + kProgressInterval;
 }
 
-void Rendezvous::start_when_complete(TimePoint now) {
+void JobRendezvous::start_when_complete(TimePoint now) {
   const int there = eligible();
   if (phase_ != Phase::kGathering || there < options_.min_nodes) return;
   // Those who are left when a generation ends begin the next one at once: who comes later is let in then.
@@ -193,7 +193,7 @@ void Rendezvous::start_when_complete(TimePoint now) {
   if (is_full() || survivors || now >= last_call_) start();
 }
 
-void Rendezvous::start() {
+void JobRendezvous::start() {
   phase_ = Phase::kRunning;
   began_ = true;
   ++generation_;
@@ -205,7 +205,7 @@ void Rendezvous::start() {
 }
 
 // At most max_nodes, in the order of their ranks to be.
-std::vector<Rendezvous::Node*> Rendezvous::choose() {
+std::vector<JobRendezvous::Node*> JobRendezvous::choose() {
   std::vector<Node*> chosen;
   for (auto& [id, node] : nodes_)
     if (node.state == State::kWaiting) chosen.push_back(&node);
@@ -230,7 +230,7 @@ std::vector<Rendezvous::Node*> Rendezvous::choose() {
   return slots;
 }
 
-void Rendezvous::assign(const std::vector<Node*>& chosen) {
+void JobRendezvous::assign(const std::vector<Node*>& chosen) {
   places_.clear();
   std::map<std::string, int> roles;
   int world = 0;
@@ -254,14 +254,14 @@ void Rendezvous::assign(const std::vector<Node*>& chosen) {
   }
 }
 
-void Rendezvous::finish(Outcome outcome) {
+void JobRendezvous::finish(Outcome outcome) {
   if (phase_ == Phase::kOver) return;
   phase_ = Phase::kOver;
   outcome_ = std::move(outcome);
   tell({News::Kind::kOutcome, generation_, "", "", outcome_});
 }
 
-std::vector<News> Rendezvous::tick(TimePoint now) {
+std::vector<News> JobRendezvous::tick(TimePoint now) {
   look_for_lost(now);
   if (phase_ == Phase::kGathering) {
     start_when_complete(now);
@@ -274,13 +274,13 @@ std::vector<News> Rendezvous::tick(TimePoint now) {
   return std::exchange(news_, {});
 }
 
-TimePoint Rendezvous::next_tick() const {
+TimePoint JobRendezvous::next_tick() const {
   TimePoint next = next_scan();
   if (phase_ == Phase::kGathering) next = std::min({next, gather_deadline_, last_call_, next_progress_});
   return next;
 }
 
-void Rendezvous::look_for_lost(TimePoint now) {
+void JobRendezvous::look_for_lost(TimePoint now) {
   if (now < next_scan()) return;
   // A root that itself stood still has heard nobody meanwhile, and nobody is to blame for that.
   const Duration stood_still = now - next_scan();
@@ -305,7 +305,7 @@ void Rendezvous::look_for_lost(TimePoint now) {
   }
 }
 
-std::vector<int> Rendezvous::missing_ranks() const {
+std::vector<int> JobRendezvous::missing_ranks() const {
   std::set<int> there;
   for (const auto& [id, node] : nodes_) {
     const int rank = node.info.wanted.value_or(node.info.last_rank);
@@ -318,7 +318,7 @@ std::vector<int> Rendezvous::missing_ranks() const {
   return missing;
 }
 
-std::string Rendezvous::progress() const {
+std::string JobRendezvous::progress() const {
   const int there = eligible();
   if (elastic() && there >= options_.min_nodes)
     return fmt::format("{} nodes of at most {}; waiting a moment for more", there, options_.max_nodes);
@@ -330,7 +330,7 @@ std::string Rendezvous::progress() const {
   return text;
 }
 
-void Rendezvous::give_up_gathering() {
+void JobRendezvous::give_up_gathering() {
   const auto missing = missing_ranks();
   std::string what;
   if (elastic()) {
@@ -346,7 +346,7 @@ void Rendezvous::give_up_gathering() {
                          seconds(options_.join_timeout))});
 }
 
-void Rendezvous::set_state(Node& node, State state) {
+void JobRendezvous::set_state(Node& node, State state) {
   const auto count = [&](int sign) {
     rivals_ += node.state == State::kRival ? sign : 0;
     running_ += node.state == State::kRunning ? sign : 0;
@@ -357,7 +357,7 @@ void Rendezvous::set_state(Node& node, State state) {
   count(+1);
 }
 
-std::vector<Rendezvous::NodeView> Rendezvous::nodes() const {
+std::vector<JobRendezvous::NodeView> JobRendezvous::nodes() const {
   static constexpr const char* kNames[] = {"waiting", "waiting", "running", "done"};
   std::vector<NodeView> views;
   for (const auto& [id, node] : nodes_) {

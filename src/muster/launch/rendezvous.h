@@ -28,11 +28,11 @@ struct RendezvousOptions {
 /// A failure counts as a restart, once for all nodes, whoever else fails meanwhile; in an elastic job (min < max) what
 /// a change of membership brings about does not count, as with torchrun. Nodes keep their order from one generation to
 /// the next. Nodes for which there is no room wait, and take the place of one that is lost.
-class Rendezvous {
+class JobRendezvous {
  public:
-  Rendezvous(const RendezvousOptions& options, TimePoint now);
+  JobRendezvous(const RendezvousOptions& options, TimePoint now);
 
-  std::vector<News> handle(const Call& call, TimePoint now);
+  std::vector<News> handle(const NodeCall& call, TimePoint now);
   /// To be called at next_tick(), or when nothing else happens.
   std::vector<News> tick(TimePoint now);
   TimePoint next_tick() const;
@@ -75,9 +75,9 @@ class Rendezvous {
   using Nodes = std::map<std::string, Node>;
 
   void join(const NodeInfo& info, TimePoint now);
-  void hear(Node& node, const Call& call, TimePoint now);
-  void failed(const Call& call, TimePoint now);
-  void leave(Node& node, const Call& call, TimePoint now);
+  void hear(Node& node, const NodeCall& call, TimePoint now);
+  void failed(const NodeCall& call, TimePoint now);
+  void leave(Node& node, const NodeCall& call, TimePoint now);
   void remove(const std::string& id, const std::string& why, TimePoint now);
   void settle_rivals(const std::string& holder, bool holder_lives, TimePoint now);
 

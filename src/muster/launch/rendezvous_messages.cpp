@@ -17,10 +17,14 @@ struct Named {
   const char* name;
 };
 constexpr std::array kCalls = {
-    Named<Call::Kind>{Call::Kind::kJoin, "join"},       Named<Call::Kind>{Call::Kind::kAlive, "alive"},
-    Named<Call::Kind>{Call::Kind::kDone, "done"},       Named<Call::Kind>{Call::Kind::kFailed, "failed"},
-    Named<Call::Kind>{Call::Kind::kStopped, "stopped"}, Named<Call::Kind>{Call::Kind::kEnd, "end"},
-    Named<Call::Kind>{Call::Kind::kLeave, "leave"},     Named<Call::Kind>{Call::Kind::kBye, "bye"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kJoin, "join"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kAlive, "alive"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kDone, "done"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kFailed, "failed"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kStopped, "stopped"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kEnd, "end"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kLeave, "leave"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kBye, "bye"},
 };
 constexpr std::array kNews = {
     Named<News::Kind>{News::Kind::kStart, "start"},         Named<News::Kind>{News::Kind::kStop, "stop"},
@@ -111,14 +115,14 @@ void add_outcome(json& value, const Outcome& outcome) {
 
 Outcome read_outcome(Fields& fields) { return {fields.number("status", 0, 255), fields.text("report")}; }
 
-bool carries_outcome(Call::Kind kind) {
-  return kind == Call::Kind::kFailed || kind == Call::Kind::kEnd || kind == Call::Kind::kLeave;
+bool carries_outcome(NodeCall::Kind kind) {
+  return kind == NodeCall::Kind::kFailed || kind == NodeCall::Kind::kEnd || kind == NodeCall::Kind::kLeave;
 }
 
 }  // namespace
 
-Bytes encode(const Call& call) {
-  json value = call.kind == Call::Kind::kJoin ? describe(call.node) : json::object();
+Bytes encode(const NodeCall& call) {
+  json value = call.kind == NodeCall::Kind::kJoin ? describe(call.node) : json::object();
   value["is"] = name_in(kCalls, call.kind);
   value["id"] = call.id;
   value["generation"] = call.generation;
@@ -126,13 +130,13 @@ Bytes encode(const Call& call) {
   return dump(value);
 }
 
-Result<Call> parse_call(ByteView bytes) {
+Result<NodeCall> parse_call(ByteView bytes) {
   Fields fields(bytes, "word of a node");
-  Call call;
+  NodeCall call;
   call.kind = fields.kind(kCalls);
   call.id = fields.text("id");
   call.generation = fields.number("generation", 0, INT32_MAX);
-  if (call.kind == Call::Kind::kJoin) call.node = read_node(fields, call.id);
+  if (call.kind == NodeCall::Kind::kJoin) call.node = read_node(fields, call.id);
   if (carries_outcome(call.kind)) call.outcome = read_outcome(fields);
   MUSTER_TRY(fields.status());
   return call;

@@ -28,7 +28,7 @@ struct Outcome {
 };
 
 /// What an agent tells the root.
-struct Call {
+struct NodeCall {
   enum class Kind {
     kJoin,     ///< `node` wants to be in the next generation
     kAlive,    ///< nothing but a sign of life
@@ -71,10 +71,10 @@ struct Assignment {
 };
 
 /// JSON. What is parsed may be anybody's who has the job's secret: kProtocol says what it is not.
-Bytes encode(const Call& call);
+Bytes encode(const NodeCall& call);
 Bytes encode(const News& news);
 Bytes encode(const Assignment& assignment);
-Result<Call> parse_call(ByteView bytes);
+Result<NodeCall> parse_call(ByteView bytes);
 Result<News> parse_news(ByteView bytes);
 Result<Assignment> parse_assignment(ByteView bytes);
 

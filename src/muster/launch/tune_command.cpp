@@ -93,8 +93,8 @@ double reduce_speed() {
          seconds_each(20, [&] { reduce_into(to.data(), from.data(), from.size(), Dtype::kFloat32, ReduceOp::kSum); });
 }
 
-Result<Machine> measure_machine() {
-  Machine machine;
+Result<MachineCosts> measure_machine() {
+  MachineCosts machine;
   MUSTER_ASSIGN(machine.tcp, measure("tcp"));
   MUSTER_ASSIGN(machine.local, measure("unix"));
   MUSTER_ASSIGN(machine.shm, measure("shm"));
@@ -109,7 +109,7 @@ void show(const char* what, const Medium& medium) {
               medium.overhead * 1e6, medium.bytes_per_second / 1e9);
 }
 
-void show(const Machine& machine) {
+void show(const MachineCosts& machine) {
   show("tcp", machine.tcp);
   show("unix", machine.local);
   show("shared memory", machine.shm);
