@@ -7,6 +7,7 @@ torch is imported. What is here beside that:
     muster.transport()      how the ranks of a group are linked
     muster.group()          a process group's collectives without torch's dispatcher: muster.Group
     muster.monitored_barrier()  names the ranks that do not come
+    muster.dump(), muster.trace(path)   the last operations of this process' groups; a trace of them, or of all ranks
     muster.Error            what operations raise, and its children (muster.errors)
 """
 
@@ -20,6 +21,7 @@ from muster import _requirements
 if TYPE_CHECKING:
     from muster._backend import transport
     from muster._group import Group, group, monitored_barrier
+    from muster._recorder import dump, trace
     from muster._store import store
     from muster.errors import (
         AbortedError,
@@ -43,15 +45,18 @@ __all__ = [
     "TimeoutError",
     "UnavailableError",
     "__version__",
+    "dump",
     "group",
     "monitored_barrier",
     "store",
+    "trace",
     "transport",
 ]
 
 _HOMES = {
     "store": "muster._store",
     "transport": "muster._backend",
+    **dict.fromkeys(("dump", "trace"), "muster._recorder"),
     **dict.fromkeys(("Group", "group", "monitored_barrier"), "muster._group"),
 }
 

@@ -90,11 +90,11 @@ const Odd kOdd[] = {
 TEST(Disagreement, IsFoundInSharedMemoryAtNoCost) {
   for (const Odd& odd : kOdd) {
     for (const Error& error : disagree("shm", kUsual, odd.body)) {
-      EXPECT_EQ(error.code, ErrorCode::kMismatch) << odd.what;
+      EXPECT_EQ(error.code, ErrorCode::kMismatch) << odd.what << ": " << error.to_string();
       const std::string prefix = fmt::format("rank 2 is at {} at train.py:80, ", odd.text);
-      ASSERT_THAT(error.message, testing::StartsWith(prefix));
-      EXPECT_THAT(error.message.substr(prefix.size()),
-                  testing::AnyOf("the others" + kOthers, "rank 0" + kOthers, "rank 1" + kOthers));
+      EXPECT_THAT(error.message, testing::AnyOf(testing::HasSubstr(prefix + "the others" + kOthers),
+                                                testing::HasSubstr(prefix + "rank 0" + kOthers),
+                                                testing::HasSubstr(prefix + "rank 1" + kOthers)));
     }
   }
 }

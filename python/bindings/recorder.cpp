@@ -1,0 +1,18 @@
+#include <unistd.h>
+
+#include "bindings.h"
+#include "call_site.h"
+#include "muster/group/recorder_reading.h"
+
+namespace muster::python {
+
+void bind_recorder(py::module_& module) {
+  find_call_sites();
+  module.def(
+      "recordings", [](size_t last) { return to_json(recordings_of(getpid()), last); }, py::arg("last"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "trace", [] { return to_trace(recordings_of(getpid())); }, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace muster::python

@@ -1,0 +1,85 @@
+"""What the flight recorders of this process hold, and traces of all ranks on one clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster import _C
+
+_ROUNDS = 20  # of exchanged times
+
+
+def dump(last: int | None = None) -> list[dict[str, Any]]:
+    """The last operations of each group of this process, as `muster dump --json` gives them: by group, oldest first.
+
+    At most `last` of each; by default all that are recorded (MUSTER_RECORDER, 1024 unless set). Times are in seconds
+    since 1970, durations in microseconds.
+    """
+    recordings: list[dict[str, Any]] = json.loads(_C.recordings(sys.maxsize if last is None else last))
+    return recordings
+
+
+def trace(path: str | os.PathLike[str], group: dist.ProcessGroup | None = None) -> None:
+    """Writes the recorded operations to `path`, for https://ui.perfetto.dev or chrome://tracing.
+
+    Without `group`: those of this process. With one, all its ranks must call this; its rank 0 writes one trace of all
+    of them on its own clock. Ranks of one host share a clock. Between hosts the difference is measured with messages:
+    it is known to within half the fastest one's way.
+    """
+    own = json.loads(_C.trace())
+    if group is None:
+        _write(path, [own])
+        return
+    difference = _clock_difference(group)
+    own["otherData"]["begin_monotonic_ns"] -= difference
+    leads = dist.get_rank(group) == 0
+    traces: list[Any] | None = [None] * dist.get_world_size(group) if leads else None
+    dist.gather_object(own, traces, dst=dist.get_global_rank(group, 0), group=group)
+    if traces is not None:
+        _write(path, traces)
+
+
+def _write(path: str | os.PathLike[str], traces: list[dict[str, Any]]) -> None:
+    begins = [trace["otherData"]["begin_monotonic_ns"] for trace in traces if trace["traceEvents"]]
+    first = min(begins, default=0)
+    events = []
+    for number, trace in enumerate(traces):
+        later = (trace["otherData"]["begin_monotonic_ns"] - first) / 1000
+        for event in trace["traceEvents"]:
+            if "ts" in event:
+                event["ts"] += later
+            event["pid"] += number << 16  # each trace counts its processes from one
+            events.append(event)
+    merged = {"displayTimeUnit": "ns", "otherData": {"begin_monotonic_ns": first}, "traceEvents": events}
+    Path(path).write_text(json.dumps(merged))
+
+
+def _clock_difference(group: dist.ProcessGroup) -> int:
+    """How far this rank's monotonic clock is ahead of that of the group's rank 0, in ns.
+
+    Nothing arrives before it was sent: what this rank sent in a round before rank 0 was through with it, and the other
+    way round, bounds the difference from both sides. The narrowest bounds of several rounds count.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    begins = torch.empty(_ROUNDS, size, dtype=torch.int64)
+    ends = torch.empty(_ROUNDS, dtype=torch.int64)
+    for number in range(_ROUNDS):
+        dist.all_gather_into_tensor(begins[number], torch.tensor([time.monotonic_ns()]), group=group)
+        ends[number] = time.monotonic_ns()
+    all_ends = torch.empty(size, _ROUNDS, dtype=torch.int64)
+    dist.all_gather_into_tensor(all_ends, ends, group=group)
+    boots: list[Any] = [None] * size
+    dist.all_gather_object(boots, Path("/proc/sys/kernel/random/boot_id").read_text(), group=group)
+    if boots[0] == boots[rank]:
+        return 0
+    at_most = int((ends - begins[:, 0]).min())
+    at_least = int((begins[:, rank] - all_ends[0]).max())
+    return (at_least + at_most) // 2
