@@ -66,7 +66,7 @@ TEST_P(Messages, WithOneTagArriveInOrderAndWithOthersWheneverTheyAreWanted) {
   test::run_group(2, GetParam(), [](Group& group) {
     constexpr int kCount = 50;
     // Short and long ones in turn: they take different ways.
-    const auto length = [](int i) { return i % 3 == 0 ? size_t{20'000} : size_t{i % 5}; };
+    const auto length = [](int i) { return i % 3 == 0 ? size_t{20'000} : static_cast<size_t>(i % 5); };
     std::vector<Floats> data;
     std::vector<Work> works;
     if (group.membership().rank == 0) {
