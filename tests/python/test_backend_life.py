@@ -64,6 +64,8 @@ def monitored(rank: int) -> None:
     if rank == 0:
         with pytest.raises(RuntimeError, match="1, 2"):
             dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
+    with pytest.raises(muster.TimeoutError, match=f"Rank {rank} timed out"):
+        dist.monitored_barrier(group, timedelta(0))
     dist.barrier()
     gloo = dist.new_group(backend="gloo")
     dist.monitored_barrier(gloo)  # torch's own

@@ -140,6 +140,9 @@ std::shared_ptr<c10::Allocator> TorchBackend::getMemAllocator() {
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const ProfilerEvent event("muster:monitored_barrier", {});
+  if (options.timeout.count() == 0) {  // here a time that has passed, where other calls take it for none given
+    throw_error({ErrorCode::kTimeout, c10::str("Rank ", rank_, " timed out in monitoredBarrier after 0 ms"), rank_});
+  }
   value_or_throw(group_->monitored_barrier(*store_, timeout_or_default(options.timeout), wait_all_ranks));
 }
 
