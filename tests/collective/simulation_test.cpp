@@ -1,6 +1,8 @@
 // Every collective over simulated links: delays, drops, split deliveries, crashes. A failure names its seed.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "collective/fleet.h"
 #include "muster/base/random.h"
 
@@ -67,6 +69,11 @@ TEST_P(EveryCollective, CarriesMoreThanALinkHolds) {
   ASSERT_EQ(simulate(GetParam(), {.size = 3, .count = (5 << 20) / 8 + 1, .root = 1, .chunk_bytes = 200'000}), "");
 }
 
+uint64_t from_environment(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
 // Events of a run without a crash, so that crashes fall all over the run.
 uint64_t events_of(const Algorithm& algorithm, const Setting& setting) {
   Trial trial(algorithm, setting);
@@ -79,7 +86,8 @@ uint64_t events_of(const Algorithm& algorithm, const Setting& setting) {
 
 TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
   int victims = 0;
-  for (uint64_t seed = 1; seed <= 100; ++seed) {
+  const uint64_t first = from_environment("MUSTER_SEED", 1), rounds = from_environment("MUSTER_ROUNDS", 100);
+  for (uint64_t seed = first; seed < first + rounds; ++seed) {
     Random random(seed);
     const int size = static_cast<int>(random.between(2, 12));
     const Setting setting{.size = size, .count = random.between(1, 500), .chunk_bytes = 128, .seed = seed};
@@ -101,7 +109,7 @@ TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
       ASSERT_EQ(error.rank, dead) << trial.name() << ": rank " << rank << " blames another: " << error.to_string();
     }
   }
-  EXPECT_GT(victims, 0) << "no crash came in time";
+  EXPECT_TRUE(victims > 0 || rounds < 100) << "no crash came in time";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryCollective, testing::ValuesIn(algorithms()), parameter_name);
