@@ -16,7 +16,7 @@ struct MessageOperation : Work::State {
   Deadline deadline = Deadline::after(Duration::zero());
 
   bool over = false;     ///< finished; nothing may touch `data` any more
-  bool matched = false;  ///< a receive: a message goes into its memory, or will
+  bool matched = false;  ///< message and receive have met: bytes are under way, or will be
   size_t moved = 0;      ///< bytes
   uint64_t id = 0;       ///< of the message, once it is offered
   Bytes copy;            ///< of a send that was done before it had a link
