@@ -1,0 +1,62 @@
+"""torch.testing._internal.distributed.distributed_test with muster as the backend under test.
+
+The module reads the backend's name from the environment and asks it in three ways which tests apply; all three know the
+names of torch's own backends only. The rules below teach them muster: its source is changed in these places and in no
+other, and a rule that no longer finds its place fails.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import sys
+import types
+
+MODULE = "torch.testing._internal.distributed.distributed_test"
+
+# In the source: what -> with what. Tests for Gloo are for CPU tensors, those for MPI are CPU all-to-all.
+RULES = {
+    'BACKEND != "gloo"': 'BACKEND not in ("gloo", "muster")',
+    'BACKEND != "mpi"': 'BACKEND not in ("mpi", "muster")',
+    'BACKEND == "mpi" or BACKEND == "gloo"': 'BACKEND in ("mpi", "gloo", "muster")',
+    'require_backend_is_available({"gloo"})': 'require_backend_is_available({"gloo", "muster"})',
+    "    dist.Backend.GLOO,\n": '    dist.Backend.GLOO,\n    "muster",\n',  # lists of those whose events profilers see
+}
+
+
+def load(world_size: int) -> types.ModuleType:
+    """The module, changed by RULES. It binds the world size for good, so a process can load it once."""
+    os.environ.update(BACKEND="muster", WORLD_SIZE=str(world_size))
+    os.environ.setdefault("TEMP_DIR", os.environ.get("TMPDIR", "/tmp"))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    from torch.testing._internal import common_distributed
+
+    features = common_distributed.DistTestCases.backend_feature
+    for feature in ("ddp", "subgroup", "plugin"):
+        features[feature].add("muster")
+    spec = importlib.util.find_spec(MODULE)
+    assert spec is not None and spec.origin is not None
+    with open(spec.origin) as file:
+        source = file.read()
+    for old, new in RULES.items():
+        if old not in source:
+            raise AssertionError(f"{MODULE} of this torch has no {old!r} any more: mend RULES in {__file__}")
+        source = source.replace(old, new)
+    module = types.ModuleType(MODULE)
+    module.__file__ = spec.origin
+    module.__package__ = spec.parent
+    sys.modules[MODULE] = module
+    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def test_case(module: types.ModuleType) -> type:
+    """The class with all tests. Ranks are forked, not spawned: importing torch anew would be most of the time."""
+
+    class Muster(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
+        def setUp(self) -> None:
+            super().setUp()
+            self._start_processes(multiprocessing.get_context("fork").Process)
+
+    return Muster
