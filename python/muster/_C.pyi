@@ -3,6 +3,7 @@ from datetime import timedelta
 
 from torch import Tensor, dtype
 from torch._C._distributed_c10d import Backend, ReduceOp, Store, Work
+from typing_extensions import disjoint_base
 
 torch_version: str
 
@@ -12,6 +13,7 @@ def store_from_environment(timeout: timedelta) -> Store: ...
 def recordings(last: int) -> str: ...
 def trace() -> str: ...
 
+@disjoint_base
 class Group:
     def __new__(cls, backend: Backend) -> Group: ...
     @property

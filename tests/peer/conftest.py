@@ -17,12 +17,17 @@ SKIPPED: dict[str, str] = dict(LISTED)
 
 # A test or two of each thing that c10d and DDP ask of a backend; by default no more than these.
 QUICK = re.compile(
-    r"test_(DistributedDataParallelCPU|all_gather|all_gather_coalesced_simple|all_gather_into_cat_tensor|all_gather_object_.*|"
-    r"all_reduce_(sum|product|coalesced_sum|sum_async|full_group_max|multigpu)|all_to_all(_single_(equal|unequal)_split)?|"
-    r"barrier(_group|_timeout_group)?|batch_isend_irecv_gloo(_tags)?|broadcast(_object_list)?|ddp_(control_flow_.*|"
-    r"comm_hook_logging|join_model_equivalence|uneven_inputs)|gather(_object|_checks)?|irecv|isend.*|monitored_barrier_gloo"
-    r"(_subgroup)?|new_subgroups.*|reduce_(sum|max|full_group_sum)|reduce_scatter_tensor.*|scatter(_checks|_object_list)?|"
-    r"send_recv(_with_tag|_any_source)?|sparse_all_reduce_sum|stateless_api_with_ddp|static_graph_api_cpu)$"
+    "test_("
+    "DistributedDataParallelCPU|stateless_api_with_ddp|static_graph_api_cpu|ddp_control_flow_.*|"
+    "ddp_join_model_equivalence|"
+    "all_gather(_coalesced_simple|_into_cat_tensor|_object_.*)?|"
+    "all_reduce_(sum|product|coalesced_sum|sum_async|full_group_max)|sparse_all_reduce_sum|"
+    "all_to_all(_single_(equal|unequal)_split)?|"
+    "barrier(_group|_timeout_group)?|monitored_barrier_gloo(_subgroup)?|"
+    "broadcast(_object_list)?|gather(_object|_checks)?|scatter(_checks|_object_list)?|"
+    "reduce_(sum|max|full_group_sum)|reduce_scatter_tensor.*|"
+    "send_recv(_with_tag|_any_source)?|isend.*|irecv|batch_isend_irecv_gloo(_tags)?|new_subgroups.*"
+    ")$"
 )
 
 

@@ -246,6 +246,10 @@ class GroupImpl final : public Group {
     hooked.stamp(hooked.ended);
     if (recorder_) recorder_->ended(hooked.ticket, result);
     if (!result) {
+      if (result.error().code == ErrorCode::kTimeout) {
+        result.error().context +=
+            fmt::format(", after a timeout of {:g} s", std::chrono::duration<double>(timeout).count());
+      }
       {
         const std::lock_guard lock(mutex_);
         if (!first_error_) first_error_ = result.error();
@@ -272,8 +276,7 @@ class GroupImpl final : public Group {
   const std::shared_ptr<Messenger> messenger_;
   const Membership membership_;
   /// Null where it is turned off. Shared with messages that may end later than the group.
-  const std::shared_ptr<Recorder> recorder_ =
-      Recorder::create(membership_, Recorder::entries_from_environment());
+  const std::shared_ptr<Recorder> recorder_ = Recorder::create(membership_, Recorder::entries_from_environment());
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
   mutable std::mutex mutex_;
