@@ -31,7 +31,7 @@ class Linker {
   Linker(const Linker&) = delete;
   Linker& operator=(const Linker&) = delete;
 
-  /// What this rank listens at; kept open as long as this lives.
+  /// What this rank listens at; kept open until stop().
   Result<std::string> listen(const Address& address, Transport transport);
   void set_places(std::vector<Place> places) { places_ = std::move(places); }
   const std::vector<Place>& places() const { return places_; }

@@ -58,6 +58,8 @@ class MeshBuilder {
     MUSTER_TRY(link_up());
     MUSTER_TRY(share_team());
     mesh_.linker->on_link(nullptr);
+    // With all links there is nothing left to listen for. Else who dials while the group dies still has to hear why.
+    if (membership_.size <= kMostFullMesh) mesh_.linker->stop();
     place_messengers();
     return std::move(mesh_);
   }

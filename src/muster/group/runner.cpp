@@ -412,8 +412,6 @@ void Runner::die(const Error& why) {
   dead_ = true;
   if (!fatal_) fatal_ = why;
   for (const Fd& process : processes_) mesh_.loop->unwatch(process.get());
-  // Where links are made when they are needed, who is just dialling still has to hear why.
-  if (membership_.size <= kMostFullMesh) mesh_.linker->stop();
   for (Link* link : links_) {
     if (link != nullptr && link->is_open()) link->close(why);
   }
