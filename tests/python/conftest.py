@@ -13,7 +13,7 @@ from launching import Job, Launch, find_muster
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., str]
 
-# A shell starts what it runs in the background with these ignored, nohup the last. `muster run` would honour that, as under nohup, and
+# A shell starts what it runs in the background with these ignored, nohup the last. `muster run` would honour that, and
 # the tests that send them wait in vain.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
