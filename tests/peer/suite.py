@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import sys
 import types
+import unittest.mock
+from multiprocessing import forkserver
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 
@@ -51,12 +53,45 @@ def load(world_size: int) -> types.ModuleType:
     return module
 
 
-def test_case(module: types.ModuleType) -> type:
-    """The class with all tests. Ranks are forked, not spawned: importing torch anew would be most of the time."""
+_CONTEXT = multiprocessing.get_context("forkserver")
 
-    class Muster(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
+
+class _Rank(_CONTEXT.Process):  # type: ignore[name-defined, misc]
+    """A process with the environment of now: its parent, the fork server, has that of its own start."""
+
+    def start(self) -> None:
+        self.environment = dict(os.environ)
+        super().start()
+
+    def run(self) -> None:
+        os.environ.update(self.environment)
+        super().run()
+
+
+def _start_fork_server(preload: str) -> None:
+    """Preload is a module's name. The server of Python 3.11 does not look for it in the sys.path that it is given."""
+    _CONTEXT.set_forkserver_preload([preload])
+    with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
+
+
+def test_case(module: types.ModuleType, owner: str) -> type:
+    """The class with all tests, TestMuster of the module that is named owner.
+
+    Ranks are forked, not spawned: importing torch anew would be most of the time. They are forked from a process that
+    has imported torch and done nothing with it: OpenMP's threads of this one, where other tests have computed, would be
+    missing in its children, and waited for.
+    """
+    class TestMuster(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
+        @classmethod
+        def setUpClass(cls) -> None:
+            super().setUpClass()
+            _start_fork_server(owner)
+
         def setUp(self) -> None:
             super().setUp()
-            self._start_processes(multiprocessing.get_context("fork").Process)
+            self._start_processes(_Rank)
 
-    return Muster
+    TestMuster.__module__ = owner
+    TestMuster.__qualname__ = "TestMuster"  # a rank finds the class by its name
+    return TestMuster

@@ -10,4 +10,4 @@ import os
 
 from peer import suite
 
-TestMuster = suite.test_case(suite.load(int(os.environ.get("MUSTER_PEER_RANKS", "2"))))
+TestMuster = suite.test_case(suite.load(int(os.environ.get("MUSTER_PEER_RANKS", "2"))), __name__)
