@@ -70,8 +70,8 @@ format: setup needs-clang-format
 	@ruff check --fix --quiet . ; ruff format --quiet .
 
 tidy: setup needs-clang-tidy
-	@$(STAGE) "tidy configure" -- cmake --preset dev
-	@$(STAGE) clang-tidy -- run-clang-tidy -quiet -p build/dev -j $(JOBS) '/src/muster/.*\.cpp$$'
+	@$(STAGE) "tidy configure" -- cmake --preset tidy
+	@$(STAGE) clang-tidy -- run-clang-tidy -quiet -p build/tidy -j $(JOBS) '/src/muster/.*\.cpp$$'
 
 clean:
 	rm -rf build dist out

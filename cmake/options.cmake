@@ -13,10 +13,11 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
-# ccache makes a second build cheap; without the folder in its hash, build folders share its entries.
+# ccache makes a second build cheap; without folders in its hash, all clones and build folders share its entries.
 find_program(MUSTER_CCACHE ccache)
 if(MUSTER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${MUSTER_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
+      ${MUSTER_CCACHE})
 endif()
 
 add_library(muster_flags INTERFACE)

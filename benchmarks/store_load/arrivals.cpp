@@ -5,8 +5,6 @@
 namespace muster::load {
 namespace {
 
-double seconds_since(TimePoint begin) { return std::chrono::duration<double>(steady_clock().now() - begin).count(); }
-
 Result<Figures> measure_connect(const Setting& setting) {
   const ServerProcess server(setting.pid);
   MUSTER_ASSIGN(Fleet fleet, Fleet::create(!setting.echo));

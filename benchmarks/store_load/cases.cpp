@@ -12,6 +12,8 @@ Result<Fleet> connect_all(const Setting& setting) {
 
 Bytes value_of(const Setting& setting) { return Bytes(setting.value_bytes, 'v'); }
 
+double seconds_since(TimePoint begin) { return std::chrono::duration<double>(steady_clock().now() - begin).count(); }
+
 double quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
   const auto at = static_cast<ptrdiff_t>(share * static_cast<double>(values.size() - 1));

@@ -47,6 +47,7 @@ std::vector<Case> arrivals();
 Result<Fleet> connect_all(const Setting& setting);
 /// A value, every byte of it the same.
 Bytes value_of(const Setting& setting);
+double seconds_since(TimePoint begin);
 /// The middle of sorted or unsorted values, or any other quantile.
 double quantile(std::vector<double> values, double share);
 

@@ -12,8 +12,6 @@
 namespace muster::load {
 namespace {
 
-double seconds_since(TimePoint begin) { return std::chrono::duration<double>(steady_clock().now() - begin).count(); }
-
 struct Rounds {
   std::vector<double> times, cpu;
   Figures figures() const { return {{"time", quantile(times, 0.5)}, {"cpu", quantile(cpu, 0.5)}}; }

@@ -15,7 +15,7 @@
 namespace muster::load {
 namespace {
 
-constexpr int kEvents = 512;
+constexpr int kEchoEvents = 512;
 
 class Echo {
  public:
@@ -102,8 +102,8 @@ Result<> serve_echo(int listener, const EchoPlan& plan) {
   }
   Echo echo(epoll.get(), plan);
   for (;;) {
-    epoll_event events[kEvents];
-    const int ready = epoll_wait(epoll.get(), events, kEvents, -1);
+    epoll_event events[kEchoEvents];
+    const int ready = epoll_wait(epoll.get(), events, kEchoEvents, -1);
     if (ready < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for the floor's clients");
     for (int i = 0; i < ready; ++i) {
       const int fd = events[i].data.fd;

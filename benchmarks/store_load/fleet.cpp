@@ -12,7 +12,7 @@ namespace muster::load {
 namespace {
 
 constexpr size_t kConnectingAtOnce = 512;
-constexpr size_t kEvents = 512;
+constexpr size_t kFleetEvents = 512;
 // Connections from one source address to one port are limited by the range of local ports.
 constexpr size_t kClientsPerSource = 8192;
 
@@ -140,8 +140,8 @@ Result<> Fleet::on_event(size_t index, uint32_t events, const Next& next, const 
 }
 
 Result<> Fleet::turn(const Deadline& deadline, const Next& next, const Done& done) {
-  epoll_event events[kEvents];
-  const int ready = epoll_wait(epoll_.get(), events, kEvents, deadline.poll_timeout_ms());
+  epoll_event events[kFleetEvents];
+  const int ready = epoll_wait(epoll_.get(), events, kFleetEvents, deadline.poll_timeout_ms());
   if (ready < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for replies");
   for (int i = 0; i < ready; ++i) MUSTER_TRY(on_event(events[i].data.u64, events[i].events, next, done));
   if (!deadline.passed()) return {};

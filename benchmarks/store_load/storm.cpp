@@ -59,14 +59,14 @@ class Job {
   // ADD, SET, of every peer WAIT, WAIT and GET, BARRIER.
   Request request(size_t rank, size_t position) const {
     const RequestId id = position + 1;
-    if (position == 0) return {Operation::kAdd, id, {prefix_ + "/init/"}, {}, 1};
-    if (position == 1) return {Operation::kSet, id, {address_key(rank)}, {Bytes(kAddressBytes, 'a')}};
+    if (position == 0) return {StoreOperation::kAdd, id, {prefix_ + "/init/"}, {}, 1};
+    if (position == 1) return {StoreOperation::kSet, id, {address_key(rank)}, {Bytes(kAddressBytes, 'a')}};
     if (position == last_position(rank)) {
-      return {Operation::kBarrier, id, {prefix_ + "/barrier"}, {}, static_cast<int64_t>(peers_.workers)};
+      return {StoreOperation::kBarrier, id, {prefix_ + "/barrier"}, {}, static_cast<int64_t>(peers_.workers)};
     }
     const Key key = address_key(peers_.peer(rank, (position - 2) / 3));
-    if ((position - 2) % 3 < 2) return {Operation::kWait, id, {key}};
-    Request get{Operation::kGet, id, {key}};
+    if ((position - 2) % 3 < 2) return {StoreOperation::kWait, id, {key}};
+    Request get{StoreOperation::kGet, id, {key}};
     get.immediate = true;
     return get;
   }

@@ -12,7 +12,7 @@
 namespace muster::cost {
 namespace {
 
-constexpr int kMostRanks = 8;
+constexpr int kTracedRanks = 8;
 constexpr int kRefused = 125;
 constexpr int kSystemCallStop = SIGTRAP | 0x80;  // PTRACE_O_TRACESYSGOOD
 
@@ -36,7 +36,7 @@ void resume(pid_t pid, int signal) { ptrace(PTRACE_SYSCALL, pid, nullptr, reinte
 }  // namespace
 
 std::vector<int> run_traced(int ranks, const std::function<int(int rank, const Counter& calls)>& body) {
-  const Shared<std::array<Counter, kMostRanks>> counters;
+  const Shared<std::array<Counter, kTracedRanks>> counters;
   std::map<pid_t, Child> children;
   for (int rank = 0; rank < ranks; ++rank) children[start(rank, body, (*counters)[rank])] = {rank};
   std::vector<int> statuses(ranks, 0);

@@ -55,7 +55,7 @@ void read_file(ByteView content) {
   const auto log = std::move(FileLog::open(path).value());
   first.good = log->catch_up(note_in(first)).has_value();
   MUSTER_CHECK(first.requests.size() <= content.size(), "more was read than was there");
-  const Request request{Operation::kSet, 1, {"key"}, {to_bytes("value")}};
+  const Request request{StoreOperation::kSet, 1, {"key"}, {to_bytes("value")}};
   const auto appended = log->append(request, 1, note_in(first), [] { return true; });
   MUSTER_CHECK(appended.has_value() == first.good, "a bad file was appended to, or a good one was not");
   const auto again = std::move(FileLog::open(path).value());

@@ -23,13 +23,13 @@ class PlainStore {
  public:
   Replies apply(const Request& request, ClientId client) {
     Replies replies;
-    if (request.operation == Operation::kCancel) {
+    if (request.operation == StoreOperation::kCancel) {
       cancel(request.id, client, replies);
-    } else if (request.operation == Operation::kBarrier) {
+    } else if (request.operation == StoreOperation::kBarrier) {
       arrive(request, client, replies);
     } else if (!answer({request, client}, replies)) {
       waiting_.push_back({request, client});
-    } else if (request.operation == Operation::kQueuePush) {
+    } else if (request.operation == StoreOperation::kQueuePush) {
       release_one(request.keys[0], replies);
     } else if (changes(request.operation)) {
       release_all(replies);
@@ -58,7 +58,7 @@ class PlainStore {
 
   void arrive(const Request& request, ClientId client, Replies& replies) {
     const auto same = [&](const Asked& asked) {
-      return asked.request.operation == Operation::kBarrier && asked.request.keys == request.keys;
+      return asked.request.operation == StoreOperation::kBarrier && asked.request.keys == request.keys;
     };
     const auto other = std::find_if(waiting_.begin(), waiting_.end(), same);
     if (request.number < 1) {
@@ -77,15 +77,15 @@ class PlainStore {
 
   void release_all(Replies& replies) {
     std::erase_if(waiting_, [&](const Asked& asked) {
-      const Operation operation = asked.request.operation;
+      const StoreOperation operation = asked.request.operation;
       if (asked.request.keys[0].starts_with('q')) return false;
-      return operation != Operation::kBarrier && operation != Operation::kQueuePop && answer(asked, replies);
+      return operation != StoreOperation::kBarrier && operation != StoreOperation::kQueuePop && answer(asked, replies);
     });
   }
 
   // A push lets one go: a pop, or else the one that has waited longest for the queue to hold something.
   void release_one(const Key& key, Replies& replies) {
-    for (const Operation operation : {Operation::kQueuePop, Operation::kWait}) {
+    for (const StoreOperation operation : {StoreOperation::kQueuePop, StoreOperation::kWait}) {
       for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
         const auto& keys = it->request.keys;
         if (it->request.operation != operation || std::find(keys.begin(), keys.end(), key) == keys.end()) continue;
@@ -113,7 +113,7 @@ bool same(Replies a, Replies b, const Request& request) {
     if (a[i].status.has_value() != b[i].status.has_value()) return false;
     if (!a[i].status && a[i].status.error().code != b[i].status.error().code) return false;
     if (a[i].values != b[i].values || a[i].keys != b[i].keys) return false;
-    if (request.operation != Operation::kBarrier && a[i].number != b[i].number) return false;
+    if (request.operation != StoreOperation::kBarrier && a[i].number != b[i].number) return false;
   }
   return true;
 }
@@ -138,12 +138,13 @@ class Players {
       }
       Request request = make(input);
       Client& client = clients_[number];
-      if (client.torch && (request.operation == Operation::kStat || request.operation == Operation::kCancel)) {
+      if (client.torch &&
+          (request.operation == StoreOperation::kStat || request.operation == StoreOperation::kCancel)) {
         client.dialect->feed(Bytes{kTorchCancelWait});
       } else if (client.torch) {
         if (const auto bytes = torch_request(request)) client.dialect->feed(*bytes);
       } else {
-        if (request.operation != Operation::kCancel) request.id = ++client.last_id;
+        if (request.operation != StoreOperation::kCancel) request.id = ++client.last_id;
         client.dialect->feed(*encode_request(request));
       }
       listen(client, number);
@@ -159,49 +160,49 @@ class Players {
 
   static Request make(ByteView input) {
     Request request;
-    request.operation = static_cast<Operation>(1 + input[1] % 17);
-    request.immediate = input[1] >= 128 && request.operation != Operation::kWait;
+    request.operation = static_cast<StoreOperation>(1 + input[1] % 17);
+    request.immediate = input[1] >= 128 && request.operation != StoreOperation::kWait;
     static const Key kKeys[] = {"a", "b", "c", "", "ab"};
     const Key key = kKeys[input[2] % 5], queue = kQueues[input[2] % 2];
     const auto value = [&](uint8_t salt) {
       return to_bytes(input[3] % 3 == 0 ? "" : std::to_string(input[3] % 7 + salt));
     };
     switch (request.operation) {
-      case Operation::kWait:
+      case StoreOperation::kWait:
         if (input[3] % 2 == 0) {
           request.keys = {queue};
           break;
         }
         [[fallthrough]];
-      case Operation::kCheck:
-      case Operation::kMultiGet:
-      case Operation::kMultiSet:
+      case StoreOperation::kCheck:
+      case StoreOperation::kMultiGet:
+      case StoreOperation::kMultiSet:
         for (size_t i = 0; i < 5; ++i) {
           if ((input[2] >> i & 1) != 0) request.keys.push_back(kKeys[i]);
         }
         break;
-      case Operation::kNumKeys:
+      case StoreOperation::kNumKeys:
         break;
-      case Operation::kQueuePush:
-      case Operation::kQueuePop:
-      case Operation::kQueueLength:
+      case StoreOperation::kQueuePush:
+      case StoreOperation::kQueuePop:
+      case StoreOperation::kQueueLength:
         request.keys = {queue};
         break;
-      case Operation::kCancel:
+      case StoreOperation::kCancel:
         request.id = input[3];
         return request;
       default:
         request.keys = {key};
     }
-    if (request.operation == Operation::kMultiSet) {
+    if (request.operation == StoreOperation::kMultiSet) {
       for (uint8_t i = 0; i < request.keys.size(); ++i) request.values.push_back(value(i));
     }
-    const bool one = request.operation == Operation::kSet || request.operation == Operation::kAppend ||
-                     request.operation == Operation::kQueuePush;
+    const bool one = request.operation == StoreOperation::kSet || request.operation == StoreOperation::kAppend ||
+                     request.operation == StoreOperation::kQueuePush;
     if (one) request.values = {value(0)};
-    if (request.operation == Operation::kCompareSet) request.values = {value(0), value(1)};
-    if (request.operation == Operation::kAdd) request.number = static_cast<int8_t>(input[3]);
-    if (request.operation == Operation::kBarrier) request.number = input[3] % 4;
+    if (request.operation == StoreOperation::kCompareSet) request.values = {value(0), value(1)};
+    if (request.operation == StoreOperation::kAdd) request.number = static_cast<int8_t>(input[3]);
+    if (request.operation == StoreOperation::kBarrier) request.number = input[3] % 4;
     return request;
   }
 

@@ -47,9 +47,10 @@ Heard serve(ByteView stream, size_t piece) {
 void be_answered(ByteView stream, size_t piece) {
   ProxyLink link({{true}, "fuzz"}, SessionId{});
   link.begin(kNow);
-  for (const Operation operation : {Operation::kGet, Operation::kAdd, Operation::kBarrier, Operation::kSet}) {
+  for (const StoreOperation operation :
+       {StoreOperation::kGet, StoreOperation::kAdd, StoreOperation::kBarrier, StoreOperation::kSet}) {
     Request request{operation, 1 + static_cast<RequestId>(operation), {"k"}};
-    if (operation == Operation::kSet) request.values.emplace_back();
+    if (operation == StoreOperation::kSet) request.values.emplace_back();
     request.number = 1;
     link.submit(std::move(request), 1, kNow);
   }

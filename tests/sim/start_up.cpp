@@ -84,7 +84,7 @@ int StartUp::levels() const {
   return levels;
 }
 
-void StartUp::begin(size_t index) { ask(index, {Operation::kAdd, 0, {"joined"}, {}, 1}); }
+void StartUp::begin(size_t index) { ask(index, {StoreOperation::kAdd, 0, {"joined"}, {}, 1}); }
 
 void StartUp::ask(size_t index, Request request) {
   Worker& worker = workers_[index];
@@ -92,7 +92,7 @@ void StartUp::ask(size_t index, Request request) {
   tiers_.time().after(options_.patience, [this, index, id] {
     Worker& late = workers_[index];
     if (late.request != id || late.step == Step::kDone || tiers_.crashed(late.node)) return;
-    tiers_.submit(late.node, late.client, {Operation::kCancel, id});
+    tiers_.submit(late.node, late.client, {StoreOperation::kCancel, id});
     end(late, fail(ErrorCode::kTimeout,
                    fmt::format("worker {}'s {} had no answer", index, kSteps[static_cast<size_t>(late.step)])));
   });
@@ -120,10 +120,10 @@ void StartUp::advance(size_t index, const Reply& reply) {
       }
       rank_taken_[static_cast<size_t>(worker.rank)] = true;
       worker.step = Step::kPublish;
-      return ask(index, {Operation::kSet, 0, {address_key(worker.rank)}, {address_of(worker.rank)}});
+      return ask(index, {StoreOperation::kSet, 0, {address_key(worker.rank)}, {address_of(worker.rank)}});
     case Step::kPublish: {
       worker.step = Step::kPeers;
-      Request request{Operation::kMultiGet};
+      Request request{StoreOperation::kMultiGet};
       for (const int peer : peers_of(worker.rank)) request.keys.push_back(address_key(peer));
       return ask(index, std::move(request));
     }
@@ -141,7 +141,7 @@ void StartUp::advance(size_t index, const Reply& reply) {
       if (reply.values.at(0) != to_bytes(std::to_string(workers()))) return broke("the all-gather lost somebody");
       worker.step = Step::kBarrier;
       ++at_barrier_;
-      return ask(index, {Operation::kBarrier, 0, {"ready"}, {}, workers()});
+      return ask(index, {StoreOperation::kBarrier, 0, {"ready"}, {}, workers()});
     case Step::kBarrier:
       if (at_barrier_ < workers()) return broke("the barrier let somebody go before it was full");
       return end(worker, {});
@@ -164,14 +164,14 @@ void StartUp::gather(size_t index, const Reply& reply) {
     int64_t count = worker.level == 1 ? std::ssize(reply.values) : 0;
     for (const Bytes& value : reply.values) count += worker.level == 1 ? 0 : number_in(value);
     const Key key = worker.level == levels() ? "table" : fmt::format("tree/{}/{}", int{worker.level}, worker.rank);
-    return ask(index, {Operation::kSet, 0, {key}, {to_bytes(std::to_string(count))}});
+    return ask(index, {StoreOperation::kSet, 0, {key}, {to_bytes(std::to_string(count))}});
   }
   worker.step = Step::kTable;
-  ask(index, {Operation::kGet, 0, {"table"}});
+  ask(index, {StoreOperation::kGet, 0, {"table"}});
 }
 
 Request StartUp::gather_request(const Worker& worker) const {
-  Request request{Operation::kMultiGet};
+  Request request{StoreOperation::kMultiGet};
   int64_t stride = 1;
   for (int i = 0; i < worker.level; ++i) stride *= options_.tree_fanout;
   for (int i = 0; i < options_.tree_fanout; ++i) {

@@ -68,7 +68,7 @@ class Crowd {
     tiers_.time().after(member.whims.patience(), [this, index, call] {
       Member& late = members_[static_cast<size_t>(index)];
       if (late.calls != call || !late.asks) return;
-      tiers_.submit(node_of(index), late.client, {Operation::kCancel, late.call.request.id});
+      tiers_.submit(node_of(index), late.client, {StoreOperation::kCancel, late.call.request.id});
     });
   }
 

@@ -24,9 +24,13 @@ Result<Reply> round_trip(const Reply& reply) {
 }
 
 TEST(MusterDialect, CarriesEveryFieldOfARequest) {
-  for (uint8_t operation = 1; operation <= static_cast<uint8_t>(Operation::kCancel); ++operation) {
-    const Request request{
-        static_cast<Operation>(operation), 1ULL << 63, {"", Key("a\0b", 3)}, {{}, {0, 255}}, -5, operation % 2 == 0};
+  for (uint8_t operation = 1; operation <= static_cast<uint8_t>(StoreOperation::kCancel); ++operation) {
+    const Request request{static_cast<StoreOperation>(operation),
+                          1ULL << 63,
+                          {"", Key("a\0b", 3)},
+                          {{}, {0, 255}},
+                          -5,
+                          operation % 2 == 0};
     const auto back = round_trip(request);
     ASSERT_TRUE(back.has_value()) << back.error().to_string();
     EXPECT_EQ(back->operation, request.operation);
@@ -55,7 +59,7 @@ TEST(MusterDialect, CarriesValuesAndErrorsInReplies) {
 TEST(MusterDialect, ReadsRequestsHoweverTheyAreCut) {
   Bytes stream;
   for (RequestId id = 0; id < 50; ++id) {
-    const Bytes frame = *encode_request({Operation::kSet, id, {"key"}, {Bytes(id * 13, 7)}});
+    const Bytes frame = *encode_request({StoreOperation::kSet, id, {"key"}, {Bytes(id * 13, 7)}});
     stream.insert(stream.end(), frame.begin(), frame.end());
   }
   Random random(20240611);
@@ -74,7 +78,7 @@ TEST(MusterDialect, ReadsRequestsHoweverTheyAreCut) {
 }
 
 TEST(MusterDialect, RefusesWhatTheGrammarDoesNotAllow) {
-  const Bytes good = *encode_request({Operation::kSet, 1, {"key"}, {{1, 2, 3}}});
+  const Bytes good = *encode_request({StoreOperation::kSet, 1, {"key"}, {{1, 2, 3}}});
   const Frame frame = parse(good);
   const auto broken = [&](auto change) {
     Frame copy = frame;

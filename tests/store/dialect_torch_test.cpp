@@ -60,16 +60,16 @@ TEST_F(TorchDialect, ReadsAndAnswersWhatAClientSends) {
   next();
   said();
   const Request set = send(kSet);
-  EXPECT_EQ(set.operation, Operation::kSet);
+  EXPECT_EQ(set.operation, StoreOperation::kSet);
   EXPECT_EQ(set.keys, std::vector<Key>{"/k"});
   EXPECT_EQ(set.values, std::vector<Bytes>{{'v'}});
   EXPECT_EQ(reply({0, set.id}), "");
 
   const Request wait = send(kWait);
-  EXPECT_EQ(wait.operation, Operation::kWait);
+  EXPECT_EQ(wait.operation, StoreOperation::kWait);
   EXPECT_EQ(reply({0, wait.id}), "00");
   const Request get = send(kGet);
-  EXPECT_TRUE(get.operation == Operation::kGet && get.immediate);
+  EXPECT_TRUE(get.operation == StoreOperation::kGet && get.immediate);
   EXPECT_EQ(reply({0, get.id, {}, {{'v'}}}), "010000000000000076");
 
   const Request compare = send(kCompareSet);
@@ -89,7 +89,7 @@ TEST_F(TorchDialect, ReadsAndAnswersWhatAClientSends) {
   EXPECT_EQ(reply({0, send(kQueuePop).id}), "0000000000000000");
   EXPECT_EQ(send(kBarrier).number, 1);
   EXPECT_EQ(reply({0, send("11").id, {}, {}, {"/a"}}), "010000000000000002000000000000002f61");
-  EXPECT_EQ(send("07").operation, Operation::kNumKeys);
+  EXPECT_EQ(send("07").operation, StoreOperation::kNumKeys);
 }
 
 TEST_F(TorchDialect, ConfirmsACancellationAtOnceAndSwallowsALateRelease) {
@@ -97,7 +97,7 @@ TEST_F(TorchDialect, ConfirmsACancellationAtOnceAndSwallowsALateRelease) {
   said();
   const Request wait = send(kWait);
   const Request cancel = send(kCancel);
-  EXPECT_EQ(cancel.operation, Operation::kCancel);
+  EXPECT_EQ(cancel.operation, StoreOperation::kCancel);
   EXPECT_EQ(cancel.id, wait.id);
   EXPECT_EQ(said(), "01");
   EXPECT_EQ(reply({0, wait.id}), "") << "the release was already on its way";

@@ -229,22 +229,22 @@ int open_descriptors() {
 
 // Every operation once, as a client would send it last.
 std::vector<Request> last_words() {
-  return {{Operation::kSet, 1, {"k"}, {to_bytes("v")}},
-          {Operation::kGet, 1, {"never"}},
-          {Operation::kCompareSet, 1, {"k"}, {{}, to_bytes("w")}},
-          {Operation::kAdd, 1, {"n"}, {}, 1},
-          {Operation::kCheck, 1, {"k"}},
-          {Operation::kWait, 1, {"never"}},
-          {Operation::kDelete, 1, {"k"}},
-          {Operation::kNumKeys, 1},
-          {Operation::kAppend, 1, {"k"}, {to_bytes("+")}},
-          {Operation::kMultiGet, 1, {"k", "never"}},
-          {Operation::kMultiSet, 1, {"k", "l"}, {to_bytes("v"), to_bytes("w")}},
-          {Operation::kQueuePush, 1, {"q"}, {to_bytes("v")}},
-          {Operation::kQueuePop, 1, {"no queue"}},
-          {Operation::kQueueLength, 1, {"q"}},
-          {Operation::kListKeys, 1, {""}},
-          {Operation::kBarrier, 1, {"b"}, {}, 1000000}};
+  return {{StoreOperation::kSet, 1, {"k"}, {to_bytes("v")}},
+          {StoreOperation::kGet, 1, {"never"}},
+          {StoreOperation::kCompareSet, 1, {"k"}, {{}, to_bytes("w")}},
+          {StoreOperation::kAdd, 1, {"n"}, {}, 1},
+          {StoreOperation::kCheck, 1, {"k"}},
+          {StoreOperation::kWait, 1, {"never"}},
+          {StoreOperation::kDelete, 1, {"k"}},
+          {StoreOperation::kNumKeys, 1},
+          {StoreOperation::kAppend, 1, {"k"}, {to_bytes("+")}},
+          {StoreOperation::kMultiGet, 1, {"k", "never"}},
+          {StoreOperation::kMultiSet, 1, {"k", "l"}, {to_bytes("v"), to_bytes("w")}},
+          {StoreOperation::kQueuePush, 1, {"q"}, {to_bytes("v")}},
+          {StoreOperation::kQueuePop, 1, {"no queue"}},
+          {StoreOperation::kQueueLength, 1, {"q"}},
+          {StoreOperation::kListKeys, 1, {""}},
+          {StoreOperation::kBarrier, 1, {"b"}, {}, 1000000}};
 }
 
 // What is left of clients that died: nothing, as soon as the server has noticed.

@@ -39,8 +39,8 @@ std::string describe_call(const Call& call) {
 bool only_looked(const Call& call) {
   if (!call.reply) return false;
   if (!changes(call.request.operation) || !call.reply->status) return true;
-  if (call.request.operation == Operation::kDelete) return call.reply->number == 0;
-  return call.request.operation == Operation::kCompareSet && call.reply->values[0] != call.request.values[1];
+  if (call.request.operation == StoreOperation::kDelete) return call.reply->number == 0;
+  return call.request.operation == StoreOperation::kCompareSet && call.reply->values[0] != call.request.values[1];
 }
 
 // For each push, the pushes of the part that must come before it: their elements were taken before its own was. Without
@@ -50,18 +50,18 @@ std::vector<std::vector<size_t>> earlier_pushes(const Part& calls) {
   std::map<std::pair<Key, Bytes>, const Call*> taken;
   bool all_known = true;
   for (const Call* call : calls) {
-    if (call->request.operation != Operation::kQueuePop) continue;
+    if (call->request.operation != StoreOperation::kQueuePop) continue;
     all_known = all_known && call->reply;
     if (call->reply && !call->reply->values.empty()) taken[{call->request.keys[0], call->reply->values[0]}] = call;
   }
   const auto pop_of = [&](const Call* call) -> const Call* {
-    if (call->request.operation != Operation::kQueuePush) return nullptr;
+    if (call->request.operation != StoreOperation::kQueuePush) return nullptr;
     const auto found = taken.find({call->request.keys[0], call->request.values[0]});
     return found == taken.end() ? nullptr : found->second;
   };
   for (size_t i = 0; i < calls.size(); ++i) {
     const Call* mine = pop_of(calls[i]);
-    const bool never = mine == nullptr && all_known && calls[i]->request.operation == Operation::kQueuePush;
+    const bool never = mine == nullptr && all_known && calls[i]->request.operation == StoreOperation::kQueuePush;
     for (size_t j = 0; j < calls.size() && (mine != nullptr || never); ++j) {
       const Call* other = calls[j]->request.keys == calls[i]->request.keys ? pop_of(calls[j]) : nullptr;
       if (other != nullptr && (never || other->returned < mine->invoked)) earlier[i].push_back(j);
@@ -220,12 +220,12 @@ class Parts {
  public:
   explicit Parts(const History& history) {
     for (const Call& call : history) {
-      if (call.request.operation == Operation::kBarrier) continue;
+      if (call.request.operation == StoreOperation::kBarrier) continue;
       if (!call.reply && !changes(call.request.operation)) continue;  // it says nothing
       calls_.push_back(&call);
       for (const Key& key : call.request.keys) join(number_of(key), number_of(first_key(call)));
       const bool of_all =
-          call.request.operation == Operation::kNumKeys || call.request.operation == Operation::kListKeys;
+          call.request.operation == StoreOperation::kNumKeys || call.request.operation == StoreOperation::kListKeys;
       joined_ = joined_ || of_all;
     }
   }
@@ -283,7 +283,7 @@ Result<> check_barrier(Part calls) {
 Result<> check_barriers(const History& history) {
   std::map<Key, Part> barriers;
   for (const Call& call : history) {
-    if (call.request.operation != Operation::kBarrier) continue;
+    if (call.request.operation != StoreOperation::kBarrier) continue;
     if (!call.reply || call.reply->status) barriers[call.request.keys[0]].push_back(&call);  // an error took no part
   }
   for (auto& [key, calls] : barriers) MUSTER_TRY(check_barrier(std::move(calls)));

@@ -24,12 +24,14 @@ class Story {
   History history_;
 };
 
-Request set(const Key& key, std::string_view value) { return {Operation::kSet, 0, {key}, {to_bytes(value)}}; }
-Request get(const Key& key) { return {Operation::kGet, 0, {key}}; }
-Request add(const Key& key, int64_t number) { return {Operation::kAdd, 0, {key}, {}, number}; }
-Request push(const Key& key, std::string_view value) { return {Operation::kQueuePush, 0, {key}, {to_bytes(value)}}; }
-Request pop(const Key& key) { return {Operation::kQueuePop, 0, {key}}; }
-Request barrier(const Key& key, int64_t count) { return {Operation::kBarrier, 0, {key}, {}, count}; }
+Request set(const Key& key, std::string_view value) { return {StoreOperation::kSet, 0, {key}, {to_bytes(value)}}; }
+Request get(const Key& key) { return {StoreOperation::kGet, 0, {key}}; }
+Request add(const Key& key, int64_t number) { return {StoreOperation::kAdd, 0, {key}, {}, number}; }
+Request push(const Key& key, std::string_view value) {
+  return {StoreOperation::kQueuePush, 0, {key}, {to_bytes(value)}};
+}
+Request pop(const Key& key) { return {StoreOperation::kQueuePop, 0, {key}}; }
+Request barrier(const Key& key, int64_t count) { return {StoreOperation::kBarrier, 0, {key}, {}, count}; }
 Reply saw(std::string_view value) { return {.values = {to_bytes(value)}}; }
 Reply number(int64_t number) { return {.number = number}; }
 
@@ -95,8 +97,8 @@ TEST(LinearCheck, DoesNotLetWhatWasLostHappenBeforeItWasAsked) {
 }
 
 TEST(LinearCheck, KnowsCompareSetAndDelete) {
-  const Request swap{Operation::kCompareSet, 0, {"k"}, {to_bytes(""), to_bytes("mine")}};
-  const Request remove{Operation::kDelete, 0, {"k"}};
+  const Request swap{StoreOperation::kCompareSet, 0, {"k"}, {to_bytes(""), to_bytes("mine")}};
+  const Request remove{StoreOperation::kDelete, 0, {"k"}};
   EXPECT_OK(Story().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, remove, number(1)).verdict());
   EXPECT_OK(Story().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, remove, number(0)).verdict());
   expect_error(Story().then(1, 0, 1, swap, saw("mine")).then(2, 2, 3, remove, number(0)).verdict(),
@@ -110,9 +112,9 @@ TEST(LinearCheck, KnowsCompareSetAndDelete) {
 
 TEST(LinearCheck, RejectsAMultiGetThatSeesHalfAMultiSet) {
   const auto both = [](std::string_view value) {
-    return Request{Operation::kMultiSet, 0, {"a", "b"}, {to_bytes(value), to_bytes(value)}};
+    return Request{StoreOperation::kMultiSet, 0, {"a", "b"}, {to_bytes(value), to_bytes(value)}};
   };
-  const Request read{Operation::kMultiGet, 0, {"a", "b"}};
+  const Request read{StoreOperation::kMultiGet, 0, {"a", "b"}};
   const auto values = [](std::string_view a, std::string_view b) {
     return Reply{.values = {to_bytes(a), to_bytes(b)}};
   };
@@ -123,7 +125,7 @@ TEST(LinearCheck, RejectsAMultiGetThatSeesHalfAMultiSet) {
 }
 
 TEST(LinearCheck, CountsTheKeysOfAll) {
-  const Request count{Operation::kNumKeys};
+  const Request count{StoreOperation::kNumKeys};
   Story story;
   story.then(1, 0, 1, set("a", "")).then(1, 2, 9, set("b", ""));
   EXPECT_OK(Story(story).then(2, 3, 4, count, number(1)).then(2, 5, 6, count, number(2)).verdict());
@@ -167,7 +169,7 @@ TEST(LinearCheck, RejectsABarrierThatIsNotFull) {
 TEST(LinearCheck, SaysThatItGaveUp) {
   History history;
   for (int i = 0; i < 12; ++i) {
-    const Request append{Operation::kAppend, 0, {"k"}, {to_bytes(std::to_string(i))}};
+    const Request append{StoreOperation::kAppend, 0, {"k"}, {to_bytes(std::to_string(i))}};
     history.push_back({i, append, {0}, {100}, Reply{}});
   }
   history.push_back({99, get("k"), {101}, {102}, saw("nobody wrote this")});
@@ -202,7 +204,7 @@ struct Generated {
       case 3:
         return pop("q");
       case 4:
-        return {Operation::kMultiGet, 0, {"k0", "k1"}};
+        return {StoreOperation::kMultiGet, 0, {"k0", "k1"}};
       default:
         return get(key);
     }
@@ -220,7 +222,8 @@ TEST(LinearCheck, RejectsOneWrongAnswerAmongMany) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Generated generated(seed, 500);
     for (Call& call : generated.history) {
-      const bool reads = call.request.operation == Operation::kGet || call.request.operation == Operation::kQueuePop;
+      const bool reads =
+          call.request.operation == StoreOperation::kGet || call.request.operation == StoreOperation::kQueuePop;
       if (!reads || !call.reply || call.invoked.ns < 1000) continue;
       call.reply->values = {to_bytes("0")};  // written long ago, if at all
       break;

@@ -20,8 +20,8 @@ class StoreClient : public RecordedClient {
     if (reply.status) return {Learned::What::kAnswer, std::move(reply)};
     const ErrorCode code = reply.status.error().code;
     const bool lost = code == ErrorCode::kPeerLost;
-    const bool barrier = request.operation == Operation::kBarrier;
-    const bool no_effect = certain_ ? request.operation == Operation::kQueuePop || barrier : false;
+    const bool barrier = request.operation == StoreOperation::kBarrier;
+    const bool no_effect = certain_ ? request.operation == StoreOperation::kQueuePop || barrier : false;
     if (code == ErrorCode::kTimeout && (no_effect || (!barrier && !changes(request.operation)))) {
       return {Learned::What::kNothing};
     }
@@ -43,37 +43,37 @@ class StoreClient : public RecordedClient {
     const auto key = [&]() -> const Key& { return request.keys[0]; };
     const auto value = [&](size_t i) -> ByteView { return request.values[i]; };
     switch (request.operation) {
-      case Operation::kSet:
+      case StoreOperation::kSet:
         return store_->set(key(), value(0), deadline);
-      case Operation::kGet:
+      case StoreOperation::kGet:
         return one(store_->get(key(), deadline));
-      case Operation::kCompareSet:
+      case StoreOperation::kCompareSet:
         return one(store_->compare_set(key(), value(0), value(1), deadline));
-      case Operation::kAdd:
+      case StoreOperation::kAdd:
         return take(store_->add(key(), request.number, deadline), reply.number);
-      case Operation::kCheck:
+      case StoreOperation::kCheck:
         return take(store_->check(request.keys, deadline), reply.number);
-      case Operation::kWait:
+      case StoreOperation::kWait:
         return store_->wait(request.keys, deadline);
-      case Operation::kDelete:
+      case StoreOperation::kDelete:
         return take(store_->delete_key(key(), deadline), reply.number);
-      case Operation::kNumKeys:
+      case StoreOperation::kNumKeys:
         return take(store_->num_keys(deadline), reply.number);
-      case Operation::kAppend:
+      case StoreOperation::kAppend:
         return store_->append(key(), value(0), deadline);
-      case Operation::kMultiGet:
+      case StoreOperation::kMultiGet:
         return take(store_->multi_get(request.keys, deadline), reply.values);
-      case Operation::kMultiSet:
+      case StoreOperation::kMultiSet:
         return store_->multi_set(request.keys, request.values, deadline);
-      case Operation::kQueuePush:
+      case StoreOperation::kQueuePush:
         return store_->queue_push(key(), value(0), deadline);
-      case Operation::kQueuePop:
+      case StoreOperation::kQueuePop:
         return one(store_->queue_pop(key(), deadline));
-      case Operation::kQueueLength:
+      case StoreOperation::kQueueLength:
         return take(store_->queue_length(key(), deadline), reply.number);
-      case Operation::kListKeys:
+      case StoreOperation::kListKeys:
         return take(store_->list_keys(key(), deadline), reply.keys);
-      case Operation::kBarrier:
+      case StoreOperation::kBarrier:
         return store_->barrier(key(), request.number, deadline);
       default:
         return fail(ErrorCode::kUnsupported, "not an operation of stores");
@@ -90,9 +90,9 @@ class TorchRecorded : public RecordedClient {
   bool connected() const { return client_.connected(); }
 
   Request adapt(Request request) const override {
-    const Operation operation = request.operation;
-    request.immediate =
-        operation == Operation::kGet || operation == Operation::kMultiGet || operation == Operation::kQueuePop;
+    const StoreOperation operation = request.operation;
+    request.immediate = operation == StoreOperation::kGet || operation == StoreOperation::kMultiGet ||
+                        operation == StoreOperation::kQueuePop;
     return request;
   }
 
@@ -100,7 +100,7 @@ class TorchRecorded : public RecordedClient {
     auto outcome = client_.call(request, deadline);
     if (outcome.reply) return {Learned::What::kAnswer, std::move(*outcome.reply)};
     // A release that crosses the withdrawal is swallowed by the server: only it knows.
-    if (outcome.withdrawn && request.operation == Operation::kBarrier) return {};
+    if (outcome.withdrawn && request.operation == StoreOperation::kBarrier) return {};
     if (outcome.withdrawn) return {Learned::What::kNothing};
     return {Learned::What::kUnknown, {}, true};
   }

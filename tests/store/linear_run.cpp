@@ -44,7 +44,7 @@ void play(const LinearRun& run, int number, History& history) {
 void look_at_the_rest(const LinearRun& run, History& history) {
   const auto client = run.open(run.clients);
   if (!client) return;
-  const auto ask = [&](Operation operation, const Key& key, Duration patience) {
+  const auto ask = [&](StoreOperation operation, const Key& key, Duration patience) {
     return record(*client, {run.clients, {operation, 0, {key}}}, patience, history) && history.back().reply;
   };
   std::set<Key> keys;
@@ -53,11 +53,12 @@ void look_at_the_rest(const LinearRun& run, History& history) {
     const char kind = key[key.find('/') + 1];
     if (kind == 'b') continue;
     if (kind != 'q') {
-      if (ask(Operation::kCheck, key, kPatience) && history.back().reply->number == 1) ask(Operation::kGet, key, 1s);
+      if (ask(StoreOperation::kCheck, key, kPatience) && history.back().reply->number == 1)
+        ask(StoreOperation::kGet, key, 1s);
       continue;
     }
-    while (ask(Operation::kQueueLength, key, kPatience) && history.back().reply->number > 0) {
-      ask(Operation::kQueuePop, key, kPatience);
+    while (ask(StoreOperation::kQueueLength, key, kPatience) && history.back().reply->number > 0) {
+      ask(StoreOperation::kQueuePop, key, kPatience);
     }
   }
 }

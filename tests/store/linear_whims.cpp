@@ -8,11 +8,11 @@ constexpr int kCallsPerKey = 25;
 
 bool may_wait(const Request& request) {
   switch (request.operation) {
-    case Operation::kGet:
-    case Operation::kMultiGet:
-    case Operation::kQueuePop:
-    case Operation::kWait:
-    case Operation::kBarrier:
+    case StoreOperation::kGet:
+    case StoreOperation::kMultiGet:
+    case StoreOperation::kQueuePop:
+    case StoreOperation::kWait:
+    case StoreOperation::kBarrier:
       return !request.immediate;
     default:
       return false;
@@ -32,7 +32,7 @@ Request Whims::next() {
   if (kind < 11) return about_counter();
   if (kind < 15) return about_queue();
   if (kind < 19) return about_several();
-  return {Operation::kBarrier, 0, {key("b", 1)}, {}, 2};
+  return {StoreOperation::kBarrier, 0, {key("b", 1)}, {}, 2};
 }
 
 // Now and then everyone moves on to new keys: what is about leases and waiters happens while a key is young.
@@ -46,25 +46,25 @@ Request Whims::about_value() {
   switch (random_.below(8)) {
     case 0:
     case 1:
-      return {Operation::kSet, 0, {mine}, {last_ = value()}};
+      return {StoreOperation::kSet, 0, {mine}, {last_ = value()}};
     case 2:
-      return {Operation::kCompareSet, 0, {mine}, {random_.chance(0.5) ? Bytes{} : last_, value()}};
+      return {StoreOperation::kCompareSet, 0, {mine}, {random_.chance(0.5) ? Bytes{} : last_, value()}};
     case 3:
-      return {Operation::kAppend, 0, {mine}, {to_bytes("+")}};
+      return {StoreOperation::kAppend, 0, {mine}, {to_bytes("+")}};
     case 4:
-      return {Operation::kDelete, 0, {mine}};
+      return {StoreOperation::kDelete, 0, {mine}};
     case 5:
-      return {random_.chance(0.5) ? Operation::kCheck : Operation::kWait, 0, {mine}};
+      return {random_.chance(0.5) ? StoreOperation::kCheck : StoreOperation::kWait, 0, {mine}};
     default:
-      return {Operation::kGet, 0, {mine}};
+      return {StoreOperation::kGet, 0, {mine}};
   }
 }
 
 Request Whims::about_counter() {
   const Key mine = key("n", 1);
-  if (random_.chance(0.2)) return {Operation::kGet, 0, {mine}};
-  if (random_.chance(0.1)) return {Operation::kDelete, 0, {mine}};
-  return {Operation::kAdd, 0, {mine}, {}, static_cast<int64_t>(random_.between(1, 1000))};
+  if (random_.chance(0.2)) return {StoreOperation::kGet, 0, {mine}};
+  if (random_.chance(0.1)) return {StoreOperation::kDelete, 0, {mine}};
+  return {StoreOperation::kAdd, 0, {mine}, {}, static_cast<int64_t>(random_.between(1, 1000))};
 }
 
 Request Whims::about_queue() {
@@ -72,13 +72,13 @@ Request Whims::about_queue() {
   switch (random_.below(6)) {
     case 0:
     case 1:
-      return {Operation::kQueuePush, 0, {mine}, {value()}};
+      return {StoreOperation::kQueuePush, 0, {mine}, {value()}};
     case 2:
-      return {Operation::kQueueLength, 0, {mine}};
+      return {StoreOperation::kQueueLength, 0, {mine}};
     case 3:
-      return {Operation::kWait, 0, {mine}};
+      return {StoreOperation::kWait, 0, {mine}};
     default:
-      return {Operation::kQueuePop, 0, {mine}};
+      return {StoreOperation::kQueuePop, 0, {mine}};
   }
 }
 
@@ -86,13 +86,13 @@ Request Whims::about_several() {
   const std::vector<Key> both{key("m", 1), key("o", 1)};
   switch (random_.below(5)) {
     case 0:
-      return {Operation::kMultiSet, 0, both, {value(), value()}};
+      return {StoreOperation::kMultiSet, 0, both, {value(), value()}};
     case 1:
-      return {Operation::kDelete, 0, {both[random_.below(2)]}};
+      return {StoreOperation::kDelete, 0, {both[random_.below(2)]}};
     case 2:
-      return {random_.chance(0.5) ? Operation::kCheck : Operation::kWait, 0, both};
+      return {random_.chance(0.5) ? StoreOperation::kCheck : StoreOperation::kWait, 0, both};
     default:
-      return {Operation::kMultiGet, 0, both};
+      return {StoreOperation::kMultiGet, 0, both};
   }
 }
 

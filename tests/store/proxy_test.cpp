@@ -21,11 +21,11 @@ class World {
   }
 
   void lease(Duration time) { proxy.set_lease_end(now + time, now); }
-  void ask(ClientId client, RequestId id, Operation operation, std::vector<Key> keys, int64_t number = 0,
+  void ask(ClientId client, RequestId id, StoreOperation operation, std::vector<Key> keys, int64_t number = 0,
            std::vector<Bytes> values = {}) {
     proxy.submit({operation, id, std::move(keys), std::move(values), number}, client, now);
   }
-  void get(ClientId client, RequestId id, Key key) { ask(client, id, Operation::kGet, {std::move(key)}); }
+  void get(ClientId client, RequestId id, Key key) { ask(client, id, StoreOperation::kGet, {std::move(key)}); }
   /// Takes what goes up now, and leaves it on its way.
   std::vector<Request> up() {
     std::vector<Request> requests = proxy.take_requests(now);
@@ -44,12 +44,13 @@ class World {
     }
   }
   /// A request of another node. What it releases here arrives.
-  Replies elsewhere(Operation operation, std::vector<Key> keys, std::vector<Bytes> values = {}, int64_t number = 0) {
+  Replies elsewhere(StoreOperation operation, std::vector<Key> keys, std::vector<Bytes> values = {},
+                    int64_t number = 0) {
     Replies replies = root.apply({operation, ++last_id, std::move(keys), std::move(values), number}, kStranger);
     down(replies);
     return replies;
   }
-  void set(const Key& key, const std::string& value) { elsewhere(Operation::kSet, {key}, {to_bytes(value)}); }
+  void set(const Key& key, const std::string& value) { elsewhere(StoreOperation::kSet, {key}, {to_bytes(value)}); }
 
   /// "client:id=number or text or error", in order.
   std::vector<std::string> heard() {
@@ -76,8 +77,9 @@ using Heard = std::vector<std::string>;
 
 TEST(Proxy, SendsAddsThatMeetAsOneAndSplitsTheSum) {
   World world;
-  world.elsewhere(Operation::kAdd, {"n"}, {}, 100);
-  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 7, Operation::kAdd, {"n"}, 10 * int64_t(client));
+  world.elsewhere(StoreOperation::kAdd, {"n"}, {}, 100);
+  for (ClientId client = 1; client <= 3; ++client)
+    world.ask(client, 7, StoreOperation::kAdd, {"n"}, 10 * int64_t(client));
   const auto requests = world.up();
   ASSERT_EQ(requests.size(), 1U);
   EXPECT_EQ(requests[0].number, 60);
@@ -88,11 +90,11 @@ TEST(Proxy, SendsAddsThatMeetAsOneAndSplitsTheSum) {
 
 TEST(Proxy, GathersAddsWhileOneIsOnItsWay) {
   World world;
-  world.ask(1, 1, Operation::kAdd, {"n"}, 1);
+  world.ask(1, 1, StoreOperation::kAdd, {"n"}, 1);
   EXPECT_EQ(world.up().size(), 1U);
-  world.ask(2, 1, Operation::kAdd, {"n"}, 2);
-  world.ask(3, 1, Operation::kAdd, {"n"}, 3);
-  world.ask(3, 2, Operation::kAdd, {"other"}, 3);
+  world.ask(2, 1, StoreOperation::kAdd, {"n"}, 2);
+  world.ask(3, 1, StoreOperation::kAdd, {"n"}, 3);
+  world.ask(3, 2, StoreOperation::kAdd, {"other"}, 3);
   EXPECT_EQ(world.up().size(), 1U) << "the other key alone";
   world.settle();
   EXPECT_EQ(world.heard(), (Heard{"1:1=1", "3:2=3", "2:1=3", "3:1=6"}));
@@ -100,10 +102,10 @@ TEST(Proxy, GathersAddsWhileOneIsOnItsWay) {
 
 TEST(Proxy, RefusesExactlyTheAddThatOverflows) {
   World world;
-  world.elsewhere(Operation::kAdd, {"n"}, {}, INT64_MAX - 5);
-  world.ask(1, 1, Operation::kAdd, {"n"}, 3);
-  world.ask(2, 1, Operation::kAdd, {"n"}, 4);
-  world.ask(3, 1, Operation::kAdd, {"n"}, 2);
+  world.elsewhere(StoreOperation::kAdd, {"n"}, {}, INT64_MAX - 5);
+  world.ask(1, 1, StoreOperation::kAdd, {"n"}, 3);
+  world.ask(2, 1, StoreOperation::kAdd, {"n"}, 4);
+  world.ask(3, 1, StoreOperation::kAdd, {"n"}, 2);
   world.settle();
   EXPECT_EQ(world.heard(), (Heard{"1:1=" + std::to_string(INT64_MAX - 2), "2:1=invalid argument",
                                   "3:1=" + std::to_string(INT64_MAX)}));
@@ -111,9 +113,9 @@ TEST(Proxy, RefusesExactlyTheAddThatOverflows) {
 
 TEST(Proxy, NeverMergesAmountsOfDifferentSigns) {
   World world;
-  world.elsewhere(Operation::kAdd, {"n"}, {}, INT64_MAX);
-  world.ask(1, 1, Operation::kAdd, {"n"}, 5);
-  world.ask(2, 1, Operation::kAdd, {"n"}, -5);
+  world.elsewhere(StoreOperation::kAdd, {"n"}, {}, INT64_MAX);
+  world.ask(1, 1, StoreOperation::kAdd, {"n"}, 5);
+  world.ask(2, 1, StoreOperation::kAdd, {"n"}, -5);
   world.settle();
   EXPECT_EQ(world.heard(), (Heard{"1:1=invalid argument", "2:1=" + std::to_string(INT64_MAX - 5)}));
 }
@@ -122,7 +124,7 @@ TEST(Proxy, NeverMergesAmountsOfDifferentSigns) {
 
 TEST(Proxy, GathersArrivalsIntoOneOfTheirWeight) {
   World world;
-  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 1, Operation::kBarrier, {"b"}, 4);
+  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 1, StoreOperation::kBarrier, {"b"}, 4);
   EXPECT_TRUE(world.up().empty()) << "others may come";
   ASSERT_TRUE(world.proxy.next_wake().has_value());
   world.now = *world.proxy.next_wake();
@@ -131,51 +133,51 @@ TEST(Proxy, GathersArrivalsIntoOneOfTheirWeight) {
   EXPECT_EQ(requests[0].weight, 3U);
   world.settle();
   EXPECT_EQ(world.heard(), Heard{});
-  world.elsewhere(Operation::kBarrier, {"b"}, {}, 4);
+  world.elsewhere(StoreOperation::kBarrier, {"b"}, {}, 4);
   EXPECT_EQ(world.heard(), (Heard{"1:1=1", "2:1=1", "3:1=1"}));
-  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 2, Operation::kBarrier, {"c"}, 3);
+  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 2, StoreOperation::kBarrier, {"c"}, 3);
   EXPECT_EQ(world.up().size(), 1U) << "as many as last time are here: nobody else is waited for";
 }
 
 TEST(Proxy, StopsHoldingWhereNobodyElseComes) {
   World world;
   for (RequestId round = 1; round <= 10; ++round) {
-    world.ask(1, round, Operation::kBarrier, {"b"}, 2);
+    world.ask(1, round, StoreOperation::kBarrier, {"b"}, 2);
     if (const auto wake = world.proxy.next_wake()) world.now = std::max(world.now, *wake);
     world.settle();
-    world.elsewhere(Operation::kBarrier, {"b"}, {}, 2);
+    world.elsewhere(StoreOperation::kBarrier, {"b"}, {}, 2);
     EXPECT_EQ(world.heard().size(), 1U);
   }
-  world.ask(1, 11, Operation::kBarrier, {"b"}, 2);
+  world.ask(1, 11, StoreOperation::kBarrier, {"b"}, 2);
   EXPECT_EQ(world.up().size(), 1U);
 }
 
 TEST(Proxy, ReleasesPartOfAMergedArrivalWhereTheRoundTakesNoMore) {
   World world;
-  world.elsewhere(Operation::kBarrier, {"b"}, {}, 3);
-  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 1, Operation::kBarrier, {"b"}, 3);
+  world.elsewhere(StoreOperation::kBarrier, {"b"}, {}, 3);
+  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 1, StoreOperation::kBarrier, {"b"}, 3);
   world.now = *world.proxy.next_wake();
   world.settle();
   EXPECT_EQ(world.heard(), (Heard{"1:1=1", "2:1=1"}));
   EXPECT_EQ(world.root.waiters(), 1U) << "the third begins the next round";
-  world.elsewhere(Operation::kBarrier, {"b"}, {}, 3);
-  world.elsewhere(Operation::kBarrier, {"b"}, {}, 3);
+  world.elsewhere(StoreOperation::kBarrier, {"b"}, {}, 3);
+  world.elsewhere(StoreOperation::kBarrier, {"b"}, {}, 3);
   EXPECT_EQ(world.heard(), Heard{"3:1=1"});
 }
 
 TEST(Proxy, TakesBackExactlyTheArrivalThatIsCancelled) {
   World world;
-  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 1, Operation::kBarrier, {"b"}, 3 + 1);
-  world.ask(2, 1, Operation::kCancel, {});
+  for (ClientId client = 1; client <= 3; ++client) world.ask(client, 1, StoreOperation::kBarrier, {"b"}, 3 + 1);
+  world.ask(2, 1, StoreOperation::kCancel, {});
   EXPECT_EQ(world.heard(), Heard{"2:1=aborted"}) << "it had not left yet";
   world.now = *world.proxy.next_wake();
   world.settle();
-  world.ask(1, 1, Operation::kCancel, {});
+  world.ask(1, 1, StoreOperation::kCancel, {});
   world.settle();
   EXPECT_EQ(world.heard(), Heard{"1:1=aborted"});
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(world.heard(), Heard{});
-    world.elsewhere(Operation::kBarrier, {"b"}, {}, 4);
+    world.elsewhere(StoreOperation::kBarrier, {"b"}, {}, 4);
   }
   EXPECT_EQ(world.heard(), Heard{"3:1=1"});
   EXPECT_EQ(world.proxy.pending(), 0U);
@@ -183,11 +185,11 @@ TEST(Proxy, TakesBackExactlyTheArrivalThatIsCancelled) {
 
 TEST(Proxy, LetsTheReleaseWinThatCrossesACancellation) {
   World world;
-  for (ClientId client = 1; client <= 2; ++client) world.ask(client, 1, Operation::kBarrier, {"b"}, 3);
+  for (ClientId client = 1; client <= 2; ++client) world.ask(client, 1, StoreOperation::kBarrier, {"b"}, 3);
   world.now = *world.proxy.next_wake();
   world.settle();
-  Replies released = world.root.apply({Operation::kBarrier, 1, {"b"}, {}, 3}, kStranger);
-  world.ask(1, 1, Operation::kCancel, {});
+  Replies released = world.root.apply({StoreOperation::kBarrier, 1, {"b"}, {}, 3}, kStranger);
+  world.ask(1, 1, StoreOperation::kCancel, {});
   EXPECT_EQ(world.up().size(), 1U);
   world.down(std::move(released));
   world.settle();
@@ -197,7 +199,7 @@ TEST(Proxy, LetsTheReleaseWinThatCrossesACancellation) {
 
 TEST(Proxy, WithdrawsTheArrivalsOfAClientThatIsGone) {
   World world;
-  world.ask(1, 1, Operation::kBarrier, {"b"}, 2);
+  world.ask(1, 1, StoreOperation::kBarrier, {"b"}, 2);
   world.now = *world.proxy.next_wake();
   world.settle();
   EXPECT_EQ(world.root.waiters(), 1U);
@@ -209,9 +211,9 @@ TEST(Proxy, WithdrawsTheArrivalsOfAClientThatIsGone) {
 
 TEST(Proxy, TellsThoseWhoDisagreeAboutABarrier) {
   World world;
-  world.ask(1, 1, Operation::kBarrier, {"b"}, 2);
-  world.ask(2, 1, Operation::kBarrier, {"b"}, 3);
-  world.ask(3, 1, Operation::kBarrier, {"b"}, 3);
+  world.ask(1, 1, StoreOperation::kBarrier, {"b"}, 2);
+  world.ask(2, 1, StoreOperation::kBarrier, {"b"}, 3);
+  world.ask(3, 1, StoreOperation::kBarrier, {"b"}, 3);
   world.now = *world.proxy.next_wake();
   world.settle();
   EXPECT_EQ(world.heard(), (Heard{"2:1=mismatch", "3:1=mismatch"}));
@@ -231,8 +233,8 @@ TEST(Proxy, ReadsAKeyOnceForAllItsClients) {
   world.set("address", "x");
   EXPECT_EQ(world.heard().size(), 9U);
   world.get(1, 2, "address");
-  world.ask(2, 2, Operation::kWait, {"address"});
-  world.ask(3, 2, Operation::kCheck, {"address"});
+  world.ask(2, 2, StoreOperation::kWait, {"address"});
+  world.ask(3, 2, StoreOperation::kCheck, {"address"});
   EXPECT_EQ(world.heard(), (Heard{"1:2=x;", "2:2=0", "3:2=1"}));
   EXPECT_EQ(world.up().size(), 0U);
 }
@@ -242,7 +244,7 @@ TEST(Proxy, AsksOnlyForTheKeysThatItLacks) {
   for (const Key key : {"a", "b", "c"}) world.set(key, "value of " + key);
   world.get(1, 1, "b");
   world.settle();
-  world.ask(1, 2, Operation::kMultiGet, {"c", "b", "a", "c"});
+  world.ask(1, 2, StoreOperation::kMultiGet, {"c", "b", "a", "c"});
   const auto requests = world.up();
   ASSERT_EQ(requests.size(), 1U);
   EXPECT_EQ(requests[0].keys, (std::vector<Key>{"c", "a"}));
@@ -252,7 +254,7 @@ TEST(Proxy, AsksOnlyForTheKeysThatItLacks) {
 
 TEST(Proxy, NeverWaitsForAnothersKeys) {
   World world;
-  world.ask(1, 1, Operation::kMultiGet, {"there", "never"});
+  world.ask(1, 1, StoreOperation::kMultiGet, {"there", "never"});
   world.settle();
   world.set("there", "x");
   world.get(2, 1, "there");
@@ -266,11 +268,12 @@ TEST(Proxy, GivesAKeyBackBeforeItChanges) {
   world.get(1, 1, "k");
   world.settle();
   EXPECT_EQ(world.heard(), Heard{"1:1=old;"});
-  EXPECT_EQ(world.elsewhere(Operation::kSet, {"k"}, {to_bytes("new")}).size(), 1U) << "a recall, and no answer yet";
-  EXPECT_EQ(world.root.apply({Operation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("old"));
+  EXPECT_EQ(world.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")}).size(), 1U)
+      << "a recall, and no answer yet";
+  EXPECT_EQ(world.root.apply({StoreOperation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("old"));
   world.get(1, 2, "k");
   world.settle();
-  EXPECT_EQ(world.root.apply({Operation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("new"));
+  EXPECT_EQ(world.root.apply({StoreOperation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("new"));
   world.heard();
   world.get(1, 3, "k");
   world.settle();
@@ -280,15 +283,15 @@ TEST(Proxy, GivesAKeyBackBeforeItChanges) {
 TEST(Proxy, KeepsNoGrantThatCrossesARecall) {
   World world;
   world.set("k", "old");
-  world.ask(1, 1, Operation::kWait, {"k"});
+  world.ask(1, 1, StoreOperation::kWait, {"k"});
   world.settle();
   world.get(1, 2, "k");
   world.proxy.take_replies();
-  world.ask(2, 1, Operation::kMultiGet, {"k", "l"});
+  world.ask(2, 1, StoreOperation::kMultiGet, {"k", "l"});
   world.up();
   Replies granted = world.root.apply(std::exchange(world.travelling, {})[0], kProxy);
   world.set("l", "x");
-  world.elsewhere(Operation::kSet, {"k"}, {to_bytes("new")});  // the recall comes first
+  world.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")});  // the recall comes first
   world.settle();
   world.down(std::move(granted));
   world.heard();
@@ -339,7 +342,7 @@ TEST(Proxy, GoesOnForTheOthersWhenOneReaderLeaves) {
   world.get(1, 1, "k");
   world.get(2, 1, "k");
   world.settle();
-  world.ask(1, 1, Operation::kCancel, {});
+  world.ask(1, 1, StoreOperation::kCancel, {});
   world.settle();
   EXPECT_EQ(world.heard(), Heard{"1:1=aborted"});
   EXPECT_EQ(world.root.waiters(), 1U);
@@ -363,7 +366,7 @@ TEST(Proxy, GivesBackWhatDoesNotFit) {
     world.settle();
   }
   EXPECT_EQ(world.heard().size(), 5U);
-  EXPECT_EQ(world.elsewhere(Operation::kSet, {"0"}, {to_bytes("y")}).size(), 1U) << "answered at once: not leased";
+  EXPECT_EQ(world.elsewhere(StoreOperation::kSet, {"0"}, {to_bytes("y")}).size(), 1U) << "answered at once: not leased";
   world.get(1, 9, "4");
   EXPECT_EQ(world.heard(), Heard{"1:9=x;"});
 }
@@ -372,12 +375,12 @@ TEST(Proxy, StopsLeasingWhatChangesAgainAndAgain) {
   World world;
   int recalls = 0;
   for (int i = 0; i < 6; ++i) {
-    world.elsewhere(Operation::kAdd, {"counter"}, {}, 1);
+    world.elsewhere(StoreOperation::kAdd, {"counter"}, {}, 1);
     world.settle();
     world.get(1, RequestId(i), "counter");
     world.settle();
-    recalls += world.root.apply({Operation::kAdd, 1, {"counter"}, {}, 0}, kStranger)[0].recall;
-    for (const Reply& reply : world.root.apply({Operation::kRelease, 0, {"counter"}}, kProxy)) (void)reply;
+    recalls += world.root.apply({StoreOperation::kAdd, 1, {"counter"}, {}, 0}, kStranger)[0].recall;
+    for (const Reply& reply : world.root.apply({StoreOperation::kRelease, 0, {"counter"}}, kProxy)) (void)reply;
     world.lease(Duration{0});
     world.now = world.now + kLeaseTime;
     world.lease(kLeaseTime);
@@ -390,8 +393,8 @@ TEST(Proxy, ForwardsEachRequestByItselfWithoutMerging) {
   world.set("k", "x");
   for (ClientId client = 1; client <= 3; ++client) {
     world.get(client, 1, "k");
-    world.ask(client, 2, Operation::kAdd, {"n"}, 1);
-    world.ask(client, 3, Operation::kBarrier, {"b"}, 3);
+    world.ask(client, 2, StoreOperation::kAdd, {"n"}, 1);
+    world.ask(client, 3, StoreOperation::kBarrier, {"b"}, 3);
   }
   EXPECT_EQ(world.up().size(), 9U);
   world.settle();
@@ -401,9 +404,9 @@ TEST(Proxy, ForwardsEachRequestByItselfWithoutMerging) {
 TEST(Proxy, AnswersEverybodyWhenTheServerIsLost) {
   World world;
   world.get(1, 1, "k");
-  world.ask(2, 1, Operation::kBarrier, {"b"}, 2);
-  world.ask(3, 1, Operation::kAdd, {"n"}, 2);
-  world.ask(4, 1, Operation::kSet, {"s"}, 0, {{1}});
+  world.ask(2, 1, StoreOperation::kBarrier, {"b"}, 2);
+  world.ask(3, 1, StoreOperation::kAdd, {"n"}, 2);
+  world.ask(4, 1, StoreOperation::kSet, {"s"}, 0, {{1}});
   world.up();
   world.proxy.fail({ErrorCode::kPeerLost, "gone", kNoRank, {}});
   EXPECT_EQ(world.heard().size(), 4U);
@@ -415,21 +418,21 @@ TEST(Proxy, AnswersEverybodyWhenTheServerIsLost) {
 TEST(Proxy, PassesLeasesOnAndTakesThemBackFirst) {
   World world;
   world.set("k", "old");
-  Request request{Operation::kGet, 1, {"k"}};
+  Request request{StoreOperation::kGet, 1, {"k"}};
   request.lease = true;
   world.proxy.submit(request, 1, world.now);
   world.settle();
   Replies replies = world.proxy.take_replies();
   ASSERT_EQ(replies.size(), 1U);
   EXPECT_TRUE(replies[0].leased);
-  world.elsewhere(Operation::kSet, {"k"}, {to_bytes("new")});
+  world.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")});
   EXPECT_TRUE(world.up().empty()) << "the proxy below has it";
   replies = world.proxy.take_replies();
   ASSERT_EQ(replies.size(), 1U);
   EXPECT_TRUE(replies[0].recall);
-  world.proxy.submit({Operation::kRelease, 0, {"k"}}, 1, world.now);
+  world.proxy.submit({StoreOperation::kRelease, 0, {"k"}}, 1, world.now);
   world.settle();
-  EXPECT_EQ(world.root.apply({Operation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("new"));
+  EXPECT_EQ(world.root.apply({StoreOperation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("new"));
 }
 
 TEST(ParentOf, MakesATreeOfBoundedDegree) {

@@ -7,7 +7,7 @@ namespace {
 
 constexpr ClientId kAlice = 1, kBob = 2, kCarol = 3;
 
-Request request(Operation operation, RequestId id, std::vector<Key> keys = {}, std::vector<Bytes> values = {},
+Request request(StoreOperation operation, RequestId id, std::vector<Key> keys = {}, std::vector<Bytes> values = {},
                 int64_t number = 0) {
   return {operation, id, std::move(keys), std::move(values), number};
 }
@@ -22,88 +22,88 @@ using Whom = std::vector<std::string>;
 
 TEST(StoreState, AnswersFirstAndThenReleasesInTheOrderOfArrival) {
   StoreState state;
-  EXPECT_TRUE(state.apply(request(Operation::kGet, 7, {"k"}), kBob).empty());
-  EXPECT_TRUE(state.apply(request(Operation::kWait, 8, {"k"}), kAlice).empty());
+  EXPECT_TRUE(state.apply(request(StoreOperation::kGet, 7, {"k"}), kBob).empty());
+  EXPECT_TRUE(state.apply(request(StoreOperation::kWait, 8, {"k"}), kAlice).empty());
   EXPECT_EQ(state.waiters(), 2U);
-  EXPECT_EQ(whom(state.apply(request(Operation::kSet, 9, {"k"}, {{1}}), kCarol)), (Whom{"3:9", "2:7", "1:8"}));
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 9, {"k"}, {{1}}), kCarol)), (Whom{"3:9", "2:7", "1:8"}));
   EXPECT_EQ(state.waiters(), 0U);
 }
 
 TEST(StoreState, ShowsAllOfAMultiSetToWhomItReleases) {
   StoreState state;
-  state.apply(request(Operation::kSet, 1, {"b"}, {{0}}), kBob);
-  EXPECT_TRUE(state.apply(request(Operation::kMultiGet, 1, {"a", "b"}), kAlice).empty());
-  const Replies replies = state.apply(request(Operation::kMultiSet, 2, {"a", "b"}, {{1}, {1}}), kBob);
+  state.apply(request(StoreOperation::kSet, 1, {"b"}, {{0}}), kBob);
+  EXPECT_TRUE(state.apply(request(StoreOperation::kMultiGet, 1, {"a", "b"}), kAlice).empty());
+  const Replies replies = state.apply(request(StoreOperation::kMultiSet, 2, {"a", "b"}, {{1}, {1}}), kBob);
   ASSERT_EQ(whom(replies), (Whom{"2:2", "1:1"}));
   EXPECT_EQ(replies[1].values, (std::vector<Bytes>{{1}, {1}}));
 }
 
 TEST(StoreState, ReleasesAWaitForManyKeysOnlyWhenAllAreThere) {
   StoreState state;
-  EXPECT_TRUE(state.apply(request(Operation::kWait, 1, {"a", "b", "a", "c"}), kAlice).empty());
-  EXPECT_EQ(whom(state.apply(request(Operation::kSet, 1, {"c"}, {{}}), kBob)), Whom{"2:1"});
-  EXPECT_EQ(whom(state.apply(request(Operation::kSet, 2, {"a"}, {{}}), kBob)), Whom{"2:2"});
-  state.apply(request(Operation::kDelete, 3, {"a"}), kBob);
-  EXPECT_EQ(whom(state.apply(request(Operation::kSet, 4, {"b"}, {{}}), kBob)), Whom{"2:4"}) << "a is gone again";
-  EXPECT_EQ(whom(state.apply(request(Operation::kSet, 5, {"a"}, {{}}), kBob)), (Whom{"2:5", "1:1"}));
+  EXPECT_TRUE(state.apply(request(StoreOperation::kWait, 1, {"a", "b", "a", "c"}), kAlice).empty());
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 1, {"c"}, {{}}), kBob)), Whom{"2:1"});
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 2, {"a"}, {{}}), kBob)), Whom{"2:2"});
+  state.apply(request(StoreOperation::kDelete, 3, {"a"}), kBob);
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 4, {"b"}, {{}}), kBob)), Whom{"2:4"}) << "a is gone again";
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 5, {"a"}, {{}}), kBob)), (Whom{"2:5", "1:1"}));
 }
 
 TEST(StoreState, ForgetsWhatADroppedClientWaitsFor) {
   StoreState state;
-  state.apply(request(Operation::kGet, 1, {"k"}), kAlice);
-  state.apply(request(Operation::kQueuePop, 2, {"q"}), kAlice);
-  state.apply(request(Operation::kBarrier, 3, {"b"}, {}, 2), kAlice);
-  state.apply(request(Operation::kGet, 1, {"k"}), kBob);
+  state.apply(request(StoreOperation::kGet, 1, {"k"}), kAlice);
+  state.apply(request(StoreOperation::kQueuePop, 2, {"q"}), kAlice);
+  state.apply(request(StoreOperation::kBarrier, 3, {"b"}, {}, 2), kAlice);
+  state.apply(request(StoreOperation::kGet, 1, {"k"}), kBob);
   state.drop(kAlice);
   EXPECT_EQ(state.waiters(), 1U);
-  EXPECT_EQ(whom(state.apply(request(Operation::kSet, 9, {"k"}, {{1}}), kCarol)), (Whom{"3:9", "2:1"}));
-  EXPECT_EQ(whom(state.apply(request(Operation::kQueuePush, 10, {"q"}, {{1}}), kCarol)), Whom{"3:10"});
-  EXPECT_EQ(state.apply(request(Operation::kQueueLength, 11, {"q"}), kCarol).at(0).number, 1);
-  EXPECT_TRUE(state.apply(request(Operation::kBarrier, 12, {"b"}, {}, 2), kCarol).empty());
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 9, {"k"}, {{1}}), kCarol)), (Whom{"3:9", "2:1"}));
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kQueuePush, 10, {"q"}, {{1}}), kCarol)), Whom{"3:10"});
+  EXPECT_EQ(state.apply(request(StoreOperation::kQueueLength, 11, {"q"}), kCarol).at(0).number, 1);
+  EXPECT_TRUE(state.apply(request(StoreOperation::kBarrier, 12, {"b"}, {}, 2), kCarol).empty());
 }
 
 TEST(StoreState, AnswersACancelledRequestWithAborted) {
   StoreState state;
-  state.apply(request(Operation::kGet, 5, {"k"}), kAlice);
-  EXPECT_TRUE(state.apply(request(Operation::kCancel, 5), kBob).empty()) << "another client's number 5";
-  const Replies replies = state.apply(request(Operation::kCancel, 5), kAlice);
+  state.apply(request(StoreOperation::kGet, 5, {"k"}), kAlice);
+  EXPECT_TRUE(state.apply(request(StoreOperation::kCancel, 5), kBob).empty()) << "another client's number 5";
+  const Replies replies = state.apply(request(StoreOperation::kCancel, 5), kAlice);
   ASSERT_EQ(whom(replies), Whom{"1:5"});
   EXPECT_EQ(replies[0].status.error().code, ErrorCode::kAborted);
-  EXPECT_TRUE(state.apply(request(Operation::kCancel, 5), kAlice).empty()) << "answered already";
+  EXPECT_TRUE(state.apply(request(StoreOperation::kCancel, 5), kAlice).empty()) << "answered already";
 }
 
 TEST(StoreState, PushReleasesOneWaiterAndTakersGoFirst) {
   StoreState state;
-  state.apply(request(Operation::kWait, 1, {"q"}), kAlice);
-  state.apply(request(Operation::kWait, 2, {"q"}), kBob);
-  state.apply(request(Operation::kGet, 3, {"q"}), kBob);
-  state.apply(request(Operation::kQueuePop, 4, {"q"}), kCarol);
-  const Replies taken = state.apply(request(Operation::kQueuePush, 1, {"q"}, {{42}}), 9);
+  state.apply(request(StoreOperation::kWait, 1, {"q"}), kAlice);
+  state.apply(request(StoreOperation::kWait, 2, {"q"}), kBob);
+  state.apply(request(StoreOperation::kGet, 3, {"q"}), kBob);
+  state.apply(request(StoreOperation::kQueuePop, 4, {"q"}), kCarol);
+  const Replies taken = state.apply(request(StoreOperation::kQueuePush, 1, {"q"}, {{42}}), 9);
   ASSERT_EQ(whom(taken), (Whom{"9:1", "3:4"}));
   EXPECT_EQ(taken[1].values, std::vector<Bytes>{{42}});
-  EXPECT_EQ(whom(state.apply(request(Operation::kQueuePush, 2, {"q"}, {{1}}), 9)), (Whom{"9:2", "1:1"}));
-  EXPECT_EQ(whom(state.apply(request(Operation::kQueuePush, 3, {"q"}, {{2}}), 9)), (Whom{"9:3", "2:2"}));
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kQueuePush, 2, {"q"}, {{1}}), 9)), (Whom{"9:2", "1:1"}));
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kQueuePush, 3, {"q"}, {{2}}), 9)), (Whom{"9:3", "2:2"}));
   EXPECT_EQ(state.waiters(), 1U) << "a get waits for a key, not for a queue";
 }
 
 TEST(StoreState, AKeyDoesNotReleaseATaker) {
   StoreState state;
-  state.apply(request(Operation::kQueuePop, 1, {"q"}), kAlice);
-  EXPECT_EQ(whom(state.apply(request(Operation::kSet, 1, {"q"}, {{1}}), kBob)), Whom{"2:1"});
-  EXPECT_EQ(whom(state.apply(request(Operation::kQueuePush, 2, {"q"}, {{1}}), kBob)), (Whom{"2:2", "1:1"}));
+  state.apply(request(StoreOperation::kQueuePop, 1, {"q"}), kAlice);
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 1, {"q"}, {{1}}), kBob)), Whom{"2:1"});
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kQueuePush, 2, {"q"}, {{1}}), kBob)), (Whom{"2:2", "1:1"}));
 }
 
 TEST(StoreState, AnswersImmediateRequestsWithWhatIsThere) {
   StoreState state;
-  Request get = request(Operation::kMultiGet, 1, {"a", "b"});
+  Request get = request(StoreOperation::kMultiGet, 1, {"a", "b"});
   get.immediate = true;
-  state.apply(request(Operation::kSet, 1, {"b"}, {{2}}), kBob);
+  state.apply(request(StoreOperation::kSet, 1, {"b"}, {{2}}), kBob);
   EXPECT_EQ(state.apply(get, kAlice).at(0).values, (std::vector<Bytes>{{}, {2}}));
-  Request pop = request(Operation::kQueuePop, 2, {"q"});
+  Request pop = request(StoreOperation::kQueuePop, 2, {"q"});
   pop.immediate = true;
   EXPECT_TRUE(state.apply(pop, kAlice).at(0).values.empty());
-  state.apply(request(Operation::kQueuePush, 3, {"q"}, {{7}}), kBob);
-  state.apply(request(Operation::kQueuePush, 4, {"q"}, {{8}}), kBob);
+  state.apply(request(StoreOperation::kQueuePush, 3, {"q"}, {{7}}), kBob);
+  state.apply(request(StoreOperation::kQueuePush, 4, {"q"}, {{8}}), kBob);
   const Replies popped = state.apply(pop, kAlice);
   EXPECT_EQ(popped.at(0).number, 2) << "the length before, as torch's protocol has it";
   EXPECT_EQ(popped.at(0).values, std::vector<Bytes>{{7}});
@@ -111,39 +111,41 @@ TEST(StoreState, AnswersImmediateRequestsWithWhatIsThere) {
 
 TEST(StoreState, TellsTheOneWhoDisagreesAboutABarrier) {
   StoreState state;
-  EXPECT_TRUE(state.apply(request(Operation::kBarrier, 1, {"b"}, {}, 3), kAlice).empty());
-  const Replies disagreement = state.apply(request(Operation::kBarrier, 1, {"b"}, {}, 2), kBob);
+  EXPECT_TRUE(state.apply(request(StoreOperation::kBarrier, 1, {"b"}, {}, 3), kAlice).empty());
+  const Replies disagreement = state.apply(request(StoreOperation::kBarrier, 1, {"b"}, {}, 2), kBob);
   ASSERT_EQ(whom(disagreement), Whom{"2:1"});
   EXPECT_EQ(disagreement[0].status.error().code, ErrorCode::kMismatch);
-  EXPECT_TRUE(state.apply(request(Operation::kBarrier, 2, {"b"}, {}, 3), kBob).empty());
-  EXPECT_EQ(whom(state.apply(request(Operation::kBarrier, 1, {"b"}, {}, 3), kCarol)), (Whom{"1:1", "2:2", "3:1"}));
-  EXPECT_TRUE(state.apply(request(Operation::kBarrier, 3, {"b"}, {}, 2), kAlice).empty()) << "a new round, a new count";
+  EXPECT_TRUE(state.apply(request(StoreOperation::kBarrier, 2, {"b"}, {}, 3), kBob).empty());
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kBarrier, 1, {"b"}, {}, 3), kCarol)), (Whom{"1:1", "2:2", "3:1"}));
+  EXPECT_TRUE(state.apply(request(StoreOperation::kBarrier, 3, {"b"}, {}, 2), kAlice).empty())
+      << "a new round, a new count";
 }
 
 TEST(StoreState, RefusesARequestNumberThatIsWaitingAlready) {
   StoreState state;
-  state.apply(request(Operation::kGet, 1, {"a"}), kAlice);
-  EXPECT_EQ(state.apply(request(Operation::kGet, 1, {"b"}), kAlice).at(0).status.error().code, ErrorCode::kProtocol);
+  state.apply(request(StoreOperation::kGet, 1, {"a"}), kAlice);
+  EXPECT_EQ(state.apply(request(StoreOperation::kGet, 1, {"b"}), kAlice).at(0).status.error().code,
+            ErrorCode::kProtocol);
   EXPECT_EQ(state.waiters(), 1U);
 }
 
 TEST(StoreState, CapsWhatOneClientWaitsFor) {
   StoreState state;
-  for (RequestId id = 0; id < kMaxWaitsPerClient; ++id) state.apply(request(Operation::kGet, id, {"k"}), kAlice);
-  const Replies replies = state.apply(request(Operation::kGet, kMaxWaitsPerClient, {"k"}), kAlice);
+  for (RequestId id = 0; id < kMaxWaitsPerClient; ++id) state.apply(request(StoreOperation::kGet, id, {"k"}), kAlice);
+  const Replies replies = state.apply(request(StoreOperation::kGet, kMaxWaitsPerClient, {"k"}), kAlice);
   ASSERT_EQ(replies.size(), 1U);
   EXPECT_EQ(replies[0].status.error().code, ErrorCode::kResourceExhausted);
-  EXPECT_TRUE(state.apply(request(Operation::kGet, 1, {"k"}), kBob).empty());
+  EXPECT_TRUE(state.apply(request(StoreOperation::kGet, 1, {"k"}), kBob).empty());
   state.drop(kAlice);
   EXPECT_EQ(state.waiters(), 1U);
 }
 
 TEST(StoreState, RefusesWhatHasTheWrongShape) {
   StoreState state;
-  for (const Request& wrong :
-       {request(Operation::kSet, 1, {"k"}), request(Operation::kGet, 1),
-        request(Operation::kMultiSet, 1, {"a", "b"}, {{1}}), request(Operation::kBarrier, 1, {"a", "b"}, {}, 1),
-        request(Operation::kNumKeys, 1, {"a", "b"}), request(Operation{}, 1, {"a"})}) {
+  for (const Request& wrong : {request(StoreOperation::kSet, 1, {"k"}), request(StoreOperation::kGet, 1),
+                               request(StoreOperation::kMultiSet, 1, {"a", "b"}, {{1}}),
+                               request(StoreOperation::kBarrier, 1, {"a", "b"}, {}, 1),
+                               request(StoreOperation::kNumKeys, 1, {"a", "b"}), request(StoreOperation{}, 1, {"a"})}) {
     const Replies replies = state.apply(wrong, kAlice);
     ASSERT_EQ(replies.size(), 1U) << name(wrong.operation);
     EXPECT_FALSE(replies[0].status.has_value()) << name(wrong.operation);

@@ -5,16 +5,16 @@
 
 namespace muster {
 
-bool changes(Operation operation) {
+bool changes(StoreOperation operation) {
   switch (operation) {
-    case Operation::kSet:
-    case Operation::kCompareSet:
-    case Operation::kAdd:
-    case Operation::kDelete:
-    case Operation::kAppend:
-    case Operation::kMultiSet:
-    case Operation::kQueuePush:
-    case Operation::kQueuePop:
+    case StoreOperation::kSet:
+    case StoreOperation::kCompareSet:
+    case StoreOperation::kAdd:
+    case StoreOperation::kDelete:
+    case StoreOperation::kAppend:
+    case StoreOperation::kMultiSet:
+    case StoreOperation::kQueuePush:
+    case StoreOperation::kQueuePop:
       return true;
     default:
       return false;
@@ -23,9 +23,10 @@ bool changes(Operation operation) {
 
 bool StoreModel::present(const Request& request) const {
   const auto there = [&](const Key& key) {
-    return request.operation == Operation::kQueuePop                                           ? queues_.contains(key)
-           : request.operation == Operation::kGet || request.operation == Operation::kMultiGet ? data_.contains(key)
-                                                                                               : visible(key);
+    return request.operation == StoreOperation::kQueuePop ? queues_.contains(key)
+           : request.operation == StoreOperation::kGet || request.operation == StoreOperation::kMultiGet
+               ? data_.contains(key)
+               : visible(key);
   };
   return std::all_of(request.keys.begin(), request.keys.end(), there);
 }
@@ -68,51 +69,51 @@ std::optional<Reply> StoreModel::apply(const Request& request) {
   Reply reply{0, request.id};
   const auto key = [&]() -> const Key& { return request.keys[0]; };
   switch (request.operation) {
-    case Operation::kGet:
-    case Operation::kMultiGet:
+    case StoreOperation::kGet:
+    case StoreOperation::kMultiGet:
       if (!request.immediate && !present(request)) return std::nullopt;
       for (const Key& each : request.keys) reply.values.push_back(value_or_empty(each));
       break;
-    case Operation::kWait:
+    case StoreOperation::kWait:
       if (!request.immediate && !present(request)) return std::nullopt;
       break;
-    case Operation::kQueuePop:
+    case StoreOperation::kQueuePop:
       if (!request.immediate && !present(request)) return std::nullopt;
       pop(request, reply);
       break;
-    case Operation::kCheck:
+    case StoreOperation::kCheck:
       reply.number = present(request);
       break;
-    case Operation::kNumKeys:
+    case StoreOperation::kNumKeys:
       reply.number = std::ssize(data_);
       break;
-    case Operation::kQueueLength:
+    case StoreOperation::kQueueLength:
       reply.number = queues_.contains(key()) ? std::ssize(queues_.at(key())) : 0;
       break;
-    case Operation::kListKeys:
+    case StoreOperation::kListKeys:
       for (const auto& [each, value] : data_) {
         if (each.starts_with(key())) reply.keys.push_back(each);
       }
       break;
-    case Operation::kSet:
-    case Operation::kMultiSet:
+    case StoreOperation::kSet:
+    case StoreOperation::kMultiSet:
       for (size_t i = 0; i < request.keys.size(); ++i) data_[request.keys[i]] = request.values[i];
       break;
-    case Operation::kCompareSet:
+    case StoreOperation::kCompareSet:
       compare_set(request, reply);
       break;
-    case Operation::kAdd:
+    case StoreOperation::kAdd:
       reply.status = add(request, reply);
       break;
-    case Operation::kAppend: {
+    case StoreOperation::kAppend: {
       Bytes& value = data_[key()];
       value.insert(value.end(), request.values[0].begin(), request.values[0].end());
       break;
     }
-    case Operation::kDelete:
+    case StoreOperation::kDelete:
       reply.number = static_cast<int64_t>(data_.erase(key()));
       break;
-    case Operation::kQueuePush:
+    case StoreOperation::kQueuePush:
       queues_[key()].push_back(request.values[0]);
       break;
     default:
@@ -136,18 +137,18 @@ bool same_answer(const Request& request, const Reply& expected, const Reply& see
   if (expected.status.has_value() != seen.status.has_value()) return false;
   if (!expected.status) return expected.status.error().code == seen.status.error().code;
   switch (request.operation) {
-    case Operation::kGet:
-    case Operation::kMultiGet:
-    case Operation::kCompareSet:
-    case Operation::kQueuePop:
+    case StoreOperation::kGet:
+    case StoreOperation::kMultiGet:
+    case StoreOperation::kCompareSet:
+    case StoreOperation::kQueuePop:
       return expected.values == seen.values;
-    case Operation::kAdd:
-    case Operation::kCheck:
-    case Operation::kDelete:
-    case Operation::kNumKeys:
-    case Operation::kQueueLength:
+    case StoreOperation::kAdd:
+    case StoreOperation::kCheck:
+    case StoreOperation::kDelete:
+    case StoreOperation::kNumKeys:
+    case StoreOperation::kQueueLength:
       return expected.number == seen.number;
-    case Operation::kListKeys:
+    case StoreOperation::kListKeys:
       return expected.keys == seen.keys;
     default:
       return true;

@@ -35,6 +35,6 @@ class StoreModel {
 /// Whether a client that saw `seen` may have been answered `expected`: what the operation returns is the same.
 bool same_answer(const Request& request, const Reply& expected, const Reply& seen);
 /// Whether the operation may change the store.
-bool changes(Operation operation);
+bool changes(StoreOperation operation);
 
 }  // namespace muster

@@ -12,39 +12,39 @@ namespace {
 
 constexpr Duration kAnswerTime = 60s;  // for what a server that lives answers at once
 
-uint8_t code_of(Operation operation) {
+uint8_t code_of(StoreOperation operation) {
   switch (operation) {
-    case Operation::kSet:
+    case StoreOperation::kSet:
       return 1;
-    case Operation::kCompareSet:
+    case StoreOperation::kCompareSet:
       return 2;
-    case Operation::kGet:
+    case StoreOperation::kGet:
       return 3;
-    case Operation::kAdd:
+    case StoreOperation::kAdd:
       return 4;
-    case Operation::kCheck:
+    case StoreOperation::kCheck:
       return 5;
-    case Operation::kWait:
+    case StoreOperation::kWait:
       return 6;
-    case Operation::kNumKeys:
+    case StoreOperation::kNumKeys:
       return 7;
-    case Operation::kDelete:
+    case StoreOperation::kDelete:
       return 8;
-    case Operation::kAppend:
+    case StoreOperation::kAppend:
       return 9;
-    case Operation::kMultiGet:
+    case StoreOperation::kMultiGet:
       return 10;
-    case Operation::kMultiSet:
+    case StoreOperation::kMultiSet:
       return 11;
-    case Operation::kQueuePush:
+    case StoreOperation::kQueuePush:
       return 14;
-    case Operation::kQueuePop:
+    case StoreOperation::kQueuePop:
       return 15;
-    case Operation::kQueueLength:
+    case StoreOperation::kQueueLength:
       return 16;
-    case Operation::kListKeys:
+    case StoreOperation::kListKeys:
       return 17;
-    case Operation::kBarrier:
+    case StoreOperation::kBarrier:
       return 18;
     default:
       return 0;
@@ -53,9 +53,9 @@ uint8_t code_of(Operation operation) {
 
 void put_text(Writer& out, ByteView bytes) { out.put(uint64_t{bytes.size()}).put_raw(bytes); }
 
-bool takes_list(Operation operation) {
-  return operation == Operation::kCheck || operation == Operation::kWait || operation == Operation::kMultiGet ||
-         operation == Operation::kMultiSet;
+bool takes_list(StoreOperation operation) {
+  return operation == StoreOperation::kCheck || operation == StoreOperation::kWait ||
+         operation == StoreOperation::kMultiGet || operation == StoreOperation::kMultiSet;
 }
 
 }  // namespace
@@ -67,21 +67,23 @@ std::optional<Bytes> torch_request(const Request& request) {
   if (code == 0) return std::nullopt;
   Writer out;
   out.put(code);
-  if (request.operation == Operation::kListKeys || request.operation == Operation::kNumKeys) return out.take();
+  if (request.operation == StoreOperation::kListKeys || request.operation == StoreOperation::kNumKeys)
+    return out.take();
   if (takes_list(request.operation)) out.put(uint64_t{request.keys.size()});
   for (size_t i = 0; i < request.keys.size(); ++i) {
     put_text(out, as_bytes(request.keys[i]));
-    if (request.operation == Operation::kMultiSet) put_text(out, request.values[i]);
+    if (request.operation == StoreOperation::kMultiSet) put_text(out, request.values[i]);
   }
-  if (request.operation == Operation::kAdd || request.operation == Operation::kBarrier) out.put(request.number);
-  if (request.operation == Operation::kMultiSet) return out.take();
+  if (request.operation == StoreOperation::kAdd || request.operation == StoreOperation::kBarrier)
+    out.put(request.number);
+  if (request.operation == StoreOperation::kMultiSet) return out.take();
   for (const Bytes& value : request.values) put_text(out, value);
   return out.take();
 }
 
-bool torch_answers(Operation operation) {
-  return operation != Operation::kSet && operation != Operation::kAppend && operation != Operation::kMultiSet &&
-         operation != Operation::kQueuePush;
+bool torch_answers(StoreOperation operation) {
+  return operation != StoreOperation::kSet && operation != StoreOperation::kAppend &&
+         operation != StoreOperation::kMultiSet && operation != StoreOperation::kQueuePush;
 }
 
 TorchClient::TorchClient(const Address& address) : fd_(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -129,21 +131,21 @@ Bytes TorchClient::get_bytes(const Deadline& deadline) {
 Reply TorchClient::read_reply(const Request& request, const Deadline& deadline) {
   Reply reply{0, request.id};
   switch (request.operation) {
-    case Operation::kGet:
-    case Operation::kCompareSet:
+    case StoreOperation::kGet:
+    case StoreOperation::kCompareSet:
       reply.values = {get_bytes(deadline)};
       break;
-    case Operation::kMultiGet:
+    case StoreOperation::kMultiGet:
       for (size_t i = 0; i < request.keys.size(); ++i) reply.values.push_back(get_bytes(deadline));
       break;
-    case Operation::kCheck:
+    case StoreOperation::kCheck:
       reply.number = get<uint8_t>(deadline) == 0;
       break;
-    case Operation::kQueuePop:
+    case StoreOperation::kQueuePop:
       reply.number = get<int64_t>(deadline);
       if (reply.number > 0) reply.values = {get_bytes(deadline)};
       break;
-    case Operation::kListKeys:
+    case StoreOperation::kListKeys:
       for (auto left = get<int64_t>(deadline); connected_ && left > 0; --left) {
         reply.keys.push_back(to_string(get_bytes(deadline)));
       }
@@ -169,13 +171,14 @@ TorchClient::Outcome TorchClient::wait(const Request& request, const Deadline& d
 
 TorchClient::Outcome TorchClient::call(const Request& request, const Deadline& deadline) {
   send(*torch_request(request));
-  if (request.operation == Operation::kWait || request.operation == Operation::kBarrier) return wait(request, deadline);
+  if (request.operation == StoreOperation::kWait || request.operation == StoreOperation::kBarrier)
+    return wait(request, deadline);
   const Deadline answer = Deadline::after(kAnswerTime);
   Reply reply{0, request.id};
   if (torch_answers(request.operation)) {
     reply = read_reply(request, answer);
   } else {
-    const Request probe{Operation::kQueueLength, 0, {"no such queue"}};
+    const Request probe{StoreOperation::kQueueLength, 0, {"no such queue"}};
     send(*torch_request(probe));
     read_reply(probe, answer);
   }

@@ -12,7 +12,7 @@ namespace muster {
 /// dialect. A get, multi_get or queue_pop is what a stock client sends after its WAIT: it does not wait.
 std::optional<Bytes> torch_request(const Request& request);
 /// Whether the protocol answers the request at all.
-bool torch_answers(Operation operation);
+bool torch_answers(StoreOperation operation);
 inline constexpr uint8_t kTorchCancelWait = 12;
 /// What a client says first of all.
 Bytes torch_hello();

@@ -33,6 +33,8 @@ class Deadline {
  public:
   /// `timeout` from now. Saturates: a huge timeout is years, never the past.
   static Deadline after(Duration timeout, const Clock& clock = steady_clock());
+  /// For a wait that something else ends.
+  static Deadline never() { return after(Duration::max()); }
   static Deadline at(TimePoint when, const Clock& clock = steady_clock()) { return Deadline(when, clock); }
 
   bool passed() const { return clock_->now() >= when_; }

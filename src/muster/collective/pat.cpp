@@ -16,9 +16,9 @@ struct Sum {
   uint32_t left = Step::kNone;      ///< the send of the sum before
 };
 
-class ReduceScatter {
+class PatReduceScatter {
  public:
-  explicit ReduceScatter(const Problem& problem)
+  explicit PatReduceScatter(const Problem& problem)
       : problem_(problem),
         blocks_(Blocks::of_ranks(problem)),
         grain_(chunk_grain(problem)),
@@ -91,7 +91,7 @@ class ReduceScatter {
 
 Schedule pat_reduce_scatter(const Problem& problem) {
   check_problem(problem);
-  if (problem.size > 1) return ReduceScatter(problem).build();
+  if (problem.size > 1) return PatReduceScatter(problem).build();
   ScheduleBuilder builder;
   const size_t bytes = Blocks::of_ranks(problem).total();
   builder.copy(input(0, bytes), output(0, bytes));

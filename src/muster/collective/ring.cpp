@@ -68,10 +68,10 @@ class AllReduce {
 
 /// Panels of some chunks of every block go round one after the other, so that partial sums need little scratch. In step
 /// k of a panel, rank r sends what it has of block r - k - 1 and combines block r - k - 2; the last is its own.
-class ReduceScatter {
+class RingReduceScatter {
  public:
   /// The own block ends in `result`.
-  ReduceScatter(const Problem& problem, Blocks blocks, ScheduleBuilder& builder, Range result)
+  RingReduceScatter(const Problem& problem, Blocks blocks, ScheduleBuilder& builder, Range result)
       : problem_(problem),
         blocks_(std::move(blocks)),
         builder_(builder),
@@ -165,7 +165,7 @@ Schedule ring_reduce_scatter(const Problem& problem) {
   const Range result = output(0, blocks.bytes(problem.rank));
   if (problem.size == 1) return copy_input(result.bytes);
   ScheduleBuilder builder;
-  ReduceScatter(problem, std::move(blocks), builder, result);
+  RingReduceScatter(problem, std::move(blocks), builder, result);
   return builder.take();
 }
 
@@ -177,7 +177,7 @@ Schedule ring_reduce(const Problem& problem) {
   const bool root = problem.rank == problem.root;
   ScheduleBuilder builder;
   const Range own = root ? shares.range(Place::kOutput, problem.rank) : builder.scratch(shares.bytes(problem.rank));
-  const ReduceScatter pass(problem, shares, builder, own);
+  const RingReduceScatter pass(problem, shares, builder, own);
   if (!root) builder.send(problem.root, own, {pass.last_use(problem.rank)});
   for (Rank rank = 0; root && rank < problem.size; ++rank) {
     if (rank != problem.root) builder.receive(rank, shares.range(Place::kOutput, rank), {pass.last_use(rank)});

@@ -9,8 +9,6 @@ namespace {
 /// and wait less.)
 constexpr size_t kOneShotBytes = 16 << 10;
 constexpr size_t kOneShotBytesOfTwo = 8 << 10;
-/// What a rank holds of its own and of its peers' chunks stays in its second-level cache.
-constexpr size_t kChunk = 128 << 10;
 
 bool is_root(const TeamRun& run) { return run.call.collective == Collective::kAllReduce || run.rank == run.call.root; }
 
@@ -72,7 +70,7 @@ class TwoShot {
       : run_(run),
         bytes_(run.call.bytes()),
         // Behind its input a slot holds the result of one part.
-        chunk_(run.chunk(std::min(kChunk, (run.team.slot_bytes() - 128) / (run.size + 1) * run.size))),
+        chunk_(run.chunk(std::min(kTeamChunk, (run.team.slot_bytes() - 128) / (run.size + 1) * run.size))),
         own_in_place_(run.own_in_place()) {}
 
   Result<> execute() {

@@ -4,8 +4,6 @@
 namespace muster {
 namespace {
 
-constexpr size_t kChunk = 128 << 10;
-
 /// A step of somebody who only takes. It is published after the root's was seen: then the root's word says that all
 /// ranks are near, and nobody has to look at all of them.
 Result<uint32_t> follow(TeamRun& run) {
@@ -19,7 +17,7 @@ Result<uint32_t> follow(TeamRun& run) {
 }  // namespace
 
 Result<> team_broadcast(TeamRun& run) {
-  const size_t total = run.call.bytes(), chunk = std::min(run.chunk(kChunk), std::max(total, size_t{1}));
+  const size_t total = run.call.bytes(), chunk = std::min(run.chunk(kTeamChunk), std::max(total, size_t{1}));
   const size_t chunks = chunk_count(total, chunk);
   for (size_t index = 0; index < chunks; ++index) {
     const size_t bytes = chunk_bytes(total, index, chunk);
@@ -37,7 +35,7 @@ Result<> team_broadcast(TeamRun& run) {
 
 Result<> team_scatter(TeamRun& run) {
   const size_t block = run.call.bytes();
-  const size_t room = std::min(kChunk, run.team.slot_bytes()) / run.size / run.element * run.element;
+  const size_t room = std::min(kTeamChunk, run.team.slot_bytes()) / run.size / run.element * run.element;
   const size_t piece = std::min(room, std::max(block, size_t{1}));
   const size_t chunks = chunk_count(block, piece), all = piece * run.size;
   for (size_t index = 0; index < chunks; ++index) {

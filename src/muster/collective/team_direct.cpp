@@ -24,7 +24,7 @@ static_assert(sizeof(Location) <= kTeamPayload && std::is_trivially_copyable_v<L
 
 /// Bytes at a rank's location.
 size_t extent(const TeamRun& run, Rank rank) {
-  const Blocks blocks(run.call.bytes(), run.operation.counts, run.element);
+  const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
   switch (run.call.collective) {
     case Collective::kAllGather:
     case Collective::kGather:
@@ -184,7 +184,7 @@ class Direct {
     run_.combine_out(0, sources.data(), blocks_.bytes(run_.rank));
   }
 
-  /// Blocks of all ranks, the own one only if it is not there already.
+  /// TeamBlocks of all ranks, the own one only if it is not there already.
   void collect() {
     const bool exchange = run_.call.collective == Collective::kAllToAll;
     for (Rank turn = 0; turn < run_.size; ++turn) {
@@ -199,7 +199,7 @@ class Direct {
   }
 
   TeamRun& run_;
-  const Blocks blocks_;
+  const TeamBlocks blocks_;
   std::vector<Location> locations_;
   std::vector<uint8_t*> at_;  ///< every needed rank's input, as it lies here
   bool complete_ = true;      ///< all that is needed lies in arenas

@@ -12,12 +12,11 @@ namespace muster {
 namespace {
 
 /// All pieces of a step together.
-constexpr size_t kChunk = 128 << 10;
 
 /// Pieces of one step: how long each may be, and where it lies.
 struct Pieces {
   Pieces(const TeamRun& run, size_t largest, size_t header) : header_bytes(header) {
-    const size_t room = (std::min(kChunk, run.team.slot_bytes()) - header) / run.size;
+    const size_t room = (std::min(kTeamChunk, run.team.slot_bytes()) - header) / run.size;
     piece = std::min(room / run.element * run.element, largest);
     if (piece < largest && piece > 64) piece = piece / 64 * 64;
     in_line = header == 0 && piece == largest && piece * run.size <= kTeamPayload;
@@ -39,7 +38,7 @@ const uint8_t* piece_from(TeamRun& run, const Pieces& pieces, Rank peer, uint32_
 }
 
 /// Chunk `index` of what this rank has for each; its own too, if `own`.
-void put_pieces(TeamRun& run, const Pieces& pieces, const Blocks& blocks, size_t index, bool own) {
+void put_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, bool own) {
   for (Rank peer = 0; peer < run.size; ++peer) {
     if (peer == run.rank && !own) continue;
     const size_t bytes = chunk_bytes(blocks.bytes(peer), index, pieces.piece);
@@ -47,7 +46,7 @@ void put_pieces(TeamRun& run, const Pieces& pieces, const Blocks& blocks, size_t
   }
 }
 
-void combine_pieces(TeamRun& run, const Pieces& pieces, const Blocks& blocks, size_t index, uint32_t step) {
+void combine_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, uint32_t step) {
   const size_t offset = index * pieces.piece;
   const size_t bytes = chunk_bytes(blocks.bytes(run.rank), index, pieces.piece);
   if (bytes == 0) return;
@@ -91,7 +90,7 @@ class Uneven {
   TeamRun& run_;
 };
 
-void take_pieces(TeamRun& run, const Pieces& pieces, const Blocks& blocks, size_t index, uint32_t step) {
+void take_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, uint32_t step) {
   for (Rank turn = 1; turn < run.size; ++turn) {
     const Rank peer = (run.rank + turn) % run.size;
     const size_t bytes = chunk_bytes(blocks.bytes(peer), index, pieces.piece);
@@ -102,7 +101,7 @@ void take_pieces(TeamRun& run, const Pieces& pieces, const Blocks& blocks, size_
 }  // namespace
 
 Result<> team_reduce_scatter(TeamRun& run) {
-  const Blocks blocks(run.call.bytes(), run.operation.counts, run.element);
+  const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
   const Pieces pieces(run, blocks.largest(), 0);
   const size_t chunks = chunk_count(blocks.largest(), std::max<size_t>(1, pieces.piece));
   const auto put = [&](size_t index) -> Result<> {
@@ -123,8 +122,8 @@ Result<> team_reduce_scatter(TeamRun& run) {
 
 Result<> team_all_to_all(TeamRun& run) {
   const Operation& operation = run.operation;
-  const Blocks sent(run.call.bytes(), operation.counts, run.element);
-  const Blocks received(run.call.bytes(), operation.receive_counts, run.element);
+  const TeamBlocks sent(run.call.bytes(), operation.counts, run.element);
+  const TeamBlocks received(run.call.bytes(), operation.receive_counts, run.element);
   const bool even = operation.counts.empty();
   size_t largest = sent.largest();
   Uneven uneven(run);

@@ -4,8 +4,6 @@
 namespace muster {
 namespace {
 
-constexpr size_t kChunk = 128 << 10;
-
 Result<> put(TeamRun& run, size_t block, size_t index, size_t chunk) {
   const size_t bytes = chunk_bytes(block, index, chunk);
   MUSTER_TRY(run.begin());
@@ -14,13 +12,13 @@ Result<> put(TeamRun& run, size_t block, size_t index, size_t chunk) {
   return {};
 }
 
-void take(TeamRun& run, const Blocks& blocks, Rank peer, size_t index, size_t chunk, uint32_t step) {
+void take(TeamRun& run, const TeamBlocks& blocks, Rank peer, size_t index, size_t chunk, uint32_t step) {
   const size_t bytes = chunk_bytes(blocks.bytes(peer), index, chunk);
   run.operation.output.write(blocks.begin(peer) + index * chunk, run.area(peer, step, chunk), bytes);
 }
 
 /// The chunk of the own block, which goes straight to where it belongs.
-void keep(TeamRun& run, const Blocks& blocks, size_t index, size_t chunk) {
+void keep(TeamRun& run, const TeamBlocks& blocks, size_t index, size_t chunk) {
   const size_t bytes = chunk_bytes(blocks.bytes(run.rank), index, chunk);
   run.copy_own(index * chunk, blocks.begin(run.rank) + index * chunk, bytes);
 }
@@ -28,9 +26,9 @@ void keep(TeamRun& run, const Blocks& blocks, size_t index, size_t chunk) {
 }  // namespace
 
 Result<> team_all_gather(TeamRun& run) {
-  const Blocks blocks(run.call.bytes(), run.operation.counts, run.element);
+  const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
   const size_t block = blocks.bytes(run.rank),
-               chunk = std::min(run.chunk(kChunk), std::max(blocks.largest(), size_t{1}));
+               chunk = std::min(run.chunk(kTeamChunk), std::max(blocks.largest(), size_t{1}));
   const size_t chunks = chunk_count(blocks.largest(), chunk);
   MUSTER_TRY(put(run, block, 0, chunk));
   uint32_t step = run.team.step();
@@ -44,8 +42,8 @@ Result<> team_all_gather(TeamRun& run) {
 }
 
 Result<> team_gather(TeamRun& run) {
-  const size_t block = run.call.bytes(), chunk = std::min(run.chunk(kChunk), std::max(block, size_t{1}));
-  const Blocks blocks(block, run.operation.counts, run.element);
+  const size_t block = run.call.bytes(), chunk = std::min(run.chunk(kTeamChunk), std::max(block, size_t{1}));
+  const TeamBlocks blocks(block, run.operation.counts, run.element);
   const size_t chunks = chunk_count(block, chunk);
   for (size_t index = 0; index < chunks; ++index) {
     if (run.rank != run.call.root) {

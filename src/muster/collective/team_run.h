@@ -7,6 +7,9 @@
 
 namespace muster {
 
+/// At most so many bytes a step: what a rank holds of its own and of its peers' chunks stays in its second-level cache.
+inline constexpr size_t kTeamChunk = 128 << 10;
+
 /// What the shared-memory forms have in common: one rank's run of one collective, and the moves that it is made of. The
 /// forms themselves are functions of it, a file for each pair that mirrors each other.
 struct TeamRun {
@@ -53,10 +56,10 @@ struct TeamRun {
 };
 
 /// The ranks' blocks within the memory that holds all of them, in bytes.
-class Blocks {
+class TeamBlocks {
  public:
   /// Equal ones of `bytes`, or those of `counts`.
-  Blocks(size_t bytes, const std::vector<size_t>& counts, size_t element)
+  TeamBlocks(size_t bytes, const std::vector<size_t>& counts, size_t element)
       : bytes_(bytes), counts_(counts), element_(element) {}
   size_t bytes(Rank rank) const { return counts_.empty() ? bytes_ : counts_[rank] * element_; }
   size_t begin(Rank rank) const {

@@ -115,7 +115,7 @@ Result<MessagePtr> Messenger::begin_operation(bool receives, BufferView data, Ra
 Work Messenger::conclude(Lock& lock, const MessagePtr& operation, const CallOptions& options) {
   if (!options.async) {
     wait_until(
-        lock, [&] { return operation->over; }, Deadline::after(Duration::max()));
+        lock, [&] { return operation->over; }, Deadline::never());
   }
   if (has_work()) rouse();
   call_back(lock);

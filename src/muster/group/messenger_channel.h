@@ -14,6 +14,9 @@ namespace muster {
 
 class MessageChannel;
 
+/// Messages between two ranks that are announced and not yet taken: more are refused at both ends.
+inline constexpr size_t kMostOffers = 1 << 16;
+
 /// What channels ask of the messenger that owns them.
 class MessageOffice {
  public:

@@ -6,13 +6,6 @@
 #include <utility>
 
 namespace muster {
-namespace {
-
-/// As many as the sender can have under way (see messenger_outgoing.cpp).
-constexpr size_t kMostOffers = 1 << 16;
-
-}  // namespace
-
 void IncomingMessages::handle(const MessageHeader& header) {
   switch (header.kind) {
     case MessageKind::kEager:

@@ -9,7 +9,6 @@ namespace muster {
 namespace {
 
 /// Messages to one rank that nobody has received yet.
-constexpr size_t kMostOffers = 1 << 16;
 /// Between two of them other messages have their turn.
 constexpr size_t kPieceBytes = size_t{512} << 10;
 

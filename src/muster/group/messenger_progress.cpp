@@ -141,7 +141,7 @@ void Messenger::progress() {
     const auto unwanted = [this] { return stopping_ || waiting_ > 0 || !has_work(); };
     while (!unwanted() && !driving_) {
       driving_ = by_thread_ = true;
-      take_turns(lock, unwanted, Deadline::after(Duration::max()));
+      take_turns(lock, unwanted, Deadline::never());
       driving_ = by_thread_ = false;
       changed_.notify_all();
       call_back(lock);

@@ -56,7 +56,7 @@ Result<> Work::wait(const Deadline& deadline) const {
 
 Result<> Work::wait() const {
   if (!state_) return {};
-  drive(*state_, Deadline::after(Duration::max()));
+  drive(*state_, Deadline::never());
   std::unique_lock lock(state_->mutex);
   // Ends: the group finishes every operation by its own deadline.
   state_->changed.wait(lock, [this] { return state_->finished; });

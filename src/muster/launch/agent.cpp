@@ -30,13 +30,13 @@
 namespace muster {
 namespace {
 
-constexpr Duration kStoreTime = std::chrono::seconds(2);  // for a last word to the root: a lost one must not hold us up
+constexpr Duration kLastWordTime =
+    std::chrono::seconds(2);  // for a last word to the root: a lost one must not hold us up
 constexpr Duration kFlushTime = std::chrono::seconds(5);
 constexpr Duration kLeaveTime = std::chrono::seconds(10);
 constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
 constexpr Duration kTierPause = std::chrono::milliseconds(20);
 constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
-constexpr Duration kForever = Duration::max();
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -142,7 +142,7 @@ void Agent::disconnect() {
   coordinator_.reset();
   node_.server.reset();
   member_.reset();
-  node_.give_up_root(options_.run_id, Deadline::after(kStoreTime));
+  node_.give_up_root(options_.run_id, Deadline::after(kLastWordTime));
   node_ = {};
   status_.store_found("", {});
 }
@@ -443,7 +443,7 @@ bool Agent::finished() const { return outcome_ && !connecting_ && (!running_ || 
 void Agent::leave() {
   if (!member_) return;
   tell(NodeCall::Kind::kBye);
-  const bool heard = member_->flush(Deadline::after(kStoreTime));
+  const bool heard = member_->flush(Deadline::after(kLastWordTime));
   // Nodes whose proxies link to this one's have their last words to send through it.
   const Deadline patience = Deadline::after(kLeaveTime);
   const auto has_tier_below = [this] { return node_.server->stat().clients > 1; };
@@ -467,7 +467,7 @@ int Agent::run() {
     go_on_when_stopped();
     return finished();
   };
-  (void)loop_.run_until(over, Deadline::after(kForever));
+  (void)loop_.run_until(over, Deadline::never());
   console_.flush(Deadline::after(kFlushTime));
   supervisor_.reset();  // signals have their usual effect again
   leave();

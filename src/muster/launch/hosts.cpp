@@ -29,7 +29,6 @@ namespace {
 constexpr Duration kReportTime = std::chrono::seconds(2);  // for the others to learn of a failure and to say so
 constexpr Duration kLeaveTime = std::chrono::seconds(10);  // on top of the shutdown timeout, for their goodbyes
 constexpr Duration kFlushTime = std::chrono::seconds(5);
-constexpr Duration kForever = Duration::max();
 
 // For a shell: in single quotes, unless there is nothing in it that means something.
 std::string quote(const std::string& word) {
@@ -229,7 +228,7 @@ int HostsRun::run() {
     stopping_ = true;
     close_inputs();
   }
-  (void)loop_.run_until([this] { return gone(); }, Deadline::after(kForever));
+  (void)loop_.run_until([this] { return gone(); }, Deadline::never());
   console_.flush(Deadline::after(kFlushTime));
   return status_;
 }

@@ -3,12 +3,6 @@
 #include <algorithm>
 
 namespace muster {
-namespace {
-
-constexpr Duration kForever = Duration::max();
-
-}  // namespace
-
 Result<std::unique_ptr<NodeMember>> NodeMember::start(std::unique_ptr<Store> store, Options options, Events events) {
   std::unique_ptr<NodeMember> made(new NodeMember(std::move(store), std::move(options), std::move(events)));
   // News from before this node joins cannot concern it.
@@ -103,7 +97,7 @@ void NodeMember::receive() {
 
 // False: it was the last.
 Result<bool> NodeMember::hear(int64_t number) {
-  MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.news(number), Deadline::after(kForever)));
+  MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.news(number), Deadline::never()));
   MUSTER_ASSIGN(const News news, parse_news(bytes));
   const bool for_me = news.id.empty() || news.id == options_.node_id;
   if (!for_me) return true;

@@ -19,8 +19,7 @@ namespace muster {
 namespace {
 
 constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for the root, before the user is told
-constexpr Duration kStartTime = std::chrono::seconds(30);
-constexpr Duration kSlice = std::chrono::seconds(1);  // of a wait that can be cancelled
+constexpr Duration kSlice = std::chrono::seconds(1);      // of a wait that can be cancelled
 constexpr std::string_view kTcpScheme = "tcp://";
 
 // The kernel's choice of a source address is the target itself only if that belongs to this host.
@@ -76,7 +75,7 @@ class Opening {
       MUSTER_TRY(resolve_one("--master-addr", options_.master_addr, options_.master_port));
     if (node_.secret.empty()) node_.secret = generate_secret();
     node_.root = true;
-    return start_server(server_options(), Deadline::after(kStartTime));
+    return start_server(server_options(), Deadline::after(kServerStartTime));
   }
 
   Result<> by_address() {
@@ -129,7 +128,7 @@ class Opening {
   Key claim_name() const { return JobKeys(options_.run_id).root(); }
 
   Result<std::string> claimed_root() {
-    const Deadline deadline = Deadline::after(kStartTime);
+    const Deadline deadline = Deadline::after(kServerStartTime);
     MUSTER_ASSIGN(const auto claims, node_.outside->claims(claim_name(), deadline));
     if (const auto found = claims.find(claim_name()); found != claims.end()) return to_string(found->second);
     if (node_.root_moves) return std::string();
@@ -146,9 +145,9 @@ class Opening {
     }
     StoreServerOptions server = server_options();
     server.muster_listen.push_back(listen.with_port(0));
-    MUSTER_TRY(start_server(std::move(server), Deadline::after(kStartTime)));
+    MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
     node_.root_url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
-    const Deadline deadline = Deadline::after(kStartTime);
+    const Deadline deadline = Deadline::after(kServerStartTime);
     auto claim = node_.outside->claim(claim_name(), as_bytes(node_.root_url), options_.heartbeat_timeout, deadline);
     if (claim) {
       node_.claim = std::move(*claim);
@@ -193,7 +192,7 @@ class Opening {
     }
     StoreServerOptions server = server_options();
     server.muster_listen.push_back(listen);
-    const auto started = start_server(std::move(server), Deadline::after(kStartTime));
+    const auto started = start_server(std::move(server), Deadline::after(kServerStartTime));
     if (!started) {
       return fail(started.error().code, started.error().message +
                                             "; node 0 listens at --master-addr: is another node 0 there, or is the "
@@ -226,16 +225,16 @@ class Opening {
     const int parent = parent_of(static_cast<int>(std::min<int64_t>(place, options_.nnodes_max - 1)),
                                  options_.nnodes_max, options_.store_fanout);
     if (parent > 0) {
-      MUSTER_ASSIGN(const Bytes url, root->get(keys.tier(parent), Deadline::after(kStartTime)));
+      MUSTER_ASSIGN(const Bytes url, root->get(keys.tier(parent), Deadline::after(kServerStartTime)));
       server.upstream = to_string(url);
       node_.direct = false;
     }
     const char* given = std::getenv("MUSTER_INTERFACE");
     MUSTER_ASSIGN(const Address listen, interface_address(node_.interface.empty() ? given : node_.interface));
     server.muster_listen.push_back(listen.with_port(0));
-    MUSTER_TRY(start_server(std::move(server), Deadline::after(kStartTime)));
+    MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
     const std::string url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
-    return root->set(keys.tier(place), as_bytes(url), Deadline::after(kStartTime));
+    return root->set(keys.tier(place), as_bytes(url), Deadline::after(kServerStartTime));
   }
 
   Result<> await_root(const std::string& root_url) {

@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kPatience = std::chrono::seconds(2);        // for one job's store
+constexpr Duration kStoreTime = std::chrono::seconds(2);       // for one job's store
 constexpr Duration kBetween = std::chrono::milliseconds(200);  // two looks at the store, for its rate
 constexpr Duration kInterval = std::chrono::seconds(1);        // of --watch
 
@@ -47,7 +47,7 @@ std::optional<json> read_living(const std::filesystem::path& path) {
 }
 
 Result<json> look_into(const json& agent) {
-  const Deadline deadline = Deadline::after(kPatience);
+  const Deadline deadline = Deadline::after(kStoreTime);
   MUSTER_ASSIGN(const Bytes secret, from_hex(agent["secret"].get<std::string>()));
   MUSTER_ASSIGN(const auto store, open_store(agent["store"].get<std::string>(), secret, deadline));
   const JobKeys keys(agent["run_id"].get<std::string>());

@@ -11,8 +11,6 @@
 namespace muster {
 namespace {
 
-constexpr Duration kStartTime = std::chrono::seconds(30);
-
 Result<Address> address_of(const std::string& text) {
   if (text.starts_with("unix:")) return Address::parse(text);
   const std::string rest = text.starts_with("tcp://") ? text.substr(6) : text;
@@ -69,7 +67,7 @@ Result<> serve_store(const ServeOptions& options) {
   sigaddset(&ends, SIGINT);
   sigaddset(&ends, SIGTERM);
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
-  MUSTER_ASSIGN(const auto running, StoreServer::start(std::move(server), Deadline::after(kStartTime)));
+  MUSTER_ASSIGN(const auto running, StoreServer::start(std::move(server), Deadline::after(kServerStartTime)));
   print(*running);
   int ended_by = 0;
   ::sigwait(&ends, &ended_by);

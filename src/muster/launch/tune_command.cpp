@@ -15,7 +15,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(30);
+constexpr Duration kTuneTime = std::chrono::seconds(30);
 constexpr size_t kSmall = 8, kLarge = 8 << 20;
 
 /// Seconds of one of `calls` calls of `body`: the least of some batches, for whatever else runs only adds to it.
@@ -73,7 +73,7 @@ Result<Medium> measure(const std::string& transport) {
       mediums[rank] = [&]() -> Result<Medium> {
         MUSTER_ASSIGN(auto own, store->clone());
         GroupOptions options;
-        options.timeout = kPatience;
+        options.timeout = kTuneTime;
         options.transports = transport;
         MUSTER_ASSIGN(auto group, Group::form(*own, {.rank = rank, .size = 2, .name = "tune-" + transport}, options));
         return Measurement(std::move(group)).run();

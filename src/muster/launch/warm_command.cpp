@@ -22,7 +22,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kStartTime = std::chrono::minutes(5);  // to import what was asked for
+constexpr Duration kImportTime = std::chrono::minutes(5);  // to import what was asked for
 constexpr Duration kAnswerTime = std::chrono::seconds(5);
 
 struct WarmOptions {
@@ -119,7 +119,7 @@ int start(const std::string& own_path, const WarmOptions& options) {
                      true};
   zygote.words.insert(zygote.words.end(), options.preload.begin(), options.preload.end());
   if (const auto started = start_zygote(zygote); !started) return complain(started.error().message, 1);
-  const auto facts = ask(path, "status", kStartTime);
+  const auto facts = ask(path, "status", kImportTime);
   const std::string failure = facts ? facts->at("failure") : facts.error().message;
   if (failure.empty()) return std::printf("muster: warm: %s\n", describe(*facts).c_str()) < 0;
   ::unlink(path.c_str());

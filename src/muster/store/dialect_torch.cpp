@@ -38,16 +38,31 @@
 namespace muster {
 namespace {
 
-constexpr uint32_t kMagic = 0x3C85F7CE;
+constexpr uint32_t kTorchMagic = 0x3C85F7CE;
 constexpr uint8_t kStopWaiting = 0;
 constexpr uint8_t kWaitCancelled = 1;
 
 // In the order of TorchQuery; those without one are answered here.
-constexpr Operation kOperations[] = {
-    Operation{},          Operation::kSet,         Operation::kCompareSet, Operation::kGet,     Operation::kAdd,
-    Operation::kCheck,    Operation::kWait,        Operation::kNumKeys,    Operation::kDelete,  Operation::kAppend,
-    Operation::kMultiGet, Operation::kMultiSet,    Operation::kCancel,     Operation{},         Operation::kQueuePush,
-    Operation::kQueuePop, Operation::kQueueLength, Operation::kListKeys,   Operation::kBarrier,
+constexpr StoreOperation kOperations[] = {
+    StoreOperation{},
+    StoreOperation::kSet,
+    StoreOperation::kCompareSet,
+    StoreOperation::kGet,
+    StoreOperation::kAdd,
+    StoreOperation::kCheck,
+    StoreOperation::kWait,
+    StoreOperation::kNumKeys,
+    StoreOperation::kDelete,
+    StoreOperation::kAppend,
+    StoreOperation::kMultiGet,
+    StoreOperation::kMultiSet,
+    StoreOperation::kCancel,
+    StoreOperation{},
+    StoreOperation::kQueuePush,
+    StoreOperation::kQueuePop,
+    StoreOperation::kQueueLength,
+    StoreOperation::kListKeys,
+    StoreOperation::kBarrier,
 };
 
 template <class T>
@@ -76,10 +91,11 @@ class TorchDialect : public Dialect {
       if (read.query == TorchQuery::kValidate) MUSTER_TRY(check_magic(read.number));
       if (!understand(read, out)) continue;  // answered here
       Request& request = read.request;
-      if (request.operation != Operation::kCancel) {
+      if (request.operation != StoreOperation::kCancel) {
         request.id = next_id_++;
         outstanding_.push_back({request.id, request.operation});
-        if (request.operation == Operation::kWait || request.operation == Operation::kBarrier) waiting_ = request.id;
+        if (request.operation == StoreOperation::kWait || request.operation == StoreOperation::kBarrier)
+          waiting_ = request.id;
       }
       return std::move(request);
     }
@@ -88,33 +104,33 @@ class TorchDialect : public Dialect {
   Result<> encode(const Reply& reply, Bytes& out) override {
     const auto found = find_outstanding(reply.id);
     if (found == outstanding_.end()) return {};  // cancelled
-    const Operation operation = found->operation;
+    const StoreOperation operation = found->operation;
     outstanding_.erase(found);
     MUSTER_TRY(reply.status);
     switch (operation) {
-      case Operation::kGet:
-      case Operation::kCompareSet:
-      case Operation::kMultiGet:
+      case StoreOperation::kGet:
+      case StoreOperation::kCompareSet:
+      case StoreOperation::kMultiGet:
         for (const Bytes& value : reply.values) put_bytes(out, value);
         return {};
-      case Operation::kAdd:
-      case Operation::kNumKeys:
-      case Operation::kDelete:
-      case Operation::kQueueLength:
+      case StoreOperation::kAdd:
+      case StoreOperation::kNumKeys:
+      case StoreOperation::kDelete:
+      case StoreOperation::kQueueLength:
         put(out, reply.number);
         return {};
-      case Operation::kCheck:
+      case StoreOperation::kCheck:
         put(out, static_cast<uint8_t>(reply.number == 0));
         return {};
-      case Operation::kWait:
-      case Operation::kBarrier:
+      case StoreOperation::kWait:
+      case StoreOperation::kBarrier:
         put(out, kStopWaiting);
         return {};
-      case Operation::kQueuePop:
+      case StoreOperation::kQueuePop:
         put(out, reply.number);
         for (const Bytes& value : reply.values) put_bytes(out, value);
         return {};
-      case Operation::kListKeys:
+      case StoreOperation::kListKeys:
         put(out, static_cast<int64_t>(reply.keys.size()));
         for (const Key& key : reply.keys)
           put_bytes(out, as_bytes(key).subspan(std::min(reader_.prefix().size(), key.size())));
@@ -127,7 +143,7 @@ class TorchDialect : public Dialect {
  private:
   struct Outstanding {
     RequestId id;
-    Operation operation;
+    StoreOperation operation;
   };
 
   std::vector<Outstanding>::iterator find_outstanding(RequestId id) {
@@ -137,7 +153,7 @@ class TorchDialect : public Dialect {
   }
 
   static Result<> check_magic(uint32_t number) {
-    if (number == kMagic) return {};
+    if (number == kTorchMagic) return {};
     return fail(ErrorCode::kProtocol,
                 fmt::format("a client shows {:#010x} instead of TCPStore's magic number", number));
   }

@@ -10,6 +10,7 @@
 #include <charconv>
 
 #include "muster/store/etcd_space.h"
+#include "muster/store/request_store.h"
 
 namespace muster {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 using etcd::Json;
 
 // Also how often an arrival's lease is renewed.
-constexpr Duration kLookAgain = 10s;
+constexpr Duration kBarrierLook = 10s;
 
 class Arrival {
  public:
@@ -63,7 +64,7 @@ class Arrival {
 
   Result<> watch() {
     return space_.client().watch({{round_key()}}, round_.revision,
-                                 deadline_.or_sooner(deadline_.clock().now() + kLookAgain));
+                                 deadline_.or_sooner(deadline_.clock().now() + kBarrierLook));
   }
 
   // Puts the arrival, and moves the round on if it is the last. False if the round was full without it.

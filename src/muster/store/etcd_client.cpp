@@ -9,7 +9,7 @@ namespace {
 
 using etcd::Json;
 
-constexpr size_t kMaxIdle = 8;
+constexpr size_t kIdleRequests = 8;
 // Of an endpoint that does not answer at all, while there are others to ask.
 constexpr Duration kPatience = 3s;
 
@@ -63,7 +63,7 @@ Result<std::unique_ptr<Http>> EtcdClient::take() {
 
 void EtcdClient::give_back(std::unique_ptr<Http> http) {
   const std::lock_guard lock(mutex_);
-  if (idle_.size() < kMaxIdle) idle_.push_back(std::move(http));
+  if (idle_.size() < kIdleRequests) idle_.push_back(std::move(http));
 }
 
 Result<> EtcdClient::log_in(const Deadline& deadline) {

@@ -12,7 +12,6 @@ using etcd::Json;
 
 constexpr int kLeaseSeconds = 60;
 constexpr Duration kRenewAfter = 15s;
-constexpr Duration kGrace = 1s;
 
 Result<int64_t> grant(EtcdClient& client, int64_t seconds, const Deadline& deadline) {
   MUSTER_ASSIGN(const Json answer,
@@ -28,8 +27,6 @@ Result<bool> renew(EtcdClient& client, int64_t lease, const Deadline& deadline) 
 }
 
 }  // namespace
-
-Deadline with_grace(const Deadline& deadline) { return Deadline::after(deadline.left() + kGrace); }
 
 std::string new_id() {
   Bytes id(16);

@@ -44,8 +44,6 @@ class EtcdSpace {
   TimePoint renewed_;
 };
 
-/// For the last exchange of a call whose time is up: what is decided in the cluster must be known here.
-Deadline with_grace(const Deadline& deadline);
 /// 32 hexadecimal digits that nobody else has.
 std::string new_id();
 

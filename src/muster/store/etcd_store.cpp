@@ -75,33 +75,33 @@ Result<Reply> EtcdStore::call(Request request, const Deadline& deadline) {
 
 Result<Reply> EtcdStore::carry_out(Request& request, const Deadline& deadline) {
   switch (request.operation) {
-    case Operation::kSet:
-    case Operation::kQueuePush:
-    case Operation::kDelete:
+    case StoreOperation::kSet:
+    case StoreOperation::kQueuePush:
+    case StoreOperation::kDelete:
       return do_set(request, with_grace(deadline));
-    case Operation::kCompareSet:
+    case StoreOperation::kCompareSet:
       return do_compare_set(request, with_grace(deadline));
-    case Operation::kAdd:
+    case StoreOperation::kAdd:
       return do_add(request, with_grace(deadline));
-    case Operation::kAppend:
+    case StoreOperation::kAppend:
       return do_append(request, with_grace(deadline));
-    case Operation::kMultiSet:
+    case StoreOperation::kMultiSet:
       return do_multi_set(request, with_grace(deadline));
-    case Operation::kNumKeys:
-    case Operation::kQueueLength:
+    case StoreOperation::kNumKeys:
+    case StoreOperation::kQueueLength:
       return count(request, with_grace(deadline));
-    case Operation::kListKeys:
+    case StoreOperation::kListKeys:
       return do_list_keys(request, with_grace(deadline));
-    case Operation::kCheck:
+    case StoreOperation::kCheck:
       return do_check(request, with_grace(deadline));
-    case Operation::kQueuePop:
+    case StoreOperation::kQueuePop:
       return pop(request, deadline);
-    case Operation::kBarrier:
+    case StoreOperation::kBarrier:
       MUSTER_TRY(etcd_barrier(space_, request.keys[0], request.number, deadline));
       return Reply{};
-    case Operation::kGet:
-    case Operation::kMultiGet:
-    case Operation::kWait:
+    case StoreOperation::kGet:
+    case StoreOperation::kMultiGet:
+    case StoreOperation::kWait:
       return do_wait(request, deadline);
     default:
       return fail(ErrorCode::kUnsupported, fmt::format("etcd has no {}", name(request.operation)));
@@ -113,10 +113,10 @@ Result<Reply> EtcdStore::carry_out(Request& request, const Deadline& deadline) {
 Result<Reply> EtcdStore::do_set(const Request& request, const Deadline& deadline) {
   const Key& key = request.keys[0];
   Json operation;
-  if (request.operation == Operation::kSet) operation = etcd::put(space_.data(key), request.values[0]);
-  if (request.operation == Operation::kQueuePush)
+  if (request.operation == StoreOperation::kSet) operation = etcd::put(space_.data(key), request.values[0]);
+  if (request.operation == StoreOperation::kQueuePush)
     operation = etcd::put(space_.queue(key) + new_id(), request.values[0]);
-  if (request.operation == Operation::kDelete) operation = etcd::remove({space_.data(key)});
+  if (request.operation == StoreOperation::kDelete) operation = etcd::remove({space_.data(key)});
   MUSTER_ASSIGN(const Json answer, space_.transact(etcd::transaction({}, {operation}), deadline));
   Reply reply;
   reply.number = etcd::number(etcd::response(answer, 0, "response_delete_range"), "deleted");
@@ -217,7 +217,7 @@ Result<Reply> EtcdStore::do_multi_set(const Request& request, const Deadline& de
 }
 
 Result<Reply> EtcdStore::count(const Request& request, const Deadline& deadline) {
-  const bool queue = request.operation == Operation::kQueueLength;
+  const bool queue = request.operation == StoreOperation::kQueueLength;
   const Key prefix = request.keys.empty() ? Key() : request.keys[0];
   const EtcdRange counted = keys_below(queue ? space_.queue(prefix) : space_.data(prefix));
   MUSTER_ASSIGN(const Json answer, space_.range(counted, {{"count_only", true}}, deadline));
@@ -256,7 +256,7 @@ Result<std::map<Key, Bytes>> EtcdStore::claims(std::string_view prefix, const De
 // Whether the keys are there, from the one numbered `from` on, all as of one revision; with their values unless only
 // their presence is asked for. Large requests go in parts.
 Result<EtcdStore::Look> EtcdStore::look(const Request& request, size_t from, const Deadline& deadline) {
-  const bool sees_queues = request.operation == Operation::kWait || request.operation == Operation::kCheck;
+  const bool sees_queues = request.operation == StoreOperation::kWait || request.operation == StoreOperation::kCheck;
   const size_t part = kMaxOperations / 2;
   Look seen{from, 0, {}};
   while (seen.missing < request.keys.size()) {
@@ -288,7 +288,7 @@ Result<Reply> EtcdStore::do_wait(const Request& request, const Deadline& deadlin
     MUSTER_ASSIGN(Look seen, look(request, from, with_grace(deadline)));
     if (seen.missing == request.keys.size() && from == 0) {
       Reply reply;
-      if (request.operation != Operation::kWait) reply.values = std::move(seen.values);
+      if (request.operation != StoreOperation::kWait) reply.values = std::move(seen.values);
       return reply;
     }
     if (seen.missing == request.keys.size()) {
@@ -298,7 +298,7 @@ Result<Reply> EtcdStore::do_wait(const Request& request, const Deadline& deadlin
     if (last) return fail(ErrorCode::kTimeout, "the deadline has passed");
     const Key& key = request.keys[seen.missing];
     std::vector<EtcdRange> awaited = {{space_.data(key)}};
-    if (request.operation == Operation::kWait) awaited.push_back(keys_below(space_.queue(key)));
+    if (request.operation == StoreOperation::kWait) awaited.push_back(keys_below(space_.queue(key)));
     MUSTER_TRY(watch(awaited, seen.revision, deadline));
     from = seen.missing;
   }

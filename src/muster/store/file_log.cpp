@@ -21,7 +21,7 @@
 namespace muster {
 namespace {
 
-constexpr std::string_view kMagic = "MUSTLOG1";
+constexpr std::string_view kLogMagic = "MUSTLOG1";
 constexpr size_t kRecordHeaderBytes = 2 * sizeof(uint64_t) + kFrameHeaderBytes;
 
 uint64_t fnv1a(ByteView bytes, uint64_t hash = 0xcbf29ce484222325) {
@@ -101,13 +101,13 @@ Result<> FileLog::catch_up(const Apply& apply) {
   MUSTER_ASSIGN(const uint64_t size, this->size());
   if (size < end_) return fail(ErrorCode::kProtocol, "the file store " + path_ + " was cut short by somebody else");
   if (end_ == 0) {
-    if (size < kMagic.size()) return {};  // new, or its first writer was killed
-    Bytes magic(kMagic.size());
+    if (size < kLogMagic.size()) return {};  // new, or its first writer was killed
+    Bytes magic(kLogMagic.size());
     MUSTER_ASSIGN(const bool whole, read_at(0, magic));
-    if (!whole || to_string(magic) != kMagic) {
+    if (!whole || to_string(magic) != kLogMagic) {
       return fail(ErrorCode::kProtocol, path_ + " is not a file store of muster's; give it a file of its own");
     }
-    end_ = kMagic.size();
+    end_ = kLogMagic.size();
   }
   bool more = true;
   while (more && end_ < size) {
@@ -146,7 +146,7 @@ Result<FileLog::Outcome> FileLog::append(const Request& request, ClientId client
   if (!wanted()) return Outcome::kNotWanted;
   MUSTER_ASSIGN(const uint64_t size, this->size());
   if (size > end_ && ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return failed("mend");
-  if (end_ == 0) MUSTER_TRY(write_end(as_bytes(kMagic)));
+  if (end_ == 0) MUSTER_TRY(write_end(as_bytes(kLogMagic)));
   MUSTER_TRY(write_end(record));
   apply(request, client);
   return Outcome::kAppended;

@@ -22,18 +22,18 @@ enum class Way {
   kTake,    // becomes part of the log once there is something to take
 };
 
-Way way_of(Operation operation) {
+Way way_of(StoreOperation operation) {
   switch (operation) {
-    case Operation::kGet:
-    case Operation::kMultiGet:
-    case Operation::kWait:
-    case Operation::kCheck:
-    case Operation::kNumKeys:
-    case Operation::kQueueLength:
-    case Operation::kListKeys:
-    case Operation::kStat:
+    case StoreOperation::kGet:
+    case StoreOperation::kMultiGet:
+    case StoreOperation::kWait:
+    case StoreOperation::kCheck:
+    case StoreOperation::kNumKeys:
+    case StoreOperation::kQueueLength:
+    case StoreOperation::kListKeys:
+    case StoreOperation::kStat:
       return Way::kLook;
-    case Operation::kQueuePop:
+    case StoreOperation::kQueuePop:
       return Way::kTake;
     default:
       return Way::kAppend;
@@ -58,7 +58,7 @@ class FileStore : public RequestStore {
       const std::lock_guard lock(mutex_);
       call.request = std::move(request);
       call.request.id = next_id_++;
-      call.request.immediate = call.request.operation == Operation::kQueuePop;
+      call.request.immediate = call.request.operation == StoreOperation::kQueuePop;
       calls_[call.request.id] = &call;
     }
     Result<> outcome = drive(call, deadline);
@@ -109,8 +109,8 @@ class FileStore : public RequestStore {
   // The time is up. An arrival at a barrier is on record and must be withdrawn, unless the barrier was released
   // meanwhile; other waits are known to this process only.
   Result<> give_up(Call& call) {
-    const Request cancel{Operation::kCancel, call.request.id};
-    const bool on_record = call.submitted && call.request.operation == Operation::kBarrier;
+    const Request cancel{StoreOperation::kCancel, call.request.id};
+    const bool on_record = call.submitted && call.request.operation == StoreOperation::kBarrier;
     const Deadline grace = Deadline::after(kCancelGrace);
     while (!grace.passed()) {
       {
@@ -131,7 +131,7 @@ class FileStore : public RequestStore {
   }
 
   bool queue_holds_something(const Key& key) {
-    const Replies replies = state_.apply({Operation::kQueueLength, 0, {key}}, self_);
+    const Replies replies = state_.apply({StoreOperation::kQueueLength, 0, {key}}, self_);
     return replies.at(0).number > 0;
   }
 

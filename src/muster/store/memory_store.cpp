@@ -40,7 +40,7 @@ class SharedMemory {
     const Request waiting{request.operation, id, request.keys};
     deliver(state_.apply(std::move(request), kClient));
     while (!call.reply && !deadline.passed()) call.ready.wait_for(lock, deadline.left());
-    if (!call.reply) deliver(state_.apply({Operation::kCancel, id}, kClient));
+    if (!call.reply) deliver(state_.apply({StoreOperation::kCancel, id}, kClient));
     calls_.erase(id);
     if (!call.reply->status && call.reply->status.error().code == ErrorCode::kAborted) {
       return tl::unexpected(timed_out(waiting, "the memory store"));

@@ -1,6 +1,6 @@
 // The store's messages, one io/frame.h frame each, numbers little-endian:
 //
-//   request := frame(kind = Operation, flags = immediate + 2 * lease + 4 * weighted,
+//   request := frame(kind = StoreOperation, flags = immediate + 2 * lease + 4 * weighted,
 //                    payload = id:u64 number:i64 keys:list values:list [weight:u32 if weighted])
 //   reply   := frame(kind = 128, flags = leased + 2 * recall, payload = id:u64 code:u8 body)
 //   body    := number:i64 keys:list values:list                       when code is 0
@@ -90,13 +90,13 @@ Result<Bytes> encode_request(const Request& request) {
 }
 
 Result<Request> decode_request(const FrameHeader& header, ByteView payload) {
-  if (header.kind < static_cast<uint8_t>(Operation::kSet) || header.kind > static_cast<uint8_t>(kLastOperation) ||
+  if (header.kind < static_cast<uint8_t>(StoreOperation::kSet) || header.kind > static_cast<uint8_t>(kLastOperation) ||
       header.flags > (kImmediateFlag | kLeaseFlag | kWeightedFlag)) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("no store request has kind {} and flags {}", header.kind, header.flags));
   }
   Request request;
-  request.operation = static_cast<Operation>(header.kind);
+  request.operation = static_cast<StoreOperation>(header.kind);
   request.immediate = (header.flags & kImmediateFlag) != 0;
   request.lease = (header.flags & kLeaseFlag) != 0;
   Reader in(payload);

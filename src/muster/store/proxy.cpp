@@ -23,7 +23,7 @@ bool Plain::cancel(const Caller& caller) {
   if (client == by_client_.end()) return false;
   const auto found = client->second.find(caller.id);
   if (found == client->second.end()) return false;
-  out_.requests.push_back({Operation::kCancel, found->second});
+  out_.requests.push_back({StoreOperation::kCancel, found->second});
   return true;
 }
 
@@ -32,7 +32,7 @@ void Plain::drop(ClientId client) {
   if (found.empty()) return;
   for (const auto& [theirs, ours] : found.mapped()) {
     callers_.erase(ours);
-    out_.requests.push_back({Operation::kCancel, ours});
+    out_.requests.push_back({StoreOperation::kCancel, ours});
   }
 }
 
@@ -59,9 +59,9 @@ namespace {
 
 constexpr size_t kMaxPending = 1 << 18;
 
-bool reads(Operation operation) {
-  return operation == Operation::kGet || operation == Operation::kMultiGet || operation == Operation::kWait ||
-         operation == Operation::kCheck;
+bool reads(StoreOperation operation) {
+  return operation == StoreOperation::kGet || operation == StoreOperation::kMultiGet ||
+         operation == StoreOperation::kWait || operation == StoreOperation::kCheck;
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ Proxy& Proxy::operator=(Proxy&&) noexcept = default;
 
 void Proxy::submit(Request request, ClientId client, TimePoint now) {
   const Caller caller{client, request.id};
-  const bool answered = request.operation != Operation::kCancel && request.operation != Operation::kRelease;
+  const bool answered = request.operation != StoreOperation::kCancel && request.operation != StoreOperation::kRelease;
   Result<> valid = validate(request);
   if (valid && answered && pending() >= kMaxPending) {
     valid = muster::fail(ErrorCode::kResourceExhausted, "too many requests wait at this node's proxy");
@@ -104,13 +104,13 @@ void Proxy::refuse(const Request& request, ClientId client, const Error& why) {
 
 void Proxy::Impl::submit(Request request, ClientId client, TimePoint now) {
   switch (request.operation) {
-    case Operation::kCancel:
+    case StoreOperation::kCancel:
       return cancel({client, request.id});
-    case Operation::kRelease:
+    case StoreOperation::kRelease:
       return reads.release(request, client);
-    case Operation::kWithdraw:
+    case StoreOperation::kWithdraw:
       return barriers.withdraw(request, client);
-    case Operation::kBarrier:
+    case StoreOperation::kBarrier:
       return barriers.submit(std::move(request), client, now);
     default:
       break;
@@ -125,7 +125,7 @@ void Proxy::Impl::forward(Request request, ClientId client) {
   for (const Key& key : request.keys) {
     if (reads.holds(key)) reads.give_back(key);
   }
-  if (options.merge && request.operation == Operation::kAdd) return adds.submit(std::move(request), client);
+  if (options.merge && request.operation == StoreOperation::kAdd) return adds.submit(std::move(request), client);
   plain.submit(std::move(request), client);
 }
 

@@ -38,7 +38,7 @@ void Adds::flush() {
     Group& group = lane.groups.front();
     group.closed = true;
     lane.sent = true;
-    Request request{Operation::kAdd};
+    Request request{StoreOperation::kAdd};
     request.keys.push_back(key);
     request.number = group.amount;
     sent_[out_.send(Part::kAdd, std::move(request))] = key;

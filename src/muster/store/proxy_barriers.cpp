@@ -46,7 +46,7 @@ std::optional<TimePoint> Barriers::next_wake() const {
 }
 
 void Barriers::send(Group group) {
-  Request request{Operation::kBarrier};
+  Request request{StoreOperation::kBarrier};
   request.keys.push_back(group.key);
   request.number = group.count;
   request.weight = group.weight;
@@ -148,7 +148,7 @@ void Barriers::take_back(const Caller& caller, RequestId id, uint32_t weight, st
   withdrawal.weight = std::min(weight, member->weight - member->withdrawing);
   if (withdrawal.weight == 0) return answer_to ? report(withdrawal, 0) : void();
   member->withdrawing += withdrawal.weight;
-  Request request{Operation::kWithdraw};
+  Request request{StoreOperation::kWithdraw};
   request.keys.push_back(group.key);
   request.number = static_cast<int64_t>(id);
   request.weight = withdrawal.weight;

@@ -18,7 +18,7 @@ void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
     refusal =
         Error{ErrorCode::kResourceExhausted, "the store at " + options_.server + " does not keep up", kNoRank, {}};
   }
-  if (!refusal || request.operation == Operation::kCancel || request.operation == Operation::kRelease) {
+  if (!refusal || request.operation == StoreOperation::kCancel || request.operation == StoreOperation::kRelease) {
     return proxy_.submit(std::move(request), client, now);
   }
   proxy_.refuse(request, client, *refusal);

@@ -7,7 +7,9 @@ namespace {
 
 constexpr size_t kMaxKeysPerRelease = 4096;
 
-bool wants_values(Operation operation) { return operation == Operation::kGet || operation == Operation::kMultiGet; }
+bool wants_values(StoreOperation operation) {
+  return operation == StoreOperation::kGet || operation == StoreOperation::kMultiGet;
+}
 
 std::vector<Key> unique_keys(const std::vector<Key>& keys) {
   if (keys.size() < 2) return keys;
@@ -30,7 +32,7 @@ void Reads::submit(Request request, ClientId client, TimePoint now) {
   Reader& reader = readers_[id];
   reader = {caller, std::move(request), {}};
   if (answer_from_cache(reader, now)) return finish(id);
-  if (reader.request.immediate || reader.request.operation == Operation::kCheck) return read_alone(id);
+  if (reader.request.immediate || reader.request.operation == StoreOperation::kCheck) return read_alone(id);
   const bool with_values = wants_values(reader.request.operation);
   std::vector<Key> missing = unique_keys(reader.request.keys);
   if (now < lease_end_) std::erase_if(missing, [&](const Key& key) { return usable(key, with_values); });
@@ -56,7 +58,7 @@ bool Reads::answer_from_cache(const Reader& reader, TimePoint now) {
     ages_.splice(ages_.begin(), ages_, cached.age);
     if (with_values) reply.values.push_back(*cached.value);
   }
-  if (request.operation == Operation::kCheck) reply.number = 1;
+  if (request.operation == StoreOperation::kCheck) reply.number = 1;
   grant(reader, reply);
   out_.answer(reader.caller, std::move(reply));
   return true;
@@ -109,7 +111,8 @@ void Reads::join(ReaderId id, std::vector<Key> missing) {
   }
   std::erase_if(missing, [&](const Key& key) { return covered.contains(key); });
   if (missing.empty()) return;
-  Request request{with_values ? missing.size() == 1 ? Operation::kGet : Operation::kMultiGet : Operation::kWait};
+  Request request{with_values ? missing.size() == 1 ? StoreOperation::kGet : StoreOperation::kMultiGet
+                              : StoreOperation::kWait};
   request.keys = std::move(missing);
   attach(id, start(std::move(request), /*shared=*/true));
 }
@@ -132,7 +135,7 @@ void Reads::read_alone(ReaderId id) {
 }
 
 RequestId Reads::start(Request request, bool shared) {
-  request.lease = request.operation != Operation::kCheck;
+  request.lease = request.operation != StoreOperation::kCheck;
   request.weight = 1;
   const RequestId id = out_.send(Part::kRead, request);
   if (shared) {
@@ -219,7 +222,7 @@ void Reads::leave(ReaderId id) {
     fetch.founders.erase(id);
     if (!fetch.readers.empty()) continue;
     close(fetch_id);
-    Request cancel{Operation::kCancel};
+    Request cancel{StoreOperation::kCancel};
     cancel.id = fetch_id;
     out_.requests.push_back(std::move(cancel));
   }
@@ -317,7 +320,7 @@ void Reads::flush() {
   unsent_.clear();
   std::vector<Request> words;
   for (const Key& key : giving_back_) {
-    if (words.empty() || words.back().keys.size() == kMaxKeysPerRelease) words.push_back({Operation::kRelease});
+    if (words.empty() || words.back().keys.size() == kMaxKeysPerRelease) words.push_back({StoreOperation::kRelease});
     words.back().keys.push_back(key);
   }
   giving_back_.clear();

@@ -17,9 +17,7 @@ namespace muster {
 namespace {
 
 constexpr size_t kMaxValue = size_t{512} << 20;  // Redis' own limit
-constexpr size_t kMaxIdle = 8;
-// For the last exchange with the server of a call whose time is up: what is decided there must be known here.
-constexpr Duration kGrace = 1s;
+constexpr size_t kIdleConnections = 8;
 // A message to a listener can be lost only with its connection; looking again is for a server that forgot its data.
 constexpr Duration kLookAgain = 5s;
 
@@ -31,7 +29,6 @@ struct Place {
 std::string_view text_of(const redisReply& reply) { return {reply.str, reply.len}; }
 std::string_view text_of(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 Bytes bytes_of(const redisReply& reply) { return to_bytes(text_of(reply)); }
-Deadline with_grace(const Deadline& deadline) { return Deadline::after(deadline.left() + kGrace); }
 std::string milliseconds(Duration duration) {
   return std::to_string(std::chrono::ceil<std::chrono::milliseconds>(duration).count());
 }
@@ -68,7 +65,7 @@ class Connections {
 
   void give_back(std::unique_ptr<RedisConnection> connection) {
     const std::lock_guard lock(mutex_);
-    if (!connection->broken() && idle_.size() < kMaxIdle) idle_.push_back(std::move(connection));
+    if (!connection->broken() && idle_.size() < kIdleConnections) idle_.push_back(std::move(connection));
   }
 
   // The words after the script's keys.
@@ -159,23 +156,23 @@ Result<Reply> RedisStore::call(Request request, const Deadline& deadline) {
   }
   const auto carry_out = [&]() -> Result<Reply> {
     switch (request.operation) {
-      case Operation::kGet:
-      case Operation::kMultiGet:
+      case StoreOperation::kGet:
+      case StoreOperation::kMultiGet:
         return do_wait(request, redis_scripts::kGet, deadline);
-      case Operation::kWait:
+      case StoreOperation::kWait:
         return do_wait(request, redis_scripts::kWait, deadline);
-      case Operation::kQueuePop:
+      case StoreOperation::kQueuePop:
         return do_wait(request, redis_scripts::kPop, deadline);
-      case Operation::kBarrier:
+      case StoreOperation::kBarrier:
         return arrive(request, deadline);
-      case Operation::kCheck:
-      case Operation::kNumKeys:
-      case Operation::kQueueLength:
-      case Operation::kListKeys:
+      case StoreOperation::kCheck:
+      case StoreOperation::kNumKeys:
+      case StoreOperation::kQueueLength:
+      case StoreOperation::kListKeys:
         return read(request, deadline);
-      case Operation::kAdd:
+      case StoreOperation::kAdd:
         return do_add(request, deadline);
-      case Operation::kAppend:
+      case StoreOperation::kAppend:
         return do_append(request, deadline);
       default:
         return write(request, deadline);
@@ -197,21 +194,21 @@ Result<Reply> RedisStore::write(const Request& request, const Deadline& deadline
   }
   Reply reply;
   switch (request.operation) {
-    case Operation::kSet:
+    case StoreOperation::kSet:
       MUSTER_TRY(run(redis_scripts::kSet, words, deadline));
       return reply;
-    case Operation::kMultiSet:
+    case StoreOperation::kMultiSet:
       MUSTER_TRY(run(redis_scripts::kMultiSet, words, deadline));
       return reply;
-    case Operation::kQueuePush:
+    case StoreOperation::kQueuePush:
       MUSTER_TRY(run(redis_scripts::kPush, words, deadline));
       return reply;
-    case Operation::kCompareSet: {
+    case StoreOperation::kCompareSet: {
       MUSTER_ASSIGN(const RedisReply now, run(redis_scripts::kCompareSet, words, deadline));
       reply.values.push_back(bytes_of(*now));
       return reply;
     }
-    case Operation::kDelete: {
+    case StoreOperation::kDelete: {
       MUSTER_ASSIGN(const RedisReply gone,
                     run("return redis.call('HDEL', KEYS[1]..':data', ARGV[1])", words, deadline));
       reply.number = gone->integer;
@@ -251,21 +248,21 @@ Result<Reply> RedisStore::do_append(const Request& request, const Deadline& dead
 Result<Reply> RedisStore::read(const Request& request, const Deadline& deadline) {
   Reply reply;
   switch (request.operation) {
-    case Operation::kCheck: {
+    case StoreOperation::kCheck: {
       RedisWords words = {"1"};
       words.insert(words.end(), request.keys.begin(), request.keys.end());
       MUSTER_ASSIGN(const RedisReply found, run(redis_scripts::kWait, words, deadline));
       reply.number = found->type == REDIS_REPLY_ARRAY ? 1 : 0;
       return reply;
     }
-    case Operation::kListKeys: {
+    case StoreOperation::kListKeys: {
       MUSTER_ASSIGN(const RedisReply found, run(redis_scripts::kListKeys, {request.keys[0]}, deadline));
       for (size_t i = 0; i < found->elements; ++i) reply.keys.emplace_back(text_of(*found->element[i]));
       std::sort(reply.keys.begin(), reply.keys.end());
       return reply;
     }
     default: {
-      const bool queue = request.operation == Operation::kQueueLength;
+      const bool queue = request.operation == StoreOperation::kQueueLength;
       const char* script = queue ? "return redis.call('LLEN', KEYS[1]..':queue:'..ARGV[1])"
                                  : "return redis.call('HLEN', KEYS[1]..':data')";
       MUSTER_ASSIGN(const RedisReply length,
@@ -310,7 +307,7 @@ Result<Reply> RedisStore::do_wait(const Request& request, const char* script, co
   words.insert(words.end(), request.keys.begin(), request.keys.end());
   MUSTER_ASSIGN(const RedisReply found, until_there(script, std::move(words), request.keys, deadline));
   Reply reply;
-  const bool pop = request.operation == Operation::kQueuePop;
+  const bool pop = request.operation == StoreOperation::kQueuePop;
   for (size_t i = pop ? 1 : 0; i < found->elements; ++i) reply.values.push_back(bytes_of(*found->element[i]));
   if (pop) reply.number = found->element[0]->integer;
   return reply;

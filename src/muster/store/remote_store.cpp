@@ -135,8 +135,9 @@ class RemoteStore : public RequestStore {
   }
 
   void cancel(std::unique_lock<std::mutex>& lock, const Request& request, Call& call) {
-    send(*encode_request({Operation::kCancel, request.id}));
-    const bool consumes = request.operation == Operation::kQueuePop || request.operation == Operation::kBarrier;
+    send(*encode_request({StoreOperation::kCancel, request.id}));
+    const bool consumes =
+        request.operation == StoreOperation::kQueuePop || request.operation == StoreOperation::kBarrier;
     if (consumes) drive(lock, call, Deadline::after(kCancelGrace));
   }
 

@@ -13,34 +13,34 @@ struct Shape {
   size_t keys, values;
 };
 
-Shape shape_of(Operation operation, size_t keys) {
+Shape shape_of(StoreOperation operation, size_t keys) {
   switch (operation) {
-    case Operation::kSet:
-    case Operation::kAppend:
-    case Operation::kQueuePush:
+    case StoreOperation::kSet:
+    case StoreOperation::kAppend:
+    case StoreOperation::kQueuePush:
       return {1, 1};
-    case Operation::kCompareSet:
+    case StoreOperation::kCompareSet:
       return {1, 2};
-    case Operation::kGet:
-    case Operation::kAdd:
-    case Operation::kDelete:
-    case Operation::kQueuePop:
-    case Operation::kQueueLength:
-    case Operation::kListKeys:
-    case Operation::kBarrier:
-    case Operation::kWithdraw:
+    case StoreOperation::kGet:
+    case StoreOperation::kAdd:
+    case StoreOperation::kDelete:
+    case StoreOperation::kQueuePop:
+    case StoreOperation::kQueueLength:
+    case StoreOperation::kListKeys:
+    case StoreOperation::kBarrier:
+    case StoreOperation::kWithdraw:
       return {1, 0};
-    case Operation::kCheck:
-    case Operation::kWait:
-    case Operation::kMultiGet:
-    case Operation::kRelease:
+    case StoreOperation::kCheck:
+    case StoreOperation::kWait:
+    case StoreOperation::kMultiGet:
+    case StoreOperation::kRelease:
       return {kAny, 0};
-    case Operation::kMultiSet:
+    case StoreOperation::kMultiSet:
       return {kAny, kAny};
-    case Operation::kNumKeys:
+    case StoreOperation::kNumKeys:
       return {std::min<size_t>(keys, 1), 0};
-    case Operation::kCancel:
-    case Operation::kStat:
+    case StoreOperation::kCancel:
+    case StoreOperation::kStat:
       return {0, 0};
   }
   return {0, 0};
@@ -48,47 +48,47 @@ Shape shape_of(Operation operation, size_t keys) {
 
 }  // namespace
 
-const char* name(Operation operation) {
+const char* name(StoreOperation operation) {
   switch (operation) {
-    case Operation::kSet:
+    case StoreOperation::kSet:
       return "set";
-    case Operation::kGet:
+    case StoreOperation::kGet:
       return "get";
-    case Operation::kCompareSet:
+    case StoreOperation::kCompareSet:
       return "compare_set";
-    case Operation::kAdd:
+    case StoreOperation::kAdd:
       return "add";
-    case Operation::kCheck:
+    case StoreOperation::kCheck:
       return "check";
-    case Operation::kWait:
+    case StoreOperation::kWait:
       return "wait";
-    case Operation::kDelete:
+    case StoreOperation::kDelete:
       return "delete_key";
-    case Operation::kNumKeys:
+    case StoreOperation::kNumKeys:
       return "num_keys";
-    case Operation::kAppend:
+    case StoreOperation::kAppend:
       return "append";
-    case Operation::kMultiGet:
+    case StoreOperation::kMultiGet:
       return "multi_get";
-    case Operation::kMultiSet:
+    case StoreOperation::kMultiSet:
       return "multi_set";
-    case Operation::kQueuePush:
+    case StoreOperation::kQueuePush:
       return "queue_push";
-    case Operation::kQueuePop:
+    case StoreOperation::kQueuePop:
       return "queue_pop";
-    case Operation::kQueueLength:
+    case StoreOperation::kQueueLength:
       return "queue_length";
-    case Operation::kListKeys:
+    case StoreOperation::kListKeys:
       return "list_keys";
-    case Operation::kBarrier:
+    case StoreOperation::kBarrier:
       return "barrier";
-    case Operation::kCancel:
+    case StoreOperation::kCancel:
       return "cancel";
-    case Operation::kWithdraw:
+    case StoreOperation::kWithdraw:
       return "withdraw";
-    case Operation::kRelease:
+    case StoreOperation::kRelease:
       return "release";
-    case Operation::kStat:
+    case StoreOperation::kStat:
       return "stat";
   }
   return "unknown operation";

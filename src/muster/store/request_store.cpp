@@ -7,7 +7,7 @@
 namespace muster {
 namespace {
 
-Request make(Operation operation, std::vector<Key> keys, std::vector<Bytes> values = {}, int64_t number = 0) {
+Request make(StoreOperation operation, std::vector<Key> keys, std::vector<Bytes> values = {}, int64_t number = 0) {
   return Request{operation, 0, std::move(keys), std::move(values), number};
 }
 
@@ -22,52 +22,52 @@ Result<Bytes> only_value(Reply&& reply) {
 }  // namespace
 
 Result<> RequestStore::set(const Key& key, ByteView value, const Deadline& deadline) {
-  MUSTER_TRY(call(make(Operation::kSet, {key}, {copy(value)}), deadline));
+  MUSTER_TRY(call(make(StoreOperation::kSet, {key}, {copy(value)}), deadline));
   return {};
 }
 
 Result<Bytes> RequestStore::get(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(Operation::kGet, {key}), deadline));
+  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kGet, {key}), deadline));
   return only_value(std::move(reply));
 }
 
 Result<Bytes> RequestStore::compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(Operation::kCompareSet, {key}, {copy(expected), copy(desired)}), deadline));
+  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kCompareSet, {key}, {copy(expected), copy(desired)}), deadline));
   return only_value(std::move(reply));
 }
 
 Result<int64_t> RequestStore::add(const Key& key, int64_t amount, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(Operation::kAdd, {key}, {}, amount), deadline));
+  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kAdd, {key}, {}, amount), deadline));
   return reply.number;
 }
 
 Result<bool> RequestStore::check(const std::vector<Key>& keys, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(Operation::kCheck, keys), deadline));
+  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kCheck, keys), deadline));
   return reply.number != 0;
 }
 
 Result<> RequestStore::wait(const std::vector<Key>& keys, const Deadline& deadline) {
-  MUSTER_TRY(call(make(Operation::kWait, keys), deadline));
+  MUSTER_TRY(call(make(StoreOperation::kWait, keys), deadline));
   return {};
 }
 
 Result<bool> RequestStore::delete_key(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(Operation::kDelete, {key}), deadline));
+  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kDelete, {key}), deadline));
   return reply.number != 0;
 }
 
 Result<int64_t> RequestStore::num_keys(const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(Operation::kNumKeys, {}), deadline));
+  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kNumKeys, {}), deadline));
   return reply.number;
 }
 
 Result<> RequestStore::append(const Key& key, ByteView value, const Deadline& deadline) {
-  MUSTER_TRY(call(make(Operation::kAppend, {key}, {copy(value)}), deadline));
+  MUSTER_TRY(call(make(StoreOperation::kAppend, {key}, {copy(value)}), deadline));
   return {};
 }
 
 Result<std::vector<Bytes>> RequestStore::multi_get(const std::vector<Key>& keys, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(Operation::kMultiGet, keys), deadline));
+  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kMultiGet, keys), deadline));
   if (reply.values.size() == keys.size()) return std::move(reply.values);
   return fail(ErrorCode::kProtocol,
               fmt::format("the store answered with {} values for {} keys", reply.values.size(), keys.size()));
@@ -75,37 +75,37 @@ Result<std::vector<Bytes>> RequestStore::multi_get(const std::vector<Key>& keys,
 
 Result<> RequestStore::multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values,
                                  const Deadline& deadline) {
-  MUSTER_TRY(call(make(Operation::kMultiSet, keys, values), deadline));
+  MUSTER_TRY(call(make(StoreOperation::kMultiSet, keys, values), deadline));
   return {};
 }
 
 Result<> RequestStore::queue_push(const Key& key, ByteView value, const Deadline& deadline) {
-  MUSTER_TRY(call(make(Operation::kQueuePush, {key}, {copy(value)}), deadline));
+  MUSTER_TRY(call(make(StoreOperation::kQueuePush, {key}, {copy(value)}), deadline));
   return {};
 }
 
 Result<Bytes> RequestStore::queue_pop(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(Operation::kQueuePop, {key}), deadline));
+  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kQueuePop, {key}), deadline));
   return only_value(std::move(reply));
 }
 
 Result<int64_t> RequestStore::queue_length(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(Operation::kQueueLength, {key}), deadline));
+  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kQueueLength, {key}), deadline));
   return reply.number;
 }
 
 Result<std::vector<Key>> RequestStore::list_keys(std::string_view prefix, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(Operation::kListKeys, {Key(prefix)}), deadline));
+  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kListKeys, {Key(prefix)}), deadline));
   return std::move(reply.keys);
 }
 
 Result<> RequestStore::barrier(const Key& key, int64_t count, const Deadline& deadline) {
-  MUSTER_TRY(call(make(Operation::kBarrier, {key}, {}, count), deadline));
+  MUSTER_TRY(call(make(StoreOperation::kBarrier, {key}, {}, count), deadline));
   return {};
 }
 
 Result<StoreStat> RequestStore::stat(const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(Operation::kStat, {}), deadline));
+  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kStat, {}), deadline));
   return stat_of(reply);
 }
 
@@ -124,18 +124,20 @@ Result<StoreStat> Store::stat(const Deadline&) {
   return fail(ErrorCode::kUnsupported, "this store does not count what it does; ask the store of a running job");
 }
 
+Deadline with_grace(const Deadline& deadline) { return Deadline::after(deadline.left() + 1s); }
+
 Error timed_out(const Request& request, const std::string& where) {
   const char* reason = "was not answered in time; is the store's process alive and reachable?";
   switch (request.operation) {
-    case Operation::kGet:
-    case Operation::kMultiGet:
-    case Operation::kWait:
+    case StoreOperation::kGet:
+    case StoreOperation::kMultiGet:
+    case StoreOperation::kWait:
       reason = "waited in vain for what no process has set yet; look for the one that should have";
       break;
-    case Operation::kQueuePop:
+    case StoreOperation::kQueuePop:
       reason = "waited in vain, nothing was pushed";
       break;
-    case Operation::kBarrier:
+    case StoreOperation::kBarrier:
       reason = "waited in vain for the other callers; look for the one that did not arrive";
       break;
     default:

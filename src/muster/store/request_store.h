@@ -33,6 +33,8 @@ class RequestStore : public Store {
   virtual Result<Reply> call(Request request, const Deadline& deadline) = 0;
 };
 
+/// For the last exchange with a server of a call whose time is up: what is decided there must be known here.
+Deadline with_grace(const Deadline& deadline);
 /// kTimeout for `request`, which names its keys and `where` the store is.
 Error timed_out(const Request& request, const std::string& where);
 /// "get(\"a\")", "wait(\"a\", \"b\" and 3 more)": for messages.

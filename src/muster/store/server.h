@@ -41,6 +41,9 @@ struct StoreServerOptions {
   Duration lease_time = std::chrono::seconds(4);
 };
 
+/// Long enough for any server to start, and to reach an upstream that is starting too.
+inline constexpr Duration kServerStartTime = 30s;
+
 /// Serves the store from its own threads until destroyed: every connection belongs to one of them, and threads that
 /// work on different keys do not wait for each other.
 class StoreServer {

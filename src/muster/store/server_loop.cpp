@@ -15,8 +15,9 @@ namespace {
 
 // PyTorch's protocol has no numbers: replies come in the order of the requests, and what gets none is taken for done
 // when it is sent. Only a wait is overtaken, by the word that ends it.
-bool goes_in_turn(Operation operation) {
-  return operation != Operation::kWait && operation != Operation::kBarrier && operation != Operation::kCancel;
+bool goes_in_turn(StoreOperation operation) {
+  return operation != StoreOperation::kWait && operation != StoreOperation::kBarrier &&
+         operation != StoreOperation::kCancel;
 }
 
 // Between two rounds of sending to proxies, twice as long as the last one took: replies gather meanwhile.
@@ -74,7 +75,7 @@ void ServerLoop::run() {
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), fmt::format("store {}", options_.index).c_str());
     // It is woken when there is anything to do, stopping included.
-    const Deadline never = Deadline::after(Duration::max());
+    const Deadline never = Deadline::never();
     while (!stop_) loop_->run_once(never);
   });
 }
@@ -138,7 +139,7 @@ void ServerLoop::add_to(StoreStat& stat) const {
     const uint64_t count = counters_.operations[kind].load(std::memory_order_relaxed);
     if (count == 0) continue;
     stat.operations += count;
-    stat.operations_by_kind[name(static_cast<Operation>(kind))] += count;
+    stat.operations_by_kind[name(static_cast<StoreOperation>(kind))] += count;
   }
   stat.clients += counters_.clients;
   stat.bytes_in += counters_.bytes_in;
@@ -277,7 +278,7 @@ bool ServerLoop::take_request(Client& client) {
 void ServerLoop::submit(Client& client, Request request) {
   count(counters_.operations[static_cast<uint8_t>(request.operation)]);
   speaker_ = &client;
-  if (request.operation == Operation::kStat && others_.stat) {
+  if (request.operation == StoreOperation::kStat && others_.stat) {
     Reply reply{client.id, request.id};
     put_stat(others_.stat(), reply);
     encode(reply);

@@ -64,7 +64,7 @@ struct Waiter {
   Waiter* previous_of_client = nullptr;
   Waiter* next_of_client = nullptr;
 
-  bool at_barrier() const { return request.operation == Operation::kBarrier; }
+  bool at_barrier() const { return request.operation == StoreOperation::kBarrier; }
 };
 
 /// A change that waits until leases are given back.

@@ -1,6 +1,6 @@
 // A server's figures in a reply:
 //
-//   keys[i]   := "clients" | "keys" | ... | "operation/" name(Operation)
+//   keys[i]   := "clients" | "keys" | ... | "operation/" name(StoreOperation)
 //   values[i] := u64, little-endian; times are microseconds
 
 #include "muster/store/stat.h"

@@ -14,7 +14,7 @@ struct StoreStat {
   uint64_t clients = 0;  ///< connections that have been through the door
   uint64_t keys = 0, queues = 0, waiters = 0;
   uint64_t operations = 0;  ///< requests carried out, cancellations too
-  /// The same by kind, under name(Operation); kinds that were not used are left out.
+  /// The same by kind, under name(StoreOperation); kinds that were not used are left out.
   std::map<std::string, uint64_t> operations_by_kind;
   uint64_t bytes_in = 0, bytes_out = 0;        ///< of clients, as the dialects see them
   uint64_t messages_in = 0, messages_out = 0;  ///< whole requests and replies

@@ -26,14 +26,14 @@ Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
 }
 
 // What may release waiters.
-bool writes(Operation operation) {
+bool writes(StoreOperation operation) {
   switch (operation) {
-    case Operation::kSet:
-    case Operation::kCompareSet:
-    case Operation::kAdd:
-    case Operation::kAppend:
-    case Operation::kQueuePush:
-    case Operation::kMultiSet:
+    case StoreOperation::kSet:
+    case StoreOperation::kCompareSet:
+    case StoreOperation::kAdd:
+    case StoreOperation::kAppend:
+    case StoreOperation::kQueuePush:
+    case StoreOperation::kMultiSet:
       return true;
     default:
       return false;
@@ -41,14 +41,15 @@ bool writes(Operation operation) {
 }
 
 // What changes a value that may be leased.
-bool changes(Operation operation) {
-  return operation == Operation::kDelete || (writes(operation) && operation != Operation::kQueuePush);
+bool changes(StoreOperation operation) {
+  return operation == StoreOperation::kDelete || (writes(operation) && operation != StoreOperation::kQueuePush);
 }
 
 }  // namespace
 
 ShardMask StoreState::Impl::shards_of(const Request& request) const {
-  if (request.operation == Operation::kNumKeys || request.operation == Operation::kListKeys) return everywhere();
+  if (request.operation == StoreOperation::kNumKeys || request.operation == StoreOperation::kListKeys)
+    return everywhere();
   ShardMask mask = 0;
   for (const Key& key : request.keys) mask |= ShardMask{1} << index(key);
   return mask;
@@ -146,7 +147,7 @@ void StoreState::Impl::push(Request& request, Replies& released) {
   shard(key).queues += place.queue.empty();
   place.queue.push_back(std::move(request.values[0]));
   // A caller of pop goes first: it takes the value, so that none ever waits while the queue holds something.
-  for (const Operation concerned : {Operation::kQueuePop, Operation::kWait}) {
+  for (const StoreOperation concerned : {StoreOperation::kQueuePop, StoreOperation::kWait}) {
     for (Waiter *waiter = place.waiting.first, *next; waiter != nullptr; waiter = next) {
       next = waiter->next;
       if (waiter->request.operation == concerned && advance(*waiter, released)) return;
@@ -156,22 +157,22 @@ void StoreState::Impl::push(Request& request, Replies& released) {
 
 Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& released) {
   switch (request.operation) {
-    case Operation::kSet:
+    case StoreOperation::kSet:
       store(request.keys[0], std::move(request.values[0]), released);
       return {};
-    case Operation::kCompareSet:
+    case StoreOperation::kCompareSet:
       return compare_set(request, reply, released);
-    case Operation::kAdd:
+    case StoreOperation::kAdd:
       return add(request, reply, released);
-    case Operation::kAppend:
+    case StoreOperation::kAppend:
       return append(request, released);
-    case Operation::kDelete:
+    case StoreOperation::kDelete:
       reply.number = shard(request.keys[0]).erase(request.keys[0]);
       return {};
-    case Operation::kQueuePush:
+    case StoreOperation::kQueuePush:
       push(request, released);
       return {};
-    case Operation::kMultiSet:
+    case StoreOperation::kMultiSet:
       for (size_t i = 0; i < request.keys.size(); ++i) {
         shard(request.keys[i]).set(slot(request.keys[i]), std::move(request.values[i]));
       }
@@ -208,15 +209,15 @@ void StoreState::Impl::list_keys(const Key& prefix, Reply& reply) const {
 
 void StoreState::Impl::read(const Request& request, Reply& reply) const {
   switch (request.operation) {
-    case Operation::kCheck:
+    case StoreOperation::kCheck:
       reply.number = missing(request, 0) == request.keys.size();
       return;
-    case Operation::kNumKeys:
+    case StoreOperation::kNumKeys:
       reply.number = count_keys(request);
       return;
-    case Operation::kListKeys:
+    case StoreOperation::kListKeys:
       return list_keys(request.keys[0], reply);
-    case Operation::kQueueLength: {
+    case StoreOperation::kQueueLength: {
       const Entry* found = shard(request.keys[0]).find(request.keys[0]);
       reply.number = found != nullptr && found->place ? static_cast<int64_t>(found->place->queue.size()) : 0;
       return;
@@ -233,25 +234,25 @@ void StoreState::Impl::run(Request&& request, ClientId client, Replies& out) {
   Reply reply{client, request.id};
   out.emplace_back();  // its place is before those that it releases
   switch (request.operation) {
-    case Operation::kCheck:
-    case Operation::kNumKeys:
-    case Operation::kQueueLength:
-    case Operation::kListKeys:
+    case StoreOperation::kCheck:
+    case StoreOperation::kNumKeys:
+    case StoreOperation::kQueueLength:
+    case StoreOperation::kListKeys:
       read(request, reply);
       break;
-    case Operation::kBarrier:
+    case StoreOperation::kBarrier:
       out.pop_back();  // the one that releases is released like the others
       reply.status = arrive(std::move(request), client, out);
       if (reply.status) return;
       out.emplace_back();
       break;
-    case Operation::kGet:
-    case Operation::kMultiGet:
-    case Operation::kQueuePop:
-    case Operation::kWait:
+    case StoreOperation::kGet:
+    case StoreOperation::kMultiGet:
+    case StoreOperation::kQueuePop:
+    case StoreOperation::kWait:
       if (answer_or_wait(request, reply)) break;
       return out.pop_back();
-    case Operation::kWithdraw:
+    case StoreOperation::kWithdraw:
       withdraw(request, reply);
       break;
     default:
@@ -275,12 +276,12 @@ void StoreState::apply(Request&& request, ClientId client, Replies& out) {
     out.push_back({client, request.id, tl::unexpected(valid.error())});
     return;
   }
-  if (request.operation == Operation::kCancel) return cancel(request.id, client, out);
-  if (request.operation == Operation::kStat) {
+  if (request.operation == StoreOperation::kCancel) return cancel(request.id, client, out);
+  if (request.operation == StoreOperation::kStat) {
     out.push_back({client, request.id});
     return put_stat(stat(), out.back());
   }
-  if (request.operation == Operation::kRelease) return give_back(request, client, out);
+  if (request.operation == StoreOperation::kRelease) return give_back(request, client, out);
   ShardMask mask = impl_->shards_of(request);
   while (true) {
     const Hold hold(impl_->shards.get(), mask);

@@ -13,7 +13,7 @@ using ClientId = uint64_t;
 using RequestId = uint64_t;
 
 /// Sent on the wire and written to file stores: append only.
-enum class Operation : uint8_t {
+enum class StoreOperation : uint8_t {
   kSet = 1,
   kGet = 2,
   kCompareSet = 3,
@@ -36,9 +36,9 @@ enum class Operation : uint8_t {
   kWithdraw = 21,  ///< takes back `weight` arrivals of the barrier request `number` at the key, as far as they wait
   kRelease = 22,   ///< the client does not use its leases of the keys any more; no reply
 };
-inline constexpr Operation kLastOperation = Operation::kRelease;
+inline constexpr StoreOperation kLastOperation = StoreOperation::kRelease;
 /// "set", "multi_get", ...
-const char* name(Operation operation);
+const char* name(StoreOperation operation);
 
 inline constexpr size_t kMaxKeyBytes = 64 << 10;
 inline constexpr size_t kMaxValueBytes = size_t{1} << 30;
@@ -47,7 +47,7 @@ inline constexpr size_t kMaxWaitsPerClient = 1 << 16;
 
 /// One operation, whatever dialect it came in. Which fields count depends on the operation.
 struct Request {
-  Operation operation{};
+  StoreOperation operation{};
   RequestId id = 0;           ///< the client's own number for it; the reply carries it
   std::vector<Key> keys;      ///< list_keys: the prefix; num_keys: a prefix, or none for all
   std::vector<Bytes> values;  ///< set, append, push: one; compare_set: expected, desired; multi_set: one per key

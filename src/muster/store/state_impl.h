@@ -33,7 +33,7 @@ struct StoreState::Impl {
   void push(Request& request, Replies& released);
   void store(const Key& key, Bytes value, Replies& released);
 
-  bool present(Operation operation, const Key& key) const;
+  bool present(StoreOperation operation, const Key& key) const;
   size_t missing(const Request& request, size_t from) const;
   bool ready(const Request& request, size_t& cursor) const;
   void answer(const Request& request, Reply& reply);

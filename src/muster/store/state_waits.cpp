@@ -12,11 +12,11 @@ namespace {
 constexpr size_t kMaxValuesOfWait = 16 << 10;
 }
 
-bool StoreState::Impl::present(Operation operation, const Key& key) const {
+bool StoreState::Impl::present(StoreOperation operation, const Key& key) const {
   const Entry* found = shard(key).find(key);
   if (found == nullptr) return false;
-  if (operation == Operation::kQueuePop) return found->has_queue();
-  const bool sees_queues = operation == Operation::kWait || operation == Operation::kCheck;
+  if (operation == StoreOperation::kQueuePop) return found->has_queue();
+  const bool sees_queues = operation == StoreOperation::kWait || operation == StoreOperation::kCheck;
   return found->value || (sees_queues && found->has_queue());
 }
 
@@ -38,20 +38,20 @@ bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
 
 // The reply of a get, multi_get, queue_pop, wait or barrier that has what it asked for (or does not insist).
 void StoreState::Impl::answer(const Request& request, Reply& reply) {
-  if (request.operation == Operation::kQueuePop) {
+  if (request.operation == StoreOperation::kQueuePop) {
     Shard& shard = this->shard(request.keys[0]);
     const auto found = shard.entries.find(request.keys[0]);
     if (found == shard.entries.end() || !found->second.has_queue()) return;
     reply.number = static_cast<int64_t>(found->second.place->queue.size());
     reply.values.push_back(shard.pop(*found));
-  } else if (request.operation != Operation::kWait || request.lease) {
+  } else if (request.operation != StoreOperation::kWait || request.lease) {
     answer_values(request, reply);
   }
 }
 
 // A wait that is granted leases gets the values too where they are small: who waits for a key mostly reads it next.
 void StoreState::Impl::answer_values(const Request& request, Reply& reply) {
-  const bool waits = request.operation == Operation::kWait;
+  const bool waits = request.operation == StoreOperation::kWait;
   bool all = true;
   size_t bytes = 0;
   reply.values.reserve(request.keys.size());
@@ -95,7 +95,7 @@ bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
   size_t cursor = 0;
   if (request.immediate || ready(request, cursor)) {
     answer(request, reply);
-    if (request.operation == Operation::kQueuePop && !reply.values.empty()) {
+    if (request.operation == StoreOperation::kQueuePop && !reply.values.empty()) {
       shard(request.keys[0]).tidy(slot(request.keys[0]));
     }
     return true;
@@ -197,7 +197,7 @@ void StoreState::Impl::key_appeared(Slot& slot, Replies& released) {
   if (!slot.second.place) return;
   for (Waiter *waiter = slot.second.place->waiting.first, *next; waiter != nullptr; waiter = next) {
     next = waiter->next;
-    if (waiter->request.operation != Operation::kQueuePop) advance(*waiter, released);
+    if (waiter->request.operation != StoreOperation::kQueuePop) advance(*waiter, released);
   }
 }
 
