@@ -1,0 +1,110 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "muster/group/group.h"
+
+namespace muster {
+
+struct ReducerOptions {
+  std::vector<std::string> names;  ///< of the parameters, for messages; empty: by number
+  size_t bucket_bytes = 25 << 20;
+  size_t first_bucket_bytes = 1 << 20;    ///< small, so that the first reduction starts early in backward
+  std::vector<size_t> bucket_bytes_list;  ///< of the first buckets instead, the last of it for all others
+  /// Gradients are views of the bucket; false: they keep memory of their own, and are copied back (torch's default).
+  bool gradient_as_bucket_view = true;
+  bool find_unused_parameters = false;
+  bool static_graph = false;
+  bool skip_all_reduce_unused_parameters = false;
+  std::vector<bool> sparse;  ///< by parameter: its gradient is sparse; empty: none is
+};
+
+/// When what happened to one bucket in the last backward. On steady_clock(); zero: did not happen.
+struct BucketTimes {
+  TimePoint first_ready;      ///< its first gradient had arrived
+  TimePoint ready;            ///< its last gradient had arrived
+  TimePoint begun;            ///< its reduction was handed to the group or the hook
+  TimePoint ended;            ///< the result was there
+  size_t last_parameter = 0;  ///< whose gradient came last
+};
+struct BackwardTimes {
+  uint64_t iteration = 0;                      ///< of those that reduced, from 1
+  TimePoint forward, backward, waited, ended;  ///< prepare_for_forward(), first gradient, last gradient, all done
+  std::vector<BucketTimes> buckets;
+};
+
+/// Averages gradients over a group's ranks while backward still runs. One for each model replica, in C++ and Python
+/// alike (muster::nn::DistributedDataParallel, muster.nn.DistributedDataParallel). Parameters' gradients lie in
+/// buckets, one flat tensor each, in memory that the ranks of this host share; hooks on the parameters fill them, and a
+/// bucket that is full is all-reduced (or given to the hook) while the rest of backward goes on. After the first
+/// backward, buckets are built anew in the order in which gradients came, rank 0's order for all.
+///
+/// Every rank must construct it with the same parameters, and call alike. Not thread-safe, but for the hooks that
+/// autograd's threads run. Throws muster::ErrorException for failures, c10::Error as torch's reducer for wrong use.
+class Reducer {
+ public:
+  /// Checks that all ranks have the same parameters (the error names the parameter and the rank), by one exchange.
+  /// Broadcasts nothing. `group` is shared with whoever else uses it.
+  Reducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, ReducerOptions options);
+  ~Reducer();  // takes its hooks off the parameters
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  void prepare_for_forward();
+  /// Arms the hooks: the next backward reduces. `outputs` of forward, to search for unused parameters if that is asked
+  /// for; empty otherwise. Without this call (no_sync) gradients only accumulate.
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  /// Before forward: new buckets, once, in the order of the first backward. Whether it did.
+  bool rebuild_buckets();
+
+  /// In place of the all-reduce, for every bucket: its future's tensor is the result, already averaged. Once, before
+  /// the first backward.
+  void set_hook(std::unique_ptr<c10d::CommHookInterface> hook);
+  /// The future of what reduces the bucket when there is no hook: an averaging all-reduce of its buffer, in place.
+  c10::intrusive_ptr<c10::ivalue::Future> all_reduce(c10d::GradBucket& bucket);
+  /// That, or the hook.
+  c10::intrusive_ptr<c10::ivalue::Future> run_hook(c10d::GradBucket& bucket);
+  void set_static_graph();
+  /// All reductions begin only when the last gradient has come.
+  void delay_all_reduce();
+  /// The optimizer ran within backward: gradients need not be there afterwards.
+  void set_optimizer_in_backward();
+  void set_mixed_precision_dtype(at::ScalarType dtype);
+  /// To be waited for at the end of this backward.
+  void wait_at_end(c10::intrusive_ptr<c10::ivalue::Future> future);
+
+  // Uneven inputs (join): a rank that has run out of data shadows the others.
+  /// Buckets with zeros, in the order of reduction.
+  std::vector<c10d::GradBucket> zero_buckets() const;
+  /// The forward's all-reduce that counts who still has data; `divide_by_initial` ranks, or by those who have.
+  void set_forward_work(Work work, at::Tensor count, bool divide_by_initial);
+  void push_all_rebuilt_parameters();
+
+  /// int32, by parameter: used here in this backward (or since the last that reduced).
+  at::Tensor used_map() const;
+  /// Whether the set of unused parameters has never changed.
+  bool graph_is_static() const;
+  /// Throws what is wrong if the last backward has not been finished.
+  void check_finished() const;
+  void reset();
+  void set_group(std::shared_ptr<Group> group);
+
+  /// Parameters by bucket, in the order of reduction; and the buckets' bytes.
+  std::vector<std::vector<size_t>> bucket_parameters() const;
+  std::vector<size_t> bucket_bytes() const;
+  /// Of the last backward that reduced, once it has ended. Always recorded: a few clock readings a bucket.
+  const BackwardTimes& times() const;
+  const std::vector<std::string>& names() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;  // shared with the hooks, which may outlive this in autograd's threads
+};
+
+}  // namespace muster
