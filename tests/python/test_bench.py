@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from muster.bench.__main__ import main
+from muster.bench.__main__ import main, parse
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +60,11 @@ def test_a_quick_run_prints_a_table_and_writes_rows_and_a_picture(tmp_path: Path
     assert ratios.pop() == pytest.approx(math.prod(ratios) ** (1 / 3)), "the geometric mean is last"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert drawn == f"drawn: {picture}"
+
+
+def test_an_operation_s_name_is_a_benchmark() -> None:
+    assert parse(["all_reduce", "--ranks", "2"]).ops == "all_reduce"
+    assert parse(["all_reduce", "--ranks", "2"]).bench == "collectives"
 
 
 def test_what_an_operation_must_give_is_what_it_gives() -> None:

@@ -9,11 +9,16 @@ from pathlib import Path
 
 from muster.bench import plot
 from muster.bench.benches import BENCHES
+from muster.bench.operations import OPERATIONS
 from muster.bench.report import BenchFailedError, Row, write_json
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="muster bench", description=__doc__)
+    """An operation's name stands for `collectives --ops` with it: muster bench all_reduce --ranks 2."""
+    if arguments and arguments[0] in OPERATIONS:
+        arguments = ["collectives", "--ops", *arguments]
+    epilog = f"An operation alone is a benchmark too: {', '.join(OPERATIONS)}."
+    parser = argparse.ArgumentParser(prog="muster bench", description=__doc__, epilog=epilog)
     names = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
     for name, bench in BENCHES.items():
         one = names.add_parser(name, help=bench.SUMMARY, description=bench.SUMMARY)
