@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "muster/group/group.h"
+#include "muster/torch/backward_times.h"
 
 namespace muster {
 
@@ -23,20 +24,6 @@ struct ReducerOptions {
   bool static_graph = false;
   bool skip_all_reduce_unused_parameters = false;
   std::vector<bool> sparse;  ///< by parameter: its gradient is sparse; empty: none is
-};
-
-/// When what happened to one bucket in the last backward. On steady_clock(); zero: did not happen.
-struct BucketTimes {
-  TimePoint first_ready;      ///< its first gradient had arrived
-  TimePoint ready;            ///< its last gradient had arrived
-  TimePoint begun;            ///< its reduction was handed to the group or the hook
-  TimePoint ended;            ///< the result was there
-  size_t last_parameter = 0;  ///< whose gradient came last
-};
-struct BackwardTimes {
-  uint64_t iteration = 0;                      ///< of those that reduced, from 1
-  TimePoint forward, backward, waited, ended;  ///< prepare_for_forward(), first gradient, last gradient, all done
-  std::vector<BucketTimes> buckets;
 };
 
 /// Averages gradients over a group's ranks while backward still runs. One for each model replica, in C++ and Python

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "muster/base/clock.h"
+
+namespace muster {
+
+/// When what happened to one bucket in the last backward. On steady_clock(); zero: did not happen.
+struct BucketTimes {
+  TimePoint first_ready;      ///< its first gradient had arrived
+  TimePoint ready;            ///< its last gradient had arrived
+  TimePoint begun;            ///< its reduction was handed to the group or the hook
+  TimePoint ended;            ///< the result was there
+  size_t last_parameter = 0;  ///< whose gradient came last
+};
+struct BackwardTimes {
+  uint64_t iteration = 0;                      ///< of those that reduced, from 1
+  TimePoint forward, backward, waited, ended;  ///< prepare_for_forward(), first gradient, last gradient, all done
+  std::vector<BucketTimes> buckets;
+};
+
+}  // namespace muster
