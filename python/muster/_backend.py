@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import os
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.constants import default_pg_timeout
 
 from muster import _C
 from muster._group import backend_of
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+    from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
 
 # torch numbers groups from zero again after destroy_process_group(), and the next group of a name must not meet what
 # the last one left in the store. So names carry how often the default group was made, in which every process takes part
@@ -29,7 +31,7 @@ def create(options: _DistributedBackendOptions) -> Backend:
     """Meets the other ranks of a process group through torch's store."""
     name = _unique_name(options.group_id, options.group_rank)
     return _C.create_backend(
-        store=options.store,
+        store=_store_of(options.store, options.global_ranks_in_group),
         rank=options.group_rank,
         size=options.group_size,
         timeout=_timeout(options.timeout),
@@ -47,6 +49,13 @@ def _unique_name(group_id: str, rank: int) -> str:
         again = _made[key]
         _made[key] += 1
     return f"{group_id}.{_worlds - 1}.{again}" if _worlds > 1 or again else group_id
+
+
+def _store_of(store: Store, members: list[int]) -> Store:
+    """Ranks that form sub-groups of different groups may give groups with different members the same name."""
+    if not members:  # the default group
+        return store
+    return PrefixStore(hashlib.sha256(repr(members).encode()).hexdigest()[:16], store)
 
 
 def _timeout(asked: timedelta) -> timedelta:

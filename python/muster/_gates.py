@@ -24,15 +24,19 @@ def lift() -> None:
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
     group = group or c10d._get_default_group()
-    if group not in c10d._world.pg_map:  # a group without this rank
+    if group not in c10d._world.pg_map:  # a group without this rank, of which torch only hands out a number
         return False
     return "muster" in str(c10d._world.pg_backend_config.get(group, ""))
+
+
+def _is_group(argument: object) -> bool:
+    return isinstance(argument, dist.ProcessGroup) or argument is dist.GroupMember.NON_GROUP_MEMBER
 
 
 def _routed(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def function(*arguments: Any, **named: Any) -> Any:
-        group = named.get("group", next((each for each in arguments if isinstance(each, dist.ProcessGroup)), None))
+        group = named.get("group", next(filter(_is_group, arguments), None))
         return (ours if _ours(group) else original)(*arguments, **named)
 
     function._muster = True  # type: ignore[attr-defined]

@@ -69,6 +69,22 @@ def monitored(rank: int) -> None:
     dist.barrier()
     gloo = dist.new_group(backend="gloo")
     dist.monitored_barrier(gloo)  # torch's own
+    if rank != 0:
+        dist.monitored_barrier(
+            dist.GroupMember.NON_GROUP_MEMBER
+        )  # what torch gives for a group of others: does nothing
+    dist.barrier()
+
+
+def subdividing(rank: int) -> None:
+    """Each rank splits its own half; torch gives both halves' parts the same names."""
+    half, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]])
+    assert isinstance(half, dist.ProcessGroup)
+    part, _ = dist.new_subgroups(group_size=1, group=half)
+    assert isinstance(part, dist.ProcessGroup)
+    data = torch.full((2,), float(rank))
+    dist.all_reduce(data, group=part)
+    assert data.tolist() == [rank, rank]
     dist.barrier()
 
 
@@ -200,7 +216,9 @@ def allocated(rank: int) -> None:
     data.fill_(5)
 
 
-@pytest.mark.parametrize("body", [splitting, monitored, timeouts, told, direct, direct_messages, allocated])
+@pytest.mark.parametrize(
+    "body", [splitting, monitored, subdividing, timeouts, told, direct, direct_messages, allocated]
+)
 def test_three_ranks(body: Any) -> None:
     run_ranks(3, body)
 

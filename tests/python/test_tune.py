@@ -1,0 +1,88 @@
+"""`muster tune` and `muster explain`: what a machine costs, and which algorithm follows from it."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from launching import PATIENCE
+
+CHOSEN = r"^ *-> (\w+)"
+Result = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("MUSTER_ALGO", raising=False)
+    return tmp_path / "muster" / f"machine-{os.uname().nodename}.json"
+
+
+def call(muster: str, *words: str) -> Result:
+    return subprocess.run([muster, *words], capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_tune_measures_once_and_keeps_what_it_found(muster: str, cache: Path) -> None:
+    assert call(muster, "tune", "--show").stdout.startswith("guessed")
+    assert not cache.exists(), "showing measures nothing"
+    measured = call(muster, "tune")
+    assert measured.returncode == 0, measured.stderr
+    assert f"kept in {cache}" in measured.stdout
+    record = json.loads(cache.read_text())
+    for medium in ("tcp", "unix", "shm"):
+        assert 0 < record[medium]["latency"] < 1 and record[medium]["bytes_per_second"] > 1e6
+    shown = call(muster, "tune", "--show").stdout
+    assert shown.splitlines()[0] == str(cache)
+    assert shown.splitlines()[1:] == measured.stdout.splitlines()[:-1]
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name], "no half-written file stays"
+
+
+def test_a_damaged_record_is_named_and_guesses_stand_in(muster: str, cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text('{"tcp": 3}')
+    shown = call(muster, "tune", "--show")
+    assert shown.returncode == 0
+    assert str(cache) in shown.stderr and "run it again" in shown.stderr
+    assert shown.stdout.startswith("guessed")
+
+
+def test_explain_prints_the_candidates_the_choice_and_its_steps(muster: str, cache: Path) -> None:
+    said = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--all").stdout
+    assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node(s), links: tcp; costs of this machine: guessed")
+    times = {name: float(time) for name, time in re.findall(r"^\W+(\w+) +([\d.]+) ms$", said, re.MULTILINE)}
+    assert times.keys() == {"recursive_doubling", "halving_doubling", "double_tree", "ring"}
+    (chosen,) = re.findall(CHOSEN, said, re.MULTILINE)
+    assert times[chosen] == min(times.values())
+    steps = re.findall(r"^\d+: (\w+) ", said, re.MULTILINE)
+    assert {"send", "receive"} <= set(steps)
+
+
+def test_what_was_measured_changes_the_choice(muster: str, cache: Path) -> None:
+    words = ("explain", "all_reduce", "--bytes", "64Ki", "--ranks", "16", "--links", "tcp")
+    chosen = set()
+    for latency, speed in ((1e-1, 1e12), (1e-9, 1e5)):
+        medium = {"latency": latency, "overhead": 1e-9, "bytes_per_second": speed}
+        record = dict.fromkeys(("tcp", "unix", "shm"), medium)
+        cache.parent.mkdir(exist_ok=True)
+        cache.write_text(json.dumps({**record, "reduce_bytes_per_second": 1e12, "cores": 16, "measured": True}))
+        said = call(muster, *words).stdout
+        assert "guessed" not in said
+        chosen.update(re.findall(CHOSEN, said, re.MULTILINE))
+    assert "recursive_doubling" in chosen and len(chosen) == 2, chosen
+
+
+def test_explain_obeys_muster_algo_and_refuses_what_it_does_not_know(
+    muster: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("explain", "broadcast", "--bytes", "1Ki", "--ranks", "8")
+    monkeypatch.setenv("MUSTER_ALGO", "broadcast=chain")
+    assert "-> chain" in call(muster, *words).stdout
+    monkeypatch.setenv("MUSTER_ALGO", "broadcast=fast")
+    refused = call(muster, *words)
+    assert refused.returncode == 2
+    assert "broadcast has no algorithm 'fast'" in refused.stderr and "binomial" in refused.stderr
+    monkeypatch.delenv("MUSTER_ALGO")
+    assert call(muster, "explain", "reduce_all").returncode == 2
+    assert call(muster, "explain", "all_reduce", "--ranks", "0").returncode == 2
