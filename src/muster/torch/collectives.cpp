@@ -3,6 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <charconv>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "muster/store/store.h"
 #include "muster/torch/arguments.h"
 #include "muster/torch/request.h"
 #include "muster/torch/tensor.h"
@@ -33,7 +40,35 @@ void check_slots(const at::Tensor& tensors, int size, const char* title) {
                  tensors.sizes(), " is not the group's size, ", size);
 }
 
+int number_of_environment(const char* name) {
+  const char* value = std::getenv(name);
+  check_argument(value != nullptr, "join_job", name, " is not set: start this program with `muster run`");
+  const std::string_view text = value;
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.begin(), text.end(), number);
+  check_argument(error == std::errc() && end == text.end(), "join_job", name, "=", value, " is no number");
+  return number;
+}
+
+struct Job {
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Group> group;
+};
+
 }  // namespace
+
+std::shared_ptr<Group> join_job() {
+  Membership self{.rank = number_of_environment("RANK"), .size = number_of_environment("WORLD_SIZE")};
+  if (std::getenv("MUSTER_GENERATION") != nullptr) {
+    self.generation = static_cast<uint64_t>(number_of_environment("MUSTER_GENERATION"));
+  }
+  const auto options = value_or_throw(group_options_from_environment());
+  auto job = std::make_shared<Job>();
+  job->store = value_or_throw(store_from_environment(Deadline::after(options.timeout)));
+  job->group = value_or_throw(Group::form(*job->store, self, options));
+  Group* group = job->group.get();
+  return {std::move(job), group};
+}
 
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
   blocking("all_reduce", [&](Request& request) { return group.all_reduce(request.in_place(tensor), op, options); });
@@ -58,6 +93,15 @@ void reduce(Group& group, at::Tensor tensor, ReduceOp op, Rank root, const CallO
 
 void broadcast(Group& group, at::Tensor tensor, Rank root, const CallOptions& options) {
   blocking("broadcast", [&](Request& request) { return group.broadcast(request.in_place(tensor), root, options); });
+}
+
+void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root, const CallOptions& options) {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // ordered, so alike at all ranks
+  for (const at::Tensor& tensor : tensors) by_dtype[tensor.scalar_type()].push_back(tensor);
+  for (const auto& [dtype, list] : by_dtype) {
+    blocking("broadcast",
+             [&, &list = list](Request& request) { return group.broadcast(request.in_place(list), root, options); });
+  }
 }
 
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options) {

@@ -2,10 +2,7 @@
 
 // The collectives for C++ programs that use libtorch. Form a group, then call with tensors:
 //
-//   const auto deadline = muster::Deadline::after(60s);
-//   auto store = muster::value_or_throw(muster::store_from_environment(deadline));       // under `muster run`
-//   auto options = muster::value_or_throw(muster::group_options_from_environment());
-//   auto group = muster::value_or_throw(muster::Group::form(*store, {rank, size}, options));
+//   const auto group = muster::join_job();  // under `muster run`; else Group::form()
 //   muster::all_reduce(*group, gradient, muster::ReduceOp::kAverage);
 //
 // Every call blocks until it is done at this rank and throws muster::ErrorException (torch/exception.h) when it fails.
@@ -13,12 +10,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
 #include "muster/group/group.h"
 #include "muster/torch/exception.h"
 
 namespace muster {
+
+/// The group of all ranks that `muster run` started: RANK, WORLD_SIZE, and what store_from_environment() and
+/// group_options_from_environment() read. Holds the store that they met in. Throws c10::ValueError for a process that
+/// was started otherwise.
+std::shared_ptr<Group> join_job();
 
 /// In place: every rank's `tensor` becomes the combination of all.
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
@@ -30,6 +33,8 @@ void reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, Rank 
             const CallOptions& options = {});
 /// In place: every rank's `tensor` becomes root's.
 void broadcast(Group& group, at::Tensor tensor, Rank root = 0, const CallOptions& options = {});
+/// The same for many tensors (a model's parameters and buffers): one operation for each dtype.
+void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root = 0, const CallOptions& options = {});
 /// Returns a tensor of shape [size, *tensor.shape]: slot r is rank r's `tensor`.
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options = {});
 /// The same at the root; an undefined tensor elsewhere.

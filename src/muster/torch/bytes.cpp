@@ -1,0 +1,74 @@
+#include "muster/torch/bytes.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "muster/torch/collectives.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+at::Tensor bytes_of(const std::string& text) {
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+std::vector<int64_t> all_gather_number(Group& group, int64_t number) {
+  const at::Tensor all = all_gather(group, at::scalar_tensor(number, at::kLong)).contiguous();
+  return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
+}
+
+}  // namespace
+
+at::Tensor to_bytes(torch::serialize::OutputArchive& archive) {
+  std::string text;
+  archive.save_to([&text](const void* data, size_t size) {
+    text.append(static_cast<const char*>(data), size);
+    return size;
+  });
+  return bytes_of(text);
+}
+
+torch::serialize::InputArchive from_bytes(const at::Tensor& bytes) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
+  return archive;
+}
+
+std::vector<at::Tensor> gather_bytes(Group& group, const at::Tensor& bytes, Rank to) {
+  const auto [self, size] = std::pair{group.membership().rank, static_cast<size_t>(group.membership().size)};
+  const std::vector<int64_t> lengths = all_gather_number(group, bytes.numel());
+  std::vector<size_t> sent(size), received(size);
+  sent[static_cast<size_t>(to)] = bytes.nbytes();
+  if (self == to) received.assign(lengths.begin(), lengths.end());
+  int64_t total = 0;
+  for (const size_t length : received) total += static_cast<int64_t>(length);
+  const at::Tensor all = at::empty({total}, at::kByte);
+  value_or_throw(
+      group.all_to_all(value_or_throw(view_of(bytes)), value_or_throw(view_of(all)), {}, sent, received).wait());
+  return self == to ? all.split_with_sizes(lengths) : std::vector<at::Tensor>();
+}
+
+at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root) {
+  const bool here = group.membership().rank == root;
+  const at::Tensor length = at::scalar_tensor(here ? bytes.numel() : 0, at::kLong);
+  broadcast(group, length, root);
+  at::Tensor result = here ? bytes : at::empty({length.item<int64_t>()}, at::kByte);
+  if (result.numel() > 0) broadcast(group, result, root);
+  return result;
+}
+
+void agree(Group& group, const std::string& problem) {
+  const std::vector<int64_t> lengths = all_gather_number(group, static_cast<int64_t>(problem.size()));
+  for (size_t rank = 0; rank < lengths.size(); ++rank) {
+    if (lengths[rank] == 0) continue;
+    const at::Tensor said = broadcast_bytes(group, bytes_of(problem), static_cast<Rank>(rank));
+    const std::string text(static_cast<const char*>(said.const_data_ptr()), said.nbytes());
+    throw ErrorException({ErrorCode::kIo, "rank " + std::to_string(rank) + " " + text, static_cast<Rank>(rank)});
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,224 @@
+#include "muster/torch/checkpoint.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "muster/io/fd.h"
+#include "muster/torch/arguments.h"
+#include "muster/torch/bytes.h"
+#include "muster/torch/collectives.h"
+#include "muster/torch/optim/zero_redundancy_optimizer.h"
+
+namespace muster::checkpoint {
+namespace {
+
+/// Runs `body`; what it throws, as text.
+template <class Body>
+std::string problem_of(Body body) {
+  try {
+    body();
+    return "";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+[[noreturn]] void throw_errno(int number, const std::string& what) {
+  throw std::runtime_error(what + ": " + std::strerror(number));
+}
+
+/// Without this a crash of the machine may leave a name that leads to nothing.
+void flush_folder_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? "." : parent;
+  const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some file systems cannot flush a folder and say EINVAL: then there is nothing to be done.
+  if (!fd || (::fsync(fd.get()) != 0 && errno != EINVAL)) throw_errno(errno, "cannot flush the folder " + folder);
+}
+
+void write_atomically(torch::serialize::OutputArchive& archive, const std::string& path) {
+  const std::string partial = path + ".partial";
+  const Fd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) throw_errno(errno, "cannot create " + partial);
+  int failure = 0;  // the archive's writer must not be thrown through: it writes on in its destructor
+  archive.save_to([&](const void* data, size_t size) {
+    for (size_t done = 0; done < size && failure == 0;) {
+      const ssize_t count = ::write(fd.get(), static_cast<const char*>(data) + done, size - done);
+      if (count >= 0) {
+        done += static_cast<size_t>(count);
+      } else if (errno != EINTR) {
+        failure = errno;
+      }
+    }
+    return size;
+  });
+  if (failure == 0 && ::fsync(fd.get()) != 0) failure = errno;
+  if (failure == 0 && ::rename(partial.c_str(), path.c_str()) != 0) failure = errno;
+  if (failure != 0) {
+    ::unlink(partial.c_str());
+    throw_errno(failure, "cannot write " + path);
+  }
+  flush_folder_of(path);
+}
+
+at::Tensor read_file(const std::string& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) throw_errno(errno, "cannot read " + path);
+  const at::Tensor bytes = at::empty({status.st_size}, at::kByte);
+  for (size_t done = 0; done < bytes.nbytes();) {
+    const ssize_t count = ::read(fd.get(), static_cast<char*>(bytes.mutable_data_ptr()) + done, bytes.nbytes() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_errno(errno, "cannot read " + path);
+    if (count == 0) throw std::runtime_error("cannot read " + path + ": it became shorter meanwhile");
+    done += static_cast<size_t>(count);
+  }
+  return bytes;
+}
+
+/// Module::load() takes tensors of any shape: this does not.
+void load_module(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> shapes;
+  const auto tensors = [&module] {
+    auto all = module.named_parameters().pairs();
+    for (auto& buffer : module.named_buffers().pairs()) all.push_back(std::move(buffer));
+    return all;
+  };
+  for (const auto& [name, tensor] : tensors()) shapes.emplace_back(name, tensor.sizes().vec());
+  module.load(archive);
+  for (size_t i = 0; const auto& [name, tensor] : tensors()) {
+    const auto& [known, shape] = shapes.at(i++);
+    if (tensor.sizes() != at::IntArrayRef(shape)) {
+      throw std::runtime_error(
+          c10::str("its '", known, "' is of shape ", tensor.sizes(), ", the model's of ", at::IntArrayRef(shape)));
+    }
+  }
+}
+
+/// Takes over the values of `stored`, which must look alike.
+void load_tensor(const at::Tensor& tensor, const at::Tensor& stored) {
+  if (tensor.sizes() != stored.sizes()) {
+    throw std::runtime_error(c10::str("it is of shape ", stored.sizes(), ", here of ", tensor.sizes()));
+  }
+  const at::NoGradGuard no_grad;
+  tensor.copy_(stored);
+}
+
+c10::IValue value_in(torch::serialize::InputArchive& archive) {
+  c10::IValue value;
+  archive.read("value", value);
+  return value;
+}
+
+template <class Value>
+auto writer_of(const Value& value) {
+  return [&value](torch::serialize::OutputArchive& archive) { archive.write("value", c10::IValue(value)); };
+}
+
+}  // namespace
+
+State& State::add_entry(Entry entry) {
+  check_argument(!entry.name.empty(), "checkpoint::State::add", "the name is empty");
+  for (const Entry& other : entries_) {
+    check_argument(other.name != entry.name, "checkpoint::State::add", "the name '", entry.name, "' is taken");
+  }
+  entries_.push_back(std::move(entry));
+  return *this;
+}
+
+State& State::add(std::string name, torch::nn::Module& module) {
+  return add_entry({std::move(name), nullptr, [&module](auto& archive) { module.save(archive); },
+                    [&module](auto& archive) { load_module(module, archive); }});
+}
+
+State& State::add(std::string name, torch::optim::Optimizer& optimizer) {
+  const auto load = [&optimizer](auto& archive) { optimizer.load(archive); };
+  auto* sharded = dynamic_cast<optim::ShardedOptimizer*>(&optimizer);
+  if (sharded == nullptr) {
+    return add_entry({std::move(name), nullptr, [&optimizer](auto& archive) { optimizer.save(archive); }, load});
+  }
+  const auto whole = std::make_shared<std::unique_ptr<torch::optim::Optimizer>>();  // held by both lambdas
+  return add_entry({std::move(name), [sharded, whole](Group&) { *whole = sharded->consolidate(0); },
+                    [whole](auto& archive) { std::exchange(*whole, nullptr)->save(archive); }, load});
+}
+
+State& State::add(std::string name, at::Tensor tensor) {
+  return add_entry({std::move(name), nullptr, [tensor](auto& archive) { archive.write("value", tensor); },
+                    [tensor](auto& archive) { load_tensor(tensor, value_in(archive).toTensor()); }});
+}
+
+State& State::add(std::string name, int64_t& number) {
+  return add_entry(
+      {std::move(name), nullptr, writer_of(number), [&number](auto& archive) { number = value_in(archive).toInt(); }});
+}
+
+State& State::add(std::string name, double& number) {
+  return add_entry({std::move(name), nullptr, writer_of(number),
+                    [&number](auto& archive) { number = value_in(archive).toDouble(); }});
+}
+
+State& State::add(std::string name, std::string& text) {
+  return add_entry(
+      {std::move(name), nullptr, writer_of(text), [&text](auto& archive) { text = value_in(archive).toStringRef(); }});
+}
+
+void save(Group& group, const std::string& path, const State& state) {
+  for (const auto& entry : state.entries_) {
+    if (entry.gather) entry.gather(group);
+  }
+  std::string problem;
+  if (group.membership().rank == 0) {
+    problem = problem_of([&] {
+      torch::serialize::OutputArchive archive;
+      for (const auto& entry : state.entries_) {
+        torch::serialize::OutputArchive nested(archive.compilation_unit());
+        entry.save(nested);
+        archive.write(entry.name, nested);
+      }
+      write_atomically(archive, path);
+    });
+  }
+  agree(group, problem.empty() ? problem : "could not save the checkpoint: " + problem);
+}
+
+bool exists(Group& group, const std::string& path) {
+  const at::Tensor found = at::scalar_tensor(std::filesystem::exists(path), at::kBool);
+  broadcast(group, found, 0);
+  return found.item<bool>();
+}
+
+void load(Group& group, const std::string& path, State& state) {
+  at::Tensor bytes;
+  std::string problem;
+  if (group.membership().rank == 0) problem = problem_of([&] { bytes = read_file(path); });
+  agree(group, problem.empty() ? problem : "could not load the checkpoint: " + problem);
+  bytes = broadcast_bytes(group, bytes, 0);
+  std::string during = "the file";
+  problem = problem_of([&] {
+    torch::serialize::InputArchive archive = from_bytes(bytes);
+    for (const auto& entry : state.entries_) {
+      during = "'" + entry.name + "'";
+      torch::serialize::InputArchive nested;
+      if (!archive.try_read(entry.name, nested)) {
+        throw std::runtime_error("the checkpoint has none, but " + c10::Join(", ", archive.keys()));
+      }
+      entry.load(nested);
+    }
+  });
+  agree(group, problem.empty() ? problem : "could not load " + during + " of the checkpoint " + path + ": " + problem);
+}
+
+}  // namespace muster::checkpoint

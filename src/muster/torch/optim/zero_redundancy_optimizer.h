@@ -1,0 +1,88 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include "muster/group/group.h"
+
+namespace muster::optim {
+
+/// What ZeroRedundancyOptimizer is, whatever optimizer it shares out.
+class ShardedOptimizer : public torch::optim::Optimizer {
+ public:
+  /// Collective. Updates this rank's parameters, then all ranks exchange theirs: one all-gather for each dtype, from
+  /// and into the parameters themselves.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Collective. At rank `to` a plain optimizer over all parameters with everybody's state, which torch::save() writes
+  /// as it writes any; null at the others. It is a copy: this one goes on without it.
+  std::unique_ptr<torch::optim::Optimizer> consolidate(Rank to = 0);
+  /// The archive of a plain optimizer, or of consolidate()'s: each rank keeps its share. All ranks must load the same.
+  void load(torch::serialize::InputArchive& archive) override;
+  /// Throws c10::ValueError: no rank has the whole state. muster::checkpoint::save() does what is needed.
+  void save(torch::serialize::OutputArchive& archive) const override;
+
+  /// Collective, before step(): scales the gradients so that their joint norm is at most `max_norm`, and returns what
+  /// it was. Gradients are the same at all ranks (DistributedDataParallel): each rank looks at those of its own
+  /// parameters only, and scales only those. Else as torch::nn::utils::clip_grad_norm_.
+  double clip_grad_norm_(double max_norm, double norm_type = 2, bool error_if_nonfinite = false);
+
+  /// This rank's parameters, in the order of the groups.
+  std::vector<at::Tensor> own_parameters();
+  /// The optimizer of this rank's parameters: it holds the state. Its options are overwritten by param_groups()' with
+  /// each step, so change them there, as torch's schedulers do.
+  torch::optim::Optimizer& local() { return *local_; }
+
+ protected:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(Groups)>;
+  ShardedOptimizer(std::shared_ptr<Group> group, Groups groups,
+                   std::unique_ptr<torch::optim::OptimizerOptions> defaults, Make make);
+
+ private:
+  void assign_new_parameters();
+  void copy_options();
+  void exchange_parameters();
+  Groups groups_of(Rank rank) const;
+
+  std::shared_ptr<Group> group_;  // shared with whoever else uses it
+  Make make_;
+  std::vector<std::vector<Rank>> owners_;  ///< by group of parameters, by parameter
+  std::vector<size_t> loads_;              ///< bytes of parameters, by rank
+  std::unique_ptr<torch::optim::Optimizer> local_;
+};
+
+/// An optimizer whose state is spread over the ranks: each keeps it for its share of the parameters, a part in size of
+/// the whole, updates these, and gets the others' values from their owners (ZeRO, Rajbhandari et al. 2020,
+/// section 5.1). The parameters after a step are those that `Plain` alone would give.
+///
+///   muster::optim::ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(group, model->parameters(),
+///                                                                         torch::optim::AdamWOptions(1e-3));
+///
+/// `Plain` is any of torch's that treats each parameter by itself, or one of the user's with a constructor from
+/// (std::vector<OptimizerParamGroup>, Options). Learning rates and other options are changed in param_groups(), alike
+/// at all ranks; groups and parameters that are added later are shared out with the next step. All ranks construct it
+/// with the same parameters, on the CPU. Not thread-safe. Failures throw muster::ErrorException.
+template <class Plain>
+class ZeroRedundancyOptimizer : public ShardedOptimizer {
+  static_assert(!std::is_base_of_v<torch::optim::LBFGS, Plain>, "L-BFGS needs all parameters at once");
+
+ public:
+  template <class Options>
+  ZeroRedundancyOptimizer(std::shared_ptr<Group> group, std::vector<torch::optim::OptimizerParamGroup> groups,
+                          Options options)
+      : ShardedOptimizer(std::move(group), std::move(groups), std::make_unique<Options>(options),
+                         [options](Groups own) { return std::make_unique<Plain>(std::move(own), options); }) {}
+  template <class Options>
+  ZeroRedundancyOptimizer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, Options options)
+      : ZeroRedundancyOptimizer(std::move(group), Groups{torch::optim::OptimizerParamGroup(std::move(parameters))},
+                                std::move(options)) {}
+};
+
+}  // namespace muster::optim
