@@ -34,9 +34,13 @@ def trace(path: str | os.PathLike[str], group: dist.ProcessGroup | None = None) 
     of them on its own clock. Ranks of one host share a clock. Between hosts the difference is measured with messages:
     it is known to within half the fastest one's way.
     """
-    own = json.loads(_C.trace())
+    write(json.loads(_C.trace()), path, group)
+
+
+def write(own: dict[str, Any], path: str | os.PathLike[str], group: dist.ProcessGroup | None) -> None:
+    """The same with this process' own trace given."""
     if group is None:
-        _write(path, [own])
+        _merge([own], path)
         return
     difference = _clock_difference(group)
     own["otherData"]["begin_monotonic_ns"] -= difference
@@ -44,10 +48,10 @@ def trace(path: str | os.PathLike[str], group: dist.ProcessGroup | None = None) 
     traces: list[Any] | None = [None] * dist.get_world_size(group) if leads else None
     dist.gather_object(own, traces, dst=dist.get_global_rank(group, 0), group=group)
     if traces is not None:
-        _write(path, traces)
+        _merge(traces, path)
 
 
-def _write(path: str | os.PathLike[str], traces: list[dict[str, Any]]) -> None:
+def _merge(traces: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     begins = [trace["otherData"]["begin_monotonic_ns"] for trace in traces if trace["traceEvents"]]
     first = min(begins, default=0)
     events = []

@@ -38,6 +38,26 @@ Recording own_recording() {
   return all.empty() ? Recording{} : all[0];
 }
 
+TEST(Recorder, JoinsSpansOfAnotherRecorderToTheirGroup) {
+  const auto group = Recorder::create(kMembership, 16), steps = Recorder::create(kMembership, 16);
+  group->submitted(all_reduce(1), Recorder::Start::kNow);
+  for (uint64_t step = 1; step <= 20; ++step) {
+    steps->record({Span::Kind::kBucket, step, 2, 4096, TimePoint{10}, TimePoint{40}, TimePoint{20}, TimePoint{30}});
+  }
+  const Recording recording = own_recording();
+  EXPECT_EQ(recording.records.size(), 1U);
+  ASSERT_EQ(recording.spans.size(), 16U);
+  const Span& span = recording.spans[0];
+  EXPECT_EQ(span.kind, Span::Kind::kBucket);
+  EXPECT_EQ(span.step, 5U);
+  EXPECT_EQ(span.bucket, 2U);
+  EXPECT_EQ(span.bytes, 4096U);
+  EXPECT_EQ(span.begin.ns, 10);
+  EXPECT_EQ(span.full.ns, 20);
+  EXPECT_EQ(span.started.ns, 30);
+  EXPECT_EQ(span.end.ns, 40);
+}
+
 TEST(Recorder, ShowsWhatAnOperationWasAndHowItWent) {
   const auto recorder = Recorder::create(kMembership, 16);
   recorder->set_group("shm", 99);

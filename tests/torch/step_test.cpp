@@ -1,9 +1,13 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "group/ranks.h"
+#include "muster/group/recorder_reading.h"
+#include "muster/torch/step_recorder.h"
 #include "muster/torch/step_report.h"
 #include "muster/torch/step_stragglers.h"
 
@@ -103,21 +107,31 @@ TEST(StepAdvice, IsSilentWhereNothingIsWorthAWord) {
       IsEmpty());
 }
 
-TEST(StepReport, DrawsEveryBucketOnATrackOfItsOwn) {
-  const StepReport step =
-      report(100, 110, {bucket(50, 60, 61, 80, 3), bucket(60, 100, 100, 110, 0)}, {{3}, {2, 1, 0}}, {kMiB, 10 * kMiB});
-  const auto trace = nlohmann::json::parse(step.to_trace(3));
+TEST(StepRecorder, ShowsStepsInTracesAndInTheHistory) {
+  StepRecorder recorder({3, 4, "training", 0});
+  BackwardTimes times{7, at(0), at(50), at(100), at(110), {bucket(50, 60, 61, 80, 3), bucket(60, 70, 70, 110, 0)}};
+  times.buckets.push_back({{}, {}, at(110), at(110.5), 0});  // unused
+  recorder.add(times, {kMiB, 10 * kMiB, 5});
+  EXPECT_EQ(recorder.history().count(), 1U);
+  EXPECT_FLOAT_EQ(recorder.history().step(1).backward, 0.05F);
+
+  const auto trace = nlohmann::json::parse(to_trace(recordings_of(getpid())));
   EXPECT_EQ(trace["otherData"]["begin_monotonic_ns"], at(0).ns);
+  std::map<int, std::string> tracks;
   std::vector<std::string> slices;
   for (const auto& event : trace["traceEvents"]) {
+    if (event["name"] == "thread_name") tracks[event["tid"]] = event["args"]["name"];
     if (event["ph"] != "X") continue;
-    slices.push_back(fmt::format("{} {} {}+{}", event["tid"].get<int>(), event["name"].get<std::string>(),
+    slices.push_back(fmt::format("{}: {} {}+{}", tracks[event["tid"]], event["name"].get<std::string>(),
                                  event["ts"].get<double>(), event["dur"].get<double>()));
   }
-  EXPECT_THAT(slices,
-              ElementsAre("1 forward 0+50000", "1 backward 50000+50000", "1 waiting for reductions 100000+10000",
-                          "2 gradients 50000+10000", "2 queued 60000+1000", "2 reduction 61000+19000",
-                          "3 gradients 60000+40000", "3 reduction 100000+10000"));
+  const std::string group = "group training, rank 3, ";
+  EXPECT_THAT(slices, ElementsAre(group + "training: forward 0+50000", group + "training: backward 50000+50000",
+                                  group + "training: waiting for reductions 100000+10000",
+                                  group + "bucket 0: gradients 50000+10000", group + "bucket 0: queued 60000+1000",
+                                  group + "bucket 0: reduction 61000+19000", group + "bucket 1: gradients 60000+10000",
+                                  group + "bucket 1: queued 70000+10000", group + "bucket 1: reduction 80000+30000",
+                                  group + "bucket 2: reduction 110000+500"));
 }
 
 TEST(Stragglers, AreTheRanksThatWaitLeast) {

@@ -60,6 +60,20 @@ const char* name(RecordState state) {
   return "unknown";
 }
 
+const char* name(Span::Kind kind) {
+  switch (kind) {
+    case Span::Kind::kForward:
+      return "forward";
+    case Span::Kind::kBackward:
+      return "backward";
+    case Span::Kind::kWaiting:
+      return "waiting for reductions";
+    case Span::Kind::kBucket:
+      return "bucket";
+  }
+  return "unknown";
+}
+
 size_t Recorder::entries_from_environment() {
   const char* text = std::getenv("MUSTER_RECORDER");
   if (text == nullptr || *text == '\0') return kDefaultRecords;
@@ -121,14 +135,21 @@ Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t
   return write(pack_message(kReceiveKind, data, peer, tag), 0, data.bytes(), site, Start::kNow);
 }
 
+/// Takes the next place: readers pass over it until its ticket is stored.
+RecorderEntry& Recorder::next(Ticket& ticket) {
+  ticket = header_.next.fetch_add(1, std::memory_order_relaxed) + 1;
+  RecorderEntry& entry = entries_[ticket & mask_];
+  entry.ticket.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  return entry;
+}
+
 Recorder::Ticket Recorder::write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes,
                                  CallSite site, Start start) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   if (site != 0 && sites_.offsets[site].load(kRelaxed) == 0) publish_site(site);
-  const Ticket ticket = header_.next.fetch_add(1, kRelaxed) + 1;
-  RecorderEntry& entry = entries_[ticket & mask_];
-  entry.ticket.store(0, kRelaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  Ticket ticket;
+  RecorderEntry& entry = next(ticket);
   for (size_t i = 0; i < call.size(); ++i) entry.call[i].store(call[i], kRelaxed);
   entry.input_bytes.store(input_bytes, kRelaxed);
   entry.output_bytes.store(output_bytes, kRelaxed);
@@ -162,6 +183,21 @@ void Recorder::ended(Ticket ticket, const Result<>& result) {
   entry->outcome.store(
       result ? outcome(RecordState::kDone) : outcome(RecordState::kFailed, result.error().code, result.error().rank),
       std::memory_order_release);
+}
+
+void Recorder::record(const Span& span) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  Ticket ticket;
+  RecorderEntry& entry = next(ticket);
+  entry.call[0].store(kSpanKind | static_cast<uint64_t>(span.kind) << 8 | static_cast<uint64_t>(span.bucket) << 32,
+                      kRelaxed);
+  entry.call[1].store(span.step, kRelaxed);
+  entry.call[2].store(static_cast<uint64_t>(span.begin.ns), kRelaxed);
+  entry.input_bytes.store(span.bytes, kRelaxed);
+  entry.submitted.store(span.full.ns, kRelaxed);
+  entry.started.store(span.started.ns, kRelaxed);
+  entry.ended.store(span.end.ns, kRelaxed);
+  entry.ticket.store(ticket, std::memory_order_release);
 }
 
 void Recorder::set_group(const std::string& transport, uint64_t id) {

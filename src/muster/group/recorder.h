@@ -18,6 +18,18 @@ namespace muster {
 enum class RecordState : uint8_t { kQueued = 1, kRunning = 2, kDone = 3, kFailed = 4 };
 const char* name(RecordState state);
 
+/// A stretch of a training step, for traces. All times on steady_clock().
+struct Span {
+  enum class Kind : uint8_t { kForward, kBackward, kWaiting, kBucket };
+  Kind kind = Kind::kForward;
+  uint64_t step = 0;
+  uint32_t bucket = 0;  ///< its number, and below its bytes
+  size_t bytes = 0;
+  TimePoint begin, end;     ///< of a bucket: its first gradient; its reduction's end
+  TimePoint full, started;  ///< of a bucket: its last gradient; its reduction's begin
+};
+const char* name(Span::Kind kind);
+
 struct RecorderHeader;
 struct RecorderEntry;
 struct RecorderSites;
@@ -47,12 +59,15 @@ class Recorder {
   Ticket receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   void started(Ticket ticket);
   void ended(Ticket ticket, const Result<>& result);
+  /// What is over. Takes an operation's place: who records spans has a recorder for them.
+  void record(const Span& span);
   /// For those who read: what links the ranks, and a number that all of them have in common and no other group has.
   void set_group(const std::string& transport, uint64_t id);
 
  private:
   Recorder(void* memory, size_t bytes, Fd fd);
   RecorderEntry* find(Ticket ticket);
+  RecorderEntry& next(Ticket& ticket);
   Ticket write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes, CallSite site,
                Start start);
   void publish_site(CallSite site);

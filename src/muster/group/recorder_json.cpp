@@ -68,6 +68,7 @@ int64_t first_begin(const std::vector<Recording>& recordings) {
   int64_t first = INT64_MAX;
   for (const Recording& recording : recordings) {
     for (const Record& record : recording.records) first = std::min(first, begin_of(record, recording).ns);
+    for (const Span& span : recording.spans) first = std::min(first, span.begin.ns);
   }
   return first == INT64_MAX ? 0 : first;
 }
@@ -88,6 +89,27 @@ json slice(const Record& record, const Recording& of, int64_t zero, int process,
     value["args"]["queued_microseconds"] = microseconds(*record.started - *record.submitted);
   }
   return value;
+}
+
+/// Of a bucket: while its gradients came, while it was full and those before it were reduced, its reduction.
+void add_span(json& events, const Span& span, int64_t zero, int process, int thread) {
+  json arguments = {{"step", span.step}};
+  if (span.kind == Span::Kind::kBucket) arguments.update({{"bucket", span.bucket}, {"bytes", span.bytes}});
+  const auto add = [&](const char* what, TimePoint begin, TimePoint end) {
+    if (end <= begin) return;
+    events.push_back({{"ph", "X"},
+                      {"cat", "step"},
+                      {"name", what},
+                      {"pid", process},
+                      {"tid", thread},
+                      {"ts", static_cast<double>(begin.ns - zero) / 1e3},
+                      {"dur", microseconds(end - begin)},
+                      {"args", arguments}});
+  };
+  if (span.kind != Span::Kind::kBucket) return add(name(span.kind), span.begin, span.end);
+  add("gradients", span.begin, span.full);
+  add("queued", span.full, span.started);
+  add("reduction", span.started, span.end);
 }
 
 }  // namespace
@@ -125,12 +147,20 @@ std::string to_trace(const std::vector<Recording>& recordings) {
       events.push_back(naming("process_name", process->second, 0,
                               fmt::format("rank {} ({}, pid {})", recording.rank, recording.host, recording.pid)));
     }
-    const auto thread = threads.try_emplace({process->second, recording.group + "/" + std::to_string(recording.rank)},
-                                            threads.size() + 1);
-    events.push_back(naming("thread_name", process->second, thread.first->second,
-                            fmt::format("group {}, rank {}", recording.group, recording.rank)));
+    const auto thread = [&](const std::string& of) {
+      const std::string name = fmt::format("group {}, rank {}{}", recording.group, recording.rank, of);
+      const auto [thread, fresh] = threads.try_emplace({process->second, name}, threads.size() + 1);
+      if (fresh) events.push_back(naming("thread_name", process->second, thread->second, name));
+      return thread->second;
+    };
+    const int calls = thread("");
     for (const Record& record : recording.records) {
-      events.push_back(slice(record, recording, zero, process->second, thread.first->second));
+      events.push_back(slice(record, recording, zero, process->second, calls));
+    }
+    for (const Span& span : recording.spans) {
+      const bool bucket = span.kind == Span::Kind::kBucket;
+      add_span(events, span, zero, process->second,
+               thread(bucket ? fmt::format(", bucket {}", span.bucket) : ", training"));
     }
   }
   json other = {{"begin_monotonic_ns", zero}};

@@ -83,19 +83,62 @@ Record parse(const RecorderEntry& entry, const RecorderSites& sites, const TickS
   return record;
 }
 
-std::vector<Record> parse_entries(const Bytes& copy, const Bytes& again, size_t entries, const TickScale& scale) {
+bool is_span(const RecorderEntry& entry) { return (entry.call[0].load(std::memory_order_relaxed) & 0xff) == kSpanKind; }
+
+Span parse_span(const RecorderEntry& entry) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  const uint64_t what = entry.call[0].load(kRelaxed);
+  Span span;
+  span.kind = static_cast<Span::Kind>(std::min<uint64_t>(what >> 8 & 0xff, static_cast<uint64_t>(Span::Kind::kBucket)));
+  span.bucket = static_cast<uint32_t>(what >> 32);
+  span.step = entry.call[1].load(kRelaxed);
+  span.bytes = entry.input_bytes.load(kRelaxed);
+  span.begin.ns = static_cast<int64_t>(entry.call[2].load(kRelaxed));
+  span.full.ns = entry.submitted.load(kRelaxed);
+  span.started.ns = entry.started.load(kRelaxed);
+  span.end.ns = entry.ended.load(kRelaxed);
+  return span;
+}
+
+void parse_entries(const Bytes& copy, const Bytes& again, size_t entries, const TickScale& scale,
+                   Recording& recording) {
   const auto& sites = part<RecorderSites>(again, sizeof(RecorderHeader));
-  std::vector<Record> records;
+  std::vector<std::pair<uint64_t, size_t>> order;
   for (size_t i = 0; i < entries; ++i) {
     const size_t offset = recorder_bytes(i);
-    const auto& entry = part<RecorderEntry>(copy, offset);
-    const uint64_t ticket = entry.ticket.load(std::memory_order_relaxed);
+    const uint64_t ticket = part<RecorderEntry>(copy, offset).ticket.load(std::memory_order_relaxed);
     // Replaced while it was copied, if the ticket is another one a moment later.
     if (ticket == 0 || part<RecorderEntry>(again, offset).ticket.load(std::memory_order_relaxed) != ticket) continue;
-    records.push_back(parse(entry, sites, scale));
+    order.emplace_back(ticket, offset);
   }
-  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.number < b.number; });
-  return records;
+  std::sort(order.begin(), order.end());
+  for (const auto& [ticket, offset] : order) {
+    const auto& entry = part<RecorderEntry>(copy, offset);
+    if (is_span(entry)) {
+      recording.spans.push_back(parse_span(entry));
+    } else {
+      recording.records.push_back(parse(entry, sites, scale));
+    }
+  }
+}
+
+/// A recorder of spans alone belongs to that of its group, which comes before it or after it.
+void join_spans(std::vector<Recording>& recordings) {
+  const auto is_spans = [](const Recording& recording) {
+    return recording.records.empty() && !recording.spans.empty();
+  };
+  for (Recording& spans : recordings) {
+    if (!is_spans(spans)) continue;
+    const auto group = std::find_if(recordings.begin(), recordings.end(), [&](const Recording& other) {
+      return !other.records.empty() &&
+             std::tie(other.group, other.rank, other.generation) == std::tie(spans.group, spans.rank, spans.generation);
+    });
+    if (group == recordings.end()) continue;
+    group->spans.insert(group->spans.end(), spans.spans.begin(), spans.spans.end());
+    spans.spans.clear();
+    spans.size = 0;
+  }
+  std::erase_if(recordings, [](const Recording& recording) { return recording.size == 0; });
 }
 
 /// The process' own number within each of its namespaces, the innermost last.
@@ -176,7 +219,7 @@ Result<Recording> read_recording(const Fd& memory) {
   const TickKind kind = header.tick_kind == TickKind::kCounter ? TickKind::kCounter : TickKind::kNanoseconds;
   const Moment now = moment_now(kind);
   recording.taken = TimePoint{now.ns};
-  recording.records = parse_entries(copy, again, header.entries, TickScale(kind, header.made, now));
+  parse_entries(copy, again, header.entries, TickScale(kind, header.made, now), recording);
   return recording;
 }
 
@@ -196,6 +239,7 @@ std::vector<Recording> recordings_of(pid_t pid) {
   std::sort(found.begin(), found.end(), [](const Recording& a, const Recording& b) {
     return std::tie(a.group, a.rank) < std::tie(b.group, b.rank);
   });
+  join_spans(found);
   return found;
 }
 

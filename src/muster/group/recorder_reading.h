@@ -46,6 +46,7 @@ struct Recording {
   int64_t wall_clock_offset = 0;  ///< ns to add to steady_clock() for the time since 1970
   bool stopped = false;           ///< recordings_of(): its process is stopped, by a signal or a debugger
   std::vector<Record> records;    ///< oldest first
+  std::vector<Span> spans;        ///< of the training that goes on over this group; oldest first
 
   /// The collective of that number; null when it is not there (not yet, or no longer).
   const Record* find(uint64_t sequence) const;
@@ -66,8 +67,8 @@ bool is_stopped(pid_t pid);
 /// JSON for people's tools: an array with an object for each recording. `last`: at most so many operations of each.
 std::string to_json(const std::vector<Recording>& recordings, size_t last);
 /// The trace that Perfetto and Chrome open, of recordings of one host: a process for each rank, a thread for each
-/// group. Times count from the first operation, which otherData.begin_monotonic_ns puts on steady_clock() and begin_ns
-/// on the time since 1970.
+/// group, and for the parts of training steps. Times count from the first operation, which otherData.begin_monotonic_ns
+/// puts on steady_clock() and begin_ns on the time since 1970.
 std::string to_trace(const std::vector<Recording>& recordings);
 
 }  // namespace muster

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -16,6 +17,11 @@ struct BucketTimes {
   TimePoint ended;            ///< the result was there
   size_t last_parameter = 0;  ///< whose gradient came last
 };
+/// When a reduction had its turn: begun, and all before it ended by `free`.
+inline TimePoint started(const BucketTimes& bucket, TimePoint free) {
+  return std::max(bucket.begun, std::min(free, bucket.ended));
+}
+
 struct BackwardTimes {
   uint64_t iteration = 0;                      ///< of those that reduced, from 1
   TimePoint forward, backward, waited, ended;  ///< prepare_for_forward(), first gradient, last gradient, all done

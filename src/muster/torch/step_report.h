@@ -29,9 +29,6 @@ struct StepReport {
   double hidden() const;
   /// For people: a line for the step, one for each bucket, one for each advice.
   std::string to_string() const;
-  /// The trace that Perfetto opens, with tracks for backward, filling, queueing and reduction; of the same form as
-  /// to_trace() of recorder_reading.h, and on the same clock.
-  std::string to_trace(int rank) const;
 };
 
 /// `names` by parameter, `plan` the parameters of each bucket (Reducer::bucket_parameters()), `bytes` by bucket. Where
