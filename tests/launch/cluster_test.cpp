@@ -36,7 +36,7 @@ std::vector<std::string> found(const Environment& environment) {
   return cluster && *cluster ? (*cluster)->options() : std::vector<std::string>{};
 }
 
-std::string refused(const Environment& environment) {
+std::string cluster_refused(const Environment& environment) {
   const auto cluster = find_cluster(environment);
   EXPECT_FALSE(cluster);
   return cluster ? "" : cluster.error().message;
@@ -60,16 +60,17 @@ TEST(Clusters, ABatchScriptIsOnOneNodeAlone) {
 TEST(Clusters, SeveralAgentsOnANodeAreRefusedWithTheRemedy) {
   Environment step = kStep;
   step["SLURM_STEP_NUM_TASKS"] = "32";
-  EXPECT_THAT(refused(step), AllOf(HasSubstr("32 processes on 4 nodes"), HasSubstr("srun --ntasks-per-node=1")));
-  EXPECT_THAT(
-      refused({{"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
-      HasSubstr("ppr:1:node"));
+  EXPECT_THAT(cluster_refused(step),
+              AllOf(HasSubstr("32 processes on 4 nodes"), HasSubstr("srun --ntasks-per-node=1")));
+  EXPECT_THAT(cluster_refused(
+                  {{"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
+              HasSubstr("ppr:1:node"));
 }
 
 TEST(Clusters, ABrokenListIsRefused) {
   Environment step = kStep;
   step["SLURM_STEP_NODELIST"] = "n[3-";
-  EXPECT_THAT(refused(step), HasSubstr("'n[3-'"));
+  EXPECT_THAT(cluster_refused(step), HasSubstr("'n[3-'"));
 }
 
 TEST(Clusters, OpenMpiSaysWhoAndHowMany) {
@@ -127,7 +128,7 @@ TEST(Clusters, AWorkersOwnJobsAreNotTheClusters) {
   EXPECT_THAT(found(worker), IsEmpty());
 }
 
-RunOptions parsed(std::vector<std::string> words, const Environment& environment) {
+RunOptions parsed_in(std::vector<std::string> words, const Environment& environment) {
   words.emplace_back("a.py");
   const auto options = parse_run_options(words, environment, Machine{});
   EXPECT_TRUE(options) << options.error().message;
@@ -135,12 +136,12 @@ RunOptions parsed(std::vector<std::string> words, const Environment& environment
 }
 
 TEST(Clusters, FillInWhatTheUserDidNotSay) {
-  const auto options = parsed({}, kStep);
+  const auto options = parsed_in({}, kStep);
   EXPECT_EQ(options.nnodes_max, 4);
   EXPECT_EQ(options.node_rank, 1);
   EXPECT_EQ(options.master_addr, "n3");
   EXPECT_THAT(options.cluster, HasSubstr("Slurm job 12345, step 2: --nnodes=4"));
-  const auto named = parsed({"--rdzv-endpoint=other:7", "--nnodes=2:4"}, kStep);
+  const auto named = parsed_in({"--rdzv-endpoint=other:7", "--nnodes=2:4"}, kStep);
   EXPECT_EQ(named.master_addr, "other");
   EXPECT_EQ(named.master_port, 7);
   EXPECT_EQ(named.nnodes_min, 2);
@@ -149,12 +150,12 @@ TEST(Clusters, FillInWhatTheUserDidNotSay) {
 
 TEST(Clusters, GiveWayToAJobOfAnotherSize) {
   for (const char* word : {"--nnodes=1", "--standalone"}) {
-    const auto options = parsed({word}, kStep);
+    const auto options = parsed_in({word}, kStep);
     EXPECT_EQ(options.nnodes_max, 1);
     EXPECT_FALSE(options.node_rank);
     EXPECT_EQ(options.cluster, "");
   }
-  EXPECT_EQ(parsed({}, {{"PET_NNODES", "1"}, {"SLURM_STEP_NODELIST", "n[1-2]"}}).nnodes_max, 1);
+  EXPECT_EQ(parsed_in({}, {{"PET_NNODES", "1"}, {"SLURM_STEP_NODELIST", "n[1-2]"}}).nnodes_max, 1);
 }
 
 TEST(Clusters, ThatDoNotSayHowManyNodesAskForIt) {
@@ -162,7 +163,7 @@ TEST(Clusters, ThatDoNotSayHowManyNodesAskForIt) {
   const auto options = parse_run_options({"a.py"}, pod, Machine{});
   ASSERT_FALSE(options);
   EXPECT_THAT(options.error().message, HasSubstr("give --nnodes"));
-  EXPECT_EQ(parsed({"--nnodes=2"}, pod).node_rank, 1);
+  EXPECT_EQ(parsed_in({"--nnodes=2"}, pod).node_rank, 1);
 }
 
 }  // namespace

@@ -6,12 +6,12 @@
 namespace muster {
 namespace {
 
-class Tree {
+class BinomialTree {
  public:
-  explicit Tree(const Problem& problem)
+  explicit BinomialTree(const Problem& problem)
       : from_root_(problem),
         self_(from_root_.self),
-        reach_(self_ == 0 ? 1 << doubling_rounds(problem.size) : self_ & -self_) {}
+        reach_(self_ == 0 ? 1 << doubling_rounds(problem.size) : lowest_bit(self_)) {}
 
   bool root() const { return self_ == 0; }
   int self() const { return self_; }
@@ -36,7 +36,7 @@ class Tree {
 };
 
 /// The ranks' blocks in the order of the tree.
-Blocks in_order(const Tree& tree, const Blocks& by_rank) {
+Blocks in_order(const BinomialTree& tree, const Blocks& by_rank) {
   Blocks blocks;
   for (int relative = 0; relative < by_rank.count(); ++relative) blocks.append(by_rank.bytes(tree.rank(relative)));
   return blocks;
@@ -44,7 +44,7 @@ Blocks in_order(const Tree& tree, const Blocks& by_rank) {
 
 /// The blocks of [first, last) in the tree's order, as they lie by rank: in one piece, or in two around the end.
 template <class Body>
-void each_piece(const Tree& tree, const Blocks& by_rank, Place place, int first, int last, Body&& body) {
+void each_piece(const BinomialTree& tree, const Blocks& by_rank, Place place, int first, int last, Body&& body) {
   const Rank begin = tree.rank(first);
   const int before_end = std::min(last - first, by_rank.count() - begin);
   body(by_rank.range(place, begin, begin + before_end));
@@ -55,7 +55,7 @@ void each_piece(const Tree& tree, const Blocks& by_rank, Place place, int first,
 
 Schedule binomial_broadcast(const Problem& problem) {
   check_problem(problem);
-  const Tree tree(problem);
+  const BinomialTree tree(problem);
   const Place source = tree.root() ? Place::kInput : Place::kOutput;
   const Chunks chunks{0, tensor_bytes(problem), chunk_grain(problem)};
   ScheduleBuilder builder;
@@ -72,7 +72,7 @@ Schedule binomial_broadcast(const Problem& problem) {
 Schedule binomial_reduce(const Problem& problem) {
   check_problem(problem);
   constexpr uint32_t kSums = 4;
-  const Tree tree(problem);
+  const BinomialTree tree(problem);
   const Chunks chunks{0, tensor_bytes(problem), chunk_grain(problem)};
   const bool leaf = tree.end() == tree.self() + 1;
   ScheduleBuilder builder;
@@ -102,7 +102,7 @@ Schedule binomial_reduce(const Problem& problem) {
 
 Schedule binomial_scatter(const Problem& problem) {
   check_problem(problem);
-  const Tree tree(problem);
+  const BinomialTree tree(problem);
   const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
   ScheduleBuilder builder;
   const Range own = output(0, by_rank.bytes(problem.rank));
@@ -128,7 +128,7 @@ Schedule binomial_scatter(const Problem& problem) {
 
 Schedule binomial_gather(const Problem& problem) {
   check_problem(problem);
-  const Tree tree(problem);
+  const BinomialTree tree(problem);
   const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
   const Range own = input(0, by_rank.bytes(problem.rank));
   ScheduleBuilder builder;

@@ -4,8 +4,6 @@
 namespace muster {
 namespace {
 
-int lowest_bit(int position) { return position & -position; }
-
 /// A binary tree over positions 1 to `last` that has them in order from left to right: odd positions are its leaves.
 /// Where the tree is not full, a position that is beyond the end stands for what is below it.
 struct Neighbours {
@@ -63,9 +61,10 @@ std::vector<Half> halves(const Problem& problem, int self, int members) {
   return both;
 }
 
-class AllReduce {
+class DoubleTreeAllReduce {
  public:
-  explicit AllReduce(const Problem& problem) : problem_(problem), halves_(halves(problem, problem.rank, problem.size)) {
+  explicit DoubleTreeAllReduce(const Problem& problem)
+      : problem_(problem), halves_(halves(problem, problem.rank, problem.size)) {
     for (const Half& half : halves_) {
       for (int child = 0; child < 2; ++child) {
         slots_.emplace_back(builder_, half.tree.children.empty() ? 0 : half.chunks.largest());
@@ -124,7 +123,7 @@ class AllReduce {
 
 Schedule double_tree_all_reduce(const Problem& problem) {
   check_problem(problem);
-  if (problem.size > 1) return AllReduce(problem).build();
+  if (problem.size > 1) return DoubleTreeAllReduce(problem).build();
   ScheduleBuilder builder;
   builder.copy(input(0, tensor_bytes(problem)), output(0, tensor_bytes(problem)));
   return builder.take();

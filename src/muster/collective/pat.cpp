@@ -7,8 +7,6 @@
 namespace muster {
 namespace {
 
-int lowest_bit(int place) { return place & -place; }
-
 /// What a rank sums up for the places of one lowest bit, one after the other.
 struct Sum {
   Range range;

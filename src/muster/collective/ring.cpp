@@ -8,9 +8,9 @@ namespace {
 
 /// The two passes around the ring. In step k of the first, rank r sends what it has of share r - k and combines share
 /// r - k - 1; then share r + 1 is complete here, and the second pass carries the complete ones round.
-class AllReduce {
+class RingAllReduce {
  public:
-  explicit AllReduce(const Problem& problem)
+  explicit RingAllReduce(const Problem& problem)
       : problem_(problem),
         shares_(Blocks::shares(problem, problem.size)),
         grain_(chunk_grain(problem)),
@@ -156,7 +156,7 @@ Schedule copy_input(size_t bytes) {
 
 Schedule ring_all_reduce(const Problem& problem) {
   check_problem(problem);
-  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : AllReduce(problem).build();
+  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : RingAllReduce(problem).build();
 }
 
 Schedule ring_reduce_scatter(const Problem& problem) {

@@ -109,6 +109,9 @@ inline size_t tensor_bytes(const Problem& problem) { return problem.count * prob
 /// `rank` plus `steps` around the ring; steps >= -size.
 inline Rank around(const Problem& problem, int steps) { return (problem.rank + problem.size + steps) % problem.size; }
 
+/// The greatest power of two that divides `position`.
+inline int lowest_bit(int position) { return position & -position; }
+
 /// Rounds in which everybody is reached by doubling: ceil(log2 size).
 inline int doubling_rounds(int size) { return std::bit_width(static_cast<unsigned>(size) - 1u); }
 

@@ -13,7 +13,7 @@ namespace {
 /// With fewer bytes the second wait costs more than a copy.
 constexpr size_t kLeastBytes = 8 << 10;
 /// Of a reduction: what was combined is still in the first-level cache when it is copied to the others.
-constexpr size_t kBlock = 16 << 10;
+constexpr size_t kCachedBytes = 16 << 10;
 
 /// What a rank says of its input, in the payload of the first step.
 struct Location {
@@ -160,8 +160,8 @@ class Direct {
     const bool all = run_.call.collective == Collective::kAllReduce;
     const Rank target = all ? run_.rank : run_.call.root;
     auto& sources = run_.team.pointers();
-    for (size_t begin = bound(run_.rank), end = bound(run_.rank + 1); begin < end; begin += kBlock) {
-      const size_t here = std::min(kBlock, end - begin);
+    for (size_t begin = bound(run_.rank), end = bound(run_.rank + 1); begin < end; begin += kCachedBytes) {
+      const size_t here = std::min(kCachedBytes, end - begin);
       for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = at_[peer] + begin;
       run_.combine(at_[target] + begin, sources.data(), here);
       for (Rank peer = 0; all && peer < run_.size; ++peer) {

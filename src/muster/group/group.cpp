@@ -19,8 +19,6 @@ namespace {
 
 /// Operations that may wait their turn; a caller this far ahead of its peers has a bug.
 constexpr size_t kMaxQueued = 1 << 16;
-/// How long a group that is destroyed waits for its queued operations.
-constexpr Duration kDrainTime = std::chrono::seconds(10);
 
 class GroupImpl final : public Group {
  public:

@@ -1,7 +1,6 @@
 #include "muster/group/hierarchy.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "muster/group/operations.h"
 
@@ -18,8 +17,6 @@ BufferView slice(const BufferView& view, size_t offset, size_t bytes) {
   view.visit(offset, bytes, [&](uint8_t* data, size_t here) { segments.push_back({data, here}); });
   return BufferView(std::move(segments), view.dtype());
 }
-
-size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
 }  // namespace
 
@@ -142,7 +139,7 @@ Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadl
   for (int local = 0; local < locals_; ++local) {
     const int first = topology_.first_slot(host_, local), last = topology_.first_slot(host_, local + 1);
     size_t count = 0;
-    for (int slot = first; slot < last; ++slot) count += sum(block_counts(operation, slot));
+    for (int slot = first; slot < last; ++slot) count += total(block_counts(operation, slot));
     here.counts.push_back(count);
   }
   return in_team(std::move(here), deadline);
@@ -158,7 +155,7 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
     for (int local = 0; local < locals_; ++local) {
       const int first = topology_.first_slot(host_, local), last = topology_.first_slot(host_, local + 1);
       size_t count = 0;
-      for (int slot = first; slot < last; ++slot) count += sum(block_counts(operation, slot));
+      for (int slot = first; slot < last; ++slot) count += total(block_counts(operation, slot));
       here.counts.push_back(count);
     }
     MUSTER_TRY(in_team(std::move(here), deadline));
@@ -167,7 +164,7 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
   for (int slot = first_slot_; slot < last_slot_; ++slot) {
     const BufferView none(nullptr, 0, operation.call.dtype);
     std::vector<size_t> counts = block_counts(operation, slot);
-    const size_t bytes = sum(counts) * size_of(operation.call.dtype);
+    const size_t bytes = total(counts) * size_of(operation.call.dtype);
     Operation sub = part(operation, Collective::kReduceScatter, slice(carried, offset, bytes),
                          slot == first_slot_ ? operation.output : none);
     sub.counts = std::move(counts);

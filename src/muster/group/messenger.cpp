@@ -17,10 +17,6 @@ namespace {
 constexpr Duration kProbeAfter = 100ms;
 /// More ranks than these are not probed for a receive from any of them.
 constexpr size_t kMostProbes = 32;
-/// What a rank said before it left or died may still be on its way.
-constexpr Duration kLastWords = 500ms;
-/// How long close() waits for what was sent.
-constexpr Duration kDrainTime = 10s;
 /// The messages to a peer bring their own deadlines; the link may take its time.
 constexpr Duration kDialTime = std::chrono::hours(24);
 

@@ -9,12 +9,18 @@
 #include <thread>
 #include <unordered_map>
 
+#include "muster/base/clock.h"
 #include "muster/group/member.h"
 #include "muster/group/messenger_incoming.h"
 #include "muster/group/messenger_outgoing.h"
 #include "muster/transport/socket_link.h"
 
 namespace muster {
+
+/// What a rank said before it left or died may still be on its way; as long may one that leaves wait for it to be read.
+inline constexpr Duration kLastWords = std::chrono::milliseconds(500);
+/// How long what was submitted or sent may take to be done when its group is destroyed.
+inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 
 /// Point-to-point messages of one rank of a group. Has links, a loop and a lock of its own, so it needs neither the
 /// collectives' turn nor their order. To each rank that it sends to it dials a link, at the first message.

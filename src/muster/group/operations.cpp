@@ -14,8 +14,6 @@ tl::unexpected<Error> invalid(const Operation& operation, const std::string& wha
   return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name(operation.call.collective), what));
 }
 
-size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
-
 /// FNV-1a over the counts; never zero, which stands for equal blocks.
 uint64_t digest(const std::vector<size_t>& counts) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -49,11 +47,11 @@ Result<> take_blocks(Operation& operation, const BufferView& own, const BufferVi
     return invalid(operation,
                    fmt::format("this rank's block has {} elements, its count is {}", own.count(), counts[self.rank]));
   }
-  if (whole.count() != sum(counts)) {
+  if (whole.count() != total(counts)) {
     return invalid(operation,
-                   fmt::format("the counts make {} elements, the memory has {}", sum(counts), whole.count()));
+                   fmt::format("the counts make {} elements, the memory has {}", total(counts), whole.count()));
   }
-  operation.call.count = sum(counts);
+  operation.call.count = total(counts);
   operation.call.layout = digest(counts);
   return {};
 }
@@ -69,14 +67,15 @@ Result<> take_exchange(Operation& operation, const Membership& self) {
                                           input.count(), output.count(), size));
   }
   operation.call.layout = 1;
-  if (send.size() == size && receive.size() == size && sum(send) == input.count() && sum(receive) == output.count()) {
+  if (send.size() == size && receive.size() == size && total(send) == input.count() &&
+      total(receive) == output.count()) {
     return {};
   }
   return invalid(
       operation,
       fmt::format("{} and {} counts, which make {} and {} elements, for {} ranks with {} elements "
                   "to send and {} to receive",
-                  send.size(), receive.size(), sum(send), sum(receive), size, input.count(), output.count()));
+                  send.size(), receive.size(), total(send), total(receive), size, input.count(), output.count()));
 }
 
 Result<> take_tensor(Operation& operation, const Membership& self) {
@@ -111,6 +110,8 @@ Operation reduction_of(Collective collective, BufferView input, BufferView outpu
 }
 
 }  // namespace
+
+size_t total(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
 Result<> complete(Operation& operation, const Membership& self) {
   Call& call = operation.call;

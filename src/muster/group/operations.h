@@ -10,6 +10,9 @@ namespace muster {
 /// rank can see to be wrong, kUnsupported for a dtype that the reduction does not take.
 Result<> complete(Operation& operation, const Membership& self);
 
+/// Elements of all blocks together.
+size_t total(const std::vector<size_t>& counts);
+
 /// Complete operations with those of one kind that follow each other merged: see Group::submit(). What ranks agree on
 /// in each call they agree on in all of them, so every rank merges alike.
 std::vector<Operation> coalesce(std::vector<Operation> operations, int size);

@@ -23,8 +23,6 @@ namespace {
 /// How long peers may take, after a deadline was missed, to show that they are alive. A peer that can't read a ping,
 /// being stuck in the middle of a frame, pings for itself once its own deadline has passed.
 constexpr Duration kSignOfLife = std::chrono::seconds(2);
-/// How long they may take to read why the group died.
-constexpr Duration kLastWords = std::chrono::milliseconds(500);
 
 }  // namespace
 

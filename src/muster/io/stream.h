@@ -13,6 +13,9 @@ namespace muster {
 /// A connected, non-blocking byte stream: a plain socket, or TLS over one.
 class Stream {
  public:
+  /// Of a buffer for a read() of whatever comes.
+  static constexpr size_t kReadBytes = 64 << 10;
+
   virtual ~Stream() = default;
 
   /// Bytes moved; 0 means "would block". A peer that has closed is kPeerLost. Never raises SIGPIPE.

@@ -31,9 +31,7 @@ namespace muster {
 namespace {
 
 constexpr Duration kLastWordTime =
-    std::chrono::seconds(2);  // for a last word to the root: a lost one must not hold us up
-constexpr Duration kFlushTime = std::chrono::seconds(5);
-constexpr Duration kLeaveTime = std::chrono::seconds(10);
+    std::chrono::seconds(2);                              // for a last word to the root: a lost one must not hold us up
 constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
 constexpr Duration kTierPause = std::chrono::milliseconds(20);
 constexpr Duration kPublishDelay = std::chrono::milliseconds(500);

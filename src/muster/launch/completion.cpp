@@ -20,7 +20,7 @@ Words split(const std::string& text, char separator) {
   return words;
 }
 
-std::string join(const Words& words) {
+std::string spaced(const Words& words) {
   std::string all;
   for (const auto& word : words) all += (all.empty() ? "" : " ") + word;
   return all;
@@ -55,7 +55,7 @@ std::string bash(const Words& commands) {
     for (const auto& name : names(row)) all.push_back(name);
     std::string pattern = row.names;
     for (size_t at = 0; (at = pattern.find(',', at)) != std::string::npos;) pattern[at] = '|';
-    const std::string words = join(choices(row));
+    const std::string words = spaced(choices(row));
     const std::string files = takes_path(row) ? " -f" : "";
     if (row.takes != nullptr)
       cases += fmt::format("    {}) COMPREPLY=($(compgen{} -W '{}' -- \"$cur\")); return ;;\n", pattern, files, words);
@@ -74,7 +74,7 @@ std::string bash(const Words& commands) {
 }}
 complete -o filenames -F _muster muster
 )",
-                     join(commands), cases, join(all));
+                     spaced(commands), cases, spaced(all));
 }
 
 // In single quotes, and without what _arguments would read as its own.
@@ -87,7 +87,7 @@ std::string zsh_text(std::string text) {
 std::string zsh(const Words& commands) {
   std::string specs;
   each_row([&](const OptionRow& row) {
-    const std::string words = join(choices(row));
+    const std::string words = spaced(choices(row));
     std::string argument;
     if (row.takes != nullptr) argument = ":" + zsh_text(row.takes) + ":";
     if (takes_path(row)) {
@@ -117,7 +117,7 @@ _muster() {{
 }}
 compdef _muster muster
 )",
-                     join(commands), specs);
+                     spaced(commands), specs);
 }
 
 std::string fish_quote(std::string text) {
@@ -126,7 +126,8 @@ std::string fish_quote(std::string text) {
 }
 
 std::string fish(const Words& commands) {
-  std::string lines = fmt::format("complete -c muster -n __fish_use_subcommand -f -a {}\n", fish_quote(join(commands)));
+  std::string lines =
+      fmt::format("complete -c muster -n __fish_use_subcommand -f -a {}\n", fish_quote(spaced(commands)));
   each_row([&](const OptionRow& row) {
     std::string line = "complete -c muster -n '__fish_seen_subcommand_from run'";
     for (const auto& name : names(row))
@@ -134,7 +135,7 @@ std::string fish(const Words& commands) {
     if (takes_path(row)) {
       line += " -r";
     } else if (row.takes != nullptr) {
-      line += " -x -a " + fish_quote(join(choices(row)));
+      line += " -x -a " + fish_quote(spaced(choices(row)));
     }
     lines += line + " -d " + fish_quote(row.description) + "\n";
   });

@@ -10,6 +10,9 @@
 
 namespace muster {
 
+/// How long a console that ends may take for what is left to write.
+inline constexpr Duration kFlushTime = std::chrono::seconds(5);
+
 /// Writes to a descriptor that it borrows and leaves blocking (the flag is shared with whoever else has it open)
 /// without being held up by a reader that is slow: what cannot be written now waits. A reader that is gone loses the
 /// output, not the job. For the thread that drives the loop.

@@ -1,6 +1,7 @@
 #include "muster/launch/dry_run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 
@@ -10,12 +11,6 @@
 
 namespace muster {
 namespace {
-
-std::string join(const std::vector<std::string>& words) {
-  std::string all;
-  for (const auto& word : words) all += (all.empty() ? "" : " ") + word;
-  return all;
-}
 
 class Description {
  public:
@@ -88,7 +83,7 @@ Result<> describe_workers(const RunOptions& o, const std::string& own_path, cons
                           Description& d) {
   MUSTER_ASSIGN(const auto command, worker_command(o, own_path, environment));
   MUSTER_ASSIGN(const auto cpus, worker_cpus(o));
-  d.line("command", join(command));
+  d.line("command", fmt::format("{}", fmt::join(command, " ")));
   d.heading(fmt::format("{} {} on this node{}:", o.nproc, o.nproc == 1 ? "worker" : "workers",
                         o.nnodes_max > 1 ? ", ranks as if every node had as many" : ""));
   Environment before = environment;
@@ -122,7 +117,8 @@ Result<std::string> describe_run(const RunOptions& options, const std::string& o
   const std::string folder = std::filesystem::current_path(ignored).string();
   const std::string program = program_path(own_path, environment);
   for (size_t node = 0; node < options.hosts.size(); ++node)
-    d.line(fmt::format("node {}", node).c_str(), join(host_command(options, node, program, folder, environment)));
+    d.line(fmt::format("node {}", node).c_str(),
+           fmt::format("{}", fmt::join(host_command(options, node, program, folder, environment), " ")));
   return d.text();
 }
 

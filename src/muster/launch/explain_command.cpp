@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "muster/collective/explain.h"
+#include "muster/launch/failure.h"
 
 namespace muster {
 
@@ -35,8 +36,7 @@ int explain_command(const std::string&, const std::vector<std::string>& words) {
     return explain(question, tuning);
   }();
   if (answer) return std::fputs(answer->c_str(), stdout) < 0;
-  std::fprintf(stderr, "muster: explain: %s\n", answer.error().message.c_str());
-  return 2;
+  return complain("explain", answer.error().message, 2);
 }
 
 }  // namespace muster

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -94,6 +95,11 @@ int exit_status(const Error& error) {
     default:
       return 1;
   }
+}
+
+int complain(const char* command, const std::string& message, int status) {
+  std::fprintf(stderr, "muster: %s: %s\n", command, message.c_str());
+  return status;
 }
 
 std::string last_traceback(std::string_view stderr_text) {

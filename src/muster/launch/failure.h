@@ -31,6 +31,9 @@ WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_st
 /// The exit status that stands for an error before any worker ran: 127 missing, 126 not runnable, else 1.
 int exit_status(const Error& error);
 
+/// Says "muster: COMMAND: MESSAGE" on standard error. Returns `status`.
+int complain(const char* command, const std::string& message, int status);
+
 /// From the last Python traceback of `stderr_text` on; empty when there is none. At most its last 40 lines.
 std::string last_traceback(std::string_view stderr_text);
 /// What torch's @record left in the file named by TORCHELASTIC_ERROR_FILE (JSON); empty when it is something else.

@@ -27,8 +27,6 @@ namespace muster {
 namespace {
 
 constexpr Duration kReportTime = std::chrono::seconds(2);  // for the others to learn of a failure and to say so
-constexpr Duration kLeaveTime = std::chrono::seconds(10);  // on top of the shutdown timeout, for their goodbyes
-constexpr Duration kFlushTime = std::chrono::seconds(5);
 
 // For a shell: in single quotes, unless there is nothing in it that means something.
 std::string quote(const std::string& word) {

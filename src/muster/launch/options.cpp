@@ -12,7 +12,6 @@
 namespace muster {
 namespace {
 
-constexpr int kMaxWorkers = 1 << 16;
 constexpr int kMaxRestarts = 1 << 30;
 
 Result<int> parse_nproc(const std::string& text, const Machine& machine) {

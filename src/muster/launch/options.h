@@ -13,6 +13,11 @@
 
 namespace muster {
 
+inline constexpr int kMaxWorkers = 1 << 16;  ///< of a node
+inline constexpr int kMaxNodes = 1 << 20;
+/// For the goodbyes of nodes that stop, on top of the shutdown timeout.
+inline constexpr Duration kLeaveTime = std::chrono::seconds(10);
+
 /// A copy of the environment: what a parse depends on is passed in, so that it can be tested.
 using Environment = std::map<std::string, std::string>;
 Environment current_environment();

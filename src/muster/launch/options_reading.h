@@ -7,8 +7,6 @@
 
 namespace muster {
 
-inline constexpr int kMaxNodes = 1 << 20;
-
 /// What a parse of the options reads from, and what it fills in.
 struct Reading {
   const RawOptions& raw;

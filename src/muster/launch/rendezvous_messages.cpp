@@ -3,13 +3,12 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "muster/launch/options.h"
+
 namespace muster {
 namespace {
 
 using nlohmann::json;
-
-constexpr int kMaxWorkers = 1 << 16;
-constexpr int kMaxNodes = 1 << 20;
 
 template <class Kind>
 struct Named {

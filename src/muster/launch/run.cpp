@@ -21,11 +21,6 @@
 namespace muster {
 namespace {
 
-int complain(const std::string& message, int status) {
-  std::fprintf(stderr, "muster: run: %s\n", message.c_str());
-  return status;
-}
-
 // A folder for the workers' error files. Whoever is left of agent and guard removes it.
 class ScratchFolder {
  public:
@@ -68,7 +63,7 @@ int run_here(const RunOptions& options, const std::string& own_path) {
     std::fprintf(stderr, "muster: taken from %s\n", options.cluster.c_str());
   const ScratchFolder scratch;
   if (scratch.path().empty())
-    return complain("cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
+    return complain("run", "cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
   const auto agent = [&] {
     if (options.until_stdin_ends) end_with_stdin();
     const int status = run_agent(options, own_path, scratch.path());
@@ -80,7 +75,7 @@ int run_here(const RunOptions& options, const std::string& own_path) {
 
 int show_dry_run(const RunOptions& options, const std::string& own_path) {
   const auto text = describe_run(options, own_path, current_environment());
-  if (!text) return complain(text.error().message, exit_status(text.error()));
+  if (!text) return complain("run", text.error().message, exit_status(text.error()));
   return std::fputs(text->c_str(), stdout) < 0;
 }
 
@@ -88,7 +83,7 @@ int show_dry_run(const RunOptions& options, const std::string& own_path) {
 
 int run_command(const std::string& own_path, const std::vector<std::string>& words) {
   const auto options = parse_run_options(words, current_environment(), this_machine());
-  if (!options) return complain(options.error().message + " (`muster help run` lists the options)", 2);
+  if (!options) return complain("run", options.error().message + " (`muster help run` lists the options)", 2);
   if (options->help) return std::fputs(run_help().c_str(), stdout) < 0;
   if (options->dry_run) return show_dry_run(*options, own_path);
   if (!options->hosts.empty()) return run_hosts(*options, program_path(own_path, current_environment()));

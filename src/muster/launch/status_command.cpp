@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kStoreTime = std::chrono::seconds(2);       // for one job's store
+constexpr Duration kLookTime = std::chrono::seconds(2);        // for one job's store
 constexpr Duration kBetween = std::chrono::milliseconds(200);  // two looks at the store, for its rate
 constexpr Duration kInterval = std::chrono::seconds(1);        // of --watch
 
@@ -47,7 +47,7 @@ std::optional<json> read_living(const std::filesystem::path& path) {
 }
 
 Result<json> look_into(const json& agent) {
-  const Deadline deadline = Deadline::after(kStoreTime);
+  const Deadline deadline = Deadline::after(kLookTime);
   MUSTER_ASSIGN(const Bytes secret, from_hex(agent["secret"].get<std::string>()));
   MUSTER_ASSIGN(const auto store, open_store(agent["store"].get<std::string>(), secret, deadline));
   const JobKeys keys(agent["run_id"].get<std::string>());
@@ -153,7 +153,7 @@ int status_command(const std::string&, const std::vector<std::string>& words) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   const auto folder = warm_folder(current_environment());
-  if (!folder) return std::fprintf(stderr, "muster: status: %s\n", folder.error().message.c_str()), 1;
+  if (!folder) return complain("status", folder.error().message, 1);
   while (true) {
     const json jobs = collect(*folder, run_id);
     if (watch && !as_json && ::isatty(STDOUT_FILENO) == 1) std::fputs("\x1b[H\x1b[2J", stdout);

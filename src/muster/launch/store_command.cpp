@@ -23,7 +23,7 @@ namespace {
 constexpr const char* kDefaultListen = "127.0.0.1:29400";
 
 // What the command line says, for all of the commands.
-struct Words {
+struct StoreWords {
   std::string store, secret_file, key, value, file, prefix;
   double timeout = 30, interval = 1;
   int64_t amount = 1, count = 0;
@@ -31,7 +31,7 @@ struct Words {
   ServeOptions serve;
 };
 
-Result<Bytes> secret(const Words& words) {
+Result<Bytes> secret(const StoreWords& words) {
   const char* given = std::getenv("MUSTER_SECRET");
   std::string text = given == nullptr ? "" : given;
   if (!words.secret_file.empty()) {
@@ -42,7 +42,7 @@ Result<Bytes> secret(const Words& words) {
   return fail(ErrorCode::kInvalidArgument, "the secret (--secret-file, MUSTER_SECRET) is no hexadecimal number");
 }
 
-Result<std::unique_ptr<Store>> open(const Words& words, const Deadline& deadline) {
+Result<std::unique_ptr<Store>> open(const StoreWords& words, const Deadline& deadline) {
   MUSTER_ASSIGN(const Bytes key, secret(words));
   if (!words.store.empty()) return open_store(words.store, key, deadline);
   if (std::getenv("MUSTER_STORE") != nullptr) return store_from_environment(deadline);
@@ -58,7 +58,7 @@ tl::unexpected<Error> absent(const Key& key) {
   return fail(ErrorCode::kNotFound, "there is no key \"" + printable(key) + "\" (--wait waits for it)");
 }
 
-Result<> get(const Words& words, Store& store, const Deadline& deadline) {
+Result<> get(const StoreWords& words, Store& store, const Deadline& deadline) {
   if (!words.wait) {
     MUSTER_ASSIGN(const bool there, store.check({words.key}, deadline));
     if (!there) return absent(words.key);
@@ -69,7 +69,7 @@ Result<> get(const Words& words, Store& store, const Deadline& deadline) {
   return write_out(to_string(value) + (::isatty(STDOUT_FILENO) == 1 ? "\n" : ""));
 }
 
-Result<> set(const Words& words, Store& store, const Deadline& deadline) {
+Result<> set(const StoreWords& words, Store& store, const Deadline& deadline) {
   std::string value = words.value;
   if (!words.file.empty()) {
     std::ifstream file;
@@ -81,18 +81,18 @@ Result<> set(const Words& words, Store& store, const Deadline& deadline) {
   return store.set(words.key, as_bytes(value), deadline);
 }
 
-Result<> add(const Words& words, Store& store, const Deadline& deadline) {
+Result<> add(const StoreWords& words, Store& store, const Deadline& deadline) {
   MUSTER_ASSIGN(const int64_t sum, store.add(words.key, words.amount, deadline));
   return write_out(std::to_string(sum) + "\n");
 }
 
-Result<> remove(const Words& words, Store& store, const Deadline& deadline) {
+Result<> remove(const StoreWords& words, Store& store, const Deadline& deadline) {
   MUSTER_ASSIGN(const bool was_there, store.delete_key(words.key, deadline));
   if (was_there) return {};
   return absent(words.key);
 }
 
-Result<> barrier(const Words& words, Store& store, const Deadline& deadline) {
+Result<> barrier(const StoreWords& words, Store& store, const Deadline& deadline) {
   return store.barrier(words.key, words.count, deadline);
 }
 
@@ -109,7 +109,7 @@ Result<std::map<Key, Bytes>> contents(Store& store, const std::string& prefix, c
   return found;
 }
 
-Result<> list(const Words& words, Store& store, const Deadline& deadline) {
+Result<> list(const StoreWords& words, Store& store, const Deadline& deadline) {
   std::string out;
   if (words.values) {
     MUSTER_ASSIGN(const auto found, contents(store, words.prefix, deadline));
@@ -124,14 +124,14 @@ Result<> list(const Words& words, Store& store, const Deadline& deadline) {
   return write_out(out);
 }
 
-Result<> show_change(const Words& words, const std::string& change, const Key& key, const Bytes* value) {
+Result<> show_change(const StoreWords& words, const std::string& change, const Key& key, const Bytes* value) {
   if (words.json) return write_out(as_json({key, value, change}) + "\n");
   const std::string shown = value == nullptr ? "" : "  " + printable(to_string(*value));
   return write_out(change + "  " + printable(key) + shown + "\n");
 }
 
 // Looks every `interval`: what was set and deleted again in between is not seen. Until `count` changes, or for ever.
-Result<> watch(const Words& words, Store& store, const Deadline&) {
+Result<> watch(const StoreWords& words, Store& store, const Deadline&) {
   const Duration interval(static_cast<int64_t>(words.interval * 1e9));
   const auto look = [&] {
     return contents(store, words.prefix, Deadline::after(Duration(static_cast<int64_t>(words.timeout * 1e9))));
@@ -156,16 +156,16 @@ Result<> watch(const Words& words, Store& store, const Deadline&) {
   }
 }
 
-Result<> stat(const Words& words, Store& store, const Deadline& deadline) {
+Result<> stat(const StoreWords& words, Store& store, const Deadline& deadline) {
   MUSTER_ASSIGN(const StoreStat found, store.stat(deadline));
   return write_out(words.json ? as_json(found) + "\n" : as_text(found));
 }
 
-using Run = Result<> (*)(const Words&, Store&, const Deadline&);
+using Run = Result<> (*)(const StoreWords&, Store&, const Deadline&);
 
 struct Line {
   CLI::App app{"Serves a key-value store, or looks into one.", "muster store"};
-  Words words;
+  StoreWords words;
   std::map<const CLI::App*, Run> commands;
   CLI::App* serve = nullptr;
 
@@ -243,7 +243,7 @@ int status_of(const Error& error) {
 }
 
 Result<> run(Line& line) {
-  Words& words = line.words;
+  StoreWords& words = line.words;
   if (line.serve->parsed()) {
     if (words.serve.listen.empty()) words.serve.listen = {kDefaultListen};
     MUSTER_ASSIGN(words.serve.secret, secret(words));

@@ -11,6 +11,7 @@
 #include "muster/collective/reduce.h"
 #include "muster/collective/tuning.h"
 #include "muster/group/group.h"
+#include "muster/launch/failure.h"
 
 namespace muster {
 namespace {
@@ -117,8 +118,6 @@ void show(const MachineCosts& machine) {
               machine.cores);
 }
 
-int complain(const Error& error) { return std::fprintf(stderr, "muster: tune: %s\n", error.message.c_str()), 1; }
-
 }  // namespace
 
 int tune_command(const std::string&, const std::vector<std::string>& words) {
@@ -133,14 +132,14 @@ int tune_command(const std::string&, const std::vector<std::string>& words) {
   }
   if (only_show) {
     const auto tuning = load_tuning();
-    if (!tuning) return complain(tuning.error());
+    if (!tuning) return complain("tune", tuning.error().message, 1);
     std::printf("%s\n", tuning->machine.measured ? machine_path().c_str() : "guessed: `muster tune` measures them");
     return show(tuning->machine), 0;
   }
   const auto machine = measure_machine();
-  if (!machine) return complain(machine.error());
+  if (!machine) return complain("tune", machine.error().message, 1);
   show(*machine);
-  if (const auto saved = save_machine(*machine); !saved) return complain(saved.error());
+  if (const auto saved = save_machine(*machine); !saved) return complain("tune", saved.error().message, 1);
   std::printf("kept in %s\n", machine_path().c_str());
   return 0;
 }

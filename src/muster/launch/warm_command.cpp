@@ -16,6 +16,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/launch/command.h"
+#include "muster/launch/failure.h"
 #include "muster/launch/warm.h"
 #include "muster/launch/zygote_program.h"
 
@@ -32,11 +33,6 @@ struct WarmOptions {
 };
 
 using Facts = std::map<std::string, std::string>;
-
-int complain(const std::string& message, int status) {
-  std::fprintf(stderr, "muster: warm: %s\n", message.c_str());
-  return status;
-}
 
 // Asks the zygote that listens at `path`; kUnavailable when it does not answer in time.
 Result<Facts> ask(const std::string& path, const char* question, Duration patience) {
@@ -99,9 +95,9 @@ void stop_replaced(const std::string& folder, const std::string& python, const s
 int start(const std::string& own_path, const WarmOptions& options) {
   const Environment environment = current_environment();
   const auto python = find_python(own_path, environment);
-  if (!python) return complain(python.error().message, 127);
+  if (!python) return complain("warm", python.error().message, 127);
   const auto folder = warm_folder(environment);
-  if (!folder) return complain(folder.error().message, 1);
+  if (!folder) return complain("warm", folder.error().message, 1);
   // One at a time: who comes second finds what the first has started.
   const Fd lock(::open((*folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock) ::flock(lock.get(), LOCK_EX);
@@ -113,22 +109,22 @@ int start(const std::string& own_path, const WarmOptions& options) {
   }
   stop_replaced(*folder, *python, fmt::format("{}", fmt::join(options.preload, ",")));
   const auto listener = listen_at(path);
-  if (!listener) return complain(listener.error().message, 1);
+  if (!listener) return complain("warm", listener.error().message, 1);
   const Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   ZygoteStart zygote{*python, {"warm", fmt::format("{}", options.idle)}, environment, listener->get(), null.get(),
                      true};
   zygote.words.insert(zygote.words.end(), options.preload.begin(), options.preload.end());
-  if (const auto started = start_zygote(zygote); !started) return complain(started.error().message, 1);
+  if (const auto started = start_zygote(zygote); !started) return complain("warm", started.error().message, 1);
   const auto facts = ask(path, "status", kImportTime);
   const std::string failure = facts ? facts->at("failure") : facts.error().message;
   if (failure.empty()) return std::printf("muster: warm: %s\n", describe(*facts).c_str()) < 0;
   ::unlink(path.c_str());
-  return complain(failure, 1);
+  return complain("warm", failure, 1);
 }
 
 int show(bool stop) {
   const auto folder = warm_folder(current_environment());
-  if (!folder) return complain(folder.error().message, 1);
+  if (!folder) return complain("warm", folder.error().message, 1);
   int found = 0;
   for (const auto& path : sockets(*folder)) {
     const auto facts = ask(path, stop ? "stop" : "status", kAnswerTime);
@@ -160,7 +156,7 @@ int warm_command(const std::string& own_path, const std::vector<std::string>& wo
   } catch (const CLI::CallForHelp&) {
     return std::fputs(app.help().c_str(), stdout) < 0;
   } catch (const CLI::ParseError& error) {
-    return complain(error.what(), 2);
+    return complain("warm", error.what(), 2);
   }
   if (options.action == "start") return start(own_path, options);
   return show(options.action == "stop");

@@ -7,12 +7,11 @@
 
 namespace muster {
 namespace {
-constexpr size_t kReadBytes = 64 << 10;
 constexpr int kReadsPerTurn = 16;  // then others get their turn
 
 // One for all channels of a thread: what it holds is handed on before another one reads.
 MutableByteView read_buffer() {
-  thread_local Bytes buffer(kReadBytes);
+  thread_local Bytes buffer(Stream::kReadBytes);
   return buffer;
 }
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 using etcd::Json;
 
 constexpr size_t kMaxOperations = 128;  // of a transaction, unless the server allows more
-constexpr Duration kLookAgain = 20s;    // for a watch on a connection that died without a word
+constexpr Duration kWatchTime = 20s;    // for a watch on a connection that died without a word
 
 class EtcdStore : public RequestStore {
  public:
@@ -57,7 +57,7 @@ class EtcdStore : public RequestStore {
   };
   Result<Look> look(const Request& request, size_t from, const Deadline& deadline);
   Result<> watch(const std::vector<EtcdRange>& ranges, int64_t revision, const Deadline& deadline) {
-    return client_->watch(ranges, revision, deadline.or_sooner(deadline.clock().now() + kLookAgain));
+    return client_->watch(ranges, revision, deadline.or_sooner(deadline.clock().now() + kWatchTime));
   }
 
   const std::shared_ptr<EtcdClient> client_;

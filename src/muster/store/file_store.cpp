@@ -11,9 +11,8 @@
 namespace muster {
 namespace {
 
-constexpr Duration kFirstPause = 1ms;
-constexpr Duration kLastPause = 50ms;
-constexpr Duration kCancelGrace = 1s;
+constexpr Duration kShortestLook = 1ms;
+constexpr Duration kLongestLook = 50ms;
 
 // How an operation meets the log.
 enum class Way {
@@ -77,12 +76,12 @@ class FileStore : public RequestStore {
   };
 
   Result<> drive(Call& call, const Deadline& deadline) {
-    for (Duration pause = kFirstPause;; pause = std::min(pause * 2, kLastPause)) {
+    for (Duration pause = kShortestLook;; pause = std::min(pause * 2, kLongestLook)) {
       {
         const std::lock_guard lock(mutex_);
         MUSTER_ASSIGN(const bool busy, step(call));
         if (call.reply) return {};
-        if (busy) pause = kFirstPause;  // another writer is done in no time
+        if (busy) pause = kShortestLook;  // another writer is done in no time
       }
       if (deadline.passed()) return give_up(call);
       // tidy: allow(sleep) a file tells nobody that it grew, over NFS least of all
@@ -121,7 +120,7 @@ class FileStore : public RequestStore {
         if (call.reply || !on_record) break;
       }
       // tidy: allow(sleep) the other writer holds the lock for a moment
-      std::this_thread::sleep_for(kFirstPause);
+      std::this_thread::sleep_for(kShortestLook);
     }
     return tl::unexpected(timed_out(call.request, "the file store " + path_));
   }

@@ -1,9 +1,6 @@
 #include "muster/store/outbox.h"
 
 namespace muster {
-namespace {
-constexpr size_t kKeptCapacity = 512;  // more than this is given back once it is sent: most clients are idle
-}
 
 Result<> Outbox::flush(Stream& stream) {
   while (!empty()) {

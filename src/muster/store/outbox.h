@@ -5,6 +5,9 @@
 
 namespace muster {
 
+/// What an idle client's buffer may keep of its memory: most clients are idle.
+inline constexpr size_t kKeptCapacity = 512;
+
 /// Bytes on their way to a stream that may not take them all at once. Not thread-safe.
 class Outbox {
  public:

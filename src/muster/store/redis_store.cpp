@@ -21,7 +21,7 @@ constexpr size_t kIdleConnections = 8;
 // A message to a listener can be lost only with its connection; looking again is for a server that forgot its data.
 constexpr Duration kLookAgain = 5s;
 
-struct Place {
+struct RedisPlace {
   RedisTarget target;
   std::string prefix;
 };
@@ -42,7 +42,7 @@ std::string new_token() {
 // The connections that clones and threads share: each call has one to itself, and gives it back.
 class Connections {
  public:
-  explicit Connections(Place place) : place_(std::move(place)) {}
+  explicit Connections(RedisPlace place) : place_(std::move(place)) {}
 
   Result<std::unique_ptr<RedisConnection>> take(const Deadline& deadline) {
     {
@@ -78,10 +78,10 @@ class Connections {
     return reply;
   }
 
-  const Place& place() const { return place_; }
+  const RedisPlace& place() const { return place_; }
 
  private:
-  const Place place_;
+  const RedisPlace place_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<RedisConnection>> idle_;
 };
@@ -367,9 +367,9 @@ Result<std::map<Key, Bytes>> RedisStore::claims(std::string_view prefix, const D
   return result;
 }
 
-Result<Place> parse_place(const std::string& text) {
+Result<RedisPlace> parse_place(const std::string& text) {
   MUSTER_ASSIGN(Url url, Url::parse(text, RedisTarget{}.port));
-  Place place{{.user = url.user, .password = url.password}, url.take("prefix", "")};
+  RedisPlace place{{.user = url.user, .password = url.password}, url.take("prefix", "")};
   const std::string database = url.take("database", url.take("db", ""));
   MUSTER_TRY(url.finish("prefix and database"));
   if (url.scheme == "redis+unix") {
@@ -393,7 +393,7 @@ Result<Place> parse_place(const std::string& text) {
 }  // namespace
 
 Result<std::unique_ptr<Store>> redis_store(const std::string& url, const Deadline& deadline) {
-  MUSTER_ASSIGN(Place place, parse_place(url));
+  MUSTER_ASSIGN(RedisPlace place, parse_place(url));
   MUSTER_ASSIGN(auto first, RedisConnection::connect(place.target, deadline));
   auto connections = std::make_shared<Connections>(std::move(place));
   connections->give_back(std::move(first));

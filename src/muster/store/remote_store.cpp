@@ -20,10 +20,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kReadBytes = 64 << 10;
 constexpr Duration kConnectTimeout = 30s;
-// A taken queue item or a released barrier may cross our cancellation: the server's last word is waited for this long.
-constexpr Duration kCancelGrace = 1s;
 
 class RemoteStore : public RequestStore {
  public:
@@ -162,7 +159,7 @@ class RemoteStore : public RequestStore {
   std::unique_ptr<Stream> stream_;
   Outbox outbox_;
   FrameParser parser_{kMaxMessageBytes};
-  Bytes read_buffer_ = Bytes(kReadBytes);
+  Bytes read_buffer_ = Bytes(Stream::kReadBytes);
   bool reader_ = false;
   RequestId next_id_ = 1;
   std::unordered_map<RequestId, Call*> calls_;

@@ -9,11 +9,11 @@ namespace {
 
 // How many keys and values an operation takes; kAny for "as many as there are".
 constexpr size_t kAny = SIZE_MAX;
-struct Shape {
+struct Operands {
   size_t keys, values;
 };
 
-Shape shape_of(StoreOperation operation, size_t keys) {
+Operands operands_of(StoreOperation operation, size_t keys) {
   switch (operation) {
     case StoreOperation::kSet:
     case StoreOperation::kAppend:
@@ -96,11 +96,11 @@ const char* name(StoreOperation operation) {
 
 Result<> validate(const Request& request) {
   const char* what = name(request.operation);
-  const Shape shape = shape_of(request.operation, request.keys.size());
-  const size_t values = shape.values == kAny ? request.keys.size() : shape.values;
-  if (shape.keys != kAny && request.keys.size() != shape.keys) {
+  const Operands operands = operands_of(request.operation, request.keys.size());
+  const size_t values = operands.values == kAny ? request.keys.size() : operands.values;
+  if (operands.keys != kAny && request.keys.size() != operands.keys) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} takes {} key(s) and was given {}", what, shape.keys, request.keys.size()));
+                fmt::format("{} takes {} key(s) and was given {}", what, operands.keys, request.keys.size()));
   }
   if (request.values.size() != values) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("{} of {} key(s) takes {} value(s) and was given {}", what,

@@ -124,7 +124,7 @@ Result<StoreStat> Store::stat(const Deadline&) {
   return fail(ErrorCode::kUnsupported, "this store does not count what it does; ask the store of a running job");
 }
 
-Deadline with_grace(const Deadline& deadline) { return Deadline::after(deadline.left() + 1s); }
+Deadline with_grace(const Deadline& deadline) { return Deadline::after(deadline.left() + kCancelGrace); }
 
 Error timed_out(const Request& request, const std::string& where) {
   const char* reason = "was not answered in time; is the store's process alive and reachable?";

@@ -33,7 +33,9 @@ class RequestStore : public Store {
   virtual Result<Reply> call(Request request, const Deadline& deadline) = 0;
 };
 
-/// For the last exchange with a server of a call whose time is up: what is decided there must be known here.
+/// For the last word on a call whose time is up: a taken queue item or a released barrier may cross its cancellation.
+inline constexpr Duration kCancelGrace = std::chrono::seconds(1);
+/// For the last exchange with a server of such a call: what is decided there must be known here.
 Deadline with_grace(const Deadline& deadline);
 /// kTimeout for `request`, which names its keys and `where` the store is.
 Error timed_out(const Request& request, const std::string& where);

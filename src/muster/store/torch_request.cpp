@@ -6,11 +6,10 @@
 #include <utility>
 
 #include "muster/store/messages.h"
+#include "muster/store/outbox.h"
 
 namespace muster {
 namespace {
-
-constexpr size_t kKeptCapacity = 512;  // of an idle client's buffer
 
 // What follows a query's byte.
 struct Shape {

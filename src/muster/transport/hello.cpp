@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-constexpr std::string_view kMagic = "LNK";
+constexpr std::string_view kHelloMagic = "LNK";
 constexpr uint8_t kVersion = 1;
 constexpr size_t kLongestName = 1024;
 
@@ -46,15 +46,15 @@ Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire) {
 
 Bytes encode(const LinkHello& hello) {
   Writer writer;
-  writer.put_raw(as_bytes(kMagic)).put(kVersion).put(hello.wire).put(int32_t{hello.rank}).put(int32_t{hello.size});
+  writer.put_raw(as_bytes(kHelloMagic)).put(kVersion).put(hello.wire).put(int32_t{hello.rank}).put(int32_t{hello.size});
   writer.put(hello.generation).put(int32_t{hello.pid}).put_string(hello.group).put_string(hello.host);
   return writer.take();
 }
 
 Result<LinkHello> parse_hello(ByteView bytes) {
   Reader reader(bytes);
-  MUSTER_ASSIGN(const ByteView magic, reader.get_raw(kMagic.size()));
-  if (to_string(magic) != kMagic) return fail(ErrorCode::kProtocol, "the peer speaks muster, but not as a link");
+  MUSTER_ASSIGN(const ByteView magic, reader.get_raw(kHelloMagic.size()));
+  if (to_string(magic) != kHelloMagic) return fail(ErrorCode::kProtocol, "the peer speaks muster, but not as a link");
   MUSTER_ASSIGN(const auto version, reader.get<uint8_t>());
   if (version != kVersion) {
     return fail(

@@ -20,6 +20,9 @@ class LinkBase : public Link {
   const Peer& peer() const final { return peer_; }
 
  protected:
+  /// Moved at once; then others have their turn.
+  static constexpr size_t kTurnBytes = size_t{8} << 20;
+
   explicit LinkBase(Peer peer) : peer_(std::move(peer)) {}
 
   /// Moves what can be moved now: calls sent() and received(), and end() or part() when the link fails.

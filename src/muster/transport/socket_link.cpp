@@ -28,7 +28,6 @@ constexpr uint32_t kSendFrame = 1u << 20;
 constexpr uint32_t kLargestData = 16u << 20;
 constexpr size_t kAheadBytes = 4096;             // a header and a control frame, or a short message whole
 constexpr size_t kPieces = 32;                   // per system call
-constexpr size_t kTurnBytes = size_t{8} << 20;   // then others have their turn
 constexpr size_t kLookAhead = size_t{32} << 10;  // how far pings are looked for behind what nobody receives yet
 constexpr int kMostSignals = 64;                 // unanswered by a sane peer
 constexpr size_t kFarewellSearch = size_t{64} << 20;

@@ -24,7 +24,6 @@ namespace {
 /// How long an end looks at the rings before it sleeps: some times the cost of being woken.
 constexpr Duration kSpin = std::chrono::microseconds(50);
 constexpr Duration kDescriptorPatience = std::chrono::milliseconds(100);
-constexpr size_t kTurnBytes = size_t{8} << 20;
 
 class ShmLink final : public LinkBase {
  public:

@@ -23,7 +23,7 @@ struct Header {
   uint32_t hub;
 };
 
-constexpr uint64_t kMagic = 0x32304d4145545355;  // "USTEAM02"
+constexpr uint64_t kTeamMagic = 0x32304d4145545355;  // "USTEAM02"
 constexpr size_t kHeaderBytes = 128;
 constexpr size_t kPage = 4096;
 constexpr int kMaxSize = 1 << 16;
@@ -65,7 +65,7 @@ Result<Fd> TeamMemory::allocate(int size, size_t slot_bytes, bool hub) {
   if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 || fallocate(memory.get(), 0, 0, begin) != 0) {
     return fail_errno(errno, fmt::format("cannot get {} bytes of shared memory", bytes));
   }
-  const Header header{kMagic, slot_bytes, static_cast<uint32_t>(size), hub ? 1U : 0U};
+  const Header header{kTeamMagic, slot_bytes, static_cast<uint32_t>(size), hub ? 1U : 0U};
   if (pwrite(memory.get(), &header, sizeof(header), 0) != sizeof(header)) {
     return fail_errno(errno, "cannot write to shared memory");
   }
@@ -80,7 +80,7 @@ Result<std::shared_ptr<TeamMemory>> TeamMemory::map(const Fd& memory, int size) 
   struct stat info {};
   Header header{};
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(memory.get(), &info) != 0 ||
-      pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kMagic) {
+      pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kTeamMagic) {
     return fail(ErrorCode::kProtocol, "the shared memory that came from the leader is not a muster team");
   }
   if (header.size != static_cast<uint32_t>(size) || header.slot_bytes == 0 || header.slot_bytes > (1ULL << 32) ||
