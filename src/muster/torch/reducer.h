@@ -10,6 +10,7 @@
 
 #include "muster/group/group.h"
 #include "muster/torch/backward_times.h"
+#include "muster/torch/step_history.h"
 
 namespace muster {
 
@@ -23,6 +24,7 @@ struct ReducerOptions {
   bool find_unused_parameters = false;
   bool static_graph = false;
   bool skip_all_reduce_unused_parameters = false;
+  bool verify = true;        ///< that all ranks have the same parameters: one exchange, so all ranks alike
   std::vector<bool> sparse;  ///< by parameter: its gradient is sparse; empty: none is
 };
 
@@ -39,7 +41,7 @@ class Reducer {
   /// Checks that all ranks have the same parameters (the error names the parameter and the rank), by one exchange.
   /// Broadcasts nothing. `group` is shared with whoever else uses it.
   Reducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, ReducerOptions options);
-  ~Reducer();  // takes its hooks off the parameters
+  ~Reducer();  // takes its hooks off the parameters; waits for reductions that are under way
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
@@ -47,6 +49,10 @@ class Reducer {
   /// Arms the hooks: the next backward reduces. `outputs` of forward, to search for unused parameters if that is asked
   /// for; empty otherwise. Without this call (no_sync) gradients only accumulate.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  /// What the hook on that parameter calls, for gradients that come another way (mixed precision).
+  void gradient_ready(size_t index);
+  /// Takes the hooks off the parameters: nothing is reduced any more.
+  void remove_hooks();
   /// Before forward: new buckets, once, in the order of the first backward. Whether it did.
   bool rebuild_buckets();
 
@@ -58,7 +64,9 @@ class Reducer {
   /// That, or the hook.
   c10::intrusive_ptr<c10::ivalue::Future> run_hook(c10d::GradBucket& bucket);
   void set_static_graph();
-  /// All reductions begin only when the last gradient has come.
+  /// Reduces all at once at the end of the first backward of a static graph, which only counts: to be queued at the
+  /// engine when that backward begins. Queued already if prepare_for_backward() was given the outputs. Does nothing at
+  /// other times.
   void delay_all_reduce();
   /// The optimizer ran within backward: gradients need not be there afterwards.
   void set_optimizer_in_backward();
@@ -69,8 +77,9 @@ class Reducer {
   // Uneven inputs (join): a rank that has run out of data shadows the others.
   /// Buckets with zeros, in the order of reduction.
   std::vector<c10d::GradBucket> zero_buckets() const;
-  /// The forward's all-reduce that counts who still has data; `divide_by_initial` ranks, or by those who have.
-  void set_forward_work(Work work, at::Tensor count, bool divide_by_initial);
+  /// The forward's all-reduce, whose result counts who still has data; the next backward divides by the initial number
+  /// of ranks, or by those who have.
+  void set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial);
   void push_all_rebuilt_parameters();
 
   /// int32, by parameter: used here in this backward (or since the last that reduced).
@@ -87,7 +96,10 @@ class Reducer {
   std::vector<size_t> bucket_bytes() const;
   /// Of the last backward that reduced, once it has ended. Always recorded: a few clock readings a bucket.
   const BackwardTimes& times() const;
+  /// What each of the last steps waited for.
+  const StepHistory& history() const;
   const std::vector<std::string>& names() const;
+  Group& group() const;
 
  private:
   struct Impl;

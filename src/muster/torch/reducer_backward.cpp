@@ -1,0 +1,314 @@
+// The run of a backward: see reducer_impl.h.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
+
+#include <algorithm>
+
+#include "muster/base/check.h"
+#include "muster/torch/exception.h"
+#include "muster/torch/reducer_impl.h"
+#include "muster/torch/sparse.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+void queue_at_end(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+}  // namespace
+
+void Reducer::Impl::arm(const std::vector<at::Tensor>& outputs) {
+  armed = true;
+  begun = finish_queued = delay_queued = false;
+  next = ready_count = 0;
+  std::fill(ready.begin(), ready.end(), 0);
+  for (const auto& bucket : buckets) bucket->begin_backward();
+  if (options.static_graph) calls_left = calls;
+  if (searches()) {
+    unused = find_unused(outputs, accumulators);
+    graph_is_static = graph_is_static && (!searched || unused == unused_before);
+    unused_before = unused;
+    searched = true;
+  }
+  if (!counting()) return;
+  // At the start of backward, so that it is the outermost one that ends with the reduction.
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    output.register_hook([weak = weak_from_this()](const at::Tensor&) {
+      const auto self = weak.lock();
+      if (!self || std::exchange(self->delay_queued, true)) return;
+      queue_at_end([self] { self->delay_all_reduce(); });
+    });
+  }
+}
+
+void Reducer::Impl::on_gradient(size_t index) {
+  const std::lock_guard lock(mutex);
+  if (closed) return;
+  const at::NoGradGuard no_grad;  // also where the backward is to be differentiated
+  if ((searches() || counting()) && parameters[index].grad().defined()) used.mutable_data_ptr<int>()[index] = 1;
+  if (!armed) return;
+  if (!begun) begin_backward();
+  if (counting()) {
+    ++calls[index];
+    return;
+  }
+  if (options.static_graph) {
+    TORCH_CHECK(calls_left[index] > 0, "Your training graph has changed in this iteration: parameter ", name_of(index),
+                " got more gradients than in the first one, which static_graph does not allow");
+    if (--calls_left[index] > 0) return;
+  }
+  if (rebuilds()) order.push_back(index);
+  mark_ready(index);
+  if (next == buckets.size() && !std::exchange(finish_queued, true)) {
+    queue_at_end([self = shared_from_this()] { self->finish_locked(); });
+  }
+}
+
+/// The first gradient has come: those that will not come are there, too.
+void Reducer::Impl::begin_backward() {
+  begun = true;
+  backward_time = steady_clock().now();
+  if (counting()) return;
+  if (rebuilds()) order.clear();
+  for (const size_t index : unused) {
+    if (rebuilds()) order.push_back(index);
+    mark_ready(index);
+  }
+}
+
+void Reducer::Impl::mark_ready(size_t index) {
+  if (ready[index]) throw_marked_twice(index);
+  ready[index] = 1;
+  if (++ready_count == ready.size()) waited_time = steady_clock().now();
+  unfinished = true;
+  const Place& place = places[index];
+  Bucket& bucket = *buckets[place.bucket];
+  if (bucket.pending == bucket.parameters.size()) bucket.times.first_ready = steady_clock().now();
+  at::Tensor& gradient = parameters[index].mutable_grad();
+  if (bucket.sparse) {
+    take_sparse(bucket, gradient);
+  } else {
+    take_dense(bucket, place.position, gradient);
+  }
+  if (--bucket.pending > 0) return;
+  bucket.times.ready = steady_clock().now();
+  bucket.times.last_parameter = index;
+  begin_full_buckets();
+}
+
+void Reducer::Impl::take_dense(Bucket& bucket, size_t position, at::Tensor& gradient) {
+  at::Tensor& view = bucket.view(position);
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  if (gradient.is_same(view)) return;
+  const size_t index = bucket.parameters[position];
+  TORCH_CHECK(gradient.layout() == c10::kStrided, "Expected a dense gradient of parameter ", name_of(index), ", got a ",
+              gradient.layout(), " one: say so when the reducer is made");
+  TORCH_CHECK(dtype || gradient.scalar_type() == view.scalar_type(), "Expected a gradient of ", view.scalar_type(),
+              " for parameter ", name_of(index), ", got ", gradient.scalar_type(),
+              ": a parameter's dtype may not change after the reducer is made");
+  if (!gradient.is_alias_of(view) || gradient.const_data_ptr() != view.const_data_ptr()) copy_gradient(view, gradient);
+  if (options.gradient_as_bucket_view) gradient = view;
+}
+
+void Reducer::Impl::take_sparse(Bucket& bucket, at::Tensor& gradient) {
+  const at::Tensor& parameter = bucket.variables.front();
+  if (!gradient.defined()) {
+    bucket.flat = empty_sparse_like(parameter);
+    return;
+  }
+  TORCH_CHECK(gradient.is_sparse(), "Expected variable to have sparse gradient: parameter ",
+              name_of(bucket.parameters.front()), " has a dense one");
+  bucket.flat = gradient;
+}
+
+/// Buckets that the group's queue cannot reduce: they wait for the end of backward.
+bool Reducer::Impl::deferred(const Bucket& bucket) const {
+  return !hook && (bucket.sparse || !bucket.flat.device().is_cpu());
+}
+
+/// Factor that makes an average over the group's ranks one over those that have data.
+double Reducer::Impl::scale() {
+  if (!forward_work || divide_by_initial) return 1;
+  forward_work->wait();
+  return group->membership().size / forward_work->result().front().item<double>();
+}
+
+void Reducer::Impl::begin_full_buckets() {
+  while (next < buckets.size() && buckets[next]->pending == 0) begin_bucket(next++);
+}
+
+void Reducer::Impl::begin_bucket(size_t index) {
+  const std::shared_ptr<Bucket>& bucket = buckets[index];
+  const auto is_unused = [&](size_t i) { return std::binary_search(unused.begin(), unused.end(), i); };
+  if (options.skip_all_reduce_unused_parameters &&
+      std::all_of(bucket->parameters.begin(), bucket->parameters.end(), is_unused)) {
+    bucket->skipped = true;
+    return;
+  }
+  if (hook) {
+    bucket->times.begun = steady_clock().now();
+    c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets.size(), bucket->flat);
+    bucket->future = hook->runHook(grad_bucket);
+    return;
+  }
+  if (const double factor = scale(); factor != 1) bucket->flat.mul_(factor);
+  if (deferred(*bucket)) return;
+  bucket->times.begun = steady_clock().now();
+  // The last one in this thread, which has nothing left to do but wait for it.
+  const bool last = index + 1 == buckets.size();
+  bucket->work = group->all_reduce(value_or_throw(view_of(bucket->flat)), ReduceOp::kAverage, {.async = !last});
+  bucket->work->on_done([bucket](const Result<>&) { bucket->ended = steady_clock().now().ns; });
+}
+
+void Reducer::Impl::delay_all_reduce() {
+  const std::lock_guard lock(mutex);
+  if (closed || !armed || !begun || (options.static_graph && counted)) return;
+  const at::NoGradGuard no_grad;
+  if (options.static_graph) {
+    counted = true;
+    unused.clear();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (calls[i] == 0) unused.push_back(i);
+    }
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!ready[i]) mark_ready(i);
+  }
+  if (!finish_queued) finish();
+}
+
+void Reducer::Impl::finish_locked() {
+  const std::lock_guard lock(mutex);
+  if (closed || !armed) return;
+  const at::NoGradGuard no_grad;
+  finish();
+}
+
+void Reducer::Impl::finish() {
+  MUSTER_CHECK(next == buckets.size(), "a backward ends with every bucket begun");
+  armed = unfinished = finish_queued = false;
+  if (options.static_graph && rebuilds() && !order.empty()) {
+    // Those that never came are behind all others.
+    for (const size_t index : unused) {
+      if (std::find(order.begin(), order.end(), index) == order.end()) order.push_back(index);
+    }
+  }
+  try {
+    for (const auto& bucket : buckets) {
+      if (deferred(*bucket) && !bucket->skipped) reduce_now(*bucket);
+    }
+    if (searches() || (options.static_graph && !used_reduced)) reduce_used();
+    for (const auto& bucket : buckets) {
+      if (!bucket->skipped) end_bucket(*bucket);
+    }
+    for (const auto& future : std::exchange(futures, {})) future->waitAndThrow();
+  } catch (...) {
+    drain();
+    throw;
+  }
+  forward_work.reset();
+  if (searches()) {
+    used.zero_();
+    used_reduced = false;
+  }
+  note_times();
+}
+
+void Reducer::Impl::reduce_now(Bucket& bucket) {
+  bucket.times.begun = steady_clock().now();
+  if (bucket.sparse) {
+    at::Tensor sum = sum_sparse(*group, bucket.flat);
+    bucket.flat.copy_(sum.div_(group->membership().size));
+  } else {
+    const at::Tensor host = bucket.flat.cpu();
+    value_or_throw(group->all_reduce(value_or_throw(view_of(host)), ReduceOp::kAverage).wait());
+    bucket.flat.copy_(host);
+  }
+}
+
+void Reducer::Impl::reduce_used() {
+  value_or_throw(group->all_reduce(value_or_throw(view_of(used)), ReduceOp::kSum).wait());
+  used_reduced = true;
+}
+
+/// Waits for the reduction, and gives its result to the parameters.
+void Reducer::Impl::end_bucket(Bucket& bucket) {
+  const at::Tensor result = result_of(bucket);
+  const int64_t ended = bucket.ended;
+  bucket.times.ended = ended != 0 ? TimePoint{ended} : steady_clock().now();
+  if (optimizer_in_backward) return;
+  if (bucket.sparse) {
+    at::Tensor& gradient = parameters[bucket.parameters.front()].mutable_grad();
+    if (globally_unused(bucket.parameters.front())) return;
+    if (!gradient.defined()) {
+      gradient = result;
+    } else if (!gradient.is_same(result)) {
+      gradient.copy_(result);
+    }
+    return;
+  }
+  const at::Tensor* apart = nullptr;
+  if (!result.is_alias_of(bucket.flat)) {
+    if (result.scalar_type() == bucket.flat.scalar_type()) {
+      bucket.flat.copy_(result.view(-1));
+    } else {
+      apart = &result;  // gradients may have the dtype of the result
+    }
+  }
+  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+    if (!globally_unused(bucket.parameters[i])) hand_out_gradient(bucket, i, apart);
+  }
+}
+
+at::Tensor Reducer::Impl::result_of(Bucket& bucket) {
+  if (bucket.work) value_or_throw(bucket.work->wait());
+  if (!bucket.future) return bucket.flat;
+  bucket.future->waitAndThrow();  // hooks wait for operations, which have deadlines
+  at::Tensor result = hook->parseHookResult(bucket.future->value());
+  TORCH_CHECK(bucket.sparse || result.numel() == bucket.flat.numel(), "a communication hook returned ", result.numel(),
+              " elements for a bucket of ", bucket.flat.numel());
+  return result;
+}
+
+bool Reducer::Impl::globally_unused(size_t index) const {
+  return used_reduced && used.const_data_ptr<int>()[index] == 0;
+}
+
+void Reducer::Impl::hand_out_gradient(Bucket& bucket, size_t position, const at::Tensor* result) {
+  at::Tensor& variable = parameters[bucket.parameters[position]];
+  at::Tensor& gradient = variable.mutable_grad();
+  at::Tensor& view = bucket.view(position);
+  if (gradient.is_same(view)) return;
+  // With mixed precision a hook may have put gradients of another dtype in place.
+  const bool same = !gradient.defined() || gradient.scalar_type() == view.scalar_type();
+  if (options.gradient_as_bucket_view && same && result == nullptr) {
+    gradient = view;
+    return;
+  }
+  const at::Tensor source = result != nullptr ? bucket.view_in(*result, position) : view;
+  if (gradient.defined()) {
+    copy_gradient(gradient, source);
+  } else {
+    gradient = torch::autograd::utils::clone_obey_contract(source, variable);
+  }
+}
+
+void Reducer::Impl::note_times() {
+  times.forward = forward_time;
+  times.backward = backward_time;
+  times.waited = waited_time;
+  for (size_t i = 0; i < buckets.size(); ++i) times.buckets[i] = buckets[i]->times;
+  times.ended = steady_clock().now();
+  ++times.iteration;
+  history.add(forward_time, backward_time, waited_time, times.ended);
+}
+
+}  // namespace muster
