@@ -12,4 +12,5 @@ PYBIND11_MODULE(_C, module) {
   muster::python::bind_backend(module);
   muster::python::bind_group(module);
   muster::python::bind_recorder(module);
+  muster::python::bind_reducer(module);
 }

@@ -242,6 +242,7 @@ void Reducer::push_all_rebuilt_parameters() {
 }
 
 at::Tensor Reducer::used_map() const { return impl_->used; }
+bool Reducer::is_counting() const { return impl_->counting(); }
 bool Reducer::graph_is_static() const { return impl_->options.static_graph || impl_->graph_is_static; }
 
 void Reducer::check_finished() const {

@@ -14,6 +14,8 @@
 
 namespace muster {
 
+class ErrorException;
+
 struct ReducerOptions {
   std::vector<std::string> names;  ///< of the parameters, for messages; empty: by number
   size_t bucket_bytes = 25 << 20;
@@ -26,6 +28,8 @@ struct ReducerOptions {
   bool skip_all_reduce_unused_parameters = false;
   bool verify = true;        ///< that all ranks have the same parameters: one exchange, so all ranks alike
   std::vector<bool> sparse;  ///< by parameter: its gradient is sparse; empty: none is
+  /// Told of a failure before it leaves a backward. May throw something else in its place: Python's exceptions.
+  std::function<void(const ErrorException&)> on_failure;
 };
 
 /// Averages gradients over a group's ranks while backward still runs. One for each model replica, in C++ and Python
@@ -86,6 +90,8 @@ class Reducer {
   at::Tensor used_map() const;
   /// Whether the set of unused parameters has never changed.
   bool graph_is_static() const;
+  /// The graph is static, and its first backward is yet to come: delay_all_reduce() would reduce.
+  bool is_counting() const;
   /// Throws what is wrong if the last backward has not been finished.
   void check_finished() const;
   void reset();

@@ -46,10 +46,24 @@ void Reducer::Impl::arm(const std::vector<at::Tensor>& outputs) {
   }
 }
 
+/// Runs a part of a backward: without recording it, also where the backward is to be differentiated.
+template <class Body>
+void Reducer::Impl::guarded(Body body) {
+  const at::NoGradGuard no_grad;
+  try {
+    body();
+  } catch (const ErrorException& failure) {
+    if (options.on_failure) options.on_failure(failure);
+    throw;
+  }
+}
+
 void Reducer::Impl::on_gradient(size_t index) {
   const std::lock_guard lock(mutex);
-  if (closed) return;
-  const at::NoGradGuard no_grad;  // also where the backward is to be differentiated
+  if (!closed) guarded([&] { take_gradient(index); });
+}
+
+void Reducer::Impl::take_gradient(size_t index) {
   if ((searches() || counting()) && parameters[index].grad().defined()) used.mutable_data_ptr<int>()[index] = 1;
   if (!armed) return;
   if (!begun) begin_backward();
@@ -171,7 +185,10 @@ void Reducer::Impl::begin_bucket(size_t index) {
 void Reducer::Impl::delay_all_reduce() {
   const std::lock_guard lock(mutex);
   if (closed || !armed || !begun || (options.static_graph && counted)) return;
-  const at::NoGradGuard no_grad;
+  guarded([&] { count_and_reduce(); });
+}
+
+void Reducer::Impl::count_and_reduce() {
   if (options.static_graph) {
     counted = true;
     unused.clear();
@@ -187,9 +204,7 @@ void Reducer::Impl::delay_all_reduce() {
 
 void Reducer::Impl::finish_locked() {
   const std::lock_guard lock(mutex);
-  if (closed || !armed) return;
-  const at::NoGradGuard no_grad;
-  finish();
+  if (!closed && armed) guarded([&] { finish(); });
 }
 
 void Reducer::Impl::finish() {
@@ -286,7 +301,7 @@ void Reducer::Impl::hand_out_gradient(Bucket& bucket, size_t position, const at:
   at::Tensor& variable = parameters[bucket.parameters[position]];
   at::Tensor& gradient = variable.mutable_grad();
   at::Tensor& view = bucket.view(position);
-  if (gradient.is_same(view)) return;
+  if (gradient.is_same(view) && result == nullptr) return;
   // With mixed precision a hook may have put gradients of another dtype in place.
   const bool same = !gradient.defined() || gradient.scalar_type() == view.scalar_type();
   if (options.gradient_as_bucket_view && same && result == nullptr) {

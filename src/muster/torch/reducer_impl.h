@@ -26,6 +26,10 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void delay_all_reduce();
 
   // With the lock held.
+  template <class Body>
+  void guarded(Body body);
+  void take_gradient(size_t index);
+  void count_and_reduce();
   void arm(const std::vector<at::Tensor>& outputs);
   void begin_backward();
   void mark_ready(size_t index);

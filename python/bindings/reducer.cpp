@@ -1,0 +1,132 @@
+// muster::Reducer under the names that torch's DistributedDataParallel calls on its own.
+#include "muster/torch/reducer.h"
+
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "bindings.h"
+#include "muster/torch/backend.h"
+#include "muster/torch/exception.h"
+
+namespace muster::python {
+namespace {
+
+using c10d::PythonCommHook;
+using torch::jit::PythonFutureWrapper;
+using WithoutLock = py::call_guard<py::gil_scoped_release>;
+
+/// The group of `backend`, which lives as long as it is held.
+std::shared_ptr<Group> group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const auto ours = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
+  if (!ours) {
+    throw py::type_error(
+        c10::str("muster.nn.DistributedDataParallel needs a process group whose CPU backend is \"muster\", not \"",
+                 backend->getBackendName(), "\": make it with init_process_group(\"muster\")"));
+  }
+  return {std::make_shared<c10::intrusive_ptr<TorchBackend>>(ours), &ours->group()};
+}
+
+/// What backward() raises, then: of C++ exceptions, torch's engine hands on only those that torch knows.
+void throw_in_python(const ErrorException& failure) {
+  const py::gil_scoped_acquire locked;
+  raise(failure.error());
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+std::shared_ptr<Reducer> make_reducer(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                      std::vector<at::Tensor> parameters, ReducerOptions options) {
+  auto group = group_of(backend);
+  options.on_failure = &throw_in_python;
+  const py::gil_scoped_release unlocked;
+  const auto destroy = [](Reducer* reducer) {
+    const py::gil_scoped_release unlocked;  // its last reduction may want to let go of a tensor of Python's
+    delete reducer;
+  };
+  return {new Reducer(std::move(group), std::move(parameters), std::move(options)), destroy};
+}
+
+std::shared_ptr<PythonFutureWrapper> wrap(c10::intrusive_ptr<c10::ivalue::Future> future) {
+  return std::make_shared<PythonFutureWrapper>(std::move(future));
+}
+
+void wait_at_end(Reducer& reducer, const std::vector<std::shared_ptr<PythonFutureWrapper>>& futures) {
+  for (const auto& future : futures) reducer.wait_at_end(future->fut);
+}
+
+py::dict times_of(const Reducer& reducer) {
+  const BackwardTimes& times = reducer.times();
+  py::list buckets;
+  for (const BucketTimes& each : times.buckets) {
+    buckets.append(py::dict(py::arg("first_ready") = each.first_ready.ns, py::arg("ready") = each.ready.ns,
+                            py::arg("begun") = each.begun.ns, py::arg("ended") = each.ended.ns,
+                            py::arg("last_parameter") = each.last_parameter));
+  }
+  return py::dict(py::arg("iteration") = times.iteration, py::arg("forward") = times.forward.ns,
+                  py::arg("backward") = times.backward.ns, py::arg("waited") = times.waited.ns,
+                  py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets);
+}
+
+void bind_options(py::module_& module) {
+  py::class_<ReducerOptions>(module, "ReducerOptions")
+      .def(py::init<>())
+      .def_readwrite("names", &ReducerOptions::names)
+      .def_readwrite("bucket_bytes", &ReducerOptions::bucket_bytes)
+      .def_readwrite("first_bucket_bytes", &ReducerOptions::first_bucket_bytes)
+      .def_readwrite("bucket_bytes_list", &ReducerOptions::bucket_bytes_list)
+      .def_readwrite("gradient_as_bucket_view", &ReducerOptions::gradient_as_bucket_view)
+      .def_readwrite("find_unused_parameters", &ReducerOptions::find_unused_parameters)
+      .def_readwrite("static_graph", &ReducerOptions::static_graph)
+      .def_readwrite("skip_all_reduce_unused_parameters", &ReducerOptions::skip_all_reduce_unused_parameters)
+      .def_readwrite("verify", &ReducerOptions::verify)
+      .def_readwrite("sparse", &ReducerOptions::sparse);
+}
+
+}  // namespace
+
+void bind_reducer(py::module_& module) {
+  bind_options(module);
+  const auto set_hook = [](Reducer& self, py::object state, py::object hook) {
+    self.set_hook(std::make_unique<PythonCommHook>(std::move(state), std::move(hook)));
+  };
+  const auto run_hook = [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_hook(bucket)); };
+  py::class_<Reducer, std::shared_ptr<Reducer>>(module, "Reducer")
+      .def(py::init(&make_reducer), py::arg("backend"), py::arg("parameters"), py::arg("options"))
+      .def("prepare_for_forward", &Reducer::prepare_for_forward, WithoutLock())
+      .def("prepare_for_backward", &Reducer::prepare_for_backward, py::arg("outputs"), WithoutLock())
+      .def("_rebuild_buckets", &Reducer::rebuild_buckets, WithoutLock())
+      .def("_register_comm_hook", set_hook, py::arg("state"), py::arg("hook"))
+      .def("_run_comm_hook", run_hook, py::arg("bucket"), WithoutLock())
+      .def("_install_post_backward_futures", &wait_at_end, py::arg("futures"))
+      .def("_get_zeros_like_grad_buckets", &Reducer::zero_buckets, WithoutLock())
+      .def("_push_all_rebuilt_params", &Reducer::push_all_rebuilt_parameters, WithoutLock())
+      .def("_set_forward_pass_work_handle", &Reducer::set_forward_work, py::arg("work"),
+           py::arg("use_static_world_size"), WithoutLock())
+      .def("_get_local_used_map", &Reducer::used_map, WithoutLock())
+      .def("_set_static_graph", &Reducer::set_static_graph, WithoutLock())
+      .def("_ddp_graph_static", &Reducer::graph_is_static)
+      .def("_is_counting", &Reducer::is_counting)
+      .def("_delay_all_reduce", &Reducer::delay_all_reduce, WithoutLock())
+      .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
+      .def(
+          "_set_mixed_precision_param_dtype",
+          [](Reducer& self, const py::object& dtype) {
+            self.set_mixed_precision_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+          },
+          py::arg("dtype"))
+      .def("_autograd_hook", &Reducer::gradient_ready, py::arg("index"), WithoutLock())
+      .def("_remove_autograd_hooks", &Reducer::remove_hooks, WithoutLock())
+      .def("_check_reducer_finalized", &Reducer::check_finished, WithoutLock())
+      .def("_reset_state", &Reducer::reset, WithoutLock())
+      .def(
+          "_set_backend",
+          [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend) { self.set_group(group_of(backend)); },
+          py::arg("backend"))
+      .def("bucket_parameters", &Reducer::bucket_parameters)
+      .def("bucket_bytes", &Reducer::bucket_bytes)
+      .def("times", &times_of)
+      .def_property_readonly("names", &Reducer::names);
+}
+
+}  // namespace muster::python
