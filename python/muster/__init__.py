@@ -7,6 +7,7 @@ torch is imported. What is here beside that:
     muster.transport()      how the ranks of a group are linked
     muster.group()          a process group's collectives without torch's dispatcher: muster.Group
     muster.monitored_barrier()  names the ranks that do not come
+    muster.nn               DistributedDataParallel and DataParallel
     muster.dump(), muster.trace(path)   the last operations of this process' groups; a trace of them, or of all ranks
     muster.Error            what operations raise, and its children (muster.errors)
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from muster import _requirements
 
 if TYPE_CHECKING:
+    from muster import nn
     from muster._backend import transport
     from muster._group import Group, group, monitored_barrier
     from muster._recorder import dump, trace
@@ -48,6 +50,7 @@ __all__ = [
     "dump",
     "group",
     "monitored_barrier",
+    "nn",
     "store",
     "trace",
     "transport",
@@ -71,6 +74,9 @@ if not _requirements.torch_is_being_imported():
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("muster._build").VERSION
+    if name == "nn":
+        _requirements.check()
+        return importlib.import_module("muster.nn")
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()

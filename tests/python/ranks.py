@@ -12,8 +12,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _FORK = multiprocessing.get_context("fork")
@@ -56,6 +58,70 @@ def run_ranks(
                 if worker.exitcode is None:
                     worker.kill()
                 worker.join()
+
+
+class RankPool:
+    """Ranks that stay, for tests with many small cases: run() calls a function in all of them and returns the results
+    in rank order. Functions and arguments go there by pickle. A rank's failure ends them all; the next run() starts
+    anew.
+    """
+
+    def __init__(self, size: int, timeout: float = 60) -> None:
+        self.size, self._timeout = size, timeout
+        self._workers: list[Any] = []
+        self._pipes: list[multiprocessing.connection.Connection] = []
+
+    def run(self, body: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """body(rank, *arguments) in each rank."""
+        if not self._workers:
+            self._start()
+        try:
+            for pipe in self._pipes:
+                pipe.send((body, arguments))
+            return [_answer(rank, pipe, False, self._timeout) for rank, pipe in enumerate(self._pipes)]
+        except BaseException:
+            self._end()
+            raise
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for worker in self._workers:
+            worker.join(self._timeout)
+        self._end()
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        for rank in range(self.size):
+            ours, its = _FORK.Pipe()
+            arguments = (rank, self.size, f"{self._folder.name}/store", its)
+            self._workers.append(_FORK.Process(target=_pool_main, args=arguments))
+            self._workers[-1].start()
+            its.close()
+            self._pipes.append(ours)
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            if worker.exitcode is None:
+                worker.kill()
+            worker.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._workers, self._pipes = [], []
+        self._folder.cleanup()
+
+
+def _pool_main(rank: int, size: int, store: str, pipe: multiprocessing.connection.Connection) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=30)
+    dist.init_process_group("muster", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
+    while (job := pipe.recv()) is not None:
+        body, arguments = job
+        try:
+            pipe.send((None, body(rank, *arguments)))
+        except BaseException:
+            pipe.send((traceback.format_exc(), None))
+    dist.destroy_process_group()
 
 
 def _answer(rank: int, pipe: multiprocessing.connection.Connection, lost: bool, timeout: float) -> Any:

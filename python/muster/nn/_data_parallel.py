@@ -1,0 +1,266 @@
+"""DataParallel over any list of devices, the CPU as often as one likes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+_ExceptionWrapper: Any = torch._utils.ExceptionWrapper  # Any: it is untyped
+Device: TypeAlias = "int | str | torch.device"
+
+
+class DataParallel(nn.Module):
+    """A module whose forward runs on parts of the batch at the same time, a replica and a thread for each device.
+
+    As torch.nn.DataParallel, but for any devices: `device_ids` is a list of devices ("cpu", torch.device("cuda", 1), or
+    a number: an accelerator's), in which one may stand several times, or a count of replicas on the CPU. By default all
+    accelerators there are; without any, the module is called as it is. Tensors among the arguments are split along
+    `dim`, other things are given to every replica; outputs are joined along `dim` on `output_device` (default: the
+    first of `device_ids`). A batch smaller than the number of devices leaves some idle. Gradients of all replicas
+    are summed in the one module, whose parameters and buffers must be on the first device.
+
+    Replicas on the module's own device share its parameters. Buffers are its own in the first replica; the others
+    have copies that are dropped: what forward changes in them is lost. On the CPU, each thread uses as many of torch's
+    threads as torch.get_num_threads() divided by the replicas. An error of a replica is raised with its number.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: int | Sequence[Device] | None = None,
+        output_device: Device | None = None,
+        dim: int = 0,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.dim = dim
+        self.device_ids = _devices(device_ids)
+        self.output_device = _device(output_device) if output_device is not None else next(iter(self.device_ids), None)
+        if len(self.device_ids) == 1:
+            self.module.to(self.device_ids[0])
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with torch.autograd.profiler.record_function("DataParallel.forward"):
+            if not self.device_ids:
+                return self.module(*inputs, **kwargs)
+            return _run(self.module, inputs, kwargs, self.device_ids, self.output_device, self.dim)
+
+
+def data_parallel(
+    module: nn.Module,
+    inputs: Any,
+    device_ids: int | Sequence[Device] | None = None,
+    output_device: Device | None = None,
+    dim: int = 0,
+    module_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """module(*inputs, **module_kwargs) as DataParallel runs it. `inputs` is a tuple, or the only argument."""
+    inputs = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    devices = _devices(device_ids)
+    if not devices:
+        return module(*inputs, **(module_kwargs or {}))
+    output = _device(output_device) if output_device is not None else devices[0]
+    return _run(module, inputs, module_kwargs or {}, devices, output, dim)
+
+
+def _device(device: Device) -> torch.device:
+    if not isinstance(device, int):
+        return torch.device(device)
+    accelerator = torch.accelerator.current_accelerator()
+    if device < 0 or accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, device)
+
+
+def _devices(devices: int | Sequence[Device] | None) -> list[torch.device]:
+    if devices is None:
+        devices = list(range(torch.accelerator.device_count()))
+    elif isinstance(devices, int):
+        if devices < 1:
+            raise ValueError(f"device_ids={devices}: as a number, it is how many replicas to run on the CPU")
+        devices = ["cpu"] * devices
+    elif not devices:
+        raise ValueError("device_ids is empty: name a device for each replica, or None for all accelerators")
+    return [_device(each) for each in devices]
+
+
+def _run(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    devices: list[torch.device],
+    output_device: torch.device | None,
+    dim: int,
+) -> Any:
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if tensor.device != devices[0]:
+            raise RuntimeError(
+                f"module must have its parameters and buffers on device {devices[0]} (device_ids[0]) but {name} is on "
+                f"device {tensor.device}: call module.to({str(devices[0])!r}) first"
+            )
+    devices = devices[: _count_parts((inputs, kwargs), len(devices), dim)]
+    parts = _scatter((inputs, kwargs), devices, dim)
+    if len(parts) == 1:
+        outputs = [module(*parts[0][0], **parts[0][1])]
+    else:
+        outputs = _apply([_replicate(module, device, index) for index, device in enumerate(devices)], parts, devices)
+    return _gather(outputs, output_device, dim)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        yield from chain.from_iterable(map(_tensors, value))
+    elif isinstance(value, dict):
+        yield from chain.from_iterable(map(_tensors, value.values()))
+
+
+def _count_parts(arguments: tuple[tuple[Any, ...], dict[str, Any]], devices: int, dim: int) -> int:
+    sizes = {tensor.size(dim) for tensor in _tensors(arguments) if tensor.dim() > 0}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"the tensors given to this module have {sorted(sizes)} elements along dimension {dim}: they are split "
+            f"there between {devices} replicas, and must all have as many"
+        )
+    if not sizes:
+        return devices if any(arguments) else 1
+    (size,) = sizes
+    return max(1, -(-size // -(-size // devices))) if size else 1  # as Tensor.chunk() makes them
+
+
+def _like(value: Any, items: Iterable[Any]) -> Any:
+    """A sequence of the type of `value`."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _scatter(value: Any, devices: list[torch.device], dim: int) -> list[Any]:
+    """The value for each device: tensors split, all else as it is."""
+    if isinstance(value, Tensor):
+        parts = value.chunk(len(devices), dim) if value.dim() > 0 else [value] * len(devices)
+        return [part.to(device, non_blocking=True) for part, device in zip(parts, devices, strict=True)]
+    if isinstance(value, (list, tuple)) and value:
+        columns = [_scatter(item, devices, dim) for item in value]
+        return [_like(value, row) for row in zip(*columns, strict=True)]
+    if isinstance(value, dict) and value:
+        columns = [_scatter(item, devices, dim) for item in value.values()]
+        return [type(value)(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [value] * len(devices)
+
+
+def _gather(outputs: Sequence[Any], device: torch.device | None, dim: int) -> Any:
+    """The outputs of all replicas as one: tensors one behind the other, numbers a vector."""
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        moved = [each.to(device) for each in outputs]
+        return torch.stack(moved) if first.dim() == 0 else torch.cat(moved, dim)
+    if first is None:
+        return None
+    if isinstance(first, (list, tuple)):
+        return _like(first, (_gather(items, device, dim) for items in zip(*outputs, strict=True)))
+    if isinstance(first, dict):
+        return type(first)((key, _gather([each[key] for each in outputs], device, dim)) for key in first)
+    raise TypeError(
+        f"the module's forward returned a {type(first).__name__}: replicas may return tensors and None, and lists, "
+        "tuples and dicts of these"
+    )
+
+
+def _replicate(module: nn.Module, device: torch.device, index: int) -> Any:
+    """A copy of the module that shares its parameters, or has copies of them through which gradients flow back."""
+    copies: dict[int, Any] = {}  # by the id() of what was copied: modules and tensors may occur several times
+
+    def copy(original: Any) -> Any:
+        if id(original) not in copies:
+            is_module = isinstance(original, nn.Module)
+            copies[id(original)] = copy_module(original) if is_module else original.to(device, copy=True)
+        return copies[id(original)]
+
+    def copy_module(original: Any) -> Any:
+        if isinstance(original, torch.jit.ScriptModule):
+            raise RuntimeError("DataParallel cannot replicate a ScriptModule: give it the Python module")
+        replica = original._replicate_for_data_parallel()
+        for key, parameter in original._parameters.items():
+            if parameter is None or parameter.device == device:
+                replica._parameters[key] = parameter
+            else:
+                setattr(replica, key, copy(parameter))
+        for key, buffer in original._buffers.items():
+            replica._buffers[key] = buffer if buffer is None or index == 0 else copy(buffer)
+        for key, child in original._modules.items():
+            replica._modules[key] = None if child is None else copy(child)
+        return replica
+
+    return copy(module)
+
+
+class _Surroundings:
+    """What torch keeps for each thread, as it is in the thread that calls."""
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        self.grad = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in {device.type for device in devices}
+        ]
+
+    @contextlib.contextmanager
+    def entered(self, device: torch.device) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for kind, dtype, enabled in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            if device.type != "cpu":
+                stack.enter_context(torch.accelerator.device_index(device.index))
+            yield
+
+
+def _apply(replicas: list[nn.Module], parts: list[Any], devices: list[torch.device]) -> list[Any]:
+    surroundings = _Surroundings(devices)
+
+    def call(index: int) -> Any:
+        inputs, kwargs = parts[index]
+        try:
+            with surroundings.entered(devices[index]):
+                return replicas[index](*inputs, **kwargs)
+        except Exception:
+            return _ExceptionWrapper(where=f"in replica {index} on device {devices[index]}")
+
+    pool = _pool(os.getpid(), getattr(_thread, "depth", 0), len(replicas))
+    outputs = list(pool.map(call, range(len(replicas))))
+    for output in outputs:
+        if isinstance(output, _ExceptionWrapper):
+            output.reraise()
+    return outputs
+
+
+_thread = threading.local()  # .depth: how many DataParallels the replica runs in that this thread runs
+
+
+@functools.lru_cache
+def _pool(process: int, depth: int, threads: int) -> ThreadPoolExecutor:
+    """Lasts, for torch has OpenMP start threads beside each thread that computes. One for each process, as threads do
+    not outlive a fork, and for each depth, lest replicas that wait for inner ones take the threads of these.
+    """
+    total = torch.get_num_threads()
+
+    def begin() -> None:
+        _thread.depth = depth + 1
+        torch.set_num_threads(max(1, total // threads))
+
+    pool = ThreadPoolExecutor(threads, "muster-replica", begin)
+    all_began = threading.Barrier(threads)
+    list(pool.map(lambda _: all_began.wait(), range(threads)))
+    torch.set_num_threads(total)  # begin() also changed it for threads that are yet to start
+    return pool

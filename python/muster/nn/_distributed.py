@@ -1,0 +1,192 @@
+"""DistributedDataParallel: torch's own in all that is Python, over muster's reducer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, BuiltinCommHookType
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
+
+from muster import _C
+from muster.nn._logger import Logger
+from muster.nn._reducer import Reducer
+from muster.nn._sync_batch_norm import SyncBatchNorm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import GradBucket
+
+# Any: most of torch's class is untyped, and declares its own reducer and logger.
+_TorchDistributedDataParallel: Any = nn.parallel.DistributedDataParallel
+_init = _TorchDistributedDataParallel.__init__
+_BUILT_IN_HOOKS = {
+    BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+    BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+}
+# torch wants a GPU and NCCL for these.
+_HOOKS_WITHOUT_CHECK = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
+
+
+def _optimize_in_backward(
+    model: Callable[[], DistributedDataParallel], bucket: GradBucket
+) -> torch.futures.Future[Tensor]:
+    """A hook that lets the optimizers of a bucket's parameters step as soon as it is reduced."""
+    parameters, reducer, size = bucket.parameters(), model().reducer, model().process_group.size()
+
+    def step(future: torch.futures.Future[Tensor]) -> Tensor:
+        future.value().div_(size)
+        for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
+            for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
+                parameter.grad = gradient
+                optimizer.step()
+                parameter.grad = None
+        return future.value()
+
+    return reducer._run_allreduce_hook(bucket).then(step)
+
+
+class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[misc]
+    """torch.nn.parallel.DistributedDataParallel with all of its arguments and methods, whose gradients are averaged by
+    muster while backward runs. For modules on the CPU, over a process group of the muster backend. docs/ddp.md says
+    what differs from torch's; it is little: gradient_as_bucket_view is True by default, bf16 hooks run on the CPU,
+    and errors name ranks and parameters.
+
+    Raises muster.PeerLostError and its like (muster.errors) from the constructor, forward and backward when another
+    rank fails; then this object is of no further use, but the module it wraps is.
+    """
+
+    @functools.wraps(_init)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        options = inspect.signature(_init).bind(self, *args, **kwargs).arguments
+        options.pop("self")
+        options.setdefault("gradient_as_bucket_view", True)
+        # Our reducer compares the models, and its error says which parameter differs at which rank. So it comes first,
+        # and torch's "init_sync" after it, in _ddp_init_helper().
+        self._pending_sync: dict[str, bool] | None = None
+        if options.pop("init_sync", True):
+            buffers = options.get("forward_sync_buffers") is not None or options.get("broadcast_buffers") is not False
+            self._pending_sync = {"broadcast_buffers": buffers}
+        super().__init__(**options, init_sync=False)
+
+    def _ddp_init_helper(
+        self,
+        parameters: list[Tensor],
+        expect_sparse_gradient: list[bool],
+        param_to_name_mapping: dict[int, str],
+        static_graph: bool,
+    ) -> None:
+        """Called by the constructor and by unpickling."""
+        if self._use_python_reducer:  # compiled autograd reduces; nothing of ours is in its way
+            if self._pending_sync is not None:
+                _verify_param_shape_across_processes(self.process_group, parameters)
+            super()._ddp_init_helper(parameters, expect_sparse_gradient, param_to_name_mapping, static_graph)
+        else:
+            self._make_reducer(parameters, expect_sparse_gradient, param_to_name_mapping, static_graph)
+            self._make_logger(static_graph)
+            self._passing_sync_batchnorm_handle(self.module)
+        if self._pending_sync is not None:
+            _sync_module_states(
+                module=self.module,
+                process_group=self.process_group,
+                broadcast_bucket_size=self.broadcast_bucket_size,
+                src=0,
+                params_and_buffers_to_ignore=self.parameters_to_ignore,
+                **self._pending_sync,
+            )
+            self._pending_sync = None
+
+    def _make_reducer(
+        self, parameters: list[Tensor], sparse: list[bool], names: dict[int, str], static_graph: bool
+    ) -> None:
+        for index, parameter in enumerate(parameters):
+            if self.mixed_precision is not None:
+                setattr(parameter, "_idx", index)  # noqa: B010 (for its hook, which torch makes anew in every forward)
+            if parameter.device.type != "cpu":
+                self._log_and_throw(
+                    ValueError,
+                    f"muster.nn.DistributedDataParallel is for modules on the CPU, but the parameter {names[index]} is "
+                    f"on {parameter.device}: use torch.nn.parallel.DistributedDataParallel for this module",
+                )
+        options = _C.ReducerOptions()
+        options.names = [names[index].removeprefix(".") for index in range(len(parameters))]
+        options.bucket_bytes = self.bucket_bytes_cap
+        default = self.bucket_bytes_cap_default
+        options.first_bucket_bytes = _DEFAULT_FIRST_BUCKET_BYTES if default else self.bucket_bytes_cap
+        options.bucket_bytes_list = self.bucket_bytes_cap_list
+        options.gradient_as_bucket_view = self.gradient_as_bucket_view
+        options.find_unused_parameters = self.find_unused_parameters
+        options.static_graph = static_graph
+        options.skip_all_reduce_unused_parameters = self.skip_all_reduce_unused_params
+        options.sparse = sparse
+        options.verify = self._pending_sync is not None
+        self.reducer = Reducer(self.process_group, parameters, options)
+
+    @property
+    def _static_graph_delay_allreduce_enqueued(self) -> bool:
+        """What torch keeps as a flag. The reducer knows better: the first backward may be under no_sync()."""
+        return not self.reducer._is_counting()
+
+    @_static_graph_delay_allreduce_enqueued.setter
+    def _static_graph_delay_allreduce_enqueued(self, value: bool) -> None:
+        pass
+
+    def _setup_in_backward_optimizers(self) -> None:
+        """As torch's, whose hook needs an accelerator's streams."""
+        if self._use_python_reducer:
+            super()._setup_in_backward_optimizers()
+        elif any(hasattr(each, "_in_backward_optimizers") for each in self._module_parameters):
+            from torch.distributed.optim import apply_optimizer_in_backward as in_backward
+
+            handles: Any = in_backward.param_to_optim_hook_handle_map
+            for parameter in self._module_parameters:
+                for handle in handles.get(parameter, []):
+                    handle.remove()
+            self._set_hook(weakref.ref(self), _optimize_in_backward, "optimizer in backward")
+            self.reducer._set_optimizer_in_backward()
+
+    def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.SyncBatchNorm) and not isinstance(layer, SyncBatchNorm):
+                self._log_and_throw(
+                    ValueError,
+                    f"SyncBatchNorm layers only work with GPU modules, and {name or 'the module'} is one: put "
+                    "muster.nn.SyncBatchNorm in their place with its convert_sync_batchnorm()",
+                )
+
+    def _make_logger(self, static_graph: bool) -> None:
+        self.logger = Logger(self)
+        self.logger.set_construction_data_and_log(
+            type(self.module).__name__,
+            self.device_ids or [],
+            -1 if self.output_device is None else self.output_device,
+            self.broadcast_buffers,
+            any(isinstance(each, nn.SyncBatchNorm) for each in self.module.modules()),
+            static_graph,
+        )
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """As torch's: hook(state, bucket) returns a Future of the bucket's tensor."""
+        if self._use_python_reducer:
+            super().register_comm_hook(state, hook)
+            return
+        if getattr(hook, "__name__", "") not in _HOOKS_WITHOUT_CHECK:
+            self._check_comm_hook(hook)
+        self._set_hook(state, hook, hook.__qualname__)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
+        if self._use_python_reducer:
+            super()._register_builtin_comm_hook(comm_hook_type)
+        else:
+            self._set_hook(self.process_group, _BUILT_IN_HOOKS[comm_hook_type], str(comm_hook_type))
+
+    def _set_hook(self, state: object, hook: Callable[..., Any], name: str) -> None:
+        self.reducer._register_comm_hook(state, hook)
+        self._comm_hooks.append((hook, state))
+        self.logger._set_comm_hook_name(name)

@@ -1,0 +1,102 @@
+"""Batch norm over the batches of all ranks, on the CPU too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_TorchSyncBatchNorm: Any = nn.SyncBatchNorm  # Any: most of it is untyped
+
+
+class SyncBatchNorm(_TorchSyncBatchNorm):  # type: ignore[misc]
+    """torch.nn.SyncBatchNorm, which also takes CPU tensors: in training, mean and variance are those of the batches of
+    all ranks of `process_group` together, which may be of different sizes. All ranks must call it alike.
+    """
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+        """Puts one of these in the place of every batch norm in the module, with its parameters and statistics, and
+        returns the module, or what is in its place.
+        """
+        if isinstance(module, _BatchNorm):
+            converted = cls.__new__(cls)
+            nn.Module.__init__(converted)
+            converted.__dict__.update(module.__dict__)
+            converted.process_group = process_group
+            return converted
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert_sync_batchnorm(child, process_group))
+        return module
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        if input.device.type != "cpu":
+            return super().forward(input)  # type: ignore[no-any-return]
+        group = self.process_group or (dist.group.WORLD if dist.is_initialized() else None)
+        if not self.training or group is None or group.size() == 1:
+            return _BatchNorm.forward(self, input)
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
+        output, mean, variance, count = _normalize(input, self.weight, self.bias, self.eps, group)
+        if self.track_running_stats:
+            self._track(mean, variance, count)
+        return output  # type: ignore[no-any-return]
+
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+
+
+class _Normalize(torch.autograd.Function):
+    """(input[N, C, ...], weight[C], bias[C]) -> output, and mean[C], variance[C], count[] of all ranks' elements."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: dist.ProcessGroup
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dims, channels = [0, *range(2, x.dim())], x.size(1)
+        wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
+        count = wide.numel() // channels
+        variance, mean = torch.var_mean(wide, dims, correction=0) if count > 0 else wide.new_zeros(2, channels)
+        ours = torch.cat([mean, variance * count, mean.new_full((1,), count)])
+        all_ranks = ours.new_empty(group.size(), ours.numel())
+        dist.all_gather_into_tensor(all_ranks, ours, group)
+        means, squares, counts = all_ranks.tensor_split([channels, 2 * channels], 1)
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        variance = (squares + counts * (means - mean) ** 2).sum(0) / total
+        ctx.save_for_backward(x, weight, mean, variance, total)
+        ctx.eps, ctx.group = eps, group
+        ctx.mark_non_differentiable(mean, variance, total)
+        output = F.batch_norm(wide, mean, variance, weight, bias, eps=eps)
+        return output.to(x.dtype), mean, variance, total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, mean, variance, total = ctx.saved_tensors
+        dims, shape = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
+        gradient = gradient.to(mean.dtype)
+        scale = (variance + ctx.eps).rsqrt()
+        normal = (x - mean.view(shape)) * scale.view(shape)
+        ours = torch.stack([gradient.sum(dims), (gradient * normal).sum(dims)])
+        both = ours.clone()
+        dist.all_reduce(both, group=ctx.group)
+        along, across = (both / total).unbind()
+        if weight is not None:
+            scale = scale * weight
+        input_gradient = scale.view(shape) * (gradient - along.view(shape) - normal * across.view(shape))
+        if weight is None:
+            return input_gradient.to(x.dtype), None, None, None, None
+        return input_gradient.to(x.dtype), ours[1].to(weight.dtype), ours[0].to(weight.dtype), None, None
+
+
+_normalize: Any = _Normalize.apply

@@ -1,0 +1,109 @@
+"""muster.nn.DataParallel over replicas on the CPU does what the module alone would."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from muster.nn import DataParallel, data_parallel
+from ranks import run_ranks
+from torch import Tensor, nn
+
+Pair = namedtuple("Pair", "sums products")
+
+
+class Net(nn.Module):
+    """Takes and returns all kinds of things; its weight is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, *, options: dict[str, Any], name: str = "net") -> dict[str, Any]:
+        self.seen += len(x)
+        hidden = self.second(F.relu(self.first(x)))
+        both = Pair(hidden + options["more"][0], hidden * 2)
+        return {"both": both, "loss": hidden.square().mean(), "nothing": None, "names": [x]}
+
+
+def training(rank: int) -> None:
+    torch.manual_seed(4)
+    alone = Net()
+    module = copy.deepcopy(alone)
+    model = DataParallel(module, 3)
+    x, more = torch.randn(7, 5, requires_grad=True), torch.randn(7, 5)
+    again = x.detach().clone().requires_grad_()
+    ours, expected = model(x, options={"more": [more]}), alone(again, options={"more": [more]})
+    torch.testing.assert_close(ours["both"], expected["both"])
+    assert isinstance(ours["both"], Pair)
+    assert ours["loss"].shape == (3,)  # one a replica
+    assert ours["nothing"] is None
+    for each in (ours, expected):
+        (each["both"].sums * each["both"].products).sum().backward()
+    torch.testing.assert_close(x.grad, again.grad)
+    for left, right in zip(module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad)
+    assert module.seen == 3, "the first replica's part: the buffers of the others are dropped"
+    assert torch.get_num_threads() == 4
+
+
+def computing(rank: int) -> None:
+    torch.set_num_threads(4)
+    training(rank)
+    model = DataParallel(nn.Linear(3, 2), [torch.device("cpu")] * 2, output_device=torch.device("cpu"))
+    assert model(torch.ones(1, 3)).shape == (1, 2)  # less than there are devices
+    assert DataParallel(nn.Linear(3, 2))(torch.ones(2, 3)).shape == (2, 2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        output = model(torch.ones(4, 3))
+    assert (output.dtype, output.requires_grad) == (torch.bfloat16, False)
+    nested = DataParallel(nn.Sequential(model, nn.ReLU()), 2)
+    assert nested(torch.ones(8, 3)).shape == (8, 2)
+    output, (hidden, _) = DataParallel(nn.LSTM(3, 4), 2, dim=1)(torch.ones(6, 4, 3))
+    assert (output.shape, hidden.shape) == ((6, 4, 4), (1, 4, 4))
+    linear = nn.Linear(3, 2)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(data_parallel(linear, x, 2), linear(x))
+    assert list(pickle.loads(pickle.dumps(model)).state_dict()) == ["module.weight", "module.bias"]
+
+
+def test_replicas_on_the_cpu_do_what_the_module_does() -> None:
+    run_ranks(1, computing)
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0] > 1:
+            raise KeyError("too much")
+        return x
+
+
+def refusing(rank: int) -> None:
+    torch.set_num_threads(1)
+    with pytest.raises(KeyError, match=r"in replica 1 on device cpu(?s:.*)too much"):
+        DataParallel(Failing(), 2)(torch.arange(4.0))
+    with pytest.raises(ValueError, match=r"have \[3, 4\] elements along dimension 0: .* 2 replicas"):
+        DataParallel(nn.Bilinear(2, 2, 1), 2)(torch.ones(3, 2), torch.ones(4, 2))
+    with pytest.raises(TypeError, match="forward returned a str"):
+        DataParallel(lambda_module("words"), 2)(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"on device cpu \(device_ids\[0\]\) but weight is on device meta"):
+        DataParallel(nn.Linear(2, 2, device="meta"), 2)(torch.ones(2, 2))
+    for devices in (0, []):
+        with pytest.raises(ValueError, match="device_ids"):
+            DataParallel(nn.Linear(2, 2), devices)
+
+
+def lambda_module(result: object) -> nn.Module:
+    module = nn.Module()
+    module.forward = lambda x: result  # type: ignore[method-assign]
+    return module
+
+
+def test_wrong_uses_are_refused_and_a_replicas_error_is_raised() -> None:
+    run_ranks(1, refusing)

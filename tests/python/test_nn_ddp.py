@@ -1,0 +1,472 @@
+"""muster.nn.DistributedDataParallel trains as one process on the whole batch would, whatever the options."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # before ranks are forked: constructing a DDP imports it
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from muster.nn import DistributedDataParallel, SyncBatchNorm
+from ranks import RankPool
+from torch import Tensor, nn
+
+EXAMPLES = int(os.environ.get("MUSTER_DDP_EXAMPLES", "12"))
+WIDTH, CLASSES, PER_RANK = 6, 3, 4
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+class Branches(nn.Module):
+    """Takes another branch in every other step; the third is never taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(WIDTH, 8)
+        self.branches = nn.ModuleList(nn.Linear(8, CLASSES) for _ in range(3))
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return self.branches[self.steps % 2](self.trunk(x))
+
+
+class Tied(nn.Module):
+    """A weight used in two modules, one that is frozen, and a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.frozen(F.relu(self.first(x)))) * self.scale)
+
+
+class Mixed(nn.Module):
+    """Parameters of three dtypes, one of them complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, WIDTH).double()
+        self.turn = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.wide(x.double()).to(torch.complex64) * self.turn).abs())
+
+
+class Bag(nn.Module):
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(10, WIDTH, sparse=sparse)
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.words((x.abs() * 7).long() % 10))
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+class Convolution(nn.Module):
+    """Channels last, with a batch norm that evaluates: it has buffers, and no figures that depend on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4).eval(), nn.ReLU(), nn.Flatten())
+        self.last = nn.Linear(4 * WIDTH, CLASSES)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x.view(-1, 1, 2, WIDTH // 2)))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "perceptron": perceptron,
+    "branches": Branches,
+    "tied": Tied,
+    "mixed": Mixed,
+    "bag": Bag,
+    "convolution": Convolution,
+}
+
+
+@dataclass
+class Case:
+    model: str = "perceptron"
+    options: dict[str, Any] = field(default_factory=dict)
+    accumulate: int = 1  # backwards a step; all but the last under no_sync
+    set_to_none: bool = True
+    steps: int = 4
+    hook: str | None = None
+    tolerance: float = 1e-5
+
+
+def batch(number: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(size * PER_RANK, WIDTH, generator=generator)
+    return x, torch.randint(CLASSES, (size * PER_RANK,), generator=generator)
+
+
+def train(model: nn.Module, case: Case, size: int, rank: int | None) -> None:
+    """With the rank's part of each batch, or all of it."""
+    part = slice(None) if rank is None else slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(case.steps):
+        optimizer.zero_grad(set_to_none=case.set_to_none)
+        for turn in range(case.accumulate):
+            x, y = (each[part] for each in batch(step * case.accumulate + turn, size))
+            if isinstance(model, DistributedDataParallel) and turn < case.accumulate - 1:
+                with model.no_sync():
+                    F.cross_entropy(model(x), y).backward()
+            else:
+                F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def digest(model: nn.Module) -> str:
+    bits = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        bits.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else b"")
+    return bits.hexdigest()
+
+
+def compare(rank: int, case: Case, size: int = 2) -> str:
+    torch.manual_seed(5)
+    reference = MODELS[case.model]()
+    module = copy.deepcopy(reference)
+    if rank > 0:
+        with torch.no_grad():
+            for tensor in module.state_dict().values():
+                tensor.zero_()  # what rank 0 has counts
+    model = DistributedDataParallel(module, **case.options)
+    if case.hook is not None:
+        HOOKS[case.hook](model)
+    train(model, case, size, rank)
+    train(reference, case, size, None)
+    for value, expected in zip(module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=10 * case.tolerance, atol=case.tolerance)
+    return digest(module)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    model = draw(st.sampled_from(sorted(MODELS)))
+    static = draw(st.booleans()) and model != "branches"
+    options = {
+        "static_graph": static,
+        "find_unused_parameters": model == "branches" or draw(st.booleans()),
+        "gradient_as_bucket_view": draw(st.booleans()),
+        "batched_grad_copy": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        options["bucket_cap_mb_list"] = [0.0001, 0.001]
+    else:
+        options["bucket_cap_mb"] = draw(st.sampled_from([None, 0.0002, 0.001]))
+    return Case(model, options, draw(st.integers(1, 3)), draw(st.booleans()))
+
+
+@settings(
+    max_examples=EXAMPLES,
+    derandomize=EXAMPLES == 12,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(case=cases())
+def test_models_and_options_train_as_one_process_does(ranks: RankPool, case: Case) -> None:
+    digests = ranks.run(compare, case)
+    assert len(set(digests)) == 1, "the ranks' parameters differ"
+
+
+def power_sgd(model: DistributedDataParallel) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    state = power.PowerSGDState(None, matrix_approximation_rank=8, start_powerSGD_iter=2, min_compression_rate=0.1)
+    model.register_comm_hook(state, power.powerSGD_hook)
+
+
+def post_local_sgd(model: DistributedDataParallel) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
+
+    state = local.PostLocalSGDState(None, None, start_localSGD_iter=100)
+    model.register_comm_hook(state, local.post_localSGD_hook)
+
+
+def default(name: str, *wrapped: str) -> Callable[[DistributedDataParallel], None]:
+    def register(model: DistributedDataParallel) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hook = getattr(default_hooks, name)
+        model.register_comm_hook(None, hook(*(getattr(default_hooks, each) for each in wrapped)) if wrapped else hook)
+
+    return register
+
+
+def built_in(name: str) -> Callable[[DistributedDataParallel], None]:
+    return lambda model: model._register_builtin_comm_hook(getattr(torch.distributed.BuiltinCommHookType, name))
+
+
+def own(model: DistributedDataParallel) -> None:
+    """Says nothing of types, answers when its operation has ended, and gives another tensor than the bucket's."""
+
+    def average(state: Any, bucket: Any) -> Any:
+        state["buckets"].append(bucket.index())
+        work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0] / 2)
+
+    model.register_comm_hook({"buckets": []}, average)
+
+
+HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
+    "allreduce": default("allreduce_hook"),
+    "fp16": default("fp16_compress_hook"),
+    "bf16": default("bf16_compress_hook"),
+    "bf16 around allreduce": default("bf16_compress_wrapper", "allreduce_hook"),
+    "built-in allreduce": built_in("ALLREDUCE"),
+    "built-in fp16": built_in("FP16_COMPRESS"),
+    "PowerSGD": power_sgd,
+    "post-localSGD": post_local_sgd,
+    "own": own,
+}
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_hooks_of_torch_run_with_their_signatures(ranks: RankPool, view: bool) -> None:
+    for hook in HOOKS:
+        exact = hook in ("allreduce", "built-in allreduce", "post-localSGD", "own")
+        # What PowerSGD does next depends on which of its reductions ends first: with one bucket, all ranks do the same.
+        options = {"gradient_as_bucket_view": view, "bucket_cap_mb": None if hook == "PowerSGD" else 0.001}
+        digests = ranks.run(compare, Case(options=options, hook=hook, tolerance=1e-5 if exact else 0.03))
+        assert len(set(digests)) == 1, hook
+
+
+def overlapping(rank: int) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    torch.manual_seed(1)
+    reference, in_backward, fused = (copy.deepcopy(each) for each in [perceptron()] * 3)
+    _apply_optimizer_in_backward(torch.optim.SGD, in_backward.parameters(), {"lr": 0.1})
+    models = [DistributedDataParallel(in_backward), DistributedDataParallel(fused)]
+    models[1]._register_fused_optim(torch.optim.SGD, 0.1)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(3):
+        x, y = batch(step, 2)
+        part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        optimizer.step()
+        for model in models:
+            F.cross_entropy(model(x[part]), y[part]).backward()
+        models[1].zero_grad()
+    for model in models:
+        for ours, expected in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
+def test_optimizers_may_run_within_backward(ranks: RankPool) -> None:
+    ranks.run(overlapping)
+
+
+def joining(rank: int, by_initial: bool) -> str:
+    torch.manual_seed(3)
+    reference = Branches()
+    model = DistributedDataParallel(
+        copy.deepcopy(reference), bucket_cap_mb=0.0002, find_unused_parameters=True, gradient_as_bucket_view=by_initial
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = torch.optim.SGD(reference.parameters(), lr=0.1)
+    batches = [3, 5]
+    with model.join(divide_by_initial_world_size=by_initial):
+        for step in range(batches[rank]):
+            x, y = batch(step + 100 * rank, 1)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    for step in range(5):
+        still = [each for each in range(2) if step < batches[each]]
+        expected.zero_grad()
+        losses = []
+        for each in still:
+            x, y = batch(step + 100 * each, 1)
+            reference.steps = step
+            losses.append(F.cross_entropy(reference(x), y))
+        (sum(losses) / (2 if by_initial else len(still))).backward()
+        expected.step()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert model._get_ddp_logging_data()["join_uneven_inputs"] == 1
+    return digest(model.module)
+
+
+@pytest.mark.parametrize("by_initial", [True, False])
+def test_ranks_may_have_less_data_than_others_within_join(ranks: RankPool, by_initial: bool) -> None:
+    assert len(set(ranks.run(joining, by_initial))) == 1
+
+
+def leaving_early(rank: int) -> str:
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    with pytest.raises(RuntimeError) as caught, model.join(throw_on_early_termination=True):
+        for _ in range(2 + rank):
+            model(torch.ones(1, 2)).sum().backward()
+    return str(caught.value)
+
+
+def test_join_may_raise_as_soon_as_a_rank_has_no_data(ranks: RankPool) -> None:
+    assert all("exhausted" in text for text in ranks.run(leaving_early))
+
+
+def compiled(rank: int) -> None:
+    torch.manual_seed(2)
+    module = perceptron()
+    reference = copy.deepcopy(module)
+    model = torch.compile(DistributedDataParallel(module), backend="aot_eager")
+    for step in range(2):
+        x, y = batch(step, 2)
+        reference.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        model.zero_grad()
+        part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+        F.cross_entropy(model(x[part]), y[part]).backward()
+        for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_models_may_be_compiled(ranks: RankPool) -> None:
+    ranks.run(compiled)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, body: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.body, self.reentrant = body, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.body, x, use_reentrant=self.reentrant)
+
+
+def checkpointed(rank: int, reentrant: bool) -> None:
+    torch.manual_seed(2)
+    reference = perceptron()
+    model = DistributedDataParallel(
+        Checkpointed(copy.deepcopy(reference), reentrant), static_graph=reentrant, bucket_cap_mb=0.001
+    )
+    for step in range(3):
+        x, y = batch(step, 2)
+        reference.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        model.zero_grad()
+        part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+        F.cross_entropy(model(x[part].requires_grad_()), y[part]).backward()
+        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activations_may_be_computed_again(ranks: RankPool, reentrant: bool) -> None:
+    ranks.run(checkpointed, reentrant)
+
+
+def half_way(rank: int) -> str:
+    model = DistributedDataParallel(perceptron())
+    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step in range(3):
+        x, y = (each[rank * PER_RANK :][:PER_RANK] for each in batch(step, 2))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(x)
+            assert output.dtype == torch.bfloat16
+            loss = F.cross_entropy(output, y)
+        scaler.scale(loss).backward()
+        if step == 1 and rank == 1:
+            model.module[0].weight.grad.fill_(torch.inf)  # type: ignore[union-attr]
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == (8.0 if rank == 1 else 16.0)
+    return digest(model.module) if rank == 0 else ""
+
+
+def test_autocast_and_gradient_scaling_work(ranks: RankPool) -> None:
+    ranks.run(half_way)
+
+
+def stored(rank: int, folder: str) -> None:
+    model = DistributedDataParallel(nn.BatchNorm1d(3))
+    stock = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(3))
+    assert list(model.state_dict()) == list(stock.state_dict())
+    stock.load_state_dict(model.state_dict())
+    assert isinstance(model, nn.parallel.DistributedDataParallel)
+    torch.save(model, f"{folder}/{rank}")
+    again = torch.load(f"{folder}/{rank}", weights_only=False)
+    again(torch.full((2, 3), float(rank))).sum().backward()
+    assert again.module.bias.grad.tolist() == [2.0] * 3
+
+
+def test_states_are_those_of_torchs_class_and_models_may_be_pickled(ranks: RankPool, tmp_path: Any) -> None:
+    ranks.run(stored, str(tmp_path))
+
+
+def telling(rank: int) -> None:
+    model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.001)
+    for step in range(3):
+        model(batch(step, 1)[0]).sum().backward()
+    told = model._get_ddp_logging_data()
+    size = sum(each.nbytes for each in model.parameters())
+    assert told["iteration"] == 2
+    assert (told["world_size"], told["rank"], told["module_name"]) == (2, rank, "Sequential")
+    assert (told["backend_name"], told["dtypes"], told["total_parameter_size_bytes"]) == ("muster", "float", size)
+    assert told["has_rebuilt_buckets"] == 1
+    assert sum(map(int, told["rebuilt_bucket_sizes"].split(", "))) == size
+    assert told["num_buckets_reduced"] == len(told["rebuilt_bucket_sizes"].split(", ")) > 1
+    assert told["backward_comm_time"] >= told["backward_compute_comm_overlap_time"] >= 0
+    assert told["forward_compute_time_start"] <= told["backward_compute_time_start"] <= told["backward_comm_time_end"]
+
+
+def test_logging_data_tell_of_the_plan_and_the_times(ranks: RankPool) -> None:
+    ranks.run(telling)
+
+
+def normalizing(rank: int) -> None:
+    torch.manual_seed(6)
+    reference = nn.Sequential(nn.Linear(WIDTH, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.BatchNorm1d(5, momentum=None))
+    module = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(reference))
+    model = DistributedDataParallel(module)
+    part = slice(0, 3) if rank == 0 else slice(3, 8)  # of different sizes
+    for step in range(2):
+        x, _ = batch(step, 2)
+        reference.zero_grad()
+        (reference(x) ** 3).sum().backward()
+        model.zero_grad()
+        (2 * (model(x[part]) ** 3).sum()).backward()  # twice: gradients are averaged, and this is a sum
+        for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(module.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    module.eval(), reference.eval()
+    torch.testing.assert_close(module(x), reference(x))
+    with pytest.raises(ValueError, match=r"SyncBatchNorm layers only work with GPU modules, and 0 is one: .* muster"):
+        DistributedDataParallel(nn.Sequential(nn.SyncBatchNorm(2), nn.Linear(2, 2)))
+
+
+def test_batch_norms_may_take_the_batches_of_all_ranks_together(ranks: RankPool) -> None:
+    ranks.run(normalizing)

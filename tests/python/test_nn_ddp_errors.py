@@ -1,0 +1,153 @@
+"""What muster.nn.DistributedDataParallel says of wrong uses, and what is left when a rank dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo  # before ranks are forked: constructing a DDP imports it
+import torch.distributed as dist
+from muster.nn import DistributedDataParallel
+from ranks import RankPool, run_ranks
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
+
+import muster
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, times: int = 1) -> Tensor:
+        for _ in range(times):
+            x = self.used(x)
+        return x
+
+
+def differing(rank: int) -> str:
+    with pytest.raises(muster.MismatchError) as caught:
+        DistributedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2 + rank)))
+    return str(caught.value)
+
+
+def test_models_that_differ_are_told_apart_by_parameter_and_rank(ranks: RankPool) -> None:
+    for text in ranks.run(differing):
+        assert "1.weight" in text
+        assert "rank 1" in text
+        assert "[3, 3]" in text
+        assert "[2, 3]" in text
+
+
+def of_another_backend(rank: int) -> None:
+    gloo = dist.new_group(backend="gloo")
+    with pytest.raises(
+        TypeError, match=r'needs a process group .* "muster", not "gloo": .* init_process_group\("muster"\)'
+    ):
+        DistributedDataParallel(Two(), process_group=gloo)
+
+
+def elsewhere(rank: int) -> None:
+    with pytest.raises(ValueError, match=r"the parameter used.weight is on meta: use torch.nn.parallel"):
+        DistributedDataParallel(Two().to("meta"), init_sync=False)
+    with pytest.raises(RuntimeError, match="not needed when a module doesn't have any parameter that requires"):
+        DistributedDataParallel(Two().requires_grad_(False))
+
+
+def unused(rank: int) -> str:
+    model = DistributedDataParallel(Two())
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration") as caught:
+        model(torch.ones(1, 2))
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+        model._check_reducer_finalized()
+    return str(caught.value)
+
+
+def test_a_parameter_that_gets_no_gradient_is_named(ranks: RankPool) -> None:
+    for text in ranks.run(unused):
+        assert "spare.weight" in text
+        assert "find_unused_parameters=True" in text
+
+
+def twice(rank: int) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.zero, self.one = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.zero(x)
+            for _ in range(2):  # each checkpoint has a backward of its own, and so two gradients come
+                x = checkpoint(self.one, x, use_reentrant=True)
+            return x
+
+    model = DistributedDataParallel(Shared())
+    with pytest.raises(RuntimeError, match="Expected to mark a variable ready only once"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def hooking(rank: int) -> None:
+    def hook(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
+        raise OverflowError("no more")
+
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="must be callable"):
+        model.register_comm_hook(None, 1)
+    model.register_comm_hook(None, hook)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        model.register_comm_hook(None, hook)
+    with pytest.raises(OverflowError, match="no more"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("case", [of_another_backend, elsewhere, twice, hooking])
+def test_wrong_uses_are_refused_with_a_sentence(ranks: RankPool, case: object) -> None:
+    ranks.run(case)  # type: ignore[arg-type]
+
+
+def losing(rank: int) -> list[float] | None:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))), bucket_cap_mb=0.0002)
+    x = torch.full((2, 8), float(rank))
+    model(x).sum().backward()
+    if rank == 1:
+        model.module[3].weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(muster.PeerLostError, match="rank 1"):
+        model(x).sum().backward()
+    with pytest.raises(dist.DistBackendError):  # and again: nothing hangs
+        model(x).sum().backward()
+
+    dist.shrink_group([1], shrink_flags=c10d.SHRINK_ABORT)
+    assert dist.get_world_size() == 2
+    module = model.module
+    del model
+    module.zero_grad()
+    again = DistributedDataParallel(module, bucket_cap_mb=0.0002)
+    again(x).sum().backward()
+    alone = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    alone.load_state_dict(module.state_dict())
+    (alone(torch.zeros(2, 8)).sum() + alone(torch.full((2, 8), 2.0)).sum()).div(2).backward()
+    for ours, expected in zip(module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad)
+    return [float(each.grad.sum()) for each in module.parameters() if each.grad is not None]
+
+
+def test_when_a_rank_dies_in_backward_the_others_name_it_and_train_on() -> None:
+    first, lost, last = run_ranks(3, losing, lost=(1,))
+    assert lost is None
+    assert first == last
