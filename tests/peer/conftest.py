@@ -1,4 +1,4 @@
-"""Which of the peer's tests run: see test_distributed.py."""
+"""Which of the peer's tests run: see test_distributed.py and test_ddp.py."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-LISTED = [
-    line.split(maxsplit=1)
-    for line in (Path(__file__).parent / "skipped.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-]
-SKIPPED: dict[str, str] = dict(LISTED)
+
+def _skipped(file: str) -> dict[str, str]:
+    """Reasons by test."""
+    lines = (Path(__file__).parent / file).read_text().splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+
+
+SKIPPED = {"test_distributed.py": _skipped("skipped.txt"), "test_ddp.py": _skipped("skipped_ddp.txt")}
 
 # A test or two of each thing that c10d and DDP ask of a backend; by default no more than these.
-QUICK = re.compile(
-    "test_("
+QUICK = {
+    "test_distributed.py": "test_("
     "DistributedDataParallelCPU|stateless_api_with_ddp|static_graph_api_cpu|ddp_control_flow_.*|"
     "ddp_join_model_equivalence|"
     "all_gather(_coalesced_simple|_into_cat_tensor|_object_.*)?|"
@@ -27,17 +29,32 @@ QUICK = re.compile(
     "broadcast(_object_list)?|gather(_object|_checks)?|scatter(_checks|_object_list)?|"
     "reduce_(sum|max|full_group_sum)|reduce_scatter_tensor.*|"
     "send_recv(_with_tag|_any_source)?|isend.*|irecv|batch_isend_irecv_gloo(_tags)?|new_subgroups.*"
-    ")$"
-)
+    ")$",
+    "test_ddp.py": "test_("
+    "DistributedDataParallelCPU_grad_is_view|stateless_api_with_ddp|ddp_hook_parity_allreduce|"
+    "ddp_join_model_equivalence|ddp_control_flow_different_across_ranks|ddp_multiple_nested_unused_params_error|"
+    "ddp_static_graph_nested_types|ddp_apply_optim_in_backward|ddp_broadcast_buffer|ddp_has_finalized|"
+    "skip_all_reduce_unused_parameters"
+    ")$",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    names = {getattr(item, "originalname", item.name) for item in items}
     if os.environ.get("MUSTER_PEER") == "all":
-        unknown = SKIPPED.keys() - names
-        assert not unknown or config.option.keyword, f"skipped.txt lists tests that do not exist: {sorted(unknown)}"
+        _check_lists(config, items)
     else:
-        items[:] = [item for item in items if "TestMuster" not in item.nodeid or QUICK.match(item.name)]
+        items[:] = [item for item in items if item.path.name not in QUICK or _is_quick(item)]
     for item in items:
-        if item.name in SKIPPED:
-            item.add_marker(pytest.mark.skip(reason=SKIPPED[item.name]))
+        reason = SKIPPED.get(item.path.name, {}).get(item.name)
+        if reason is not None and "TestMuster" in item.nodeid:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    return "TestMuster" not in item.nodeid or re.match(QUICK[item.path.name], item.name) is not None
+
+
+def _check_lists(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for file in {item.path.name for item in items} & SKIPPED.keys():
+        unknown = SKIPPED[file].keys() - {item.name for item in items if item.path.name == file}
+        assert not unknown or config.option.keyword, f"tests are to be skipped that do not exist: {sorted(unknown)}"

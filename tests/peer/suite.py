@@ -27,8 +27,16 @@ RULES = {
 }
 
 
-def load(world_size: int) -> types.ModuleType:
-    """The module, changed by RULES. It binds the world size for good, so a process can load it once."""
+# The same for DistributedDataParallel: muster's in the place of torch's, which the tests make with torch's defaults.
+DDP_RULES = {
+    "from torch.nn.parallel import DistributedDataParallel\n": "from peer.ddp import DistributedDataParallel\n",
+    "torch.nn.parallel.DistributedDataParallel": "DistributedDataParallel",
+    "nn.parallel.DistributedDataParallel": "DistributedDataParallel",
+}
+
+
+def load(world_size: int, rules: dict[str, str] = RULES, name: str = MODULE) -> types.ModuleType:
+    """The module, changed by the rules, under that name. It binds the world size for good."""
     os.environ.update(BACKEND="muster", WORLD_SIZE=str(world_size))
     os.environ.setdefault("TEMP_DIR", os.environ.get("TMPDIR", "/tmp"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -41,14 +49,14 @@ def load(world_size: int) -> types.ModuleType:
     assert spec is not None and spec.origin is not None
     with open(spec.origin) as file:
         source = file.read()
-    for old, new in RULES.items():
+    for old, new in rules.items():
         if old not in source:
-            raise AssertionError(f"{MODULE} of this torch has no {old!r} any more: mend RULES in {__file__}")
+            raise AssertionError(f"{MODULE} of this torch has no {old!r} any more: mend the rules in {__file__}")
         source = source.replace(old, new)
-    module = types.ModuleType(MODULE)
+    module = types.ModuleType(name)
     module.__file__ = spec.origin
     module.__package__ = spec.parent
-    sys.modules[MODULE] = module
+    sys.modules[name] = module
     exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
     return module
 
@@ -68,9 +76,12 @@ class _Rank(_CONTEXT.Process):  # type: ignore[name-defined, misc]
         super().run()
 
 
-def _start_fork_server(preload: str) -> None:
-    """Preload is a module's name. The server of Python 3.11 does not look for it in the sys.path that it is given."""
-    _CONTEXT.set_forkserver_preload([preload])
+_OWNERS: list[str] = []  # names of the modules with a test case, which ranks are to find loaded
+
+
+def _start_fork_server() -> None:
+    """The server of Python 3.11 does not look for what it is to preload in the sys.path that it is given."""
+    _CONTEXT.set_forkserver_preload(_OWNERS)
     with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()
 
@@ -82,11 +93,13 @@ def test_case(module: types.ModuleType, owner: str) -> type:
     has imported torch and done nothing with it: OpenMP's threads of this one, where other tests have computed, would be
     missing in its children, and waited for.
     """
+    _OWNERS.append(owner)
+
     class TestMuster(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
         @classmethod
         def setUpClass(cls) -> None:
             super().setUpClass()
-            _start_fork_server(owner)
+            _start_fork_server()
 
         def setUp(self) -> None:
             super().setUp()
