@@ -204,5 +204,23 @@ TEST_F(Coordinators, PassOverWhatIsNotOurs) {
   say_goodbye();
 }
 
+TEST(NodeMember, GivesSignsOfLifeHoweverMuchItPublishes) {
+  const auto store = memory_store();
+  const auto member = NodeMember::start(store->clone().value(), {"run", "n", std::chrono::seconds(1)},
+                                        {[](auto&&...) {}, [](auto&&) {}});
+  ASSERT_TRUE(member);
+  const Deadline patience = soon();
+  const Key inbox = (*member)->keys().inbox();
+  // As an agent does that reports its workers while they start.
+  while (store->queue_length(inbox, patience).value() == 0 && !patience.passed()) {
+    (*member)->publish("workers", to_bytes("[]"));
+    ASSERT_TRUE((*member)->flush(patience));
+  }
+  const auto word = store->queue_pop(inbox, patience);
+  EXPECT_TRUE(word && parse_call(*word).value().kind == NodeCall::Kind::kAlive);
+  const News over{Kind::kRefused, 0, "n"};
+  ASSERT_TRUE(store->set((*member)->keys().news(1), encode(over), patience));
+}
+
 }  // namespace
 }  // namespace muster

@@ -64,19 +64,25 @@ bool NodeMember::flush(const Deadline& deadline) {
 void NodeMember::send_all() {
   const Duration interval = options_.heartbeat_timeout / 5;
   const Bytes alive = encode(NodeCall{NodeCall::Kind::kAlive, options_.node_id});
+  Deadline next_sign = Deadline::after(interval);
   std::unique_lock lock(mutex_);
   while (!ending_ && !lost_) {
-    Task task;
-    if (tasks_.empty()) changed_.wait_for(lock, interval);
+    if (tasks_.empty()) changed_.wait_for(lock, next_sign.left());
     if (ending_ || lost_) break;
-    if (!tasks_.empty()) {
+    // Its time comes whatever else there is to send: what is published is no sign of life.
+    const bool sign = next_sign.passed();
+    if (!sign && tasks_.empty()) continue;
+    Task task;
+    if (sign) {
+      next_sign = Deadline::after(interval);
+    } else {
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
     sending_ = true;
     lock.unlock();
     const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
-    const auto sent = task ? task(*store_, deadline) : store_->queue_push(keys_.inbox(), alive, deadline);
+    const auto sent = sign ? store_->queue_push(keys_.inbox(), alive, deadline) : task(*store_, deadline);
     lock.lock();
     sending_ = false;
     changed_.notify_all();
