@@ -55,7 +55,7 @@ struct TeamRun {
   const size_t element;
 };
 
-/// The ranks' blocks within the memory that holds all of them, in bytes.
+/// The ranks' blocks within the memory that holds all of them, in bytes. Made in every call, so it allocates nothing.
 class TeamBlocks {
  public:
   /// Equal ones of `bytes`, or those of `counts`.

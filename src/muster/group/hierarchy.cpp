@@ -10,11 +10,15 @@ namespace {
 /// Of a tensor that is under way at once: long enough to keep the network busy, short enough to overlap.
 constexpr size_t kChunkBytes = 8 << 20;
 
-BufferView slice(const BufferView& view, size_t offset, size_t bytes) {
-  if (bytes == 0) return {nullptr, 0, view.dtype()};
-  if (view.contiguous()) return {view.data() + offset, bytes / size_of(view.dtype()), view.dtype()};
+BufferView none(Dtype dtype) { return {nullptr, 0, dtype}; }
+
+/// `count` elements, from element `first` on.
+BufferView slice(const BufferView& view, size_t first, size_t count) {
+  const size_t element = size_of(view.dtype());
+  if (count == 0) return none(view.dtype());
+  if (view.contiguous()) return {view.data() + first * element, count, view.dtype()};
   std::vector<Segment> segments;
-  view.visit(offset, bytes, [&](uint8_t* data, size_t here) { segments.push_back({data, here}); });
+  view.visit(first * element, count * element, [&](uint8_t* data, size_t here) { segments.push_back({data, here}); });
   return BufferView(std::move(segments), view.dtype());
 }
 
@@ -57,10 +61,9 @@ Result<> Hierarchy::run(const Operation& operation, const Deadline& deadline) {
 Result<> Hierarchy::all_reduce(const Operation& operation, const Deadline& deadline) {
   const std::vector<Chunk> all = chunks(operation);
   for (size_t i = 0; i < all.size(); ++i) {
-    const size_t element = size_of(operation.call.dtype);
     const BufferView own = own_part(operation.output, all[i]);
-    Operation here = part(operation, Collective::kReduceScatter,
-                          slice(operation.output, all[i].offset * element, all[i].count * element), own);
+    Operation here =
+        part(operation, Collective::kReduceScatter, slice(operation.output, all[i].offset, all[i].count), own);
     here.counts = local_counts(all[i]);
     MUSTER_TRY(in_team(std::move(here), deadline));
     if (i > 0) MUSTER_TRY(end_across(deadline));
@@ -76,8 +79,7 @@ Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadli
   const Rank root = operation.call.root;
   const bool at_root = host_ == topology_.host_of[root];
   for (const Chunk& chunk : chunks(operation)) {
-    const size_t element = size_of(operation.call.dtype);
-    const BufferView tensor = slice(operation.output, chunk.offset * element, chunk.count * element);
+    const BufferView tensor = slice(operation.output, chunk.offset, chunk.count);
     if (at_root) {
       Operation here = part(operation, Collective::kBroadcast, tensor, tensor);
       here.call.root = topology_.local_of[root];
@@ -96,12 +98,11 @@ Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadli
 /// Inputs stay as they are, so the sums of a host are made in scratch; a rank that is alone there needs none.
 Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline) {
   const Rank root = operation.call.root;
-  const size_t element = size_of(operation.call.dtype);
   for (const Chunk& chunk : chunks(operation)) {
-    const BufferView input = slice(operation.input, chunk.offset * element, chunk.count * element);
+    const BufferView input = slice(operation.input, chunk.offset, chunk.count);
     BufferView own = input;
     if (locals_ > 1) {
-      own = scratch((bound(chunk, last_slot_) - bound(chunk, first_slot_)) * element, operation.call.dtype);
+      own = scratch(bound(chunk, last_slot_) - bound(chunk, first_slot_), operation.call.dtype);
       Operation here = part(operation, Collective::kReduceScatter, input, own);
       here.counts = local_counts(chunk);
       MUSTER_TRY(in_team(std::move(here), deadline));
@@ -113,8 +114,7 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
     // To the root, from each what it carries: the gather that takes blocks of any length is an all_to_all.
     const bool at_root = topology_.local_of[root] == local_;
     Operation here = part(operation, Collective::kAllToAll, own,
-                          at_root ? slice(operation.output, chunk.offset * element, chunk.count * element)
-                                  : BufferView(nullptr, 0, operation.call.dtype));
+                          at_root ? slice(operation.output, chunk.offset, chunk.count) : none(operation.call.dtype));
     here.counts.assign(locals_, 0);
     here.counts[topology_.local_of[root]] = own.count();
     here.receive_counts = at_root ? local_counts(chunk) : std::vector<size_t>(locals_, 0);
@@ -126,9 +126,9 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
 /// Each block to one rank of every other host, then to all ranks there.
 Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadline) {
   for (int slot = first_slot_; slot < last_slot_; ++slot) {
-    const BufferView none(nullptr, 0, operation.call.dtype);
-    Operation sub = part(operation, Collective::kAllGather, slot == first_slot_ ? operation.input : none,
-                         blocks(operation, operation.output, slot, slot + 1));
+    Operation sub =
+        part(operation, Collective::kAllGather, slot == first_slot_ ? operation.input : none(operation.call.dtype),
+             blocks(operation, operation.output, slot, slot + 1));
     sub.counts = block_counts(operation, slot);
     queue(std::move(sub), slot);
   }
@@ -136,12 +136,7 @@ Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadl
   MUSTER_TRY(end_across(deadline));
   Operation here = part(operation, Collective::kAllGather, blocks(operation, operation.output, first_slot_, last_slot_),
                         blocks(operation, operation.output, 0, topology_.slots));
-  for (int local = 0; local < locals_; ++local) {
-    const int first = topology_.first_slot(host_, local), last = topology_.first_slot(host_, local + 1);
-    size_t count = 0;
-    for (int slot = first; slot < last; ++slot) count += total(block_counts(operation, slot));
-    here.counts.push_back(count);
-  }
+  here.counts = carried_counts(operation);
   return in_team(std::move(here), deadline);
 }
 
@@ -149,27 +144,21 @@ Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadl
 Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& deadline) {
   BufferView carried = blocks(operation, operation.input, first_slot_, last_slot_);
   if (locals_ > 1) {
-    carried = scratch(carried.bytes(), operation.call.dtype);
+    carried = scratch(carried.count(), operation.call.dtype);
     Operation here =
         part(operation, Collective::kReduceScatter, blocks(operation, operation.input, 0, topology_.slots), carried);
-    for (int local = 0; local < locals_; ++local) {
-      const int first = topology_.first_slot(host_, local), last = topology_.first_slot(host_, local + 1);
-      size_t count = 0;
-      for (int slot = first; slot < last; ++slot) count += total(block_counts(operation, slot));
-      here.counts.push_back(count);
-    }
+    here.counts = carried_counts(operation);
     MUSTER_TRY(in_team(std::move(here), deadline));
   }
   size_t offset = 0;
   for (int slot = first_slot_; slot < last_slot_; ++slot) {
-    const BufferView none(nullptr, 0, operation.call.dtype);
     std::vector<size_t> counts = block_counts(operation, slot);
-    const size_t bytes = total(counts) * size_of(operation.call.dtype);
-    Operation sub = part(operation, Collective::kReduceScatter, slice(carried, offset, bytes),
-                         slot == first_slot_ ? operation.output : none);
+    const size_t count = total(counts);
+    Operation sub = part(operation, Collective::kReduceScatter, slice(carried, offset, count),
+                         slot == first_slot_ ? operation.output : none(operation.call.dtype));
     sub.counts = std::move(counts);
     queue(std::move(sub), slot);
-    offset += bytes;
+    offset += count;
   }
   MUSTER_TRY(begin_across(deadline));
   return end_across(deadline);
@@ -209,9 +198,8 @@ std::vector<size_t> Hierarchy::local_counts(const Chunk& chunk) const {
 }
 
 BufferView Hierarchy::own_part(const BufferView& tensor, const Chunk& chunk) const {
-  const size_t element = size_of(tensor.dtype());
-  const size_t begin = bound(chunk, first_slot_), end = bound(chunk, last_slot_);
-  return slice(tensor, begin * element, (end - begin) * element);
+  const size_t begin = bound(chunk, first_slot_);
+  return slice(tensor, begin, bound(chunk, last_slot_) - begin);
 }
 
 /// Elements that each host has in a slot of an all_gather or reduce_scatter: its owner's block.
@@ -220,6 +208,18 @@ std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int slot
   for (int host = 0; host < hosts_; ++host) {
     const Rank owner = topology_.owner(host, slot);
     counts.push_back(owner == kNoRank ? 0 : operation.counts.empty() ? operation.call.count : operation.counts[owner]);
+  }
+  return counts;
+}
+
+/// Elements that each rank of this host carries of all blocks.
+std::vector<size_t> Hierarchy::carried_counts(const Operation& operation) const {
+  std::vector<size_t> counts(locals_, 0);
+  for (int local = 0; local < locals_; ++local) {
+    const int last = topology_.first_slot(host_, local + 1);
+    for (int slot = topology_.first_slot(host_, local); slot < last; ++slot) {
+      counts[local] += total(block_counts(operation, slot));
+    }
   }
   return counts;
 }
@@ -267,21 +267,19 @@ Result<> Hierarchy::in_team(Operation operation, const Deadline& deadline) {
 
 /// Every local rank's part of the chunk to all of them.
 Result<> Hierarchy::gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline) {
-  const size_t element = size_of(whole.call.dtype);
   Operation here = part(whole, Collective::kAllGather, own_part(whole.output, chunk),
-                        slice(whole.output, chunk.offset * element, chunk.count * element));
+                        slice(whole.output, chunk.offset, chunk.count));
   here.counts = local_counts(chunk);
   return in_team(std::move(here), deadline);
 }
 
 /// What this rank carries of the chunk, `own`, slot by slot.
 void Hierarchy::queue_slots(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk) {
-  const size_t element = size_of(whole.call.dtype);
   const size_t begin = bound(chunk, first_slot_);
   for (int slot = first_slot_; slot < last_slot_; ++slot) {
     const size_t from = bound(chunk, slot), to = bound(chunk, slot + 1);
     if (from == to) continue;
-    const BufferView tensor = slice(own, (from - begin) * element, (to - from) * element);
+    const BufferView tensor = slice(own, from - begin, to - from);
     Operation sub = part(whole, collective, tensor, tensor);
     sub.call.root = has_root(collective) ? topology_.host_of[whole.call.root] : 0;
     queue(std::move(sub), slot);
@@ -307,9 +305,10 @@ Result<> Hierarchy::end_across(const Deadline& deadline) {
   return {};
 }
 
-BufferView Hierarchy::scratch(size_t bytes, Dtype dtype) {
+BufferView Hierarchy::scratch(size_t count, Dtype dtype) {
+  const size_t bytes = count * size_of(dtype);
   if (scratch_.size() < bytes) scratch_.resize(bytes);
-  return {scratch_.data(), bytes / size_of(dtype), dtype};
+  return {scratch_.data(), count, dtype};
 }
 
 }  // namespace muster

@@ -45,6 +45,7 @@ class Hierarchy {
   size_t bound(const Chunk& chunk, int slot) const { return chunk.offset + chunk.count * slot / topology_.slots; }
   std::vector<size_t> local_counts(const Chunk& chunk) const;
   std::vector<size_t> block_counts(const Operation& operation, int slot) const;
+  std::vector<size_t> carried_counts(const Operation& operation) const;
   BufferView own_part(const BufferView& tensor, const Chunk& chunk) const;
   BufferView blocks(const Operation& operation, const BufferView& whole, int first_slot, int last_slot) const;
 
@@ -62,7 +63,7 @@ class Hierarchy {
   void queue(Operation operation, int slot);
   Result<> begin_across(const Deadline& deadline);
   Result<> end_across(const Deadline& deadline);
-  BufferView scratch(size_t bytes, Dtype dtype);
+  BufferView scratch(size_t count, Dtype dtype);
 
   const Topology& topology_;
   const int host_, local_, locals_, hosts_;

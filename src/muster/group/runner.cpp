@@ -171,8 +171,7 @@ Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
     return tl::unexpected(error);
   }
   Error error = *fatal_;
-  die(error);  // a link may have ended between calls: the others learn the
-               // reason now
+  die(error);  // a link may have ended between calls: the others learn the reason now
   error.message = "the group has failed: " + error.message;
   return tl::unexpected(error.in(operation.call.to_string()));
 }
@@ -328,9 +327,7 @@ Error Runner::missed(const std::vector<Rank>& awaited) {
   const char* what = "no sign of life in this call from";
   if (culprits.empty()) {
     culprits = awaited;
-    what =
-        "all ranks are in a call, perhaps not in the same: nothing came in "
-        "time from";
+    what = "all ranks are in a call, perhaps not in the same: nothing came in time from";
   }
   std::string names;
   for (const Rank rank : culprits) names += (names.empty() ? "" : ", ") + mesh_.members[rank].to_string();
