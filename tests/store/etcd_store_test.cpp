@@ -1,8 +1,4 @@
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include "contract/claim_contract.h"
-#include "store/server_process.h"
+#include "contract/outside_contract.h"
 
 namespace muster {
 namespace {
@@ -53,8 +49,14 @@ std::unique_ptr<StoreWorld> make_etcd_world() {
   return EtcdServer::shared().process ? std::make_unique<EtcdWorld>() : nullptr;
 }
 
+OutsideServer start_etcd() {
+  EtcdServer server;
+  return {std::move(server.process), server.url(), server.host(), /*persists=*/true};
+}
+
 INSTANTIATE_TEST_SUITE_P(Etcd, StoreContract, testing::Values(make_etcd_world));
 INSTANTIATE_TEST_SUITE_P(Etcd, ClaimContract, testing::Values(make_etcd_world));
+INSTANTIATE_TEST_SUITE_P(Etcd, OutsideContract, testing::Values(start_etcd));
 
 TEST(EtcdStore, KeepsPrefixesApart) {
   const auto& server = EtcdServer::shared();
@@ -88,69 +90,6 @@ TEST(EtcdStore, SaysWhatIsTooLargeForEtcd) {
   const auto store = open_when_up(server.url("/large"));
   expect_error(store->set("big", Bytes(2 << 20), soon()), ErrorCode::kResourceExhausted, "larger than max");
   EXPECT_EQ(store->check({"big"}, soon()), false);
-}
-
-TEST(EtcdStore, SaysThatItsServerDiedAndComesBackWithIt) {
-  EtcdServer server;
-  NEEDS(server);
-  const auto store = open_when_up(server.url());
-  std::atomic<int> waiting = 0;
-  std::vector<std::thread> threads;
-  const auto lost = [&](const auto& wait) {
-    threads.emplace_back([&, wait] {
-      const auto mine = open_when_up(server.url());
-      EXPECT_OK(mine->set("here", {}, soon()));
-      ++waiting;
-      expect_error(wait(*mine), ErrorCode::kPeerLost, server.host());
-    });
-  };
-  lost([](Store& s) { return s.get("nobody sets this", soon()); });
-  lost([](Store& s) { return s.queue_pop("an empty queue", soon()); });
-  lost([](Store& s) { return s.barrier("a lonely barrier", 2, soon()); });
-  while (waiting < 3) std::this_thread::yield();
-  server.process->kill();
-  for (auto& thread : threads) thread.join();
-  expect_error(store->set("k", {}, soon()), ErrorCode::kPeerLost, server.host());
-  server.process->restart();
-  open_when_up(server.url());
-  EXPECT_EQ(store->get("here", soon()), Bytes{}) << "etcd keeps what it was given";
-}
-
-TEST(EtcdStore, DoesNotHangWithAServerThatDoes) {
-  EtcdServer server;
-  NEEDS(server);
-  const auto store = open_when_up(server.url());
-  server.process->stop();
-  expect_error(store->set("k", {}, Deadline::after(20ms)), ErrorCode::kTimeout, "set(\"k\")");
-  expect_error(open_store(server.url(), {}, Deadline::after(20ms)), ErrorCode::kTimeout, "etcd at");
-}
-
-TEST(EtcdStore, LetsGoOfWhatADeadProcessClaimed) {
-  const auto& server = EtcdServer::shared();
-  NEEDS(server);
-  const std::string url = server.url("/claims-of-the-dead");
-  const auto store = open_when_up(url);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    const auto mine = open_when_up(url);
-    const auto claim = mine->claim("root", as_bytes("child"), 2s, soon());
-    (void)mine->set("claimed", {}, soon());
-    pause();
-  }
-  EXPECT_OK(store->wait({"claimed"}, soon()));
-  EXPECT_EQ(store->claims("", soon())->at("root"), to_bytes("child"));
-  // Longer than it would live if its holder did not.
-  expect_error(store->wait({"nobody sets this"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
-  expect_error(store->claim("root", {}, 60s, soon()), ErrorCode::kAlreadyExists);
-  kill(pid, SIGKILL);
-  waitpid(pid, nullptr, 0);
-  auto mine = store->claim("root", {}, 60s, soon());
-  const Deadline deadline = soon();
-  while (!mine && !deadline.passed()) {
-    expect_error(mine, ErrorCode::kAlreadyExists, "root");
-    mine = store->claim("root", {}, 60s, soon());
-  }
-  EXPECT_TRUE(mine.has_value());
 }
 
 }  // namespace

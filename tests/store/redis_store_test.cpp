@@ -1,8 +1,4 @@
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include "contract/claim_contract.h"
-#include "store/server_process.h"
+#include "contract/outside_contract.h"
 
 namespace muster {
 namespace {
@@ -63,8 +59,14 @@ std::unique_ptr<StoreWorld> make() {
   return RedisServer::shared().process ? std::make_unique<World>() : nullptr;
 }
 
+OutsideServer start_redis() {
+  RedisServer server;
+  return {std::move(server.process), server.url(""), "127.0.0.1:" + std::to_string(server.port)};
+}
+
 INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>));
 INSTANTIATE_TEST_SUITE_P(Redis, ClaimContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
+INSTANTIATE_TEST_SUITE_P(Redis, OutsideContract, testing::Values(start_redis));
 
 TEST(RedisStore, KeepsDatabasesAndPrefixesApart) {
   const auto& server = RedisServer::shared();
@@ -91,43 +93,6 @@ TEST(RedisStore, NeedsThePasswordThatTheServerDemands) {
   expect_error(open_store("redis://:wrong" + host, {}, soon()), ErrorCode::kAuthentication, "WRONGPASS");
 }
 
-TEST(RedisStore, SaysThatItsServerDiedAndComesBackWithIt) {
-  RedisServer server;
-  NEEDS(server);
-  const auto store = open_when_up(server.url(""));
-  std::atomic<int> waiting = 0;
-  std::vector<std::thread> threads;
-  const auto lost = [&](const auto& wait) {
-    threads.emplace_back([&, wait] {
-      const auto mine = open_when_up(server.url(""));
-      EXPECT_OK(mine->add("here", 1, soon()));
-      ++waiting;
-      expect_error(wait(*mine), ErrorCode::kPeerLost, std::to_string(server.port));
-    });
-  };
-  lost([](Store& s) { return s.get("nobody sets this", soon()); });
-  lost([](Store& s) { return s.wait({"nor this"}, soon()); });
-  lost([](Store& s) { return s.queue_pop("an empty queue", soon()); });
-  lost([](Store& s) { return s.barrier("a lonely barrier", 2, soon()); });
-  while (waiting < 4) std::this_thread::yield();
-  server.process->kill();
-  for (auto& thread : threads) thread.join();
-  expect_error(store->set("k", {}, soon()), ErrorCode::kPeerLost, std::to_string(server.port));
-  server.process->restart();
-  open_when_up(server.url(""));
-  EXPECT_OK(store->set("k", as_bytes("again"), soon()));
-  EXPECT_EQ(store->get("k", soon()), to_bytes("again"));
-}
-
-TEST(RedisStore, DoesNotHangWithAServerThatDoes) {
-  RedisServer server;
-  NEEDS(server);
-  const auto store = open_when_up(server.url(""));
-  server.process->stop();
-  expect_error(store->set("k", {}, Deadline::after(20ms)), ErrorCode::kTimeout, "set(\"k\")");
-  expect_error(open_store(server.url(""), {}, Deadline::after(20ms)), ErrorCode::kTimeout, "Redis at");
-}
-
 TEST(RedisStore, SaysThatTheServerIsFull) {
   RedisServer server({"--maxmemory", "1mb", "--maxmemory-policy", "noeviction"});
   NEEDS(server);
@@ -137,31 +102,6 @@ TEST(RedisStore, SaysThatTheServerIsFull) {
     return {};
   };
   expect_error(full(), ErrorCode::kResourceExhausted, "maxmemory");
-}
-
-TEST(RedisStore, LetsGoOfWhatADeadProcessClaimed) {
-  const auto& server = RedisServer::shared();
-  NEEDS(server);
-  const std::string url = server.url("/claims-of-the-dead");
-  const auto store = open_when_up(url);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    const auto mine = open_when_up(url);
-    const auto claim = mine->claim("root", as_bytes("child"), 2s, soon());
-    (void)mine->set("claimed", {}, soon());
-    pause();
-  }
-  EXPECT_OK(store->wait({"claimed"}, soon()));
-  EXPECT_EQ(store->claims("", soon())->at("root"), to_bytes("child"));
-  // Longer than it would live if its holder did not.
-  expect_error(store->wait({"nobody sets this"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
-  expect_error(store->claim("root", {}, 60s, soon()), ErrorCode::kAlreadyExists);
-  kill(pid, SIGKILL);
-  waitpid(pid, nullptr, 0);
-  auto mine = store->claim("root", {}, 60s, soon());
-  const Deadline deadline = soon();
-  while (!mine && !deadline.passed()) mine = store->claim("root", {}, 60s, soon());
-  EXPECT_TRUE(mine.has_value());
 }
 
 }  // namespace

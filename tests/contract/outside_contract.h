@@ -1,0 +1,91 @@
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "contract/claim_contract.h"
+#include "store/server_process.h"
+
+namespace muster {
+
+/// A server of somebody else's in which a store keeps what it is given, started for one test.
+struct OutsideServer {
+  std::unique_ptr<ServerProcess> process;  ///< null where it is not installed
+  std::string url;
+  std::string host;  ///< as errors name it
+  bool persists = false;
+};
+using StartOutsideServer = std::function<OutsideServer()>;
+
+/// What a store must do when such a server, or a process that uses it, is killed or stands still.
+class OutsideContract : public testing::TestWithParam<StartOutsideServer> {
+ protected:
+  void SetUp() override {
+    server_ = GetParam()();
+    if (server_.process == nullptr) GTEST_SKIP() << "what this store needs is not installed";
+    store_ = open_when_up(server_.url);
+    ASSERT_NE(store_, nullptr);
+  }
+  static Deadline soon() { return Deadline::after(60s); }
+
+  OutsideServer server_;
+  std::unique_ptr<Store> store_;
+};
+
+TEST_P(OutsideContract, SaysThatItsServerDiedAndComesBackWithIt) {
+  std::atomic<int> waiting = 0;
+  std::vector<std::thread> threads;
+  const auto lost = [&](const auto& wait) {
+    threads.emplace_back([&, wait] {
+      const auto mine = open_when_up(server_.url);
+      EXPECT_OK(mine->set("here", {}, soon()));
+      ++waiting;
+      expect_error(wait(*mine), ErrorCode::kPeerLost, server_.host);
+    });
+  };
+  lost([](Store& s) { return s.get("nobody sets this", soon()); });
+  lost([](Store& s) { return s.wait({"nor this"}, soon()); });
+  lost([](Store& s) { return s.queue_pop("an empty queue", soon()); });
+  lost([](Store& s) { return s.barrier("a lonely barrier", 2, soon()); });
+  while (waiting < 4) std::this_thread::yield();
+  server_.process->kill();
+  for (auto& thread : threads) thread.join();
+  expect_error(store_->set("k", {}, soon()), ErrorCode::kPeerLost, server_.host);
+  server_.process->restart();
+  open_when_up(server_.url);
+  EXPECT_EQ(store_->check({"here"}, soon()), server_.persists);
+  EXPECT_OK(store_->set("k", as_bytes("again"), soon()));
+  EXPECT_EQ(store_->get("k", soon()), to_bytes("again"));
+}
+
+TEST_P(OutsideContract, DoesNotHangWithAServerThatDoes) {
+  server_.process->stop();
+  expect_error(store_->set("k", {}, Deadline::after(20ms)), ErrorCode::kTimeout, "set(\"k\")");
+  expect_error(open_store(server_.url, {}, Deadline::after(20ms)), ErrorCode::kTimeout, server_.host);
+}
+
+TEST_P(OutsideContract, LetsGoOfWhatADeadProcessClaimed) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto mine = open_when_up(server_.url);
+    const auto claim = mine->claim("root", as_bytes("child"), 2s, soon());
+    (void)mine->set("claimed", {}, soon());
+    pause();
+  }
+  EXPECT_OK(store_->wait({"claimed"}, soon()));
+  EXPECT_EQ(store_->claims("", soon())->at("root"), to_bytes("child"));
+  // Longer than it would live if its holder did not.
+  expect_error(store_->wait({"nobody sets this"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
+  expect_error(store_->claim("root", {}, 60s, soon()), ErrorCode::kAlreadyExists);
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  auto mine = store_->claim("root", {}, 60s, soon());
+  const Deadline deadline = soon();
+  while (!mine && !deadline.passed()) {
+    expect_error(mine, ErrorCode::kAlreadyExists, "root");
+    mine = store_->claim("root", {}, 60s, soon());
+  }
+  EXPECT_TRUE(mine.has_value());
+}
+
+}  // namespace muster
