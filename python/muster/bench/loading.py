@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from typing import NamedTuple
 
-from muster.bench.report import BenchFailedError
+import torch
+
+from muster.bench.report import BenchFailedError, Row
 from muster.bench.servers import LOAD, find_program
 
 Figures = dict[str, float]
+
+
+class Metric(NamedTuple):
+    """How a table shows a figure of the load generator: its name, its unit, and the factor to it."""
+
+    shown: str
+    unit: str
+    factor: float = 1.0
 
 
 def load(words: list[str], secret: str = "") -> Figures:
@@ -21,3 +32,24 @@ def load(words: list[str], secret: str = "") -> Figures:
         raise BenchFailedError((done.stderr.strip().splitlines() or [f"{words[0]} ended with {done.returncode}"])[-1])
     figures: Figures = json.loads(done.stdout)
     return figures
+
+
+def row_beside_torch(
+    bench: str, case: str, ranks: int, metric: Metric, muster: float, peer: float, floor: float = 0
+) -> Row:
+    """A row of figures of the load generator. More is better for rates, less for all else; 0: not measured."""
+    muster, peer, floor = (metric.factor * figure for figure in (muster, peer, floor))
+    better, worse = (muster, peer) if metric.shown == "rate" else (peer, muster)
+    return Row(
+        bench=bench,
+        case=case,
+        ranks=ranks,
+        bytes=0,
+        metric=metric.shown,
+        unit=metric.unit,
+        muster=muster,
+        peer=peer,
+        peer_name=f"torch {torch.__version__.partition('+')[0]}",
+        ratio=better / worse if worse else 0,
+        floor=floor,
+    )

@@ -9,9 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import torch
-
-from muster.bench.loading import Figures, load
+from muster.bench.loading import Figures, Metric, load, row_beside_torch
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.report import BenchFailedError, CaseTable, Row, Table, write_markdown
 from muster.bench.servers import Server, muster_server, torch_server
@@ -22,15 +20,15 @@ SUMMARY = "the store's server, against torch's libuv TCPStore"
 PEERS: tuple[str, ...] = ("tcpstore",)
 TABLE: type[Table] = CaseTable
 
-# What the load generator calls a figure: how the table does, its unit, and the factor to it. More is better for rates.
+# By what the load generator calls them.
 _METRICS = {
-    "rate": ("rate", "1/s", 1.0),
-    "time": ("time", "ms", 1e3),
-    "longest": ("longest silence", "ms", 1e3),
-    "p50": ("p50", "us", 1e6),
-    "p99": ("p99", "us", 1e6),
-    "cpu": ("server CPU", "us", 1e6),
-    "memory": ("server memory", "B", 1.0),
+    "rate": Metric("rate", "1/s"),
+    "time": Metric("time", "ms", 1e3),
+    "longest": Metric("longest silence", "ms", 1e3),
+    "p50": Metric("p50", "us", 1e6),
+    "p99": Metric("p99", "us", 1e6),
+    "cpu": Metric("server CPU", "us", 1e6),
+    "memory": Metric("server memory", "B"),
 }
 
 
@@ -101,9 +99,10 @@ def _measure(case: Case, connections: int, arguments: argparse.Namespace) -> Ite
                 with contextlib.nullcontext(kept[name]) if kept else make() as server:
                     found[name].append(_load(case, connections, server, arguments.timeout))
     medians = {name: _medians(figures) for name, figures in found.items()}
-    for metric in medians["muster"]:
-        if metric in _METRICS:
-            yield _row(case, connections, metric, medians)
+    for name in medians["muster"]:
+        if metric := _METRICS.get(name):
+            figures = (medians[server].get(name, 0) for server in ("muster", "tcpstore", "floor"))
+            yield row_beside_torch("store", case.shown, connections, metric, *figures)
 
 
 def _load(case: Case, connections: int, server: Server, timeout: float) -> Figures:
@@ -116,22 +115,3 @@ def _load(case: Case, connections: int, server: Server, timeout: float) -> Figur
 
 def _medians(repeats: list[Figures]) -> Figures:
     return {name: statistics.median(figures[name] for figures in repeats) for name in repeats[0]}
-
-
-def _row(case: Case, connections: int, metric: str, medians: dict[str, Figures]) -> Row:
-    shown, unit, factor = _METRICS[metric]
-    muster, peer, floor = (factor * medians[name].get(metric, 0) for name in ("muster", "tcpstore", "floor"))
-    better = (muster, peer) if metric == "rate" else (peer, muster)
-    return Row(
-        bench="store",
-        case=case.shown,
-        ranks=connections,
-        bytes=0,
-        metric=shown,
-        unit=unit,
-        muster=muster,
-        peer=peer,
-        peer_name=f"torch {torch.__version__.partition('+')[0]}",
-        ratio=better[0] / better[1] if better[1] else 0,
-        floor=floor,
-    )

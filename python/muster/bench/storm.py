@@ -9,9 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
-from muster.bench.loading import Figures, load
+from muster.bench.loading import Figures, Metric, load, row_beside_torch
 from muster.bench.plot import write_ratio_plot, write_scale_plot
 from muster.bench.report import BenchFailedError, CaseTable, Row, Table, write_markdown
 from muster.bench.servers import Server, muster_server, torch_server
@@ -24,10 +22,10 @@ TABLE: type[Table] = CaseTable
 
 _PER_NODE = 8
 _METRICS = {
-    "time": ("time", "s", 1.0),
-    "cpu": ("root CPU", "ms", 1e3),
-    "messages": ("root messages", "", 1.0),
-    "bytes": ("root bytes", "KiB", 1 / 1024),
+    "time": Metric("time", "s"),
+    "cpu": Metric("root CPU", "ms", 1e3),
+    "messages": Metric("root messages", ""),
+    "bytes": Metric("root bytes", "KiB", 1 / 1024),
 }
 _EXCHANGES = {"full": "full mesh", "doubling": "peers at powers of 2", "ring": "ring and tree"}
 
@@ -134,20 +132,6 @@ def _behind(root: Server, urls: list[str], workers: int, timeout: float, secret:
 
 
 def _rows(case: str, workers: int, muster: Figures, peer: Figures) -> Iterator[Row]:
-    for name, (metric, unit, factor) in _METRICS.items():
-        if name not in muster:
-            continue
-        ours, theirs = factor * muster[name], factor * peer.get(name, 0)
-        yield Row(
-            bench="storm",
-            case=case,
-            ranks=workers,
-            bytes=0,
-            metric=metric,
-            unit=unit,
-            muster=ours,
-            peer=theirs,
-            peer_name=f"torch {torch.__version__.partition('+')[0]}",
-            ratio=theirs / ours if ours else 0,
-            floor=0,
-        )
+    for name, metric in _METRICS.items():
+        if name in muster:
+            yield row_beside_torch("storm", case, workers, metric, muster[name], peer.get(name, 0))
