@@ -1,6 +1,7 @@
 #include "muster/store/server.h"
 
 #include <algorithm>
+#include <cstring>
 #include <future>
 #include <map>
 #include <thread>

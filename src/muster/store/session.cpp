@@ -45,9 +45,7 @@ SessionId fresh_session_id() {
 }
 
 Bytes tier_hello(const SessionId& id) {
-  Bytes hello = to_bytes(kTierHello);
-  hello.insert(hello.end(), id.begin(), id.end());
-  return hello;
+  return Writer().put_raw(as_bytes(kTierHello)).put_raw(id).take();
 }
 
 std::optional<SessionId> session_of_hello(ByteView hello) {

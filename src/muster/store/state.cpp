@@ -45,6 +45,14 @@ bool changes(StoreOperation operation) {
   return operation == StoreOperation::kDelete || (writes(operation) && operation != StoreOperation::kQueuePush);
 }
 
+// Whether anybody waits in these shards who is concerned with others too.
+bool has_wide(const Shard* shards, ShardMask held) {
+  for (ShardMask rest = held; rest != 0; rest &= rest - 1) {
+    if (shards[std::countr_zero(rest)].wide > 0) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 ShardMask StoreState::Impl::shards_of(const Request& request) const {
@@ -65,18 +73,6 @@ ShardMask StoreState::Impl::shards_of_released(const Request& request) const {
   }
   return mask;
 }
-
-namespace {
-
-// Whether anybody waits in these shards who is concerned with others too.
-bool has_wide(const Shard* shards, ShardMask held) {
-  for (ShardMask rest = held; rest != 0; rest &= rest - 1) {
-    if (shards[std::countr_zero(rest)].wide > 0) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 // ---- what changes the store
 
