@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "muster/launch/options_table.h"
+#include "muster/launch/store_command.h"
 
 namespace muster {
 namespace {
@@ -12,7 +13,7 @@ using ::testing::HasSubstr;
 
 TEST(Completion, EveryShellKnowsEveryOptionAndCommand) {
   for (const std::string shell : {"bash", "zsh", "fish"}) {
-    const auto script = completion_script(shell, {"run", "bench"});
+    const auto script = completion_script(shell, {{"run", {}, {}}, {"bench", {}, {}}});
     ASSERT_TRUE(script);
     EXPECT_THAT(*script, HasSubstr("run bench"));
     for (const auto& row : option_table()) {
@@ -25,6 +26,15 @@ TEST(Completion, EveryShellKnowsEveryOptionAndCommand) {
 TEST(Completion, WordsThatAnOptionTakesAreOffered) {
   for (const std::string shell : {"bash", "zsh", "fish"})
     EXPECT_THAT(completion_script(shell, {}).value(), HasSubstr("static c10d parallel redis etcd"));
+}
+
+TEST(Completion, SubcommandsAndTheirOptionsAreOffered) {
+  for (const std::string shell : {"bash", "zsh", "fish"}) {
+    const std::string script =
+        completion_script(shell, {{"run", {}, {}}, {"store", store_subcommands(), {}}}).value_or("");
+    EXPECT_THAT(script, HasSubstr("serve get set add delete barrier ls watch stat"));
+    EXPECT_THAT(script, HasSubstr(shell == "fish" ? "seen_subcommand_from watch' -l interval" : "--interval"));
+  }
 }
 
 TEST(Completion, AnotherShellIsRefused) {

@@ -21,7 +21,7 @@ Deadline soon() { return Deadline::after(kPlenty); }
 // An agent without processes: what it hears is kept until the test asks for it.
 class FakeAgent {
  public:
-  FakeAgent(Store& store, const std::string& id, int min_nodes, int max_nodes) : id_(id) {
+  FakeAgent(Store& store, const std::string& id, int min_nodes, int max_nodes, int max_restarts) : id_(id) {
     NodeMember::Events events;
     events.news = [this](const News& news, const std::optional<Assignment>& assignment) {
       const std::lock_guard lock(mutex_);
@@ -31,6 +31,7 @@ class FakeAgent {
     events.lost = [](const Error&) {};
     member_ = NodeMember::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
     NodeInfo node{id, "host-" + id, 1, 2, min_nodes, max_nodes};
+    node.max_restarts = max_restarts;
     member_->join(node);
   }
 
@@ -74,16 +75,18 @@ class Coordinators : public ::testing::Test {
     options.max_restarts = max_restarts;
     options.last_call = Duration::zero();
     options.heartbeat_timeout = kPlenty;
+    max_restarts_ = max_restarts;
     coordinator_ = Coordinator::start(store_->clone().value(), "run", options, ledger, [](const Error&) {}).value();
   }
   void add(const std::string& id, int min_nodes, int max_nodes) {
-    agents_.push_back(std::make_unique<FakeAgent>(*store_, id, min_nodes, max_nodes));
+    agents_.push_back(std::make_unique<FakeAgent>(*store_, id, min_nodes, max_nodes, max_restarts_));
   }
   void say_goodbye() {
     for (auto& agent : agents_) agent->tell(NodeCall::Kind::kBye);
     EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
   }
 
+  int max_restarts_ = 0;
   std::unique_ptr<Store> store_ = memory_store();
   std::unique_ptr<Coordinator> coordinator_;
   std::vector<std::unique_ptr<FakeAgent>> agents_;

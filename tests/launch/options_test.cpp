@@ -244,6 +244,61 @@ TEST(RunOptions, TheRendezvousConfigurationIsPairs) {
   EXPECT_THAT(refused({"--rdzv-conf=joint_timeout=3", "a.py"}), HasSubstr("not 'joint_timeout'"));
   EXPECT_THAT(refused({"--rdzv-conf=is_host=perhaps", "a.py"}), HasSubstr("is_host takes true or false"));
   EXPECT_THAT(refused({"--rdzv-conf=join_timeout=x", "a.py"}), HasSubstr("join_timeout takes a number of seconds"));
+  EXPECT_THAT(refused({"--rdzv-conf=heartbeat_timeout=0", "a.py"}), HasSubstr("more than 0 seconds"));
+}
+
+TEST(RunOptions, TorchrunsOtherKeysHaveTheirMeaning) {
+  EXPECT_EQ(parsed({"--rdzv-conf=keep_alive_interval=2,keep_alive_max_attempt=4", "a.py"}).heartbeat_timeout,
+            std::chrono::seconds(8));
+  EXPECT_EQ(parsed({"--rdzv-conf=keep_alive_interval=2", "a.py"}).heartbeat_timeout, std::chrono::seconds(6));
+  EXPECT_EQ(parsed({"--rdzv-conf=close_timeout=7", "a.py"}).close_timeout, std::chrono::seconds(7));
+  const auto two = [](const std::string& conf) {
+    return std::vector<std::string>{"--nnodes=2", "--master-addr=h", conf};
+  };
+  auto words = two("--rdzv-conf=rank=1");
+  words.emplace_back("a.py");
+  EXPECT_EQ(parsed(words).node_rank, 1);
+  words.insert(words.begin(), "--node-rank=0");
+  EXPECT_EQ(parsed(words).node_rank, 0);
+  EXPECT_THAT(refused({"--rdzv-conf=rank=1", "a.py"}), HasSubstr("--rdzv-conf rank takes a number from 0 to 0"));
+  EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=/a/b", "--rdzv-conf=store_type=file", "a.py"})
+                .rdzv_url,
+            "file:///a/b");
+}
+
+TEST(RunOptions, TheKeysOfEtcdBecomeItsUrl) {
+  const auto url = [](const std::string& endpoint, const std::string& conf) {
+    return parsed({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint", endpoint, "--rdzv-conf=" + conf, "a.py"})
+        .rdzv_url;
+  };
+  EXPECT_EQ(url("h:1", "etcd_prefix=/a b"), "etcd://h:1/a%20b");
+  EXPECT_EQ(url("etcd://h:1/own", "etcd_prefix=other"), "etcd://h:1/own");
+  EXPECT_EQ(url("h:1", "protocol=https,ca_cert=/ca,ssl_cert=/c,ssl_cert_key=/k&"),
+            "etcds://h:1?ca=/ca&cert=/c&key=/k%26");
+  EXPECT_EQ(url("etcds://h", "cacert=/ca"), "etcds://h?ca=/ca");
+  EXPECT_THAT(refused({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=cert=/c", "a.py"}),
+              HasSubstr("protocol=https"));
+}
+
+TEST(RunOptions, ManyNodesHaveAMiddleTier) {
+  const auto fanout = [](std::vector<std::string> words) {
+    words.insert(words.end(), {"--master-addr=h", "a.py"});
+    return parsed(words).store_fanout;
+  };
+  EXPECT_EQ(fanout({"--nnodes=1025", "--enable-tiered-parallel-tcpstore"}), 128);
+  EXPECT_EQ(fanout({"--nnodes=1025"}), 0);
+  EXPECT_EQ(fanout({"--nnodes=1024", "--enable-tiered-parallel-tcpstore"}), 0);
+  EXPECT_EQ(fanout({"--nnodes=1025", "--enable-tiered-parallel-tcpstore", "--store-fanout=0"}), 0);
+  EXPECT_THAT(refused({"--store-fanout=some", "a.py"}), HasSubstr("--store-fanout takes auto or a number"));
+}
+
+TEST(RunOptions, WhatHasNoEffectIsSaid) {
+  EXPECT_THAT(parsed({"a.py"}).notices, IsEmpty());
+  EXPECT_THAT(parsed({"--monitor-interval=5", "a.py"}).notices,
+              ElementsAre(HasSubstr("--monitor-interval has no effect")));
+  EXPECT_THAT(parsed({"--rdzv-conf=read_timeout=3,etcd_prefix=x", "a.py"}).notices,
+              ElementsAre(HasSubstr("etcd_prefix has no effect: it is for --rdzv-backend etcd"),
+                          HasSubstr("read_timeout has no effect")));
 }
 
 TEST(RunOptions, AnotherServerMayHoldTheRendezvous) {

@@ -32,6 +32,7 @@ class Rendezvouses : public ::testing::Test {
     NodeInfo node{id, "host-" + id, 100, nproc, options_.min_nodes, options_.max_nodes, "default", wanted};
     node.last_rank = last_rank;
     node.last_nnodes = last_nnodes;
+    node.max_restarts = options_.max_restarts;
     NodeCall call{NodeCall::Kind::kJoin, id};
     call.node = node;
     return rendezvous_->handle(call, now_);
@@ -121,6 +122,16 @@ TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
   ASSERT_THAT(news, Are(Kind::kRefused));
   EXPECT_THAT(news.front().text, HasSubstr("--nnodes 2:4"));
   EXPECT_THAT(news.front().text, HasSubstr("--nnodes 2:3"));
+}
+
+TEST_F(Rendezvouses, NodesThatDisagreeAboutTheRestartsAreRefused) {
+  make(2, 2, /*max_restarts=*/3);
+  NodeCall other{NodeCall::Kind::kJoin, "b"};
+  other.node = {"b", "h", 1, 1, 2, 2};
+  other.node.max_restarts = 1;
+  const auto news = rendezvous_->handle(other, now_);
+  ASSERT_THAT(news, Are(Kind::kRefused));
+  EXPECT_THAT(news.front().text, HasSubstr("started with --max-restarts 1, but the job's root with --max-restarts 3"));
 }
 
 TEST_F(Rendezvouses, OneNodeTooManyIsToldSo) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "muster/launch/user_folder.h"
 #include "muster/launch/warm.h"
 #include "muster/launch/zygote_program.h"
 
@@ -52,15 +53,15 @@ TEST(Warm, TrustsNoFolderThatOthersCanEnter) {
   std::string base = testing::TempDir() + "muster-warm-XXXXXX";
   ASSERT_NE(::mkdtemp(base.data()), nullptr);
   const Environment environment = {{"XDG_RUNTIME_DIR", base}};
-  const auto folder = warm_folder(environment);
+  const auto folder = user_folder(environment);
   ASSERT_TRUE(folder) << folder.error().message;
   EXPECT_EQ(*folder, base + "/muster");
   EXPECT_EQ(connect_warm({"/bin/python3", {}, environment}).error().code, ErrorCode::kNotFound);
   ::chmod(folder->c_str(), 0770);
-  EXPECT_EQ(warm_folder(environment).error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(user_folder(environment).error().code, ErrorCode::kUnavailable);
   ::rmdir(folder->c_str());
   ASSERT_EQ(::symlink("/", folder->c_str()), 0);
-  EXPECT_EQ(warm_folder(environment).error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(user_folder(environment).error().code, ErrorCode::kUnavailable);
   ::unlink(folder->c_str());
   ::rmdir(base.c_str());
 }

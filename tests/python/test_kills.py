@@ -84,6 +84,33 @@ def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place:
         assert job.left_behind() == []
 
 
+@pytest.fixture
+def chain(place: list[str]) -> list[str]:
+    """Of a job of three nodes: the second one's proxy is all that the third one's knows of the first."""
+    tiers = ["--enable-tiered-parallel-tcpstore", "--store-fanout=1", "--rdzv-conf=heartbeat_timeout=1"]
+    return ["--nnodes=3", "--max-restarts=1", *place[1:], *tiers]
+
+
+def test_middle_proxies_that_die_at_the_start_and_at_the_end(start: Launch, chain: list[str]) -> None:
+    root = start(*chain, "--node-rank=0")
+    middle = start(*chain)
+    root.expect("2 of 3 nodes")
+    end(middle, "agent")
+    # The first one finds its middle proxy dead, reports to the root, and becomes that of the second one.
+    heir = start(*chain)
+    heir.expect("of 3 nodes|ready")
+    last = start(*chain, "--shutdown-timeout=1")
+    last.expect(r"ready \d+")
+    root.send(signal.SIGTERM)
+    last.expect("SIGTERM on host")
+    end(heir, "agent")
+    assert [root.finish(), last.finish()] == [143, 143], root.err + last.err
+    for job in (middle, heir):
+        job.finish()
+    for job in (root, middle, heir, last):
+        assert job.left_behind() == []
+
+
 IMPORTS_FOR_EVER = "import os, signal\nos.write(2, b'importing %d\\n' % os.getpid())\nwhile True: signal.pause()\n"
 
 

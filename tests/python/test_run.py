@@ -78,6 +78,22 @@ os._exit(5)
     assert "    KeyError: 41" in job.err
 
 
+@pytest.mark.parametrize(
+    "text, said", [("raise KeyError(41)", "KeyError: 41"), ("os._exit(5)", "exited with status 5")]
+)
+def test_the_launchers_own_error_file_says_why_the_job_failed(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "error.json"
+    file.write_text("of an earlier try")
+    job = launch(script(text), env={"TORCHELASTIC_ERROR_FILE": str(file)})
+    assert job.finish() != 0
+    message = json.loads(file.read_text())["message"]
+    assert message["message"].endswith(said), message
+    assert message["extraInfo"]["py_callstack"].endswith(said) == (said == "KeyError: 41")
+    assert list(tmp_path.glob("error.json.*")) == []
+
+
 def test_a_worker_that_is_killed_ends_the_job(launch: Launch, script: Callable[[str], Path]) -> None:
     job = launch("--nproc-per-node=3", script(WAIT_FOR_EVER))
     pids = {m[1]: int(m[2]) for m in job.expect(r"\[rank (\d)] ready (\d+)", 3)}

@@ -191,6 +191,13 @@ def test_a_dry_run_says_everything_but_the_secret(muster: str, script: Callable[
     assert "abcd1234" not in out and "started" not in out
 
 
+def test_what_has_no_effect_is_said_at_once(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--monitor-interval=1", "--rdzv-conf=read_timeout=9", script("print('well')"))
+    assert job.finish() == 0 and "well" in job.out
+    assert "muster: --monitor-interval has no effect: " in job.err
+    assert "muster: --rdzv-conf read_timeout has no effect: " in job.err
+
+
 def test_a_dry_run_of_what_is_missing_fails_as_the_run_would(muster: str, tmp_path: Path) -> None:
     done = subprocess.run([muster, "run", "--dry-run", str(tmp_path / "none.py")], capture_output=True, text=True)
     assert done.returncode == 127 and "none.py" in done.stderr
@@ -209,6 +216,14 @@ def test_bash_completes_commands_options_and_their_words(muster: str) -> None:
     assert complete(muster, "muster", "run", "--max") == ["--max-restarts"]
     assert complete(muster, "muster", "run", "--rdzv-backend", "") == ["static", "c10d", "parallel", "redis", "etcd"]
     assert complete(muster, "muster", "run", "-r", "") == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_subcommands_and_their_options(muster: str) -> None:
+    assert complete(muster, "muster", "store", "w") == ["watch"]
+    assert complete(muster, "muster", "store", "--store", "unix:/x", "ls", "--v") == ["--values"]
+    assert complete(muster, "muster", "store", "get", "--wa") == ["--wait"]
+    assert complete(muster, "muster", "warm", "st") == ["status", "stop"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

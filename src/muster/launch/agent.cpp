@@ -31,26 +31,13 @@ namespace muster {
 namespace {
 
 constexpr Duration kLastWordTime =
-    std::chrono::seconds(2);                              // for a last word to the root: a lost one must not hold us up
-constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
+    std::chrono::seconds(2);  // for a last word to the root: a lost one must not hold us up
 constexpr Duration kTierPause = std::chrono::milliseconds(20);
 constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
 
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
-
-RendezvousOptions rendezvous_options(const RunOptions& options) {
-  RendezvousOptions rendezvous;
-  rendezvous.min_nodes = options.nnodes_min;
-  rendezvous.max_nodes = options.nnodes_max;
-  rendezvous.max_restarts = options.max_restarts;
-  rendezvous.join_timeout = options.timeout;
-  rendezvous.last_call = options.last_call_timeout;
-  rendezvous.heartbeat_timeout = options.heartbeat_timeout;
-  rendezvous.stop_timeout = options.shutdown_timeout + kStopTime;
-  return rendezvous;
 }
 
 // The life of one agent: it connects to the job's store, joins, and then does what the news say, generation by
@@ -90,6 +77,7 @@ class Agent {
   void settle(Outcome outcome);
   void say(const std::string& text);
   void leave();
+  void leave_error_file() const;
   bool several() const { return options_.nnodes_max > 1; }
   bool finished() const;
   std::string store_lost() const;
@@ -124,6 +112,7 @@ class Agent {
   bool leaving_ = false, rejoining_ = false, reconnecting_ = false;
   std::string said_;
   std::optional<Outcome> failure_;  // of this generation's, on this node
+  std::string failure_file_;        // what is known of it, in torch's form
   std::optional<Outcome> outcome_;
 };
 
@@ -245,6 +234,7 @@ NodeInfo Agent::self() const {
   node.nproc = options_.nproc;
   node.min_nodes = options_.nnodes_min;
   node.max_nodes = options_.nnodes_max;
+  node.max_restarts = options_.max_restarts;
   node.role = options_.role;
   node.wanted = options_.node_rank;
   // Workers of a job with a fixed root expect rank 0 there.
@@ -369,6 +359,7 @@ void Agent::go_on_when_stopped() {
 
 void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
   failure_ = Outcome{exit.status(), report};
+  failure_file_ = outputs_->error_file(exit.rank - current_.place.first_rank);
   tell(NodeCall::Kind::kFailed, *failure_);
 }
 
@@ -450,7 +441,15 @@ void Agent::leave() {
   // Nodes that are yet to come must hear that this one's command cannot run.
   const int expected = command_ ? 0 : options_.nnodes_min;
   if (heard && coordinator_)
-    (void)coordinator_->await_all_left(expected, Deadline::after(options_.shutdown_timeout + kLeaveTime));
+    (void)coordinator_->await_all_left(expected, Deadline::after(options_.shutdown_timeout + options_.close_timeout));
+}
+
+// For who started this launcher as a worker of its own: it reads why that failed in the file that it named.
+void Agent::leave_error_file() const {
+  const auto wanted = environment_.find("TORCHELASTIC_ERROR_FILE");
+  if (wanted == environment_.end() || wanted->second.empty() || outcome_->status == 0) return;
+  const bool ours = failure_ && failure_->report == outcome_->report;
+  publish_error_file(wanted->second, ours ? failure_file_ : "", outcome_->status, outcome_->report);
 }
 
 int Agent::run() {
@@ -466,7 +465,8 @@ int Agent::run() {
     return finished();
   };
   (void)loop_.run_until(over, Deadline::never());
-  console_.flush(Deadline::after(kFlushTime));
+  console_.flush(kFlushTime);
+  leave_error_file();
   supervisor_.reset();  // signals have their usual effect again
   leave();
   return outcome_->status;

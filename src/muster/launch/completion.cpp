@@ -48,7 +48,37 @@ void each_row(Visit visit) {
     if (*row.group != '\0') visit(row);
 }
 
-std::string bash(const Words& commands) {
+Words names(const std::vector<CommandWords>& commands) {
+  Words all;
+  for (const auto& command : commands) all.push_back(command.name);
+  return all;
+}
+
+// For each command with subcommands: their names, then for each of those what it takes.
+std::string bash_subcommands(const std::vector<CommandWords>& commands) {
+  std::string cases;
+  for (const auto& command : commands) {
+    if (command.subcommands.empty()) continue;
+    std::string offers;
+    for (const auto& sub : command.subcommands)
+      if (!sub.options.empty()) offers += fmt::format("      {}) words='{}' ;;\n", sub.name, spaced(sub.options));
+    cases += fmt::format("    {}) subs='{}'\n", command.name, spaced(names(command.subcommands)));
+    cases +=
+        R"(      for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do
+        [[ " $subs " == *" $word "* ]] && sub=$word && break
+      done
+      [[ $sub || $cur == -* ]] || COMPREPLY=($(compgen -W "$subs" -- "$cur"))
+      case "$sub" in
+)" + offers +
+        R"(      esac
+      [[ $cur != -* ]] || COMPREPLY=($(compgen -W "$words" -- "$cur"))
+      return ;;
+)";
+  }
+  return cases;
+}
+
+std::string bash(const std::vector<CommandWords>& commands) {
   std::string cases;
   Words all;
   each_row([&](const OptionRow& row) {
@@ -61,20 +91,23 @@ std::string bash(const Words& commands) {
       cases += fmt::format("    {}) COMPREPLY=($(compgen{} -W '{}' -- \"$cur\")); return ;;\n", pattern, files, words);
   });
   return fmt::format(R"(_muster() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}}
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} word sub subs words
   if (( COMP_CWORD == 1 )); then
     COMPREPLY=($(compgen -W '{}' -- "$cur"))
     return
   fi
   COMPREPLY=($(compgen -f -- "$cur"))
-  [[ ${{COMP_WORDS[1]}} == run ]] || return
+  case "${{COMP_WORDS[1]}}" in
+    run) ;;
+{}    *) return ;;
+  esac
   case "$prev" in
 {}  esac
   [[ $cur != -* ]] || COMPREPLY=($(compgen -W '{}' -- "$cur"))
 }}
 complete -o filenames -F _muster muster
 )",
-                     spaced(commands), cases, spaced(all));
+                     spaced(names(commands)), bash_subcommands(commands), cases, spaced(all));
 }
 
 // In single quotes, and without what _arguments would read as its own.
@@ -84,7 +117,29 @@ std::string zsh_text(std::string text) {
   return text;
 }
 
-std::string zsh(const Words& commands) {
+std::string zsh_subcommands(const std::vector<CommandWords>& commands) {
+  std::string cases;
+  for (const auto& command : commands) {
+    if (command.subcommands.empty()) continue;
+    std::string offers;
+    for (const auto& sub : command.subcommands)
+      if (!sub.options.empty()) offers += fmt::format("        {}) compadd -- {} ;;\n", sub.name, spaced(sub.options));
+    cases += fmt::format(R"(    {}) subs=({})
+      if [[ $words[CURRENT] == -* || -n ${{words[3,CURRENT-1]:*subs}} ]]; then
+        case ${{${{words[3,-1]:*subs}}[1]}} in
+{}        esac
+        _files
+      else
+        compadd -- $subs
+      fi
+      return ;;
+)",
+                         command.name, spaced(names(command.subcommands)), offers);
+  }
+  return cases;
+}
+
+std::string zsh(const std::vector<CommandWords>& commands) {
   std::string specs;
   each_row([&](const OptionRow& row) {
     const std::string words = spaced(choices(row));
@@ -106,10 +161,13 @@ _muster() {{
     compadd -- {}
     return
   fi
-  if [[ $words[2] != run ]]; then
-    _files
-    return
-  fi
+  local -a subs
+  case $words[2] in
+    run) ;;
+{}    *)
+      _files
+      return ;;
+  esac
   shift words
   (( CURRENT-- ))
   _arguments -S \
@@ -117,7 +175,7 @@ _muster() {{
 }}
 compdef _muster muster
 )",
-                     spaced(commands), specs);
+                     spaced(names(commands)), zsh_subcommands(commands), specs);
 }
 
 std::string fish_quote(std::string text) {
@@ -125,9 +183,23 @@ std::string fish_quote(std::string text) {
   return "'" + text + "'";
 }
 
-std::string fish(const Words& commands) {
+std::string fish_subcommands(const CommandWords& command) {
+  if (command.subcommands.empty()) return "";
+  const std::string all = spaced(names(command.subcommands));
+  const std::string here = "__fish_seen_subcommand_from " + command.name;
+  std::string lines = fmt::format("complete -c muster -n '{}; and not __fish_seen_subcommand_from {}' -f -a {}\n", here,
+                                  all, fish_quote(all));
+  for (const auto& sub : command.subcommands)
+    for (const auto& option : sub.options)
+      lines += fmt::format("complete -c muster -n '{}; and __fish_seen_subcommand_from {}' -l {}\n", here, sub.name,
+                           option.substr(2));
+  return lines;
+}
+
+std::string fish(const std::vector<CommandWords>& commands) {
   std::string lines =
-      fmt::format("complete -c muster -n __fish_use_subcommand -f -a {}\n", fish_quote(spaced(commands)));
+      fmt::format("complete -c muster -n __fish_use_subcommand -f -a {}\n", fish_quote(spaced(names(commands))));
+  for (const auto& command : commands) lines += fish_subcommands(command);
   each_row([&](const OptionRow& row) {
     std::string line = "complete -c muster -n '__fish_seen_subcommand_from run'";
     for (const auto& name : names(row))
@@ -144,7 +216,7 @@ std::string fish(const Words& commands) {
 
 }  // namespace
 
-Result<std::string> completion_script(const std::string& shell, const std::vector<std::string>& commands) {
+Result<std::string> completion_script(const std::string& shell, const std::vector<CommandWords>& commands) {
   if (shell == "bash") return bash(commands);
   if (shell == "zsh") return zsh(commands);
   if (shell == "fish") return fish(commands);

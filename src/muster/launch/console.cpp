@@ -65,10 +65,8 @@ void Outlet::update_watch() {
   }
 }
 
-void Outlet::flush(const Deadline& deadline) {
-  while (!waiting_.empty() && !deadline.passed()) {
-    if (writable(fd_, deadline.poll_timeout_ms())) write_some();
-  }
+void Outlet::flush(Duration patience) {
+  while (!waiting_.empty() && writable(fd_, Deadline::after(patience).poll_timeout_ms())) write_some();
   waiting_.clear();
   written_ = 0;
   update_watch();
@@ -89,9 +87,9 @@ void Console::on_room(const std::function<void()>& callback) {
   err_.on_room(callback);
 }
 
-void Console::flush(const Deadline& deadline) {
-  out_.flush(deadline);
-  err_.flush(deadline);
+void Console::flush(Duration patience) {
+  out_.flush(patience);
+  err_.flush(patience);
 }
 
 }  // namespace muster

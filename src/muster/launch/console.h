@@ -29,8 +29,8 @@ class Outlet {
   /// More than kFull bytes wait: time to stop reading what is copied here.
   bool full() const { return waiting_.size() - written_ > kFull; }
   void on_room(std::function<void()> callback) { on_room_ = std::move(callback); }
-  /// Writes what waits, until the deadline; the rest is lost.
-  void flush(const Deadline& deadline);
+  /// Writes what waits, until the reader has taken nothing for `patience`; the rest is lost.
+  void flush(Duration patience);
 
  private:
   void write_some();
@@ -56,7 +56,7 @@ class Console {
   void notice(std::string_view text);
   bool full() const { return out_.full() || err_.full(); }
   void on_room(const std::function<void()>& callback);
-  void flush(const Deadline& deadline);
+  void flush(Duration patience);
 
  private:
   Outlet out_, err_;

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 namespace muster {
@@ -67,6 +69,16 @@ std::string without_prefix(std::string_view text, std::string_view prefix) {
     text.remove_prefix(end);
   }
   return out;
+}
+
+// What torch's @record writes.
+std::string error_json(const std::string& message, int status, const std::string& traceback) {
+  const nlohmann::json json = {
+      {"message",
+       {{"message", message},
+        {"errorCode", status},
+        {"extraInfo", {{"py_callstack", traceback}, {"timestamp", std::to_string(::time(nullptr))}}}}}};
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -129,12 +141,21 @@ std::string error_file_traceback(std::string_view json) {
 void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback) {
   struct stat info {};
   if (::stat(path.c_str(), &info) == 0 && info.st_size > 0) return;
-  const nlohmann::json json = {
-      {"message",
-       {{"message", traceback.empty() ? exit.to_string() : last_lines(traceback, 1)},
-        {"errorCode", exit.status()},
-        {"extraInfo", {{"py_callstack", traceback}, {"timestamp", std::to_string(::time(nullptr))}}}}}};
-  std::ofstream(path) << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string message = traceback.empty() ? exit.to_string() : last_lines(traceback, 1);
+  std::ofstream(path) << error_json(message, exit.status(), traceback);
+}
+
+void publish_error_file(const std::string& path, const std::string& from, int status, const std::string& report) {
+  std::string text;
+  if (!from.empty()) {
+    std::ifstream file(from);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  if (text.empty()) text = error_json(report, status, "");
+  // At once: agents of several nodes may share the folder.
+  const std::string temporary = fmt::format("{}.{}", path, ::getpid());
+  std::ofstream(temporary) << text;
+  if (::rename(temporary.c_str(), path.c_str()) != 0) ::unlink(temporary.c_str());
 }
 
 std::string rank_list(const std::vector<int>& ranks) {

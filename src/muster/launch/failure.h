@@ -42,6 +42,8 @@ std::string error_file_traceback(std::string_view json);
 /// Leaves in `path` what torch's @record would have, for programs that do not use it: JSON {message: {message,
 /// errorCode, extraInfo: {py_callstack, timestamp}}}. A file that is there already stays.
 void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback);
+/// The same for the whole job, in place of what is there: a copy of `from`, or `report` where that is empty or gone.
+void publish_error_file(const std::string& path, const std::string& from, int status, const std::string& report);
 
 /// "0-2, 5". The ranks must be in order.
 std::string rank_list(const std::vector<int>& ranks);

@@ -227,7 +227,7 @@ int HostsRun::run() {
     close_inputs();
   }
   (void)loop_.run_until([this] { return gone(); }, Deadline::never());
-  console_.flush(Deadline::after(kFlushTime));
+  console_.flush(kFlushTime);
   return status_;
 }
 

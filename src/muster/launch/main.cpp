@@ -87,9 +87,15 @@ constexpr Command kCommands[] = {
 };
 
 int complete(const std::string&, const Words& words) {
-  Words names;
-  for (const auto& command : kCommands) names.emplace_back(command.name);
-  const auto script = completion_script(words.empty() ? "" : words.front(), names);
+  std::vector<CommandWords> all;
+  for (const auto& command : kCommands) {
+    all.push_back({command.name, {}, {}});
+    auto& subcommands = all.back().subcommands;
+    if (command.run == store_command) subcommands = store_subcommands();
+    if (command.run == warm_command) subcommands = {{"status", {}, {}}, {"stop", {}, {}}};
+    if (command.run == complete) subcommands = {{"bash", {}, {}}, {"zsh", {}, {}}, {"fish", {}, {}}};
+  }
+  const auto script = completion_script(words.empty() ? "" : words.front(), all);
   if (!script) return complain(script.error().message, 2);
   return std::fputs(script->c_str(), stdout) < 0;
 }

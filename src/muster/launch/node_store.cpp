@@ -18,8 +18,10 @@
 namespace muster {
 namespace {
 
-constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for the root, before the user is told
-constexpr Duration kSlice = std::chrono::seconds(1);      // of a wait that can be cancelled
+constexpr Duration kQuietTime = std::chrono::seconds(3);        // of waiting for the root, before the user is told
+constexpr Duration kSlice = std::chrono::seconds(1);            // of a wait that can be cancelled
+constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the proxy above in the tree to listen
+constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
 constexpr std::string_view kTcpScheme = "tcp://";
 
 // The kernel's choice of a source address is the target itself only if that belongs to this host.
@@ -224,17 +226,28 @@ class Opening {
     MUSTER_ASSIGN(const int64_t place, root->add(keys.tier_count(), 1, deadline));
     const int parent = parent_of(static_cast<int>(std::min<int64_t>(place, options_.nnodes_max - 1)),
                                  options_.nnodes_max, options_.store_fanout);
-    if (parent > 0) {
-      MUSTER_ASSIGN(const Bytes url, root->get(keys.tier(parent), Deadline::after(kServerStartTime)));
-      server.upstream = to_string(url);
-      node_.direct = false;
-    }
     const char* given = std::getenv("MUSTER_INTERFACE");
     MUSTER_ASSIGN(const Address listen, interface_address(node_.interface.empty() ? given : node_.interface));
     server.muster_listen.push_back(listen.with_port(0));
-    MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
+    MUSTER_TRY(parent > 0 ? start_below(*root, keys.tier(parent), std::move(server))
+                          : start_server(std::move(server), Deadline::after(kServerStartTime)));
     const std::string url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
     return root->set(keys.tier(place), as_bytes(url), Deadline::after(kServerStartTime));
+  }
+
+  // A parent that died, maybe before it said where it listens, costs the root one more link.
+  Result<> start_below(Store& root, const Key& parent, StoreServerOptions server) {
+    const auto url = root.get(parent, Deadline::after(kParentStartTime));
+    if (url) {
+      StoreServerOptions below = server;
+      below.upstream = to_string(*url);
+      const auto started = start_server(std::move(below), Deadline::after(kParentAnswerTime));
+      node_.direct = !started;
+      if (started || !not_there(started.error())) return started;
+    } else if (url.error().code != ErrorCode::kTimeout) {
+      return tl::unexpected(url.error());
+    }
+    return start_server(std::move(server), Deadline::after(kServerStartTime));
   }
 
   Result<> await_root(const std::string& root_url) {

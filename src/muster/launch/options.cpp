@@ -85,6 +85,8 @@ Result<> read_lives(Reading& r) {
   RunOptions& o = r.options;
   MUSTER_ASSIGN(o.max_restarts, parse_int("--max-restarts", r.raw.max_restarts, 0, kMaxRestarts, "a number from 0 up"));
   MUSTER_TRY(parse_seconds("--monitor-interval", r.raw.monitor_interval));
+  if (r.raw.monitor_interval != RawOptions().monitor_interval)
+    o.notices.emplace_back("--monitor-interval has no effect: the end of a worker is noticed at once");
   const std::string torchs = r.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
   if (!r.raw.shutdown_timeout.empty()) {
     MUSTER_ASSIGN(o.shutdown_timeout, parse_seconds("--shutdown-timeout", r.raw.shutdown_timeout));

@@ -66,7 +66,8 @@ struct RunOptions {
   bool standalone = false;
   std::string role = "default";
 
-  std::string cluster;  ///< which options a cluster's environment gave, for the user; empty: none
+  std::vector<std::string> notices;  ///< sentences for the user: what was given and has no effect
+  std::string cluster;               ///< which options a cluster's environment gave, for the user; empty: none
 
   // Where they meet.
   std::string rdzv_backend = "static";  ///< or c10d or parallel: all the job's own store; redis, etcd, file: rdzv_url
@@ -82,6 +83,7 @@ struct RunOptions {
   Duration timeout{};            ///< for nnodes_min nodes to arrive; also --rdzv-conf join_timeout
   Duration last_call_timeout{};  ///< --rdzv-conf: after the nnodes_min-th node, for more to come
   Duration heartbeat_timeout{};  ///< --rdzv-conf: a node that is silent for longer is lost
+  Duration close_timeout{};      ///< --rdzv-conf: after the job's end, for the other nodes to hear of it
 
   // The workers' lives.
   int max_restarts = 0;                     ///< of the job

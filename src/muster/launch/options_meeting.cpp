@@ -14,6 +14,7 @@ namespace muster {
 namespace {
 
 constexpr uint16_t kDefaultPort = 29500;
+constexpr int kManyNodes = 1024, kFanout = 128;  // over so many, one root's links cost more than another step does
 
 // Redis, etcd and files hold the rendezvous themselves: then no node has to be named.
 Result<bool> read_rendezvous_url(Reading& r) {
@@ -21,13 +22,15 @@ Result<bool> read_rendezvous_url(Reading& r) {
     const char* name;
     const char* scheme;
   };
-  constexpr std::array<Backend, 4> kOthers = {
-      {{"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}}};
+  // With an endpoint of a scheme alone the first that has it counts.
+  constexpr std::array<Backend, 5> kOthers = {
+      {{"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd", "etcds://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}}};
   RunOptions& o = r.options;
   const std::string& endpoint = r.raw.rdzv_endpoint;
   const bool own = o.rdzv_backend == "static" || o.rdzv_backend == "c10d" || o.rdzv_backend == "parallel";
   for (const auto& other : kOthers) {
     if (own ? !endpoint.starts_with(other.scheme) : o.rdzv_backend != other.name) continue;
+    if (endpoint.starts_with("etcds://") && std::string_view(other.scheme) == "etcd://") continue;
     if (own && o.rdzv_backend != RawOptions().rdzv_backend)
       return bad_option(
           fmt::format("--rdzv-backend {} and --rdzv-endpoint {} contradict each other", o.rdzv_backend, endpoint));
@@ -80,38 +83,6 @@ Result<> read_endpoint(Reading& r) {
   return bad_option(fmt::format("--nnodes {} needs --master-addr: the host of node 0", r.raw.nnodes));
 }
 
-// The keys of torch's rendezvous backends; those that mean nothing here are taken and have no effect.
-Result<> read_rdzv_conf(Reading& r) {
-  constexpr std::array kWithoutEffect = {"rank",        "read_timeout",
-                                         "store_type",  "close_timeout",
-                                         "etcd_prefix", "keep_alive_interval",
-                                         "protocol",    "keep_alive_max_attempt",
-                                         "ssl_cert",    "ssl_cert_key",
-                                         "ca_cert",     "cacert",
-                                         "cert",        "key"};
-  RunOptions& o = r.options;
-  o.last_call_timeout = std::chrono::seconds(30);  // torch's
-  o.heartbeat_timeout = std::chrono::seconds(10);
-  MUSTER_ASSIGN(const auto pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
-  for (const auto& [key, value] : pairs) {
-    const std::string what = "--rdzv-conf " + key;
-    if (key == "join_timeout" || key == "timeout") {
-      MUSTER_ASSIGN(o.timeout, parse_seconds(what, value));
-    } else if (key == "last_call_timeout") {
-      MUSTER_ASSIGN(o.last_call_timeout, parse_seconds(what, value));
-    } else if (key == "heartbeat_timeout") {
-      MUSTER_ASSIGN(o.heartbeat_timeout, parse_seconds(what, value));
-    } else if (key == "is_host") {
-      o.is_host = to_bool(value);
-      if (!o.is_host) return bad_option(fmt::format("{} takes true or false, not '{}'", what, value));
-    } else if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), key) == kWithoutEffect.end()) {
-      return bad_option(fmt::format(
-          "--rdzv-conf knows join_timeout, last_call_timeout, heartbeat_timeout and is_host, not '{}'", key));
-    }
-  }
-  return {};
-}
-
 Result<> read_secret(Reading& r) {
   std::string text = r.variable("MUSTER_SECRET");
   std::string source = "MUSTER_SECRET";
@@ -130,6 +101,7 @@ Result<> read_secret(Reading& r) {
 Result<> read_meeting(Reading& r) {
   RunOptions& o = r.options;
   o.rdzv_backend = r.raw.rdzv_backend;
+  MUSTER_TRY(choose_file_store(r));
   MUSTER_ASSIGN(const bool elsewhere, read_rendezvous_url(r));
   if (!elsewhere) MUSTER_TRY(read_endpoint(r));
   o.local_addr = r.raw.local_addr;
@@ -140,7 +112,11 @@ Result<> read_meeting(Reading& r) {
   }
   MUSTER_TRY(read_secret(r));
   o.tiered = r.raw.tiered;
-  MUSTER_ASSIGN(o.store_fanout, parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "a number from 0 up"));
+  o.store_fanout = o.tiered && o.nnodes_max > kManyNodes ? kFanout : 0;
+  if (r.raw.store_fanout != "auto") {
+    MUSTER_ASSIGN(o.store_fanout,
+                  parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "auto or a number from 0 up"));
+  }
   o.run_id = r.raw.rdzv_id;
   // Several nodes must agree on the name; "none" is torchrun's.
   if (o.run_id.empty()) {

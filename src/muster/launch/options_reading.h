@@ -23,5 +23,8 @@ struct Reading {
 
 /// Where the nodes meet; after --nnodes and --hosts are read.
 Result<> read_meeting(Reading& reading);
+/// --rdzv-conf, in two steps: what decides about the backend, before that and its URL are read, and the rest, after.
+Result<> choose_file_store(Reading& reading);
+Result<> read_rdzv_conf(Reading& reading);
 
 }  // namespace muster

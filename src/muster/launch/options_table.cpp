@@ -43,7 +43,8 @@ constexpr OptionRow kTable[] = {
      &Raw::secret_file},
     {kMeeting, "--enable-tiered-parallel-tcpstore", nullptr, "workers reach the store through their node's proxy",
      nullptr, &Raw::tiered},
-    {kMeeting, "--store-fanout", "N", "at most N proxies to a middle one; 0: no middle tier", &Raw::store_fanout},
+    {kMeeting, "--store-fanout", "N|auto",
+     "at most N proxies to a middle one; 0: no middle tier; auto: 128 over 1024 nodes", &Raw::store_fanout},
 
     {kStarting, "-m,--module", nullptr, "run a Python module: python -m", nullptr, &Raw::module},
     {kStarting, "--no-python", nullptr, "run the program itself, not under Python", nullptr, &Raw::no_python},
@@ -60,8 +61,8 @@ constexpr OptionRow kTable[] = {
 
     {kFailing, "--max-restarts", "N", "restarts of all workers after failures, counted for the whole job",
      &Raw::max_restarts},
-    {kFailing, "--monitor-interval", "SECONDS",
-     "taken from torchrun, without effect: the end of a worker is noticed at once", &Raw::monitor_interval},
+    {kFailing, "--monitor-interval", "SECONDS", "torchrun's; without effect: the end of a worker is noticed at once",
+     &Raw::monitor_interval},
     {kFailing, "--shutdown-timeout", "SECONDS", "between SIGTERM and SIGKILL when the job is stopped (5)",
      &Raw::shutdown_timeout},
     {kFailing, "--signals-to-handle", "SIGNAL,...", "those that end the job, besides SIGTERM, SIGINT and SIGHUP",

@@ -11,7 +11,8 @@
 namespace muster {
 namespace {
 
-constexpr size_t kMaxNamed = 16;  // of the nodes that are missing
+constexpr size_t kMaxNamed = 16;                          // of the nodes that are missing
+constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
 constexpr Duration kProgressInterval = std::chrono::seconds(3);
 
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -24,6 +25,18 @@ std::string range(const RendezvousOptions& options) {
 }
 
 }  // namespace
+
+RendezvousOptions rendezvous_options(const RunOptions& options) {
+  RendezvousOptions rendezvous;
+  rendezvous.min_nodes = options.nnodes_min;
+  rendezvous.max_nodes = options.nnodes_max;
+  rendezvous.max_restarts = options.max_restarts;
+  rendezvous.join_timeout = options.timeout;
+  rendezvous.last_call = options.last_call_timeout;
+  rendezvous.heartbeat_timeout = options.heartbeat_timeout;
+  rendezvous.stop_timeout = options.shutdown_timeout + kStopTime;
+  return rendezvous;
+}
 
 JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
     : options_(options), generation_(options.first_generation - 1), restarts_(options.restarts), last_scan_(now) {
@@ -52,6 +65,11 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
         fmt::format("this node was started with --nnodes {}, but the job's root with --nnodes {}; give all "
                     "nodes the same",
                     range({info.min_nodes, info.max_nodes}), range(options_)));
+  if (info.max_restarts != options_.max_restarts)
+    return refuse(fmt::format(
+        "this node was started with --max-restarts {}, but the job's root with --max-restarts {}; it counts "
+        "for the whole job, so give all nodes the same",
+        info.max_restarts, options_.max_restarts));
   if (info.nproc > INT_MAX / options_.max_nodes)
     return refuse(fmt::format("{} workers on each of {} nodes are too many", info.nproc, options_.max_nodes));
   Node node{info, now, arrivals_++};

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/launch/options.h"
 #include "muster/launch/rendezvous_messages.h"
 
 namespace muster {
@@ -19,6 +20,7 @@ struct RendezvousOptions {
   Duration stop_timeout = std::chrono::seconds(60);       ///< for a node to end its workers
   int first_generation = 0, restarts = 0;                 ///< more than 0 where an earlier root has died
 };
+RendezvousOptions rendezvous_options(const RunOptions& options);
 
 /// What the root decides: who is in which generation, when one ends, and how the job does. A state machine that knows
 /// no store, thread or clock: calls of nodes and the time go in, news for all nodes come out.

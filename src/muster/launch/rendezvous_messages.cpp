@@ -86,8 +86,9 @@ class Fields {
 };
 
 json describe(const NodeInfo& node) {
-  json value = {{"host", node.host},     {"pid", node.pid},        {"nproc", node.nproc},    {"min", node.min_nodes},
-                {"max", node.max_nodes}, {"last", node.last_rank}, {"of", node.last_nnodes}, {"role", node.role}};
+  json value = {{"host", node.host},      {"pid", node.pid},       {"nproc", node.nproc},
+                {"min", node.min_nodes},  {"max", node.max_nodes}, {"last", node.last_rank},
+                {"of", node.last_nnodes}, {"role", node.role},     {"restarts", node.max_restarts}};
   if (node.wanted) value["rank"] = *node.wanted;
   return value;
 }
@@ -100,6 +101,7 @@ NodeInfo read_node(Fields& fields, const std::string& id) {
   node.nproc = fields.number("nproc", 1, kMaxWorkers);
   node.max_nodes = fields.number("max", 1, kMaxNodes);
   node.min_nodes = fields.number("min", 1, node.max_nodes);
+  node.max_restarts = fields.number("restarts", 0, INT32_MAX);
   node.last_rank = fields.number("last", -1, kMaxNodes);
   node.last_nnodes = fields.number("of", 0, kMaxNodes);
   node.role = fields.text("role");

@@ -19,6 +19,7 @@ struct NodeInfo {
   std::optional<int> wanted;  ///< --node-rank
   int last_rank = -1;         ///< the node's rank in the last generation that it was in; -1: in none
   int last_nnodes = 0;        ///< how many nodes that one had
+  int max_restarts = 0;       ///< of the job
 };
 
 /// How the job ended, for all of its nodes.

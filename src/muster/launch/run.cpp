@@ -85,6 +85,7 @@ int run_command(const std::string& own_path, const std::vector<std::string>& wor
   const auto options = parse_run_options(words, current_environment(), this_machine());
   if (!options) return complain("run", options.error().message + " (`muster help run` lists the options)", 2);
   if (options->help) return std::fputs(run_help().c_str(), stdout) < 0;
+  for (const auto& notice : options->notices) std::fprintf(stderr, "muster: %s\n", notice.c_str());
   if (options->dry_run) return show_dry_run(*options, own_path);
   if (!options->hosts.empty()) return run_hosts(*options, program_path(own_path, current_environment()));
   return run_here(*options, own_path);

@@ -9,7 +9,7 @@
 
 namespace muster {
 
-/// Tells `muster status` of an agent that runs: a file "job-<pid>.json" in the user's folder (warm_folder()), which
+/// Tells `muster status` of an agent that runs: a file "job-<pid>.json" in the user's folder (user_folder()), which
 /// nobody else can enter, with where the job's store is and the secret that it takes. The agent holds a lock on it as
 /// long as it lives; a file without one is a dead agent's, and removed by whoever finds it.
 class StatusFile {

@@ -15,7 +15,7 @@
 #include "muster/launch/failure.h"
 #include "muster/launch/rendezvous_messages.h"
 #include "muster/launch/status.h"
-#include "muster/launch/warm.h"
+#include "muster/launch/user_folder.h"
 #include "muster/store/stat.h"
 #include "muster/store/store.h"
 
@@ -152,7 +152,7 @@ int status_command(const std::string&, const std::vector<std::string>& words) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const auto folder = warm_folder(current_environment());
+  const auto folder = user_folder(current_environment());
   if (!folder) return complain("status", folder.error().message, 1);
   while (true) {
     const json jobs = collect(*folder, run_id);

@@ -5,12 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "muster/launch/status.h"
-#include "muster/launch/warm.h"
+#include "muster/launch/user_folder.h"
 
 namespace muster {
 
 StatusFile::StatusFile(const Environment& environment, std::string run_id) : run_id_(std::move(run_id)) {
-  const auto folder = warm_folder(environment);
+  const auto folder = user_folder(environment);
   if (!folder) return;
   path_ = *folder + "/job-" + std::to_string(::getpid()) + ".json";
   file_ = Fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));

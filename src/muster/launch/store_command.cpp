@@ -279,4 +279,21 @@ int store_command(const std::string&, const std::vector<std::string>& words) {
   return status_of(done.error());
 }
 
+std::vector<CommandWords> store_subcommands() {
+  Line line;
+  const auto options = [&](const CLI::App& app) {
+    std::vector<std::string> names;
+    for (const auto* option : app.get_options())
+      for (const auto& name : option->get_lnames())
+        if (name != "help") names.push_back("--" + name);
+    return names;
+  };
+  std::vector<CommandWords> all;
+  for (const auto* command : line.app.get_subcommands(nullptr)) {
+    all.push_back({command->get_name(), {}, options(*command)});
+    for (auto& name : options(line.app)) all.back().options.push_back(std::move(name));
+  }
+  return all;
+}
+
 }  // namespace muster

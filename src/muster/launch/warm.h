@@ -20,9 +20,8 @@ struct WarmKind {
 };
 std::string warm_digest(const WarmKind& kind);
 
-/// The user's folder: in $XDG_RUNTIME_DIR, else /tmp. Made with mode 0700 where missing; kUnavailable names one that is
-/// somebody else's or open to others.
-Result<std::string> warm_folder(const Environment& environment);
+/// Where the warm zygote of this kind listens.
+Result<std::string> warm_path(const WarmKind& kind);
 
 /// Connects to the warm zygote of this kind. kNotFound when there is none.
 Result<Fd> connect_warm(const WarmKind& kind);

@@ -3,13 +3,11 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -17,6 +15,7 @@
 #include "muster/base/clock.h"
 #include "muster/launch/command.h"
 #include "muster/launch/failure.h"
+#include "muster/launch/user_folder.h"
 #include "muster/launch/warm.h"
 #include "muster/launch/zygote_program.h"
 
@@ -72,14 +71,10 @@ std::vector<std::string> sockets(const std::string& folder) {
 }
 
 Result<Fd> listen_at(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return fail(ErrorCode::kInvalidArgument, path + " is too long");
-  std::memcpy(address.sun_path, path.data(), path.size());
+  MUSTER_ASSIGN(const Address address, socket_at(path));
   ::unlink(path.c_str());
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
-      ::listen(socket.get(), 64) != 0)
+  if (!socket || ::bind(socket.get(), address.raw(), address.raw_length()) != 0 || ::listen(socket.get(), 64) != 0)
     return fail_errno(errno, "cannot listen at " + path);
   return socket;
 }
@@ -96,13 +91,13 @@ int start(const std::string& own_path, const WarmOptions& options) {
   const Environment environment = current_environment();
   const auto python = find_python(own_path, environment);
   if (!python) return complain("warm", python.error().message, 127);
-  const auto folder = warm_folder(environment);
+  const auto folder = user_folder(environment);
   if (!folder) return complain("warm", folder.error().message, 1);
   // One at a time: who comes second finds what the first has started.
   const Fd lock(::open((*folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock) ::flock(lock.get(), LOCK_EX);
   const WarmKind kind{*python, options.preload, environment};
-  const std::string path = *folder + "/warm-" + warm_digest(kind);
+  const std::string path = warm_path(kind).value_or("");
   if (const auto facts = ask(path, "status", kAnswerTime)) {
     std::printf("muster: warm already: %s\n", describe(*facts).c_str());
     return 0;
@@ -123,7 +118,7 @@ int start(const std::string& own_path, const WarmOptions& options) {
 }
 
 int show(bool stop) {
-  const auto folder = warm_folder(current_environment());
+  const auto folder = user_folder(current_environment());
   if (!folder) return complain("warm", folder.error().message, 1);
   int found = 0;
   for (const auto& path : sockets(*folder)) {

@@ -1,0 +1,69 @@
+"""`muster bench launch`: that it starts, kills and times what it says. Never what it measures."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from launching import marked_processes
+from muster.bench import launch
+from muster.bench.__main__ import main
+
+# Starts as the real one does, and meets nobody: torch is what takes seconds here, and no part of what is tested.
+WORKER = """
+import os, signal, sys, time
+backend, folder, stay = sys.argv[1:]
+attempt = os.environ['TORCHELASTIC_RESTART_COUNT']
+name = f"{folder}/{attempt}.{os.environ['RANK']}"
+with open(name + '.new', 'w') as file:
+    file.write(f'{time.monotonic()} {os.getpid()} 1024')
+os.rename(name + '.new', name)
+while stay == '1' and attempt == '0':
+    signal.pause()
+"""
+
+# In torchrun's place.
+RUN = """
+import os, sys
+os.execv(os.environ['MUSTER_BIN'], ['muster', 'run', '--start-method=spawn', *sys.argv[1:]])
+"""
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch, muster: str, tmp_path: Path) -> str:
+    """Children of this process find a torch that holds a torchrun and nothing else; a mark that they all have."""
+    package = tmp_path / "modules/torch/distributed"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("def set_num_threads(count): pass\n")
+    (package / "__init__.py").touch()
+    (package / "run.py").write_text(RUN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setenv("MUSTER_BIN", muster)
+    monkeypatch.setenv("MUSTER_TEST_MARK", str(tmp_path))
+    monkeypatch.setattr(launch, "WORKER", WORKER)
+    return f"MUSTER_TEST_MARK={tmp_path}"
+
+
+def test_every_way_to_start_is_timed_beside_torchrun(without_torch: str, tmp_path: Path) -> None:
+    rows_file = tmp_path / "rows.json"
+    assert main(["launch", "--quick", "--workers", "2", "--json", str(rows_file)]) == 0
+    rows = {(row["case"], row["metric"]): row for row in json.loads(rows_file.read_text())}
+    starts = [f"command to first barrier, {how}" for how in ("cold", "muster warm", "--start-method spawn")]
+    for case in (*starts, "SIGKILL of one worker to next barrier"):
+        row = rows.pop((case, "time"))
+        assert row["ranks"] == 2 and min(row["muster"], row["peer"], row["floor"]) > 0, row
+        assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
+    assert {row["metric"] for row in rows.values()} == {"PSS"}
+    assert {row["muster"] for row in rows.values()} == {1.0}
+    assert marked_processes(without_torch) == []
+
+
+def test_a_job_that_fails_is_shown_with_its_last_words(
+    without_torch: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "WORKER", "raise SystemExit('no barrier today')")
+    assert main(["launch", "--quick", "--workers", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "ended too early" in said and "no barrier today" in said
+    assert marked_processes(without_torch) == []
+    assert sys.executable in said
