@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -42,9 +43,10 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def free_port() -> int:
-    """One that was free a moment ago, for programs that take no 0."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """One that was free a moment ago, for programs that take no 0; below those that the system hands out to others."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(10000, 20000))) as free:
+            return int(free.getsockname()[1])
 
 
 def wait_until(done: Callable[[], bool]) -> None:
