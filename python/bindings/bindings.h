@@ -14,6 +14,8 @@ void bind_group(py::module_& module);
 /// Also has every call record the line that makes it.
 void bind_recorder(py::module_& module);
 void bind_reducer(py::module_& module);
+/// Reports of a Reducer's steps.
+void bind_step(py::module_& module);
 void bind_store(py::module_& module);
 
 }  // namespace muster::python

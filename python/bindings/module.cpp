@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, module) {
   muster::python::bind_group(module);
   muster::python::bind_recorder(module);
   muster::python::bind_reducer(module);
+  muster::python::bind_step(module);
 }

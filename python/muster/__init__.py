@@ -9,6 +9,7 @@ torch is imported. What is here beside that:
     muster.monitored_barrier()  names the ranks that do not come
     muster.nn               DistributedDataParallel and DataParallel
     muster.dump(), muster.trace(path)   the last operations of this process' groups; a trace of them, or of all ranks
+    muster.step_report(model), muster.straggler_report(model)   what training with muster.nn waits for, and for whom
     muster.Error            what operations raise, and its children (muster.errors)
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from muster._backend import transport
     from muster._group import Group, group, monitored_barrier
     from muster._recorder import dump, trace
+    from muster._step import StepReport, StragglerReport, step_report, straggler_report
     from muster._store import store
     from muster.errors import (
         AbortedError,
@@ -44,6 +46,8 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "ProtocolError",
+    "StepReport",
+    "StragglerReport",
     "TimeoutError",
     "UnavailableError",
     "__version__",
@@ -51,7 +55,9 @@ __all__ = [
     "group",
     "monitored_barrier",
     "nn",
+    "step_report",
     "store",
+    "straggler_report",
     "trace",
     "transport",
 ]
@@ -60,6 +66,7 @@ _HOMES = {
     "store": "muster._store",
     "transport": "muster._backend",
     **dict.fromkeys(("dump", "trace"), "muster._recorder"),
+    **dict.fromkeys(("StepReport", "StragglerReport", "step_report", "straggler_report"), "muster._step"),
     **dict.fromkeys(("Group", "group", "monitored_barrier"), "muster._group"),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from muster.bench import collectives, launch, mpi, network, store, storm
+from muster.bench import collectives, ddp, launch, mpi, network, store, storm
 from muster.bench.groups import Groups
 from muster.bench.report import Row, Table
 
@@ -38,5 +38,5 @@ class RankBench(Bench, Protocol):
         ...
 
 
-RANK_BENCHES: dict[str, RankBench] = {"collectives": collectives, "network": network}
+RANK_BENCHES: dict[str, RankBench] = {"collectives": collectives, "network": network, "ddp": ddp}
 BENCHES: dict[str, Bench] = {**RANK_BENCHES, "mpi": mpi, "launch": launch, "store": store, "storm": storm}

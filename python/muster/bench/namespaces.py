@@ -27,8 +27,8 @@ class Node:
 
 
 @contextlib.contextmanager
-def two_nodes() -> Iterator[list[Node]]:
-    """10.77.1.1 and 10.77.1.2, with nothing else on their network."""
+def two_nodes(rate: str = "") -> Iterator[list[Node]]:
+    """10.77.1.1 and 10.77.1.2, with nothing else on their network. `rate`: of it, as tc writes it, such as 1gbit."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise BenchFailedError("making network namespaces takes root and iproute2 (the program `ip`)")
     nodes = [Node(f"musterbench{os.getpid()}{name}", f"10.77.1.{i + 1}") for i, name in enumerate("ab")]
@@ -41,6 +41,8 @@ def two_nodes() -> Iterator[list[Node]]:
             _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", INTERFACE)
             for device in ("lo", INTERFACE):
                 _ip("-n", node.namespace, "link", "set", device, "up")
+            if rate:
+                _limit(node, rate)
         yield nodes
     finally:
         for node in nodes:
@@ -48,7 +50,18 @@ def two_nodes() -> Iterator[list[Node]]:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
+    _run("ip", *words)
+
+
+def _limit(node: Node, rate: str) -> None:
+    if shutil.which("tc") is None:
+        raise BenchFailedError("a network of a certain rate takes iproute2's program `tc`")
+    words = ("root", "tbf", "rate", rate, "burst", "128k", "latency", "50ms")
+    _run("tc", "-n", node.namespace, "qdisc", "add", "dev", INTERFACE, *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     if done.returncode != 0:
         raise BenchFailedError(f"network namespaces cannot be made here: {done.stderr.strip()}")
 

@@ -69,7 +69,7 @@ class Table(Protocol):
 
 
 # What a row may have in `also`, by benchmark.
-_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared")}
+_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared"), "ddp": ("stock",)}
 
 _FIRST_NAMES = ("operation", "ranks", "bytes", "buffers")
 
@@ -108,14 +108,16 @@ class CaseTable:
     """Cases of different kinds, each row with a metric and a unit of its own. A figure of 0 was not measured."""
 
     def __init__(self, first: Row) -> None:
-        names = ["case", "ranks", "metric", "unit", "muster", first.peer_name, "ratio", "floor"]
-        self._widths = [-40, 7, -16, -8, 11, max(len(first.peer_name), 11), 8, 11]
+        self._also = _ALSO.get(first.bench, ())
+        names = ["case", "ranks", "metric", "unit", "muster", first.peer_name, "ratio", "floor", *self._also]
+        self._widths = [-40, 7, -16, -8, 11, max(len(first.peer_name), 11), 8, 11, *(11 for _ in self._also)]
         print(_line(names, self._widths))
 
     def add(self, row: Row) -> None:
         cells = [row.case, f"{row.ranks:,}", row.metric, row.unit]
         cells += [format_figure(value) if value else "" for value in (row.muster, row.peer)]
         cells += [f"{row.ratio:.2f}x" if row.ratio else "", format_figure(row.floor) if row.floor else ""]
+        cells += [_figure(row.also.get(name)) for name in self._also]
         print(_line(cells, self._widths), flush=True)
 
 
@@ -127,12 +129,16 @@ def _line(cells: list[str], widths: list[int]) -> str:
 
 def write_markdown(path: Path, rows: list[Row]) -> None:
     """A table for a document. A figure of 0 was not measured."""
-    names = ["case", "ranks", "metric", "muster", rows[0].peer_name if rows else "peer", "ratio", "floor"]
+    also = _ALSO.get(rows[0].bench, ()) if rows else ()
+    names = ["case", "ranks", "metric", "muster", rows[0].peer_name if rows else "peer", "ratio", "floor", *also]
     lines = []
     for row in rows:
-        figures = [f"{format_figure(value)} {row.unit}".strip() if value else "" for value in (row.muster, row.peer)]
-        cells = [row.case, f"{row.ranks:,}", row.metric, *figures, f"{row.ratio:.2f}x" if row.ratio else ""]
-        lines.append([*cells, f"{format_figure(row.floor)} {row.unit}".strip() if row.floor else ""])
+        muster, peer, floor, *others = (
+            f"{format_figure(value)} {row.unit}".strip() if value else ""
+            for value in (row.muster, row.peer, row.floor, *(row.also.get(name) for name in also))
+        )
+        ratio = f"{row.ratio:.2f}x" if row.ratio else ""
+        lines.append([row.case, f"{row.ranks:,}", row.metric, muster, peer, ratio, floor, *others])
     _write_table(path, names, lines)
 
 

@@ -81,7 +81,7 @@ void Reducer::Impl::make_buckets(const BucketPlan& plan) {
       if (gradient.defined()) take_dense(*buckets.back(), position, gradient);
     }
   }
-  times.buckets.resize(buckets.size());
+  times.buckets.assign(buckets.size(), {});
 }
 
 bool Reducer::Impl::rebuild() {
@@ -275,7 +275,7 @@ std::vector<size_t> Reducer::bucket_bytes() const {
 }
 
 const BackwardTimes& Reducer::times() const { return impl_->times; }
-const StepHistory& Reducer::history() const { return impl_->history; }
+const StepHistory& Reducer::history() const { return impl_->steps.history(); }
 Group& Reducer::group() const { return *impl_->group; }
 const std::vector<std::string>& Reducer::names() const { return impl_->options.names; }
 

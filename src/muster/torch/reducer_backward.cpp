@@ -320,10 +320,14 @@ void Reducer::Impl::note_times() {
   times.forward = forward_time;
   times.backward = backward_time;
   times.waited = waited_time;
-  for (size_t i = 0; i < buckets.size(); ++i) times.buckets[i] = buckets[i]->times;
+  std::vector<size_t> bytes;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    times.buckets[i] = buckets[i]->times;
+    bytes.push_back(buckets[i]->bytes());
+  }
   times.ended = steady_clock().now();
   ++times.iteration;
-  history.add(forward_time, backward_time, waited_time, times.ended);
+  steps.add(times, bytes);
 }
 
 }  // namespace muster

@@ -9,6 +9,7 @@
 #include "muster/torch/reducer.h"
 #include "muster/torch/reducer_buckets.h"
 #include "muster/torch/reducer_unused.h"
+#include "muster/torch/step_recorder.h"
 
 namespace muster {
 
@@ -109,7 +110,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
 
   TimePoint forward_time, backward_time, waited_time;
   BackwardTimes times;
-  StepHistory history;
+  StepRecorder steps{group->membership()};
 };
 
 }  // namespace muster

@@ -1,0 +1,58 @@
+"""Draws a step: forward, backward and waiting on top, below them a line for each bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster._step import StepReport
+
+_COMPUTING, _FILLING, _REDUCING, _QUEUED, _WAITING = "#8a8a8a", "#c9d8e6", "#1b6ca8", "#e6c9a8", "#c8553d"
+_NAMED = 24  # buckets of which more have no names beside them
+
+
+def draw(report: StepReport, path: Path) -> None:
+    """Times in milliseconds from the first gradient on."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ImportError("drawing a step needs matplotlib: run `pip install matplotlib`") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    count = len(report.plan)
+    figure, panel = plt.subplots(figsize=(11, 1.8 + 0.3 * min(count + 1, 60)))
+    step = [(-report.forward, report.forward), (0.0, report.backward)]
+    panel.broken_barh(_scaled(step), (-0.4, 0.8), color=_COMPUTING, edgecolor="white")
+    panel.broken_barh(_scaled([(report.backward, report.waiting)]), (-0.4, 0.8), color=_WAITING)
+    for place, bucket in enumerate(report.plan, 1):
+        parts = (
+            (bucket.first, bucket.full, _FILLING),
+            (bucket.full, bucket.started, _QUEUED),
+            (bucket.started, bucket.ended, _REDUCING),
+        )
+        for begin, end, color in parts:
+            panel.broken_barh(_scaled([(begin, end - begin)]), (place - 0.4, 0.8), color=color)
+    panel.axvline(1e3 * report.backward, color=_WAITING, linestyle=":")
+    names = [f"bucket {i}, {b.bytes / 2**20:.1f} MiB, full by {b.last}" for i, b in enumerate(report.plan)]
+    panel.set_yticks(range(count + 1), ["the step", *(names if count <= _NAMED else [""] * count)], fontsize=8)
+    panel.invert_yaxis()
+    panel.set_xlabel("milliseconds from the first gradient")
+    panel.set_title(
+        f"step {report.step}: {1e3 * report.communication:.1f} ms of communication, {report.hidden:.0%} hidden",
+        fontsize=10,
+    )
+    colors = {"forward, backward": _COMPUTING, "gradients": _FILLING, "queued": _QUEUED, "reduction": _REDUCING}
+    handles = [Patch(color=color, label=name) for name, color in {**colors, "waiting": _WAITING}.items()]
+    panel.legend(handles=handles, ncols=5, frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    if report.advice:
+        figure.text(0.01, 0.005, "\n".join(report.advice), fontsize=8, color=_WAITING, wrap=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def _scaled(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(1e3 * begin, 1e3 * length) for begin, length in parts]

@@ -1,0 +1,113 @@
+"""Training steps under data parallelism: what communication adds to them, on one host or between two."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from muster.bench.collectives import chosen
+from muster.bench.ddp_models import MODELS
+from muster.bench.ddp_training import measure
+from muster.bench.namespaces import INTERFACE, two_nodes
+from muster.bench.plot import write_ratio_plot as write_plot
+from muster.bench.ranks import Place, run_ranks
+from muster.bench.report import CaseTable, Row, Table, write_markdown
+
+__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
+
+SUMMARY = "training steps with muster's DDP, against torch's over gloo, and torch's over muster's backend"
+PEERS: tuple[str, ...] = ("gloo",)
+TABLE: type[Table] = CaseTable
+PARTS = ("steps", "alone", "memory")
+# Whose DDP, and over what.
+WAYS = ("muster", "stock", "gloo")
+HOOKS = [("muster", "float32"), ("muster", "bf16"), ("muster", "int8"), ("gloo", "float32"), ("gloo", "bf16")]
+# What a step exposes is a difference of two: below this it is noise.
+_LEAST_EXPOSED = 1e-4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = [name for name in MODELS if name != "tiny"]
+    parser.add_argument(
+        "--models", default=",".join(shown), help=f"some of: {', '.join(MODELS)} (default: %(default)s)"
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="steps, alone (1 rank), memory (default: all)")
+    parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each (default: %(default)s)")
+    parser.add_argument("--network", action="store_true", help="instead: between two network namespaces, with hooks")
+    parser.add_argument("--rate", default="1gbit", help="of that network, as tc writes it (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    if arguments.ranks < 2:
+        raise ValueError(f"--ranks takes a number from 2 on; {arguments.ranks} is not that")
+    parts = ["network"] if arguments.network else chosen("--parts", arguments.parts, PARTS)
+    for model in chosen("--models", arguments.models, MODELS):
+        for part in parts:
+            yield from _RUNS[part](arguments, model)
+
+
+def _measured(
+    arguments: argparse.Namespace, ranks: int, options: dict[str, Any], place: Callable[[int], Place] | None = None
+) -> dict[str, Any]:
+    """Rank 0's result."""
+    options = {"ways": WAYS, "rounds": 5 if arguments.quick else 21, "timeout": arguments.timeout, **options}
+    (result,) = run_ranks("ddp", ranks, options, arguments.timeout, *([place] if place else []))
+    return result
+
+
+def _steps(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
+    result = _measured(arguments, arguments.ranks, {"part": "steps", "model": model})
+    milliseconds = {way: 1e3 * seconds for way, seconds in result["step"].items()}
+    yield _row(model, arguments.ranks, result["bytes"], "step", "ms", milliseconds, milliseconds["bare"])
+    exposed = {way: 1e3 * max(seconds, _LEAST_EXPOSED) for way, seconds in result["exposed"].items()}
+    yield _row(model, arguments.ranks, result["bytes"], "exposed", "ms", exposed, 1e3 * result["copy"])
+
+
+def _alone(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
+    result = _measured(arguments, 1, {"part": "alone", "model": model})
+    percent = {way: 100 * share for way, share in result["overhead"].items()}
+    yield dataclasses.replace(_row(model, 1, 0, "overhead", "%", percent, 0), ratio=0)
+
+
+def _memory(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
+    """Each way in processes of its own."""
+    peak = {}
+    for way in WAYS:
+        result = _measured(arguments, arguments.ranks, {"part": "memory", "model": model, "ways": [way]})
+        peak[way] = result["peak"] / 2**20
+    yield _row(model, arguments.ranks, result["bytes"], "peak memory", "MiB", peak, result["base"] / 2**20)
+
+
+def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
+    with two_nodes(arguments.rate) as nodes:
+
+        def place(rank: int) -> Place:
+            return Place(nodes[rank].prefix, {"GLOO_SOCKET_IFNAME": INTERFACE})
+
+        result = _measured(arguments, 2, {"part": "hooks", "model": model, "hooks": HOOKS}, place)
+    for hook in dict.fromkeys(hook for _, hook in HOOKS):
+        milliseconds = {way: 1e3 * result["step"].get(f"{way} {hook}", 0) for way in ("muster", "gloo")}
+        yield _row(f"{model}, {hook}", 2, result["bytes"], f"step at {arguments.rate}", "ms", milliseconds, 0)
+
+
+_RUNS = {"steps": _steps, "alone": _alone, "memory": _memory, "network": _network}
+
+
+def _row(case: str, ranks: int, size: int, metric: str, unit: str, figures: dict[str, float], floor: float) -> Row:
+    muster, peer = figures["muster"], figures["gloo"]
+    return Row(
+        bench="ddp",
+        case=case,
+        ranks=ranks,
+        bytes=size,
+        metric=metric,
+        unit=unit,
+        muster=muster,
+        peer=peer,
+        peer_name="gloo",
+        ratio=peer / muster if muster else 0,
+        floor=floor,
+        also={"stock": figures["stock"]} if "stock" in figures else {},
+    )

@@ -1,0 +1,194 @@
+"""The part of `muster bench ddp` that runs inside of every rank: training a model in several ways, in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from muster.bench.ddp_models import MODELS, Case
+from muster.bench.groups import Groups
+
+# From the first step on buckets are built anew, and memory is touched for the first time.
+_WARM_UP = 3
+FLOAT32 = "float32"  # gradients travel as they are
+# All ranks must agree on it: they train with this, whether their gradients were averaged or not.
+_RATE = 1e-4
+_SAMPLE_EVERY = 0.002  # seconds between two looks at the resident memory
+
+
+class Trainer:
+    """A model, wrapped in one way, with what a step of it needs. `bare` is not wrapped."""
+
+    def __init__(self, case: Case, way: str, hook: str, groups: Groups) -> None:
+        torch.manual_seed(1)
+        model = case.make()
+        self.wrapped = _wrap(model, way, groups)
+        if hook != FLOAT32:
+            _register(self.wrapped, way, hook, groups)
+        self._batch = case.batch()
+        self._optimizer = torch.optim.SGD(model.parameters(), _RATE)
+        self._loss = nn.CrossEntropyLoss()
+        self.gradient_bytes = sum(parameter.nbytes for parameter in model.parameters())
+
+    def step(self) -> None:
+        inputs, targets = self._batch
+        self._loss(self.wrapped(inputs), targets).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def step_alone(self) -> None:
+        """The same without averaging gradients."""
+        with self.wrapped.no_sync():
+            self.step()
+
+
+def _wrap(model: nn.Module, way: str, groups: Groups) -> Any:
+    """bare; gloo and stock: torch's DDP over Gloo and over muster's backend; muster: muster's own."""
+    if way == "bare":
+        return model
+    if way == "muster":
+        from muster.nn import DistributedDataParallel
+
+        return DistributedDataParallel(model, process_group=groups["muster"])
+    group = groups["gloo" if way == "gloo" else "muster"]
+    return nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+
+
+def _register(model: Any, way: str, hook: str, groups: Groups) -> None:
+    if way == "muster":
+        hooks = importlib.import_module("muster.hooks")
+        model.register_comm_hook(None, getattr(hooks, hook)())
+    elif hook == "bf16":
+        model.register_comm_hook(groups[way], default_hooks.bf16_compress_hook)
+    else:
+        raise ValueError(f"torch has no hook {hook}")
+
+
+def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One result for the model: what `part` asks for."""
+    torch.set_num_threads(1)
+    case = MODELS[options["model"]]
+    part = {"steps": _steps, "alone": _alone, "memory": _memory, "hooks": _hooks}[options["part"]]
+    yield part(case, groups, options)
+
+
+def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
+    """Step times of every way with and without communication; the difference is what was not hidden."""
+    trainers = {way: Trainer(case, way, FLOAT32, groups) for way in (*options["ways"], "bare")}
+    calls: dict[str, Callable[[], None]] = {}
+    for way, trainer in trainers.items():
+        calls[way] = trainer.step
+        if way != "bare":
+            calls[f"{way} alone"] = trainer.step_alone
+    size = trainers["bare"].gradient_bytes
+    calls["copy"] = _copying(size)
+    times = interleave_steps(calls, options["rounds"])
+    return {
+        "bytes": size,
+        "step": {way: statistics.median(times[way]) for way in trainers},
+        "exposed": {way: _difference(times[way], times[f"{way} alone"]) for way in options["ways"]},
+        "copy": statistics.median(times["copy"]),
+    }
+
+
+def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
+    """What hooks and buckets add to the step of a single rank, as a share of it."""
+    trainers = {way: Trainer(case, way, FLOAT32, groups) for way in (*options["ways"], "bare")}
+    times = interleave_steps({way: trainer.step for way, trainer in trainers.items()}, 2 * options["rounds"])
+    bare = statistics.median(times["bare"])
+    return {"bare": bare, "overhead": {way: _difference(times[way], times["bare"]) / bare for way in options["ways"]}}
+
+
+def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
+    """Step times by "way hook"."""
+    trainers = {(way, hook): Trainer(case, way, hook, groups) for way, hook in options["hooks"]}
+    times = interleave_steps({" ".join(names): trainer.step for names, trainer in trainers.items()}, options["rounds"])
+    size = next(iter(trainers.values())).gradient_bytes
+    return {"bytes": size, "step": {name: statistics.median(values) for name, values in times.items()}}
+
+
+def interleave_steps(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each of `rounds` rounds A B C, A B C, ...: the slowest rank's. Every rank calls this."""
+    for call in calls.values():
+        for _ in range(_WARM_UP):
+            call()
+    times = torch.empty(rounds, len(calls), dtype=torch.float64)
+    for line in times:
+        for place, call in enumerate(calls.values()):
+            dist.barrier()
+            begin = time.perf_counter()
+            call()
+            line[place] = time.perf_counter() - begin
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return dict(zip(calls, times.t().tolist(), strict=True))
+
+
+def _difference(longer: list[float], shorter: list[float]) -> float:
+    """Of neighbours in time, so that a machine that slows down in between changes little."""
+    return statistics.median(a - b for a, b in zip(longer, shorter, strict=True))
+
+
+def _copying(size: int) -> Callable[[], None]:
+    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+
+    def copy() -> None:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
+
+    return copy
+
+
+def _memory(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
+    """The most resident memory of a rank while it trains in one way: each page by how many processes have it."""
+    before = _proportional()
+    (way,) = options["ways"]
+    trainer = Trainer(case, way, FLOAT32, groups)
+    with _peak() as peak:
+        for _ in range(options["rounds"]):
+            trainer.step()
+    most = torch.tensor([max(peak), before, _high_water()], dtype=torch.float64)
+    dist.all_reduce(most)
+    peak_bytes, base, high = (most / dist.get_world_size()).tolist()
+    return {"peak": peak_bytes, "base": base, "high_water": high, "bytes": trainer.gradient_bytes}
+
+
+@contextlib.contextmanager
+def _peak() -> Iterator[list[int]]:
+    """Samples of the resident memory in bytes, complete when the block has ended."""
+    samples = [_proportional()]
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_SAMPLE_EVERY):
+            samples.append(_proportional())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _proportional() -> int:
+    return _kilobytes("/proc/self/smaps_rollup", "Pss:") << 10
+
+
+def _high_water() -> int:
+    return _kilobytes("/proc/self/status", "VmHWM:") << 10
+
+
+def _kilobytes(path: str, name: str) -> int:
+    return next(int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.startswith(name))

@@ -1,0 +1,97 @@
+"""`muster bench ddp`: what it trains, counts and prints. Never what it measures."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hosts import require
+from muster.bench import ddp
+from muster.bench.__main__ import main
+from muster.bench.ddp_models import MODELS
+from muster.bench.ddp_training import measure
+from muster.bench.groups import Groups
+from muster.bench.namespaces import INTERFACE, two_nodes
+from ranks import run_ranks
+
+ROUNDS = 2
+
+
+def test_a_quick_run_writes_rows_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows_file, picture, table = tmp_path / "rows.json", tmp_path / "ddp.png", tmp_path / "rows.md"
+    words = ["ddp", "--quick", "--models", "tiny", "--parts", "steps", "--json", str(rows_file)]
+    assert main([*words, "--plot", str(picture), "--markdown", str(table)]) == 0
+    header, *lines, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["case", "ranks", "metric", "unit", "muster", "gloo", "ratio", "floor", "stock"]
+    step, exposed = json.loads(rows_file.read_text())
+    assert len(lines) == 2
+    assert [(row["case"], row["ranks"], row["metric"]) for row in (step, exposed)] == [
+        ("tiny", 2, "step"),
+        ("tiny", 2, "exposed"),
+    ]
+    for row in (step, exposed):
+        assert min(row["muster"], row["peer"], row["floor"], row["also"]["stock"]) > 0
+        assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "stock" in table.read_text().splitlines()[0]
+
+
+def measured(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+    (result,) = measure(Groups(timedelta(seconds=60)), {"model": "tiny", "rounds": ROUNDS, **options})
+    return result
+
+
+def test_every_rank_measures_the_same() -> None:
+    hooks = [("muster", "float32"), ("gloo", "bf16")]
+    (first, second) = run_ranks(2, measured, {"part": "hooks", "hooks": hooks}, backend="gloo")
+    assert first == second
+    assert list(first["step"]) == ["muster float32", "gloo bf16"]
+    assert min(first["step"].values()) > 0
+
+
+def test_one_rank_has_an_overhead() -> None:
+    (result,) = run_ranks(1, measured, {"part": "alone", "ways": ddp.WAYS}, backend="gloo")
+    assert set(result["overhead"]) == set(ddp.WAYS)
+    assert all(math.isfinite(share) for share in result["overhead"].values())
+
+
+def test_memory_is_that_of_all_ranks_while_they_train() -> None:
+    results = run_ranks(2, measured, {"part": "memory", "ways": ["muster"]}, backend="gloo")
+    assert results[0] == results[1]
+    # The model, its gradients, and what is shared with others counted once.
+    assert results[0]["peak"] > results[0]["base"] > 0
+    assert results[0]["high_water"] >= results[0]["peak"]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("mlp", 25e6), ("transformer", 10e6), ("resnet18", 11.2e6)])
+def test_models_have_the_size_that_is_said(name: str, parameters: float) -> None:
+    with torch.device("meta"):
+        model = MODELS[name].make()
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(parameters, rel=0.01)
+
+
+def test_models_take_their_batches() -> None:
+    for case in (MODELS["resnet18"], MODELS["transformer"], MODELS["tiny"]):
+        inputs, targets = case.batch()
+        assert len(case.make()(inputs)) == len(targets)
+
+
+def test_a_network_has_the_rate_that_is_asked_for() -> None:
+    require()
+    with two_nodes("1gbit") as nodes:
+        for node in nodes:
+            command = ["tc", "-n", node.namespace, "qdisc", "show", "dev", INTERFACE]
+            assert "tbf" in (shown := subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            assert "rate 1Gbit" in shown
+
+
+def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ddp", "--models", "vgg"]) == 2
+    assert "--models takes mlp, transformer, resnet18, tiny; 'vgg' is none of them" in capsys.readouterr().err
+    assert main(["ddp", "--ranks", "1"]) == 2
