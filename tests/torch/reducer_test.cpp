@@ -3,6 +3,25 @@
 namespace muster::test {
 namespace {
 
+/// Halves what it gets, and keeps no memory of the bucket.
+class HalvingHook : public c10d::CommHookInterface {
+ public:
+  explicit HalvingHook(Group& group, std::vector<size_t>& seen) : group_(group), seen_(seen) {}
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    seen_.push_back(bucket.getIndex());
+    const at::Tensor result = bucket.getBuffer().clone();
+    all_reduce(group_, result, ReduceOp::kAverage);
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    future->markCompleted(result.div_(2));
+    return future;
+  }
+  at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
+
+ private:
+  Group& group_;
+  std::vector<size_t>& seen_;
+};
+
 TEST(Reducer, AveragesToWhatOneProcessGetsOfTheJoinedBatch) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kComplexFloat}) {
     const auto expected = expected_gradients(3, 1, dtype);
@@ -41,6 +60,25 @@ TEST(Reducer, LeavesGradientsInTheBucketsMemory) {
     const void* before = first.data_ptr();
     backward(reducer, model, input_of(1));
     EXPECT_EQ(model.parameters[0].grad().data_ptr(), before);
+  });
+}
+
+TEST(Reducer, CopiesNothingWhereItIsAlone) {
+  const auto expected = expected_gradients(1);
+  run(1, [&](const std::shared_ptr<Group>& group) {
+    const Model model;
+    Reducer reducer(group, model.parameters, small_buckets());
+    reducer.prepare_for_backward({});
+    at::real(model.forward(input_of(0)).pow(2)).mean().backward();
+    expect_close(model.gradients(), expected);
+    EXPECT_FALSE(model.parameters[0].grad().is_view());
+    std::vector<size_t> seen;
+    EXPECT_EQ(reducer.zero_buckets().size(), reducer.bucket_parameters().size());
+    reducer.set_hook(std::make_unique<HalvingHook>(*group, seen));
+    model.zero_grad();
+    backward(reducer, model, input_of(0));
+    EXPECT_TRUE(at::allclose(model.parameters[0].grad() * 2, expected[0]));
+    EXPECT_FALSE(seen.empty());
   });
 }
 
@@ -190,25 +228,6 @@ TEST(Reducer, CountsAStaticGraphsGradientsInTheFirstBackward) {
     EXPECT_NE(error.find("extra.weight"), std::string::npos) << error;
   });
 }
-
-/// Halves what it gets, and keeps no memory of the bucket.
-class HalvingHook : public c10d::CommHookInterface {
- public:
-  explicit HalvingHook(Group& group, std::vector<size_t>& seen) : group_(group), seen_(seen) {}
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    seen_.push_back(bucket.getIndex());
-    const at::Tensor result = bucket.getBuffer().clone();
-    all_reduce(group_, result, ReduceOp::kAverage);
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    future->markCompleted(result.div_(2));
-    return future;
-  }
-  at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
-
- private:
-  Group& group_;
-  std::vector<size_t>& seen_;
-};
 
 TEST(Reducer, GivesBucketsToAHook) {
   const auto expected = expected_gradients(2);

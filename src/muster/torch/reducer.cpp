@@ -51,8 +51,6 @@ Reducer::Impl::Impl(std::shared_ptr<Group> its_group, std::vector<at::Tensor> it
   make_buckets(plan());
 }
 
-Reducer::Impl::~Impl() { drain(); }
-
 std::vector<size_t> Reducer::Impl::limits() const {
   if (!options.bucket_bytes_list.empty()) return options.bucket_bytes_list;
   return {options.first_bucket_bytes, options.bucket_bytes};
@@ -73,8 +71,10 @@ void Reducer::Impl::make_buckets(const BucketPlan& plan) {
       places[members[position]] = {buckets.size(), position};
     }
     const bool sparse = !options.sparse.empty() && options.sparse[members.front()];
-    buckets.push_back(make_bucket(*group, parameters, members, sparse, dtype));
-    if (!options.gradient_as_bucket_view || sparse) continue;
+    buckets.push_back(make_bucket(parameters, members, sparse));
+    if (sparse || alone()) continue;
+    buckets.back()->flat = make_flat(*group, *buckets.back(), dtype);
+    if (!options.gradient_as_bucket_view) continue;
     const at::NoGradGuard no_grad;
     for (size_t position = 0; position < members.size(); ++position) {
       at::Tensor& gradient = parameters[members[position]].mutable_grad();
@@ -169,7 +169,9 @@ void Reducer::gradient_ready(size_t index) {
 void Reducer::set_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
   const std::lock_guard lock(impl_->mutex);
   TORCH_CHECK(!impl_->hook, "register_comm_hook or register_builtin_comm_hook can only be called once.");
+  const bool was_alone = impl_->alone();
   impl_->hook = std::move(hook);
+  if (was_alone) impl_->make_buckets(bucket_parameters());
 }
 
 Future Reducer::all_reduce(c10d::GradBucket& bucket) {
@@ -220,7 +222,8 @@ std::vector<c10d::GradBucket> Reducer::zero_buckets() const {
   std::vector<c10d::GradBucket> dense, late;
   for (size_t i = 0; i < impl_->buckets.size(); ++i) {
     const Bucket& bucket = *impl_->buckets[i];
-    const at::Tensor zeros = bucket.sparse ? empty_sparse_like(bucket.variables.front()) : at::zeros_like(bucket.flat);
+    const at::Tensor zeros =
+        bucket.sparse ? empty_sparse_like(bucket.variables.front()) : make_flat(*impl_->group, bucket, impl_->dtype);
     auto& list = !impl_->hook && bucket.sparse ? late : dense;
     list.push_back(bucket.grad_bucket(i, impl_->buckets.size(), zeros));
   }

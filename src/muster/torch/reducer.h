@@ -45,7 +45,7 @@ class Reducer {
   /// Checks that all ranks have the same parameters (the error names the parameter and the rank), by one exchange.
   /// Broadcasts nothing. `group` is shared with whoever else uses it.
   Reducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, ReducerOptions options);
-  ~Reducer();  // takes its hooks off the parameters; waits for reductions that are under way
+  ~Reducer();  // takes its hooks off the parameters
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 

@@ -116,6 +116,7 @@ void Reducer::Impl::mark_ready(size_t index) {
 }
 
 void Reducer::Impl::take_dense(Bucket& bucket, size_t position, at::Tensor& gradient) {
+  if (alone()) return;
   at::Tensor& view = bucket.view(position);
   if (!gradient.defined()) {
     view.zero_();
@@ -145,7 +146,7 @@ void Reducer::Impl::take_sparse(Bucket& bucket, at::Tensor& gradient) {
 
 /// Buckets that the group's queue cannot reduce: they wait for the end of backward.
 bool Reducer::Impl::deferred(const Bucket& bucket) const {
-  return !hook && (bucket.sparse || !bucket.flat.device().is_cpu());
+  return !hook && !alone() && (bucket.sparse || !bucket.flat.device().is_cpu());
 }
 
 /// Factor that makes an average over the group's ranks one over those that have data.
@@ -167,6 +168,7 @@ void Reducer::Impl::begin_bucket(size_t index) {
     bucket->skipped = true;
     return;
   }
+  if (alone()) return;
   if (hook) {
     bucket->times.begun = steady_clock().now();
     c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets.size(), bucket->flat);
@@ -271,7 +273,7 @@ void Reducer::Impl::end_bucket(Bucket& bucket) {
     return;
   }
   const at::Tensor* apart = nullptr;
-  if (!result.is_alias_of(bucket.flat)) {
+  if (!alone() && !result.is_alias_of(bucket.flat)) {
     if (result.scalar_type() == bucket.flat.scalar_type()) {
       bucket.flat.copy_(result.view(-1));
     } else {
@@ -300,6 +302,10 @@ bool Reducer::Impl::globally_unused(size_t index) const {
 void Reducer::Impl::hand_out_gradient(Bucket& bucket, size_t position, const at::Tensor* result) {
   at::Tensor& variable = parameters[bucket.parameters[position]];
   at::Tensor& gradient = variable.mutable_grad();
+  if (alone()) {
+    if (!gradient.defined()) gradient = at::zeros_like(variable);
+    return;
+  }
   at::Tensor& view = bucket.view(position);
   if (gradient.is_same(view) && result == nullptr) return;
   // With mixed precision a hook may have put gradients of another dtype in place.

@@ -25,18 +25,6 @@ at::Tensor place_in(const at::Tensor& flat, const at::Tensor& like, size_t offse
   return like.is_non_overlapping_and_dense() ? part.as_strided(like.sizes(), like.strides()) : part.view(like.sizes());
 }
 
-at::Tensor zeros_for(Group& group, int64_t elements, const at::TensorOptions& options) {
-  const auto arena = group.arena();
-  const Result<Dtype> dtype = dtype_of(c10::typeMetaToScalarType(options.dtype()));
-  if (arena && options.device().is_cpu() && dtype && check_reducible(*dtype, ReduceOp::kAverage)) {
-    try {
-      return empty_in(arena, elements, options).zero_();
-    } catch (const c10::OutOfMemoryError&) {  // ordinary memory is slower, no more
-    }
-  }
-  return at::zeros({elements}, options);
-}
-
 }  // namespace
 
 BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, const std::vector<size_t>& order,
@@ -70,28 +58,39 @@ BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, const std::ve
   return plan;
 }
 
-std::shared_ptr<Bucket> make_bucket(Group& group, const std::vector<at::Tensor>& parameters,
-                                    std::vector<size_t> members, bool sparse, std::optional<at::ScalarType> dtype) {
+std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members,
+                                    bool sparse) {
   constexpr size_t kAlignment = 64;
   auto bucket = std::make_shared<Bucket>();
   bucket->parameters = std::move(members);
   bucket->sparse = sparse;
-  for (const size_t index : bucket->parameters) bucket->variables.push_back(parameters[index]);
-  if (sparse) return bucket;
-  const at::Tensor& first = bucket->variables.front();
-  const at::TensorOptions options =
-      at::TensorOptions().device(first.device()).dtype(dtype.value_or(first.scalar_type()));
-  const size_t unit = std::max<size_t>(1, kAlignment / options.dtype().itemsize());
-  size_t size = 0;
-  for (const at::Tensor& variable : bucket->variables) {
-    bucket->offsets.push_back(size);
+  size_t end = 0;
+  for (const size_t index : bucket->parameters) {
+    const at::Tensor& variable = parameters[index];
+    const size_t unit = std::max<size_t>(1, kAlignment / variable.element_size());
+    bucket->variables.push_back(variable);
+    bucket->offsets.push_back((end + unit - 1) / unit * unit);
     bucket->lengths.push_back(static_cast<size_t>(variable.numel()));
-    size += (bucket->lengths.back() + unit - 1) / unit * unit;
+    end = bucket->offsets.back() + bucket->lengths.back();
   }
-  // The last one needs nothing behind it.
-  size = bucket->offsets.back() + bucket->lengths.back();
-  bucket->flat = zeros_for(group, static_cast<int64_t>(size), options);
+  bucket->size = end;
   return bucket;
+}
+
+at::Tensor make_flat(Group& group, const Bucket& bucket, std::optional<at::ScalarType> dtype) {
+  const at::Tensor& like = bucket.variables.front();
+  const auto type = dtype.value_or(like.scalar_type());
+  const auto size = static_cast<int64_t>(bucket.size);
+  const auto options = at::TensorOptions().device(like.device()).dtype(type);
+  const auto arena = group.arena();
+  const Result<Dtype> element = dtype_of(type);
+  if (arena && like.device().is_cpu() && element && check_reducible(*element, ReduceOp::kAverage)) {
+    try {
+      return empty_in(arena, size, options).zero_();
+    } catch (const c10::OutOfMemoryError&) {  // ordinary memory is slower, no more
+    }
+  }
+  return at::zeros({size}, options);
 }
 
 at::Tensor& Bucket::view(size_t position) {

@@ -27,7 +27,8 @@ struct Bucket {
   std::vector<size_t> parameters;
   std::vector<size_t> offsets, lengths;  ///< by position, in elements
   std::vector<at::Tensor> variables;     ///< the parameters themselves
-  at::Tensor flat;                       ///< of a sparse one: its gradient, once that has come
+  size_t size = 0;                       ///< of the flat tensor, in elements
+  at::Tensor flat;                       ///< undefined where nothing is reduced; a sparse one's gradient, once it came
   bool sparse = false;
 
   // Of one backward.
@@ -51,10 +52,12 @@ struct Bucket {
   std::vector<at::Tensor> views_;
 };
 
-/// Memory of the group's arena where it has one and the dtype can be reduced there. `dtype`: of the gradients, if not
-/// the parameters'.
-std::shared_ptr<Bucket> make_bucket(Group& group, const std::vector<at::Tensor>& parameters,
-                                    std::vector<size_t> members, bool sparse, std::optional<at::ScalarType> dtype);
+/// Without memory. `sparse`: it is for one parameter's sparse gradient.
+std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members,
+                                    bool sparse);
+/// A flat tensor of zeros, in the group's arena where it has one and the dtype can be reduced there. `dtype`: of the
+/// gradients, if not the parameters'.
+at::Tensor make_flat(Group& group, const Bucket& bucket, std::optional<at::ScalarType> dtype);
 
 /// Copies what has the same shape. Small dense tensors at a memcpy's cost.
 void copy_gradient(at::Tensor& to, const at::Tensor& from);

@@ -19,7 +19,6 @@ namespace muster {
 /// static graph gradients are only counted, until delay_all_reduce() does it all at once.
 struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   Impl(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, ReducerOptions options);
-  ~Impl();
 
   // What the hooks and the engine call: they take the lock.
   void on_gradient(size_t index);
@@ -58,6 +57,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   bool searches() const { return options.find_unused_parameters && !options.static_graph; }
   bool counting() const { return options.static_graph && !counted; }
   bool rebuilds() const { return !rebuilt && (options.static_graph || !options.find_unused_parameters); }
+  bool alone() const { return group->membership().size == 1 && !hook; }  ///< there is nothing to reduce
   bool deferred(const Bucket& bucket) const;
   bool globally_unused(size_t index) const;
   double scale();
