@@ -1,6 +1,8 @@
 // What happens to a process group as a whole: its end, and groups made of it.
 #include <unistd.h>
 
+#include <numeric>
+
 #include "muster/torch/arguments.h"
 #include "muster/torch/backend.h"
 #include "muster/torch/store.h"
@@ -59,6 +61,20 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   auto adapted = store_over_c10d(store);
   auto group = group_->split(*adapted, std::vector<Rank>(ranks.begin(), ranks.end()), name);
   return adopt(std::move(adapted), std::move(group), options ? options->timeout : timeout_.load());
+}
+
+std::shared_ptr<Group> TorchBackend::duplicate() {
+  struct Duplicate {
+    std::unique_ptr<Store> store;  // outlives the group
+    std::unique_ptr<Group> group;
+  };
+  std::vector<Rank> ranks(group_->membership().size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto made = std::make_shared<Duplicate>();
+  made->store = value_or_throw(store_->clone());
+  made->group = value_or_throw(group_->split(*made->store, ranks, c10::str("duplicate.", splits_++)));
+  made->group->set_timeout(timeout_.load());
+  return {made, made->group.get()};
 }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,

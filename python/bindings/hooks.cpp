@@ -1,0 +1,94 @@
+#include "hooks.h"
+
+#include "bindings.h"
+#include "muster/torch/arguments.h"
+
+namespace muster::python {
+namespace {
+
+using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+
+c10::intrusive_ptr<TorchBackend> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const auto found = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
+  check_argument(found != nullptr, "native hook", "the process group's backend is \"", backend->getBackendName(),
+                 "\"; muster's hooks need a group that init_process_group(\"muster\") or new_group() made");
+  return found;
+}
+
+/// A hook for tensors that are no gradients: muster.optim's.
+class Averager {
+ public:
+  Averager(const NativeHook& hook, const c10::intrusive_ptr<c10d::Backend>& backend)
+      : hook_(hook.make(muster_backend(backend))) {}
+
+  Future begin(size_t index, size_t count, const at::Tensor& tensor) {
+    c10d::GradBucket bucket(index, count, tensor, {0}, {static_cast<size_t>(tensor.numel())}, {tensor.sizes()}, {},
+                            std::nullopt);
+    return hook_->runHook(bucket);
+  }
+
+ private:
+  Hook hook_;
+};
+
+class PendingAverage {
+ public:
+  explicit PendingAverage(Future future) : future_(std::move(future)) {}
+  bool done() const { return future_->completed(); }
+  void wait() const { future_->waitAndThrow(); }
+
+ private:
+  Future future_;
+};
+
+NativeHook half(const char* name, at::ScalarType wire) {
+  return {name, false, [wire](HookGroups groups) { return half_hook(std::move(groups), wire); }};
+}
+
+}  // namespace
+
+void bind_hooks(py::module_& module) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<NativeHook>(module, "NativeHook")
+      .def_property_readonly("name", &NativeHook::name)
+      .def("__repr__", [](const NativeHook& hook) { return "muster.hooks." + hook.name(); })
+      .def_static("all_reduce", [] { return NativeHook("all_reduce()", false, all_reduce_hook); })
+      .def_static("fp16", [] { return half("fp16()", at::kHalf); })
+      .def_static("bf16", [] { return half("bf16()", at::kBFloat16); })
+      .def_static(
+          "int8",
+          [](size_t block) {
+            return NativeHook(c10::str("int8(block=", block, ")"), true,
+                              [block](HookGroups groups) { return int8_hook(std::move(groups), {block}); });
+          },
+          py::arg("block"))
+      .def_static(
+          "top_k",
+          [](double ratio) {
+            return NativeHook(c10::str("top_k(ratio=", ratio, ")"), false,
+                              [ratio](HookGroups groups) { return top_k_hook(std::move(groups), {ratio}); });
+          },
+          py::arg("ratio"))
+      .def_static(
+          "power_sgd",
+          [](size_t rank, uint64_t start, double least_gain, uint64_t seed) {
+            const PowerSgdOptions options{rank, start, least_gain, seed};
+            return NativeHook(c10::str("power_sgd(rank=", rank, ", start=", start, ")"), true,
+                              [options](HookGroups groups) { return power_sgd_hook(std::move(groups), options); });
+          },
+          py::arg("rank"), py::arg("start"), py::arg("least_gain"), py::arg("seed"));
+  py::class_<PendingAverage>(module, "PendingAverage")
+      .def("done", &PendingAverage::done)
+      .def("wait", &PendingAverage::wait, NoGil());
+  py::class_<Averager>(module, "Averager")
+      .def(py::init<const NativeHook&, const c10::intrusive_ptr<c10d::Backend>&>(), py::arg("hook"), py::arg("backend"),
+           NoGil())
+      .def(
+          "begin",
+          [](Averager& averager, size_t index, size_t count, const at::Tensor& tensor) {
+            return PendingAverage(averager.begin(index, count, tensor));
+          },
+          py::arg("index"), py::arg("count"), py::arg("tensor"), NoGil());
+}
+
+}  // namespace muster::python

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "muster/torch/backend.h"
+#include "muster/torch/hooks.h"
+
+namespace muster::python {
+
+/// A communication hook as a Python program asks for one (muster.hooks): what makes it once the group is known.
+class NativeHook {
+ public:
+  using Make = std::function<Hook(HookGroups)>;
+  NativeHook(std::string name, bool two_steps, Make make)
+      : name_(std::move(name)), two_steps_(two_steps), make_(std::move(make)) {}
+
+  const std::string& name() const { return name_; }
+  /// All ranks must call, without the GIL: some hooks form a group of their own.
+  Hook make(const c10::intrusive_ptr<TorchBackend>& backend) const {
+    const std::shared_ptr<Group> group(&backend->group(), [backend](Group*) {});
+    return make_({group, two_steps_ && group->membership().size > 1 ? backend->duplicate() : nullptr});
+  }
+
+ private:
+  std::string name_;  ///< with its options
+  bool two_steps_;
+  Make make_;
+};
+
+}  // namespace muster::python

@@ -1,0 +1,115 @@
+#include "muster/torch/hooks.h"
+
+#include "muster/collective/compress.h"
+#include "muster/torch/arguments.h"
+#include "muster/torch/exception.h"
+#include "muster/torch/hooks_base.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+
+HookFuture new_future() { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); }
+
+void settle(const HookFuture& future, const Result<>& outcome, const at::Tensor& result) {
+  if (outcome) {
+    future->markCompleted(result);
+  } else {
+    future->setError(to_exception(outcome.error()));
+  }
+}
+
+NativeHook::NativeHook(HookGroups groups) : groups_(std::move(groups)) {
+  check_argument(groups_.group != nullptr, "communication hook", "it needs a group");
+}
+
+HookFuture NativeHook::runHook(c10d::GradBucket& bucket) {
+  const at::Tensor& buffer = bucket.getBuffer();
+  check_argument(!buffer.is_sparse(), "communication hook",
+                 "muster's hooks take dense gradients; use all-reduce for a model with sparse ones");
+  if (size() > 1 && buffer.scalar_type() == at::kFloat && buffer.numel() > 0) {
+    value_or_throw(view_of(buffer));
+    return reduce(bucket);
+  }
+  return average(buffer);
+}
+
+at::Tensor NativeHook::parseHookResult(const c10::IValue& result) {
+  return c10d::detail::parseCppCommHookResult(result);
+}
+
+HookFuture NativeHook::average(const at::Tensor& buffer) const {
+  const HookFuture future = new_future();
+  if (size() == 1 || buffer.numel() == 0) {
+    future->markCompleted(buffer);
+    return future;
+  }
+  group()
+      .all_reduce(value_or_throw(view_of(buffer)), ReduceOp::kAverage, {.async = true})
+      .on_done([future, buffer](const Result<>& result) { settle(future, result, buffer); });
+  return future;
+}
+
+at::Tensor NativeHook::message(size_t count, at::ScalarType dtype) const {
+  const auto arena = group().arena();
+  const auto length = static_cast<int64_t>(count);
+  if (arena == nullptr) return at::zeros({length}, dtype);
+  at::Tensor tensor = empty_in(arena, length, dtype);
+  std::memset(tensor.data_ptr(), 0, tensor.nbytes());
+  return tensor;
+}
+
+TwoStepHook::TwoStepHook(HookGroups groups) : NativeHook(groups) {
+  check_argument(groups.second != nullptr || size() == 1, "communication hook",
+                 "this one needs a second group of the same ranks (HookGroups::second)");
+}
+
+TwoStepHook::~TwoStepHook() {
+  if (sequencer_.busy()) second().abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
+}
+
+namespace {
+
+class AllReduceHook final : public NativeHook {
+ public:
+  using NativeHook::NativeHook;
+
+ private:
+  HookFuture reduce(c10d::GradBucket& bucket) override { return average(bucket.getBuffer()); }
+};
+
+class HalfHook final : public NativeHook {
+ public:
+  HalfHook(HookGroups groups, at::ScalarType wire)
+      : NativeHook(std::move(groups)), wire_(wire), dtype_(value_or_throw(dtype_of(wire))) {
+    check_argument(wire == at::kHalf || wire == at::kBFloat16, "half hook", "gradients go as float16 or bfloat16, not ",
+                   wire);
+  }
+
+ private:
+  HookFuture reduce(c10d::GradBucket& bucket) override {
+    const at::Tensor& buffer = bucket.getBuffer();
+    const auto count = static_cast<size_t>(buffer.numel());
+    const std::shared_ptr<at::Tensor> halves =
+        halves_.of(bucket, [&] { return std::make_shared<at::Tensor>(message(count, wire_)); });
+    narrow(halves->data_ptr(), buffer.const_data_ptr<float>(), count, dtype_, 1.0F / static_cast<float>(size()));
+    const HookFuture future = new_future();
+    group()
+        .all_reduce({halves->data_ptr(), count, dtype_}, ReduceOp::kSum, {.async = true})
+        .on_done([future, buffer, halves, count, dtype = dtype_](const Result<>& result) {
+          if (result) widen(buffer.data_ptr<float>(), halves->const_data_ptr(), count, dtype);
+          settle(future, result, buffer);
+        });
+    return future;
+  }
+
+  const at::ScalarType wire_;
+  const Dtype dtype_;
+  BucketStates<at::Tensor> halves_;
+};
+
+}  // namespace
+
+Hook all_reduce_hook(HookGroups groups) { return std::make_unique<AllReduceHook>(std::move(groups)); }
+Hook half_hook(HookGroups groups, at::ScalarType wire) { return std::make_unique<HalfHook>(std::move(groups), wire); }
+
+}  // namespace muster

@@ -1,0 +1,74 @@
+#include "muster/torch/hooks_sequencer.h"
+
+#include <condition_variable>
+#include <optional>
+
+namespace muster {
+
+struct HookSequencer::Queue {
+  struct Entry {
+    Step step;
+    std::optional<Result<>> result;
+  };
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::shared_ptr<Entry>> entries;
+  bool running = false, closed = false;
+
+  void run() {
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return closed || (!entries.empty() && entries.front()->result.has_value()); });
+      if (entries.empty()) return;  // closed
+      const std::shared_ptr<Entry> entry = std::move(entries.front());
+      entries.pop_front();
+      const Result<> result =
+          entry->result ? *entry->result : fail(ErrorCode::kAborted, "its communication hook ended");
+      running = true;
+      lock.unlock();
+      entry->step(result);
+      entry->step = nullptr;  // here and not where the work's callback goes
+      lock.lock();
+      running = false;
+    }
+  }
+};
+
+HookSequencer::~HookSequencer() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->closed = true;
+  }
+  queue_->changed.notify_all();
+  thread_.join();
+}
+
+bool HookSequencer::busy() const {
+  if (!thread_.joinable()) return false;
+  const std::lock_guard lock(queue_->mutex);
+  return queue_->running || !queue_->entries.empty();
+}
+
+void HookSequencer::then(const Work& work, Step step) {
+  if (!thread_.joinable()) {
+    queue_ = std::make_shared<Queue>();
+    thread_ = std::thread([queue = queue_] { queue->run(); });
+  }
+  auto entry = std::make_shared<Queue::Entry>();
+  entry->step = std::move(step);
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->entries.push_back(entry);
+  }
+  work.on_done([queue = queue_, entry](const Result<>& result) {
+    {
+      const std::lock_guard lock(queue->mutex);
+      entry->result = result;
+    }
+    queue->changed.notify_all();
+  });
+}
+
+}  // namespace muster

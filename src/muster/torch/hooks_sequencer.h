@@ -1,0 +1,39 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "muster/group/group.h"
+
+namespace muster {
+
+/// Continues operations in the order in which they were begun, on a thread of its own, which starts with the first:
+/// that order is the same at all ranks, the one in which they end is not.
+class HookSequencer {
+ public:
+  using Step = std::function<void(const Result<>&)>;
+
+  HookSequencer() = default;
+  /// Steps whose work is not done are called with kAborted.
+  ~HookSequencer();
+  HookSequencer(const HookSequencer&) = delete;
+  HookSequencer& operator=(const HookSequencer&) = delete;
+
+  /// Calls `step` with the result of `work`, after all earlier steps. It may block for later works of other groups. At
+  /// most as many wait as a model has buckets.
+  void then(const Work& work, Step step);
+  /// Whether a step waits or runs.
+  bool busy() const;
+
+ private:
+  struct Queue;
+  // Shared with the callbacks of works, which may end later than this.
+  std::shared_ptr<Queue> queue_;
+  std::thread thread_;
+};
+
+}  // namespace muster
