@@ -1,0 +1,71 @@
+#include "muster/torch/optim/local_sgd.h"
+
+#include <map>
+
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
+
+#include "muster/torch/arguments.h"
+#include "muster/torch/collectives.h"
+
+namespace muster::optim {
+namespace {
+
+using ByDtype = std::map<at::ScalarType, std::vector<at::Tensor>>;
+
+ByDtype by_dtype(const std::vector<at::Tensor>& tensors) {
+  ByDtype lists;
+  for (const at::Tensor& tensor : tensors) lists[tensor.scalar_type()].push_back(tensor.detach());
+  return lists;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> shared_parameters(Group& group, torch::optim::Optimizer& inner, bool init_sync) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& each : inner.param_groups()) {
+    for (const at::Tensor& parameter : each.params()) {
+      if (parameter.requires_grad()) parameters.push_back(parameter);
+    }
+  }
+  check_argument(!parameters.empty(), "outer optimizer", "no parameter requires a gradient");
+  if (init_sync) {
+    for (const auto& [dtype, tensors] : by_dtype(parameters)) broadcast(group, tensors);
+  }
+  return parameters;
+}
+
+LocalSGD::LocalSGD(std::shared_ptr<Group> group, torch::optim::Optimizer& inner, const LocalSGDOptions& options)
+    : group_(std::move(group)), inner_(inner), options_(options) {
+  check_argument(options.sync_every > 0, "LocalSGD", "sync_every must be positive");
+  parameters_ = shared_parameters(*group_, inner_, options.init_sync);
+}
+
+at::Tensor LocalSGD::step(const torch::optim::Optimizer::LossClosure& closure) {
+  at::Tensor loss = inner_.step(closure);
+  ++steps_;
+  if (steps_ <= options_.warmup || steps_ % options_.sync_every == 0) synchronize();
+  return loss;
+}
+
+void LocalSGD::synchronize() {
+  for (const auto& [dtype, tensors] : by_dtype(parameters_)) all_reduce(*group_, tensors, ReduceOp::kAverage);
+}
+
+void LocalSGD::save(torch::serialize::OutputArchive& archive) const {
+  torch::serialize::OutputArchive inner;
+  inner_.save(inner);
+  archive.write("inner", inner);
+  archive.write("steps", at::IValue(static_cast<int64_t>(steps_)));
+}
+
+void LocalSGD::load(torch::serialize::InputArchive& archive) {
+  torch::serialize::InputArchive inner;
+  archive.read("inner", inner);
+  inner_.load(inner);
+  at::IValue steps;
+  archive.read("steps", steps);
+  steps_ = static_cast<uint64_t>(steps.toInt());
+}
+
+}  // namespace muster::optim

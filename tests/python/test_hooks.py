@@ -1,0 +1,106 @@
+"""muster.hooks: the native communication hooks under muster.nn.DistributedDataParallel and by themselves."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import muster
+from muster import hooks
+
+ALL = [hooks.all_reduce(), hooks.fp16(), hooks.bf16(), hooks.int8(), hooks.top_k(0.25), hooks.power_sgd(2, start=0)]
+
+
+def averages(rank: int) -> list[tuple[str, torch.Tensor]]:
+    """Of one gradient, by each hook, in eight steps."""
+    from muster._C import Averager
+    from muster._group import backend_of
+
+    gradient = torch.randn(40, 50, generator=torch.Generator().manual_seed(rank))
+    results = []
+    for hook in ALL:
+        averager = Averager(hook, backend_of(None))
+        total = torch.zeros(40, 50)
+        for _ in range(8):
+            tensor = gradient.clone()
+            averager.begin(0, 1, tensor).wait()
+            total += tensor
+        results.append((hook.name, total / 8))
+    return results
+
+
+def test_hooks_average_alike_at_all_ranks() -> None:
+    first, second = run_ranks(2, averages)
+    expected = sum(torch.randn(40, 50, generator=torch.Generator().manual_seed(rank)) for rank in range(2)) / 2
+    losses = {}
+    for (name, result), (_, other) in zip(first, second, strict=True):
+        assert torch.equal(result, other), name
+        losses[name] = float((result - expected).norm() / expected.norm())
+    assert losses["all_reduce()"] < 1e-6
+    assert losses["fp16()"] < 1e-3
+    assert losses["bf16()"] < 1e-2
+    assert losses["int8(block=256)"] < 1e-2, "the error of eight steps is that of one"
+    assert losses["top_k(ratio=0.25)"] < 0.6
+    assert losses["power_sgd(rank=2, start=0)"] < 0.95
+
+
+def refusals(rank: int) -> list[str]:
+    from muster._C import Averager
+    from muster._group import backend_of
+
+    texts = []
+    for make in (lambda: hooks.int8(100), lambda: hooks.top_k(2), lambda: hooks.power_sgd(0)):
+        with pytest.raises(ValueError) as caught:
+            Averager(make(), backend_of(None))
+        texts.append(str(caught.value).split("\n")[0])
+    return texts
+
+
+def test_options_that_cannot_be_are_refused_before_anything_is_sent() -> None:
+    assert run_ranks(1, refusals) == [
+        [
+            "int8 hook: the block must be a multiple of 64 elements, not 100",
+            "top-k hook: the ratio must be above 0 and at most 1, not 2",
+            "PowerSGD hook: the rank must be positive",
+        ]
+    ]
+
+
+def with_another_backend(rank: int) -> str:
+    from muster._C import Averager
+
+    backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+    with pytest.raises(ValueError) as caught:
+        Averager(hooks.int8(), backend)
+    return str(caught.value)
+
+
+def test_a_group_of_another_backend_is_refused() -> None:
+    (text,) = run_ranks(1, with_another_backend, backend="gloo")
+    assert "muster's hooks need a group that" in text and "gloo" in text
+
+
+def train(rank: int, make: Callable[[], hooks.NativeHook]) -> tuple[float, list[torch.Tensor]]:
+    """Least squares of many small layers; the loss over all data in the end, and the parameters."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+    inputs = torch.randn(128, 32, generator=torch.Generator().manual_seed(rank))
+    targets = inputs[:, :8] - inputs[:, 8:16]
+    model = muster.nn.DistributedDataParallel(module, bucket_cap_mb=0.01)
+    model.register_comm_hook(None, make())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    return float(loss), [param.detach() for param in module.parameters()]
+
+
+@pytest.mark.parametrize("hook", ALL, ids=lambda hook: hook.name)
+def test_models_train_with_compressed_gradients(hook: hooks.NativeHook) -> None:
+    (loss, first), (_, second) = run_ranks(2, train, lambda: hook)
+    assert loss < 0.1, "from 2 without training"
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b), "replicas stay the same to the bit"

@@ -1,0 +1,178 @@
+"""muster.optim: optimizers whose ranks meet now and then."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import muster.optim
+from muster import hooks
+from muster.optim import DiLoCo, LocalSGD
+
+PLAIN = partial(torch.optim.SGD, lr=1.0)
+"""An outer optimizer that goes where the ranks' average is."""
+
+
+def make_model(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(12, 40), torch.nn.Tanh(), torch.nn.Linear(40, 4))
+
+
+def make_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> float:
+    inputs = torch.randn(32, 12, generator=torch.Generator().manual_seed(100 * step + rank))
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), inputs[:, :4])
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+
+def parameters(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([param.detach().flatten() for param in model.parameters()])
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def local_sgd(rank: int) -> dict[str, torch.Tensor]:
+    model = make_model(seed=rank)
+    optimizer = LocalSGD(sgd(model), sync_every=3, warmup=2)
+    seen = {"begin": parameters(model)}
+    for step in range(1, 7):
+        make_step(model, optimizer, rank, step)
+        seen[str(step)] = parameters(model)
+    return seen
+
+
+def alone(steps: int, begin: torch.Tensor, rank: int, first: int) -> torch.Tensor:
+    """Parameters after steps of one rank's own."""
+    model = make_model()
+    torch.nn.utils.vector_to_parameters(begin, model.parameters())
+    optimizer = sgd(model)
+    for step in range(first, first + steps):
+        make_step(model, optimizer, rank, step)
+    return parameters(model)
+
+
+def test_local_sgd_averages_after_warm_up_steps_and_then_now_and_then() -> None:
+    first, second = run_ranks(2, local_sgd)
+    together = {name for name in first if torch.equal(first[name], second[name])}
+    assert together == {"begin", "1", "2", "3", "6"}
+    expected = (alone(3, first["3"], 0, 4) + alone(3, first["3"], 1, 4)) / 2
+    torch.testing.assert_close(first["6"], expected)
+
+
+def diloco(rank: int, options: dict[str, Any], steps: int, seed: int = 0) -> list[torch.Tensor]:
+    model = make_model(seed=seed + rank)
+    optimizer = DiLoCo(sgd(model), **options)
+    seen = [parameters(model)]
+    for step in range(1, steps + 1):
+        make_step(model, optimizer, rank, step)
+        seen.append(parameters(model))
+    optimizer.synchronize()
+    return [*seen, parameters(model)]
+
+
+def test_diloco_with_a_plain_outer_step_is_averaging() -> None:
+    runs = run_ranks(2, diloco, {"outer_optimizer": PLAIN, "sync_every": 1}, 3)
+    for step in range(3):
+        begin = runs[0][step]
+        assert torch.equal(begin, runs[1][step])
+        expected = (alone(1, begin, 0, step + 1) + alone(1, begin, 1, step + 1)) / 2
+        torch.testing.assert_close(runs[0][step + 1], expected)
+
+
+def test_diloco_makes_an_outer_step_with_nesterov_momentum() -> None:
+    runs = run_ranks(2, diloco, {"sync_every": 2}, 4)
+    begin, momentum = runs[0][0], torch.zeros_like(runs[0][0])
+    for step in (2, 4):
+        reached = (alone(2, begin, 0, step - 1) + alone(2, begin, 1, step - 1)) / 2
+        gradient = begin - reached
+        momentum = 0.9 * momentum + gradient if step > 2 else gradient
+        begin = begin - 0.7 * (gradient + 0.9 * momentum)
+        torch.testing.assert_close(runs[0][step], begin)
+        assert torch.equal(runs[0][step], runs[1][step])
+
+
+def test_diloco_in_fragments_that_are_averaged_while_steps_go_on() -> None:
+    options = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "hook": hooks.int8()}
+    first, second = run_ranks(2, diloco, options, 8)
+    assert not torch.equal(first[8], second[8]), "half of what is each rank's own stays"
+    assert torch.equal(first[-1], second[-1])
+    free = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "mixing": 0.0}
+    first, second = run_ranks(2, diloco, free, 8)
+    half = sum(param.numel() for param in list(make_model().parameters())[:2])
+    equal = [(torch.equal(a[:half], b[:half]), torch.equal(a[half:], b[half:])) for a, b in zip(first, second, strict=True)]
+    assert [step for step, (front, _) in enumerate(equal) if front] == [0, 5, 9]
+    assert [step for step, (_, back) in enumerate(equal) if back] == [0, 3, 7, 9]
+
+
+def converge(rank: int, hook: hooks.NativeHook | None) -> float:
+    model = make_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+    optimizer = DiLoCo(inner, sync_every=5, hook=hook)
+    return [make_step(model, optimizer, rank, step) for step in range(200)][-1]
+
+
+@pytest.mark.parametrize("hook", [None, hooks.bf16(), hooks.int8()], ids=["float32", "bf16", "int8"])
+def test_diloco_converges(hook: hooks.NativeHook | None) -> None:
+    assert max(run_ranks(2, converge, hook)) < 0.05, "from 1 without training"
+
+
+def resumed(rank: int, make: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """After twelve steps, of which one run makes the last six from a checkpoint."""
+    straight, stopped = make_model(), make_model()
+    plain, before = make(straight), make(stopped)
+    for step in range(6):
+        make_step(straight, plain, rank, step)
+        make_step(stopped, before, rank, step)
+    fresh = make_model(seed=9)
+    fresh.load_state_dict(stopped.state_dict())
+    after = make(fresh, init_sync=False)
+    after.load_state_dict(before.state_dict())
+    for step in range(6, 12):
+        make_step(straight, plain, rank, step)
+        make_step(fresh, after, rank, step)
+    return parameters(straight), parameters(fresh)
+
+
+def make_local_sgd(model: torch.nn.Module, **options: Any) -> LocalSGD:
+    return LocalSGD(torch.optim.Adam(model.parameters()), sync_every=4, **options)
+
+
+def make_diloco(model: torch.nn.Module, **options: Any) -> DiLoCo:
+    return DiLoCo(torch.optim.Adam(model.parameters()), sync_every=4, **options)
+
+
+@pytest.mark.parametrize("make", [make_local_sgd, make_diloco])
+def test_training_goes_on_from_a_checkpoint(make: Any) -> None:
+    for straight, fresh in run_ranks(2, resumed, make):
+        assert torch.equal(straight, fresh)
+
+
+def as_optimizer(rank: int) -> tuple[float, int]:
+    model = make_model()
+    optimizer = LocalSGD(sgd(model), sync_every=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    counted = []
+    optimizer.register_step_post_hook(lambda *_: counted.append(1))
+    for step in range(4):
+        make_step(model, optimizer, rank, step)
+        scheduler.step()
+    with pytest.raises(ValueError, match="cannot be added"):
+        optimizer.add_param_group({"params": []})
+    with pytest.raises(ValueError, match="fragments must be between 1 and 4, not 9"):
+        DiLoCo(sgd(model), sync_every=20, fragments=9)
+    with pytest.raises(ValueError, match="below sync_every"):
+        DiLoCo(sgd(model), sync_every=2, delay=2)
+    with pytest.raises(ValueError, match="at least 1"):
+        LocalSGD(sgd(model), sync_every=0)
+    return float(optimizer.param_groups[0]["lr"]), len(counted)
+
+
+def test_they_are_optimizers() -> None:
+    assert run_ranks(2, as_optimizer) == [(0.025, 4)] * 2
+    assert isinstance(muster.optim.LocalSGD, type) and issubclass(LocalSGD, torch.optim.Optimizer)
