@@ -3,13 +3,13 @@
 from functools import partial
 from typing import Any
 
+import muster.optim
 import pytest
 import torch
+from muster.optim import DiLoCo, LocalSGD
 from ranks import run_ranks
 
-import muster.optim
 from muster import hooks
-from muster.optim import DiLoCo, LocalSGD
 
 PLAIN = partial(torch.optim.SGD, lr=1.0)
 """An outer optimizer that goes where the ranks' average is."""
@@ -105,7 +105,9 @@ def test_diloco_in_fragments_that_are_averaged_while_steps_go_on() -> None:
     free = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "mixing": 0.0}
     first, second = run_ranks(2, diloco, free, 8)
     half = sum(param.numel() for param in list(make_model().parameters())[:2])
-    equal = [(torch.equal(a[:half], b[:half]), torch.equal(a[half:], b[half:])) for a, b in zip(first, second, strict=True)]
+    equal = [
+        (torch.equal(a[:half], b[:half]), torch.equal(a[half:], b[half:])) for a, b in zip(first, second, strict=True)
+    ]
     assert [step for step, (front, _) in enumerate(equal) if front] == [0, 5, 9]
     assert [step for step, (_, back) in enumerate(equal) if back] == [0, 3, 7, 9]
 

@@ -70,7 +70,7 @@ class DiLoCo(OuterOptimizer):
                 fragment.finish(self.mixing)
 
     def synchronize(self) -> None:
-        """Collective: an outer step now, of all parameters; after it all ranks' are the same. For the end of training."""
+        """Collective: an outer step now, after which all ranks have the same parameters. For the end of training."""
         self._finish()
         for index, fragment in enumerate(self._fragments):
             fragment.begin(self._averager, index, len(self._fragments))
@@ -108,7 +108,7 @@ class _Fragment:
         dtype = torch.float64 if any(param.dtype == torch.float64 for param in params) else torch.float32
         self._difference = torch.empty(sum(param.numel() for param in params), dtype=dtype)
         self._outer_params = [param.detach().to(dtype, copy=True) for param in params]
-        parts = self._difference.split([param.numel() for param in params])
+        parts = torch.split_with_sizes(self._difference, [param.numel() for param in params])
         for copy, part in zip(self._outer_params, parts, strict=True):
             copy.grad = part.view(copy.shape)
         self._outer = outer(self._outer_params)
@@ -143,7 +143,8 @@ class _Fragment:
 
 def _split(params: list[Tensor], parts: int) -> list[list[Tensor]]:
     """Into as many lists of about equal size, in order, none empty."""
-    total, lists = sum(param.numel() for param in params), [[] for _ in range(parts)]  # type: list[list[Tensor]]
+    total = sum(param.numel() for param in params)
+    lists: list[list[Tensor]] = [[] for _ in range(parts)]
     done, index = 0, 0
     for left, param in zip(range(len(params), 0, -1), params, strict=True):
         full = done * parts >= (index + 1) * total or left <= parts - index - 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _broadcast_coalesced
 from torch.distributed import AllreduceCoalescedOptions, ReduceOp
 
 from muster._group import backend_of
@@ -72,14 +73,14 @@ class OuterOptimizer(torch.optim.Optimizer):
     def _average(self, tensors: Sequence[Tensor]) -> None:
         """In place, all tensors of one dtype as one operation."""
         options = AllreduceCoalescedOptions()
-        options.reduceOp = ReduceOp.AVG
+        options.reduceOp = ReduceOp(ReduceOp.AVG)
         for alike in _by_dtype(tensors):
-            self._backend.allreduce_coalesced(alike, options).wait()
+            self._group.allreduce_coalesced(alike, options).wait()
 
     @torch.no_grad()
     def _broadcast(self, tensors: Sequence[Tensor]) -> None:
         for alike in _by_dtype(tensors):
-            dist._broadcast_coalesced(self._group, alike, 256 << 20, 0)
+            _broadcast_coalesced(self._group, alike, 256 << 20, 0)
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
