@@ -64,7 +64,7 @@ TwoStepHook::TwoStepHook(HookGroups groups) : NativeHook(groups) {
 }
 
 TwoStepHook::~TwoStepHook() {
-  if (sequencer_.busy()) second().abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
+  if (sequencer_.busy()) second()->abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
 }
 
 namespace {

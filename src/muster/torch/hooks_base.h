@@ -32,7 +32,7 @@ class NativeHook : public c10d::CommHookInterface {
   HookFuture average(const at::Tensor& buffer) const;
 
   Group& group() const { return *groups_.group; }
-  Group& second() const { return *groups_.second; }
+  const std::shared_ptr<Group>& second() const { return groups_.second; }
   Rank rank() const { return group().membership().rank; }
   int size() const { return group().membership().size; }
   /// Memory for messages, which the ranks of this host see if they share any; zeros.
@@ -49,19 +49,19 @@ class TwoStepHook : public NativeHook {
   ~TwoStepHook() override;
 
  protected:
-  /// Once `first` is done, `next` makes the second message out of it, which `submit` sends; then `finish` brings the
-  /// average into `buffer`. All of them run on the sequencer's thread, and must use nothing of the child, which may be
-  /// gone before that thread.
+  /// Once `first` is done, `next` makes the second message out of it, which `submit` sends over the group that it is
+  /// given; then `finish` brings the average into `buffer`. All of them run on the sequencer's thread, which may
+  /// outlive this.
   template <class Next, class Submit, class Finish>
   HookFuture then(const Work& first, const at::Tensor& buffer, Next next, Submit submit, Finish finish) {
     const HookFuture future = new_future();
-    sequencer_.then(first, [this, future, buffer, next, submit, finish](Result<> result) {
+    sequencer_.then(first, [second = second(), future, buffer, next, submit, finish](Result<> result) {
       if (result) {
         next();
-        result = submit().wait();
+        result = submit(*second).wait();
         if (result) finish();
       } else {
-        second().abort(result.error());  // the other ranks may be waiting there
+        second->abort(result.error());  // the other ranks may be waiting there
       }
       settle(future, result, buffer);
     });

@@ -88,8 +88,7 @@ class Int8Hook final : public TwoStepHook {
     const BufferView own(sent + rank() * state->record_bytes(), state->record_bytes(), Dtype::kUint8);
     const Work first = group().all_to_all(all, {state->received.data_ptr(), bytes, Dtype::kUint8}, {.async = true});
     return then(
-        first, buffer, [state] { state->average(); },
-        [group = &second(), own, all] { return group->all_gather(own, all); },
+        first, buffer, [state] { state->average(); }, [own, all](Group& group) { return group.all_gather(own, all); },
         [state, buffer] { state->unpack(buffer.data_ptr<float>()); });
   }
   std::shared_ptr<Int8Bucket> make(int64_t count) const {

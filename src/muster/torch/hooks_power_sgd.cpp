@@ -144,7 +144,7 @@ class PowerSgdHook final : public TwoStepHook {
     const BufferView last(state->second.data_ptr(), state->second_count(), Dtype::kFloat32);
     return then(
         group().all_reduce(first, ReduceOp::kAverage, {.async = true}), buffer, [state] { state->project(); },
-        [group = &second(), last] { return group->all_reduce(last, ReduceOp::kAverage); },
+        [last](Group& group) { return group.all_reduce(last, ReduceOp::kAverage); },
         [state, buffer] { state->unpack(buffer.data_ptr<float>()); });
   }
   std::shared_ptr<PowerSgdBucket> make(const c10d::GradBucket& bucket) const {

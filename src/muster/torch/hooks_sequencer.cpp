@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <optional>
+#include <thread>
 
 namespace muster {
 
@@ -36,25 +37,24 @@ struct HookSequencer::Queue {
 };
 
 HookSequencer::~HookSequencer() {
-  if (!thread_.joinable()) return;
+  if (queue_ == nullptr) return;
   {
     const std::lock_guard lock(queue_->mutex);
     queue_->closed = true;
   }
   queue_->changed.notify_all();
-  thread_.join();
 }
 
 bool HookSequencer::busy() const {
-  if (!thread_.joinable()) return false;
+  if (queue_ == nullptr) return false;
   const std::lock_guard lock(queue_->mutex);
   return queue_->running || !queue_->entries.empty();
 }
 
 void HookSequencer::then(const Work& work, Step step) {
-  if (!thread_.joinable()) {
+  if (queue_ == nullptr) {
     queue_ = std::make_shared<Queue>();
-    thread_ = std::thread([queue = queue_] { queue->run(); });
+    std::thread([queue = queue_] { queue->run(); }).detach();
   }
   auto entry = std::make_shared<Queue::Entry>();
   entry->step = std::move(step);

@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "muster/group/group.h"
@@ -18,7 +17,8 @@ class HookSequencer {
   using Step = std::function<void(const Result<>&)>;
 
   HookSequencer() = default;
-  /// Steps whose work is not done are called with kAborted.
+  /// Steps whose work is not done are called with kAborted. Does not wait for them, as a step may let go of tensors for
+  /// which it needs a lock that the caller holds (Python's): the thread ends by itself.
   ~HookSequencer();
   HookSequencer(const HookSequencer&) = delete;
   HookSequencer& operator=(const HookSequencer&) = delete;
@@ -31,9 +31,7 @@ class HookSequencer {
 
  private:
   struct Queue;
-  // Shared with the callbacks of works, which may end later than this.
-  std::shared_ptr<Queue> queue_;
-  std::thread thread_;
+  std::shared_ptr<Queue> queue_;  // shared with its thread and the callbacks of works, which may end later than this
 };
 
 }  // namespace muster
