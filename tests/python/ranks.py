@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -132,7 +133,7 @@ def _answer(rank: int, pipe: multiprocessing.connection.Connection, lost: bool, 
         assert lost, f"rank {rank} died"
         return None
     assert failure is None, f"rank {rank} failed:\n{failure}"
-    return result
+    return None if result is None else pickle.loads(result)
 
 
 def _rank_main(
@@ -152,7 +153,8 @@ def _rank_main(
         result = body(rank, *arguments)
         if dist.is_initialized():
             dist.destroy_process_group()
-        answer.send((None, result))
+        # The pipe's own way with tensors shares memory with a process that is about to end.
+        answer.send((None, pickle.dumps(result)))
     except BaseException:
         answer.send((traceback.format_exc(), None))
         raise
