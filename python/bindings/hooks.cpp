@@ -8,13 +8,6 @@ namespace {
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
-c10::intrusive_ptr<TorchBackend> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const auto found = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
-  check_argument(found != nullptr, "native hook", "the process group's backend is \"", backend->getBackendName(),
-                 "\"; muster's hooks need a group that init_process_group(\"muster\") or new_group() made");
-  return found;
-}
-
 /// A hook for tensors that are no gradients: muster.optim's.
 class Averager {
  public:
@@ -46,6 +39,13 @@ NativeHook half(const char* name, at::ScalarType wire) {
 }
 
 }  // namespace
+
+c10::intrusive_ptr<TorchBackend> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const auto found = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
+  check_argument(found != nullptr, "native hook", "the process group's backend is \"", backend->getBackendName(),
+                 "\"; muster's hooks need a group that init_process_group(\"muster\") or new_group() made");
+  return found;
+}
 
 void bind_hooks(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;

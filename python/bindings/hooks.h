@@ -9,6 +9,9 @@
 
 namespace muster::python {
 
+/// The same, if it is one of muster's; throws c10::ValueError for others.
+c10::intrusive_ptr<TorchBackend> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend);
+
 /// A communication hook as a Python program asks for one (muster.hooks): what makes it once the group is known.
 class NativeHook {
  public:

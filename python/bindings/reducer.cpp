@@ -5,6 +5,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings.h"
+#include "hooks.h"
 #include "muster/torch/backend.h"
 #include "muster/torch/exception.h"
 
@@ -90,6 +91,8 @@ void bind_reducer(py::module_& module) {
   const auto set_hook = [](Reducer& self, py::object state, py::object hook) {
     self.set_hook(std::make_unique<PythonCommHook>(std::move(state), std::move(hook)));
   };
+  const auto set_native_hook = [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend,
+                                  const NativeHook& hook) { self.set_hook(hook.make(muster_backend(backend))); };
   const auto run_hook = [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_hook(bucket)); };
   py::class_<Reducer, std::shared_ptr<Reducer>>(module, "Reducer")
       .def(py::init(&make_reducer), py::arg("backend"), py::arg("parameters"), py::arg("options"))
@@ -97,6 +100,7 @@ void bind_reducer(py::module_& module) {
       .def("prepare_for_backward", &Reducer::prepare_for_backward, py::arg("outputs"), WithoutLock())
       .def("_rebuild_buckets", &Reducer::rebuild_buckets, WithoutLock())
       .def("_register_comm_hook", set_hook, py::arg("state"), py::arg("hook"))
+      .def("_register_native_hook", set_native_hook, py::arg("backend"), py::arg("hook"), WithoutLock())
       .def("_run_comm_hook", run_hook, py::arg("bucket"), WithoutLock())
       .def("_install_post_backward_futures", &wait_at_end, py::arg("futures"))
       .def("_get_zeros_like_grad_buckets", &Reducer::zero_buckets, WithoutLock())

@@ -119,7 +119,7 @@ def _pool_main(rank: int, size: int, store: str, pipe: multiprocessing.connectio
     while (job := pipe.recv()) is not None:
         body, arguments = job
         try:
-            pipe.send((None, body(rank, *arguments)))
+            pipe.send((None, pickle.dumps(body(rank, *arguments))))
         except BaseException:
             pipe.send((traceback.format_exc(), None))
     dist.destroy_process_group()
@@ -133,7 +133,7 @@ def _answer(rank: int, pipe: multiprocessing.connection.Connection, lost: bool, 
         assert lost, f"rank {rank} died"
         return None
     assert failure is None, f"rank {rank} failed:\n{failure}"
-    return None if result is None else pickle.loads(result)
+    return pickle.loads(result) if result is not None else None
 
 
 def _rank_main(

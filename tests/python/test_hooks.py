@@ -1,5 +1,6 @@
-"""muster.hooks: the native communication hooks."""
+"""muster.hooks: the native communication hooks by themselves, and under muster.nn.DistributedDataParallel."""
 
+import muster.nn
 import pytest
 import torch
 from ranks import run_ranks
@@ -76,3 +77,31 @@ def with_another_backend(rank: int) -> str:
 def test_a_group_of_another_backend_is_refused() -> None:
     (text,) = run_ranks(1, with_another_backend, backend="gloo")
     assert "muster's hooks need a group that" in text and "gloo" in text
+
+
+def train(rank: int, hook: hooks.NativeHook) -> tuple[float, list[torch.Tensor]]:
+    """Least squares of many small layers; the loss over all data in the end, and the parameters."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+    inputs = torch.randn(128, 32, generator=torch.Generator().manual_seed(rank))
+    targets = inputs[:, :8] - inputs[:, 8:16]
+    model = muster.nn.DistributedDataParallel(module, bucket_cap_mb=0.01)
+    model.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    return float(loss), [param.detach() for param in module.parameters()]
+
+
+def train_with_each(rank: int) -> list[tuple[str, float, list[torch.Tensor]]]:
+    return [(hook.name, *train(rank, hook)) for hook in ALL]
+
+
+def test_models_train_with_compressed_gradients() -> None:
+    for (name, loss, first), (_, _, second) in zip(*run_ranks(2, train_with_each), strict=True):
+        assert loss < 0.1, f"{name}: from 2 without training"
+        for a, b in zip(first, second, strict=True):
+            assert torch.equal(a, b), f"{name}: replicas stay the same to the bit"

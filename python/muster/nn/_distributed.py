@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
 
 from muster import _C
+from muster._group import backend_of
 from muster.nn._logger import Logger
 from muster.nn._reducer import Reducer
 from muster.nn._sync_batch_norm import SyncBatchNorm
@@ -171,8 +172,13 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             static_graph,
         )
 
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As torch's: hook(state, bucket) returns a Future of the bucket's tensor."""
+    def register_comm_hook(self, state: object, hook: Callable[..., Any] | _C.NativeHook) -> None:
+        """As torch's: hook(state, bucket) returns a Future of the bucket's tensor. Or one of muster.hooks, whose state
+        is None; then a collective.
+        """
+        if isinstance(hook, _C.NativeHook):
+            self._set_native_hook(state, hook)
+            return
         if self._use_python_reducer:
             super().register_comm_hook(state, hook)
             return
@@ -185,6 +191,13 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             super()._register_builtin_comm_hook(comm_hook_type)
         else:
             self._set_hook(self.process_group, _BUILT_IN_HOOKS[comm_hook_type], str(comm_hook_type))
+
+    def _set_native_hook(self, state: object, hook: _C.NativeHook) -> None:
+        if state is not None or self._use_python_reducer:
+            raise ValueError(f"{hook!r} has no state and needs muster's reducer: register_comm_hook(None, hook)")
+        self.reducer._register_native_hook(backend_of(self.process_group), hook)
+        self._comm_hooks.append((hook, state))
+        self.logger._set_comm_hook_name(hook.name)
 
     def _set_hook(self, state: object, hook: Callable[..., Any], name: str) -> None:
         self.reducer._register_comm_hook(state, hook)
