@@ -27,6 +27,18 @@ void add_list_gather(Request& request, const std::vector<at::Tensor>& slots, con
   request.add(Collective::kAllGather, std::move(input), std::move(output)).counts = std::move(counts);
 }
 
+/// The tensors that the root alone has, one for each rank, each as long as `tensor`.
+const std::vector<at::Tensor>& equal_list(const std::vector<std::vector<at::Tensor>>& lists, const at::Tensor& tensor,
+                                          int size, const char* title, const char* listed, const char* other) {
+  const std::vector<at::Tensor>& list = only(lists, title);
+  check_list(list, tensor, size, title, listed);
+  for (const at::Tensor& each : list) {
+    check_argument(each.numel() == tensor.numel(), title, "an ", listed, " has ", each.numel(), " elements, but the ",
+                   other, " has ", tensor.numel());
+  }
+  return list;
+}
+
 std::vector<at::Tensor> flat(const std::vector<std::vector<at::Tensor>>& lists) {
   std::vector<at::Tensor> all;
   for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
@@ -101,12 +113,7 @@ TorchBackend::Handle TorchBackend::gather(TensorLists& outputs, Tensors& inputs,
   BufferView input = request.read(tensor);
   BufferView output;
   if (rank_ == root) {
-    const Tensors& slots = only(outputs, "gather");
-    check_list(slots, tensor, size_, "gather", "output");
-    for (const at::Tensor& slot : slots) {
-      check_argument(slot.numel() == tensor.numel(), "gather", "an output has ", slot.numel(),
-                     " elements, but the input has ", tensor.numel());
-    }
+    const Tensors& slots = equal_list(outputs, tensor, size_, "gather", "output", "input");
     output = request.write(slots);
     input = request.apart(std::move(input), output, Request::is_block(input, output, rank_ * input.bytes()));
     if (request.async) request.outputs = slots;
@@ -124,13 +131,7 @@ TorchBackend::Handle TorchBackend::scatter(Tensors& outputs, TensorLists& inputs
   BufferView output = request.write(tensor);
   BufferView input;
   if (rank_ == root) {
-    const Tensors& parts = only(inputs, "scatter");
-    check_list(parts, tensor, size_, "scatter", "input");
-    for (const at::Tensor& part : parts) {
-      check_argument(part.numel() == tensor.numel(), "scatter", "an input has ", part.numel(),
-                     " elements, but the output has ", tensor.numel());
-    }
-    input = request.read(parts);
+    input = request.read(equal_list(inputs, tensor, size_, "scatter", "input", "output"));
     input = request.apart(std::move(input), output, Request::is_block(output, input, rank_ * output.bytes()));
   } else {
     check_argument(flat(inputs).empty(), "scatter", "only the root, rank ", root, ", has inputs");
