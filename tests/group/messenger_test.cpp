@@ -341,10 +341,10 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Messages, testing::Values("shm", "unix", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// Groups that end at different times.
-void run_leaving(const char* transports, const std::function<void(std::unique_ptr<Group>, Rank)>& body) {
+void run_leaving(const char* transports, const std::function<void(std::unique_ptr<Group>, Rank)>& body, int size = 2) {
   const auto store = memory_store();
-  test::run_ranks(2, [&](Rank rank) {
-    auto group = Group::form(**store->clone(), {rank, 2, "test", 0}, test::options_for(transports));
+  test::run_ranks(size, [&](Rank rank) {
+    auto group = Group::form(**store->clone(), {rank, size, "test", 0}, test::options_for(transports));
     ASSERT_TRUE(group) << group.error().to_string();
     body(std::move(*group), rank);
   });
@@ -384,6 +384,26 @@ TEST_P(Leaving, EndsReceivesThatWaitForTheOneThatLeft) {
     EXPECT_EQ(error.rank, 0) << error.to_string();
     EXPECT_NE(error.code, ErrorCode::kTimeout) << error.to_string();
   });
+}
+
+TEST(LeavingOne, EndsNoReceiveFromAnyRankWhileOthersStay) {
+  std::promise<void> noticed;
+  const auto go_on = [&](std::unique_ptr<Group> group, Rank rank) {
+    if (rank == 1) return;
+    Floats data = pattern(10, 2), in(10);
+    if (rank == 2) {
+      noticed.get_future().wait();
+      return expect_done(group->send(view(data), 0, 3));
+    }
+    // Long enough to hear of who has left; and nobody else sends yet.
+    const Error error = error_of(group->receive(view(in), kAnyRank, 3, {.timeout = std::chrono::milliseconds(800)}));
+    EXPECT_EQ(error.code, ErrorCode::kTimeout) << error.to_string();
+    noticed.set_value();
+    expect_done(group->receive(view(in), kAnyRank, 3));
+    EXPECT_EQ(in, data);
+    EXPECT_EQ(error_of(group->receive(view(in), kAnyRank, 3)).code, ErrorCode::kLeft);
+  };
+  run_leaving("tcp", go_on, 3);
 }
 
 TEST_P(Leaving, EndsWhatIsPendingHere) {

@@ -13,15 +13,25 @@
 
 namespace muster {
 
-// With a call, the first send to a peer begins with the call's four words, in the byte order of the machine (a peer of
-// another order would be seen as a mismatch), and the first receive from a peer takes them before its own bytes.
+// With a call, the first send to a peer begins with the call's four words and the number of bytes that this run sends
+// to the peer, in the byte order of the machine (a peer of another order would be seen as a mismatch), and the first
+// receive from a peer takes them before its own bytes.
 //
 // A step waits for the steps named by `after` and `and_after` to end and for the step before it in its lane (same peer,
 // same direction) to start; `awaited` counts these. At zero it becomes ready. Ready steps are started by one loop in
 // go_on(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
 // queue, so there is no recursion however long the schedule is.
 struct PreparedSchedule::Run {
-  using CallWords = std::array<uint64_t, 4>;
+  struct Words {
+    std::array<uint64_t, 4> call{};
+    uint64_t bytes = 0;
+    friend bool operator==(const Words&, const Words&) = default;
+  };
+  static_assert(sizeof(Words) == 40, "without gaps: it is sent as it is");
+  /// What is said between this rank and one peer.
+  struct Talk {
+    Words mine, expected, theirs;
+  };
 
   struct Node {
     uint8_t awaits = 0;  ///< when a run begins
@@ -41,7 +51,7 @@ struct PreparedSchedule::Run {
     }
     std::ranges::sort(peers);
     peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-    theirs.resize(peers.size());
+    talks.resize(peers.size());
     connect();
   }
 
@@ -56,7 +66,10 @@ struct PreparedSchedule::Run {
       wait_for(i, step.after, 0);
       wait_for(i, step.and_after, 1);
       if (step.peer == kNoRank) continue;
-      uint32_t& last = last_in_lane[2 * index_of(step.peer) + (step.kind == Step::Kind::kSend ? 0 : 1)];
+      const bool sends = step.kind == Step::Kind::kSend;
+      Talk& talk = talks[index_of(step.peer)];
+      (sends ? talk.mine : talk.expected).bytes += (step.kind == Step::Kind::kReceive ? step.to : step.from).bytes;
+      uint32_t& last = last_in_lane[2 * index_of(step.peer) + (sends ? 0 : 1)];
       nodes[i].first_in_lane = last == Step::kNone;
       if (last != Step::kNone) {
         nodes[last].next_in_lane = i;
@@ -89,6 +102,10 @@ struct PreparedSchedule::Run {
       if (nodes[i].awaited == 0) ready.push_back(i);
     }
     go_on();
+  }
+
+  void introduce(const Call& call) {
+    for (Talk& talk : talks) talk.mine.call = talk.expected.call = call.pack();
   }
 
   void go_on() {
@@ -130,7 +147,7 @@ struct PreparedSchedule::Run {
     const Step& step = schedule.steps[index];
     auto& list = std::get<std::vector<ConstSegment>>(lists);
     list.clear();
-    if (says_call && nodes[index].first_in_lane) list.push_back({mine.data(), sizeof mine});
+    if (says_call && nodes[index].first_in_lane) list.push_back({&talks[index_of(step.peer)].mine, sizeof(Words)});
     append(list, step.from);
     launch(index);
     links[step.peer]->send(list, [this, index](Result<> outcome) { completed(index, std::move(outcome)); });
@@ -141,7 +158,7 @@ struct PreparedSchedule::Run {
     launch(index);
     if (says_call && nodes[index].first_in_lane) {
       ++in_flight;
-      const Segment words{theirs[index_of(schedule.steps[index].peer)].data(), sizeof(CallWords)};
+      const Segment words{&talks[index_of(schedule.steps[index].peer)].theirs, sizeof(Words)};
       link.receive({&words, 1}, [this, index](Result<> outcome) { introduced(index, std::move(outcome)); });
     }
     auto& list = std::get<std::vector<Segment>>(lists);
@@ -158,15 +175,23 @@ struct PreparedSchedule::Run {
   // These run on the links' loop, perhaps inside begin().
   void introduced(uint32_t index, Result<> outcome) {
     --in_flight;
-    const Rank peer = schedule.steps[index].peer;
-    const CallWords& words = theirs[index_of(peer)];
-    if (failed || !outcome || words == mine) return;  // a broken link will say so to the step itself
-    fail_with(Error{ErrorCode::kMismatch,
-                    fmt::format("rank {} called {} where this rank called {}; all ranks must make the same calls in "
-                                "the same order",
-                                peer, Call::unpack(words).to_string(), Call::unpack(mine).to_string()),
-                    peer,
-                    {}});
+    const Talk& talk = talks[index_of(schedule.steps[index].peer)];
+    if (failed || !outcome || talk.theirs == talk.expected) return;  // a broken link will say so to the step itself
+    const Rank peer = links[schedule.steps[index].peer]->peer().rank;
+    fail_with(Error{ErrorCode::kMismatch, difference(peer, talk), peer, {}});
+  }
+
+  static std::string difference(Rank peer, const Talk& talk) {
+    const Call mine = Call::unpack(talk.mine.call), theirs = Call::unpack(talk.theirs.call);
+    if (talk.theirs.call != talk.mine.call) {
+      return fmt::format(
+          "rank {} called {} where this rank called {}; all ranks must make the same calls in the same "
+          "order",
+          peer, theirs.to_string(), mine.to_string());
+    }
+    const size_t element = size_of(mine.dtype);
+    return fmt::format("rank {} sends {} elements to this rank, which expects {} from it", peer,
+                       talk.theirs.bytes / element, talk.expected.bytes / element);
   }
 
   void completed(uint32_t index, Result<> outcome) {
@@ -245,8 +270,7 @@ struct PreparedSchedule::Run {
   Buffers buffers;
   BufferView scratch;
   bool says_call = false;
-  CallWords mine{};
-  std::vector<CallWords> theirs;  ///< by index in `peers`
+  std::vector<Talk> talks;  ///< by index in `peers`
   Completion done;
   Result<> result;
   std::tuple<std::vector<ConstSegment>, std::vector<Segment>> lists;  ///< what a link is told; it keeps its own copy
@@ -270,7 +294,7 @@ void PreparedSchedule::start(std::span<Link* const> links, Buffers buffers, Muta
   run.scratch = BufferView(scratch.data(), scratch.size(), Dtype::kUint8);
   run.done = std::move(done);
   run.says_call = call != nullptr;
-  if (call != nullptr) run.mine = call->pack();
+  if (call != nullptr) run.introduce(*call);
   run.start();
 }
 

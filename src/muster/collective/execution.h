@@ -35,7 +35,8 @@ class PreparedSchedule {
 
   /// Begins a run. `links[r]` is the link to rank r (null where the schedule needs none, and at the own rank);
   /// `scratch` has at least schedule().scratch_bytes. With `call`, the first bytes to every peer say what this rank
-  /// runs, and kMismatch names the first peer that says something else; all ranks must give one, or none.
+  /// calls and how much it sends, and kMismatch names the first peer that says something else; all ranks must give one,
+  /// or none.
   /// `done` is called once, possibly from within start(): when every step has ended, or with the first error at once.
   /// All of these must live until it reported success, or until the links were closed.
   void start(std::span<Link* const> links, Buffers buffers, MutableByteView scratch, Completion done,

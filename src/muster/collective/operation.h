@@ -33,6 +33,10 @@ struct Operation {
   double factor = 1;
   /// Where in the program it was called, for reports: a number that group/call_site.h gives; zero: not known.
   uint32_t site = 0;
+  /// The call that this operation is a part of, if it is: what ranks compare, and errors name, is that one.
+  const Call* whole = nullptr;
+
+  const Call& said() const { return whole != nullptr ? *whole : call; }
 };
 
 }  // namespace muster

@@ -77,22 +77,23 @@ Result<> dispatch(TeamRun& run) {
 }
 
 Error mismatch(const Team& team, const Call& mine, Rank peer) {
-  return Error{ErrorCode::kMismatch,
-               fmt::format("rank {} called {} where rank {} called {}; all ranks must make the same calls in the same "
-                           "order",
-                           peer, Call::unpack(*team.foreign_tag()).to_string(), team.rank(), mine.to_string()),
-               peer,
-               {}};
+  const std::string theirs = Call::unpack(*team.foreign_tag()).to_string();
+  // Where a call is over before all have met, as a scatter is, only the next one tells.
+  const std::string what =
+      *team.foreign_tag() == mine.pack()
+          ? fmt::format("rank {} and rank {} made different calls before {}", peer, team.rank(), theirs)
+          : fmt::format("rank {} called {} where rank {} called {}", peer, theirs, team.rank(), mine.to_string());
+  return Error{ErrorCode::kMismatch, what + "; all ranks must make the same calls in the same order", peer, {}};
 }
 
 }  // namespace
 
 Result<> run_in_team(Team& team, const Operation& operation, const Deadline& deadline) {
-  team.open(operation.call.pack());
+  team.open(operation.said().pack());
   TeamRun run(team, operation, deadline);
   auto result = dispatch(run);
   if (result || result.error().code != ErrorCode::kMismatch || !team.foreign_tag()) return result;
-  return tl::unexpected(mismatch(team, operation.call, result.error().rank));
+  return tl::unexpected(mismatch(team, operation.said(), result.error().rank));
 }
 
 }  // namespace muster

@@ -74,7 +74,7 @@ void Passage::begin(const Operation& operation, std::span<Link* const> links) {
   outcome_.reset();
   prepared.start(
       links, Buffers{operation.input, operation.output, operation.call.op}, scratch_,
-      [this](Result<> result) { outcome_ = std::move(result); }, &operation.call);
+      [this](Result<> result) { outcome_ = std::move(result); }, &operation.said());
 }
 
 std::vector<Rank> Passage::waiting_for() const {

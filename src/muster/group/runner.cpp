@@ -23,6 +23,8 @@ namespace {
 /// How long peers may take, after a deadline was missed, to show that they are alive. A peer that can't read a ping,
 /// being stuck in the middle of a frame, pings for itself once its own deadline has passed.
 constexpr Duration kSignOfLife = std::chrono::seconds(2);
+/// When a rank that waits over links looks for the first time whether all are in the same call.
+constexpr Duration kFirstLook = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -292,11 +294,18 @@ Result<> Runner::link_with(const std::vector<Rank>& ranks, const Deadline& deadl
   return tl::unexpected(missed(missing));
 }
 
+/// Ranks in different calls may wait for each other before a byte has gone that would tell. So who waits for long looks
+/// where the others are, again and again, and less and less often.
 Result<> Runner::end_passage(const Deadline& deadline) {
   const auto finished = [&] { return passage_.outcome().has_value() || abort_flag_.load(std::memory_order_acquire); };
-  const auto waited = mesh_.loop->run_until(finished, deadline);
-  if (passage_.outcome()) return *passage_.outcome();
-  return tl::unexpected(waited ? *abort_requested() : missed(passage_.waiting_for()));
+  for (Duration patience = kFirstLook;; patience *= 2) {
+    const auto waited = mesh_.loop->run_until(finished, Deadline::after(std::min(patience, deadline.left())));
+    if (passage_.outcome()) return *passage_.outcome();
+    if (waited) return tl::unexpected(*abort_requested());
+    if (deadline.passed()) return tl::unexpected(missed(passage_.waiting_for()));
+    Error mismatch{ErrorCode::kMismatch, "", kNoRank, {}};
+    if (explain(mismatch)) return tl::unexpected(mismatch);
+  }
 }
 
 /// By host: who carries the slot.
@@ -362,7 +371,8 @@ Result<> Runner::watch(Rank awaited) {
 /// Makes the error say where all ranks are, if more is known of that than it says.
 bool Runner::explain(Error& error) const {
   const bool explained = error.code == ErrorCode::kMismatch && compares_;
-  if (explained || (error.code != ErrorCode::kTimeout && error.code != ErrorCode::kMismatch)) return false;
+  if (explained || running_ == nullptr || (error.code != ErrorCode::kTimeout && error.code != ErrorCode::kMismatch))
+    return false;
   auto sightings = look_around(mesh_.members, group_id(), membership_.rank, running_->sequence);
   if (!sightings[membership_.rank].known) return false;  // the recorder is turned off
   if (error.code == ErrorCode::kTimeout && error.rank != kNoRank) sightings[error.rank].silent = true;

@@ -31,9 +31,9 @@ constexpr int kYields = 4;
 /// Steps wrap around; one is never 2^31 ahead of another.
 bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
 
-/// Any difference in any word changes it, but for one chance in 2^64 or so.
-uint64_t digest(const Team::Tag& tag) {
-  uint64_t hash = 0x9e3779b97f4a7c15;
+/// Any difference in any word, or in the digest of what came before, changes it, but for one chance in 2^64 or so.
+uint64_t digest(const Team::Tag& tag, uint64_t before) {
+  uint64_t hash = before + 0x9e3779b97f4a7c15;
   for (const uint64_t word : tag) {
     hash = (hash ^ word) * 0xff51afd7ed558ccd;
     hash ^= hash >> 32;
@@ -85,7 +85,7 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
 
 void Team::open(const Tag& tag) {
   tag_ = tag;
-  fingerprint_ = digest(tag);
+  fingerprint_ = digest(tag, fingerprint_);
 }
 
 Result<> Team::reserve(const Deadline& deadline) {

@@ -32,8 +32,8 @@ namespace muster {
 /// One thread at a time. Errors are final: after one, the team is only good for wake_all().
 class Team {
  public:
-  /// What a rank says about the call that a step belongs to. A wait compares it with the own (a mismatch check at no
-  /// extra cost: its fingerprint travels with the step).
+  /// What a rank says about the call that a step belongs to. A wait compares it, and all that were said before, with
+  /// the own (a mismatch check at no extra cost: a fingerprint of all travels with the step).
   using Tag = std::array<uint64_t, 4>;
   /// Asked now and then while a wait for `awaited` is not over: drives the links, and returns the error that ends the
   /// wait, if any. What the awaited rank published before it went still counts.
@@ -71,13 +71,13 @@ class Team {
   void publish();
 
   /// Waits until the rank has published the step. kTimeout names the ranks that have not; kMismatch, with the rank,
-  /// says that its tag is another: foreign_tag().
+  /// says that its tag is another, or one before was: foreign_tag().
   Result<> wait(Rank peer, uint32_t step, const Deadline& deadline);
   /// The same for all ranks, one after the other.
   Result<> wait_each(uint32_t step, const Deadline& deadline) { return settle(step, deadline, true); }
   /// The same for a step in which every rank waits for all; where there is a hub, rank 0 compares for all.
   Result<> wait_all(uint32_t step, const Deadline& deadline);
-  /// The tag that a wait refused, if one did.
+  /// The tag of the rank that a wait refused, if one did.
   const std::optional<Tag>& foreign_tag() const { return foreign_tag_; }
 
   /// Memory of the current step, and a peer's of a step that was waited for.
@@ -122,7 +122,7 @@ class Team {
   Watch watch_;
   Tag tag_{};
   std::optional<Tag> foreign_tag_;
-  uint64_t fingerprint_ = 0;
+  uint64_t fingerprint_ = 0;  ///< of all tags so far
   uint32_t step_ = 0;
   uint32_t settled_ = 0;  ///< a step that all ranks are known to have published
   const Duration watch_slice_;

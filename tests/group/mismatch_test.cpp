@@ -1,0 +1,175 @@
+// Ranks that call different things without MUSTER_DEBUG: whatever the two calls and whatever carries them, every rank
+// ends with kMismatch, none with a result that the odd rank's bytes are missing in. CI runs some pairs of calls over
+// each transport; MUSTER_MISMATCHES=all runs every pair.
+#include <cstdlib>
+#include <functional>
+#include <latch>
+#include <string>
+
+#include "group/ranks.h"
+
+namespace muster {
+namespace {
+
+using test::options_for;
+using test::run_ranks;
+
+constexpr int kRanks = 4;
+constexpr Rank kOdd = 2;
+constexpr size_t kBlock = 24;  // elements
+
+/// A rank's memory, and what it calls on it.
+struct Memory {
+  float input[kRanks * kBlock] = {}, output[kRanks * kBlock] = {};
+};
+using Body = std::function<Work(Group&, Memory&, const CallOptions&)>;
+
+struct Kind {
+  const char* name;
+  bool takes_all;  ///< rank 0 needs every rank's bytes, so it cannot end well
+  Body body;
+};
+
+BufferView floats(float* data, size_t count) { return {data, count, Dtype::kFloat32}; }
+BufferView at_root(Group& group, Rank root, float* data) {
+  return floats(data, group.membership().rank == root ? kRanks * kBlock : 0);
+}
+
+Body all_reduce(size_t count, ReduceOp op, Dtype dtype = Dtype::kFloat32) {
+  return [=](Group& group, Memory& memory, const CallOptions& options) {
+    return group.all_reduce({memory.input, count, dtype}, op, options);
+  };
+}
+Body broadcast(Rank root) {
+  return [=](Group& group, Memory& memory, const CallOptions& options) {
+    return group.broadcast(floats(memory.input, kBlock), root, options);
+  };
+}
+Body reduce(Rank root) {
+  return [=](Group& group, Memory& memory, const CallOptions& options) {
+    return group.reduce(floats(memory.input, kBlock), ReduceOp::kSum, root, options);
+  };
+}
+Body gather(Rank root) {
+  return [=](Group& group, Memory& memory, const CallOptions& options) {
+    return group.gather(floats(memory.input, kBlock), at_root(group, root, memory.output), root, options);
+  };
+}
+Body scatter(Rank root) {
+  return [=](Group& group, Memory& memory, const CallOptions& options) {
+    return group.scatter(at_root(group, root, memory.input), floats(memory.output, kBlock), root, options);
+  };
+}
+
+/// Splits of 6 elements for each rank, but for what is given for rank 0.
+Body exchange(size_t sent, size_t received) {
+  return [=](Group& group, Memory& memory, const CallOptions& options) {
+    std::vector<size_t> to(kRanks, 6), from(kRanks, 6);
+    to[0] = sent;
+    from[0] = received;
+    return group.all_to_all(floats(memory.input, 18 + sent), floats(memory.output, 18 + received), options, to, from);
+  };
+}
+
+const Kind kKinds[] = {
+    {"all_reduce", true, all_reduce(kBlock, ReduceOp::kSum)},
+    {"broadcast", false, broadcast(0)},
+    {"reduce", true, reduce(0)},
+    {"gather", true, gather(0)},
+    {"scatter", false, scatter(0)},
+    {"barrier", true, [](Group& group, Memory&, const CallOptions& options) { return group.barrier(options); }},
+    {"all_gather", true,
+     [](Group& group, Memory& memory, const CallOptions& options) {
+       return group.all_gather(floats(memory.input, kBlock), floats(memory.output, kRanks * kBlock), options);
+     }},
+    {"reduce_scatter", true,
+     [](Group& group, Memory& memory, const CallOptions& options) {
+       return group.reduce_scatter(floats(memory.input, kRanks * kBlock), floats(memory.output, kBlock), ReduceOp::kSum,
+                                   options);
+     }},
+    {"all_to_all", true,
+     [](Group& group, Memory& memory, const CallOptions& options) {
+       return group.all_to_all(floats(memory.input, kRanks * kBlock), floats(memory.output, kRanks * kBlock), options);
+     }},
+    {"uneven_all_to_all", true, exchange(6, 6)},
+    // What only ever is the odd one.
+    {"shape", true, all_reduce(kBlock - 1, ReduceOp::kSum)},
+    {"dtype", true, all_reduce(kBlock, ReduceOp::kSum, Dtype::kInt32)},
+    {"op", true, all_reduce(kBlock, ReduceOp::kMax)},
+    {"broadcast_from_1", false, broadcast(1)},
+    {"broadcast_from_2", false, broadcast(2)},
+    {"reduce_to_2", true, reduce(2)},
+    {"gather_to_2", true, gather(2)},
+    {"scatter_from_2", false, scatter(2)},
+    {"sends_more", true, exchange(14, 6)},
+    {"sends_less", true, exchange(5, 6)},
+    {"expects_more", true, exchange(6, 7)},
+    {"expects_less", true, exchange(6, 1)},
+};
+constexpr size_t kUsual = 10;  // of them are called by the majority
+
+/// Ends when all threads have come to the end of theirs.
+class Meeting {
+ public:
+  explicit Meeting(std::latch& latch) : latch_(latch) {}
+  ~Meeting() { latch_.arrive_and_wait(); }
+
+ private:
+  std::latch& latch_;
+};
+
+struct Pair {
+  const char* transport;
+  const Kind* usual;
+  const Kind* odd;
+};
+
+class Mismatch : public testing::TestWithParam<Pair> {};
+
+TEST_P(Mismatch, EndsBothCallsAtEveryRank) {
+  const auto [transport, usual, odd] = GetParam();
+  const bool hosts = std::string(transport) == "hosts";
+  const auto store = memory_store();
+  std::latch over(kRanks);
+  run_ranks(kRanks, [&, usual = usual, odd = odd, transport = transport](Rank rank) {
+    auto options = options_for(hosts ? "shm,tcp" : transport);
+    if (hosts) options.host_label = std::to_string(rank / 2);
+    Result<std::unique_ptr<Group>> group;
+    const Meeting end(over);  // no rank leaves before all have ended
+    group = Group::form(*store, {rank, kRanks, "test", 0}, options);
+    ASSERT_TRUE(group) << group.error().to_string();
+    ASSERT_TRUE((*group)->barrier().result());
+    Memory memory;
+    const CallOptions call{.timeout = std::chrono::seconds(40)};
+    auto result = (rank == kOdd ? odd : usual)->body(**group, memory, call).result();
+    if (rank == 0) EXPECT_FALSE(result && usual->takes_all) << "a result without rank " << kOdd;
+    // Who only gave may have ended before anybody could tell. It learns of it in the next call.
+    if (result) result = (*group)->barrier(call).result();
+    ASSERT_FALSE(result) << "rank " << rank;
+    EXPECT_EQ(result.error().code, ErrorCode::kMismatch) << "rank " << rank << ": " << result.error().to_string();
+  });
+}
+
+std::vector<Pair> pairs() {
+  const char* kTransports[] = {"shm", "unix", "tcp", "hosts"};
+  const char* chosen = std::getenv("MUSTER_MISMATCHES");
+  const bool all = chosen != nullptr && std::string(chosen) == "all";
+  std::vector<Pair> list;
+  size_t number = 0;
+  for (size_t usual = 0; usual < kUsual; ++usual) {
+    for (size_t odd = 0; odd < std::size(kKinds); ++odd) {
+      if (usual == odd) continue;
+      for (size_t i = 0; i < std::size(kTransports); ++i) {
+        if (all || number++ % 37 == 0) list.push_back({kTransports[i], &kKinds[usual], &kKinds[odd]});
+      }
+    }
+  }
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, Mismatch, testing::ValuesIn(pairs()), [](const auto& info) {
+  return std::string(info.param.transport) + "_" + info.param.usual->name + "_" + info.param.odd->name;
+});
+
+}  // namespace
+}  // namespace muster
