@@ -43,6 +43,7 @@ float* Cases::allocate(size_t count, bool own) {
 bool Cases::prepare(const Request& request) {
   slots_.clear();
   ordinary_.clear();
+  peer_.release();
   copied_.reset();
   const size_t ranks = peer_.size();
   const size_t block = (request.bytes + sizeof(float) * ranks - 1) / (sizeof(float) * ranks);

@@ -3,6 +3,7 @@
 // there, so that several jobs can be measured in turn on the same cores. One source for all libraries: what differs is
 // in *_peer.cpp. `muster bench mpi` starts it.
 
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -34,12 +35,26 @@ void say(std::FILE* control, const std::string& line) {
   std::fflush(control);
 }
 
+/// A core for each rank, where there are enough: the same for every library, none of which is bound by its launcher. A
+/// library that was told before could take the one core that it then sees for all there are.
+void keep_to_a_core(int rank, int size) {
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) < size) return;
+  int core = 0;
+  for (int passed = 0; passed < rank || !CPU_ISSET(core, &usable); ++core) passed += CPU_ISSET(core, &usable) ? 1 : 0;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  if (sched_setaffinity(0, sizeof one, &one) != 0) std::perror("sched_setaffinity");
+}
+
 int serve(int argc, char** argv) {
   if (argc < 2) {
     std::fprintf(stderr, "usage: muster-collective-load CONTROL [RANK RANKS STORE]\n");
     return 2;
   }
   std::unique_ptr<Peer> peer = join(argc, argv);
+  keep_to_a_core(peer->rank(), peer->size());
   std::FILE* const control = connect_to(argv[1]);
   if (control == nullptr) return 1;
   say(control, std::to_string(peer->rank()));

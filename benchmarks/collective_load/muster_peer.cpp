@@ -3,8 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "muster/group/group.h"
+#include "muster/transport/shm/arena.h"
 #include "peer.h"
 
 namespace muster::load {
@@ -43,6 +45,16 @@ class MusterPeer final : public Peer {
   int rank() const override { return group_->membership().rank; }
   int size() const override { return group_->membership().size; }
 
+  float* allocate(size_t count) override {
+    if (!group_->arena()) return nullptr;
+    own_.push_back(must(group_->arena()->allocate(count * sizeof(float))));
+    return static_cast<float*>(own_.back());
+  }
+  void release() override {
+    for (void* block : own_) group_->arena()->free(block);
+    own_.clear();
+  }
+
   void all_reduce(float* data, size_t count) override { must(group_->all_reduce(view(data, count), ReduceOp::kSum)); }
   void broadcast(float* data, size_t count) override { must(group_->broadcast(view(data, count), 0)); }
   void all_gather(const float* input, float* output, size_t block) override {
@@ -59,6 +71,7 @@ class MusterPeer final : public Peer {
  private:
   std::unique_ptr<Store> store_;
   std::unique_ptr<Group> group_;
+  std::vector<void*> own_;  ///< blocks of the arena
 };
 
 }  // namespace

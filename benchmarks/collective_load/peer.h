@@ -12,8 +12,10 @@ class Peer {
   virtual ~Peer() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Memory that this library's collectives like best, or null where it has none of its own. Kept until the end.
-  virtual float* allocate(size_t) { return nullptr; }
+  /// Memory for `count` elements that this library's collectives like best, or null where it has none of its own; kept
+  /// until release().
+  virtual float* allocate([[maybe_unused]] size_t count) { return nullptr; }
+  virtual void release() {}
 
   virtual void all_reduce(float* data, size_t count) = 0;  ///< in place
   virtual void broadcast(float* data, size_t count) = 0;

@@ -97,7 +97,7 @@ class Job:
         if self.name == "muster":
             program, store = find_program(PROGRAM), f"file://{self._folder}/store"
             return [[program, path, str(rank), str(self._ranks), store] for rank in range(self._ranks)]
-        command = [f"mpirun.{self.name}", "-n", str(self._ranks)]
+        command = [f"mpirun.{self.name}", "-n", str(self._ranks), "-bind-to", "none"]  # the ranks bind themselves
         if self.name == "openmpi":
             command.append("--oversubscribe")
             command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
