@@ -2,8 +2,10 @@
 # make test    the same set-up, then lint, C++ tests and Python tests; CI runs this and make fuzz
 # make bench   muster beside its peers, in one run        make format   clang-format and ruff over the sources
 # make asan, make tsan   the core's tests under sanitizers   make tidy    clang-tidy over the core (slow)
+# make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
 # make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
+# make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/testing.md)
 # make wheel   dist/torch_muster-*.whl                    make clean    remove build/, dist/ and out/
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -12,7 +14,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test bench format asan tsan fuzz peer wheel tidy clean setup build lint
+.PHONY: demo test bench format asan tsan fuzz arm64 peer nightly wheel tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -49,14 +51,34 @@ asan tsan: setup
 	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
 	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
 
+FUZZ_SEED ?= 1
+FUZZ_SECONDS ?= 60
 fuzz: setup
-	@$(STAGE) "fuzz configure" -- cmake --preset asan
+	@$(STAGE) "fuzz configure" -- cmake --preset asan -DMUSTER_FUZZ_SEED=$(FUZZ_SEED) -DMUSTER_FUZZ_SECONDS=$(FUZZ_SECONDS)
 	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers -j $(JOBS)
 	@$(STAGE) "fuzz ctest" --summary 'tests passed|Total Test time' -- ctest --preset asan -R fuzz -j $(JOBS)
+
+ARM64_TESTS := base_test reduce_test compress_test execution_test team_test process_link_test group_test
+ARM64_NAMES := $(subst $(eval) ,|,$(ARM64_TESTS))
+arm64: setup
+	@$(STAGE) "arm64 packages" -- python3 tools/arm64.py
+	@$(STAGE) "arm64 configure" -- cmake --preset arm64
+	@$(STAGE) "arm64 build" -- cmake --build --preset arm64 --target $(ARM64_TESTS) -j $(JOBS)
+	@$(STAGE) "arm64 ctest" --summary 'tests passed|Total Test time' -- ctest --preset arm64 -R '^($(ARM64_NAMES))$$' -j $(JOBS)
 
 peer: build
 	@for ranks in 2 4; do MUSTER_PEER=all MUSTER_PEER_RANKS=$$ranks $(STAGE) "peer, $$ranks ranks" \
 	  --summary '(passed|skipped).* in ' -- python3 -m pytest tests/peer -q $(PYTEST) || exit 1; done
+
+SEED ?= $(shell date +%Y%m%d)
+ROUNDS ?= 50000
+nightly: build peer
+	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated crashes" \
+	  -- build/release/tests/collective/simulation_test --gtest_filter='*Crashes*'
+	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated tiers" -- build/release/tests/sim/store_tier_linear_test
+	@MUSTER_KILL_CASES=all $(STAGE) "kills in collectives" -- build/release/tests/group/group_kill_test
+	@MUSTER_MISMATCHES=all $(STAGE) "calls that differ" -- build/release/tests/group/group_mismatch_test
+	@$(MAKE) --no-print-directory fuzz FUZZ_SEED=$(SEED) FUZZ_SECONDS=$$(($(ROUNDS) / 100))
 
 wheel: setup
 	@CXX=$(if $(filter environment,$(origin CXX)),$(CXX),c++) $(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
