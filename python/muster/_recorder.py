@@ -66,6 +66,12 @@ def _merge(traces: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     Path(path).write_text(json.dumps(merged))
 
 
+def _clock() -> str:
+    """Which monotonic clock this process has: its boot's, which a container may have set off (time_namespaces(7))."""
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/time")
+    return f"{boot}{namespace.readlink() if namespace.is_symlink() else ''}"
+
+
 def _clock_difference(group: dist.ProcessGroup) -> int:
     """How far this rank's monotonic clock is ahead of that of the group's rank 0, in ns.
 
@@ -80,9 +86,9 @@ def _clock_difference(group: dist.ProcessGroup) -> int:
         ends[number] = time.monotonic_ns()
     all_ends = torch.empty(size, _ROUNDS, dtype=torch.int64)
     dist.all_gather_into_tensor(all_ends, ends, group=group)
-    boots: list[Any] = [None] * size
-    dist.all_gather_object(boots, Path("/proc/sys/kernel/random/boot_id").read_text(), group=group)
-    if boots[0] == boots[rank]:
+    clocks: list[Any] = [None] * size
+    dist.all_gather_object(clocks, _clock(), group=group)
+    if clocks[0] == clocks[rank]:
         return 0
     at_most = int((ends - begins[:, 0]).min())
     at_least = int((begins[:, rank] - all_ends[0]).max())

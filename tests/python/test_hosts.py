@@ -1,11 +1,14 @@
 """The demo across two hosts: two agents, one job, gradients over TCP."""
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import Host, two_hosts
+from hosts import Host, ip, two_hosts
+from launching import PATIENCE, wait_until
 
 SECRET = "00112233445566778899aabbccddeeff"
 
@@ -108,3 +111,94 @@ def test_a_node_with_another_secret_is_refused(hosts: tuple[Host, Host], release
         root.kill()
         stranger.kill()
         root.wait(timeout=30)
+
+
+PARTED = """
+import json, os, signal, sys, torch, torch.distributed as dist, muster
+from datetime import timedelta
+dist.init_process_group("muster", timeout=timedelta(seconds=1.5))
+data = torch.ones(300_001)
+dist.all_reduce(data)
+open(sys.argv[1] + f"/running.{dist.get_rank()}", "w").close()
+try:
+    while True:
+        dist.all_reduce(data)
+except muster.Error as error:
+    path = sys.argv[1] + f"/error.{dist.get_rank()}"
+    with open(path + ".part", "w") as file:
+        json.dump({"kind": type(error).__name__, "rank": error.rank, "text": str(error)}, file)
+    os.rename(path + ".part", path)
+    signal.pause()  # the test ends all
+"""
+
+
+def test_every_rank_of_hosts_that_are_parted_ends_by_its_deadline(
+    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "parted.py"
+    script.write_text(PARTED)
+    binary = release_build / "src/muster/launch/muster"
+    agents = []
+    for node, host in enumerate(hosts):
+        command = [binary, "run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2"]
+        command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, tmp_path]
+        agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
+
+    def all_there(what: str) -> bool:
+        return all((tmp_path / f"{what}.{rank}").exists() for rank in range(4))
+
+    try:
+        wait_until(lambda: all_there("running"))
+        ip("-n", hosts[1].namespace, "link", "set", "veth0", "down")
+        wait_until(lambda: all_there("error"))
+        errors = [json.loads((tmp_path / f"error.{rank}").read_text()) for rank in range(4)]
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            agent.communicate(timeout=PATIENCE)
+    for rank, error in enumerate(errors):
+        assert error["kind"] in ("TimeoutError", "PeerLostError"), error
+        assert error["rank"] // 2 != rank // 2, f"the other host is to blame: {error}"
+        assert f"rank {error['rank']} " in error["text"], error
+
+
+TRACED = """
+import sys, time, torch, torch.distributed as dist, muster
+dist.init_process_group("muster")
+data = torch.ones(1000)
+for round in range(20):
+    dist.all_reduce(data)
+muster.trace(sys.argv[1], dist.group.WORLD)
+print(f"clock {time.monotonic_ns()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="another clock takes util-linux's unshare")
+def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(
+    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
+) -> None:
+    script, trace = tmp_path / "traced.py", tmp_path / "trace.json"
+    script.write_text(TRACED)
+    agents = []
+    for node, host in enumerate(hosts):
+        ahead = ["unshare", "--time", "--fork", "--monotonic", "100000"] if node == 1 else []
+        command = [*ahead, release_build / "src/muster/launch/muster", "run", "--nnodes", "2", "--node-rank", str(node)]
+        command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, trace]
+        agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
+    try:
+        said = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    clocks = [int(re.findall(r"clock (\d+)", text)[0]) for text in said]
+    assert clocks[1] - clocks[0] > 50_000e9, "the clocks do differ"
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    calls = [[event for event in events if event["pid"] >> 16 == rank and event["ts"] >= 0] for rank in range(2)]
+    both = list(zip(*([e for e in each if e["name"] == "muster:all_reduce"] for each in calls), strict=True))
+    assert len(both) >= 20
+    for mine, theirs in both:  # neither ends before the other has begun, but for what the clocks are not known to
+        assert mine["ts"] < theirs["ts"] + theirs["dur"] + 1e6
+        assert theirs["ts"] < mine["ts"] + mine["dur"] + 1e6
