@@ -1,5 +1,5 @@
-# Builds the core for arm64 on another machine, against the packages that tools/arm64.py has laid out, and runs its tests
-# under qemu-user: `make arm64`.
+# Builds the core for arm64 on another machine, against the packages that tools/arm64.py has laid out, and runs its
+# tests under qemu-user: `make arm64`.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
