@@ -219,6 +219,24 @@ TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) 
   }
 }
 
+TEST(GroupErrorsHosts, AMismatchNamesWhatWasCalledAlsoWhereNoRecorderTells) {
+  setenv("MUSTER_RECORDER", "0", 1);
+  const auto store = memory_store();
+  run_ranks(4, [&](Rank rank) {
+    auto options = options_for("shm,tcp");
+    options.host_label = rank < 2 ? "a" : "b";
+    const auto group = Group::form(*store, {rank, 4, "test", 0}, options);
+    ASSERT_TRUE(group) << group.error().to_string();
+    std::vector<float> data(rank < 2 ? 12 : 10);
+    const auto result = (*group)->all_reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kSum).result();
+    ASSERT_FALSE(result);
+    const std::string text = result.error().to_string();
+    EXPECT_NE(text.find("called all_reduce #1 (float32[1"), std::string::npos) << text;
+    EXPECT_EQ(text.find("reduce_scatter"), std::string::npos) << text;
+  });
+  unsetenv("MUSTER_RECORDER");
+}
+
 TEST(GroupErrorsLocal, BadArgumentsFailAtOnceAndLeaveTheGroupAlive) {
   run_group(2, "shm", [](Group& group) {
     float value = 0;
