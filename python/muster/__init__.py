@@ -8,6 +8,7 @@ torch is imported. What is here beside that:
     muster.group()          a process group's collectives without torch's dispatcher: muster.Group
     muster.monitored_barrier()  names the ranks that do not come
     muster.nn               DistributedDataParallel and DataParallel
+    muster.hooks, muster.optim   for slow links: gradients compressed, LocalSGD and DiLoCo
     muster.dump(), muster.trace(path)   the last operations of this process' groups; a trace of them, or of all ranks
     muster.step_report(model), muster.straggler_report(model)   what training with muster.nn waits for, and for whom
     muster.Error            what operations raise, and its children (muster.errors)
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from muster import _requirements
 
 if TYPE_CHECKING:
-    from muster import nn
+    from muster import hooks, nn, optim
     from muster._backend import transport
     from muster._group import Group, group, monitored_barrier
     from muster._recorder import dump, trace
@@ -53,8 +54,10 @@ __all__ = [
     "__version__",
     "dump",
     "group",
+    "hooks",
     "monitored_barrier",
     "nn",
+    "optim",
     "step_report",
     "store",
     "straggler_report",
@@ -81,9 +84,9 @@ if not _requirements.torch_is_being_imported():
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("muster._build").VERSION
-    if name == "nn":
+    if name in ("hooks", "nn", "optim"):
         _requirements.check()
-        return importlib.import_module("muster.nn")
+        return importlib.import_module(f"muster.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()
