@@ -50,7 +50,7 @@ def draw(report: StepReport, path: Path) -> None:
     if report.advice:
         figure.text(0.01, 0.005, "\n".join(report.advice), fontsize=8, color=_WAITING, wrap=True)
     figure.tight_layout()
-    figure.savefig(path, dpi=140)
+    figure.savefig(path, dpi=140, bbox_inches="tight")
     plt.close(figure)
 
 
