@@ -1,15 +1,55 @@
-"""What the tests find in the place of torch's DistributedDataParallel."""
+"""Makes torch's tests of DistributedDataParallel tests of muster.nn's.
+
+Most of them want GPUs, though what they test has nothing to do with these. They run on the CPU here.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import muster.nn
 
+# In the source: patterns -> with what.
+REWRITES = {
+    r"from torch.nn.parallel import DistributedDataParallel(?=\n)": "from peer.ddp import *",
+    r"(torch\.)?nn\.parallel\.DistributedDataParallel": "DistributedDataParallel",
+    r"@skip_if_lt_x_gpu\((\d|int\(os.environ\[.WORLD_SIZE.\]\))\)": "@unchanged",
+    r"\.cuda\(([^()]|\([^()]*\))*\)": "",
+    r"torch\.cuda\.(set_device|synchronize|manual_seed)\(": "ignore(",
+    r"torch\.cuda\.current_device\(\)": '"cpu"',
+    r"\bdevice=((self\.)?(rank|device_id)\b|\"cuda\")": 'device="cpu"',
+    r"\.to\((self\.)?(rank|device_id)\)": '.to("cpu")',
+}
+
+
+def rewrite(source: str) -> str:
+    for pattern, replacement in REWRITES.items():
+        # Lines stay where they are: that is how Python finds a test's source.
+        source, count = re.subn(pattern, functools.partial(_replace, replacement), source)
+        if count == 0:
+            raise AssertionError(f"the tests of this torch have no {pattern!r} any more: mend REWRITES in {__file__}")
+    return source
+
+
+def _replace(replacement: str, match: re.Match[str]) -> str:
+    return match.expand(replacement) + "\n" * match[0].count("\n")
+
+
+def unchanged(test: Any) -> Any:
+    return test
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """In the place of calls about GPUs."""
+
 
 class DistributedDataParallel(muster.nn.DistributedDataParallel):
-    """With torch's default for what is another one in muster."""
+    """With torch's default for what is another one in muster, and without devices."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for name in ("device_ids", "output_device"):
+            kwargs.pop(name, None)
         kwargs.setdefault("gradient_as_bucket_view", False)
         super().__init__(*args, **kwargs)

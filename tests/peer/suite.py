@@ -13,6 +13,7 @@ import os
 import sys
 import types
 import unittest.mock
+from collections.abc import Callable
 from multiprocessing import forkserver
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
@@ -27,32 +28,27 @@ RULES = {
 }
 
 
-# The same for DistributedDataParallel: muster's in the place of torch's, which the tests make with torch's defaults.
-DDP_RULES = {
-    "from torch.nn.parallel import DistributedDataParallel\n": "from peer.ddp import DistributedDataParallel\n",
-    "torch.nn.parallel.DistributedDataParallel": "DistributedDataParallel",
-    "nn.parallel.DistributedDataParallel": "DistributedDataParallel",
-}
-
-
-def load(world_size: int, rules: dict[str, str] = RULES, name: str = MODULE) -> types.ModuleType:
-    """The module, changed by the rules, under that name. It binds the world size for good."""
+def load(
+    world_size: int, name: str = MODULE, rewrite: Callable[[str], str] = lambda source: source
+) -> types.ModuleType:
+    """The module, changed by RULES and by `rewrite`, under that name. It binds the world size for good."""
     os.environ.update(BACKEND="muster", WORLD_SIZE=str(world_size))
     os.environ.setdefault("TEMP_DIR", os.environ.get("TMPDIR", "/tmp"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     from torch.testing._internal import common_distributed
 
     features = common_distributed.DistTestCases.backend_feature
-    for feature in ("ddp", "subgroup", "plugin"):
+    for feature in ("ddp", "gpu", "subgroup", "plugin"):
         features[feature].add("muster")
     spec = importlib.util.find_spec(MODULE)
     assert spec is not None and spec.origin is not None
     with open(spec.origin) as file:
         source = file.read()
-    for old, new in rules.items():
+    for old, new in RULES.items():
         if old not in source:
-            raise AssertionError(f"{MODULE} of this torch has no {old!r} any more: mend the rules in {__file__}")
+            raise AssertionError(f"{MODULE} of this torch has no {old!r} any more: mend RULES in {__file__}")
         source = source.replace(old, new)
+    source = rewrite(source)
     module = types.ModuleType(name)
     module.__file__ = spec.origin
     module.__package__ = spec.parent

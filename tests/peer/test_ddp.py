@@ -10,10 +10,10 @@ import os
 import re
 from typing import Any
 
-from peer import suite
+from peer import ddp, suite
 
 RANKS = int(os.environ.get("MUSTER_PEER_RANKS", "2"))
-MODULE = suite.load(RANKS, {**suite.RULES, **suite.DDP_RULES}, "peer.distributed_test_of_muster_nn")
+MODULE = suite.load(RANKS, "peer.distributed_test_of_muster_nn", ddp.rewrite)
 _ABOUT_DDP = re.compile("DistributedDataParallel|DDP|ddp_|_ddp")
 
 

@@ -163,6 +163,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     def _make_logger(self, static_graph: bool) -> None:
         self.logger = Logger(self)
+        # Weakly: the logger holds the reducer, whose hooks are to go with the last reference.
+        self.reducer.note_error = weakref.WeakMethod(self.logger.set_error_and_log)
         self.logger.set_construction_data_and_log(
             type(self.module).__name__,
             self.device_ids or [],

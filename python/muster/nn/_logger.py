@@ -41,6 +41,7 @@ class Logger:
         self._strs["backend_name"] = dist.get_backend(model.process_group)
         self._strs["bucket_sizes"] = _join(self._reducer.bucket_bytes())
         self._ints = {
+            "iteration": 0,
             "world_size": model.process_group.size(),
             "rank": model.process_group.rank(),
             "is_multi_device_module": int(model.is_multi_device_module),

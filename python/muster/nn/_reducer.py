@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from muster import _C
 from muster._group import backend_of
@@ -23,6 +25,7 @@ class Reducer(_C.Reducer):
     def __init__(self, process_group: dist.ProcessGroup, parameters: list[Tensor], options: _C.ReducerOptions) -> None:
         super().__init__(backend_of(process_group), parameters, options)
         self.parameters = parameters
+        self.note_error: Callable[[], Callable[[str], None] | None] = lambda: None  # returns what takes errors down
         self._process_group = process_group
 
     def _rebuild_buckets(self) -> bool:
@@ -52,3 +55,20 @@ class Reducer(_C.Reducer):
         """When each bucket was full, in nanoseconds since the first gradient of the last backward."""
         times = self.times()
         return [max(0, bucket["ready"] - times["backward"]) for bucket in times["buckets"]]
+
+
+def _noting_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Reducer, *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except RuntimeError as error:
+            if note := self.note_error():
+                note(str(error))
+            raise
+
+    return call
+
+
+for _name in ("prepare_for_backward", "_rebuild_buckets", "_set_static_graph", "_register_comm_hook"):
+    setattr(Reducer, _name, _noting_errors(getattr(Reducer, _name)))
