@@ -31,10 +31,8 @@ QUICK = {
     "send_recv(_with_tag|_any_source)?|isend.*|irecv|batch_isend_irecv_gloo(_tags)?|new_subgroups.*"
     ")$",
     "test_ddp.py": "test_("
-    "DistributedDataParallelCPU_grad_is_view|stateless_api_with_ddp|ddp_hook_parity_allreduce|"
-    "ddp_join_model_equivalence|ddp_control_flow_different_across_ranks|ddp_multiple_nested_unused_params_error|"
-    "ddp_static_graph_nested_types|ddp_apply_optim_in_backward|ddp_broadcast_buffer|ddp_has_finalized|"
-    "skip_all_reduce_unused_parameters"
+    "DistributedDataParallelCPU(_grad_is_view)?|DistributedDataParallel_requires_grad|ddp_zero_output_features|"
+    "stateless_api_with_ddp|static_graph_api_cpu"
     ")$",
 }
 
