@@ -2,9 +2,6 @@
 #include "muster/group/messenger.h"
 
 #include <fmt/format.h>
-#include <sys/epoll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -195,25 +192,14 @@ void Messenger::adopt(std::unique_ptr<Link> link) {
   channel->open(std::move(link));
 }
 
-/// A process that was forked by a peer, as data loaders are, keeps the peer's sockets open beyond its death.
 void Messenger::watch_process(Rank rank) {
+  if (processes_.contains(rank)) return;
   const Member& member = places_[rank].member;
-  const Member& self = places_[self_.rank].member;
-  if (member.process_domain == 0 || member.process_domain != self.process_domain || member.pid == self.pid ||
-      processes_.contains(rank)) {
-    return;
-  }
-  Fd process(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
-  if (!process) return;  // an old kernel, or gone already: then its link says so
-  const int fd = process.get();
-  const auto watched = loop_->watch(fd, EPOLLIN, [this, fd, rank](uint32_t) {
-    loop_->unwatch(fd);
-    loop_->after(kLastWords, [this, rank] {
-      if (dead_ || gone_.contains(rank)) return;
-      die(Error{ErrorCode::kPeerLost, places_[rank].member.to_string() + " died", rank, {}});
-    });
+  Fd process = muster::watch_process(*loop_, places_[self_.rank].member, member, [this, rank] {
+    if (dead_ || gone_.contains(rank)) return;
+    die(Error{ErrorCode::kPeerLost, places_[rank].member.to_string() + " died", rank, {}});
   });
-  if (watched) processes_[rank] = std::move(process);
+  if (process) processes_[rank] = std::move(process);
 }
 
 void Messenger::probe_later(Rank rank) {

@@ -13,12 +13,11 @@
 #include "muster/group/member.h"
 #include "muster/group/messenger_incoming.h"
 #include "muster/group/messenger_outgoing.h"
+#include "muster/group/process_watch.h"
 #include "muster/transport/socket_link.h"
 
 namespace muster {
 
-/// What a rank said before it left or died may still be on its way; as long may one that leaves wait for it to be read.
-inline constexpr Duration kLastWords = std::chrono::milliseconds(500);
 /// How long what was submitted or sent may take to be done when its group is destroyed.
 inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 

@@ -1,9 +1,6 @@
 #include "muster/group/runner.h"
 
 #include <fmt/format.h>
-#include <sys/epoll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -135,24 +132,13 @@ void Runner::watch_link(Rank rank, Link& link) {
   link.on_close([this, rank](const Error& why) { lost(rank, why); });
 }
 
-/// A process that was forked by a peer, as data loaders are, keeps the peer's sockets open beyond its death. In a team
-/// the kernel tells of the death itself.
 void Runner::watch_processes() {
-  const Member& self = mesh_.members[membership_.rank];
   for (const Member& member : mesh_.members) {
-    if (member.process_domain == 0 || member.process_domain != self.process_domain || member.pid == self.pid) continue;
-    Fd process(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
-    if (!process) continue;  // an old kernel, or gone already: then its links say so
-    const int fd = process.get();
-    const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd, rank = member.rank](uint32_t) {
-      mesh_.loop->unwatch(fd);
-      // What its link still has to say comes first: it may have left in order.
-      mesh_.loop->after(kLastWords, [this, rank] {
-        if (closed_[rank]) return;
-        lost(rank, Error{ErrorCode::kPeerLost, mesh_.members[rank].to_string() + " died", rank, {}});
-      });
+    Fd process = watch_process(*mesh_.loop, mesh_.members[membership_.rank], member, [this, rank = member.rank] {
+      if (closed_[rank]) return;
+      lost(rank, Error{ErrorCode::kPeerLost, mesh_.members[rank].to_string() + " died", rank, {}});
     });
-    if (watched) processes_.push_back(std::move(process));
+    if (process) processes_.push_back(std::move(process));
   }
 }
 
