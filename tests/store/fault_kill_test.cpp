@@ -158,7 +158,16 @@ TEST(StoreKill, AProxysDeathWithdrawsWhatItsClientsWaitedFor) {
   for (const Result<>& outcome : waiting.outcomes()) {
     expect_error(outcome, ErrorCode::kPeerLost, address_in(proxy.url()));
   }
-  EXPECT_EQ(open_or_fail(root.url())->add("still", 1, soon()), 1) << "the root does not mind";
+  const auto store = open_or_fail(root.url());
+  EXPECT_EQ(store->add("still", 1, soon()), 1) << "the root does not mind";
+  const Deadline deadline = soon();
+  Result<StoreStat> stat = store->stat(deadline);
+  while (stat && stat->waiters > 0) {
+    expect_error(store->wait({"nothing"}, Deadline::after(50ms)), ErrorCode::kTimeout);
+    stat = store->stat(deadline);
+  }
+  EXPECT_TRUE(stat.has_value()) << stat.error().to_string();
+  expect_error(store->barrier("lonely", 2, Deadline::after(Duration{0})), ErrorCode::kTimeout);  // nobody is there
 }
 
 // Adds one to its own counter until it is told that the server is gone; how many were confirmed.
