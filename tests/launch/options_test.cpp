@@ -276,6 +276,7 @@ TEST(RunOptions, TheKeysOfEtcdBecomeItsUrl) {
   EXPECT_EQ(url("h:1", "protocol=https,ca_cert=/ca,ssl_cert=/c,ssl_cert_key=/k&"),
             "etcds://h:1?ca=/ca&cert=/c&key=/k%26");
   EXPECT_EQ(url("etcds://h", "cacert=/ca"), "etcds://h?ca=/ca");
+  EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-endpoint=etcds://h", "a.py"}).rdzv_backend, "etcd");
   EXPECT_THAT(refused({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=cert=/c", "a.py"}),
               HasSubstr("protocol=https"));
 }
@@ -296,6 +297,8 @@ TEST(RunOptions, WhatHasNoEffectIsSaid) {
   EXPECT_THAT(parsed({"a.py"}).notices, IsEmpty());
   EXPECT_THAT(parsed({"--monitor-interval=5", "a.py"}).notices,
               ElementsAre(HasSubstr("--monitor-interval has no effect")));
+  EXPECT_THAT(parsed({"--standalone", "--rdzv-conf=store_type=file", "a.py"}).notices,
+              ElementsAre(HasSubstr("store_type has no effect: one node meets nobody")));
   EXPECT_THAT(parsed({"--rdzv-conf=read_timeout=3,etcd_prefix=x", "a.py"}).notices,
               ElementsAre(HasSubstr("etcd_prefix has no effect: it is for --rdzv-backend etcd"),
                           HasSubstr("read_timeout has no effect")));

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 
 #include "muster/launch/options_reading.h"
 #include "muster/launch/options_values.h"
@@ -87,6 +86,17 @@ Result<> read_node(RunOptions& o, Pairs& pairs) {
   return {};
 }
 
+// A prefix that the URL has already is the user's own word.
+void complete_url(std::string& url, const std::string& prefix, const Pairs& files) {
+  std::string query = url.substr(std::min(url.find('?'), url.size()));
+  url.resize(url.size() - query.size());
+  const bool has_path = url.find('/', url.find("://") + 3) != std::string::npos;
+  if (!prefix.empty() && !has_path) url += (prefix.starts_with('/') ? "" : "/") + percent_encoded(prefix);
+  for (const auto& [name, file] : files)
+    query += fmt::format("{}{}={}", query.empty() ? '?' : '&', name, percent_encoded(file));
+  url += query;
+}
+
 // Into the URL of an etcd server, where the rest of the program looks for it.
 Result<> read_etcd(RunOptions& o, Pairs& pairs) {
   const auto prefix = take(pairs, "etcd_prefix"), protocol = take(pairs, "protocol");
@@ -98,7 +108,7 @@ Result<> read_etcd(RunOptions& o, Pairs& pairs) {
       without_effect(o,
                      prefix     ? "etcd_prefix"
                      : protocol ? "protocol"
-                                : "with certificates",
+                                : "for certificates",
                      fmt::format("it is for --rdzv-backend etcd, and this is {}", o.rdzv_backend));
     return {};
   }
@@ -108,13 +118,7 @@ Result<> read_etcd(RunOptions& o, Pairs& pairs) {
   if (protocol == "https" && url.starts_with("etcd://")) url.insert(4, "s");
   if (!files.empty() && !url.starts_with("etcds://"))
     return bad_option("--rdzv-conf names certificates for etcd: with them goes protocol=https");
-  std::string query = url.substr(std::min(url.find('?'), url.size()));
-  url.resize(url.size() - query.size());
-  const bool has_path = url.find('/', url.find("://") + 3) != std::string::npos;
-  if (prefix && !has_path) url += (prefix->starts_with('/') ? "" : "/") + percent_encoded(*prefix);
-  for (const auto& [name, file] : files)
-    query += fmt::format("{}{}={}", query.empty() ? '?' : '&', name, percent_encoded(file));
-  url += query;
+  complete_url(url, prefix.value_or(""), files);
   return {};
 }
 
@@ -125,7 +129,8 @@ Result<> read_store(RunOptions& o, Pairs& pairs) {
   if (type == "tcp" && o.rdzv_backend == "file")
     return bad_option("--rdzv-conf store_type=tcp and --rdzv-backend file contradict each other");
   if (type == "file" && o.rdzv_backend != "file")
-    without_effect(o, "store_type", fmt::format("the rendezvous is in {}", o.rdzv_url));
+    without_effect(o, "store_type",
+                   o.rdzv_url.empty() ? "one node meets nobody" : "the rendezvous is in " + o.rdzv_url);
   if (take(pairs, "read_timeout"))
     without_effect(o, "read_timeout", "a node notices by itself that the store is gone, within heartbeat_timeout");
   return {};
@@ -136,8 +141,10 @@ Result<> read_store(RunOptions& o, Pairs& pairs) {
 Result<> choose_file_store(Reading& r) {
   MUSTER_ASSIGN(const auto pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
   const auto type = pairs.find("store_type");
-  const bool own = r.options.rdzv_backend == "c10d" || r.options.rdzv_backend == "static";
-  if (type != pairs.end() && type->second == "file" && own) r.options.rdzv_backend = "file";
+  std::string& backend = r.options.rdzv_backend;
+  const bool own = backend == "c10d" || backend == "static" || backend == "parallel";
+  const bool alone = r.options.nnodes_max == 1 && r.raw.rdzv_endpoint.empty();  // then there is nobody to meet
+  if (type != pairs.end() && type->second == "file" && own && !alone) backend = "file";
   return {};
 }
 
