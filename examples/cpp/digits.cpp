@@ -2,23 +2,21 @@
 //
 //   muster run --nproc-per-node 2 --no-python ./digits
 //
-// Data parallelism by hand: every rank starts from rank 0's weights, learns from its share of each batch, and the
-// gradients are averaged over the ranks before the optimizer's step. examples/python/digits.py does the same with DDP.
+// What makes it run on several: join_job(), a DistributedSampler for the loader, and DistributedDataParallel around the
+// model. examples/python/digits.py does the same.
 
-#include <muster/group/group.h>
-#include <muster/store/store.h>
 #include <muster/torch/collectives.h>
+#include <muster/torch/data/distributed_sampler.h>
+#include <muster/torch/nn/distributed_data_parallel.h>
 #include <torch/torch.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -26,11 +24,19 @@ namespace {
 constexpr int64_t kHeldOut = 360;
 constexpr int64_t kPixels = 64;
 constexpr int kEpochs = 12;
-constexpr int64_t kBatch = 64;  // images a step, over all ranks
+constexpr size_t kBatch = 64;  // images a step, over all ranks
 
-struct Images {
+using Model = muster::nn::DistributedDataParallel<torch::nn::Sequential>;
+
+struct Digits : torch::data::datasets::Dataset<Digits> {
   torch::Tensor pixels;  // float32[N, 1, 8, 8] in 0..1
   torch::Tensor digits;  // int64[N]
+
+  torch::data::Example<> get(size_t index) override {
+    const auto row = static_cast<int64_t>(index);
+    return {pixels[row], digits[row]};
+  }
+  std::optional<size_t> size() const override { return digits.size(0); }
 };
 
 /// float32[N, 65]: the pixels of one image per line, then its digit.
@@ -51,9 +57,12 @@ torch::Tensor read_table(const std::string& path) {
   return torch::tensor(numbers).reshape({-1, kPixels + 1});
 }
 
-Images images_of(const torch::Tensor& table, const torch::Tensor& rows) {
+Digits digits_of(const torch::Tensor& table, const torch::Tensor& rows) {
   const auto chosen = table.index_select(0, rows);
-  return {(chosen.narrow(1, 0, kPixels) / 16).reshape({-1, 1, 8, 8}), chosen.select(1, kPixels).to(torch::kLong)};
+  Digits result;
+  result.pixels = (chosen.narrow(1, 0, kPixels) / 16).reshape({-1, 1, 8, 8});
+  result.digits = chosen.select(1, kPixels).to(torch::kLong);
+  return result;
 }
 
 torch::nn::Sequential make_model() {
@@ -63,71 +72,53 @@ torch::nn::Sequential make_model() {
                         nn::Flatten(), nn::Linear(32 * 4 * 4, 64), nn::ReLU(), nn::Linear(64, 10));
 }
 
-int environment_number(const char* name) {
-  const char* text = std::getenv(name);
-  if (text == nullptr)
-    throw std::runtime_error(std::string(name) + " is not set: start this program with `muster run`");
-  return std::stoi(text);
-}
-
-std::unique_ptr<muster::Group> join_the_others(muster::Store& store) {
-  const muster::Membership self{.rank = environment_number("RANK"), .size = environment_number("WORLD_SIZE")};
-  const auto options = muster::value_or_throw(muster::group_options_from_environment());
-  return muster::value_or_throw(muster::Group::form(store, self, options));
-}
-
-/// One pass over the images in an order that all ranks draw alike; returns the mean loss of all ranks.
-double train_epoch(torch::nn::Sequential& model, torch::optim::Optimizer& optimizer, const Images& training,
-                   muster::Group& group, int epoch) {
-  const auto [rank, size] = std::pair{group.membership().rank, group.membership().size};
-  torch::manual_seed(static_cast<uint64_t>(epoch));
-  const auto order = torch::randperm(training.digits.size(0));
-  const int64_t share = std::max<int64_t>(1, kBatch / size);
+/// One pass over this rank's share; returns the mean loss of all ranks.
+template <class Loader>
+double train_epoch(Model& model, torch::optim::Optimizer& optimizer, Loader& batches) {
   auto total = torch::zeros({});
-  int64_t steps = 0;
-  // What does not fill a batch of every rank is left out: all ranks must make the same number of steps.
-  for (int64_t first = 0; first + share * size <= order.size(0); first += share * size, ++steps) {
-    const auto rows = order.narrow(0, first + rank * share, share);
+  int steps = 0;
+  for (auto& batch : batches) {
     optimizer.zero_grad();
-    const auto output = model->forward(training.pixels.index_select(0, rows));
-    const auto loss = torch::nn::functional::cross_entropy(output, training.digits.index_select(0, rows));
-    loss.backward();
-    std::vector<at::Tensor> gradients;
-    for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad());
-    muster::all_reduce(group, gradients, muster::ReduceOp::kAverage);
+    const auto loss = torch::nn::functional::cross_entropy(model.forward(batch.data), batch.target);
+    loss.backward();  // averages the gradients over the ranks while it runs
     optimizer.step();
     total += loss.detach();
+    ++steps;
   }
-  total /= static_cast<double>(steps);
-  muster::all_reduce(group, total, muster::ReduceOp::kAverage);
-  return total.item<double>();
+  total /= steps;
+  muster::all_reduce(*model.group(), total, muster::ReduceOp::kAverage);
+  return total.template item<double>();
 }
 
 /// Each rank looks at its part of the held-out images; the counts are summed.
-double accuracy_of(torch::nn::Sequential& model, const Images& held_out, muster::Group& group) {
+double accuracy_of(Model& model, const Digits& held_out) {
   const torch::NoGradGuard no_gradients;
-  const auto [rank, size] = std::pair{group.membership().rank, group.membership().size};
+  const auto [rank, size] = std::pair{model.group()->membership().rank, model.group()->membership().size};
   const auto mine = torch::arange(rank, held_out.digits.size(0), size);
-  const auto guess = model->forward(held_out.pixels.index_select(0, mine)).argmax(1);
+  const auto guess = model.module()->forward(held_out.pixels.index_select(0, mine)).argmax(1);
   auto right = guess.eq(held_out.digits.index_select(0, mine)).sum();
-  muster::all_reduce(group, right);
+  muster::all_reduce(*model.group(), right);
   return right.item<double>() / static_cast<double>(held_out.digits.size(0));
 }
 
-void train(muster::Group& group) {
+void train(const std::shared_ptr<muster::Group>& group) {
+  const auto [rank, size] = std::pair{group->membership().rank, group->membership().size};
   torch::manual_seed(0);
   const auto table = read_table(DIGITS_DATA);
   const auto order = torch::randperm(table.size(0));
-  const auto held_out = images_of(table, order.narrow(0, 0, kHeldOut));
-  const auto training = images_of(table, order.narrow(0, kHeldOut, order.size(0) - kHeldOut));
+  const auto held_out = digits_of(table, order.narrow(0, 0, kHeldOut));
+  auto training = digits_of(table, order.narrow(0, kHeldOut, order.size(0) - kHeldOut));
 
-  auto model = make_model();
-  for (const auto& parameter : model->parameters()) muster::broadcast(group, parameter.detach());
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(2e-3));
+  muster::data::DistributedSampler sampler(*group, training.size().value());
+  const auto batches = torch::data::make_data_loader(training.map(torch::data::transforms::Stack<>()), sampler,
+                                                     std::max<size_t>(1, kBatch / static_cast<size_t>(size)));
+  Model model(make_model(), group);
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(2e-3));
   for (int epoch = 1; epoch <= kEpochs; ++epoch) {
-    const double loss = train_epoch(model, optimizer, training, group, epoch);
-    const double accuracy = accuracy_of(model, held_out, group);
-    if (group.membership().rank != 0) continue;
+    sampler.set_epoch(static_cast<size_t>(epoch));
+    const double loss = train_epoch(model, optimizer, *batches);
+    const double accuracy = accuracy_of(model, held_out);
+    if (rank != 0) continue;
     std::printf("epoch %2d/%d loss %.4f  held-out accuracy %.2f%%\n", epoch, kEpochs, loss, accuracy * 100);
     std::fflush(stdout);
   }
@@ -138,10 +129,7 @@ void train(muster::Group& group) {
 int main() {
   torch::set_num_threads(1);  // the ranks share the machine
   try {
-    const auto deadline = muster::Deadline::after(muster::Duration(std::chrono::minutes(1)));
-    const auto store = muster::value_or_throw(muster::store_from_environment(deadline));
-    const auto group = join_the_others(*store);
-    train(*group);
+    train(muster::join_job());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "digits: %s\n", error.what());
     return 1;

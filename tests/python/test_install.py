@@ -115,15 +115,37 @@ def test_a_torch_for_cuda_needs_no_cuda_toolkit(prefix: Path, run: Run, torch_pr
     assert "threads 1" in run([tmp_path / "build/cuda_user"])
 
 
-def test_digits_in_cpp_build_against_the_package_and_reach_97_percent(
-    prefix: Path, run: Run, root: Path, torch_prefix: str, tmp_path: Path
-) -> None:
-    build(run, root / "examples/cpp", tmp_path, f"{prefix};{torch_prefix}")
-    program = tmp_path / "digits"
-    said = run([prefix / "bin/muster", "run", "--nproc-per-node", "2", "--no-python", program])
+@pytest.fixture(scope="module")
+def examples(
+    prefix: Path, run: Run, root: Path, torch_prefix: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., str]:
+    """Runs one of examples/cpp on two ranks, and gives what it said."""
+    folder = tmp_path_factory.mktemp("examples")
+    build(run, root / "examples/cpp", folder, f"{prefix};{torch_prefix}")
+
+    def start(name: str, *arguments: str | Path) -> str:
+        return run([prefix / "bin/muster", "run", "--nproc-per-node", "2", "--no-python", folder / name, *arguments])
+
+    return start
+
+
+def test_digits_in_cpp_build_against_the_package_and_reach_97_percent(examples: Callable[..., str]) -> None:
+    said = examples("digits")
     accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
     assert len(accuracies) == 12, said
     assert accuracies[-1] >= 97, said
+
+
+def test_chars_learn_to_write_and_go_on_from_a_checkpoint(examples: Callable[..., str], tmp_path: Path) -> None:
+    arguments = ["--checkpoint", tmp_path / "chars.pt"]
+    first = examples("chars", "--steps", "50", *arguments)
+    second = examples("chars", "--steps", "100", *arguments)
+    steps = [(int(step), float(loss)) for step, loss in re.findall(r"step +(\d+)/\d+ .*held-out loss ([\d.]+)", second)]
+    assert re.findall(r"step +(\d+)/", first) == ["50"], first
+    assert [step for step, _ in steps] == [100], second
+    # Even odds over the 70 characters of the alphabet are 4.2, their frequencies alone 3.2.
+    assert steps[0][1] < 3, second
+    assert len(second[second.index("\n\n") :].strip()) > 300, "it wrote no lines"
 
 
 def test_every_installed_header_of_the_core_compiles_alone(prefix: Path, run: Run, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 #include "muster/torch/reducer_buckets.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +22,8 @@ struct Filling {
 };
 
 at::Tensor place_in(const at::Tensor& flat, const at::Tensor& like, size_t offset) {
+  // Not a view in autograd's eyes, which would let nobody detach_() it: libtorch's Optimizer::zero_grad() does.
+  const at::AutoDispatchBelowADInplaceOrView no_view;
   const at::Tensor part = flat.narrow(0, static_cast<int64_t>(offset), like.numel());
   return like.is_non_overlapping_and_dense() ? part.as_strided(like.sizes(), like.strides()) : part.view(like.sizes());
 }

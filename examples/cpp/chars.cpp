@@ -1,0 +1,243 @@
+// Trains a character-level transformer on a play of Shakespeare's with libtorch, on as many processes as there are
+// ranks, and has it write some lines:
+//
+//   muster run --nproc-per-node 2 --no-python ./chars [--steps N] [--checkpoint FILE]
+//
+// Beside DistributedDataParallel it shows the rest of what a longer run needs: an optimizer whose state is spread over
+// the ranks, gradients clipped over all of them, and a checkpoint, from which a later call of the same command goes on,
+// on any number of ranks.
+
+#include <muster/torch/checkpoint.h>
+#include <muster/torch/collectives.h>
+#include <muster/torch/data/distributed_sampler.h>
+#include <muster/torch/nn/distributed_data_parallel.h>
+#include <muster/torch/optim/zero_redundancy_optimizer.h>
+#include <torch/torch.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kContext = 64;  // characters that the model looks back on
+constexpr int64_t kWidth = 96;
+constexpr int64_t kHeads = 4;
+constexpr int kLayers = 2;
+constexpr size_t kBatch = 32;  // stretches of text a step, over all ranks
+constexpr double kPeakRate = 3e-3;
+constexpr int64_t kReport = 50;  // steps between two lines of output
+
+struct Settings {
+  int64_t steps = 400;
+  std::string checkpoint;  // empty: none
+};
+
+/// The play, each character as its number in `alphabet`.
+struct Text {
+  std::string alphabet;
+  torch::Tensor training, held_out;  // int64[N]
+};
+
+std::string read_compressed(const std::string& path) {
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
+  if (!file) throw std::runtime_error("cannot open " + path);
+  std::string text;
+  char part[1 << 14];
+  int size = 0;
+  while ((size = gzread(file.get(), part, sizeof part)) > 0) text.append(part, static_cast<size_t>(size));
+  if (size < 0 || text.empty()) throw std::runtime_error("cannot read " + path);
+  return text;
+}
+
+Text load_text(const std::string& path) {
+  const std::string characters = read_compressed(path);
+  Text text{characters, {}, {}};
+  std::sort(text.alphabet.begin(), text.alphabet.end());
+  text.alphabet.erase(std::unique(text.alphabet.begin(), text.alphabet.end()), text.alphabet.end());
+  std::vector<int64_t> numbers;
+  for (const char character : characters) {
+    numbers.push_back(static_cast<int64_t>(text.alphabet.find(character)));
+  }
+  const auto all = torch::tensor(numbers);
+  const int64_t held_out = all.size(0) / 10;
+  text.training = all.narrow(0, 0, all.size(0) - held_out);
+  text.held_out = all.narrow(0, all.size(0) - held_out, held_out);
+  return text;
+}
+
+/// Attention to what came before, then a small network for each character; both are added to what came in.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() {
+    namespace nn = torch::nn;
+    before_attention = register_module("before_attention", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+    query_key_value = register_module("query_key_value", nn::Linear(kWidth, 3 * kWidth));
+    joined = register_module("joined", nn::Linear(kWidth, kWidth));
+    network = register_module(
+        "network", nn::Sequential(nn::LayerNorm(nn::LayerNormOptions({kWidth})), nn::Linear(kWidth, 4 * kWidth),
+                                  nn::GELU(), nn::Linear(4 * kWidth, kWidth)));
+  }
+
+  /// float32[batch, length, kWidth], as it comes back.
+  torch::Tensor forward(const torch::Tensor& input) {
+    const auto heads = query_key_value->forward(before_attention->forward(input))
+                           .view({input.size(0), input.size(1), 3, kHeads, kWidth / kHeads})
+                           .permute({2, 0, 3, 1, 4});
+    const auto attended = torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, 0, /*is_causal=*/true);
+    const auto output = input + joined->forward(attended.transpose(1, 2).reshape(input.sizes()));
+    return output + network->forward(output);
+  }
+
+  torch::nn::LayerNorm before_attention = nullptr;
+  torch::nn::Linear query_key_value = nullptr, joined = nullptr;
+  torch::nn::Sequential network = nullptr;
+};
+TORCH_MODULE(Block);
+
+struct TransformerImpl : torch::nn::Module {
+  explicit TransformerImpl(int64_t alphabet) {
+    namespace nn = torch::nn;
+    characters = register_module("characters", nn::Embedding(alphabet, kWidth));
+    places = register_module("places", nn::Embedding(kContext, kWidth));
+    blocks = register_module("blocks", nn::Sequential());
+    for (int layer = 0; layer < kLayers; ++layer) blocks->push_back(Block());
+    blocks->push_back(nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+    scores = register_module("scores", nn::Linear(kWidth, alphabet));
+  }
+
+  /// int64[batch, length] to a score for each character that may come next, float32[batch, length, alphabet].
+  torch::Tensor forward(const torch::Tensor& input) {
+    const auto place = places->forward(torch::arange(input.size(1)));
+    return scores->forward(blocks->forward(characters->forward(input) + place));
+  }
+
+  torch::nn::Embedding characters = nullptr, places = nullptr;
+  torch::nn::Sequential blocks = nullptr;
+  torch::nn::Linear scores = nullptr;
+};
+TORCH_MODULE(Transformer);
+
+/// int64[starts, kContext + 1]: the stretches of text that begin there.
+torch::Tensor stretches(const torch::Tensor& text, const std::vector<size_t>& starts) {
+  std::vector<torch::Tensor> rows;
+  for (const size_t start : starts) rows.push_back(text.narrow(0, static_cast<int64_t>(start), kContext + 1));
+  return torch::stack(rows);
+}
+
+template <class Model>
+torch::Tensor loss_of(Model& model, const torch::Tensor& rows) {
+  const auto output = model.forward(rows.narrow(1, 0, kContext));
+  return torch::nn::functional::cross_entropy(output.flatten(0, 1), rows.narrow(1, 1, kContext).flatten());
+}
+
+/// The mean over this rank's stretches of the held-out text, then over the ranks.
+double held_out_loss(TransformerImpl& model, const torch::Tensor& text, muster::Group& group) {
+  const torch::NoGradGuard no_gradients;
+  const auto [rank, size] = std::pair{group.membership().rank, group.membership().size};
+  std::vector<size_t> starts;
+  for (int64_t start = rank * kContext; start + kContext < text.size(0); start += 2 * size * kContext) {
+    starts.push_back(static_cast<size_t>(start));
+  }
+  auto loss = loss_of(model, stretches(text, starts));
+  muster::all_reduce(group, loss, muster::ReduceOp::kAverage);
+  return loss.item<double>();
+}
+
+std::string write_lines(TransformerImpl& model, const std::string& alphabet, int characters) {
+  const torch::NoGradGuard no_gradients;
+  torch::manual_seed(1);
+  std::string text = "\n";
+  for (int i = 0; i < characters; ++i) {
+    std::vector<int64_t> numbers;
+    for (const char character : text.substr(text.size() - std::min<size_t>(text.size(), kContext))) {
+      numbers.push_back(static_cast<int64_t>(alphabet.find(character)));
+    }
+    const auto scores = model.forward(torch::tensor(numbers).unsqueeze(0))[0][-1];
+    const auto next = torch::softmax(scores / 0.8, 0).multinomial(1).item<int64_t>();
+    text += alphabet[static_cast<size_t>(next)];
+  }
+  return text.substr(1);
+}
+
+/// Rises for a twentieth of the steps, then falls along a cosine.
+double rate_at(int64_t step, int64_t steps) {
+  const double done = static_cast<double>(step) / static_cast<double>(steps);
+  return kPeakRate * std::min(done * 20, 0.5 * (1 + std::cos(done * std::acos(-1.0))));
+}
+
+void train(const std::shared_ptr<muster::Group>& group, const Settings& settings) {
+  const auto [rank, size] = std::pair{group->membership().rank, group->membership().size};
+  const Text text = load_text(CHARS_DATA);
+  torch::manual_seed(0);
+  Transformer model(static_cast<int64_t>(text.alphabet.size()));
+  muster::nn::DistributedDataParallel ddp(model, group);
+  muster::optim::ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
+      group, ddp.parameters(), torch::optim::AdamWOptions(kPeakRate).weight_decay(0.1));
+  muster::data::DistributedSampler sampler(*group, static_cast<size_t>(text.training.size(0) - kContext));
+
+  int64_t step = 0;
+  muster::checkpoint::State state;
+  state.add("model", *model).add("optimizer", optimizer).add_archived("sampler", sampler).add("step", step);
+  if (!settings.checkpoint.empty() && muster::checkpoint::exists(*group, settings.checkpoint)) {
+    muster::checkpoint::load(*group, settings.checkpoint, state);
+  }
+  while (step < settings.steps) {
+    const auto starts = sampler.next(std::max<size_t>(1, kBatch / static_cast<size_t>(size)));
+    if (!starts) {
+      sampler.set_epoch(sampler.epoch() + 1);
+      sampler.reset();
+      continue;
+    }
+    ++step;
+    optimizer.param_groups().front().options().set_lr(rate_at(step, settings.steps));
+    optimizer.zero_grad();
+    auto loss = loss_of(ddp, stretches(text.training, *starts));
+    loss.backward();
+    optimizer.clip_grad_norm_(1);
+    optimizer.step();
+    if (step % kReport != 0 && step != settings.steps) continue;
+    if (!settings.checkpoint.empty()) muster::checkpoint::save(*group, settings.checkpoint, state);
+    auto mean = loss.detach();
+    muster::all_reduce(*group, mean, muster::ReduceOp::kAverage);
+    const double held_out = held_out_loss(*model, text.held_out, *group);
+    if (rank != 0) continue;
+    std::printf("step %4ld/%ld loss %.3f  held-out loss %.3f\n", static_cast<long>(step),
+                static_cast<long>(settings.steps), mean.item<double>(), held_out);
+    std::fflush(stdout);
+  }
+  if (rank == 0) std::printf("\n%s\n", write_lines(*model, text.alphabet, 400).c_str());
+}
+
+Settings settings_of(int count, char** words) {
+  Settings settings;
+  for (int i = 1; i + 1 < count; i += 2) {
+    const std::string option = words[i];
+    if (option == "--steps") {
+      settings.steps = std::stol(words[i + 1]);
+    } else if (option == "--checkpoint") {
+      settings.checkpoint = words[i + 1];
+    } else {
+      throw std::invalid_argument("unknown option " + option);
+    }
+  }
+  return settings;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  torch::set_num_threads(1);  // the ranks share the machine
+  try {
+    const Settings settings = settings_of(count, words);
+    train(muster::join_job(), settings);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "chars: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,132 @@
+#include "muster/torch/nn/distributed_data_parallel.h"
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <cmath>
+#include <set>
+
+#include "muster/torch/arguments.h"
+#include "muster/torch/collectives.h"
+
+namespace muster::nn {
+namespace {
+
+constexpr const char* kTitle = "DistributedDataParallel";
+
+size_t bytes_of_mb(double mb) {
+  check_argument(mb > 0, kTitle, "buckets of ", mb, " MB hold nothing");
+  return static_cast<size_t>(std::ceil(mb * (1 << 20)));
+}
+
+class FunctionHook : public c10d::CommHookInterface {
+ public:
+  explicit FunctionHook(DistributedModule::Hook hook) : hook_(std::move(hook)) {}
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override { return hook_(bucket); }
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    return c10d::detail::parseCppCommHookResult(result);
+  }
+
+ private:
+  DistributedModule::Hook hook_;
+};
+
+/// Tensors of the module, each once, though modules may share it.
+std::vector<std::pair<std::string, at::Tensor>> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  std::set<const void*> seen;
+  for (const auto& item : tensors) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) result.emplace_back(item.key(), item.value());
+  }
+  return result;
+}
+
+/// Parameters whose gradients are sparse: weights of embeddings that ask for it.
+std::set<const void*> sparse_parameters(const torch::nn::Module& module) {
+  std::set<const void*> found;
+  module.apply([&found](const torch::nn::Module& part) {
+    if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&part)) {
+      if (embedding->options.sparse()) found.insert(embedding->weight.unsafeGetTensorImpl());
+    } else if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&part)) {
+      if (bag->options.sparse()) found.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  });
+  return found;
+}
+
+std::unique_ptr<muster::Reducer> make_reducer(const torch::nn::Module& module, const std::shared_ptr<Group>& group,
+                                              const DistributedDataParallelOptions& options) {
+  std::vector<at::Tensor> parameters;
+  ReducerOptions reducer;
+  const auto sparse = sparse_parameters(module);
+  for (auto& [name, parameter] : distinct(module.named_parameters())) {
+    if (!parameter.requires_grad()) continue;
+    reducer.names.push_back(name);
+    reducer.sparse.push_back(sparse.count(parameter.unsafeGetTensorImpl()) > 0);
+    parameters.push_back(parameter);
+  }
+  check_argument(!parameters.empty(), kTitle, "no parameter of the module requires a gradient: it needs no wrapping");
+  reducer.bucket_bytes = bytes_of_mb(options.bucket_cap_mb);
+  reducer.first_bucket_bytes = bytes_of_mb(std::min(options.first_bucket_mb, options.bucket_cap_mb));
+  for (const double mb : options.bucket_cap_mb_list) reducer.bucket_bytes_list.push_back(bytes_of_mb(mb));
+  reducer.gradient_as_bucket_view = options.gradient_as_bucket_view;
+  reducer.find_unused_parameters = options.find_unused_parameters;
+  reducer.static_graph = options.static_graph;
+  reducer.verify = options.init_sync;
+  reducer.skip_all_reduce_unused_parameters = options.skip_all_reduce_unused_parameters;
+  return std::make_unique<muster::Reducer>(group, std::move(parameters), std::move(reducer));
+}
+
+}  // namespace
+
+DistributedModule::DistributedModule(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Group> group,
+                                     DistributedDataParallelOptions options)
+    : torch::nn::Module("DistributedDataParallel"), group_(std::move(group)), options_(std::move(options)) {
+  check_argument(module != nullptr && group_ != nullptr, kTitle, "it needs a module and a group");
+  register_module("module", module);
+  reducer_ = make_reducer(*module, group_, options_);  // the first to meet the other ranks: it compares the modules
+  for (auto& [name, buffer] : distinct(module->named_buffers())) {
+    if (buffer.defined()) buffers_to_sync_.push_back(buffer);
+  }
+  if (!options_.init_sync) return;
+  std::vector<at::Tensor> state = buffers_to_sync_;
+  for (auto& [name, parameter] : distinct(module->named_parameters())) state.push_back(parameter.detach());
+  broadcast(*group_, state);
+}
+
+bool DistributedModule::will_reduce() const { return synchronises_ && at::GradMode::is_enabled(); }
+
+void DistributedModule::before_forward() {
+  if (will_reduce()) {
+    reducer_->prepare_for_forward();
+    reducer_->rebuild_buckets();
+  }
+  if (options_.broadcast_buffers && buffers_are_stale_ && !buffers_to_sync_.empty()) {
+    broadcast(*group_, buffers_to_sync_);
+  }
+}
+
+void DistributedModule::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known) {
+  buffers_are_stale_ = will_reduce();
+  if (!buffers_are_stale_) return;
+  const bool search = options_.find_unused_parameters || options_.static_graph;
+  check_argument(!search || outputs_known, kTitle,
+                 "find_unused_parameters and static_graph cannot find the tensors in what forward returns: specialise "
+                 "muster::nn::TensorsIn for its type");
+  reducer_->prepare_for_backward(search ? outputs : std::vector<at::Tensor>());
+}
+
+void DistributedModule::register_comm_hook(Hook hook) {
+  register_comm_hook(std::make_unique<FunctionHook>(std::move(hook)));
+}
+void DistributedModule::register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
+  reducer_->set_hook(std::move(hook));
+}
+
+std::shared_ptr<torch::nn::Module> DistributedModule::clone(const std::optional<at::Device>&) const {
+  throw_error({ErrorCode::kUnsupported,
+               "a DistributedDataParallel cannot be cloned, for its buckets belong to one module: clone what it "
+               "wraps, ddp.module(), and wrap the copy"});
+}
+
+}  // namespace muster::nn

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace muster::nn {
+
+/// How the tensors in what a module's forward returns are found: tensors, and tuples, pairs, vectors, arrays, optionals
+/// and maps of what is found. For a type of your own:
+///
+///   template <>
+///   struct muster::nn::TensorsIn<Answer> : std::true_type {
+///     static void visit(const Answer& answer, std::vector<at::Tensor>& found) { ... }
+///   };
+template <class T>
+struct TensorsIn : std::false_type {};
+
+template <>
+struct TensorsIn<at::Tensor> : std::true_type {
+  static void visit(const at::Tensor& tensor, std::vector<at::Tensor>& found) {
+    if (tensor.defined()) found.push_back(tensor);
+  }
+};
+
+template <class T>
+struct TensorsIn<std::optional<T>> : TensorsIn<T> {
+  static void visit(const std::optional<T>& value, std::vector<at::Tensor>& found) {
+    if (value) TensorsIn<T>::visit(*value, found);
+  }
+};
+
+template <class... Ts>
+struct TensorsIn<std::tuple<Ts...>> : std::conjunction<TensorsIn<Ts>...> {
+  static void visit(const std::tuple<Ts...>& values, std::vector<at::Tensor>& found) {
+    std::apply([&found](const auto&... each) { (TensorsIn<std::decay_t<decltype(each)>>::visit(each, found), ...); },
+               values);
+  }
+};
+
+template <class A, class B>
+struct TensorsIn<std::pair<A, B>> : std::conjunction<TensorsIn<A>, TensorsIn<B>> {
+  static void visit(const std::pair<A, B>& values, std::vector<at::Tensor>& found) {
+    TensorsIn<A>::visit(values.first, found);
+    TensorsIn<B>::visit(values.second, found);
+  }
+};
+
+namespace detail {
+
+template <class Container, class T>
+struct TensorsInEach : TensorsIn<T> {
+  static void visit(const Container& values, std::vector<at::Tensor>& found) {
+    for (const auto& value : values) TensorsIn<T>::visit(value, found);
+  }
+};
+template <class Map, class T>
+struct TensorsInMap : TensorsIn<T> {
+  static void visit(const Map& values, std::vector<at::Tensor>& found) {
+    for (const auto& [key, value] : values) TensorsIn<T>::visit(value, found);
+  }
+};
+
+}  // namespace detail
+
+template <class T>
+struct TensorsIn<std::vector<T>> : detail::TensorsInEach<std::vector<T>, T> {};
+template <class T, size_t N>
+struct TensorsIn<std::array<T, N>> : detail::TensorsInEach<std::array<T, N>, T> {};
+template <class K, class T>
+struct TensorsIn<std::map<K, T>> : detail::TensorsInMap<std::map<K, T>, T> {};
+template <class K, class T>
+struct TensorsIn<std::unordered_map<K, T>> : detail::TensorsInMap<std::unordered_map<K, T>, T> {};
+
+/// The tensors that are defined, in order; nothing where T is none of those types.
+template <class T>
+std::vector<at::Tensor> tensors_in(const T& value) {
+  std::vector<at::Tensor> found;
+  if constexpr (TensorsIn<T>::value) TensorsIn<T>::visit(value, found);
+  return found;
+}
+
+}  // namespace muster::nn

@@ -1,0 +1,208 @@
+#include "muster/torch/nn/distributed_data_parallel.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <mutex>
+
+#include "group/ranks.h"
+#include "muster/torch/collectives.h"
+#include "torch/models.h"
+
+namespace muster::nn {
+namespace {
+
+using test::make_mlp, test::random_tensor;
+
+std::shared_ptr<Group> borrowed(Group& group) {
+  return {&group, [](Group*) {}};
+}
+
+at::Tensor part_of(const at::Tensor& batch, Group& group) {
+  return batch.chunk(group.membership().size)[group.membership().rank];
+}
+
+void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::allclose(a[i], b[i], 1e-4, 1e-6)) << "tensor " << i;
+}
+
+/// That all ranks have the same bits.
+void expect_alike(Group& group, const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor all = all_gather(group, tensor.detach());
+    for (int64_t rank = 1; rank < all.size(0); ++rank) EXPECT_TRUE(at::equal(all[0], all[rank]));
+  }
+}
+
+/// Trains on 2 ranks under `options`, and beside them in one process on the whole batches.
+void expect_training_as_one_process(const DistributedDataParallelOptions& options) {
+  test::run_group(2, "shm", [&options](Group& group) {
+    auto model = make_mlp(1 + static_cast<uint64_t>(group.membership().rank));  // rank 0's is what counts
+    auto reference = make_mlp(1);
+    DistributedDataParallel ddp(model, borrowed(group), options);
+    torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::SGD plain(reference->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (uint64_t step = 0; step < 4; ++step) {
+      const at::Tensor batch = random_tensor({8, 6}, step);
+      optimizer.zero_grad();
+      ddp.forward(part_of(batch, group)).pow(2).mean().backward();
+      optimizer.step();
+      plain.zero_grad();
+      reference->forward(batch).pow(2).mean().backward();
+      plain.step();
+    }
+    expect_close(ddp.parameters(), reference->parameters());
+    expect_alike(group, ddp.parameters());
+  });
+}
+
+TEST(DistributedDataParallel, TrainsAsOneProcessOnTheJoinedBatch) {
+  expect_training_as_one_process({});
+  expect_training_as_one_process({.bucket_cap_mb = 0.001, .first_bucket_mb = 0.0005});
+  expect_training_as_one_process({.bucket_cap_mb_list = {0.0005, 0.001}});
+  expect_training_as_one_process({.gradient_as_bucket_view = false});
+  expect_training_as_one_process({.find_unused_parameters = true});
+  expect_training_as_one_process({.static_graph = true});
+}
+
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    left = register_module("left", torch::nn::Linear(4, 2));
+    right = register_module("right", torch::nn::Linear(4, 2));
+  }
+  std::tuple<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& input, bool go_left) {
+    return {input.sum(), {(go_left ? left : right)->forward(input)}};
+  }
+  torch::nn::Linear left = nullptr, right = nullptr;
+};
+TORCH_MODULE(Branches);
+
+TEST(DistributedDataParallel, FindsUnusedParametersInWhateverForwardReturns) {
+  test::run_group(2, "shm", [](Group& group) {
+    torch::manual_seed(1);
+    Branches model;
+    DistributedDataParallel<Branches> ddp(model, borrowed(group), {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      const bool first = group.membership().rank == 0;
+      const auto [sum, outputs] = ddp.forward(at::ones({1, 4}), first);
+      outputs.front().sum().backward();
+      // Each branch is used by one of two ranks: the average is half of its gradient.
+      EXPECT_TRUE(at::equal(model->left->weight.grad(), at::full({2, 4}, 0.5)));
+      EXPECT_TRUE(at::equal(model->right->bias.grad(), at::full({2}, 0.5)));
+    }
+  });
+}
+
+struct Opaque {
+  at::Tensor tensor;
+};
+struct OpaqueImpl : torch::nn::Module {
+  OpaqueImpl() { linear = register_module("linear", torch::nn::Linear(2, 2)); }
+  Opaque forward(const at::Tensor& input) { return {linear->forward(input)}; }
+  torch::nn::Linear linear = nullptr;
+};
+
+TEST(DistributedDataParallel, SaysWhereOutputsCannotBeSearched) {
+  test::run_group(1, "shm", [](Group& group) {
+    DistributedDataParallel fine(std::make_shared<OpaqueImpl>(), borrowed(group));
+    fine.forward(at::ones({1, 2})).tensor.sum().backward();
+    DistributedDataParallel ddp(std::make_shared<OpaqueImpl>(), borrowed(group), {.find_unused_parameters = true});
+    EXPECT_THROW(ddp.forward(at::ones({1, 2})), c10::ValueError);
+  });
+}
+
+TEST(DistributedDataParallel, GathersGradientsWithoutSyncAndThenReducesTheirSum) {
+  test::run_group(2, "shm", [](Group& group) {
+    auto model = make_mlp(1), reference = make_mlp(1);
+    DistributedDataParallel ddp(model, borrowed(group));
+    for (int round = 0; round < 2; ++round) {
+      ddp.zero_grad();
+      reference->zero_grad();
+      const at::Tensor first = random_tensor({8, 6}, 1), second = random_tensor({8, 6}, 2);
+      const uint64_t before = group.sequence();
+      {
+        const auto quiet = ddp.no_sync();
+        ddp.forward(part_of(first, group)).pow(2).mean().backward();
+        EXPECT_EQ(group.sequence(), before);
+      }
+      ddp.forward(part_of(second, group)).pow(2).mean().backward();
+      EXPECT_GT(group.sequence(), before);
+      reference->forward(first).pow(2).mean().backward();
+      reference->forward(second).pow(2).mean().backward();
+      for (size_t i = 0; i < ddp.parameters().size(); ++i) {
+        EXPECT_TRUE(at::allclose(ddp.parameters()[i].grad(), reference->parameters()[i].grad(), 1e-4, 1e-6)) << i;
+      }
+    }
+  });
+}
+
+TEST(DistributedDataParallel, KeepsBuffersAsRankZeros) {
+  for (const bool broadcasts : {true, false}) {
+    test::run_group(2, "shm", [broadcasts](Group& group) {
+      torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
+      DistributedDataParallel ddp(model, borrowed(group), {.broadcast_buffers = broadcasts});
+      const auto step = [&](uint64_t seed) {
+        const auto rank = static_cast<uint64_t>(group.membership().rank);
+        ddp.forward(random_tensor({8, 4}, 2 * seed + rank)).sum().backward();
+      };
+      step(1);
+      step(2);  // brings rank 0's running mean to all, and moves it on by other data at each
+      ddp.eval();
+      const torch::NoGradGuard no_gradients;
+      ddp.forward(at::ones({2, 4}));  // again
+      const at::Tensor means = all_gather(group, model->named_buffers()["1.running_mean"]);
+      EXPECT_EQ(at::equal(means[0], means[1]), broadcasts);
+    });
+  }
+}
+
+TEST(DistributedDataParallel, RunsAHookForEachBucketInPlaceOfTheAllReduce) {
+  test::run_group(2, "shm", [](Group& group) {
+    auto model = make_mlp(1), reference = make_mlp(1);
+    DistributedDataParallel ddp(model, borrowed(group), {.bucket_cap_mb = 0.001, .first_bucket_mb = 0.001});
+    std::vector<size_t> indices;
+    ddp.register_comm_hook([&](c10d::GradBucket& bucket) {
+      indices.push_back(bucket.getIndex());
+      bucket.getBufferRef().mul_(2);
+      return ddp.reducer().all_reduce(bucket);
+    });
+    const at::Tensor batch = random_tensor({8, 6}, 1);
+    ddp.forward(part_of(batch, group)).pow(2).mean().backward();
+    reference->forward(batch).pow(2).mean().backward();
+    EXPECT_GT(indices.size(), 1U);
+    for (size_t i = 0; i < ddp.parameters().size(); ++i) {
+      EXPECT_TRUE(at::allclose(ddp.parameters()[i].grad(), 2 * reference->parameters()[i].grad(), 1e-4, 1e-6)) << i;
+    }
+  });
+}
+
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    const at::Tensor shared = torch::eye(4);
+    first = register_parameter("first", shared);
+    second = register_parameter("second", first);
+    unused = register_parameter("frozen", torch::ones({3}), /*requires_grad=*/false);
+  }
+  at::Tensor forward(const at::Tensor& input) { return input.mm(first).mm(second); }
+  at::Tensor first, second, unused;
+};
+
+TEST(DistributedDataParallel, TakesASharedParameterOnceAndBringsFrozenOnesAlong) {
+  test::run_group(2, "shm", [](Group& group) {
+    const auto model = std::make_shared<TiedImpl>();
+    {
+      const torch::NoGradGuard no_gradients;
+      model->unused.fill_(group.membership().rank);
+    }
+    DistributedDataParallel ddp(model, borrowed(group));
+    EXPECT_EQ(ddp.reducer().names(), std::vector<std::string>{"first"});
+    EXPECT_TRUE(at::equal(model->unused, at::zeros({3})));
+    ddp.forward(at::full({1, 4}, static_cast<double>(group.membership().rank))).sum().backward();
+    EXPECT_TRUE(at::equal(model->first.grad(), at::full({4, 4}, 1.))) << model->first.grad();
+  });
+}
+
+}  // namespace
+}  // namespace muster::nn
