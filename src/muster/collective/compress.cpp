@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-const CompressKernels& kernels() {
+const CompressKernels& fastest_kernels() {
   static const CompressKernels& chosen = []() -> const CompressKernels& {
 #if defined(__x86_64__)
     const std::string_view isa = reduce_kernel_isa();
@@ -46,25 +46,25 @@ double column_norm(const float* p, size_t rows, size_t rank, size_t column) {
 
 void narrow(void* out, const float* in, size_t count, Dtype half, float factor) {
   MUSTER_CHECK(half == Dtype::kFloat16 || half == Dtype::kBfloat16, "no half-precision dtype");
-  (half == Dtype::kFloat16 ? kernels().narrow_f16 : kernels().narrow_bf16)(out, in, count, factor);
+  (half == Dtype::kFloat16 ? fastest_kernels().narrow_f16 : fastest_kernels().narrow_bf16)(out, in, count, factor);
 }
 
 void widen(float* out, const void* in, size_t count, Dtype half) {
   MUSTER_CHECK(half == Dtype::kFloat16 || half == Dtype::kBfloat16, "no half-precision dtype");
-  (half == Dtype::kFloat16 ? kernels().widen_f16 : kernels().widen_bf16)(out, in, count);
+  (half == Dtype::kFloat16 ? fastest_kernels().widen_f16 : fastest_kernels().widen_bf16)(out, in, count);
 }
 
 void quantise(int8_t* out, float* scales, const float* in, float factor, float* error, size_t count, size_t block) {
   MUSTER_CHECK(block > 0, "a block has elements");
-  kernels().quantise(out, scales, in, factor, error, count, block);
+  fastest_kernels().quantise(out, scales, in, factor, error, count, block);
 }
 
 void dequantise(float* out, const int8_t* in, const float* scales, size_t count, size_t block) {
-  kernels().dequantise(out, in, scales, count, block);
+  fastest_kernels().dequantise(out, in, scales, count, block);
 }
 
 void add_quantised(float* sum, const int8_t* in, const float* scales, size_t count, size_t block) {
-  kernels().add_quantised(sum, in, scales, count, block);
+  fastest_kernels().add_quantised(sum, in, scales, count, block);
 }
 
 void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t count) {
@@ -83,7 +83,7 @@ void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t 
 }
 
 void project_rows(float* p, const float* m, const float* q, size_t rows, size_t columns, size_t rank) {
-  kernels().project_rows(p, m, q, rows, columns, rank);
+  fastest_kernels().project_rows(p, m, q, rows, columns, rank);
 }
 
 void orthogonalise(float* p, size_t rows, size_t rank) {
@@ -99,11 +99,11 @@ void orthogonalise(float* p, size_t rows, size_t rank) {
 }
 
 void project_columns(float* q, const float* m, const float* p, size_t rows, size_t columns, size_t rank) {
-  kernels().project_columns(q, m, p, rows, columns, rank);
+  fastest_kernels().project_columns(q, m, p, rows, columns, rank);
 }
 
 void expand(float* out, float* error, const float* p, const float* q, size_t rows, size_t columns, size_t rank) {
-  kernels().expand(out, error, p, q, rows, columns, rank);
+  fastest_kernels().expand(out, error, p, q, rows, columns, rank);
 }
 
 }  // namespace muster
