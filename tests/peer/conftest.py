@@ -31,8 +31,8 @@ QUICK = {
     "send_recv(_with_tag|_any_source)?|isend.*|irecv|batch_isend_irecv_gloo(_tags)?|new_subgroups.*"
     ")$",
     "test_ddp.py": "test_("
-    "DistributedDataParallelCPU(_grad_is_view)?|DistributedDataParallel_requires_grad|ddp_zero_output_features|"
-    "stateless_api_with_ddp|static_graph_api_cpu"
+    "DistributedDataParallelCPU_grad_is_view|ddp_apply_optim_in_backward|ddp_broadcast_buffer|"
+    "ddp_join_model_equivalence|ddp_multiple_nested_unused_params_error|ddp_static_graph_nested_types"
     ")$",
 }
 
