@@ -115,7 +115,7 @@ def test_diloco_in_fragments_that_are_averaged_while_steps_go_on() -> None:
 
 def converge(rank: int, hook: hooks.NativeHook | None) -> float:
     model = make_model()
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
     optimizer = DiLoCo(inner, sync_every=5, hook=hook)
     return [make_step(model, optimizer, rank, step) for step in range(300)][-1]
 
