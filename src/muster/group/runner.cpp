@@ -351,7 +351,25 @@ Result<> Runner::watch(Rank awaited) {
   mesh_.loop->poll();
   if (fatal_) return tl::unexpected(*fatal_);
   if (closed_[awaited]) return tl::unexpected(*closed_[awaited]);
+  if (const Rank place = team_->quitter(); place != kNoRank) return tl::unexpected(last_words(locals()[place]));
   return {};
+}
+
+/// Why a rank of this host has failed. It says so on its link, but perhaps behind bytes that a rank which waits in the
+/// team does not take.
+Error Runner::last_words(Rank quitter) {
+  skipped_.resize(size_t{64} << 10);
+  if (links_[quitter] != nullptr) skip_bytes(quitter);
+  (void)mesh_.loop->run_until([this] { return fatal_.has_value(); }, Deadline::after(kLastWords));
+  if (fatal_) return *fatal_;
+  return Error{ErrorCode::kAborted, mesh_.members[quitter].to_string() + " has failed", quitter, {}};
+}
+
+void Runner::skip_bytes(Rank rank) {
+  const Segment room{skipped_.data(), skipped_.size()};
+  links_[rank]->receive({&room, 1}, [this, rank](const Result<>& outcome) {
+    if (outcome) skip_bytes(rank);
+  });
 }
 
 /// Makes the error say where all ranks are, if more is known of that than it says.
@@ -406,6 +424,7 @@ void Runner::die(const Error& why) {
   for (Link* link : links_) {
     if (link != nullptr && link->is_open()) link->close(why);
   }
+  if (team_ && why.code != ErrorCode::kLeft) team_->give_up();
   // The reason may have to wait for room; the peers name the right rank only if it arrives. Who leaves in order has
   // nothing that waits.
   if (why.code != ErrorCode::kLeft) {

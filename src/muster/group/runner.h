@@ -64,6 +64,8 @@ class Runner {
   const std::vector<Rank>& carriers(int slot);
   Error missed(const std::vector<Rank>& awaited);
   std::vector<Rank> silent_peers();
+  Error last_words(Rank quitter);
+  void skip_bytes(Rank rank);
   std::optional<Error> abort_requested();
   Error blame(Error error, const Call& call) const;
   bool explain(Error& error) const;
@@ -86,6 +88,7 @@ class Runner {
   std::vector<Rank> carriers_;          ///< by host, for the operation that runs across
   std::vector<Link*> route_;            ///< the links of the passage under way
   Bytes multiplied_;                    ///< an input that must stay as it is, times its factor
+  Bytes skipped_;                       ///< room for bytes that nobody takes any more
   std::atomic<bool> abort_flag_ = false;
   std::mutex abort_mutex_;
   std::optional<Error> abort_;

@@ -242,6 +242,18 @@ tl::unexpected<Error> Team::late(Rank awaited, uint32_t step) const {
               behind[0]);
 }
 
+void Team::give_up() {
+  memory_->rank(rank_).gave_up.store(1, std::memory_order_release);
+  wake_all();
+}
+
+Rank Team::quitter() const {
+  for (Rank peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && memory_->rank(peer).gave_up.load(std::memory_order_acquire) != 0) return peer;
+  }
+  return kNoRank;
+}
+
 void Team::wake_all() {
   for (Rank peer = 0; peer < size_; ++peer) {
     futex_wake_all(memory_->rank(peer).met);

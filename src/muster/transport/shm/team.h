@@ -98,6 +98,10 @@ class Team {
 
   /// Ends every wait at every rank that maps this memory. The watch gives the reason; this only wakes them.
   void wake_all();
+  /// The same, and says that this rank takes no part any more.
+  void give_up();
+  /// Another rank that has given up; kNoRank: none.
+  Rank quitter() const;
 
  private:
   Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch);

@@ -37,6 +37,7 @@ struct TeamRank {
   alignas(128) std::atomic<uint32_t> met;      ///< rank 0: the last step that it saw all ranks publish
   alignas(128) pid_t pid;                      ///< in its namespace
   std::atomic<uint32_t> core;                  ///< where it ran when it published last
+  std::atomic<uint32_t> gave_up;               ///< not zero once it has failed
   TeamLine lines[kTeamSlots];                  ///< of step % kTeamSlots
 };
 
