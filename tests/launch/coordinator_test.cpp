@@ -45,8 +45,9 @@ class FakeAgent {
   }
   Assignment start() {
     auto [news, assignment] = next();
-    // All hear that a generation ends, those too who were not in it.
-    if (!current_ && news.kind == Kind::kStop) std::tie(news, assignment) = next();
+    // All hear that a generation begins or ends, those too who are not in it.
+    while (!current_ && !assignment && (news.kind == Kind::kStop || news.kind == Kind::kStart))
+      std::tie(news, assignment) = next();
     EXPECT_EQ(news.kind, Kind::kStart) << news.text;
     return current_.emplace(assignment.value_or(Assignment{}));
   }

@@ -70,7 +70,7 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
   const TimePoint end = TimePoint{received.pulse.stamp} + Duration(received.pulse.lease);
   proxy_.set_lease_end(end, now);
   lease_end_ = std::max(lease_end_, end);
-  if (timing_ && received.pulse.stamp >= sent_.ns) {
+  if (timing_ && received.pulse.stamp >= sent_.ns && received.pulse.stamp <= now.ns) {
     timing_ = false;
     // The server may have had nothing to say for a while: what is long counts for little.
     const Duration trip = now - TimePoint{received.pulse.stamp};
