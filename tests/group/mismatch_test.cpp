@@ -160,7 +160,7 @@ std::vector<Pair> pairs() {
     for (size_t odd = 0; odd < std::size(kKinds); ++odd) {
       if (usual == odd) continue;
       for (size_t i = 0; i < std::size(kTransports); ++i) {
-        if (all || number++ % 39 == 0) list.push_back({kTransports[i], &kKinds[usual], &kKinds[odd]});
+        if (all || number++ % 37 == 0) list.push_back({kTransports[i], &kKinds[usual], &kKinds[odd]});
       }
     }
   }
