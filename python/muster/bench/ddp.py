@@ -23,7 +23,7 @@ TABLE: type[Table] = CaseTable
 PARTS = ("steps", "alone", "memory")
 # Whose DDP, and over what.
 WAYS = ("muster", "stock", "gloo")
-HOOKS = [("muster", "float32"), ("muster", "bf16"), ("muster", "int8"), ("gloo", "float32"), ("gloo", "bf16")]
+HOOKS = [("muster", "float32"), ("muster", "bf16"), ("muster", "int8"), ("gloo", "float32"), ("gloo", "fp16")]
 # What a step exposes is a difference of two: below this it is noise.
 _LEAST_EXPOSED = 1e-4
 

@@ -70,8 +70,8 @@ def _register(model: Any, way: str, hook: str, groups: Groups) -> None:
     if way == "muster":
         hooks = importlib.import_module("muster.hooks")
         model.register_comm_hook(None, getattr(hooks, hook)())
-    elif hook == "bf16":
-        model.register_comm_hook(groups[way], default_hooks.bf16_compress_hook)
+    elif hook == "fp16":  # over Gloo torch has no bf16
+        model.register_comm_hook(groups[way], default_hooks.fp16_compress_hook)
     else:
         raise ValueError(f"torch has no hook {hook}")
 

@@ -283,10 +283,14 @@ Result<> Runner::link_with(const std::vector<Rank>& ranks, const Deadline& deadl
 /// Ranks in different calls may wait for each other before a byte has gone that would tell. So who waits for long looks
 /// where the others are, again and again, and less and less often.
 Result<> Runner::end_passage(const Deadline& deadline) {
-  const auto finished = [&] { return passage_.outcome().has_value() || abort_flag_.load(std::memory_order_acquire); };
+  // Also when a rank has gone that this call has no link with: those who wait for it may never hear of it otherwise.
+  const auto finished = [&] {
+    return passage_.outcome().has_value() || fatal_ || abort_flag_.load(std::memory_order_acquire);
+  };
   for (Duration patience = kFirstLook;; patience *= 2) {
     const auto waited = mesh_.loop->run_until(finished, Deadline::after(std::min(patience, deadline.left())));
     if (passage_.outcome()) return *passage_.outcome();
+    if (fatal_) return tl::unexpected(*fatal_);
     if (waited) return tl::unexpected(*abort_requested());
     if (deadline.passed()) return tl::unexpected(missed(passage_.waiting_for()));
     Error mismatch{ErrorCode::kMismatch, "", kNoRank, {}};
