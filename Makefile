@@ -25,7 +25,9 @@ build: setup
 	@$(STAGE) configure -- cmake --preset release
 	@$(STAGE) build -- cmake --build --preset release -j $(JOBS)
 
-demo: build
+demo: setup  # builds what it runs, and no tests
+	@$(STAGE) configure -- cmake --preset release
+	@$(STAGE) build -- cmake --build --preset release --target muster_cli _C -j $(JOBS)
 	muster run --nproc-per-node 2 examples/python/digits.py
 
 lint: setup
