@@ -334,20 +334,27 @@ def test_join_may_raise_as_soon_as_a_rank_has_no_data(ranks: RankPool) -> None:
     assert all("exhausted" in text for text in ranks.run(leaving_early))
 
 
-def compiled(rank: int) -> None:
-    torch.manual_seed(2)
-    module = perceptron()
-    reference = copy.deepcopy(module)
-    model = torch.compile(DistributedDataParallel(module), backend="aot_eager")
-    for step in range(2):
+def expect_gradients_of_the_joined_batch(
+    rank: int, model: nn.Module, reference: nn.Module, steps: int, input_needs_gradient: bool = False
+) -> None:
+    """Of the model that learns from this rank's part, those of the reference that learns from all."""
+    for step in range(steps):
         x, y = batch(step, 2)
         reference.zero_grad()
         F.cross_entropy(reference(x), y).backward()
         model.zero_grad()
         part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
-        F.cross_entropy(model(x[part]), y[part]).backward()
-        for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
+        F.cross_entropy(model(x[part].requires_grad_(input_needs_gradient)), y[part]).backward()
+        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def compiled(rank: int) -> None:
+    torch.manual_seed(2)
+    module = perceptron()
+    reference = copy.deepcopy(module)
+    model = torch.compile(DistributedDataParallel(module), backend="aot_eager")
+    expect_gradients_of_the_joined_batch(rank, model, reference, steps=2)
 
 
 def test_models_may_be_compiled(ranks: RankPool) -> None:
@@ -371,15 +378,7 @@ def checkpointed(rank: int, reentrant: bool) -> None:
     model = DistributedDataParallel(
         Checkpointed(copy.deepcopy(reference), reentrant), static_graph=reentrant, bucket_cap_mb=0.001
     )
-    for step in range(3):
-        x, y = batch(step, 2)
-        reference.zero_grad()
-        F.cross_entropy(reference(x), y).backward()
-        model.zero_grad()
-        part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
-        F.cross_entropy(model(x[part].requires_grad_()), y[part]).backward()
-        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, theirs.grad)
+    expect_gradients_of_the_joined_batch(rank, model, reference, steps=3, input_needs_gradient=True)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
