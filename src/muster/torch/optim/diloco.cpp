@@ -149,10 +149,7 @@ void DiLoCo::synchronize() {
 
 void DiLoCo::save(torch::serialize::OutputArchive& archive) {
   finish();
-  torch::serialize::OutputArchive inner;
-  inner_.save(inner);
-  archive.write("inner", inner);
-  archive.write("steps", at::IValue(static_cast<int64_t>(steps_)));
+  save_inner(archive, inner_, steps_);
   for (size_t i = 0; i < fragments_.size(); ++i) {
     torch::serialize::OutputArchive fragment;
     fragments_[i]->save(fragment);
@@ -162,12 +159,7 @@ void DiLoCo::save(torch::serialize::OutputArchive& archive) {
 
 void DiLoCo::load(torch::serialize::InputArchive& archive) {
   finish();
-  torch::serialize::InputArchive inner;
-  archive.read("inner", inner);
-  inner_.load(inner);
-  at::IValue steps;
-  archive.read("steps", steps);
-  steps_ = static_cast<uint64_t>(steps.toInt());
+  steps_ = load_inner(archive, inner_);
   for (size_t i = 0; i < fragments_.size(); ++i) {
     torch::serialize::InputArchive fragment;
     archive.read(c10::str("fragment", i), fragment);

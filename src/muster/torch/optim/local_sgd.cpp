@@ -35,6 +35,22 @@ std::vector<at::Tensor> shared_parameters(Group& group, torch::optim::Optimizer&
   return parameters;
 }
 
+void save_inner(torch::serialize::OutputArchive& archive, torch::optim::Optimizer& inner, uint64_t steps) {
+  torch::serialize::OutputArchive state;
+  inner.save(state);
+  archive.write("inner", state);
+  archive.write("steps", at::IValue(static_cast<int64_t>(steps)));
+}
+
+uint64_t load_inner(torch::serialize::InputArchive& archive, torch::optim::Optimizer& inner) {
+  torch::serialize::InputArchive state;
+  archive.read("inner", state);
+  inner.load(state);
+  at::IValue steps;
+  archive.read("steps", steps);
+  return static_cast<uint64_t>(steps.toInt());
+}
+
 LocalSGD::LocalSGD(std::shared_ptr<Group> group, torch::optim::Optimizer& inner, const LocalSGDOptions& options)
     : group_(std::move(group)), inner_(inner), options_(options) {
   check_argument(options.sync_every > 0, "LocalSGD", "sync_every must be positive");
@@ -52,20 +68,8 @@ void LocalSGD::synchronize() {
   for (const auto& [dtype, tensors] : by_dtype(parameters_)) all_reduce(*group_, tensors, ReduceOp::kAverage);
 }
 
-void LocalSGD::save(torch::serialize::OutputArchive& archive) const {
-  torch::serialize::OutputArchive inner;
-  inner_.save(inner);
-  archive.write("inner", inner);
-  archive.write("steps", at::IValue(static_cast<int64_t>(steps_)));
-}
+void LocalSGD::save(torch::serialize::OutputArchive& archive) const { save_inner(archive, inner_, steps_); }
 
-void LocalSGD::load(torch::serialize::InputArchive& archive) {
-  torch::serialize::InputArchive inner;
-  archive.read("inner", inner);
-  inner_.load(inner);
-  at::IValue steps;
-  archive.read("steps", steps);
-  steps_ = static_cast<uint64_t>(steps.toInt());
-}
+void LocalSGD::load(torch::serialize::InputArchive& archive) { steps_ = load_inner(archive, inner_); }
 
 }  // namespace muster::optim

@@ -49,5 +49,9 @@ class LocalSGD {
 
 /// The parameters of an optimizer that have gradients. With `init_sync` all ranks' become rank 0's.
 std::vector<at::Tensor> shared_parameters(Group& group, torch::optim::Optimizer& inner, bool init_sync);
+/// What every outer optimizer's archive begins with: the inner optimizer's state, and the steps taken.
+void save_inner(torch::serialize::OutputArchive& archive, torch::optim::Optimizer& inner, uint64_t steps);
+/// Returns the steps taken.
+uint64_t load_inner(torch::serialize::InputArchive& archive, torch::optim::Optimizer& inner);
 
 }  // namespace muster::optim
