@@ -8,13 +8,12 @@ other, and a rule that no longer finds its place fails.
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import os
 import sys
 import types
-import unittest.mock
 from collections.abc import Callable
-from multiprocessing import forkserver
+
+import forks
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 
@@ -57,49 +56,17 @@ def load(
     return module
 
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
-class _Rank(_CONTEXT.Process):  # type: ignore[name-defined, misc]
-    """A process with the environment of now: its parent, the fork server, has that of its own start."""
-
-    def start(self) -> None:
-        self.environment = dict(os.environ)
-        super().start()
-
-    def run(self) -> None:
-        os.environ.update(self.environment)
-        super().run()
-
-
-_OWNERS: list[str] = []  # names of the modules with a test case, which ranks are to find loaded
-
-
-def _start_fork_server() -> None:
-    """The server of Python 3.11 does not look for what it is to preload in the sys.path that it is given."""
-    _CONTEXT.set_forkserver_preload(_OWNERS)
-    with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-        forkserver.ensure_running()
-
-
 def test_case(module: types.ModuleType, owner: str) -> type:
     """The class with all tests, TestMuster of the module that is named owner.
 
-    Ranks are forked, not spawned: importing torch anew would be most of the time. They are forked from a process that
-    has imported torch and done nothing with it: OpenMP's threads of this one, where other tests have computed, would be
-    missing in its children, and waited for.
+    Ranks are forked, not spawned: importing torch anew would be most of the time.
     """
-    _OWNERS.append(owner)
+    forks.preload(owner)
 
     class TestMuster(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
-        @classmethod
-        def setUpClass(cls) -> None:
-            super().setUpClass()
-            _start_fork_server()
-
         def setUp(self) -> None:
             super().setUp()
-            self._start_processes(_Rank)
+            self._start_processes(forks.Process)
 
     TestMuster.__module__ = owner
     TestMuster.__qualname__ = "TestMuster"  # a rank finds the class by its name

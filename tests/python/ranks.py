@@ -1,11 +1,10 @@
 """Runs a function in several processes that form a process group, and brings back what it returned or raised.
 
-The processes are forked from one that has torch imported: a fresh interpreter for each would take seconds.
+Functions and arguments go there by pickle: functions are found by name in the module of the test.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
@@ -16,10 +15,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import forks
 import torch
 import torch.distributed as dist
-
-_FORK = multiprocessing.get_context("fork")
 
 
 def run_ranks(
@@ -38,8 +36,8 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         pipes, workers = [], []
         for rank in range(size):
-            receiving, sending = _FORK.Pipe(duplex=False)
-            worker = _FORK.Process(
+            receiving, sending = forks.CONTEXT.Pipe(duplex=False)
+            worker = forks.Process(
                 target=_rank_main, args=(rank, size, f"{folder}/store", backend, env or {}, sending, body, arguments)
             )
             worker.start()
@@ -63,8 +61,7 @@ def run_ranks(
 
 class RankPool:
     """Ranks that stay, for tests with many small cases: run() calls a function in all of them and returns the results
-    in rank order. Functions and arguments go there by pickle. A rank's failure ends them all; the next run() starts
-    anew.
+    in rank order. A rank's failure ends them all; the next run() starts anew.
     """
 
     def __init__(self, size: int, timeout: float = 60) -> None:
@@ -94,9 +91,9 @@ class RankPool:
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.size):
-            ours, its = _FORK.Pipe()
+            ours, its = forks.CONTEXT.Pipe()
             arguments = (rank, self.size, f"{self._folder.name}/store", its)
-            self._workers.append(_FORK.Process(target=_pool_main, args=arguments))
+            self._workers.append(forks.Process(target=_pool_main, args=arguments))
             self._workers[-1].start()
             its.close()
             self._pipes.append(ours)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # before ranks are forked: constructing a DDP imports it
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

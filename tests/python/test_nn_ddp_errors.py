@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch._dynamo  # before ranks are forked: constructing a DDP imports it
 import torch.distributed as dist
 from muster.nn import DistributedDataParallel
 from ranks import RankPool, run_ranks

@@ -1,5 +1,6 @@
 """muster.optim: optimizers whose ranks meet now and then."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -66,9 +67,11 @@ def test_local_sgd_averages_after_warm_up_steps_and_then_now_and_then() -> None:
     torch.testing.assert_close(first["6"], expected)
 
 
-def diloco(rank: int, options: dict[str, Any], steps: int, seed: int = 0) -> list[torch.Tensor]:
-    model = make_model(seed=seed + rank)
-    optimizer = DiLoCo(sgd(model), **options)
+def diloco(
+    rank: int, options: dict[str, Any], steps: int, make_hook: Callable[[], hooks.NativeHook] | None = None
+) -> list[torch.Tensor]:
+    model = make_model(seed=rank)
+    optimizer = DiLoCo(sgd(model), hook=make_hook and make_hook(), **options)
     seen = [parameters(model)]
     for step in range(1, steps + 1):
         make_step(model, optimizer, rank, step)
@@ -99,8 +102,8 @@ def test_diloco_makes_an_outer_step_with_nesterov_momentum() -> None:
 
 
 def test_diloco_in_fragments_that_are_averaged_while_steps_go_on() -> None:
-    options = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "hook": hooks.int8()}
-    first, second = run_ranks(2, diloco, options, 8)
+    options = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1}
+    first, second = run_ranks(2, diloco, options, 8, hooks.int8)
     assert not torch.equal(first[8], second[8]), "half of what is each rank's own stays"
     assert torch.equal(first[-1], second[-1])
     free = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "mixing": 0.0}
