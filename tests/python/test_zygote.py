@@ -117,7 +117,8 @@ def test_a_forked_module_is_run_as_python_does(launch: Launch, tmp_path: Path) -
     ],
 )  # fmt: skip
 def test_a_forked_worker_ends_as_a_started_one_does(launch: Launch, script: Callable[[str], Path], end: str) -> None:
-    text = "import atexit, threading\natexit.register(print, 'at exit')\nsys.stdout.write('no newline')\n"
+    text = "import atexit, ctypes, threading\natexit.register(print, 'at exit')\nsys.stdout.write('no newline')\n"
+    text += "ctypes.CDLL(None).printf(b' in C')\n"
     if not end.startswith("os."):  # those do not wait for threads
         text += "threading.Thread(target=lambda: print(' thread')).start()\n"
     path = script(f"{text}{end}\n")

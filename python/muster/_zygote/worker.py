@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from types import CodeType, ModuleType, TracebackType
 
-from .processes import PR_SET_CHILD_SUBREAPER, die_with, prctl, set_title
+from .processes import PR_SET_CHILD_SUBREAPER, die_with, prctl, set_title, skip_destructors
 
 OWN = "<muster zygote"  # begins the file name of all code of this package
 
@@ -59,6 +59,7 @@ def become(request: Request, parent: int, unwanted: Sequence[int]) -> None:
     set_torch_threads()
     reseed()
     set_title(request.command)
+    skip_destructors()
     gc.enable()
 
 
