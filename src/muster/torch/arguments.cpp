@@ -5,12 +5,13 @@
 #include <algorithm>
 
 #include "muster/torch/tensor.h"
+#include "muster/torch/torch_versions.h"
 
 namespace muster {
 namespace {
 
 double factor_of(const c10d::ReduceOp& op) {
-  const auto* premultiplied = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* premultiplied = dynamic_cast<const PreMulSumSupplement*>(op.supplement_.get());
   check_argument(premultiplied != nullptr, "PREMUL_SUM", "has no factor; make it with _make_nccl_premul_sum()");
   const at::Tensor& factor = premultiplied->tensor_factor;
   return factor.defined() ? factor.item<double>() : premultiplied->double_factor;

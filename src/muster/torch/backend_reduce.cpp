@@ -7,6 +7,7 @@
 #include "muster/torch/arguments.h"
 #include "muster/torch/backend.h"
 #include "muster/torch/tensor.h"
+#include "muster/torch/torch_versions.h"
 
 namespace muster {
 namespace {
@@ -99,9 +100,8 @@ TorchBackend::Handle TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outp
                                                                    const c10d::ReduceScatterOptions& options) {
   constexpr const char* kTitle = "reduce_scatter_tensor";
   check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
-  Request request = this->request(
-      inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-      "muster:reduce_scatter_tensor", options.asyncOp);
+  Request request = this->request(inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
+                                  "muster:reduce_scatter_tensor", options.asyncOp);
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_blocks(inputs[i], outputs[i], size_, kTitle);
     BufferView to = request.write(outputs[i]);

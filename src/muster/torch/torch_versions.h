@@ -1,0 +1,23 @@
+// What the supported versions of torch (2.11 to 2.13) spell differently.
+#pragma once
+
+#include <torch/headeronly/version.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace muster {
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+using PreMulSumSupplement = c10d::NCCLPreMulSumSupplement;
+#else
+using PreMulSumSupplement = c10d::PreMulSumSupplement;
+#endif
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+inline constexpr c10d::OpType kReduceScatterTensors = c10d::OpType::_REDUCE_SCATTER_BASE;
+#else
+inline constexpr c10d::OpType kReduceScatterTensors = c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+#endif
+
+}  // namespace muster
