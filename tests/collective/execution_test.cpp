@@ -41,6 +41,8 @@ class InlineLink : public Link {
   }
   void on_close(std::function<void(const Error&)>) override {}
   void ping(std::function<void()> pong) override { pong(); }
+  void note(ByteView) override {}
+  void on_note(std::function<void(ByteView)>) override {}
   bool is_open() const override { return !ended_; }
   const Peer& peer() const override { return peer_; }
   const char* kind() const override { return "inline"; }

@@ -372,6 +372,25 @@ TEST_P(LinkContract, AnswersAPingThatIsBehindBytesNobodyReceivesYet) {
   EXPECT_EQ(tail, "more");
 }
 
+TEST_P(LinkContract, BringsNotesBesideBytesThatNobodyReceivesYet) {
+  const std::string text = pattern(10'000);
+  std::string got(text.size(), '\0');
+  Outcome sent, received;
+  std::vector<Bytes> notes;
+  right().on_note([&](ByteView note) { notes.emplace_back(note.begin(), note.end()); });
+  left().note(Bytes{1, 2, 3});
+  run_until([&] { return notes.size() == 1; });
+  send_text(left(), text, sent.record());
+  const Bytes longest(kLargestNote, 7);
+  left().note(longest);
+  run_until([&] { return notes.size() == 2; });
+  EXPECT_EQ(notes[0], (Bytes{1, 2, 3}));
+  EXPECT_EQ(notes[1], longest);
+  receive_text(right(), got, received.record());
+  run_until([&] { return sent.done() && received.done(); });
+  EXPECT_EQ(got, text);
+}
+
 TEST_P(LinkContract, NeverAnswersAPingOnceItEnded) {
   int pongs = 0;
   pair_->right.reset();

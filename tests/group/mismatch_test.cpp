@@ -1,10 +1,12 @@
 // Ranks that call different things without MUSTER_DEBUG: whatever the two calls and whatever carries them, every rank
 // ends with kMismatch, none with a result that the odd rank's bytes are missing in. CI runs some pairs of calls over
 // each transport; MUSTER_MISMATCHES=all runs every pair.
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <latch>
 #include <string>
+#include <string_view>
 
 #include "group/ranks.h"
 
@@ -124,10 +126,8 @@ struct Pair {
   const Kind* odd;
 };
 
-class Mismatch : public testing::TestWithParam<Pair> {};
-
-TEST_P(Mismatch, EndsBothCallsAtEveryRank) {
-  const auto [transport, usual, odd] = GetParam();
+void expect_mismatch(const Pair& pair) {
+  const auto [transport, usual, odd] = pair;
   const bool hosts = std::string(transport) == "hosts";
   const auto store = memory_store();
   std::latch over(kRanks);
@@ -150,6 +150,32 @@ TEST_P(Mismatch, EndsBothCallsAtEveryRank) {
   });
 }
 
+class Mismatch : public testing::TestWithParam<Pair> {};
+
+TEST_P(Mismatch, EndsBothCallsAtEveryRank) { expect_mismatch(GetParam()); }
+
+const Kind* kind(std::string_view name) {
+  return std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& each) { return each.name == name; });
+}
+
+/// As between hosts, where nobody can read where the others are: they tell each other.
+TEST(MismatchOutOfSight, EndsRanksThatWaitForEachOther) {
+  setenv("MUSTER_RECORDER", "0", 1);
+  expect_mismatch({"tcp", kind("broadcast_from_2"), kind("broadcast")});
+  unsetenv("MUSTER_RECORDER");
+}
+
+std::string name_of(const testing::TestParamInfo<Pair>& info) {
+  return std::string(info.param.transport) + "_" + info.param.usual->name + "_" + info.param.odd->name;
+}
+
+/// Nothing meets there that would tell.
+INSTANTIATE_TEST_SUITE_P(RootsThatWaitForEachOther, Mismatch,
+                         testing::Values(Pair{"shm", kind("gather"), kind("gather_to_2")},
+                                         Pair{"shm", kind("broadcast_from_2"), kind("broadcast")},
+                                         Pair{"hosts", kind("broadcast_from_2"), kind("broadcast")}),
+                         name_of);
+
 std::vector<Pair> pairs() {
   const char* kTransports[] = {"shm", "unix", "tcp", "hosts"};
   const char* chosen = std::getenv("MUSTER_MISMATCHES");
@@ -167,9 +193,7 @@ std::vector<Pair> pairs() {
   return list;
 }
 
-INSTANTIATE_TEST_SUITE_P(Pairs, Mismatch, testing::ValuesIn(pairs()), [](const auto& info) {
-  return std::string(info.param.transport) + "_" + info.param.usual->name + "_" + info.param.odd->name;
-});
+INSTANTIATE_TEST_SUITE_P(Pairs, Mismatch, testing::ValuesIn(pairs()), name_of);
 
 }  // namespace
 }  // namespace muster

@@ -50,11 +50,11 @@ Result<> team_gather(TeamRun& run) {
       MUSTER_TRY(put(run, block, index, chunk));
       continue;
     }
+    MUSTER_TRY(run.begin());
+    run.team.publish();  // before it waits: another that holds itself for the root must see that this one does
     keep(run, blocks, index, chunk);
-    const uint32_t step = run.team.next();
+    const uint32_t step = run.team.step();
     MUSTER_TRY(run.team.wait_each(step, run.deadline));
-    MUSTER_TRY(run.team.reserve(run.deadline));
-    run.team.publish();
     for (Rank peer = 0; peer < run.size; ++peer) {
       if (peer != run.rank) take(run, blocks, peer, index, chunk, step);
     }

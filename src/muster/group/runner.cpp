@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -20,8 +21,12 @@ namespace {
 /// How long peers may take, after a deadline was missed, to show that they are alive. A peer that can't read a ping,
 /// being stuck in the middle of a frame, pings for itself once its own deadline has passed.
 constexpr Duration kSignOfLife = std::chrono::seconds(2);
-/// When a rank that waits over links looks for the first time whether all are in the same call.
+/// When a rank that waits looks for the first time whether all are in the same call.
 constexpr Duration kFirstLook = std::chrono::seconds(1);
+
+/// A note between ranks is the call that one waits in: Call::pack().
+using Note = std::array<uint64_t, 4>;
+static_assert(sizeof(Note) <= kLargestNote);
 
 }  // namespace
 
@@ -80,6 +85,7 @@ Runner::Runner(Mesh mesh, const Membership& membership)
       mesh_(std::move(mesh)),
       links_(membership.size),
       closed_(membership.size),
+      told_(membership.size),
       everyone_(membership.size) {
   std::iota(everyone_.begin(), everyone_.end(), 0);
   for (const Rank rank : everyone_) {
@@ -130,6 +136,7 @@ void Runner::watch_link(Rank rank, Link& link) {
   links_[rank] = &link;
   if (dead_) return link.close(*fatal_);  // it was on its way when the group died
   link.on_close([this, rank](const Error& why) { lost(rank, why); });
+  link.on_note([this, rank](ByteView note) { hear(rank, note); });
 }
 
 void Runner::watch_processes() {
@@ -151,12 +158,15 @@ void Runner::lost(Rank rank, const Error& why) {
 Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
   if (!fatal_) {
     running_ = &operation.call;
+    patience_ = Duration::zero();
     auto result = compares_ ? agree(operation, deadline) : Result<>{};
     if (result) result = dispatch(operation, deadline);
-    if (result) return result;
-    const Error error = blame(std::move(result.error()), operation.call);
-    die(error);
-    return tl::unexpected(error);
+    if (!result) {
+      result.error() = blame(std::move(result.error()), operation.call);
+      die(result.error());
+    }
+    running_ = nullptr;
+    return result;
   }
   Error error = *fatal_;
   die(error);  // a link may have ended between calls: the others learn the reason now
@@ -224,6 +234,7 @@ Result<> Runner::run_by_links(const Operation& operation, const Deadline& deadli
 /// An error of a host's team, which counts places there, as one of the group. Who is late there may himself be waiting
 /// for another host.
 Error Runner::of_group(Error error) {
+  if (fatal_) return *fatal_;
   const bool of_team = error.code == ErrorCode::kTimeout || error.code == ErrorCode::kMismatch;
   if (!of_team || error.rank == kNoRank || !error.context.empty()) return error;
   const Rank rank = locals()[error.rank];
@@ -280,21 +291,46 @@ Result<> Runner::link_with(const std::vector<Rank>& ranks, const Deadline& deadl
   return tl::unexpected(missed(missing));
 }
 
-/// Ranks in different calls may wait for each other before a byte has gone that would tell. So who waits for long looks
-/// where the others are, again and again, and less and less often.
+/// Ranks in different calls may wait for each other before anything has met that would tell. So who waits for long
+/// looks where the others are and tells them where it is, again and again, and less and less often.
+Result<> Runner::look() {
+  if (patience_ > Duration::zero() && !next_look_.passed()) return {};
+  const bool first = patience_ == Duration::zero();
+  patience_ = first ? kFirstLook : 2 * patience_;
+  next_look_ = Deadline::after(patience_);
+  if (first || running_ == nullptr) return {};
+  const Note note = running_->pack();
+  for (Link* link : links_) {
+    if (link != nullptr) link->note({reinterpret_cast<const uint8_t*>(note.data()), sizeof(note)});
+  }
+  Error mismatch{ErrorCode::kMismatch, "", kNoRank, {}};
+  if (!fatal_ && explain(mismatch)) fatal_ = std::move(mismatch);
+  return fatal_ ? tl::unexpected(*fatal_) : Result<>{};
+}
+
+/// The call that a rank has waited in for long. This one may come to it later, or have left it behind.
+void Runner::hear(Rank rank, ByteView note) {
+  Note words;
+  if (note.size() != sizeof(words)) return;
+  std::memcpy(words.data(), note.data(), sizeof(words));
+  const Call& call = told_[rank].emplace(Call::unpack(words));
+  if (running_ == nullptr || fatal_ || call.sequence > running_->sequence) return;
+  Error mismatch{ErrorCode::kMismatch, "", kNoRank, {}};
+  if (explain(mismatch, call.sequence)) fatal_ = std::move(mismatch);
+}
+
 Result<> Runner::end_passage(const Deadline& deadline) {
   // Also when a rank has gone that this call has no link with: those who wait for it may never hear of it otherwise.
   const auto finished = [&] {
     return passage_.outcome().has_value() || fatal_ || abort_flag_.load(std::memory_order_acquire);
   };
-  for (Duration patience = kFirstLook;; patience *= 2) {
-    const auto waited = mesh_.loop->run_until(finished, Deadline::after(std::min(patience, deadline.left())));
+  for (;;) {
+    MUSTER_TRY(look());
+    const auto waited = mesh_.loop->run_until(finished, deadline.or_sooner(next_look_.when()));
     if (passage_.outcome()) return *passage_.outcome();
     if (fatal_) return tl::unexpected(*fatal_);
     if (waited) return tl::unexpected(*abort_requested());
     if (deadline.passed()) return tl::unexpected(missed(passage_.waiting_for()));
-    Error mismatch{ErrorCode::kMismatch, "", kNoRank, {}};
-    if (explain(mismatch)) return tl::unexpected(mismatch);
   }
 }
 
@@ -356,7 +392,7 @@ Result<> Runner::watch(Rank awaited) {
   if (fatal_) return tl::unexpected(*fatal_);
   if (closed_[awaited]) return tl::unexpected(*closed_[awaited]);
   if (const Rank place = team_->quitter(); place != kNoRank) return tl::unexpected(last_words(locals()[place]));
-  return {};
+  return look();
 }
 
 /// Why a rank of this host has failed. It says so on its link, but perhaps behind bytes that a rank which waits in the
@@ -376,13 +412,26 @@ void Runner::skip_bytes(Rank rank) {
   });
 }
 
+/// By recorders, of this host's ranks; of the others by what they told.
+std::vector<Sighting> Runner::look_around(uint64_t sequence) const {
+  auto sightings = muster::look_around(mesh_.members, group_id(), membership_.rank, sequence);
+  for (const Rank rank : everyone_) {
+    Sighting& sighting = sightings[rank];
+    const Call* const told = rank == membership_.rank ? running_ : told_[rank] ? &*told_[rank] : nullptr;
+    if (sighting.known || told == nullptr || told->sequence != sequence) continue;
+    sighting.known = true;
+    sighting.here = sighting.last = Record{.call = *told, .state = RecordState::kRunning};
+  }
+  return sightings;
+}
+
 /// Makes the error say where all ranks are, if more is known of that than it says.
-bool Runner::explain(Error& error) const {
+bool Runner::explain(Error& error) const { return running_ != nullptr && explain(error, running_->sequence); }
+
+bool Runner::explain(Error& error, uint64_t sequence) const {
   const bool explained = error.code == ErrorCode::kMismatch && compares_;
-  if (explained || running_ == nullptr || (error.code != ErrorCode::kTimeout && error.code != ErrorCode::kMismatch))
-    return false;
-  auto sightings = look_around(mesh_.members, group_id(), membership_.rank, running_->sequence);
-  if (!sightings[membership_.rank].known) return false;  // the recorder is turned off
+  if (explained || (error.code != ErrorCode::kTimeout && error.code != ErrorCode::kMismatch)) return false;
+  auto sightings = look_around(sequence);
   if (error.code == ErrorCode::kTimeout && error.rank != kNoRank) sightings[error.rank].silent = true;
   const When when = error.code == ErrorCode::kTimeout ? When::kTooLate : When::kInTime;
   const Report report = compose_report(sightings, membership_.rank, when);

@@ -10,6 +10,7 @@
 #include "muster/group/hierarchy.h"
 #include "muster/group/mesh.h"
 #include "muster/group/passage.h"
+#include "muster/group/report.h"
 
 namespace muster {
 
@@ -48,7 +49,9 @@ class Runner {
   void watch_link(Rank rank, Link& link);
   void watch_processes();
   void lost(Rank rank, const Error& why);
+  void hear(Rank rank, ByteView note);
   Result<> watch(Rank awaited);
+  Result<> look();
   Result<> agree(const Operation& operation, const Deadline& deadline);
   const std::vector<Rank>& locals() const;
   Result<> dispatch(const Operation& operation, const Deadline& deadline);
@@ -69,6 +72,8 @@ class Runner {
   std::optional<Error> abort_requested();
   Error blame(Error error, const Call& call) const;
   bool explain(Error& error) const;
+  bool explain(Error& error, uint64_t sequence) const;
+  std::vector<Sighting> look_around(uint64_t sequence) const;
 
   Membership membership_;
   Mesh mesh_;
@@ -79,9 +84,12 @@ class Runner {
   std::vector<Fd> processes_;                 ///< of peers on this host, as pidfds: links stay
                                               ///< open while a child of the dead holds them
   const bool compares_ = wants_agreement();
-  const Call* running_ = nullptr;  ///< the call under way
-  bool dead_ = false;              ///< die() was called
-  std::optional<Error> fatal_;     ///< the first failure: no call runs any more
+  const Call* running_ = nullptr;          ///< the call under way
+  std::vector<std::optional<Call>> told_;  ///< by rank: the last call that it waited in for long
+  Deadline next_look_ = Deadline::never();
+  Duration patience_{};         ///< from one look to the next; zero before the first
+  bool dead_ = false;           ///< die() was called
+  std::optional<Error> fatal_;  ///< the first failure: no call runs any more
   Passage passage_;
   std::optional<Hierarchy> hierarchy_;  ///< where hosts have several ranks
   std::vector<Rank> everyone_;          ///< 0, 1, ...

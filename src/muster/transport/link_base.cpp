@@ -1,5 +1,7 @@
 #include "muster/transport/link_base.h"
 
+#include "muster/base/check.h"
+
 namespace muster {
 
 void LinkBase::send(std::span<const ConstSegment> from, Completion completion) {
@@ -62,6 +64,21 @@ void LinkBase::answered() {
   completions_.push([pong = pongs_.pop()](Result<>) { pong(); }, {});
 }
 
+void LinkBase::note(ByteView bytes) {
+  MUSTER_CHECK(!bytes.empty() && bytes.size() <= kLargestNote, "a note has some bytes, and not too many");
+  if (!is_open()) return;
+  bring(bytes);
+  settle();
+}
+
+void LinkBase::noted(ByteView note) {
+  completions_.push(
+      [this, copy = Bytes(note.begin(), note.end())](Result<>) {
+        if (note_handler_) note_handler_(copy);
+      },
+      {});
+}
+
 void LinkBase::end(Error why) {
   if (!is_open()) return;
   ended_ = std::move(why);
@@ -80,6 +97,7 @@ void LinkBase::settle() {
 
 void LinkBase::finish() {
   close_handler_ = nullptr;
+  note_handler_ = nullptr;
   if (is_open()) {
     leave(nullptr);
     ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};

@@ -16,6 +16,8 @@ class LinkBase : public Link {
   void close(Error why) final;
   void on_close(std::function<void(const Error&)> handler) final;
   void ping(std::function<void()> pong) final;
+  void note(ByteView bytes) final;
+  void on_note(std::function<void(ByteView)> handler) final { note_handler_ = std::move(handler); }
   bool is_open() const final { return !ended_.has_value(); }
   const Peer& peer() const final { return peer_; }
 
@@ -38,6 +40,10 @@ class LinkBase : public Link {
   virtual void ask() = 0;
   /// The peer has given one.
   void answered();
+  /// Brings the peer a note, if there is room for it.
+  virtual void bring(ByteView note) = 0;
+  /// The peer has brought one.
+  void noted(ByteView note);
 
   bool sending() const { return !sends_.empty(); }
   bool receiving() const { return !receives_.empty(); }
@@ -68,6 +74,7 @@ class LinkBase : public Link {
   Fifo<Transfer> sends_, receives_;
   std::optional<Error> ended_, parting_;
   std::function<void(const Error&)> close_handler_;
+  std::function<void(ByteView)> note_handler_;
   Fifo<std::function<void()>> pongs_;
   CompletionQueue completions_;
 };

@@ -14,6 +14,7 @@ enum class LinkFrame : uint8_t {
   kDoorbell = 5,
   kPing = 6,
   kPong = 7,
+  kNote = 8,
 };
 
 /// No frame but data is longer.
@@ -23,6 +24,11 @@ inline constexpr uint32_t kLargestControlFrame = 3072;
 Bytes encode_farewell(const Error* why);
 /// What a close or goodbye frame from `peer` says; kProtocol for what is neither.
 Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& peer);
+
+/// Whether a frame is a note of a length that one may have.
+inline bool is_note(const FrameHeader& header) {
+  return header.kind == static_cast<uint8_t>(LinkFrame::kNote) && header.length > 0 && header.length <= kLargestNote;
+}
 
 /// Why a link failed, as its owner sees it: what a socket reports about a dead peer becomes kPeerLost; names the peer.
 Error link_error(const Error& error, const Peer& peer);

@@ -7,6 +7,7 @@
 //   kind 5 doorbell := nothing          only beside shared memory: look at the rings
 //   kind 6 ping     := nothing          asks for a pong
 //   kind 7 pong     := nothing          answers a ping
+//   kind 8 note     := bytes[1..64]     beside the stream, for the peer's owner
 //
 // Nothing follows a close or a goodbye. An end that disagrees sends close instead of open. Anything else is kProtocol.
 #include "muster/transport/socket_link.h"
@@ -48,15 +49,17 @@ class SocketLink final : public LinkBase {
   void leave(const Error* why) override;
   void release() override;
   void ask() override;
+  void bring(ByteView note) override;
 
   void on_event(uint32_t events);
   void update_watch();
   void check_peer();
 
-  /// Something to write beside the payload: a ping, a pong, or the rest of a header.
-  bool signalling() const { return pings_due_ + pongs_due_ > 0 || header_sent_ < kFrameHeaderBytes; }
+  /// Something to write beside the payload: a ping, a pong, a note, or the rest of a header.
+  bool signalling() const { return pings_due_ + pongs_due_ > 0 || !note_due_.empty() || header_left() > 0; }
+  size_t header_left() const { return header_.size() - header_sent_; }
   void begin_frame();
-  bool take_signal(uint8_t kind);
+  bool take_signal(const FrameHeader& header, ByteView rest);
   void write_failed(const Error& error);
   Error find_farewell(Error otherwise);
 
@@ -79,10 +82,11 @@ class SocketLink final : public LinkBase {
   uint32_t events_ = 0;
   Loop::TimerId check_timer_ = 0;
 
-  std::array<uint8_t, kFrameHeaderBytes> header_{};  // of the frame that is being sent
-  size_t header_sent_ = kFrameHeaderBytes;
+  Bytes header_;  // of the frame that is being sent; a note is there whole
+  size_t header_sent_ = 0;
   size_t frame_left_ = 0;  // payload of it that has not gone
   int pings_due_ = 0, pongs_due_ = 0;
+  Bytes note_due_;
 
   // What was read before it was known what it is. A payload that nobody has asked for stays in the kernel, but for what
   // fits in here.
@@ -162,17 +166,16 @@ void SocketLink::check_peer() {
 void SocketLink::pump_sends() {
   size_t budget = kTurnBytes;
   while ((sending() || signalling()) && budget > 0) {
-    if (header_sent_ == kFrameHeaderBytes && frame_left_ == 0) begin_frame();
+    if (header_left() == 0 && frame_left_ == 0) begin_frame();
     std::array<iovec, kPieces> pieces;
-    const size_t header_left = kFrameHeaderBytes - header_sent_;
-    pieces[0] = {header_.data() + header_sent_, header_left};
-    const size_t first = header_left > 0 ? 1 : 0;
+    pieces[0] = {header_.data() + header_sent_, header_left()};
+    const size_t first = header_left() > 0 ? 1 : 0;
     size_t count = first;
     if (frame_left_ > 0) count += next_send().describe(std::span(pieces).subspan(first), frame_left_);
     const Result<size_t> written = stream_->write(std::span(pieces).first(count));
     if (!written) return write_failed(written.error());
     if (*written == 0) break;
-    const size_t of_header = std::min(*written, header_left);
+    const size_t of_header = std::min(*written, header_left());
     const size_t of_payload = *written - of_header;
     header_sent_ += of_header;
     if (of_payload > 0) {
@@ -187,6 +190,11 @@ void SocketLink::pump_sends() {
 
 void SocketLink::begin_frame() {
   LinkFrame kind = LinkFrame::kData;
+  header_sent_ = 0;
+  if (!note_due_.empty()) {
+    header_ = encode_frame(static_cast<uint8_t>(LinkFrame::kNote), note_due_);
+    return note_due_.clear();
+  }
   if (pongs_due_ > 0) {
     --pongs_due_;
     kind = LinkFrame::kPong;
@@ -196,8 +204,8 @@ void SocketLink::begin_frame() {
   } else {
     frame_left_ = std::min<size_t>(next_send().remaining(), kSendFrame);
   }
-  header_ = encode(FrameHeader{static_cast<uint32_t>(frame_left_), static_cast<uint8_t>(kind), 0});
-  header_sent_ = 0;
+  const auto header = encode(FrameHeader{static_cast<uint32_t>(frame_left_), static_cast<uint8_t>(kind), 0});
+  header_.assign(header.begin(), header.end());
 }
 
 void SocketLink::ask() {
@@ -205,11 +213,24 @@ void SocketLink::ask() {
   pump_sends();
 }
 
-/// True when the frame that begins was a ping or a pong. Pongs go out with the next turn of the loop.
-bool SocketLink::take_signal(uint8_t kind) {
-  if (kind == static_cast<uint8_t>(LinkFrame::kPing) && pongs_due_ < kMostSignals) {
+void SocketLink::bring(ByteView note) {
+  note_due_.assign(note.begin(), note.end());
+  pump_sends();
+}
+
+/// True when the frame of this header, which `rest` follows, was a signal and is there whole. Pongs go out with the
+/// next turn of the loop.
+bool SocketLink::take_signal(const FrameHeader& header, ByteView rest) {
+  const auto kind = static_cast<LinkFrame>(header.kind);
+  if (is_note(header)) {
+    if (rest.size() < header.length) return false;
+    noted(rest.first(header.length));
+    return true;
+  }
+  if (header.length > 0) return false;
+  if (kind == LinkFrame::kPing && pongs_due_ < kMostSignals) {
     ++pongs_due_;
-  } else if (kind != static_cast<uint8_t>(LinkFrame::kPong)) {
+  } else if (kind != LinkFrame::kPong) {
     return false;
   }
   answered();
@@ -287,8 +308,8 @@ bool SocketLink::read_header() {
     take_ahead(kFrameHeaderBytes);
     return true;
   }
-  if (header->length == 0 && take_signal(header->kind)) {
-    take_ahead(kFrameHeaderBytes);
+  if (take_signal(*header, ahead().subspan(kFrameHeaderBytes))) {
+    take_ahead(kFrameHeaderBytes + header->length);
     return true;
   }
   const bool small = header->length <= kLargestControlFrame;
@@ -350,12 +371,13 @@ void SocketLink::look_ahead(bool& more) {
   for (size_t at = payload_left_; at + kFrameHeaderBytes <= ahead_size();) {
     const Result<FrameHeader> header = decode_frame_header(ahead().subspan(at, kFrameHeaderBytes), kLargestData);
     if (!header) return;  // to be reported in its turn
-    if (header->length == 0 && take_signal(header->kind)) {
+    const size_t bytes = kFrameHeaderBytes + header->length;
+    if (take_signal(*header, ahead().subspan(at + kFrameHeaderBytes))) {
       const auto signal = ahead_.begin() + static_cast<ptrdiff_t>(ahead_begin_ + at);
-      std::copy(signal + kFrameHeaderBytes, ahead_.begin() + static_cast<ptrdiff_t>(ahead_end_), signal);
-      ahead_end_ -= kFrameHeaderBytes;
+      std::copy(signal + static_cast<ptrdiff_t>(bytes), ahead_.begin() + static_cast<ptrdiff_t>(ahead_end_), signal);
+      ahead_end_ -= bytes;
     } else {
-      at += kFrameHeaderBytes + header->length;
+      at += bytes;
     }
   }
 }
@@ -364,10 +386,9 @@ void SocketLink::look_ahead(bool& more) {
 
 /// What is left of a frame that has begun must go first, or the farewell could not be told from the payload.
 void SocketLink::leave(const Error* why) {
-  const size_t header_left = kFrameHeaderBytes - header_sent_;
-  Bytes words(header_left + frame_left_);
-  std::copy_n(header_.begin() + static_cast<ptrdiff_t>(header_sent_), header_left, words.begin());
-  if (frame_left_ > 0) next_send().copy_to(words.data() + header_left, frame_left_);
+  Bytes words(header_.begin() + static_cast<ptrdiff_t>(header_sent_), header_.end());
+  words.resize(header_left() + frame_left_);
+  if (frame_left_ > 0) next_send().copy_to(words.data() + header_left(), frame_left_);
   const Bytes farewell = encode_farewell(why);
   words.insert(words.end(), farewell.begin(), farewell.end());
   std::unique_ptr<Stream> stream = std::move(stream_);

@@ -56,13 +56,14 @@ class ShmLink final : public LinkBase {
   void leave(const Error* why) override;
   void release() override;
   void ask() override { signal(LinkFrame::kPing); }
+  void bring(ByteView note) override { signal(LinkFrame::kNote, note); }
 
   void on_event();
   Result<> read_socket();
   Result<> accept_region();
-  bool take_signal(LinkFrame kind);
+  bool take_signal(const Frame& frame);
   void handle_frames();
-  void signal(LinkFrame kind);
+  void signal(LinkFrame kind, ByteView payload = {});
 
   bool waits_for_send() const { return sending() && rings_.has_value(); }
   bool waits_for_receive() const { return receiving() && rings_.has_value(); }
@@ -109,11 +110,13 @@ void ShmLink::pump_receives() {
   look_out();
 }
 
-/// Eight bytes fit a Unix socket whole or not at all. When they do not, so much is unread that the peer cannot miss
+/// So few bytes fit a Unix socket whole or not at all. When they do not, so much is unread that the peer cannot miss
 /// that it is wanted.
-void ShmLink::signal(LinkFrame kind) {
-  auto frame = encode(FrameHeader{0, static_cast<uint8_t>(kind), 0});
-  const iovec piece{frame.data(), frame.size()};
+void ShmLink::signal(LinkFrame kind, ByteView payload) {
+  std::array<uint8_t, kFrameHeaderBytes + kLargestNote> frame;
+  const auto header = encode(FrameHeader{static_cast<uint32_t>(payload.size()), static_cast<uint8_t>(kind), 0});
+  std::copy(payload.begin(), payload.end(), std::copy(header.begin(), header.end(), frame.begin()));
+  const iovec piece{frame.data(), header.size() + payload.size()};
   (void)stream_->write({&piece, 1});
 }
 
@@ -190,7 +193,10 @@ Result<> ShmLink::read_socket() {
   return {};
 }
 
-bool ShmLink::take_signal(LinkFrame kind) {
+bool ShmLink::take_signal(const Frame& frame) {
+  if (is_note(frame.header)) return noted(frame.payload), true;
+  if (frame.header.length > 0) return false;
+  const auto kind = static_cast<LinkFrame>(frame.header.kind);
   if (kind == LinkFrame::kPing) signal(LinkFrame::kPong);
   const bool alive = kind == LinkFrame::kPing || kind == LinkFrame::kPong;
   if (alive) answered();
@@ -202,10 +208,9 @@ void ShmLink::handle_frames() {
     Result<std::optional<Frame>> frame = frames_.next();
     if (!frame) return end(link_error(frame.error(), peer()));
     if (!*frame) return;
-    const FrameHeader header = (*frame)->header;
-    if (header.length == 0 && take_signal(static_cast<LinkFrame>(header.kind))) continue;
+    if (take_signal(**frame)) continue;
     loop_.unwatch(stream_->fd());
-    return part(parse_farewell(header, (*frame)->payload, peer()));
+    return part(parse_farewell((*frame)->header, (*frame)->payload, peer()));
   }
 }
 

@@ -131,6 +131,7 @@ void Network::dispatch(const Event& event, SimLink& link) {
     case Kind::kRoom:
     case Kind::kPing:
     case Kind::kPong:
+    case Kind::kNote:
       if (parted) {
         partition->second.held.push_back(event);
       } else {

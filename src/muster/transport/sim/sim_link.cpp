@@ -70,9 +70,19 @@ void SimLink::on_event(Network::Kind kind) {
   if (kind == Network::Kind::kArrive) return on_arrival();
   if (kind == Network::Kind::kRoom) return on_room();
   if (crashed_ || !is_open()) return;
-  if (kind == Network::Kind::kPing) signal(Network::Kind::kPong);
-  answered();
+  if (kind == Network::Kind::kNote) {
+    noted(notes_.pop());
+  } else {
+    if (kind == Network::Kind::kPing) signal(Network::Kind::kPong);
+    answered();
+  }
   settle();
+}
+
+void SimLink::bring(ByteView note) {
+  if (network_ == nullptr || other_ == nullptr) return;
+  other_->notes_.push(Bytes(note.begin(), note.end()));
+  signal(Network::Kind::kNote);
 }
 
 void SimLink::signal(Network::Kind kind) {

@@ -40,6 +40,7 @@ class SimLink final : public LinkBase {
   void leave(const Error* why) override;
   void release() override {}
   void ask() override { signal(Network::Kind::kPing); }
+  void bring(ByteView note) override;
   void signal(Network::Kind kind);
   void on_arrival();
   void on_room();
@@ -52,6 +53,7 @@ class SimLink final : public LinkBase {
   bool crashed_ = false;
 
   Fifo<Parcel> incoming_;
+  Fifo<Bytes> notes_;
   size_t arrived_ = 0;          // how many of the parcels are here already
   size_t unreceived_ = 0;       // bytes sent to this end that it has not taken
   bool room_promised_ = false;  // the other end is about to learn that there is room
