@@ -1,6 +1,8 @@
 #include "muster/group/passage.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -10,24 +12,20 @@ constexpr size_t kMostPlans = 64;
 /// A plan of more steps is not kept beside others: the memory would be a surprise.
 constexpr size_t kMostSteps = 1 << 18;
 
-Problem problem_of(const Operation& operation, Rank self, int size) {
-  Problem problem;
-  problem.collective = operation.call.collective;
-  problem.rank = self;
-  problem.size = size;
-  problem.count = operation.call.count;
-  problem.element_bytes = size_of(operation.call.dtype);
-  problem.root = operation.call.root;
-  problem.counts = operation.counts;
-  problem.receive_counts = operation.receive_counts;
-  return problem;
+/// What a plan depends on, of an operation or of the problem that it was planned for.
+using Shape =
+    std::tuple<Collective, Rank, int, size_t, size_t, Rank, const std::vector<size_t>&, const std::vector<size_t>&>;
+
+Shape shape(const Operation& operation, Rank self, int size) {
+  const Call& call = operation.call;
+  return {call.collective,         self, size, call.count, size_of(call.dtype), call.root, operation.counts,
+          operation.receive_counts};
 }
 
-bool asks_for(const Problem& problem, const Operation& operation, Rank self, int size) {
-  return problem.collective == operation.call.collective && problem.rank == self && problem.size == size &&
-         problem.count == operation.call.count && problem.element_bytes == size_of(operation.call.dtype) &&
-         problem.root == operation.call.root && problem.counts == operation.counts &&
-         problem.receive_counts == operation.receive_counts;
+template <class P>
+auto shape(P& problem) {
+  return std::tie(problem.collective, problem.rank, problem.size, problem.count, problem.element_bytes, problem.root,
+                  problem.counts, problem.receive_counts);
 }
 
 }  // namespace
@@ -40,12 +38,14 @@ void Passage::choose_by(const Tuning& tuning, std::string kind, int ranks_per_ho
 
 Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int size) {
   ++calls_;
+  const Shape wanted = shape(operation, self, size);
   for (last_ = 0; last_ < plans_.size(); ++last_) {
-    if (!asks_for(plans_[last_].problem, operation, self, size)) continue;
+    if (shape(std::as_const(plans_[last_].problem)) != wanted) continue;
     plans_[last_].used = calls_;
     return &plans_[last_].prepared.schedule();
   }
-  Problem problem = problem_of(operation, self, size);
+  Problem problem;
+  shape(problem) = wanted;
   tuning_.apply(problem, kind_, ranks_per_host_);
   MUSTER_ASSIGN(Schedule schedule, muster::plan(problem));
   keep({std::move(problem), PreparedSchedule(std::move(schedule)), calls_});
