@@ -298,7 +298,9 @@ TEST_P(GroupContract, AveragesOfReduceAndReduceScatterDivideTheSum) {
     EXPECT_EQ(block, std::vector<float>(2, expected));
     ASSERT_NO_FATAL_FAILURE(
         expect_done(group.reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kAverage, 0)));
-    if (group.membership().rank == 0) EXPECT_EQ(data, std::vector<float>(data.size(), expected));
+    if (group.membership().rank == 0) {
+      EXPECT_EQ(data, std::vector<float>(data.size(), expected));
+    }
   });
 }
 

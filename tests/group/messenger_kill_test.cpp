@@ -58,7 +58,9 @@ TEST_P(MessengerKill, TheSurvivorNamesTheVictim) {
   const auto group = Group::form(**store, {kSurvivor, 2, "kill", 0}, test::options_for(transports));
   ASSERT_TRUE(group) << group.error().to_string();
   Floats word(1), data(1 << 20);
-  if (phase != Phase::kNothingSent) ASSERT_TRUE((*group)->send(view(word), kVictim, 0).wait());
+  if (phase != Phase::kNothingSent) {
+    ASSERT_TRUE((*group)->send(view(word), kVictim, 0).wait());
+  }
   std::thread killer([&, waited = &**store] {
     (void)waited->wait({"ready"}, soon());
     kill(victim, SIGKILL);

@@ -4,14 +4,10 @@
 
 #include <cstring>
 
-#include <cstring>
-
 #include "muster/collective/team_run.h"
 
 namespace muster {
 namespace {
-
-/// All pieces of a step together.
 
 /// Pieces of one step: how long each may be, and where it lies.
 struct Pieces {
