@@ -11,14 +11,11 @@ import torch.distributed as dist
 
 import muster
 from muster.bench.groups import Groups
-from muster.bench.memory import cold_pool_bytes, copying, in_turn, make_tensors, slots
+from muster.bench.memory import COLD_FROM, cold_pool_bytes, copying, in_turn, make_tensors, slots
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
 from muster.bench.timing import interleave
 
 __all__ = ["measure"]
-
-# Below this so few of a tensor's lines are touched that a pool of them is still in the caches.
-COLD_FROM = 4096
 
 
 @dataclass

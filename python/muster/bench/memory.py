@@ -12,6 +12,8 @@ import torch
 
 from muster.bench.operations import Operation, Tensors
 
+# Below this so few of a tensor's lines are touched that a pool of them is still in the caches.
+COLD_FROM = 4096
 # Where the machine does not tell: as large as the last-level caches of today's servers.
 _USUAL_CACHE = 64 << 20
 _LARGEST_POOL = 1 << 30

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from muster.bench.collectives import BUFFERS, chosen, means, rank_counts
 from muster.bench.jobs import MPIS, Job, available, running
-from muster.bench.memory import cold_pool_bytes, slots
+from muster.bench.memory import COLD_FROM, cold_pool_bytes, slots
 from muster.bench.operations import OPERATIONS
 from muster.bench.plot import write_size_plot
 from muster.bench.report import BenchFailedError, Row, SizeTable, Table, parse_size, write_size_markdown
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         ):
             for op in ops:
                 for size in sizes if op != "barrier" else [0]:
-                    for kind in buffers if op != "barrier" else ["warm"]:
+                    for kind in [kind for kind in buffers if kind == "warm" or size >= COLD_FROM]:
                         rows.append(_measure(jobs, op, size, kind, arguments.quick))
                         yield rows[-1]
         yield from means(rows)
