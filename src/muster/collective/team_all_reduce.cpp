@@ -117,8 +117,12 @@ class TwoShot {
     for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = run_.team.slot(peer, step) + begin;
     if (own_in_place_) sources[run_.rank] = run_.operation.input.data() + index * chunk_ + begin;
     uint8_t* const combined = result(run_.team.slot());
-    run_.combine(combined, sources.data(), length);
-    if (is_root(run_)) run_.operation.output.write(index * chunk_ + begin, combined, length);
+    for (size_t done = 0; done < length; done += kCachedBytes) {
+      const size_t here = std::min(kCachedBytes, length - done);
+      run_.combine(combined + done, sources.data(), here);
+      if (is_root(run_)) run_.operation.output.write(index * chunk_ + begin + done, combined + done, here);
+      for (const void*& source : sources) source = static_cast<const uint8_t*>(source) + here;
+    }
   }
 
   /// The others' parts of a chunk, of which the results are in the slots of `step`.

@@ -12,8 +12,6 @@ namespace {
 
 /// With fewer bytes the second wait costs more than a copy.
 constexpr size_t kLeastBytes = 8 << 10;
-/// Of a reduction: what was combined is still in the first-level cache when it is copied to the others.
-constexpr size_t kCachedBytes = 16 << 10;
 
 /// What a rank says of its input, in the payload of the first step.
 struct Location {

@@ -9,6 +9,8 @@ namespace muster {
 
 /// At most so many bytes a step: what a rank holds of its own and of its peers' chunks stays in its second-level cache.
 inline constexpr size_t kTeamChunk = 128 << 10;
+/// What was combined is still in the first-level cache when it is copied on.
+inline constexpr size_t kCachedBytes = 8 << 10;
 
 /// What the shared-memory forms have in common: one rank's run of one collective, and the moves that it is made of. The
 /// forms themselves are functions of it, a file for each pair that mirrors each other.

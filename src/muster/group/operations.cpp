@@ -92,21 +92,16 @@ Result<> take_tensor(Operation& operation, const Membership& self) {
                                         operation.input.count(), operation.output.count()));
 }
 
-Operation operation_of(Collective collective, BufferView input, BufferView output, Rank root = 0) {
-  Operation operation;
-  operation.call.collective = collective;
-  operation.call.root = root;
-  operation.input = std::move(input);
-  operation.output = std::move(output);
-  return operation;
+Operation operation_of(Collective collective, BufferView&& input, BufferView&& output, Rank root = 0) {
+  return {.call = {.collective = collective, .root = root}, .input = std::move(input), .output = std::move(output)};
 }
 
-Operation reduction_of(Collective collective, BufferView input, BufferView output, ReduceOp op, double factor,
+Operation reduction_of(Collective collective, BufferView&& input, BufferView&& output, ReduceOp op, double factor,
                        Rank root = 0) {
-  Operation operation = operation_of(collective, std::move(input), std::move(output), root);
-  operation.call.op = op;
-  operation.factor = factor;
-  return operation;
+  return {.call = {.collective = collective, .op = op, .root = root},
+          .input = std::move(input),
+          .output = std::move(output),
+          .factor = factor};
 }
 
 }  // namespace
@@ -170,15 +165,15 @@ Work Group::submit(std::vector<Operation> operations, const CallOptions& options
 }
 
 Work Group::all_reduce(BufferView data, ReduceOp op, const CallOptions& options, double factor) {
-  return submit(reduction_of(Collective::kAllReduce, data, data, op, factor), options);
+  return submit(reduction_of(Collective::kAllReduce, BufferView(data), std::move(data), op, factor), options);
 }
 
 Work Group::reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options, double factor) {
-  return submit(reduction_of(Collective::kReduce, data, data, op, factor, root), options);
+  return submit(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root), options);
 }
 
 Work Group::broadcast(BufferView data, Rank root, const CallOptions& options) {
-  return submit(operation_of(Collective::kBroadcast, data, data, root), options);
+  return submit(operation_of(Collective::kBroadcast, BufferView(data), std::move(data), root), options);
 }
 
 Work Group::all_gather(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> counts) {

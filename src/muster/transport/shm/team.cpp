@@ -86,6 +86,7 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
 void Team::open(const Tag& tag) {
   tag_ = tag;
   fingerprint_ = digest(tag, fingerprint_);
+  own_direct_ = direct_word();
 }
 
 Result<> Team::reserve(const Deadline& deadline) {
@@ -100,7 +101,7 @@ void Team::publish() {
   for (size_t i = 0; i < tag_.size(); ++i) own.tag[i].store(tag_[i], std::memory_order_relaxed);
   own.fingerprint = fingerprint_;
   own.floor = settled_;
-  own.direct = direct_word();
+  own.direct = own_direct_;
   note_core();
   announce(own.step, step_);
 }
@@ -137,9 +138,10 @@ uint32_t Team::direct_word() const {
 }
 
 void Team::learn_direct(uint32_t step) {
-  const uint32_t own = line(rank_, step).direct;
-  all_direct_ = own != 0;
-  for (Rank peer = 0; peer < size_ && all_direct_; ++peer) all_direct_ = line(peer, step).direct == own;
+  all_direct_ = own_direct_ != 0;
+  for (Rank peer = 0; peer < size_ && all_direct_; ++peer) {
+    all_direct_ = peer == rank_ || line(peer, step).direct == own_direct_;
+  }
 }
 
 Result<> Team::settle(uint32_t step, const Deadline& deadline, bool check) {

@@ -89,7 +89,10 @@ class Team {
   /// Whether at the last wait_all() every rank had tensors in an arena that all could map: all ranks know the same.
   bool all_direct() const { return all_direct_; }
   /// Ends that for good. All ranks must do it in the same call.
-  void give_up_direct() { direct_ = all_direct_ = false; }
+  void give_up_direct() {
+    direct_ = all_direct_ = false;
+    own_direct_ = 0;
+  }
   PeerMemory& peer_memory() { return peer_memory_; }
   pid_t pid(Rank peer) const { return memory_->rank(peer).pid; }
 
@@ -141,6 +144,7 @@ class Team {
   std::shared_ptr<Arena> arena_;
   PeerMemory peer_memory_;
   const uint64_t process_domain_;
+  uint32_t own_direct_ = 0;  ///< what every step of this call says: lines that others read are better not read here
   bool direct_ = true;
   bool all_direct_ = false;
 };
