@@ -72,16 +72,20 @@ void Reducer::Impl::make_buckets(const BucketPlan& plan) {
     }
     const bool sparse = !options.sparse.empty() && options.sparse[members.front()];
     buckets.push_back(make_bucket(parameters, members, sparse));
-    if (sparse || alone()) continue;
-    buckets.back()->flat = make_flat(*group, *buckets.back(), dtype);
-    if (!options.gradient_as_bucket_view) continue;
-    const at::NoGradGuard no_grad;
-    for (size_t position = 0; position < members.size(); ++position) {
-      at::Tensor& gradient = parameters[members[position]].mutable_grad();
-      if (gradient.defined()) take_dense(*buckets.back(), position, gradient);
-    }
   }
   times.buckets.assign(buckets.size(), {});
+}
+
+void Reducer::Impl::give_memory() {
+  for (const auto& bucket : buckets) {
+    if (bucket->sparse || bucket->flat.defined() || alone()) continue;
+    bucket->flat = make_flat(*group, *bucket, dtype);
+    if (!options.gradient_as_bucket_view) continue;
+    for (size_t position = 0; position < bucket->parameters.size(); ++position) {
+      at::Tensor& gradient = parameters[bucket->parameters[position]].mutable_grad();
+      if (gradient.defined()) take_dense(*bucket, position, gradient);
+    }
+  }
 }
 
 bool Reducer::Impl::rebuild() {
@@ -169,9 +173,7 @@ void Reducer::gradient_ready(size_t index) {
 void Reducer::set_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
   const std::lock_guard lock(impl_->mutex);
   TORCH_CHECK(!impl_->hook, "register_comm_hook or register_builtin_comm_hook can only be called once.");
-  const bool was_alone = impl_->alone();
   impl_->hook = std::move(hook);
-  if (was_alone) impl_->make_buckets(bucket_parameters());
 }
 
 Future Reducer::all_reduce(c10d::GradBucket& bucket) {

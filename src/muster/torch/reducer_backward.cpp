@@ -87,6 +87,7 @@ void Reducer::Impl::take_gradient(size_t index) {
 void Reducer::Impl::begin_backward() {
   begun = true;
   backward_time = steady_clock().now();
+  give_memory();
   if (counting()) return;
   if (rebuilds()) order.clear();
   for (const size_t index : unused) {

@@ -28,7 +28,7 @@ struct Bucket {
   std::vector<size_t> offsets, lengths;  ///< by position, in elements
   std::vector<at::Tensor> variables;     ///< the parameters themselves
   size_t size = 0;                       ///< of the flat tensor, in elements
-  at::Tensor flat;                       ///< undefined where nothing is reduced; a sparse one's gradient, once it came
+  at::Tensor flat;  ///< undefined before the first backward and where nothing is reduced; a sparse one's gradient
   bool sparse = false;
 
   // Of one backward.

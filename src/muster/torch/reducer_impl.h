@@ -49,6 +49,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void reset();
 
   void make_buckets(const BucketPlan& plan);
+  void give_memory();  ///< to buckets that have none yet: late, as whoever wraps a model first sends it to all ranks
   BucketPlan plan() const;
   std::vector<size_t> limits() const;
   bool rebuild();
