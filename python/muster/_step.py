@@ -60,7 +60,7 @@ class StepReport:
         if Path(path).suffix == ".png":
             from muster import _step_plot
 
-            _step_plot.draw(self, Path(path))
+            _step_plot.draw({"": self}, Path(path))
             return
         _recorder.write(self._cut(json.loads(_C.trace())), path, group)
 

@@ -1,19 +1,23 @@
-"""Draws a step: forward, backward and waiting on top, below them a line for each bucket."""
+"""Draws steps: of each forward, backward and waiting on top, below them a line for each bucket."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from muster._step import StepReport
 
 _COMPUTING, _FILLING, _REDUCING, _QUEUED, _WAITING = "#8a8a8a", "#c9d8e6", "#1b6ca8", "#e6c9a8", "#c8553d"
 _NAMED = 24  # buckets of which more have no names beside them
 
 
-def draw(report: StepReport, path: Path) -> None:
-    """Times in milliseconds from the first gradient on."""
+def draw(reports: Mapping[str, StepReport], path: Path) -> None:
+    """Steps of some ranks one below the other, by what is to be said of the rank. Times in milliseconds from the first
+    gradient on.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -22,8 +26,24 @@ def draw(report: StepReport, path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    count = len(report.plan)
-    figure, panel = plt.subplots(figsize=(11, 1.8 + 0.3 * min(count + 1, 60)))
+    lines = max(len(report.plan) for report in reports.values())
+    height = 1.8 + 0.3 * min(lines + 1, 60)
+    figure, panels = plt.subplots(len(reports), figsize=(11, height * len(reports)), sharex=True, squeeze=False)
+    for (rank, report), panel in zip(reports.items(), panels.flat, strict=True):
+        _draw_step(panel, rank, report)
+    panels.flat[-1].set_xlabel("milliseconds from the first gradient")
+    colors = {"forward, backward": _COMPUTING, "gradients": _FILLING, "queued": _QUEUED, "reduction": _REDUCING}
+    handles = [Patch(color=color, label=name) for name, color in {**colors, "waiting": _WAITING}.items()]
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+    panels.flat[-1].legend(handles=handles, ncols=5, frameon=False, fontsize=8, **place)
+    if advice := [line for report in reports.values() for line in report.advice]:
+        figure.text(0.01, 0.005, "\n".join(advice), fontsize=8, color=_WAITING, wrap=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _draw_step(panel: Any, rank: str, report: StepReport) -> None:
     step = [(-report.forward, report.forward), (0.0, report.backward)]
     panel.broken_barh(_scaled(step), (-0.4, 0.8), color=_COMPUTING, edgecolor="white")
     panel.broken_barh(_scaled([(report.backward, report.waiting)]), (-0.4, 0.8), color=_WAITING)
@@ -36,22 +56,13 @@ def draw(report: StepReport, path: Path) -> None:
         for begin, end, color in parts:
             panel.broken_barh(_scaled([(begin, end - begin)]), (place - 0.4, 0.8), color=color)
     panel.axvline(1e3 * report.backward, color=_WAITING, linestyle=":")
-    names = [f"bucket {i}, {b.bytes / 2**20:.1f} MiB, full by {b.last}" for i, b in enumerate(report.plan)]
+    names = [f"bucket {i}, {b.bytes / 2**20:.1f} MiB" for i, b in enumerate(report.plan)]
+    names = [f"{name}, full by {b.last}" if b.last else name for name, b in zip(names, report.plan, strict=True)]
+    count = len(names)
     panel.set_yticks(range(count + 1), ["the step", *(names if count <= _NAMED else [""] * count)], fontsize=8)
     panel.invert_yaxis()
-    panel.set_xlabel("milliseconds from the first gradient")
-    panel.set_title(
-        f"step {report.step}: {1e3 * report.communication:.1f} ms of communication, {report.hidden:.0%} hidden",
-        fontsize=10,
-    )
-    colors = {"forward, backward": _COMPUTING, "gradients": _FILLING, "queued": _QUEUED, "reduction": _REDUCING}
-    handles = [Patch(color=color, label=name) for name, color in {**colors, "waiting": _WAITING}.items()]
-    panel.legend(handles=handles, ncols=5, frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    if report.advice:
-        figure.text(0.01, 0.005, "\n".join(report.advice), fontsize=8, color=_WAITING, wrap=True)
-    figure.tight_layout()
-    figure.savefig(path, dpi=140, bbox_inches="tight")
-    plt.close(figure)
+    share = f"{1e3 * report.communication:.3g} ms of communication, {report.hidden:.0%} hidden"
+    panel.set_title(f"{rank}step {report.step}: {share}", fontsize=10)
 
 
 def _scaled(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:

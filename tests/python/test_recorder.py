@@ -132,6 +132,8 @@ def test_a_hang_is_seen_from_the_shell(tmp_path: Path) -> None:
         trace = tmp_path / "trace.json"
         subprocess.run([command, "trace", "-o", trace, *pids], check=True, capture_output=True)
         assert len({event["pid"] for event in json.loads(trace.read_text())["traceEvents"]}) == 2
+        picture = subprocess.run([command, "trace", "-o", "step.png", *pids], capture_output=True, text=True)
+        assert picture.returncode == 1 and "no rank has averaged gradients" in picture.stderr
     finally:
         for rank in ranks:
             rank.send_signal(signal.SIGKILL)

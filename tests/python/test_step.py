@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from muster._trace_plot import reports_of
 from ranks import run_ranks
 from torch import nn
 
 import muster
+from muster import _step_plot
 
 STEPS = 5
 
@@ -52,7 +54,8 @@ def reported(rank: int, folder: str) -> muster.StepReport:
 
 
 def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
-    for rank, report in enumerate(run_ranks(2, reported, str(tmp_path))):
+    reports = run_ranks(2, reported, str(tmp_path))
+    for rank, report in enumerate(reports):
         assert report.step == STEPS
         names = [name for bucket in report.plan for name in bucket.parameters]
         assert sorted(names) == [f"{layer}.{kind}" for layer in (0, 2, 4) for kind in ("bias", "weight")]
@@ -70,11 +73,20 @@ def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
         slices = [event["name"] for event in events if event["ph"] == "X"]
         assert {"forward", "backward", "reduction", "muster:all_reduce"} <= set(slices)
         assert slices.count("reduction") == slices.count("muster:all_reduce") == len(report.plan)
-    everyone = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
-    assert len([event for event in everyone if event["name"] == "backward"]) == 2
+    everyone = json.loads((tmp_path / "all.json").read_text())
+    assert len([event for event in everyone["traceEvents"] if event["name"] == "backward"]) == 2
+    found = reports_of(everyone)
+    for rank, (name, seen) in enumerate(found.items()):
+        assert name.startswith(f"rank {rank} (")
+        assert (seen.step, len(seen.plan)) == (STEPS, len(reports[rank].plan))
+        for ours, told in zip(seen.plan, reports[rank].plan, strict=True):
+            assert ours.bytes == told.bytes
+            assert (ours.full, ours.ended) == pytest.approx((told.full, told.ended), abs=1e-5)
+    assert len(found) == 2
     pytest.importorskip("matplotlib")
-    for rank in range(2):
-        assert (tmp_path / f"step{rank}.png").read_bytes().startswith(b"\x89PNG")
+    _step_plot.draw(found, tmp_path / "trace.png")
+    for name in ("step0", "step1", "trace"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def straggling(rank: int) -> muster.StragglerReport:
@@ -93,12 +105,12 @@ def test_the_rank_with_more_to_do_is_found_by_all() -> None:
         assert "rank 2 was last in " in str(report)
 
 
-def alone(rank: int) -> tuple[str, int | None]:
+def alone(rank: int) -> tuple[str, int | None, float]:
     model = make()
     train(model, 2)
     report = muster.straggler_report(model)
-    return str(report), report.rank
+    return str(report), report.rank, muster.step_report(model).communication
 
 
 def test_one_rank_has_nobody_to_wait_for() -> None:
-    assert run_ranks(1, alone) == [("there is one rank: nobody waits", None)]
+    assert run_ranks(1, alone) == [("there is one rank: nobody waits", None, 0)]

@@ -96,7 +96,7 @@ void add_span(json& events, const Span& span, int64_t zero, int process, int thr
   json arguments = {{"step", span.step}};
   if (span.kind == Span::Kind::kBucket) arguments.update({{"bucket", span.bucket}, {"bytes", span.bytes}});
   const auto add = [&](const char* what, TimePoint begin, TimePoint end) {
-    if (end <= begin) return;
+    if (end < begin) return;
     events.push_back({{"ph", "X"},
                       {"cat", "step"},
                       {"name", what},
@@ -107,9 +107,9 @@ void add_span(json& events, const Span& span, int64_t zero, int process, int thr
                       {"args", arguments}});
   };
   if (span.kind != Span::Kind::kBucket) return add(name(span.kind), span.begin, span.end);
-  add("gradients", span.begin, span.full);
-  add("queued", span.full, span.started);
-  add("reduction", span.started, span.end);
+  if (span.full > span.begin) add("gradients", span.begin, span.full);
+  if (span.started > span.full) add("queued", span.full, span.started);
+  add("reduction", span.started, span.end);  // also of no length: the one before it may be seen to end as late
 }
 
 }  // namespace

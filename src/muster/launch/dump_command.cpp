@@ -3,17 +3,20 @@
 #include <dirent.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/mman.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "muster/group/recorder_reading.h"
 #include "muster/group/report.h"
+#include "muster/launch/python_module.h"
 
 namespace muster {
 namespace {
@@ -150,6 +153,15 @@ int parse(CLI::App& app, const std::vector<std::string>& words) {
   }
 }
 
+/// Python draws it, from a file without a name that it inherits.
+int draw(const std::string& own_path, const std::string& trace, const std::string& picture) {
+  const std::string path = fmt::format("/proc/self/fd/{}", memfd_create("muster-trace", 0));
+  std::ofstream file(path);
+  file << trace << std::flush;
+  if (!file) return std::fputs("muster: trace: there is no memory for the trace\n", stderr), 1;
+  return run_module("muster._trace_plot", own_path, {path, picture});
+}
+
 }  // namespace
 
 int dump_command(const std::string&, const std::vector<std::string>& words) {
@@ -176,19 +188,23 @@ int dump_command(const std::string&, const std::vector<std::string>& words) {
   return 0;
 }
 
-int trace_command(const std::string&, const std::vector<std::string>& words) {
+int trace_command(const std::string& own_path, const std::vector<std::string>& words) {
   std::vector<pid_t> pids;
   std::string path = "muster-trace.json", run_id;
-  CLI::App app("The last operations of running ranks as a trace, for https://ui.perfetto.dev or chrome://tracing.",
-               "muster trace");
+  CLI::App app(
+      "The last operations of running ranks as a trace, for https://ui.perfetto.dev or chrome://tracing; or a picture "
+      "of the last step of each rank that trains under muster.nn.DistributedDataParallel.",
+      "muster trace");
   app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups");
   app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host");
-  app.add_option("-o,--output", path, "the file to write")->capture_default_str();
+  app.add_option("-o,--output", path, "the file to write: the trace, or the picture if it ends in .png")
+      ->capture_default_str();
   if (const int end = parse(app, words); end != 0) return end - 1;
   Recordings chosen;
   if (pids.empty()) chosen = of_all(run_id);
   if (!collect("trace", pids, chosen)) return 1;
   if (chosen.empty()) return none_found("trace");
+  if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(chosen), path);
   std::ofstream file(path, std::ios::trunc);
   file << to_trace(chosen) << std::flush;
   if (!file) return std::fprintf(stderr, "muster: trace: cannot write %s\n", path.c_str()), 1;

@@ -3,10 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -15,6 +12,7 @@
 #include "muster/launch/dump_command.h"
 #include "muster/launch/explain_command.h"
 #include "muster/launch/options.h"
+#include "muster/launch/python_module.h"
 #include "muster/launch/run.h"
 #include "muster/launch/status.h"
 #include "muster/launch/store_command.h"
@@ -26,41 +24,13 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// Runs the module named by the first word, as `python -m` would; a Python without muster says so in one sentence.
-constexpr const char* kRunModule = R"(
-import importlib, runpy, sys
-module = sys.argv.pop(1)
-try:
-    importlib.import_module(module)
-except ImportError as error:
-    absent = (error.name or '').partition('.')[0] == 'muster'
-    advice = 'install the torch-muster wheel there, or name a Python that has it with MUSTER_PYTHON'
-    sys.exit(f'muster: {sys.executable} has no muster: {advice}' if absent else f'muster: {error}')
-runpy.run_module(module, run_name='__main__', alter_sys=True)
-)";
-
 int complain(const std::string& message, int status) {
   std::fprintf(stderr, "muster: %s\n", message.c_str());
   return status;
 }
 
-int hand_over(const char* module, const std::string& own_path, const Words& rest) {
-  auto python = find_python(own_path, current_environment());
-  if (!python) return complain(python.error().message, 127);
-  Words words = {*python, "-c", kRunModule, module};
-  words.insert(words.end(), rest.begin(), rest.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  // Where to look for what is installed beside this program.
-  std::error_code ignored;
-  ::setenv("MUSTER_BIN", std::filesystem::read_symlink("/proc/self/exe", ignored).c_str(), /*replace=*/0);
-  ::execv(argv[0], argv.data());
-  return complain("cannot start '" + *python + "': " + std::strerror(errno), 126);
-}
-
 int print_version(const std::string&, const Words&) { return std::printf("muster %s\n", MUSTER_VERSION) > 0 ? 0 : 1; }
-int bench(const std::string& own_path, const Words& words) { return hand_over("muster.bench", own_path, words); }
+int bench(const std::string& own_path, const Words& words) { return run_module("muster.bench", own_path, words); }
 
 int complete(const std::string& own_path, const Words& words);
 
@@ -75,7 +45,7 @@ constexpr Command kCommands[] = {
     {"warm", "[status|stop]", "keep torch imported between runs, so that they start at once", warm_command},
     {"status", "[--watch] [--json] [RUN_ID]", "show the jobs that run here: nodes, workers, restarts", status_command},
     {"dump", "[PID...]", "show what running ranks did last and what they wait for", dump_command},
-    {"trace", "[-o FILE] [PID...]", "write the last operations of running ranks as a trace for Perfetto",
+    {"trace", "[-o FILE] [PID...]", "write the last operations of running ranks as a trace, or draw their last step",
      trace_command},
     {"store", "COMMAND [arguments]", "serve a store, or look into one: get, set, ls, watch, stat", store_command},
     {"explain", "COLLECTIVE [options]", "show which algorithm a collective takes, how long, and its steps",

@@ -17,8 +17,10 @@ struct BucketTimes {
   TimePoint ended;            ///< the result was there
   size_t last_parameter = 0;  ///< whose gradient came last
 };
-/// When a reduction had its turn: begun, and all before it ended by `free`.
+/// When a reduction had its turn: begun, and all before it ended by `free`. Where there was none, when it would have
+/// ended.
 inline TimePoint started(const BucketTimes& bucket, TimePoint free) {
+  if (bucket.begun.ns == 0) return bucket.ended;
   return std::max(bucket.begun, std::min(free, bucket.ended));
 }
 

@@ -27,6 +27,7 @@ void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& by
   TimePoint free;
   for (size_t i = 0; i < times.buckets.size(); ++i) {
     const BucketTimes& bucket = times.buckets[i];
+    if (bucket.begun.ns == 0) continue;  // nothing was reduced: there is one rank, or nobody used its parameters
     Span span;
     span.kind = Span::Kind::kBucket;
     span.step = times.iteration;

@@ -1,0 +1,3 @@
+from muster._trace_plot import main
+
+main()
