@@ -51,7 +51,7 @@ def test_every_rank_measures_the_same() -> None:
     hooks = [("muster", "float32"), ("gloo", "fp16")]
     (first, second) = run_ranks(2, measured, {"part": "hooks", "hooks": hooks}, backend="gloo")
     assert first == second
-    assert list(first["step"]) == ["muster float32", "gloo fp16"]
+    assert list(first["step"]) == ["muster float32", "gloo fp16", "bare"]
     assert min(first["step"].values()) > 0
 
 

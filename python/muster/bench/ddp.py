@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.bench.collectives import chosen
 from muster.bench.ddp_models import MODELS
-from muster.bench.ddp_training import measure
+from muster.bench.ddp_training import FLOAT32, measure
 from muster.bench.namespaces import INTERFACE, two_nodes
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
@@ -23,15 +23,17 @@ TABLE: type[Table] = CaseTable
 PARTS = ("steps", "alone", "memory")
 # Whose DDP, and over what.
 WAYS = ("muster", "stock", "gloo")
-HOOKS = [("muster", "float32"), ("muster", "bf16"), ("muster", "int8"), ("gloo", "float32"), ("gloo", "fp16")]
+HOOKS = [("muster", FLOAT32), ("muster", "bf16"), ("muster", "int8"), ("gloo", FLOAT32), ("gloo", "fp16")]
 # What a step exposes is a difference of two: below this it is noise.
 _LEAST_EXPOSED = 1e-4
+# For times: memory that was freed stays with the process. By default glibc gives most of it back to the system, and
+# which way's step then has page faults, a tenth of its time, depends on what the way before it had freed.
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = [name for name in MODELS if name != "tiny"]
     parser.add_argument(
-        "--models", default=",".join(shown), help=f"some of: {', '.join(MODELS)} (default: %(default)s)"
+        "--models", help=f"some of: {', '.join(MODELS)} (default: all but tiny; with --network mlp, which sends most)"
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="steps, alone (1 rank), memory (default: all)")
     parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each (default: %(default)s)")
@@ -43,17 +45,22 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.ranks < 2:
         raise ValueError(f"--ranks takes a number from 2 on; {arguments.ranks} is not that")
     parts = ["network"] if arguments.network else chosen("--parts", arguments.parts, PARTS)
-    for model in chosen("--models", arguments.models, MODELS):
+    models = arguments.models or ("mlp" if arguments.network else ",".join(name for name in MODELS if name != "tiny"))
+    for model in chosen("--models", models, MODELS):
         for part in parts:
             yield from _RUNS[part](arguments, model)
 
 
+def _here(rank: int) -> Place:
+    return Place([], {"GLOO_SOCKET_IFNAME": "lo", **_KEEP_MEMORY})
+
+
 def _measured(
-    arguments: argparse.Namespace, ranks: int, options: dict[str, Any], place: Callable[[int], Place] | None = None
+    arguments: argparse.Namespace, ranks: int, options: dict[str, Any], place: Callable[[int], Place] = _here
 ) -> dict[str, Any]:
     """Rank 0's result."""
     options = {"ways": WAYS, "rounds": 5 if arguments.quick else 21, "timeout": arguments.timeout, **options}
-    (result,) = run_ranks("ddp", ranks, options, arguments.timeout, *([place] if place else []))
+    (result,) = run_ranks("ddp", ranks, options, arguments.timeout, place)
     return result
 
 
@@ -75,7 +82,8 @@ def _memory(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     """Each way in processes of its own."""
     peak = {}
     for way in WAYS:
-        result = _measured(arguments, arguments.ranks, {"part": "memory", "model": model, "ways": [way]})
+        options = {"part": "memory", "model": model, "ways": [way]}
+        result = _measured(arguments, arguments.ranks, options, lambda rank: Place())
         peak[way] = result["peak"] / 2**20
     yield _row(model, arguments.ranks, result["bytes"], "peak memory", "MiB", peak, result["base"] / 2**20)
 
@@ -84,12 +92,17 @@ def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     with two_nodes(arguments.rate) as nodes:
 
         def place(rank: int) -> Place:
-            return Place(nodes[rank].prefix, {"GLOO_SOCKET_IFNAME": INTERFACE})
+            return Place(nodes[rank].prefix, {"GLOO_SOCKET_IFNAME": INTERFACE, **_KEEP_MEMORY})
 
         result = _measured(arguments, 2, {"part": "hooks", "model": model, "hooks": HOOKS}, place)
+    steps, size = result["step"], result["bytes"]
     for hook in dict.fromkeys(hook for _, hook in HOOKS):
-        milliseconds = {way: 1e3 * result["step"].get(f"{way} {hook}", 0) for way in ("muster", "gloo")}
-        yield _row(f"{model}, {hook}", 2, result["bytes"], f"step at {arguments.rate}", "ms", milliseconds, 0)
+        seconds = {way: steps.get(f"{way} {hook}", 0) for way in ("muster", "gloo")}
+        milliseconds = {way: 1e3 * each for way, each in seconds.items()}
+        yield _row(f"{model}, {hook}", 2, size, f"step at {arguments.rate}", "ms", milliseconds, 1e3 * steps["bare"])
+        if hook != FLOAT32:
+            gains = {way: steps[f"{way} {FLOAT32}"] / each if each else 0 for way, each in seconds.items()}
+            yield dataclasses.replace(_row(f"{model}, {hook}", 2, size, "against float32", "x", gains, 0), ratio=0)
 
 
 _RUNS = {"steps": _steps, "alone": _alone, "memory": _memory, "network": _network}

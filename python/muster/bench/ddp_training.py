@@ -112,9 +112,10 @@ def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
 
 
 def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """Step times by "way hook"."""
-    trainers = {(way, hook): Trainer(case, way, hook, groups) for way, hook in options["hooks"]}
-    times = interleave_steps({" ".join(names): trainer.step for names, trainer in trainers.items()}, options["rounds"])
+    """Step times by "way hook", and of the bare model."""
+    trainers = {f"{way} {hook}": Trainer(case, way, hook, groups) for way, hook in options["hooks"]}
+    trainers["bare"] = Trainer(case, "bare", FLOAT32, groups)
+    times = interleave_steps({name: trainer.step for name, trainer in trainers.items()}, options["rounds"])
     size = next(iter(trainers.values())).gradient_bytes
     return {"bytes": size, "step": {name: statistics.median(values) for name, values in times.items()}}
 
