@@ -106,10 +106,9 @@ TEST_F(CheckpointTest, OfAShardedOptimizerIsLoadedOnAnotherNumberOfRanksAndByThe
   const auto run = [&](int size, bool first, bool sharded) {
     test::run_group(size, "shm", [&](Group& group) {
       auto model = make_mlp(first ? 1 : 2);
-      const std::shared_ptr<Group> borrowed(&group, [](Group*) {});
       std::unique_ptr<torch::optim::Optimizer> optimizer;
       if (sharded) {
-        optimizer = std::make_unique<Sharded>(borrowed, model->parameters(), options);
+        optimizer = std::make_unique<Sharded>(test::borrowed(group), model->parameters(), options);
       } else {
         optimizer = std::make_unique<torch::optim::AdamW>(model->parameters(), options);
       }

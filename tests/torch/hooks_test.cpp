@@ -5,10 +5,10 @@
 
 #include <functional>
 #include <future>
-#include <numeric>
 
 #include "group/ranks.h"
 #include "muster/torch/collectives.h"
+#include "torch/models.h"
 
 namespace muster {
 namespace {
@@ -58,12 +58,9 @@ void run_workers(int size, const std::string& transports, const MakeHook& make,
                  const std::function<void(Worker&)>& body) {
   const auto store = memory_store();
   test::run_ranks(size, [&](Rank rank) {
-    const auto handle = value_or_throw(store->clone());
-    HookGroups groups;
-    groups.group = value_or_throw(Group::form(*handle, {rank, size, "test", 0}, test::options_for(transports)));
-    std::vector<Rank> ranks(size);
-    std::iota(ranks.begin(), ranks.end(), 0);
-    groups.second = value_or_throw(groups.group->split(*handle, ranks, "hook"));
+    const std::shared_ptr<Store> handle = value_or_throw(store->clone());
+    const HookGroups groups = hook_groups(
+        value_or_throw(Group::form(*handle, {rank, size, "test", 0}, test::options_for(transports))), handle);
     Worker worker(groups, make);
     body(worker);
     static_cast<void>(groups.group->barrier().result());  // no rank leaves while another still works
@@ -210,7 +207,7 @@ TEST(Hooks, OtherDtypesAreAveragedAsTheyAre) {
 
 TEST(Hooks, RefuseOptionsThatCannotBe) {
   run_workers(2, "shm", all_reduce_hook, [](Worker& worker) {
-    const HookGroups alone{std::shared_ptr<Group>(&worker.group(), [](Group*) {}), nullptr};
+    const HookGroups alone{test::borrowed(worker.group()), nullptr};
     EXPECT_THROW(int8_hook(alone), c10::ValueError) << "no second group";
     EXPECT_THROW(half_hook(alone, at::kDouble), c10::ValueError);
     EXPECT_THROW(top_k_hook(alone, {.ratio = 0}), c10::ValueError);

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/nn.h>
 
 #include <memory>
+#include <vector>
+
+#include "muster/torch/collectives.h"
 
 namespace muster::test {
 
@@ -18,6 +22,24 @@ inline torch::nn::Sequential make_mlp(uint64_t seed, int64_t inputs = 6, int64_t
 
 inline at::Tensor random_tensor(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::detail::createCPUGenerator(seed));
+}
+
+/// The test's group, for what shares one.
+inline std::shared_ptr<Group> borrowed(Group& group) {
+  return {&group, [](Group*) {}};
+}
+
+inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::allclose(a[i], b[i], 1e-4, 1e-6)) << "tensor " << i;
+}
+
+/// That all ranks have the same bits.
+inline void expect_alike(Group& group, const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor all = all_gather(group, tensor.detach());
+    for (int64_t rank = 1; rank < all.size(0); ++rank) EXPECT_TRUE(at::equal(all[0], all[rank]));
+  }
 }
 
 }  // namespace muster::test

@@ -10,13 +10,12 @@
 #include "muster/torch/collectives.h"
 #include "muster/torch/optim/diloco.h"
 #include "muster/torch/optim/local_sgd.h"
+#include "torch/models.h"
 
 namespace muster::optim {
 namespace {
 
-std::shared_ptr<Group> borrowed(Group& group) {
-  return {&group, [](Group*) {}};
-}
+using test::borrowed;
 
 std::unique_ptr<torch::optim::Optimizer> plain_outer(std::vector<at::Tensor> parameters) {
   return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(1.0));

@@ -14,11 +14,7 @@
 namespace muster::optim {
 namespace {
 
-using test::make_mlp;
-
-std::shared_ptr<Group> borrowed(Group& group) {
-  return {&group, [](Group*) {}};
-}
+using test::borrowed, test::make_mlp;
 
 /// Gradients that are the same at every rank, as DistributedDataParallel leaves them.
 void set_gradients(torch::nn::Sequential& model, int step) {

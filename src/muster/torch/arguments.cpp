@@ -92,4 +92,16 @@ bool all_equal(const std::vector<size_t>& counts) {
   return std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts.front(); });
 }
 
+std::vector<std::vector<at::Tensor>> by_dtype(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const at::Tensor& tensor : tensors) {
+    value_or_throw(check_sendable(tensor));
+    auto list = std::find_if(lists.begin(), lists.end(),
+                             [&](const auto& each) { return each.front().scalar_type() == tensor.scalar_type(); });
+    if (list == lists.end()) list = lists.emplace(lists.end());
+    list->push_back(tensor);
+  }
+  return lists;
+}
+
 }  // namespace muster

@@ -40,5 +40,7 @@ void check_blocks(const at::Tensor& whole, const at::Tensor& part, int size, con
 /// Elements of each tensor.
 std::vector<size_t> counts_of(const std::vector<at::Tensor>& tensors);
 bool all_equal(const std::vector<size_t>& counts);
+/// The tensors of each dtype, in the order in which the dtypes first occur. Throws for one that cannot be sent.
+std::vector<std::vector<at::Tensor>> by_dtype(const std::vector<at::Tensor>& tensors);
 
 }  // namespace muster

@@ -6,6 +6,7 @@
 #include "muster/torch/arguments.h"
 #include "muster/torch/backend.h"
 #include "muster/torch/store.h"
+#include "muster/torch/with_store.h"
 
 namespace muster {
 
@@ -64,17 +65,12 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
 }
 
 std::shared_ptr<Group> TorchBackend::duplicate() {
-  struct Duplicate {
-    std::unique_ptr<Store> store;  // outlives the group
-    std::unique_ptr<Group> group;
-  };
   std::vector<Rank> ranks(group_->membership().size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto made = std::make_shared<Duplicate>();
-  made->store = value_or_throw(store_->clone());
-  made->group = value_or_throw(group_->split(*made->store, ranks, c10::str("duplicate.", splits_++)));
-  made->group->set_timeout(timeout_.load());
-  return {made, made->group.get()};
+  auto store = value_or_throw(store_->clone());
+  auto group = value_or_throw(group_->split(*store, ranks, c10::str("duplicate.", splits_++)));
+  group->set_timeout(timeout_.load());
+  return with_store(std::move(store), std::move(group));
 }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,

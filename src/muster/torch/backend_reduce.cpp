@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -13,19 +12,6 @@ namespace muster {
 namespace {
 
 constexpr const char* kReduceScatter = "reduce_scatter";
-
-/// The tensors of each dtype, in the order in which the dtypes first occur.
-std::vector<std::vector<at::Tensor>> by_dtype(const std::vector<at::Tensor>& tensors) {
-  std::vector<std::vector<at::Tensor>> lists;
-  for (const at::Tensor& tensor : tensors) {
-    value_or_throw(check_sendable(tensor));
-    auto list = std::find_if(lists.begin(), lists.end(),
-                             [&](const auto& each) { return each.front().scalar_type() == tensor.scalar_type(); });
-    if (list == lists.end()) list = lists.emplace(lists.end());
-    list->push_back(tensor);
-  }
-  return lists;
-}
 
 void reducing(Operation& operation, const c10d::ReduceOp& op) {
   const Reduction reduction = reduction_of(op);

@@ -5,7 +5,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <map>
 #include <string>
 #include <string_view>
 
@@ -13,6 +12,7 @@
 #include "muster/torch/arguments.h"
 #include "muster/torch/request.h"
 #include "muster/torch/tensor.h"
+#include "muster/torch/with_store.h"
 
 namespace muster {
 namespace {
@@ -50,12 +50,12 @@ int number_of_environment(const char* name) {
   return number;
 }
 
-struct Job {
-  std::unique_ptr<Store> store;
-  std::unique_ptr<Group> group;
-};
-
 }  // namespace
+
+std::unique_ptr<Store> job_store() {
+  const auto options = value_or_throw(group_options_from_environment());
+  return value_or_throw(store_from_environment(Deadline::after(options.timeout)));
+}
 
 std::shared_ptr<Group> join_job() {
   Membership self{.rank = number_of_environment("RANK"), .size = number_of_environment("WORLD_SIZE")};
@@ -63,11 +63,9 @@ std::shared_ptr<Group> join_job() {
     self.generation = static_cast<uint64_t>(number_of_environment("MUSTER_GENERATION"));
   }
   const auto options = value_or_throw(group_options_from_environment());
-  auto job = std::make_shared<Job>();
-  job->store = value_or_throw(store_from_environment(Deadline::after(options.timeout)));
-  job->group = value_or_throw(Group::form(*job->store, self, options));
-  Group* group = job->group.get();
-  return {std::move(job), group};
+  auto store = job_store();
+  auto group = value_or_throw(Group::form(*store, self, options));
+  return with_store(std::move(store), std::move(group));
 }
 
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
@@ -75,13 +73,9 @@ void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions&
 }
 
 void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op, const CallOptions& options) {
-  if (tensors.empty()) return;
-  for (const at::Tensor& tensor : tensors) {
-    value_or_throw(check_sendable(tensor));
-    check_argument(tensor.scalar_type() == tensors.front().scalar_type(), "all_reduce",
-                   "the tensors of one call must be of one dtype");
+  for (const auto& list : by_dtype(tensors)) {
+    blocking("all_reduce", [&](Request& request) { return group.all_reduce(request.in_place(list), op, options); });
   }
-  blocking("all_reduce", [&](Request& request) { return group.all_reduce(request.in_place(tensors), op, options); });
 }
 
 void reduce(Group& group, at::Tensor tensor, ReduceOp op, Rank root, const CallOptions& options) {
@@ -96,11 +90,8 @@ void broadcast(Group& group, at::Tensor tensor, Rank root, const CallOptions& op
 }
 
 void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root, const CallOptions& options) {
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // ordered, so alike at all ranks
-  for (const at::Tensor& tensor : tensors) by_dtype[tensor.scalar_type()].push_back(tensor);
-  for (const auto& [dtype, list] : by_dtype) {
-    blocking("broadcast",
-             [&, &list = list](Request& request) { return group.broadcast(request.in_place(list), root, options); });
+  for (const auto& list : by_dtype(tensors)) {
+    blocking("broadcast", [&](Request& request) { return group.broadcast(request.in_place(list), root, options); });
   }
 }
 

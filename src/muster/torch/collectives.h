@@ -23,9 +23,13 @@ namespace muster {
 /// was started otherwise.
 std::shared_ptr<Group> join_job();
 
+/// The store in which they met, over a connection of its own: for groups that are made of that one (Group::split), and
+/// keys of the program's own.
+std::unique_ptr<Store> job_store();
+
 /// In place: every rank's `tensor` becomes the combination of all.
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
-/// The same for many tensors of one dtype (a model's gradients): one operation, which reads and writes them in place.
+/// The same for many tensors (a model's gradients): one operation for each dtype, which reads and writes them in place.
 void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
                 const CallOptions& options = {});
 /// In place at the root; the other ranks' `tensor` is only read.
@@ -33,7 +37,7 @@ void reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, Rank 
             const CallOptions& options = {});
 /// In place: every rank's `tensor` becomes root's.
 void broadcast(Group& group, at::Tensor tensor, Rank root = 0, const CallOptions& options = {});
-/// The same for many tensors (a model's parameters and buffers): one operation for each dtype.
+/// The same for many tensors (a model's parameters and buffers).
 void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root = 0, const CallOptions& options = {});
 /// Returns a tensor of shape [size, *tensor.shape]: slot r is rank r's `tensor`.
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options = {});

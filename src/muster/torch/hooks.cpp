@@ -1,12 +1,28 @@
 #include "muster/torch/hooks.h"
 
+#include <c10/util/StringUtil.h>
+
+#include <numeric>
+
 #include "muster/collective/compress.h"
 #include "muster/torch/arguments.h"
+#include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/hooks_base.h"
 #include "muster/torch/tensor.h"
+#include "muster/torch/with_store.h"
 
 namespace muster {
+
+HookGroups hook_groups(std::shared_ptr<Group> group, std::shared_ptr<Store> store) {
+  if (store == nullptr) store = job_store();
+  std::vector<Rank> ranks(static_cast<size_t>(group->membership().size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const std::string name = c10::str("hook.", group->sequence());  // the barrier's number: its own, alike at all ranks
+  barrier(*group);
+  auto second = value_or_throw(group->split(*store, ranks, name));
+  return {std::move(group), with_store(std::move(store), std::move(second))};
+}
 
 HookFuture new_future() { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); }
 
@@ -53,9 +69,7 @@ at::Tensor NativeHook::message(size_t count, at::ScalarType dtype) const {
   const auto arena = group().arena();
   const auto length = static_cast<int64_t>(count);
   if (arena == nullptr) return at::zeros({length}, dtype);
-  at::Tensor tensor = empty_in(arena, length, dtype);
-  std::memset(tensor.data_ptr(), 0, tensor.nbytes());
-  return tensor;
+  return empty_in(arena, length, dtype).zero_();
 }
 
 TwoStepHook::TwoStepHook(HookGroups groups) : NativeHook(groups) {

@@ -25,10 +25,16 @@ namespace muster {
 /// A group and another of the same ranks, which only one hook uses: the second step of a reduction comes when the first
 /// is done, so not in the order in which the group's other calls come. It is split off (Group::split), or
 /// TorchBackend::duplicate(). Shared, as hooks' threads and whoever else uses the groups end in any order.
+///
+///   ddp.register_comm_hook(muster::int8_hook(muster::hook_groups(group)));
 struct HookGroups {
   std::shared_ptr<Group> group;
   std::shared_ptr<Group> second;  ///< for int8 and PowerSGD; others need none
 };
+
+/// Collective, with a barrier: `group` and a second one that is split off it. They meet in `store`, which the second
+/// then holds; without one, in the job's (job_store()). Throws ErrorException.
+HookGroups hook_groups(std::shared_ptr<Group> group, std::shared_ptr<Store> store = nullptr);
 
 using Hook = std::unique_ptr<c10d::CommHookInterface>;
 

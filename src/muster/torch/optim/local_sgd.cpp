@@ -1,7 +1,5 @@
 #include "muster/torch/optim/local_sgd.h"
 
-#include <map>
-
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
@@ -9,17 +7,6 @@
 #include "muster/torch/collectives.h"
 
 namespace muster::optim {
-namespace {
-
-using ByDtype = std::map<at::ScalarType, std::vector<at::Tensor>>;
-
-ByDtype by_dtype(const std::vector<at::Tensor>& tensors) {
-  ByDtype lists;
-  for (const at::Tensor& tensor : tensors) lists[tensor.scalar_type()].push_back(tensor.detach());
-  return lists;
-}
-
-}  // namespace
 
 std::vector<at::Tensor> shared_parameters(Group& group, torch::optim::Optimizer& inner, bool init_sync) {
   std::vector<at::Tensor> parameters;
@@ -29,9 +16,7 @@ std::vector<at::Tensor> shared_parameters(Group& group, torch::optim::Optimizer&
     }
   }
   check_argument(!parameters.empty(), "outer optimizer", "no parameter requires a gradient");
-  if (init_sync) {
-    for (const auto& [dtype, tensors] : by_dtype(parameters)) broadcast(group, tensors);
-  }
+  if (init_sync) broadcast(group, parameters);
   return parameters;
 }
 
@@ -64,9 +49,7 @@ at::Tensor LocalSGD::step(const torch::optim::Optimizer::LossClosure& closure) {
   return loss;
 }
 
-void LocalSGD::synchronize() {
-  for (const auto& [dtype, tensors] : by_dtype(parameters_)) all_reduce(*group_, tensors, ReduceOp::kAverage);
-}
+void LocalSGD::synchronize() { all_reduce(*group_, parameters_, ReduceOp::kAverage); }
 
 void LocalSGD::save(torch::serialize::OutputArchive& archive) const { save_inner(archive, inner_, steps_); }
 
