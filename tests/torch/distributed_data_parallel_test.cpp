@@ -1,38 +1,24 @@
 #include "muster/torch/nn/distributed_data_parallel.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <mutex>
+#include <sstream>
 
 #include "group/ranks.h"
 #include "muster/torch/collectives.h"
+#include "muster/torch/nn/autocast.h"
 #include "torch/models.h"
 
 namespace muster::nn {
 namespace {
 
-using test::make_mlp, test::random_tensor;
-
-std::shared_ptr<Group> borrowed(Group& group) {
-  return {&group, [](Group*) {}};
-}
+using test::borrowed, test::expect_alike, test::expect_close, test::make_mlp, test::random_tensor;
+using ::testing::HasSubstr;
 
 at::Tensor part_of(const at::Tensor& batch, Group& group) {
   return batch.chunk(group.membership().size)[group.membership().rank];
-}
-
-void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::allclose(a[i], b[i], 1e-4, 1e-6)) << "tensor " << i;
-}
-
-/// That all ranks have the same bits.
-void expect_alike(Group& group, const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    const at::Tensor all = all_gather(group, tensor.detach());
-    for (int64_t rank = 1; rank < all.size(0); ++rank) EXPECT_TRUE(at::equal(all[0], all[rank]));
-  }
 }
 
 /// Trains on 2 ranks under `options`, and beside them in one process on the whole batches.
@@ -201,6 +187,69 @@ TEST(DistributedDataParallel, TakesASharedParameterOnceAndBringsFrozenOnesAlong)
     EXPECT_TRUE(at::equal(model->unused, at::zeros({3})));
     ddp.forward(at::full({1, 4}, static_cast<double>(group.membership().rank))).sum().backward();
     EXPECT_TRUE(at::equal(model->first.grad(), at::full({4, 4}, 1.))) << model->first.grad();
+  });
+}
+
+TEST(DistributedDataParallel, ReducesFloat32GradientsUnderAutocast) {
+  test::run_group(2, "shm", [](Group& group) {
+    auto model = make_mlp(1), reference = make_mlp(1);
+    DistributedDataParallel ddp(model, borrowed(group));
+    const at::Tensor batch = random_tensor({8, 6}, 1);
+    const at::Tensor loss = [&] {
+      const Autocast autocast(at::kBFloat16);
+      const at::Tensor output = ddp.forward(part_of(batch, group));
+      EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+      return output.pow(2).mean();
+    }();
+    loss.backward();
+    reference->forward(batch).pow(2).mean().backward();
+    EXPECT_EQ(model->forward(batch).scalar_type(), at::kFloat) << "the scope is over";
+    for (size_t i = 0; i < ddp.parameters().size(); ++i) {
+      const at::Tensor gradient = ddp.parameters()[i].grad(), exact = reference->parameters()[i].grad();
+      EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::allclose(gradient, exact, 0.1, 0.02)) << i;
+      EXPECT_FALSE(at::equal(gradient, exact)) << i;
+      expect_alike(group, {gradient});
+    }
+  });
+}
+
+TEST(DistributedDataParallel, IsAModuleWhoseChildIsWhatItWraps) {
+  test::run_group(1, "shm", [](Group& group) {
+    auto model = make_mlp(1);
+    const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::Sequential>>(model, borrowed(group));
+    EXPECT_EQ(ddp->module(), model.ptr());
+    EXPECT_EQ(ddp->parameters().size(), model->parameters().size());
+    EXPECT_EQ(ddp->named_parameters()[0].key(), "module.0.weight");
+    ddp->eval();
+    EXPECT_FALSE(model->is_training());
+    EXPECT_THROW(ddp->clone(), c10::NotImplementedError);
+
+    torch::serialize::OutputArchive out;
+    ddp->save(out);
+    std::stringstream stream;
+    out.save_to(stream);
+    torch::serialize::InputArchive in;
+    in.load_from(stream);
+    auto other = make_mlp(2);
+    DistributedDataParallel(other, borrowed(group)).load(in);
+    expect_close(other->parameters(), model->parameters());
+  });
+}
+
+TEST(DistributedDataParallel, RefusesWhatItCannotWrap) {
+  test::run_group(2, "shm", [](Group& group) {
+    torch::nn::Linear frozen(2, 2);
+    for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
+    EXPECT_THROW(DistributedDataParallel(frozen, borrowed(group)), c10::ValueError);
+    EXPECT_THROW(DistributedDataParallel(make_mlp(1), borrowed(group), {.bucket_cap_mb = 0}), c10::ValueError);
+    EXPECT_THROW(DistributedDataParallel(make_mlp(1), std::shared_ptr<Group>()), c10::ValueError);
+    try {
+      DistributedDataParallel(make_mlp(1, 6, group.membership().rank == 0 ? 3 : 5), borrowed(group));
+      ADD_FAILURE() << "the models differ";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("4.weight"));
+    }
   });
 }
 

@@ -239,6 +239,16 @@ void Reducer::set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool divide_
   impl_->divide_by_initial = divide_by_initial;
 }
 
+void Reducer::shadow_backward() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->guarded([&] { impl_->shadow(); });
+}
+
+void Reducer::divide_once_by(int ranks) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->factor = static_cast<double>(impl_->group->membership().size) / ranks;
+}
+
 void Reducer::push_all_rebuilt_parameters() {
   const std::lock_guard lock(impl_->mutex);
   if (!impl_->rebuilds() || !impl_->order.empty()) return;

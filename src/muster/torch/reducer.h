@@ -79,6 +79,12 @@ class Reducer {
   void wait_at_end(c10::intrusive_ptr<c10::ivalue::Future> future);
 
   // Uneven inputs (join): a rank that has run out of data shadows the others.
+  /// In place of a backward: takes part in the others' with zeros, which count for no use of a parameter, and leaves
+  /// the averages as gradients, as a backward does.
+  void shadow_backward();
+  /// The next backward divides by that many ranks, those that have data, in place of all.
+  void divide_once_by(int ranks);
+  // As torch's Python code does it:
   /// Buckets with zeros, in the order of reduction.
   std::vector<c10d::GradBucket> zero_buckets() const;
   /// The forward's all-reduce, whose result counts who still has data; the next backward divides by the initial number

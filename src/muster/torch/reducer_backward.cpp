@@ -21,12 +21,16 @@ void queue_at_end(std::function<void()> callback) {
 
 }  // namespace
 
-void Reducer::Impl::arm(const std::vector<at::Tensor>& outputs) {
+void Reducer::Impl::expect_gradients() {
   armed = true;
   begun = finish_queued = delay_queued = false;
   next = ready_count = 0;
   std::fill(ready.begin(), ready.end(), 0);
   for (const auto& bucket : buckets) bucket->begin_backward();
+}
+
+void Reducer::Impl::arm(const std::vector<at::Tensor>& outputs) {
+  expect_gradients();
   if (options.static_graph) calls_left = calls;
   if (searches()) {
     unused = find_unused(outputs, accumulators);
@@ -152,7 +156,7 @@ bool Reducer::Impl::deferred(const Bucket& bucket) const {
 
 /// Factor that makes an average over the group's ranks one over those that have data.
 double Reducer::Impl::scale() {
-  if (!forward_work || divide_by_initial) return 1;
+  if (!forward_work || divide_by_initial) return factor;
   forward_work->wait();
   return group->membership().size / forward_work->result().front().item<double>();
 }
@@ -170,13 +174,13 @@ void Reducer::Impl::begin_bucket(size_t index) {
     return;
   }
   if (alone()) return;
+  if (const double by = hook ? factor : scale(); by != 1) bucket->flat.mul_(by);
   if (hook) {
     bucket->times.begun = steady_clock().now();
     c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets.size(), bucket->flat);
     bucket->future = hook->runHook(grad_bucket);
     return;
   }
-  if (const double factor = scale(); factor != 1) bucket->flat.mul_(factor);
   if (deferred(*bucket)) return;
   bucket->times.begun = steady_clock().now();
   // The last one in this thread, which has nothing left to do but wait for it.
@@ -203,6 +207,23 @@ void Reducer::Impl::count_and_reduce() {
     if (!ready[i]) mark_ready(i);
   }
   if (!finish_queued) finish();
+}
+
+void Reducer::Impl::shadow() {
+  check_finished();
+  // In the first backward of a static graph the others only count: the order in which theirs come is that of the next.
+  const bool ordered = rebuilds() && (!options.static_graph || used_reduced);
+  expect_gradients();
+  if (!used_reduced) used.zero_();
+  begun = true;
+  backward_time = steady_clock().now();
+  order.clear();
+  for (size_t i = parameters.size(); i-- > 0;) {
+    if (ordered) order.push_back(i);
+    parameters[i].mutable_grad().reset();
+    mark_ready(i);
+  }
+  finish();
 }
 
 void Reducer::Impl::finish_locked() {
@@ -233,6 +254,7 @@ void Reducer::Impl::finish() {
     throw;
   }
   forward_work.reset();
+  factor = 1;
   if (searches()) {
     used.zero_();
     used_reduced = false;

@@ -30,6 +30,8 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void guarded(Body body);
   void take_gradient(size_t index);
   void count_and_reduce();
+  void shadow();
+  void expect_gradients();
   void arm(const std::vector<at::Tensor>& outputs);
   void begin_backward();
   void mark_ready(size_t index);
@@ -108,6 +110,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   // Join.
   c10::intrusive_ptr<c10d::Work> forward_work;
   bool divide_by_initial = true;
+  double factor = 1;  ///< makes the next average one over those that have data
 
   TimePoint forward_time, backward_time, waited_time;
   BackwardTimes times;

@@ -1,8 +1,10 @@
 #include "muster/torch/nn/distributed_data_parallel.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/modules/embedding.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -90,20 +92,23 @@ DistributedModule::DistributedModule(std::shared_ptr<torch::nn::Module> module, 
   }
   if (!options_.init_sync) return;
   std::vector<at::Tensor> state = buffers_to_sync_;
-  for (auto& [name, parameter] : distinct(module->named_parameters())) state.push_back(parameter.detach());
+  for (auto& [name, parameter] : distinct(module->named_parameters())) state.push_back(parameter);
   broadcast(*group_, state);
 }
 
 bool DistributedModule::will_reduce() const { return synchronises_ && at::GradMode::is_enabled(); }
 
 void DistributedModule::before_forward() {
-  if (will_reduce()) {
+  if (joining_) meet(will_reduce() ? Step::kBackward : Step::kForward);
+  begin_step(will_reduce());
+}
+
+void DistributedModule::begin_step(bool reduces) {
+  if (reduces) {
     reducer_->prepare_for_forward();
     reducer_->rebuild_buckets();
   }
-  if (options_.broadcast_buffers && buffers_are_stale_ && !buffers_to_sync_.empty()) {
-    broadcast(*group_, buffers_to_sync_);
-  }
+  if (options_.broadcast_buffers && buffers_are_stale_) broadcast(*group_, buffers_to_sync_, source_);
 }
 
 void DistributedModule::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known) {
@@ -114,6 +119,44 @@ void DistributedModule::after_forward(const std::vector<at::Tensor>& outputs, bo
                  "find_unused_parameters and static_graph cannot find the tensors in what forward returns: specialise "
                  "muster::nn::TensorsIn for its type");
   reducer_->prepare_for_backward(search ? outputs : std::vector<at::Tensor>());
+}
+
+/// Tells all ranks in join() what this one is about to do; returns the most that any is.
+DistributedModule::Step DistributedModule::meet(Step mine) {
+  std::vector<Step> all(static_cast<size_t>(group_->membership().size));
+  value_or_throw(group_->all_gather({&mine, 1, Dtype::kUint8}, {all.data(), all.size(), Dtype::kUint8}).wait());
+  const auto first = std::find_if(all.begin(), all.end(), [](Step step) { return step != Step::kNone; });
+  if (first == all.end()) return Step::kNone;
+  source_ = static_cast<Rank>(first - all.begin());
+  const Step most = *std::max_element(all.begin(), all.end());
+  if (most == Step::kBackward && !joining_->divide_by_initial_world_size) {
+    reducer_->divide_once_by(static_cast<int>(all.size()) -
+                             static_cast<int>(std::count(all.begin(), all.end(), Step::kNone)));
+  }
+  return most;
+}
+
+void DistributedModule::join(const std::function<void()>& train, const std::function<void()>& update,
+                             JoinOptions options) {
+  check_argument(train && update, kTitle, "join() needs something to train with and something to update with");
+  check_argument(!options_.skip_all_reduce_unused_parameters, kTitle,
+                 "join() cannot do with skip_all_reduce_unused_parameters: a rank without data does not know what the "
+                 "others skip");
+  joining_ = options;
+  const auto leave = c10::make_scope_exit([this] {
+    joining_.reset();
+    source_ = 0;
+  });
+  train();
+  for (Step step = meet(Step::kNone); step != Step::kNone; step = meet(Step::kNone)) {
+    const bool reduces = step == Step::kBackward;
+    begin_step(reduces);
+    buffers_are_stale_ = reduces;
+    if (!reduces) continue;
+    reducer_->shadow_backward();
+    update();
+  }
+  if (options_.broadcast_buffers) broadcast(*group_, buffers_to_sync_, source_);  // what the last one has gathered
 }
 
 void DistributedModule::register_comm_hook(Hook hook) {

@@ -29,6 +29,12 @@ struct DistributedDataParallelOptions {
   bool broadcast_buffers = true;  ///< rank 0's buffers go to all before each forward
 };
 
+struct JoinOptions {
+  /// Gradients are averaged over all ranks of the group, to which those without data contribute zeros; false: over the
+  /// ranks that have data.
+  bool divide_by_initial_world_size = true;
+};
+
 /// What DistributedDataParallel is, whatever module it wraps.
 class DistributedModule : public torch::nn::Module {
  public:
@@ -51,6 +57,25 @@ class DistributedModule : public torch::nn::Module {
   };
   NoSync no_sync() { return NoSync(*this); }
 
+  /// Collective, for ranks with different numbers of batches: `train` goes through this rank's, and a rank that is
+  /// through takes part in the others' steps, with zeros in its gradients' place, until all are. `update` is what
+  /// follows a backward, such as the optimizer's step: it also runs after each of the others' backwards, so parameters
+  /// and the state of optimizers stay alike at all ranks.
+  ///
+  ///   const auto update = [&] { optimizer.step(); };
+  ///   ddp.join([&] {
+  ///     for (auto& batch : *batches) {
+  ///       optimizer.zero_grad();
+  ///       loss_of(ddp, batch).backward();
+  ///       update();
+  ///     }
+  ///   }, update);
+  ///
+  /// Each forward outside no_sync() must be followed by its backward, and there may be no other collectives than
+  /// `update`'s. Each forward costs a small exchange. If `train` throws, so does this, at once. Throws c10::ValueError
+  /// with skip_all_reduce_unused_parameters: who has no data cannot know what the others skip.
+  void join(const std::function<void()>& train, const std::function<void()>& update, JoinOptions options = {});
+
   using Hook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::GradBucket&)>;
   /// In place of the all-reduce, for each bucket; the future's tensor is the result, already averaged. Once, before the
   /// first forward, alike at all ranks. The second form is for hooks with more to say, such as those of torch/hooks.h.
@@ -72,7 +97,12 @@ class DistributedModule : public torch::nn::Module {
   void after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known);
 
  private:
+  /// What a rank in join() is about to do, from nothing more to most.
+  enum class Step : uint8_t { kNone, kForward, kBackward };
+
   bool will_reduce() const;
+  Step meet(Step mine);
+  void begin_step(bool reduces);
 
   std::shared_ptr<Group> group_;  // shared with whoever else uses it
   DistributedDataParallelOptions options_;
@@ -80,6 +110,8 @@ class DistributedModule : public torch::nn::Module {
   std::unique_ptr<muster::Reducer> reducer_;
   bool synchronises_ = true;       ///< no NoSync lives
   bool buffers_are_stale_ = true;  ///< forwards under NoSync keep each rank's own
+  Rank source_ = 0;                ///< of buffers: the first rank, in join() the first that has data
+  std::optional<JoinOptions> joining_;
 };
 
 namespace detail {
