@@ -217,10 +217,11 @@ void Reducer::Impl::shadow() {
   if (!used_reduced) used.zero_();
   begun = true;
   backward_time = steady_clock().now();
+  for (at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+  give_memory();
   order.clear();
   for (size_t i = parameters.size(); i-- > 0;) {
     if (ordered) order.push_back(i);
-    parameters[i].mutable_grad().reset();
     mark_ready(i);
   }
   finish();
