@@ -114,14 +114,15 @@ void bind_reducer(py::module_& module) {
       .def("_delay_all_reduce", &Reducer::delay_all_reduce, WithoutLock())
       .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
       .def(
-          "_set_mixed_precision_param_dtype",
+          "_set_reduction_dtype",
           [](Reducer& self, const py::object& dtype) {
-            self.set_mixed_precision_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+            self.set_reduction_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
           },
           py::arg("dtype"))
-      .def("_autograd_hook", &Reducer::gradient_ready, py::arg("index"), WithoutLock())
       .def("_remove_autograd_hooks", &Reducer::remove_hooks, WithoutLock())
       .def("_check_reducer_finalized", &Reducer::check_finished, WithoutLock())
+      .def("_last_error", &Reducer::last_error, WithoutLock())
+      .def("_note_error", &Reducer::note_error, py::arg("text"), WithoutLock())
       .def("_reset_state", &Reducer::reset, WithoutLock())
       .def(
           "_set_backend",

@@ -250,6 +250,22 @@ TEST(Reducer, GivesBucketsToAHook) {
   });
 }
 
+TEST(Reducer, IsAtRestAfterAHookFailed) {
+  run(1, [](const std::shared_ptr<Group>& group) {
+    const Model model;
+    Reducer reducer(group, model.parameters, small_buckets());
+    std::vector<size_t> seen;
+    reducer.set_hook(std::make_unique<HalvingHook>(*group, seen));
+    group->abort({ErrorCode::kPeerLost, "rank 7 went away", 7});
+    for (int i = 0; i < 2; ++i) {
+      const std::string error = error_of([&] { backward(reducer, model, input_of(0)); });
+      EXPECT_NE(error.find("rank 7 went away"), std::string::npos) << error;
+      EXPECT_EQ(seen.size(), static_cast<size_t>(i + 1));
+      EXPECT_EQ(error_of([&] { reducer.check_finished(); }), "");
+    }
+  });
+}
+
 TEST(Reducer, ReducesSparseGradients) {
   run(2, [](const std::shared_ptr<Group>& group) {
     const Rank rank = group->membership().rank;

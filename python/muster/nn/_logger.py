@@ -110,8 +110,7 @@ class Logger:
         )
 
     def set_error_and_log(self, error: str) -> None:
-        self._ints["has_error"] = 1
-        self._strs["error"] = error
+        self._reducer._note_error(error)
 
     def _set_comm_hook_name(self, comm_hook: str) -> None:
         self._strs["comm_hook"] = comm_hook
@@ -123,6 +122,8 @@ class Logger:
         self._ints["static_graph"] = 1
 
     def _get_ddp_logging_data(self) -> LoggingData:
+        if error := self._reducer._last_error():
+            return LoggingData(self._strs | {"error": error}, self._ints | {"has_error": 1})
         return LoggingData(self._strs, self._ints)
 
 

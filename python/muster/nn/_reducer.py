@@ -25,7 +25,6 @@ class Reducer(_C.Reducer):
     def __init__(self, process_group: dist.ProcessGroup, parameters: list[Tensor], options: _C.ReducerOptions) -> None:
         super().__init__(backend_of(process_group), parameters, options)
         self.parameters = parameters
-        self.note_error: Callable[[], Callable[[str], None] | None] = lambda: None  # returns what takes errors down
         self._process_group = process_group
 
     def _rebuild_buckets(self) -> bool:
@@ -63,8 +62,7 @@ def _noting_errors(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, *arguments)
         except RuntimeError as error:
-            if note := self.note_error():
-                note(str(error))
+            self._note_error(str(error))
             raise
 
     return call

@@ -12,6 +12,7 @@
 #include "muster/torch/reducer_verify.h"
 #include "muster/torch/sparse.h"
 #include "muster/torch/tensor.h"
+#include "muster/torch/work.h"
 
 namespace muster {
 namespace {
@@ -92,6 +93,7 @@ bool Reducer::Impl::rebuild() {
   check_finished();
   if (!rebuilds() || order.size() != parameters.size()) return false;
   std::vector<int64_t> agreed(order.begin(), order.end());
+  const ProfilerEvent event("muster:broadcast", {});
   value_or_throw(group->broadcast({agreed.data(), agreed.size(), Dtype::kInt64}, 0).wait());
   order.assign(agreed.begin(), agreed.end());
   const BucketPlan better = plan();
@@ -165,11 +167,6 @@ bool Reducer::rebuild_buckets() {
   return impl_->rebuild();
 }
 
-void Reducer::gradient_ready(size_t index) {
-  TORCH_CHECK(index < impl_->parameters.size(), "there is no parameter ", index);
-  impl_->on_gradient(index);
-}
-
 void Reducer::set_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
   const std::lock_guard lock(impl_->mutex);
   TORCH_CHECK(!impl_->hook, "register_comm_hook or register_builtin_comm_hook can only be called once.");
@@ -212,7 +209,7 @@ void Reducer::set_static_graph() {
 void Reducer::delay_all_reduce() { impl_->delay_all_reduce(); }
 void Reducer::set_optimizer_in_backward() { impl_->optimizer_in_backward = true; }
 
-void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
+void Reducer::set_reduction_dtype(at::ScalarType dtype) {
   const std::lock_guard lock(impl_->mutex);
   impl_->dtype = dtype;
   impl_->make_buckets(bucket_parameters());
@@ -263,6 +260,16 @@ bool Reducer::graph_is_static() const { return impl_->options.static_graph || im
 void Reducer::check_finished() const {
   const std::lock_guard lock(impl_->mutex);
   impl_->check_finished();
+}
+
+std::string Reducer::last_error() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->error;
+}
+
+void Reducer::note_error(std::string text) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->error = std::move(text);
 }
 
 void Reducer::reset() {

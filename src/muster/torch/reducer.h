@@ -53,8 +53,6 @@ class Reducer {
   /// Arms the hooks: the next backward reduces. `outputs` of forward, to search for unused parameters if that is asked
   /// for; empty otherwise. Without this call (no_sync) gradients only accumulate.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
-  /// What the hook on that parameter calls, for gradients that come another way (mixed precision).
-  void gradient_ready(size_t index);
   /// Takes the hooks off the parameters: nothing is reduced any more.
   void remove_hooks();
   /// Before forward: new buckets, once, in the order of the first backward. Whether it did.
@@ -74,7 +72,8 @@ class Reducer {
   void delay_all_reduce();
   /// The optimizer ran within backward: gradients need not be there afterwards.
   void set_optimizer_in_backward();
-  void set_mixed_precision_dtype(at::ScalarType dtype);
+  /// Gradients of real parameters are reduced in that dtype, whatever theirs. Before the first backward.
+  void set_reduction_dtype(at::ScalarType dtype);
   /// To be waited for at the end of this backward.
   void wait_at_end(c10::intrusive_ptr<c10::ivalue::Future> future);
 
@@ -92,7 +91,8 @@ class Reducer {
   void set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial);
   void push_all_rebuilt_parameters();
 
-  /// int32, by parameter: used here in this backward (or since the last that reduced).
+  /// int32, by parameter: used here in this backward (or since the last that reduced); after one that searched for
+  /// unused parameters and reduced, at how many ranks.
   at::Tensor used_map() const;
   /// Whether the set of unused parameters has never changed.
   bool graph_is_static() const;
@@ -100,6 +100,9 @@ class Reducer {
   bool is_counting() const;
   /// Throws what is wrong if the last backward has not been finished.
   void check_finished() const;
+  /// What was wrong last in a backward, or was noted here; empty if nothing was.
+  std::string last_error() const;
+  void note_error(std::string text);
   void reset();
   void set_group(std::shared_ptr<Group> group);
 

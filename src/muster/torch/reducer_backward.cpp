@@ -1,6 +1,7 @@
 // The run of a backward: see reducer_impl.h.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
@@ -30,9 +31,11 @@ void Reducer::Impl::expect_gradients() {
 }
 
 void Reducer::Impl::arm(const std::vector<at::Tensor>& outputs) {
+  check_hooked();
   expect_gradients();
   if (options.static_graph) calls_left = calls;
   if (searches()) {
+    RECORD_USER_SCOPE("muster:search_unused_parameters");
     unused = find_unused(outputs, accumulators);
     graph_is_static = graph_is_static && (!searched || unused == unused_before);
     unused_before = unused;
@@ -57,7 +60,12 @@ void Reducer::Impl::guarded(Body body) {
   try {
     body();
   } catch (const ErrorException& failure) {
+    rest();
+    error = failure.what_without_backtrace();
     if (options.on_failure) options.on_failure(failure);
+    throw;
+  } catch (const c10::Error& wrong_use) {
+    error = wrong_use.what_without_backtrace();
     throw;
   }
 }
@@ -68,6 +76,7 @@ void Reducer::Impl::on_gradient(size_t index) {
 }
 
 void Reducer::Impl::take_gradient(size_t index) {
+  if (searches() && std::exchange(used_reduced, false)) used.zero_();  // the last backward's
   if ((searches() || counting()) && parameters[index].grad().defined()) used.mutable_data_ptr<int>()[index] = 1;
   if (!armed) return;
   if (!begun) begin_backward();
@@ -135,7 +144,12 @@ void Reducer::Impl::take_dense(Bucket& bucket, size_t position, at::Tensor& grad
               " for parameter ", name_of(index), ", got ", gradient.scalar_type(),
               ": a parameter's dtype may not change after the reducer is made");
   if (!gradient.is_alias_of(view) || gradient.const_data_ptr() != view.const_data_ptr()) copy_gradient(view, gradient);
-  if (options.gradient_as_bucket_view) gradient = view;
+  if (hands_out_views(bucket, position)) gradient = view;
+}
+
+/// Where the reduction has another dtype than the parameter, the gradient has memory of its own.
+bool Reducer::Impl::hands_out_views(const Bucket& bucket, size_t position) const {
+  return options.gradient_as_bucket_view && bucket.flat.scalar_type() == bucket.variables[position].scalar_type();
 }
 
 void Reducer::Impl::take_sparse(Bucket& bucket, at::Tensor& gradient) {
@@ -176,17 +190,27 @@ void Reducer::Impl::begin_bucket(size_t index) {
   if (alone()) return;
   if (const double by = hook ? factor : scale(); by != 1) bucket->flat.mul_(by);
   if (hook) {
-    bucket->times.begun = steady_clock().now();
-    c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets.size(), bucket->flat);
-    bucket->future = hook->runHook(grad_bucket);
+    run_hook(index, *bucket);
     return;
   }
   if (deferred(*bucket)) return;
   bucket->times.begun = steady_clock().now();
+  bucket->event.emplace("muster:all_reduce", bucket->flat);
   // The last one in this thread, which has nothing left to do but wait for it.
   const bool last = index + 1 == buckets.size();
   bucket->work = group->all_reduce(value_or_throw(view_of(bucket->flat)), ReduceOp::kAverage, {.async = !last});
   bucket->work->on_done([bucket](const Result<>&) { bucket->ended = steady_clock().now().ns; });
+}
+
+void Reducer::Impl::run_hook(size_t index, Bucket& bucket) {
+  bucket.times.begun = steady_clock().now();
+  c10d::GradBucket grad_bucket = bucket.grad_bucket(index, buckets.size(), bucket.flat);
+  try {
+    bucket.future = hook->runHook(grad_bucket);
+  } catch (...) {
+    rest();
+    throw;
+  }
 }
 
 void Reducer::Impl::delay_all_reduce() {
@@ -214,6 +238,7 @@ void Reducer::Impl::shadow() {
   // In the first backward of a static graph the others only count: the order in which theirs come is that of the next.
   const bool ordered = rebuilds() && (!options.static_graph || used_reduced);
   expect_gradients();
+  if (searches()) used_reduced = false;
   if (!used_reduced) used.zero_();
   begun = true;
   backward_time = steady_clock().now();
@@ -227,6 +252,9 @@ void Reducer::Impl::shadow() {
   finish();
 }
 
+/// No backward runs: what comes next is not to fail for the end of this one.
+void Reducer::Impl::rest() { armed = unfinished = finish_queued = false; }
+
 void Reducer::Impl::finish_locked() {
   const std::lock_guard lock(mutex);
   if (!closed && armed) guarded([&] { finish(); });
@@ -234,7 +262,7 @@ void Reducer::Impl::finish_locked() {
 
 void Reducer::Impl::finish() {
   MUSTER_CHECK(next == buckets.size(), "a backward ends with every bucket begun");
-  armed = unfinished = finish_queued = false;
+  rest();
   if (options.static_graph && rebuilds() && !order.empty()) {
     // Those that never came are behind all others.
     for (const size_t index : unused) {
@@ -245,7 +273,12 @@ void Reducer::Impl::finish() {
     for (const auto& bucket : buckets) {
       if (deferred(*bucket) && !bucket->skipped) reduce_now(*bucket);
     }
-    if (searches() || (options.static_graph && !used_reduced)) reduce_used();
+    if (searches() || (options.static_graph && !used_reduced)) {
+      for (const auto& bucket : buckets) {
+        if (bucket->future) bucket->future->wait();  // hooks may begin operations until they are done
+      }
+      reduce_used();
+    }
     for (const auto& bucket : buckets) {
       if (!bucket->skipped) end_bucket(*bucket);
     }
@@ -256,10 +289,6 @@ void Reducer::Impl::finish() {
   }
   forward_work.reset();
   factor = 1;
-  if (searches()) {
-    used.zero_();
-    used_reduced = false;
-  }
   note_times();
 }
 
@@ -276,6 +305,7 @@ void Reducer::Impl::reduce_now(Bucket& bucket) {
 }
 
 void Reducer::Impl::reduce_used() {
+  const ProfilerEvent event("muster:all_reduce", used);
   value_or_throw(group->all_reduce(value_or_throw(view_of(used)), ReduceOp::kSum).wait());
   used_reduced = true;
 }
@@ -311,6 +341,7 @@ void Reducer::Impl::end_bucket(Bucket& bucket) {
 
 at::Tensor Reducer::Impl::result_of(Bucket& bucket) {
   if (bucket.work) value_or_throw(bucket.work->wait());
+  bucket.event.reset();
   if (!bucket.future) return bucket.flat;
   bucket.future->waitAndThrow();  // hooks wait for operations, which have deadlines
   at::Tensor result = hook->parseHookResult(bucket.future->value());
@@ -332,9 +363,7 @@ void Reducer::Impl::hand_out_gradient(Bucket& bucket, size_t position, const at:
   }
   at::Tensor& view = bucket.view(position);
   if (gradient.is_same(view) && result == nullptr) return;
-  // With mixed precision a hook may have put gradients of another dtype in place.
-  const bool same = !gradient.defined() || gradient.scalar_type() == view.scalar_type();
-  if (options.gradient_as_bucket_view && same && result == nullptr) {
+  if (hands_out_views(bucket, position) && result == nullptr) {
     gradient = view;
     return;
   }
@@ -342,7 +371,7 @@ void Reducer::Impl::hand_out_gradient(Bucket& bucket, size_t position, const at:
   if (gradient.defined()) {
     copy_gradient(gradient, source);
   } else {
-    gradient = torch::autograd::utils::clone_obey_contract(source, variable);
+    gradient = torch::autograd::utils::clone_obey_contract(source.to(variable.scalar_type()), variable);
   }
 }
 

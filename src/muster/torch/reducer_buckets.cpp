@@ -82,7 +82,7 @@ std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, s
 
 at::Tensor make_flat(Group& group, const Bucket& bucket, std::optional<at::ScalarType> dtype) {
   const at::Tensor& like = bucket.variables.front();
-  const auto type = dtype.value_or(like.scalar_type());
+  const auto type = dtype && like.is_floating_point() ? *dtype : like.scalar_type();
   const auto size = static_cast<int64_t>(bucket.size);
   const auto options = at::TensorOptions().device(like.device()).dtype(type);
   const auto arena = group.arena();
@@ -130,6 +130,7 @@ void Bucket::begin_backward() {
   skipped = false;
   work.reset();
   future.reset();
+  event.reset();
   times = {};
   ended = 0;
 }

@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "muster/torch/reducer.h"
+#include "muster/torch/work.h"
 
 namespace muster {
 
@@ -36,6 +37,7 @@ struct Bucket {
   bool skipped = false;  ///< unused at all ranks, and not reduced
   std::optional<Work> work;
   c10::intrusive_ptr<c10::ivalue::Future> future;  ///< the hook's, in place of `work`
+  std::optional<ProfilerEvent> event;
   BucketTimes times;
   std::atomic<int64_t> ended = 0;  ///< as `times.ended`, written by the group's thread
 
@@ -55,8 +57,8 @@ struct Bucket {
 /// Without memory. `sparse`: it is for one parameter's sparse gradient.
 std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members,
                                     bool sparse);
-/// A flat tensor of zeros, in the group's arena where it has one and the dtype can be reduced there. `dtype`: of the
-/// gradients, if not the parameters'.
+/// A flat tensor of zeros, in the group's arena where it has one and the dtype can be reduced there. `dtype`: its own,
+/// if not the parameters' and these are real.
 at::Tensor make_flat(Group& group, const Bucket& bucket, std::optional<at::ScalarType> dtype);
 
 /// Copies what has the same shape. Small dense tensors at a memcpy's cost.

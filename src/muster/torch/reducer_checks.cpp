@@ -23,9 +23,9 @@ std::string Reducer::Impl::missing() const {
     if (i < options.names.size()) names += c10::str(names.empty() ? "" : ", ", options.names[i]);
   }
   const Rank rank = group->membership().rank;
-  std::string text;
-  if (!names.empty()) text = c10::str("\nParameters which did not receive grad for rank ", rank, ": ", names);
-  return text + c10::str("\nParameter indices which did not receive grad for rank ", rank, ": ", indices);
+  std::string text = c10::str("\nParameter indices which did not receive grad for rank ", rank, ": ", indices);
+  if (!names.empty()) text += c10::str("\nParameters which did not receive grad for rank ", rank, ": ", names);
+  return text;
 }
 
 void Reducer::Impl::check_finished() const {
@@ -38,15 +38,23 @@ void Reducer::Impl::check_finished() const {
         "True.";
   } else if (!options.find_unused_parameters) {
     text +=
-        "Some parameters got no gradient in it: let every output of forward take part in the loss, or look for unused "
-        "parameters in each iteration, by passing the keyword argument `find_unused_parameters=True` to "
-        "DistributedDataParallel.";
+        "Some parameters got no gradient in it: see that all `forward` function outputs participate in calculating "
+        "loss, or look for unused parameters in each iteration, by passing the keyword argument "
+        "`find_unused_parameters=True` to DistributedDataParallel.";
   } else {
     text +=
         "Since `find_unused_parameters=True` is enabled, this means that not all outputs of forward take part in the "
         "loss, or that forward returned tensors in a type that could not be searched.";
   }
   TORCH_CHECK(false, text, missing());
+}
+
+void Reducer::Impl::check_hooked() const {
+  for (size_t i = 0; i < accumulators.size(); ++i) {
+    TORCH_CHECK(torch::autograd::impl::try_get_grad_accumulator(parameters[i]) == accumulators[i], "parameter ",
+                name_of(i), " has another dtype or device than when it was wrapped, and the reducer does not see its ",
+                "gradients any more: make a new DistributedDataParallel after such a change");
+  }
 }
 
 void Reducer::Impl::throw_marked_twice(size_t index) const {

@@ -37,9 +37,12 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void mark_ready(size_t index);
   void take_dense(Bucket& bucket, size_t position, at::Tensor& gradient);
   void take_sparse(Bucket& bucket, at::Tensor& gradient);
+  bool hands_out_views(const Bucket& bucket, size_t position) const;
   void begin_full_buckets();
   void begin_bucket(size_t index);
+  void run_hook(size_t index, Bucket& bucket);
   void finish();
+  void rest();
   void reduce_now(Bucket& bucket);
   void reduce_used();
   void end_bucket(Bucket& bucket);
@@ -67,6 +70,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   std::string name_of(size_t index) const;
   std::string missing() const;
   void check_finished() const;
+  void check_hooked() const;
   [[noreturn]] void throw_marked_twice(size_t index) const;
 
   std::mutex mutex;
@@ -76,9 +80,10 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   std::vector<NodePtr> accumulators;                ///< kept: variables hold them weakly
   std::vector<std::pair<size_t, uintptr_t>> hooks;  ///< accumulator, key
   std::unique_ptr<c10d::CommHookInterface> hook;
-  std::optional<at::ScalarType> dtype;  ///< of mixed precision
+  std::optional<at::ScalarType> dtype;  ///< of reductions, if not the parameters'
   bool optimizer_in_backward = false;
   bool closed = false;  ///< the Reducer has gone
+  std::string error;    ///< the last that left a backward, or that somebody noted
 
   std::vector<std::shared_ptr<Bucket>> buckets;  ///< shared with callbacks of their reductions
   struct Place {
@@ -99,7 +104,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;  ///< to be waited for at the end
 
   // Unused parameters and static graphs.
-  at::Tensor used;  ///< int32 by parameter: here; once reduced, anywhere
+  at::Tensor used;  ///< int32 by parameter: here; once reduced, at how many ranks, until the next gradient comes
   bool used_reduced = false;
   std::vector<size_t> unused, unused_before;
   bool searched = false, graph_is_static = true;
