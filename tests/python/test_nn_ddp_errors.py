@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -109,13 +111,106 @@ def hooking(rank: int) -> None:
     model.register_comm_hook(None, hook)
     with pytest.raises(RuntimeError, match="can only be called once"):
         model.register_comm_hook(None, hook)
-    with pytest.raises(OverflowError, match="no more"):
-        model(torch.ones(1, 2)).sum().backward()
+    for _ in range(2):  # the second time like the first: nothing is left of a step whose hook failed
+        with pytest.raises(OverflowError, match="no more"):
+            model(torch.ones(1, 2)).sum().backward()
 
 
 @pytest.mark.parametrize("case", [of_another_backend, elsewhere, twice, hooking])
 def test_wrong_uses_are_refused_with_a_sentence(ranks: RankPool, case: object) -> None:
     ranks.run(case)  # type: ignore[arg-type]
+
+
+def twice_backward(model: nn.Module, x: Tensor) -> None:
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def forwards_first(model: nn.Module, x: Tensor) -> None:
+    losses = [model(x).sum(), model(2 * x).sum()]
+    for loss in losses:
+        loss.backward()
+
+
+def forward_unsynced(model: Any, x: Tensor) -> None:
+    with model.no_sync():
+        loss = model(x).sum()
+    loss.backward()
+
+
+def backward_unsynced(model: Any, x: Tensor) -> None:
+    loss = model(x).sum()
+    with model.no_sync():
+        loss.backward()
+
+
+def unsynced(model: Any, x: Tensor) -> None:
+    with model.no_sync():
+        model(x).sum().backward()
+
+
+USES = [twice_backward, forwards_first, forward_unsynced, backward_unsynced, unsynced]
+
+
+def use_both(rank: int) -> None:
+    """Then a step of each, and one of the ordinary kind."""
+    for use in USES:
+        trained = []
+        for kind in (DistributedDataParallel, nn.parallel.DistributedDataParallel):
+            torch.manual_seed(1)
+            model = kind(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for act in (use, lambda model, x: model(x).sum().backward()):
+                optimizer.zero_grad()
+                act(model, torch.full((2, 3), rank + 1.0))
+                optimizer.step()
+            trained.append(list(model.parameters()))
+        torch.testing.assert_close(*trained, msg=lambda text, use=use: f"{use.__name__}: {text}")
+
+
+def test_backward_without_its_forward_does_what_it_does_with_torchs_class(ranks: RankPool) -> None:
+    ranks.run(use_both)
+
+
+def changing(rank: int) -> list[str]:
+    def replace(module: Two) -> None:
+        module.used.weight = nn.Parameter(torch.ones(2, 2))
+
+    def freeze(module: Two) -> None:
+        module.used.weight.requires_grad_(False)
+
+    texts = []
+    for change in (replace, freeze, lambda module: module.double()):
+        model = DistributedDataParallel(Two(), find_unused_parameters=False)
+        change(model.module)
+        with pytest.raises(RuntimeError) as caught:
+            for _ in range(2):
+                model(torch.ones(1, 2, dtype=model.module.used.bias.dtype), 2).sum().backward()
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_parameters_that_were_changed_after_wrapping_are_named(ranks: RankPool) -> None:
+    for replaced, frozen, widened in ranks.run(changing):
+        assert "used.weight" in replaced
+        assert "used.weight" in frozen
+        assert "used.weight) has another dtype" in widened
+
+
+def starving(rank: int) -> None:
+    """Rank 1 has one batch less."""
+    hasty = dist.new_group(timeout=timedelta(seconds=1))
+    model = DistributedDataParallel(nn.Linear(2, 1), process_group=hasty)
+    model(torch.ones(1, 2)).sum().backward()
+    if rank == 0:
+        with pytest.raises(muster.TimeoutError, match="rank 1"):
+            model(torch.ones(1, 2)).sum().backward()
+    dist.barrier()
+
+
+def test_a_rank_without_data_outside_of_join_is_named_by_those_that_wait_for_it(ranks: RankPool) -> None:
+    ranks.run(starving)
 
 
 def losing(rank: int) -> list[float] | None:

@@ -16,7 +16,9 @@ from torch.distributed.utils import _sync_module_states, _verify_param_shape_acr
 
 from muster import _C
 from muster._group import backend_of
+from muster.nn._comm_hooks import adapt
 from muster.nn._logger import Logger
+from muster.nn._mixed_precision import LowPrecision
 from muster.nn._reducer import Reducer
 from muster.nn._sync_batch_norm import SyncBatchNorm
 
@@ -45,7 +47,7 @@ def _optimize_in_backward(
         future.value().div_(size)
         for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
             for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
-                parameter.grad = gradient
+                parameter.grad = gradient.to(parameter.dtype)
                 optimizer.step()
                 parameter.grad = None
         return future.value()
@@ -68,6 +70,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         options = inspect.signature(_init).bind(self, *args, **kwargs).arguments
         options.pop("self")
         options.setdefault("gradient_as_bucket_view", True)
+        mixed_precision = options.pop("mixed_precision", None)  # torch's needs an accelerator's streams
         # Our reducer compares the models, and its error says which parameter differs at which rank. So it comes first,
         # and torch's "init_sync" after it, in _ddp_init_helper().
         self._pending_sync: dict[str, bool] | None = None
@@ -75,6 +78,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             buffers = options.get("forward_sync_buffers") is not None or options.get("broadcast_buffers") is not False
             self._pending_sync = {"broadcast_buffers": buffers}
         super().__init__(**options, init_sync=False)
+        if mixed_precision is not None:
+            self._set_mixed_precision(mixed_precision)
 
     def _ddp_init_helper(
         self,
@@ -107,8 +112,6 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         self, parameters: list[Tensor], sparse: list[bool], names: dict[int, str], static_graph: bool
     ) -> None:
         for index, parameter in enumerate(parameters):
-            if self.mixed_precision is not None:
-                setattr(parameter, "_idx", index)  # noqa: B010 (for its hook, which torch makes anew in every forward)
             if parameter.device.type != "cpu":
                 self._log_and_throw(
                     ValueError,
@@ -128,6 +131,33 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         options.sparse = sparse
         options.verify = self._pending_sync is not None
         self.reducer = Reducer(self.process_group, parameters, options)
+        self._set_reduction_dtype()  # an unpickled model's
+
+    def _set_mixed_precision(self, config: Any) -> None:
+        self.mixed_precision = config
+        if not self._use_python_reducer:
+            self._set_reduction_dtype()
+        if config.buffer_dtype is not None:
+            for buffer in self.module.buffers():
+                if buffer.is_floating_point() and not getattr(buffer, "_ddp_ignored", False):
+                    buffer.data = buffer.to(config.buffer_dtype)
+        if config.param_dtype is not None:
+            self._low_precision = LowPrecision(self.module, config.param_dtype)
+            self._run_ddp_forward = self._run_in_low_precision
+
+    def _set_reduction_dtype(self) -> None:
+        config = self.mixed_precision
+        if config is not None and (dtype := config.reduce_dtype or config.param_dtype) is not None:
+            self.reducer._set_reduction_dtype(dtype)
+
+    @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined, untyped-decorator]
+    def _run_in_low_precision(self, *inputs: Any, **kwargs: Any) -> Any:
+        with self._low_precision.active(self.module):
+            return super()._run_ddp_forward(*inputs, **kwargs)
+
+    def _match_unused_params_allreduce(self) -> None:
+        """As torch's, which gives what the last backward found, though a joined rank uses nothing."""
+        self.process_group.allreduce(torch.zeros_like(self.reducer._get_local_used_map())).wait()
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
@@ -163,8 +193,6 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     def _make_logger(self, static_graph: bool) -> None:
         self.logger = Logger(self)
-        # Weakly: the logger holds the reducer, whose hooks are to go with the last reference.
-        self.reducer.note_error = weakref.WeakMethod(self.logger.set_error_and_log)
         self.logger.set_construction_data_and_log(
             type(self.module).__name__,
             self.device_ids or [],
@@ -202,6 +230,6 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         self.logger._set_comm_hook_name(hook.name)
 
     def _set_hook(self, state: object, hook: Callable[..., Any], name: str) -> None:
-        self.reducer._register_comm_hook(state, hook)
+        self.reducer._register_comm_hook(state, adapt(hook))
         self._comm_hooks.append((hook, state))
         self.logger._set_comm_hook_name(name)

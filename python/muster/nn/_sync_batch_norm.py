@@ -76,7 +76,8 @@ class _Normalize(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, variance, total)
         ctx.eps, ctx.group = eps, group
         ctx.mark_non_differentiable(mean, variance, total)
-        output = F.batch_norm(wide, mean, variance, weight, bias, eps=eps)
+        scale, shift = (None if each is None else each.to(wide.dtype) for each in (weight, bias))
+        output = F.batch_norm(wide, mean, variance, scale, shift, eps=eps)
         return output.to(x.dtype), mean, variance, total
 
     @staticmethod

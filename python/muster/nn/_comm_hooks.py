@@ -1,0 +1,86 @@
+"""torch's communication hooks as they run here: some of those that come with torch expect NCCL's ways."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import GradBucket
+    from torch.futures import Future
+
+Hook = Callable[..., Any]
+
+_QUANTIZING = (quantization_hooks.quantization_pertensor_hook, quantization_hooks.quantization_perchannel_hook)
+_WRAPPERS = ("fp16_compress_wrapper_hook", "bf16_compress_wrapper_hook")
+
+
+def adapt(hook: Any) -> Hook:
+    """The hook, or what to call in its place."""
+    wrapped = hook.__closure__[0].cell_contents if hook.__name__ in _WRAPPERS else hook
+    if wrapped is power_sgd.batched_powerSGD_hook:
+        if wrapped is hook:
+            hook = _with_globals(hook, _orthogonalize=_orthogonalize)
+        return _OneBucketAtATime(functools.partial(_with_own_buffer, hook))
+    if wrapped is power_sgd.powerSGD_hook:
+        return _OneBucketAtATime(hook)
+    if hook in _QUANTIZING:
+        return _OneBucketAtATime(_with_globals(hook, dist=_Gathering()))
+    return hook  # type: ignore[no-any-return]
+
+
+class _OneBucketAtATime:
+    """For hooks that begin another operation when one has ended, which all ranks have to do in the same order. Over
+    NCCL such a callback runs at once, in the thread that calls the hook; here it runs when the operation is done, by
+    when another bucket's may have been begun at one rank, and not yet at another.
+    """
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+        self._last: Future[Tensor] | None = None
+
+    def __call__(self, state: object, bucket: GradBucket) -> Future[Tensor]:
+        last, self._last = self._last, None
+        if last is not None:
+            last.wait()
+        future: Future[Tensor] = self._hook(state, bucket)
+        self._last = future
+        return future
+
+
+def _with_own_buffer(hook: Hook, state: object, bucket: GradBucket) -> Future[Tensor]:
+    """For a hook that resizes the bucket, whose memory the ranks of this host share."""
+    bucket.set_buffer(bucket.buffer().clone())
+    return hook(state, bucket)  # type: ignore[no-any-return]
+
+
+class _Gathering:
+    """torch.distributed, with an all_gather() whose future holds all ranks' parts in one tensor, as NCCL's does."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    @staticmethod
+    def all_gather(parts: list[Tensor], tensor: Tensor, group: Any, async_op: bool) -> Any:
+        gathered = tensor.new_empty(len(parts), *tensor.shape)
+        return dist.all_gather_into_tensor(gathered, tensor, group=group, async_op=async_op)
+
+
+def _orthogonalize(matrices: Tensor) -> None:
+    """torch's, which takes a stack of matrices; the batched hook gives it a single one."""
+    orthogonalize: Any = power_sgd._orthogonalize
+    orthogonalize(matrices if matrices.dim() == 3 else matrices.unsqueeze(0))
+
+
+def _with_globals(hook: Any, **names: object) -> Hook:
+    """A function of torch's that finds these under names of its module."""
+    changed = types.FunctionType(hook.__code__, {**hook.__globals__, **names}, hook.__name__)
+    changed.__defaults__ = hook.__defaults__
+    return functools.update_wrapper(changed, hook)

@@ -1,0 +1,174 @@
+"""Communication hooks that come with torch, and optimizers within backward, with muster.nn.DistributedDataParallel."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from muster.nn import DistributedDataParallel
+from ranks import RankPool
+from test_nn_ddp import PER_RANK, Case, Registration, batch, compare, perceptron, train_twice
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+def power_sgd(name: str, wrap: bool = False) -> Registration:
+    def register(model: DistributedDataParallel) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+        state = power.PowerSGDState(None, matrix_approximation_rank=8, start_powerSGD_iter=2, min_compression_rate=0.1)
+        hook = getattr(power, name)
+        model.register_comm_hook(state, default_hooks.bf16_compress_wrapper(hook) if wrap else hook)
+
+    return register
+
+
+def quantization(name: str) -> Registration:
+    def register(model: DistributedDataParallel) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
+
+        model.register_comm_hook(None, getattr(quantization_hooks, name))
+
+    return register
+
+
+def post_local_sgd(model: DistributedDataParallel) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
+
+    state = local.PostLocalSGDState(None, None, start_localSGD_iter=100)
+    model.register_comm_hook(state, local.post_localSGD_hook)
+
+
+def default(name: str, *wrapped: str) -> Registration:
+    def register(model: DistributedDataParallel) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hook = getattr(default_hooks, name)
+        model.register_comm_hook(None, hook(*(getattr(default_hooks, each) for each in wrapped)) if wrapped else hook)
+
+    return register
+
+
+def built_in(name: str) -> Registration:
+    return lambda model: model._register_builtin_comm_hook(getattr(torch.distributed.BuiltinCommHookType, name))
+
+
+def own(model: DistributedDataParallel) -> None:
+    """Answers when its operation has ended, and gives another tensor than the bucket's."""
+
+    def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
+        state["buckets"].append(bucket.index())
+        work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0] / 2)
+
+    model.register_comm_hook({"buckets": []}, average)
+
+
+HOOKS: dict[str, Registration] = {
+    "allreduce": default("allreduce_hook"),
+    "fp16": default("fp16_compress_hook"),
+    "bf16": default("bf16_compress_hook"),
+    "bf16 around allreduce": default("bf16_compress_wrapper", "allreduce_hook"),
+    "built-in allreduce": built_in("ALLREDUCE"),
+    "built-in fp16": built_in("FP16_COMPRESS"),
+    "PowerSGD": power_sgd("powerSGD_hook"),
+    "bf16 around PowerSGD": power_sgd("powerSGD_hook", wrap=True),
+    "batched PowerSGD": power_sgd("batched_powerSGD_hook"),
+    "quantized by tensor": quantization("quantization_pertensor_hook"),
+    "quantized by channel": quantization("quantization_perchannel_hook"),
+    "post-localSGD": post_local_sgd,
+    "own": own,
+}
+
+
+def compare_with(rank: int, hook: str, case: Case) -> str:
+    return compare(rank, case, HOOKS[hook])
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_hooks_of_torch_run_with_their_signatures(ranks: RankPool, view: bool) -> None:
+    for hook in HOOKS:
+        exact = hook in ("allreduce", "built-in allreduce", "post-localSGD", "own")
+        options = {"gradient_as_bucket_view": view, "bucket_cap_mb": 0.001}
+        digests = ranks.run(compare_with, hook, Case(options=options, tolerance=1e-5 if exact else 0.03))
+        assert len(set(digests)) == 1, hook
+
+
+def train_twice_with_power_sgd(rank: int) -> None:
+    train_twice(rank, "perceptron", HOOKS["PowerSGD"])
+
+
+def test_two_runs_with_one_seed_compress_to_the_same_bits(ranks: RankPool) -> None:
+    ranks.run(train_twice_with_power_sgd)
+
+
+def meeting_now_and_then(rank: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    torch.manual_seed(1)
+    model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.001)
+    alone, _ = torch.distributed.new_subgroups(1)
+    model.register_comm_hook(local.PostLocalSGDState(None, alone, start_localSGD_iter=2), local.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=2, warmup_steps=2)
+    replicas = [copy.deepcopy(model.module) for _ in range(2)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in [model, *replicas]]
+    for step in range(6):
+        x, y = batch(step, 2)
+        for i, replica in enumerate([model, *replicas]):
+            at = rank if i == 0 else i - 1
+            optimizers[i].zero_grad()
+            part = slice(at * PER_RANK, (at + 1) * PER_RANK)
+            F.cross_entropy(replica(x[part]), y[part]).backward()
+        pairs = list(zip(*(each.parameters() for each in replicas), strict=True))
+        for one, other in pairs if step < 2 else []:
+            one.grad = other.grad = (one.grad + other.grad) / 2
+        for optimizer in optimizers:
+            optimizer.step()
+        averager.average_parameters(model.parameters())
+        for one, other in pairs if step in (2, 4) else []:
+            one.data.lerp_(other.data, 0.5)
+            other.data.copy_(one.data)
+        for ours, theirs in zip(model.parameters(), replicas[rank].parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    torch.distributed.destroy_process_group(alone)
+
+
+def test_ranks_may_train_apart_and_average_their_models_now_and_then(ranks: RankPool) -> None:
+    ranks.run(meeting_now_and_then)
+
+
+def overlapping(rank: int) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    torch.manual_seed(1)
+    reference, in_backward, fused = (copy.deepcopy(each) for each in [perceptron()] * 3)
+    _apply_optimizer_in_backward(torch.optim.SGD, in_backward.parameters(), {"lr": 0.1})
+    models = [DistributedDataParallel(in_backward), DistributedDataParallel(fused)]
+    models[1]._register_fused_optim(torch.optim.SGD, 0.1)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(3):
+        x, y = batch(step, 2)
+        part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        optimizer.step()
+        for model in models:
+            F.cross_entropy(model(x[part]), y[part]).backward()
+        models[1].zero_grad()
+    for model in models:
+        for ours, expected in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
+def test_optimizers_may_run_within_backward(ranks: RankPool) -> None:
+    ranks.run(overlapping)
