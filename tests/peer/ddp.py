@@ -21,6 +21,16 @@ REWRITES = {
     r"torch\.cuda\.current_device\(\)": '"cpu"',
     r"\bdevice=((self\.)?(rank|device_id)\b|\"cuda\")": 'device="cpu"',
     r"\.to\((self\.)?(rank|device_id)\)": '.to("cpu")',
+    r"@skip_if_no_gpu(?=\n)": "@unchanged",
+    r"backend_feature\[\"cuda\"\]": 'backend_feature["ddp"]',
+    r"torch\.device\(rank\)": '"cpu"',
+    r"rank_to_GPU\[int\(r\)\]\[0\]": "int(r)",
+    r"list\(rank_to_GPU\[rank\]\)": "[0]",
+    r"\bdevice = self\.rank(?=\n)": 'device = "cpu"',
+    r"\.device\.index, self\.rank": '.device.type, "cpu"',
+    r"(torch\.)?nn\.SyncBatchNorm\b(?=[.(])": "SyncBatchNorm",
+    # Parameters without gradients are named whatever the level is.
+    r"dist\.get_debug_level\(\) == dist\.DebugLevel\.OFF": "False",
 }
 
 
@@ -35,6 +45,9 @@ def rewrite(source: str) -> str:
 
 def _replace(replacement: str, match: re.Match[str]) -> str:
     return match.expand(replacement) + "\n" * match[0].count("\n")
+
+
+SyncBatchNorm = muster.nn.SyncBatchNorm
 
 
 def unchanged(test: Any) -> Any:

@@ -32,6 +32,7 @@ def load(
 ) -> types.ModuleType:
     """The module, changed by RULES and by `rewrite`, under that name. It binds the world size for good."""
     os.environ.update(BACKEND="muster", WORLD_SIZE=str(world_size))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for each of several ranks on the cores of one machine
     os.environ.setdefault("TEMP_DIR", os.environ.get("TMPDIR", "/tmp"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     from torch.testing._internal import common_distributed
