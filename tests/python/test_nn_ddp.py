@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from muster.nn import DistributedDataParallel, SyncBatchNorm
 from ranks import RankPool
@@ -194,6 +194,8 @@ def cases(draw: st.DrawFn) -> Case:
     suppress_health_check=list(HealthCheck),
 )
 @given(case=cases())
+@example(case=Case("mixed"))
+@example(case=Case("bag", {"gradient_as_bucket_view": False}, accumulate=2))
 def test_models_and_options_train_as_one_process_does(ranks: RankPool, case: Case) -> None:
     digests = ranks.run(compare, case)
     assert len(set(digests)) == 1, "the ranks' parameters differ"
@@ -233,6 +235,7 @@ def joining(rank: int, by_initial: bool) -> str:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
+            assert model.module.branches[1 - model.module.steps % 2].weight.grad is None, "nobody has used it"
     for step in range(5):
         still = [each for each in range(2) if step < batches[each]]
         expected.zero_grad()
@@ -363,8 +366,11 @@ def test_states_are_those_of_torchs_class_and_models_may_be_pickled(ranks: RankP
 
 def telling(rank: int) -> None:
     model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.001)
-    for step in range(3):
-        model(batch(step, 1)[0]).sum().backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for step in range(3):
+            model(batch(step, 1)[0]).sum().backward()
+    reductions = [event for event in profile.events() if event.name == "muster:all_reduce"]
+    assert len(reductions) == 3 * len(model.reducer.bucket_bytes())
     told = model._get_ddp_logging_data()
     size = sum(each.nbytes for each in model.parameters())
     assert told["iteration"] == 2
@@ -377,7 +383,7 @@ def telling(rank: int) -> None:
     assert told["forward_compute_time_start"] <= told["backward_compute_time_start"] <= told["backward_comm_time_end"]
 
 
-def test_logging_data_tell_of_the_plan_and_the_times(ranks: RankPool) -> None:
+def test_logging_data_and_profiles_tell_of_the_plan_and_the_times(ranks: RankPool) -> None:
     ranks.run(telling)
 
 

@@ -99,6 +99,9 @@ def twice(rank: int) -> None:
     model = DistributedDataParallel(Shared())
     with pytest.raises(RuntimeError, match="Expected to mark a variable ready only once"):
         model(torch.ones(1, 2)).sum().backward()
+    told = model._get_ddp_logging_data()
+    assert told["has_error"] == 1
+    assert "ready only once" in told["error"]
 
 
 def hooking(rank: int) -> None:

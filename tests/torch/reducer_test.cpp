@@ -168,6 +168,8 @@ TEST(Reducer, FindsUnusedParameters) {
       Reducer reducer(group, model.parameters, options);
       backward(reducer, model, input_of(rank), false);  // at no rank
       EXPECT_FALSE(model.parameters[3].grad().defined());
+      EXPECT_EQ(reducer.used_map()[0].item<int>(), 2);
+      EXPECT_EQ(reducer.used_map()[3].item<int>(), 0);
       EXPECT_TRUE(reducer.graph_is_static());
       expect_same_bits(*group, {model.parameters[0].grad()});
 
@@ -175,6 +177,7 @@ TEST(Reducer, FindsUnusedParameters) {
       backward(reducer, model, input_of(rank), rank == 1);  // at one rank: the other's share is zero
       const at::Tensor gradient = model.parameters[3].grad();
       ASSERT_TRUE(gradient.defined());
+      EXPECT_EQ(reducer.used_map()[3].item<int>(), 1) << "how many ranks have used it";
       expect_same_bits(*group, {gradient});
       const Model alone;
       at::real(alone.forward(input_of(1)).pow(2)).mean().backward();
