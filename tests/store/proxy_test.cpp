@@ -309,7 +309,6 @@ TEST(Proxy, AnswersLateReadersOfAFetchOnlyWithLeases) {
   world.get(1, 1, "k");
   world.up();
   Replies old = world.root.apply(std::exchange(world.travelling, {})[0], kProxy);
-  std::vector<Key> freed;
   Replies revoked;
   world.root.revoke(kProxy, revoked);
   world.set("k", "new");
@@ -335,6 +334,51 @@ TEST(Proxy, ForgetsEverythingWhenItsLeasesEnd) {
   world.get(1, 3, "k");
   world.settle();
   EXPECT_EQ(world.heard(), (Heard{"1:2=new;", "1:3=new;"}));
+}
+
+TEST(Proxy, AnswersReadersOfAKeyThatItsNodeMade) {
+  World world;
+  world.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("old")});
+  world.settle();
+  world.get(2, 1, "k");
+  EXPECT_EQ(world.heard(), (Heard{"1:1=0", "2:1=old;"}));
+  world.ask(2, 2, StoreOperation::kSet, {"k"}, 0, {to_bytes("ours")});
+  EXPECT_EQ(world.up().size(), 2U) << "given back first, so that the server need not ask";
+}
+
+TEST(Proxy, KeepsNothingOfAKeyThatChangedSinceItWasMade) {
+  World world;
+  world.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("old")});
+  world.up();
+  Replies granted = world.root.apply(std::exchange(world.travelling, {})[0], kProxy);
+  EXPECT_TRUE(granted[0].leased);
+  world.set("k", "new");  // its recall is faster
+  world.settle();
+  world.down(std::move(granted));
+  world.get(2, 1, "k");
+  world.settle();
+  EXPECT_EQ(world.heard(), (Heard{"1:1=0", "2:1=new;"}));
+  world.ask(1, 2, StoreOperation::kSet, {"j"}, 0, {to_bytes("first")});
+  world.up();
+  world.ask(2, 2, StoreOperation::kSet, {"j"}, 0, {to_bytes("second")});
+  world.settle();
+  world.get(3, 1, "j");
+  world.settle();
+  EXPECT_EQ(world.heard(), (Heard{"1:2=0", "2:2=0", "3:1=second;"}));
+}
+
+TEST(Proxy, GrantsNoLeaseToAProxyBelowThatIsGone) {
+  for (const bool gone : {false, true}) {
+    World world;
+    Request set{StoreOperation::kSet, 1, {"k"}, {to_bytes("old")}};
+    set.lease = true;
+    world.proxy.submit(std::move(set), 1, world.now);
+    world.up();
+    if (gone) world.proxy.drop(1, world.now);
+    world.settle();
+    world.set("k", "new");
+    EXPECT_EQ(world.proxy.take_replies().size(), gone ? 0U : 2U) << "an answer and a recall";
+  }
 }
 
 TEST(Proxy, GoesOnForTheOthersWhenOneReaderLeaves) {

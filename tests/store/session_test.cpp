@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "muster/store/proxy_link.h"
+#include "muster/store/session_host.h"
 #include "store/expect.h"
 
 namespace muster {
@@ -125,14 +127,40 @@ TEST(SessionEnd, RefusesNumbersThatCannotBe) {
   EXPECT_OK(end.connect(0));
   const auto data = [](uint64_t sequence, uint64_t received) {
     Writer out;
-    out.put(sequence).put(received).put(int64_t{0}).put(int64_t{0});
-    return Frame{{32, 194, 0}, out.take()};
+    out.put(sequence).put(received).put(int64_t{0}).put(int64_t{0}).put(int64_t{0});
+    return Frame{{40, 194, 0}, out.take()};
   };
   expect_error(end.receive(data(2, 0)), ErrorCode::kProtocol, "follows");
   expect_error(end.receive(data(1, 1)), ErrorCode::kProtocol, "were sent");
   expect_error(end.receive(Frame{{0, 77, 0}, {}}), ErrorCode::kProtocol, "kind 77");
   EXPECT_TRUE(end.receive(data(1, 0)).has_value());
   EXPECT_EQ(end.received(), 1U);
+}
+
+TEST(ProxyLink, GivesSignsOfLifeAsOftenAsTheServerWantsThem) {
+  constexpr TimePoint kBegin{1'000'000'000};
+  EXPECT_EQ(beat_growth(100), 1);
+  EXPECT_EQ(beat_growth(4096), 4);
+  EXPECT_EQ(beat_growth(100'000), kMaxBeatGrowth);
+  for (const int64_t growth : {1, 8}) {
+    ProxyLink link({{true}, "above"});
+    SessionHost host;
+    host.link_up(kBegin);
+    EXPECT_OK(host.receive(link.begin(kBegin), kBegin));
+    link.submit({StoreOperation::kGet, 1, {"never"}}, 1, kBegin);
+    Bytes down, up;
+    host.write(down, kLeaseTime * growth, kBeat * growth);
+    EXPECT_OK(link.receive(down, kBegin));
+    link.write(up, kBegin);
+    EXPECT_OK(host.receive(up, kBegin));
+    host.reply({1, 99});
+    down.clear();
+    host.write(down, kLeaseTime * growth, kBeat * growth);
+    EXPECT_OK(link.receive(down, kBegin));
+    EXPECT_EQ(link.next_wake(), kBegin + kBeat * growth);
+    EXPECT_EQ(link.lease_left(kBegin), kLeaseTime * growth);
+    EXPECT_EQ(link.silent(kBegin + 20s), growth == 1);
+  }
 }
 
 TEST(SessionFrames, SurviveTheWireAndRefuseOthers) {

@@ -237,7 +237,7 @@ TEST(Tiers, ChangeAKeyThatADeadProxyHolds) {
 TEST(Tiers, CutOffAProxyThatBreaksTheProtocol) {
   const TestServer root;
   const SessionId id = fresh_session_id();
-  for (const Bytes& wrong : {encode_frame(1, {}), encode_frame(192, Bytes(3)), encode_frame(194, Bytes(32)),
+  for (const Bytes& wrong : {encode_frame(1, {}), encode_frame(192, Bytes(3)), encode_frame(194, Bytes(40)),
                              encode_frame(192, Bytes(10, 9)), Bytes(8, 0xff)}) {
     const auto connection = connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), tier_hello(id));
     ASSERT_TRUE(connection.has_value()) << connection.error().to_string();

@@ -1,7 +1,5 @@
 #include "muster/store/backend.h"
 
-#include "muster/store/lease.h"
-
 namespace muster {
 namespace {
 
@@ -20,7 +18,7 @@ class LocalBackend : public Backend {
     state_.revoke(client, freed);
     if (!freed.empty()) deliver_(std::move(freed));
   }
-  Duration lease_left() const override { return kLeaseTime; }
+  Duration lease_left() const override { return Duration::max(); }
 
  private:
   StoreState& state_;

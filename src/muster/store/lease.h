@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -12,6 +13,15 @@ namespace muster {
 /// "Leases: an efficient fault-tolerant mechanism for distributed file cache consistency", SOSP 1989.)
 inline constexpr Duration kLeaseTime = std::chrono::seconds(4);
 inline constexpr Duration kLeaseEnd = kLeaseTime * 5 / 4;  ///< the gap is for clocks that do not run alike
+/// How often a proxy gives a sign of life, which also renews its leases.
+inline constexpr Duration kBeat = std::chrono::milliseconds(1500);
+/// A server with so many proxies wants to hear from each more seldom, and its leases hold for longer in proportion:
+/// the signs of life of all are as much work for it as those of this many.
+inline constexpr size_t kProxiesPerBeat = 1024;
+inline constexpr int64_t kMaxBeatGrowth = 8;
+inline int64_t beat_growth(size_t proxies) {
+  return std::clamp<int64_t>(static_cast<int64_t>(proxies / kProxiesPerBeat), 1, kMaxBeatGrowth);
+}
 
 /// Who may answer reads of which keys from memory. Whoever changes a key first takes back every lease of it. A key
 /// that was taken back kMaxRecalls times is not leased again: it is no constant. Knows no clock: the owner says

@@ -11,11 +11,12 @@ using proxy::Part;
 
 namespace proxy {
 
-void Plain::submit(Request request, ClientId client) {
+RequestId Plain::submit(Request request, ClientId client) {
   const Caller caller{client, request.id};
   const RequestId id = out_.send(Part::kPlain, std::move(request));
   callers_[id] = caller;
   by_client_[client][caller.id] = id;
+  return id;
 }
 
 bool Plain::cancel(const Caller& caller) {
@@ -43,7 +44,6 @@ void Plain::receive(Reply reply) {
   const auto client = by_client_.find(caller.client);
   client->second.erase(caller.id);
   if (client->second.empty()) by_client_.erase(client);
-  reply.leased = false;
   out_.answer(caller, std::move(reply));
 }
 
@@ -58,6 +58,7 @@ void Plain::fail(const Error& why) {
 namespace {
 
 constexpr size_t kMaxPending = 1 << 18;
+constexpr size_t kMaxKeptSet = 64 << 10;  // bytes of a value that is kept while it is on its way
 
 bool reads(StoreOperation operation) {
   return operation == StoreOperation::kGet || operation == StoreOperation::kMultiGet ||
@@ -121,12 +122,19 @@ void Proxy::Impl::submit(Request request, ClientId client, TimePoint now) {
 
 // What changes keys. They are given back first, so that the server need not ask for them.
 void Proxy::Impl::forward(Request request, ClientId client) {
+  const auto below = request.lease ? std::optional(client) : std::nullopt;
   request.lease = false;
   for (const Key& key : request.keys) {
     if (reads.holds(key)) reads.give_back(key);
   }
   if (options.merge && request.operation == StoreOperation::kAdd) return adds.submit(std::move(request), client);
-  plain.submit(std::move(request), client);
+  const bool keeps = options.merge && request.operation == StoreOperation::kSet &&
+                     request.values[0].size() <= std::min(kMaxKeptSet, options.max_cached_bytes / 8);
+  if (!keeps) return void(plain.submit(std::move(request), client));
+  request.lease = true;
+  Key key = request.keys[0];
+  Bytes value = request.values[0];
+  reads.expect(plain.submit(std::move(request), client), std::move(key), std::move(value), below);
 }
 
 void Proxy::Impl::cancel(const Caller& caller) {
@@ -146,6 +154,7 @@ void Proxy::receive(Reply reply, TimePoint now) {
   }
   switch (proxy::part_of(reply.id)) {
     case Part::kPlain:
+      reply.leased = impl_->reads.take_set(reply, now);
       return impl_->plain.receive(std::move(reply));
     case Part::kAdd:
       return impl_->adds.receive(std::move(reply));

@@ -23,7 +23,8 @@ class Proxy {
     bool merge = false;
     size_t max_cached_bytes = 64 << 20;
     size_t max_cached_keys = 1 << 18;
-    /// How long an arrival waits for others of this node. Adapts itself: much less where nobody else comes.
+    /// How long an arrival waits for others of this node, at a barrier of thousands some times as long. Adapts itself:
+    /// much less where nobody else comes.
     Duration longest_hold = std::chrono::milliseconds(1);
   };
   explicit Proxy(Options options);

@@ -3,6 +3,12 @@
 #include "muster/store/proxy_parts.h"
 
 namespace muster::proxy {
+namespace {
+
+// The more callers a barrier counts, the longer it takes anyhow, and the more gather meanwhile.
+int64_t patience(int64_t count) { return std::clamp<int64_t>(count / 1024, 1, 32); }
+
+}  // namespace
 
 void Barriers::submit(Request request, ClientId client, TimePoint now) {
   const Caller caller{client, request.id};
@@ -17,7 +23,8 @@ void Barriers::submit(Request request, ClientId client, TimePoint now) {
     held_.erase(held);
     held = held_.end();
   }
-  if (held == held_.end()) held = held_.emplace(key, Held{{key.first, key.second, {}, 0}, now + hold_}).first;
+  if (held == held_.end())
+    held = held_.emplace(key, Held{{key.first, key.second, {}, 0}, now + hold_ * patience(request.number)}).first;
   Group& group = held->second.group;
   group.members.push_back({caller, request.weight});
   group.weight += request.weight;

@@ -26,9 +26,7 @@ void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
 
 void ProxyLink::drop(ClientId client, TimePoint now) { proxy_.drop(client, now); }
 
-Duration ProxyLink::lease_left(TimePoint now) const {
-  return now < lease_end_ ? std::min(lease_end_ - now, kLeaseTime) : Duration{0};
-}
+Duration ProxyLink::lease_left(TimePoint now) const { return now < lease_end_ ? lease_end_ - now : Duration{0}; }
 
 Bytes ProxyLink::begin(TimePoint now) {
   linked_ = true;
@@ -70,6 +68,7 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
   const TimePoint end = TimePoint{received.pulse.stamp} + Duration(received.pulse.lease);
   proxy_.set_lease_end(end, now);
   lease_end_ = std::max(lease_end_, end);
+  beat_ = std::clamp(Duration(received.pulse.beat), kBeat, kMaxBeatGrowth * kBeat);
   if (timing_ && received.pulse.stamp >= sent_.ns && received.pulse.stamp <= now.ns) {
     timing_ = false;
     // The server may have had nothing to say for a while: what is long counts for little.
@@ -83,12 +82,19 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
   });
 }
 
-Duration ProxyLink::gap() const { return std::clamp(2 * round_trip_, kShortestGap, kLongestGap); }
+Duration ProxyLink::gap() const {
+  if (const size_t waiting = proxy_.pending(); waiting > kMany) {
+    return std::min(static_cast<int64_t>(waiting) * kGapPerRequest, kLongestGapOfMany);
+  }
+  return std::clamp(2 * round_trip_, kShortestGap, kLongestGap);
+}
 
 TimePoint ProxyLink::beat_due() const {
   const bool idle = proxy_.pending() == 0 && written_ - asked_ >= kIdleBeat;
-  return written_ + (idle ? kIdleBeat : kBeat);
+  return written_ + (idle ? std::max(kIdleBeat, beat_) : beat_);
 }
+
+bool ProxyLink::silent(TimePoint now) const { return linked_ && now - heard_ > std::max(kSilence, 2 * beat_ + kBeat); }
 
 void ProxyLink::write(Bytes& out, TimePoint now) {
   if (lost_ || !session_.connected()) return;

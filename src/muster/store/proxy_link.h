@@ -21,15 +21,19 @@ class ProxyLink {
     std::string server;                           ///< for messages: the address of the server above
     size_t max_unacknowledged = size_t{1} << 30;  ///< bytes that wait for the link, before requests are refused
   };
-  /// A sign of life is sent this often, more seldom where nothing waits and nothing was asked for some time: leases
-  /// then end. A link on which none came for kSilence is dead.
-  static constexpr Duration kBeat = std::chrono::milliseconds(1500);
+  /// A sign of life is sent as often as the server wants it (lease.h), more seldom where nothing waits and nothing was
+  /// asked for some time: leases then end. A link on which none came for kSilence, or two beats if that is longer, is
+  /// dead.
   static constexpr Duration kIdleBeat = std::chrono::seconds(6);
   static constexpr Duration kSilence = std::chrono::seconds(14);
 
-  /// A node whose workers ask at the same time sends no two frames within two round trips: they leave as one.
+  /// A node whose workers ask at the same time sends no two frames within two round trips: they leave as one. Where
+  /// more than kMany requests wait, as at a middle tier, the time grows with them.
   static constexpr Duration kShortestGap = std::chrono::microseconds(200);
   static constexpr Duration kLongestGap = std::chrono::milliseconds(2);
+  static constexpr size_t kMany = 64;
+  static constexpr Duration kGapPerRequest = std::chrono::microseconds(10);
+  static constexpr Duration kLongestGapOfMany = std::chrono::milliseconds(10);
 
   explicit ProxyLink(Options options, SessionId session = fresh_session_id());
   const SessionId& session() const { return id_; }
@@ -47,8 +51,8 @@ class ProxyLink {
   Result<> receive(ByteView bytes, TimePoint now);
   /// The link is gone. Nothing is until give_up().
   void link_lost();
-  /// Whether nothing was heard for kSilence: the link is to be given up.
-  bool silent(TimePoint now) const { return linked_ && now - heard_ > kSilence; }
+  /// Whether nothing was heard for too long: the link is to be given up.
+  bool silent(TimePoint now) const;
 
   /// Appends what is to be sent now.
   void write(Bytes& out, TimePoint now);
@@ -80,6 +84,7 @@ class ProxyLink {
   bool gathers_ = false;       // requests wait until gap() after that
   bool timing_ = false;        // its echo will tell the round trip
   Duration round_trip_{};
+  Duration beat_ = kBeat;  // as the server wants it
   TimePoint lease_end_{INT64_MIN};
   std::optional<Error> lost_;
 };

@@ -54,7 +54,8 @@ struct Output {
 class Plain {
  public:
   explicit Plain(Output& out) : out_(out) {}
-  void submit(Request request, ClientId client);
+  /// Returns the number under which it goes up.
+  RequestId submit(Request request, ClientId client);
   /// False if the caller has no such request here.
   bool cancel(const Caller& caller);
   void drop(ClientId client);
@@ -192,8 +193,12 @@ class Reads {
   /// The server above wants the key back, or a client of this node is about to change it: gives it back as soon as
   /// no client holds a lease of it.
   void give_back(const Key& key);
-  /// Where it is held. What is about to change is given back before the server has to ask.
-  bool holds(const Key& key) const { return cache_.contains(key); }
+  /// Where it is held, or soon may be. What is about to change is given back before the server has to ask.
+  bool holds(const Key& key) const { return cache_.contains(key) || latest_set_.contains(key); }
+  /// A set of this value goes up under this number, and may bring a lease; `below`: the proxy that would like one too.
+  void expect(RequestId set, Key key, Bytes value, std::optional<ClientId> below);
+  /// Takes the answer to a set, and says whether the proxy below that asked for it has a lease now.
+  bool take_set(const Reply& reply, TimePoint now);
   void release(const Request& request, ClientId client);
   void revoke(ClientId client);
   void set_lease_end(TimePoint until, TimePoint now);
@@ -211,6 +216,12 @@ class Reads {
     Caller caller;
     Request request;
     std::set<RequestId> fetches;  // that it waits for
+  };
+  // A set on its way.
+  struct Set {
+    Key key;
+    Bytes value;
+    std::optional<ClientId> below;
   };
   struct Fetch {
     Request request;
@@ -234,6 +245,8 @@ class Reads {
   Fetch close(RequestId id);
   void answer_founder(const Reader& founder, const Fetch& fetch, const Reply& reply);
   void install(const Fetch& fetch, const Reply& reply);
+  void keep(const Key& key, std::optional<Bytes> value);
+  void make_room();
   void uncache(const Key& key);
   void freed(const std::vector<Key>& keys);
 
@@ -250,6 +263,8 @@ class Reads {
   std::map<RequestId, Fetch> fetches_;
   std::vector<RequestId> unsent_;
   std::unordered_map<Key, std::vector<RequestId>> fetching_;  // the shared ones
+  std::unordered_map<RequestId, Set> sets_;                   // whose keys did not change meanwhile
+  std::unordered_map<Key, RequestId> latest_set_;             // of sets_
   std::map<ReaderId, Reader> readers_;
   std::map<Caller, ReaderId> by_caller_;
   ReaderId last_reader_ = 0;

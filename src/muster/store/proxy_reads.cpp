@@ -212,6 +212,9 @@ void Reads::drop(ClientId client) {
     gone.push_back(it->second);
   }
   for (const ReaderId id : gone) leave(id);
+  for (auto& [id, set] : sets_) {
+    if (set.below == client) set.below.reset();
+  }
   revoke(client);
 }
 
@@ -237,16 +240,19 @@ void Reads::install(const Fetch& fetch, const Reply& reply) {
   for (size_t i = 0; i < keys.size(); ++i) {
     if (recalled_.contains(keys[i])) continue;
     const bool fits = with_values && reply.values[i].size() <= options_.max_cached_bytes / 8;
-    if (!fits && cache_.contains(keys[i])) continue;
-    uncache(keys[i]);
-    ages_.push_front(keys[i]);
-    Cached& cached = cache_[keys[i]];
-    cached.age = ages_.begin();
-    cached_bytes_ += keys[i].size();
-    if (!fits) continue;
-    cached.value = reply.values[i];
-    cached_bytes_ += cached.value->size();
+    if (fits || !cache_.contains(keys[i])) keep(keys[i], fits ? std::optional(reply.values[i]) : std::nullopt);
   }
+  make_room();
+}
+
+void Reads::keep(const Key& key, std::optional<Bytes> value) {
+  uncache(key);
+  ages_.push_front(key);
+  cached_bytes_ += key.size() + (value ? value->size() : 0);
+  cache_[key] = {std::move(value), ages_.begin()};
+}
+
+void Reads::make_room() {
   while (cached_bytes_ > options_.max_cached_bytes || cache_.size() > options_.max_cached_keys) {
     give_back(Key(ages_.back()));
   }
@@ -260,9 +266,26 @@ void Reads::uncache(const Key& key) {
   cache_.erase(found);
 }
 
+void Reads::expect(RequestId set, Key key, Bytes value, std::optional<ClientId> below) {
+  latest_set_[key] = set;
+  sets_[set] = {std::move(key), std::move(value), below};
+}
+
+bool Reads::take_set(const Reply& reply, TimePoint now) {
+  auto taken = sets_.extract(reply.id);
+  if (taken.empty()) return false;
+  Set& set = taken.mapped();
+  latest_set_.erase(set.key);
+  if (!reply.leased || now >= lease_end_ || recalled_.contains(set.key)) return false;
+  keep(set.key, std::move(set.value));
+  make_room();
+  return set.below && cache_.contains(set.key) && below_.grant(set.key, *set.below);
+}
+
 // Whoever says that it does not use its leases of a key must not take new ones from replies that cross the word.
 void Reads::give_back(const Key& key) {
   uncache(key);
+  if (const auto set = latest_set_.extract(key); !set.empty()) sets_.erase(set.mapped());
   const auto fetches = fetching_.find(key);
   if (fetches != fetching_.end()) {
     for (const RequestId id : fetches->second) fetches_.at(id).spoiled = fetches_.at(id).sent;
@@ -336,6 +359,8 @@ void Reads::fail(const Error& why) {
   fetches_.clear();
   fetching_.clear();
   unsent_.clear();
+  sets_.clear();
+  latest_set_.clear();
   cache_.clear();
   ages_.clear();
   cached_bytes_ = 0;

@@ -23,7 +23,7 @@ bool goes_in_turn(StoreOperation operation) {
 // Between two rounds of sending to proxies, twice as long as the last one took: replies gather meanwhile.
 constexpr Duration kShortestFlushGap = 100us, kLongestFlushGap = 4ms;
 constexpr Duration kSessionTick = 500ms;
-constexpr Duration kSilentLink = 20s;  // a proxy gives a sign of life every 1.5 s
+constexpr Duration kSilentLink = 20s;  // or three signs of life that did not come, if that is longer
 constexpr Duration kQuietAfterRevocation = 1s;
 
 void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
@@ -43,7 +43,8 @@ double cpu_seconds(std::thread::native_handle_type thread) {
 struct Tier {
   SessionId id{};
   SessionHost host;
-  TimePoint since{};  // when the link was lost
+  TimePoint since{};                  // when the link was lost
+  TimePoint leased_until{INT64_MIN};  // unless it is heard before
   TimePoint revoked{INT64_MIN};
 };
 
@@ -352,10 +353,13 @@ void ServerLoop::write_frames(Client& client) {
   const TimePoint now = loop_->clock().now();
   // A grant from before a revocation may still be on its way here from another loop: no lease is good until it came.
   const bool quiet = now < tier.revoked + kQuietAfterRevocation;
-  const Duration lease = quiet ? Duration{0} : std::min(options_.lease_time, backend_->lease_left());
+  const int64_t growth = beat_growth(proxies());
+  const Duration lease = quiet ? Duration{0} : std::min(options_.lease_time * growth, backend_->lease_left());
+  // The quarter is for clocks that do not run alike.
+  tier.leased_until = std::max(tier.leased_until, tier.host.heard() + lease * 5 / 4);
   Bytes& out = client.channel->out();
   const size_t before = out.size();
-  count(counters_.messages_out, tier.host.write(out, lease));
+  count(counters_.messages_out, tier.host.write(out, lease, kBeat * growth));
   count(counters_.bytes_out, out.size() - before);
   if (tier.host.linked() || tier.host.unacknowledged() <= options_.max_reply_queue) return;
   lose(client, {ErrorCode::kResourceExhausted, "too many replies wait for its link", kNoRank, {}});
@@ -371,15 +375,15 @@ void ServerLoop::on_lost(Client& client, const Error& why) {
 
 void ServerLoop::look_after_sessions() {
   const TimePoint now = loop_->clock().now();
-  const Duration lease_end = options_.lease_time * 5 / 4;  // the quarter is for clocks that do not run alike
+  const Duration silence = std::max(kSilentLink, 3 * kBeat * beat_growth(proxies()));
   std::vector<std::pair<Client*, Error>> over;
   for (const auto& [id, client] : sessions_) {
     Tier& tier = *client->tier;
-    if (now - tier.host.heard() > lease_end) {
+    if (now > tier.leased_until) {
       tier.revoked = now;
       backend_->revoke(client->id);
     }
-    if (tier.host.linked() && now - tier.host.heard() > kSilentLink) {
+    if (tier.host.linked() && now - tier.host.heard() > silence) {
       client->channel->close();
       on_lost(*client, {ErrorCode::kTimeout, "nothing came over it", kNoRank, {}});
     }

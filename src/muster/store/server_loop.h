@@ -101,6 +101,7 @@ class ServerLoop {
   void flush_soon();
   void write_frames(Client& client);
   void on_lost(Client& client, const Error& why);
+  size_t proxies() const { return sessions_.size() * options_.count; }  // spread evenly over the loops
   void look_after_sessions();
   void lose(Client& client, const Error& why);
   void bury();

@@ -1,9 +1,9 @@
 // The frames on a link between tiers, after the handshake, numbers little-endian:
 //
-//   open    := frame(kind = 192, payload = version:u8(1) received:u64 resumes:u8)    the proxy's, first of all
+//   open    := frame(kind = 192, payload = version:u8(2) received:u64 resumes:u8)    the proxy's, first of all
 //   opened  := frame(kind = 193, payload = received:u64 known:u8)                    the server's answer
-//   data    := frame(kind = 194, payload = sequence:u64 received:u64 stamp:i64 lease:i64 message*)
-//   close   := frame(kind = 195)                                                     the proxy's, last of all
+//   data    := frame(kind = 194, payload = sequence:u64 received:u64 stamp:i64 lease:i64 beat:i64 message*)
+//   close   := frame(kind = 195)           the proxy's, last of all; or all that its guard sends when it has died
 //   message := request | reply         frames of messages.cpp; requests go up, replies down
 //
 // `sequence` counts the data frames of a session from 1, in each direction; 0 is a beat, which holds no message.
@@ -21,8 +21,8 @@ namespace muster {
 namespace {
 
 constexpr uint8_t kOpenKind = 192, kOpenedKind = 193, kDataKind = 194, kCloseKind = 195;
-constexpr uint8_t kVersion = 1;
-constexpr size_t kDataHeaderBytes = 4 * sizeof(uint64_t);
+constexpr uint8_t kVersion = 2;
+constexpr size_t kDataHeaderBytes = 5 * sizeof(uint64_t);
 
 Result<> expect_kind(const Frame& frame, uint8_t kind) {
   if (frame.header.kind == kind && frame.header.flags == 0) return {};
@@ -141,7 +141,7 @@ void SessionEnd::write_beat(Bytes& out, const Pulse& pulse) {
 void SessionEnd::write_frame(Bytes& out, uint64_t sequence, ByteView messages, const Pulse& pulse) {
   Writer writer;
   writer.put_raw(encode(FrameHeader{static_cast<uint32_t>(kDataHeaderBytes + messages.size()), kDataKind, 0}));
-  writer.put(sequence).put(received_).put(pulse.stamp).put(pulse.lease);
+  writer.put(sequence).put(received_).put(pulse.stamp).put(pulse.lease).put(pulse.beat);
   out.insert(out.end(), writer.bytes().begin(), writer.bytes().end());
   out.insert(out.end(), messages.begin(), messages.end());
   unacked_input_ = 0;
@@ -155,6 +155,7 @@ Result<SessionEnd::Received> SessionEnd::receive(Frame frame) {
   MUSTER_ASSIGN(const auto has, in.get<uint64_t>());
   MUSTER_ASSIGN(received.pulse.stamp, in.get<int64_t>());
   MUSTER_ASSIGN(received.pulse.lease, in.get<int64_t>());
+  MUSTER_ASSIGN(received.pulse.beat, in.get<int64_t>());
   if (has > sent_) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("the other tier says that it has frame {}, but {} were sent to it", has, sent_));

@@ -38,9 +38,9 @@ Result<> SessionHost::open(const Frame& frame) {
 }
 
 Result<> SessionHost::on_frame(Frame frame, Input& input) {
-  if (!session_.connected()) return open(frame);
   input.closed = is_session_close(frame);
   if (input.closed) return {};
+  if (!session_.connected()) return open(frame);
   MUSTER_ASSIGN(const auto received, session_.receive(std::move(frame)));
   stamp_ = received.pulse.stamp;
   beat_ = beat_ || received.beat;
@@ -53,7 +53,7 @@ Result<> SessionHost::on_frame(Frame frame, Input& input) {
 
 void SessionHost::reply(const Reply& reply) { session_.put(encode_reply(reply)); }
 
-size_t SessionHost::write(Bytes& out, Duration lease) {
+size_t SessionHost::write(Bytes& out, Duration lease, Duration beat) {
   if (!linked_) return 0;
   size_t frames = 0;
   if (std::exchange(opened_, false)) {
@@ -61,7 +61,7 @@ size_t SessionHost::write(Bytes& out, Duration lease) {
     out.insert(out.end(), opened.begin(), opened.end());
     ++frames;
   }
-  const Pulse pulse{stamp_, lease.count()};
+  const Pulse pulse{stamp_, lease.count(), beat.count()};
   const size_t written = session_.write(out, pulse);
   if (written == 0 && session_.connected() && (beat_ || session_.wants_ack())) {
     session_.write_beat(out, pulse);

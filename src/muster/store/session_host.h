@@ -1,7 +1,7 @@
 #pragma once
 
+#include "muster/store/lease.h"
 #include "muster/store/session.h"
-#include "muster/store/state.h"
 
 namespace muster {
 
@@ -26,9 +26,9 @@ class SessionHost {
   Result<Input> receive(ByteView bytes, TimePoint now);
 
   void reply(const Reply& reply);
-  /// Appends what is to be sent now; returns how many frames that are. `lease`: for how long from now the proxy may use
-  /// leases.
-  size_t write(Bytes& out, Duration lease);
+  /// Appends what is to be sent now; returns how many frames that are. `lease`: for how long after it was last heard
+  /// the proxy may use leases; `beat`: how often it is to give a sign of life.
+  size_t write(Bytes& out, Duration lease, Duration beat = kBeat);
   /// Bytes that the proxy is not known to have.
   size_t unacknowledged() const { return session_.unacknowledged(); }
   /// Whether the proxy has found here what it expects: false for a session of a server that was here before.

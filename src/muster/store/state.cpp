@@ -83,6 +83,14 @@ void StoreState::Impl::store(const Key& key, Bytes value, Replies& released) {
   key_appeared(slot, released);
 }
 
+// Who makes a key is likely to be near to who reads it next.
+void StoreState::Impl::set(Request& request, Reply& reply, Replies& released) {
+  const Key& key = request.keys[0];
+  const bool fresh = request.lease && !present(StoreOperation::kGet, key);
+  store(key, std::move(request.values[0]), released);
+  reply.leased = fresh && shard(key).leases.grant(key, reply.client);
+}
+
 Result<> StoreState::Impl::compare_set(Request& request, Reply& reply, Replies& released) {
   const Key& key = request.keys[0];
   Bytes &expected = request.values[0], &desired = request.values[1];
@@ -154,7 +162,7 @@ void StoreState::Impl::push(Request& request, Replies& released) {
 Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& released) {
   switch (request.operation) {
     case StoreOperation::kSet:
-      store(request.keys[0], std::move(request.values[0]), released);
+      set(request, reply, released);
       return {};
     case StoreOperation::kCompareSet:
       return compare_set(request, reply, released);

@@ -55,7 +55,8 @@ struct Request {
   /// get, multi_get, queue_pop: reply at once. A missing value is empty, as torch's protocol wants it; a pop from an
   /// empty queue has no value and number 0.
   bool immediate = false;
-  bool lease = false;   ///< get, multi_get, wait: the client would keep what it reads, see lease.h
+  /// get, multi_get, wait: the client would keep what it reads, see lease.h; set: it would keep a key that is new.
+  bool lease = false;
   uint32_t weight = 1;  ///< barrier: the arrivals that it stands for; withdraw: how many of them to take back
 };
 
@@ -90,8 +91,8 @@ struct HeldRequest;
 /// arrival that is cancelled or dropped is withdrawn; one whose count differs from those already waiting is kMismatch.
 /// kCancel answers the request that it ends with kAborted; if that has been answered already, nothing happens.
 ///
-/// A client that asks for it is granted leases of what it reads (lease.h): until they are given back or revoked, a
-/// change of such a key is held back, and those who hold leases are sent recalls.
+/// A client that asks for it is granted leases of what it reads, and of keys that it makes (lease.h): until they are
+/// given back or revoked, a change of such a key is held back, and those who hold leases are sent recalls.
 ///
 /// Thread-safe. Keys are spread over shards with a lock each; a request, and whoever it releases, holds those of all
 /// its keys at once, so that every operation is atomic whatever the number of shards.

@@ -27,6 +27,7 @@ struct StoreState::Impl {
   int64_t count_keys(const Request& request) const;
   void list_keys(const Key& prefix, Reply& reply) const;
 
+  void set(Request& request, Reply& reply, Replies& released);
   Result<> compare_set(Request& request, Reply& reply, Replies& released);
   Result<> add(Request& request, Reply& reply, Replies& released);
   Result<> append(Request& request, Replies& released);

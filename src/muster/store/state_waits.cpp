@@ -85,6 +85,7 @@ bool StoreState::Impl::hold_back(Request& request, ClientId client, Replies& out
     if (!shard(key).leases.recall(key, out)) taken = &key;
   }
   if (taken == nullptr) return false;
+  request.lease = false;  // nobody may be left to hold one
   auto& held = shard(*taken).held[*taken];
   held.push_back({std::move(request), client});
   return true;
