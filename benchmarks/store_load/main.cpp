@@ -93,7 +93,8 @@ Result<Figures> measure(const Case& chosen, Options options) {
 }
 
 void add_serve(CLI::App& command, Options& options) {
-  command.add_option("--upstream", options.serve.upstream, "proxies of the root at this URL");
+  command.add_option("--upstream", options.serve.upstreams, "proxies of what is at these URLs, in turn")
+      ->delimiter(',');
   command.add_option("--count", options.serve.count, "how many")->check(CLI::Range(1, 10'000));
 }
 

@@ -16,11 +16,11 @@ Result<> serve(const ServeOptions& options) {
   StoreServerOptions server;
   MUSTER_ASSIGN(server.credentials.secret, secret_of_job());
   server.torch_listen = server.muster_listen = {any};
-  server.upstream = options.upstream;
   server.tiered = true;
   std::vector<std::unique_ptr<StoreServer>> servers;
   auto torch = nlohmann::json::array(), muster = nlohmann::json::array();
   for (size_t i = 0; i < options.count; ++i) {
+    if (!options.upstreams.empty()) server.upstream = options.upstreams[i % options.upstreams.size()];
     MUSTER_ASSIGN(auto started, StoreServer::start(server, deadline));
     torch.push_back(started->torch_addresses()[0].to_string());
     muster.push_back("tcp://" + started->muster_addresses()[0].to_string());

@@ -286,9 +286,9 @@ TEST(RunOptions, ManyNodesHaveAMiddleTier) {
     words.insert(words.end(), {"--master-addr=h", "a.py"});
     return parsed(words).store_fanout;
   };
-  EXPECT_EQ(fanout({"--nnodes=1025", "--enable-tiered-parallel-tcpstore"}), 128);
+  EXPECT_EQ(fanout({"--nnodes=1025", "--enable-tiered-parallel-tcpstore"}), 33) << "two tiers, alike in width";
   EXPECT_EQ(fanout({"--nnodes=1025"}), 0);
-  EXPECT_EQ(fanout({"--nnodes=1024", "--enable-tiered-parallel-tcpstore"}), 0);
+  EXPECT_EQ(fanout({"--nnodes=100", "--enable-tiered-parallel-tcpstore"}), 0);
   EXPECT_EQ(fanout({"--nnodes=1025", "--enable-tiered-parallel-tcpstore", "--store-fanout=0"}), 0);
   EXPECT_THAT(refused({"--store-fanout=some", "a.py"}), HasSubstr("--store-fanout takes auto or a number"));
 }

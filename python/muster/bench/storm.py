@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import secrets
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ PEERS: tuple[str, ...] = ("tcpstore",)
 TABLE: type[Table] = CaseTable
 
 _PER_NODE = 8
+_MANY_NODES = 100  # over which `--store-fanout auto` has a middle tier
 _METRICS = {
     "time": Metric("time", "s"),
     "cpu": Metric("root CPU", "ms", 1e3),
@@ -33,7 +35,7 @@ _EXCHANGES = {"full": "full mesh", "doubling": "peers at powers of 2", "ring": "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="N,...", help="instead of the start-ups' own numbers of workers")
     parser.add_argument("--storms", metavar="N,...", help="instead of the storms' own numbers; 0: no storm")
-    parser.add_argument("--fanout", type=int, default=128, metavar="N", help="proxies of one middle tier (%(default)s)")
+    parser.add_argument("--fanout", type=int, metavar="N", help="proxies of a middle one; 0: no middle tier (auto)")
 
 
 def write_plot(path: Path, rows: list[Row]) -> None:
@@ -79,12 +81,22 @@ def _startup(workers: int, exchange: str, arguments: argparse.Namespace) -> Iter
 
 @contextlib.contextmanager
 def _tiers(workers: int, secret: str) -> Iterator[tuple[Server, Server]]:
+    """As many tiers as a job of that size has by default."""
     nodes = -(-workers // _PER_NODE)
-    with (
-        muster_server(secret=secret) as root,
-        muster_server("--upstream", root.urls[0], "--count", str(nodes), secret=secret) as proxies,
-    ):
-        yield root, proxies
+    with contextlib.ExitStack() as stack:
+        above = root = stack.enter_context(muster_server(secret=secret))
+        if nodes > _MANY_NODES:
+            above = stack.enter_context(_proxies(root, -(-nodes // _fanout(nodes)), secret))
+        yield root, stack.enter_context(_proxies(above, nodes, secret))
+
+
+def _fanout(nodes: int) -> int:
+    """That of `--store-fanout auto` where there is one."""
+    return math.ceil(math.sqrt(nodes))
+
+
+def _proxies(above: Server, count: int, secret: str) -> contextlib.AbstractContextManager[Server]:
+    return muster_server("--upstream", ",".join(above.urls), "--count", str(count), secret=secret)
 
 
 def _workers(
@@ -107,12 +119,10 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
     secret = secrets.token_hex(32)
     with muster_server(secret=secret) as root:
         yield from _rows(f"{case}, tiers", workers, _behind(root, root.urls, workers, arguments.timeout, secret), peer)
-    if arguments.fanout:
-        middles = -(-workers // _PER_NODE // arguments.fanout)
-        with (
-            muster_server(secret=secret) as root,
-            muster_server("--upstream", root.urls[0], "--count", str(middles), secret=secret) as middle,
-        ):
+    nodes = -(-workers // _PER_NODE)
+    if fanout := _fanout(nodes) if arguments.fanout is None else arguments.fanout:
+        middles = -(-nodes // fanout)
+        with muster_server(secret=secret) as root, _proxies(root, middles, secret) as middle:
             figures = _behind(root, middle.urls, workers, arguments.timeout, secret)
             yield from _rows(f"{case}, middle tier", workers, figures, peer)
     try:

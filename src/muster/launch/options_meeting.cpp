@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
@@ -14,7 +15,7 @@ namespace muster {
 namespace {
 
 constexpr uint16_t kDefaultPort = 29500;
-constexpr int kManyNodes = 1024, kFanout = 128;  // over so many, one root's links cost more than another step does
+constexpr int kManyNodes = 100;  // over so many, one root's links cost more than another step does
 
 // Redis, etcd and files hold the rendezvous themselves: then no node has to be named.
 Result<bool> read_rendezvous_url(Reading& r) {
@@ -112,7 +113,8 @@ Result<> read_meeting(Reading& r) {
   }
   MUSTER_TRY(read_secret(r));
   o.tiered = r.raw.tiered;
-  o.store_fanout = o.tiered && o.nnodes_max > kManyNodes ? kFanout : 0;
+  // The root then has as many proxies to serve as each of the middle ones.
+  o.store_fanout = o.tiered && o.nnodes_max > kManyNodes ? static_cast<int>(std::ceil(std::sqrt(o.nnodes_max))) : 0;
   if (r.raw.store_fanout != "auto") {
     MUSTER_ASSIGN(o.store_fanout,
                   parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "auto or a number from 0 up"));

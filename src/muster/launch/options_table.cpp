@@ -44,7 +44,7 @@ constexpr OptionRow kTable[] = {
     {kMeeting, "--enable-tiered-parallel-tcpstore", nullptr, "workers reach the store through their node's proxy",
      nullptr, &Raw::tiered},
     {kMeeting, "--store-fanout", "N|auto",
-     "at most N proxies to a middle one; 0: no middle tier; auto: 128 over 1024 nodes", &Raw::store_fanout},
+     "at most N proxies to a middle one; 0: no middle tier; auto: the root of over 100 nodes", &Raw::store_fanout},
 
     {kStarting, "-m,--module", nullptr, "run a Python module: python -m", nullptr, &Raw::module},
     {kStarting, "--no-python", nullptr, "run the program itself, not under Python", nullptr, &Raw::no_python},
