@@ -102,6 +102,19 @@ TEST_F(Rendezvouses, ANodeRankGivenTwiceIsRefusedOnceItsHolderShowsLife) {
   EXPECT_THAT(join("c", 0), Are(Kind::kStart));
 }
 
+TEST_F(Rendezvouses, ANodeWhoseAgentWasKilledIsLostAtOnceAndItsRankIsFree) {
+  make(2, 2, /*max_restarts=*/1);
+  join("a", 0);
+  join("b", 1);
+  join("again", 1);
+  const auto news = call(NodeCall::Kind::kKilled, "b");
+  ASSERT_THAT(news, Are(Kind::kStop));
+  EXPECT_THAT(news.front().text, HasSubstr("lost host host-b (agent's pid 100): its agent was killed"));
+  EXPECT_THAT(call(NodeCall::Kind::kKilled, "b"), IsEmpty());
+  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_EQ(order(), "aagain");
+}
+
 TEST_F(Rendezvouses, ANewAgentTakesTheRankOfADeadOne) {
   make(2, 2, /*max_restarts=*/1);
   join("a", 0);

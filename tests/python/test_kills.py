@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import Job, Launch, free_port, is_gone, wait_until
+from launching import Job, Launch, find_muster, free_port, is_gone, wait_until
 
 DEAF = "trap '' TERM\necho ready $$\nwhile :; do sleep 1000 & wait; done\n"
 
@@ -82,6 +82,59 @@ def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place:
     second.finish()
     for job in (first, second):
         assert job.left_behind() == []
+
+
+def test_the_root_dies_in_a_restart(start: Launch, place: list[str]) -> None:
+    words = [*place, "--max-restarts=3"]
+    root = start(*words, "--node-rank=0", code="echo ready; read -r word; exit 3\n")
+    other = start(*words, "--node-rank=1", "--shutdown-timeout=1")
+    other.expect("exited with status 3")
+    end(root, "agent")
+    assert other.finish() == 1
+    assert "lost the job's store" in other.err
+    root.finish()
+    for job in (root, other):
+        assert job.left_behind() == []
+
+
+def test_a_node_dies_in_a_barrier_and_another_takes_its_place_at_once(start: Launch, place: list[str]) -> None:
+    # No sign of life is missed: its guard says that it is dead, and what its worker waited for is withdrawn.
+    tiers = ["--enable-tiered-parallel-tcpstore", "--rdzv-conf=heartbeat_timeout=1000", "--max-restarts=1"]
+    code = f"echo ready $RANK\nexec {find_muster()} store barrier b $((3 - MUSTER_GENERATION))\n"
+    root = start(*place, *tiers, code=code)
+    lost = start(*place, *tiers, "--node-rank=1", code=code)
+    for job in (root, lost):
+        job.expect("ready")
+    end(lost, "agent")
+    root.expect("lost host .*: its agent was killed")
+    heir = start(*place, *tiers, "--node-rank=1", code=code)
+    assert [root.finish(), heir.finish()] == [0, 0], root.err + heir.err
+    assert lost.finish() == 137
+    for job in (root, lost, heir):
+        assert job.left_behind() == []
+
+
+def test_what_a_job_leaves_that_is_killed_altogether_is_removed_by_the_next(
+    start: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = tmp_path / "temporary"
+    folders.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folders))
+    lasting, killed = (start(code="echo ready\nexec sleep 1000\n") for _ in range(2))
+    for job in (lasting, killed):
+        job.expect("ready")
+    agent = killed.agent()
+    os.kill(agent, signal.SIGSTOP)  # or it would end in good order when its guard is gone
+    end(killed, "launcher")
+    killed.process.wait()
+    os.kill(agent, signal.SIGKILL)
+    assert killed.left_behind() == []
+    assert len(list(folders.iterdir())) == 2
+    assert start(code="exit 0\n").finish() == 0
+    assert len(list(folders.iterdir())) == 1, "that of the job which is still there"
+    lasting.send(signal.SIGTERM)
+    assert lasting.finish() == 143
+    assert list(folders.iterdir()) == []
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@
 #include <functional>
 #include <thread>
 
+#include "muster/store/connect.h"
 #include "muster/store/stat.h"
 #include "store/expect.h"
 #include "store/linear_client.h"
@@ -26,7 +27,7 @@ Deadline soon() { return test_deadline(); }
 /// A server in a process of its own.
 class ServerProcess {
  public:
-  explicit ServerProcess(const std::string& upstream = "") {
+  explicit ServerProcess(const std::string& upstream = "", std::optional<SessionId> session = {}) {
     int ends[2];
     EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
     pid_ = fork();
@@ -35,6 +36,7 @@ class ServerProcess {
       StoreServerOptions options;
       options.tiered = true;
       options.link_grace = 2s;
+      options.session = session;
       const TestServer server(upstream, options);
       const std::string words = server.tcp_url() + " " + server.torch_address().to_string() + "\n";
       if (write(ends[1], words.data(), words.size()) < 0) _exit(1);
@@ -168,6 +170,24 @@ TEST(StoreKill, AProxysDeathWithdrawsWhatItsClientsWaitedFor) {
   }
   EXPECT_TRUE(stat.has_value()) << stat.error().to_string();
   expect_error(store->barrier("lonely", 2, Deadline::after(Duration{0})), ErrorCode::kTimeout);  // nobody is there
+}
+
+TEST(StoreKill, WhoSaysThatAProxyDiedSparesTheRootTheWait) {
+  StoreServerOptions options;
+  options.link_grace = std::chrono::hours(1);
+  const TestServer root("", options);
+  const SessionId session = fresh_session_id();
+  ServerProcess proxy(root.tcp_url(), session);
+  Waiting waiting(proxy.url());
+  await_waiters(root.tcp_url(), 3);
+  proxy.end();
+  EXPECT_OK(close_session(root.tcp_url(), {test_secret(), nullptr}, session, soon()));
+  for (const Result<>& outcome : waiting.outcomes()) {
+    expect_error(outcome, ErrorCode::kPeerLost, address_in(proxy.url()));
+  }
+  const Deadline deadline = soon();
+  while (root.server->stat().waiters > 0 && !deadline.passed()) std::this_thread::yield();
+  EXPECT_EQ(root.server->stat().waiters, 0U);
 }
 
 // Adds one to its own counter until it is told that the server is gone; how many were confirmed.

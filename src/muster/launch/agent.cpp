@@ -44,8 +44,13 @@ std::string host_name() {
 // generation, until there is an outcome. Everything runs on the thread that drives the loop, but for connecting.
 class Agent {
  public:
-  Agent(const RunOptions& options, std::string own_path, std::string scratch, Loop& loop)
-      : options_(options), own_path_(std::move(own_path)), scratch_(std::move(scratch)), loop_(loop), console_(loop) {}
+  Agent(const RunOptions& options, std::string own_path, std::string scratch, LastWord& last_word, Loop& loop)
+      : options_(options),
+        own_path_(std::move(own_path)),
+        scratch_(std::move(scratch)),
+        last_word_(last_word),
+        loop_(loop),
+        console_(loop) {}
   ~Agent();
   int run();
 
@@ -85,6 +90,7 @@ class Agent {
   const RunOptions& options_;
   const std::string own_path_, scratch_, host_ = host_name();
   const std::string id_ = to_hex(ByteView(generate_secret()).first(8));
+  LastWord& last_word_;
   Loop& loop_;
   Console console_;
   Environment environment_ = current_environment();
@@ -201,6 +207,8 @@ void Agent::on_connected(bool direct) {
   if (!opened && direct && node_.root_url.empty() && placed_) return settle({1, store_lost()});
   if (!opened) return settle({opened.error().code == ErrorCode::kInvalidArgument ? 2 : 1, opened.error().message});
   node_ = std::move(*opened);
+  last_word_.prepare({node_.upstream, node_.session, node_.root_url, JobKeys(options_.run_id).inbox(),
+                      encode(NodeCall{NodeCall::Kind::kKilled, id_})});
   if (const auto met = meet(); !met) return settle({1, met.error().message});
   if (command_) return member_->join(self());
   end({exit_status(command_.error()), command_.error().message + " (host " + host_ + ")"});
@@ -474,14 +482,14 @@ int Agent::run() {
 
 }  // namespace
 
-int run_agent(const RunOptions& options, const std::string& own_path, const std::string& scratch) {
+int run_agent(const RunOptions& options, const std::string& own_path, const std::string& scratch, LastWord& last_word) {
   ::signal(SIGPIPE, SIG_IGN);
   auto loop = Loop::create();
   if (!loop) {
     ::dprintf(STDERR_FILENO, "muster: %s\n", loop.error().message.c_str());
     return 1;
   }
-  return Agent(options, own_path, scratch, **loop).run();
+  return Agent(options, own_path, scratch, last_word, **loop).run();
 }
 
 }  // namespace muster

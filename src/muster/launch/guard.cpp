@@ -46,7 +46,7 @@ bool reap(pid_t agent, int& agent_status) {
   return ended;
 }
 
-int be_guard(pid_t agent, const sigset_t& signals) {
+int be_guard(pid_t agent, const sigset_t& signals, const std::function<void()>& killed) {
   adopt_orphans();
   int status = 0;
   while (true) {
@@ -61,6 +61,7 @@ int be_guard(pid_t agent, const sigset_t& signals) {
     log(LogLevel::kError, "muster run: its agent was killed; ending the workers");
   if (!kill_all_children(Deadline::after(kKillTime)))
     log(LogLevel::kError, "muster run: some processes of the job could not be killed");
+  if (WIFSIGNALED(status)) killed();
   return exit_status(status);
 }
 
@@ -68,7 +69,8 @@ int be_guard(pid_t agent, const sigset_t& signals) {
 
 bool guard_is_gone() { return ::getppid() != guard_pid; }
 
-int run_guarded(const std::function<int()>& agent, const std::vector<int>& pass_on) {
+int run_guarded(const std::function<int()>& agent, const std::vector<int>& pass_on,
+                const std::function<void()>& killed) {
   ::signal(SIGCHLD, SIG_DFL);  // whoever started this may have left it ignored, and then nothing can be waited for
   sigset_t signals, old_mask;
   sigemptyset(&signals);
@@ -78,7 +80,7 @@ int run_guarded(const std::function<int()>& agent, const std::vector<int>& pass_
   guard_pid = ::getpid();
   const pid_t pid = ::fork();
   if (pid == 0) be_agent(agent, old_mask);
-  if (pid > 0) return be_guard(pid, signals);
+  if (pid > 0) return be_guard(pid, signals, killed);
   log(LogLevel::kError, std::string("muster run: cannot fork: ") + std::strerror(errno));
   return 1;
 }

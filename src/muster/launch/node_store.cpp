@@ -182,6 +182,8 @@ class Opening {
   }
 
   Result<> start_server(StoreServerOptions server, const Deadline& deadline) {
+    node_.upstream = server.upstream;
+    server.session = node_.session = fresh_session_id();
     MUSTER_ASSIGN(node_.server, StoreServer::start(std::move(server), deadline));
     return {};
   }

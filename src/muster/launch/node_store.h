@@ -23,6 +23,8 @@ struct NodeStore {
   bool direct = true;       ///< no other node's proxy is between this one and the root
   std::string url;          ///< for this node's workers
   std::string root_url;     ///< for the other nodes; empty on a single node
+  std::string upstream;     ///< where this node's proxy reports to; empty at the root
+  SessionId session{};      ///< and who it is there
   uint16_t torch_port = 0;
   std::string interface;  ///< this host's address on the way to the root: where workers listen; empty on a single node
   Bytes secret;           ///< of the job; empty only with several nodes and none given

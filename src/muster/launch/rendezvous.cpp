@@ -47,7 +47,11 @@ std::vector<News> JobRendezvous::handle(const NodeCall& call, TimePoint now) {
   if (call.kind == NodeCall::Kind::kEnd) finish(call.outcome);  // also of a node that has no use for a place
   if (call.kind == NodeCall::Kind::kJoin) {
     join(call.node, now);
-  } else if (const auto found = nodes_.find(call.id); found != nodes_.end()) {
+  } else if (const auto found = nodes_.find(call.id); call.kind == NodeCall::Kind::kKilled) {
+    if (found == nodes_.end()) return {};
+    ++departed_;
+    remove(call.id, fmt::format("lost {}: its agent was killed", name_of(found->second.info)), now);
+  } else if (found != nodes_.end()) {
     hear(found->second, call, now);
   } else if (call.kind == NodeCall::Kind::kBye) {
     ++departed_;
@@ -121,6 +125,7 @@ void JobRendezvous::hear(Node& node, const NodeCall& call, TimePoint now) {
     case NodeCall::Kind::kAlive:
     case NodeCall::Kind::kJoin:
     case NodeCall::Kind::kEnd:
+    case NodeCall::Kind::kKilled:
       break;
   }
 }

@@ -24,6 +24,7 @@ constexpr std::array kCalls = {
     Named<NodeCall::Kind>{NodeCall::Kind::kEnd, "end"},
     Named<NodeCall::Kind>{NodeCall::Kind::kLeave, "leave"},
     Named<NodeCall::Kind>{NodeCall::Kind::kBye, "bye"},
+    Named<NodeCall::Kind>{NodeCall::Kind::kKilled, "killed"},
 };
 constexpr std::array kNews = {
     Named<News::Kind>{News::Kind::kStart, "start"},         Named<News::Kind>{News::Kind::kStop, "stop"},

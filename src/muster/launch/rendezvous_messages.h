@@ -39,6 +39,7 @@ struct NodeCall {
     kEnd,      ///< the job is to end with `outcome`, whatever restarts are left: the user said so, or no start can work
     kLeave,    ///< this node goes, and an elastic job may go on without it; `outcome` is the job's if it cannot
     kBye,      ///< this node has heard the outcome and needs the store no longer
+    kKilled,   ///< says the guard of this node's agent
   };
   Kind kind = Kind::kAlive;
   std::string id{};  ///< the node's

@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <thread>
 
 #include "muster/launch/agent.h"
@@ -17,31 +16,10 @@
 #include "muster/launch/guard.h"
 #include "muster/launch/hosts.h"
 #include "muster/launch/options.h"
+#include "muster/launch/scratch_folder.h"
 
 namespace muster {
 namespace {
-
-// A folder for the workers' error files. Whoever is left of agent and guard removes it.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::error_code ignored;
-    std::string pattern = (std::filesystem::temp_directory_path(ignored) / "muster-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) != nullptr) path_ = pattern;
-  }
-  ~ScratchFolder() { remove(); }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  void remove() const {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // The other end of standard input has the job's life in its hands: `muster run --hosts` elsewhere, over ssh. Workers do
 // not get it.
@@ -64,13 +42,14 @@ int run_here(const RunOptions& options, const std::string& own_path) {
   const ScratchFolder scratch;
   if (scratch.path().empty())
     return complain("run", "cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
+  LastWord last_word;
   const auto agent = [&] {
     if (options.until_stdin_ends) end_with_stdin();
-    const int status = run_agent(options, own_path, scratch.path());
+    const int status = run_agent(options, own_path, scratch.path(), last_word);
     if (guard_is_gone()) scratch.remove();
     return status;
   };
-  return run_guarded(agent, options.signals);
+  return run_guarded(agent, options.signals, [&] { last_word.say(options.secret); });
 }
 
 int show_dry_run(const RunOptions& options, const std::string& own_path) {

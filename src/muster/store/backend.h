@@ -2,8 +2,10 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "muster/io/connection.h"
+#include "muster/store/session.h"
 #include "muster/store/state.h"
 
 namespace muster {
@@ -31,6 +33,7 @@ struct UpstreamOptions {
   Credentials credentials;
   size_t max_queue = size_t{1} << 30;  ///< bytes that wait for the link, before requests are refused
   bool merge = false;                  ///< see proxy.h
+  std::optional<SessionId> session;    ///< none: chosen by itself
   Duration link_grace = std::chrono::seconds(30);
 };
 /// A node's proxy: every request goes over one link, which is made anew when it breaks; what was on its way is sent

@@ -60,4 +60,14 @@ Result<Connection> connect_to_store(const std::string& url, const Credentials& c
   return std::move(*connection);
 }
 
+Result<> close_session(const std::string& url, const Credentials& credentials, const SessionId& session,
+                       const Deadline& deadline) {
+  MUSTER_ASSIGN(const Connection connection, connect_to_store(url, credentials, deadline, tier_hello(session)));
+  Bytes close = encode_session_close();
+  const iovec segment{close.data(), close.size()};
+  MUSTER_ASSIGN(const size_t sent, connection.stream->write({&segment, 1}));
+  if (sent == close.size()) return {};
+  return fail(ErrorCode::kUnavailable, "a new connection to the store at " + url + " takes no bytes");
+}
+
 }  // namespace muster

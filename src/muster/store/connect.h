@@ -3,6 +3,7 @@
 #include <string>
 
 #include "muster/io/connection.h"
+#include "muster/store/session.h"
 
 namespace muster {
 
@@ -14,6 +15,10 @@ inline constexpr std::string_view kStoreHello = "muster store";
 /// Unix sockets use no TLS: the kernel vouches for the other end.
 Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline,
                                     ByteView hello = as_bytes(kStoreHello));
+
+/// For who knows that a proxy of the server has died: its session ends at once, and all that its clients waited for.
+Result<> close_session(const std::string& url, const Credentials& credentials, const SessionId& session,
+                       const Deadline& deadline);
 
 /// Where a store's URL leads, names looked up.
 Result<std::vector<Address>> addresses_of_store(const std::string& url);

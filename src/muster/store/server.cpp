@@ -44,6 +44,7 @@ class Server : public StoreServer {
       UpstreamOptions upstream{options_.upstream, options_.credentials};
       upstream.merge = options_.tiered;
       upstream.link_grace = options_.link_grace;
+      upstream.session = options_.session;
       MUSTER_ASSIGN(auto backend, upstream_backend(first().loop(), std::move(upstream), deadline, first().deliverer()));
       first().set_backend(std::move(backend));
     }

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "muster/io/connection.h"
+#include "muster/store/session.h"
 #include "muster/store/stat.h"
 #include "muster/store/store.h"
 
@@ -31,13 +33,16 @@ struct StoreServerOptions {
   /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
   /// authenticated link to the server there (a node's proxy).
   std::string upstream;  ///< "tcp://host:port" or "unix:..."
+  /// Who it is for that server, for the only one to be so; none: chosen at the start. Whoever knows that it has died
+  /// may say so there: close_session().
+  std::optional<SessionId> session;
   /// As a proxy: answers its clients' reads from leases, and merges their adds and arrivals (proxy.h). Otherwise each
   /// request goes up by itself.
   bool tiered = false;
   /// How long a proxy's link may be away: the proxy tries to come back, the server keeps what it waits for.
   Duration link_grace = std::chrono::seconds(30);
-  /// For how long proxies may use leases without a sign of life from here (lease.h). A change of a key that a silent
-  /// proxy holds waits a little longer than this.
+  /// For how long proxies may use leases without a sign of life from here; with very many of them, longer (lease.h). A
+  /// change of a key that a silent proxy holds waits a little longer than this.
   Duration lease_time = std::chrono::seconds(4);
 };
 

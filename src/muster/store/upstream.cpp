@@ -43,7 +43,8 @@ class Upstream : public Backend {
         options_(std::move(options)),
         addresses_(std::move(addresses)),
         deliver_(std::move(deliver)),
-        link_({{options_.merge}, options_.url, options_.max_queue}) {}
+        link_({{options_.merge}, options_.url, options_.max_queue},
+              options_.session ? *options_.session : fresh_session_id()) {}
 
   ~Upstream() override {
     if (channel_) {

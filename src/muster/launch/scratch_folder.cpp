@@ -1,0 +1,69 @@
+#include "muster/launch/scratch_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kName = "muster-XXXXXX";
+
+// Of this kernel: other hosts that share the file system may not see that a lock is held.
+std::string lock_name() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  return "lock-" + boot_id;
+}
+
+bool looks_like_ours(const fs::path& path) {
+  struct stat found {};
+  const std::string name = path.filename(), pattern = kName;
+  return name.size() == pattern.size() && name.starts_with(pattern.substr(0, pattern.find('X'))) &&
+         ::lstat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode) && found.st_uid == ::geteuid();
+}
+
+// One without a lock is being made, or is nothing of this kind.
+void remove_abandoned(const fs::path& parent) {
+  std::error_code ignored;
+  for (fs::directory_iterator it(parent, ignored), end; it != end; it.increment(ignored)) {
+    if (!looks_like_ours(it->path())) continue;
+    const Fd lock(::open((it->path() / lock_name()).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(it->path(), ignored);
+  }
+}
+
+// It appears under its name when it is held.
+Fd make_lock(const fs::path& folder) {
+  const fs::path early = folder / "new lock";
+  Fd lock(::open(early.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const bool made = lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 &&
+                    ::rename(early.c_str(), (folder / lock_name()).c_str()) == 0;
+  return made ? std::move(lock) : Fd();
+}
+
+}  // namespace
+
+ScratchFolder::ScratchFolder() {
+  std::error_code ignored;
+  const fs::path parent = fs::temp_directory_path(ignored);
+  remove_abandoned(parent);
+  std::string pattern = parent / kName;
+  if (::mkdtemp(pattern.data()) == nullptr) return;
+  path_ = pattern;
+  lock_ = make_lock(path_);  // without one it just stays should all be killed
+}
+
+void ScratchFolder::remove() const {
+  std::error_code ignored;
+  if (!path_.empty()) fs::remove_all(path_, ignored);
+}
+
+}  // namespace muster
