@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "muster/store/backend.h"
 #include "muster/store/connect.h"
 #include "muster/store/messages.h"
 #include "muster/store/session.h"
@@ -213,6 +214,27 @@ TEST(Tiers, LetNoRequestOfATCPStoreClientOvertakeItsSet) {
     }
     over = true;
   });
+}
+
+TEST(Tiers, AnswerEachOfACrowdOfProxies) {
+  const TestServer root;
+  const auto loop = Loop::create();
+  ASSERT_TRUE(loop.has_value());
+  UpstreamOptions options{root.tcp_url(), {test_secret(), nullptr}};
+  options.merge = true;
+  constexpr size_t kProxies = 100;
+  size_t answered = 0;
+  std::vector<std::unique_ptr<Backend>> proxies;
+  for (size_t i = 0; i < kProxies; ++i) {
+    auto proxy = upstream_backend(**loop, options, soon(), [&](Replies&& replies) { answered += replies.size(); });
+    ASSERT_TRUE(proxy.has_value()) << proxy.error().to_string();
+    proxies.push_back(std::move(*proxy));
+  }
+  for (size_t round = 1; round <= 3; ++round) {
+    for (const auto& proxy : proxies) proxy->submit({StoreOperation::kAdd, round, {"n"}, {}, 1}, 1);
+    EXPECT_OK((*loop)->run_until([&] { return answered == round * kProxies; }, soon()));
+  }
+  EXPECT_EQ(open_or_fail(root.unix_url())->add("n", 0, soon()), 300);
 }
 
 // A proxy that holds a lease and is never heard again.
