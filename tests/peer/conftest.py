@@ -31,8 +31,10 @@ QUICK = {
     "send_recv(_with_tag|_any_source)?|isend.*|irecv|batch_isend_irecv_gloo(_tags)?|new_subgroups.*"
     ")$",
     "test_ddp.py": "test_("
-    "DistributedDataParallelCPU_grad_is_view|ddp_apply_optim_in_backward|ddp_broadcast_buffer|"
-    "ddp_join_model_equivalence|ddp_multiple_nested_unused_params_error|ddp_static_graph_nested_types"
+    "DistributedDataParallelCPU_grad_is_view|DistributedDataParallel_SyncBatchNorm_half|ddp_apply_optim_in_backward|"
+    "ddp_broadcast_buffer|ddp_control_flow_same_across_ranks|ddp_join_model_equivalence|"
+    "ddp_multiple_nested_unused_params_error|ddp_native_mixed_precision_grad_as_bucket_view_no_set_grad_none|"
+    "ddp_static_graph_nested_types|invalid_static_graph"
     ")$",
 }
 

@@ -29,6 +29,7 @@ REWRITES = {
     r"\bdevice = self\.rank(?=\n)": 'device = "cpu"',
     r"\.device\.index, self\.rank": '.device.type, "cpu"',
     r"(torch\.)?nn\.SyncBatchNorm\b(?=[.(])": "SyncBatchNorm",
+    r"\bdim = 1000(?=\n)": "dim = 100",  # of images that are convolved some 500 times
     # Parameters without gradients are named whatever the level is.
     r"dist\.get_debug_level\(\) == dist\.DebugLevel\.OFF": "False",
 }
