@@ -1,15 +1,16 @@
 // Trains a character-level transformer on a play of Shakespeare's with libtorch, on as many processes as there are
 // ranks, and has it write some lines:
 //
-//   muster run --nproc-per-node 2 --no-python ./chars [--steps N] [--checkpoint FILE]
+//   muster run --nproc-per-node 2 --no-python ./chars [--steps N] [--checkpoint FILE] [--hook bf16|int8]
 //
 // Beside DistributedDataParallel it shows the rest of what a longer run needs: an optimizer whose state is spread over
 // the ranks, gradients clipped over all of them, and a checkpoint, from which a later call of the same command goes on,
-// on any number of ranks.
+// on any number of ranks; and for slow links a hook that sends gradients as fewer bytes.
 
 #include <muster/torch/checkpoint.h>
 #include <muster/torch/collectives.h>
 #include <muster/torch/data/distributed_sampler.h>
+#include <muster/torch/hooks.h>
 #include <muster/torch/nn/distributed_data_parallel.h>
 #include <muster/torch/optim/zero_redundancy_optimizer.h>
 #include <torch/torch.h>
@@ -36,6 +37,7 @@ constexpr int64_t kReport = 50;  // steps between two lines of output
 struct Settings {
   int64_t steps = 400;
   std::string checkpoint;  // empty: none
+  std::string hook;        // empty: gradients go as they are
 };
 
 /// The play, each character as its number in `alphabet`.
@@ -170,12 +172,19 @@ double rate_at(int64_t step, int64_t steps) {
   return kPeakRate * std::min(done * 20, 0.5 * (1 + std::cos(done * std::acos(-1.0))));
 }
 
+muster::Hook make_hook(const std::string& name, const std::shared_ptr<muster::Group>& group) {
+  if (name == "bf16") return muster::half_hook({group}, torch::kBFloat16);
+  if (name == "int8") return muster::int8_hook(muster::hook_groups(group));
+  throw std::invalid_argument("unknown hook " + name);
+}
+
 void train(const std::shared_ptr<muster::Group>& group, const Settings& settings) {
   const auto [rank, size] = std::pair{group->membership().rank, group->membership().size};
   const Text text = load_text(CHARS_DATA);
   torch::manual_seed(0);
   Transformer model(static_cast<int64_t>(text.alphabet.size()));
   muster::nn::DistributedDataParallel ddp(model, group);
+  if (!settings.hook.empty()) ddp.register_comm_hook(make_hook(settings.hook, group));
   muster::optim::ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
       group, ddp.parameters(), torch::optim::AdamWOptions(kPeakRate).weight_decay(0.1));
   muster::data::DistributedSampler sampler(*group, static_cast<size_t>(text.training.size(0) - kContext));
@@ -221,6 +230,8 @@ Settings settings_of(int count, char** words) {
       settings.steps = std::stol(words[i + 1]);
     } else if (option == "--checkpoint") {
       settings.checkpoint = words[i + 1];
+    } else if (option == "--hook") {
+      settings.hook = words[i + 1];
     } else {
       throw std::invalid_argument("unknown option " + option);
     }
