@@ -256,6 +256,25 @@ TEST(Tiers, ChangeAKeyThatADeadProxyHolds) {
   late.join();
 }
 
+TEST(Tiers, LeaseAgainToAProxyThatWasSilentForLong) {
+  StoreServerOptions options;
+  options.lease_time = 400ms;  // much less than the time between two signs of life
+  const TestServer root("", options);
+  const TestServer proxy(root.tcp_url(), tiered());
+  const auto store = open_or_fail(root.unix_url());
+  EXPECT_OK(store->set("k", as_bytes("v"), soon()));
+  const auto near = open_or_fail(proxy.unix_url());
+  EXPECT_EQ(near->get("k", soon()), to_bytes("v"));
+  expect_error(store->wait({"nothing"}, Deadline::after(1200ms)), ErrorCode::kTimeout);
+  const Deadline deadline = soon();
+  uint64_t asked = 0;
+  do {
+    asked = root.server->stat().operations_by_kind["get"];
+    EXPECT_EQ(near->get("k", soon()), to_bytes("v"));
+  } while (root.server->stat().operations_by_kind["get"] != asked && !deadline.passed());
+  EXPECT_FALSE(deadline.passed()) << "every read goes to the root";
+}
+
 TEST(Tiers, CutOffAProxyThatBreaksTheProtocol) {
   const TestServer root;
   const SessionId id = fresh_session_id();

@@ -30,6 +30,9 @@ void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
 }
 
+// How long a lease may be used by a clock that does not run as ours does.
+Duration with_clocks_apart(Duration lease) { return lease * 5 / 4; }
+
 double cpu_seconds(std::thread::native_handle_type thread) {
   clockid_t clock;
   timespec used{};
@@ -44,7 +47,7 @@ struct Tier {
   SessionId id{};
   SessionHost host;
   TimePoint since{};                  // when the link was lost
-  TimePoint leased_until{INT64_MIN};  // unless it is heard before
+  TimePoint leased_until{INT64_MIN};  // the longest that one was granted for
   TimePoint revoked{INT64_MIN};
 };
 
@@ -355,8 +358,7 @@ void ServerLoop::write_frames(Client& client) {
   const bool quiet = now < tier.revoked + kQuietAfterRevocation;
   const int64_t growth = beat_growth(proxies());
   const Duration lease = quiet ? Duration{0} : std::min(options_.lease_time * growth, backend_->lease_left());
-  // The quarter is for clocks that do not run alike.
-  tier.leased_until = std::max(tier.leased_until, tier.host.heard() + lease * 5 / 4);
+  tier.leased_until = std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(lease));
   Bytes& out = client.channel->out();
   const size_t before = out.size();
   count(counters_.messages_out, tier.host.write(out, lease, kBeat * growth));
@@ -379,7 +381,8 @@ void ServerLoop::look_after_sessions() {
   std::vector<std::pair<Client*, Error>> over;
   for (const auto& [id, client] : sessions_) {
     Tier& tier = *client->tier;
-    if (now > tier.leased_until) {
+    // It may have been granted some since without the right to use them, hence also where none was good for longer.
+    if (now > std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(options_.lease_time))) {
       tier.revoked = now;
       backend_->revoke(client->id);
     }
