@@ -21,7 +21,8 @@ namespace {
 /// How long peers may take, after a deadline was missed, to show that they are alive. A peer that can't read a ping,
 /// being stuck in the middle of a frame, pings for itself once its own deadline has passed.
 constexpr Duration kSignOfLife = std::chrono::seconds(2);
-/// When a rank that waits looks for the first time whether all are in the same call.
+/// When a rank that waits looks for the first time whether all are in the same call. Many ranks, who each read of all,
+/// wait in proportion.
 constexpr Duration kFirstLook = std::chrono::seconds(1);
 
 /// A note between ranks is the call that one waits in: Call::pack().
@@ -296,7 +297,7 @@ Result<> Runner::link_with(const std::vector<Rank>& ranks, const Deadline& deadl
 Result<> Runner::look() {
   if (patience_ > Duration::zero() && !next_look_.passed()) return {};
   const bool first = patience_ == Duration::zero();
-  patience_ = first ? kFirstLook : 2 * patience_;
+  patience_ = first ? kFirstLook * std::max(1, membership_.size / kMostFullMesh) : 2 * patience_;
   next_look_ = Deadline::after(patience_);
   if (first || running_ == nullptr) return {};
   const Note note = running_->pack();
@@ -314,7 +315,7 @@ void Runner::hear(Rank rank, ByteView note) {
   if (note.size() != sizeof(words)) return;
   std::memcpy(words.data(), note.data(), sizeof(words));
   const Call& call = told_[rank].emplace(Call::unpack(words));
-  if (running_ == nullptr || fatal_ || call.sequence > running_->sequence) return;
+  if (running_ == nullptr || fatal_ || call == *running_ || call.sequence > running_->sequence) return;
   Error mismatch{ErrorCode::kMismatch, "", kNoRank, {}};
   if (explain(mismatch, call.sequence)) fatal_ = std::move(mismatch);
 }
