@@ -141,14 +141,18 @@ TEST(GroupPending, TellsWhatIsStillUnderWay) {
 
 TEST(GroupHook, HearsOfEveryOperationThatEnds) {
   test::run_group(2, "shm", [](Group& group) {
-    std::mutex mutex;
-    std::vector<uint64_t> heard;
-    group.on_completion([&](const Finished& finished) {
+    struct Heard {
+      std::mutex mutex;
+      std::vector<uint64_t> sequences;
+    };
+    // The asynchronous one's hook may run after its Work is done, and the next call is, and this body is left.
+    const auto heard = std::make_shared<Heard>();
+    group.on_completion([heard](const Finished& finished) {
       EXPECT_TRUE(finished.result);
       EXPECT_LE(finished.submitted, finished.started);
       EXPECT_LE(finished.started, finished.ended);
-      const std::lock_guard lock(mutex);
-      heard.push_back(finished.call.sequence);
+      const std::lock_guard lock(heard->mutex);
+      heard->sequences.push_back(finished.call.sequence);
     });
     EXPECT_TRUE(group.barrier().result());
     const Work work = group.barrier({.async = true});
@@ -156,12 +160,12 @@ TEST(GroupHook, HearsOfEveryOperationThatEnds) {
     EXPECT_TRUE(group.barrier().result());
     group.on_completion(nullptr);
     EXPECT_TRUE(group.barrier().result());
-    // The asynchronous one's hook may run after its Work is done, and the next call is.
     EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
-    const std::lock_guard lock(mutex);
-    EXPECT_GE(heard.size(), 2U);
-    EXPECT_EQ(std::set<uint64_t>(heard.begin(), heard.end()).size(), heard.size());
-    for (const uint64_t sequence : heard) EXPECT_LE(sequence, 3U);
+    const std::lock_guard lock(heard->mutex);
+    const std::vector<uint64_t>& told = heard->sequences;
+    EXPECT_GE(told.size(), 2U);
+    EXPECT_EQ(std::set<uint64_t>(told.begin(), told.end()).size(), told.size());
+    for (const uint64_t sequence : told) EXPECT_LE(sequence, 3U);
   });
 }
 
