@@ -122,6 +122,15 @@ TEST(Hooks, GiveEveryRankTheSameAverage) {
   }
 }
 
+TEST(Hooks, Int8AveragesABucketOfSeveralPieces) {
+  run_workers(2, "shm", int8, [](Worker& worker) {
+    const std::vector<int64_t> shape = {(4 << 20) + 300};
+    const at::Tensor result = worker.reduce(normal(shape, worker.rank()));
+    EXPECT_TRUE(worker.same_everywhere(result));
+    EXPECT_LE(distance(result, average_of(shape, 0, 2)), 0.08);
+  });
+}
+
 TEST(Hooks, WhatCompressionLosesComesLater) {
   for (const MakeHook& make : {MakeHook(int8), MakeHook(top_k), MakeHook(power_sgd)}) {
     run_workers(2, "shm", make, [](Worker& worker) {
