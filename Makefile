@@ -1,7 +1,8 @@
 # make demo    set everything up, build, and train on real data with two processes
 # make test    the same set-up, then lint, C++ tests and Python tests; CI runs this and make fuzz
 # make bench   muster beside its peers, in one run        make format   clang-format and ruff over the sources
-# make asan, make tsan   the core's tests under sanitizers   make tidy    clang-tidy over the core (slow)
+# make asan, make tsan   the core's tests under sanitizers, with TORCH=ON muster::torch's too (slow)
+# make tidy    clang-tidy over the core (slow)
 # make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
 # make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
@@ -48,8 +49,9 @@ bench: build
 	muster bench store --json out/store.json --markdown out/store.md --plot out/store.png
 	muster bench storm --json out/storm.json --markdown out/storm.md --plot out/storm.png
 
+TORCH ?= OFF
 asan tsan: setup
-	@$(STAGE) "$@ configure" -- cmake --preset $@
+	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(TORCH)
 	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
 	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
 
