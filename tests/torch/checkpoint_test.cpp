@@ -155,7 +155,26 @@ TEST_F(CheckpointTest, ErrorsReachAllRanksAndNameTheReason) {
     different.add("model", *other);
     const std::string message = error_of([&] { load(group, path(), different); });
     EXPECT_THAT(message, HasSubstr("rank 1 could not load 'model'"));
-    EXPECT_THAT(message, HasSubstr("its '4.weight' is of shape [3, 16], the model's of [4, 16]"));
+    EXPECT_THAT(message, HasSubstr("its '4.weight' is of shape [3, 16], here of [4, 16]"));
+  });
+}
+
+TEST_F(CheckpointTest, GoesIntoTheTensorsThatOthersHaveHooksOn) {
+  test::run_group(1, "shm", [&](Group& group) {
+    auto model = make_mlp(1);
+    State state;
+    state.add("model", *model);
+    save(group, path(), state);
+    const at::Tensor weight = model->parameters().front();
+    const at::Tensor expected = weight.detach().clone();
+    const auto accumulator = torch::autograd::impl::grad_accumulator(weight);
+    {
+      const torch::NoGradGuard no_grad;
+      weight.zero_();
+    }
+    load(group, path(), state);
+    EXPECT_TRUE(at::equal(weight, expected));
+    EXPECT_EQ(torch::autograd::impl::try_get_grad_accumulator(weight), accumulator);
   });
 }
 

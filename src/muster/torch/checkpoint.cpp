@@ -89,32 +89,34 @@ at::Tensor read_file(const std::string& path) {
   return bytes;
 }
 
-/// Module::load() takes tensors of any shape: this does not.
-void load_module(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
-  std::vector<std::pair<std::string, std::vector<int64_t>>> shapes;
-  const auto tensors = [&module] {
-    auto all = module.named_parameters().pairs();
-    for (auto& buffer : module.named_buffers().pairs()) all.push_back(std::move(buffer));
-    return all;
-  };
-  for (const auto& [name, tensor] : tensors()) shapes.emplace_back(name, tensor.sizes().vec());
-  module.load(archive);
-  for (size_t i = 0; const auto& [name, tensor] : tensors()) {
-    const auto& [known, shape] = shapes.at(i++);
-    if (tensor.sizes() != at::IntArrayRef(shape)) {
-      throw std::runtime_error(
-          c10::str("its '", known, "' is of shape ", tensor.sizes(), ", the model's of ", at::IntArrayRef(shape)));
-    }
-  }
-}
-
 /// Takes over the values of `stored`, which must look alike.
-void load_tensor(const at::Tensor& tensor, const at::Tensor& stored) {
+void load_tensor(const at::Tensor& tensor, const at::Tensor& stored, const std::string& name = "") {
   if (tensor.sizes() != stored.sizes()) {
-    throw std::runtime_error(c10::str("it is of shape ", stored.sizes(), ", here of ", tensor.sizes()));
+    throw std::runtime_error(c10::str(name.empty() ? "it" : "its '" + name + "'", " is of shape ", stored.sizes(),
+                                      ", here of ", tensor.sizes()));
   }
   const at::NoGradGuard no_grad;
   tensor.copy_(stored);
+}
+
+/// As Module::load(), which takes tensors of any shape, and puts them in the place of the module's own: whoever has
+/// hooks on these, as a reducer has, would wait for gradients in vain.
+void load_module(torch::nn::Module& module, torch::serialize::InputArchive& archive, const std::string& prefix = "") {
+  const auto load = [&](const auto& tensors, bool buffers) {
+    for (const auto& item : tensors) {
+      at::Tensor stored;
+      archive.read(item.key(), stored, buffers);
+      load_tensor(item.value(), stored, prefix + item.key());
+    }
+  };
+  load(module.named_parameters(/*recurse=*/false), false);
+  load(module.named_buffers(/*recurse=*/false), true);
+  for (const auto& child : module.named_children()) {
+    if (!child.value()->is_serializable()) continue;
+    torch::serialize::InputArchive nested;
+    archive.read(child.key(), nested);
+    load_module(*child.value(), nested, prefix + child.key() + ".");
+  }
 }
 
 c10::IValue value_in(torch::serialize::InputArchive& archive) {

@@ -52,8 +52,9 @@ void Reducer::Impl::check_finished() const {
 void Reducer::Impl::check_hooked() const {
   for (size_t i = 0; i < accumulators.size(); ++i) {
     TORCH_CHECK(torch::autograd::impl::try_get_grad_accumulator(parameters[i]) == accumulators[i], "parameter ",
-                name_of(i), " has another dtype or device than when it was wrapped, and the reducer does not see its ",
-                "gradients any more: make a new DistributedDataParallel after such a change");
+                name_of(i),
+                " has another dtype or device than when it was wrapped, or was loaded by torch::load(), and ",
+                "the reducer does not see its gradients any more: make a new DistributedDataParallel after that");
   }
 }
 
