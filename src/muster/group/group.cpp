@@ -135,6 +135,13 @@ class GroupImpl final : public Group {
     }
   };
 
+  /// An operation that is over, of which its hook has not been told.
+  struct Untold {
+    Hooked hooked;
+    Call call;
+    Result<> result;
+  };
+
   struct Job {
     Operation operation;
     Duration timeout;
@@ -172,10 +179,10 @@ class GroupImpl final : public Group {
       lock.unlock();
       auto result = run(operation, timeout, hooked);
       lock.lock();
-      ++ended_;
+      ended(std::move(hooked), operation.call, result);
       end_turn(lock);
+      tell(lock);
       lock.unlock();
-      hooked.tell(operation.call, result);
       return Work(std::move(result));
     }
     auto queued = enqueue({std::move(operation), timeout, std::make_shared<Work::State>(), std::move(hooked)});
@@ -232,19 +239,44 @@ class GroupImpl final : public Group {
       const auto result = run(job.operation, job.timeout, job.hooked);
       auto callbacks = job.work->finish(result);
       lock.lock();
-      ++ended_;
+      ended(std::move(job.hooked), job.operation.call, result);
       end_turn(lock);
-      if (callbacks.empty() && !job.hooked.hook) continue;
+      if (callbacks.empty() && (untold_.empty() || telling_)) continue;
       ++calling_back_;
       // Without a thread for them, the queued calls wait until these callbacks are over.
       if (!queue_.empty()) (void)provide_thread();
+      tell(lock);
       lock.unlock();
-      job.hooked.tell(job.operation.call, result);
       for (const auto& callback : callbacks) callback(result);
       callbacks.clear();
       lock.lock();
       --calling_back_;
     }
+  }
+
+  /// With the lock and the turn held, so that hooks are told in the order of the calls.
+  void ended(Hooked&& hooked, const Call& call, const Result<>& result) {
+    if (!hooked.hook && untold_.empty() && !telling_) {
+      ++ended_;
+    } else {
+      untold_.push_back({std::move(hooked), call, result});
+    }
+  }
+
+  /// With the lock held, which it lets go of meanwhile: one thread tells all hooks, one after the other.
+  void tell(std::unique_lock<std::mutex>& lock) {
+    if (telling_) return;
+    telling_ = true;
+    while (!untold_.empty()) {
+      const Untold next = std::move(untold_.front());
+      untold_.pop_front();
+      lock.unlock();
+      next.hooked.tell(next.call, next.result);
+      lock.lock();
+      ++ended_;
+      if (waiting_for_all_ > 0) changed_.notify_all();
+    }
+    telling_ = false;
   }
 
   Result<> run(const Operation& operation, Duration timeout, Hooked& hooked) {
@@ -291,8 +323,10 @@ class GroupImpl final : public Group {
   std::deque<Job> queue_;
   bool busy_ = false;  ///< somebody runs a call: the turn is taken
   bool stopping_ = false;
-  uint64_t sequence_ = 0, ended_ = 0;  ///< operations begun; of them, over
-  int waiting_for_all_ = 0;            ///< callers within wait_for_pending()
+  uint64_t sequence_ = 0, ended_ = 0;  ///< operations begun; of them, over and told
+  std::deque<Untold> untold_;
+  bool telling_ = false;     ///< somebody is within tell()
+  int waiting_for_all_ = 0;  ///< callers within wait_for_pending()
   std::shared_ptr<const CompletionHook> hook_;
   std::optional<Error> first_error_, abort_;
   std::vector<std::thread> threads_;  ///< the first is started by the first call that queues; more are rarely needed

@@ -137,9 +137,10 @@ class Group {
   /// The error that killed the group, if one did.
   virtual Result<> status() const = 0;
 
-  /// Waits for what was begun before. kTimeout if the deadline comes first; failed operations count as ended.
+  /// Waits for what was begun before, and its hooks; so not to be called by one. kTimeout if the deadline comes first;
+  /// failed operations count as ended.
   virtual Result<> wait_for_pending(const Deadline& deadline) = 0;
-  /// Replaces the hook; null for none. It is not called for what ended before.
+  /// Replaces the hook; null for none. It is not called for what ended before, and called in the order of operations.
   virtual void on_completion(CompletionHook hook) = 0;
   /// Of each later operation that names none; greater than zero.
   virtual void set_timeout(Duration timeout) = 0;
