@@ -20,6 +20,13 @@ if(MUSTER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       ${MUSTER_CCACHE})
 endif()
 
+# Some eighty programs are linked; mold takes a sixth of GNU ld's time for each.
+include(CheckLinkerFlag)
+check_linker_flag(CXX -fuse-ld=mold MUSTER_MOLD)
+if(MUSTER_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
 add_library(muster_flags INTERFACE)
 target_compile_options(muster_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers)
 if(MUSTER_SANITIZE)

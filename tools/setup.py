@@ -43,6 +43,7 @@ PACKAGES = [
     "libhwloc-dev",  # muster run --numa-binding
     "libspdlog-dev",
     "libssl-dev",
+    "mold",  # links what is built in a sixth of the time
     "ninja-build",
     "nlohmann-json3-dev",
     "openssl",  # the TLS tests make certificates

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from launching import Job, Launch, find_muster
+
+if TYPE_CHECKING:
+    from ranks import RankPool
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., str]
@@ -64,6 +68,16 @@ def muster() -> str:
     if found is None:
         pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
     return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator["RankPool"]:
+    """Two ranks that stay for all tests of a file."""
+    from ranks import RankPool  # not for all files: it imports torch
+
+    pool = RankPool(2)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +22,6 @@ from torch import Tensor, nn
 EXAMPLES = int(os.environ.get("MUSTER_DDP_EXAMPLES", "12"))
 WIDTH, CLASSES, PER_RANK = 6, 3, 4
 Registration = Callable[[DistributedDataParallel], None]  # of a communication hook
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 class Branches(nn.Module):

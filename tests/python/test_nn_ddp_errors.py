@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,13 +16,6 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 
 import muster
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 class Two(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,13 +10,6 @@ import torch.nn.functional as F
 from muster.nn import DistributedDataParallel
 from ranks import RankPool
 from test_nn_ddp import PER_RANK, Case, Registration, batch, compare, perceptron, train_twice
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 def power_sgd(name: str, wrap: bool = False) -> Registration:

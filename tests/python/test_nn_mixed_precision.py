@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from muster.nn import DistributedDataParallel
@@ -15,13 +14,6 @@ from test_nn_ddp import CLASSES, PER_RANK, WIDTH, Branches, Checkpointed, Tied, 
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel.distributed import _MixedPrecision
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 class Recurrent(nn.Module):
