@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tidy_bans
+import tidy_docs
 import tidy_lengths
 
 # Which folders of src/muster a folder may include directly; what those may, it may too.
@@ -30,9 +31,8 @@ LAYERS = {
     "store": ["io", "transport"],
     "collective": ["transport"],
     "group": ["collective", "transport", "store"],
-    "rpc": ["transport", "store"],
     "launch": ["io", "store", "collective", "group"],
-    "torch": ["group", "store", "rpc"],
+    "torch": ["group", "store"],
 }
 MAY_SEE_TORCH = ("src/muster/torch/", "python/bindings/", "tests/torch/", "examples/cpp/", "benchmarks/")
 CODE = (".h", ".inc", ".cpp")
@@ -191,12 +191,17 @@ def check_bans(tree: Tree) -> Iterator[Finding]:
                     yield Finding(path, number, ban.rule, ban.instead)
 
 
+def check_docs(tree: Tree) -> Iterator[Finding]:
+    for path, line, rule, advice in tidy_docs.check(tree.text):
+        yield Finding(path, line, rule, advice)
+
+
 def check_lengths(tree: Tree) -> Iterator[Finding]:
     for path, line, rule, advice in tidy_lengths.check(tree.text, tree.code):
         yield Finding(path, line, rule, advice)
 
 
-CHECKS = [check_includes, check_listed, check_mentioned, check_columns, check_bans, check_lengths]
+CHECKS = [check_includes, check_listed, check_mentioned, check_columns, check_bans, check_docs, check_lengths]
 
 
 def main() -> int:

@@ -54,6 +54,8 @@ def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
         ("src/muster/io/unused.h", HEADER, "1: dead-file"),
         ("tests/io/unlisted_test.cpp", "int n();\n", "1: unlisted"),
         ("docs/alone.md", "Nobody links here.\n", "1: dead-file"),
+        ("README.md", "[testing](docs/testing.md), [gone](docs/gone.md)\n", "1: broken-link"),
+        ("README.md", "[testing](docs/testing.md#none)\n", "1: broken-link"),
         ("tools/alone.py", "x = 1\n", "1: dead-file"),
         ("src/muster/base/a.h", "#pragma once\n// " + "x" * 118 + "\n", "2: columns"),
         ("tools/long.cmake", "#" * 121 + "\n", "1: columns"),
@@ -84,6 +86,17 @@ def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_finds(tmp_path: Path, path: str, text: str, expected: str) -> None:
     assert tidy(tmp_path, {**CLEAN, path: text}) == [f"{path}:{expected}"]
+
+
+def test_environment_variables_are_those_that_are_documented(tmp_path: Path) -> None:
+    code = '#include "muster/base/a.h"\nconst char* name = "MUSTER_NEW";\n'
+    documents = {"README.md": "[testing](docs/testing.md), [variables](docs/environment.md)\n"}
+    files = {**CLEAN, **documents, "src/muster/base/a.cpp": code}
+    assert tidy(tmp_path / "a", {**files, "docs/environment.md": "`MUSTER_NEW`\n"}) == []
+    assert tidy(tmp_path / "b", {**files, "docs/environment.md": "`MUSTER_OLD`\n"}) == [
+        "docs/environment.md:1: stale",
+        "src/muster/base/a.cpp:2: undocumented",
+    ]
 
 
 def test_what_stands_in_comments_and_strings_is_not_code(tmp_path: Path) -> None:
