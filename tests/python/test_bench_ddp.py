@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import os
+import select
+import signal
 import subprocess
+import sys
+import unittest.mock
+from collections.abc import Iterator
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forks import CONTEXT, Process
 from hosts import require
 from muster.bench import ddp
 from muster.bench.__main__ import main
@@ -89,6 +98,34 @@ def test_a_network_has_the_rate_that_is_asked_for() -> None:
             command = ["tc", "-n", node.namespace, "qdisc", "show", "dev", INTERFACE]
             assert "tbf" in (shown := subprocess.run(command, capture_output=True, text=True, check=True).stdout)
             assert "rate 1Gbit" in shown
+
+
+def hold_a_network(made: Connection) -> None:
+    """`muster bench ddp --network` as it is before its first row."""
+
+    def run(arguments: argparse.Namespace, model: str) -> Iterator[Any]:
+        with two_nodes() as nodes:
+            made.send([node.namespace for node in nodes])
+            while True:
+                select.select([], [], [], 0.1)
+        yield  # a generator, as the one it stands for
+
+    with unittest.mock.patch.dict(ddp._RUNS, network=run):
+        sys.exit(main(["ddp", "--network", "--models", "tiny"]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_network_behind(number: signal.Signals) -> None:
+    require()
+    here, there = CONTEXT.Pipe()
+    process = Process(target=hold_a_network, args=(there,))
+    process.start()
+    namespaces = here.recv()
+    assert len(namespaces) == 2
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == 128 + number
+    assert not [name for name in namespaces if Path("/run/netns", name).exists()]
 
 
 def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

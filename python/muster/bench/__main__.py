@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn, cast
 
 from muster.bench import plot
 from muster.bench.benches import BENCHES
@@ -50,6 +54,29 @@ def _unwritable(path: Path) -> str:
     return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "permission denied"
 
 
+def _end(number: int, frame: object) -> NoReturn:
+    for each in _ENDINGS:
+        signal.signal(each, signal.SIG_IGN)  # the first one sees to it that nothing is left behind
+    raise SystemExit(128 + number)
+
+
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def _signals_as_exits() -> Iterator[None]:
+    """Processes, files and network namespaces go as they do after an error. What the starter ignores stays so."""
+    before = {each: signal.getsignal(each) for each in _ENDINGS}
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(each, _end)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     if options.plot and not plot.available():
@@ -58,19 +85,18 @@ def main(arguments: list[str]) -> int:
     bench = BENCHES[options.bench]
     rows: list[Row] = []
     try:
-        for row in bench.run(options):
-            if not rows:
-                table = bench.TABLE(row)
-            rows.append(row)
-            table.add(row)
+        with _signals_as_exits(), contextlib.closing(cast("Any", bench.run(options))) as measured:
+            for row in measured:
+                if not rows:
+                    table = bench.TABLE(row)
+                rows.append(row)
+                table.add(row)
     except ValueError as error:
         print(f"muster bench {options.bench}: {error}", file=sys.stderr)
         return 2
     except BenchFailedError as error:
         print(f"muster bench {options.bench}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     if options.json:
         write_json(options.json, rows)
     if options.markdown:
