@@ -108,6 +108,35 @@ TEST(GroupShrink, EndsWhatIsUnderWayIfAsked) {
   });
 }
 
+TEST(GroupLeave, FailsWhatTheOthersWaitForAndWhatIsBegunLaterThoughTheGroupIsStillThere) {
+  for (const char* transports : {"shm", "unix", "tcp"}) {
+    const auto store = memory_store();
+    std::latch told(2);
+    run_ranks(2, [&](Rank rank) {
+      const auto group = Group::form(*store, {rank, 2, transports, 0}, options_for(transports));
+      ASSERT_TRUE(group) << group.error().to_string();
+      EXPECT_EQ(sum_of(**group, 1), 2);
+      if (rank == 0) {
+        const Result<> failed = (*group)->barrier().result();
+        EXPECT_EQ(failed.error().code, ErrorCode::kLeft) << failed.error().to_string();
+        EXPECT_EQ(failed.error().rank, 1);
+      } else {
+        (*group)->leave();
+        (*group)->leave();
+        int64_t data = 0;
+        const BufferView view(&data, 1, Dtype::kInt64);
+        for (const Work& work : {(*group)->barrier(), (*group)->barrier({.async = true}), (*group)->send(view, 0, 0),
+                                 (*group)->receive(view, 0, 0)}) {
+          const std::string text = work.wait().error().to_string();
+          EXPECT_NE(text.find("was shut down here"), std::string::npos) << text;
+        }
+        EXPECT_FALSE((*group)->status());
+      }
+      told.arrive_and_wait();
+    });
+  }
+}
+
 TEST(GroupPending, AreWaitedForTogether) {
   test::run_group(2, "shm", [](Group& group) {
     std::vector<std::vector<float>> data(20, std::vector<float>(50'000, 1.0f));

@@ -130,5 +130,32 @@ TEST(TorchBackend, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
   test::run_backends(2, body, /*together=*/false);
 }
 
+TEST(TorchBackend, LeavesItsGroupWhenShutDownThoughSomebodyHoldsIt) {
+  std::promise<void> told;
+  const auto body = [&](TorchBackend& backend) {
+    Tensors tensors{at::ones({4})};
+    const auto failure = [&] {
+      try {
+        backend.allreduce(tensors, c10d::AllreduceOptions())->wait();
+      } catch (const ErrorException& exception) {
+        return exception.error();
+      }
+      return Error{ErrorCode::kInternal, "nothing failed", kNoRank, {}};
+    };
+    EXPECT_EQ(failure().code, ErrorCode::kInternal);
+    if (backend.getRank() == 1) {
+      backend.shutdown();
+      EXPECT_NE(failure().message.find("was shut down here"), std::string::npos) << failure().message;
+      return told.get_future().wait();
+    }
+    const Error first = failure(), later = failure();
+    EXPECT_EQ(first.code, ErrorCode::kLeft) << first.message;
+    EXPECT_EQ(first.rank, 1);
+    EXPECT_NE(later.message.find("has left the group"), std::string::npos) << later.message;
+    told.set_value();
+  };
+  test::run_backends(2, body, /*together=*/false);
+}
+
 }  // namespace
 }  // namespace muster

@@ -41,19 +41,14 @@ class GroupImpl final : public Group {
     if (recorder_) recorder_->set_group(runner_->transport(), runner_->group_id());
   }
 
-  /// Lets what is queued finish (the peers count on it), within limits; then ends it. Not to be called by a callback of
-  /// the group's own Work.
+  /// Not to be called by a callback of the group's own Work.
   ~GroupImpl() override {
-    messenger_->close();
-    std::unique_lock lock(mutex_);
-    stopping_ = true;
-    changed_.notify_all();
-    const auto drained = [this] { return !busy_ && queue_.empty(); };
-    if (!changed_.wait_for(lock, std::min(timeout(), kDrainTime), drained)) {
-      runner_->request_abort(Error{
-          ErrorCode::kAborted, fmt::format("group \"{}\" was destroyed here", membership_.name), membership_.rank, {}});
+    leave();
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
     }
-    lock.unlock();
+    changed_.notify_all();
     for (std::thread& thread : threads_) {
       MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(), "a group is destroyed by a callback of its own work");
       thread.join();
@@ -72,12 +67,17 @@ class GroupImpl final : public Group {
   void abort(Error why) override {
     messenger_->abort(why);
     runner_->request_abort(why);
-    std::unique_lock lock(mutex_);
-    if (!first_error_) first_error_ = why;
-    if (!abort_) abort_ = std::move(why);
-    if (busy_) return;  // whoever runs a call sees the request, or end_turn() does
-    busy_ = true;
-    end_turn(lock);
+    end(std::move(why));
+  }
+
+  /// What is queued may finish: the peers count on it.
+  void leave() override {
+    messenger_->close();
+    if (!wait_for_pending(Deadline::after(std::min(timeout(), kDrainTime)))) {
+      runner_->request_abort(Error{
+          ErrorCode::kAborted, fmt::format("group \"{}\" was shut down here", membership_.name), membership_.rank, {}});
+    }
+    end(runner_->farewell());
   }
 
   Result<> status() const override {
@@ -158,6 +158,16 @@ class GroupImpl final : public Group {
       message.on_done([recorder = recorder_, ticket](const Result<>& result) { recorder->ended(ticket, result); });
     }
     return message;
+  }
+
+  /// Closes the links with `why`, now or when the call under way has ended.
+  void end(Error why) {
+    std::unique_lock lock(mutex_);
+    if (!first_error_) first_error_ = why;
+    if (!abort_) abort_ = std::move(why);
+    if (busy_) return;  // whoever runs a call sees the request, or end_turn() does
+    busy_ = true;
+    end_turn(lock);
   }
 
   CallOptions within(CallOptions options) const {

@@ -134,6 +134,9 @@ class Group {
 
   /// Ends every pending and later operation here with `why`, and at the peers as far as they can be reached.
   virtual void abort(Error why) = 0;
+  /// Waits a little for what is under way and ends what then still is; the peers learn that this rank has left, as when
+  /// the group is destroyed, and later operations fail here. Not to be called by a callback of its own Work.
+  virtual void leave() = 0;
   /// The error that killed the group, if one did.
   virtual Result<> status() const = 0;
 

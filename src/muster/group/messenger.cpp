@@ -63,7 +63,7 @@ Work Messenger::send(BufferView data, Rank to, uint32_t tag, const CallOptions& 
 
 Work Messenger::receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) {
   Lock lock(mutex_);
-  loop_->run_pollers();  // the message may be there
+  if (!dead_) loop_->run_pollers();  // the message may be there
   auto operation = begin_operation(true, std::move(data), from, tag, options);
   if (!operation) return Work(tl::unexpected(operation.error()));
   if (const UnexpectedPtr message = matcher_.post(from, tag, *operation)) {
@@ -329,7 +329,7 @@ void Messenger::close() {
   if (!dead_) {
     const std::string self =
         places_.empty() ? fmt::format("rank {}", self_.rank) : places_[self_.rank].member.to_string();
-    end_all(Error{ErrorCode::kAborted, fmt::format("group \"{}\" was destroyed here", self_.group), self_.rank, {}},
+    end_all(Error{ErrorCode::kAborted, fmt::format("group \"{}\" was shut down here", self_.group), self_.rank, {}},
             Error{ErrorCode::kLeft, self + " has left the group", self_.rank, {}});
   }
   stopping_ = true;

@@ -96,11 +96,13 @@ Runner::Runner(Mesh mesh, const Membership& membership)
   tune();
 }
 
-Runner::~Runner() {
-  die(Error{ErrorCode::kLeft,
-            fmt::format("{} has left the group", mesh_.members[membership_.rank].to_string()),
-            membership_.rank,
-            {}});
+Runner::~Runner() { die(farewell()); }
+
+Error Runner::farewell() const {
+  return {ErrorCode::kLeft,
+          fmt::format("{} has left the group", mesh_.members[membership_.rank].to_string()),
+          membership_.rank,
+          {}};
 }
 
 /// What the hierarchy stands on.
@@ -171,7 +173,8 @@ Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
   }
   Error error = *fatal_;
   die(error);  // a link may have ended between calls: the others learn the reason now
-  error.message = "the group has failed: " + error.message;
+  const bool left = error.code == ErrorCode::kLeft && error.rank == membership_.rank;
+  error.message = left ? "the group was shut down here" : "the group has failed: " + error.message;
   return tl::unexpected(error.in(operation.call.to_string()));
 }
 

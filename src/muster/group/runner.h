@@ -33,6 +33,8 @@ class Runner {
 
   /// Makes a run() under way return `why` soon. Thread-safe.
   void request_abort(Error why);
+  /// The reason of one that leaves in order.
+  Error farewell() const;
   /// Closes the links with `why`, unless it is dead already.
   void die(const Error& why);
 

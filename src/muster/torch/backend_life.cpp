@@ -38,9 +38,12 @@ void TorchBackend::abort() { group_->abort({ErrorCode::kAborted, "the process gr
 void TorchBackend::shutdown() {
   // The other ranks may be waiting for what this one has begun and not waited for; but nobody waits long to end.
   constexpr std::chrono::seconds kGrace(10);
-  if (getpid() != process_ || pending_->drain(kGrace)) return;
-  group_->abort({ErrorCode::kAborted, "the process group was shut down with operations pending", rank_});
-  pending_->drain(kGrace);
+  if (getpid() != process_) return;
+  if (!pending_->drain(kGrace)) {
+    group_->abort({ErrorCode::kAborted, "the process group was shut down with operations pending", rank_});
+    pending_->drain(kGrace);
+  }
+  group_->leave();  // also where a model or a hook still holds the group
 }
 
 /// Null where this rank is no member of the new group.
