@@ -48,6 +48,14 @@ class TwoStepHook : public NativeHook {
   ~TwoStepHook() override;
 
  protected:
+  /// Calls `step` with the work's result when all that was begun before has ended, on the sequencer's thread.
+  template <class Step>
+  void after(const Work& work, Step step) {
+    sequencer_.then(work, [second = second(), step](const Result<>& result) {
+      if (!result) second->abort(result.error());  // the other ranks may be waiting there
+      step(result);
+    });
+  }
   /// Once `first` is done, `next` makes the second message out of it, which `submit` sends over the group that it is
   /// given; then `finish` brings the average into `buffer`. All of them run on the sequencer's thread, which may
   /// outlive this.

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 
 #include "muster/collective/compress.h"
 #include "muster/torch/arguments.h"
@@ -8,117 +7,178 @@
 namespace muster {
 namespace {
 
-/// Elements: 1 MiB to the other one of two ranks, some 8 ms at 1 Gbit/s. Smaller pieces would wait for the way there.
-constexpr size_t kPiece = 2 << 20;
+/// Elements that go to one rank at a time: 1 MiB, some 8 ms at 1 Gbit/s. Smaller pieces would wait for the way there.
+constexpr size_t kPiece = 1 << 20;
 
-/// A piece of a bucket, cut into a shard for each rank, which that rank averages. A quantised shard is a record: its
-/// scales, then its elements; all records are of one length.
-class Int8Bucket {
+/// Quantised lists of `count` elements, one for each rank, in one message. A list is its scales, then its elements.
+struct Records {
+  size_t bytes() const { return blocks * (sizeof(float) + block); }
+  float* scales(Rank r) const { return reinterpret_cast<float*>(memory.data_ptr<uint8_t>() + r * bytes()); }
+  int8_t* elements(Rank r) const { return reinterpret_cast<int8_t*>(scales(r) + blocks); }
+  BufferView one(Rank r) const { return {scales(r), bytes(), Dtype::kUint8}; }
+  BufferView all() const { return {memory.data_ptr(), static_cast<size_t>(memory.numel()), Dtype::kUint8}; }
+
+  size_t blocks = 0, block = 0;
+  at::Tensor memory;
+};
+
+/// A piece of a bucket between two ranks: each sends all of its own, which is as much as two steps would send.
+class Exchanged {
  public:
-  Int8Bucket(size_t count, size_t block, Rank rank, int size)
-      : count_(count),
-        block_(block),
-        shard_blocks_(((count + block - 1) / block + size - 1) / size),
+  Exchanged(Records records, size_t count) : records(std::move(records)), error_(count) {}
+
+  void pack(const float* gradients, Rank self) {
+    quantise(records.elements(self), records.scales(self), gradients, 1, error_.data(), error_.size(), records.block);
+  }
+  void average_into(float* gradients) {
+    for (const Rank r : {0, 1}) {
+      for (size_t i = 0; i < records.blocks; ++i) records.scales(r)[i] *= 0.5F;
+    }
+    dequantise(gradients, records.elements(0), records.scales(0), error_.size(), records.block);
+    add_quantised(gradients, records.elements(1), records.scales(1), error_.size(), records.block);
+  }
+
+  const Records records;
+
+ private:
+  std::vector<float> error_;  ///< of what this rank sends
+};
+
+/// A piece of a bucket between more ranks: each averages a shard of it for all.
+class Sharded {
+ public:
+  Sharded(Records sent, Records received, size_t count, Rank rank, int size)
+      : sent(std::move(sent)),
+        received(std::move(received)),
+        count_(count),
         rank_(rank),
         size_(size),
         error_(count),
         shard_error_(shard_count(rank)) {}
 
-  size_t record_bytes() const { return shard_blocks_ * (sizeof(float) + block_); }
-  size_t message_bytes() const { return record_bytes() * size_; }
-
   /// `gradients` as a record for each rank.
   void pack(const float* gradients) {
-    for (int r = 0; r < size_; ++r) {
+    for (Rank r = 0; r < size_; ++r) {
       const size_t begin = shard_begin(r);
-      quantise(elements(sent, r), scales(sent, r), gradients + begin, 1, error_.data() + begin, shard_count(r), block_);
+      quantise(sent.elements(r), sent.scales(r), gradients + begin, 1, error_.data() + begin, shard_count(r),
+               sent.block);
     }
   }
   /// What came from all ranks as the average's record, in place of the own one of those that were sent.
   void average() {
-    constexpr size_t kPiece = 4096;  // elements, so that a sum stays in the first-level cache; rounded up to blocks
-    const size_t blocks = (kPiece + block_ - 1) / block_, length = shard_count(rank_);
-    std::vector<float> sum(blocks * block_);
+    constexpr size_t kAtOnce = 4096;  // elements, so that a sum stays in the first-level cache; rounded up to blocks
+    const size_t block = sent.block, length = shard_count(rank_);
+    std::vector<float> sum((kAtOnce + block - 1) / block * block);
     for (size_t done = 0; done < length; done += sum.size()) {
-      const size_t piece = std::min(sum.size(), length - done), first = done / block_;
-      std::fill_n(sum.begin(), piece, 0.0F);
-      for (int r = 0; r < size_; ++r) {
-        add_quantised(sum.data(), elements(received, r) + done, scales(received, r) + first, piece, block_);
+      const size_t now = std::min(sum.size(), length - done), first = done / block;
+      std::fill_n(sum.begin(), now, 0.0F);
+      for (Rank r = 0; r < size_; ++r) {
+        add_quantised(sum.data(), received.elements(r) + done, received.scales(r) + first, now, block);
       }
-      quantise(elements(sent, rank_) + done, scales(sent, rank_) + first, sum.data(), 1.0F / static_cast<float>(size_),
-               shard_error_.data() + done, piece, block_);
+      quantise(sent.elements(rank_) + done, sent.scales(rank_) + first, sum.data(), 1.0F / static_cast<float>(size_),
+               shard_error_.data() + done, now, block);
     }
   }
   void unpack(float* gradients) const {
-    for (int r = 0; r < size_; ++r) {
-      dequantise(gradients + shard_begin(r), elements(sent, r), scales(sent, r), shard_count(r), block_);
+    for (Rank r = 0; r < size_; ++r) {
+      dequantise(gradients + shard_begin(r), sent.elements(r), sent.scales(r), shard_count(r), sent.block);
     }
   }
 
-  at::Tensor sent, received;  ///< records by rank
+  const Records sent, received;
 
  private:
-  size_t shard_begin(int r) const { return std::min(count_, r * shard_blocks_ * block_); }
-  size_t shard_count(int r) const { return std::min(count_, (r + 1) * shard_blocks_ * block_) - shard_begin(r); }
-  float* scales(const at::Tensor& records, int r) const {
-    return reinterpret_cast<float*>(records.data_ptr<uint8_t>() + r * record_bytes());
-  }
-  int8_t* elements(const at::Tensor& records, int r) const {
-    return reinterpret_cast<int8_t*>(scales(records, r) + shard_blocks_);
-  }
+  size_t shard_begin(Rank r) const { return std::min(count_, r * sent.blocks * sent.block); }
+  size_t shard_count(Rank r) const { return shard_begin(r + 1) - shard_begin(r); }
 
-  const size_t count_, block_, shard_blocks_;
+  const size_t count_;
   const Rank rank_;
   const int size_;
   std::vector<float> error_, shard_error_;  ///< of what this rank sends, and of the averages that it makes
 };
 
+/// Reduces piece by piece, so that the first one is on its way while the next is quantised.
 class Int8Hook final : public TwoStepHook {
  public:
-  Int8Hook(HookGroups groups, size_t block)
-      : TwoStepHook(std::move(groups)),
-        block_(block),
-        piece_(std::max(block, kPiece - kPiece % std::max<size_t>(block, 1))) {
+  Int8Hook(HookGroups groups, size_t block) : TwoStepHook(std::move(groups)), block_(block) {
     check_argument(block > 0 && block % 64 == 0, "int8 hook", "the block must be a multiple of 64 elements, not ",
                    block);
   }
 
  private:
-  using Pieces = std::vector<std::shared_ptr<Int8Bucket>>;
+  template <class Piece>
+  using Pieces = std::vector<std::shared_ptr<Piece>>;
 
-  /// Piece by piece, so that the first one is on its way while the next is quantised. They end in order, and a failure
-  /// is every later one's too: the last one's future is the bucket's.
-  HookFuture reduce(c10d::GradBucket& bucket) override {
+  HookFuture reduce(c10d::GradBucket& bucket) override { return size() == 2 ? exchange(bucket) : shard(bucket); }
+
+  /// The pieces go over either group in turn: while one ends, the next is on its way.
+  HookFuture exchange(c10d::GradBucket& bucket) {
     const at::Tensor& buffer = bucket.getBuffer();
-    const auto pieces = states_.of(bucket, [&] { return make(static_cast<size_t>(buffer.numel())); });
+    const size_t step = piece(1);
+    const auto pieces = exchanged_.of(bucket, [&] {
+      return cut<Exchanged>(buffer, step, [&](size_t count) {
+        return std::make_shared<Exchanged>(records((count + block_ - 1) / block_), count);
+      });
+    });
+    const HookFuture future = new_future();
+    const auto outcome = std::make_shared<Result<>>();
+    for (size_t i = 0; i < pieces->size(); ++i) {
+      const std::shared_ptr<Exchanged>& piece = (*pieces)[i];
+      piece->pack(buffer.const_data_ptr<float>() + i * step, rank());
+      Group& way = turn_++ % 2 == 0 ? group() : *second();
+      const Work work = way.all_gather(piece->records.one(rank()), piece->records.all(), {.async = true});
+      const bool last = i + 1 == pieces->size();
+      after(work, [=, begin = i * step](const Result<>& result) {
+        if (*outcome) *outcome = result;
+        if (*outcome) piece->average_into(buffer.data_ptr<float>() + begin);
+        if (last) settle(future, *outcome, buffer);
+      });
+    }
+    return future;
+  }
+
+  /// The pieces end in order, and a failure is every later one's too: the last one's future is the bucket's.
+  HookFuture shard(c10d::GradBucket& bucket) {
+    const at::Tensor& buffer = bucket.getBuffer();
+    const size_t step = piece(size());
+    const auto pieces = sharded_.of(bucket, [&] {
+      return cut<Sharded>(buffer, step, [&](size_t count) {
+        const size_t blocks = (count + block_ - 1) / block_, shard = (blocks + size() - 1) / size();
+        return std::make_shared<Sharded>(records(shard), records(shard), count, rank(), size());
+      });
+    });
     HookFuture last;
-    for (size_t i = 0; i < pieces->size(); ++i) last = reduce_piece((*pieces)[i], buffer, i * piece_);
+    for (size_t i = 0; i < pieces->size(); ++i) {
+      const std::shared_ptr<Sharded>& piece = (*pieces)[i];
+      piece->pack(buffer.const_data_ptr<float>() + i * step);
+      const Work first = group().all_to_all(piece->sent.all(), piece->received.all(), {.async = true});
+      last = then(
+          first, buffer, [piece] { piece->average(); },
+          [piece, rank = rank()](Group& group) { return group.all_gather(piece->sent.one(rank), piece->sent.all()); },
+          [piece, buffer, begin = i * step] { piece->unpack(buffer.data_ptr<float>() + begin); });
+    }
     return last;
   }
-  HookFuture reduce_piece(const std::shared_ptr<Int8Bucket>& state, const at::Tensor& buffer, size_t begin) {
-    state->pack(buffer.const_data_ptr<float>() + begin);
-    const size_t bytes = state->message_bytes();
-    uint8_t* const sent = state->sent.data_ptr<uint8_t>();
-    const BufferView all(sent, bytes, Dtype::kUint8);
-    const BufferView own(sent + rank() * state->record_bytes(), state->record_bytes(), Dtype::kUint8);
-    const Work first = group().all_to_all(all, {state->received.data_ptr(), bytes, Dtype::kUint8}, {.async = true});
-    return then(
-        first, buffer, [state] { state->average(); }, [own, all](Group& group) { return group.all_gather(own, all); },
-        [state, buffer, begin] { state->unpack(buffer.data_ptr<float>() + begin); });
+
+  /// Elements of a piece of which each of `ranks` others gets a part: whole blocks.
+  size_t piece(int ranks) const { return std::max<size_t>(1, kPiece / block_) * block_ * ranks; }
+  Records records(size_t blocks) const {
+    Records made{blocks, block_, {}};
+    made.memory = message(made.bytes() * size(), at::kByte);
+    return made;
   }
-  std::shared_ptr<Pieces> make(size_t count) const {
-    auto pieces = std::make_shared<Pieces>();
-    for (size_t begin = 0; begin < count; begin += piece_) {
-      auto state = std::make_shared<Int8Bucket>(std::min(piece_, count - begin), block_, rank(), size());
-      state->sent = message(state->message_bytes(), at::kByte);
-      state->received = message(state->message_bytes(), at::kByte);
-      pieces->push_back(std::move(state));
-    }
+  template <class Piece, class Make>
+  static std::shared_ptr<Pieces<Piece>> cut(const at::Tensor& buffer, size_t step, Make make) {
+    auto pieces = std::make_shared<Pieces<Piece>>();
+    const auto count = static_cast<size_t>(buffer.numel());
+    for (size_t begin = 0; begin < count; begin += step) pieces->push_back(make(std::min(step, count - begin)));
     return pieces;
   }
 
-  const size_t block_, piece_;  ///< in elements
-  BucketStates<Pieces> states_;
+  const size_t block_;  ///< in elements
+  size_t turn_ = 0;     ///< of the groups
+  BucketStates<Pieces<Exchanged>> exchanged_;
+  BucketStates<Pieces<Sharded>> sharded_;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <optional>
 #include <thread>
+#include <vector>
 
 namespace muster {
 
@@ -19,19 +20,27 @@ struct HookSequencer::Queue {
 
   void run() {
     std::unique_lock lock(mutex);
+    std::vector<std::shared_ptr<Entry>> cut_off;
     while (true) {
       changed.wait(lock, [this] { return closed || (!entries.empty() && entries.front()->result.has_value()); });
-      if (entries.empty()) return;  // closed
+      if (entries.empty()) break;  // closed
       const std::shared_ptr<Entry> entry = std::move(entries.front());
       entries.pop_front();
-      const Result<> result =
-          entry->result ? *entry->result : fail(ErrorCode::kAborted, "its communication hook ended");
+      const bool ended = entry->result.has_value();
+      const Result<> result = ended ? *entry->result : fail(ErrorCode::kAborted, "its communication hook ended");
+      if (!ended) cut_off.push_back(entry);
       running = true;
       lock.unlock();
       entry->step(result);
-      entry->step = nullptr;  // here and not where the work's callback goes
+      if (ended) entry->step = nullptr;  // here and not where the work's callback goes
       lock.lock();
       running = false;
+    }
+    for (const auto& entry : cut_off) {  // whose memory is the operation's until that has ended
+      changed.wait(lock, [&entry] { return entry->result.has_value(); });
+      lock.unlock();
+      entry->step = nullptr;
+      lock.lock();
     }
   }
 };

@@ -17,8 +17,9 @@ class HookSequencer {
   using Step = std::function<void(const Result<>&)>;
 
   HookSequencer() = default;
-  /// Steps whose work is not done are called with kAborted. Does not wait for them, as a step may let go of tensors for
-  /// which it needs a lock that the caller holds (Python's): the thread ends by itself.
+  /// Steps whose work is not done are called with kAborted, and keep what they hold until it is. Does not wait for
+  /// that, as a step may let go of tensors for which it needs a lock that the caller holds (Python's): the thread ends
+  /// by itself.
   ~HookSequencer();
   HookSequencer(const HookSequencer&) = delete;
   HookSequencer& operator=(const HookSequencer&) = delete;
