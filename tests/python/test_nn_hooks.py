@@ -75,6 +75,7 @@ HOOKS: dict[str, Registration] = {
     "PowerSGD": power_sgd("powerSGD_hook"),
     "bf16 around PowerSGD": power_sgd("powerSGD_hook", wrap=True),
     "batched PowerSGD": power_sgd("batched_powerSGD_hook"),
+    "bf16 around batched PowerSGD": power_sgd("batched_powerSGD_hook", wrap=True),
     "quantized by tensor": quantization("quantization_pertensor_hook"),
     "quantized by channel": quantization("quantization_perchannel_hook"),
     "post-localSGD": post_local_sgd,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
-from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 Hook = Callable[..., Any]
 
 _QUANTIZING = (quantization_hooks.quantization_pertensor_hook, quantization_hooks.quantization_perchannel_hook)
-_WRAPPERS = ("fp16_compress_wrapper_hook", "bf16_compress_wrapper_hook")
+_WRAPPERS = {
+    "fp16_compress_wrapper_hook": default_hooks.fp16_compress_wrapper,
+    "bf16_compress_wrapper_hook": default_hooks.bf16_compress_wrapper,
+}
 
 
 def adapt(hook: Any) -> Hook:
     """The hook, or what to call in its place."""
-    wrapped = hook.__closure__[0].cell_contents if hook.__name__ in _WRAPPERS else hook
-    if wrapped is power_sgd.batched_powerSGD_hook:
-        if wrapped is hook:
-            hook = _with_globals(hook, _orthogonalize=_orthogonalize)
+    if wrap := _WRAPPERS.get(getattr(hook, "__name__", "")):
+        return wrap(adapt(hook.__closure__[0].cell_contents))
+    if hook is power_sgd.batched_powerSGD_hook:
+        hook = _with_globals(hook, _orthogonalize=_orthogonalize)
         return _OneBucketAtATime(functools.partial(_with_own_buffer, hook))
-    if wrapped is power_sgd.powerSGD_hook:
+    if hook is power_sgd.powerSGD_hook:
         return _OneBucketAtATime(hook)
     if hook in _QUANTIZING:
         return _OneBucketAtATime(_with_globals(hook, dist=_Gathering()))
