@@ -25,6 +25,7 @@ _WARM_UP = 3
 FLOAT32 = "float32"  # gradients travel as they are
 # All ranks must agree on it: they train with this, whether their gradients were averaged or not.
 _RATE = 1e-4
+_MODELS_ALONE = 4  # of each way, where there is one rank
 _SAMPLE_EVERY = 0.002  # seconds between two looks at the resident memory
 
 
@@ -105,10 +106,21 @@ def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
 
 def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
     """What hooks and buckets add to the step of a single rank, as a share of it."""
-    trainers = {way: Trainer(case, way, FLOAT32, groups) for way in (*options["ways"], "bare")}
-    times = interleave_steps({way: trainer.step for way, trainer in trainers.items()}, 2 * options["rounds"])
-    bare = statistics.median(times["bare"])
-    return {"bare": bare, "overhead": {way: _difference(times[way], times["bare"]) / bare for way in options["ways"]}}
+    # Two models that are alike may differ by 2 %, by where their memory lies and what ran before: so there are several
+    # for each way, once in this order and once in the other.
+    ways = [*options["ways"], "bare"]
+    order = (ways + ways[::-1]) * (_MODELS_ALONE // 2)
+    steps = {f"{way} {i}": Trainer(case, way, FLOAT32, groups).step for i, way in enumerate(order)}
+    times = interleave_steps(steps, options["rounds"])
+
+    def means(way: str) -> list[float]:
+        """By round."""
+        columns = [column for name, column in times.items() if name.split()[0] == way]
+        return [statistics.fmean(line) for line in zip(*columns, strict=True)]
+
+    bare = means("bare")
+    overhead = {way: _difference(means(way), bare) / statistics.median(bare) for way in options["ways"]}
+    return {"bare": statistics.median(bare), "overhead": overhead}
 
 
 def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
