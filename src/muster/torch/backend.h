@@ -93,8 +93,8 @@ class TorchBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   /// Ends what is pending here and, as far as they can be reached, at the other ranks.
   void abort() override;
-  /// Waits a little for what is pending, then aborts it, and leaves the group: afterwards no thread of it holds a tensor,
-  /// the other ranks' calls fail at once, and so do this one's.
+  /// Waits a little for what is pending, then aborts it, and leaves the group: afterwards no thread of it holds a
+  /// tensor, the other ranks' calls fail at once, and so do this one's.
   void shutdown() override;
   bool supportsSplitting() const override { return true; }
   /// A group of `ranks`, which all ranks of this one must call for; null where this rank is none of them.

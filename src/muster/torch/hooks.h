@@ -49,7 +49,7 @@ struct Int8Options {
   size_t block = 256;  ///< elements that share a scale (4 bytes); a multiple of 64
 };
 /// Gradients go as int8: a quarter of the bytes. Each rank sums a part of the bucket in float32 and rounds the average
-/// again; both roundings have error feedback.
+/// again; both roundings have error feedback. Between two ranks there is only the first.
 Hook int8_hook(HookGroups groups, const Int8Options& options = {});
 
 struct TopKOptions {
