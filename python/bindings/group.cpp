@@ -328,36 +328,59 @@ double timeout_of(TorchBackend& backend) { return std::chrono::duration<double>(
 uint64_t sequence_of(TorchBackend& backend) { return backend.group().sequence(); }
 std::string transport_of(TorchBackend& backend) { return backend.group().transport(); }
 
+/// `doc` begins with the signature, for inspect.signature() and help(), as CPython writes it: "($self,
+/// ...)\n--\n\n...".
 template <class Function>
-PyMethodDef method(const char* name, Function function) {
+PyMethodDef method(const char* name, Function function, const char* doc) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS,
-          nullptr};
+          doc};
 }
 
 }  // namespace
 
 void bind_group(py::module_& module) {
   static std::array<PyMethodDef, 12> methods{{
-      method("all_reduce", &all_reduce),
-      method("reduce", &reduce),
-      method("broadcast", &broadcast),
-      method("all_gather_into", &all_gather_into),
-      method("reduce_scatter", &reduce_scatter),
-      method("all_to_all_single", &all_to_all_single),
-      method("barrier", &barrier),
-      method("send", &send),
-      method("recv", &recv),
-      method("_empty", &empty),
-      {"abort", &abort, METH_NOARGS, nullptr},
+      method("all_reduce", &all_reduce,
+             "all_reduce($self, tensor, op='sum', async_op=False, timeout=None)\n--\n\n"
+             "Combines the ranks' tensors, in place at all of them."),
+      method("reduce", &reduce,
+             "reduce($self, tensor, root, op='sum', async_op=False, timeout=None)\n--\n\n"
+             "Combines the ranks' tensors, in place at the root; the others' stay as they are."),
+      method("broadcast", &broadcast,
+             "broadcast($self, tensor, root, async_op=False, timeout=None)\n--\n\n"
+             "Gives all ranks the root's tensor, in place."),
+      method("all_gather_into", &all_gather_into,
+             "all_gather_into($self, output, input, async_op=False, timeout=None)\n--\n\n"
+             "Writes the ranks' inputs to output one behind the other: it has size times as many elements."),
+      method("reduce_scatter", &reduce_scatter,
+             "reduce_scatter($self, output, input, op='sum', async_op=False, timeout=None)\n--\n\n"
+             "Combines the ranks' inputs, and gives each rank its block: output is one of input's size blocks."),
+      method("all_to_all_single", &all_to_all_single,
+             "all_to_all_single($self, output, input, output_splits=None, input_splits=None, async_op=False, "
+             "timeout=None)\n--\n\n"
+             "Sends a block of input to each rank, and writes theirs to output. Splits are rows of the first "
+             "dimension by rank;\nwithout them all blocks are equal."),
+      method("barrier", &barrier,
+             "barrier($self, async_op=False, timeout=None)\n--\n\n"
+             "Returns when all ranks have come."),
+      method("send", &send,
+             "send($self, tensor, to, tag=0, async_op=False)\n--\n\n"
+             "To one rank, which must call recv() with the same tag. Returns when the tensor may be written to again."),
+      method("recv", &recv,
+             "recv($self, tensor, source=None, tag=0, async_op=False)\n--\n\n"
+             "From one rank, or whoever sends first. Returns the rank that sent it."),
+      method("_empty", &empty, "_empty($self, count, dtype)\n--\n\nBehind Group.empty()."),
+      {"abort", &abort, METH_NOARGS,
+       "abort($self)\n--\n\nEnds the group: calls that wait, and all later ones, raise muster.AbortedError."},
       {},
   }};
   static std::array<PyGetSetDef, 7> properties{{
-      {"rank", &get<&rank_of>, nullptr, nullptr, nullptr},
-      {"size", &get<&size_of_group>, nullptr, nullptr, nullptr},
-      {"name", &get<&name_of>, nullptr, nullptr, nullptr},
-      {"timeout", &get<&timeout_of>, nullptr, nullptr, nullptr},
-      {"sequence", &get<&sequence_of>, nullptr, nullptr, nullptr},
-      {"transport", &get<&transport_of>, nullptr, nullptr, nullptr},
+      {"rank", &get<&rank_of>, nullptr, "This process' number in the group, from 0.", nullptr},
+      {"size", &get<&size_of_group>, nullptr, "How many ranks the group has.", nullptr},
+      {"name", &get<&name_of>, nullptr, "The group's, as in messages and `muster dump`.", nullptr},
+      {"timeout", &get<&timeout_of>, nullptr, "Of calls that name none, in seconds.", nullptr},
+      {"sequence", &get<&sequence_of>, nullptr, "How many collectives have begun.", nullptr},
+      {"transport", &get<&transport_of>, nullptr, "What joins the ranks: \"shm\", \"unix\", \"tcp\", ...", nullptr},
       {},
   }};
   static std::array<PyType_Slot, 5> slots{{

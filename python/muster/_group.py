@@ -24,21 +24,11 @@ class Group(_C.Group):
     `timeout` is in seconds, the group's by default. Thread-safe. Errors are those of torch.distributed over muster
     (muster.errors).
 
-        all_reduce(tensor, op="sum", async_op=False, timeout=None)           in place
-        reduce(tensor, root, op="sum", ...)                                  in place at the root
-        broadcast(tensor, root, ...)                                         in place
-        all_gather_into(output, input, ...)                                  output: the inputs one behind the other
-        reduce_scatter(output, input, op="sum", ...)                         input: a block for each rank
-        all_to_all_single(output, input, output_splits=None, input_splits=None, ...)
-        send(tensor, to, tag=0, async_op=False)
-        recv(tensor, source=None, tag=0, async_op=False)                     returns the rank that sent it
-        barrier(async_op=False, timeout=None)
-        abort()
-        empty(*shape, dtype=None)                 a tensor that collectives are fastest on
-        rank, size, name, transport, timeout, sequence (collectives begun so far)
-
     op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or what torch.distributed takes.
     """
+
+    def __repr__(self) -> str:
+        return f"<muster.Group {self.name!r}: rank {self.rank} of {self.size}, over {self.transport}>"
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor whose memory the ranks of this host share, so that collectives move its bytes once. Not cleared.

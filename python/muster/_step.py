@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,8 @@ class StepReport:
     hidden: float  # 1 - exposed / communication; 1 where there was none
     plan: list[Bucket]  # in the order of reduction
     advice: list[str]
-    _text: str
-    _begin: int  # monotonic clock, in nanoseconds
+    _text: str = field(repr=False)
+    _begin: int = field(repr=False)  # monotonic clock, in nanoseconds
 
     def __str__(self) -> str:
         return self._text.rstrip("\n")
@@ -90,15 +90,25 @@ class StragglerReport:
     behind: float  # after the last but one, on average over these steps
     stands_out: bool  # False: ranks take turns, or it is too little to matter
     ranks: list[dict[str, float]]  # by rank: "last", "behind", and by how much its parts of a step are longer
-    _text: str
+    _text: str = field(repr=False)
 
     def __str__(self) -> str:
         return self._text
 
 
+def _reducer_of(model: DistributedDataParallel) -> _C.Reducer:
+    reducer = getattr(model, "reducer", None)
+    if not isinstance(reducer, _C.Reducer):
+        raise TypeError(
+            f"reports are of a muster.nn.DistributedDataParallel, not of a {type(model).__module__}."
+            f"{type(model).__qualname__}"
+        )
+    return reducer
+
+
 def step_report(model: DistributedDataParallel) -> StepReport:
     """Of the last backward of `model` that averaged gradients; to be called before the next one begins."""
-    raw = _C.step_report(model.reducer)
+    raw = _C.step_report(_reducer_of(model))
     if raw["step"] == 0:
         raise ValueError(
             "the model has not averaged gradients yet: ask for a report after a backward outside no_sync()"
@@ -137,7 +147,7 @@ def straggler_report(model: DistributedDataParallel, steps: int = 200) -> Stragg
 
     One all_gather of 16 bytes a step. Between reports a step costs a few readings of the clock and no message.
     """
-    raw = _C.find_stragglers(model.reducer, steps)
+    raw = _C.find_stragglers(_reducer_of(model), steps)
     late = raw["ranks"][raw["rank"]] if raw["rank"] >= 0 else None
     return StragglerReport(
         raw["steps"],

@@ -42,6 +42,8 @@ def reported(rank: int, folder: str) -> muster.StepReport:
     model = make()
     with pytest.raises(ValueError, match="has not averaged gradients yet"):
         muster.step_report(model)
+    with pytest.raises(TypeError, match="not of a torch"):
+        muster.step_report(nn.Linear(1, 1))  # type: ignore[arg-type]
     train(model, STEPS)
     with model.no_sync():
         train(model, 1)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # Any: most of torch's class is untyped, and declares its own reducer and logger.
 _TorchDistributedDataParallel: Any = nn.parallel.DistributedDataParallel
 _init = _TorchDistributedDataParallel.__init__
+_parameters = dict(inspect.signature(_init).parameters)
+_parameters["gradient_as_bucket_view"] = _parameters["gradient_as_bucket_view"].replace(default=True)
+_signature = inspect.Signature(list(_parameters.values()))
 _BUILT_IN_HOOKS = {
     BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
     BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
@@ -67,7 +70,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     @functools.wraps(_init)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        options = inspect.signature(_init).bind(self, *args, **kwargs).arguments
+        options = _signature.bind(self, *args, **kwargs).arguments
         options.pop("self")
         options.setdefault("gradient_as_bucket_view", True)
         mixed_precision = options.pop("mixed_precision", None)  # torch's needs an accelerator's streams
@@ -80,6 +83,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         super().__init__(**options, init_sync=False)
         if mixed_precision is not None:
             self._set_mixed_precision(mixed_precision)
+
+    __init__.__signature__ = _signature  # type: ignore[attr-defined]
 
     def _ddp_init_helper(
         self,
@@ -115,8 +120,9 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             if parameter.device.type != "cpu":
                 self._log_and_throw(
                     ValueError,
-                    f"muster.nn.DistributedDataParallel is for modules on the CPU, but the parameter {names[index]} is "
-                    f"on {parameter.device}: use torch.nn.parallel.DistributedDataParallel for this module",
+                    "muster.nn.DistributedDataParallel is for modules on the CPU, but the parameter "
+                    f"{names[index].removeprefix('.')} is on {parameter.device}: use "
+                    "torch.nn.parallel.DistributedDataParallel for this module",
                 )
         options = _C.ReducerOptions()
         options.names = [names[index].removeprefix(".") for index in range(len(parameters))]
