@@ -16,7 +16,7 @@ _NAMED = 24  # buckets of which more have no names beside them
 
 def draw(reports: Mapping[str, StepReport], path: Path) -> None:
     """Steps of some ranks one below the other, by what is to be said of the rank. Times in milliseconds from the first
-    gradient on.
+    gradient on: that of the first rank where all have the same step.
     """
     try:
         import matplotlib
@@ -29,8 +29,8 @@ def draw(reports: Mapping[str, StepReport], path: Path) -> None:
     lines = max(len(report.plan) for report in reports.values())
     height = 1.8 + 0.3 * min(lines + 1, 60)
     figure, panels = plt.subplots(len(reports), figsize=(11, height * len(reports)), sharex=True, squeeze=False)
-    for (rank, report), panel in zip(reports.items(), panels.flat, strict=True):
-        _draw_step(panel, rank, report)
+    for (rank, report), panel, later in zip(reports.items(), panels.flat, delays(reports), strict=True):
+        _draw_step(panel, rank, report, later)
     panels.flat[-1].set_xlabel("milliseconds from the first gradient")
     colors = {"forward, backward": _COMPUTING, "gradients": _FILLING, "queued": _QUEUED, "reduction": _REDUCING}
     handles = [Patch(color=color, label=name) for name, color in {**colors, "waiting": _WAITING}.items()]
@@ -43,10 +43,23 @@ def draw(reports: Mapping[str, StepReport], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_step(panel: Any, rank: str, report: StepReport) -> None:
-    step = [(-report.forward, report.forward), (0.0, report.backward)]
-    panel.broken_barh(_scaled(step), (-0.4, 0.8), color=_COMPUTING, edgecolor="white")
-    panel.broken_barh(_scaled([(report.backward, report.waiting)]), (-0.4, 0.8), color=_WAITING)
+def delays(reports: Mapping[str, StepReport]) -> list[float]:
+    """By how many seconds each rank's first gradient came later than the first one's; zeros for steps that have nothing
+    to do with each other.
+    """
+    firsts = [report._begin / 1e9 + report.forward for report in reports.values()]
+    longest = max(report.forward + report.backward + report.waiting for report in reports.values())
+    together = len({report.step for report in reports.values()}) == 1 and max(firsts) - min(firsts) <= longest
+    return [first - min(firsts) if together else 0.0 for first in firsts]
+
+
+def _draw_step(panel: Any, rank: str, report: StepReport, later: float) -> None:
+    def draw_bar(begin: float, end: float, place: int, color: str, **options: str) -> None:
+        panel.broken_barh([(1e3 * (later + begin), 1e3 * (end - begin))], (place - 0.4, 0.8), color=color, **options)
+
+    draw_bar(-report.forward, 0.0, 0, _COMPUTING, edgecolor="white")
+    draw_bar(0.0, report.backward, 0, _COMPUTING, edgecolor="white")
+    draw_bar(report.backward, report.backward + report.waiting, 0, _WAITING)
     for place, bucket in enumerate(report.plan, 1):
         parts = (
             (bucket.first, bucket.full, _FILLING),
@@ -54,8 +67,8 @@ def _draw_step(panel: Any, rank: str, report: StepReport) -> None:
             (bucket.started, bucket.ended, _REDUCING),
         )
         for begin, end, color in parts:
-            panel.broken_barh(_scaled([(begin, end - begin)]), (place - 0.4, 0.8), color=color)
-    panel.axvline(1e3 * report.backward, color=_WAITING, linestyle=":")
+            draw_bar(begin, end, place, color)
+    panel.axvline(1e3 * (later + report.backward), color=_WAITING, linestyle=":")
     names = [f"bucket {i}, {b.bytes / 2**20:.1f} MiB" for i, b in enumerate(report.plan)]
     names = [f"{name}, full by {b.last}" if b.last else name for name, b in zip(names, report.plan, strict=True)]
     count = len(names)
@@ -63,7 +76,3 @@ def _draw_step(panel: Any, rank: str, report: StepReport) -> None:
     panel.invert_yaxis()
     share = f"{1e3 * report.communication:.3g} ms of communication, {report.hidden:.0%} hidden"
     panel.set_title(f"{rank}step {report.step}: {share}", fontsize=10)
-
-
-def _scaled(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(1e3 * begin, 1e3 * length) for begin, length in parts]

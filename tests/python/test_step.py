@@ -85,6 +85,10 @@ def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
             assert ours.bytes == told.bytes
             assert (ours.full, ours.ended) == pytest.approx((told.full, told.ended), abs=1e-5)
     assert len(found) == 2
+    first, second = (report._begin / 1e9 + report.forward for report in reports)
+    later = [max(0, first - second), max(0, second - first)]
+    assert _step_plot.delays(found) == pytest.approx(later, abs=1e-5), "ranks of one host share a clock"
+    assert _step_plot.delays({"": found[next(iter(found))]}) == [0]
     pytest.importorskip("matplotlib")
     _step_plot.draw(found, tmp_path / "trace.png")
     for name in ("step0", "step1", "trace"):

@@ -60,7 +60,7 @@ def _report(step: int, events: list[dict[str, Any]]) -> StepReport:
         plan,
         [],
         "",
-        0,
+        round(1e3 * (forward or backward)["ts"]),
     )
 
 
