@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
-#include <time.h>
 
 #include "muster/base/log.h"
 #include "muster/store/channel.h"
@@ -33,10 +32,10 @@ void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
 // How long a lease may be used by a clock that does not run as ours does.
 Duration with_clocks_apart(Duration lease) { return lease * 5 / 4; }
 
-double cpu_seconds(std::thread::native_handle_type thread) {
-  clockid_t clock;
+// Zero where the thread has not begun, or has ended.
+double seconds_of(std::optional<clockid_t> clock) {
   timespec used{};
-  if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+  if (!clock || clock_gettime(*clock, &used) != 0) return 0;
   return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
 }
 
@@ -78,6 +77,8 @@ ServerLoop::~ServerLoop() { stop(); }
 void ServerLoop::run() {
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), fmt::format("store {}", options_.index).c_str());
+    clockid_t clock;
+    if (pthread_getcpuclockid(pthread_self(), &clock) == 0) clock_ = clock;
     // It is woken when there is anything to do, stopping included.
     const Deadline never = Deadline::never();
     while (!stop_) loop_->run_once(never);
@@ -150,7 +151,7 @@ void ServerLoop::add_to(StoreStat& stat) const {
   stat.bytes_out += counters_.bytes_out;
   stat.messages_in += counters_.messages_in;
   stat.messages_out += counters_.messages_out;
-  stat.cpu_seconds += cpu_seconds(const_cast<std::thread&>(thread_).native_handle());
+  stat.cpu_seconds += seconds_of(clock_);
   ++stat.threads;
 }
 

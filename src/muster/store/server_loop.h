@@ -1,5 +1,7 @@
 #pragma once
 
+#include <time.h>
+
 #include <array>
 #include <atomic>
 #include <deque>
@@ -7,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -127,6 +130,7 @@ class ServerLoop {
   std::mutex mutex_;
   Inbox inbox_;  // guarded by mutex_
   std::atomic<bool> stop_ = false;
+  std::atomic<std::optional<clockid_t>> clock_{};  // of the thread's CPU time, which other threads ask for
   std::thread thread_;
 };
 
