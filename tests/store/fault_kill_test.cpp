@@ -27,7 +27,8 @@ Deadline soon() { return test_deadline(); }
 /// A server in a process of its own.
 class ServerProcess {
  public:
-  explicit ServerProcess(const std::string& upstream = "", std::optional<SessionId> session = {}) {
+  explicit ServerProcess(const std::string& upstream = "", std::optional<SessionId> session = {},
+                         Duration link_grace = 2s) {
     int ends[2];
     EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
     pid_ = fork();
@@ -35,7 +36,7 @@ class ServerProcess {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       StoreServerOptions options;
       options.tiered = true;
-      options.link_grace = 2s;
+      options.link_grace = link_grace;
       options.session = session;
       const TestServer server(upstream, options);
       const std::string words = server.tcp_url() + " " + server.torch_address().to_string() + "\n";
@@ -121,13 +122,21 @@ class Waiting {
   std::vector<std::thread> threads_;
 };
 
-// Until the server has so many waiters. A proxy lets readers of one key share a wait.
-void await_waiters(const std::string& url, uint64_t count) {
+void await_stat(const std::string& url, const std::function<bool(const StoreStat&)>& is_so) {
   const auto store = open_or_fail(url);
   const Deadline deadline = soon();
   Result<StoreStat> stat = store->stat(deadline);
-  while (stat && stat->waiters < count) stat = store->stat(deadline);
+  while (stat && !is_so(*stat)) stat = store->stat(deadline);
   if (!stat) ADD_FAILURE() << stat.error().to_string();
+}
+
+// At least so many: a proxy lets readers of one key share a wait, where they come at one time.
+void await_waiters(const std::string& url, uint64_t count) {
+  await_stat(url, [count](const StoreStat& stat) { return stat.waiters >= count; });
+}
+
+void await_no_waiter(const std::string& url) {
+  await_stat(url, [](const StoreStat& stat) { return stat.waiters == 0; });
 }
 
 TEST(StoreKill, EveryWaitIsToldThatTheServerDied) {
@@ -162,32 +171,22 @@ TEST(StoreKill, AProxysDeathWithdrawsWhatItsClientsWaitedFor) {
   }
   const auto store = open_or_fail(root.url());
   EXPECT_EQ(store->add("still", 1, soon()), 1) << "the root does not mind";
-  const Deadline deadline = soon();
-  Result<StoreStat> stat = store->stat(deadline);
-  while (stat && stat->waiters > 0) {
-    expect_error(store->wait({"nothing"}, Deadline::after(50ms)), ErrorCode::kTimeout);
-    stat = store->stat(deadline);
-  }
-  EXPECT_TRUE(stat.has_value()) << stat.error().to_string();
+  await_no_waiter(root.url());
   expect_error(store->barrier("lonely", 2, Deadline::after(Duration{0})), ErrorCode::kTimeout);  // nobody is there
 }
 
 TEST(StoreKill, WhoSaysThatAProxyDiedSparesTheRootTheWait) {
-  StoreServerOptions options;
-  options.link_grace = std::chrono::hours(1);
-  const TestServer root("", options);
+  const ServerProcess root("", {}, std::chrono::hours(1));
   const SessionId session = fresh_session_id();
-  ServerProcess proxy(root.tcp_url(), session);
+  ServerProcess proxy(root.url(), session);
   Waiting waiting(proxy.url());
-  await_waiters(root.tcp_url(), 3);
+  await_waiters(root.url(), 3);
   proxy.end();
-  EXPECT_OK(close_session(root.tcp_url(), {test_secret(), nullptr}, session, soon()));
+  EXPECT_OK(close_session(root.url(), {test_secret(), nullptr}, session, soon()));
   for (const Result<>& outcome : waiting.outcomes()) {
     expect_error(outcome, ErrorCode::kPeerLost, address_in(proxy.url()));
   }
-  const Deadline deadline = soon();
-  while (root.server->stat().waiters > 0 && !deadline.passed()) std::this_thread::yield();
-  EXPECT_EQ(root.server->stat().waiters, 0U);
+  await_no_waiter(root.url());
 }
 
 // Adds one to its own counter until it is told that the server is gone; how many were confirmed.
