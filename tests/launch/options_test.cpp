@@ -190,6 +190,7 @@ TEST(RunOptions, ASwitchMayBeGivenAsATruthValue) {
 
 TEST(RunOptions, AMisspeltOptionIsGuessed) {
   EXPECT_THAT(refused({"--nnode=2", "a.py"}), HasSubstr("did you mean --nnodes"));
+  EXPECT_THAT(refused({"-np", "2", "a.py"}), HasSubstr("did you mean --nproc-per-node"));
   EXPECT_THAT(refused({"--max_restart=2", "a.py"}), HasSubstr("did you mean --max-restarts"));
   EXPECT_THAT(refused({"--rdzv-endpiont=h", "a.py"}), HasSubstr("did you mean --rdzv-endpoint"));
   EXPECT_EQ(refused({"-z", "a.py"}), "unknown option -z");

@@ -348,8 +348,24 @@ def test_the_help_and_the_version(muster: str) -> None:
     assert re.fullmatch(r"muster \d+\.\d+\.\d+\n", said("--version"))
     assert "muster run" in said("--help") == said()
     assert "--nproc-per-node" in said("help", "run") == said("run", "--help")
-    done = subprocess.run([muster, "dance"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "dance" in done.stderr
+    assert "--idle SECONDS=1800 " in said("help", "warm") == said("warm", "--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["dance"], "there is no command 'dance' ("),
+        (["rum"], "did you mean run "),
+        (["train.py", "--steps", "3"], "did you mean `muster run train.py --steps 3`"),
+        (["explain"], "muster: explain: COLLECTIVE is required (`muster explain --help`"),
+        (["status", "--jsn"], "muster: status: The following argument was not expected: --jsn"),
+    ],
+)
+def test_words_that_are_no_command_line_are_answered_with_what_may_be_meant(
+    muster: str, words: list[str], answer: str
+) -> None:
+    done = subprocess.run([muster, *words], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and answer in done.stderr
 
 
 def test_python_commands_go_to_python(muster: str, tmp_path: Path) -> None:

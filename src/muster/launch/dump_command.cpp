@@ -16,6 +16,7 @@
 
 #include "muster/group/recorder_reading.h"
 #include "muster/group/report.h"
+#include "muster/launch/command_line.h"
 #include "muster/launch/python_module.h"
 
 namespace muster {
@@ -138,19 +139,14 @@ bool collect(const char* command, const std::vector<pid_t>& pids, Recordings& fo
   return true;
 }
 
-int none_found(const char* command) {
-  return std::fprintf(stderr, "muster: %s: no process of this user on this host has a group of muster's\n", command), 1;
+void add_choice(CLI::App& app, std::vector<pid_t>& pids, std::string& run_id) {
+  app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups")
+      ->type_name("");
+  app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host")->type_name("NAME");
 }
 
-/// 0 to go on, else the status with which to end, plus one.
-int parse(CLI::App& app, const std::vector<std::string>& words) {
-  try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());
-    app.parse(reversed);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    return (app.exit(error) == 0 ? 0 : 2) + 1;
-  }
+int none_found(const char* command) {
+  return std::fprintf(stderr, "muster: %s: no process of this user on this host has a group of muster's\n", command), 1;
 }
 
 /// Python draws it, from a file without a name that it inherits.
@@ -171,11 +167,10 @@ int dump_command(const std::string&, const std::vector<std::string>& words) {
   size_t last = kShown;
   CLI::App app("What the groups of running ranks did last, and what they wait for; they may hang or be stopped.",
                "muster dump");
-  app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups");
-  app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host");
-  app.add_option("--last,-n", last, "so many operations of each group")->capture_default_str();
+  add_choice(app, pids, run_id);
+  app.add_option("--last,-n", last, "so many operations of each group")->type_name("N")->capture_default_str();
   app.add_flag("--json", as_json, "one JSON array, with all operations unless --last is given");
-  if (const int end = parse(app, words); end != 0) return end - 1;
+  if (const auto end = parse_command_line(app, words)) return *end;
   Recordings chosen;
   if (pids.empty()) chosen = of_all(run_id);
   if (!collect("dump", pids, chosen)) return 1;
@@ -195,11 +190,11 @@ int trace_command(const std::string& own_path, const std::vector<std::string>& w
       "The last operations of running ranks as a trace, for https://ui.perfetto.dev or chrome://tracing; or a picture "
       "of the last step of each rank that trains under muster.nn.DistributedDataParallel.",
       "muster trace");
-  app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups");
-  app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host");
+  add_choice(app, pids, run_id);
   app.add_option("-o,--output", path, "the file to write: the trace, or the picture if it ends in .png")
+      ->type_name("FILE")
       ->capture_default_str();
-  if (const int end = parse(app, words); end != 0) return end - 1;
+  if (const auto end = parse_command_line(app, words)) return *end;
   Recordings chosen;
   if (pids.empty()) chosen = of_all(run_id);
   if (!collect("trace", pids, chosen)) return 1;
@@ -208,7 +203,7 @@ int trace_command(const std::string& own_path, const std::vector<std::string>& w
   std::ofstream file(path, std::ios::trunc);
   file << to_trace(chosen) << std::flush;
   if (!file) return std::fprintf(stderr, "muster: trace: cannot write %s\n", path.c_str()), 1;
-  std::printf("%s: %zu recordings\n", path.c_str(), chosen.size());
+  std::printf("%s: %zu recording%s\n", path.c_str(), chosen.size(), chosen.size() == 1 ? "" : "s");
   return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "muster/collective/explain.h"
+#include "muster/launch/command_line.h"
 #include "muster/launch/failure.h"
 
 namespace muster {
@@ -14,21 +15,20 @@ int explain_command(const std::string&, const std::vector<std::string>& words) {
   bool all = false;
   CLI::App app("How a collective would run over links: candidates, predicted times, the choice, its steps.",
                "muster explain");
-  app.add_option("COLLECTIVE", collective, "all_reduce, broadcast, ...")->required();
+  app.add_option("COLLECTIVE", collective, "all_reduce, broadcast, ...")->type_name("")->required();
   app.add_option("--bytes", question.bytes, "of the tensor, or of all ranks' blocks together: 4096, 64Ki, 1Mi")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
-  app.add_option("--ranks,-n", question.ranks, "how many ranks take part");
-  app.add_option("--nodes,-N", question.nodes, "over how many nodes they are spread");
-  app.add_option("--rank", question.rank, "whose steps are shown");
-  app.add_option("--root", question.root, "of a collective that has one");
-  app.add_option("--links", question.kind, "tcp, unix or shm");
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false).description(""))
+      ->type_name("SIZE")
+      ->default_str("1Mi");
+  app.add_option("--ranks,-n", question.ranks, "how many ranks take part")->type_name("N")->capture_default_str();
+  app.add_option("--nodes,-N", question.nodes, "over how many nodes they are spread")
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--rank", question.rank, "whose steps are shown")->type_name("RANK")->capture_default_str();
+  app.add_option("--root", question.root, "of a collective that has one")->type_name("RANK")->capture_default_str();
+  app.add_option("--links", question.kind, "what joins the ranks")->type_name("tcp|unix|shm")->capture_default_str();
   app.add_flag("--all", all, "every step, however many there are");
-  try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const auto end = parse_command_line(app, words)) return *end;
   if (all) question.most_steps = SIZE_MAX;
   const auto answer = [&]() -> Result<std::string> {
     MUSTER_ASSIGN(question.collective, collective_named(collective));

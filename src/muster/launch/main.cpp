@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/launch/command.h"
+#include "muster/launch/command_line.h"
 #include "muster/launch/completion.h"
 #include "muster/launch/dump_command.h"
 #include "muster/launch/explain_command.h"
@@ -45,7 +46,7 @@ constexpr Command kCommands[] = {
     {"warm", "[status|stop]", "keep torch imported between runs, so that they start at once", warm_command},
     {"status", "[--watch] [--json] [RUN_ID]", "show the jobs that run here: nodes, workers, restarts", status_command},
     {"dump", "[PID...]", "show what running ranks did last and what they wait for", dump_command},
-    {"trace", "[-o FILE] [PID...]", "write the last operations of running ranks as a trace, or draw their last step",
+    {"trace", "[-o FILE] [PID...]", "trace the last operations of running ranks, or draw their last step",
      trace_command},
     {"store", "COMMAND [arguments]", "serve a store, or look into one: get, set, ls, watch, stat", store_command},
     {"explain", "COLLECTIVE [options]", "show which algorithm a collective takes, how long, and its steps",
@@ -70,24 +71,38 @@ int complete(const std::string&, const Words& words) {
   return std::fputs(script->c_str(), stdout) < 0;
 }
 
-int help(const Words& about) {
-  if (!about.empty() && about.front() == "run") return std::fputs(run_help().c_str(), stdout) < 0;
+int help(const std::string& own_path, const Words& about) {
+  for (const auto& command : kCommands)
+    if (!about.empty() && about.front() == command.name) return command.run(own_path, {"--help"});
   std::puts("muster: distributed training for PyTorch\n");
   for (const auto& command : kCommands) {
     const std::string line = std::string("muster ") + command.name + " " + command.words;
     std::printf("  %-44s %s\n", line.c_str(), command.summary);
   }
-  std::printf("  %-44s %s\n", "muster help run", "the options of `muster run`");
+  std::printf("  %-44s %s\n", "muster help COMMAND", "its options");
   return 0;
+}
+
+/// What the user who gave a command that there is not may have wanted to type.
+std::string meant_by(const std::string& name, const Words& words) {
+  if (name.ends_with(".py") || name.starts_with("--nproc")) {
+    std::string line = "; did you mean `muster run";
+    for (const auto& word : words) line += " " + word;
+    return line + "`";
+  }
+  Words names;
+  for (const auto& command : kCommands) names.emplace_back(command.name);
+  const std::string nearest = nearest_word(name, names);
+  return nearest.empty() ? "" : "; did you mean " + nearest;
 }
 
 int dispatch(const std::string& own_path, const Words& words) {
   const std::string name = words.empty() ? "--help" : words.front();
   const Words rest(words.begin() + (words.empty() ? 0 : 1), words.end());
-  if (name == "--help" || name == "-h" || name == "help") return help(rest);
+  if (name == "--help" || name == "-h" || name == "help") return help(own_path, rest);
   for (const auto& command : kCommands)
     if (name == command.name) return command.run(own_path, rest);
-  return complain("there is no command '" + name + "' (`muster --help` lists them)", 2);
+  return complain("there is no command '" + name + "'" + meant_by(name, words) + " (`muster --help` lists them)", 2);
 }
 
 // A descriptor opened later must never land on 0, 1 or 2.

@@ -4,11 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <numeric>
+#include <iterator>
 #include <optional>
 #include <set>
 
 #include "muster/launch/cluster.h"
+#include "muster/launch/command_line.h"
 #include "muster/launch/options_values.h"
 
 namespace muster {
@@ -41,33 +42,13 @@ const OptionRow* find_row(const std::string& name) {
   return nullptr;
 }
 
-// How many letters to add, drop or replace to make one word of the other (Levenshtein's distance, row by row).
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0U);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row.back();
-}
-
 tl::unexpected<Error> unknown_option(const std::string& name) {
-  constexpr size_t kFar = 3;  // letters: further apart is another word
-  std::string beginnings, nearest;
-  size_t least = kFar + 1;
-  for (const auto& row : option_table()) {
-    const std::string known = row.name();
-    if (name.size() > 4 && known.starts_with(name)) beginnings += (beginnings.empty() ? "" : " or ") + known;
-    const size_t apart = distance(name, known);
-    if (apart < least && apart < name.size() / 2) least = apart, nearest = known;
-  }
-  const std::string& meant = beginnings.empty() ? nearest : beginnings;
+  std::vector<std::string> names, beginnings;
+  for (const auto& row : option_table()) names.push_back(row.name());
+  std::copy_if(names.begin(), names.end(), std::back_inserter(beginnings),
+               [&](const std::string& known) { return name.size() > 4 && known.starts_with(name); });
+  std::string meant = beginnings.empty() ? nearest_word(name, names) : fmt::format("{}", fmt::join(beginnings, " or "));
+  if (name == "-n" || name == "-np") meant = "--nproc-per-node";  // as mpirun calls it
   return bad_option(fmt::format("unknown option {}{}{}", name, meant.empty() ? "" : "; did you mean ", meant));
 }
 

@@ -12,6 +12,7 @@
 #include <optional>
 #include <thread>
 
+#include "muster/launch/command_line.h"
 #include "muster/launch/failure.h"
 #include "muster/launch/rendezvous_messages.h"
 #include "muster/launch/status.h"
@@ -145,13 +146,8 @@ int status_command(const std::string&, const std::vector<std::string>& words) {
   CLI::App app("The jobs that this user's `muster run` take part in on this host.", "muster status");
   app.add_flag("--watch,-w", watch, "again every second, until interrupted or the jobs have ended");
   app.add_flag("--json", as_json, "one JSON array, with --watch one a line");
-  app.add_option("RUN_ID", run_id, "only the job of this --rdzv-id");
-  try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  app.add_option("RUN_ID", run_id, "only the job of this --rdzv-id")->type_name("");
+  if (const auto end = parse_command_line(app, words)) return *end;
   const auto folder = user_folder(current_environment());
   if (!folder) return complain("status", folder.error().message, 1);
   while (true) {

@@ -12,6 +12,7 @@
 #include <map>
 #include <optional>
 
+#include "muster/launch/command_line.h"
 #include "muster/launch/options_values.h"
 #include "muster/launch/store_serve.h"
 #include "muster/launch/store_show.h"
@@ -46,7 +47,9 @@ Result<std::unique_ptr<Store>> open(const StoreWords& words, const Deadline& dea
   MUSTER_ASSIGN(const Bytes key, secret(words));
   if (!words.store.empty()) return open_store(words.store, key, deadline);
   if (std::getenv("MUSTER_STORE") != nullptr) return store_from_environment(deadline);
-  return open_store(std::string("tcp://") + kDefaultListen, key, deadline);
+  auto found = open_store(std::string("tcp://") + kDefaultListen, key, deadline);
+  if (!found) found.error().message += "; --store URL names another, and `muster store serve` serves one there";
+  return found;
 }
 
 Result<> write_out(std::string_view text) {
@@ -172,12 +175,14 @@ struct Line {
   Line() {
     app.require_subcommand(0, 1);
     app.fallthrough();
-    app.add_option("--store", words.store,
-                   "URL of the store; by default the job's (MUSTER_STORE), or tcp://127.0.0.1:29400");
-    app.add_option("--secret-file", words.secret_file, "file with the secret in hex; by default MUSTER_SECRET");
-    app.add_option("--timeout", words.timeout, "seconds to wait for the store, and for what it waits for")
-        ->capture_default_str()
-        ->check(CLI::NonNegativeNumber);
+    app.add_option("--store", words.store, "the store; by default the job's (MUSTER_STORE), or tcp://127.0.0.1:29400")
+        ->type_name("URL");
+    app.add_option("--secret-file", words.secret_file, "holds the secret in hex; by default MUSTER_SECRET")
+        ->type_name("FILE");
+    app.add_option("--timeout", words.timeout, "to wait for the store, and for what it waits for")
+        ->check(CLI::NonNegativeNumber.description(""))
+        ->type_name("SECONDS")
+        ->capture_default_str();
     add_serve();
     auto* get_command = add("get", "print the value of a key, as it is", get);
     get_command->add_flag("--wait", words.wait, "wait until the key exists");
@@ -258,15 +263,7 @@ Result<> run(Line& line) {
 
 int store_command(const std::string&, const std::vector<std::string>& words) {
   Line line;
-  try {
-    line.app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(line.app.help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "muster: store: %s (`muster store --help` says what there is)\n", error.what());
-    return 2;
-  }
+  if (const auto end = parse_command_line(line.app, words)) return *end;
   if (line.app.get_subcommands().empty()) {
     std::fputs("muster: store: say what to do: serve, get, set, ls, watch, stat, ... (`muster store --help`)\n",
                stderr);

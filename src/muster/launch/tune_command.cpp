@@ -11,6 +11,7 @@
 #include "muster/collective/reduce.h"
 #include "muster/collective/tuning.h"
 #include "muster/group/group.h"
+#include "muster/launch/command_line.h"
 #include "muster/launch/failure.h"
 
 namespace muster {
@@ -124,12 +125,7 @@ int tune_command(const std::string&, const std::vector<std::string>& words) {
   bool only_show = false;
   CLI::App app("Measures this machine once, so that groups choose the fastest algorithms.", "muster tune");
   app.add_flag("--show", only_show, "print what is kept; measure nothing");
-  try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const auto end = parse_command_line(app, words)) return *end;
   if (only_show) {
     const auto tuning = load_tuning();
     if (!tuning) return complain("tune", tuning.error().message, 1);

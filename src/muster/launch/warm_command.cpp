@@ -14,6 +14,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/launch/command.h"
+#include "muster/launch/command_line.h"
 #include "muster/launch/failure.h"
 #include "muster/launch/user_folder.h"
 #include "muster/launch/warm.h"
@@ -137,22 +138,17 @@ int warm_command(const std::string& own_path, const std::vector<std::string>& wo
   WarmOptions options;
   CLI::App app("Keeps a Python with torch imported between runs, so that the next `muster run` starts at once.",
                "muster warm");
-  app.add_option("action", options.action, "start, status or stop")->check(CLI::IsMember({"start", "status", "stop"}));
+  app.add_option("ACTION", options.action, "what to do; start where nothing is said")
+      ->check(CLI::IsMember({"start", "status", "stop"}).description(""))
+      ->type_name("start|status|stop");
   app.add_option("--preload", options.preload, "modules to import besides torch")
       ->delimiter(',')
       ->type_name("MODULE,...");
   app.add_option("--idle", options.idle, "how long it waits for a run before it ends")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.1, 1e7))
+      ->check(CLI::Range(0.1, 1e7).description(""))
       ->capture_default_str();
-  try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp&) {
-    return std::fputs(app.help().c_str(), stdout) < 0;
-  } catch (const CLI::ParseError& error) {
-    return complain("warm", error.what(), 2);
-  }
+  if (const auto end = parse_command_line(app, words)) return *end;
   if (options.action == "start") return start(own_path, options);
   return show(options.action == "stop");
 }
