@@ -82,12 +82,20 @@ TEST(RankList, IsShort) {
 
 TEST(FailureReport, NamesTheRankItsTracebackAndTheOthers) {
   const WorkerExit exit{2, "b", 812, 1, 0};
-  const std::string report = failure_report(exit, kTraceback, {{"running", {0, 3}}, {"exited with status 0", {1}}});
+  const std::string report =
+      failure_report(exit, kTraceback, "noise", {{"running", {0, 3}}, {"exited with status 0", {1}}});
   EXPECT_THAT(report, StartsWith("rank 2 (host b, pid 812) exited with status 1"));
   EXPECT_THAT(report, HasSubstr("\n    ValueError: boom"));
-  EXPECT_THAT(report, HasSubstr("0, 3 running"));
-  EXPECT_THAT(report, HasSubstr("1 exited with status 0; "));
-  EXPECT_THAT(failure_report(exit, "", {}), Not(HasSubstr("traceback")));
+  EXPECT_THAT(report, HasSubstr("ranks 0, 3 running"));
+  EXPECT_THAT(report, HasSubstr("rank 1 exited with status 0; "));
+  EXPECT_THAT(report, Not(HasSubstr("noise")));
+  EXPECT_EQ(failure_report(exit, "", "", {}), "rank 2 (host b, pid 812) exited with status 1");
+}
+
+TEST(FailureReport, ShowsWhatARankWithoutATracebackWroteLast) {
+  EXPECT_THAT(failure_report({2, "b", 812, 1, 0}, "", "one\n  x = (\n      ^\nSyntaxError: '(' was never closed\n", {}),
+              EndsWith("exited with status 1; it wrote last:\n    one\n      x = (\n          ^\n"
+                       "    SyntaxError: '(' was never closed"));
 }
 
 TEST(ExitStatus, IsTheShellsForWhatCannotRun) {

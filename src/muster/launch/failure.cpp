@@ -17,6 +17,7 @@ namespace muster {
 namespace {
 
 constexpr int kTracebackLines = 40;
+constexpr int kOwnLines = 6;        // of the stderr of a rank that failed without a traceback
 constexpr int kLastLines = 2;       // of a rank's stderr; of its stdout one
 constexpr size_t kLastRanks = 4;    // that are shown
 constexpr size_t kLastWidth = 400;  // bytes of each
@@ -69,6 +70,10 @@ std::string without_prefix(std::string_view text, std::string_view prefix) {
     text.remove_prefix(end);
   }
   return out;
+}
+
+std::string name_of_ranks(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + rank_list(ranks);
 }
 
 // What torch's @record writes.
@@ -180,19 +185,22 @@ std::string last_words(const std::vector<LastWords>& others) {
     by_text[text].push_back(other.rank);
   }
   std::string report = by_text.empty() ? "" : "\n  what other ranks wrote last:";
-  for (const auto& [text, ranks] : by_text)
-    report += fmt::format("\n   {} {}:{}", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), indented(text));
+  for (const auto& [text, ranks] : by_text) report += fmt::format("\n   {}:{}", name_of_ranks(ranks), indented(text));
   return report;
 }
 
-std::string failure_report(const WorkerExit& first, std::string_view traceback,
+std::string failure_report(const WorkerExit& first, std::string_view traceback, std::string_view err,
                            const std::map<std::string, std::vector<int>>& others) {
   std::string report =
       fmt::format("rank {} (host {}, pid {}) {}", first.rank, first.host, first.pid, first.to_string());
-  if (!traceback.empty()) report += "; its last traceback:" + indented(traceback);
+  if (!traceback.empty()) {
+    report += "; its last traceback:" + indented(traceback);
+  } else if (!err.empty()) {
+    report += "; it wrote last:" + indented(last_lines(err, kOwnLines));
+  }
   std::string_view before = "\n  the other ranks at that moment: ";
   for (const auto& [state, ranks] : others) {
-    report += fmt::format("{}{} {}", before, rank_list(ranks), state);
+    report += fmt::format("{}{} {}", before, name_of_ranks(ranks), state);
     before = "; ";
   }
   return report;

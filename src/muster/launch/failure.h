@@ -48,9 +48,9 @@ void publish_error_file(const std::string& path, const std::string& from, int st
 /// "0-2, 5". The ranks must be in order.
 std::string rank_list(const std::vector<int>& ranks);
 
-/// The report of the failure that ended the job: one sentence, the traceback, and how the other ranks of the node were
-/// then: from a state ("running", "exited with status 0") to the ranks in it.
-std::string failure_report(const WorkerExit& first, std::string_view traceback,
+/// The report of the failure that ended the job: one sentence, the traceback, or without one the last lines of `err`,
+/// and how the other ranks of the node were then: from a state ("running", "exited with status 0") to the ranks in it.
+std::string failure_report(const WorkerExit& first, std::string_view traceback, std::string_view err,
                            const std::map<std::string, std::vector<int>>& others);
 
 /// The end of what a worker wrote.

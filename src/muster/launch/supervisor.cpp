@@ -155,7 +155,7 @@ void Supervisor::report_failure(const Slot& slot) {
   const WorkerExit exit = *slot.exit;
   if (!slot.error_file.empty()) write_error_file(slot.error_file, exit, traceback);
   stop();
-  events_.failed(exit, failure_report(exit, traceback, others) + last_words(words));
+  events_.failed(exit, failure_report(exit, traceback, slot.err->tail(), others) + last_words(words));
 }
 
 void Supervisor::finish_when_all_well() {
