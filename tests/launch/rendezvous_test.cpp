@@ -162,10 +162,10 @@ TEST_F(Rendezvouses, WhoWaitsIsToldWhoIsMissing) {
   join("d", 3);
   const auto news = wait_alive(4s, {"a", "d"});
   ASSERT_THAT(news, Are(Kind::kProgress));
-  EXPECT_EQ(news.front().text, "2 of 5 nodes; missing: 1, 2, 4");
+  EXPECT_EQ(news.front().text, "2 of 5 nodes are here; missing: 1, 2, 4");
   const auto end = wait_alive(100s, {"a", "d"});
   ASSERT_EQ(end.back().kind, Kind::kOutcome);
-  EXPECT_THAT(end.back().outcome.report, HasSubstr("of 5 nodes nodes 1, 2, 4 did not come within 100 s"));
+  EXPECT_THAT(end.back().outcome.report, HasSubstr("of 5 nodes, nodes 1, 2, 4 did not come within 100 s"));
 }
 
 TEST_F(Rendezvouses, TheJobEndsWellWhenTheLastNodeDoes) {

@@ -78,7 +78,7 @@ def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place:
     second.expect("exited with status 3")
     os.kill(second.agent(), signal.SIGKILL)
     assert first.finish() == 1
-    assert "of 2 nodes node 1 did not come within 1 s" in first.err, first.err
+    assert "of 2 nodes, node 1 did not come within 1 s" in first.err, first.err
     second.finish()
     for job in (first, second):
         assert job.left_behind() == []

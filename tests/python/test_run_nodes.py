@@ -236,7 +236,7 @@ def test_nodes_that_disagree_about_their_number_are_refused(node: Node) -> None:
 def test_nodes_that_do_not_come_are_named(node: Node) -> None:
     first = node(0, "--timeout=1", nnodes=3)
     assert first.finish() == 1
-    assert "of 3 nodes nodes 1, 2 did not come" in first.err
+    assert "of 3 nodes, nodes 1, 2 did not come" in first.err
 
 
 def test_a_root_that_does_not_come_is_named(node: Node) -> None:

@@ -14,6 +14,7 @@ namespace {
 constexpr size_t kMaxNamed = 16;                          // of the nodes that are missing
 constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
 constexpr Duration kProgressInterval = std::chrono::seconds(3);
+constexpr Duration kProgressRepeat = std::chrono::seconds(30);  // of what has not changed
 
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -204,6 +205,7 @@ void JobRendezvous::gather(TimePoint now) {
   membership_changed_ = false;
   gather_deadline_ = now + options_.join_timeout;
   next_progress_ = now + kProgressInterval;
+  told_progress_.clear();
 }
 
 void JobRendezvous::start_when_complete(TimePoint now) {
@@ -292,7 +294,11 @@ std::vector<News> JobRendezvous::tick(TimePoint now) {
   }
   if (phase_ == Phase::kGathering && now >= next_progress_) {
     next_progress_ = now + kProgressInterval;
-    tell({News::Kind::kProgress, generation_, "", progress()});
+    if (std::string text = progress(); text != told_progress_ || now >= repeat_progress_) {
+      repeat_progress_ = now + kProgressRepeat;
+      told_progress_ = text;
+      tell({News::Kind::kProgress, generation_, "", std::move(text)});
+    }
   }
   return std::exchange(news_, {});
 }
@@ -345,7 +351,7 @@ std::string JobRendezvous::progress() const {
   const int there = eligible();
   if (elastic() && there >= options_.min_nodes)
     return fmt::format("{} nodes of at most {}; waiting a moment for more", there, options_.max_nodes);
-  std::string text = fmt::format("{} of {}{} nodes", there, elastic() ? "at least " : "", options_.min_nodes);
+  std::string text = fmt::format("{} of {}{} nodes are here", there, elastic() ? "at least " : "", options_.min_nodes);
   if (const auto missing = missing_ranks(); !elastic() && !missing.empty()) {
     text += "; missing: " + rank_list(missing);
     if (missing.size() == kMaxNamed) text += ", ...";
@@ -362,7 +368,7 @@ void JobRendezvous::give_up_gathering() {
   } else if (missing.empty()) {
     what = fmt::format("of {} nodes only {} came", options_.max_nodes, eligible());
   } else {
-    what = fmt::format("of {} nodes {} {} did not come", options_.max_nodes, missing.size() == 1 ? "node" : "nodes",
+    what = fmt::format("of {} nodes, {} {} did not come", options_.max_nodes, missing.size() == 1 ? "node" : "nodes",
                        rank_list(missing));
   }
   finish({1, fmt::format("{} within {:g} s; start `muster run` there, or give a longer --timeout", what,

@@ -56,7 +56,7 @@ class JobRendezvous {
     TimePoint heard;
   };
   std::vector<NodeView> nodes() const;
-  /// "61 of 64 nodes; missing: 7, 12, 40".
+  /// "61 of 64 nodes are here; missing: 7, 12, 40".
   std::string progress() const;
 
  private:
@@ -114,7 +114,8 @@ class JobRendezvous {
   Outcome failure_;     // why the generation stops, if that is a failure
   bool membership_changed_ = false;
   Outcome outcome_;
-  TimePoint gather_deadline_, next_progress_, last_scan_, stop_deadline_;
+  TimePoint gather_deadline_, next_progress_, repeat_progress_, last_scan_, stop_deadline_;
+  std::string told_progress_;
   TimePoint last_call_{INT64_MAX};
   std::vector<News> news_;
   std::vector<std::pair<std::string, Assignment>> places_;
