@@ -423,7 +423,6 @@ void Agent::settle(Outcome outcome) {
   if (outcome_) return;
   outcome_ = std::move(outcome);
   cancelled_ = true;
-  if (events_) events_->record("run_ended", {{"status", outcome_->status}, {"report", outcome_->report}});
   say(outcome_->report);
   if (outcome_->status != 0 && running_) supervisor_->stop();
 }
@@ -473,6 +472,7 @@ int Agent::run() {
     return finished();
   };
   (void)loop_.run_until(over, Deadline::never());
+  if (events_) events_->record("run_ended", {{"status", outcome_->status}, {"report", outcome_->report}});
   console_.flush(kFlushTime);
   leave_error_file();
   supervisor_.reset();  // signals have their usual effect again
