@@ -51,7 +51,8 @@ Result<> check_script(const std::string& path) {
 Result<std::string> find_program(const std::string& word, const Environment& environment) {
   if (word.find('/') == std::string::npos) {
     if (auto found = search_path(word, environment)) return *found;
-    return fail(ErrorCode::kNotFound, "cannot start '" + word + "': there is no such program on PATH");
+    const std::string hint = is_file(word) ? "; './" + word + "' is the one of this folder" : "";
+    return fail(ErrorCode::kNotFound, "cannot start '" + word + "': there is no such program on PATH" + hint);
   }
   struct stat info {};
   if (::stat(word.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + word + "': no such file");

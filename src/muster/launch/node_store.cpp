@@ -292,8 +292,10 @@ void NodeStore::give_up_root(const std::string& run_id, const Deadline& deadline
 Result<> NodeStore::open_generation(int generation, uint16_t port) {
   const auto loopback = [](uint16_t number) { return Address::parse("127.0.0.1:0")->with_port(number); };
   if (torch_port != 0) server->remove_torch_listener(loopback(torch_port));
-  MUSTER_ASSIGN(const Address bound, server->add_torch_listener(loopback(port), generation_prefix(generation)));
-  torch_port = bound.port();
+  auto bound = server->add_torch_listener(loopback(port), generation_prefix(generation));
+  if (!bound && port != 0) bound.error().message += "; without --master-port any free port is taken";
+  if (!bound) return tl::unexpected(bound.error());
+  torch_port = bound->port();
   return {};
 }
 
