@@ -179,8 +179,8 @@ compdef _muster muster
 }
 
 std::string fish_quote(std::string text) {
-  for (size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 2) text.insert(at, "\\");
-  return "'" + text + "'";
+  for (size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 2) text.insert(at, 1, '\\');
+  return fmt::format("'{}'", text);
 }
 
 std::string fish_subcommands(const CommandWords& command) {

@@ -27,7 +27,7 @@ std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnviron
     WorkerSpec spec{job.placement.first_rank + local, with_local_rank(command, local),
                     worker_environment(job, local, base)};
     // Workers write to pipes: this tells them whether a terminal shows what they write, and so whether to draw a bar.
-    spec.environment["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? "1" : "0";
+    spec.environment["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? '1' : '0';
     // A background process group may not read the terminal; a file or a pipe goes to rank 0.
     spec.keeps_stdin = spec.rank == 0 && !options.until_stdin_ends && ::isatty(STDIN_FILENO) == 0;
     if (!cpus.empty()) spec.cpus = cpus[static_cast<size_t>(local)];
