@@ -50,7 +50,7 @@ def test_a_damaged_record_is_named_and_guesses_stand_in(muster: str, cache: Path
 
 def test_explain_prints_the_candidates_the_choice_and_its_steps(muster: str, cache: Path) -> None:
     said = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--all").stdout
-    assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node(s), links: tcp; costs of this machine: guessed")
+    assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node, links: tcp; costs of this machine: guessed")
     times = {name: float(time) for name, time in re.findall(r"^\W+(\w+) +([\d.]+) ms$", said, re.MULTILINE)}
     assert times.keys() == {"recursive_doubling", "halving_doubling", "double_tree", "ring"}
     (chosen,) = re.findall(CHOSEN, said, re.MULTILINE)

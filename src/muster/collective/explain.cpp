@@ -106,9 +106,9 @@ Result<std::string> explain(const Question& question, const Tuning& tuning) {
   Problem problem = levels ? between_nodes(question) : flat(question);
   tuning.apply(problem, question.kind, locals);
   std::string text =
-      fmt::format("{} of {} on {} ranks, {} node(s), links: {}; costs of this machine: {}\n", name(question.collective),
-                  readable_bytes(question.bytes), question.ranks, question.nodes, question.kind,
-                  tuning.machine.measured ? "measured" : "guessed (`muster tune` measures them)");
+      fmt::format("{} of {} on {} ranks, {} node{}, links: {}; costs of this machine: {}\n", name(question.collective),
+                  readable_bytes(question.bytes), question.ranks, question.nodes, question.nodes == 1 ? "" : "s",
+                  question.kind, tuning.machine.measured ? "measured" : "guessed (`muster tune` measures them)");
   if (levels) {
     text += fmt::format(
         "in two levels: within a node through shared memory; between the nodes each of the {} ranks of a node\n"

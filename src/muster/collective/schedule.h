@@ -35,8 +35,8 @@ struct Step {
   Rank peer = kNoRank;
   Range from, to;
   Range with;  ///< reductions: the operand that was here already
-  bool from_first =
-      false;  ///< reductions: `from` op `with` rather than `with` op `from`; all ranks must agree bit by bit
+  /// Reductions: `from` op `with` rather than `with` op `from`; all ranks must agree bit by bit.
+  bool from_first = false;
   uint32_t after = kNone;
   uint32_t and_after = kNone;
 };
