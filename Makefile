@@ -38,7 +38,7 @@ lint: setup
 
 test: lint build
 	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 1))
-	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest -n $$(($(JOBS) + 1)) --dist loadfile $(PYTEST)
 
 bench: build
 	@mkdir -p out
