@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "muster/base/check.h"
@@ -50,6 +51,9 @@ int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) 
 }  // namespace
 
 struct Loop::Impl {
+  /// Whose turn this thread is in: what it posts there needs no wake-up.
+  static thread_local Impl* turning;
+
   struct Watch {
     uint32_t generation = 0;
     uint32_t events = 0;
@@ -86,6 +90,8 @@ struct Loop::Impl {
   std::vector<Task> tasks;             // guarded by mutex
   std::atomic<bool> has_tasks{false};  // so that a turn without any takes no lock
 };
+
+thread_local Loop::Impl* Loop::Impl::turning = nullptr;
 
 Loop::Impl::Watch* Loop::Impl::find(int fd) {
   if (fd < 0 || static_cast<size_t>(fd) >= watches.size() || !watches[fd].handler) return nullptr;
@@ -269,7 +275,7 @@ void Loop::post(std::function<void()> task) {
     impl_->tasks.push_back(std::move(task));
     impl_->has_tasks.store(true, std::memory_order_release);
   }
-  impl_->wake();
+  if (Impl::turning != impl_.get()) impl_->wake();
 }
 
 void Loop::wake() { impl_->wake(); }
@@ -283,15 +289,18 @@ Loop::PollerId Loop::add_poller(std::function<bool()> poller) {
 void Loop::remove_poller(PollerId poller) { impl_->pollers.erase(poller); }
 
 bool Loop::run_once(const Deadline& deadline) {
+  Impl* const outer = std::exchange(Impl::turning, impl_.get());
   bool ran = false;
   impl_->woken = false;
   do {
     ran |= impl_->run_pollers();
     ran |= impl_->run_tasks();
     ran |= impl_->run_timers();
-    ran |= impl_->run_events(ran ? Duration::zero() : impl_->longest_wait(deadline.left()));
-    if (impl_->woken) ran |= impl_->run_tasks();
+    const bool more = ran || impl_->has_tasks.load(std::memory_order_relaxed);
+    ran |= impl_->run_events(more ? Duration::zero() : impl_->longest_wait(deadline.left()));
+    ran |= impl_->run_tasks();
   } while (!ran && !impl_->woken && !deadline.passed());
+  Impl::turning = outer;
   return ran;
 }
 
