@@ -163,6 +163,35 @@ TEST(ProxyLink, GivesSignsOfLifeAsOftenAsTheServerWantsThem) {
   }
 }
 
+TEST(ProxyLink, OfManyProxiesSendsAndWantsFramesMoreSeldom) {
+  constexpr TimePoint kBegin{1'000'000'000};
+  ProxyLink link({{true}, "above"});
+  SessionHost host;
+  host.link_up(kBegin);
+  Bytes down, up;
+  const auto go_up = [&](TimePoint now) {
+    up.clear();
+    link.write(up, now);
+    EXPECT_OK(host.receive(up, now));
+    return !up.empty();
+  };
+  EXPECT_OK(host.receive(link.begin(kBegin), kBegin));
+  host.write(down, kLeaseTime);
+  EXPECT_OK(link.receive(down, kBegin));
+  EXPECT_EQ(host.pace(), 0ms);
+  link.serves_proxies(100);
+  link.submit({StoreOperation::kGet, 1, {"first"}}, 1, kBegin);
+  EXPECT_TRUE(go_up(kBegin)) << "nothing was sent before";
+  EXPECT_EQ(host.pace(), 40ms);
+  link.submit({StoreOperation::kGet, 1, {"second"}}, 2, kBegin + 1ms);
+  EXPECT_FALSE(go_up(kBegin + 1ms));
+  EXPECT_EQ(link.next_wake(), kBegin + 40ms);
+  link.serves_proxies(1000);
+  EXPECT_FALSE(go_up(kBegin + 49ms));
+  EXPECT_TRUE(go_up(kBegin + 50ms));
+  EXPECT_EQ(host.pace(), SessionHost::kLongestPace);
+}
+
 TEST(SessionFrames, SurviveTheWireAndRefuseOthers) {
   const auto frame_of = [](const Bytes& bytes) {
     FrameParser parser(kMaxTierFrameBytes);

@@ -18,6 +18,7 @@ class LocalBackend : public Backend {
     state_.revoke(client, freed);
     if (!freed.empty()) deliver_(std::move(freed));
   }
+  void serves_proxies(size_t) override {}
   Duration lease_left() const override { return Duration::max(); }
 
  private:

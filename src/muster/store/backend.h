@@ -21,6 +21,8 @@ class Backend {
   virtual void drop(ClientId client) = 0;
   /// The client's leases have ended (lease.h): it was silent for too long, or is gone.
   virtual void revoke(ClientId client) = 0;
+  /// So many of the clients are proxies now.
+  virtual void serves_proxies(size_t count) = 0;
   /// For how long from now clients may use leases.
   virtual Duration lease_left() const = 0;
 };

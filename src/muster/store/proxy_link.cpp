@@ -83,10 +83,9 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
 }
 
 Duration ProxyLink::gap() const {
-  if (const size_t waiting = proxy_.pending(); waiting > kMany) {
-    return std::min(static_cast<int64_t>(waiting) * kGapPerRequest, kLongestGapOfMany);
-  }
-  return std::clamp(2 * round_trip_, kShortestGap, kLongestGap);
+  const auto waiting = static_cast<int64_t>(proxy_.pending());
+  if (waiting > kMany) return std::max(pace(), std::min(waiting * kGapPerRequest, kLongestGapOfMany));
+  return std::max(pace(), std::clamp(2 * round_trip_, kShortestGap, kLongestGap));
 }
 
 TimePoint ProxyLink::beat_due() const {
@@ -101,7 +100,7 @@ void ProxyLink::write(Bytes& out, TimePoint now) {
   gathers_ = options_.proxy.merge && proxy_.pending() > 1 && now < sent_ + gap();
   if (!gathers_) put_requests(now);
   const size_t before = out.size();
-  const Pulse pulse{now.ns, 0};
+  const Pulse pulse{now.ns, 0, pace().count()};
   if (session_.write(out, pulse) > 0) {
     sent_ = now;
     timing_ = true;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "muster/store/lease.h"
@@ -31,9 +32,14 @@ class ProxyLink {
   /// more than kMany requests wait, as at a middle tier, the time grows with them.
   static constexpr Duration kShortestGap = std::chrono::microseconds(200);
   static constexpr Duration kLongestGap = std::chrono::milliseconds(2);
-  static constexpr size_t kMany = 64;
+  static constexpr int64_t kMany = 64;
   static constexpr Duration kGapPerRequest = std::chrono::microseconds(10);
   static constexpr Duration kLongestGapOfMany = std::chrono::milliseconds(10);
+
+  /// A proxy of n proxies has about n beside it (--store-fanout auto). The root then takes some n * n * kPacePerNode to
+  /// carry out what all nodes ask once: no more often go frames to it, nor from it.
+  static constexpr Duration kPacePerNode = std::chrono::microseconds(4);
+  static constexpr Duration kLongestPace = std::chrono::milliseconds(50);
 
   explicit ProxyLink(Options options, SessionId session = fresh_session_id());
   const SessionId& session() const { return id_; }
@@ -42,6 +48,8 @@ class ProxyLink {
   void drop(ClientId client, TimePoint now);
   /// A client that is a proxy was silent for so long that its leases have ended.
   void revoke(ClientId client) { proxy_.revoke(client); }
+  /// So many of the clients are proxies now: it is a middle tier.
+  void serves_proxies(size_t count) { proxies_ = static_cast<int64_t>(count); }
   /// For how long from now clients that are proxies may use leases.
   Duration lease_left(TimePoint now) const;
 
@@ -68,6 +76,7 @@ class ProxyLink {
  private:
   void put_requests(TimePoint now);
   Duration gap() const;
+  Duration pace() const { return std::min(proxies_ * proxies_ * kPacePerNode, kLongestPace); }
   TimePoint beat_due() const;
   Result<> on_frame(Frame frame, TimePoint now);
   Result<> on_opened(const Frame& frame);
@@ -77,6 +86,7 @@ class ProxyLink {
   Proxy proxy_;
   SessionEnd session_;
   FrameParser parser_{kMaxTierFrameBytes};
+  int64_t proxies_ = 0;   // below this one
   bool linked_ = false;   // there is a link
   bool resumes_ = false;  // the server has known this session
   TimePoint heard_{}, written_{}, asked_{};

@@ -21,6 +21,10 @@ bool goes_in_turn(StoreOperation operation) {
 
 // Between two rounds of sending to proxies, twice as long as the last one took: replies gather meanwhile.
 constexpr Duration kShortestFlushGap = 100us, kLongestFlushGap = 4ms;
+// A crowd of proxies makes it longer the more of them ask at the same time, and the thread sleeps meanwhile: frames
+// would wake it one by one, for replies that wait anyhow.
+constexpr size_t kCrowd = 16;
+constexpr Duration kFlushGapPerProxy = 300us;
 constexpr Duration kSessionTick = 500ms;
 constexpr Duration kSilentLink = 20s;  // or three signs of life that did not come, if that is longer
 constexpr Duration kQuietAfterRevocation = 1s;
@@ -46,6 +50,7 @@ struct Tier {
   SessionId id{};
   SessionHost host;
   TimePoint since{};                  // when the link was lost
+  TimePoint due{};                    // it wants no frame before
   TimePoint leased_until{INT64_MIN};  // the longest that one was granted for
   TimePoint revoked{INT64_MIN};
 };
@@ -81,7 +86,10 @@ void ServerLoop::run() {
     if (pthread_getcpuclockid(pthread_self(), &clock) == 0) clock_ = clock;
     // It is woken when there is anything to do, stopping included.
     const Deadline never = Deadline::never();
-    while (!stop_) loop_->run_once(never);
+    while (!stop_) {
+      nap();
+      loop_->run_once(never);
+    }
   });
 }
 
@@ -177,6 +185,7 @@ ServerLoop::Client& ServerLoop::client_of(const SessionId& session) {
     client = &new_client();
     client->tier = std::make_unique<Tier>();
     client->tier->id = session;
+    backend_->serves_proxies(sessions_.size());
   }
   client->tier->host.link_up(loop_->clock().now());
   return *client;
@@ -247,7 +256,8 @@ void ServerLoop::on_frames(Client& client, ByteView bytes) {
   for (Request& request : input->requests) submit(client, std::move(request));
   in_batch_ = false;
   if (input->closed) lose(client, {ErrorCode::kPeerLost, "the proxy has ended", kNoRank, {}});
-  flush_soon();
+  if (!input->requests.empty()) return flush_soon();
+  flush();  // a new link, or a sign of life
 }
 
 // When all that came in this turn was carried out, or a little later where proxies ask all the time: the requests of
@@ -255,12 +265,21 @@ void ServerLoop::on_frames(Client& client, ByteView bytes) {
 void ServerLoop::flush_soon() {
   if (std::exchange(flushes_soon_, true)) return;
   loop_->at(next_flush_, [this] {
-    flushes_soon_ = false;
     const TimePoint begun = loop_->clock().now();
-    flush();
+    const auto written = static_cast<int64_t>(flush());
     const TimePoint now = loop_->clock().now();
-    next_flush_ = now + std::clamp(2 * (now - begun), kShortestFlushGap, kLongestFlushGap);
+    flushes_soon_ = false;
+    const Duration gap = std::max(2 * (now - begun), is_crowded() ? (written - 1) * kFlushGapPerProxy : Duration{0});
+    next_flush_ = now + std::clamp(gap, kShortestFlushGap, kLongestFlushGap);
+    if (!dirty_.empty()) flush_soon();
   });
+}
+
+bool ServerLoop::is_crowded() const { return sessions_.size() >= kCrowd; }
+
+void ServerLoop::nap() const {
+  if (!flushes_soon_ || !is_crowded()) return;
+  std::this_thread::sleep_for(next_flush_ - loop_->clock().now());  // tidy: allow(sleep) until replies may leave
 }
 
 // False when there is none left, or the client broke the protocol.
@@ -340,16 +359,30 @@ void ServerLoop::mark_dirty(Client& client) {
 }
 
 // Sends what a batch of requests or replies has produced: one write per client, one message per other loop.
-void ServerLoop::flush() {
+// Returns to how many proxies it wrote.
+size_t ServerLoop::flush() {
+  const TimePoint now = loop_->clock().now();
+  size_t proxies = 0;
+  std::vector<Client*> early;
   for (size_t i = 0; i < dirty_.size(); ++i) {  // a write that fails may add to it
-    dirty_[i]->dirty = false;
-    if (dirty_[i]->tier) write_frames(*dirty_[i]);
-    dirty_[i]->channel->flush();
+    Client& client = *dirty_[i];
+    if (client.tier && !client.lost && now < client.tier->due) {
+      early.push_back(&client);
+      continue;
+    }
+    client.dirty = false;
+    if (client.tier) {
+      write_frames(client);
+      ++proxies;
+    }
+    client.channel->flush();
   }
-  dirty_.clear();
+  dirty_.swap(early);
+  if (!dirty_.empty()) flush_soon();
   for (unsigned i = 0; i < options_.count; ++i) {
     if (!abroad_[i].empty()) others_.deliver(i, std::exchange(abroad_[i], {}));
   }
+  return proxies;
 }
 
 void ServerLoop::write_frames(Client& client) {
@@ -359,6 +392,7 @@ void ServerLoop::write_frames(Client& client) {
   const bool quiet = now < tier.revoked + kQuietAfterRevocation;
   const int64_t growth = beat_growth(proxies());
   const Duration lease = quiet ? Duration{0} : std::min(options_.lease_time * growth, backend_->lease_left());
+  tier.due = now + tier.host.pace();
   tier.leased_until = std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(lease));
   Bytes& out = client.channel->out();
   const size_t before = out.size();
@@ -419,6 +453,7 @@ void ServerLoop::lose(Client& client, const Error& why) {
   --load_;
   if (client.tier) {
     sessions_.erase(client.tier->id);
+    backend_->serves_proxies(sessions_.size());
     backend_->revoke(client.id);
   }
   backend_->drop(client.id);

@@ -100,8 +100,10 @@ class ServerLoop {
   void distribute(Replies&& replies);
   void encode(const Reply& reply);
   void mark_dirty(Client& client);
-  void flush();
+  size_t flush();
   void flush_soon();
+  bool is_crowded() const;
+  void nap() const;
   void write_frames(Client& client);
   void on_lost(Client& client, const Error& why);
   size_t proxies() const { return sessions_.size() * options_.count; }  // spread evenly over the loops

@@ -42,11 +42,13 @@ bool is_session_close(const Frame& frame);
 inline constexpr uint32_t kMaxTierFrameBytes = (1 << 30) + (9 << 20);
 
 /// The times that go with every data frame. A proxy sends its clock; the server sends back the latest that it has
-/// heard, for how long from that moment on leases hold, and how often it wants to hear from the proxy (lease.h).
+/// heard, for how long from that moment on leases hold, and how often it wants to hear from the proxy (lease.h). A
+/// proxy of proxies says how much time it wants between two frames, for what comes together it can also hand on
+/// together.
 struct Pulse {
   int64_t stamp = 0;  ///< ns of the proxy's clock
   int64_t lease = 0;  ///< ns; 0 from a proxy
-  int64_t beat = 0;   ///< ns; 0 from a proxy
+  int64_t beat = 0;   ///< ns: at least so often from the server, from a proxy: at most
 };
 
 /// One end of a session: messages go both ways in order, each exactly once, over links that come and go. Every data

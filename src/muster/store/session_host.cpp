@@ -1,5 +1,7 @@
 #include "muster/store/session_host.h"
 
+#include <algorithm>
+
 #include "muster/store/messages.h"
 
 namespace muster {
@@ -43,6 +45,7 @@ Result<> SessionHost::on_frame(Frame frame, Input& input) {
   if (!session_.connected()) return open(frame);
   MUSTER_ASSIGN(const auto received, session_.receive(std::move(frame)));
   stamp_ = received.pulse.stamp;
+  pace_ = std::clamp(Duration(received.pulse.beat), Duration{0}, kLongestPace);
   beat_ = beat_ || received.beat;
   return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
     MUSTER_ASSIGN(Request request, decode_request(header, payload));

@@ -22,6 +22,9 @@ class SessionHost {
     size_t frames = 0;
     bool closed = false;  ///< the proxy has ended: so has the session
   };
+  /// How much time the proxy wants between two frames, at most kLongestPace.
+  Duration pace() const { return pace_; }
+  static constexpr Duration kLongestPace = std::chrono::milliseconds(50);
   /// Takes bytes of the link. An error ends the session.
   Result<Input> receive(ByteView bytes, TimePoint now);
 
@@ -46,6 +49,7 @@ class SessionHost {
   bool beat_ = false;    // answer to a beat is due
   TimePoint heard_{};
   int64_t stamp_ = 0;
+  Duration pace_{};
 };
 
 }  // namespace muster

@@ -86,6 +86,7 @@ class Upstream : public Backend {
     link_.revoke(client);
     take_turn_soon();
   }
+  void serves_proxies(size_t count) override { link_.serves_proxies(count); }
   Duration lease_left() const override { return link_.lease_left(now()); }
 
  private:
