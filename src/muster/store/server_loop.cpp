@@ -23,7 +23,7 @@ bool goes_in_turn(StoreOperation operation) {
 constexpr Duration kShortestFlushGap = 100us, kLongestFlushGap = 4ms;
 // A crowd of proxies makes it longer the more of them ask at the same time, and the thread sleeps meanwhile: frames
 // would wake it one by one, for replies that wait anyhow.
-constexpr size_t kCrowd = 16;
+constexpr size_t kCrowd = 8;
 constexpr Duration kFlushGapPerProxy = 300us;
 constexpr Duration kSessionTick = 500ms;
 constexpr Duration kSilentLink = 20s;  // or three signs of life that did not come, if that is longer
