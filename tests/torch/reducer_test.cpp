@@ -366,5 +366,18 @@ TEST(Reducer, TellsWhatHappenedWhen) {
   });
 }
 
+TEST(Reducer, TellsWhenAHookWasDoneAndNotWhenItWasWaitedFor) {
+  run(1, [](const std::shared_ptr<Group>& group) {
+    const Model model;
+    Reducer reducer(group, model.parameters, small_buckets());
+    std::vector<size_t> seen;
+    reducer.set_hook(std::make_unique<HalvingHook>(*group, seen));  // it answers at once
+    backward(reducer, model, input_of(0));
+    const auto& buckets = reducer.times().buckets;
+    ASSERT_GT(buckets.size(), 1U);
+    for (size_t i = 1; i < buckets.size(); ++i) EXPECT_LE(buckets[i - 1].ended, buckets[i].begun);
+  });
+}
+
 }  // namespace
 }  // namespace muster::test

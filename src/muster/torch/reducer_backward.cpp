@@ -190,7 +190,7 @@ void Reducer::Impl::begin_bucket(size_t index) {
   if (alone()) return;
   if (const double by = hook ? factor : scale(); by != 1) bucket->flat.mul_(by);
   if (hook) {
-    run_hook(index, *bucket);
+    run_hook(index, bucket);
     return;
   }
   if (deferred(*bucket)) return;
@@ -202,15 +202,16 @@ void Reducer::Impl::begin_bucket(size_t index) {
   bucket->work->on_done([bucket](const Result<>&) { bucket->ended = steady_clock().now().ns; });
 }
 
-void Reducer::Impl::run_hook(size_t index, Bucket& bucket) {
-  bucket.times.begun = steady_clock().now();
-  c10d::GradBucket grad_bucket = bucket.grad_bucket(index, buckets.size(), bucket.flat);
+void Reducer::Impl::run_hook(size_t index, const std::shared_ptr<Bucket>& bucket) {
+  bucket->times.begun = steady_clock().now();
+  c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets.size(), bucket->flat);
   try {
-    bucket.future = hook->runHook(grad_bucket);
+    bucket->future = hook->runHook(grad_bucket);
   } catch (...) {
     rest();
     throw;
   }
+  bucket->future->addCallback([bucket](c10::ivalue::Future&) { bucket->ended = steady_clock().now().ns; });
 }
 
 void Reducer::Impl::delay_all_reduce() {
@@ -313,8 +314,8 @@ void Reducer::Impl::reduce_used() {
 /// Waits for the reduction, and gives its result to the parameters.
 void Reducer::Impl::end_bucket(Bucket& bucket) {
   const at::Tensor result = result_of(bucket);
-  const int64_t ended = bucket.ended;
-  bucket.times.ended = ended != 0 ? TimePoint{ended} : steady_clock().now();
+  const int64_t ended = bucket.ended;  // as its thread has noted it, if it has yet
+  bucket.times.ended = ended >= bucket.times.begun.ns && ended != 0 ? TimePoint{ended} : steady_clock().now();
   if (optimizer_in_backward) return;
   if (bucket.sparse) {
     at::Tensor& gradient = parameters[bucket.parameters.front()].mutable_grad();

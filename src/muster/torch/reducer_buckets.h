@@ -39,7 +39,7 @@ struct Bucket {
   c10::intrusive_ptr<c10::ivalue::Future> future;  ///< the hook's, in place of `work`
   std::optional<ProfilerEvent> event;
   BucketTimes times;
-  std::atomic<int64_t> ended = 0;  ///< as `times.ended`, written by the group's thread
+  std::atomic<int64_t> ended = 0;  ///< as `times.ended`, written by the thread that ends it
 
   /// The place of a gradient, with its parameter's shape and strides (if these are dense, else contiguous).
   at::Tensor& view(size_t position);

@@ -40,7 +40,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   bool hands_out_views(const Bucket& bucket, size_t position) const;
   void begin_full_buckets();
   void begin_bucket(size_t index);
-  void run_hook(size_t index, Bucket& bucket);
+  void run_hook(size_t index, const std::shared_ptr<Bucket>& bucket);
   void finish();
   void rest();
   void reduce_now(Bucket& bucket);
