@@ -100,6 +100,13 @@ def test_a_network_has_the_rate_that_is_asked_for() -> None:
             assert "rate 1Gbit" in shown
 
 
+def test_the_floor_of_a_network_is_what_its_rate_says() -> None:
+    assert ddp.wire_time(125_000_000, "1gbit") == 1
+    assert ddp.wire_time(1000, "16kbit") == 0.5
+    assert ddp.wire_time(1, "8bit") == 1
+    assert ddp.wire_time(1, "1MiBps") == 0, "not known"
+
+
 def hold_a_network(made: Connection) -> None:
     """`muster bench ddp --network` as it is before its first row."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ PARTS = ("steps", "alone", "memory")
 # Whose DDP, and over what.
 WAYS = ("muster", "stock", "gloo")
 HOOKS = [("muster", FLOAT32), ("muster", "bf16"), ("muster", "int8"), ("gloo", FLOAT32), ("gloo", "fp16")]
+# Of the gradients' bytes, by either of two ranks; int8 has a scale for every 256 elements.
+_SENT = {FLOAT32: 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
 # What a step exposes is a difference of two: below this it is noise.
 _LEAST_EXPOSED = 1e-4
 # For times: memory that was freed stays with the process. By default glibc gives most of it back to the system, and
@@ -96,13 +99,22 @@ def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
 
         result = _measured(arguments, 2, {"part": "hooks", "model": model, "hooks": HOOKS}, place)
     steps, size = result["step"], result["bytes"]
+    floors = {hook: max(steps["bare"], share * wire_time(size, arguments.rate)) for hook, share in _SENT.items()}
     for hook in dict.fromkeys(hook for _, hook in HOOKS):
         seconds = {way: steps.get(f"{way} {hook}", 0) for way in ("muster", "gloo")}
         milliseconds = {way: 1e3 * each for way, each in seconds.items()}
-        yield _row(f"{model}, {hook}", 2, size, f"step at {arguments.rate}", "ms", milliseconds, 1e3 * steps["bare"])
+        yield _row(f"{model}, {hook}", 2, size, f"step at {arguments.rate}", "ms", milliseconds, 1e3 * floors[hook])
         if hook != FLOAT32:
             gains = {way: steps[f"{way} {FLOAT32}"] / each if each else 0 for way, each in seconds.items()}
-            yield dataclasses.replace(_row(f"{model}, {hook}", 2, size, "against float32", "x", gains, 0), ratio=0)
+            most = floors[FLOAT32] / floors[hook]
+            yield dataclasses.replace(_row(f"{model}, {hook}", 2, size, "against float32", "x", gains, most), ratio=0)
+
+
+def wire_time(size: int, rate: str) -> float:
+    """Seconds in which each of two nodes sends that many bytes; 0 for a rate that is not given in bits."""
+    if not (match := re.fullmatch(r"([0-9.]+)([kmgt]?)bit", rate.lower())):
+        return 0.0
+    return 8 * size / (float(match[1]) * 1e3 ** " kmgt".index(match[2] or " "))
 
 
 _RUNS = {"steps": _steps, "alone": _alone, "memory": _memory, "network": _network}
