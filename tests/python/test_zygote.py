@@ -187,21 +187,25 @@ while True: signal.pause()
 """
 
 
-@pytest.mark.parametrize("whom", ["worker", "zygote", "agent", "launcher", "nobody"])
+@pytest.mark.parametrize("whom", ["worker", "zygote", "agent", "launcher", "both", "nobody"])
 @pytest.mark.parametrize("kind", ["warm", "cold"])
 def test_nothing_is_left_whoever_is_killed(launch: Launch, script: Callable[[str], Path], whom: str, kind: str) -> None:
-    if kind == "cold" and whom not in ("zygote", "agent"):
+    if kind == "cold" and whom not in ("zygote", "agent", "both"):
         pytest.skip("the same as warm, and an import each")
     words = ["--no-warm"] if kind == "cold" else []
     job = launch(*words, "--shutdown-timeout=0.2", "--nproc-per-node=2", script(FAMILY))
     ready = job.expect(r"ready (\d+) (\d+)", 2)
     pids = [int(m[1]) for m in job.expect(r"child (\d+)", 6)] + [int(m[1]) for m in ready]
     zygote = int(ready[0][2])
-    victim = {"worker": int(ready[0][1]), "zygote": zygote, "agent": job.agent(), "launcher": job.process.pid}.get(whom)
-    if victim is None:
-        job.send(signal.SIGTERM)
-    else:
+    agent, launcher = job.agent(), job.process.pid
+    victims = {"worker": [int(ready[0][1])], "zygote": [zygote], "agent": [agent], "launcher": [launcher]}
+    victims["both"] = [agent, launcher]
+    if whom == "both":
+        os.kill(launcher, signal.SIGSTOP)  # so that neither has time to end anything
+    for victim in victims.get(whom, []):
         os.kill(victim, signal.SIGKILL)
+    if whom == "nobody":
+        job.send(signal.SIGTERM)
     assert job.finish() in (137, -9, 143)
     wait_until(lambda: all(map(is_gone, [*pids, zygote])))
     assert job.left_behind() == []

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 
 from .preload import RefusedError, Tops, UnfitError, hidden_by, import_all, import_for
-from .processes import adopt_orphans, children, send, send_group
+from .processes import PR_SET_PDEATHSIG, adopt_orphans, children, prctl, send, send_group
 from .worker import THREADS_AT_IMPORT, Request, become, replace_environment, set_blas_threads, threads_wanted
 
 MAX_MESSAGE = 64 << 10
@@ -168,6 +168,7 @@ def serve(channel: socket.socket, preload: Sequence[str] | None, tops: Tops) -> 
             server.say("refused" if isinstance(error, RefusedError) else "unfit", error)
             os._exit(0)
         tops.look()
+        prctl(PR_SET_PDEATHSIG, 0)  # from now on the channel tells of the agent's end, and there may be more to end
     server.say("ready", os.getpid())
     request = server.serve()
     if request is None:
