@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <array>
+
 namespace muster {
 namespace {
 
@@ -9,25 +11,24 @@ enum class Kind : uint8_t { kBool, kInteger, kFloat, kComplex, kOpaque };
 
 struct Traits {
   const char* name;
-  uint8_t size;
   Kind kind;
 };
 
 // In the order of the enum.
 constexpr Traits kTraits[kDtypeCount] = {
-    {"uint8", 1, Kind::kInteger},           {"int8", 1, Kind::kInteger},           {"int16", 2, Kind::kInteger},
-    {"int32", 4, Kind::kInteger},           {"int64", 8, Kind::kInteger},          {"float16", 2, Kind::kFloat},
-    {"float32", 4, Kind::kFloat},           {"float64", 8, Kind::kFloat},          {"complex32", 4, Kind::kComplex},
-    {"complex64", 8, Kind::kComplex},       {"complex128", 16, Kind::kComplex},    {"bool", 1, Kind::kBool},
-    {"bfloat16", 2, Kind::kFloat},          {"float8_e5m2", 1, Kind::kOpaque},     {"float8_e4m3fn", 1, Kind::kOpaque},
-    {"float8_e5m2fnuz", 1, Kind::kOpaque},  {"float8_e4m3fnuz", 1, Kind::kOpaque}, {"float8_e8m0fnu", 1, Kind::kOpaque},
-    {"uint16", 2, Kind::kInteger},          {"uint32", 4, Kind::kInteger},         {"uint64", 8, Kind::kInteger},
-    {"float4_e2m1fn_x2", 1, Kind::kOpaque},
+    {"uint8", Kind::kInteger},           {"int8", Kind::kInteger},           {"int16", Kind::kInteger},
+    {"int32", Kind::kInteger},           {"int64", Kind::kInteger},          {"float16", Kind::kFloat},
+    {"float32", Kind::kFloat},           {"float64", Kind::kFloat},          {"complex32", Kind::kComplex},
+    {"complex64", Kind::kComplex},       {"complex128", Kind::kComplex},     {"bool", Kind::kBool},
+    {"bfloat16", Kind::kFloat},          {"float8_e5m2", Kind::kOpaque},     {"float8_e4m3fn", Kind::kOpaque},
+    {"float8_e5m2fnuz", Kind::kOpaque},  {"float8_e4m3fnuz", Kind::kOpaque}, {"float8_e8m0fnu", Kind::kOpaque},
+    {"uint16", Kind::kInteger},          {"uint32", Kind::kInteger},         {"uint64", Kind::kInteger},
+    {"float4_e2m1fn_x2", Kind::kOpaque},
 };
 
 const Traits& traits(Dtype dtype) { return kTraits[static_cast<size_t>(dtype)]; }
 
-bool reducible(Kind kind, ReduceOp op) {
+constexpr bool takes(Kind kind, ReduceOp op) {
   const bool bitwise = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
   const bool ordered = op == ReduceOp::kMin || op == ReduceOp::kMax;
   switch (kind) {
@@ -45,9 +46,18 @@ bool reducible(Kind kind, ReduceOp op) {
   return false;
 }
 
-}  // namespace
+// By dtype, a bit for each operation that it takes: asked several times in every call.
+constexpr std::array<uint16_t, kDtypeCount> kOpsOf = [] {
+  std::array<uint16_t, kDtypeCount> ops{};
+  for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
+    for (int op = 0; op < kReduceOpCount; ++op) {
+      ops[dtype] |= static_cast<uint16_t>(takes(kTraits[dtype].kind, static_cast<ReduceOp>(op)) ? 1 << op : 0);
+    }
+  }
+  return ops;
+}();
 
-size_t size_of(Dtype dtype) { return traits(dtype).size; }
+}  // namespace
 
 const char* name(Dtype dtype) { return traits(dtype).name; }
 
@@ -57,11 +67,16 @@ const char* name(ReduceOp op) {
   return kNames[static_cast<size_t>(op)];
 }
 
+bool reducible(Dtype dtype, ReduceOp op) {
+  return static_cast<int>(dtype) < kDtypeCount && static_cast<int>(op) < kReduceOpCount &&
+         (kOpsOf[static_cast<size_t>(dtype)] >> static_cast<int>(op) & 1) != 0;
+}
+
 Result<> check_reducible(Dtype dtype, ReduceOp op) {
+  if (reducible(dtype, op)) return {};
   if (static_cast<int>(dtype) >= kDtypeCount || static_cast<int>(op) >= kReduceOpCount) {
     return fail(ErrorCode::kInvalidArgument, "unknown dtype or reduce operation");
   }
-  if (reducible(traits(dtype).kind, op)) return {};
   return fail(ErrorCode::kUnsupported, fmt::format("{} cannot be reduced with {}", name(dtype), name(op)));
 }
 

@@ -34,8 +34,10 @@ enum class Dtype : uint8_t {
 };
 inline constexpr int kDtypeCount = 22;
 
+/// By Dtype.
+inline constexpr uint8_t kDtypeBytes[kDtypeCount] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 2, 1, 1, 1, 1, 1, 2, 4, 8, 1};
 /// Bytes of one element.
-size_t size_of(Dtype dtype);
+constexpr size_t size_of(Dtype dtype) { return kDtypeBytes[static_cast<size_t>(dtype)]; }
 /// torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn".
 const char* name(Dtype dtype);
 
@@ -59,5 +61,7 @@ const char* name(ReduceOp op);
 /// only these two can be multiplied by a fraction first; float8 and float4 move but are never reduced. The error names
 /// both.
 Result<> check_reducible(Dtype dtype, ReduceOp op);
+/// The same without a reason.
+bool reducible(Dtype dtype, ReduceOp op);
 
 }  // namespace muster

@@ -8,17 +8,17 @@
 namespace muster {
 
 BufferView::BufferView(std::vector<Segment> segments, Dtype dtype) : dtype_(dtype) {
-  std::erase_if(segments, [](const Segment& segment) { return segment.bytes == 0; });
-  if (segments.empty()) return;
   for (const Segment& segment : segments) {
     MUSTER_CHECK(segment.bytes % size_of(dtype) == 0, "a segment holds whole elements");
+    if (segment.bytes == 0) continue;
+    const bool is_first = bytes_ == 0;
     bytes_ += segment.bytes;
-    ends_.push_back(bytes_);
+    if (is_first) {
+      first_ = segment;
+    } else {
+      more_.push_back({segment, bytes_});
+    }
   }
-  first_ = segments.front();
-  segments.erase(segments.begin());
-  ends_.erase(ends_.begin());
-  more_ = std::move(segments);
 }
 
 Segment BufferView::at(size_t offset, size_t limit) const {
@@ -26,9 +26,10 @@ Segment BufferView::at(size_t offset, size_t limit) const {
   const Segment* segment = &first_;
   size_t begin = 0;
   if (offset >= first_.bytes) {
-    const auto index = std::upper_bound(ends_.begin(), ends_.end(), offset) - ends_.begin();
-    segment = &more_[index];
-    begin = ends_[index] - segment->bytes;
+    const auto further = std::upper_bound(more_.begin(), more_.end(), offset,
+                                          [](size_t place, const Further& each) { return place < each.end; });
+    segment = &further->segment;
+    begin = further->end - segment->bytes;
   }
   return {static_cast<uint8_t*>(segment->data) + (offset - begin), std::min(limit, begin + segment->bytes - offset)};
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/check.h"
 #include "muster/base/dtype.h"
 #include "muster/transport/link.h"
 
@@ -34,6 +35,10 @@ class BufferView {
   /// bytes.
   template <class Body>
   void visit(size_t offset, size_t bytes, Body&& body) const {
+    if (contiguous() && bytes > 0) {
+      MUSTER_CHECK(offset + bytes <= bytes_, "a stretch lies within its buffer");
+      return static_cast<void>(body(data() + offset, bytes));
+    }
     for (const size_t end = offset + bytes; offset < end;) {
       const Segment stretch = at(offset, end - offset);
       body(static_cast<uint8_t*>(stretch.data), stretch.bytes);
@@ -45,9 +50,13 @@ class BufferView {
   void write(size_t offset, const void* from, size_t bytes) const;
 
  private:
+  struct Further {
+    Segment segment;
+    size_t end;  ///< the offset behind it
+  };
+
   Segment first_;
-  std::vector<Segment> more_;  ///< behind the first; most buffers are one segment, and cost no allocation
-  std::vector<size_t> ends_;   ///< offsets at which the segments of more_ end
+  std::vector<Further> more_;  ///< behind the first; most buffers are one segment, and cost no allocation
   size_t bytes_ = 0;
   Dtype dtype_ = Dtype::kUint8;
 };

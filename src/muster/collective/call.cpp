@@ -28,16 +28,6 @@ const char* name(Collective collective) {
   return "unknown collective";
 }
 
-bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
-         collective == Collective::kReduceScatter;
-}
-
-bool has_root(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kScatter || collective == Collective::kGather;
-}
-
 std::string Call::to_string() const {
   if (collective == Collective::kBarrier) return fmt::format("barrier #{}", sequence);
   std::string text = fmt::format("{} #{} ({}[{}]", name(collective), sequence, name(dtype), count);
@@ -45,12 +35,6 @@ std::string Call::to_string() const {
   if (reduces(collective)) text += fmt::format(", {}", name(op));
   if (has_root(collective)) text += fmt::format(", root {}", root);
   return text + ")";
-}
-
-std::array<uint64_t, 4> Call::pack() const {
-  const uint64_t kinds = static_cast<uint64_t>(collective) | static_cast<uint64_t>(dtype) << 8 |
-                         static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
-  return {kinds, count, sequence, layout};
 }
 
 Call Call::unpack(const std::array<uint64_t, 4>& words) {

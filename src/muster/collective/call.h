@@ -22,8 +22,14 @@ enum class Collective : uint8_t {
 };
 inline constexpr int kCollectiveCount = 10;  ///< with the unused zero
 const char* name(Collective collective);
-bool reduces(Collective collective);
-bool has_root(Collective collective);
+constexpr bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
+         collective == Collective::kReduceScatter;
+}
+constexpr bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kScatter || collective == Collective::kGather;
+}
 
 /// One call of a collective, as every rank must make it alike: what errors name, and what ranks compare.
 struct Call {
@@ -40,7 +46,11 @@ struct Call {
   size_t bytes() const { return count * size_of(dtype); }
   /// "all_reduce #41 (float32[1048576], sum)".
   std::string to_string() const;
-  std::array<uint64_t, 4> pack() const;
+  std::array<uint64_t, 4> pack() const {
+    const uint64_t kinds = static_cast<uint64_t>(collective) | static_cast<uint64_t>(dtype) << 8 |
+                           static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
+    return {kinds, count, sequence, layout};
+  }
   static Call unpack(const std::array<uint64_t, 4>& words);
   friend bool operator==(const Call&, const Call&) = default;
 };

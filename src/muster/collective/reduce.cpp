@@ -123,7 +123,7 @@ struct Chosen {
 };
 
 Chosen find_kernel(Dtype dtype, ReduceOp op) {
-  MUSTER_CHECK(check_reducible(dtype, op).has_value(), fmt::format("{} of {}", name(op), name(dtype)));
+  MUSTER_CHECK(reducible(dtype, op), fmt::format("{} of {}", name(op), name(dtype)));
   const KernelOp kernel = kernel_op(dtype, op);
   const Operand operand = operand_of(dtype, kernel != kMultiply);
   return {kernels().reduce[operand.element][kernel], operand.parts};
@@ -147,19 +147,20 @@ void reduce_many(void* out, const void* const* in, int sources, size_t count, Dt
     if (out != in[0] && count > 0) std::memcpy(out, in[0], count * size_of(dtype));
     return;
   }
+  if (sources == 2) return chosen.kernel.two(out, in[0], in[1], count * chosen.parts);
   chosen.kernel.many(out, in, sources, count * chosen.parts);
 }
 
 void divide_by(void* data, size_t count, Dtype dtype, int divisor) {
   MUSTER_CHECK(divisor > 0, "a divisor is a number of ranks");
-  MUSTER_CHECK(check_reducible(dtype, ReduceOp::kAverage).has_value(), fmt::format("average of {}", name(dtype)));
+  MUSTER_CHECK(reducible(dtype, ReduceOp::kAverage), fmt::format("average of {}", name(dtype)));
   if (divisor == 1) return;
   const Operand operand = operand_of(dtype, true);
   kernels().divide[operand.element](data, count * operand.parts, divisor);
 }
 
 void scale(void* out, const void* in, size_t count, Dtype dtype, double factor) {
-  MUSTER_CHECK(check_reducible(dtype, ReduceOp::kPremulSum).has_value(), fmt::format("a fraction of {}", name(dtype)));
+  MUSTER_CHECK(reducible(dtype, ReduceOp::kPremulSum), fmt::format("a fraction of {}", name(dtype)));
   const Operand operand = operand_of(dtype, true);
   kernels().scale[operand.element](out, in, count * operand.parts, factor);
 }

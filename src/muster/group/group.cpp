@@ -176,7 +176,7 @@ class GroupImpl final : public Group {
   }
 
   /// A sync call on an idle group runs right here, with no hand-over to another thread; all else queues.
-  Work begin(Operation operation, const CallOptions& options) override {
+  Work begin(Operation&& operation, const CallOptions& options) override {
     const Duration timeout = options.timeout > Duration::zero() ? options.timeout : this->timeout();
     operation.site = current_call_site();
     std::unique_lock lock(mutex_);

@@ -181,7 +181,7 @@ class Group {
 
  protected:
   /// Begins an operation whose arguments are right.
-  virtual Work begin(Operation operation, const CallOptions& options) = 0;
+  virtual Work begin(Operation&& operation, const CallOptions& options) = 0;
 
  private:
   std::atomic<uint64_t> monitored_ = 0, shrunk_ = 0;  ///< calls so far: every rank must make as many
