@@ -5,58 +5,64 @@
 namespace muster {
 namespace {
 
-/// With more bytes, reading everybody's whole data costs more than the second wait. (Two ranks mostly have a core each,
-/// and wait less.)
+/// With more bytes, reading everybody's whole data costs more than the second wait.
 constexpr size_t kOneShotBytes = 16 << 10;
-constexpr size_t kOneShotBytesOfTwo = 8 << 10;
+/// Between two ranks as many bytes cross either way, so that the second wait and the copy of the results are saved; and
+/// where the data comes from memory, neither matters.
+constexpr size_t kOneShotBytesOfTwo = 512 << 10;
 
 bool is_root(const TeamRun& run) { return run.call.collective == Collective::kAllReduce || run.rank == run.call.root; }
 
-/// Combines everybody's slots of a step into the output.
-void combine_all(TeamRun& run, uint32_t step) {
-  const size_t bytes = run.call.bytes();
-  auto& sources = run.team.pointers();
-  for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = run.area(peer, step, bytes);
-  run.combine_out(0, sources.data(), bytes);
-}
-
-Result<> put(TeamRun& run) {
-  MUSTER_TRY(run.begin());
-  run.read_in(0, run.area(run.call.bytes()), run.call.bytes());
+Result<> put(TeamRun& run, size_t index, size_t chunk) {
+  MUSTER_TRY(run.begin(chunk));
+  run.read_in(index * chunk, run.area(chunk), chunk_bytes(run.call.bytes(), index, chunk));
   run.team.publish();
   return {};
 }
 
+/// Combines everybody's chunk, which a step carries, into the output.
+void combine_all(TeamRun& run, size_t index, size_t chunk, uint32_t step) {
+  auto& sources = run.team.pointers();
+  for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = run.area(peer, step, chunk);
+  // The own slot and line are on their way to those who read them.
+  if (run.own_in_place()) sources[run.rank] = run.operation.input.data() + index * chunk;
+  run.combine_out(index * chunk, sources.data(), chunk_bytes(run.call.bytes(), index, chunk));
+}
+
+/// Every rank that wants the result combines all of it.
 Result<> one_shot(TeamRun& run) {
-  MUSTER_TRY(put(run));
-  const uint32_t step = run.team.step();
-  if (run.call.collective == Collective::kAllReduce) {
-    MUSTER_TRY(run.team.wait_all(step, run.deadline));
-  } else if (is_root(run)) {
-    MUSTER_TRY(run.team.wait_each(step, run.deadline));
-  } else {
-    return {};
+  const size_t bytes = run.call.bytes(), chunk = std::min(run.chunk(kTeamChunk), std::max(bytes, size_t{1}));
+  const size_t chunks = chunk_count(bytes, chunk);
+  MUSTER_TRY(put(run, 0, chunk));
+  uint32_t step = run.team.step();
+  for (size_t index = 0; index < chunks; ++index, ++step) {
+    if (index + 1 < chunks) MUSTER_TRY(put(run, index + 1, chunk));
+    if (run.call.collective == Collective::kAllReduce) {
+      MUSTER_TRY(run.team.wait_all(step, run.deadline));
+    } else if (is_root(run)) {
+      MUSTER_TRY(run.team.wait_each(step, run.deadline));
+    }
+    if (is_root(run)) combine_all(run, index, chunk, step);
   }
-  combine_all(run, step);
   return {};
 }
 
 /// The hub combines for all: n reads by one rank, instead of n by each of n.
 Result<> through_hub(TeamRun& run) {
   const size_t bytes = run.call.bytes();
-  MUSTER_TRY(put(run));
+  MUSTER_TRY(put(run, 0, bytes));
   const uint32_t put_step = run.team.step();
   const uint32_t step = run.team.next();
   if (run.rank == 0) {
     MUSTER_TRY(run.team.wait_each(put_step, run.deadline));
-    combine_all(run, put_step);
-    MUSTER_TRY(run.team.reserve(run.deadline));
+    combine_all(run, 0, bytes, put_step);
+    MUSTER_TRY(run.reserve(bytes));
     run.operation.output.read(0, run.area(bytes), bytes);
     run.team.publish();
     return {};
   }
   MUSTER_TRY(run.team.wait(0, step, run.deadline));
-  MUSTER_TRY(run.team.reserve(run.deadline));
+  MUSTER_TRY(run.reserve(0));
   run.team.publish();
   run.operation.output.write(0, run.area(0, step, bytes), bytes);
   return {};
@@ -75,14 +81,14 @@ class TwoShot {
 
   Result<> execute() {
     const size_t chunks = chunk_count(bytes_, chunk_);
-    MUSTER_TRY(run_.begin());
+    MUSTER_TRY(run_.begin(chunk_));
     const uint32_t first = run_.team.step();
     put(0);
     run_.team.publish();
     for (size_t index = 0; index < chunks; ++index) {
       const auto step = static_cast<uint32_t>(first + index);
       MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
-      MUSTER_TRY(run_.begin());
+      MUSTER_TRY(run_.begin(chunk_));
       combine_part(index, step);
       if (index + 1 < chunks) put(index + 1);
       run_.team.publish();

@@ -9,7 +9,7 @@ namespace {
 Result<uint32_t> follow(TeamRun& run) {
   const uint32_t step = run.team.next();
   MUSTER_TRY(run.team.wait(run.call.root, step, run.deadline));
-  MUSTER_TRY(run.team.reserve(run.deadline));
+  MUSTER_TRY(run.reserve(0));
   run.team.publish();
   return step;
 }
@@ -22,7 +22,7 @@ Result<> team_broadcast(TeamRun& run) {
   for (size_t index = 0; index < chunks; ++index) {
     const size_t bytes = chunk_bytes(total, index, chunk);
     if (run.rank == run.call.root) {
-      MUSTER_TRY(run.begin());
+      MUSTER_TRY(run.begin(chunk));
       run.operation.input.read(index * chunk, run.area(chunk), bytes);
       run.team.publish();
     } else {
@@ -45,7 +45,7 @@ Result<> team_scatter(TeamRun& run) {
       run.operation.output.write(index * piece, run.area(run.call.root, step, all) + run.rank * piece, bytes);
       continue;
     }
-    MUSTER_TRY(run.begin());
+    MUSTER_TRY(run.begin(all));
     for (Rank peer = 0; peer < run.size; ++peer) {
       if (peer == run.rank) continue;
       run.operation.input.read(peer * block + index * piece, run.area(all) + peer * piece, bytes);

@@ -41,7 +41,7 @@ void TeamRun::copy_own(size_t from, size_t to, size_t bytes) const {
 }
 
 Result<> team_barrier(TeamRun& run) {
-  MUSTER_TRY(run.begin());
+  MUSTER_TRY(run.begin(0));
   run.team.publish();
   return run.team.wait_all(run.team.step(), run.deadline);
 }

@@ -67,7 +67,7 @@ class Direct {
     }
     MUSTER_TRY(map());
     move();
-    MUSTER_TRY(run_.begin());
+    MUSTER_TRY(run_.begin(0));
     run_.team.publish();
     MUSTER_TRY(run_.team.wait_all(run_.team.step(), run_.deadline));
     return true;
@@ -86,7 +86,7 @@ class Direct {
   }
 
   Result<> exchange() {
-    MUSTER_TRY(run_.begin());
+    MUSTER_TRY(run_.begin(sizeof(Location)));
     const Location own = own_location();
     std::memcpy(run_.team.payload(), &own, sizeof(own));
     run_.team.publish();
@@ -105,7 +105,7 @@ class Direct {
   /// Somebody names a segment for the first time. A rank that cannot map it has to say so before anybody goes on.
   Result<bool> confirm() {
     const auto mapped = map();
-    MUSTER_TRY(run_.begin());
+    MUSTER_TRY(run_.begin(1));
     run_.team.payload()[0] = mapped ? 1 : 0;
     run_.team.publish();
     const uint32_t step = run_.team.step();

@@ -17,7 +17,8 @@ struct Pieces {
     if (piece < largest && piece > 64) piece = piece / 64 * 64;
     in_line = header == 0 && piece == largest && piece * run.size <= kTeamPayload;
   }
-  size_t extent(int size) const { return in_line ? 0 : header_bytes + piece * size; }
+  /// For TeamRun::begin(): zero if the slot is not written.
+  size_t in_slot() const { return in_line ? 0 : SIZE_MAX; }
 
   size_t header_bytes;
   size_t piece;
@@ -101,7 +102,7 @@ Result<> team_reduce_scatter(TeamRun& run) {
   const Pieces pieces(run, blocks.largest(), 0);
   const size_t chunks = chunk_count(blocks.largest(), std::max<size_t>(1, pieces.piece));
   const auto put = [&](size_t index) -> Result<> {
-    MUSTER_TRY(run.begin());
+    MUSTER_TRY(run.begin(pieces.in_slot()));
     put_pieces(run, pieces, blocks, index, !run.own_in_place());
     run.team.publish();
     return {};
@@ -125,7 +126,7 @@ Result<> team_all_to_all(TeamRun& run) {
   Uneven uneven(run);
   // Of uneven blocks nobody knows the longest yet: then all use the same, full pieces.
   const Pieces pieces(run, even ? largest : SIZE_MAX, even ? 0 : Uneven::header_bytes(run.size));
-  MUSTER_TRY(run.begin());
+  MUSTER_TRY(run.begin(pieces.in_slot()));
   uint32_t step = run.team.step();
   if (!even) uneven.announce(largest);
   put_pieces(run, pieces, sent, 0, false);
@@ -138,7 +139,7 @@ Result<> team_all_to_all(TeamRun& run) {
   const size_t chunks = chunk_count(largest, std::max<size_t>(1, pieces.piece));
   for (size_t index = 0; index < chunks; ++index, ++step) {
     if (index + 1 < chunks) {
-      MUSTER_TRY(run.begin());
+      MUSTER_TRY(run.begin(pieces.in_slot()));
       put_pieces(run, pieces, sent, index + 1, false);
       run.team.publish();
     }

@@ -6,7 +6,7 @@ namespace {
 
 Result<> put(TeamRun& run, size_t block, size_t index, size_t chunk) {
   const size_t bytes = chunk_bytes(block, index, chunk);
-  MUSTER_TRY(run.begin());
+  MUSTER_TRY(run.begin(chunk));
   run.operation.input.read(index * chunk, run.area(chunk), bytes);
   run.team.publish();
   return {};
@@ -50,7 +50,7 @@ Result<> team_gather(TeamRun& run) {
       MUSTER_TRY(put(run, block, index, chunk));
       continue;
     }
-    MUSTER_TRY(run.begin());
+    MUSTER_TRY(run.begin(0));
     run.team.publish();  // before it waits: another that holds itself for the root must see that this one does
     keep(run, blocks, index, chunk);
     const uint32_t step = run.team.step();

@@ -24,10 +24,13 @@ struct TeamRun {
         size(on.size()),
         element(size_of(what.call.dtype)) {}
 
-  /// The next step, with the own slot and payload ready to be written.
-  Result<> begin() {
+  /// The next step, with area(bytes) ready to be written.
+  Result<> begin(size_t bytes) {
     team.next();
-    return team.reserve(deadline);
+    return reserve(bytes);
+  }
+  Result<> reserve(size_t bytes) {
+    return bytes <= kTeamPayload ? team.reserve_payload(deadline) : team.reserve(deadline);
   }
   /// Where `bytes` of the current step go: the payload, if they fit, or the slot. Peers read them in the same place.
   uint8_t* area(size_t bytes) { return bytes <= kTeamPayload ? team.payload() : team.slot(); }

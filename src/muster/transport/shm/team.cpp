@@ -28,9 +28,6 @@ constexpr int kLeastSpins = 32;
 /// Whom one waits for may only need the core: giving it away is cheaper than a park.
 constexpr int kYields = 4;
 
-/// Steps wrap around; one is never 2^31 ahead of another.
-bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
-
 /// Any difference in any word, or in the digest of what came before, changes it, but for one chance in 2^64 or so.
 uint64_t digest(const Team::Tag& tag, uint64_t before) {
   uint64_t hash = before + 0x9e3779b97f4a7c15;
@@ -89,13 +86,6 @@ void Team::open(const Tag& tag) {
   own_direct_ = direct_word();
 }
 
-Result<> Team::reserve(const Deadline& deadline) {
-  // What is overwritten was last read in step_ - kTeamSlots.
-  const uint32_t needed = step_ - kTeamSlots + 2;
-  if (at_least(settled_, needed)) return {};
-  return settle(needed, deadline, false);
-}
-
 void Team::publish() {
   TeamLine& own = line(rank_, step_);
   for (size_t i = 0; i < tag_.size(); ++i) own.tag[i].store(tag_[i], std::memory_order_relaxed);
@@ -113,10 +103,11 @@ void Team::announce(std::atomic<uint32_t>& word, uint32_t step) {
 }
 
 Result<> Team::wait(Rank peer, uint32_t step, const Deadline& deadline) {
-  MUSTER_TRY(await(peer, step, deadline));
-  const uint32_t floor = line(peer, step).floor;
-  if (at_least(floor, settled_)) settled_ = floor;
-  return compare(peer, step);
+  if (!has_come(peer, step)) MUSTER_TRY(await(peer, step, deadline));
+  const TeamLine& theirs = line(peer, step);
+  if (at_least(theirs.floor, settled_)) settled_ = theirs.floor;
+  if (theirs.fingerprint != fingerprint_) return differs(peer, step);
+  return {};
 }
 
 Result<> Team::wait_all(uint32_t step, const Deadline& deadline) {
@@ -144,29 +135,32 @@ void Team::learn_direct(uint32_t step) {
   }
 }
 
-Result<> Team::settle(uint32_t step, const Deadline& deadline, bool check) {
+Result<> Team::settle(uint32_t step, const Deadline& deadline, bool compare) {
   for (Rank peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    MUSTER_TRY(await(peer, step, deadline));
-    if (check) MUSTER_TRY(compare(peer, step));
+    if (!has_come(peer, step)) MUSTER_TRY(await(peer, step, deadline));
+    if (compare && line(peer, step).fingerprint != fingerprint_) return differs(peer, step);
   }
   if (at_least(step, settled_)) settled_ = step;
   return {};
 }
 
-Result<> Team::compare(Rank peer, uint32_t step) {
+tl::unexpected<Error> Team::differs(Rank peer, uint32_t step) {
   const TeamLine& theirs = line(peer, step);
-  if (theirs.fingerprint == fingerprint_) [[likely]]
-    return {};
   Tag& foreign = foreign_tag_.emplace();
   for (size_t i = 0; i < foreign.size(); ++i) foreign[i] = theirs.tag[i].load(std::memory_order_relaxed);
   return fail(ErrorCode::kMismatch, fmt::format("rank {} is in another call", peer), peer);
 }
 
+bool Team::has_come(Rank peer, uint32_t step) {
+  if (at_least(seen_[peer], step)) return true;
+  if (!at_least(line(peer, step).step.load(std::memory_order_acquire), step)) return false;
+  seen_[peer] = step;
+  return true;
+}
+
 Result<> Team::await(Rank peer, uint32_t step, const Deadline& deadline) {
-  if (at_least(seen_[peer], step)) return {};
-  std::atomic<uint32_t>& word = line(peer, step).step;
-  MUSTER_TRY(wait_on(word, peer, step, deadline));
+  MUSTER_TRY(wait_on(line(peer, step).step, peer, step, deadline));
   seen_[peer] = step;
   return {};
 }
@@ -174,7 +168,8 @@ Result<> Team::await(Rank peer, uint32_t step, const Deadline& deadline) {
 Result<> Team::await_hub(uint32_t step, const Deadline& deadline) {
   MUSTER_TRY(wait_on(memory_->rank(0).met, 0, step, deadline));
   if (at_least(step, settled_)) settled_ = step;
-  return compare(0, step);
+  if (line(0, step).fingerprint != fingerprint_) return differs(0, step);
+  return {};
 }
 
 Result<> Team::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
@@ -258,6 +253,8 @@ Rank Team::quitter() const {
 
 void Team::wake_all() {
   for (Rank peer = 0; peer < size_; ++peer) {
+    // Who comes to wait just now looks around by itself soon.
+    if (memory_->rank(peer).waiters.load(std::memory_order_seq_cst) == 0) continue;
     futex_wake_all(memory_->rank(peer).met);
     for (TeamLine& each : memory_->rank(peer).lines) futex_wake_all(each.step);
   }

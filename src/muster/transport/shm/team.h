@@ -21,7 +21,9 @@ namespace muster {
 /// Work goes in steps, numbered alike on every rank. In a step a rank may write its slot, publishes the step, waits for
 /// the ranks whose slots it wants, and reads them. Who has published step k + 2 has finished reading what belongs to
 /// step k, and there are four slots: so a rank may publish the next step before it reads this one, which hides its
-/// waits. Single writer per line, no locks. Waits spin, then yield, then park on a futex.
+/// waits. Of the words, which small messages travel in, there are more: who only sends small ones runs far ahead, and
+/// looks at its readers once in a while. Single writer per line, no locks. Waits spin, then yield, then park on a
+/// futex.
 ///
 ///   team.open(tag);                                   // once a call
 ///   team.next();  MUSTER_TRY(team.reserve(deadline)); // the own slot and payload may be written
@@ -66,7 +68,16 @@ class Team {
   uint32_t next() { return ++step_; }
   uint32_t step() const { return step_; }
   /// Waits until the own slot and payload of this step may be written, and the step published.
-  Result<> reserve(const Deadline& deadline);
+  Result<> reserve(const Deadline& deadline) {
+    // What is overwritten was last read in step_ - kTeamSlots.
+    const uint32_t needed = step_ - kTeamSlots + 2;
+    return at_least(settled_, needed) ? Result<>{} : settle(needed, deadline, false);
+  }
+  /// The same where the slot is left alone.
+  Result<> reserve_payload(const Deadline& deadline) {
+    if (at_least(settled_, step_ - kTeamLines + 2)) return {};
+    return settle(step_ - kTeamLines / 2, deadline, false);  // more than is needed: a look at the others is dear
+  }
   /// Makes them visible to the others.
   void publish();
 
@@ -107,14 +118,18 @@ class Team {
   Rank quitter() const;
 
  private:
+  /// Steps wrap around; one is never 2^31 ahead of another.
+  static bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
+
   Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch);
-  TeamLine& line(Rank peer, uint32_t step) const { return memory_->rank(peer).lines[step % kTeamSlots]; }
+  TeamLine& line(Rank peer, uint32_t step) const { return memory_->rank(peer).lines[step % kTeamLines]; }
+  bool has_come(Rank peer, uint32_t step);
   Result<> await(Rank peer, uint32_t step, const Deadline& deadline);
   Result<> await_hub(uint32_t step, const Deadline& deadline);
   uint32_t direct_word() const;
   void learn_direct(uint32_t step);
   Result<> settle(uint32_t step, const Deadline& deadline, bool compare);
-  Result<> compare(Rank peer, uint32_t step);
+  tl::unexpected<Error> differs(Rank peer, uint32_t step);
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
   Result<> longer_spins();
   void note_core();

@@ -18,6 +18,8 @@ namespace muster {
 ///
 /// Parts start on cache lines, slots on pages. Ranks that are threads of one process share one mapping.
 inline constexpr uint32_t kTeamSlots = 4;
+/// Words of steps that a rank has; a multiple of kTeamSlots.
+inline constexpr uint32_t kTeamLines = 32;
 /// What a step carries in the very line that announces it.
 inline constexpr size_t kTeamPayload = 40;
 
@@ -38,7 +40,7 @@ struct TeamRank {
   alignas(128) pid_t pid;                      ///< in its namespace
   std::atomic<uint32_t> core;                  ///< where it ran when it published last
   std::atomic<uint32_t> gave_up;               ///< not zero once it has failed
-  TeamLine lines[kTeamSlots];                  ///< of step % kTeamSlots
+  TeamLine lines[kTeamLines];                  ///< of step % kTeamLines
 };
 
 class TeamMemory {
