@@ -63,6 +63,7 @@ def test_muster_and_an_mpi_are_measured_in_one_run(
     assert [(row["case"], row["bytes"]) for row in rows] == [("all_reduce", 8), ("barrier", 0)]
     for row in rows:
         assert row["also"][mpi] == row["peer"]
+        assert row["also"]["unrecorded"] > 0
         assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
 
 

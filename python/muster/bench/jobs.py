@@ -17,6 +17,8 @@ from muster.bench.servers import find_program
 
 PROGRAM = "muster-collective-load"
 MPIS = ("openmpi", "mpich")
+# What muster's own jobs have in their environment.
+OWN: dict[str, dict[str, str]] = {"muster": {}, "unrecorded": {"MUSTER_RECORDER": "0"}}
 
 
 def available(mpi: str) -> bool:
@@ -50,7 +52,13 @@ class Job:
             listener.listen(self._ranks)
             listener.settimeout(0.2)
             for command in self._commands(path):
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    env={**os.environ, **OWN.get(self.name, {})},
+                )
                 self.processes.append(process)
             deadline = time.monotonic() + self._timeout
             while len(self._controls) < self._ranks:
@@ -94,8 +102,8 @@ class Job:
         return answers
 
     def _commands(self, path: str) -> list[list[str]]:
-        if self.name == "muster":
-            program, store = find_program(PROGRAM), f"file://{self._folder}/store"
+        if self.name in OWN:
+            program, store = find_program(PROGRAM), f"file://{self._folder}/{self.name}.store"
             return [[program, path, str(rank), str(self._ranks), store] for rank in range(self._ranks)]
         command = [f"mpirun.{self.name}", "-n", str(self._ranks), "-bind-to", "none"]  # the ranks bind themselves
         if self.name == "openmpi":

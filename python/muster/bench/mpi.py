@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.bench.collectives import BUFFERS, chosen, means, rank_counts
-from muster.bench.jobs import MPIS, Job, available, running
+from muster.bench.jobs import MPIS, OWN, Job, available, running
 from muster.bench.memory import COLD_FROM, cold_pool_bytes, slots
 from muster.bench.operations import OPERATIONS
 from muster.bench.plot import write_size_plot
@@ -36,7 +36,7 @@ class Way:
     memory: str = "ordinary"
 
 
-WAYS = {"muster": Way("muster"), "shared": Way("muster", "own"), **{mpi: Way(mpi) for mpi in MPIS}}
+WAYS = {**{job: Way(job) for job in OWN}, "shared": Way("muster", "own"), **{mpi: Way(mpi) for mpi in MPIS}}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         rows = []
         with (
             tempfile.TemporaryDirectory(prefix="muster-bench-") as folder,
-            running(["muster", *mpis], ranks, Path(folder), arguments.timeout) as jobs,
+            running([*OWN, *mpis], ranks, Path(folder), arguments.timeout) as jobs,
         ):
             for op in ops:
                 for size in sizes if op != "barrier" else [0]:

@@ -54,10 +54,10 @@ def format_size(count: int) -> str:
 
 
 def format_figure(value: float) -> str:
-    """Three digits that matter: 0.52, 13.1, 719, 21,534."""
+    """Three digits that matter: 0.052, 0.520, 5.20, 13.1, 719, 21,534."""
     if value >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.{1 if value >= 10 else 2 if value >= 1 else 3}f}"
 
 
 class Table(Protocol):
@@ -69,7 +69,7 @@ class Table(Protocol):
 
 
 # What a row may have in `also`, by benchmark.
-_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared"), "ddp": ("stock",)}
+_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared", "unrecorded"), "ddp": ("stock",)}
 
 _FIRST_NAMES = ("operation", "ranks", "bytes", "buffers")
 
