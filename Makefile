@@ -37,7 +37,7 @@ lint: setup
 	@$(STAGE) mypy -- mypy
 
 test: lint build
-	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 1))
+	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 2))
 	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest -n $$(($(JOBS) + 1)) --dist loadfile $(PYTEST)
 
 bench: build

@@ -168,6 +168,18 @@ TEST_F(Rendezvouses, WhoWaitsIsToldWhoIsMissing) {
   EXPECT_THAT(end.back().outcome.report, HasSubstr("of 5 nodes, nodes 1, 2, 4 did not come within 100 s"));
 }
 
+TEST_F(Rendezvouses, WhoComesInsteadOfAnotherIsToldTheSame) {
+  options_.join_timeout = 100s;
+  make(5, 5);
+  join("a", 0);
+  join("d", 3);
+  ASSERT_THAT(wait_alive(4s, {"a", "d"}), Are(Kind::kProgress));
+  EXPECT_THAT(wait_alive(4s, {"a", "d"}), IsEmpty());
+  call(NodeCall::Kind::kBye, "d");
+  join("e", 3);
+  ASSERT_THAT(wait_alive(4s, {"a", "e"}), Are(Kind::kProgress));
+}
+
 TEST_F(Rendezvouses, TheJobEndsWellWhenTheLastNodeDoes) {
   make(2, 2);
   join("a");

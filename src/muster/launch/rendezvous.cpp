@@ -91,6 +91,7 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
     return refuse(fmt::format("all {} nodes of the job are there already", options_.max_nodes));
   }
   nodes_.emplace(info.id, std::move(node));
+  told_progress_.clear();  // to this one
   expected_ = std::max(expected_, info.last_nnodes - 1);
   if (phase_ == Phase::kOver) return tell({News::Kind::kOutcome, generation_, info.id, "", outcome_});
   const int members = static_cast<int>(places_.size());
