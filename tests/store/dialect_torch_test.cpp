@@ -168,7 +168,9 @@ TEST_F(TorchDialect, ReadsALongListThatTrickles) {
   for (uint64_t i = 0; i < kKeys; ++i) wait.put(uint64_t{1}).put(static_cast<uint8_t>(i));
   for (const uint8_t& byte : wait.bytes()) {
     dialect_->feed({&byte, 1});
-    if (&byte != &wait.bytes().back()) ASSERT_FALSE(next().has_value());
+    if (&byte != &wait.bytes().back()) {
+      ASSERT_FALSE(next().has_value());
+    }
   }
   const auto request = next();
   ASSERT_TRUE(request.has_value());
