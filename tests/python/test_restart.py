@@ -19,7 +19,7 @@ Node = Callable[..., Job]
 
 # A worker of a few milliseconds: says where it stands, then does what the test's lines say.
 SAY = 'echo "generation $MUSTER_GENERATION restart $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE"\n'
-LAST = 'if [ -e "$(dirname "$0")/enough" ]; then exit 0; fi\nexec sleep 1000\n'
+LAST = 'while [ ! -e "$(dirname "$0")/enough" ]; do sleep 0.05; done\n'
 
 
 @pytest.fixture
@@ -119,12 +119,25 @@ def test_nodes_join_leave_and_are_lost_while_a_job_goes_on(node: Node, tmp_path:
     third.expect("rank 1 of 2")
     third.send(signal.SIGTERM)
     assert third.finish() == 143
-    (tmp_path / "enough").touch()
     fourth = node(*ELASTIC)
+    fourth.expect("rank 1 of 2")
+    (tmp_path / "enough").touch()
     assert (fourth.finish(), first.finish()) == (0, 0), first.err
     second.finish()
     for job in (first, second, third, fourth):
         assert job.left_behind() == []
+
+
+def test_a_node_takes_the_roots_address_once_it_is_free(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "enough").touch()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(PATIENCE)
+        port = other.getsockname()[1]
+        job = node(*ELASTIC, "--master-addr=127.0.0.1", f"--master-port={port}", endpoint=False)
+        newcomer, _ = other.accept()
+    with newcomer:  # which nobody answers
+        assert job.finish() == 0, job.err
+    assert "generation 0 restart 0 rank 0 of 1" in job.out
 
 
 def test_too_few_nodes_end_with_a_sentence(node: Node) -> None:

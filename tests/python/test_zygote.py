@@ -309,8 +309,10 @@ def test_a_changed_package_makes_the_warm_zygote_new(
             assert job.out == "[rank 0] 22\n"
         assert "version" in call(muster, env, "status").stdout
     finally:
-        call(muster, env, "stop")
-        wait_until(lambda: call(muster, env, "status").returncode == 1)
+        stopped = call(muster, env, "stop").stdout
+    pid = re.match(r"stopped pid (\d+): .* 0 runs", stopped)
+    assert pid and is_gone(int(pid[1])), stopped
+    assert call(muster, env, "status").returncode == 1
 
 
 def test_an_idle_warm_zygote_ends_and_a_broken_one_says_why(

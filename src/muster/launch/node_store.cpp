@@ -85,12 +85,13 @@ class Opening {
     MUSTER_ASSIGN(const Address master, resolve_patiently(options_.master_addr, options_.master_port));
     MUSTER_TRY(find_interface(master));
     const bool by_place = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
-    if (options_.is_host.value_or(by_place)) {
+    const bool may_serve = options_.is_host.value_or(by_place);
+    if (may_serve) {
       const auto started = start_fixed_root(master);
       const bool somebody_is = !started && started.error().code == ErrorCode::kUnavailable && !options_.node_rank;
       if (started || !somebody_is) return started;
     }
-    return await_root("tcp://" + master.to_string());
+    return await_root(master, may_serve);
   }
 
   // The root has no place of its own: whoever claims the name serves at any free port, and says so in the claim.
@@ -252,13 +253,17 @@ class Opening {
     return start_server(std::move(server), Deadline::after(kServerStartTime));
   }
 
-  Result<> await_root(const std::string& root_url) {
+  // Whoever listens at the root's address may be the root of a job that ends just now: `may_serve`, this node takes its
+  // place.
+  Result<> await_root(const Address& root, bool may_serve) {
+    const std::string root_url = std::string(kTcpScheme) + root.to_string();
     const TimePoint talk = deadline_.clock().now() + kQuietTime;
     bool told = false;
     while (true) {
       const auto started = start_proxy(root_url, slice());
       if (started || !not_there(started.error())) return started;
       if (cancelled()) return stopped();
+      if (may_serve && start_fixed_root(root)) return {};
       if (deadline_.passed())
         return fail(ErrorCode::kTimeout,
                     fmt::format("node 0 did not answer at {} within {:g} s ({}); start `muster run` there, or give a "

@@ -3,11 +3,14 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -118,6 +121,14 @@ int start(const std::string& own_path, const WarmOptions& options) {
   return complain("warm", failure, 1);
 }
 
+// One that serves no run ends at once, and has ended when this returns; another ends with the last of its runs.
+void await_end(const Facts& facts) {
+  if (facts.at("runs") != "0") return;
+  const Fd process(static_cast<int>(::syscall(SYS_pidfd_open, std::atoi(facts.at("pid").c_str()), 0)));
+  pollfd entry{process.get(), POLLIN, 0};
+  if (process) ::poll(&entry, 1, static_cast<int>(kAnswerTime / std::chrono::milliseconds(1)));
+}
+
 int show(bool stop) {
   const auto folder = user_folder(current_environment());
   if (!folder) return complain("warm", folder.error().message, 1);
@@ -126,6 +137,7 @@ int show(bool stop) {
     const auto facts = ask(path, stop ? "stop" : "status", kAnswerTime);
     if (!facts) continue;
     ++found;
+    if (stop) await_end(*facts);
     std::printf("%s%s\n", stop ? "stopped " : "", describe(*facts).c_str());
   }
   if (found == 0) std::puts("no zygote is kept warm");

@@ -49,9 +49,9 @@ void kill_process(const Fd& process) {
   if (process) ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
 }
 
-bool has_ended(const Fd& process) {
+bool has_ended(const Fd& process, Duration patience = {}) {
   pollfd entry{process.get(), POLLIN, 0};
-  return !process || ::poll(&entry, 1, 0) > 0;
+  return !process || ::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) > 0;
 }
 
 std::string payload(const WorkerSpec& spec) {
@@ -324,6 +324,7 @@ void Zygote::close_channel() {
 
 void Zygote::end_process() {
   kill_process(process_);
+  (void)has_ended(process_, kStuckTime);  // nothing of a run outlives it, not even the child of a warm process
   process_.reset();
   if (child_ != 0) {
     ::kill(child_, SIGKILL);
