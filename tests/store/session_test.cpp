@@ -189,7 +189,7 @@ TEST(ProxyLink, OfManyProxiesSendsAndWantsFramesMoreSeldom) {
   link.serves_proxies(1000);
   EXPECT_FALSE(go_up(kBegin + 49ms));
   EXPECT_TRUE(go_up(kBegin + 50ms));
-  EXPECT_EQ(host.pace(), SessionHost::kLongestPace);
+  EXPECT_EQ(host.pace(), kLongestPace);
 }
 
 TEST(SessionFrames, SurviveTheWireAndRefuseOthers) {

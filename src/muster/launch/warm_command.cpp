@@ -9,8 +9,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -124,7 +124,10 @@ int start(const std::string& own_path, const WarmOptions& options) {
 // One that serves no run ends at once, and has ended when this returns; another ends with the last of its runs.
 void await_end(const Facts& facts) {
   if (facts.at("runs") != "0") return;
-  const Fd process(static_cast<int>(::syscall(SYS_pidfd_open, std::atoi(facts.at("pid").c_str()), 0)));
+  const std::string& text = facts.at("pid");
+  pid_t pid = 0;
+  std::from_chars(text.data(), text.data() + text.size(), pid);
+  const Fd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   pollfd entry{process.get(), POLLIN, 0};
   if (process) ::poll(&entry, 1, static_cast<int>(kAnswerTime / std::chrono::milliseconds(1)));
 }

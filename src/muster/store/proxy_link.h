@@ -39,7 +39,6 @@ class ProxyLink {
   /// A proxy of n proxies has about n beside it (--store-fanout auto). The root then takes some n * n * kPacePerNode to
   /// carry out what all nodes ask once: no more often go frames to it, nor from it.
   static constexpr Duration kPacePerNode = std::chrono::microseconds(4);
-  static constexpr Duration kLongestPace = std::chrono::milliseconds(50);
 
   explicit ProxyLink(Options options, SessionId session = fresh_session_id());
   const SessionId& session() const { return id_; }

@@ -271,7 +271,6 @@ void ServerLoop::flush_soon() {
     flushes_soon_ = false;
     const Duration gap = std::max(2 * (now - begun), is_crowded() ? (written - 1) * kFlushGapPerProxy : Duration{0});
     next_flush_ = now + std::clamp(gap, kShortestFlushGap, kLongestFlushGap);
-    if (!dirty_.empty()) flush_soon();
   });
 }
 
@@ -359,15 +358,17 @@ void ServerLoop::mark_dirty(Client& client) {
 }
 
 // Sends what a batch of requests or replies has produced: one write per client, one message per other loop.
-// Returns to how many proxies it wrote.
+// Returns to how many proxies it wrote; those that want a pause first are held back.
 size_t ServerLoop::flush() {
   const TimePoint now = loop_->clock().now();
+  TimePoint earliest = kNever;
   size_t proxies = 0;
   std::vector<Client*> early;
   for (size_t i = 0; i < dirty_.size(); ++i) {  // a write that fails may add to it
     Client& client = *dirty_[i];
     if (client.tier && !client.lost && now < client.tier->due) {
       early.push_back(&client);
+      earliest = std::min(earliest, client.tier->due);
       continue;
     }
     client.dirty = false;
@@ -378,7 +379,13 @@ size_t ServerLoop::flush() {
     client.channel->flush();
   }
   dirty_.swap(early);
-  if (!dirty_.empty()) flush_soon();
+  if (earliest < held_until_) {
+    held_until_ = earliest;
+    loop_->at(earliest, [this] {
+      held_until_ = kNever;
+      flush_soon();
+    });
+  }
   for (unsigned i = 0; i < options_.count; ++i) {
     if (!abroad_[i].empty()) others_.deliver(i, std::exchange(abroad_[i], {}));
   }

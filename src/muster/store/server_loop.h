@@ -125,6 +125,8 @@ class ServerLoop {
   bool in_batch_ = false;
   bool flushes_soon_ = false;
   TimePoint next_flush_{};
+  static constexpr TimePoint kNever{INT64_MAX};
+  TimePoint held_until_ = kNever;  // the first of the proxies that want a pause
   ClientId next_client_;
   std::unique_ptr<Backend> backend_;
   Counters counters_;

@@ -50,6 +50,7 @@ struct Pulse {
   int64_t lease = 0;  ///< ns; 0 from a proxy
   int64_t beat = 0;   ///< ns: at least so often from the server, from a proxy: at most
 };
+constexpr Duration kLongestPace = std::chrono::milliseconds(50);  ///< the most time that a proxy can want
 
 /// One end of a session: messages go both ways in order, each exactly once, over links that come and go. Every data
 /// frame is numbered and kept until the other end has said that it has it; after a reconnection what the other end

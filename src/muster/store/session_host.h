@@ -24,7 +24,6 @@ class SessionHost {
   };
   /// How much time the proxy wants between two frames, at most kLongestPace.
   Duration pace() const { return pace_; }
-  static constexpr Duration kLongestPace = std::chrono::milliseconds(50);
   /// Takes bytes of the link. An error ends the session.
   Result<Input> receive(ByteView bytes, TimePoint now);
 
