@@ -37,8 +37,8 @@ lint: setup
 	@$(STAGE) mypy -- mypy
 
 test: lint build
-	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 2))
-	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest -n $$(($(JOBS) + 1)) --dist loadfile $(PYTEST)
+	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 4))
+	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 bench: build
 	@mkdir -p out

@@ -23,6 +23,14 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
+# Files that take long begin first, so that at the end all processes have something to do.
+LONGEST = ("zygote", "demo", "hosts", "import", "run_nodes", "stock_tcpstore", "kills", "wheel", "install", "bench")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:
