@@ -201,8 +201,9 @@ def test_a_job_outlives_its_root_where_the_rendezvous_does(
     for job, count in zip(others, before, strict=True):
         job.expect("lost the job's root at tcp://")
         job.expect(r"rank \d of 2", count=count + 1)
-    (tmp_path / "enough").touch()
     last = node(*words, endpoint=False)
+    last.expect("of 3")
+    (tmp_path / "enough").touch()
     assert [job.finish() for job in (*others, last)] == [0, 0, 0], others[0].err
     root.finish()
     for job in (root, *others, last):
