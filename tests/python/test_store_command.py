@@ -150,6 +150,18 @@ def test_wrong_words_are_one_line(muster: Path, words: list[str], said: str) -> 
     assert done.stderr.count("\n") == 1
 
 
+def test_who_waits_for_a_store_is_told(muster: Path, tmp_path: Path) -> None:
+    url = f"unix:{tmp_path}/late"
+    words = [muster, "store", "--store", url, "--timeout", "60", "add", "k", "5"]
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
+        assert waiting.stderr is not None
+        said = waiting.stderr.readline()
+        assert url in said and said.endswith("; waiting for it (--timeout 60)\n"), said
+        server = Server(muster, "--listen", url)
+        assert waiting.communicate(timeout=60) == ("5\n", "")
+    assert server.end() == 0
+
+
 def test_an_open_store_on_the_network_needs_a_secret(muster: Path) -> None:
     words = [muster, "store", "serve", "--listen", "0.0.0.0:0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment(MUSTER_SECRET=""))

@@ -22,6 +22,7 @@ namespace muster {
 namespace {
 
 constexpr const char* kDefaultListen = "127.0.0.1:29400";
+constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for a store, before the user is told
 
 // What the command line says, for all of the commands.
 struct StoreWords {
@@ -43,13 +44,24 @@ Result<Bytes> secret(const StoreWords& words) {
   return fail(ErrorCode::kInvalidArgument, "the secret (--secret-file, MUSTER_SECRET) is no hexadecimal number");
 }
 
-Result<std::unique_ptr<Store>> open(const StoreWords& words, const Deadline& deadline) {
+Result<std::unique_ptr<Store>> open_by(const StoreWords& words, const Deadline& deadline) {
   MUSTER_ASSIGN(const Bytes key, secret(words));
   if (!words.store.empty()) return open_store(words.store, key, deadline);
   if (std::getenv("MUSTER_STORE") != nullptr) return store_from_environment(deadline);
   auto found = open_store(std::string("tcp://") + kDefaultListen, key, deadline);
   if (!found) found.error().message += "; --store URL names another, and `muster store serve` serves one there";
   return found;
+}
+
+// Who waits for a store that is still to come is told so.
+Result<std::unique_ptr<Store>> open(const StoreWords& words, const Deadline& deadline) {
+  auto found = open_by(words, deadline.or_sooner(deadline.clock().now() + kQuietTime));
+  const bool may_come =
+      !found && (found.error().code == ErrorCode::kTimeout || found.error().code == ErrorCode::kUnavailable);
+  if (!may_come || deadline.passed()) return found;
+  std::fprintf(stderr, "muster store: %s; waiting for it (--timeout %g)\n", found.error().message.c_str(),
+               words.timeout);
+  return open_by(words, deadline);
 }
 
 Result<> write_out(std::string_view text) {
