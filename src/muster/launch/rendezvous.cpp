@@ -114,7 +114,7 @@ void JobRendezvous::hear(Node& node, const NodeCall& call, TimePoint now) {
       if (current) failed(call, now);
       break;
     case NodeCall::Kind::kStopped:
-      if (current && phase_ == Phase::kStopping) set_state(node, State::kWaiting);
+      if (current && phase_ == Phase::kStopping && !node.leaving) set_state(node, State::kWaiting);
       go_on_when_stopped(now);
       break;
     case NodeCall::Kind::kLeave:
@@ -142,7 +142,8 @@ void JobRendezvous::failed(const NodeCall& call, TimePoint now) {
 void JobRendezvous::leave(Node& node, const NodeCall& call, TimePoint now) {
   if (phase_ == Phase::kOver) return;
   if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(call.outcome);
-  if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;  // its word that it has gone will follow
+  node.leaving = true;  // no generation begins with it: its word that it has gone will follow
+  if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;
   membership_changed_ = true;
   stop(call.outcome.report, now);
 }

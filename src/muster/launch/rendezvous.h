@@ -73,6 +73,7 @@ class JobRendezvous {
     int64_t arrival = 0;
     State state = State::kWaiting;
     std::string rival_of{};
+    bool leaving = false;
   };
   using Nodes = std::map<std::string, Node>;
 
