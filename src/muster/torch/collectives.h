@@ -7,8 +7,8 @@
 //
 // Every call blocks until it is done at this rank and throws muster::ErrorException (torch/exception.h) when it fails.
 // Tensors are on the CPU, of any dtype the operation has, of any strides; shapes and dtypes are equal at all ranks.
-// Threads may share a group: calls run one after the other, in the order in which they are made, which is the same at
-// all ranks (messages, send() and receive(), have none). A tensor is nobody else's until the call returns.
+// Threads may share a group: its calls run one after the other, in the order in which they are made, which must be the
+// same at all ranks; send() and receive() run beside them. A call owns its tensors until it returns.
 
 #include <ATen/core/Tensor.h>
 
