@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE, Job, find_muster, free_port
+from launching import PATIENCE, Job, find_muster, free_port, wait_until
 
 Node = Callable[..., Job]
 
@@ -211,12 +211,13 @@ def test_a_job_outlives_its_root_where_the_rendezvous_does(
 
 
 def test_with_a_file_the_roots_death_ends_the_job_with_a_sentence(node: Node, tmp_path: Path) -> None:
-    words = ("--nnodes=2", f"--rdzv-endpoint=file://{tmp_path}/rendezvous", "--rdzv-conf=heartbeat_timeout=2")
-    first = node(*words, endpoint=False)
-    second = node(*words, endpoint=False)
-    for job in (first, second):
+    meeting = tmp_path / "rendezvous"
+    words = ("--nnodes=2", f"--rdzv-endpoint=file://{meeting}", "--rdzv-conf=heartbeat_timeout=2")
+    root = node(*words, endpoint=False)
+    wait_until(lambda: meeting.exists() and b"tcp://" in meeting.read_bytes())
+    other = node(*words, endpoint=False)
+    for job in (root, other):
         job.expect(r"rank \d of 2")
-    root, other = sorted((first, second), key=lambda job: "rank 0" not in job.out)
     os.kill(root.agent(), signal.SIGKILL)
     assert other.finish() == 1
     assert "lost the job's store at tcp://" in other.err, other.err
