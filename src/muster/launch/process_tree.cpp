@@ -1,6 +1,8 @@
 #include "muster/launch/process_tree.h"
 
+#include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,6 +39,13 @@ std::optional<Stat> read_stat(const std::filesystem::path& folder) {
 }
 
 }  // namespace
+
+Fd open_process(pid_t pid) { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
+
+bool has_ended(const Fd& process, Duration patience) {
+  pollfd entry{process.get(), POLLIN, 0};
+  return !process || ::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) > 0;
+}
 
 void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 

@@ -6,12 +6,18 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/io/fd.h"
 
 namespace muster {
 
 /// From now on a descendant whose parent dies becomes this process' child (PR_SET_CHILD_SUBREAPER), so that none can
 /// slip away.
 void adopt_orphans();
+
+/// A pidfd: of any process, another's child too. Empty where there is none.
+Fd open_process(pid_t pid);
+/// Whether it has ended, or does within `patience`. True of an empty one.
+bool has_ended(const Fd& process, Duration patience = {});
 
 struct ChildProcess {
   pid_t pid = 0;

@@ -3,9 +3,7 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
@@ -19,6 +17,7 @@
 #include "muster/launch/command.h"
 #include "muster/launch/command_line.h"
 #include "muster/launch/failure.h"
+#include "muster/launch/process_tree.h"
 #include "muster/launch/user_folder.h"
 #include "muster/launch/warm.h"
 #include "muster/launch/zygote_program.h"
@@ -127,9 +126,7 @@ void await_end(const Facts& facts) {
   const std::string& text = facts.at("pid");
   pid_t pid = 0;
   std::from_chars(text.data(), text.data() + text.size(), pid);
-  const Fd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  pollfd entry{process.get(), POLLIN, 0};
-  if (process) ::poll(&entry, 1, static_cast<int>(kAnswerTime / std::chrono::milliseconds(1)));
+  (void)has_ended(open_process(pid), kAnswerTime);
 }
 
 int show(bool stop) {

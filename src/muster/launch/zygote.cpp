@@ -19,7 +19,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -32,6 +31,7 @@
 #include <csignal>
 
 #include "muster/base/log.h"
+#include "muster/launch/process_tree.h"
 #include "muster/launch/warm.h"
 #include "muster/launch/zygote_program.h"
 
@@ -43,15 +43,8 @@ constexpr Duration kWarmTime = std::chrono::seconds(20);  // for a warm zygote t
 constexpr Duration kRetryTime = std::chrono::milliseconds(2);
 constexpr Duration kSweepPause = std::chrono::milliseconds(10);
 
-Fd open_process(pid_t pid) { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
-
 void kill_process(const Fd& process) {
   if (process) ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
-}
-
-bool has_ended(const Fd& process, Duration patience = {}) {
-  pollfd entry{process.get(), POLLIN, 0};
-  return !process || ::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) > 0;
 }
 
 std::string payload(const WorkerSpec& spec) {
