@@ -1,5 +1,6 @@
 // What users do when a Work is done: also other operations of the same group, and waiting for them.
 #include <future>
+#include <latch>
 
 #include "group/ranks.h"
 
@@ -35,6 +36,30 @@ TEST(GroupCallbacks, MayWaitForWhatWasQueuedBeforeThem) {
     works[0].on_done([&](const Result<>&) { last.set_value(works[7].wait()); });
     ASSERT_TRUE(last.get_future().get());
     EXPECT_EQ(data[7][0], 2.0f);
+  });
+}
+
+/// A progress thread that calls back needs another in its place, also when their joining has begun.
+TEST(GroupCallbacks, MayWaitForOtherOperationsWhileTheirGroupIsDestroyed) {
+  const auto store = memory_store();
+  std::latch destroyed(1);
+  test::run_ranks(2, [&](Rank rank) {
+    auto group = Group::form(*store, {rank, 2, "test", 0}, test::options_for("shm"));
+    ASSERT_TRUE(group) << group.error().to_string();
+    if (rank == 1) return destroyed.wait();  // so neither barrier ends well, and the last words wait for an answer
+    const CallOptions options{.timeout = std::chrono::seconds(60), .async = true};
+    const Work first = (*group)->barrier(options), second = (*group)->barrier(options);
+    Result<> queued, submitted;
+    first.on_done([&, owner = group->get()](const Result<>&) {
+      queued = second.wait();
+      submitted = owner->barrier(options).wait();
+    });
+    (*group)->set_timeout(std::chrono::milliseconds(1));  // of waiting for what is under way, too
+    group->reset();
+    EXPECT_FALSE(first.result());
+    EXPECT_FALSE(queued);
+    EXPECT_FALSE(submitted);
+    destroyed.count_down();
   });
 }
 

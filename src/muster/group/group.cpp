@@ -44,14 +44,16 @@ class GroupImpl final : public Group {
   /// Not to be called by a callback of the group's own Work.
   ~GroupImpl() override {
     leave();
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
     changed_.notify_all();
-    for (std::thread& thread : threads_) {
+    while (!threads_.empty()) {  // one that calls back may still start another
+      std::thread thread = std::move(threads_.back());
+      threads_.pop_back();
+      lock.unlock();
       MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(), "a group is destroyed by a callback of its own work");
       thread.join();
+      lock.lock();
     }
   }
 
@@ -226,9 +228,10 @@ class GroupImpl final : public Group {
   /// With the lock held: sees to it that a thread is there which is not within somebody's callback. Those may take
   /// long, or even wait for another operation of this group, as DDP's communication hooks do.
   Result<> provide_thread() {
-    if (threads_.size() > calling_back_) return {};
+    if (serving_ > 0) return {};
     try {
       threads_.emplace_back([this] { progress(); });
+      ++serving_;
     } catch (const std::system_error& error) {
       return fail(ErrorCode::kResourceExhausted, fmt::format("cannot start a progress thread: {}", error.what()));
     }
@@ -240,7 +243,7 @@ class GroupImpl final : public Group {
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return queue_.empty() ? stopping_ : !busy_; });
-      if (queue_.empty()) return;
+      if (queue_.empty()) break;
       Job job = std::move(queue_.front());
       queue_.pop_front();
       busy_ = true;
@@ -252,7 +255,7 @@ class GroupImpl final : public Group {
       ended(std::move(job.hooked), job.operation.call, result);
       end_turn(lock);
       if (callbacks.empty() && (untold_.empty() || telling_)) continue;
-      ++calling_back_;
+      --serving_;
       // Without a thread for them, the queued calls wait until these callbacks are over.
       if (!queue_.empty()) (void)provide_thread();
       tell(lock);
@@ -260,8 +263,9 @@ class GroupImpl final : public Group {
       for (const auto& callback : callbacks) callback(result);
       callbacks.clear();
       lock.lock();
-      --calling_back_;
+      ++serving_;
     }
+    --serving_;
   }
 
   /// With the lock and the turn held, so that hooks are told in the order of the calls.
@@ -340,7 +344,7 @@ class GroupImpl final : public Group {
   std::shared_ptr<const CompletionHook> hook_;
   std::optional<Error> first_error_, abort_;
   std::vector<std::thread> threads_;  ///< the first is started by the first call that queues; more are rarely needed
-  size_t calling_back_ = 0;           ///< of them, within callbacks
+  size_t serving_ = 0;                ///< of them, neither within callbacks nor over
 };
 
 Result<> check_membership(const Membership& membership) {
