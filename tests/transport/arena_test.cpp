@@ -1,6 +1,9 @@
 #include "muster/transport/shm/arena.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -161,6 +164,40 @@ TEST(PeerMemory, TrustsNoPlace) {
   ASSERT_FALSE(nobody);
   EXPECT_EQ(nobody.error().code, ErrorCode::kUnavailable);
   arena->free(data);
+}
+
+/// A peer's segment of a page.
+struct Foreign {
+  Foreign() : file(memfd_create("foreign", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+    struct stat status {};
+    EXPECT_EQ(ftruncate(file.get(), kBytes), 0);
+    EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    EXPECT_EQ(fstat(file.get(), &status), 0);
+    place = {status.st_ino, kBytes, 0, file.get()};
+  }
+  static constexpr size_t kBytes = 4096;
+  Fd file;
+  Arena::Place place;
+};
+
+/// A call uses what it has found, however much else it has to map.
+TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
+  PeerMemory peers;
+  const auto map = [&](const Arena::Place& place) { return peers.map(getpid(), place, Foreign::kBytes); };
+  // Files are closed at once, so what is mapped no more can't be mapped again.
+  std::vector<Arena::Place> places;
+  while (places.size() < PeerMemory::kMost) {
+    const Foreign segment;
+    ASSERT_TRUE(map(segment.place));
+    places.push_back(segment.place);
+  }
+  const auto first = map(places[0]);
+  ASSERT_TRUE(first);
+  ASSERT_TRUE(map(Foreign().place));
+  EXPECT_FALSE(map(places[1]));
+  const auto again = map(places[0]);
+  ASSERT_TRUE(again) << again.error().to_string();
+  EXPECT_EQ(*again, *first);
 }
 
 }  // namespace

@@ -8,13 +8,6 @@
 #include <cerrno>
 
 namespace muster {
-namespace {
-
-/// Segments that are mapped at a time: their owners give them back without a word, so the oldest must go some day.
-constexpr size_t kMappings = 1024;
-
-}  // namespace
-
 PeerMemory::~PeerMemory() {
   for (const Mapping& mapping : mappings_) munmap(mapping.base, mapping.bytes);
 }
@@ -23,13 +16,14 @@ Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Place& place, size_t by
   if (place.offset > place.segment_bytes || bytes > place.segment_bytes - place.offset) {
     return fail(ErrorCode::kProtocol, "a tensor in shared memory goes beyond its segment");
   }
-  for (const Mapping& mapping : mappings_) {
-    if (mapping.pid != pid || mapping.segment != place.segment) continue;
-    if (mapping.bytes != place.segment_bytes) return fail(ErrorCode::kProtocol, "a segment of tensors has two sizes");
-    return mapping.base + place.offset;
+  for (auto mapping = mappings_.begin(); mapping != mappings_.end(); ++mapping) {
+    if (mapping->pid != pid || mapping->segment != place.segment) continue;
+    if (mapping->bytes != place.segment_bytes) return fail(ErrorCode::kProtocol, "a segment of tensors has two sizes");
+    mappings_.splice(mappings_.end(), mappings_, mapping);
+    return mapping->base + place.offset;
   }
   MUSTER_ASSIGN(const Mapping mapping, open(pid, place));
-  if (mappings_.size() == kMappings) {
+  if (mappings_.size() == kMost) {
     munmap(mappings_.front().base, mappings_.front().bytes);
     mappings_.pop_front();
   }

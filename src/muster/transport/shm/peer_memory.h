@@ -3,7 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <set>
 
 #include "muster/transport/shm/arena.h"
@@ -15,13 +15,17 @@ namespace muster {
 /// could shrink would be a signal here. Not thread-safe.
 class PeerMemory {
  public:
+  /// Segments that are mapped at a time: their owners give them back without a word, so what was used longest ago must
+  /// go some day. No call uses as many.
+  static constexpr size_t kMost = 1024;
+
   PeerMemory() = default;
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  /// Where `bytes` at `place` of process `pid` lie here. kUnavailable where the system does not let processes see each
-  /// other's files, kProtocol for a place that is none.
+  /// Where `bytes` at `place` of process `pid` lie here, until kMost others have been asked for. kUnavailable where the
+  /// system does not let processes see each other's files, kProtocol for a place that is none.
   Result<uint8_t*> map(pid_t pid, const Arena::Place& place, size_t bytes);
 
   /// Of this process's own segments: those that all peers have mapped before.
@@ -37,7 +41,7 @@ class PeerMemory {
   };
   static Result<Mapping> open(pid_t pid, const Arena::Place& place);
 
-  std::deque<Mapping> mappings_;  ///< the oldest first; a few
+  std::list<Mapping> mappings_;  ///< what was used longest ago first; a few
   std::set<uint64_t> known_;
 };
 
