@@ -190,3 +190,25 @@ def as_optimizer(rank: int) -> tuple[float, int]:
 def test_they_are_optimizers() -> None:
     assert run_ranks(2, as_optimizer) == [(0.025, 4)] * 2
     assert isinstance(muster.optim.LocalSGD, type) and issubclass(LocalSGD, torch.optim.Optimizer)
+
+
+def scaled(rank: int) -> tuple[list[torch.Tensor], float]:
+    """One step with a scaler, whose gradients are 1, and one whose are infinite."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = LocalSGD(torch.optim.SGD([weight], lr=1.0, fused=True), sync_every=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    seen = []
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append(weight.detach().clone())
+    return seen, scaler.get_scale()
+
+
+def test_a_gradient_scaler_scales_back_before_a_fused_step() -> None:
+    for seen, scale in run_ranks(2, scaled):
+        assert torch.equal(seen[0], torch.full((2,), -1.0))
+        assert torch.equal(seen[1], seen[0]), "infinite gradients are no step"
+        assert scale == 512

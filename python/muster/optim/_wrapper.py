@@ -20,6 +20,10 @@ class OuterOptimizer(torch.optim.Optimizer):
     GradScaler take it for what it wraps.
     """
 
+    # What a fused inner one says of itself. But then GradScaler would leave the scale on this object, where the inner
+    # one does not look, in place of scaling gradients back.
+    _step_supports_amp_scaling = False
+
     inner: torch.optim.Optimizer
     steps: int
     """Steps made so far, the same at all ranks."""
