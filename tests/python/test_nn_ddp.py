@@ -85,12 +85,12 @@ class Convolution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4).eval(), nn.ReLU(), nn.Flatten())
-        self.last = nn.Linear(4 * WIDTH, CLASSES)
+        self.body = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4).eval(), nn.ReLU(), nn.Flatten())
+        self.last = nn.Linear(4 * WIDTH // 2, CLASSES)
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x.view(-1, 1, 2, WIDTH // 2)))
+        return self.last(self.body(x.view(-1, 2, 1, WIDTH // 2)))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from muster.nn import DistributedDataParallel
 from ranks import RankPool
-from test_nn_ddp import PER_RANK, Case, Registration, batch, compare, perceptron, train_twice
+from test_nn_ddp import MODELS, PER_RANK, Case, Registration, batch, compare, perceptron, train_twice
 
 
 def power_sgd(name: str, wrap: bool = False) -> Registration:
@@ -140,11 +140,11 @@ def test_ranks_may_train_apart_and_average_their_models_now_and_then(ranks: Rank
     ranks.run(meeting_now_and_then)
 
 
-def overlapping(rank: int) -> None:
+def overlapping(rank: int, model_name: str) -> None:
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     torch.manual_seed(1)
-    reference, in_backward, fused = (copy.deepcopy(each) for each in [perceptron()] * 3)
+    reference, in_backward, fused = (copy.deepcopy(each) for each in [MODELS[model_name]()] * 3)
     _apply_optimizer_in_backward(torch.optim.SGD, in_backward.parameters(), {"lr": 0.1})
     models = [DistributedDataParallel(in_backward), DistributedDataParallel(fused)]
     models[1]._register_fused_optim(torch.optim.SGD, 0.1)
@@ -163,5 +163,6 @@ def overlapping(rank: int) -> None:
             torch.testing.assert_close(ours, expected)
 
 
-def test_optimizers_may_run_within_backward(ranks: RankPool) -> None:
-    ranks.run(overlapping)
+@pytest.mark.parametrize("model_name", ["perceptron", "convolution"])
+def test_optimizers_may_run_within_backward(ranks: RankPool, model_name: str) -> None:
+    ranks.run(overlapping, model_name)

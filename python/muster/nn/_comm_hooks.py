@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
@@ -25,10 +26,19 @@ _WRAPPERS = {
 }
 
 
+def gradients_of(bucket: GradBucket) -> list[Tensor]:
+    """In their parameters' memory formats, as they lie in the bucket: its own gradients() reads all row by row."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense
+    pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
+    return [each.as_strided(like.shape, like.stride()) if dense(like) else each for each, like in pairs]
+
+
 def adapt(hook: Any) -> Hook:
     """The hook, or what to call in its place."""
     if wrap := _WRAPPERS.get(getattr(hook, "__name__", "")):
         return wrap(adapt(hook.__closure__[0].cell_contents))
+    if getattr(hook, "__name__", "") == "hook_then_optimizer_wrapper":
+        return lambda state, bucket: hook(state, _InParametersFormats(bucket))
     if hook is power_sgd.batched_powerSGD_hook:
         hook = _with_globals(hook, _orthogonalize=_orthogonalize)
         return _OneBucketAtATime(functools.partial(_with_own_buffer, hook))
@@ -37,6 +47,19 @@ def adapt(hook: Any) -> Hook:
     if hook in _QUANTIZING:
         return _OneBucketAtATime(_with_globals(hook, dist=_Gathering()))
     return hook  # type: ignore[no-any-return]
+
+
+class _InParametersFormats:
+    """A bucket for a hook that gives its gradients to an optimizer."""
+
+    def __init__(self, bucket: GradBucket) -> None:
+        self._bucket = bucket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    def gradients(self) -> list[Tensor]:
+        return gradients_of(self._bucket)
 
 
 class _OneBucketAtATime:

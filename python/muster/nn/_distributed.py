@@ -16,7 +16,7 @@ from torch.distributed.utils import _sync_module_states, _verify_param_shape_acr
 
 from muster import _C
 from muster._group import backend_of
-from muster.nn._comm_hooks import adapt
+from muster.nn._comm_hooks import adapt, gradients_of
 from muster.nn._logger import Logger
 from muster.nn._mixed_precision import LowPrecision
 from muster.nn._reducer import Reducer
@@ -48,7 +48,7 @@ def _optimize_in_backward(
 
     def step(future: torch.futures.Future[Tensor]) -> Tensor:
         future.value().div_(size)
-        for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
+        for parameter, gradient in zip(parameters, gradients_of(bucket), strict=True):
             for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
                 parameter.grad = gradient.to(parameter.dtype)
                 optimizer.step()
