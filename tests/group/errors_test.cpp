@@ -219,6 +219,28 @@ TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) 
   }
 }
 
+/// Also one that its host's team does not have, which counts its own places.
+TEST(GroupErrorsHosts, AnAbortMayBlameAnyRank) {
+  for (const Rank blamed : {3, 100'000}) {
+    const auto store = memory_store();
+    std::latch formed(4), over(3);
+    run_ranks(4, [&](Rank rank) {
+      auto options = options_for("shm,tcp");
+      options.host_label = rank < 2 ? "a" : "b";
+      const auto group = Group::form(*store, {rank, 4, "test", 0}, options);
+      ASSERT_TRUE(group) << group.error().to_string();
+      formed.arrive_and_wait();
+      if (rank == 0) return over.wait();  // so that rank 1 waits in its team
+      const Work work = (*group)->barrier({.async = true});
+      if (rank == 1) (*group)->abort(Error{ErrorCode::kTimeout, "the operator waited for too long", blamed, {}});
+      const auto result = work.wait();
+      ASSERT_FALSE(result);
+      EXPECT_LT(result.error().rank, 4) << result.error().to_string();
+      over.count_down();
+    });
+  }
+}
+
 TEST(GroupErrorsHosts, AMismatchNamesWhatWasCalledAlsoWhereNoRecorderTells) {
   setenv("MUSTER_RECORDER", "0", 1);
   const auto store = memory_store();

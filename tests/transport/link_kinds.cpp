@@ -38,7 +38,7 @@ std::unique_ptr<Dial> ProcessLinkKind::connect(Loop& loop, const std::string& ad
   return connect_there(loop, numeric(address.c_str()), std::move(self), expected, deadline, std::move(handler));
 }
 
-LinkIdentity ProcessLinkKind::identity(Rank rank) const { return LinkIdentity{rank, 2, "test", 7, credentials()}; }
+LinkIdentity ProcessLinkKind::identity(Rank rank) const { return LinkIdentity{rank, 8, "test", 7, credentials()}; }
 
 std::vector<ProcessLinkKind> process_link_kinds() {
   std::vector<ProcessLinkKind> kinds;

@@ -47,8 +47,8 @@ TEST_P(LinkRefusal, NamesBothWorldSizes) {
   other.size = 3;
   const Ends ends = refuse(identity(0), other, 0);
   EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
-  EXPECT_THAT(ends.connector.message, AllOf(HasSubstr("world size 2"), HasSubstr("has 3")));
-  EXPECT_THAT(ends.acceptor, AllOf(HasSubstr("world size 3"), HasSubstr("has 2")));
+  EXPECT_THAT(ends.connector.message, AllOf(HasSubstr("world size 8"), HasSubstr("has 3")));
+  EXPECT_THAT(ends.acceptor, AllOf(HasSubstr("world size 3"), HasSubstr("has 8")));
 }
 
 TEST_P(LinkRefusal, NamesBothGroups) {

@@ -94,6 +94,10 @@ TEST_P(LinkRogue, MayNotSayMoreThanGoodbye) { expect_refused(frame(LinkFrame::kG
 TEST_P(LinkRogue, MayNotGiveAReasonThatNobodyKnows) {
   expect_refused(frame(LinkFrame::kClose, Writer().put(uint8_t{200}).put(3).put_string("x").put_string("").take()));
 }
+TEST_P(LinkRogue, MayNotBlameARankThatTheGroupDoesNotHave) {
+  expect_refused(
+      frame(LinkFrame::kClose, Writer().put(ErrorCode::kTimeout).put(8).put_string("x").put_string("").take()));
+}
 TEST_P(LinkRogue, MayNotSpeakAnotherProtocol) {
   expect_refused(to_bytes("GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\n\r\n"));
 }

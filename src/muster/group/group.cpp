@@ -67,6 +67,7 @@ class GroupImpl final : public Group {
   }
 
   void abort(Error why) override {
+    if (why.rank < 0 || why.rank >= membership_.size) why.rank = kNoRank;
     messenger_->abort(why);
     runner_->request_abort(why);
     end(std::move(why));

@@ -132,7 +132,8 @@ class Group {
   /// `from` may be kAnyRank; Work::source() tells who it was.
   virtual Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options = {}) = 0;
 
-  /// Ends every pending and later operation here with `why`, and at the peers as far as they can be reached.
+  /// Ends every pending and later operation here with `why`, and at the peers as far as they can be reached. A rank in
+  /// it that is none of the group's blames nobody.
   virtual void abort(Error why) = 0;
   /// Waits a little for what is under way and ends what then still is; the peers learn that this rank has left, as when
   /// the group is destroyed, and later operations fail here. Not to be called by a callback of its own Work.

@@ -239,6 +239,7 @@ Result<> Runner::run_by_links(const Operation& operation, const Deadline& deadli
 /// for another host.
 Error Runner::of_group(Error error) {
   if (fatal_) return *fatal_;
+  if (auto aborted = abort_requested()) return *aborted;
   const bool of_team = error.code == ErrorCode::kTimeout || error.code == ErrorCode::kMismatch;
   if (!of_team || error.rank == kNoRank || !error.context.empty()) return error;
   const Rank rank = locals()[error.rank];

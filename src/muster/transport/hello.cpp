@@ -102,7 +102,7 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
 }
 
 Peer peer_of(const LinkHello& hello, const Address& address) {
-  return Peer{hello.rank, hello.host, hello.pid, hello.generation, address.to_string()};
+  return Peer{hello.rank, hello.host, hello.pid, hello.generation, address.to_string(), hello.size};
 }
 
 }  // namespace muster

@@ -19,6 +19,7 @@ struct Peer {
   pid_t pid = 0;
   uint64_t generation = 0;
   std::string address;
+  int size = 0;  ///< of its group: the ranks that it may blame are below
 
   /// "rank 3 (host b, pid 812)".
   std::string to_string() const;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kLongestText = 1024;
 
-Result<Error> parse_close(ByteView payload) {
+Result<Error> parse_close(ByteView payload, int group_size) {
   Reader reader(payload);
   Error why;
   MUSTER_ASSIGN(why.code, reader.get<ErrorCode>());
@@ -18,7 +18,9 @@ Result<Error> parse_close(ByteView payload) {
   MUSTER_ASSIGN(why.context, reader.get_string());
   MUSTER_TRY(reader.finish());
   if (why.code > kLastErrorCode) return fail(ErrorCode::kProtocol, "a close frame holds an unknown error code");
-  if (why.rank < kNoRank) return fail(ErrorCode::kProtocol, "a close frame blames an impossible rank");
+  if (why.rank < kNoRank || why.rank >= group_size) {
+    return fail(ErrorCode::kProtocol, "a close frame blames an impossible rank");
+  }
   return why;
 }
 
@@ -36,7 +38,7 @@ Bytes encode_farewell(const Error* why) {
 Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& peer) {
   if (header.kind == static_cast<uint8_t>(LinkFrame::kGoodbye) && payload.empty()) return goodbye_error(peer);
   if (header.kind == static_cast<uint8_t>(LinkFrame::kClose)) {
-    Result<Error> why = parse_close(payload);
+    Result<Error> why = parse_close(payload, peer.size);
     return why ? std::move(*why) : link_error(why.error(), peer);
   }
   return link_error(

@@ -22,7 +22,7 @@ inline constexpr uint32_t kLargestControlFrame = 3072;
 
 /// A close frame with `why`, or a goodbye for null. Overlong texts are cut.
 Bytes encode_farewell(const Error* why);
-/// What a close or goodbye frame from `peer` says; kProtocol for what is neither.
+/// What a close or goodbye frame from `peer` says; kProtocol for what is neither, or blames a rank that is none.
 Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& peer);
 
 /// Whether a frame is a note of a length that one may have.
