@@ -19,6 +19,8 @@ from muster.nn import DistributedDataParallel, SyncBatchNorm
 from ranks import RankPool
 from torch import Tensor, nn
 
+from muster import hooks
+
 EXAMPLES = int(os.environ.get("MUSTER_DDP_EXAMPLES", "12"))
 WIDTH, CLASSES, PER_RANK = 6, 3, 4
 Registration = Callable[[DistributedDataParallel], None]  # of a communication hook
@@ -213,12 +215,14 @@ def test_two_runs_with_one_seed_give_the_same_bits(ranks: RankPool, model: str) 
     ranks.run(train_twice, model)
 
 
-def joining(rank: int, by_initial: bool) -> str:
+def joining(rank: int, by_initial: bool, hook: bool) -> str:
     torch.manual_seed(3)
     reference = Branches()
     model = DistributedDataParallel(
         copy.deepcopy(reference), bucket_cap_mb=0.0002, find_unused_parameters=True, gradient_as_bucket_view=by_initial
     )
+    if hook:
+        model.register_comm_hook(None, hooks.all_reduce())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = torch.optim.SGD(reference.parameters(), lr=0.1)
     batches = [3, 5]
@@ -246,8 +250,9 @@ def joining(rank: int, by_initial: bool) -> str:
 
 
 @pytest.mark.parametrize("by_initial", [True, False])
-def test_ranks_may_have_less_data_than_others_within_join(ranks: RankPool, by_initial: bool) -> None:
-    assert len(set(ranks.run(joining, by_initial))) == 1
+@pytest.mark.parametrize("hook", [False, True])
+def test_ranks_may_have_less_data_than_others_within_join(ranks: RankPool, by_initial: bool, hook: bool) -> None:
+    assert len(set(ranks.run(joining, by_initial, hook))) == 1
 
 
 def leaving_early(rank: int) -> str:

@@ -9,6 +9,7 @@
 
 #include "muster/base/check.h"
 #include "muster/torch/exception.h"
+#include "muster/torch/hooks_base.h"
 #include "muster/torch/reducer_impl.h"
 #include "muster/torch/sparse.h"
 #include "muster/torch/tensor.h"
@@ -168,9 +169,11 @@ bool Reducer::Impl::deferred(const Bucket& bucket) const {
   return !hook && !alone() && (bucket.sparse || !bucket.flat.device().is_cpu());
 }
 
-/// Factor that makes an average over the group's ranks one over those that have data.
+/// Factor that makes an average over the group's ranks one over those that have data. Where torch's Python code counts
+/// them, a hook of Python's divides as it likes, as with torch's reducer.
 double Reducer::Impl::scale() {
-  if (!forward_work || divide_by_initial) return factor;
+  const bool ours = !hook || dynamic_cast<const NativeHook*>(hook.get()) != nullptr;
+  if (!forward_work || divide_by_initial || !ours) return factor;
   forward_work->wait();
   return group->membership().size / forward_work->result().front().item<double>();
 }
@@ -188,7 +191,7 @@ void Reducer::Impl::begin_bucket(size_t index) {
     return;
   }
   if (alone()) return;
-  if (const double by = hook ? factor : scale(); by != 1) bucket->flat.mul_(by);
+  if (const double by = scale(); by != 1) bucket->flat.mul_(by);
   if (hook) {
     run_hook(index, bucket);
     return;
