@@ -72,9 +72,7 @@ TEST_P(LinkRefusal, NamesBothGenerations) {
 }
 
 TEST_P(LinkRefusal, NamesTheRankThatAnsweredForAnother) {
-  LinkIdentity listening = identity(0), connecting = identity(1);
-  listening.size = connecting.size = 4;
-  const Ends ends = refuse(listening, connecting, 2);
+  const Ends ends = refuse(identity(0), identity(1), 2);
   EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
   for (const std::string& text : {ends.connector.message, ends.acceptor}) {
     EXPECT_THAT(text, AllOf(HasSubstr("rank 0"), HasSubstr("dialled rank 2")));
@@ -98,7 +96,7 @@ TEST_P(LinkRefusal, LetsNobodyInWithoutTheSecret) {
 
 TEST_P(LinkRefusal, WantsARankWithinTheWorld) {
   auto loop = Loop::create();
-  LinkIdentity self = identity(2);
+  LinkIdentity self = identity(8);
   const auto listener = GetParam().listen(**loop, self, [](std::unique_ptr<Link>) {});
   ASSERT_FALSE(listener);
   EXPECT_EQ(listener.error().code, ErrorCode::kInvalidArgument);
