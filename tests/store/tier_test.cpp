@@ -143,6 +143,18 @@ TEST(Tiers, NoticeThatTheServerWasStartedAnew) {
   const auto again = StoreServer::start(options, soon());
   ASSERT_TRUE(again.has_value()) << again.error().to_string();
   expect_error(store->get("never", soon()), ErrorCode::kPeerLost, "started anew");
+  while ((*again)->stat().clients > 0) std::this_thread::yield();  // the proxy lives, and has let go of the link
+}
+
+TEST(Tiers, EndTheSessionOfOneThatNeverSaysAWord) {
+  const TestServer root("", tiered(300ms));
+  std::vector<Connection> mute;
+  for (int i = 0; i < 3; ++i)
+    mute.push_back(
+        connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), tier_hello(fresh_session_id())).value());
+  while (root.server->stat().clients < 3) std::this_thread::yield();
+  while (root.server->stat().clients > 0) std::this_thread::yield();
+  EXPECT_OK(open_or_fail(root.tcp_url())->set("k", as_bytes("v"), soon()));
 }
 
 TEST(Tiers, AskForANodesStartUpOnce) {

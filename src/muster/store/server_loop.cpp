@@ -26,7 +26,7 @@ constexpr Duration kShortestFlushGap = 100us, kLongestFlushGap = 4ms;
 constexpr size_t kCrowd = 8;
 constexpr Duration kFlushGapPerProxy = 300us;
 constexpr Duration kSessionTick = 500ms;
-constexpr Duration kSilentLink = 20s;  // or three signs of life that did not come, if that is longer
+constexpr Duration kSilentLink = 20s;  // or the grace of a link; three signs of life that did not come, if longer
 constexpr Duration kQuietAfterRevocation = 1s;
 
 void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
@@ -419,8 +419,8 @@ void ServerLoop::on_lost(Client& client, const Error& why) {
 
 void ServerLoop::look_after_sessions() {
   const TimePoint now = loop_->clock().now();
-  const Duration silence = std::max(kSilentLink, 3 * kBeat * beat_growth(proxies()));
-  std::vector<std::pair<Client*, Error>> over;
+  const Duration silence = std::max(std::min(kSilentLink, options_.link_grace), 3 * kBeat * beat_growth(proxies()));
+  std::vector<Client*> silent, over;  // ending a session takes it out of sessions_
   for (const auto& [id, client] : sessions_) {
     Tier& tier = *client->tier;
     // It may have been granted some since without the right to use them, hence also where none was good for longer.
@@ -428,14 +428,14 @@ void ServerLoop::look_after_sessions() {
       tier.revoked = now;
       backend_->revoke(client->id);
     }
-    if (tier.host.linked() && now - tier.host.heard() > silence) {
-      client->channel->close();
-      on_lost(*client, {ErrorCode::kTimeout, "nothing came over it", kNoRank, {}});
-    }
-    if (tier.host.linked() || now - tier.since <= options_.link_grace) continue;
-    over.push_back({client, {ErrorCode::kTimeout, "the proxy did not come back", kNoRank, {}}});
+    if (tier.host.linked() && now - tier.host.heard() > silence) silent.push_back(client);
+    if (!tier.host.linked() && now - tier.since > options_.link_grace) over.push_back(client);
   }
-  for (const auto& [client, why] : over) lose(*client, why);
+  for (Client* client : silent) {
+    client->channel->close();
+    on_lost(*client, {ErrorCode::kTimeout, "nothing came over it", kNoRank, {}});
+  }
+  for (Client* client : over) lose(*client, {ErrorCode::kTimeout, "the proxy did not come back", kNoRank, {}});
   flush();
   loop_->after(kSessionTick, [this] { look_after_sessions(); });
 }

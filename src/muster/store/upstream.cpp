@@ -38,10 +38,9 @@ bool is_refusal(const Error& error) {
 
 class Upstream : public Backend {
  public:
-  Upstream(Loop& loop, UpstreamOptions options, std::vector<Address> addresses, Deliver deliver)
+  Upstream(Loop& loop, UpstreamOptions options, Deliver deliver)
       : loop_(loop),
         options_(std::move(options)),
-        addresses_(std::move(addresses)),
         deliver_(std::move(deliver)),
         link_({{options_.merge}, options_.url, options_.max_queue},
               options_.session ? *options_.session : fresh_session_id()) {}
@@ -62,6 +61,7 @@ class Upstream : public Backend {
   Result<> attach(Connection connection) {
     refused_since_.reset();
     pause_ = kFirstPause;
+    address_ = connection.peer;
     old_channel_ = std::move(channel_);
     channel_ = std::make_unique<Channel>(
         loop_, std::move(connection.stream), Channel::Options{options_.max_queue},
@@ -102,7 +102,8 @@ class Upstream : public Backend {
   }
 
   void take_turn() {
-    if (channel_ && !link_.lost()) {
+    if (link_.lost()) channel_.reset();  // the server above sees at once that nobody comes back
+    if (channel_) {
       link_.write(channel_->out(), now());
       channel_->flush();
     }
@@ -120,11 +121,10 @@ class Upstream : public Backend {
   }
 
   void on_input(ByteView bytes) {
-    if (const auto taken = link_.receive(bytes, now()); !taken) {
-      channel_->close();
-      log(LogLevel::kError, link_.lost()->message);
-    }
-    take_turn();
+    if (link_.receive(bytes, now())) return take_turn();
+    log(LogLevel::kError, link_.lost()->message);
+    channel_->close();
+    take_turn_soon();  // not within the channel's call
   }
 
   // ---- when the link breaks
@@ -139,30 +139,24 @@ class Upstream : public Backend {
     attempt();
   }
 
+  // Where the server was. Dialling all addresses of its name could break what the first of them has just mended: to
+  // the server the session's last link is the one that counts.
   void attempt() {
-    dials_.clear();
-    connecting_ = true;
-    failures_ = refusals_ = 0;
-    for (const Address& address : addresses_) {
-      dials_.push_back(dial(loop_, address, store_dial_options(address, options_.credentials, hello()),
-                            Deadline::after(kAttemptTime, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),
-                            [this](Result<Connection> outcome) { on_dialled(std::move(outcome)); }));
-    }
+    dial_ = dial(loop_, address_, store_dial_options(address_, options_.credentials, hello()),
+                 Deadline::after(kAttemptTime, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),
+                 [this](Result<Connection> outcome) { on_dialled(std::move(outcome)); });
   }
 
   void on_dialled(Result<Connection> outcome) {
-    if (!connecting_) return;  // another address was faster
     if (outcome && to_string(outcome->hello) == kStoreHello) {
-      connecting_ = false;
       if (const auto attached = attach(std::move(*outcome)); !attached) on_lost(attached.error());
       return;
     }
     if (!outcome) reason_ = outcome.error().message;
     if (!outcome && outcome.error().code == ErrorCode::kAuthentication) return give_up();
-    refusals_ += !outcome && is_refusal(outcome.error());
-    if (++failures_ < addresses_.size()) return;
-    if (refusals_ < failures_) refused_since_.reset();
-    if (refusals_ == failures_ && !refused_since_) refused_since_ = now();
+    const bool refused = !outcome && is_refusal(outcome.error());
+    if (!refused) refused_since_.reset();
+    if (refused && !refused_since_) refused_since_ = now();
     const bool ended = refused_since_ && now() - *refused_since_ >= kRefusedGrace;
     if (ended || now() - lost_since_ >= options_.link_grace) return give_up();
     const auto pause =
@@ -182,15 +176,13 @@ class Upstream : public Backend {
 
   Loop& loop_;
   const UpstreamOptions options_;
-  const std::vector<Address> addresses_;
   const Deliver deliver_;
   ProxyLink link_;
   std::unique_ptr<Channel> channel_, old_channel_;
   std::optional<Loop::TimerId> turn_timer_, wake_timer_, retry_timer_;
   TimePoint wake_at_{};
-  std::vector<std::unique_ptr<Dial>> dials_;
-  bool connecting_ = false;
-  size_t failures_ = 0, refusals_ = 0;  // of the dials of one attempt
+  Address address_;  // of the last link
+  std::unique_ptr<Dial> dial_;
   TimePoint lost_since_{};
   std::optional<TimePoint> refused_since_;
   std::string reason_;
@@ -202,8 +194,7 @@ class Upstream : public Backend {
 
 Result<std::unique_ptr<Backend>> upstream_backend(Loop& loop, UpstreamOptions options, const Deadline& deadline,
                                                   Backend::Deliver deliver) {
-  MUSTER_ASSIGN(auto addresses, addresses_of_store(options.url));
-  auto upstream = std::make_unique<Upstream>(loop, options, std::move(addresses), std::move(deliver));
+  auto upstream = std::make_unique<Upstream>(loop, options, std::move(deliver));
   MUSTER_ASSIGN(Connection connection, connect_to_store(options.url, options.credentials, deadline, upstream->hello()));
   MUSTER_TRY(upstream->attach(std::move(connection)));
   return upstream;
