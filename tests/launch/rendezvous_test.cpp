@@ -6,6 +6,8 @@
 namespace muster {
 namespace {
 
+using ::testing::Each;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Kind = News::Kind;
@@ -249,6 +251,23 @@ TEST_F(Rendezvouses, AnElasticJobWaitsAMomentForMoreNodesAndThenStarts) {
   ASSERT_FALSE(news.empty());
   EXPECT_EQ(news.back().kind, Kind::kStart);
   EXPECT_EQ(order(), "ab");
+}
+
+TEST_F(Rendezvouses, TheLastCallCountsFromWhenThereAreEnoughNodes) {
+  options_.last_call = 30s;
+  make(2, 4);
+  join("a");
+  join("b");
+  wait_alive(12s, {"a"});  // b is lost
+  EXPECT_THAT(wait_alive(60s, {"a"}), Each(Field(&News::kind, Kind::kProgress)));
+  EXPECT_GT(rendezvous_->next_tick().ns, now_.ns) << "nothing is to be done before";
+  EXPECT_THAT(join("c"), IsEmpty()) << "there may be more to come";
+  const auto news = wait_alive(31s, {"a", "c"});
+  ASSERT_FALSE(news.empty());
+  EXPECT_EQ(news.back().kind, Kind::kStart);
+  call(NodeCall::Kind::kStopped, "a");
+  wait_alive(12s, {"a"});  // c is lost, long after the last call
+  EXPECT_GT(rendezvous_->next_tick().ns, now_.ns);
 }
 
 TEST_F(Rendezvouses, ANodeThatComesLaterIsLetIntoTheNextGeneration) {

@@ -212,7 +212,11 @@ void JobRendezvous::gather(TimePoint now) {
 
 void JobRendezvous::start_when_complete(TimePoint now) {
   const int there = eligible();
-  if (phase_ != Phase::kGathering || there < options_.min_nodes) return;
+  if (phase_ != Phase::kGathering) return;
+  if (there < options_.min_nodes) {
+    last_call_ = {INT64_MAX};  // it counts from when there are enough
+    return;
+  }
   // Those who are left when a generation ends begin the next one at once: who comes later is let in then.
   const bool successor = options_.first_generation > 0;
   const bool survivors = began_ || (successor && there >= expected_);
