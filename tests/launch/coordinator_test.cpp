@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
+#include <future>
 #include <tuple>
 
 #include "muster/launch/member.h"
@@ -69,7 +71,7 @@ class FakeAgent {
 
 class Coordinators : public ::testing::Test {
  protected:
-  void start(int min_nodes, int max_nodes, int max_restarts, Store* ledger = nullptr) {
+  void start(int min_nodes, int max_nodes, int max_restarts, Coordinator::Succession succession = {}) {
     RendezvousOptions options;
     options.min_nodes = min_nodes;
     options.max_nodes = max_nodes;
@@ -77,7 +79,9 @@ class Coordinators : public ::testing::Test {
     options.last_call = Duration::zero();
     options.heartbeat_timeout = kPlenty;
     max_restarts_ = max_restarts;
-    coordinator_ = Coordinator::start(store_->clone().value(), "run", options, ledger, [](const Error&) {}).value();
+    coordinator_ = Coordinator::start(store_->clone().value(), "run", options, succession, [this](const Error& why) {
+                     failed_.set_value(why);
+                   }).value();
   }
   void add(const std::string& id, int min_nodes, int max_nodes) {
     agents_.push_back(std::make_unique<FakeAgent>(*store_, id, min_nodes, max_nodes, max_restarts_));
@@ -88,6 +92,7 @@ class Coordinators : public ::testing::Test {
   }
 
   int max_restarts_ = 0;
+  std::promise<Error> failed_;
   std::unique_ptr<Store> store_ = memory_store();
   std::unique_ptr<Coordinator> coordinator_;
   std::vector<std::unique_ptr<FakeAgent>> agents_;
@@ -163,7 +168,7 @@ TEST_F(Coordinators, LetNodesInAndOutOfAnElasticJob) {
 
 TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   const auto ledger = memory_store();
-  start(1, 1, /*max_restarts=*/2, ledger.get());
+  start(1, 1, /*max_restarts=*/2, {ledger.get(), nullptr});
   add("a", 1, 1);
   agents_[0]->start();
   agents_[0]->tell(NodeCall::Kind::kFailed, "one");
@@ -172,7 +177,7 @@ TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   EXPECT_EQ(agents_[0]->start().restarts, 1);
   coordinator_.reset();
   const auto dead = std::exchange(store_, memory_store());
-  start(1, 1, /*max_restarts=*/2, ledger.get());
+  start(1, 1, /*max_restarts=*/2, {ledger.get(), nullptr});
   add("b", 1, 1);
   const Assignment successor = agents_[1]->start();
   EXPECT_EQ(successor.generation, 2);
@@ -184,6 +189,27 @@ TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   ASSERT_TRUE(dead->set(JobKeys("run").news(4), encode(News{Kind::kOutcome}), soon()));
   agents_[1]->tell(NodeCall::Kind::kBye);
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
+}
+
+TEST_F(Coordinators, DecideNothingOnceTheirClaimIsNotCertain) {
+  struct : Claim {
+    bool held() const override { return holds; }
+    std::atomic<bool> holds = true;
+  } claim;
+  const auto ledger = memory_store();
+  start(1, 1, /*max_restarts=*/1, {ledger.get(), &claim});
+  add("a", 1, 1);
+  agents_[0]->start();
+  const Bytes written = ledger->get(JobKeys("run").ledger(), soon()).value();
+  claim.holds = false;
+  agents_[0]->tell(NodeCall::Kind::kFailed, "one");
+  auto failed = failed_.get_future();
+  ASSERT_EQ(failed.wait_for(60s), std::future_status::ready);
+  EXPECT_THAT(failed.get().message, HasSubstr("claim"));
+  coordinator_.reset();
+  EXPECT_EQ(ledger->get(JobKeys("run").ledger(), soon()).value(), written);
+  EXPECT_FALSE(store_->check({JobKeys("run").news(2)}, soon()).value()) << "nobody is told to stop";
+  ASSERT_TRUE(store_->set(JobKeys("run").news(2), encode(News{Kind::kOutcome}), soon()));  // ends the agent's wait
 }
 
 TEST_F(Coordinators, WriteTheNodesDownForPeople) {

@@ -73,6 +73,17 @@ TEST(RenewedClaim, IsLostWhenTheStoreIsSilentForItsTimeToLive) {
   EXPECT_TRUE(comes_to_be_lost(claim));
 }
 
+TEST(RenewedClaim, AsksAgainSoonWhereTheStoreDidNotSay) {
+  FakeStore fake;
+  fake.answer(fail(ErrorCode::kTimeout, "busy"));
+  const RenewedClaim claim(fake.store(), steady_clock().now(), 9s);
+  fake.wait_for_renewals(3);  // of which 9 s had room for two
+  EXPECT_TRUE(claim.held());
+  fake.answer(true);
+  fake.wait_for_renewals(2);
+  EXPECT_TRUE(claim.held());
+}
+
 TEST(RenewedClaim, CountsItsTimeFromWhenItWasAskedFor) {
   FakeStore fake;
   const RenewedClaim late(fake.store(), TimePoint{steady_clock().now().ns - Duration(10s).count()}, 5s);

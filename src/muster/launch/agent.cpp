@@ -218,7 +218,7 @@ Result<> Agent::meet() {
   if (node_.root) {
     MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
     MUSTER_ASSIGN(coordinator_, Coordinator::start(std::move(store), options_.run_id, rendezvous_options(options_),
-                                                   node_.outside.get(), [this](const Error& why) {
+                                                   {node_.outside.get(), node_.claim.get()}, [this](const Error& why) {
                                                      loop_.post([this, why] { on_lost(why); });
                                                    }));
     if (node_.claim) watch_claim();
@@ -254,7 +254,7 @@ NodeInfo Agent::self() const {
   return node;
 }
 
-// Another may become the root once the claim is not certain any more: two must never decide.
+// The workers are stopped before a new root starts theirs.
 void Agent::watch_claim() {
   claim_timer_ = loop_.after(options_.heartbeat_timeout / 10, [this] {
     claim_timer_ = 0;

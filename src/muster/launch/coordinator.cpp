@@ -34,19 +34,19 @@ Result<> read_ledger(Store& ledger, const Key& key, RendezvousOptions& options) 
 }  // namespace
 
 Result<std::unique_ptr<Coordinator>> Coordinator::start(std::unique_ptr<Store> store, const std::string& run_id,
-                                                        RendezvousOptions options, Store* ledger,
+                                                        RendezvousOptions options, Succession succession,
                                                         std::function<void(const Error&)> failed) {
-  if (ledger != nullptr) MUSTER_TRY(read_ledger(*ledger, JobKeys(run_id).ledger(), options));
-  std::unique_ptr<Coordinator> made(new Coordinator(std::move(store), run_id, options, ledger, std::move(failed)));
+  if (succession.ledger != nullptr) MUSTER_TRY(read_ledger(*succession.ledger, JobKeys(run_id).ledger(), options));
+  std::unique_ptr<Coordinator> made(new Coordinator(std::move(store), run_id, options, succession, std::move(failed)));
   made->thread_ = std::thread([self = made.get()] { self->run(); });
   return made;
 }
 
 Coordinator::Coordinator(std::unique_ptr<Store> store, const std::string& run_id, const RendezvousOptions& options,
-                         Store* ledger, std::function<void(const Error&)> failed)
+                         Succession succession, std::function<void(const Error&)> failed)
     : store_(std::move(store)),
       keys_(run_id),
-      ledger_(ledger),
+      succession_(succession),
       failed_(std::move(failed)),
       rendezvous_(options, steady_clock().now()) {}
 
@@ -93,8 +93,12 @@ Result<> Coordinator::turn() {
 
 Result<> Coordinator::publish(const std::vector<News>& all) {
   for (const News& news : all) {
+    // Another may be the root once the claim is not certain any more: two must never decide.
+    if (succession_.claim != nullptr && !succession_.claim->held())
+      return fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root");
     if (news.kind == News::Kind::kStart) MUSTER_TRY(publish_start());
-    if (news.kind == News::Kind::kOutcome && ledger_ != nullptr) (void)ledger_->delete_key(keys_.ledger(), soon());
+    if (news.kind == News::Kind::kOutcome && succession_.ledger != nullptr)
+      (void)succession_.ledger->delete_key(keys_.ledger(), soon());
     MUSTER_TRY(store_->set(keys_.news(++news_), encode(news), soon()));
     MUSTER_TRY(store_->add(keys_.news_count(), 1, soon()));
     if (news.kind != News::Kind::kProgress) MUSTER_TRY(publish_nodes());
@@ -104,9 +108,9 @@ Result<> Coordinator::publish(const std::vector<News>& all) {
 
 Result<> Coordinator::publish_start() {
   const int generation = rendezvous_.generation();
-  if (ledger_ != nullptr) {
+  if (succession_.ledger != nullptr) {
     const json state = {{"generation", generation}, {"restarts", rendezvous_.restarts()}};
-    MUSTER_TRY(ledger_->set(keys_.ledger(), to_bytes(state.dump()), soon()));
+    MUSTER_TRY(succession_.ledger->set(keys_.ledger(), to_bytes(state.dump()), soon()));
   }
   if (generation > 0) MUSTER_TRY(doom(generation - 1));
   std::vector<Key> keys;

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "muster/launch/rendezvous.h"
-#include "muster/store/store.h"
+#include "muster/store/claim.h"
 
 namespace muster {
 
@@ -16,11 +16,16 @@ namespace muster {
 /// nodes' calls out of the inbox, and writes news and places.
 class Coordinator {
  public:
-  /// `store`: a handle on the job's store, for this thread alone. `ledger`: where generation and restarts are kept so
-  /// that they outlive this root; borrowed; null where nothing outlives it. The options' first_generation and restarts
-  /// are read from it. `failed`: the store was lost, and with it the job; called on the coordinator's thread.
+  /// What another root goes by that takes this one's place. Borrowed.
+  struct Succession {
+    /// Where generation and restarts are kept, and read from before the first; null where nothing outlives this root.
+    Store* ledger = nullptr;
+    const Claim* claim = nullptr;  ///< to be the root; null where nobody else can be
+  };
+  /// `store`: a handle on the job's store, for this thread alone. `failed`: the store was lost, or the claim, and with
+  /// it this root's say; called on the coordinator's thread.
   static Result<std::unique_ptr<Coordinator>> start(std::unique_ptr<Store> store, const std::string& run_id,
-                                                    RendezvousOptions options, Store* ledger,
+                                                    RendezvousOptions options, Succession succession,
                                                     std::function<void(const Error&)> failed);
   /// Decides nothing any more. The nodes find out when the store goes.
   ~Coordinator();
@@ -32,8 +37,8 @@ class Coordinator {
   bool await_all_left(int expected, const Deadline& deadline);
 
  private:
-  Coordinator(std::unique_ptr<Store> store, const std::string& run_id, const RendezvousOptions& options, Store* ledger,
-              std::function<void(const Error&)> failed);
+  Coordinator(std::unique_ptr<Store> store, const std::string& run_id, const RendezvousOptions& options,
+              Succession succession, std::function<void(const Error&)> failed);
   void run();
   Result<> turn();
   Result<> publish(const std::vector<News>& all);
@@ -44,7 +49,7 @@ class Coordinator {
 
   const std::unique_ptr<Store> store_;
   const JobKeys keys_;
-  Store* const ledger_;
+  const Succession succession_;
   const std::function<void(const Error&)> failed_;
   JobRendezvous rendezvous_;
   int64_t news_ = 0;         // written so far

@@ -23,16 +23,21 @@ bool RenewedClaim::held() const {
   return steady_clock().now() < lives_until_;
 }
 
-// An answer may be late, so the time to live counts from when the question was sent.
+// An answer may be late, so the time to live counts from when the question was sent. Where none came, it is asked again
+// soon: the store may have stood still for a moment only.
 void RenewedClaim::keep_up() {
-  const Duration pause = time_to_live_ / 3;
+  const Duration third = time_to_live_ / 3;
+  Duration pause = third;
   std::unique_lock lock(mutex_);
   while (!ended_.wait_for(lock, pause, [this] { return ends_; })) {
     const TimePoint asked = steady_clock().now();
     if (asked >= lives_until_) return;
+    const Deadline deadline = Deadline::after(third).or_sooner(lives_until_);
     lock.unlock();
-    const Result<bool> renewed = store_.renew(Deadline::after(pause));
+    const Result<bool> renewed = store_.renew(deadline);
     lock.lock();
+    if (steady_clock().now() >= lives_until_) return;  // as held() may have said already
+    pause = renewed ? third : third / 20;
     if (renewed && !*renewed) lives_until_ = asked;  // it is another's, or nobody's
     if (renewed && *renewed) lives_until_ = asked + time_to_live_;
   }
