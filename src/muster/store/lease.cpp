@@ -15,8 +15,11 @@ bool LeaseTable::grant(const Key& key, ClientId holder) {
   Record& record = records_[key];
   if (!record.leasable()) return false;
   const Holder lease{holder, terms_.try_emplace(holder, 0).first->second};
-  const auto place = std::lower_bound(record.holders.begin(), record.holders.end(), lease);
-  if (place != record.holders.end() && *place == lease) return true;
+  const auto place = std::lower_bound(record.holders.begin(), record.holders.end(), Holder{holder, 0});
+  if (place != record.holders.end() && place->client == holder) {
+    place->term = lease.term;
+    return true;
+  }
   record.holders.insert(place, lease);
   ++leases_;
   return true;

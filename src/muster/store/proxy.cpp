@@ -67,6 +67,11 @@ bool reads(StoreOperation operation) {
 
 }  // namespace
 
+bool takes_back(StoreOperation operation) {
+  return operation == StoreOperation::kCancel || operation == StoreOperation::kRelease ||
+         operation == StoreOperation::kWithdraw;
+}
+
 struct Proxy::Impl {
   explicit Impl(const Options& given)
       : options(given), barriers(out, given.merge ? given.longest_hold : Duration{0}), reads(out, given) {}
@@ -92,7 +97,7 @@ void Proxy::submit(Request request, ClientId client, TimePoint now) {
   const Caller caller{client, request.id};
   const bool answered = request.operation != StoreOperation::kCancel && request.operation != StoreOperation::kRelease;
   Result<> valid = validate(request);
-  if (valid && answered && pending() >= kMaxPending) {
+  if (valid && !takes_back(request.operation) && pending() >= kMaxPending) {
     valid = muster::fail(ErrorCode::kResourceExhausted, "too many requests wait at this node's proxy");
   }
   if (valid) return impl_->submit(std::move(request), client, now);

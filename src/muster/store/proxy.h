@@ -7,6 +7,9 @@
 
 namespace muster {
 
+/// cancel, release, withdraw: what makes room, and so is never refused for want of it.
+bool takes_back(StoreOperation operation);
+
 /// What a node's proxy does with the requests of its clients, between them and the server above. Knows no socket,
 /// thread or clock: requests and drops go in with the time; requests for the server above and replies for the clients
 /// come out. The server above answers each request once (a barrier may be answered in parts), in any order.

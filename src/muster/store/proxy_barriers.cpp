@@ -65,7 +65,9 @@ void Barriers::send(Group group) {
 
 void Barriers::receive(Reply reply) {
   if (const auto withdrawal = withdrawals_.extract(reply.id); !withdrawal.empty()) {
-    return taken_back(withdrawal.mapped(), static_cast<uint32_t>(reply.number));
+    // A refusal says that the server is lost, which releases nobody.
+    return taken_back(withdrawal.mapped(),
+                      reply.status ? static_cast<uint32_t>(reply.number) : withdrawal.mapped().weight);
   }
   const auto group = sent_.find(reply.id);
   if (group == sent_.end()) return;

@@ -14,7 +14,7 @@ ProxyLink::ProxyLink(Options options, SessionId session)
 void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
   asked_ = now;
   std::optional<Error> refusal = lost_;
-  if (!refusal && session_.unacknowledged() > options_.max_unacknowledged) {
+  if (!refusal && !takes_back(request.operation) && session_.unacknowledged() > options_.max_unacknowledged) {
     refusal =
         Error{ErrorCode::kResourceExhausted, "the store at " + options_.server + " does not keep up", kNoRank, {}};
   }

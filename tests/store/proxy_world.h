@@ -1,0 +1,76 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "muster/store/lease.h"
+#include "muster/store/proxy.h"
+#include "store/expect.h"
+
+namespace muster {
+
+inline constexpr ClientId kProxy = 100, kStranger = 200;
+
+// A proxy before a store, with nothing but function calls between them.
+class World {
+ public:
+  explicit World(Proxy::Options options = merging()) : proxy(options) { lease(kLeaseTime); }
+  static Proxy::Options merging() {
+    Proxy::Options options;
+    options.merge = true;
+    return options;
+  }
+
+  void lease(Duration time) { proxy.set_lease_end(now + time, now); }
+  void ask(ClientId client, RequestId id, StoreOperation operation, std::vector<Key> keys, int64_t number = 0,
+           std::vector<Bytes> values = {}) {
+    proxy.submit({operation, id, std::move(keys), std::move(values), number}, client, now);
+  }
+  void get(ClientId client, RequestId id, Key key) { ask(client, id, StoreOperation::kGet, {std::move(key)}); }
+  /// Takes what goes up now, and leaves it on its way.
+  std::vector<Request> up() {
+    std::vector<Request> requests = proxy.take_requests(now);
+    travelling.insert(travelling.end(), requests.begin(), requests.end());
+    return requests;
+  }
+  /// What is on its way arrives, and the replies come back; until all is quiet.
+  void settle() {
+    for (up(); !travelling.empty(); up()) {
+      for (Request& request : std::exchange(travelling, {})) down(root.apply(std::move(request), kProxy));
+    }
+  }
+  void down(Replies replies) {
+    for (Reply& reply : replies) {
+      if (reply.client == kProxy) proxy.receive(std::move(reply), now);
+    }
+  }
+  /// A request of another node. What it releases here arrives.
+  Replies elsewhere(StoreOperation operation, std::vector<Key> keys, std::vector<Bytes> values = {},
+                    int64_t number = 0) {
+    Replies replies = root.apply({operation, ++last_id, std::move(keys), std::move(values), number}, kStranger);
+    down(replies);
+    return replies;
+  }
+  void set(const Key& key, const std::string& value) { elsewhere(StoreOperation::kSet, {key}, {to_bytes(value)}); }
+
+  /// "client:id=number or text or error", in order.
+  std::vector<std::string> heard() {
+    std::vector<std::string> result;
+    for (const Reply& reply : proxy.take_replies()) {
+      std::string text = std::to_string(reply.client) + ":" + std::to_string(reply.id) + "=";
+      if (!reply.status) text += name(reply.status.error().code);
+      if (reply.status && reply.values.empty()) text += std::to_string(reply.number);
+      for (const Bytes& value : reply.values) text += to_string(value) + ";";
+      result.push_back(text);
+    }
+    return result;
+  }
+
+  TimePoint now{1'000'000'000};
+  Proxy proxy;
+  StoreState root;
+  std::vector<Request> travelling;
+  RequestId last_id = 0;
+};
+using Heard = std::vector<std::string>;
+
+}  // namespace muster
