@@ -20,6 +20,7 @@ namespace {
 
 constexpr Duration kQuietTime = std::chrono::seconds(3);        // of waiting for the root, before the user is told
 constexpr Duration kSlice = std::chrono::seconds(1);            // of a wait that can be cancelled
+constexpr Duration kLongestSlice = std::chrono::seconds(8);     // of one for a store that may have several hosts
 constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the proxy above in the tree to listen
 constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
 constexpr std::string_view kTcpScheme = "tcp://";
@@ -97,7 +98,7 @@ class Opening {
   // The root has no place of its own: whoever claims the name serves at any free port, and says so in the claim.
   Result<> by_outside_store() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
-    auto outside = open_store(options_.rdzv_url, options_.secret, deadline_);
+    auto outside = open_outside();
     if (!outside) return fail(outside.error().code, "--rdzv-endpoint: " + outside.error().message);
     node_.outside = std::move(*outside);
     node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
@@ -115,6 +116,16 @@ class Opening {
     if (cancelled()) return stopped();
     return fail(ErrorCode::kTimeout, fmt::format("found no root of the job through {} within {:g} s ({})",
                                                  options_.rdzv_url, seconds(options_.timeout), last.message));
+  }
+
+  // One that refuses has said so; one that is silent may only be slow.
+  Result<std::unique_ptr<Store>> open_outside() {
+    for (Duration patience = kSlice;; patience = std::min(2 * patience, kLongestSlice)) {
+      auto outside = open_store(options_.rdzv_url, options_.secret, slice(patience));
+      const bool silent = !outside && outside.error().code == ErrorCode::kTimeout;
+      if (!silent || deadline_.passed()) return outside;
+      if (cancelled()) return stopped();
+    }
   }
 
   // Where hosts come and go a name may be known only a while after its host has started. A lone label that is not known
@@ -277,7 +288,7 @@ class Opening {
   }
 
   static double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-  Deadline slice() const { return deadline_.or_sooner(deadline_.clock().now() + kSlice); }
+  Deadline slice(Duration patience = kSlice) const { return deadline_.or_sooner(deadline_.clock().now() + patience); }
   bool cancelled() const { return events_.cancelled != nullptr && *events_.cancelled; }
   static tl::unexpected<Error> stopped() { return fail(ErrorCode::kAborted, "stopped while waiting for the root"); }
 

@@ -39,7 +39,7 @@ struct NodeStore {
 
 struct NodeStoreEvents {
   std::function<void(std::string)> notice;       ///< what the user should know
-  const std::atomic<bool>* cancelled = nullptr;  ///< set: give up within a second
+  const std::atomic<bool>* cancelled = nullptr;  ///< set: give up within a second, or a few for a silent store
 };
 
 /// Finds the root or becomes it. Without an outside store the root is node 0, or without node ranks the node whose

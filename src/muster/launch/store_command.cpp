@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* kDefaultListen = "127.0.0.1:29400";
 constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for a store, before the user is told
+constexpr Duration kLook = std::chrono::seconds(1);       // at a key that may be deleted meanwhile
 
 // What the command line says, for all of the commands.
 struct StoreWords {
@@ -116,10 +117,14 @@ Result<std::map<Key, Bytes>> contents(Store& store, const std::string& prefix, c
   MUSTER_ASSIGN(const auto keys, store.list_keys(prefix, deadline));
   std::map<Key, Bytes> found;
   for (const Key& key : keys) {
-    const auto there = store.check({key}, deadline);
-    if (!there) return tl::unexpected(there.error());
-    if (!*there) continue;
-    MUSTER_ASSIGN(found[key], store.get(key, deadline));
+    while (true) {
+      MUSTER_ASSIGN(const bool there, store.check({key}, deadline));
+      if (!there) break;
+      auto value = store.get(key, deadline.or_sooner(deadline.clock().now() + kLook));
+      if (value) found[key] = std::move(*value);
+      if (value) break;
+      if (value.error().code != ErrorCode::kTimeout || deadline.passed()) return tl::unexpected(value.error());
+    }
   }
   return found;
 }
@@ -240,7 +245,8 @@ struct Line {
     serve->add_option("--listen", words.serve.listen, "host:port, unix:/path or unix:@name; port 0 takes a free one")
         ->default_str(kDefaultListen);
     serve->add_option("--torch-listen", words.serve.torch_listen, "host:port for torch.distributed.TCPStore clients");
-    serve->add_option("--threads", words.serve.threads, "by default one for each core, 16 at most");
+    serve->add_option("--threads", words.serve.threads,
+                      "by default one for every two cores, 16 at most; a proxy has one");
     serve->add_option("--upstream", words.serve.upstream, "be a proxy of the store server at this URL");
     serve->add_flag("--tiered", words.serve.tiered,
                     "as a proxy: merge adds and barriers, and answer reads from leases");

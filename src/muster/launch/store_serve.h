@@ -13,7 +13,7 @@ namespace muster {
 struct ServeOptions {
   std::vector<std::string> listen;        ///< muster's dialect
   std::vector<std::string> torch_listen;  ///< PyTorch's TCPStore protocol
-  unsigned threads = 0;                   ///< 0: one for each core
+  unsigned threads = 0;                   ///< 0: one for every two cores; a proxy has one
   std::string upstream;                   ///< a store server's URL: be a proxy of it; empty: hold the data
   bool tiered = false;                    ///< as a proxy: merge and answer what it can by itself
   Bytes secret;

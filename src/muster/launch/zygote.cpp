@@ -119,8 +119,9 @@ Result<Fd> Zygote::open_channel() {
 Result<> Zygote::launch_warm() {
   MUSTER_ASSIGN(const Fd socket, connect_warm({options_.python, options_.preload, options_.environment}));
   MUSTER_ASSIGN(const Fd other, open_channel());
+  MUSTER_TRY(send_message(socket.get(), "run", {other.get(), STDERR_FILENO}));
   set_timer(kWarmTime, [this] { lost(); });
-  return send_message(socket.get(), "run", {other.get(), STDERR_FILENO});
+  return {};
 }
 
 Result<> Zygote::launch_cold() {
