@@ -302,9 +302,8 @@ void Messenger::expire() {
 }
 
 void Messenger::time_out(const MessagePtr& operation) {
-  const bool any = operation->peer == kAnyRank;
-  const Rank rank = any ? kNoRank : operation->peer;
-  const std::string who = any ? "any rank" : places_[operation->peer].member.to_string();
+  const Rank rank = operation->peer == kAnyRank ? operation->source : operation->peer;
+  const std::string who = rank == kNoRank ? "any rank" : places_[rank].member.to_string();
   if (operation->receives && matcher_.withdraw(operation->peer, operation->tag, operation)) {
     return finish(operation, fail(ErrorCode::kTimeout,
                                   fmt::format("nothing came in time from {} with tag {}", who, operation->tag), rank));

@@ -10,7 +10,7 @@ namespace muster {
 /// it; guarded by the messenger's lock.
 struct MessageOperation : Work::State {
   bool receives = false;
-  Rank peer = kNoRank;  ///< a receive's may be kAnyRank until it is matched
+  Rank peer = kNoRank;  ///< a receive's may be kAnyRank: who it is, `source` tells once it is matched
   uint32_t tag = 0;
   BufferView data;
   Deadline deadline = Deadline::after(Duration::zero());

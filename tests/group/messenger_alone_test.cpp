@@ -1,0 +1,93 @@
+// One messenger, and a peer that says on its link what the test wants it to say.
+#include <unistd.h>
+
+#include <atomic>
+
+#include "group/ranks.h"
+#include "muster/group/messenger.h"
+#include "muster/transport/shm/shm_link.h"
+
+namespace muster {
+namespace {
+
+using Floats = std::vector<float>;
+
+constexpr Rank kSelf = 0, kPeer = 1;
+
+Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+
+LinkIdentity identity(Rank rank) {
+  return {rank, 2, "alone", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
+}
+
+class MessengerAlone : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    static std::atomic<int> count = 0;
+    const Address address =
+        Address::unix_abstract("muster-messenger-test-" + std::to_string(getpid()) + "-" + std::to_string(count++));
+    ASSERT_TRUE(messenger_->listen_locally(address, shared_memory()));
+    std::vector<Messenger::Place> places;
+    for (const Rank rank : {kSelf, kPeer}) {
+      Member member;
+      member.rank = rank;
+      member.host = "here";
+      places.push_back({member, address.to_string(), shared_memory()});
+    }
+    messenger_->begin(places);
+    address_ = address.to_string();
+  }
+  void TearDown() override { messenger_->close(); }
+
+  static bool shared_memory() { return GetParam(); }
+
+  /// While somebody, or the messenger's thread, drives the messenger.
+  void link_up() {
+    const auto connect = shared_memory() ? connect_shm_link : connect_link;
+    const auto dial = connect(*loop_, *Address::parse(address_), identity(kPeer), kSelf, patience(),
+                              [this](Result<std::unique_ptr<Link>> link) {
+                                ASSERT_TRUE(link) << link.error().to_string();
+                                link_ = std::move(*link);
+                              });
+    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
+  }
+  /// The header of a message and as much of it as `data` has.
+  void say(uint32_t tag, size_t bytes, const Floats& data) {
+    const auto header = encode(MessageHeader{MessageKind::kEager, tag, 0, bytes, 0});
+    const ConstSegment parts[] = {{header.data(), header.size()}, {data.data(), data.size() * sizeof(float)}};
+    bool sent = false;
+    link_->send(parts, [&](const Result<>& result) { sent = result.has_value(); });
+    ASSERT_TRUE(loop_->run_until([&] { return sent; }, patience()));
+  }
+  Work receive(Floats& into, Rank from, uint32_t tag, Duration timeout = std::chrono::seconds(60)) {
+    return messenger_->receive({into.data(), into.size(), Dtype::kFloat32}, from, tag,
+                               {.timeout = timeout, .async = true});
+  }
+
+  const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf));
+  const std::unique_ptr<Loop> loop_ = *Loop::create();
+  std::unique_ptr<Link> link_;
+  std::string address_;
+};
+
+TEST_P(MessengerAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
+  Floats whole(1), half(10), in(100);
+  const Work first = receive(whole, kPeer, 1);
+  link_up();
+  say(1, whole.size() * sizeof(float), whole);
+  ASSERT_TRUE(first.wait());
+  say(2, in.size() * sizeof(float), half);
+  Error error;
+  do {  // until it has come
+    error = receive(in, kAnyRank, 2, 20ms).wait().error();
+    ASSERT_EQ(error.code, ErrorCode::kTimeout) << error.to_string();
+  } while (error.message.starts_with("nothing came"));
+  EXPECT_EQ(error.rank, kPeer) << error.to_string();
+  EXPECT_EQ(error.message, "rank 1 (host here, pid 0) did not send the whole message in time (tag 2)");
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MessengerAlone, testing::Bool(),
+                         [](const auto& info) { return info.param ? "shm" : "unix"; });
+
+}  // namespace
+}  // namespace muster
