@@ -14,9 +14,8 @@ class Averager {
   Averager(const NativeHook& hook, const c10::intrusive_ptr<c10d::Backend>& backend)
       : hook_(hook.make(muster_backend(backend))) {}
 
-  Future begin(size_t index, size_t count, const at::Tensor& tensor) {
-    c10d::GradBucket bucket(index, count, tensor, {0}, {static_cast<size_t>(tensor.numel())}, {tensor.sizes()}, {},
-                            std::nullopt);
+  Future begin(size_t index, size_t count, const at::Tensor& flat, const std::vector<at::Tensor>& parameters) {
+    c10d::GradBucket bucket = bucket_of(index, count, flat, parameters);
     return hook_->runHook(bucket);
   }
 
@@ -85,10 +84,11 @@ void bind_hooks(py::module_& module) {
            NoGil())
       .def(
           "begin",
-          [](Averager& averager, size_t index, size_t count, const at::Tensor& tensor) {
-            return PendingAverage(averager.begin(index, count, tensor));
+          [](Averager& averager, size_t index, size_t count, const at::Tensor& flat,
+             const std::vector<at::Tensor>& parameters) {
+            return PendingAverage(averager.begin(index, count, flat, parameters));
           },
-          py::arg("index"), py::arg("count"), py::arg("tensor"), NoGil());
+          py::arg("index"), py::arg("count"), py::arg("flat"), py::arg("parameters"), NoGil());
 }
 
 }  // namespace muster::python

@@ -116,6 +116,37 @@ def test_diloco_in_fragments_that_are_averaged_while_steps_go_on() -> None:
     assert [step for step, (_, back) in enumerate(equal) if back] == [0, 3, 7, 9]
 
 
+def compressing(rank: int) -> list[torch.Tensor]:
+    """What one outer step adds to two matrices and a vector, the first of which go one row up at each rank."""
+    torch.manual_seed(rank)
+    model = torch.nn.ParameterList(torch.zeros(shape) for shape in ((20, 30), (30, 20), (30,)))
+    optimizer = DiLoCo(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        outer_optimizer=PLAIN,
+        sync_every=1,
+        hook=hooks.power_sgd(rank=2, start=0),
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape)
+    model[0].grad = torch.outer(torch.randn(20), torch.randn(30))
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    optimizer.step()
+    return gradients + [-parameter.detach() for parameter in model.parameters()]
+
+
+def test_diloco_compresses_each_matrix_by_itself() -> None:
+    first, second = run_ranks(2, compressing)
+    averages = [(a + b) / 2 for a, b in zip(first[:3], second[:3], strict=True)]
+    thin, full, vector = first[3:]
+    torch.testing.assert_close(thin, averages[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(vector, averages[2])
+    assert torch.linalg.matrix_rank(averages[1]) == 20
+    assert torch.linalg.matrix_rank(full, rtol=1e-4) == 2, "no more was sent"
+    assert (full - averages[1]).norm() < averages[1].norm()
+    for ours, theirs in zip(first[3:], second[3:], strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def converge(rank: int, hook: hooks.NativeHook | None) -> float:
     model = make_model()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)

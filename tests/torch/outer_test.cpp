@@ -119,6 +119,33 @@ TEST(DiLoCo, AveragesFragmentsInTurnWhileStepsGoOn) {
   });
 }
 
+TEST(DiLoCo, CompressesEachMatrixByItself) {
+  const auto store = memory_store();
+  test::run_group(2, "shm", [&](Group& group) {
+    std::vector<at::Tensor> parameters = {at::zeros({20, 30}), at::zeros({30, 20}), at::zeros({30})};
+    std::vector<at::Tensor> averages;
+    torch::optim::SGD inner(parameters, torch::optim::SGDOptions(1.0));
+    for (at::Tensor& parameter : parameters) {
+      parameter.requires_grad_();
+      const auto seed = static_cast<uint64_t>(10 * group.membership().rank) + averages.size();
+      const at::Tensor gradient = test::random_tensor(parameter.sizes(), seed);
+      // The first matrix goes up by one of rank 1 at each of the two ranks.
+      parameter.mutable_grad() = averages.empty() ? at::outer(gradient.select(1, 0), gradient[0]) : gradient;
+      averages.push_back(all_gather(group, parameter.grad()).mean(0));
+    }
+    DiLoCo optimizer(borrowed(group), inner, {.sync_every = 1, .outer = plain_outer},
+                     power_sgd_hook(hook_groups(borrowed(group), value_or_throw(store->clone())), {.start = 0}));
+    optimizer.step();
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(at::allclose(-parameters[0], averages[0], 1e-4, 1e-4));
+    EXPECT_TRUE(at::allclose(-parameters[2], averages[2]));
+    EXPECT_EQ(at::linalg_matrix_rank(averages[1], 1e-3).item<int64_t>(), 20);
+    EXPECT_EQ(at::linalg_matrix_rank(parameters[1], 1e-3).item<int64_t>(), 2) << "no more was sent";
+    EXPECT_LT((parameters[1] + averages[1]).norm().item<double>(), averages[1].norm().item<double>());
+    test::expect_alike(group, parameters);
+  });
+}
+
 template <class Make>
 void expect_goes_on(Make make) {
   test::run_group(2, "shm", [&make](Group& group) {

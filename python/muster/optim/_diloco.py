@@ -117,7 +117,7 @@ class _Fragment:
     def begin(self, averager: Averager, index: int, count: int) -> None:
         for copy, param in zip(self._outer_params, self.params, strict=True):
             torch.sub(copy, param, out=copy.grad)
-        self.pending = averager.begin(index, count, self._difference)
+        self.pending = averager.begin(index, count, self._difference, self._outer_params)
 
     @torch.no_grad()
     def finish(self, mixing: float) -> None:

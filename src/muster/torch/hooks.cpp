@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <numeric>
+#include <utility>
 
 #include "muster/collective/compress.h"
 #include "muster/torch/arguments.h"
@@ -22,6 +23,22 @@ HookGroups hook_groups(std::shared_ptr<Group> group, std::shared_ptr<Store> stor
   barrier(*group);
   auto second = value_or_throw(group->split(*store, ranks, name));
   return {std::move(group), with_store(std::move(store), std::move(second))};
+}
+
+c10d::GradBucket bucket_of(size_t index, size_t count, const at::Tensor& flat,
+                           const std::vector<at::Tensor>& parameters) {
+  std::vector<size_t> offsets, lengths;
+  std::vector<c10::IntArrayRef> sizes;
+  size_t end = 0;
+  for (const at::Tensor& parameter : parameters) {
+    lengths.push_back(static_cast<size_t>(parameter.numel()));
+    offsets.push_back(std::exchange(end, end + lengths.back()));
+    sizes.push_back(parameter.sizes());
+  }
+  check_argument(end == static_cast<size_t>(flat.numel()), "bucket", "the parameters have ", end,
+                 " elements, but the tensor ", flat.numel());
+  return c10d::GradBucket(index, count, flat, std::move(offsets), std::move(lengths), std::move(sizes), parameters,
+                          std::nullopt);
 }
 
 HookFuture new_future() { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); }

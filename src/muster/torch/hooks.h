@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -37,6 +38,11 @@ struct HookGroups {
 HookGroups hook_groups(std::shared_ptr<Group> group, std::shared_ptr<Store> store = nullptr);
 
 using Hook = std::unique_ptr<c10d::CommHookInterface>;
+
+/// For calling a hook without a Reducer: what `flat` holds, one gradient behind the other, each of its parameter's
+/// shape, as bucket `index` of `count`. The bucket refers to the parameters' shapes.
+c10d::GradBucket bucket_of(size_t index, size_t count, const at::Tensor& flat,
+                           const std::vector<at::Tensor>& parameters);
 
 /// What happens without a hook.
 Hook all_reduce_hook(HookGroups groups);

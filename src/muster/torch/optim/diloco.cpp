@@ -44,8 +44,7 @@ class DiLoCo::Fragment {
   void begin(c10d::CommHookInterface& hook, size_t index, size_t count) {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < copies_.size(); ++i) at::sub_out(copies_[i].mutable_grad(), copies_[i], parameters_[i]);
-    c10d::GradBucket bucket(index, count, difference_, {0}, {static_cast<size_t>(difference_.numel())},
-                            {difference_.sizes()}, {}, std::nullopt);
+    c10d::GradBucket bucket = bucket_of(index, count, difference_, copies_);
     pending_ = hook.runHook(bucket);
   }
   void finish(double mixing) {
