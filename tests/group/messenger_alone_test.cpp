@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 
 #include "group/ranks.h"
 #include "muster/group/messenger.h"
@@ -84,6 +85,29 @@ TEST_P(MessengerAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
   } while (error.message.starts_with("nothing came"));
   EXPECT_EQ(error.rank, kPeer) << error.to_string();
   EXPECT_EQ(error.message, "rank 1 (host here, pid 0) did not send the whole message in time (tag 2)");
+}
+
+/// Whose message a receive finds, though it is itself refused.
+TEST_P(MessengerAlone, LeavesNobodyWithoutHisCallBack) {
+  Floats first(1), second(1), none;
+  std::promise<void> called_back, looked;
+  bool told = false;
+  const Work busy = receive(first, kPeer, 1), found = receive(second, kPeer, 2);
+  busy.on_done([&](const Result<>&) {
+    called_back.set_value();
+    looked.get_future().wait();
+  });
+  found.on_done([&](const Result<>&) { told = true; });
+  link_up();
+  say(1, sizeof(float), first);
+  called_back.get_future().wait();  // so the messenger's thread looks after nothing
+  say(2, sizeof(float), second);
+  EXPECT_FALSE(receive(none, 7, 0).wait());
+  EXPECT_EQ(told, found.done());
+  looked.set_value();
+  EXPECT_TRUE(found.wait());
+  messenger_->close();  // the callbacks are over
+  EXPECT_TRUE(told);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, MessengerAlone, testing::Bool(),

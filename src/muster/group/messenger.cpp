@@ -65,7 +65,10 @@ Work Messenger::receive(BufferView data, Rank from, uint32_t tag, const CallOpti
   Lock lock(mutex_);
   if (!dead_) loop_->run_pollers();  // the message may be there
   auto operation = begin_operation(true, std::move(data), from, tag, options);
-  if (!operation) return Work(tl::unexpected(operation.error()));
+  if (!operation) {
+    call_back(lock);  // others' messages may have been there
+    return Work(tl::unexpected(operation.error()));
+  }
   if (const UnexpectedPtr message = matcher_.post(from, tag, *operation)) {
     message->channel->deliver(*message, *operation);
   } else if (const auto why = failure(from)) {
