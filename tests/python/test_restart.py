@@ -210,6 +210,20 @@ def test_a_job_outlives_its_root_where_the_rendezvous_does(
         assert job.left_behind() == []
 
 
+@pytest.mark.parametrize("kind", ["redis", "etcd"])
+def test_a_signal_is_heeded_while_the_rendezvous_is_silent(node: Node, kind: str) -> None:
+    if shutil.which(server_words(kind, 0, Path())[0]) is None:
+        pytest.skip("this build may have no client for it")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{silent.getsockname()[1]}"
+        job = node("--nnodes=2", f"--rdzv-backend={kind}", endpoint, "--timeout=300", endpoint=False)
+        with silent.accept()[0]:
+            job.send(signal.SIGINT)
+            assert job.finish() == 130, job.err
+    assert "SIGINT on host" in job.err
+
+
 def test_with_a_file_the_roots_death_ends_the_job_with_a_sentence(node: Node, tmp_path: Path) -> None:
     meeting = tmp_path / "rendezvous"
     words = ("--nnodes=2", f"--rdzv-endpoint=file://{meeting}", "--rdzv-conf=heartbeat_timeout=2")
