@@ -67,6 +67,8 @@ def computing(rank: int) -> None:
     assert nested(torch.ones(8, 3)).shape == (8, 2)
     output, (hidden, _) = DataParallel(nn.LSTM(3, 4), 2, dim=1)(torch.ones(6, 4, 3))
     assert (output.shape, hidden.shape) == ((6, 4, 4), (1, 4, 4))
+    one = DataParallel(lambda_module((torch.tensor(1.0), "words", 0.5)), 1)
+    assert one(torch.ones(3), torch.ones(4)) == (torch.tensor(1.0), "words", 0.5), "as it is, a scalar too"
     linear = nn.Linear(3, 2)
     x = torch.randn(5, 3)
     torch.testing.assert_close(data_parallel(linear, x, 2), linear(x))
@@ -101,7 +103,7 @@ def refusing(rank: int) -> None:
 
 def lambda_module(result: object) -> nn.Module:
     module = nn.Module()
-    module.forward = lambda x: result  # type: ignore[method-assign]
+    module.forward = lambda *inputs: result  # type: ignore[method-assign]
     return module
 
 

@@ -25,8 +25,9 @@ class DataParallel(nn.Module):
     a number: an accelerator's), in which one may stand several times, or a count of replicas on the CPU. By default all
     accelerators there are; without any, the module is called as it is. Tensors among the arguments are split along
     `dim`, other things are given to every replica; outputs are joined along `dim` on `output_device` (default: the
-    first of `device_ids`). A batch smaller than the number of devices leaves some idle. Gradients of all replicas
-    are summed in the one module, whose parameters and buffers must be on the first device.
+    first of `device_ids`). With one device, what forward returns is left as it is. A batch smaller than the number of
+    devices leaves some idle. Gradients of all replicas are summed in the one module, whose parameters and buffers must
+    be on the first device.
 
     Replicas on the module's own device share its parameters. Buffers are its own in the first replica; the others
     have copies that are dropped: what forward changes in them is lost. On the CPU, each thread uses as many of torch's
@@ -107,6 +108,9 @@ def _run(
                 f"module must have its parameters and buffers on device {devices[0]} (device_ids[0]) but {name} is on "
                 f"device {tensor.device}: call module.to({str(devices[0])!r}) first"
             )
+    if len(devices) == 1:
+        ((args, options),) = _scatter((inputs, kwargs), devices, dim)
+        return module(*args, **options)
     devices = devices[: _count_parts((inputs, kwargs), len(devices), dim)]
     parts = _scatter((inputs, kwargs), devices, dim)
     if len(parts) == 1:
