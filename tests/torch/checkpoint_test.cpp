@@ -141,6 +141,11 @@ TEST_F(CheckpointTest, ErrorsReachAllRanksAndNameTheReason) {
     EXPECT_THAT(error_of([&] { save(group, folder_ / "no" / "a.pt", state); }), HasSubstr("rank 0 could not save"));
     save(group, path(), state);
     EXPECT_TRUE(exists(group, path()));
+    // Where a rank may not look, or as here cannot, it only counts if that is rank 0.
+    const std::string longer = folder_ / std::string(1000, 'a');
+    EXPECT_TRUE(exists(group, group.membership().rank == 0 ? path() : longer));
+    EXPECT_THAT(error_of([&] { exists(group, group.membership().rank == 0 ? longer : path()); }),
+                HasSubstr("File name too long"));
 
     int64_t epoch = 0;
     State more;

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "muster/io/fd.h"
 #include "muster/torch/arguments.h"
@@ -197,7 +198,10 @@ void save(Group& group, const std::string& path, const State& state) {
 }
 
 bool exists(Group& group, const std::string& path) {
-  const at::Tensor found = at::scalar_tensor(std::filesystem::exists(path), at::kBool);
+  at::Tensor found = at::scalar_tensor(false, at::kBool);
+  std::error_code failure;
+  if (group.membership().rank == 0) found.fill_(std::filesystem::exists(path, failure));
+  agree(group, failure ? "could not look for the checkpoint " + path + ": " + failure.message() : "");
   broadcast(group, found, 0);
   return found.item<bool>();
 }

@@ -62,7 +62,7 @@ class State {
 /// new one, whole. Where rank 0 fails, all ranks throw ErrorException with what the system said.
 void save(Group& group, const std::string& path, const State& state);
 
-/// Collective: whether there is such a file where rank 0 runs.
+/// Collective: whether there is such a file where rank 0 runs. If that cannot be told there, all throw ErrorException.
 bool exists(Group& group, const std::string& path);
 
 /// Collective. Rank 0 reads the file and sends it to all, so the others need not see it. If any rank cannot take it (a
