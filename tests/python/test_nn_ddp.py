@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from muster.nn import DistributedDataParallel, SyncBatchNorm
-from ranks import RankPool
+from ranks import RankPool, run_ranks
 from torch import Tensor, nn
 
 from muster import hooks
@@ -253,6 +253,10 @@ def joining(rank: int, by_initial: bool, hook: bool) -> str:
 @pytest.mark.parametrize("hook", [False, True])
 def test_ranks_may_have_less_data_than_others_within_join(ranks: RankPool, by_initial: bool, hook: bool) -> None:
     assert len(set(ranks.run(joining, by_initial, hook))) == 1
+
+
+def test_ranks_may_join_under_checks_of_every_collective() -> None:
+    assert len(set(run_ranks(2, joining, True, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))) == 1
 
 
 def leaving_early(rank: int) -> str:

@@ -163,7 +163,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     def _match_unused_params_allreduce(self) -> None:
         """As torch's, which gives what the last backward found, though a joined rank uses nothing."""
-        self.process_group.allreduce(torch.zeros_like(self.reducer._get_local_used_map())).wait()
+        # Past the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL, as the reducers of the others go.
+        backend_of(self.process_group).allreduce([torch.zeros_like(self.reducer._get_local_used_map())]).wait()
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
