@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pty
 import random
 import re
 import shutil
@@ -61,6 +62,23 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def shown_on_a_terminal(command: Sequence[str | Path], env: dict[str, str]) -> bytes:
+    """What a program that ends well writes to the terminal that it runs on."""
+    ours, theirs = pty.openpty()
+    shown = b""
+    with subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        patience = threading.Timer(PATIENCE, process.kill)
+        patience.start()
+        with contextlib.suppress(OSError):  # a terminal's end
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+    patience.cancel()
+    os.close(ours)
+    assert process.returncode == 0, shown.decode(errors="replace")
+    return shown
 
 
 class Job:

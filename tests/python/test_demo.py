@@ -1,14 +1,13 @@
 """The example that `make demo` runs: stock DDP over muster, on real data."""
 
 import os
-import pty
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import shown_on_a_terminal
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -32,19 +31,7 @@ def test_digits_reach_97_percent_and_leave_a_picture(
 def test_digits_draw_a_bar_on_a_terminal(root: Path, release_build: Path, tmp_path: Path) -> None:
     run = [release_build / "src/muster/launch/muster", "run", "--nproc-per-node=2"]
     one_epoch = [*run, root / "examples/python/digits.py", "--epochs=1", "--plot", tmp_path / "digits.png"]
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "MUSTER_PYTHON": sys.executable}
-    with subprocess.Popen(one_epoch, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while chunk := os.read(ours, 4096):
-                shown += chunk
-        except OSError:
-            pass  # a terminal's end
-        assert process.wait(100) == 0, shown.decode(errors="replace")
-    os.close(ours)
-    said = shown.decode()
+    said = shown_on_a_terminal(one_epoch, {**os.environ, "MUSTER_PYTHON": sys.executable}).decode()
     assert re.search("epoch  1/1 █+·+ loss ", said), said  # half-way
     assert re.search("epoch  1/1 █{30} loss .*held-out accuracy ", said), said
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import socket
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import Launch
+from launching import Launch, shown_on_a_terminal
 
 WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 
@@ -257,20 +256,9 @@ def test_rank_0_reads_what_the_launcher_is_given(launch: Launch, script: Callabl
 
 
 def test_on_a_terminal_bars_are_drawn_in_place(muster: str, script: Callable[[str], Path]) -> None:
-    ours, theirs = pty.openpty()
     path = script("for i in range(3): sys.stderr.write(f'\\r{i}|'); sys.stderr.flush()\nprint(file=sys.stderr)")
-    command = [muster, "run", str(path)]
     env = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"MUSTER_PYTHON": sys.executable}
-    with subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while chunk := os.read(ours, 4096):
-                shown += chunk
-        except OSError:
-            pass  # a terminal's end
-        assert process.wait(100) == 0
-    os.close(ours)
+    shown = shown_on_a_terminal([muster, "run", path], env)
     assert b"\r\x1b[K\x1b[36m[rank 0]\x1b[0m 2|\r\n" in shown
     assert shown.count(b"\n") == 1
 
