@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
 
 from muster import _C
-from muster._group import backend_of
+from muster._group import Group, backend_of
 from muster.nn._comm_hooks import adapt, gradients_of
 from muster.nn._logger import Logger
 from muster.nn._mixed_precision import LowPrecision
@@ -164,7 +164,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
     def _match_unused_params_allreduce(self) -> None:
         """As torch's, which gives what the last backward found, though a joined rank uses nothing."""
         # Past the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL, as the reducers of the others go.
-        backend_of(self.process_group).allreduce([torch.zeros_like(self.reducer._get_local_used_map())]).wait()
+        direct = Group.from_process_group(self.process_group)
+        direct.all_reduce(torch.zeros_like(self.reducer._get_local_used_map()))
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
