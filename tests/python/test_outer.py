@@ -1,5 +1,7 @@
 """muster.optim: optimizers whose ranks meet now and then."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -215,6 +217,10 @@ def as_optimizer(rank: int) -> tuple[float, int]:
         DiLoCo(sgd(model), sync_every=2, delay=2)
     with pytest.raises(ValueError, match="at least 1"):
         LocalSGD(sgd(model), sync_every=0)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"LocalSGD belongs to a process group.*state_dict"):
+            copied(optimizer)
+    assert copy.deepcopy(optimizer.state_dict())["steps"] == 4
     return float(optimizer.param_groups[0]["lr"]), len(counted)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -50,12 +50,18 @@ class OuterOptimizer(torch.optim.Optimizer):
             self._broadcast(self._params)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # asked before it is set, as copy and pickle do
+        if name == "inner":  # asked before it is set
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(sync_every={self.sync_every}, inner={self.inner!r})"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} belongs to a process group and cannot be copied or pickled: save its state_dict(), "
+            "and load that into one that is made anew"
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
