@@ -286,6 +286,28 @@ def expect_gradients_of_the_joined_batch(
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def detaching(rank: int) -> None:
+    torch.manual_seed(2)
+    reference = perceptron()
+    model = DistributedDataParallel(copy.deepcopy(reference))
+    expect_gradients_of_the_joined_batch(rank, model, reference, steps=2)
+    places = [parameter.grad.data_ptr() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad.detach_().zero_()
+    x, y = batch(9, 2)
+    reference.zero_grad()
+    F.cross_entropy(reference(x), y).backward()
+    part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+    F.cross_entropy(model(x[part]), y[part]).backward()
+    for ours, theirs, place in zip(model.parameters(), reference.parameters(), places, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+        assert ours.grad.data_ptr() == place
+
+
+def test_gradients_that_are_views_may_be_detached(ranks: RankPool) -> None:
+    ranks.run(detaching)
+
+
 def compiled(rank: int, backend: str) -> None:
     torch.manual_seed(2)
     module = perceptron()
