@@ -50,6 +50,15 @@ TEST(GroupArena, IsMissingWhereNoMemoryIsShared) {
   test::run_group(1, "shm", [](Group& group) { EXPECT_FALSE(group.arena()); });
 }
 
+/// Leaves enough for the 2 MiB of a link, not for the 4 of a team.
+void limit_memory() {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = pages * sysconf(_SC_PAGESIZE) + (5 << 20);
+  const rlimit limit{most, most};
+  setrlimit(RLIMIT_AS, &limit);
+}
+
 /// Whether the group formed without shared memory, and works.
 bool works_without_memory(Rank rank, const std::string& path) {
   const auto store = file_store(path);
@@ -70,15 +79,44 @@ TEST(GroupArena, IsMissingEverywhereWhereOneRankHasNoMemoryForItsPart) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    // Enough for the 2 MiB of a link, not for the 4 of a team.
-    size_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
-    const rlim_t most = pages * sysconf(_SC_PAGESIZE) + (5 << 20);
-    const rlimit limit{most, most};
-    setrlimit(RLIMIT_AS, &limit);
+    limit_memory();
     _exit(works_without_memory(1, path) ? 0 : 1);
   }
   EXPECT_TRUE(works_without_memory(0, path));
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  std::filesystem::remove(path);
+}
+
+/// Larger groups do not vote. Those who have formed, and those who still form, hear the reason over the tree of links.
+TEST(GroupArena, ThatOneRankOfManyCannotHaveIsNamedToAllOthers) {
+  constexpr int kSize = 17;
+  constexpr Rank kPoor = kSize - 1;
+  const std::string path = testing::TempDir() + "muster-arena-" + std::to_string(getpid());
+  std::filesystem::remove(path);
+  const auto soon = [] { return Deadline::after(std::chrono::seconds(60)); };
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    limit_memory();
+    const auto store = file_store(path);
+    const auto group = Group::form(**store, {kPoor, kSize, "test", 0}, test::options_for("shm"));
+    (void)(*store)->get("over", soon());  // its death must not come first
+    _exit(group ? 1 : 0);
+  }
+  const auto store = file_store(path);
+  ASSERT_TRUE(store);
+  test::run_ranks(kPoor, [&](Rank rank) {
+    const auto handle = (*store)->clone();
+    const auto group = Group::form(**handle, {rank, kSize, "test", 0}, test::options_for("shm"));
+    const auto result = group ? (*group)->barrier().result() : tl::unexpected(group.error());
+    ASSERT_FALSE(result);
+    const std::string text = result.error().to_string();
+    EXPECT_EQ(result.error().rank, kPoor) << text;
+    EXPECT_NE(text.find("cannot map"), std::string::npos) << text;
+  });
+  EXPECT_TRUE((*store)->set("over", {}, soon()));
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);

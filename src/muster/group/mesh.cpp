@@ -90,10 +90,13 @@ class MeshBuilder {
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
     MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_));
     mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_);
-    // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards.)
+    // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards, which
+    // hears of links that have ended, too.) But not one that had formed and says in what it failed: it is not needed
+    // any more, and this rank may be the only one to pass its reason on.
     mesh_.linker->on_link([this](Rank, Link& link) {
       link.on_close([this](const Error& why) {
-        if (why.code != ErrorCode::kLeft && !error_) error_ = why;
+        const bool had_formed = why.code == ErrorCode::kLeft || !why.context.empty();
+        if (!had_formed && !error_) error_ = why;
       });
     });
     MUSTER_TRY(listen_locally());

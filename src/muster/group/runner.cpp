@@ -40,7 +40,12 @@ Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& memb
   auto joined = self.mesh_.team_memory ? self.join_team(std::move(arena)) : Result<>{};
   const bool can_do_without =
       membership.size <= kMostFullMesh && !joined && joined.error().code == ErrorCode::kResourceExhausted;
-  if (!joined && !can_do_without) return tl::unexpected(joined.error());
+  if (!joined && !can_do_without) {
+    Error why = joined.error().in(fmt::format("forming group \"{}\" at rank {}", membership.name, membership.rank));
+    why.rank = membership.rank;
+    self.die(why);  // those who have formed hear it in their first call
+    return tl::unexpected(why);
+  }
   bool all = true;
   if (membership.size <= kMostFullMesh) {
     MUSTER_ASSIGN(all, self.all_agree(joined.has_value(), deadline));
