@@ -175,7 +175,8 @@ class Group {
 
   /// Operations begun so far.
   virtual uint64_t sequence() const = 0;
-  /// "shm" when all ranks share this host's memory, else the kinds of links in use ("shm+tcp").
+  /// "shm" when all ranks share this host's memory, else the kinds of links to the others ("shm+tcp"), made yet
+  /// or not.
   virtual std::string transport() const = 0;
   /// For tensors that collectives reduce and copy where they lie. Null where this rank shares no memory with others.
   virtual std::shared_ptr<Arena> arena() const = 0;

@@ -43,6 +43,11 @@ Result<std::vector<Transport>> parse_transports(const std::string& text) {
   return allowed;
 }
 
+/// As its links say.
+const char* kind_of(Transport transport) {
+  return transport == Transport::kShm ? "shm" : transport == Transport::kUnix ? "unix" : "tcp";
+}
+
 /// Forms one mesh; lives as long as that takes.
 class MeshBuilder {
  public:
@@ -61,6 +66,7 @@ class MeshBuilder {
     // With all links there is nothing left to listen for. Else who dials while the group dies still has to hear why.
     if (membership_.size <= kMostFullMesh) mesh_.linker->stop();
     place_messengers();
+    mesh_.transport = transport();
     return std::move(mesh_);
   }
 
@@ -217,6 +223,17 @@ class MeshBuilder {
     }
   }
 
+  std::string transport() const {
+    if (mesh_.team_memory && mesh_.topology.hosts.size() == 1) return "shm";
+    std::set<std::string> kinds;
+    for (const Member& member : mesh_.members) {
+      if (member.rank != membership_.rank) kinds.insert(kind_of(chosen_[member.rank]));
+    }
+    std::string text;
+    for (const auto& kind : kinds) text += (text.empty() ? "" : "+") + kind;
+    return text.empty() ? "self" : text;
+  }
+
   /// The host's first rank makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.
   Result<> offer_team() {
     MUSTER_ASSIGN(mesh_.team_memory, Team::allocate(static_cast<int>(locals().size())));
@@ -287,17 +304,6 @@ class MeshBuilder {
 };
 
 }  // namespace
-
-std::string Mesh::transport() const {
-  if (team_memory && topology.hosts.size() == 1) return "shm";
-  std::set<std::string> kinds;
-  for (const auto& link : linker->links()) {
-    if (link) kinds.insert(link->kind());
-  }
-  std::string text;
-  for (const auto& kind : kinds) text += (text.empty() ? "" : "+") + kind;
-  return text.empty() ? "self" : text;
-}
 
 Result<Mesh> form_mesh(Store& store, const Membership& membership, const GroupOptions& options,
                        const Deadline& deadline) {

@@ -29,8 +29,8 @@ struct Mesh {
   /// Listens, and is to be begun with the places. Shared with the Works that it has to finish.
   std::shared_ptr<Messenger> messenger;
   std::vector<Messenger::Place> places;  ///< by rank
-
-  std::string transport() const;
+  /// "shm" where all ranks share memory, else the kinds of links to the others ("shm+tcp"), made yet or not.
+  std::string transport;
 };
 
 /// Meets through the store and links up by the best transport that both ends can use: with every other rank, in large

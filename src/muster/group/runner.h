@@ -16,7 +16,7 @@ namespace muster {
 
 /// Runs one call at a time over a mesh: by the team where all ranks share memory, by teams and links where hosts have
 /// several ranks, else by a schedule over the links. Owned by whichever thread holds the group's turn; only
-/// request_abort() may be called from elsewhere.
+/// request_abort() and what does not change may be called from elsewhere.
 class Runner {
  public:
   /// Where a rank of a group that links all pairs cannot have its part of the shared memory, all do without, and say so
@@ -38,7 +38,8 @@ class Runner {
   /// Closes the links with `why`, unless it is dead already.
   void die(const Error& why);
 
-  std::string transport() const { return mesh_.transport(); }
+  // These do not change: thread-safe.
+  std::string transport() const { return mesh_.transport; }
   std::shared_ptr<Arena> arena() const { return arena_; }
   /// The same at all ranks of this group, and in no other: what rank 0 drew when it announced itself.
   uint64_t group_id() const { return mesh_.members[0].instance; }
