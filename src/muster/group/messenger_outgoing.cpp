@@ -8,8 +8,7 @@
 namespace muster {
 namespace {
 
-/// Messages to one rank that nobody has received yet.
-/// Between two of them other messages have their turn.
+/// Of a long message: between two pieces other messages have their turn.
 constexpr size_t kPieceBytes = size_t{512} << 10;
 
 size_t cost(const MessageOperation& operation) { return operation.data.bytes() + kMessageHeaderBytes; }

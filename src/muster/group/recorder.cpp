@@ -137,7 +137,7 @@ Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t
 
 /// Takes the next place: readers pass over it until its ticket is stored.
 RecorderEntry& Recorder::next(Ticket& ticket) {
-  ticket = header_.next.fetch_add(1, std::memory_order_relaxed) + 1;
+  ticket = header_.last.fetch_add(1, std::memory_order_relaxed) + 1;
   RecorderEntry& entry = entries_[ticket & mask_];
   entry.ticket.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);

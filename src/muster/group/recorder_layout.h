@@ -32,7 +32,7 @@ struct alignas(128) RecorderHeader {
   char group[256];            ///< cut to fit, and closed by a zero; so are those below
   char host[64];
   char transport[24];
-  alignas(64) std::atomic<uint64_t> next;  ///< the ticket of the next operation; the first is 1
+  alignas(64) std::atomic<uint64_t> last;  ///< the ticket of the last operation; the first is 1
   std::atomic<uint32_t> site_bytes;        ///< of `site_texts` that are written
 };
 
