@@ -10,7 +10,21 @@
 #include <cstring>
 #include <thread>
 
-namespace muster::test {
+namespace muster {
+
+struct TeamSkip {
+  /// As if steps had passed in which this rank learnt what it knows of all others from one of them.
+  static void skip(Team& team, uint32_t steps) {
+    team.step_ += steps;
+    team.settled_ += steps;
+    for (TeamLine& line : team.memory_->rank(team.rank_).lines) {
+      line.step += steps;
+      line.floor += steps;
+    }
+  }
+};
+
+namespace test {
 namespace {
 
 Result<> nothing_to_see(Rank) { return {}; }
@@ -115,5 +129,40 @@ TEST(Team, EndsAWaitWithWhatTheWatchSays) {
   EXPECT_EQ(result.error().rank, 1);
 }
 
+/// Whoever waits for all waits, also when it has not looked at some for half of all numbers that a step can have.
+TEST(Team, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
+  for (const bool hub : {false, true}) {
+    constexpr int kSize = 3;
+    const auto memory = TeamMemory::allocate(kSize, size_t{32} << 10, hub);
+    ASSERT_TRUE(memory);
+    std::vector<std::unique_ptr<Team>> teams;
+    for (Rank rank = 0; rank < kSize; ++rank) {
+      teams.push_back(std::move(*Team::attach(*memory, rank, kSize, nothing_to_see)));
+    }
+    const auto publish = [&](Team& team) {
+      team.open({1, 2, 3, 4});
+      team.next();
+      ASSERT_TRUE(team.reserve(soon()));
+      team.publish();
+    };
+    for (int quarter = 0; quarter < 9; ++quarter) {
+      for (const auto& team : teams) publish(*team);
+      for (const auto& team : teams) ASSERT_TRUE(team->wait_all(team->step(), soon())) << quarter;
+      for (const auto& team : teams) TeamSkip::skip(*team, uint32_t{1} << 30);
+      for (const auto& team : teams) team->open({});
+      for (const auto& team : teams) TeamSkip::skip(*team, uint32_t{1} << 30);
+      for (const Rank early : {0, 1}) {
+        publish(*teams[early]);
+        const auto waited = teams[early]->wait_all(teams[early]->step(), Deadline::after(Duration::zero()));
+        ASSERT_FALSE(waited) << quarter;
+        EXPECT_EQ(waited.error().code, ErrorCode::kTimeout) << quarter << ": " << waited.error().to_string();
+      }
+      publish(*teams[2]);
+      for (const auto& team : teams) ASSERT_TRUE(team->wait_all(team->step(), soon())) << quarter;
+    }
+  }
+}
+
 }  // namespace
-}  // namespace muster::test
+}  // namespace test
+}  // namespace muster

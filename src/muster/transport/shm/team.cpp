@@ -28,6 +28,9 @@ constexpr int kLeastSpins = 32;
 /// Whom one waits for may only need the core: giving it away is cheaper than a park.
 constexpr int kYields = 4;
 
+/// A call may begin so many steps later until what is known of others is refreshed; no call takes as many.
+constexpr uint32_t kRefreshAfter = uint32_t{1} << 24;
+
 /// Any difference in any word, or in the digest of what came before, changes it, but for one chance in 2^64 or so.
 uint64_t digest(const Team::Tag& tag, uint64_t before) {
   uint64_t hash = before + 0x9e3779b97f4a7c15;
@@ -84,6 +87,19 @@ void Team::open(const Tag& tag) {
   tag_ = tag;
   fingerprint_ = digest(tag, fingerprint_);
   own_direct_ = direct_word();
+  if (step_ - refreshed_ >= kRefreshAfter) refresh();
+}
+
+/// Who learns from one rank that all have come, as in every broadcast, looks at no other and never meets: what it has
+/// seen of them, and the hub's word, would stand still until the steps have gone half round and it seems to be ahead.
+void Team::refresh() {
+  refreshed_ = step_;
+  for (uint32_t& seen : seen_) {
+    if (!at_least(seen, settled_)) seen = settled_;
+  }
+  if (!has_hub() || rank_ != 0) return;
+  std::atomic<uint32_t>& met = memory_->rank(0).met;
+  if (!at_least(met.load(std::memory_order_relaxed), settled_)) announce(met, settled_);
 }
 
 void Team::publish() {
