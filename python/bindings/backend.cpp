@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "hooks.h"
 #include "muster/transport/shm/arena.h"
 
 namespace muster::python {
@@ -51,6 +52,12 @@ void bind_backend(py::module_& module) {
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("generation"),
       py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "duplicate_backend",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) -> c10::intrusive_ptr<c10d::Backend> {
+        return muster_backend(backend)->duplicate();
+      },
+      py::arg("backend"), py::call_guard<py::gil_scoped_release>());
   // A program may end without destroying its groups. A group's thread that lets go of a tensor needs Python's lock, and
   // an interpreter that goes down kills whoever asks for it.
   py::module_::import("atexit").attr("register")(

@@ -16,15 +16,14 @@ using c10d::PythonCommHook;
 using torch::jit::PythonFutureWrapper;
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
-/// The group of `backend`, which lives as long as it is held.
-std::shared_ptr<Group> group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
+std::shared_ptr<Group> checked_group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
   const auto ours = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
   if (!ours) {
     throw py::type_error(
         c10::str("muster.nn.DistributedDataParallel needs a process group whose CPU backend is \"muster\", not \"",
                  backend->getBackendName(), "\": make it with init_process_group(\"muster\")"));
   }
-  return {std::make_shared<c10::intrusive_ptr<TorchBackend>>(ours), &ours->group()};
+  return group_of(ours);
 }
 
 /// What backward() raises, then: of C++ exceptions, torch's engine hands on only those that torch knows.
@@ -38,7 +37,7 @@ void throw_in_python(const ErrorException& failure) {
 
 std::shared_ptr<Reducer> make_reducer(const c10::intrusive_ptr<c10d::Backend>& backend,
                                       std::vector<at::Tensor> parameters, ReducerOptions options) {
-  auto group = group_of(backend);
+  auto group = checked_group_of(backend);
   options.on_failure = &throw_in_python;
   const py::gil_scoped_release unlocked;
   const auto destroy = [](Reducer* reducer) {
@@ -126,7 +125,9 @@ void bind_reducer(py::module_& module) {
       .def("_reset_state", &Reducer::reset, WithoutLock())
       .def(
           "_set_backend",
-          [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend) { self.set_group(group_of(backend)); },
+          [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend) {
+            self.set_group(checked_group_of(backend));
+          },
           py::arg("backend"))
       .def("bucket_parameters", &Reducer::bucket_parameters)
       .def("bucket_bytes", &Reducer::bucket_bytes)

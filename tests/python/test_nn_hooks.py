@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import threading
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from muster.nn import DistributedDataParallel
 from ranks import RankPool
-from test_nn_ddp import MODELS, PER_RANK, Case, Registration, batch, compare, perceptron, train_twice
+from test_nn_ddp import MODELS, PER_RANK, Case, Registration, batch, compare, digest, perceptron, train_twice
+from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
 
 def power_sgd(name: str, wrap: bool = False) -> Registration:
@@ -102,6 +106,65 @@ def train_twice_with_power_sgd(rank: int) -> None:
 
 def test_two_runs_with_one_seed_compress_to_the_same_bits(ranks: RankPool) -> None:
     ranks.run(train_twice_with_power_sgd)
+
+
+class Meeting(torch.autograd.Function):
+    """A collective of the model's own in backward, as SyncBatchNorm's. Rank 0 begins it after all operations of the
+    bucket before it, rank 1 before the second of these.
+    """
+
+    step, reduced = 0, threading.Event()
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Meeting.step += 1
+        Meeting.reduced.clear()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if torch.distributed.get_rank() == 0:
+            assert Meeting.reduced.wait(30)
+        sum_of_ones = torch.ones(3)
+        work = torch.distributed.all_reduce(sum_of_ones, async_op=True)
+        if torch.distributed.get_rank() == 1:
+            _get_default_store().set(f"meeting {Meeting.step}", "begun")
+        work.wait()
+        assert sum_of_ones.tolist() == [2, 2, 2]
+        return gradient
+
+
+def with_collectives_in_backward(rank: int) -> str:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    class State(power.PowerSGDState):
+        @property
+        def process_group(self) -> None:  # asked for before a bucket's first operation
+            if rank == 0:
+                _get_default_store().wait([f"meeting {Meeting.step}"])
+
+        @process_group.setter
+        def process_group(self, value: object) -> None:
+            pass
+
+        def maybe_increase_iter(self, bucket: Any) -> None:  # called in the end
+            Meeting.reduced.set()
+            super().maybe_increase_iter(bucket)
+
+    torch.manual_seed(1)
+    first, last = torch.nn.Linear(32, 32, bias=False), torch.nn.Linear(32, 32, bias=False)
+    module = torch.nn.Sequential(first, last)
+    module.forward = lambda x: last(Meeting.apply(first(x)))  # type: ignore[method-assign]
+    model = DistributedDataParallel(module, bucket_cap_mb=4096 / 2**20)
+    model.register_comm_hook(State(None, start_powerSGD_iter=2), power.powerSGD_hook)
+    for _ in range(4):
+        model(torch.randn(4, 32)).square().sum().backward()
+    assert len(model.reducer.bucket_bytes()) == 2
+    return digest(model.module)
+
+
+def test_models_with_collectives_of_their_own_may_have_hooks_of_two_steps(ranks: RankPool) -> None:
+    assert len(set(ranks.run(with_collectives_in_backward))) == 1
 
 
 def meeting_now_and_then(rank: int) -> None:

@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
+from muster import _C
+from muster._group import backend_of
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import GradBucket
@@ -33,19 +36,19 @@ def gradients_of(bucket: GradBucket) -> list[Tensor]:
     return [each.as_strided(like.shape, like.stride()) if dense(like) else each for each, like in pairs]
 
 
-def adapt(hook: Any) -> Hook:
-    """The hook, or what to call in its place."""
+def adapt(hook: Any, group: dist.ProcessGroup) -> Hook:
+    """The hook, or what to call in its place for a model of that group. All its ranks must call."""
     if wrap := _WRAPPERS.get(getattr(hook, "__name__", "")):
-        return wrap(adapt(hook.__closure__[0].cell_contents))
+        return wrap(adapt(hook.__closure__[0].cell_contents, group))
     if getattr(hook, "__name__", "") == "hook_then_optimizer_wrapper":
         return lambda state, bucket: hook(state, _InParametersFormats(bucket))
     if hook is power_sgd.batched_powerSGD_hook:
-        hook = _with_globals(hook, _orthogonalize=_orthogonalize)
+        hook = _with_globals(hook, _orthogonalize=_orthogonalize, dist=_Apart(group))
         return _OneBucketAtATime(functools.partial(_with_own_buffer, hook))
     if hook is power_sgd.powerSGD_hook:
-        return _OneBucketAtATime(hook)
+        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group)))
     if hook in _QUANTIZING:
-        return _OneBucketAtATime(_with_globals(hook, dist=_Gathering()))
+        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group)))
     return hook  # type: ignore[no-any-return]
 
 
@@ -87,15 +90,28 @@ def _with_own_buffer(hook: Hook, state: object, bucket: GradBucket) -> Future[Te
     return hook(state, bucket)  # type: ignore[no-any-return]
 
 
-class _Gathering:
-    """torch.distributed, with an all_gather() whose future holds all ranks' parts in one tensor, as NCCL's does."""
+class _Apart:
+    """torch.distributed for such a hook, whose operations over the model's group go over another of the same ranks: the
+    model may have collectives in backward (SyncBatchNorm), and which comes first, these or a callback's, differs by
+    rank. The future of its all_gather() holds all ranks' parts in one tensor, as NCCL's does.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._own: Any = _C.duplicate_backend(backend_of(group))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
 
-    @staticmethod
-    def all_gather(parts: list[Tensor], tensor: Tensor, group: Any, async_op: bool) -> Any:
+    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+        if group is self._group:
+            return self._own.allreduce([tensor])
+        return dist.all_reduce(tensor, group=group, async_op=async_op)
+
+    def all_gather(self, parts: list[Tensor], tensor: Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
         gathered = tensor.new_empty(len(parts), *tensor.shape)
+        if group is self._group:
+            return self._own._allgather_base(gathered, tensor)
         return dist.all_gather_into_tensor(gathered, tensor, group=group, async_op=async_op)
 
 

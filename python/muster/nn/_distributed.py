@@ -212,7 +212,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any] | _C.NativeHook) -> None:
         """As torch's: hook(state, bucket) returns a Future of the bucket's tensor. Or one of muster.hooks, whose state
-        is None; then a collective.
+        is None. For these, and for torch's PowerSGD and quantizing hooks, a collective.
         """
         if isinstance(hook, _C.NativeHook):
             self._set_native_hook(state, hook)
@@ -238,6 +238,6 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         self.logger._set_comm_hook_name(hook.name)
 
     def _set_hook(self, state: object, hook: Callable[..., Any], name: str) -> None:
-        self.reducer._register_comm_hook(state, adapt(hook))
+        self.reducer._register_comm_hook(state, adapt(hook, self.process_group))
         self._comm_hooks.append((hook, state))
         self.logger._set_comm_hook_name(name)

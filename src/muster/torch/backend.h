@@ -118,9 +118,9 @@ class TorchBackend final : public c10d::Backend {
 
   /// The group below: for its transport and status.
   Group& group() { return *group_; }
-  /// Another group of the same ranks, all of which must call: for calls whose order has nothing to do with that of this
-  /// one's. Shared, with the store that it uses; it lives on without this.
-  std::shared_ptr<Group> duplicate();
+  /// Another backend of the same ranks, all of which must call: for calls whose order has nothing to do with that of
+  /// this one's. It lives on without this.
+  c10::intrusive_ptr<TorchBackend> duplicate();
 
  private:
   class Inline;  ///< a call that runs in the caller's thread

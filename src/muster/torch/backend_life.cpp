@@ -6,7 +6,6 @@
 #include "muster/torch/arguments.h"
 #include "muster/torch/backend.h"
 #include "muster/torch/store.h"
-#include "muster/torch/with_store.h"
 
 namespace muster {
 
@@ -67,13 +66,12 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   return adopt(std::move(adapted), std::move(group), options ? options->timeout : timeout_.load());
 }
 
-std::shared_ptr<Group> TorchBackend::duplicate() {
+c10::intrusive_ptr<TorchBackend> TorchBackend::duplicate() {
   std::vector<Rank> ranks(group_->membership().size);
   std::iota(ranks.begin(), ranks.end(), 0);
   auto store = value_or_throw(store_->clone());
-  auto group = value_or_throw(group_->split(*store, ranks, c10::str("duplicate.", splits_++)));
-  group->set_timeout(timeout_.load());
-  return with_store(std::move(store), std::move(group));
+  auto group = group_->split(*store, ranks, c10::str("duplicate.", splits_++));
+  return adopt(std::move(store), std::move(group), timeout_.load());
 }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
