@@ -57,21 +57,26 @@ void bind_hooks(py::module_& module) {
       .def_static(
           "int8",
           [](size_t block) {
+            const Int8Options options{block};
+            options.check();
             return NativeHook(c10::str("int8(block=", block, ")"), true,
-                              [block](HookGroups groups) { return int8_hook(std::move(groups), {block}); });
+                              [options](HookGroups groups) { return int8_hook(std::move(groups), options); });
           },
           py::arg("block"))
       .def_static(
           "top_k",
           [](double ratio) {
+            const TopKOptions options{ratio};
+            options.check();
             return NativeHook(c10::str("top_k(ratio=", ratio, ")"), false,
-                              [ratio](HookGroups groups) { return top_k_hook(std::move(groups), {ratio}); });
+                              [options](HookGroups groups) { return top_k_hook(std::move(groups), options); });
           },
           py::arg("ratio"))
       .def_static(
           "power_sgd",
           [](size_t rank, uint64_t start, double least_gain, uint64_t seed) {
             const PowerSgdOptions options{rank, start, least_gain, seed};
+            options.check();
             return NativeHook(c10::str("power_sgd(rank=", rank, ", start=", start, ")"), true,
                               [options](HookGroups groups) { return power_sgd_hook(std::move(groups), options); });
           },

@@ -6,6 +6,7 @@
 They run without Python's lock, while backward goes on. All average in place and end with the same bits at all ranks; an
 infinity or NaN of one rank is seen by all, so GradScaler works. They compress float32 gradients; those of other dtypes
 are averaged as they are. All ranks must register the same hook with the same options, and some form a group then.
+Options that cannot be are a ValueError where the hook is made.
 
 What a hook loses of a step's gradients it adds to those of the next (error feedback), but for fp16 and bf16, which only
 round. A changed loss scale (GradScaler) makes that one memory too large or small, once.

@@ -43,26 +43,17 @@ def test_hooks_average_alike_at_all_ranks() -> None:
     assert losses["power_sgd(rank=2, start=0)"] < 0.95
 
 
-def refusals(rank: int) -> list[str]:
-    from muster._C import Averager
-    from muster._group import backend_of
-
-    texts = []
-    for make in (lambda: hooks.int8(100), lambda: hooks.top_k(2), lambda: hooks.power_sgd(0)):
+def test_options_that_cannot_be_are_refused_where_a_hook_is_made() -> None:
+    for make, text in (
+        (lambda: hooks.int8(100), "int8 hook: the block must be a multiple of 64 elements, not 100"),
+        (lambda: hooks.int8(0), "int8 hook: the block must be a multiple of 64 elements, not 0"),
+        (lambda: hooks.top_k(2), "top-k hook: the ratio must be above 0 and at most 1, not 2"),
+        (lambda: hooks.power_sgd(0), "PowerSGD hook: the rank must be positive"),
+        (lambda: hooks.power_sgd(least_gain=0.5), "PowerSGD hook: the least gain must be at least 1, not 0.5"),
+    ):
         with pytest.raises(ValueError) as caught:
-            Averager(make(), backend_of(None))
-        texts.append(str(caught.value).split("\n")[0])
-    return texts
-
-
-def test_options_that_cannot_be_are_refused_before_anything_is_sent() -> None:
-    assert run_ranks(1, refusals) == [
-        [
-            "invalid argument: int8 hook: the block must be a multiple of 64 elements, not 100",
-            "invalid argument: top-k hook: the ratio must be above 0 and at most 1, not 2",
-            "invalid argument: PowerSGD hook: the rank must be positive",
-        ]
-    ]
+            make()
+        assert str(caught.value).split("\n")[0] == f"invalid argument: {text}"
 
 
 def with_another_backend(rank: int) -> str:

@@ -18,8 +18,8 @@
 // added to the next step's (error feedback); this memory starts anew when the bucket holds other parameters, as after
 // the first step.
 //
-// Functions throw c10::ValueError for options that cannot be. A hook is called by one thread at a time and blocks it
-// for no other rank. Its destructor fails what is pending.
+// Functions throw c10::ValueError for options that cannot be, as their check() does before there is a group. A hook is
+// called by one thread at a time and blocks it for no other rank. Its destructor fails what is pending.
 
 namespace muster {
 
@@ -53,6 +53,7 @@ Hook half_hook(HookGroups groups, at::ScalarType wire);
 
 struct Int8Options {
   size_t block = 256;  ///< elements that share a scale (4 bytes); a multiple of 64
+  void check() const;
 };
 /// Gradients go as int8: a quarter of the bytes. Each rank sums a part of the bucket in float32 and rounds the average
 /// again; both roundings have error feedback. Between two ranks there is only the first.
@@ -60,6 +61,7 @@ Hook int8_hook(HookGroups groups, const Int8Options& options = {});
 
 struct TopKOptions {
   double ratio = 0.01;  ///< of a bucket's elements that each rank sends, 0 < ratio <= 1; 8 bytes each
+  void check() const;
 };
 /// Of each bucket every rank sends its elements of greatest magnitude, and all others stay in the error (Aji and
 /// Heafield 2017, Stich et al. 2018). Each rank receives what all others send, so the gain shrinks with their number.
@@ -72,6 +74,7 @@ struct PowerSgdOptions {
   /// A matrix is compressed if that saves at least this factor.
   double least_gain = 2;
   uint64_t seed = 0;  ///< of the first guess; the same at all ranks
+  void check() const;
 };
 /// Matrices go as products of two thin ones, with error feedback and a warm start (PowerSGD: Vogels et al. 2019,
 /// algorithms 1 and 2); vectors and small matrices go as they are. A tensor is a matrix with the first dimension's

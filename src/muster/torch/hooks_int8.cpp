@@ -100,10 +100,7 @@ class Sharded {
 /// Reduces piece by piece, so that the first one is on its way while the next is quantised.
 class Int8Hook final : public TwoStepHook {
  public:
-  Int8Hook(HookGroups groups, size_t block) : TwoStepHook(std::move(groups)), block_(block) {
-    check_argument(block > 0 && block % 64 == 0, "int8 hook", "the block must be a multiple of 64 elements, not ",
-                   block);
-  }
+  Int8Hook(HookGroups groups, size_t block) : TwoStepHook(std::move(groups)), block_(block) {}
 
  private:
   template <class Piece>
@@ -183,7 +180,12 @@ class Int8Hook final : public TwoStepHook {
 
 }  // namespace
 
+void Int8Options::check() const {
+  check_argument(block > 0 && block % 64 == 0, "int8 hook", "the block must be a multiple of 64 elements, not ", block);
+}
+
 Hook int8_hook(HookGroups groups, const Int8Options& options) {
+  options.check();
   return std::make_unique<Int8Hook>(std::move(groups), options.block);
 }
 

@@ -126,11 +126,7 @@ class PowerSgdBucket {
 
 class PowerSgdHook final : public TwoStepHook {
  public:
-  PowerSgdHook(HookGroups groups, const PowerSgdOptions& options) : TwoStepHook(std::move(groups)), options_(options) {
-    check_argument(options.rank > 0, "PowerSGD hook", "the rank must be positive");
-    check_argument(options.least_gain >= 1, "PowerSGD hook", "the least gain must be at least 1, not ",
-                   options.least_gain);
-  }
+  PowerSgdHook(HookGroups groups, const PowerSgdOptions& options) : TwoStepHook(std::move(groups)), options_(options) {}
 
  private:
   HookFuture reduce(c10d::GradBucket& bucket) override {
@@ -161,7 +157,13 @@ class PowerSgdHook final : public TwoStepHook {
 
 }  // namespace
 
+void PowerSgdOptions::check() const {
+  check_argument(rank > 0, "PowerSGD hook", "the rank must be positive");
+  check_argument(least_gain >= 1, "PowerSGD hook", "the least gain must be at least 1, not ", least_gain);
+}
+
 Hook power_sgd_hook(HookGroups groups, const PowerSgdOptions& options) {
+  options.check();
   return std::make_unique<PowerSgdHook>(std::move(groups), options);
 }
 

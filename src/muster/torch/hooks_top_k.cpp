@@ -51,9 +51,7 @@ class TopKBucket {
 
 class TopKHook final : public NativeHook {
  public:
-  TopKHook(HookGroups groups, double ratio) : NativeHook(std::move(groups)), ratio_(ratio) {
-    check_argument(ratio > 0 && ratio <= 1, "top-k hook", "the ratio must be above 0 and at most 1, not ", ratio);
-  }
+  TopKHook(HookGroups groups, double ratio) : NativeHook(std::move(groups)), ratio_(ratio) {}
 
  private:
   HookFuture reduce(c10d::GradBucket& bucket) override {
@@ -84,7 +82,12 @@ class TopKHook final : public NativeHook {
 
 }  // namespace
 
+void TopKOptions::check() const {
+  check_argument(ratio > 0 && ratio <= 1, "top-k hook", "the ratio must be above 0 and at most 1, not ", ratio);
+}
+
 Hook top_k_hook(HookGroups groups, const TopKOptions& options) {
+  options.check();
   return std::make_unique<TopKHook>(std::move(groups), options.ratio);
 }
 
