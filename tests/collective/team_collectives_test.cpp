@@ -153,6 +153,45 @@ TEST_P(TeamWithArenas, WorksOnTensorsWhereTheyLie) {
   for (Rank rank = 0; rank < ranks.size(); ++rank) ranks.arena(rank).free(held[rank]);
 }
 
+/// As if it had been stopped in the middle, and the others had given it up: they use their tensors for something else.
+TEST(TeamCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
+  for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kBroadcast}) {
+    TeamRanks ranks(2);
+    ranks.use_arenas();
+    constexpr size_t kCount = 100'000;
+    Lent lent(ranks);
+    std::vector<BufferView> tensors;
+    for (const Rank rank : {0, 1}) tensors.emplace_back(lent(rank, kCount * 4), kCount, Dtype::kInt32);
+    const auto run = [&](Rank rank, uint64_t sequence, Duration timeout) {
+      Operation operation;
+      operation.call = {collective, Dtype::kInt32, ReduceOp::kSum, 1, kCount, 0, sequence};
+      operation.input = operation.output = tensors[rank];
+      return run_in_team(ranks.team(rank), operation, Deadline::after(timeout));
+    };
+    for (const uint64_t sequence : {1, 2, 3}) {  // until all know that they can do it in place
+      ranks.run([&](Rank rank, Team& team) {
+        ASSERT_TRUE(run(rank, sequence, std::chrono::seconds(60)));
+        Operation barrier;
+        barrier.call.collective = Collective::kBarrier;
+        ASSERT_TRUE(run_in_team(team, barrier, Deadline::after(std::chrono::seconds(60))));
+      });
+    }
+    ASSERT_TRUE(ranks.team(0).all_direct());
+    EXPECT_EQ(run(1, 4, Duration::zero()).error().code, ErrorCode::kTimeout);
+    ranks.team(1).give_up();
+    const Bytes reused(kCount * 4, 7), mine(kCount * 4, 1);
+    tensors[1].write(0, reused.data(), reused.size());
+    tensors[0].write(0, mine.data(), mine.size());
+    const auto late = run(0, 4, std::chrono::milliseconds(100));
+    ASSERT_FALSE(late);
+    EXPECT_EQ(late.error().code, ErrorCode::kAborted) << late.error().to_string();
+    EXPECT_EQ(late.error().rank, 1);
+    Bytes now(reused.size());
+    tensors[1].read(0, now.data(), now.size());
+    EXPECT_TRUE(now == reused) << name(collective);
+  }
+}
+
 TEST(TeamCollectives, SayWhoMadeAnotherCall) {
   for (const Collective other : kAll) {
     if (other == Collective::kAllReduce || other == Collective::kBroadcast || other == Collective::kScatter) continue;

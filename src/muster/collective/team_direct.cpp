@@ -1,6 +1,10 @@
 // Collectives on tensors that were born in shared memory (transport/shm/arena.h). In a first step each rank says where
 // its input lies; then each reads from, or writes to, the others' memory; a last step tells all that nobody does any
 // more. Which calls try it follows from the call alone, so that all ranks try the same.
+//
+// A rank that was stopped may go on when the others have long given it up, and use their tensors for something else: so
+// it looks whether they have before each piece that it writes to them, and before it believes what it has read. One
+// piece it may still write.
 #include <cstring>
 #include <type_traits>
 
@@ -66,7 +70,8 @@ class Direct {
       if (!confirmed) return false;
     }
     MUSTER_TRY(map());
-    move();
+    MUSTER_TRY(move());
+    MUSTER_TRY(run_.team.check());
     MUSTER_TRY(run_.begin(0));
     run_.team.publish();
     MUSTER_TRY(run_.team.wait_all(run_.team.step(), run_.deadline));
@@ -131,28 +136,31 @@ class Direct {
     return {};
   }
 
-  void move() {
+  Result<> move() {
     switch (run_.call.collective) {
       case Collective::kAllReduce:
       case Collective::kReduce:
         return combine_part();
       case Collective::kReduceScatter:
-        return combine_block();
+        combine_block();
+        break;
       case Collective::kBroadcast:
         if (run_.rank != run_.call.root) run_.operation.output.write(0, at_[run_.call.root], run_.call.bytes());
-        return;
+        break;
       case Collective::kScatter:
-        return take_block();
+        take_block();
+        break;
       case Collective::kGather:
-        if (run_.rank != run_.call.root) return;
-        [[fallthrough]];
+        if (run_.rank == run_.call.root) collect();
+        break;
       default:
-        return collect();
+        collect();
     }
+    return {};
   }
 
   /// The own part of everybody's tensor, into the tensors of all who want it.
-  void combine_part() {
+  Result<> combine_part() {
     const size_t bytes = run_.call.bytes(), grain = 64, grains = (bytes + grain - 1) / grain;
     const auto bound = [&](Rank rank) { return std::min(bytes, grains * rank / run_.size * grain); };
     const bool all = run_.call.collective == Collective::kAllReduce;
@@ -161,11 +169,13 @@ class Direct {
     for (size_t begin = bound(run_.rank), end = bound(run_.rank + 1); begin < end; begin += kCachedBytes) {
       const size_t here = std::min(kCachedBytes, end - begin);
       for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = at_[peer] + begin;
+      MUSTER_TRY(run_.team.check());
       run_.combine(at_[target] + begin, sources.data(), here);
       for (Rank peer = 0; all && peer < run_.size; ++peer) {
         if (peer != target) std::memcpy(at_[peer] + begin, at_[target] + begin, here);
       }
     }
+    return {};
   }
 
   /// Of the root's input; at the root it may be there already.

@@ -179,6 +179,9 @@ class Group {
   /// or not.
   virtual std::string transport() const = 0;
   /// For tensors that collectives reduce and copy where they lie. Null where this rank shares no memory with others.
+  /// After a failed reduce or all_reduce of such tensors, a rank of this host that was stopped in the middle of it, and
+  /// not killed, may once it goes on write the one piece that it had begun, up to 8 KiB of each: kill it before memory
+  /// of the arena that took part is used again.
   virtual std::shared_ptr<Arena> arena() const = 0;
 
  protected:

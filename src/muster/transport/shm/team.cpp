@@ -267,6 +267,14 @@ Rank Team::quitter() const {
   return kNoRank;
 }
 
+Result<> Team::check() {
+  std::atomic_thread_fence(std::memory_order_acquire);  // after what was read
+  const Rank gone = quitter();
+  if (gone == kNoRank) return {};
+  MUSTER_TRY(watch_(gone));
+  return fail(ErrorCode::kAborted, fmt::format("rank {} has given up", gone), gone);
+}
+
 void Team::wake_all() {
   for (Rank peer = 0; peer < size_; ++peer) {
     // Who comes to wait just now looks around by itself soon.

@@ -116,6 +116,8 @@ class Team {
   void give_up();
   /// Another rank that has given up; kNoRank: none.
   Rank quitter() const;
+  /// An error once one has. What was read before may no longer be what its owner meant to be read.
+  Result<> check();
 
  private:
   friend struct TeamSkip;  // of the tests: lets millions of steps pass
