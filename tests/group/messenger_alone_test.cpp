@@ -72,8 +72,9 @@ class MessengerAlone : public testing::TestWithParam<bool> {
 };
 
 TEST_P(MessengerAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
-  Floats whole(1), half(10), in(100);
-  const Work first = receive(whole, kPeer, 1);
+  const Floats whole(1), half(10);
+  Floats word(1), in(100);
+  const Work first = receive(word, kPeer, 1);
   link_up();
   say(1, whole.size() * sizeof(float), whole);
   ASSERT_TRUE(first.wait());
@@ -89,6 +90,7 @@ TEST_P(MessengerAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
 
 /// Whose message a receive finds, though it is itself refused.
 TEST_P(MessengerAlone, LeavesNobodyWithoutHisCallBack) {
+  const Floats word(1);
   Floats first(1), second(1), none;
   std::promise<void> called_back, looked;
   bool told = false;
@@ -99,9 +101,9 @@ TEST_P(MessengerAlone, LeavesNobodyWithoutHisCallBack) {
   });
   found.on_done([&](const Result<>&) { told = true; });
   link_up();
-  say(1, sizeof(float), first);
+  say(1, sizeof(float), word);
   called_back.get_future().wait();  // so the messenger's thread looks after nothing
-  say(2, sizeof(float), second);
+  say(2, sizeof(float), word);
   EXPECT_FALSE(receive(none, 7, 0).wait());
   EXPECT_EQ(told, found.done());
   looked.set_value();
