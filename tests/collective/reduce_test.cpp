@@ -227,6 +227,34 @@ TYPED_TEST(Reduce, DividesByTheNumberOfRanks) {
   }
 }
 
+TYPED_TEST(Reduce, AveragesManySourcesAndRoundsOnce) {
+  using T = typename TypeParam::Type;
+  if constexpr (!std::is_same_v<T, Truth>) {
+    Random random(9);
+    for (const int sources : {1, 2, 3, 9}) {
+      std::vector<std::vector<T>> values;
+      std::vector<Loose<T>> in;
+      for (int s = 0; s < sources; ++s) in.emplace_back(values.emplace_back(many_arbitrary<T>(1025, random)), s % 3);
+      std::vector<const void*> pointers;
+      for (Loose<T>& source : in) pointers.push_back(source.data());
+      Loose<T> wanted(1025, 1);
+      reduce_many(wanted.data(), pointers.data(), sources, 1025, TypeParam::kOf, ReduceOp::kSum);
+      divide_by(wanted.data(), 1025, TypeParam::kOf, sources);
+      average_many(in[0].data(), pointers.data(), sources, 1025, TypeParam::kOf);
+      for (size_t i = 0; i < 1025; ++i) {
+        T mean = wanted.at(i);
+        if constexpr (kIsHalf<T>) {
+          float sum = widen(values[0][i]);
+          for (int s = 1; s < sources; ++s) sum += widen(values[s][i]);
+          mean = narrow(sum / static_cast<float>(sources), T{});
+        }
+        ASSERT_TRUE(same(in[0].at(i), mean)) << "element " << i << " of " << sources;
+      }
+      ASSERT_TRUE(in[0].untouched_around());
+    }
+  }
+}
+
 TYPED_TEST(Reduce, MultipliesByAFactor) {
   using T = typename TypeParam::Type;
   if constexpr (std::is_floating_point_v<T> || kIsHalf<T>) {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "collective/reduce_reference.h"
 #include "muster/base/check.h"
 #include "muster/base/random.h"
 #include "muster/collective/reduce.h"
@@ -116,6 +117,9 @@ Bytes random_elements(size_t count, Dtype dtype, Random& random) {
     case Dtype::kComplex32:
       small(1, [](double x) { return static_cast<uint16_t>(0x3c00 + static_cast<int>(x * 256)); });
       break;
+    case Dtype::kBfloat16:
+      small(1, [](double x) { return static_cast<uint16_t>(0x3f80 + static_cast<int>(x * 256)); });
+      break;
     case Dtype::kBool:
       for (uint8_t& byte : bytes) byte &= 1;
       break;
@@ -221,6 +225,23 @@ Operation operation_of(const Setup& setup, Rank rank) {
   return operation;
 }
 
+/// In float32, rounded once.
+template <class H>
+void combine_halves(Bytes& result, const std::vector<const void*>& sources, ReduceOp op) {
+  const auto get = [](const void* from, size_t index) {
+    H half;
+    std::memcpy(&half, static_cast<const uint8_t*>(from) + index * sizeof(H), sizeof(H));
+    return widen(half);
+  };
+  for (size_t i = 0; i < result.size() / sizeof(H); ++i) {
+    float all = get(sources[0], i);
+    for (size_t s = 1; s < sources.size(); ++s) all = test::combined(all, get(sources[s], i), op);
+    if (op == ReduceOp::kAverage) all /= static_cast<float>(sources.size());
+    const H half = narrow(all, H{});
+    std::memcpy(result.data() + i * sizeof(H), &half, sizeof(H));
+  }
+}
+
 /// All ranks' elements [begin, begin + bytes) combined, one rank after the other.
 Bytes combined(const Setup& setup, size_t begin, size_t bytes) {
   const TeamCase& trial = setup.trial;
@@ -233,6 +254,15 @@ Bytes combined(const Setup& setup, size_t begin, size_t bytes) {
   }
   for (const Bytes& part : parts) sources.push_back(part.data());
   Bytes result(bytes);
+  const bool complex_halves = trial.dtype == Dtype::kComplex32 && trial.op != ReduceOp::kProduct;
+  if (trial.dtype == Dtype::kFloat16 || complex_halves) {
+    combine_halves<Half>(result, sources, trial.op);
+    return result;
+  }
+  if (trial.dtype == Dtype::kBfloat16) {
+    combine_halves<Brain>(result, sources, trial.op);
+    return result;
+  }
   reduce_many(result.data(), sources.data(), setup.size, count, trial.dtype, trial.op);
   if (trial.op == ReduceOp::kAverage) divide_by(result.data(), count, trial.dtype, setup.size);
   return result;

@@ -84,6 +84,25 @@ void expect_done(const Work& work) {
   ASSERT_TRUE(result) << result.error().to_string();
 }
 
+/// Of elements that are alike at all ranks, in 16-bit parts `bits`.
+void expect_average_of_equals(Group& group, Dtype dtype, uint16_t bits) {
+  const auto [rank, size] = std::pair(group.membership().rank, group.membership().size);
+  const size_t parts = size_of(dtype) / sizeof(bits);
+  for (const size_t count : {1, 9'001, 300'007}) {
+    const std::vector<uint16_t> input(parts * count * size, bits), average(parts * count, bits);
+    std::vector<uint16_t> data = average, block(average.size()), all = input;
+    ASSERT_NO_FATAL_FAILURE(expect_done(group.all_reduce({data.data(), count, dtype}, ReduceOp::kAverage)));
+    EXPECT_TRUE(data == average) << name(dtype) << "[" << count << "] is " << data[0];
+    ASSERT_NO_FATAL_FAILURE(expect_done(
+        group.reduce_scatter({all.data(), count * size, dtype}, {block.data(), count, dtype}, ReduceOp::kAverage)));
+    EXPECT_TRUE(block == average) << name(dtype) << "[" << count << "] is " << block[0];
+    EXPECT_TRUE(all == input);
+    data = average;
+    ASSERT_NO_FATAL_FAILURE(expect_done(group.reduce({data.data(), count, dtype}, ReduceOp::kAverage, size - 1)));
+    EXPECT_TRUE(data == average) << name(dtype) << "[" << count << "] is " << data[0] << " at " << rank;
+  }
+}
+
 }  // namespace
 
 TEST_P(GroupContract, ReduceLeavesTheSumAtTheRootAndOtherInputsAlone) {
@@ -301,6 +320,14 @@ TEST_P(GroupContract, AveragesOfReduceAndReduceScatterDivideTheSum) {
     if (group.membership().rank == 0) {
       EXPECT_EQ(data, std::vector<float>(data.size(), expected));
     }
+  });
+}
+
+TEST_P(GroupContract, AveragesOfHalvesAreFiniteWhereTheirSumIsNot) {
+  constexpr uint16_t k32768 = 0x7800;  // as float16; its small multiples need no rounding
+  run_group(size(), kind().options, [&](Group& group) {
+    expect_average_of_equals(group, Dtype::kFloat16, k32768);
+    expect_average_of_equals(group, Dtype::kComplex32, k32768);
   });
 }
 

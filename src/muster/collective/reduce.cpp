@@ -151,6 +151,15 @@ void reduce_many(void* out, const void* const* in, int sources, size_t count, Dt
   chosen.kernel.many(out, in, sources, count * chosen.parts);
 }
 
+void average_many(void* out, const void* const* in, int sources, size_t count, Dtype dtype) {
+  MUSTER_CHECK(reducible(dtype, ReduceOp::kAverage), fmt::format("average of {}", name(dtype)));
+  const Operand operand = operand_of(dtype, true);
+  const auto mean = kernels().mean[operand.element];
+  if (sources > 1 && mean != nullptr) return mean(out, in, sources, count * operand.parts);
+  reduce_many(out, in, sources, count, dtype, ReduceOp::kAverage);
+  divide_by(out, count, dtype, sources);
+}
+
 void divide_by(void* data, size_t count, Dtype dtype, int divisor) {
   MUSTER_CHECK(divisor > 0, "a divisor is a number of ranks");
   MUSTER_CHECK(reducible(dtype, ReduceOp::kAverage), fmt::format("average of {}", name(dtype)));

@@ -15,6 +15,9 @@ void reduce_two(void* out, const void* a, const void* b, size_t count, Dtype dty
 /// out[i] = in[0][i] op in[1][i] op ... of `sources` inputs, in that order, with one pass over memory; float16 and
 /// bfloat16 are rounded once, at the end. `out` may equal any input.
 void reduce_many(void* out, const void* const* in, int sources, size_t count, Dtype dtype, ReduceOp op);
+/// out[i] = (in[0][i] + in[1][i] + ...) / sources: kAverage of all inputs at once. float16 and bfloat16 are added up
+/// and divided in float32, and rounded once: finite where the mean is. `out` may equal any input.
+void average_many(void* out, const void* const* in, int sources, size_t count, Dtype dtype);
 /// data[i] /= divisor: the second half of kAverage. Integers round towards zero, as torch's do.
 void divide_by(void* data, size_t count, Dtype dtype, int divisor);
 /// out[i] = in[i] * factor: the first half of kPremulSum, for the dtypes that it takes. float64 is multiplied in

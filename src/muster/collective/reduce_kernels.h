@@ -40,6 +40,8 @@ struct ReduceKernels {
   const char* isa;
   ReduceKernel reduce[kKernelElements][kKernelOps];
   void (*divide[kKernelElements])(void* data, size_t count, int divisor);  // divisor > 0
+  // Of the elements whose sum, rounded, is not good enough to be divided; else null. sources >= 2
+  void (*mean[kKernelElements])(void* out, const void* const* in, int sources, size_t count);
   void (*scale[kKernelElements])(void* out, const void* in, size_t count, double factor);
 };
 

@@ -19,8 +19,8 @@ void TeamRun::read_in(size_t offset, void* to, size_t bytes) const {
 
 void TeamRun::combine(void* out, const void* const* sources, size_t bytes) const {
   const size_t count = bytes / element;
+  if (call.op == ReduceOp::kAverage) return average_many(out, sources, size, count, call.dtype);
   reduce_many(out, sources, size, count, call.dtype, call.op);
-  if (call.op == ReduceOp::kAverage) divide_by(out, count, call.dtype, size);
 }
 
 void TeamRun::combine_out(size_t offset, const void** sources, size_t bytes) const {

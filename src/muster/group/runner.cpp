@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -216,12 +217,24 @@ Result<> Runner::run_alone(const Operation& operation) {
   return {};
 }
 
+/// What an input is multiplied by before it is summed. The sum of float16 leaves its range long before the average
+/// does, so inputs are made smaller first: by a power of two, which rounds nothing but subnormal numbers.
+double Runner::factor_before(const Operation& operation) const {
+  const Call& call = operation.call;
+  if (!reduces(call.collective)) return 1;
+  if (call.op == ReduceOp::kPremulSum) return operation.factor;
+  const bool narrow = call.dtype == Dtype::kFloat16 || call.dtype == Dtype::kComplex32;
+  return narrow && call.op == ReduceOp::kAverage ? 1.0 / std::bit_ceil(static_cast<unsigned>(membership_.size)) : 1;
+}
+
 /// Schedules only sum: what comes before and after is done here.
 Result<> Runner::run_by_links(const Operation& operation, const Deadline& deadline) {
   const Call& call = operation.call;
   std::optional<Operation> multiplied;
-  if (reduces(call.collective) && call.op == ReduceOp::kPremulSum) {
+  const double factor = factor_before(operation);
+  if (factor != 1) {
     multiplied = operation;
+    multiplied->factor = factor;
     multiply_input(*multiplied);
   }
   const Operation& summed = multiplied ? *multiplied : operation;
@@ -233,8 +246,10 @@ Result<> Runner::run_by_links(const Operation& operation, const Deadline& deadli
   }
   const bool has_result = call.collective != Collective::kReduce || call.root == membership_.rank;
   if (reduces(call.collective) && call.op == ReduceOp::kAverage && has_result) {
+    const double rest = 1 / (factor * membership_.size);
     operation.output.visit(0, operation.output.bytes(), [&](uint8_t* data, size_t bytes) {
-      divide_by(data, bytes / size_of(call.dtype), call.dtype, membership_.size);
+      const size_t count = bytes / size_of(call.dtype);
+      factor == 1 ? divide_by(data, count, call.dtype, membership_.size) : scale(data, data, count, call.dtype, rest);
     });
   }
   return {};

@@ -60,6 +60,7 @@ class Runner {
   Result<> dispatch(const Operation& operation, const Deadline& deadline);
   Result<> run_alone(const Operation& operation);
   Result<> run_by_links(const Operation& operation, const Deadline& deadline);
+  double factor_before(const Operation& operation) const;
   void multiply_input(Operation& operation);
   Result<> begin_passage(const Operation& operation, const std::vector<Rank>& ranks, Rank self,
                          const Deadline& deadline);
