@@ -54,7 +54,7 @@ class MessengerAlone : public testing::TestWithParam<bool> {
   }
   /// The header of a message and as much of it as `data` has.
   void say(uint32_t tag, size_t bytes, const Floats& data) {
-    const auto header = encode(MessageHeader{MessageKind::kEager, tag, 0, bytes, 0});
+    const auto header = encode(MessageHeader{MessageKind::kEager, tag, 0, bytes, 0, Dtype::kFloat32});
     const ConstSegment parts[] = {{header.data(), header.size()}, {data.data(), data.size() * sizeof(float)}};
     bool sent = false;
     link_->send(parts, [&](const Result<>& result) { sent = result.has_value(); });

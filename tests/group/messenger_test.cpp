@@ -275,6 +275,34 @@ TEST_P(Messages, OfAnotherLengthAreAnErrorAtBothAndTheGroupGoesOn) {
   });
 }
 
+TEST_P(Messages, OfAnotherDtypeAreAnErrorAtBothAndTheGroupGoesOn) {
+  test::run_group(2, GetParam(), [](Group& group) {
+    for (const size_t count : {10u, 100'000u}) {
+      Floats data = pattern(count, 0);
+      std::vector<int32_t> other(count, 7);
+      if (group.membership().rank == 0) {
+        const Work work = group.send(view(data), 1, 4, kAsync);
+        if (count > 10) {
+          const Error error = error_of(work);
+          EXPECT_EQ(error.code, ErrorCode::kMismatch);
+          EXPECT_EQ(error.rank, 1);
+          EXPECT_NE(error.message.find("is float32, rank 1 receives int32 with tag 4"), std::string::npos)
+              << error.message;
+        }
+      } else {
+        const Error error = error_of(group.receive({other.data(), count, Dtype::kInt32}, 0, 4));
+        EXPECT_EQ(error.code, ErrorCode::kMismatch);
+        EXPECT_EQ(error.rank, 0);
+        EXPECT_NE(error.message.find("rank 0 sent float32 with tag 4, the receive takes int32"), std::string::npos)
+            << error.message;
+        EXPECT_EQ(other, std::vector<int32_t>(count, 7));
+      }
+    }
+    Floats data = pattern(10, 1), in(10);
+    expect_done(group.membership().rank == 0 ? group.send(view(data), 1, 0) : group.receive(view(in), 0, 0));
+  });
+}
+
 TEST_P(Messages, ThatNeverComeEndTheReceiveByItsDeadlineAndNoMore) {
   test::run_group(2, GetParam(), [](Group& group) {
     Floats data(4), in(4);

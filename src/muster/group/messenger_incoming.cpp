@@ -68,14 +68,16 @@ void IncomingMessages::deliver(UnexpectedMessage& message, const MessagePtr& rec
   office_.finish(receive, {});
 }
 
-/// Whether the message is as long as the receive; else the receive ends.
+/// Whether the message has the length and the dtype of the receive; else the receive ends.
 bool IncomingMessages::suits(const MessageHeader& header, const MessagePtr& receive) {
-  if (header.bytes == receive->data.bytes()) return true;
+  const bool as_long = header.bytes == receive->data.bytes();
+  if (as_long && header.dtype == receive->data.dtype()) return true;
   receive->source = peer();
-  office_.finish(receive, fail(ErrorCode::kMismatch,
-                               fmt::format("rank {} sent {} bytes with tag {}, the receive takes {}", peer(),
-                                           header.bytes, header.tag, receive->data.bytes()),
-                               peer()));
+  const std::string what = as_long ? fmt::format("rank {} sent {} with tag {}, the receive takes {}", peer(),
+                                                 name(header.dtype), header.tag, name(receive->data.dtype()))
+                                   : fmt::format("rank {} sent {} bytes with tag {}, the receive takes {}", peer(),
+                                                 header.bytes, header.tag, receive->data.bytes());
+  office_.finish(receive, fail(ErrorCode::kMismatch, what, peer()));
   return false;
 }
 
@@ -93,7 +95,7 @@ void IncomingMessages::on_offer(const MessageHeader& header) {
 void IncomingMessages::accept(const MessageHeader& offer, const MessagePtr& receive) {
   if (!suits(offer, receive)) {
     --offers_;
-    return write({MessageKind::kRefuse, 0, offer.id, receive->data.bytes(), pay()});
+    return write({MessageKind::kRefuse, 0, offer.id, receive->data.bytes(), pay(), receive->data.dtype()});
   }
   if (offer.bytes == 0) {
     --offers_;

@@ -50,12 +50,12 @@ void OutgoingMessages::launch(const MessagePtr& operation) {
   }
   operation->id = ++last_id_;
   offered_.emplace(operation->id, operation);
-  write({MessageKind::kOffer, operation->tag, operation->id, operation->data.bytes(), 0});
+  write({MessageKind::kOffer, operation->tag, operation->id, operation->data.bytes(), 0, operation->data.dtype()});
 }
 
 void OutgoingMessages::launch_eager(const MessagePtr& operation) {
   const size_t bytes = operation->data.bytes();
-  const MessageHeader header{MessageKind::kEager, operation->tag, 0, bytes, 0};
+  const MessageHeader header{MessageKind::kEager, operation->tag, 0, bytes, 0, operation->data.dtype()};
   if (operation->over) {
     const ConstSegment payload{operation->copy.data(), bytes};
     return write(header, {&payload, 1}, [this, operation] {
@@ -77,7 +77,7 @@ void OutgoingMessages::handle(const MessageHeader& header) {
   if (operation->matched) return reject("it answers a message twice");
   if (header.credit > kEagerWindow - window_) return reject("it gives back more than it got");
   window_ += header.credit;
-  header.kind == MessageKind::kAccept ? accepted(operation) : refused(operation, header.bytes);
+  header.kind == MessageKind::kAccept ? accepted(operation) : refused(operation, header);
   read_header();
 }
 
@@ -91,12 +91,14 @@ void OutgoingMessages::accepted(const MessagePtr& operation) {
   if (accepted_.size() == 1) stream();
 }
 
-void OutgoingMessages::refused(const MessagePtr& operation, uint64_t wanted) {
+void OutgoingMessages::refused(const MessagePtr& operation, const MessageHeader& wanted) {
   offered_.erase(operation->id);
-  office_.finish(operation, fail(ErrorCode::kMismatch,
-                                 fmt::format("the message has {} bytes, rank {} receives {} with tag {}",
-                                             operation->data.bytes(), peer(), wanted, operation->tag),
-                                 peer()));
+  const Dtype dtype = operation->data.dtype();
+  const std::string what =
+      wanted.bytes == operation->data.bytes()
+          ? fmt::format("the message is {}, rank {} receives {}", name(dtype), peer(), name(wanted.dtype))
+          : fmt::format("the message has {} bytes, rank {} receives {}", operation->data.bytes(), peer(), wanted.bytes);
+  office_.finish(operation, fail(ErrorCode::kMismatch, fmt::format("{} with tag {}", what, operation->tag), peer()));
 }
 
 /// Sends the next piece of the first message that was accepted. One at a time is under way.

@@ -23,7 +23,7 @@ class OutgoingMessages final : public MessageChannel {
   void launch_eager(const MessagePtr& operation);
   void handle(const MessageHeader& header) override;
   void accepted(const MessagePtr& operation);
-  void refused(const MessagePtr& operation, uint64_t wanted);
+  void refused(const MessagePtr& operation, const MessageHeader& wanted);
   void stream();
 
   size_t window_ = kEagerWindow;

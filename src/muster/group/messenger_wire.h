@@ -3,6 +3,7 @@
 #include <array>
 
 #include "muster/base/bytes.h"
+#include "muster/base/dtype.h"
 
 namespace muster {
 
@@ -28,6 +29,7 @@ struct MessageHeader {
   uint64_t id = 0;
   uint64_t bytes = 0;
   uint64_t credit = 0;  ///< bytes of the window, given back
+  Dtype dtype = Dtype::kUint8;
 };
 
 std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header);
