@@ -113,6 +113,14 @@ TEST(DescriptorPassing, CarriesAnOpenFile) {
   EXPECT_EQ(byte, 'x');
 }
 
+TEST(DescriptorPassing, SaysThatThereIsNone) {
+  const SocketPair channel;
+  ASSERT_TRUE(send_fd(channel.one.get(), -1, soon()));
+  const auto received = receive_fd(channel.two.get(), soon());
+  ASSERT_TRUE(received) << received.error().message;
+  EXPECT_FALSE(*received);
+}
+
 TEST(DescriptorPassing, FailsWhenThePeerIsSilentGoneOrSendsOnlyData) {
   SocketPair channel;
   EXPECT_EQ(receive_fd(channel.one.get(), Deadline::after(10ms)).error().code, ErrorCode::kTimeout);

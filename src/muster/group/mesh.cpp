@@ -15,9 +15,6 @@
 namespace muster {
 namespace {
 
-/// A larger group links a tree when it forms, for news to travel along, and what a schedule needs when it needs it.
-constexpr int kTreeWidth = 4;
-
 /// Of what else a rank listens for beside its abstract Unix address: "-team", "-messages".
 Address beside(const std::string& local_address, const std::string& what) {
   return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + what);
@@ -194,7 +191,7 @@ class MeshBuilder {
 
   /// Whether two ranks are linked when the group forms.
   bool linked_at_once(Rank low, Rank high) const {
-    return membership_.size <= kMostFullMesh || (high - 1) / kTreeWidth == low;
+    return membership_.size <= kMostFullMesh || tree_parent(high) == low;
   }
 
   Result<> link_up() {
@@ -235,8 +232,16 @@ class MeshBuilder {
   }
 
   /// The host's first rank makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.
+  /// Without memory it hands out nothing: then the group does without.
   Result<> offer_team() {
-    MUSTER_ASSIGN(mesh_.team_memory, Team::allocate(static_cast<int>(locals().size())));
+    auto memory = Team::allocate(static_cast<int>(locals().size()));
+    if (memory) {
+      mesh_.team_memory = std::move(*memory);
+    } else if (memory.error().code == ErrorCode::kResourceExhausted) {
+      mesh_.no_team_memory = std::move(memory.error());
+    } else {
+      return tl::unexpected(std::move(memory.error()));
+    }
     Acceptor::Options options;
     options.credentials.secret = identity_.credentials.secret;
     MUSTER_ASSIGN(team_acceptor_,
@@ -282,6 +287,11 @@ class MeshBuilder {
     const iovec segment{&request, 1};
     MUSTER_TRY(stream.write({&segment, 1}));
     MUSTER_ASSIGN(mesh_.team_memory, receive_fd(stream.fd(), deadline_));
+    if (!mesh_.team_memory) {
+      const Member& leader = mesh_.members[locals().front()];
+      mesh_.no_team_memory =
+          Error{ErrorCode::kResourceExhausted, leader.to_string() + " has no memory for it", leader.rank, {}};
+    }
     return {};
   }
 

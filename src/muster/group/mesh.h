@@ -16,6 +16,10 @@ namespace muster {
 
 /// Groups up to this size link all pairs when they form.
 inline constexpr int kMostFullMesh = 16;
+/// A larger group links a tree when it forms, in which a rank has so many children, for news to travel along, and what
+/// a schedule needs when it needs it.
+inline constexpr int kTreeWidth = 4;
+inline Rank tree_parent(Rank rank) { return (rank - 1) / kTreeWidth; }
 
 /// The links of one rank to others, and the memory that it shares with the ranks of its host. Used by one thread at a
 /// time: the one that drives the loop.
@@ -24,8 +28,9 @@ struct Mesh {
   std::vector<Member> members;     ///< by rank
   std::unique_ptr<Linker> linker;  ///< holds the links, and makes more
   Topology topology;
-  Tuning tuning;   ///< rank 0's, at all ranks
-  Fd team_memory;  ///< to be attached by the ranks of this host, where there are several
+  Tuning tuning;                        ///< rank 0's, at all ranks
+  Fd team_memory;                       ///< to be attached by the ranks of this host, where there are several
+  std::optional<Error> no_team_memory;  ///< why there is none, where there should be
   /// Listens, and is to be begun with the places. Shared with the Works that it has to finish.
   std::shared_ptr<Messenger> messenger;
   std::vector<Messenger::Place> places;  ///< by rank

@@ -52,6 +52,12 @@ Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int
   return &plans_[last_].prepared.schedule();
 }
 
+void Passage::follow(Schedule schedule) {
+  Problem nobodys;
+  nobodys.size = 0;
+  keep({std::move(nobodys), PreparedSchedule(std::move(schedule)), ++calls_});
+}
+
 /// Behind the others, or in the place of the one that was not used for longest.
 void Passage::keep(Plan plan) {
   size_t steps = 0;

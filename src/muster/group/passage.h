@@ -24,6 +24,8 @@ class Passage {
   /// The schedule of an operation between `size` ranks of which this one is `self`. Valid until the next call. Not to
   /// be called while one is under way.
   Result<const Schedule*> plan(const Operation& operation, Rank self, int size);
+  /// Plans what no algorithm of a collective does.
+  void follow(Schedule schedule);
   /// The ranks that the last planned schedule exchanges bytes with.
   const std::vector<Rank>& peers() const { return plans_[last_].prepared.peers(); }
 

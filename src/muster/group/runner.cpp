@@ -7,11 +7,9 @@
 #include <bit>
 #include <cstring>
 #include <iterator>
-#include <map>
 #include <numeric>
 #include <set>
 
-#include "muster/base/log.h"
 #include "muster/collective/reduce.h"
 #include "muster/collective/team_collectives.h"
 #include "muster/group/report.h"
@@ -31,61 +29,6 @@ using Note = std::array<uint64_t, 4>;
 static_assert(sizeof(Note) <= kLargestNote);
 
 }  // namespace
-
-Result<std::unique_ptr<Runner>> Runner::create(Mesh mesh, const Membership& membership, std::shared_ptr<Arena> arena,
-                                               const Deadline& deadline) {
-  std::unique_ptr<Runner> runner(new Runner(std::move(mesh), membership));
-  Runner& self = *runner;
-  const Topology& topology = self.mesh_.topology;
-  if (topology.hosts.size() == static_cast<size_t>(membership.size)) return runner;  // no host has two ranks
-  auto joined = self.mesh_.team_memory ? self.join_team(std::move(arena)) : Result<>{};
-  const bool can_do_without =
-      membership.size <= kMostFullMesh && !joined && joined.error().code == ErrorCode::kResourceExhausted;
-  if (!joined && !can_do_without) {
-    Error why = joined.error().in(fmt::format("forming group \"{}\" at rank {}", membership.name, membership.rank));
-    why.rank = membership.rank;
-    self.die(why);  // those who have formed hear it in their first call
-    return tl::unexpected(why);
-  }
-  bool all = true;
-  if (membership.size <= kMostFullMesh) {
-    MUSTER_ASSIGN(all, self.all_agree(joined.has_value(), deadline));
-  }
-  if (!all) {
-    self.team_.reset();
-    self.arena_.reset();
-    self.mesh_.team_memory.reset();
-    const std::string why = joined ? "another rank has no memory for it" : joined.error().message;
-    log(LogLevel::kWarning,
-        fmt::format("group \"{}\" goes without shared memory, over slower links: {}", membership.name, why));
-  } else if (topology.layered()) {
-    self.hierarchy_.emplace(topology, membership.rank, self.levels());
-  }
-  if (self.mesh_.team_memory) self.watch_processes();
-  return runner;
-}
-
-Result<> Runner::join_team(std::shared_ptr<Arena> arena) {
-  const int place = mesh_.topology.local_of[membership_.rank];
-  MUSTER_ASSIGN(team_, Team::attach(mesh_.team_memory, place, static_cast<int>(locals().size()),
-                                    [this](Rank awaited) { return watch(locals()[awaited]); }));
-  arena_ = arena ? std::move(arena) : Arena::create();
-  team_->use(arena_);
-  return {};
-}
-
-/// Whether all ranks say yes: over links, as it is about the memory.
-Result<bool> Runner::all_agree(bool mine, const Deadline& deadline) {
-  int32_t yes = mine ? 1 : 0;
-  Operation vote;
-  vote.call = Call{Collective::kAllReduce, Dtype::kInt32, ReduceOp::kMin, 0, 1};
-  vote.input = vote.output = {&yes, 1, Dtype::kInt32};
-  auto result = begin_passage(vote, everyone_, membership_.rank, deadline);
-  if (result) result = end_passage(deadline);
-  if (result) return yes == 1;
-  die(result.error());
-  return tl::unexpected(result.error());
-}
 
 Runner::Runner(Mesh mesh, const Membership& membership)
     : membership_(membership),
@@ -125,20 +68,6 @@ Hierarchy::Levels Runner::levels() {
 
 const std::vector<Rank>& Runner::locals() const {
   return mesh_.topology.hosts[mesh_.topology.host_of[membership_.rank]];
-}
-
-/// From what all ranks know of each other, so that they choose alike.
-void Runner::tune() {
-  std::map<std::string, int> hosts;
-  bool local = true;
-  for (const Member& member : mesh_.members) {
-    ++hosts[member.domain];
-    local = local && !member.local_address.empty();
-  }
-  int most = 1;
-  for (const auto& [domain, ranks] : hosts) most = std::max(most, ranks);
-  const char* kind = hosts.size() > 1 || !local ? "tcp" : mesh_.members[0].shares_memory ? "shm" : "unix";
-  passage_.choose_by(mesh_.tuning, kind, most);
 }
 
 void Runner::watch_link(Rank rank, Link& link) {

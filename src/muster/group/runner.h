@@ -47,6 +47,7 @@ class Runner {
  private:
   Runner(Mesh mesh, const Membership& membership);
   Result<> join_team(std::shared_ptr<Arena> arena);
+  void do_without_team(const std::string& why);
   Result<bool> all_agree(bool mine, const Deadline& deadline);
   void tune();
   void watch_link(Rank rank, Link& link);

@@ -1,4 +1,4 @@
-// send_fd and receive_fd: one byte of data that carries one descriptor (SCM_RIGHTS).
+// send_fd and receive_fd: one zero byte that carries one descriptor (SCM_RIGHTS), or nothing.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -38,11 +38,16 @@ Result<> wait_for(int socket, short events, const Deadline& deadline, const char
 
 Result<> send_fd(int socket, int fd, const Deadline& deadline) {
   Message message;
-  cmsghdr* control = CMSG_FIRSTHDR(&message.header);
-  control->cmsg_level = SOL_SOCKET;
-  control->cmsg_type = SCM_RIGHTS;
-  control->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
+  if (fd < 0) {
+    message.header.msg_control = nullptr;
+    message.header.msg_controllen = 0;
+  } else {
+    cmsghdr* control = CMSG_FIRSTHDR(&message.header);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
+  }
   while (sendmsg(socket, &message.header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EAGAIN)
       MUSTER_TRY(wait_for(socket, POLLOUT, deadline, "cannot send a descriptor"));
@@ -63,6 +68,7 @@ Result<Fd> receive_fd(int socket, const Deadline& deadline) {
   }
   if (n == 0) return fail(ErrorCode::kPeerLost, "the peer closed the connection instead of sending a descriptor");
   const cmsghdr* control = CMSG_FIRSTHDR(&message.header);
+  if (control == nullptr && message.byte == 0) return Fd();
   if (control == nullptr || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS ||
       control->cmsg_len != CMSG_LEN(sizeof(int))) {
     return fail(ErrorCode::kProtocol, "the peer sent data where a descriptor was expected");

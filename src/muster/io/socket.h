@@ -29,7 +29,8 @@ struct UnixPeer {
 };
 Result<UnixPeer> unix_peer(int fd);
 
-/// Sends or receives one descriptor with one byte over a connected Unix socket; waits until the deadline.
+/// Sends or receives one descriptor, or word that there is none (-1), with one byte over a connected Unix socket; waits
+/// until the deadline.
 Result<> send_fd(int socket, int fd, const Deadline& deadline);
 Result<Fd> receive_fd(int socket, const Deadline& deadline);
 
