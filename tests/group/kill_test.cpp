@@ -1,6 +1,6 @@
-// A rank is killed or stopped in the middle of each collective, each rank a process: every survivor ends with an error
-// that names that rank. CI runs each collective, each signal and each way through the house once;
-// MUSTER_KILL_CASES=all runs every combination.
+// A rank is killed or stopped in the middle of each collective, each rank a process: every survivor had right results
+// before, and ends with an error that names that rank. CI runs each collective, each signal and each way through the
+// house, with victims, sizes and algorithms in turn; MUSTER_KILL_CASES=all runs every combination.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,25 +8,36 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <tuple>
+#include <set>
 
 #include "group/ranks.h"
 #include "muster/base/random.h"
+#include "muster/collective/algorithms.h"
 #include "muster/collective/call.h"
 
 namespace muster {
 namespace {
 
-constexpr int kRanks = 4;
-constexpr Rank kVictim = 2;
+constexpr Rank kRoot = 0;
 
-/// "hosts" is two hosts of two ranks, with shared memory within and tcp between.
-using Case = std::tuple<Collective, int, const char*>;
+struct Case {
+  Collective collective;
+  int signal;
+  std::string way;  ///< transports; "hosts" is two hosts of as many ranks, with shared memory within and tcp between
+  Rank victim = 2;
+  size_t count = 1 << 20;  ///< floats of the larger of input and output
+  std::string algorithm;   ///< by name, else what is chosen
+  int ranks = 4;
 
-GroupOptions options_of(Rank rank, const std::string& transports) {
-  const bool hosts = transports == "hosts";
-  auto options = test::options_for(hosts ? "shm,tcp" : transports, std::chrono::seconds(30));
-  if (hosts) options.host_label = std::to_string(rank / 2);
+  size_t block() const { return count / ranks; }
+  /// Those who survive a rank that leaves a child wait a second for it to take its leave.
+  bool leaves_a_child() const { return way == "shm" && victim == 2 && count == 1 << 20; }
+};
+
+GroupOptions options_of(Rank rank, const Case& chosen) {
+  const bool hosts = chosen.way == "hosts";
+  auto options = test::options_for(hosts ? "shm,tcp" : chosen.way, std::chrono::seconds(30));
+  if (hosts) options.host_label = std::to_string(rank / (chosen.ranks / 2));
   return options;
 }
 
@@ -41,60 +52,125 @@ void leave_a_child(Store& store) {
   (void)store.add("child", child, Deadline::after(std::chrono::seconds(30)));
 }
 
-/// The collective over all of `data`, the larger of input and output, with rank 0 for its root.
-Operation operation_of(Collective collective, Rank rank, std::vector<float>& data, std::vector<float>& other) {
-  const BufferView whole{data.data(), data.size(), Dtype::kFloat32}, none{nullptr, 0, Dtype::kFloat32};
-  const BufferView block{other.data(), data.size() / kRanks, Dtype::kFloat32};
-  Operation operation;
-  operation.call.collective = collective;
-  operation.call.op = ReduceOp::kMax;
-  operation.input = operation.output = whole;
-  switch (collective) {
-    case Collective::kAllGather:
-      operation.input = block;
-      break;
-    case Collective::kReduceScatter:
-      operation.output = block;
-      break;
-    case Collective::kGather:
-      operation.input = block;
-      operation.output = rank == 0 ? whole : none;
-      break;
-    case Collective::kScatter:
-      operation.input = rank == 0 ? whole : none;
-      operation.output = block;
-      break;
-    case Collective::kAllToAll:
-      operation.output = {other.data(), other.size(), Dtype::kFloat32};
-      break;
-    default:
-      break;
-  }
-  return operation;
+/// Of a block of what `rank` puts in.
+float value(int round, Rank rank, size_t block) {
+  return static_cast<float>(8 * (round % 1000) + rank) + static_cast<float>(block) / 64;
 }
+
+/// One rank's memory for the collective, and what has to be in it.
+class Tensors {
+ public:
+  Tensors(const Case& chosen, Rank rank) : case_(chosen), rank_(rank), whole_(chosen.count), other_(chosen.count) {}
+
+  Operation operation() {
+    const size_t block = case_.block();
+    const BufferView whole = view(whole_, whole_.size()), none = view(whole_, 0);
+    Operation operation;
+    operation.call.collective = case_.collective;
+    operation.call.root = kRoot;
+    operation.input = operation.output = whole;
+    switch (case_.collective) {
+      case Collective::kAllGather:
+        operation.input = view(other_, block);
+        break;
+      case Collective::kReduceScatter:
+        operation.output = view(other_, block);
+        break;
+      case Collective::kGather:
+        operation.input = view(other_, block);
+        operation.output = rank_ == kRoot ? whole : none;
+        break;
+      case Collective::kScatter:
+        operation.input = rank_ == kRoot ? whole : none;
+        operation.output = view(other_, block);
+        break;
+      case Collective::kAllToAll:
+        operation.output = view(other_, other_.size());
+        break;
+      default:
+        break;
+    }
+    return operation;
+  }
+
+  void fill(int round) {
+    for (size_t i = 0; i < whole_.size(); ++i) whole_[i] = value(round, rank_, i / case_.block());
+    std::fill_n(other_.begin(), case_.block(), value(round, rank_, 0));
+  }
+
+  bool right(int round) const {
+    if (case_.collective == Collective::kReduce && rank_ != kRoot) return true;
+    const bool within_other = case_.collective == Collective::kReduceScatter ||
+                              case_.collective == Collective::kScatter || case_.collective == Collective::kAllToAll;
+    const bool one_block = within_other && case_.collective != Collective::kAllToAll;
+    for (size_t i = 0; i < (one_block ? case_.block() : case_.count); ++i) {
+      if ((within_other ? other_ : whole_)[i] != wanted(round, i / case_.block())) return false;
+    }
+    return true;
+  }
+
+ private:
+  static BufferView view(std::vector<float>& data, size_t count) { return {data.data(), count, Dtype::kFloat32}; }
+
+  float wanted(int round, size_t block) const {
+    const Rank from = static_cast<Rank>(block);
+    const auto sum = [&](size_t of) {
+      float all = 0;
+      for (Rank rank = 0; rank < case_.ranks; ++rank) all += value(round, rank, of);
+      return all;
+    };
+    switch (case_.collective) {
+      case Collective::kAllReduce:
+      case Collective::kReduce:
+        return sum(block);
+      case Collective::kReduceScatter:
+        return sum(rank_);
+      case Collective::kBroadcast:
+        return value(round, kRoot, block);
+      case Collective::kScatter:
+        return value(round, kRoot, rank_);
+      case Collective::kGather:
+      case Collective::kAllGather:
+        return rank_ == kRoot || case_.collective == Collective::kAllGather ? value(round, from, 0)
+                                                                            : value(round, rank_, block);
+      case Collective::kAllToAll:
+        return value(round, from, rank_);
+      default:
+        return value(round, rank_, block);
+    }
+  }
+
+  const Case& case_;
+  const Rank rank_;
+  std::vector<float> whole_, other_;
+};
 
 /// Repeats one collective until it fails. Runs in a child process; never returns.
 [[noreturn]] void be_a_rank(Rank rank, const Case& chosen, const std::string& path) {
-  const auto [collective, signal, transports] = chosen;
+  if (!chosen.algorithm.empty()) {
+    setenv("MUSTER_ALGO", (std::string(name(chosen.collective)) + "=" + chosen.algorithm).c_str(), 1);
+  }
   auto store = file_store(path);
   if (!store) _exit(2);
-  const auto group = Group::form(**store, {rank, kRanks, "kill", 0}, options_of(rank, transports));
+  const auto group = Group::form(**store, {rank, chosen.ranks, "kill", 0}, options_of(rank, chosen));
   if (!group) {
     std::fprintf(stderr, "rank %d: %s\n", rank, group.error().to_string().c_str());
     _exit(3);
   }
-  if (rank == kVictim && (*group)->transport() == "shm") leave_a_child(**store);
-  std::vector<float> data(1 << 20, 1.0f), other(data.size());
+  if (rank == chosen.victim && chosen.leaves_a_child()) leave_a_child(**store);
+  Tensors tensors(chosen, rank);
   CallOptions call{.timeout = std::chrono::seconds(60)};
   for (int round = 0;; ++round) {
     if (round == 3) {
       (void)(*store)->set(running(rank), {}, Deadline::after(std::chrono::seconds(30)));
       // Only its deadline tells of a stopped rank. Before that one a loaded machine is given its time.
-      if (signal == SIGSTOP) call.timeout = std::chrono::seconds(3);
+      if (chosen.signal == SIGSTOP) call.timeout = std::chrono::seconds(3);
     }
-    const auto result = (*group)->submit(operation_of(collective, rank, data, other), call);
-    if (result.result()) continue;
-    Error error = result.result().error();
+    tensors.fill(round);
+    auto result = (*group)->submit(tensors.operation(), call).result();
+    if (result && tensors.right(round)) continue;
+    if (result) result = fail(ErrorCode::kProtocol, "the result of round " + std::to_string(round) + " is wrong");
+    const Error& error = result.error();
     Writer out;
     out.put(error.code).put<int32_t>(error.rank).put_string(error.to_string());
     (void)(*store)->set("error/" + std::to_string(rank), out.bytes(), Deadline::after(std::chrono::seconds(30)));
@@ -102,30 +178,43 @@ Operation operation_of(Collective collective, Rank rank, std::vector<float>& dat
   }
 }
 
+/// Shared memory of ours that has a name.
+std::set<std::string> segments() {
+  std::set<std::string> names;
+  std::error_code missing;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", missing)) {
+    const std::string name = entry.path().filename();
+    if (name.find("muster") != std::string::npos) names.insert(name);
+  }
+  return names;
+}
+
 class GroupKill : public testing::TestWithParam<Case> {};
 
 TEST_P(GroupKill, EverySurvivorNamesTheVictim) {
-  const auto [collective, signal, transports] = GetParam();
+  const Case& chosen = GetParam();
+  const auto [collective, signal, way, victim, count, algorithm, ranks] = chosen;
   const std::string path = testing::TempDir() + "muster-kill-" + std::to_string(getpid());
   std::filesystem::remove(path);
-  pid_t children[kRanks];
-  for (Rank rank = 0; rank < kRanks; ++rank) {
+  const auto segments_before = segments();
+  std::vector<pid_t> children(ranks);
+  for (Rank rank = 0; rank < ranks; ++rank) {
     children[rank] = fork();
     ASSERT_GE(children[rank], 0);
-    if (children[rank] == 0) be_a_rank(rank, GetParam(), path);
+    if (children[rank] == 0) be_a_rank(rank, chosen, path);
   }
   auto store = file_store(path);
   ASSERT_TRUE(store);
-  for (Rank rank = 0; rank < kRanks; ++rank) {
+  for (Rank rank = 0; rank < ranks; ++rank) {
     ASSERT_TRUE((*store)->wait({running(rank)}, Deadline::after(std::chrono::seconds(60)))) << "rank " << rank;
   }
   Random random(testing::UnitTest::GetInstance()->random_seed() + 17);
   // tidy: allow(sleep) anywhere within a round
   usleep(static_cast<useconds_t>(random.below(20'000)));
-  kill(children[kVictim], signal);
+  kill(children[victim], signal);
 
-  for (Rank rank = 0; rank < kRanks; ++rank) {
-    if (rank == kVictim) continue;
+  for (Rank rank = 0; rank < ranks; ++rank) {
+    if (rank == victim) continue;
     const auto record = (*store)->get("error/" + std::to_string(rank), Deadline::after(std::chrono::seconds(60)));
     ASSERT_TRUE(record) << "rank " << rank << " has not ended";
     Reader in(*record);
@@ -133,39 +222,71 @@ TEST_P(GroupKill, EverySurvivorNamesTheVictim) {
     const auto blamed = *in.get<int32_t>();
     const auto text = *in.get_string();
     EXPECT_EQ(code, signal == SIGKILL ? ErrorCode::kPeerLost : ErrorCode::kTimeout) << text;
-    EXPECT_EQ(blamed, kVictim) << "rank " << rank << ": " << text;
+    EXPECT_EQ(blamed, victim) << "rank " << rank << ": " << text;
   }
-  kill(children[kVictim], SIGKILL);
+  kill(children[victim], SIGKILL);
   for (const pid_t child : children) waitpid(child, nullptr, 0);
-  if (std::string(transports) == "shm") {
+  if (chosen.leaves_a_child()) {
     const auto left = (*store)->add("child", 0, Deadline::after(std::chrono::seconds(10)));
     ASSERT_TRUE(left && *left > 0);
     kill(static_cast<pid_t>(*left), SIGKILL);
   }
+  EXPECT_EQ(segments(), segments_before);
   std::filesystem::remove(path);
 }
 
 std::string case_name(const testing::TestParamInfo<Case>& info) {
-  const auto [collective, signal, transports] = info.param;
-  return std::string(name(collective)) + (signal == SIGKILL ? "_killed_" : "_stopped_") + transports;
+  const auto& [collective, signal, way, victim, count, algorithm, ranks] = info.param;
+  return std::string(name(collective)) + (signal == SIGKILL ? "_killed_" : "_stopped_") + way + "_rank" +
+         std::to_string(victim) + "_of_" + std::to_string(ranks) + "_" + std::to_string(count) +
+         (algorithm.empty() ? "" : "_" + algorithm);
 }
 
-std::vector<Case> cases() {
-  const char* kWays[] = {"shm", "unix", "tcp", "hosts"};
-  const char* chosen = std::getenv("MUSTER_KILL_CASES");
-  std::vector<Case> all, some;
+/// Rank 0 is the hub, where cores are few.
+const Case kOfTwenty{Collective::kAllReduce, SIGKILL, "shm", 0, 40, "", 20};
+constexpr const char* kWays[] = {"shm", "unix", "tcp", "hosts"};
+/// A line of shared memory, one shot, and many chunks.
+constexpr size_t kCounts[] = {16, 4096, 1 << 20};
+
+std::vector<Case> every_case() {
+  std::vector<Case> all;
   for (int i = 1; i < kCollectiveCount; ++i) {
     const auto collective = static_cast<Collective>(i);
     for (const char* way : kWays) {
-      for (const int signal : {SIGKILL, SIGSTOP}) all.emplace_back(collective, signal, way);
+      for (const size_t count : kCounts) {
+        for (Rank victim = 0; victim < 4; ++victim) all.push_back({collective, SIGKILL, way, victim, count});
+      }
+      all.push_back({collective, SIGSTOP, way, static_cast<Rank>(i % 4)});
     }
-    some.emplace_back(collective, SIGKILL, kWays[i % 4]);
   }
-  // A stop costs its deadline, so fewer of them.
-  some.emplace_back(Collective::kAllReduce, SIGSTOP, "shm");
-  some.emplace_back(Collective::kAllGather, SIGSTOP, "tcp");
-  some.emplace_back(Collective::kAllReduce, SIGSTOP, "hosts");
-  return chosen != nullptr && std::string(chosen) == "all" ? all : some;
+  for (const Algorithm& each : algorithms()) {
+    for (const Rank victim : {0, 3}) all.push_back({each.collective, SIGKILL, "unix", victim, 1 << 20, each.name});
+  }
+  all.push_back(kOfTwenty);
+  return all;
+}
+
+/// A stop costs its deadline, so there are few of them.
+std::vector<Case> some_cases() {
+  std::vector<Case> some;
+  for (int i = 1; i < kCollectiveCount; ++i) {
+    const auto collective = static_cast<Collective>(i);
+    some.push_back({collective, SIGKILL, "shm", static_cast<Rank>(i % 4), kCounts[i % 3]});
+    some.push_back({collective, SIGKILL, kWays[1 + i % 3], static_cast<Rank>((i + 2) % 4), kCounts[(i + 1) % 3]});
+  }
+  some.push_back(kOfTwenty);
+  some.push_back({Collective::kAllReduce, SIGKILL, "unix", 0, 1 << 20, "double_tree"});
+  some.push_back({Collective::kAllReduce, SIGKILL, "tcp", 1, 4096, "ring"});
+  some.push_back({Collective::kReduceScatter, SIGKILL, "unix", 3, 1 << 20, "pat"});
+  some.push_back({Collective::kAllReduce, SIGSTOP, "shm"});
+  some.push_back({Collective::kAllGather, SIGSTOP, "tcp", 0});
+  some.push_back({Collective::kAllReduce, SIGSTOP, "hosts", 1});
+  return some;
+}
+
+std::vector<Case> cases() {
+  const char* chosen = std::getenv("MUSTER_KILL_CASES");
+  return chosen != nullptr && std::string(chosen) == "all" ? every_case() : some_cases();
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GroupKill, testing::ValuesIn(cases()), case_name);
