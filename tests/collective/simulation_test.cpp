@@ -1,6 +1,7 @@
 // Every collective over simulated links: delays, drops, split deliveries, crashes. A failure names its seed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "collective/fleet.h"
@@ -84,6 +85,73 @@ uint64_t events_of(const Algorithm& algorithm, const Setting& setting) {
   return world.events();
 }
 
+/// A run to which something happens before its event number `when`.
+struct Interrupted {
+  Interrupted(const Algorithm& algorithm, const Setting& setting, uint64_t when)
+      : trial(algorithm, setting), world(setting.seed, rough()), fleet(trial, world) {
+    fleet.start_all(200us, setting.seed);
+    while (world.events() < when && world.step()) {
+    }
+  }
+
+  /// Until all who have not crashed have ended. Whoever has a result has the right one; the others blame one of these,
+  /// and are counted.
+  void expect_end(const std::vector<Rank>& culprits, int& victims) {
+    ASSERT_TRUE(fleet.run().has_value()) << trial.name() << ": a survivor of " << culprits[0] << " hangs";
+    for (Rank rank = 0; rank < trial.size(); ++rank) {
+      if (fleet.crashed(rank)) continue;
+      if (fleet.result(rank)) {
+        ASSERT_EQ(trial.fault_of(rank), "");
+        continue;
+      }
+      ++victims;
+      const Error& error = fleet.result(rank).error();
+      ASSERT_EQ(error.code, ErrorCode::kPeerLost) << trial.name() << ": " << error.to_string();
+      ASSERT_TRUE(std::ranges::count(culprits, error.rank))
+          << trial.name() << ": rank " << rank << " blames another: " << error.to_string();
+    }
+  }
+
+  Trial trial;
+  sim::World world;
+  Fleet fleet;
+};
+
+void expect_end_after_crash(const Algorithm& algorithm, const Setting& setting, uint64_t when, Rank dead,
+                            int& victims) {
+  Interrupted run(algorithm, setting, when);
+  run.fleet.crash(dead);
+  run.expect_end({dead}, victims);
+}
+
+/// All others do what they can without the rank; then it goes on.
+void expect_results_after_stop(const Algorithm& algorithm, const Setting& setting, uint64_t when, Rank stopped) {
+  Interrupted run(algorithm, setting, when);
+  run.world.stop(stopped);
+  while (run.world.step()) {
+  }
+  run.world.resume(stopped);
+  int victims = 0;
+  ASSERT_NO_FATAL_FAILURE(run.expect_end({stopped}, victims));
+  ASSERT_EQ(victims, 0) << "a rank failed because " << stopped << " was slow";
+}
+
+void expect_end_after_partition(const Algorithm& algorithm, const Setting& setting, uint64_t when, Rank a, Rank b,
+                                int& victims) {
+  Interrupted run(algorithm, setting, when);
+  run.world.partition(a, b);
+  run.expect_end({a, b}, victims);
+}
+
+void expect_results_after_healing(const Algorithm& algorithm, const Setting& setting, uint64_t when, Rank a, Rank b) {
+  Interrupted run(algorithm, setting, when);
+  run.world.partition(a, b);
+  run.world.at(run.world.clock().now() + 50ms, [&] { run.world.heal(a, b); });
+  int victims = 0;
+  ASSERT_NO_FATAL_FAILURE(run.expect_end({a, b}, victims));
+  ASSERT_EQ(victims, 0) << "a rank failed though " << a << " and " << b << " were soon reached again";
+}
+
 TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
   int victims = 0;
   const uint64_t first = from_environment("MUSTER_SEED", 1), rounds = from_environment("MUSTER_ROUNDS", 100);
@@ -93,23 +161,43 @@ TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
     const Setting setting{.size = size, .count = random.between(1, 500), .chunk_bytes = 128, .seed = seed};
     const uint64_t when = random.below(events_of(GetParam(), setting));
     const Rank dead = static_cast<Rank>(random.below(size));
-    Trial trial(GetParam(), setting);
-    sim::World world(setting.seed, rough());
-    Fleet fleet(trial, world);
-    fleet.start_all(200us, setting.seed);
-    while (world.events() < when && world.step()) {
-    }
-    fleet.crash(dead);
-    ASSERT_TRUE(fleet.run().has_value()) << trial.name() << ": a survivor hangs after the crash of " << dead;
-    for (Rank rank = 0; rank < size; ++rank) {
-      if (fleet.crashed(rank) || fleet.result(rank)) continue;
-      ++victims;
-      const Error& error = fleet.result(rank).error();
-      ASSERT_EQ(error.code, ErrorCode::kPeerLost) << trial.name() << ": " << error.to_string();
-      ASSERT_EQ(error.rank, dead) << trial.name() << ": rank " << rank << " blames another: " << error.to_string();
-    }
+    ASSERT_NO_FATAL_FAILURE(expect_end_after_crash(GetParam(), setting, when, dead, victims));
   }
   EXPECT_TRUE(victims > 0 || rounds < 100) << "no crash came in time";
+}
+
+TEST_P(EveryCollective, IsRightOrEndsWhenARankIsStoppedOrCutOff) {
+  int victims = 0;
+  const uint64_t first = from_environment("MUSTER_SEED", 1), rounds = from_environment("MUSTER_ROUNDS", 30);
+  for (uint64_t seed = first; seed < first + rounds; ++seed) {
+    Random random(seed);
+    const int size = static_cast<int>(random.between(2, 12));
+    const Setting setting{.size = size, .count = random.between(1, 500), .chunk_bytes = 128, .seed = seed};
+    const uint64_t when = random.below(events_of(GetParam(), setting));
+    const Rank one = static_cast<Rank>(random.below(size)), other = static_cast<Rank>((one + 1) % size);
+    ASSERT_NO_FATAL_FAILURE(expect_results_after_stop(GetParam(), setting, when, one));
+    ASSERT_NO_FATAL_FAILURE(expect_end_after_partition(GetParam(), setting, when, one, other, victims));
+    ASSERT_NO_FATAL_FAILURE(expect_results_after_healing(GetParam(), setting, when, one, other));
+  }
+  EXPECT_TRUE(victims > 0 || rounds < 30) << "no partition came in time";
+}
+
+TEST_P(EveryCollective, StandsWhateverHappensAtAnyEventOfASmallRun) {
+  int victims = 0;
+  for (const int size : {2, 3, 4}) {
+    const Setting setting{.size = size, .count = 5, .chunk_bytes = 16, .seed = static_cast<uint64_t>(size)};
+    const uint64_t events = events_of(GetParam(), setting);
+    for (uint64_t when = 0; when < events; ++when) {
+      for (Rank rank = 0; rank < size; ++rank) {
+        const Rank next = (rank + 1) % size;
+        ASSERT_NO_FATAL_FAILURE(expect_end_after_crash(GetParam(), setting, when, rank, victims));
+        ASSERT_NO_FATAL_FAILURE(expect_results_after_stop(GetParam(), setting, when, rank));
+        ASSERT_NO_FATAL_FAILURE(expect_end_after_partition(GetParam(), setting, when, rank, next, victims));
+        ASSERT_NO_FATAL_FAILURE(expect_results_after_healing(GetParam(), setting, when, rank, next));
+      }
+    }
+  }
+  EXPECT_GT(victims, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryCollective, testing::ValuesIn(algorithms()), parameter_name);

@@ -189,15 +189,21 @@ MutableByteView Trial::memory(Rank rank, Place place) {
 
 std::string Trial::fault() const {
   for (Rank rank = 0; rank < setting_.size; ++rank) {
-    if (!input_is_whole(rank)) return fmt::format("{}: the input of rank {} was written", name(), rank);
-    const MutableByteView output = parties_[rank].output;
-    if (reduces(algorithm_.collective)) {
-      if (std::string fault = reduced_fault(rank); !fault.empty()) return fault;
-    } else if (!std::ranges::equal(output, moved(rank))) {
-      return fmt::format("{}: rank {} has wrong bytes", name(), rank);
+    const bool alike = algorithm_.collective == Collective::kAllReduce && rank > 0;
+    if (alike && !std::ranges::equal(parties_[rank].output, parties_[0].output)) {
+      return fmt::format("{}: rank {} differs from rank 0", name(), rank);
     }
+    if (alike && !input_is_whole(rank)) return fmt::format("{}: the input of rank {} was written", name(), rank);
+    if (std::string fault = alike ? std::string() : fault_of(rank); !fault.empty()) return fault;
   }
   return {};
+}
+
+std::string Trial::fault_of(Rank rank) const {
+  if (!input_is_whole(rank)) return fmt::format("{}: the input of rank {} was written", name(), rank);
+  if (reduces(algorithm_.collective)) return reduced_fault(rank);
+  if (std::ranges::equal(parties_[rank].output, moved(rank))) return {};
+  return fmt::format("{}: rank {} has wrong bytes", name(), rank);
 }
 
 /// But for what is output, too.
@@ -214,11 +220,6 @@ bool Trial::input_is_whole(Rank rank) const {
 
 std::string Trial::reduced_fault(Rank rank) const {
   const ByteView output = parties_[rank].output;
-  const bool everywhere = algorithm_.collective == Collective::kAllReduce;
-  if (everywhere && !std::ranges::equal(output, parties_[0].output)) {
-    return fmt::format("{}: rank {} differs from rank 0", name(), rank);
-  }
-  if (everywhere && rank > 0) return {};
   const size_t begin =
       algorithm_.collective == Collective::kReduceScatter ? blocks_before(rank) / size_of(setting_.dtype) : 0;
   for (size_t i = 0; i < output_count(rank); ++i) {

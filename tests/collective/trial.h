@@ -50,6 +50,8 @@ class Trial {
   MutableByteView memory(Rank rank, Place place);
   /// Empty when every rank's output is right and nothing else was written, else the first fault.
   std::string fault() const;
+  /// The same of one rank, whatever became of the others.
+  std::string fault_of(Rank rank) const;
   std::string name() const;
 
  private:
