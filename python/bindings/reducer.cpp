@@ -80,6 +80,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("static_graph", &ReducerOptions::static_graph)
       .def_readwrite("skip_all_reduce_unused_parameters", &ReducerOptions::skip_all_reduce_unused_parameters)
       .def_readwrite("verify", &ReducerOptions::verify)
+      .def_readwrite("model_parameters", &ReducerOptions::model_parameters)
+      .def_readwrite("model_buffers", &ReducerOptions::model_buffers)
       .def_readwrite("sparse", &ReducerOptions::sparse);
 }
 

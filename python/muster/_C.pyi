@@ -114,6 +114,8 @@ class ReducerOptions(metaclass=_BoundClass):
     static_graph: bool
     skip_all_reduce_unused_parameters: bool
     verify: bool
+    model_parameters: list[tuple[str, Tensor]]
+    model_buffers: list[tuple[str, Tensor]]
     sparse: list[bool]
     def __init__(self) -> None: ...
 

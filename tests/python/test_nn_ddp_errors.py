@@ -43,6 +43,59 @@ def test_models_that_differ_are_told_apart_by_parameter_and_rank(ranks: RankPool
         assert "[2, 3]" in text
 
 
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.register_buffer("wide", torch.zeros(6))
+        self.register_buffer("high", torch.zeros(2, 3))
+
+
+def other_buffers(rank: int) -> nn.Module:
+    module = Plain()
+    if rank == 1:  # as many elements in all
+        module.wide, module.high = torch.zeros(2, 3), torch.zeros(6)
+    return module
+
+
+def other_frozen_shape(rank: int) -> nn.Module:
+    module = Plain()
+    module.second = nn.Linear(2, 3 + rank).requires_grad_(False)
+    return module
+
+
+def other_frozen_set(rank: int) -> nn.Module:
+    module = Plain()
+    (module.second if rank == 1 else module.first).requires_grad_(False)
+    return module
+
+
+def other_names(rank: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2)) if rank == 0 else nn.ModuleDict({"one": nn.Linear(2, 2)})
+
+
+DIFFERING = {
+    other_buffers: r"buffer 0 differs: rank 1 has wide: Float\[2, 3\], rank 0 has wide: Float\[6\] ",
+    other_frozen_shape: r"rank 1 has second.weight: Float\[4, 2\] without gradient, rank 0 has .* Float\[3, 2\]",
+    other_frozen_set: r"rank 1 has first.weight: Float\[2, 2\], rank 0 has .* Float\[2, 2\] without gradient",
+    other_names: r"rank 1 has one.weight: Float\[2, 2\], rank 0 has 0.weight: Float\[2, 2\]",
+}
+
+
+def differing_elsewhere(rank: int) -> None:
+    for make, text in DIFFERING.items():
+        with pytest.raises(muster.MismatchError, match=text):
+            DistributedDataParallel(make(rank))
+    DistributedDataParallel(other_buffers(rank), broadcast_buffers=False)  # they stay each rank's own
+    ignoring = other_buffers(rank)
+    ignoring._ddp_params_and_buffers_to_ignore = ["wide", "high"]  # type: ignore[assignment]
+    DistributedDataParallel(ignoring)
+
+
+def test_buffers_frozen_parameters_and_names_that_differ_are_told_too(ranks: RankPool) -> None:
+    ranks.run(differing_elsewhere)
+
+
 def of_another_backend(rank: int) -> None:
     gloo = dist.new_group(backend="gloo")
     with pytest.raises(

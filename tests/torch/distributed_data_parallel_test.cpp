@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "group/ranks.h"
 #include "muster/torch/collectives.h"
@@ -250,6 +252,45 @@ TEST(DistributedDataParallel, RefusesWhatItCannotWrap) {
     } catch (const c10::Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("4.weight"));
     }
+  });
+}
+
+struct WithBuffersImpl : torch::nn::Module {
+  WithBuffersImpl(at::IntArrayRef first, at::IntArrayRef second, int64_t frozen) {
+    linear = register_module("linear", torch::nn::Linear(2, 2));
+    register_parameter("frozen", torch::ones({frozen}), /*requires_grad=*/false);
+    register_buffer("first", torch::zeros(first));
+    register_buffer("second", torch::zeros(second));
+  }
+  at::Tensor forward(const at::Tensor& input) { return linear->forward(input); }
+  torch::nn::Linear linear = nullptr;
+};
+
+TEST(DistributedDataParallel, NamesTheBufferOrFrozenParameterThatDiffersAndItsRank) {
+  test::run_group(3, "shm", [](Group& group) {
+    const auto error_of = [&](const std::shared_ptr<WithBuffersImpl>& model) -> std::string {
+      try {
+        DistributedDataParallel(model, borrowed(group));
+        return "";
+      } catch (const ErrorException& error) {
+        EXPECT_EQ(error.error().rank, 2);
+        return error.error().to_string();
+      }
+    };
+    using Shape = std::vector<int64_t>;
+    const bool odd = group.membership().rank == 2;
+    // As many elements in all, which a broadcast of them together would bring to other places.
+    std::string error =
+        error_of(std::make_shared<WithBuffersImpl>(odd ? Shape{2, 3} : Shape{6}, odd ? Shape{6} : Shape{2, 3}, 1));
+    EXPECT_THAT(error, HasSubstr("buffer 0 differs: rank 2 has first: Float[2, 3], rank 0 has first: Float[6]"));
+    error = error_of(std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, odd ? 5 : 4));
+    EXPECT_THAT(error, HasSubstr("rank 2 has frozen: Float[5] without gradient, rank 0 has frozen: Float[4] without"));
+    const auto thawed = std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, 1);
+    if (odd) thawed->linear->bias.requires_grad_(false);
+    error = error_of(thawed);
+    EXPECT_THAT(error,
+                HasSubstr("rank 2 has linear.bias: Float[2] without gradient, rank 0 has linear.bias: Float[2]"));
+    EXPECT_EQ(error_of(std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, 1)), "");
   });
 }
 

@@ -49,6 +49,8 @@ TEST(ReducerMisuse, NamesTheParameterAndTheRankThatDiffer) {
     error = error_with({rank == 1 ? a.to(at::kDouble).detach().requires_grad_(true) : a});
     EXPECT_NE(error.find("parameter 0 differs: rank 1 has a: Double[2, 3]"), std::string::npos) << error;
     EXPECT_EQ(error_with({a}), "");
+    error = error_of([&] { const Reducer reducer(group, {a}, {.names = {rank == 2 ? "z" : "a"}}); });
+    EXPECT_NE(error.find("rank 2 has z: Float[2, 3], rank 0 has a: Float[2, 3]"), std::string::npos) << error;
   });
 }
 

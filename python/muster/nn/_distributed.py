@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,9 +135,16 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         options.static_graph = static_graph
         options.skip_all_reduce_unused_parameters = self.skip_all_reduce_unused_params
         options.sparse = sparse
+        if self._pending_sync is not None:
+            options.model_parameters = self._unless_ignored(self.module.named_parameters())
+            if self._pending_sync["broadcast_buffers"]:
+                options.model_buffers = self._unless_ignored(self.module.named_buffers())
         options.verify = self._pending_sync is not None
         self.reducer = Reducer(self.process_group, parameters, options)
         self._set_reduction_dtype()  # an unpickled model's
+
+    def _unless_ignored(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        return [(name, tensor) for name, tensor in tensors if name not in self.parameters_to_ignore]
 
     def _set_mixed_precision(self, config: Any) -> None:
         self.mixed_precision = config

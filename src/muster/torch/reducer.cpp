@@ -42,7 +42,9 @@ Reducer::Impl::Impl(std::shared_ptr<Group> its_group, std::vector<at::Tensor> it
   TORCH_CHECK(!parameters.empty(), "a reducer needs at least one parameter that requires a gradient");
   TORCH_CHECK(options.sparse.empty() || options.sparse.size() == parameters.size(),
               "options.sparse must have an entry for each of ", parameters.size(), " parameters");
-  if (options.verify) verify_parameters(*group, parameters, options.names);
+  if (options.verify) verify();
+  options.model_parameters.clear();
+  options.model_buffers.clear();
   const size_t count = parameters.size();
   ready.resize(count);
   calls.resize(count);
@@ -50,6 +52,17 @@ Reducer::Impl::Impl(std::shared_ptr<Group> its_group, std::vector<at::Tensor> it
   places.resize(count);
   used = at::zeros({static_cast<int64_t>(count)}, at::kInt);
   make_buckets(plan());
+}
+
+void Reducer::Impl::verify() const {
+  if (!options.model_parameters.empty()) {
+    return verify_model(*group, options.model_parameters, options.model_buffers);
+  }
+  NamedTensors own;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    own.emplace_back(i < options.names.size() ? options.names[i] : "", parameters[i]);
+  }
+  verify_model(*group, own, {});
 }
 
 std::vector<size_t> Reducer::Impl::limits() const {

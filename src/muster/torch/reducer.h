@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,8 @@ namespace muster {
 
 class ErrorException;
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 struct ReducerOptions {
   std::vector<std::string> names;  ///< of the parameters, for messages; empty: by number
   size_t bucket_bytes = 25 << 20;
@@ -26,7 +29,9 @@ struct ReducerOptions {
   bool find_unused_parameters = false;
   bool static_graph = false;
   bool skip_all_reduce_unused_parameters = false;
-  bool verify = true;        ///< that all ranks have the same parameters: one exchange, so all ranks alike
+  bool verify = true;  ///< that all ranks have the same model: one exchange, so all ranks alike
+  /// What is verified: all parameters of the model, frozen ones too, and its buffers. Without any: the reducer's own.
+  NamedTensors model_parameters, model_buffers;
   std::vector<bool> sparse;  ///< by parameter: its gradient is sparse; empty: none is
   /// Told of a failure before it leaves a backward. May throw something else in its place: Python's exceptions.
   std::function<void(const ErrorException&)> on_failure;
@@ -42,7 +47,7 @@ struct ReducerOptions {
 /// autograd's threads run. Throws muster::ErrorException for failures, c10::Error as torch's reducer for wrong use.
 class Reducer {
  public:
-  /// Checks that all ranks have the same parameters (the error names the parameter and the rank), by one exchange.
+  /// Checks that all ranks have the same model (the error names the parameter or buffer and the rank), by one exchange.
   /// Broadcasts nothing. `group` is shared with whoever else uses it.
   Reducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, ReducerOptions options);
   ~Reducer();  // takes its hooks off the parameters

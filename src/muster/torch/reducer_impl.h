@@ -55,6 +55,7 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
 
   void make_buckets(const BucketPlan& plan);
   void give_memory();  ///< to buckets that have none yet: late, as whoever wraps a model first sends it to all ranks
+  void verify() const;
   BucketPlan plan() const;
   std::vector<size_t> limits() const;
   bool rebuild();

@@ -34,11 +34,12 @@ class FunctionHook : public c10d::CommHookInterface {
 };
 
 /// Tensors of the module, each once, though modules may share it.
-std::vector<std::pair<std::string, at::Tensor>> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
-  std::vector<std::pair<std::string, at::Tensor>> result;
+NamedTensors distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  NamedTensors result;
   std::set<const void*> seen;
   for (const auto& item : tensors) {
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) result.emplace_back(item.key(), item.value());
+    const at::Tensor& tensor = item.value();
+    if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
   }
   return result;
 }
@@ -61,7 +62,9 @@ std::unique_ptr<muster::Reducer> make_reducer(const torch::nn::Module& module, c
   std::vector<at::Tensor> parameters;
   ReducerOptions reducer;
   const auto sparse = sparse_parameters(module);
-  for (auto& [name, parameter] : distinct(module.named_parameters())) {
+  reducer.model_parameters = distinct(module.named_parameters());
+  reducer.model_buffers = distinct(module.named_buffers());
+  for (const auto& [name, parameter] : reducer.model_parameters) {
     if (!parameter.requires_grad()) continue;
     reducer.names.push_back(name);
     reducer.sparse.push_back(sparse.count(parameter.unsafeGetTensorImpl()) > 0);
@@ -87,9 +90,7 @@ DistributedModule::DistributedModule(std::shared_ptr<torch::nn::Module> module, 
   check_argument(module != nullptr && group_ != nullptr, kTitle, "it needs a module and a group");
   register_module("module", module);
   reducer_ = make_reducer(*module, group_, options_);  // the first to meet the other ranks: it compares the modules
-  for (auto& [name, buffer] : distinct(module->named_buffers())) {
-    if (buffer.defined()) buffers_to_sync_.push_back(buffer);
-  }
+  for (auto& [name, buffer] : distinct(module->named_buffers())) buffers_to_sync_.push_back(buffer);
   if (!options_.init_sync) return;
   std::vector<at::Tensor> state = buffers_to_sync_;
   for (auto& [name, parameter] : distinct(module->named_parameters())) state.push_back(parameter);
