@@ -89,8 +89,11 @@ void bind_options(py::module_& module) {
 
 void bind_reducer(py::module_& module) {
   bind_options(module);
-  const auto set_hook = [](Reducer& self, py::object state, py::object hook) {
-    self.set_hook(std::make_unique<PythonCommHook>(std::move(state), std::move(hook)));
+  const auto set_hook = [](Reducer& self, py::object state, py::object hook,
+                           const std::vector<c10::intrusive_ptr<c10d::Backend>>& backends) {
+    std::vector<std::shared_ptr<Group>> groups;
+    for (const auto& backend : backends) groups.push_back(checked_group_of(backend));
+    self.set_hook(std::make_unique<PythonCommHook>(std::move(state), std::move(hook)), std::move(groups));
   };
   const auto set_native_hook = [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend,
                                   const NativeHook& hook) { self.set_hook(hook.make(muster_backend(backend))); };
@@ -100,7 +103,7 @@ void bind_reducer(py::module_& module) {
       .def("prepare_for_forward", &Reducer::prepare_for_forward, WithoutLock())
       .def("prepare_for_backward", &Reducer::prepare_for_backward, py::arg("outputs"), WithoutLock())
       .def("_rebuild_buckets", &Reducer::rebuild_buckets, WithoutLock())
-      .def("_register_comm_hook", set_hook, py::arg("state"), py::arg("hook"))
+      .def("_register_comm_hook", set_hook, py::arg("state"), py::arg("hook"), py::arg("backends"))
       .def("_register_native_hook", set_native_hook, py::arg("backend"), py::arg("hook"), WithoutLock())
       .def("_run_comm_hook", run_hook, py::arg("bucket"), WithoutLock())
       .def("_install_post_backward_futures", &wait_at_end, py::arg("futures"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 
 import muster
+from muster import hooks
 
 
 class Two(nn.Module):
@@ -261,12 +264,41 @@ def test_a_rank_without_data_outside_of_join_is_named_by_those_that_wait_for_it(
     ranks.run(starving)
 
 
-def losing(rank: int) -> list[float] | None:
+def with_fp16(model: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+
+def with_power_sgd(model: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    model.register_comm_hook(power.PowerSGDState(None, start_powerSGD_iter=2), power.powerSGD_hook)
+
+
+def with_optimizer(model: Any) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+
+
+HOOKS: dict[str, Callable[[Any], None]] = {
+    "none": lambda model: None,
+    "int8": lambda model: model.register_comm_hook(None, hooks.int8()),
+    "fp16": with_fp16,
+    "PowerSGD": with_power_sgd,
+    "optimizer in backward": with_optimizer,
+}
+
+
+def losing(rank: int, hook: str) -> list[float] | None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))), bucket_cap_mb=0.0002)
+    HOOKS[hook](model)
     x = torch.full((2, 8), float(rank))
-    model(x).sum().backward()
+    for _ in range(3):
+        model(x).sum().backward()
     if rank == 1:
         model.module[3].weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(muster.PeerLostError, match="rank 1"):
@@ -276,7 +308,7 @@ def losing(rank: int) -> list[float] | None:
 
     dist.shrink_group([1], shrink_flags=c10d.SHRINK_ABORT)
     assert dist.get_world_size() == 2
-    module = model.module
+    module = copy.deepcopy(model.module)  # without the optimizers that its parameters may have
     del model
     module.zero_grad()
     again = DistributedDataParallel(module, bucket_cap_mb=0.0002)
@@ -289,7 +321,8 @@ def losing(rank: int) -> list[float] | None:
     return [float(each.grad.sum()) for each in module.parameters() if each.grad is not None]
 
 
-def test_when_a_rank_dies_in_backward_the_others_name_it_and_train_on() -> None:
-    first, lost, last = run_ranks(3, losing, lost=(1,))
+@pytest.mark.parametrize("hook", HOOKS)
+def test_when_a_rank_dies_in_backward_the_others_name_it_and_train_on(hook: str) -> None:
+    first, lost, last = run_ranks(3, losing, hook, lost=(1,))
     assert lost is None
     assert first == last

@@ -17,7 +17,7 @@ from muster._group import backend_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch._C._distributed_c10d import GradBucket
+    from torch._C._distributed_c10d import Backend, GradBucket
     from torch.futures import Future
 
 Hook = Callable[..., Any]
@@ -36,19 +36,21 @@ def gradients_of(bucket: GradBucket) -> list[Tensor]:
     return [each.as_strided(like.shape, like.stride()) if dense(like) else each for each, like in pairs]
 
 
-def adapt(hook: Any, group: dist.ProcessGroup) -> Hook:
-    """The hook, or what to call in its place for a model of that group. All its ranks must call."""
+def adapt(hook: Any, group: dist.ProcessGroup, own_groups: list[Backend]) -> Hook:
+    """The hook, or what to call in its place for a model of that group. All its ranks must call. Groups that it is
+    given are added to `own_groups`.
+    """
     if wrap := _WRAPPERS.get(getattr(hook, "__name__", "")):
-        return wrap(adapt(hook.__closure__[0].cell_contents, group))
+        return wrap(adapt(hook.__closure__[0].cell_contents, group, own_groups))
     if getattr(hook, "__name__", "") == "hook_then_optimizer_wrapper":
         return lambda state, bucket: hook(state, _InParametersFormats(bucket))
     if hook is power_sgd.batched_powerSGD_hook:
-        hook = _with_globals(hook, _orthogonalize=_orthogonalize, dist=_Apart(group))
+        hook = _with_globals(hook, _orthogonalize=_orthogonalize, dist=_Apart(group, own_groups))
         return _OneBucketAtATime(functools.partial(_with_own_buffer, hook))
     if hook is power_sgd.powerSGD_hook:
-        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group)))
+        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group, own_groups)))
     if hook in _QUANTIZING:
-        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group)))
+        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group, own_groups)))
     return hook  # type: ignore[no-any-return]
 
 
@@ -96,9 +98,10 @@ class _Apart:
     rank. The future of its all_gather() holds all ranks' parts in one tensor, as NCCL's does.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, own_groups: list[Backend]) -> None:
         self._group = group
         self._own: Any = _C.duplicate_backend(backend_of(group))
+        own_groups.append(self._own)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)

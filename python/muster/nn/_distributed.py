@@ -24,7 +24,7 @@ from muster.nn._sync_batch_norm import SyncBatchNorm
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch._C._distributed_c10d import GradBucket
+    from torch._C._distributed_c10d import Backend, GradBucket
 
 # Any: most of torch's class is untyped, and declares its own reducer and logger.
 _TorchDistributedDataParallel: Any = nn.parallel.DistributedDataParallel
@@ -245,6 +245,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         self.logger._set_comm_hook_name(hook.name)
 
     def _set_hook(self, state: object, hook: Callable[..., Any], name: str) -> None:
-        self.reducer._register_comm_hook(state, adapt(hook, self.process_group))
+        own_groups: list[Backend] = []
+        self.reducer._register_comm_hook(state, adapt(hook, self.process_group, own_groups), own_groups)
         self._comm_hooks.append((hook, state))
         self.logger._set_comm_hook_name(name)

@@ -180,10 +180,11 @@ bool Reducer::rebuild_buckets() {
   return impl_->rebuild();
 }
 
-void Reducer::set_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
+void Reducer::set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups) {
   const std::lock_guard lock(impl_->mutex);
   TORCH_CHECK(!impl_->hook, "register_comm_hook or register_builtin_comm_hook can only be called once.");
   impl_->hook = std::move(hook);
+  impl_->hook_groups = std::move(groups);
 }
 
 Future Reducer::all_reduce(c10d::GradBucket& bucket) {

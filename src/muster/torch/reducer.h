@@ -64,8 +64,9 @@ class Reducer {
   bool rebuild_buckets();
 
   /// In place of the all-reduce, for every bucket: its future's tensor is the result, already averaged. Once, before
-  /// the first backward.
-  void set_hook(std::unique_ptr<c10d::CommHookInterface> hook);
+  /// the first backward. Where it fails and the group, or one of `groups` that it has besides, is dead, that group's
+  /// error is thrown, whatever the hook made of it.
+  void set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups = {});
   /// The future of what reduces the bucket when there is no hook: an averaging all-reduce of its buffer, in place.
   c10::intrusive_ptr<c10::ivalue::Future> all_reduce(c10d::GradBucket& bucket);
   /// That, or the hook.

@@ -71,6 +71,21 @@ void Reducer::Impl::guarded(Body body) {
   }
 }
 
+/// Runs what a hook may fail in. A callback of Python's has what failed in its group as an error of another type, if at
+/// all: where a group is dead, its own error is the reason.
+template <class Body>
+void Reducer::Impl::within_hook(Body body) {
+  try {
+    body();
+  } catch (const ErrorException&) {
+    throw;
+  } catch (...) {
+    value_or_throw(group->status());
+    for (const auto& each : hook_groups) value_or_throw(each->status());
+    throw;
+  }
+}
+
 void Reducer::Impl::on_gradient(size_t index) {
   const std::lock_guard lock(mutex);
   if (!closed) guarded([&] { take_gradient(index); });
@@ -209,7 +224,7 @@ void Reducer::Impl::run_hook(size_t index, const std::shared_ptr<Bucket>& bucket
   bucket->times.begun = steady_clock().now();
   c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets.size(), bucket->flat);
   try {
-    bucket->future = hook->runHook(grad_bucket);
+    within_hook([&] { bucket->future = hook->runHook(grad_bucket); });
   } catch (...) {
     rest();
     throw;
@@ -286,7 +301,9 @@ void Reducer::Impl::finish() {
     for (const auto& bucket : buckets) {
       if (!bucket->skipped) end_bucket(*bucket);
     }
-    for (const auto& future : std::exchange(futures, {})) future->waitAndThrow();
+    for (const auto& future : std::exchange(futures, {})) {
+      within_hook([&] { future->waitAndThrow(); });
+    }
   } catch (...) {
     drain();
     throw;
@@ -347,7 +364,7 @@ at::Tensor Reducer::Impl::result_of(Bucket& bucket) {
   if (bucket.work) value_or_throw(bucket.work->wait());
   bucket.event.reset();
   if (!bucket.future) return bucket.flat;
-  bucket.future->waitAndThrow();  // hooks wait for operations, which have deadlines
+  within_hook([&] { bucket.future->waitAndThrow(); });  // hooks wait for operations, which have deadlines
   at::Tensor result = hook->parseHookResult(bucket.future->value());
   TORCH_CHECK(bucket.sparse || result.numel() == bucket.flat.numel(), "a communication hook returned ", result.numel(),
               " elements for a bucket of ", bucket.flat.numel());

@@ -28,6 +28,8 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   // With the lock held.
   template <class Body>
   void guarded(Body body);
+  template <class Body>
+  void within_hook(Body body);
   void take_gradient(size_t index);
   void count_and_reduce();
   void shadow();
@@ -53,9 +55,9 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void drain() noexcept;
   void reset();
 
+  void verify() const;
   void make_buckets(const BucketPlan& plan);
   void give_memory();  ///< to buckets that have none yet: late, as whoever wraps a model first sends it to all ranks
-  void verify() const;
   BucketPlan plan() const;
   std::vector<size_t> limits() const;
   bool rebuild();
@@ -81,7 +83,8 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   std::vector<NodePtr> accumulators;                ///< kept: variables hold them weakly
   std::vector<std::pair<size_t, uintptr_t>> hooks;  ///< accumulator, key
   std::unique_ptr<c10d::CommHookInterface> hook;
-  std::optional<at::ScalarType> dtype;  ///< of reductions, if not the parameters'
+  std::vector<std::shared_ptr<Group>> hook_groups;  ///< shared with the hook
+  std::optional<at::ScalarType> dtype;              ///< of reductions, if not the parameters'
   bool optimizer_in_backward = false;
   bool closed = false;  ///< the Reducer has gone
   std::string error;    ///< the last that left a backward, or that somebody noted
