@@ -1,6 +1,7 @@
 """Whoever is killed at whichever step: the job ends, says why, and leaves nothing behind."""
 
 import os
+import re
 import secrets
 import signal
 from collections.abc import Callable
@@ -162,6 +163,25 @@ def test_middle_proxies_that_die_at_the_start_and_at_the_end(start: Launch, chai
     for job in (middle, heir):
         job.finish()
     for job in (root, middle, heir, last):
+        assert job.left_behind() == []
+
+
+@pytest.mark.parametrize("ranked", [True, False], ids=["ranked", "by_arrival"])
+def test_the_root_dies_above_a_middle_proxy(start: Launch, chain: list[str], ranked: bool) -> None:
+    # Nobody follows it: not a node that could listen at its address, and nobody waits as long as for the first one.
+    jobs = []
+    for rank in range(3):
+        place = [f"--node-rank={rank}"] if ranked or rank == 0 else []
+        jobs.append(start(*chain, *place, "--timeout=1000"))
+        jobs[0].expect(f"{rank + 1} of 3 nodes|ready")
+    for job in jobs:
+        job.expect(r"ready \d+")
+    end(jobs[0], "agent")
+    assert [job.finish() for job in jobs] == [137, 1, 1]
+    for job in jobs[1:]:
+        assert re.search(r"lost the job's store at tcp://127\.0\.0\.1:\d+: the `muster run` of", job.err), job.err
+        assert "begins" not in job.err
+    for job in jobs:
         assert job.left_behind() == []
 
 

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -13,6 +12,7 @@
 #include <optional>
 #include <thread>
 
+#include "muster/group/host.h"
 #include "muster/io/handshake.h"
 #include "muster/launch/command.h"
 #include "muster/launch/coordinator.h"
@@ -34,11 +34,6 @@ constexpr Duration kLastWordTime =
     std::chrono::seconds(2);  // for a last word to the root: a lost one must not hold us up
 constexpr Duration kTierPause = std::chrono::milliseconds(20);
 constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
 
 // The life of one agent: it connects to the job's store, joins, and then does what the news say, generation by
 // generation, until there is an outcome. Everything runs on the thread that drives the loop, but for connecting.
@@ -80,6 +75,7 @@ class Agent {
   void tell(NodeCall::Kind kind, Outcome outcome = {});
   void end(Outcome outcome);
   void settle(Outcome outcome);
+  void settle_lost(const std::string& why);
   void say(const std::string& text);
   void leave();
   void leave_error_file() const;
@@ -117,6 +113,7 @@ class Agent {
   bool stopping_ = false;  // it is to say so
   bool leaving_ = false, rejoining_ = false, reconnecting_ = false;
   std::string said_;
+  std::string lost_;                // what to say where the root is not found again; empty: what kept it from that
   std::optional<Outcome> failure_;  // of this generation's, on this node
   std::string failure_file_;        // what is known of it, in torch's form
   std::optional<Outcome> outcome_;
@@ -204,7 +201,7 @@ void Agent::on_connected(bool direct) {
   connecting_ = false;
   Result<NodeStore> opened = *std::exchange(opened_, std::nullopt);
   if (outcome_) return;
-  if (!opened && direct && node_.root_url.empty() && placed_) return settle({1, store_lost()});
+  if (!opened && direct) return settle_lost(lost_.empty() ? opened.error().message : lost_);
   if (!opened) return settle({opened.error().code == ErrorCode::kInvalidArgument ? 2 : 1, opened.error().message});
   node_ = std::move(*opened);
   last_word_.prepare({node_.upstream, node_.session, node_.root_url, JobKeys(options_.run_id).inbox(),
@@ -374,14 +371,19 @@ void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
 void Agent::on_lost(const Error& why) {
   if (outcome_ || reconnecting_) return;
   if (why.code == ErrorCode::kProtocol) return end({1, why.message});
-  if (!node_.root_moves && node_.direct) {
-    Outcome outcome = failure_.value_or(Outcome{1, store_lost()});
-    if (failure_) outcome.report += "\n  also " + store_lost();
-    return settle(std::move(outcome));
-  }
-  say(fmt::format("lost the job's root at {} ({}): looking for its successor", node_.root_url, why.message));
+  lost_ = node_.root_moves ? "" : store_lost();
+  if (!node_.root_moves && node_.direct) return settle_lost(lost_);
+  const char* next = node_.root_moves ? "its successor" : "it without the proxy between";
+  say(fmt::format("lost the job's root at {} ({}): looking for {}", node_.root_url, why.message, next));
   reconnecting_ = true;
   stop_workers();
+}
+
+// A failure of this node's workers that came before may be why, and says more.
+void Agent::settle_lost(const std::string& why) {
+  Outcome outcome = failure_.value_or(Outcome{1, why});
+  if (failure_) outcome.report += "\n  also " + why;
+  settle(std::move(outcome));
 }
 
 std::string Agent::store_lost() const {

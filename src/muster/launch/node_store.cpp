@@ -1,14 +1,13 @@
 #include "muster/launch/node_store.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <optional>
 #include <thread>
 
+#include "muster/group/host.h"
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
 #include "muster/io/tls.h"
@@ -51,15 +50,14 @@ std::string host_of(const std::string& url) {
   return host_port && !url.starts_with("file:") ? host_port->host : "";
 }
 
-std::string own_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
-}
-
 class Opening {
  public:
   Opening(const RunOptions& options, const NodeStoreEvents& events, bool direct)
-      : options_(options), events_(events), direct_(direct), deadline_(Deadline::after(options.timeout)) {}
+      : options_(options),
+        events_(events),
+        direct_(direct),
+        fixed_again_(direct && (options.rdzv_url.empty() || options.rdzv_url.starts_with("file:"))),
+        deadline_(Deadline::after(fixed_again_ ? options.heartbeat_timeout : options.timeout)) {}
 
   Result<NodeStore> open() {
     node_.secret = options_.secret;
@@ -86,7 +84,7 @@ class Opening {
     MUSTER_ASSIGN(const Address master, resolve_patiently(options_.master_addr, options_.master_port));
     MUSTER_TRY(find_interface(master));
     const bool by_place = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
-    const bool may_serve = options_.is_host.value_or(by_place);
+    const bool may_serve = options_.is_host.value_or(by_place) && !fixed_again_;
     if (may_serve) {
       const auto started = start_fixed_root(master);
       const bool somebody_is = !started && started.error().code == ErrorCode::kUnavailable && !options_.node_rank;
@@ -103,11 +101,12 @@ class Opening {
     node_.outside = std::move(*outside);
     node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
     const std::string host = host_of(options_.rdzv_url);
-    MUSTER_ASSIGN(const Address towards, resolve_one("--rdzv-endpoint", host.empty() ? own_name() : host, 1));
+    MUSTER_ASSIGN(const Address towards, resolve_one("--rdzv-endpoint", host.empty() ? host_name() : host, 1));
     MUSTER_TRY(find_interface(towards));
     Error last{ErrorCode::kTimeout, "no time was left", kNoRank, ""};
     while (!cancelled() && !deadline_.passed()) {
       MUSTER_ASSIGN(const std::string root, claimed_root());
+      if (root.empty() && fixed_again_) break;
       const auto done = root.empty() ? become_root(towards) : start_proxy(root, slice());
       if (done) return {};
       if (!not_there(done.error()) && done.error().code != ErrorCode::kAlreadyExists) return done;
@@ -295,6 +294,7 @@ class Opening {
   const RunOptions& options_;
   const NodeStoreEvents& events_;
   const bool direct_;
+  const bool fixed_again_;  // the root that was lost is looked for, which nobody can follow
   const Deadline deadline_;
   NodeStore node_;
 };

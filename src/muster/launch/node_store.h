@@ -44,8 +44,9 @@ struct NodeStoreEvents {
 
 /// Finds the root or becomes it. Without an outside store the root is node 0, or without node ranks the node whose
 /// address --master-addr is; when several nodes are on that host, the first one. With one it is the node whose claim
-/// stands there. Other nodes wait for the root until options.timeout. `direct`: link to the root even where tiers have
-/// a proxy between. kUnavailable names the host that is unknown or the port that is taken.
+/// stands there. Other nodes wait for the root until options.timeout. `direct`: again, after what led to the root was
+/// lost: link to it even where tiers have a proxy between. A root that cannot move is then neither replaced nor waited
+/// for beyond options.heartbeat_timeout. kUnavailable names the host that is unknown or the port that is taken.
 Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct = false);
 
 }  // namespace muster
