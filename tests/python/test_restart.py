@@ -165,9 +165,12 @@ def server_words(kind: str, port: int, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
+Outside = tuple[list[str], "subprocess.Popen[bytes]"]
+
+
 @pytest.fixture(params=["redis", "etcd"])
-def outside_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    """The options of a rendezvous in a real server that is no part of the job."""
+def outside(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outside]:
+    """The options of a rendezvous in a real server that is no part of the job, and that server."""
     port = free_port()
     words = server_words(request.param, port, tmp_path)
     if shutil.which(words[0]) is None:
@@ -181,10 +184,15 @@ def outside_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[li
                 break
             except OSError:
                 signal.sigtimedwait([], 0.01)
-        yield [f"--rdzv-backend={request.param}", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        yield [f"--rdzv-backend={request.param}", f"--rdzv-endpoint=127.0.0.1:{port}"], process
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def outside_store(outside: Outside) -> list[str]:
+    return outside[0]
 
 
 def test_a_job_outlives_its_root_where_the_rendezvous_does(
@@ -208,6 +216,31 @@ def test_a_job_outlives_its_root_where_the_rendezvous_does(
     root.finish()
     for job in (root, *others, last):
         assert job.left_behind() == []
+
+
+def test_a_rendezvous_that_is_gone_ends_the_job_with_its_own_reason(node: Node, outside: Outside) -> None:
+    words, server = outside
+    jobs = [node("--nnodes=2", "--rdzv-conf=heartbeat_timeout=1", *words, endpoint=False) for _ in range(2)]
+    for job in jobs:
+        job.expect(r"rank \d of 2")
+    server.kill()
+    server.wait()
+    assert [job.finish() for job in jobs] == [1, 1]
+    for job in jobs:
+        assert re.search(rf"muster: --rdzv-endpoint: .*{words[1].partition('=')[2]}", job.err), job.err
+        assert "lost the job's store" not in job.err
+        assert job.left_behind() == []
+
+
+@pytest.mark.parametrize("kind", ["redis", "etcd"])
+def test_a_rendezvous_that_refuses_is_named_at_once(node: Node, kind: str) -> None:
+    if shutil.which(server_words(kind, 0, Path())[0]) is None:
+        pytest.skip("this build may have no client for it")
+    place = f"127.0.0.1:{free_port()}"
+    words = (f"--rdzv-backend={kind}", f"--rdzv-endpoint={place}", "--timeout=1000")
+    job = node("--nnodes=2", *words, endpoint=False)
+    assert job.finish() == 1
+    assert re.search(rf"muster: --rdzv-endpoint: .*{place}", job.err), job.err
 
 
 @pytest.mark.parametrize("kind", ["redis", "etcd"])

@@ -273,7 +273,7 @@ void Agent::publish_workers() {
 }
 
 void Agent::on_news(const News& news, const std::optional<Assignment>& assignment) {
-  if (outcome_) return;
+  if (outcome_ || (connecting_ && news.kind != News::Kind::kOutcome)) return;  // of a root that was lost since
   switch (news.kind) {
     case News::Kind::kStart:
       if (assignment) return begin(*assignment, news.text);
@@ -369,7 +369,7 @@ void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
 }
 
 void Agent::on_lost(const Error& why) {
-  if (outcome_ || reconnecting_) return;
+  if (outcome_ || reconnecting_ || connecting_) return;  // while connecting: of the root that was lost, once more
   if (why.code == ErrorCode::kProtocol) return end({1, why.message});
   lost_ = node_.root_moves ? "" : store_lost();
   if (!node_.root_moves && node_.direct) return settle_lost(lost_);
