@@ -104,6 +104,49 @@ if os.environ["MUSTER_GENERATION"] == "0":
         job.close()
 
 
+GLOO = """
+import os, signal
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+generation = os.environ["MUSTER_GENERATION"]
+print("generation", generation, "sum", total.item(), flush=True)
+if generation == "0":
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "tiers"), [(1, []), (2, []), (2, ["--enable-tiered-parallel-tcpstore"])], ids=["one", "two", "tiered"]
+)
+def test_gloo_dials_nobody_of_the_dead_generation(tmp_path: Path, nnodes: int, tiers: list[str]) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    script.write_text(GLOO)
+    words = [f"--nnodes={nnodes}", "--nproc-per-node=2", "--max-restarts=1", *tiers]
+    if nnodes > 1:
+        words += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    env = {
+        "MUSTER_PYTHON": sys.executable, "MUSTER_SECRET": secrets.token_hex(32), "PET_START_METHOD": "zygote",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    jobs = [Job([str(find_muster()), "run", *words, script], env) for _ in range(nnodes)]
+    try:
+        assert [job.finish() for job in jobs] == [0] * nnodes, "".join(job.err for job in jobs)
+        total = float(sum(range(2 * nnodes + 1)))
+        for job in jobs:
+            assert job.out.count(f"generation 1 sum {total}") == 2, job.out
+        assert "was ended by signal 9 (SIGKILL)" in jobs[0].err
+    finally:
+        for job in jobs:
+            job.close()
+
+
 ELASTIC = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2")
 
 
