@@ -2,15 +2,17 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import PATIENCE, Job, find_muster
+from launching import PATIENCE, Job, find_muster, free_port, wait_until
 
 
 def status(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -53,3 +55,76 @@ def test_status_shows_a_running_job_and_forgets_it_afterwards(runtime: Path) -> 
     finally:
         job.close()
     assert [path.name for path in (runtime / "muster").iterdir() if path.name.startswith("job-")] == []
+
+
+def ask(done: Callable[[dict[str, Any]], bool], *words: str) -> dict[str, Any]:
+    """The one job that is shown, once it is as it should be."""
+    entry: dict[str, Any] = {}
+
+    def looks_right() -> bool:
+        nonlocal entry
+        (entry,) = json.loads(status("--json", *words).stdout) or [{}]
+        return done(entry)
+
+    wait_until(looks_right)
+    return entry
+
+
+def said_pids(entry: dict[str, Any]) -> list[int]:
+    return [pid for node in entry.get("nodes", []) for pid in node.get("pids", []) if pid != 0]
+
+
+def test_a_watcher_sees_the_job_until_it_ends(runtime: Path) -> None:
+    words = ["--standalone", "--rdzv-id=watched", "--nproc-per-node=2", "--max-restarts=1"]
+    code = "echo generation $MUSTER_GENERATION pid $$; [ $MUSTER_GENERATION = 1 ] || exit 3; exec sleep 1000"
+    job = Job([str(find_muster()), "run", *words, "--no-python", "/bin/sh", "-c", code])
+    pids = sorted(int(match[1]) for match in job.expect(r"\] generation 1 pid (\d+)\n", 2))
+    command = [str(find_muster()), "status", "--watch", "--json", "watched"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
+        patience = threading.Timer(PATIENCE, watcher.kill)
+        patience.start()
+        try:
+            assert watcher.stdout
+            last: dict[str, Any] = {}
+            for line in watcher.stdout:
+                shown = json.loads(line)
+                if not last and shown and len(said_pids(shown[0])) == 2:
+                    last = shown[0]
+                    job.send(signal.SIGTERM)
+            assert watcher.wait() == 1
+            assert job.finish() == 143
+        finally:
+            patience.cancel()
+            job.close()
+    assert shown == [], "it goes on until there is no job"
+    assert (last["generation"], last["restarts"], last["nodes"][0]["node_rank"]) == (1, 1, 0)
+    assert sorted(last["nodes"][0]["pids"]) == pids
+
+
+def test_who_is_missing_and_who_has_come_is_shown(runtime: Path) -> None:
+    words = ["--nnodes=2", "--rdzv-id=both", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    env = {"MUSTER_SECRET": secrets.token_hex(32)}
+
+    def start(rank: int) -> Job:
+        place = [f"--node-rank={rank}", f"--nproc-per-node={rank + 1}"]
+        command = [str(find_muster()), "run", *words, *place, "--no-python", "/bin/sh", "-c"]
+        return Job([*command, "echo pid $$; exec sleep 1000"], env)
+
+    jobs = [start(0)]
+    try:
+        waiting = ask(lambda entry: "nodes" in entry and entry["nodes"] != [])
+        assert waiting["progress"] == "1 of 2 nodes are here; missing: 1"
+        assert (waiting["generation"], waiting["nodes"][0]["node_rank"]) == (-1, -1)
+        assert "job both" in status().stdout and "waiting for nodes, 1 of 2" in status().stdout
+        jobs.append(start(1))
+        pids = [[int(match[1]) for match in job.expect(r"pid (\d+)\n", rank + 1)] for rank, job in enumerate(jobs)]
+        entry = ask(lambda entry: len(said_pids(entry)) == 3)
+        shown = sorted(entry["nodes"], key=lambda node: int(node["node_rank"]))
+        assert [sorted(node["pids"]) for node in shown] == [sorted(of_node) for of_node in pids]
+        assert [node["pid"] for node in shown] == [job.agent() for job in jobs]
+        text = status().stdout
+        assert text.count("job both") == 1, text
+        assert "node 0" in text and "ranks 0-0" in text and "node 1" in text and "ranks 1-2" in text, text
+    finally:
+        for job in jobs:
+            job.close()

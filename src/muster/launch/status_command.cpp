@@ -74,14 +74,22 @@ Result<json> look_into(const json& agent) {
   return job;
 }
 
-// One entry for each job, though several of its agents may run here.
+// Of a job's agents here one speaks for all.
+bool is_shown(const json& jobs, const json& agent) {
+  return std::any_of(jobs.begin(), jobs.end(), [&](const json& job) {
+    if (job["run_id"] != agent["run_id"] || !job.contains("nodes")) return false;
+    const json& nodes = job["nodes"];
+    return std::any_of(nodes.begin(), nodes.end(), [&](const json& node) { return node["pid"] == agent["pid"]; });
+  });
+}
+
 json collect(const std::string& folder, const std::string& wanted) {
   json jobs = json::array();
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
     if (!entry.path().filename().string().starts_with("job-")) continue;
     const auto agent = read_living(entry.path());
-    if (!agent || (!wanted.empty() && (*agent)["run_id"] != wanted)) continue;
+    if (!agent || (!wanted.empty() && (*agent)["run_id"] != wanted) || is_shown(jobs, *agent)) continue;
     json job = {{"run_id", (*agent)["run_id"]}, {"agent", (*agent)["pid"]}};
     if ((*agent)["store"] == "") {
       job["problem"] = "looking for the job's root";
