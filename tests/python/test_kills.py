@@ -1,14 +1,19 @@
 """Whoever is killed at whichever step: the job ends, says why, and leaves nothing behind."""
 
+import contextlib
 import os
+import pty
 import re
 import secrets
+import select
 import signal
+import subprocess
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import Job, Launch, find_muster, free_port, is_gone, wait_until
+from launching import PATIENCE, Job, Launch, find_muster, free_port, is_gone, marked_processes, wait_until
 
 DEAF = "trap '' TERM\necho ready $$\nwhile :; do sleep 1000 & wait; done\n"
 
@@ -185,6 +190,33 @@ def test_the_root_dies_above_a_middle_proxy(start: Launch, chain: list[str], ran
         assert job.left_behind() == []
 
 
+# What a worker does after it is there, until the root's agent is killed.
+STEPS = {
+    "barrier": "[ $RANK = 0 ] || exec {muster} store barrier b 2\n",
+    "end": "trap 'echo ending' TERM\n",
+}
+
+
+@pytest.mark.parametrize("tiers", [[], ["--enable-tiered-parallel-tcpstore"]], ids=["plain", "tiered"])
+@pytest.mark.parametrize("step", ["barrier", "end"])
+def test_the_root_dies_while_workers_are_at_work(start: Launch, place: list[str], step: str, tiers: list[str]) -> None:
+    code = f"echo ready $$\n{STEPS[step].format(muster=find_muster())}while :; do sleep 1000 & wait; done\n"
+    root, other = (start(*place, *tiers, f"--node-rank={rank}", "--shutdown-timeout=1", code=code) for rank in range(2))
+    pids = [int(job.expect(r"ready (\d+)")[0][1]) for job in (root, other)]
+    if step == "end":
+        other.send(signal.SIGTERM)
+        for job in (root, other):
+            job.expect("ending")
+    else:
+        wait_until(lambda: b"barrier" in Path(f"/proc/{pids[1]}/cmdline").read_bytes())
+    end(root, "agent")
+    assert root.finish() == 137
+    assert other.finish() == (143 if step == "end" else 1)
+    assert ("SIGTERM on host" if step == "end" else "lost the job's store at tcp://") in other.err, other.err
+    for job in (root, other):
+        assert job.left_behind() == []
+
+
 IMPORTS_FOR_EVER = "import os, signal\nos.write(2, b'importing %d\\n' % os.getpid())\nwhile True: signal.pause()\n"
 
 
@@ -205,3 +237,71 @@ def test_while_the_zygote_imports(launch: Launch, script: Callable[[str], Path],
         assert job.finish() == 137
     wait_until(lambda: is_gone(zygote))
     assert job.left_behind() == []
+
+
+IMPORTS_TILL_TOLD = """import os
+os.write(2, b'importing %d\\n' % os.getpid())
+while not os.path.exists(__file__ + '.told'): os.sched_yield()
+"""
+
+
+@pytest.mark.parametrize("whom", ["root", "member", "member_with_an_heir"])
+def test_an_agent_of_two_dies_while_their_zygotes_import(
+    launch: Launch, script: Callable[[str], Path], place: list[str], tmp_path: Path, whom: str
+) -> None:
+    pytest.importorskip("torch")
+    module = tmp_path / "long_import.py"
+    module.write_text(IMPORTS_TILL_TOLD)
+    restarts = int(whom == "member_with_an_heir")
+    words = ["--no-warm", "--preload=long_import", f"--max-restarts={restarts}", *place, script("print('ran')")]
+    env = {"PYTHONPATH": str(tmp_path), "PET_START_METHOD": "zygote", "MUSTER_SECRET": secrets.token_hex(32)}
+
+    def start(rank: int) -> Job:
+        return launch(f"--node-rank={rank}", *words, env={**env, "PET_EVENT_LOG_HANDLER": "console"})
+
+    jobs = [start(rank) for rank in range(2)]
+    zygotes = [int(job.expect(r"importing (\d+)")[0][1]) for job in jobs]
+    for job in jobs:
+        job.expect("generation_began")
+    lost, kept = jobs if whom == "root" else reversed(jobs)
+    end(lost, "agent")
+    if restarts:
+        kept.expect("its agent was killed")
+        jobs.append(start(1))
+        zygotes.append(int(jobs[2].expect(r"importing (\d+)")[0][1]))
+        module.with_name(module.name + ".told").touch()
+        assert [kept.finish(), jobs[2].finish()] == [0, 0], kept.err + jobs[2].err
+        assert "[rank 0] ran" in kept.out and "[rank 1] ran" in jobs[2].out
+    else:
+        assert kept.finish() == 1
+        assert ("lost the job's store at tcp://" if whom == "root" else "its agent was killed") in kept.err, kept.err
+    assert lost.finish() == 137
+    wait_until(lambda: all(map(is_gone, zygotes)))
+    for job in jobs:
+        assert job.left_behind() == []
+
+
+@pytest.mark.parametrize("before", [[], ["sh", "-c", '"$0" "$@"; echo over']], ids=["alone", "under_a_shell"])
+def test_a_terminal_that_is_closed_ends_everything(muster: str, before: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    mark = f"MUSTER_TEST_MARK={uuid.uuid4().hex}"
+    child = "trap '' HUP; sleep 1000 & setsid sleep 1001 & while :; do echo ready; sleep 0.1; done"
+    command = [*before, muster, "run", "--nproc-per-node=2", "--shutdown-timeout=0.2", "--no-python", "sh", "-c", child]
+    command = ["env", mark, "setsid", "--ctty", *command]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        shown = b""
+        while shown.count(b"ready") < 4:
+            assert select.select([ours], [], [], PATIENCE)[0], shown
+            shown += os.read(ours, 4096)
+        assert marked_processes(mark) != []
+        os.close(ours)
+        process.wait(PATIENCE)
+        wait_until(lambda: marked_processes(mark) == [])
+    finally:
+        process.kill()
+        process.wait()
+        for pid in marked_processes(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
