@@ -214,7 +214,9 @@ def complete(muster: str, *words: str) -> list[str]:
 def test_bash_completes_commands_options_and_their_words(muster: str) -> None:
     assert complete(muster, "muster", "com") == ["completion"]
     assert complete(muster, "muster", "run", "--max") == ["--max-restarts"]
-    assert complete(muster, "muster", "run", "--rdzv-backend", "") == ["static", "c10d", "parallel", "redis", "etcd"]
+    assert complete(muster, "muster", "run", "--rdzv-backend", "") == [
+        "static", "c10d", "parallel", "redis", "etcd", "file",
+    ]  # fmt: skip
     assert complete(muster, "muster", "run", "-r", "") == []
 
 
