@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Job, find_muster
+from launching import Job, Launch, find_muster, free_port
 
 Node = Callable[..., Job]
 
@@ -196,6 +196,7 @@ def test_another_secret_is_refused(node: Node) -> None:
     assert "secret" in stranger.err
     second = node(1)
     assert (first.finish(), second.finish()) == (0, 0)
+    assert re.search(r"refused 127\.0\.0\.1:\d+: .*secret", first.err), first.err
 
 
 def test_without_a_secret_the_user_is_warned(node: Node) -> None:
@@ -223,6 +224,42 @@ def test_a_second_node_0_is_refused(node: Node) -> None:
     assert "is another node 0 there" in second.err
     node_1.send(signal.SIGTERM)
     first.finish()
+
+
+CLUSTERS = {
+    "PyTorchJob": {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "WORLD_SIZE": "2", "RANK": "{rank}"},
+    "PyTorchJob's PET_*": {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NNODES": "2", "PET_NODE_RANK": "{rank}",
+        "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "{port}", "PET_NPROC_PER_NODE": "1",
+    },
+    "JobSet": {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "{rank}", "JOBSET_NAME": "train"},
+    "Open MPI's mpirun": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "{rank}", "PMIX_RANK": "{rank}"},
+    "MPICH's mpirun": {"PMI_SIZE": "2", "PMI_RANK": "{rank}"},
+    "PMIx": {"PMIX_RANK": "{rank}"},
+    "Slurm": {
+        "SLURM_JOB_ID": "{job}", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost,n[7-9]",
+        "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "{rank}", "MASTER_ADDR": "",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_clusters_environment_makes_two_agents_one_job(
+    launch: Launch, script: Callable[[str], Path], name: str
+) -> None:
+    port, secret = free_port(), secrets.token_hex(32)
+    path = script("print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'GROUP_RANK')))")
+    words = ["--nnodes=2"] if name in ("JobSet", "PMIx") else []
+    jobs = []
+    for rank in range(2):
+        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}", **CLUSTERS[name]}
+        env = {key: value.format(rank=rank, port=port, job=port) for key, value in given.items()}
+        jobs.append(launch(*words, path, env={**env, "MUSTER_SECRET": secret}))
+    assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    assert [job.out for job in jobs] == ["[rank 0] 0 2 0\n", "[rank 1] 1 2 1\n"]
+    assert ("taken from" in jobs[0].err) == (name != "PyTorchJob's PET_*"), jobs[0].err
+    for job in jobs:
+        assert job.left_behind() == []
 
 
 def test_nodes_that_disagree_about_their_number_are_refused(node: Node) -> None:
