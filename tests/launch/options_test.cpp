@@ -292,6 +292,9 @@ TEST(RunOptions, ManyNodesHaveAMiddleTier) {
   EXPECT_EQ(fanout({"--nnodes=100", "--enable-tiered-parallel-tcpstore"}), 0);
   EXPECT_EQ(fanout({"--nnodes=1025", "--enable-tiered-parallel-tcpstore", "--store-fanout=0"}), 0);
   EXPECT_THAT(refused({"--store-fanout=some", "a.py"}), HasSubstr("--store-fanout takes auto or a number"));
+  EXPECT_THAT(refused({"--store-fanout=4", "--nnodes=8", "--master-addr=h", "a.py"}),
+              HasSubstr("--store-fanout 4 needs --enable-tiered-parallel-tcpstore"));
+  EXPECT_EQ(fanout({"--nnodes=8", "--store-fanout=0"}), 0);
 }
 
 TEST(RunOptions, WhatHasNoEffectIsSaid) {

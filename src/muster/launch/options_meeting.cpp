@@ -118,6 +118,8 @@ Result<> read_meeting(Reading& r) {
   if (r.raw.store_fanout != "auto") {
     MUSTER_ASSIGN(o.store_fanout,
                   parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "auto or a number from 0 up"));
+    if (o.store_fanout > 0 && !o.tiered)
+      return bad_option(fmt::format("--store-fanout {} needs --enable-tiered-parallel-tcpstore", o.store_fanout));
   }
   o.run_id = r.raw.rdzv_id;
   // Several nodes must agree on the name; "none" is torchrun's.
