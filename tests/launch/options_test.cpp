@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
 #include <fstream>
 
 #include "muster/launch/options_table.h"
+#include "muster/launch/options_words.h"
 
 namespace muster {
 namespace {
@@ -148,6 +150,35 @@ TEST(RunOptions, TorchrunsVariablesStandForOptionsThatAreNotGiven) {
   EXPECT_EQ(parsed({"a.py"}, environment).master_port, 1234);
   EXPECT_EQ(parsed({"--nproc_per_node", "2", "a.py"}, environment).nproc, 2);
   EXPECT_THAT(refused({"a.py"}, {{"PET_NNODES", "many"}}), HasSubstr("--nnodes takes"));
+}
+
+TEST(RunOptions, EveryOptionHasItsVariable) {
+  for (const auto& row : option_table()) {
+    std::string variable = "PET_" + row.name().substr(2);
+    for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    const auto words = read_option_words({"a.py"}, {{variable, row.flag == nullptr ? "7" : "1"}});
+    ASSERT_TRUE(words) << variable << ": " << words.error().message;
+    if (row.flag == nullptr) {
+      EXPECT_EQ(words->raw.*row.text, "7") << variable;
+    } else {
+      EXPECT_TRUE(words->raw.*row.flag) << variable;
+    }
+  }
+}
+
+TEST(RunOptions, AnOperatorsVariablesSayAll) {
+  const Environment environment = {{"PET_NNODES", "3"},
+                                   {"PET_NODE_RANK", "2"},
+                                   {"PET_MASTER_ADDR", "job-master-0"},
+                                   {"PET_MASTER_PORT", "23456"},
+                                   {"PET_STANDALONE", "0"}};
+  const auto options = parsed({"a.py"}, environment);
+  EXPECT_EQ(options.nnodes_max, 3);
+  EXPECT_EQ(options.node_rank, 2);
+  EXPECT_EQ(options.master_addr, "job-master-0");
+  EXPECT_EQ(options.master_port, 23456);
+  EXPECT_FALSE(options.standalone);
+  EXPECT_EQ(parsed({"--node-rank=1", "a.py"}, environment).node_rank, 1);
 }
 
 TEST(RunOptions, TheSecretComesFromTheVariableOrAFile) {

@@ -191,6 +191,37 @@ def test_a_dry_run_says_everything_but_the_secret(muster: str, script: Callable[
     assert "abcd1234" not in out and "started" not in out
 
 
+# For the options of torchrun's that take a value and have no list of choices.
+VALUES = {
+    "nnodes": "1", "nproc_per_node": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29500", "rdzv_id": "j",
+    "rdzv_conf": "timeout=9", "max_restarts": "1", "monitor_interval": "0.5", "role": "r", "log_dir": "logs",
+    "redirects": "0:1", "tee": "0:2", "local_ranks_filter": "0", "node_rank": "0", "master_addr": "127.0.0.1",
+    "master_port": "29500", "local_addr": "127.0.0.1", "logs_specs": "default", "event_log_handler": "null",
+    "shutdown_timeout": "3", "signals_to_handle": "SIGUSR1", "duplicate_stdout_filters": "a",
+    "duplicate_stderr_filters": "a",
+}  # fmt: skip
+
+
+def test_every_option_of_torchruns_is_taken_with_dashes_and_underscores(
+    muster: str, script: Callable[[str], Path]
+) -> None:
+    pytest.importorskip("torch")
+    from torch.distributed.run import get_args_parser
+
+    path = script("")
+    path.chmod(0o700)
+    for action in get_args_parser()._actions:
+        for name in action.option_strings:
+            if action.dest == "help":
+                continue
+            program = "platform" if action.dest == "module" else path
+            value = [] if action.nargs == 0 else [str(next(iter(action.choices or [VALUES[action.dest]])))]
+            for spelled in {name[:2] + name[2:].replace("_", "-"), name[:2] + name[2:].replace("-", "_")}:
+                done = subprocess.run([muster, "run", "--dry-run", spelled, *value, program], capture_output=True,
+                                      text=True, env={**os.environ, "MUSTER_PYTHON": sys.executable})  # fmt: skip
+                assert done.returncode == 0 or "hwloc" in done.stderr, f"{spelled} {value}: {done.stderr}"
+
+
 def test_what_has_no_effect_is_said_at_once(launch: Launch, script: Callable[[str], Path]) -> None:
     job = launch("--monitor-interval=1", "--rdzv-conf=read_timeout=9", script("print('well')"))
     assert job.finish() == 0 and "well" in job.out
