@@ -316,6 +316,26 @@ def test_with_a_file_the_roots_death_ends_the_job_with_a_sentence(node: Node, tm
         assert job.left_behind() == []
 
 
+def test_torchruns_store_type_meets_in_a_file(node: Node, tmp_path: Path) -> None:
+    meeting = tmp_path / "rendezvous"
+    words = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting}")
+    jobs = [node(*words, code="exit 0\n", endpoint=False) for _ in range(2)]
+    assert [job.finish() for job in jobs] == [0, 0], jobs[0].err
+    assert sorted(re.findall(r"rank \d of 2", jobs[0].out + jobs[1].out)) == ["rank 0 of 2", "rank 1 of 2"]
+    assert meeting.exists()
+
+
+@pytest.mark.parametrize("outside", ["etcd"], indirect=True)
+def test_an_etcd_prefix_keeps_two_jobs_of_one_name_apart(node: Node, outside_store: list[str], tmp_path: Path) -> None:
+    prefixes = [f"--rdzv-conf=last_call_timeout=0,etcd_prefix=/team-{team}" for team in range(2)]
+    jobs = [node("--nnodes=1:2", prefix, *outside_store, endpoint=False) for prefix in prefixes]
+    for job in jobs:
+        job.expect("generation 0 restart 0 rank 0 of 1")
+    (tmp_path / "enough").touch()
+    assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    assert "of 2" not in jobs[0].out + jobs[1].out
+
+
 def test_a_file_can_be_met_in_again(node: Node, tmp_path: Path) -> None:
     for _ in range(2):
         jobs = [

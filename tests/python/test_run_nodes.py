@@ -270,6 +270,42 @@ def test_nodes_that_disagree_about_their_number_are_refused(node: Node) -> None:
     assert "--nnodes 2" in refused.err and "--nnodes 3" in refused.err
 
 
+def test_the_node_that_is_told_so_is_the_root(node: Node) -> None:
+    # Where both could listen at the address: the first to come would otherwise.
+    second = node(None, "--rdzv-conf=is_host=false", code="print('node', os.environ['GROUP_RANK'])")
+    second.expect("waiting for node 0")
+    first = node(None, "--rdzv-conf=is_host=true", code="print('node', os.environ['GROUP_RANK'])")
+    assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+    assert (first.out, second.out) == ("[rank 0] node 0\n", "[rank 1] node 1\n")
+
+
+def test_a_node_that_does_not_keep_alive_is_lost(node: Node) -> None:
+    words = ["--rdzv-conf=keep_alive_interval=0.5,keep_alive_max_attempt=4"]
+    first, second = node(0, *words, code=WAIT_FOR_EVER), node(1, *words, code=WAIT_FOR_EVER)
+    for job in (first, second):
+        job.expect("ready")
+    os.kill(second.agent(), signal.SIGSTOP)
+    assert first.finish() == 1
+    assert re.search(r"lost host \S+ \(agent's pid \d+\): no sign of life for 2 s", first.err), first.err
+    assert first.left_behind() == []
+
+
+def test_a_root_waits_close_timeout_for_who_is_yet_to_come(node: Node, tmp_path: Path) -> None:
+    # Its own command cannot run, which the others must hear.
+    words = ["--rdzv-conf=close_timeout=1000", "--no-python", str(tmp_path / "missing")]
+    first = node(0, *words)
+    first.expect("missing")
+    assert first.process.poll() is None
+    second = node(1, *words)
+    assert (first.finish(), second.finish()) == (127, 127), first.err + second.err
+
+
+def test_nodes_that_do_not_come_in_join_timeout_are_named(node: Node) -> None:
+    first = node(0, "--rdzv-conf=join_timeout=1.5", nnodes=3)
+    assert first.finish() == 1
+    assert "of 3 nodes, nodes 1, 2 did not come within 1.5 s" in first.err
+
+
 def test_nodes_that_do_not_come_are_named(node: Node) -> None:
     first = node(0, "--timeout=1", nnodes=3)
     assert first.finish() == 1

@@ -154,6 +154,15 @@ def test_events_are_logged_as_they_happen(launch: Launch, script: Callable[[str]
     assert events[-1]["status"] == 3
 
 
+def test_events_are_shown_on_the_console(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--event-log-handler=console", "--rdzv-id=j", script("sys.exit(3)"))
+    assert job.finish() == 3
+    events = [json.loads(line) for line in job.err.splitlines() if line.startswith("{")]
+    names = [event["event"] for event in events]
+    assert names == ["run_started", "generation_began", "worker_ended", "run_ended"]
+    assert {event["run_id"] for event in events} == {"j"} and events[-1]["status"] == 3
+
+
 def test_an_event_log_that_cannot_be_written_is_named(launch: Launch, tmp_path: Path) -> None:
     job = launch("--event-log-handler", tmp_path / "no/such", "-m", "platform")
     assert job.finish() == 1
