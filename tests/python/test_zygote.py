@@ -1,9 +1,11 @@
 """Workers that are forked from a process which has torch imported, and the one that `muster warm` keeps."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,8 @@ import pytest
 from launching import PATIENCE, Job, Launch, is_gone, wait_until
 
 pytest.importorskip("torch")
+
+NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +263,92 @@ def test_an_unsafe_preload_is_refused_by_its_name(
     job = launch("--preload=no_such_module", script("pass"))
     assert job.finish() != 0
     assert "--preload no_such_module cannot be imported" in job.err
+
+
+def test_a_preload_that_opens_a_device_is_refused_by_its_name(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    # A file stands for the device: the test tells the zygote so, from the module that it imports.
+    device = tmp_path / "nvidia0"
+    device.touch()
+    (tmp_path / "opens_a_device.py").write_text(
+        f"import os, sys\nos.open({str(device)!r}, os.O_RDWR)\n"
+        "(checks,) = [m for name, m in sys.modules.items() if name.endswith('zygote.preload')]\n"
+        f"checks.DEVICES = ({str(tmp_path / 'nvidia')!r},)\n"
+    )
+    job = launch("--preload=opens_a_device", script("print('ran')"), env={"PYTHONPATH": str(tmp_path)})
+    assert job.finish() != 0
+    assert f"--preload opens_a_device opens {device}, whose context no forked worker can use" in job.err
+    assert "ran" not in job.out
+
+
+def as_nobody(act: Callable[[], bool]) -> int:
+    """The pid of a child of another user's, which ends with 0 where `act` is true."""
+    pid = os.fork()
+    if pid == 0:
+        status = 2
+        try:
+            signal.alarm(int(PATIENCE))
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            status = 0 if act() else 1
+        finally:
+            os._exit(status)
+    return pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_no_other_user_is_answered_by_a_warm_zygote(muster: str, warm: dict[str, str], runtime: Path) -> None:
+    before = call(muster, warm, "status")
+    (path,) = (runtime / "muster").glob("warm-*")
+
+    def is_turned_away() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(str(path))
+            with contextlib.suppress(BrokenPipeError):
+                client.send(b"stop")
+            try:
+                return client.recv(4096) == b""
+            except ConnectionResetError:  # what was sent lies there unread
+                return True
+
+    modes = {place: place.stat().st_mode for place in (runtime, runtime / "muster", path)}
+    for place in modes:
+        place.chmod(0o777)
+    try:
+        assert os.waitpid(as_nobody(is_turned_away), 0)[1] == 0
+    finally:
+        for place, mode in modes.items():
+            place.chmod(mode)
+    after = call(muster, warm, "status")
+    assert (before.returncode, after.returncode) == (0, 0)
+    assert after.stdout.split(":")[0] == before.stdout.split(":")[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_socket_that_another_user_serves_is_nobodys_warm_zygote(
+    muster: str, settings: dict[str, str], own_runtime: Path
+) -> None:
+    env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
+    assert call(muster, env, "status").returncode == 1
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(own_runtime / "muster" / "warm-0"))
+        read, write = os.pipe()
+
+        def is_asked_nothing() -> bool:
+            server.listen()  # from now on the kernel says that this user serves it
+            os.write(write, b"x")
+            client, _ = server.accept()
+            return client.recv(4096) == b""
+
+        pid = as_nobody(is_asked_nothing)
+        os.close(write)
+        assert os.read(read, 1) == b"x"
+        os.close(read)
+        done = call(muster, env, "status")
+        assert os.waitpid(pid, 0)[1] == 0
+    assert done.returncode == 1 and "no zygote is kept warm" in done.stdout
 
 
 def test_a_python_without_torch_starts_its_workers_itself(launch: Launch, script: Callable[[str], Path]) -> None:
