@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import Launch, shown_on_a_terminal
+from launching import Launch, is_gone, shown_on_a_terminal, wait_until
 
 WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 
@@ -63,6 +63,33 @@ def test_a_worker_that_raises_ends_the_job_and_is_shown(launch: Launch, script: 
     assert "    Traceback (most recent call last):" in report and "    ValueError: boom 7" in report
     assert "0, 1, 3 running" in report
     assert job.left_behind() == []
+
+
+def test_what_the_other_ranks_wrote_last_is_shown_however_late_it_is_read(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    text = f"""
+said, told = {str(tmp_path / "said")!r}, {str(tmp_path / "told")!r}
+print('ready', flush=True)
+while not os.path.exists(told): os.sched_yield()
+if rank == 0:
+    sys.stderr.write('step\\n' * 9000 + 'loss is nan\\n')
+    sys.stderr.flush()
+    open(said, 'w')
+    signal.pause()
+while not os.path.exists(said): os.sched_yield()
+os._exit(3)
+"""
+    job = launch("--nproc-per-node=2", script(text))
+    job.expect("ready", 2)
+    agent = job.agent()
+    workers = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    os.kill(agent, signal.SIGSTOP)
+    (tmp_path / "told").touch()
+    wait_until(lambda: any(map(is_gone, map(int, workers))))
+    os.kill(agent, signal.SIGCONT)
+    assert job.finish() == 3
+    assert re.search(r"what other ranks wrote last:\n   rank 0:\n    step\n    loss is nan\n", job.err), job.err[-900:]
 
 
 def test_the_error_file_is_shown_when_stderr_has_no_traceback(launch: Launch, script: Callable[[str], Path]) -> None:
