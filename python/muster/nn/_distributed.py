@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -67,6 +68,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
     Raises muster.PeerLostError and its like (muster.errors) from the constructor, forward and backward when another
     rank fails; then this object is of no further use, but the module it wraps is.
     """
+
+    _lazy_init_ran = False  # torch's constructor leaves it out where all gradients are delayed
 
     @functools.wraps(_init)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -182,6 +185,13 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
     @_static_graph_delay_allreduce_enqueued.setter
     def _static_graph_delay_allreduce_enqueued(self, value: bool) -> None:
         pass
+
+    def _delayed_all_reduce_hook(self, gradient: Tensor) -> Tensor:
+        """As torch's, which leaves it to a stream that the optimizer's step comes behind the all-reduce."""
+        self._delay_grad_buffer.div_(self.process_group.size())
+        work: Any = dist.all_reduce(self._delay_grad_buffer, group=self.process_group, async_op=True)
+        torch.autograd.Variable._execution_engine.queue_callback(work.wait)
+        return gradient
 
     def _setup_in_backward_optimizers(self) -> None:
         """As torch's, whose hook needs an accelerator's streams."""
