@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from muster.nn import DistributedDataParallel
 from ranks import RankPool
-from test_nn_ddp import CLASSES, PER_RANK, WIDTH, batch
+from test_nn_ddp import CLASSES, PER_RANK, WIDTH, Branches, batch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store
+
+import muster
+
+KNOWN = inspect.signature(nn.parallel.DistributedDataParallel).parameters  # torch 2.11 has fewer
 
 
 class Half(nn.Module):
@@ -62,3 +68,91 @@ def delaying(rank: int, layers: list[str]) -> None:
 @pytest.mark.parametrize("layers", [["first"], ["first", "last"]])
 def test_backward_ends_when_delayed_gradients_are_averaged(ranks: RankPool, layers: list[str]) -> None:
     ranks.run(delaying, layers)
+
+
+def starting_apart(rank: int) -> None:
+    group = muster.Group.from_process_group(dist.group.WORLD)
+    module = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(module.weight, rank)
+    before = group.sequence
+    model = DistributedDataParallel(module, init_sync=False)
+    assert group.sequence == before, "nothing is compared or sent"
+    assert module.weight.tolist() == [[rank, rank]]
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    assert module.weight.grad.tolist() == [[1.5, 1.5]], "averaged all the same"
+
+
+def test_models_may_start_as_each_rank_has_them(ranks: RankPool) -> None:
+    ranks.run(starting_apart)
+
+
+def keeping_buffers(rank: int, options: dict[str, bool]) -> list[float]:
+    """Of a buffer: after construction, within forward, and within a second forward to which it has been changed."""
+    module = nn.Linear(2, 1)
+    module.register_buffer("mine", torch.tensor(float(rank)))
+    seen: list[float] = []
+    module.register_forward_pre_hook(lambda module, inputs: seen.append(float(module.mine)))
+    model = DistributedDataParallel(module, **options)
+    seen.append(float(module.mine))
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        module.mine.fill_(10.0 + rank)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0, 0, 10]),
+        ({"forward_sync_buffers": True}, [0, 0, 10]),
+        ({"forward_sync_buffers": False}, [0, 0, 11]),
+        ({"broadcast_buffers": False}, [1, 1, 11]),
+    ],
+)
+def test_buffers_are_rank_zeros_when_they_are_to_be(
+    ranks: RankPool, options: dict[str, bool], expected: list[float]
+) -> None:
+    if not options.keys() <= KNOWN.keys():
+        pytest.skip("this torch has no such option")
+    assert ranks.run(keeping_buffers, options) == [[0, 0, 10], expected]
+
+
+def over_a_mesh(rank: int) -> None:
+    mesh = dist.init_device_mesh("cpu", (2,))
+    model = DistributedDataParallel(nn.Linear(2, 1, bias=False), device_mesh=mesh)
+    assert model.process_group == mesh.get_group()
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.5, 1.5]]
+    with pytest.raises(RuntimeError, match="Cannot specify both process_group and device_mesh"):
+        DistributedDataParallel(nn.Linear(2, 1), process_group=dist.group.WORLD, device_mesh=mesh)
+
+
+def test_the_group_may_be_a_device_meshs(ranks: RankPool) -> None:
+    ranks.run(over_a_mesh)
+
+
+def skipping(rank: int, skip: bool) -> int:
+    """How many collectives a backward has whose model uses one branch of three."""
+    torch.manual_seed(4)
+    reference = Branches()
+    options: dict[str, Any] = {"skip_all_reduce_unused_params": True} if skip else {}
+    model = DistributedDataParallel(
+        copy.deepcopy(reference), bucket_cap_mb=1e-6, find_unused_parameters=True, **options
+    )
+    x, y = batch(1, 2)
+    part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+    loss = F.cross_entropy(model(x[part]), y[part])
+    group = muster.Group.from_process_group(dist.group.WORLD)
+    before = group.sequence
+    loss.backward()
+    F.cross_entropy(reference(x), y).backward()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    return group.sequence - before
+
+
+@pytest.mark.skipif("skip_all_reduce_unused_params" not in KNOWN, reason="this torch has no such option")
+def test_buckets_of_parameters_that_nobody_uses_are_not_sent_where_asked(ranks: RankPool) -> None:
+    buckets, used_map, unused = 8, 1, 4  # a bucket for each parameter
+    assert ranks.run(skipping, False) == [buckets + used_map] * 2
+    assert ranks.run(skipping, True) == [buckets + used_map - unused] * 2
