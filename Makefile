@@ -46,6 +46,8 @@ bench: build
 	  --json out/collectives.json --markdown out/collectives.md --plot out/collectives.png
 	muster bench mpi --buffers warm,cold --json out/mpi.json --markdown out/mpi.md --plot out/mpi.png
 	muster bench network --json out/network.json --markdown out/network.md --plot out/network.png
+	muster bench ddp --json out/ddp.json --markdown out/ddp.md --plot out/ddp.png
+	muster bench ddp --network --json out/ddp-network.json --markdown out/ddp-network.md --plot out/ddp-network.png
 	muster bench store --json out/store.json --markdown out/store.md --plot out/store.png
 	muster bench storm --json out/storm.json --markdown out/storm.md --plot out/storm.png
 
@@ -85,6 +87,8 @@ nightly: build peer
 	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated tiers" -- build/release/tests/sim/store_tier_linear_test
 	@MUSTER_KILL_CASES=all $(STAGE) "kills in collectives" -- build/release/tests/group/group_kill_test
 	@MUSTER_MISMATCHES=all $(STAGE) "calls that differ" -- build/release/tests/group/group_mismatch_test
+	@MUSTER_TEST_SLOW=1 MUSTER_DDP_EXAMPLES=500 $(STAGE) "DDP, more of it" --summary '(passed|skipped).* in ' \
+	  -- python3 -m pytest tests/python/test_nn_ddp.py -q $(PYTEST)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SEED=$(SEED) FUZZ_SECONDS=$$(($(ROUNDS) / 100))
 
 wheel: setup
