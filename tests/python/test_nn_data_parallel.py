@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections import namedtuple
 from typing import Any
 
@@ -77,6 +78,30 @@ def computing(rank: int) -> None:
 
 def test_replicas_on_the_cpu_do_what_the_module_does() -> None:
     run_ranks(1, computing)
+
+
+class Meeting(nn.Module):
+    """No replica's forward ends before all have begun."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.everyone = threading.Barrier(replicas)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.everyone.wait(30)
+        return x * self.weight
+
+
+def overlapping(rank: int) -> None:
+    torch.set_num_threads(1)
+    model = DataParallel(Meeting(3), 3)
+    model(torch.ones(6, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [6, 6]
+
+
+def test_forwards_of_the_replicas_go_on_at_the_same_time() -> None:
+    run_ranks(1, overlapping)
 
 
 class Failing(nn.Module):
