@@ -14,9 +14,7 @@ py::dict describe(const StepReport::Bucket& bucket) {
                   py::arg("ended") = bucket.times.ended.ns);
 }
 
-py::dict describe_step(const Reducer& reducer) {
-  const StepReport report =
-      step_report(reducer.times(), reducer.names(), reducer.bucket_parameters(), reducer.bucket_bytes());
+py::dict describe(const StepReport& report) {
   py::list buckets;
   for (const StepReport::Bucket& bucket : report.buckets) buckets.append(describe(bucket));
   const BackwardTimes& times = report.times;
@@ -25,6 +23,27 @@ py::dict describe_step(const Reducer& reducer) {
       py::arg("waited") = times.waited.ns, py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets,
       py::arg("communication") = report.communication.count(), py::arg("exposed") = report.exposed.count(),
       py::arg("hidden") = report.hidden(), py::arg("advice") = report.advice, py::arg("text") = report.to_string());
+}
+
+py::dict describe_step(const Reducer& reducer) {
+  return describe(step_report(reducer.times(), reducer.names(), reducer.bucket_parameters(), reducer.bucket_bytes()));
+}
+
+/// `times` as Reducer.times() gives them, of a step of another process.
+py::dict describe_seen_step(const py::dict& times, const std::vector<std::string>& names,
+                            const std::vector<std::vector<size_t>>& plan, const std::vector<size_t>& bytes) {
+  const auto time = [](const py::handle& of, const char* name) { return TimePoint{of[name].cast<int64_t>()}; };
+  BackwardTimes seen{times["iteration"].cast<uint64_t>(),
+                     time(times, "forward"),
+                     time(times, "backward"),
+                     time(times, "waited"),
+                     time(times, "ended"),
+                     {}};
+  for (const py::handle& bucket : times["buckets"]) {
+    seen.buckets.push_back({time(bucket, "first_ready"), time(bucket, "ready"), time(bucket, "begun"),
+                            time(bucket, "ended"), bucket["last_parameter"].cast<size_t>()});
+  }
+  return describe(step_report(std::move(seen), names, plan, bytes));
 }
 
 py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
@@ -47,6 +66,8 @@ py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
 
 void bind_step(py::module_& module) {
   module.def("step_report", &describe_step, py::arg("reducer"));
+  module.def("seen_step_report", &describe_seen_step, py::arg("times"), py::arg("names"), py::arg("plan"),
+             py::arg("bytes"));
   module.def("find_stragglers", &describe_stragglers, py::arg("reducer"), py::arg("steps"));
 }
 

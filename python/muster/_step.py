@@ -65,17 +65,13 @@ class StepReport:
         _recorder.write(self._cut(json.loads(_C.trace())), path, group)
 
     def _cut(self, trace: dict[str, Any]) -> dict[str, Any]:
-        """What happened in this step, with the names of the parameters."""
+        """What happened in this step."""
         since = (self._begin - trace["otherData"]["begin_monotonic_ns"]) / 1000
         until = since + 1e6 * (self.forward + self.backward + self.waiting)
         events = []
         for event in trace["traceEvents"]:
             if "ts" in event and (event["ts"] > until or event["ts"] + event["dur"] < since):
                 continue
-            arguments = event["args"]
-            if "bucket" in arguments and arguments["bucket"] < len(self.plan):
-                bucket = self.plan[arguments["bucket"]]
-                event["args"] = {**arguments, "parameters": bucket.parameters, "filled by": bucket.last}
             events.append(event)
         return {**trace, "traceEvents": events}
 
@@ -113,6 +109,12 @@ def step_report(model: DistributedDataParallel) -> StepReport:
         raise ValueError(
             "the model has not averaged gradients yet: ask for a report after a backward outside no_sync()"
         )
+
+    return report_of(raw)
+
+
+def report_of(raw: dict[str, Any]) -> StepReport:
+    """Of what _C.step_report() gives."""
 
     def seconds(later: int, sooner: int) -> float:
         return (later - sooner) / 1e9 if sooner else 0.0

@@ -36,8 +36,8 @@ def draw(reports: Mapping[str, StepReport], path: Path) -> None:
     handles = [Patch(color=color, label=name) for name, color in {**colors, "waiting": _WAITING}.items()]
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
     panels.flat[-1].legend(handles=handles, ncols=5, frameon=False, fontsize=8, **place)
-    if advice := [line for report in reports.values() for line in report.advice]:
-        figure.text(0.01, 0.005, "\n".join(advice), fontsize=8, color=_WAITING, wrap=True)
+    if advice := [f"{rank}{line}" for rank, report in reports.items() for line in report.advice]:
+        figure.text(0.01, 0, "\n".join(advice), fontsize=8, color=_WAITING, va="top", wrap=True)
     figure.tight_layout()
     figure.savefig(path, dpi=140, bbox_inches="tight")
     plt.close(figure)

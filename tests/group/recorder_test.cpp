@@ -42,12 +42,15 @@ TEST(Recorder, JoinsSpansOfAnotherRecorderToTheirGroup) {
   const auto group = Recorder::create(kMembership, 16), steps = Recorder::create(kMembership, 16);
   group->submitted(all_reduce(1), Recorder::Start::kNow);
   for (uint64_t step = 1; step <= 20; ++step) {
-    steps->record({Span::Kind::kBucket, step, 2, 4096, TimePoint{10}, TimePoint{40}, TimePoint{20}, TimePoint{30}});
+    Span span{Span::Kind::kBucket, step, 2, 4096, TimePoint{10}, TimePoint{40}, TimePoint{20}, TimePoint{30}};
+    span.names = steps->keep_text("head.bias\nhead.weight\n");
+    span.last = 1;
+    steps->record(span);
   }
   const Recording recording = own_recording();
   EXPECT_EQ(recording.records.size(), 1U);
   ASSERT_EQ(recording.spans.size(), 16U);
-  const Span& span = recording.spans[0];
+  const RecordedSpan& span = recording.spans[0];
   EXPECT_EQ(span.kind, Span::Kind::kBucket);
   EXPECT_EQ(span.step, 5U);
   EXPECT_EQ(span.bucket, 2U);
@@ -56,6 +59,23 @@ TEST(Recorder, JoinsSpansOfAnotherRecorderToTheirGroup) {
   EXPECT_EQ(span.full.ns, 20);
   EXPECT_EQ(span.started.ns, 30);
   EXPECT_EQ(span.end.ns, 40);
+  EXPECT_THAT(span.parameters, ElementsAre("head.bias", "head.weight"));
+  EXPECT_EQ(span.filled_by, "head.weight");
+}
+
+TEST(Recorder, KeepsTextsForSpansAsLongAsThereIsRoom) {
+  const auto steps = Recorder::create(kMembership, 16);
+  const std::string long_names(60 << 10, 'x');
+  for (const std::string& names : {long_names, long_names, std::string("short")}) {
+    Span span{.kind = Span::Kind::kBucket};
+    span.names = steps->keep_text(names);
+    steps->record(span);
+  }
+  const Recording recording = own_recording();
+  ASSERT_EQ(recording.spans.size(), 3U);
+  EXPECT_THAT(recording.spans[0].parameters, ElementsAre(long_names));
+  EXPECT_THAT(recording.spans[1].parameters, ElementsAre());
+  EXPECT_THAT(recording.spans[2].parameters, ElementsAre("short"));
 }
 
 TEST(Recorder, ShowsWhatAnOperationWasAndHowItWent) {

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from launching import find_muster
 from muster._trace_plot import reports_of
 from ranks import run_ranks
 from torch import nn
@@ -82,7 +87,7 @@ def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
         assert name.startswith(f"rank {rank} (")
         assert (seen.step, len(seen.plan)) == (STEPS, len(reports[rank].plan))
         for ours, told in zip(seen.plan, reports[rank].plan, strict=True):
-            assert ours.bytes == told.bytes
+            assert (ours.bytes, ours.parameters, ours.last) == (told.bytes, told.parameters, told.last)
             assert (ours.full, ours.ended) == pytest.approx((told.full, told.ended), abs=1e-5)
     assert len(found) == 2
     first, second = (report._begin / 1e9 + report.forward for report in reports)
@@ -93,6 +98,89 @@ def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
     _step_plot.draw(found, tmp_path / "trace.png")
     for name in ("step0", "step1", "trace"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+TRAINING = """
+import os, sys
+import torch.distributed as dist
+sys.path.insert(0, os.environ["HERE"])
+from test_step import make, train
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("muster", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+model = make()
+train(model, 5)
+print("trained", flush=True)
+sys.stdin.read()  # until it is told to end
+dist.destroy_process_group()
+"""
+
+
+def test_a_step_of_a_running_job_is_told_and_drawn_from_outside(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = find_muster()
+    assert command is not None
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+    env = {**os.environ, "HERE": str(Path(__file__).parent), "MUSTER_PYTHON": sys.executable}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), tmp_path / "store"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for each in ranks:
+            assert each.stdout is not None and each.stdout.readline() == "trained\n"
+        words = [command, "trace", "-o", tmp_path / "step.png", *(str(each.pid) for each in ranks)]
+        said = subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
+        for each in ranks:
+            each.communicate(timeout=60)  # closes its input
+            assert each.returncode == 0
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    for rank in range(2):
+        assert re.search(
+            rf"^rank {rank} \(.*, pid {ranks[rank].pid}\), step 4: forward .* of it hidden$", said, re.M
+        ), said
+    assert len(re.findall(r"^ +0 .* ms  4.bias ... 2.weight \(4\) \(2.weight\)$", said, re.M)) == 2, said
+
+
+def test_advice_on_a_step_seen_from_outside_is_that_of_the_program() -> None:
+    def event(name: str, begin: float, end: float, **arguments: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "cat": "step",
+            "pid": 1,
+            "ts": begin,
+            "dur": end - begin,
+            "args": {"step": 7, **arguments},
+        }
+
+    head = {"bucket": 0, "bytes": 25 << 20, "parameters": ["head.bias", "head.weight"], "filled by": "head.weight"}
+    events = [
+        {"name": "process_name", "pid": 1, "args": {"name": "rank 0"}},
+        event("forward", 0, 40e3),
+        event("backward", 40e3, 90e3),
+        event("waiting for reductions", 90e3, 110e3),
+        event("gradients", 40e3, 90e3, **head),
+        event("reduction", 90e3, 110e3, **head),
+    ]
+    ((name, report),) = reports_of({"traceEvents": events}).items()
+    assert name == "rank 0, "
+    assert (report.step, report.forward, report.backward, report.waiting) == (7, 0.04, 0.05, 0.02)
+    assert (report.communication, report.hidden) == (0.02, 0)
+    assert report.plan[0].parameters == ["head.bias", "head.weight"]
+    (advice,) = report.advice
+    assert advice.endswith(
+        "is for the last bucket (25.0 MiB), which fills when backward ends: lower bucket_cap_mb to 10"
+    )
 
 
 def straggling(rank: int) -> muster.StragglerReport:

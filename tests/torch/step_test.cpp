@@ -111,6 +111,7 @@ TEST(StepRecorder, ShowsStepsInTracesAndInTheHistory) {
   StepRecorder recorder({3, 4, "training", 0});
   BackwardTimes times{7, at(0), at(50), at(100), at(110), {bucket(50, 60, 61, 80, 3), bucket(60, 70, 70, 110, 0)}};
   times.buckets.push_back({{}, {}, at(110), at(110.5), 0});  // unused
+  recorder.set_plan({"a", "b", "c", "head", "rest"}, {{3, 2}, {1, 0}, {4}});
   recorder.add(times, {kMiB, 10 * kMiB, 5});
   EXPECT_EQ(recorder.history().count(), 1U);
   EXPECT_FLOAT_EQ(recorder.history().step(1).backward, 0.05F);
@@ -118,13 +119,16 @@ TEST(StepRecorder, ShowsStepsInTracesAndInTheHistory) {
   const auto trace = nlohmann::json::parse(to_trace(recordings_of(getpid())));
   EXPECT_EQ(trace["otherData"]["begin_monotonic_ns"], at(0).ns);
   std::map<int, std::string> tracks;
-  std::vector<std::string> slices;
+  std::vector<std::string> slices, plan;
   for (const auto& event : trace["traceEvents"]) {
     if (event["name"] == "thread_name") tracks[event["tid"]] = event["args"]["name"];
     if (event["ph"] != "X") continue;
     slices.push_back(fmt::format("{}: {} {}+{}", tracks[event["tid"]], event["name"].get<std::string>(),
                                  event["ts"].get<double>(), event["dur"].get<double>()));
+    if (event["name"] != "reduction") continue;
+    plan.push_back(event["args"]["parameters"].dump() + " by " + event["args"]["filled by"].get<std::string>());
   }
+  EXPECT_THAT(plan, ElementsAre(R"(["head","c"] by head)", R"(["b","a"] by a)", R"(["rest"] by )"));
   const std::string group = "group training, rank 3, ";
   EXPECT_THAT(slices, ElementsAre(group + "training: forward 0+50000", group + "training: backward 50000+50000",
                                   group + "training: waiting for reductions 100000+10000",

@@ -1,4 +1,4 @@
-"""`muster trace -o FILE.png`: the last step of each rank, drawn from a trace."""
+"""`muster trace -o FILE.png`: the last step of each rank, drawn and told from a trace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from muster import _step_plot
-from muster._step import Bucket, StepReport
+from muster import _C, _step_plot
+from muster._step import StepReport, report_of
 
 _SHOWN = 16  # ranks in one picture
 
@@ -40,38 +40,46 @@ def _report(step: int, events: list[dict[str, Any]]) -> StepReport:
     """Of the last model's step, where a process trains several."""
     slices = {event["name"]: event for event in events if "bucket" not in event["args"]}
     forward, backward, waiting = slices.get("forward"), slices["backward"], slices.get("waiting for reductions")
-    zero, filled = backward["ts"], backward["ts"] + backward["dur"]
-    end = waiting["ts"] + waiting["dur"] if waiting else filled
+    begin, end = backward["ts"], _end(waiting or backward)
     parts: dict[int, dict[str, Any]] = {}
     for event in events:
-        if "bucket" in event["args"] and zero <= event["ts"] <= end:
+        if "bucket" in event["args"] and begin <= event["ts"] <= end:
             parts.setdefault(event["args"]["bucket"], {})[event["name"]] = event
-    plan = [_bucket(of, zero) for _, of in sorted(parts.items()) if "reduction" in of]
-    communication = sum(bucket.ended - bucket.started for bucket in plan)  # one after the other
-    exposed = sum(max(0.0, bucket.ended - max(bucket.started, (filled - zero) / 1e6)) for bucket in plan)
-    return StepReport(
-        step,
-        forward["dur"] / 1e6 if forward else 0.0,
-        backward["dur"] / 1e6,
-        (end - filled) / 1e6,
-        communication,
-        exposed,
-        1 - exposed / communication if communication else 1.0,
-        plan,
-        [],
-        "",
-        round(1e3 * (forward or backward)["ts"]),
-    )
+    buckets = [of for _, of in sorted(parts.items()) if "reduction" in of]
+    names = [name for of in buckets for name in of["reduction"]["args"].get("parameters", [])]
+    numbers = {name: number for number, name in enumerate(names)}
+    times = {
+        "iteration": step,
+        "forward": _nanoseconds(forward["ts"]) if forward else 0,
+        "backward": _nanoseconds(begin),
+        "waited": _nanoseconds(_end(backward)),
+        "ended": _nanoseconds(end),
+        "buckets": [_bucket(of, numbers) for of in buckets],
+    }
+    plan = [[numbers[name] for name in of["reduction"]["args"].get("parameters", [])] for of in buckets]
+    return report_of(_C.seen_step_report(times, names, plan, [of["reduction"]["args"]["bytes"] for of in buckets]))
 
 
-def _bucket(parts: dict[str, Any], zero: float) -> Bucket:
+def _end(event: dict[str, Any]) -> float:
+    return float(event["ts"] + event["dur"])
+
+
+def _nanoseconds(microseconds: float) -> int:
+    """From a second before the trace on: zero is for what did not happen."""
+    return 1_000_000_000 + round(1000 * microseconds)
+
+
+def _bucket(parts: dict[str, Any], numbers: dict[str, int]) -> dict[str, int]:
     """A part that took no time is not in the trace."""
     reduction = parts["reduction"]
-    started = reduction["ts"]
-    full = parts["queued"]["ts"] if "queued" in parts else started
-    first = parts["gradients"]["ts"] if "gradients" in parts else full
-    times = (first, full, started, started + reduction["dur"])
-    return Bucket([], reduction["args"]["bytes"], "", *((time - zero) / 1e6 for time in times))
+    full = parts.get("queued", reduction)["ts"]
+    return {
+        "first_ready": _nanoseconds(parts["gradients"]["ts"] if "gradients" in parts else full),
+        "ready": _nanoseconds(full),
+        "begun": _nanoseconds(reduction["ts"]),
+        "ended": _nanoseconds(_end(reduction)),
+        "last_parameter": numbers.get(reduction["args"].get("filled by", ""), len(numbers)),
+    }
 
 
 def main() -> None:
@@ -86,4 +94,6 @@ def main() -> None:
         _step_plot.draw(reports, Path(picture))
     except (ImportError, OSError) as error:
         sys.exit(f"muster: trace: {error}")
+    for rank, report in reports.items():
+        print(f"{rank}{report}")
     print(f"{picture}: {len(reports)} ranks")

@@ -197,6 +197,8 @@ void Recorder::record(const Span& span) {
   entry.submitted.store(span.full.ns, kRelaxed);
   entry.started.store(span.started.ns, kRelaxed);
   entry.ended.store(span.end.ns, kRelaxed);
+  entry.site.store(span.names, kRelaxed);
+  entry.output_bytes.store(span.last, kRelaxed);
   entry.ticket.store(ticket, std::memory_order_release);
 }
 
@@ -209,12 +211,23 @@ void Recorder::set_group(const std::string& transport, uint64_t id) {
 void Recorder::publish_site(CallSite site) {
   const std::string text = call_site_text(site);
   const std::lock_guard lock(sites_mutex_);
-  const uint32_t begin = header_.site_bytes.load(std::memory_order_relaxed);
   if (sites_.offsets[site].load(std::memory_order_relaxed) != 0) return;
-  if (begin + text.size() + 1 > kSiteTextBytes) return sites_.offsets[site].store(1, std::memory_order_relaxed);
+  if (!publish(site, text)) sites_.offsets[site].store(1, std::memory_order_relaxed);
+}
+
+CallSite Recorder::keep_text(const std::string& text) {
+  const std::lock_guard lock(sites_mutex_);
+  return texts_ < kMostCallSites && publish(texts_ + 1, text) ? ++texts_ : 0;
+}
+
+/// False where there is no room. With the lock held.
+bool Recorder::publish(CallSite site, const std::string& text) {
+  const uint32_t begin = header_.site_bytes.load(std::memory_order_relaxed);
+  if (begin + text.size() + 1 > kSiteTextBytes) return false;
   text.copy(sites_.texts + begin, text.size());  // the zero behind it is there already
   header_.site_bytes.store(begin + static_cast<uint32_t>(text.size()) + 1, std::memory_order_relaxed);
   sites_.offsets[site].store(begin + 1, std::memory_order_release);
+  return true;
 }
 
 }  // namespace muster

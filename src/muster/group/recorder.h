@@ -27,6 +27,8 @@ struct Span {
   size_t bytes = 0;
   TimePoint begin, end;     ///< of a bucket: its first gradient; its reduction's end
   TimePoint full, started;  ///< of a bucket: its last gradient; its reduction's begin
+  CallSite names = 0;       ///< of a bucket: what Recorder::keep_text() gave for its parameters, one a line
+  uint32_t last = 0;        ///< of a bucket: which of these lines filled it
 };
 const char* name(Span::Kind kind);
 
@@ -59,7 +61,10 @@ class Recorder {
   Ticket receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   void started(Ticket ticket);
   void ended(Ticket ticket, const Result<>& result);
-  /// What is over. Takes an operation's place: who records spans has a recorder for them.
+  /// Keeps a text for spans to name, in the place of a call site's: who records spans has a recorder for them. Zero,
+  /// the empty text, once there is no room.
+  CallSite keep_text(const std::string& text);
+  /// What is over. Takes an operation's place.
   void record(const Span& span);
   /// For those who read: what links the ranks, and a number that all of them have in common and no other group has.
   void set_group(const std::string& transport, uint64_t id);
@@ -71,6 +76,7 @@ class Recorder {
   Ticket write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes, CallSite site,
                Start start);
   void publish_site(CallSite site);
+  bool publish(CallSite site, const std::string& text);
 
   void* memory_;
   size_t bytes_;
@@ -81,6 +87,7 @@ class Recorder {
   uint64_t mask_;
   TickKind tick_kind_;
   std::mutex sites_mutex_;
+  CallSite texts_ = 0;  ///< that keep_text() has numbered
 };
 
 }  // namespace muster

@@ -92,9 +92,10 @@ json slice(const Record& record, const Recording& of, int64_t zero, int process,
 }
 
 /// Of a bucket: while its gradients came, while it was full and those before it were reduced, its reduction.
-void add_span(json& events, const Span& span, int64_t zero, int process, int thread) {
+void add_span(json& events, const RecordedSpan& span, int64_t zero, int process, int thread) {
   json arguments = {{"step", span.step}};
   if (span.kind == Span::Kind::kBucket) arguments.update({{"bucket", span.bucket}, {"bytes", span.bytes}});
+  if (!span.parameters.empty()) arguments.update({{"parameters", span.parameters}, {"filled by", span.filled_by}});
   const auto add = [&](const char* what, TimePoint begin, TimePoint end) {
     if (end < begin) return;
     events.push_back({{"ph", "X"},
@@ -157,7 +158,7 @@ std::string to_trace(const std::vector<Recording>& recordings) {
     for (const Record& record : recording.records) {
       events.push_back(slice(record, recording, zero, process->second, calls));
     }
-    for (const Span& span : recording.spans) {
+    for (const RecordedSpan& span : recording.spans) {
       const bool bucket = span.kind == Span::Kind::kBucket;
       add_span(events, span, zero, process->second,
                thread(bucket ? fmt::format(", bucket {}", span.bucket) : ", training"));

@@ -55,7 +55,8 @@ struct alignas(128) RecorderEntry {
 /// Instead of a collective in the first byte of a message's call[0]; the peer is where a root would be.
 inline constexpr uint64_t kSendKind = 0xfe, kReceiveKind = 0xff;
 /// Of a span: then its own kind << 8, the bucket << 32; the step; its begin. Its times are no ticks but nanoseconds,
-/// the one submitted being when a bucket was full.
+/// the one submitted being when a bucket was full. Its site is the text with a bucket's parameters, its output bytes
+/// which line of it.
 inline constexpr uint64_t kSpanKind = 0xfd;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(RecorderEntry) == 128);

@@ -85,10 +85,10 @@ Record parse(const RecorderEntry& entry, const RecorderSites& sites, const TickS
 
 bool is_span(const RecorderEntry& entry) { return (entry.call[0].load(std::memory_order_relaxed) & 0xff) == kSpanKind; }
 
-Span parse_span(const RecorderEntry& entry) {
+RecordedSpan parse_span(const RecorderEntry& entry, const RecorderSites& sites) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   const uint64_t what = entry.call[0].load(kRelaxed);
-  Span span;
+  RecordedSpan span;
   span.kind = static_cast<Span::Kind>(std::min<uint64_t>(what >> 8 & 0xff, static_cast<uint64_t>(Span::Kind::kBucket)));
   span.bucket = static_cast<uint32_t>(what >> 32);
   span.step = entry.call[1].load(kRelaxed);
@@ -97,6 +97,11 @@ Span parse_span(const RecorderEntry& entry) {
   span.full.ns = entry.submitted.load(kRelaxed);
   span.started.ns = entry.started.load(kRelaxed);
   span.end.ns = entry.ended.load(kRelaxed);
+  if (span.kind != Span::Kind::kBucket) return span;
+  std::istringstream names(site_text(sites, entry.site.load(kRelaxed)));
+  for (std::string name; std::getline(names, name);) span.parameters.push_back(name);
+  const uint64_t last = entry.output_bytes.load(kRelaxed);
+  if (last < span.parameters.size()) span.filled_by = span.parameters[last];
   return span;
 }
 
@@ -115,7 +120,7 @@ void parse_entries(const Bytes& copy, const Bytes& again, size_t entries, const 
   for (const auto& [ticket, offset] : order) {
     const auto& entry = part<RecorderEntry>(copy, offset);
     if (is_span(entry)) {
-      recording.spans.push_back(parse_span(entry));
+      recording.spans.push_back(parse_span(entry, sites));
     } else {
       recording.records.push_back(parse(entry, sites, scale));
     }

@@ -34,6 +34,12 @@ struct Record {
   std::string with_site() const;
 };
 
+/// A span, with what it names.
+struct RecordedSpan : Span {
+  std::vector<std::string> parameters;  ///< of a bucket; none where the recorder had no room for their names
+  std::string filled_by;                ///< of a bucket: the one whose gradient came last
+};
+
 /// What a recorder held at one moment.
 struct Recording {
   pid_t pid = 0;  ///< as its own process sees it
@@ -41,12 +47,12 @@ struct Recording {
   Rank rank = kNoRank;
   int size = 0;
   uint64_t generation = 0;
-  uint64_t group_id = 0;          ///< the same at all ranks of one group, and in no other
-  TimePoint taken;                ///< when it was read
-  int64_t wall_clock_offset = 0;  ///< ns to add to steady_clock() for the time since 1970
-  bool stopped = false;           ///< recordings_of(): its process is stopped, by a signal or a debugger
-  std::vector<Record> records;    ///< oldest first
-  std::vector<Span> spans;        ///< of the training that goes on over this group; oldest first
+  uint64_t group_id = 0;            ///< the same at all ranks of one group, and in no other
+  TimePoint taken;                  ///< when it was read
+  int64_t wall_clock_offset = 0;    ///< ns to add to steady_clock() for the time since 1970
+  bool stopped = false;             ///< recordings_of(): its process is stopped, by a signal or a debugger
+  std::vector<Record> records;      ///< oldest first
+  std::vector<RecordedSpan> spans;  ///< of the training that goes on over this group; oldest first
 
   /// The collective of that number; null when it is not there (not yet, or no longer).
   const Record* find(uint64_t sequence) const;

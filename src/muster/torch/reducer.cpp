@@ -88,6 +88,7 @@ void Reducer::Impl::make_buckets(const BucketPlan& plan) {
     buckets.push_back(make_bucket(parameters, members, sparse));
   }
   times.buckets.assign(buckets.size(), {});
+  steps.set_plan(options.names, plan);
 }
 
 void Reducer::Impl::give_memory() {

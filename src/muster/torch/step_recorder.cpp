@@ -1,5 +1,7 @@
 #include "muster/torch/step_recorder.h"
 
+#include <algorithm>
+
 namespace muster {
 namespace {
 
@@ -9,6 +11,31 @@ constexpr size_t kSpans = 1024;
 
 StepRecorder::StepRecorder(const Membership& membership)
     : spans_(Recorder::create(membership, Recorder::entries_from_environment() == 0 ? 0 : kSpans)) {}
+
+void StepRecorder::set_plan(const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& plan) {
+  if (!spans_) return;
+  plan_ = plan;
+  texts_.clear();
+  for (const auto& parameters : plan) {
+    std::string text;
+    for (const size_t index : parameters) {
+      const bool named = index < names.size() && !names[index].empty();
+      text += (named ? names[index] : std::to_string(index)) + '\n';
+    }
+    const auto [known, fresh] = known_.try_emplace(text, 0);
+    if (fresh) known->second = spans_->keep_text(text);
+    texts_.push_back(known->second);
+  }
+}
+
+/// Adds what the bucket holds.
+void StepRecorder::name_parameters(Span& span, size_t last_parameter) const {
+  if (span.bucket >= plan_.size()) return;
+  const auto& parameters = plan_[span.bucket];
+  span.names = texts_[span.bucket];
+  span.last =
+      static_cast<uint32_t>(std::find(parameters.begin(), parameters.end(), last_parameter) - parameters.begin());
+}
 
 void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& bytes) {
   history_.add(times.forward, times.backward, times.waited, times.ended);
@@ -39,6 +66,7 @@ void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& by
     span.full = bucket.ready.ns != 0 ? bucket.ready : span.started;
     span.begin = bucket.first_ready.ns != 0 ? bucket.first_ready : span.full;
     free = std::max(free, span.end);
+    name_parameters(span, bucket.last_parameter);
     spans_->record(span);
   }
 }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "muster/group/recorder.h"
@@ -14,13 +16,20 @@ namespace muster {
 class StepRecorder {
  public:
   explicit StepRecorder(const Membership& membership);
+  /// What the buckets of later backwards hold: numbers of parameters, by bucket. Those without a name go by number.
+  void set_plan(const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& plan);
   /// A backward that has ended; `bytes` by bucket.
   void add(const BackwardTimes& times, const std::vector<size_t>& bytes);
   const StepHistory& history() const { return history_; }
 
  private:
+  void name_parameters(Span& span, size_t last_parameter) const;
+
   StepHistory history_;
-  std::unique_ptr<Recorder> spans_;  ///< null where MUSTER_RECORDER turns recording off
+  std::vector<std::vector<size_t>> plan_;
+  std::vector<CallSite> texts_;            ///< by bucket: the names of its parameters
+  std::map<std::string, CallSite> known_;  ///< texts that the recorder keeps
+  std::unique_ptr<Recorder> spans_;        ///< null where MUSTER_RECORDER turns recording off
 };
 
 }  // namespace muster
