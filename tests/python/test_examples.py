@@ -31,8 +31,9 @@ def test_chars_learn_to_write_and_go_on_from_a_checkpoint_on_fewer_ranks(
     assert len(second[second.index("60/60") :]) > 300, "it wrote no lines"
 
 
-def test_digits_reach_97_percent_over_slow_links(example: Callable[..., str]) -> None:
-    said = example(2, "slow_links.py", "--outer", "diloco", "--hook", "int8")
+@pytest.mark.parametrize("options", ["--hook all_reduce", "--hook int8", "--outer diloco --hook int8"])
+def test_digits_reach_97_percent_over_slow_links(example: Callable[..., str], options: str) -> None:
+    said = example(2, "slow_links.py", *options.split())
     accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
     assert len(accuracies) == 12, said
     assert max(accuracies) >= 97, said
