@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from muster.nn import DistributedDataParallel, SyncBatchNorm
 from ranks import RankPool, run_ranks
 from torch import Tensor, nn
 
+import muster
 from muster import hooks
 
 EXAMPLES = int(os.environ.get("MUSTER_DDP_EXAMPLES", "12"))
@@ -161,6 +163,22 @@ def compare(rank: int, case: Case, register: Registration | None = None, size: i
     for value, expected in zip(module.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(value, expected, rtol=10 * case.tolerance, atol=case.tolerance)
     return digest(module)
+
+
+def compare_over(rank: int, link: dict[str, str], transport: str, compress: bool) -> str:
+    os.environ.update(link)
+    if transport == "shm+tcp":
+        os.environ["MUSTER_HOST_LABEL"] = f"host {rank // 2}"
+    group = dist.new_group()
+    assert muster.Group.from_process_group(group).transport == transport
+    case = Case(options={"process_group": group, "bucket_cap_mb": 0.001}, tolerance=0.03 if compress else 1e-5)
+    return compare(rank, case, (lambda model: model.register_comm_hook(None, hooks.int8())) if compress else None, 4)
+
+
+@pytest.mark.parametrize(("link", "transport"), [({"MUSTER_TRANSPORT": "tcp"}, "tcp"), ({}, "shm+tcp")])
+@pytest.mark.parametrize("compress", [False, True])
+def test_ranks_that_share_no_memory_train_alike(link: dict[str, str], transport: str, compress: bool) -> None:
+    assert len(set(run_ranks(4, compare_over, link, transport, compress))) == 1
 
 
 @st.composite

@@ -24,8 +24,8 @@ at::Tensor part_of(const at::Tensor& batch, Group& group) {
 }
 
 /// Trains on 2 ranks under `options`, and beside them in one process on the whole batches.
-void expect_training_as_one_process(const DistributedDataParallelOptions& options) {
-  test::run_group(2, "shm", [&options](Group& group) {
+void expect_training_as_one_process(const DistributedDataParallelOptions& options, const char* transport = "shm") {
+  test::run_group(2, transport, [&options](Group& group) {
     auto model = make_mlp(1 + static_cast<uint64_t>(group.membership().rank));  // rank 0's is what counts
     auto reference = make_mlp(1);
     DistributedDataParallel ddp(model, borrowed(group), options);
@@ -52,6 +52,43 @@ TEST(DistributedDataParallel, TrainsAsOneProcessOnTheJoinedBatch) {
   expect_training_as_one_process({.gradient_as_bucket_view = false});
   expect_training_as_one_process({.find_unused_parameters = true});
   expect_training_as_one_process({.static_graph = true});
+  expect_training_as_one_process({.bucket_cap_mb = 0.001, .first_bucket_mb = 0.0005}, "tcp");
+}
+
+struct WordsImpl : torch::nn::Module {
+  WordsImpl() : words(torch::nn::EmbeddingOptions(10, 4).sparse(true)), last(4, 2) {
+    register_module("words", words);
+    register_module("last", last);
+  }
+  at::Tensor forward(const at::Tensor& indices) { return last->forward(words->forward(indices)); }
+  torch::nn::Embedding words;
+  torch::nn::Linear last;
+};
+
+TEST(DistributedDataParallel, AveragesTheSparseGradientsOfAnEmbedding) {
+  test::run_group(2, "shm", [](Group& group) {
+    const auto model = std::make_shared<WordsImpl>(), reference = std::make_shared<WordsImpl>();
+    DistributedDataParallel ddp(model, borrowed(group));
+    {
+      const torch::NoGradGuard no_gradients;
+      for (size_t i = 0; i < model->parameters().size(); ++i) reference->parameters()[i].copy_(model->parameters()[i]);
+    }
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1), plain(reference->parameters(), 0.1);
+    for (int64_t step = 0; step < 3; ++step) {
+      const at::Tensor batch = at::tensor({1, 2, 2, 1, 4, 5, 1, 9}, at::kLong).add(step).remainder(10);
+      optimizer.zero_grad();
+      ddp.forward(part_of(batch, group)).pow(2).mean().backward();
+      plain.zero_grad();
+      reference->forward(batch).pow(2).mean().backward();
+      ASSERT_TRUE(model->words->weight.grad().is_sparse());
+      expect_close({model->words->weight.grad().to_dense(), model->last->weight.grad()},
+                   {reference->words->weight.grad().to_dense(), reference->last->weight.grad()});
+      optimizer.step();
+      plain.step();
+    }
+    expect_close(ddp.parameters(), reference->parameters());
+    expect_alike(group, ddp.parameters());
+  });
 }
 
 struct BranchesImpl : torch::nn::Module {

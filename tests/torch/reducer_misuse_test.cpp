@@ -81,9 +81,13 @@ TEST(ReducerMisuse, TakesItsHooksAlong) {
 
 TEST(ReducerMisuse, RaisesTheLossOfAPeerAndGoesOnWithANewGroup) {
   const auto store = memory_store();
-  run_ranks(3, [&](Rank rank) {
+  const auto lose = [&](Rank rank, const std::string& links) {
     const auto handle = store->clone();
-    std::shared_ptr<Group> group = value_or_throw(Group::form(**handle, {rank, 3, "three", 0}, options_for("shm")));
+    const auto form = [&](int size) {
+      const Membership membership{rank, size, c10::str(links, size), 0};
+      return std::shared_ptr<Group>(value_or_throw(Group::form(**handle, membership, options_for(links))));
+    };
+    std::shared_ptr<Group> group = form(3);
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());
     backward(reducer, model, input_of(rank));
@@ -97,14 +101,17 @@ TEST(ReducerMisuse, RaisesTheLossOfAPeerAndGoesOnWithANewGroup) {
     } catch (const ErrorException& error) {
       EXPECT_EQ(error.error().rank, 2) << error.what();
     }
-    std::shared_ptr<Group> next = value_or_throw(Group::form(**handle, {rank, 2, "two", 0}, options_for("shm")));
+    std::shared_ptr<Group> next = form(2);
     reducer.set_group(next);
     group.reset();
     model.zero_grad();
     backward(reducer, model, input_of(rank));
     expect_close(model.gradients(), expected_gradients(2));
     value_or_throw(next->barrier().wait());
-  });
+  };
+  for (const std::string links : {"shm", "tcp"}) {
+    run_ranks(3, [&](Rank rank) { lose(rank, links); });
+  }
 }
 
 }  // namespace

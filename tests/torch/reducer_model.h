@@ -87,6 +87,27 @@ inline void run(int size, const std::function<void(const std::shared_ptr<Group>&
   run_group(size, "shm", [&](Group& group) { body(std::shared_ptr<Group>(&group, [](Group*) {})); });
 }
 
+/// The same over shared memory, TCP, or "hosts": both, the odd ranks being on another host.
+inline void run_over(const std::string& links, int size,
+                     const std::function<void(const std::shared_ptr<Group>&)>& body) {
+  const auto options = [&](Rank rank) {
+    const bool hosts = links == "hosts";
+    GroupOptions options = options_for(hosts ? "shm,unix,tcp" : links);
+    if (hosts) options.host_label = rank % 2 == 0 ? "even" : "odd";
+    return options;
+  };
+  run_group(size, options, [&](Group& group) { body(std::shared_ptr<Group>(&group, [](Group*) {})); });
+}
+
+constexpr const char* kLinks[] = {"shm", "tcp", "hosts"};
+
+inline void run_everywhere(int size, const std::function<void(const std::shared_ptr<Group>&)>& body) {
+  for (const char* links : kLinks) {
+    SCOPED_TRACE(links);
+    run_over(links, size, body);
+  }
+}
+
 inline ReducerOptions small_buckets() {
   ReducerOptions options;
   options.names = {"first.weight", "first.bias", "second.weight", "extra.weight"};

@@ -1,5 +1,11 @@
 #include "torch/reducer_model.h"
 
+#include <atomic>
+#include <chrono>
+#include <future>
+
+#include "muster/transport/shm/arena.h"
+
 namespace muster::test {
 namespace {
 
@@ -25,7 +31,7 @@ class HalvingHook : public c10d::CommHookInterface {
 TEST(Reducer, AveragesToWhatOneProcessGetsOfTheJoinedBatch) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kComplexFloat}) {
     const auto expected = expected_gradients(3, 1, dtype);
-    run(3, [&](const std::shared_ptr<Group>& group) {
+    run_everywhere(3, [&](const std::shared_ptr<Group>& group) {
       for (const bool as_view : {true, false}) {
         for (const size_t bytes : {size_t{1}, size_t{300}, size_t{25} << 20}) {
           const Model model(dtype);
@@ -57,10 +63,50 @@ TEST(Reducer, LeavesGradientsInTheBucketsMemory) {
       EXPECT_TRUE(gradient.is_alias_of(first)) << "all fit into one bucket";
       EXPECT_EQ(reinterpret_cast<uintptr_t>(gradient.data_ptr()) % 64, 0U);
     }
+    ASSERT_TRUE(group->arena());
+    EXPECT_TRUE(group->arena()->find(first.data_ptr(), first.nbytes())) << "the other ranks of this host can read it";
     const void* before = first.data_ptr();
     backward(reducer, model, input_of(1));
     EXPECT_EQ(model.parameters[0].grad().data_ptr(), before);
   });
+}
+
+/// Rank 1 begins the first bucket only when rank 0 has all its gradients, and both get their last one only when the
+/// first bucket is reduced.
+void expect_overlap(const std::shared_ptr<Group>& group, std::promise<void>& rank_zero_went_on) {
+  constexpr std::chrono::seconds kLimit(30);
+  const Model model;
+  Reducer reducer(group, model.parameters, small_buckets());
+  backward(reducer, model, input_of(0));
+  ASSERT_TRUE(reducer.rebuild_buckets());
+  const auto plan = reducer.bucket_parameters();
+  std::promise<void> reduced;
+  std::atomic<size_t> count = 0;
+  group->on_completion([&](const Finished&) {
+    if (count++ == 0) reduced.set_value();
+  });
+  const bool first = group->membership().rank == 0;
+  if (!first) {
+    model.parameters[plan.front().front()].register_hook([&](const at::Tensor&) {
+      EXPECT_EQ(rank_zero_went_on.get_future().wait_for(kLimit), std::future_status::ready) << "it waits in backward";
+    });
+  }
+  model.parameters[plan.back().back()].register_hook([&](const at::Tensor&) {
+    if (first) rank_zero_went_on.set_value();
+    EXPECT_EQ(reduced.get_future().wait_for(kLimit), std::future_status::ready) << "before the last gradient came";
+  });
+  backward(reducer, model, input_of(0));
+  EXPECT_TRUE(group->wait_for_pending(Deadline::after(kLimit)));
+  EXPECT_EQ(count, plan.size());
+  group->on_completion(nullptr);
+}
+
+TEST(Reducer, ReducesABucketWhileBackwardGoesOn) {
+  for (const char* links : kLinks) {
+    SCOPED_TRACE(links);
+    std::promise<void> rank_zero_went_on;
+    run_over(links, 2, [&](const std::shared_ptr<Group>& group) { expect_overlap(group, rank_zero_went_on); });
+  }
 }
 
 TEST(Reducer, CopiesNothingWhereItIsAlone) {
@@ -158,7 +204,7 @@ TEST(Reducer, RebuildsInTheOrderOfRankZero) {
 }
 
 TEST(Reducer, FindsUnusedParameters) {
-  run(2, [](const std::shared_ptr<Group>& group) {
+  run_everywhere(2, [](const std::shared_ptr<Group>& group) {
     const Rank rank = group->membership().rank;
     for (const bool as_view : {true, false}) {
       const Model model;
@@ -203,7 +249,7 @@ TEST(Reducer, SkipsBucketsThatAreUnusedEverywhere) {
 }
 
 TEST(Reducer, CountsAStaticGraphsGradientsInTheFirstBackward) {
-  run(2, [](const std::shared_ptr<Group>& group) {
+  run_everywhere(2, [](const std::shared_ptr<Group>& group) {
     const Rank rank = group->membership().rank;
     const Model model, reference;
     ReducerOptions options = small_buckets();
@@ -234,7 +280,7 @@ TEST(Reducer, CountsAStaticGraphsGradientsInTheFirstBackward) {
 
 TEST(Reducer, GivesBucketsToAHook) {
   const auto expected = expected_gradients(2);
-  run(2, [&](const std::shared_ptr<Group>& group) {
+  run_everywhere(2, [&](const std::shared_ptr<Group>& group) {
     for (const bool as_view : {true, false}) {
       const Model model;
       ReducerOptions options = small_buckets();
@@ -270,7 +316,7 @@ TEST(Reducer, IsAtRestAfterAHookFailed) {
 }
 
 TEST(Reducer, ReducesSparseGradients) {
-  run(2, [](const std::shared_ptr<Group>& group) {
+  run_everywhere(2, [](const std::shared_ptr<Group>& group) {
     const Rank rank = group->membership().rank;
     const at::Tensor table = at::ones({6, 3}).requires_grad_(true), weight = at::ones({3}).requires_grad_(true);
     ReducerOptions options;
