@@ -3,6 +3,19 @@
 namespace muster {
 namespace {
 
+TEST(Proxy, RefusesARequestNumberThatIsWaitingAlready) {
+  for (const bool merge : {false, true}) {
+    World world(Proxy::Options{.merge = merge});
+    for (const char* key : {"a", "b"}) world.ask(1, 7, StoreOperation::kQueuePop, {key});
+    world.ask(2, 7, StoreOperation::kQueuePop, {"c"});
+    world.settle();
+    EXPECT_EQ(world.heard(), Heard{"1:7=protocol error"});
+    for (const char* key : {"a", "b", "c"}) world.elsewhere(StoreOperation::kQueuePush, {key}, {to_bytes(key)});
+    EXPECT_EQ(world.heard(), (Heard{"1:7=a;", "2:7=c;"}));
+    EXPECT_EQ(world.proxy.pending(), 0U);
+  }
+}
+
 // ---- adds
 
 TEST(Proxy, SendsAddsThatMeetAsOneAndSplitsTheSum) {

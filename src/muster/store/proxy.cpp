@@ -19,12 +19,14 @@ RequestId Plain::submit(Request request, ClientId client) {
   return id;
 }
 
-bool Plain::cancel(const Caller& caller) {
+bool Plain::has(const Caller& caller) const {
   const auto client = by_client_.find(caller.client);
-  if (client == by_client_.end()) return false;
-  const auto found = client->second.find(caller.id);
-  if (found == client->second.end()) return false;
-  out_.requests.push_back({StoreOperation::kCancel, found->second});
+  return client != by_client_.end() && client->second.contains(caller.id);
+}
+
+bool Plain::cancel(const Caller& caller) {
+  if (!has(caller)) return false;
+  out_.requests.push_back({StoreOperation::kCancel, by_client_.at(caller.client).at(caller.id)});
   return true;
 }
 
@@ -127,6 +129,9 @@ void Proxy::Impl::submit(Request request, ClientId client, TimePoint now) {
 
 // What changes keys. They are given back first, so that the server need not ask for them.
 void Proxy::Impl::forward(Request request, ClientId client) {
+  const Caller caller{client, request.id};
+  if (plain.has(caller))
+    return out.refuse(caller, Error{ErrorCode::kProtocol, "a request of this number is already waiting"});
   const auto below = request.lease ? std::optional(client) : std::nullopt;
   request.lease = false;
   for (const Key& key : request.keys) {

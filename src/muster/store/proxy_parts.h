@@ -56,6 +56,7 @@ class Plain {
   explicit Plain(Output& out) : out_(out) {}
   /// Returns the number under which it goes up.
   RequestId submit(Request request, ClientId client);
+  bool has(const Caller& caller) const;
   /// False if the caller has no such request here.
   bool cancel(const Caller& caller);
   void drop(ClientId client);
