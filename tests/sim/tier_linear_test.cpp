@@ -23,12 +23,22 @@ class Crowd {
       : nodes_(options.nodes),
         tiers_(std::move(options), seed, [this](int, Reply reply) { on_reply(std::move(reply)); }) {
     for (int i = 0; i < kClients; ++i) {
-      members_.push_back({Whims(seed, i, true), {}, static_cast<ClientId>(i)});
+      members_.push_back({Whims(seed, i, true), {}, static_cast<ClientId>(i), i % nodes_});
       tiers_.time().after(Duration(tiers_.random().below(2'000'000)), [this, i] { next(i); });
     }
   }
 
   TierSim& tiers() { return tiers_; }
+
+  /// The node is no more for a while. What its clients asked for may be done; others take their places elsewhere.
+  void crash(int node) {
+    if (tiers_.crashed(node)) return;
+    tiers_.crash(node, /*told=*/tiers_.random().chance(0.5));
+    for (int i = 0; i < kClients; ++i) {
+      if (members_[static_cast<size_t>(i)].node == node) leave(i);
+    }
+    tiers_.time().after(Duration(tiers_.random().below(8'000'000'000)), [this, node] { tiers_.restart(node); });
+  }
 
   Result<> run() {
     while (finished_ < kClients) {
@@ -45,11 +55,10 @@ class Crowd {
     Whims whims;
     Call call;
     ClientId client;
+    int node;
     int calls = 0;
     bool asks = false;
   };
-
-  int node_of(int member) const { return member % nodes_; }
 
   void next(int index) {
     Member& member = members_[static_cast<size_t>(index)];
@@ -61,22 +70,31 @@ class Crowd {
     Request& request = member.call.request;
     request.id = static_cast<RequestId>(member.calls);
     member.asks = true;
-    tiers_.submit(node_of(index), member.client, request);
+    tiers_.submit(member.node, member.client, request);
     if (member.asks && tiers_.random().chance(0.02)) return die(index);
     if (!may_wait(request)) return;
     const int call = member.calls;
     tiers_.time().after(member.whims.patience(), [this, index, call] {
       Member& late = members_[static_cast<size_t>(index)];
       if (late.calls != call || !late.asks) return;
-      tiers_.submit(node_of(index), late.client, {StoreOperation::kCancel, late.call.request.id});
+      tiers_.submit(late.node, late.client, {StoreOperation::kCancel, late.call.request.id});
     });
   }
 
   void die(int index) {
+    const Member& member = members_[static_cast<size_t>(index)];
+    tiers_.drop(member.node, member.client);
+    leave(index);
+  }
+
+  // Its client is no more; another takes its place, where there is a node.
+  void leave(int index) {
     Member& member = members_[static_cast<size_t>(index)];
-    tiers_.drop(node_of(index), member.client);
+    member.client += kClients;
+    while (tiers_.crashed(member.node))
+      member.node = static_cast<int>(tiers_.random().below(static_cast<uint64_t>(nodes_)));
+    if (!member.asks) return;
     history_.push_back(member.call);
-    member.client += kClients;  // a new one
     pause(index);
   }
 
@@ -88,8 +106,13 @@ class Crowd {
       broken_ = "a client got a reply that it did not ask for, or got it twice";
       return;
     }
+    const auto failed = [&](ErrorCode code) { return !reply.status && reply.status.error().code == code; };
+    if (failed(ErrorCode::kPeerLost)) {  // its proxy is of no more use, and ends
+      tiers_.time().after(Duration{0}, [this, node = member.node] { crash(node); });
+      return;
+    }
     member.call.returned = tiers_.time().now();
-    const bool cancelled = !reply.status && reply.status.error().code == ErrorCode::kAborted;
+    const bool cancelled = failed(ErrorCode::kAborted);
     member.call.reply = std::move(reply);
     if (!cancelled) history_.push_back(member.call);
     pause(index);
@@ -100,7 +123,7 @@ class Crowd {
     tiers_.time().after(Duration(tiers_.random().below(1'000'000)), [this, index] { next(index); });
   }
 
-  int nodes_;
+  const int nodes_;
   TierSim tiers_;
   std::vector<Member> members_;
   History history_;
@@ -114,6 +137,7 @@ struct Scene {
   bool merge;
   double cut;
   int partitions;
+  int crashes = 0;
 };
 
 class LinearTiers : public testing::TestWithParam<Scene> {};
@@ -135,22 +159,27 @@ TEST_P(LinearTiers, ShowOneStore) {
       crowd.tiers().time().after(Duration(random.below(300'000'000)),
                                  [&crowd, node, how_long] { crowd.tiers().partition(node, how_long); });
     }
+    for (int i = 0; i < scene.crashes; ++i) {
+      const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scene.nodes - 1)));
+      crowd.tiers().time().after(Duration(random.below(300'000'000)), [&crowd, node] { crowd.crash(node); });
+    }
     const auto verdict = crowd.run();
     ASSERT_TRUE(verdict.has_value()) << scene.name << ", seed " << seed << ": " << verdict.error().to_string();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LinearTiers,
-                         testing::Values(Scene{"root alone", 1, 0, false, 0, 0},
-                                         Scene{"plain proxies", 3, 0, false, 0, 0}, Scene{"merging", 4, 0, true, 0, 0},
-                                         Scene{"three tiers", 7, 2, true, 0, 0}, Scene{"cuts", 4, 0, true, 0.02, 0},
-                                         Scene{"cuts in three tiers", 7, 2, true, 0.02, 0},
-                                         Scene{"partitions", 7, 2, true, 0.01, 3}),
-                         [](const auto& info) {
-                           std::string name = info.param.name;
-                           std::replace(name.begin(), name.end(), ' ', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, LinearTiers,
+    testing::Values(Scene{"root alone", 1, 0, false, 0, 0}, Scene{"plain proxies", 3, 0, false, 0, 0},
+                    Scene{"merging", 4, 0, true, 0, 0}, Scene{"three tiers", 7, 2, true, 0, 0},
+                    Scene{"cuts", 4, 0, true, 0.02, 0}, Scene{"cuts in three tiers", 7, 2, true, 0.02, 0},
+                    Scene{"partitions", 7, 2, true, 0.01, 3}, Scene{"crashes", 4, 0, true, 0, 0, 3},
+                    Scene{"crashes in three tiers", 7, 2, true, 0, 0, 3}, Scene{"everything", 7, 2, true, 0.01, 2, 3}),
+    [](const auto& info) {
+      std::string name = info.param.name;
+      std::replace(name.begin(), name.end(), ' ', '_');
+      return name;
+    });
 
 }  // namespace
 }  // namespace muster

@@ -10,7 +10,8 @@ namespace muster {
 
 // A proxy with its link to the parent, and what the parent keeps of it; or the root.
 struct TierSim::Node {
-  int number = 0;
+  int number = 0;     // its place
+  size_t serial = 0;  // among all that ever were
   Duration clock_error{};
   bool crashed = false;
   bool touched = false;  // a flush is due
@@ -34,9 +35,9 @@ struct TierSim::Node {
 
 namespace {
 
-SessionId session_id(int node) {
+SessionId session_id(size_t serial) {
   SessionId id{};
-  std::memcpy(id.data(), &node, sizeof node);
+  std::memcpy(id.data(), &serial, sizeof serial);
   return id;
 }
 
@@ -44,48 +45,52 @@ SessionId session_id(int node) {
 
 TierSim::TierSim(Options options, uint64_t seed, std::function<void(int, Reply)> deliver)
     : options_(std::move(options)), random_(seed), deliver_(std::move(deliver)) {
+  places_.resize(static_cast<size_t>(options_.nodes));
   for (int i = 0; i < options_.nodes; ++i) {
-    auto node = std::make_unique<Node>();
-    node->number = i;
-    node->clock_error = Duration(static_cast<int64_t>(random_.below(uint64_t{1} << 44)));
-    if (i == 0) node->state = std::make_unique<StoreState>();
-    if (i > 0) {
-      node->up = std::make_unique<ProxyLink>(ProxyLink::Options{options_.proxy, "the root"}, session_id(i));
-      nodes_[static_cast<size_t>(muster::parent_of(i, options_.nodes, options_.fanout))]->children.push_back(i);
-    }
-    nodes_.push_back(std::move(node));
+    settle(i);
+    if (i > 0) parent_of(at(i)).children.push_back(i);
   }
-  for (const auto& node : nodes_) {
-    if (node->up) time_.after(Duration(random_.below(1'000'000)), [this, &node] { dial(*node); });
+  for (Node* node : places_) {
+    if (node->up) time_.after(Duration(random_.below(1'000'000)), [this, node] { dial(*node); });
   }
   time_.after(1s, [this] { look_for_the_silent(); });
+}
+
+TierSim::Node& TierSim::settle(int place) {
+  Node& node = *nodes_.emplace_back(std::make_unique<Node>());
+  node.number = place;
+  node.serial = nodes_.size() - 1;
+  node.clock_error = Duration(static_cast<int64_t>(random_.below(uint64_t{1} << 44)));
+  if (place == 0) node.state = std::make_unique<StoreState>();
+  if (place > 0) {
+    node.up = std::make_unique<ProxyLink>(ProxyLink::Options{options_.proxy, "the root"}, session_id(node.serial));
+  }
+  places_[static_cast<size_t>(place)] = &node;
+  return node;
 }
 
 TierSim::~TierSim() = default;
 
 TimePoint TierSim::local_time(const Node& node) const { return time_.now() + node.clock_error; }
-ClientId TierSim::session_of(const Node& node) { return kFirstSession + static_cast<ClientId>(node.number); }
+ClientId TierSim::session_of(const Node& node) { return kFirstSession + static_cast<ClientId>(node.serial); }
 TierSim::Node& TierSim::parent_of(const Node& node) {
-  return *nodes_[static_cast<size_t>(muster::parent_of(node.number, options_.nodes, options_.fanout))];
+  return at(muster::parent_of(node.number, options_.nodes, options_.fanout));
 }
-bool TierSim::crashed(int node) const { return nodes_[static_cast<size_t>(node)]->crashed; }
-size_t TierSim::root_waiters() const { return nodes_[0]->state->waiters(); }
+bool TierSim::crashed(int node) const { return places_[static_cast<size_t>(node)]->crashed; }
+size_t TierSim::root_waiters() const { return places_[0]->state->waiters(); }
 
 void TierSim::submit(int node, ClientId client, Request request) {
-  Node& asked = *nodes_[static_cast<size_t>(node)];
+  Node& asked = at(node);
   if (!asked.crashed) ask(asked, client, std::move(request));
 }
 
 void TierSim::drop(int node, ClientId client) {
-  Node& asked = *nodes_[static_cast<size_t>(node)];
+  Node& asked = at(node);
   if (asked.crashed) return;
   if (asked.up) {
     asked.up->drop(client, local_time(asked));
   } else {
-    Replies replies;
-    asked.state->revoke(client, replies);
     asked.state->drop(client);
-    handle_replies(asked, std::move(replies));
   }
   touch(asked);
 }
@@ -131,7 +136,7 @@ void TierSim::flush(Node& node) {
   }
   const Duration lease = node.up ? node.up->lease_left(local_time(node)) : Duration(kLeaseTime);
   for (const int number : node.children) {
-    Node& child = *nodes_[static_cast<size_t>(number)];
+    Node& child = at(number);
     if (!std::exchange(child.has_input, false) || !child.host) continue;
     Bytes out;
     child.host->write(out, lease);
@@ -169,6 +174,7 @@ void TierSim::dial(Node& node) {
   ++node.link;
   node.linked = true;
   if (!node.host) node.host.emplace();
+  count_proxies(parent_of(node));
   node.host->link_up(time_.now());
   send(node, /*up=*/true, node.up->begin(local_time(node)));
   touch(node);
@@ -187,19 +193,30 @@ void TierSim::break_link(Node& child) {
 
 void TierSim::cut(int node) {
   ++cuts_;
-  break_link(*nodes_[static_cast<size_t>(node)]);
+  break_link(at(node));
 }
 
-void TierSim::partition(int node, Duration how_long) {
-  nodes_[static_cast<size_t>(node)]->partitioned_until = time_.now() + how_long;
-}
+void TierSim::partition(int node, Duration how_long) { at(node).partitioned_until = time_.now() + how_long; }
 
-void TierSim::crash(int number) {
-  Node& node = *nodes_[static_cast<size_t>(number)];
+void TierSim::crash(int place, bool told) {
+  Node& node = at(place);
   node.crashed = true;
-  for (const int child : node.children) {
-    time_.after(Duration(random_.below(1'000'000)), [this, child] { break_link(*nodes_[static_cast<size_t>(child)]); });
+  for (const auto& below : nodes_) {
+    if (below->up && &parent_of(*below) == &node) below->host.reset();
   }
+  for (const int child : node.children) {
+    time_.after(Duration(random_.below(1'000'000)), [this, child] { break_link(at(child)); });
+  }
+  if (told) time_.after(Duration(random_.below(1'000'000)), [this, &node] { end_session(node, /*told=*/true); });
+}
+
+void TierSim::restart(int place) {
+  MUSTER_CHECK(place > 0 && crashed(place), "what the root held is lost with it");
+  const std::vector<int> children = at(place).children;
+  Node& node = settle(place);
+  node.children = children;
+  for (const int child : children) break_link(at(child));
+  dial(node);
 }
 
 void TierSim::send(Node& child, bool up, Bytes bytes) {
@@ -223,7 +240,7 @@ void TierSim::send(Node& child, bool up, Bytes bytes) {
 void TierSim::arrive(Node& child, bool up, uint64_t link, Parcel parcel) {
   if (link != child.link || !child.linked) return;
   Node& receiver = up ? parent_of(child) : child;
-  if (receiver.crashed) return;
+  if (receiver.crashed || (up && !child.host)) return;
   if (up) {
     parent_hears(child, parcel.bytes);
   } else {
@@ -261,7 +278,7 @@ void TierSim::look_for_the_silent() {
     if (!node->host || parent_of(*node).crashed) continue;
     const Duration silence = time_.now() - node->host->heard();
     if (silence > kLeaseEnd && !std::exchange(node->revoked, true)) revoke(*node);
-    if (silence > options_.grace + 5s) end_session(*node);
+    if (silence > options_.grace + 5s) end_session(*node, /*told=*/false);
   }
   time_.after(1s, [this] { look_for_the_silent(); });
 }
@@ -278,9 +295,23 @@ void TierSim::revoke(Node& child) {
   touch(parent);
 }
 
-void TierSim::end_session(Node& child) {
+void TierSim::end_session(Node& child, bool told) {
+  if (!child.host || parent_of(child).crashed) return;
+  Node& parent = parent_of(child);
+  const bool unused = told && !child.host->served_proxies();
+  const TimePoint until = unused ? time_.now() : child.host->heard() + kLeaseEnd;
   child.host.reset();
-  drop(parent_of(child).number, session_of(child));
+  count_proxies(parent);
+  drop(parent.number, session_of(child));
+  time_.at(until, [this, &parent, &child] {
+    if (!parent.crashed) revoke(child);
+  });
+}
+
+void TierSim::count_proxies(Node& parent) {
+  if (!parent.up) return;
+  const auto has_session = [this](int child) { return at(child).host.has_value(); };
+  parent.up->serves_proxies(static_cast<size_t>(std::ranges::count_if(parent.children, has_session)));
 }
 
 }  // namespace muster

@@ -38,8 +38,10 @@ class TierSim {
   void cut(int node);
   /// Nothing passes the node's link for so long, and neither end is told.
   void partition(int node, Duration how_long);
-  /// The node is no more, nor are its clients.
-  void crash(int node);
+  /// The node is no more, nor are its clients. `told`: its guard lets the parent know that nobody comes back.
+  void crash(int node, bool told = false);
+  /// A proxy that crashed is started anew: it remembers nothing.
+  void restart(int node);
   bool crashed(int node) const;
 
   uint64_t root_frames() const { return root_frames_; }  ///< that came to the root
@@ -58,7 +60,9 @@ class TierSim {
 
   TimePoint local_time(const Node& node) const;
   static ClientId session_of(const Node& node);
+  Node& at(int place) { return *places_[static_cast<size_t>(place)]; }
   Node& parent_of(const Node& node);
+  Node& settle(int place);
   void touch(Node& node);
   void flush(Node& node);
   void wake_at_need(Node& node);
@@ -72,13 +76,15 @@ class TierSim {
   void ask(Node& parent, ClientId client, Request request);
   void look_for_the_silent();
   void revoke(Node& child);
-  void end_session(Node& child);
+  void end_session(Node& child, bool told);
+  void count_proxies(Node& parent);
 
   const Options options_;
   VirtualTime time_;
   Random random_;
   std::function<void(int, Reply)> deliver_;
-  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::unique_ptr<Node>> nodes_;  // also those that crashed and were replaced
+  std::vector<Node*> places_;                 // who is where
   uint64_t root_frames_ = 0, root_bytes_ = 0, cuts_ = 0;
 };
 

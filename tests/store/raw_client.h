@@ -1,14 +1,28 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "muster/io/fd.h"
 #include "store/server_world.h"
 
 namespace muster {
+
+/// Repeats `words` until the other end has closed. False after a minute.
+inline bool is_cut_off(int fd, ByteView words) {
+  const Deadline deadline = test_deadline();
+  while (!deadline.passed()) {
+    const ssize_t sent = ::send(fd, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno != EAGAIN) return true;
+    pollfd poll{fd, 0, 0};
+    (void)::poll(&poll, 1, 10);
+  }
+  return false;
+}
 
 /// A blocking socket that says whatever a test wants.
 class RawClient {

@@ -1,9 +1,12 @@
 // Proxies over real sockets, with links that break.
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <charconv>
+#include <deque>
 #include <set>
 #include <thread>
 
@@ -266,6 +269,110 @@ TEST(Tiers, ChangeAKeyThatADeadProxyHolds) {
   relay.cut_all();
   relay.hold(false);
   late.join();
+}
+
+// A proxy's end of a session, played by hand.
+class RawProxy {
+ public:
+  explicit RawProxy(const TestServer& root)
+      : connection_(connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), tier_hello(fresh_session_id()))
+                        .value()) {
+    write(encode(SessionOpen{}));
+    EXPECT_TRUE(decode_session_opened(next_frame()).has_value());
+    EXPECT_OK(session_.connect(0));
+  }
+  void ask(const std::vector<Request>& requests) {
+    for (const Request& request : requests) session_.put(*encode_request(request));
+    Bytes out;
+    session_.write(out, {});
+    write(out);
+  }
+  /// The next reply or recall.
+  Reply hear() {
+    while (heard_.empty()) {
+      const auto received = session_.receive(next_frame());
+      EXPECT_OK(for_each_message(received->messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
+        heard_.push_back(*decode_reply(header, payload));
+        return {};
+      }));
+    }
+    Reply reply = std::move(heard_.front());
+    heard_.pop_front();
+    return reply;
+  }
+  void end() { write(encode_session_close()); }
+  /// Whether the server has closed the link, whatever it said before.
+  bool is_cut_off() {
+    Bytes beat;
+    session_.write_beat(beat, {});
+    return muster::is_cut_off(connection_.stream->fd(), beat);
+  }
+
+ private:
+  void write(ByteView bytes) {
+    EXPECT_EQ(send(connection_.stream->fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL), std::ssize(bytes));
+  }
+  Frame next_frame() {
+    while (true) {
+      if (auto frame = parser_.next().value()) return std::move(*frame);
+      pollfd poll{connection_.stream->fd(), POLLIN, 0};
+      EXPECT_EQ(::poll(&poll, 1, 60000), 1);
+      uint8_t bytes[4096];
+      const iovec into{bytes, sizeof bytes};
+      parser_.feed({bytes, connection_.stream->read({&into, 1}).value()});
+    }
+  }
+
+  Connection connection_;
+  SessionEnd session_;
+  FrameParser parser_{kMaxTierFrameBytes};
+  std::deque<Reply> heard_;
+};
+
+// What waits for a lease that it had may release what it waited for: that must not make it a holder again.
+TEST(Tiers, LeaseNothingToAProxyThatHasEnded) {
+  const TestServer root;
+  const auto store = open_or_fail(root.unix_url());
+  EXPECT_OK(store->set("held", as_bytes("old"), soon()));
+  RawProxy proxy(root);
+  Request held{StoreOperation::kGet, 1, {"held"}}, awaited{StoreOperation::kGet, 2, {"awaited"}};
+  held.lease = awaited.lease = true;
+  proxy.ask({held, awaited});
+  EXPECT_TRUE(proxy.hear().leased);
+  std::thread writer([&] {
+    const auto mine = open_or_fail(root.unix_url());
+    EXPECT_OK(mine->multi_set({"held", "awaited"}, {to_bytes("new"), to_bytes("new")}, soon()));
+  });
+  EXPECT_TRUE(proxy.hear().recall);
+  proxy.end();
+  writer.join();
+  EXPECT_OK(store->set("awaited", as_bytes("newer"), Deadline::after(20s)));
+}
+
+// The root hears of its end at once. A proxy below does not, and goes on answering from what was passed on to it.
+TEST(Tiers, ChangeAKeyThatProxiesBelowADeadOneHold) {
+  for (const bool held_before : {false, true}) {
+    StoreServerOptions options;
+    options.lease_time = 1s;
+    const TestServer root("", options);
+    auto middle = std::make_unique<TestServer>(root.tcp_url(), tiered());
+    const auto store = open_or_fail(root.unix_url());
+    EXPECT_OK(store->set("k", as_bytes("old"), soon()));
+    if (held_before) {
+      EXPECT_EQ(open_or_fail(middle->unix_url())->get("k", soon()), to_bytes("old"));
+    }
+    const TestServer leaf(middle->tcp_url(), tiered());
+    const auto near = open_or_fail(leaf.unix_url());
+    EXPECT_EQ(near->get("k", soon()), to_bytes("old"));
+    middle.reset();
+    EXPECT_OK(store->set("k", as_bytes("new"), soon()));
+    const auto seen = near->get("k", soon());
+    if (seen) {
+      EXPECT_EQ(seen, to_bytes("new"));
+    } else {
+      expect_error(seen, ErrorCode::kPeerLost);
+    }
+  }
 }
 
 TEST(Tiers, LeaseAgainToAProxyThatWasSilentForLong) {

@@ -177,6 +177,7 @@ void Proxy::receive(Reply reply, TimePoint now) {
 
 void Proxy::set_lease_end(TimePoint until, TimePoint now) { impl_->reads.set_lease_end(until, now); }
 void Proxy::revoke(ClientId client) { impl_->reads.revoke(client); }
+void Proxy::give_back_all() { impl_->reads.give_back_all(); }
 
 std::vector<Request> Proxy::take_requests(TimePoint now) {
   impl_->adds.flush();

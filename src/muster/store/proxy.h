@@ -38,7 +38,8 @@ class Proxy {
   void submit(Request request, ClientId client, TimePoint now);
   /// Answers a request without looking at it.
   void refuse(const Request& request, ClientId client, const Error& why);
-  /// The client is gone: what it waits for is cancelled. Replies for it may still come out; nobody gets them.
+  /// The client is gone: what it waits for is cancelled. Replies for it may still come out; nobody gets them. Leases of
+  /// one that is a proxy last until revoke().
   void drop(ClientId client, TimePoint now);
   /// A reply or a recall of the server above.
   void receive(Reply reply, TimePoint now);
@@ -47,6 +48,8 @@ class Proxy {
   void set_lease_end(TimePoint until, TimePoint now);
   /// For clients that are proxies: the client was silent for so long that its leases have ended.
   void revoke(ClientId client);
+  /// Gives back every lease that is held, or on its way.
+  void give_back_all();
 
   /// What is to go up now, and what is to be delivered: to be called once all that came at the same time was put in.
   std::vector<Request> take_requests(TimePoint now);

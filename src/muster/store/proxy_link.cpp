@@ -26,6 +26,13 @@ void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
 
 void ProxyLink::drop(ClientId client, TimePoint now) { proxy_.drop(client, now); }
 
+// What it holds may be passed on only once the server knows that there is somebody below: pace() tells it with each
+// frame. So leases from before are given back, and later ones were asked for by such a frame.
+void ProxyLink::serves_proxies(size_t count) {
+  if (proxies_ == 0 && count > 0) proxy_.give_back_all();
+  proxies_ = static_cast<int64_t>(count);
+}
+
 Duration ProxyLink::lease_left(TimePoint now) const { return now < lease_end_ ? lease_end_ - now : Duration{0}; }
 
 Bytes ProxyLink::begin(TimePoint now) {

@@ -48,7 +48,7 @@ class ProxyLink {
   /// A client that is a proxy was silent for so long that its leases have ended.
   void revoke(ClientId client) { proxy_.revoke(client); }
   /// So many of the clients are proxies now: it is a middle tier.
-  void serves_proxies(size_t count) { proxies_ = static_cast<int64_t>(count); }
+  void serves_proxies(size_t count);
   /// For how long from now clients that are proxies may use leases.
   Duration lease_left(TimePoint now) const;
 

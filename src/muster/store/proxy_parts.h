@@ -194,6 +194,7 @@ class Reads {
   /// The server above wants the key back, or a client of this node is about to change it: gives it back as soon as
   /// no client holds a lease of it.
   void give_back(const Key& key);
+  void give_back_all();
   /// Where it is held, or soon may be. What is about to change is given back before the server has to ask.
   bool holds(const Key& key) const { return cache_.contains(key) || latest_set_.contains(key); }
   /// A set of this value goes up under this number, and may bring a lease; `below`: the proxy that would like one too.

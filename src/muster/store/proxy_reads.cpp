@@ -215,7 +215,6 @@ void Reads::drop(ClientId client) {
   for (auto& [id, set] : sets_) {
     if (set.below == client) set.below.reset();
   }
-  revoke(client);
 }
 
 void Reads::leave(ReaderId id) {
@@ -301,6 +300,13 @@ void Reads::give_back(const Key& key) {
   } else {
     recalled_.insert(key);
   }
+}
+
+void Reads::give_back_all() {
+  while (!cache_.empty()) give_back(Key(ages_.back()));
+  for (auto& [id, fetch] : fetches_) fetch.spoiled = fetch.spoiled || fetch.sent;
+  sets_.clear();
+  latest_set_.clear();
 }
 
 void Reads::freed(const std::vector<Key>& keys) {

@@ -53,6 +53,7 @@ struct Tier {
   TimePoint due{};                    // it wants no frame before
   TimePoint leased_until{INT64_MIN};  // the longest that one was granted for
   TimePoint revoked{INT64_MIN};
+  bool ended = false;  // the proxy is no more
 };
 
 struct ServerLoop::Client {
@@ -255,6 +256,7 @@ void ServerLoop::on_frames(Client& client, ByteView bytes) {
   in_batch_ = true;
   for (Request& request : input->requests) submit(client, std::move(request));
   in_batch_ = false;
+  client.tier->ended = input->closed;
   if (input->closed) lose(client, {ErrorCode::kPeerLost, "the proxy has ended", kNoRank, {}});
   if (!input->requests.empty()) return flush_soon();
   flush();  // a new link, or a sign of life
@@ -458,12 +460,19 @@ void ServerLoop::lose(Client& client, const Error& why) {
   graveyard_.push_back(std::move(gone.mapped()));
   counters_.clients.store(clients_.size(), std::memory_order_relaxed);
   --load_;
-  if (client.tier) {
-    sessions_.erase(client.tier->id);
-    backend_->serves_proxies(sessions_.size());
-    backend_->revoke(client.id);
-  }
-  backend_->drop(client.id);
+  backend_->drop(client.id);  // first: what waits for its leases may release its waits, which would be leased again
+  if (!client.tier) return;
+  sessions_.erase(client.tier->id);
+  backend_->serves_proxies(sessions_.size());
+  end_leases(client);
+}
+
+// A proxy that is no more uses none. One that was given up may live, and what it passed on to others is theirs.
+void ServerLoop::end_leases(const Client& client) {
+  const Tier& tier = *client.tier;
+  if (tier.ended && !tier.host.served_proxies()) return backend_->revoke(client.id);
+  const TimePoint until = std::max(tier.leased_until, loop_->clock().now());
+  loop_->at(until, [this, id = client.id] { backend_->revoke(id); });
 }
 
 }  // namespace muster

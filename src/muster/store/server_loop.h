@@ -109,6 +109,7 @@ class ServerLoop {
   size_t proxies() const { return sessions_.size() * options_.count; }  // spread evenly over the loops
   void look_after_sessions();
   void lose(Client& client, const Error& why);
+  void end_leases(const Client& client);
   void bury();
 
   const Options options_;

@@ -46,6 +46,7 @@ Result<> SessionHost::on_frame(Frame frame, Input& input) {
   MUSTER_ASSIGN(const auto received, session_.receive(std::move(frame)));
   stamp_ = received.pulse.stamp;
   pace_ = std::clamp(Duration(received.pulse.beat), Duration{0}, kLongestPace);
+  served_proxies_ = served_proxies_ || pace_ > Duration{0};
   beat_ = beat_ || received.beat;
   return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
     MUSTER_ASSIGN(Request request, decode_request(header, payload));

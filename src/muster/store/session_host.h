@@ -24,6 +24,8 @@ class SessionHost {
   };
   /// How much time the proxy wants between two frames, at most kLongestPace.
   Duration pace() const { return pace_; }
+  /// Whether the proxy has ever said that it serves proxies itself: then it may have passed its leases on.
+  bool served_proxies() const { return served_proxies_; }
   /// Takes bytes of the link. An error ends the session.
   Result<Input> receive(ByteView bytes, TimePoint now);
 
@@ -49,6 +51,7 @@ class SessionHost {
   TimePoint heard_{};
   int64_t stamp_ = 0;
   Duration pace_{};
+  bool served_proxies_ = false;
 };
 
 }  // namespace muster
