@@ -116,6 +116,27 @@ TEST(StoreServer, CutsOffAClientThatNeverReads) {
   EXPECT_TRUE(works(server));
 }
 
+TEST(StoreServer, CutsOffAMemberThatNeverReads) {
+  StoreServerOptions options;
+  options.max_reply_queue = 1 << 20;
+  options.stall_timeout = 50ms;
+  for (const bool through_proxy : {false, true}) {
+    const TestServer root("", options);
+    const TestServer proxy(root.tcp_url(), options);
+    const TestServer& asked = through_proxy ? proxy : root;
+    const auto store = open_or_fail(asked.tcp_url());
+    EXPECT_OK(store->set("big", Bytes(1 << 20), soon()));
+    const auto deaf = connect_to_store(asked.tcp_url(), {test_secret(), nullptr}, soon());
+    ASSERT_TRUE(deaf.has_value()) << deaf.error().to_string();
+    for (RequestId id = 1; id <= 50; ++id) {
+      const Bytes get = *encode_request({StoreOperation::kGet, id, {"big"}});
+      EXPECT_EQ(send(deaf->stream->fd(), get.data(), get.size(), MSG_NOSIGNAL), std::ssize(get));
+    }
+    EXPECT_TRUE(is_cut_off(deaf->stream->fd(), *encode_request({StoreOperation::kCheck, 51, {"big"}})));
+    EXPECT_TRUE(works(asked));
+  }
+}
+
 TEST(StoreServer, CutsOffAClientThatStopsInTheMiddleOfARequest) {
   StoreServerOptions options;
   options.request_timeout = 50ms;

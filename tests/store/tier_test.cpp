@@ -394,6 +394,21 @@ TEST(Tiers, LeaseAgainToAProxyThatWasSilentForLong) {
   EXPECT_FALSE(deadline.passed()) << "every read goes to the root";
 }
 
+TEST(Tiers, CutOffAProxyThatNeverReads) {
+  StoreServerOptions options;
+  options.max_reply_queue = 1 << 20;
+  options.stall_timeout = 50ms;
+  const TestServer root("", options);
+  const auto store = open_or_fail(root.unix_url());
+  EXPECT_OK(store->set("big", Bytes(1 << 20), soon()));
+  RawProxy deaf(root);
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 50; ++id) requests.push_back({StoreOperation::kGet, id, {"big"}});
+  deaf.ask(requests);
+  EXPECT_TRUE(deaf.is_cut_off());
+  EXPECT_OK(store->set("k", {}, soon()));
+}
+
 TEST(Tiers, CutOffAProxyThatBreaksTheProtocol) {
   const TestServer root;
   const SessionId id = fresh_session_id();

@@ -33,6 +33,7 @@ void Channel::close() {
   loop_.unwatch(stream_->fd());
   if (stall_timer_) loop_.cancel(*stall_timer_);
   if (again_timer_) loop_.cancel(*again_timer_);
+  stream_.reset();  // the peer learns of it now, though this object may stay
 }
 
 void Channel::lose(const Error& why) {
@@ -54,6 +55,7 @@ void Channel::on_event(uint32_t events) {
     if (!n) return lose(n.error());
     if (*n == 0) break;
     handlers_.input(buffer.first(*n));
+    if (!open_) return;
     if (*n < buffer.size() && !ending_ && stream_->short_read_is_last()) break;
   }
   flush();
@@ -81,7 +83,7 @@ void Channel::flush() {
   if (const auto written = outbox_.flush(*stream_); !written) return lose(written.error());
   if (over() && !paused_ && !stall_timer_) look_for_progress();
   update_watch();
-  if (held_up_ && !over()) go_on_later();
+  if (open_ && held_up_ && !over()) go_on_later();
 }
 
 // Room to write is asked for only while something is left to send.

@@ -38,7 +38,7 @@ class Channel {
   /// Paused, it is over() until it is told to go on.
   void pause(bool paused);
   void flush();
-  /// No handler is called any more.
+  /// Closes the stream. No handler is called any more.
   void close();
 
  private:
