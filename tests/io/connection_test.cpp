@@ -16,6 +16,7 @@
 namespace muster {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -88,6 +89,7 @@ TEST(Connection, FailsAtBothEndsWhenTheSecretsDiffer) {
   const auto loop = make_loop();
   for (const auto& address : {loopback(), unix_here("secrets")}) {
     Server server(*loop, address, accept_with("one"));
+    testing::internal::CaptureStderr();
     for (const std::string_view wrong : {"two", ""}) {
       const auto client = dial_now(*loop, server.address(), dial_with(wrong, /*retry=*/true));
       ASSERT_FALSE(client);
@@ -95,6 +97,9 @@ TEST(Connection, FailsAtBothEndsWhenTheSecretsDiffer) {
       EXPECT_THAT(client.error().message, HasSubstr(server.address().to_string()));
     }
     EXPECT_TRUE(server.accepted.empty());
+    const std::string stranger = address.is_unix() ? "process " + std::to_string(getpid()) : "127.0.0.1:[0-9]+";
+    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                ContainsRegex(" refused " + stranger + ": the peer does not know this job's secret"));
   }
 }
 

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -16,6 +17,9 @@
 namespace muster {
 namespace {
 
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
 Deadline soon() { return test_deadline(); }
 
 bool works(const TestServer& server) {
@@ -23,11 +27,17 @@ bool works(const TestServer& server) {
   return store && store->add("works", 1, soon()).has_value();
 }
 
-TEST(StoreServer, RefusesAWrongSecret) {
-  const TestServer server;
-  expect_error(open_store(server.tcp_url(), as_bytes("not the secret"), soon()), ErrorCode::kAuthentication);
-  expect_error(open_store(server.unix_url(), {}, soon()), ErrorCode::kAuthentication);
-  EXPECT_TRUE(works(server));
+TEST(StoreServer, RefusesAWrongSecretAndLogsWhoHadIt) {
+  testing::internal::CaptureStderr();
+  {
+    const TestServer server;
+    expect_error(open_store(server.tcp_url(), as_bytes("not the secret"), soon()), ErrorCode::kAuthentication);
+    expect_error(open_store(server.unix_url(), {}, soon()), ErrorCode::kAuthentication);
+    EXPECT_TRUE(works(server));
+  }  // it may write the line after its answer
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, ContainsRegex(" refused 127.0.0.1:[0-9]+: the peer does not know this job's secret"));
+  EXPECT_THAT(log, HasSubstr(" refused process " + std::to_string(getpid()) + ": the peer does not know"));
 }
 
 TEST(StoreServer, NamesATakenPort) {
