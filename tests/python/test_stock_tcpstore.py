@@ -24,9 +24,9 @@ SERVER = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "tes
 pytestmark = pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER} is not built")
 
 
-@pytest.fixture(params=["root", "proxy"])
+@pytest.fixture(params=["root", "proxy", "tiered"])
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    command = [str(SERVER)] + (["--proxy"] if request.param == "proxy" else [])
+    command = [str(SERVER), f"--{request.param}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())

@@ -1,5 +1,6 @@
 // A store server for tests in other languages: prints the port of its torch dialect, then serves until its standard
-// input ends. With an argument it is a proxy of a root in the same process, so that requests take the longer way.
+// input ends. With --proxy it is a proxy of a root in the same process, so that requests take the longer way, with
+// --tiered one that merges, and answers from leases.
 
 #include <unistd.h>
 
@@ -11,7 +12,7 @@
 namespace muster {
 namespace {
 
-int serve(bool through_proxy) {
+int serve(bool through_proxy, bool tiered) {
   const Deadline deadline = Deadline::after(30s);
   StoreServerOptions options;
   options.torch_listen = {*Address::parse("127.0.0.1:0")};
@@ -21,6 +22,7 @@ int serve(bool through_proxy) {
   const StoreServer* asked = root->get();
   Result<std::unique_ptr<StoreServer>> proxy;
   if (through_proxy) {
+    options.tiered = tiered;
     options.upstream = "tcp://" + (*root)->muster_addresses()[0].to_string();
     proxy = StoreServer::start(options, deadline);
     if (!proxy) return std::fprintf(stderr, "%s\n", proxy.error().to_string().c_str()), 1;
@@ -36,4 +38,7 @@ int serve(bool through_proxy) {
 }  // namespace
 }  // namespace muster
 
-int main(int argc, char** argv) { return muster::serve(argc > 1 && std::string_view(argv[1]) == "--proxy"); }
+int main(int argc, char** argv) {
+  const std::string_view how = argc > 1 ? argv[1] : "";
+  return muster::serve(how == "--proxy" || how == "--tiered", how == "--tiered");
+}
