@@ -85,6 +85,7 @@ nightly: build peer
 	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated crashes" \
 	  -- build/release/tests/collective/simulation_test --gtest_filter='*Crashes*'
 	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated tiers" -- build/release/tests/sim/store_tier_linear_test
+	@MUSTER_SEED=$(SEED) MUSTER_WORKERS=100000 MUSTER_ROUNDS=1 $(STAGE) "simulated starts" -- build/release/tests/sim/store_start_up_test
 	@MUSTER_KILL_CASES=all $(STAGE) "kills in collectives" -- build/release/tests/group/group_kill_test
 	@MUSTER_MISMATCHES=all $(STAGE) "calls that differ" -- build/release/tests/group/group_mismatch_test
 	@MUSTER_TEST_SLOW=1 MUSTER_DDP_EXAMPLES=500 $(STAGE) "DDP, more of it" --summary '(passed|skipped).* in ' \
