@@ -20,12 +20,19 @@ GroupOptions with_certificates(Rank) {
   return options;
 }
 
+GroupOptions in_streams(Rank) {
+  auto options = options_for("tcp");
+  options.tcp_streams = 3;
+  return options;
+}
+
 /// As over two hosts: the ranks of one share memory, the others are reached over the network alone.
 GroupOptions mixed(Rank rank) { return options_for(rank % 2 == 0 ? "shm,tcp" : "tcp"); }
 
 INSTANTIATE_TEST_SUITE_P(Shm, GroupContract, group_sizes(over("Shm", "shm,unix,tcp"), {1, 2, 3, 4, 7}), group_name);
 INSTANTIATE_TEST_SUITE_P(Unix, GroupContract, group_sizes(over("Unix", "unix,tcp"), {2, 3, 7}), group_name);
 INSTANTIATE_TEST_SUITE_P(Tcp, GroupContract, group_sizes(over("Tcp", "tcp"), {4, 5}), group_name);
+INSTANTIATE_TEST_SUITE_P(TcpStreams, GroupContract, group_sizes({"TcpStreams", in_streams}, {3}), group_name);
 INSTANTIATE_TEST_SUITE_P(TcpTls, GroupContract, group_sizes({"TcpTls", with_certificates}, {2}), group_name);
 INSTANTIATE_TEST_SUITE_P(Mixed, GroupContract, group_sizes({"Mixed", mixed}, {4, 7}), group_name);
 

@@ -1,8 +1,12 @@
 // Groups whose links go over the network: certificates, and which addresses they listen on.
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <atomic>
 
 #include "group/ranks.h"
 #include "io/certificates.h"
+#include "muster/group/linker.h"
 #include "muster/io/socket.h"
 
 namespace muster {
@@ -73,6 +77,65 @@ TEST_P(GroupInterface, CarriesTheLinks) {
   auto options = options_for("tcp");
   options.interface = interface;
   run_group(3, options, expect_collectives);
+}
+
+int connected_tcp_sockets() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    sockaddr_storage peer{};
+    socklen_t size = sizeof(peer);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && peer.ss_family == AF_INET) ++count;
+  }
+  return count;
+}
+
+TEST(GroupStreams, AreTheConnectionsOfALink) {
+  for (const int streams : {1, 3}) {
+    auto options = options_for("tcp");
+    options.interface = "127.0.0.1";
+    options.tcp_streams = streams;
+    const int before = connected_tcp_sockets();
+    std::atomic<int> seen = 0;
+    run_group(2, options, [&](Group& group) {
+      expect_collectives(group);
+      if (group.membership().rank == 0) seen = connected_tcp_sockets() - before;
+      ASSERT_TRUE(group.barrier().result());
+    });
+    EXPECT_EQ(seen, 2 * streams);  // both ends are here
+  }
+}
+
+TEST(GroupStreams, EndTheWaitWhenAPeerDiesBetweenThem) {
+  const auto loop = Loop::create().value();
+  const auto patience = Deadline::after(std::chrono::seconds(60));
+  LinkIdentity self{0, 2, "test", 0, {to_bytes("a secret of the tests"), nullptr}};
+  Linker linker(*loop, self, 2);
+  linker.set_places({{"rank 0", "", Transport::kTcp}, {"rank 1", "", Transport::kTcp}});
+  const std::string address = linker.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
+  self.rank = 1;
+  self.lane = {0, 2};
+  std::unique_ptr<Link> first;
+  const auto dial = connect_link(*loop, Address::parse(address).value(), self, 0, patience,
+                                 [&](Result<std::unique_ptr<Link>> link) { first = std::move(link).value(); });
+  ASSERT_TRUE(loop->run_until([&] { return first != nullptr; }, patience));
+  first.reset();
+  const auto linked = linker.link_with({1}, patience, [] { return std::nullopt; });
+  ASSERT_FALSE(linked);
+  EXPECT_NE(linked.error().code, ErrorCode::kTimeout) << linked.error().to_string();
+  EXPECT_EQ(linked.error().rank, 1);
+}
+
+TEST(GroupStreams, MustBeAsManyAtAllRanks) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    auto options = options_for("tcp", std::chrono::seconds(3));
+    options.tcp_streams = rank + 1;
+    const auto group = Group::form(*store, {rank, 2, "test", 0}, options);
+    ASSERT_FALSE(group);
+    EXPECT_EQ(group.error().rank, 1 - rank);
+    const std::string text = group.error().to_string();
+    EXPECT_NE(text.find("MUSTER_TCP_STREAMS alike at all ranks"), std::string::npos) << text;
+  });
 }
 
 }  // namespace

@@ -51,6 +51,15 @@ TEST_P(LinkRefusal, NamesBothWorldSizes) {
   EXPECT_THAT(ends.acceptor, AllOf(HasSubstr("world size 3"), HasSubstr("has 8")));
 }
 
+TEST_P(LinkRefusal, NamesBothNumbersOfConnections) {
+  LinkIdentity other = identity(1);
+  other.lane = {2, 4};
+  const Ends ends = refuse(identity(0), other, 0);
+  EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
+  EXPECT_THAT(ends.connector.message, AllOf(HasSubstr("of 1 connections"), HasSubstr("rank 1 of 4")));
+  EXPECT_THAT(ends.acceptor, AllOf(HasSubstr("of 4 connections"), HasSubstr("rank 0 of 1")));
+}
+
 TEST_P(LinkRefusal, NamesBothGroups) {
   LinkIdentity other = identity(1);
   other.group = "other";

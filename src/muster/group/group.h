@@ -33,13 +33,16 @@ struct GroupOptions {
   /// Ranks with different labels are treated as on different hosts, even where they share one (containers that must not
   /// share memory, tests). Ranks with the same are not thereby on one host.
   std::string host_label;
+  /// Connections that a link of collectives to a rank of another host is made of, 1 to 16, the same at all ranks: more
+  /// than one pays where the network gives one connection only a part of what it carries.
+  int tcp_streams = 1;
   /// Memory for tensors that the ranks of this host can share (transport/shm/arena.h): collectives move their bytes
   /// once. One may serve all groups of a process; null: the group makes its own. Shared, as tensors outlive groups.
   std::shared_ptr<Arena> arena;
 };
 
 /// From the environment: MUSTER_TIMEOUT (seconds), MUSTER_INTERFACE, MUSTER_SECRET, MUSTER_TRANSPORT,
-/// MUSTER_HOST_LABEL, MUSTER_TLS_*.
+/// MUSTER_HOST_LABEL, MUSTER_TCP_STREAMS, MUSTER_TLS_*.
 Result<GroupOptions> group_options_from_environment();
 
 /// One pending result. Copyable; all copies are the same result (hence the shared_ptr inside). Thread-safe.

@@ -5,41 +5,69 @@
 #include <algorithm>
 
 #include "muster/transport/shm/shm_link.h"
+#include "muster/transport/striped_link.h"
 
 namespace muster {
 
-Linker::Linker(Loop& loop, LinkIdentity identity)
-    : loop_(loop), identity_(std::move(identity)), links_(identity_.size), dials_(identity_.size) {}
+Linker::Linker(Loop& loop, LinkIdentity identity, int tcp_streams)
+    : loop_(loop),
+      identity_(std::move(identity)),
+      tcp_streams_(tcp_streams),
+      links_(identity_.size),
+      lanes_(identity_.size),
+      dials_(identity_.size) {}
+
+LinkIdentity Linker::identity(Transport transport, int lane) const {
+  LinkIdentity identity = identity_;
+  identity.lane = {lane, transport == Transport::kTcp ? tcp_streams_ : 1};
+  return identity;
+}
 
 Result<std::string> Linker::listen(const Address& address, Transport transport) {
   const auto listen = transport == Transport::kShm ? listen_shm_links : listen_links;
-  MUSTER_ASSIGN(auto listener,
-                listen(loop_, address, identity_, [this](std::unique_ptr<Link> link) { adopt(std::move(link)); }));
+  MUSTER_ASSIGN(auto listener, listen(loop_, address, identity(transport), [this](std::unique_ptr<Link> link) {
+                  const Lane lane = link->peer().lane;
+                  adopt(std::move(link), lane);
+                }));
   listeners_.push_back(std::move(listener));
   return listeners_.back()->address();
 }
 
-void Linker::adopt(std::unique_ptr<Link> link) {
+void Linker::adopt(std::unique_ptr<Link> link, const Lane& lane) {
   const Rank rank = link->peer().rank;
-  if (links_[rank]) {
+  auto& lanes = lanes_[rank];
+  lanes.resize(lane.count);
+  if (links_[rank] || lanes[lane.index]) {
     link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
     return;
   }
-  links_[rank] = std::move(link);
+  lanes[lane.index] = std::move(link);
+  if (std::count(lanes.begin(), lanes.end(), nullptr) > 0) {
+    lanes[lane.index]->on_close([this](const Error& why) {
+      if (!failure_) failure_ = why;
+    });
+    return;
+  }
+  links_[rank] = lanes.size() == 1 ? std::move(lanes[0]) : striped_link(std::exchange(lanes, {}));
+  lanes.clear();
   if (handler_) handler_(rank, *links_[rank]);
 }
 
 void Linker::dial(Rank rank, const Deadline& deadline) {
   const auto address = Address::parse(places_[rank].address);
   if (!address) {
-    dial_error_ = address.error();
+    failure_ = address.error();
     return;
   }
   const auto connect = places_[rank].transport == Transport::kShm ? connect_shm_link : connect_link;
-  dials_[rank] = connect(loop_, *address, identity_, rank, deadline, [this, rank](Result<std::unique_ptr<Link>> link) {
-    if (link) return adopt(std::move(*link));
-    if (!dial_error_) dial_error_ = link.error().in("linking with " + places_[rank].who);
-  });
+  const int lanes = identity(places_[rank].transport).lane.count;
+  for (int lane = 0; lane < lanes; ++lane) {
+    const auto done = [this, rank, lane, lanes](Result<std::unique_ptr<Link>> link) {
+      if (link) return adopt(std::move(*link), {lane, lanes});
+      if (!failure_) failure_ = link.error().in("linking with " + places_[rank].who);
+    };
+    dials_[rank].push_back(connect(loop_, *address, identity(places_[rank].transport, lane), rank, deadline, done));
+  }
 }
 
 Result<> Linker::link_with(const std::vector<Rank>& ranks, const Deadline& deadline,
@@ -49,17 +77,17 @@ Result<> Linker::link_with(const std::vector<Rank>& ranks, const Deadline& deadl
   };
   if (linked()) return {};
   for (const Rank rank : ranks) {
-    if (rank < identity_.rank && !links_[rank] && !dials_[rank]) dial(rank, deadline);
+    if (rank < identity_.rank && !links_[rank] && dials_[rank].empty()) dial(rank, deadline);
   }
   std::optional<Error> error;
   const auto over = [&] {
     if (!error) error = interrupted();
-    return error || dial_error_ || linked();
+    return error || failure_ || linked();
   };
   const auto waited = loop_.run_until(over, deadline);
   if (error) return tl::unexpected(*error);
-  if (dial_error_) return tl::unexpected(*dial_error_);
-  for (const Rank rank : ranks) dials_[rank].reset();
+  if (failure_) return tl::unexpected(*failure_);
+  for (const Rank rank : ranks) dials_[rank].clear();
   if (waited) return {};
   return tl::unexpected(missing(ranks));
 }

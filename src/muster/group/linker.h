@@ -27,7 +27,8 @@ class Linker {
   /// Of each link that is made, also of those that wait for it below.
   using Handler = std::function<void(Rank rank, Link& link)>;
 
-  Linker(Loop& loop, LinkIdentity identity);
+  /// `tcp_streams`: connections that a link over TCP is made of.
+  Linker(Loop& loop, LinkIdentity identity, int tcp_streams);
   Linker(const Linker&) = delete;
   Linker& operator=(const Linker&) = delete;
 
@@ -44,24 +45,27 @@ class Linker {
   /// From now on no link is made; those that are there stay.
   void stop() {
     listeners_.clear();
-    for (auto& dial : dials_) dial.reset();
+    for (auto& dials : dials_) dials.clear();
   }
   /// By rank; null where there is none (yet).
   Link* link(Rank rank) const { return links_[rank].get(); }
   const std::vector<std::unique_ptr<Link>>& links() const { return links_; }
 
  private:
-  void adopt(std::unique_ptr<Link> link);
+  LinkIdentity identity(Transport transport, int lane = 0) const;
+  void adopt(std::unique_ptr<Link> link, const Lane& lane);
   void dial(Rank rank, const Deadline& deadline);
   Error missing(const std::vector<Rank>& ranks) const;
 
   Loop& loop_;
   const LinkIdentity identity_;
+  const int tcp_streams_;
   std::vector<Place> places_;
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<std::unique_ptr<Dial>> dials_;  ///< by rank; kept until the link is there
+  std::vector<std::vector<std::unique_ptr<Link>>> lanes_;  ///< by rank; of links that are not whole yet
+  std::vector<std::vector<std::unique_ptr<Dial>>> dials_;  ///< by rank; kept until the link is there
   std::vector<std::unique_ptr<Listener>> listeners_;
-  std::optional<Error> dial_error_;
+  std::optional<Error> failure_;  ///< of a dial, or of a link that is not whole yet
   Handler handler_;
 };
 

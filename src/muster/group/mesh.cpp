@@ -92,7 +92,7 @@ class MeshBuilder {
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
     MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_));
-    mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_);
+    mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_, options_.tcp_streams);
     // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards, which
     // hears of links that have ended, too.) But not one that had formed and says in what it failed: it is not needed
     // any more, and this rank may be the only one to pass its reason on.

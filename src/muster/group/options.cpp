@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "muster/group/group.h"
+#include "muster/transport/hello.h"
 
 namespace muster {
 
@@ -23,6 +24,15 @@ Result<GroupOptions> group_options_from_environment() {
   if (const char* interface = std::getenv("MUSTER_INTERFACE")) options.interface = interface;
   if (const char* transports = std::getenv("MUSTER_TRANSPORT")) options.transports = transports;
   if (const char* label = std::getenv("MUSTER_HOST_LABEL")) options.host_label = label;
+  if (const char* text = std::getenv("MUSTER_TCP_STREAMS")) {
+    const std::string_view number(text);
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), options.tcp_streams);
+    if (error != std::errc() || end != number.data() + number.size() || options.tcp_streams < 1 ||
+        options.tcp_streams > kMostLanes) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("MUSTER_TCP_STREAMS='{}' is not a number from 1 to {}", number, kMostLanes));
+    }
+  }
   if (const char* secret = std::getenv("MUSTER_SECRET")) {
     auto bytes = from_hex(secret);
     if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET: " + bytes.error().message);

@@ -1,6 +1,7 @@
 // The hello of a link, inside of the handshake's proof:
 //
-//   hello := "LNK" version:u8=1 wire:u8 rank:i32 size:i32 generation:u64 pid:i32 group:string host:string
+//   hello := "LNK" version:u8=2 wire:u8 rank:i32 size:i32 generation:u64 pid:i32 group:string host:string
+//            lane:u8 lanes:u8
 //
 //   string := length:u32 bytes[length], at most 1 KiB. Little-endian. wire: 1 socket, 2 shared memory.
 #include "muster/transport/hello.h"
@@ -14,7 +15,7 @@ namespace muster {
 namespace {
 
 constexpr std::string_view kHelloMagic = "LNK";
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr size_t kLongestName = 1024;
 
 const char* name(LinkHello::Wire wire) { return wire == LinkHello::Wire::kShm ? "shared memory" : "sockets"; }
@@ -41,13 +42,18 @@ Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire) {
   if (self.group.size() > kLongestName) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("a group's name has at most {} bytes", kLongestName));
   }
-  return LinkHello{wire, self.rank, self.size, self.generation, getpid(), self.group, host_name()};
+  if (self.lane.count < 1 || self.lane.count > kMostLanes) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a link has 1 to {} lanes, not {}", kMostLanes, self.lane.count));
+  }
+  return LinkHello{wire, self.rank, self.size, self.generation, getpid(), self.group, host_name(), self.lane};
 }
 
 Bytes encode(const LinkHello& hello) {
   Writer writer;
   writer.put_raw(as_bytes(kHelloMagic)).put(kVersion).put(hello.wire).put(int32_t{hello.rank}).put(int32_t{hello.size});
   writer.put(hello.generation).put(int32_t{hello.pid}).put_string(hello.group).put_string(hello.host);
+  writer.put(static_cast<uint8_t>(hello.lane.index)).put(static_cast<uint8_t>(hello.lane.count));
   return writer.take();
 }
 
@@ -69,6 +75,8 @@ Result<LinkHello> parse_hello(ByteView bytes) {
   MUSTER_ASSIGN(hello.pid, reader.get<int32_t>());
   MUSTER_ASSIGN(hello.group, get_name(reader));
   MUSTER_ASSIGN(hello.host, get_name(reader));
+  MUSTER_ASSIGN(hello.lane.index, reader.get<uint8_t>());
+  MUSTER_ASSIGN(hello.lane.count, reader.get<uint8_t>());
   MUSTER_TRY(reader.finish());
   return hello;
 }
@@ -92,6 +100,11 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
     return refuse(
         fmt::format("has world size {}, rank {} has {}; start all with the same", peer.size, self.rank, self.size));
   }
+  if (peer.lane.count != self.lane.count || peer.lane.index >= self.lane.count) {
+    return refuse(
+        fmt::format("makes a link of {} connections, rank {} of {}; set MUSTER_TCP_STREAMS alike at all ranks",
+                    peer.lane.count, self.rank, self.lane.count));
+  }
   if (peer.rank < 0 || peer.rank >= self.size || peer.rank == self.rank) {
     return refuse(fmt::format("links to rank {} of {}: two processes with one rank?", self.rank, self.size));
   }
@@ -102,7 +115,7 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
 }
 
 Peer peer_of(const LinkHello& hello, const Address& address) {
-  return Peer{hello.rank, hello.host, hello.pid, hello.generation, address.to_string(), hello.size};
+  return Peer{hello.rank, hello.host, hello.pid, hello.generation, address.to_string(), hello.size, hello.lane};
 }
 
 }  // namespace muster

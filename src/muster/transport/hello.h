@@ -4,6 +4,8 @@
 
 namespace muster {
 
+inline constexpr int kMostLanes = 16;
+
 /// What the two ends of a link tell each other in the handshake. The grammar heads hello.cpp.
 struct LinkHello {
   enum class Wire : uint8_t { kSocket = 1, kShm = 2 };  // append only
@@ -14,9 +16,11 @@ struct LinkHello {
   pid_t pid = 0;
   std::string group;
   std::string host;
+  Lane lane = {};
 };
 
-/// This process's own. kInvalidArgument when the identity makes no sense (rank outside of 0..size-1, endless name).
+/// This process's own. kInvalidArgument when the identity makes no sense (rank outside of 0..size-1, endless name, more
+/// than kMostLanes).
 Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire);
 Bytes encode(const LinkHello& hello);
 /// kProtocol for anything that is not a hello.

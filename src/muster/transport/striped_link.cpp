@@ -1,0 +1,208 @@
+#include "muster/transport/striped_link.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "muster/base/check.h"
+#include "muster/transport/completion_queue.h"
+
+namespace muster {
+namespace {
+
+class StripedLink final : public Link {
+ public:
+  explicit StripedLink(std::vector<std::unique_ptr<Link>> lanes);
+  ~StripedLink() override;
+  void send(std::span<const ConstSegment> from, Completion completion) override {
+    begin(sends_, from, std::move(completion), &Link::send);
+  }
+  void receive(std::span<const Segment> into, Completion completion) override {
+    begin(receives_, into, std::move(completion), &Link::receive);
+  }
+  void close(Error why) override;
+  void on_close(std::function<void(const Error&)> handler) override;
+  void ping(std::function<void()> pong) override;
+  void note(ByteView bytes) override { lanes_[0]->note(bytes); }
+  void on_note(std::function<void(ByteView)> handler) override { note_handler_ = std::move(handler); }
+  bool is_open() const override { return !ended_; }
+  const Peer& peer() const override { return peer_; }
+  const char* kind() const override { return lanes_[0]->kind(); }
+
+ private:
+  struct Operation {
+    size_t parts = 0;  // that lanes still have
+    std::optional<Error> error;
+    Completion completion;
+  };
+  struct Direction {
+    uint64_t bytes = 0;  // of the stream, given to lanes so far
+    Fifo<std::shared_ptr<Operation>> operations;
+  };
+
+  template <class AnySegment>
+  void begin(Direction& way, std::span<const AnySegment> segments, Completion completion,
+             void (Link::*move)(std::span<const AnySegment>, Completion));
+  template <class AnySegment>
+  std::vector<std::vector<AnySegment>> by_lane(uint64_t at, std::span<const AnySegment> segments) const;
+  void complete_done(Direction& way);
+  void fail_all(Direction& way);
+  void end(const Error& why);
+  void tell_ended();
+  void settle();
+
+  std::vector<std::unique_ptr<Link>> lanes_;
+  const Peer peer_;
+  Direction sends_, receives_;
+  size_t lanes_lost_ = 0;
+  std::optional<Error> loss_, ended_;
+  std::function<void(const Error&)> close_handler_;
+  std::function<void(ByteView)> note_handler_;
+  CompletionQueue completions_;
+  bool quiet_ = false;  // lanes are being driven: whoever does it calls back afterwards
+};
+
+StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> lanes)
+    : lanes_(std::move(lanes)), peer_(lanes_.front()->peer()) {
+  for (const auto& lane : lanes_) {
+    lane->on_close([this](const Error& why) {
+      ++lanes_lost_;
+      if (!loss_) loss_ = why;
+      settle();
+    });
+  }
+  lanes_[0]->on_note([this](ByteView note) {
+    completions_.push(
+        [this, copy = Bytes(note.begin(), note.end())](Result<>) {
+          if (note_handler_) note_handler_(copy);
+        },
+        {});
+    settle();
+  });
+}
+
+/// The lanes say goodbye, and give back the buffers of what is pending before that is called back.
+StripedLink::~StripedLink() {
+  quiet_ = true;
+  close_handler_ = nullptr;
+  note_handler_ = nullptr;
+  lanes_.clear();
+  if (!ended_)
+    ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
+  tell_ended();
+  completions_.drain();
+}
+
+template <class AnySegment>
+void StripedLink::begin(Direction& way, std::span<const AnySegment> segments, Completion completion,
+                        void (Link::*move)(std::span<const AnySegment>, Completion)) {
+  if (ended_) {
+    completions_.push(std::move(completion), tl::unexpected(*ended_));
+    return settle();
+  }
+  const auto parts = by_lane(way.bytes, segments);
+  const auto operation = std::make_shared<Operation>();
+  operation->completion = std::move(completion);
+  for (const auto& part : parts) operation->parts += part.empty() ? 0 : 1;
+  for (const AnySegment& segment : segments) way.bytes += segment.bytes;
+  way.operations.push(operation);
+  const bool quiet = std::exchange(quiet_, true);
+  for (size_t lane = 0; lane < parts.size(); ++lane) {
+    if (parts[lane].empty()) continue;
+    (lanes_[lane].get()->*move)(parts[lane], [this, operation](Result<> result) {
+      --operation->parts;
+      if (!result && !operation->error) operation->error = result.error();
+      settle();
+    });
+  }
+  quiet_ = quiet;
+  settle();
+}
+
+/// What each lane carries of the stream's next bytes.
+template <class AnySegment>
+std::vector<std::vector<AnySegment>> StripedLink::by_lane(uint64_t at, std::span<const AnySegment> segments) const {
+  std::vector<std::vector<AnySegment>> parts(lanes_.size());
+  for (AnySegment segment : segments) {
+    while (segment.bytes > 0) {
+      const size_t bytes = std::min<size_t>(segment.bytes, kStripeBytes - at % kStripeBytes);
+      AnySegment piece = segment;
+      piece.bytes = bytes;
+      parts[at / kStripeBytes % lanes_.size()].push_back(piece);
+      at += bytes;
+      using Byte = std::conditional_t<std::is_same_v<AnySegment, Segment>, uint8_t, const uint8_t>;
+      segment.data = static_cast<Byte*>(segment.data) + bytes;
+      segment.bytes -= bytes;
+    }
+  }
+  return parts;
+}
+
+void StripedLink::complete_done(Direction& way) {
+  while (!ended_ && !way.operations.empty()) {
+    Operation& first = *way.operations.front();
+    if (first.error) return end(*first.error);
+    if (first.parts > 0) return;
+    completions_.push(std::move(first.completion), {});
+    way.operations.pop();
+  }
+}
+
+void StripedLink::fail_all(Direction& way) {
+  while (!way.operations.empty()) {
+    completions_.push(std::move(way.operations.pop()->completion), tl::unexpected(*ended_));
+  }
+}
+
+void StripedLink::close(Error why) {
+  if (!ended_) end(why);
+  settle();
+}
+
+void StripedLink::on_close(std::function<void(const Error&)> handler) {
+  close_handler_ = std::move(handler);
+  if (ended_) tell_ended();
+  settle();
+}
+
+void StripedLink::ping(std::function<void()> pong) {
+  lanes_[0]->ping([this, pong = std::move(pong)] {
+    completions_.push([pong](Result<>) { pong(); }, {});
+    settle();
+  });
+}
+
+/// Closed lanes hold no buffers any more.
+void StripedLink::end(const Error& why) {
+  ended_ = why;
+  const bool quiet = std::exchange(quiet_, true);
+  for (const auto& lane : lanes_) lane->close(*ended_);
+  quiet_ = quiet;
+  tell_ended();
+}
+
+void StripedLink::tell_ended() {
+  fail_all(sends_);
+  fail_all(receives_);
+  if (close_handler_) {
+    completions_.push([handler = std::exchange(close_handler_, nullptr), why = *ended_](Result<>) { handler(why); },
+                      {});
+  }
+}
+
+/// Calls back. The last statement of every entry point: the link may be gone afterwards.
+void StripedLink::settle() {
+  if (quiet_) return;
+  complete_done(receives_);
+  complete_done(sends_);
+  if (!ended_ && lanes_lost_ == lanes_.size()) end(*loss_);
+  completions_.run();
+}
+
+}  // namespace
+
+std::unique_ptr<Link> striped_link(std::vector<std::unique_ptr<Link>> lanes) {
+  MUSTER_CHECK(!lanes.empty(), "a link needs a lane");
+  return std::make_unique<StripedLink>(std::move(lanes));
+}
+
+}  // namespace muster

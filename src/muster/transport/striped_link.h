@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "muster/transport/link.h"
+
+namespace muster {
+
+/// What goes over one lane before the next has its turn.
+inline constexpr size_t kStripeBytes = size_t{64} << 10;
+
+/// One link of several to the same peer, its lanes: the stream of bytes goes over them in turn, a stripe each. For
+/// networks that give one connection only a part of what they carry. Both ends make it of as many lanes, in the same
+/// order. Pings and notes take the first lane. Like every link it ends as a whole: with the first operation that a lane
+/// which has ended cannot carry, or when all lanes have; until then what the peer had sent can be received.
+std::unique_ptr<Link> striped_link(std::vector<std::unique_ptr<Link>> lanes);
+
+}  // namespace muster
