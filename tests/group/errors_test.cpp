@@ -270,5 +270,21 @@ TEST(GroupErrorsLocal, BadArgumentsFailAtOnceAndLeaveTheGroupAlive) {
   });
 }
 
+TEST_P(GroupErrors, ARankMustSendItselfWhatItReceivesFromItself) {
+  run_group(2, GetParam(), [](Group& group) {
+    std::vector<float> input(6, 1), output(6);
+    const BufferView from{input.data(), 6, Dtype::kFloat32}, to{output.data(), 6, Dtype::kFloat32};
+    for (const auto& counts : {std::vector<size_t>{5, 1}, std::vector<size_t>{1, 5}}) {
+      const auto result = group.all_to_all(from, to, {}, counts, {3, 3}).result();
+      ASSERT_FALSE(result);
+      EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+      const Rank rank = group.membership().rank;
+      const std::string said = "rank " + std::to_string(rank) + " sends " + std::to_string(counts[rank]) + " elements";
+      EXPECT_NE(result.error().message.find(said), std::string::npos) << result.error().to_string();
+    }
+    EXPECT_TRUE(group.barrier().result());
+  });
+}
+
 }  // namespace
 }  // namespace muster

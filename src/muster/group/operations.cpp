@@ -69,7 +69,9 @@ Result<> take_exchange(Operation& operation, const Membership& self) {
   operation.call.layout = 1;
   if (send.size() == size && receive.size() == size && total(send) == input.count() &&
       total(receive) == output.count()) {
-    return {};
+    if (send[self.rank] == receive[self.rank]) return {};
+    return invalid(operation, fmt::format("rank {} sends {} elements to itself and receives {} from itself", self.rank,
+                                          send[self.rank], receive[self.rank]));
   }
   return invalid(
       operation,
