@@ -38,6 +38,11 @@ TEST(Explain, CutsLongListsOfSteps) {
   EXPECT_THAT(*explain({.bytes = 1 << 26, .ranks = 8, .most_steps = 3}, {}), HasSubstr("... and "));
 }
 
+TEST(Explain, PlaysThroughOnlyWhatIsSoonDone) {
+  EXPECT_THAT(*explain({.bytes = 1 << 20, .ranks = 512}, {}), HasSubstr("step by step"));
+  EXPECT_THAT(*explain({.bytes = size_t{64} << 30, .ranks = 512}, {}), Not(HasSubstr("step by step")));
+}
+
 TEST(Explain, AnswersForEveryCollective) {
   for (int number = 1; number < kCollectiveCount; ++number) {
     for (const int nodes : {1, 2, 4}) {

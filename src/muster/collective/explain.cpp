@@ -11,8 +11,8 @@ namespace muster {
 namespace {
 
 constexpr size_t kElementBytes = 4;
-/// Ranks times their count: beyond, playing all schedules through takes too long for somebody who waits.
-constexpr int kMostPlayed = 512;
+/// Steps of all ranks: beyond, playing them through takes too long for somebody who waits.
+constexpr size_t kMostPlayed = size_t{1} << 20;
 
 std::string readable_time(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.1f} us", seconds * 1e6);
@@ -64,7 +64,7 @@ std::string candidates(const Problem& problem) {
                         readable_time(predict(problem, algorithm)));
   }
   if (problem.algorithm == chosen) text += "  (MUSTER_ALGO asks for it)\n";
-  if (problem.size > kMostPlayed) return text;
+  if (chosen->schedule(problem).steps.size() * static_cast<size_t>(problem.size) > kMostPlayed) return text;
   std::vector<Schedule> schedules;
   Problem of_rank = problem;
   for (of_rank.rank = 0; of_rank.rank < problem.size; ++of_rank.rank) schedules.push_back(chosen->schedule(of_rank));
