@@ -69,6 +69,7 @@ void add_quantised(float* sum, const int8_t* in, const float* scales, size_t cou
 
 void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t count) {
   MUSTER_CHECK(wanted > 0 && wanted <= count, "more elements are wanted than there are");
+  MUSTER_CHECK(count <= UINT32_MAX, "positions are numbers of 32 bits");
   std::vector<uint32_t> number(0x8000);  // of elements by coarse magnitude
   for (size_t i = 0; i < count; ++i) ++number[coarse_magnitude(in[i])];
   uint32_t least = 0x7fff;  // of the magnitudes taken; of `least` itself only as many as are missing

@@ -25,7 +25,7 @@ void dequantise(float* out, const int8_t* in, const float* scales, size_t count,
 /// sum[i] += scales[i / block] * in[i].
 void add_quantised(float* sum, const int8_t* in, const float* scales, size_t count, size_t block);
 
-/// The positions of the `wanted` elements of greatest magnitude, ascending, 0 < wanted <= count <= 2^32. Elements whose
+/// The positions of the `wanted` elements of greatest magnitude, ascending, 0 < wanted <= count < 2^32. Elements whose
 /// magnitudes agree in their first 16 bits (to 1/128) count as equal, and the first ones win; NaN is greatest. Reads
 /// `in` twice. Allocates 128 KiB for the time of the call.
 void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t count);

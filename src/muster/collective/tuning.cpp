@@ -185,7 +185,9 @@ Result<> save_machine(const MachineCosts& machine) {
   file.close();
   if (!file.fail()) std::filesystem::rename(fresh, path, failed);
   if (!file.fail() && !failed) return {};
-  return fail(ErrorCode::kIo, fmt::format("cannot write {}", path.string()));
+  std::error_code gone;
+  std::filesystem::remove(fresh, gone);
+  return fail(ErrorCode::kIo, fmt::format("cannot write {}{}", path.string(), failed ? ": " + failed.message() : ""));
 }
 
 }  // namespace muster
