@@ -13,6 +13,7 @@ from pathlib import Path
 from muster.bench.report import BenchFailedError
 
 INTERFACE = "veth0"
+_CLASSES = 64
 
 
 @dataclass
@@ -27,8 +28,11 @@ class Node:
 
 
 @contextlib.contextmanager
-def two_nodes(rate: str = "") -> Iterator[list[Node]]:
-    """10.77.1.1 and 10.77.1.2, with nothing else on their network. `rate`: of it, as tc writes it, such as 1gbit."""
+def two_nodes(rate: str = "", connection_rate: str = "") -> Iterator[list[Node]]:
+    """10.77.1.1 and 10.77.1.2, with nothing else on their network.
+
+    rate: of it, as tc writes it, such as 1gbit. connection_rate: what each connection gets.
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise BenchFailedError("making network namespaces takes root and iproute2 (the program `ip`)")
     nodes = [Node(f"musterbench{os.getpid()}{name}", f"10.77.1.{i + 1}") for i, name in enumerate("ab")]
@@ -42,7 +46,9 @@ def two_nodes(rate: str = "") -> Iterator[list[Node]]:
             for device in ("lo", INTERFACE):
                 _ip("-n", node.namespace, "link", "set", device, "up")
             if rate:
-                _limit(node, rate)
+                _tc(node, "qdisc", "root", "tbf", "rate", rate, "burst", "128k", "latency", "50ms")
+            if connection_rate:  # of muster's ranks the higher dials
+                _limit_connections(node, connection_rate, "dport" if node is nodes[0] else "sport")
         yield nodes
     finally:
         for node in nodes:
@@ -53,11 +59,20 @@ def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _limit(node: Node, rate: str) -> None:
+def _limit_connections(node: Node, rate: str, end: str) -> None:
+    """A class for each value of some bits of the dialling end's port, so that few connections share one."""
+    _tc(node, "qdisc", "root", "handle", "1:", "htb")
+    for value in range(_CLASSES):
+        name = f"1:{1 + value:x}"
+        port = ("match", "ip", end, hex(2 * value), hex(2 * (_CLASSES - 1)))  # the system gives even ones
+        _tc(node, "class", "parent", "1:", "classid", name, "htb", "rate", rate, "quantum", "60000")
+        _tc(node, "filter", "parent", "1:", "protocol", "ip", "prio", "1", "u32", *port, "flowid", name)
+
+
+def _tc(node: Node, what: str, *words: str) -> None:
     if shutil.which("tc") is None:
         raise BenchFailedError("a network of a certain rate takes iproute2's program `tc`")
-    words = ("root", "tbf", "rate", rate, "burst", "128k", "latency", "50ms")
-    _run("tc", "-n", node.namespace, "qdisc", "add", "dev", INTERFACE, *words)
+    _run("tc", "-n", node.namespace, what, "add", "dev", INTERFACE, *words)
 
 
 def _run(*words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", default="all_reduce,all_gather_into_tensor,reduce_scatter_tensor,broadcast,send_recv")
     parser.add_argument("--sizes", default="8,1Ki,64Ki,1Mi,16Mi", help="bytes of a message (default: %(default)s)")
     parser.add_argument("--crossing", default="64Ki,1Mi,16Mi", help="sizes whose bytes are counted (%(default)s)")
+    parser.add_argument("--connection-rate", metavar="RATE", default="", help="of each connection, as tc has it: 1gbit")
+    parser.add_argument("--streams", default="1", metavar="N,...", help="muster's connections between two ranks (1)")
     parser.add_argument("--local", default="1,2", metavar="N,...", help="ranks of each node (default: %(default)s)")
 
 
@@ -61,35 +64,45 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         "seconds": 0.03 if arguments.quick else 0.15,
         "timeout": arguments.timeout,
     }
-    for local in map(int, arguments.local.split(",")):
-        with two_nodes() as nodes:
+    numbers = ([int(word) for word in text.split(",")] for text in (arguments.local, arguments.streams))
+    for local, streams in itertools.product(*numbers):
+        with two_nodes(connection_rate=arguments.connection_rate) as nodes:
+            environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "MUSTER_TCP_STREAMS": str(streams)}
 
-            def place(rank: int, local: int = local, nodes: list[Any] = nodes) -> Place:
-                return Place(nodes[rank // local].prefix, {"GLOO_SOCKET_IFNAME": INTERFACE})
+            def place(rank: int, local: int = local, nodes: list[Any] = nodes, environment: Any = environment) -> Place:
+                return Place(nodes[rank // local].prefix, environment)
 
             options["local"] = local
+            where = f"2 nodes of {local}" + (f", {streams} streams" if streams > 1 else "")
             for result in run_ranks("network", 2 * local, options, arguments.timeout, place):
-                yield (_bytes_row if "sent" in result else _time_row)(local, arguments.vs, result)
+                yield (_bytes_row if "sent" in result else _time_row)(local, where, arguments.vs, result)
 
 
-def _time_row(local: int, peer: str, result: dict[str, Any]) -> Row:
+def _time_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
     seconds = {way: 1e6 * seconds for way, seconds in result["seconds"].items()}
-    return _row(local, peer, result, "time", "us", seconds, seconds.get("floor", 0.0))
+    return _row(local, where, peer, result, "time", "us", seconds, seconds.get("floor", 0.0))
 
 
-def _bytes_row(local: int, peer: str, result: dict[str, Any]) -> Row:
+def _bytes_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
     sent = {way: count / 1024 for way, count in result["sent"].items()}
     bound = result["bytes"] * _CROSSING[result["op"]](local)
-    return _row(local, peer, result, "sent across", "KiB", sent, bound / 1024)
+    return _row(local, where, peer, result, "sent across", "KiB", sent, bound / 1024)
 
 
 def _row(
-    local: int, peer: str, result: dict[str, Any], metric: str, unit: str, figures: dict[str, float], floor: float
+    local: int,
+    where: str,
+    peer: str,
+    result: dict[str, Any],
+    metric: str,
+    unit: str,
+    figures: dict[str, float],
+    floor: float,
 ) -> Row:
     muster, other = figures.get("muster", 0.0), figures.get(peer, 0.0)
     return Row(
         bench="network",
-        case=f"{result['op']}, {format_size(result['bytes'])}, 2 nodes of {local}",
+        case=f"{result['op']}, {format_size(result['bytes'])}, {where}",
         ranks=2 * local,
         bytes=result["bytes"],
         metric=metric,
