@@ -87,6 +87,28 @@ def facts(job: Job) -> dict[str, object]:
     return found
 
 
+MEET = """
+import torch.distributed as dist
+dist.init_process_group('muster')
+dist.barrier()
+print('met', os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+def test_a_dump_of_a_job_shows_its_forked_workers(launch: Launch, muster: str, script: Callable[[str], Path]) -> None:
+    path, ours, theirs = script(MEET), f"x/{os.getpid()}", f"y/{os.getpid()}"
+    jobs = {name: launch("--nproc-per-node=2", f"--rdzv-id={name}", path) for name in (ours, theirs)}
+    for name, job in jobs.items():
+        pids = {int(found.group(1)) for found in job.expect(r"met (\d+)", 2)}
+        dumped = subprocess.run([muster, "dump", "--json", "--job", name], capture_output=True, text=True)
+        assert dumped.returncode == 0, dumped.stderr
+        assert {recording["pid"] for recording in json.loads(dumped.stdout)} == pids
+    for job in jobs.values():
+        job.send(signal.SIGTERM)
+        job.finish()
+
+
 def test_a_forked_worker_finds_what_a_started_one_does(launch: Launch, script: Callable[[str], Path]) -> None:
     path = script(SAY_ALL)
     relative = os.path.relpath(path)

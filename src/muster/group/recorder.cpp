@@ -104,6 +104,8 @@ std::unique_ptr<Recorder> Recorder::create(const Membership& membership, size_t 
   header->wall_clock_offset = wall_clock_offset();
   put_text(header->group, membership.name);
   put_text(header->host, host_name());
+  const char* const run_id = std::getenv("MUSTER_RUN_ID");
+  if (run_id != nullptr) put_text(header->run_id, run_id);
   header->site_bytes = 1;  // an empty text comes first
   std::atomic_thread_fence(std::memory_order_release);
   header->magic = kRecorderMagic;

@@ -32,8 +32,13 @@ Result<Bytes> copy_of(const Fd& memory) {
 }
 
 template <size_t kSize>
+std::string exact_text(const char (&from)[kSize]) {
+  return {from, strnlen(from, kSize)};
+}
+
+template <size_t kSize>
 std::string text_of(const char (&from)[kSize]) {
-  std::string text(from, strnlen(from, kSize));
+  std::string text = exact_text(from);
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
   return text;
@@ -200,6 +205,10 @@ const Record* Recording::last_begun() const {
   return found == records.rend() ? nullptr : &*found;
 }
 
+bool Recording::of_job(const std::string& name) const {
+  return !name.empty() && run_id == name.substr(0, sizeof(RecorderHeader::run_id) - 1);
+}
+
 Result<Recording> read_recording(const Fd& memory) {
   MUSTER_ASSIGN(const Bytes copy, copy_of(memory));
   MUSTER_ASSIGN(const Bytes again, copy_of(memory));
@@ -216,6 +225,7 @@ Result<Recording> read_recording(const Fd& memory) {
   recording.host = text_of(header.host);
   recording.group = text_of(header.group);
   recording.transport = text_of(header.transport);
+  recording.run_id = exact_text(header.run_id);
   recording.rank = header.rank;
   recording.size = header.size;
   recording.generation = header.generation;

@@ -44,6 +44,7 @@ struct RecordedSpan : Span {
 struct Recording {
   pid_t pid = 0;  ///< as its own process sees it
   std::string host, group, transport;
+  std::string run_id;  ///< of the job that `muster run` started; empty: none
   Rank rank = kNoRank;
   int size = 0;
   uint64_t generation = 0;
@@ -58,6 +59,8 @@ struct Recording {
   const Record* find(uint64_t sequence) const;
   /// The last collective that has at least begun.
   const Record* last_begun() const;
+  /// Whether it is of the job of that name, of which a recorder holds the first 255 bytes.
+  bool of_job(const std::string& name) const;
 };
 
 /// kProtocol for what is no recorder of this version. The memory may change meanwhile: operations that do are left out.

@@ -97,20 +97,11 @@ void show(const Recordings& chosen, const Recordings& all, size_t last) {
   for (const auto& [id, text] : differences) std::fputs(text.c_str(), stdout);
 }
 
-/// Whether a process belongs to the job of that name, by what it was started with.
-bool in_job(pid_t pid, const std::string& run_id) {
-  std::ifstream file(fmt::format("/proc/{}/environ", pid));
-  for (std::string variable; std::getline(file, variable, '\0');) {
-    if (variable == "MUSTER_RUN_ID=" + run_id) return true;
-  }
-  return false;
-}
-
 Recordings of_all(const std::string& run_id = "") {
   Recordings found;
   for (const pid_t pid : processes_with_recordings()) {
-    if (!run_id.empty() && !in_job(pid, run_id)) continue;
-    for (Recording& recording : recordings_of(pid)) found.push_back(std::move(recording));
+    for (Recording& recording : recordings_of(pid))
+      if (run_id.empty() || recording.of_job(run_id)) found.push_back(std::move(recording));
   }
   return found;
 }

@@ -5,7 +5,7 @@
 
 namespace muster {
 
-/// `muster dump PID...`, `muster dump --job [RUN_ID]`: what the groups of running ranks did last, and what they wait
+/// `muster dump [PID...]`, `muster dump --job RUN_ID`: what the groups of running ranks did last, and what they wait
 /// for, read from their memory: they may hang, or be stopped. Returns 0; 1 when nothing was found; 2 for a wrong
 /// command line. `own_path` is unused; see main.cpp.
 int dump_command(const std::string& own_path, const std::vector<std::string>& words);
