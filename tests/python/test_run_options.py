@@ -63,6 +63,31 @@ def test_redirected_output_without_a_folder_is_kept_and_named(
     assert (folder / "attempt_0/0/stdout.log").read_text() == "out 0\n"
 
 
+def test_no_other_user_can_prepare_the_folder_of_redirected_output(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    temporary, trap = tmp_path / "temporary", tmp_path / "trap"
+    temporary.mkdir()
+    trap.mkdir()
+    (temporary / "muster").symlink_to(trap)
+    job = launch("-r3", "--rdzv-id=j", script(SPEAK), env={"TMPDIR": str(temporary)})
+    assert job.finish() == 0, job.err
+    assert list(trap.iterdir()) == []
+    (folder,) = temporary.glob("muster_j_??????")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder / "attempt_0/0/stdout.log").read_text() == "out 0\n"
+
+
+@pytest.mark.parametrize("value", ["/no/such/folder", ""])
+def test_a_temporary_folder_that_is_missing_is_not_used(
+    launch: Launch, script: Callable[[str], Path], value: str
+) -> None:
+    text = "os.chdir('/')\nprint(os.environ['TORCHELASTIC_ERROR_FILE'])"
+    job = launch(script(text), env={"TMPDIR": value})
+    assert job.finish() == 0, job.err
+    assert job.out.startswith("[rank 0] /tmp/muster-")
+
+
 def test_a_failing_workers_traceback_is_shown_even_where_its_stderr_is_redirected(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:

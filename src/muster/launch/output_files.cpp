@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "muster/launch/scratch_folder.h"
+
 namespace muster {
 namespace {
 
@@ -19,6 +21,15 @@ bool wants_files(const RunOptions& options) {
   const auto any = [](const StreamChoice& c) { return c.all != kNoStream || !c.by_local_rank.empty(); };
   return any(options.redirects) || any(options.tee) || !options.stdout_filters.empty() ||
          !options.stderr_filters.empty();
+}
+
+// Directly in the temporary folder: whoever had made one between could put other files in the way.
+fs::path run_folder_pattern(const RunOptions& options) {
+  std::string name = options.run_id + "_XXXXXX";
+  std::replace(name.begin(), name.end(), '/', '_');
+  if (options.log_dir.empty()) return fs::path(temporary_folder()) / ("muster_" + name);
+  std::error_code ignored;
+  return fs::absolute(options.log_dir, ignored) / name;
 }
 
 Result<> make_folder(const std::string& path) {
@@ -36,15 +47,11 @@ Result<std::unique_ptr<OutputFiles>> OutputFiles::create(Loop& loop, Console& co
   std::unique_ptr<OutputFiles> made(new OutputFiles(loop, console, options, environment));
   made->scratch_ = scratch;
   if (options.log_dir == kNowhere || (options.log_dir.empty() && !wants_files(options))) return made;
-  std::error_code ignored;
-  const fs::path base =
-      options.log_dir.empty() ? fs::temp_directory_path(ignored) / "muster" : fs::path(options.log_dir);
-  MUSTER_TRY(make_folder(base.string()));
-  std::string name = options.run_id;
-  std::replace(name.begin(), name.end(), '/', '_');
-  std::string pattern = (fs::absolute(base, ignored) / (name + "_XXXXXX")).string();
+  std::string pattern = run_folder_pattern(options).string();
+  const std::string base = fs::path(pattern).parent_path().string();
+  MUSTER_TRY(make_folder(base));
   if (::mkdtemp(pattern.data()) == nullptr)
-    return fail_errno(errno, fmt::format("cannot make a folder in {} for the workers' output", base.string()));
+    return fail_errno(errno, fmt::format("cannot make a folder in {} for the workers' output", base));
   made->folder_ = pattern;
   if (options.log_dir.empty()) console.notice("the workers' output is kept in " + pattern);
   return made;

@@ -13,13 +13,14 @@ namespace muster {
 ///
 ///   <log dir>/<run id>_<6 random letters>/attempt_<N>/<local rank>/stdout.log, stderr.log, error.json
 ///   <log dir>/<run id>_<6 random letters>/attempt_<N>/filtered_stdout.log, filtered_stderr.log
+///   <TMPDIR>/muster_<run id>_<6 random letters>/... when no log dir is named
 ///
 /// Files are appended to, so that generations of one attempt follow each other. What cannot be written is said once
 /// and costs only that file. For the thread that drives the loop; borrows everything it is given.
 class OutputFiles {
  public:
-  /// Makes the run's folder: in --log-dir; or, when a file is asked for and no folder named, in the system's for
-  /// temporary files. `scratch`: holds error.json otherwise. kIo names the folder that cannot be made.
+  /// Makes the run's folder: in --log-dir; or, when a file is asked for and no folder named, in TMPDIR or /tmp.
+  /// `scratch`: holds error.json otherwise. kIo names the folder that cannot be made.
   static Result<std::unique_ptr<OutputFiles>> create(Loop& loop, Console& console, const RunOptions& options,
                                                      const Environment& environment, const std::string& scratch);
 

@@ -51,9 +51,14 @@ Fd make_lock(const fs::path& folder) {
 
 }  // namespace
 
+std::string temporary_folder() {
+  std::error_code error;
+  const fs::path folder = fs::absolute(fs::temp_directory_path(error), error);
+  return error || folder.empty() ? "/tmp" : folder.string();
+}
+
 ScratchFolder::ScratchFolder() {
-  std::error_code ignored;
-  const fs::path parent = fs::temp_directory_path(ignored);
+  const fs::path parent = temporary_folder();
   remove_abandoned(parent);
   std::string pattern = parent / kName;
   if (::mkdtemp(pattern.data()) == nullptr) return;

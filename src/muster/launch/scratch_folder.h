@@ -6,6 +6,9 @@
 
 namespace muster {
 
+/// TMPDIR where that is a folder, else /tmp; absolute.
+std::string temporary_folder();
+
 /// A temporary folder for the workers' error files. Whoever is left of guard and agent removes it; where both were
 /// killed, the next one that this user makes does: a lock in it, which both hold, says whether anybody is left.
 class ScratchFolder {
