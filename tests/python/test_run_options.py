@@ -366,6 +366,18 @@ def test_a_host_that_cannot_be_reached_ends_the_job(
     assert job.left_behind() == []
 
 
+def test_a_host_that_falls_silent_does_not_keep_a_job_that_has_ended(
+    launch: Launch, script: Callable[[str], Path], fake_ssh: Path
+) -> None:
+    fake_ssh.write_text('#!/bin/sh\ntest "$1" = silent && exec cat > /dev/null\nexec sh -c "$2"\n')
+    times = "--rdzv-conf=last_call_timeout=0,close_timeout=0"
+    job = launch("--hosts=127.0.0.1,silent", "--nnodes=1:2", times, "--shutdown-timeout=0", "--ssh", fake_ssh,
+                 script("print('done')"))  # fmt: skip
+    assert job.finish() == 0, job.err
+    assert "done" in job.out and "the job has ended, but not the connection to silent" in job.err
+    assert job.left_behind() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_hosts_end_with_the_one_who_started_them(
     launch: Launch, script: Callable[[str], Path], fake_ssh: Path, number: signal.Signals

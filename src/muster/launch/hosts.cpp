@@ -94,7 +94,9 @@ class HostsRun {
   void on_signals();
   void reap();
   void on_end(Node& node, int wait_status);
+  void end_the_silent();
   void stop(const std::string& why, Duration grace);
+  void later(Duration delay, void (HostsRun::*what)());
   void close_inputs();
   void kill();
   bool gone() const {
@@ -192,7 +194,9 @@ void HostsRun::on_end(Node& node, int wait_status) {
     output->finish();
   }
   const WorkerExit exit = worker_exit(0, node.host, node.pid, wait_status);
-  if (exit.ok() || stopping_) return;
+  if (stopping_) return;
+  // The job has ended well, so its other agents leave; of a host without power ssh may never hear.
+  if (exit.ok()) return later(options_.shutdown_timeout + options_.close_timeout + kLeaveTime, &HostsRun::end_the_silent);
   const auto left = std::count_if(nodes_.begin(), nodes_.end(), [](const Node& n) { return !n.gone; });
   if (options_.elastic() && left >= options_.nnodes_min)
     return console_.notice(fmt::format("lost {} ({}): {} hosts are left", node.host, exit.to_string(), left));
@@ -204,12 +208,24 @@ void HostsRun::on_end(Node& node, int wait_status) {
 void HostsRun::stop(const std::string& why, Duration grace) {
   stopping_ = true;
   if (!gone()) console_.notice(why);
-  timer_ = loop_.after(grace, [this] { close_inputs(); });
+  later(grace, &HostsRun::close_inputs);
+}
+
+void HostsRun::end_the_silent() {
+  std::string silent;
+  for (const auto& node : nodes_)
+    if (!node.gone) silent += (silent.empty() ? "" : ", ") + node.host;
+  stop(fmt::format("the job has ended, but not the connection to {}: closing it", silent), {});
+}
+
+void HostsRun::later(Duration delay, void (HostsRun::*what)()) {
+  if (timer_ != 0) loop_.cancel(timer_);
+  timer_ = loop_.after(delay, [this, what] { (this->*what)(); });
 }
 
 void HostsRun::close_inputs() {
   for (auto& node : nodes_) node.in.reset();
-  timer_ = loop_.after(options_.shutdown_timeout + kLeaveTime, [this] { kill(); });
+  later(options_.shutdown_timeout + kLeaveTime, &HostsRun::kill);
 }
 
 void HostsRun::kill() {
