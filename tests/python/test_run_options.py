@@ -366,6 +366,18 @@ def test_a_host_that_cannot_be_reached_ends_the_job(
     assert job.left_behind() == []
 
 
+# Runs its words on a terminal of their own.
+ON_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+
+
+def test_an_ssh_that_would_ask_fails_rather_than_stops(launch: Launch, fake_ssh: Path) -> None:
+    fake_ssh.write_text("#!/bin/sh\nstty -echo < /dev/tty || exit 255\necho password:\nread answer < /dev/tty\n")
+    job = launch("--hosts=127.0.0.1", "--ssh", fake_ssh, "x.py", before=[sys.executable, "-c", ON_A_TERMINAL])
+    assert job.finish() == 255, job.out
+    assert "[127.0.0.1] " in job.out and "/dev/tty" in job.out and "password" not in job.out
+    assert job.left_behind() == []
+
+
 def test_a_host_that_falls_silent_does_not_keep_a_job_that_has_ended(
     launch: Launch, script: Callable[[str], Path], fake_ssh: Path
 ) -> None:

@@ -131,7 +131,7 @@ Result<Node> HostsRun::start_node(size_t number, const std::string& folder, cons
   if (::pipe2(input.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot make a pipe for " + node.host);
   pipes.in.reset(input[0]);
   node.in.reset(input[1]);
-  MUSTER_ASSIGN(node.pid, spawn(WorkerSpec{0, words, environment, false, {}}, pipes));
+  MUSTER_ASSIGN(node.pid, spawn(WorkerSpec{0, words, environment, false, {}, /*has_terminal=*/false}, pipes));
   const std::string line = secret + "\n";  // fits into the pipe: this does not block
   if (::write(node.in.get(), line.data(), line.size()) < 0)
     return fail_errno(errno, "cannot pass the job's secret to the agent of " + node.host);
@@ -196,7 +196,8 @@ void HostsRun::on_end(Node& node, int wait_status) {
   const WorkerExit exit = worker_exit(0, node.host, node.pid, wait_status);
   if (stopping_) return;
   // The job has ended well, so its other agents leave; of a host without power ssh may never hear.
-  if (exit.ok()) return later(options_.shutdown_timeout + options_.close_timeout + kLeaveTime, &HostsRun::end_the_silent);
+  if (exit.ok())
+    return later(options_.shutdown_timeout + options_.close_timeout + kLeaveTime, &HostsRun::end_the_silent);
   const auto left = std::count_if(nodes_.begin(), nodes_.end(), [](const Node& n) { return !n.gone; });
   if (options_.elastic() && left >= options_.nnodes_min)
     return console_.notice(fmt::format("lost {} ({}): {} hosts are left", node.host, exit.to_string(), left));

@@ -27,12 +27,14 @@ struct Image {
   std::vector<std::string> entries;
   std::vector<char*> argv, envp;
   cpu_set_t cpus{};
+  bool has_terminal = true;
 };
 
 void fill(Image& image, const WorkerSpec& spec) {
   for (const auto& [name, value] : spec.environment) image.entries.push_back(name + "=" + value);
   for (const auto& word : spec.command) image.argv.push_back(const_cast<char*>(word.c_str()));
   for (auto& entry : image.entries) image.envp.push_back(entry.data());
+  image.has_terminal = spec.has_terminal;
   CPU_ZERO(&image.cpus);
   for (const int cpu : spec.cpus) CPU_SET(static_cast<size_t>(cpu), &image.cpus);
   image.argv.push_back(nullptr);
@@ -47,7 +49,11 @@ void restore_signals() {
 }
 
 [[noreturn]] void become(const Image& image, pid_t agent, const std::array<int, 3>& stdio, int error_pipe) {
-  ::setpgid(0, 0);
+  if (image.has_terminal) {
+    ::setpgid(0, 0);
+  } else {
+    ::setsid();
+  }
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != agent) ::_exit(128 + SIGKILL);  // it died before the line above took effect
   restore_signals();

@@ -16,6 +16,7 @@ struct WorkerSpec {
   Environment environment;
   bool keeps_stdin = false;  ///< otherwise /dev/null
   std::vector<int> cpus;     ///< to run on; empty: all that this process may
+  bool has_terminal = true;  ///< false: in a session of its own, where it cannot ask, nor be stopped for asking
 };
 
 /// A worker's standard descriptors, for it to take, and the ends of those pipes that stay here. They are non-blocking.
