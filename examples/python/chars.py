@@ -23,7 +23,7 @@ CONTEXT = 64  # characters that the model looks back on
 WIDTH = 96
 HEADS = 4
 LAYERS = 2
-BATCH = 32  # stretches of text a step, over all ranks
+BATCH = 32  # stretches of text a step, over all ranks, each of which has at least one
 PEAK_RATE = 3e-3
 REPORT = 50  # steps between two lines of output
 
@@ -82,8 +82,9 @@ def stretches(text: Tensor, starts: Tensor) -> Tensor:
 def training_batch(text: Tensor, step: int) -> Tensor:
     """This rank's part of a step's stretches. All ranks draw the same, so the step alone says where training is."""
     generator = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=generator)
-    return stretches(text, starts[dist.get_rank() :: dist.get_world_size()])
+    rank, size = dist.get_rank(), dist.get_world_size()
+    starts = torch.randint(len(text) - CONTEXT, (max(BATCH, size),), generator=generator)
+    return stretches(text, starts[rank::size])
 
 
 def loss_of(model: nn.Module, rows: Tensor) -> Tensor:

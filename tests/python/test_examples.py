@@ -1,10 +1,13 @@
 """The examples in Python beside digits.py, which test_demo.py runs."""
 
 import re
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 
 @pytest.fixture
@@ -29,6 +32,14 @@ def test_chars_learn_to_write_and_go_on_from_a_checkpoint_on_fewer_ranks(
     # Even odds over the 70 characters of the alphabet are 4.2, their frequencies alone 3.2.
     assert losses[1] < losses[0] < 3, first + second
     assert len(second[second.index("60/60") :]) > 300, "it wrote no lines"
+
+
+def test_every_rank_of_many_has_text_to_train_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chars = runpy.run_path(str(root / "examples/python/chars.py"))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 40)
+    for rank in (0, 39):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        assert chars["training_batch"](torch.arange(1000), 1).shape == (1, chars["CONTEXT"] + 1)
 
 
 @pytest.mark.parametrize("options", ["--hook all_reduce", "--hook int8", "--outer diloco --hook int8"])
