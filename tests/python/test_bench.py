@@ -144,6 +144,18 @@ def test_a_rank_that_fails_is_shown() -> None:
     assert "KeyError" in str(caught.value)
 
 
+def test_the_place_of_a_rank_comes_before_the_users_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from muster.bench.ranks import Place, RanksFailedError, run_ranks
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    says = f"echo $GLOO_SOCKET_IFNAME > {tmp_path}/interface; exit 3"
+    with pytest.raises(RanksFailedError, match="status 3"):
+        list(run_ranks("any", 1, {}, 60, lambda rank: Place(["/bin/sh", "-c", says], {"GLOO_SOCKET_IFNAME": "veth0"})))
+    assert (tmp_path / "interface").read_text() == "veth0\n"
+
+
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 @pytest.mark.parametrize(
     ("name", "reason"), [("file/rows", "Not a directory|File exists"), ("folder", "it is a folder")]

@@ -24,7 +24,7 @@ class RanksFailedError(BenchFailedError):
 
 @dataclass
 class Place:
-    """Where a rank runs: words before its command, and what is added to its environment."""
+    """Where a rank runs: words before its command, and what its environment has in place of this process's."""
 
     prefix: list[str] = field(default_factory=list)
     # Loopback for peers that go by host name.
@@ -82,7 +82,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     command = [*place.prefix, sys.executable, "-m", "muster.bench.worker", bench, str(rank), str(ranks), folder]
     command += [json.dumps(parameters), str(report) if rank == 0 else "-1"]
-    environment = {"OMP_NUM_THREADS": "1"} | place.environment | dict(os.environ)
+    environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | place.environment
     return subprocess.Popen(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, pass_fds=[report] if rank == 0 else []
     )
