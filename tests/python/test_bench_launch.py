@@ -1,7 +1,10 @@
 """`muster bench launch`: that it starts, kills and times what it says. Never what it measures."""
 
 import json
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,53 @@ def test_every_way_to_start_is_timed_beside_torchrun(without_torch: str, tmp_pat
     assert {row["metric"] for row in rows.values()} == {"PSS"}
     assert {row["muster"] for row in rows.values()} == {1.0}
     assert marked_processes(without_torch) == []
+
+
+def test_the_users_own_warm_zygote_stays_out_of_it(
+    without_torch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, muster: str
+) -> None:
+    temporary = tmp_path / ("temporary" * 10)  # a socket's path may have 108 bytes
+    temporary.mkdir()
+    asked = tmp_path / "asked"
+    said_by = tmp_path / "muster"
+    said_by.write_text(f'#!/bin/sh\necho "$XDG_RUNTIME_DIR" >> {asked}\nexec {muster} "$@"\n')
+    said_by.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("MUSTER_BIN", str(said_by))
+    assert main(["launch", "--quick", "--workers", "2"]) == 0
+    (runtime,) = set(asked.read_text().splitlines())
+    assert len(f"{runtime}/muster/") + 32 < 108, "or /tmp/muster-UID is taken"
+    assert marked_processes(without_torch) == []
+
+
+def test_memory_is_the_median_of_the_repeats() -> None:
+    class Bench:
+        ways = dict.fromkeys(("torchrun", "zygote", "warm", "spawn"))
+        shares = iter([1] * 4 + [2] * 4 + [9] * 4)
+
+        def start(self, way: None) -> tuple[float, list[launch.Passed]]:
+            return 0, [launch.Passed(1, 1, next(self.shares) * 2**20)]
+
+        def row(self, case: str, metric: str, *values: object) -> tuple[object, ...]:
+            return (metric, *values)
+
+        def import_time(self) -> float:
+            return 1
+
+        fork_time = import_time
+
+    rows = list(launch._starts(Bench(), 3))  # type: ignore[arg-type]
+    assert [row for row in rows if row[0] == "PSS"] == [("PSS", "MiB", 2, 2, 0)] * 2
+
+
+def test_a_launcher_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_PATIENCE", 0.1)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        launch._end(process)
+        assert process.returncode == -signal.SIGKILL
 
 
 def test_a_job_that_fails_is_shown_with_its_last_words(

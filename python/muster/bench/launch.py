@@ -57,6 +57,9 @@ print(time.monotonic() - begin)
 """
 
 
+_PATIENCE = 60  # seconds: for a launcher that was told to end its workers
+
+
 @dataclass
 class Way:
     """One launcher with its options."""
@@ -87,7 +90,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     repeats = arguments.repeats or (1 if arguments.quick else 5)
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        bench = Launching(folder, arguments.workers, arguments.timeout)
+        # A user's own warm zygote stays out of it. The path of a socket must be short, whatever TMPDIR is.
+        runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-", dir="/tmp"))
+        bench = Launching(folder, Path(runtime), arguments.workers, arguments.timeout)
         stack.enter_context(bench.warmed())
         yield from _starts(bench, repeats)
         yield from _restarts(bench, repeats)
@@ -95,20 +100,21 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _starts(bench: Launching, repeats: int) -> Iterator[Row]:
     times: dict[str, list[float]] = {name: [] for name in bench.ways}
-    shares: dict[str, float] = {}
+    shares: dict[str, list[float]] = {name: [] for name in bench.ways}
     for _ in range(repeats):
         for name, way in bench.ways.items():
             begin, workers = bench.start(way)
             times[name].append(max(worker.at for worker in workers) - begin)
-            shares[name] = statistics.mean(worker.pss for worker in workers) / 2**20
+            shares[name].append(statistics.mean(worker.pss for worker in workers) / 2**20)
     median = {name: statistics.median(values) for name, values in times.items()}
+    share = {name: statistics.median(values) for name, values in shares.items()}
     floors = {"zygote": bench.import_time(), "spawn": bench.import_time(), "warm": bench.fork_time()}
     for name, shown in (("zygote", "cold"), ("warm", "muster warm"), ("spawn", "--start-method spawn")):
         yield bench.row(
             f"command to first barrier, {shown}", "time", "s", median[name], median["torchrun"], floors[name]
         )
     for name, shown in (("zygote", "forked"), ("spawn", "--start-method spawn")):
-        yield bench.row(f"memory of a worker, {shown}", "PSS", "MiB", shares[name], shares["torchrun"], 0)
+        yield bench.row(f"memory of a worker, {shown}", "PSS", "MiB", share[name], share["torchrun"], 0)
 
 
 def _restarts(bench: Launching, repeats: int) -> Iterator[Row]:
@@ -121,7 +127,7 @@ def _restarts(bench: Launching, repeats: int) -> Iterator[Row]:
 
 
 class Launching:
-    def __init__(self, folder: Path, workers: int, timeout: float):
+    def __init__(self, folder: Path, runtime: Path, workers: int, timeout: float):
         self._folder = folder
         self._workers = workers
         self._timeout = timeout
@@ -131,9 +137,7 @@ class Launching:
         if not muster:
             raise BenchFailedError("there is no muster program: run this as `muster bench launch`")
         self._muster = muster
-        (folder / "runtime").mkdir(mode=0o700)
-        # A user's own warm zygote stays out of it.
-        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "runtime"), "MUSTER_PYTHON": sys.executable}
+        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "MUSTER_PYTHON": sys.executable}
         own = [muster, "run", f"--nproc-per-node={workers}"]
         self.ways = {
             "torchrun": Way(
@@ -196,9 +200,7 @@ class Launching:
         try:
             yield begin, process, folder
         finally:
-            if process.poll() is None:
-                process.terminate()
-            process.wait()
+            _end(process)
 
     def _await(self, process: subprocess.Popen[bytes], folder: Path, restarts: int) -> list[Passed]:
         deadline = time.monotonic() + self._timeout
@@ -229,6 +231,16 @@ class Launching:
         if done.returncode != 0:
             raise BenchFailedError(f"{words!r} failed:\n{done.stderr}")
         return done.stdout
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _tail(folder: Path) -> str:
