@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +170,23 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(
     said = capsys.readouterr()
     assert re.search(f"{name} cannot be written: ({reason})", said.err), said.err
     assert said.out == ""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_bench_goes_on_where_this_machine_cannot_run_one(root: Path, tmp_path: Path) -> None:
+    asked, program = tmp_path / "asked", tmp_path / ".venv/bin/muster"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ntest "$2" != mpi && test "$2 $3" != "ddp --network"\n')
+    program.chmod(0o755)
+    command = ["make", "-C", str(tmp_path), "-f", str(root / "Makefile"), "-o", "build", "bench"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "make bench: not measured: mpi ddp-network\n" in done.stderr
+    measured = [line.split() for line in asked.read_text().splitlines()]
+    assert [words[1] for words in measured] == ["collectives", "mpi", "network", "ddp", "ddp", "store", "storm"]
+    assert [words[words.index("--json") + 1] for words in measured[4:]] == [
+        f"out/{name}.json" for name in ("ddp-network", "store", "storm")
+    ]
 
 
 def test_ranks_that_hang_are_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
