@@ -70,6 +70,20 @@ def test_backward_ends_when_delayed_gradients_are_averaged(ranks: RankPool, laye
     ranks.run(delaying, layers)
 
 
+def delaying_another(rank: int) -> None:
+    module = Half()
+    module.first.weight = nn.Parameter(torch.zeros(8, 6) if rank == 0 else torch.zeros(6, 8))
+    delayed = [("first.weight", module.first.weight)]
+    with pytest.raises(muster.MismatchError, match=r"rank 1 has first.weight: Float\[6, 8\], rank 0 has .*\[8, 6\]"):
+        DistributedDataParallel(
+            module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.first.weight
+        )
+
+
+def test_delayed_parameters_that_differ_are_told_too(ranks: RankPool) -> None:
+    ranks.run(delaying_another)
+
+
 def starting_apart(rank: int) -> None:
     group = muster.Group.from_process_group(dist.group.WORLD)
     module = nn.Linear(2, 1, bias=False)

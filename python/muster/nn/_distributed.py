@@ -147,7 +147,9 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         self._set_reduction_dtype()  # an unpickled model's
 
     def _unless_ignored(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        return [(name, tensor) for name, tensor in tensors if name not in self.parameters_to_ignore]
+        """torch ignores what is delayed, too; but that is the same at all ranks."""
+        delayed = {id(each) for each in self._delay_all_reduce_params}
+        return [pair for pair in tensors if pair[0] not in self.parameters_to_ignore or id(pair[1]) in delayed]
 
     def _set_mixed_precision(self, config: Any) -> None:
         self.mixed_precision = config
