@@ -139,8 +139,8 @@ struct Wrapped<Holder, std::void_t<typename Holder::ContainedType>> {
 ///
 /// A torch::nn::Module itself, with what it wraps as its child "module". Move and convert the module before it is
 /// wrapped, and do not add parameters later. Every rank constructs it and calls forward and backward alike; a module
-/// that differs by rank throws ErrorException, which names the parameter and the rank. Wrong use throws c10::Error. Not
-/// thread-safe.
+/// that differs by rank throws ErrorException, which names the parameter or buffer and the rank. Wrong use throws
+/// c10::Error. Not thread-safe.
 template <class M>
 class DistributedDataParallel : public DistributedModule {
  public:
