@@ -72,6 +72,61 @@ def check_moves(rank: int, dtype: torch.dtype, count: int) -> None:
     assert same(output, torch.cat(theirs)), f"all_to_all_single {where}"
 
 
+def all_dtypes() -> list[torch.dtype]:
+    """All that torch makes tensors of, but for the quantized, which are no plain elements."""
+    names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
+    return sorted({getattr(torch, name) for name in names if not name.startswith(("qint", "quint"))}, key=str)
+
+
+def moves_whatever_torch_has(rank: int) -> None:
+    dtypes = all_dtypes()
+    assert {torch.complex32, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.uint1, torch.bits16} <= set(dtypes)
+    for dtype in dtypes:
+        check_moves_of_bytes(rank, dtype)
+
+
+def check_moves_of_bytes(rank: int, dtype: torch.dtype) -> None:
+    def pattern(seed: int, count: int = 6) -> torch.Tensor:
+        size = count * dtype.itemsize
+        data = torch.arange(size).mul(7).add(seed).remainder(2 if dtype == torch.bool else 251)
+        return data.to(torch.uint8).view(dtype)
+
+    data = pattern(rank)
+    dist.broadcast(data, src=1)
+    assert same(data, pattern(1)), f"broadcast {dtype}"
+    grid = pattern(rank, 12).view(6, 2)
+    dist.broadcast(grid[:, 0], src=2)  # with gaps
+    columns = grid.view(torch.uint8).view(6, 2, -1)
+    assert torch.equal(columns[:, 0], pattern(2, 12).view(torch.uint8).view(6, 2, -1)[:, 0]), (
+        f"broadcast with gaps {dtype}"
+    )
+    assert torch.equal(columns[:, 1], pattern(rank, 12).view(torch.uint8).view(6, 2, -1)[:, 1]), f"gaps {dtype}"
+    outputs = [torch.empty(6, dtype=dtype) for _ in range(SIZE)]
+    dist.all_gather(outputs, pattern(rank))
+    assert all(map(same, outputs, map(pattern, range(SIZE)))), f"all_gather {dtype}"
+    output = torch.empty(18, dtype=dtype)
+    dist.all_gather_into_tensor(output, pattern(rank))
+    assert same(output[12:], pattern(2)), f"all_gather_into_tensor {dtype}"
+    output = torch.empty(6, dtype=dtype)
+    dist.scatter(output, [pattern(10 + r) for r in range(SIZE)] if rank == 0 else None, src=0)
+    assert same(output, pattern(10 + rank)), f"scatter {dtype}"
+    outputs = [torch.empty(6, dtype=dtype) for _ in range(SIZE)]
+    dist.gather(pattern(rank), outputs if rank == 0 else None, dst=0)
+    assert rank != 0 or all(map(same, outputs, map(pattern, range(SIZE)))), f"gather {dtype}"
+    dist.all_to_all(outputs, [pattern(10 * rank + r) for r in range(SIZE)])
+    assert all(map(same, outputs, [pattern(10 * r + rank) for r in range(SIZE)])), f"all_to_all {dtype}"
+    output = torch.empty(6, dtype=dtype)
+    dist.all_to_all_single(output, pattern(rank))
+    for r in range(SIZE):
+        assert same(output[2 * r : 2 * r + 2], pattern(r)[2 * rank : 2 * rank + 2]), f"all_to_all_single {dtype}"
+    if rank == 0:
+        dist.send(pattern(5), 1)
+    elif rank == 1:
+        output = torch.empty(6, dtype=dtype)
+        dist.recv(output, 0)
+        assert same(output, pattern(5)), f"recv {dtype}"
+
+
 def reductions(rank: int) -> None:
     for dtype in REDUCED:
         for count in COUNTS:
@@ -98,6 +153,11 @@ def check_reductions(rank: int, dtype: torch.dtype, count: int) -> None:
 @pytest.mark.parametrize("transport", ["shm", "unix"])
 def test_every_dtype_and_count_arrives_where_it_belongs(transport: str) -> None:
     run_ranks(SIZE, moves, env={"MUSTER_TRANSPORT": transport})
+
+
+@pytest.mark.parametrize("transport", ["shm", "unix"])
+def test_every_dtype_that_torch_has_moves(transport: str) -> None:
+    run_ranks(SIZE, moves_whatever_torch_has, env={"MUSTER_TRANSPORT": transport})
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix"])

@@ -23,7 +23,7 @@ constexpr Traits kTraits[kDtypeCount] = {
     {"bfloat16", Kind::kFloat},          {"float8_e5m2", Kind::kOpaque},     {"float8_e4m3fn", Kind::kOpaque},
     {"float8_e5m2fnuz", Kind::kOpaque},  {"float8_e4m3fnuz", Kind::kOpaque}, {"float8_e8m0fnu", Kind::kOpaque},
     {"uint16", Kind::kInteger},          {"uint32", Kind::kInteger},         {"uint64", Kind::kInteger},
-    {"float4_e2m1fn_x2", Kind::kOpaque},
+    {"float4_e2m1fn_x2", Kind::kOpaque}, {"bits8", Kind::kOpaque},           {"bits16", Kind::kOpaque},
 };
 
 const Traits& traits(Dtype dtype) { return kTraits[static_cast<size_t>(dtype)]; }

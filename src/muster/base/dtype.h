@@ -31,11 +31,14 @@ enum class Dtype : uint8_t {
   kUint32 = 19,
   kUint64 = 20,
   kFloat4E2m1fnX2 = 21,
+  kBits8 = 22,   ///< a byte with whatever in it: torch's int1 to int7, uint1 to uint7, bits1x8 to bits8
+  kBits16 = 23,  ///< torch's bits16
 };
-inline constexpr int kDtypeCount = 22;
+inline constexpr int kDtypeCount = 24;
 
 /// By Dtype.
-inline constexpr uint8_t kDtypeBytes[kDtypeCount] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 2, 1, 1, 1, 1, 1, 2, 4, 8, 1};
+inline constexpr uint8_t kDtypeBytes[kDtypeCount] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1,
+                                                     2, 1, 1, 1, 1, 1, 2, 4, 8, 1, 1,  2};
 /// Bytes of one element.
 constexpr size_t size_of(Dtype dtype) { return kDtypeBytes[static_cast<size_t>(dtype)]; }
 /// torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn".
@@ -58,8 +61,8 @@ inline constexpr int kReduceOpCount = 9;
 const char* name(ReduceOp op);
 
 /// Whether elements of `dtype` can be combined by `op`: floating types have no bit operations, complex types no order,
-/// only these two can be multiplied by a fraction first; float8 and float4 move but are never reduced. The error names
-/// both.
+/// only these two can be multiplied by a fraction first; float8, float4 and bits move but are never reduced. The error
+/// names both.
 Result<> check_reducible(Dtype dtype, ReduceOp op);
 /// The same without a reason.
 bool reducible(Dtype dtype, ReduceOp op);

@@ -49,6 +49,16 @@ bool share_memory(const std::vector<at::Tensor>& tensors) {
   return false;
 }
 
+/// torch copies no integers of fewer than eight bits.
+void copy_elements(const at::Tensor& to, const at::Tensor& from) {
+  const auto dtype = dtype_of(to.scalar_type());
+  if (dtype && *dtype == Dtype::kBits8) {
+    to.view(at::kByte).copy_(from.view(at::kByte));
+  } else {
+    to.copy_(from);
+  }
+}
+
 }  // namespace
 
 BufferView Request::view(const at::Tensor& tensor, Use use, bool apart) {
@@ -58,11 +68,11 @@ BufferView Request::view(const at::Tensor& tensor, Use use, bool apart) {
     return value_or_throw(view_of(tensor));
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-  if (use != Use::kWrite) copy.copy_(tensor);
-  kept_.push_back(copy);
-  if (use != Use::kRead) copies_.emplace_back(tensor, copy);
-  return value_or_throw(view_of(copy));
+  const at::Tensor plain = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  if (use != Use::kWrite) copy_elements(plain, tensor);
+  kept_.push_back(plain);
+  if (use != Use::kRead) copies_.emplace_back(tensor, plain);
+  return value_or_throw(view_of(plain));
 }
 
 BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
@@ -129,7 +139,7 @@ void Request::copy_back() {
   const at::NoGradGuard no_grad;
   // The caller may be in inference mode, and this another thread: its tensors can only be written in that mode.
   const c10::InferenceMode inference;
-  for (const auto& [to, from] : copies_) to.copy_(from);
+  for (const auto& [to, from] : copies_) copy_elements(to, from);
 }
 
 void Request::release() {

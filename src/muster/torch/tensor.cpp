@@ -3,6 +3,37 @@
 #include <c10/util/StringUtil.h>
 
 namespace muster {
+namespace {
+
+/// Types of which torch knows little but that an element, or several, fills a byte.
+bool is_byte_of_bits(c10::ScalarType type) {
+  using c10::ScalarType;
+  switch (type) {
+    case ScalarType::UInt1:
+    case ScalarType::UInt2:
+    case ScalarType::UInt3:
+    case ScalarType::UInt4:
+    case ScalarType::UInt5:
+    case ScalarType::UInt6:
+    case ScalarType::UInt7:
+    case ScalarType::Int1:
+    case ScalarType::Int2:
+    case ScalarType::Int3:
+    case ScalarType::Int4:
+    case ScalarType::Int5:
+    case ScalarType::Int6:
+    case ScalarType::Int7:
+    case ScalarType::Bits1x8:
+    case ScalarType::Bits2x4:
+    case ScalarType::Bits4x2:
+    case ScalarType::Bits8:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
 
 Result<Dtype> dtype_of(c10::ScalarType type) {
   using c10::ScalarType;
@@ -51,9 +82,12 @@ Result<Dtype> dtype_of(c10::ScalarType type) {
       return Dtype::kUint64;
     case ScalarType::Float4_e2m1fn_x2:
       return Dtype::kFloat4E2m1fnX2;
+    case ScalarType::Bits16:
+      return Dtype::kBits16;
     default:
       break;
   }
+  if (is_byte_of_bits(type)) return Dtype::kBits8;
   return fail(ErrorCode::kUnsupported, c10::str("tensors of type ", type, " cannot be sent; convert it first"));
 }
 
