@@ -1,6 +1,7 @@
 // The contract of a group, over every transport, and what is common to all of them.
 #include "contract/group_contract.h"
 #include "io/certificates.h"
+#include "muster/collective/algorithms.h"
 
 namespace muster {
 namespace {
@@ -54,6 +55,79 @@ TEST(Group, SeveralGroupsWorkAtOnceFromSeveralThreads) {
     }
     for (auto& thread : threads) thread.join();
   });
+}
+
+/// Runs a collective of `group` on numbers of which every rank's and block's is another; what is wrong, or nothing.
+std::string fault_of(Group& group, Collective collective, size_t block) {
+  const auto rank = static_cast<size_t>(group.membership().rank), size = static_cast<size_t>(group.membership().size);
+  const size_t root = size - 1, total = block * size;
+  const auto value = [](size_t from, size_t to) { return static_cast<int64_t>(100 * from + to); };
+  const auto sum = [&](size_t to) { return static_cast<int64_t>(100 * size * (size - 1) / 2 + size * to); };
+  std::vector<int64_t> whole(total), other(total), wanted(total);
+  for (size_t i = 0; i < total; ++i) whole[i] = wanted[i] = value(rank, i / block);
+  std::copy_n(whole.begin(), block, other.begin());
+  const auto all = [](std::vector<int64_t>& of) { return BufferView{of.data(), of.size(), Dtype::kInt64}; };
+  const BufferView one{other.data(), block, Dtype::kInt64}, none{nullptr, 0, Dtype::kInt64};
+  const auto expect = [&](auto&& each) {
+    for (size_t i = 0; i < total; ++i) wanted[i] = each(i / block);
+  };
+  Operation operation;
+  operation.call.collective = collective;
+  operation.call.root = static_cast<Rank>(root);
+  operation.input = operation.output = all(whole);
+  switch (collective) {
+    case Collective::kAllReduce:
+      expect(sum);
+      break;
+    case Collective::kReduce:
+      if (rank == root) expect(sum);
+      break;
+    case Collective::kBroadcast:
+      expect([&](size_t to) { return value(root, to); });
+      break;
+    case Collective::kGather:
+      operation.output = rank == root ? all(whole) : none;
+      [[fallthrough]];
+    case Collective::kAllGather:
+      operation.input = one;
+      if (rank == root || collective == Collective::kAllGather) expect([&](size_t from) { return value(from, 0); });
+      break;
+    case Collective::kScatter:
+      operation.input = rank == root ? all(whole) : none;
+      operation.output = one;
+      expect([&](size_t) { return value(root, rank); });
+      break;
+    case Collective::kReduceScatter:
+      operation.output = one;
+      expect([&](size_t) { return sum(rank); });
+      break;
+    case Collective::kAllToAll:
+      operation.output = all(other);
+      expect([&](size_t from) { return value(from, rank); });
+      break;
+    case Collective::kBarrier:
+      break;
+  }
+  const auto result = group.submit(operation, {}).result();
+  if (!result) return result.error().to_string();
+  const bool into_other = operation.output.data() == static_cast<void*>(other.data());
+  const auto& got = into_other ? other : whole;
+  return std::equal(got.begin(), got.begin() + (into_other ? operation.output.count() : total), wanted.begin())
+             ? ""
+             : "wrong numbers";
+}
+
+TEST(Group, RunsEveryAlgorithmThatTheEnvironmentNames) {
+  for (const Algorithm& each : algorithms()) {
+    const std::string wish = std::string(name(each.collective)) + "=" + each.name;
+    ASSERT_EQ(setenv("MUSTER_ALGO", wish.c_str(), 1), 0);
+    for (const int size : {4, 5}) {
+      run_group(size, "unix", [&](Group& group) {
+        for (const size_t block : {1, 100, 60'000}) EXPECT_EQ(fault_of(group, each.collective, block), "") << wish;
+      });
+    }
+  }
+  ASSERT_EQ(unsetenv("MUSTER_ALGO"), 0);
 }
 
 TEST(Group, SaysWhichTransportItUses) {

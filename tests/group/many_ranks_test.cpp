@@ -3,9 +3,12 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <latch>
+#include <string>
 
 #include "group/ranks.h"
+#include "muster/store/stat.h"
 
 namespace muster {
 namespace {
@@ -55,6 +58,43 @@ TEST_P(ManyRanks, HearOfAnAbortThoughFewAreLinked) {
     const auto result = (*group)->barrier().result();
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().rank, size - 1) << result.error().to_string();
+  });
+}
+
+TEST(Forming, CostsEachRankFiveRoundTripsOfTheStore) {
+  for (const int size : {2, 16, 17, 40}) {
+    const auto store = memory_store();
+    const auto soon = [] { return Deadline::after(std::chrono::seconds(60)); };
+    const uint64_t before = store->stat(soon())->operations;
+    run_ranks(size, [&](Rank rank) {
+      const auto handle = store->clone();
+      const auto group = Group::form(**handle, {rank, size, "test", 0}, patient("shm"));
+      ASSERT_TRUE(group) << group.error().to_string();
+      ASSERT_TRUE((*group)->barrier().result());
+    });
+    EXPECT_LE(store->stat(soon())->operations - before, 5U * size) << "with " << size << " ranks";
+  }
+}
+
+/// Of links through shared memory, whose ends are all in this process.
+size_t count_links() {
+  std::ifstream maps("/proc/self/maps");
+  size_t ends = 0;
+  for (std::string line; std::getline(maps, line);) ends += line.find("muster-link") != std::string::npos ? 1 : 0;
+  return ends / 2;
+}
+
+/// Where all share memory nothing but the tree is linked: news travels along it, and tensors never.
+TEST(ManyRanksOfAHost, AreLinkedByATreeAlone) {
+  constexpr int kSize = 24;
+  std::latch formed(kSize), counted(kSize), worked(kSize);
+  test::run_group(kSize, patient("shm"), [&](Group& group) {
+    formed.arrive_and_wait();
+    if (group.membership().rank == 0) EXPECT_EQ(count_links(), kSize - 1U);
+    counted.arrive_and_wait();
+    expect_collectives(group);
+    worked.arrive_and_wait();
+    if (group.membership().rank == 0) EXPECT_EQ(count_links(), kSize - 1U);
   });
 }
 

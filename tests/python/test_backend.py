@@ -357,7 +357,8 @@ def disagreeing(rank: int) -> str:
 
 
 def test_ranks_that_call_different_operations_hear_of_it() -> None:
-    assert "MismatchError" in run_ranks(2, disagreeing)
+    for transport in ("shm", "unix"):
+        assert run_ranks(3, disagreeing, env={"MUSTER_TRANSPORT": transport}) == ["MismatchError"] * 3
 
 
 def aborted(rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -217,8 +218,39 @@ def allocated(rank: int) -> None:
     data.fill_(5)
 
 
+def groups_in_threads(rank: int) -> None:
+    """Each thread has a group of its own, some of all ranks."""
+    groups = [dist.new_group([0, 1, 2] if number % 2 == 0 else [0, 2]) for number in range(4)]
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        group = groups[number]
+        size = dist.get_world_size(group)
+        expected = sum([0, 1, 2] if size == 3 else [0, 2])
+        for round_ in range(100):
+            data = torch.full((1 + 700 * (round_ % 5),), float(rank + number))
+            handle = dist.all_reduce(data, group=group, async_op=round_ % 2 == 1)
+            if handle is not None:
+                handle.wait()
+            if data.unique().tolist() != [float(expected + size * number)]:
+                wrong.append(f"group {number}, round {round_}: {data}")
+
+    mine = [number for number, group in enumerate(groups) if group is not dist.GroupMember.NON_GROUP_MEMBER]
+    threads = [threading.Thread(target=work, args=(number,)) for number in mine]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]
+    dist.barrier()
+
+
 @pytest.mark.parametrize(
-    "body", [splitting, monitored, subdividing, timeouts, told, direct, direct_messages, allocated]
+    "body",
+    [
+        *(splitting, monitored, subdividing, timeouts, told, direct, direct_messages, allocated),
+        groups_in_threads,
+    ],
 )
 def test_three_ranks(body: Any) -> None:
     run_ranks(3, body)

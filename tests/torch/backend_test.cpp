@@ -3,6 +3,7 @@
 #include <future>
 
 #include "muster/torch/exception.h"
+#include "muster/transport/shm/arena.h"
 #include "torch/torch_ranks.h"
 
 namespace muster {
@@ -40,6 +41,30 @@ TEST(TorchBackend, KeepsTensorsAliveUntilTheOperationEnds) {
     backend.allreduce(last, c10d::AllreduceOptions())->wait();
     EXPECT_EQ(last[0].item<float>(), 2);
   });
+}
+
+TEST(TorchBackend, HasAnAllocatorOfMemoryThatTheRanksShare) {
+  test::run_backends(2, [](TorchBackend& backend) {
+    constexpr int64_t kCount = 300'000;
+    c10::DataPtr memory = backend.getMemAllocator()->allocate(kCount * sizeof(float));
+    EXPECT_TRUE(backend.group().arena()->find(memory.get(), kCount * sizeof(float)));
+    Tensors tensors{at::from_blob(memory.get(), {kCount}, at::kFloat).fill_(backend.getRank() + 1.F)};
+    backend.allreduce(tensors, c10d::AllreduceOptions())->wait();
+    EXPECT_TRUE(at::equal(tensors[0], at::full({kCount}, 3.F)));
+    backend.barrier(c10d::BarrierOptions())->wait();  // the peer may still read it
+  });
+}
+
+TEST(TorchBackend, TellsAnAbortFromALateRank) {
+  test::run_backends(
+      2,
+      [](TorchBackend& backend) {
+        EXPECT_EQ(backend.getError(), c10d::ErrorType::SUCCESS);
+        backend.barrier(c10d::BarrierOptions())->wait();
+        backend.abort();
+        EXPECT_EQ(backend.getError(), c10d::ErrorType::COMM_ERROR);
+      },
+      /*together=*/false);
 }
 
 TEST(TorchBackend, GathersUnevenTensors) {
@@ -123,7 +148,7 @@ TEST(TorchBackend, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
     EXPECT_NE(code_of(kNoTimeout), ErrorCode::kInternal);
     EXPECT_TRUE(work->isCompleted());
     EXPECT_FALSE(work->isSuccess());
-    EXPECT_NE(backend.getError(), c10d::ErrorType::SUCCESS);
+    EXPECT_EQ(backend.getError(), c10d::ErrorType::TIMEOUT);
     EXPECT_TRUE(work->getFuture()->hasError());
     ended.set_value();
   };
