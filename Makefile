@@ -83,14 +83,21 @@ SEED ?= $(shell date +%Y%m%d)
 ROUNDS ?= 50000
 nightly: build peer
 	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated crashes" \
-	  -- build/release/tests/collective/simulation_test --gtest_filter='*Crashes*'
+	  -- build/release/tests/collective/simulation_test --gtest_filter='*Crashes*:*CutOff*'
 	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated tiers" -- build/release/tests/sim/store_tier_linear_test
 	@MUSTER_SEED=$(SEED) MUSTER_WORKERS=100000 MUSTER_ROUNDS=1 $(STAGE) "simulated starts" -- build/release/tests/sim/store_start_up_test
 	@MUSTER_KILL_CASES=all $(STAGE) "kills in collectives" -- build/release/tests/group/group_kill_test
 	@MUSTER_MISMATCHES=all $(STAGE) "calls that differ" -- build/release/tests/group/group_mismatch_test
 	@MUSTER_TEST_SLOW=1 MUSTER_DDP_EXAMPLES=500 $(STAGE) "DDP, more of it" --summary '(passed|skipped).* in ' \
 	  -- python3 -m pytest tests/python/test_nn_ddp.py -q $(PYTEST)
+	@MUSTER_RANKS=512 $(STAGE) "512 ranks" -- build/release/tests/group/group_test --gtest_filter='*ManyRanks*'
+	@MUSTER_RANKS=512 $(STAGE) "512 ranks in a team" \
+	  -- build/release/tests/collective/team_collectives_test --gtest_filter='*OfManyRanks*'
+	@MUSTER_TEST_HUGE=1 $(STAGE) "tensors over 4 GiB" --summary '(passed|skipped).* in ' \
+	  -- python3 -m pytest -q tests/python/test_backend_collectives.py -k 4_gib
 	@$(MAKE) --no-print-directory fuzz FUZZ_SEED=$(SEED) FUZZ_SECONDS=$$(($(ROUNDS) / 100))
+	@$(MAKE) --no-print-directory asan tsan
+	@if command -v apt-get > /dev/null; then $(MAKE) --no-print-directory arm64; else echo "arm64: left out, Debian only"; fi
 
 wheel: setup
 	@CXX=$(if $(filter environment,$(origin CXX)),$(CXX),c++) $(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
