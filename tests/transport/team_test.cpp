@@ -10,6 +10,8 @@
 #include <cstring>
 #include <thread>
 
+#include "muster/transport/shm/ring.h"
+
 namespace muster {
 
 struct TeamSkip {
@@ -44,15 +46,18 @@ TEST(Team, IsNotMadeOfWhatIsNoTeam) {
   EXPECT_EQ(other_size.error().code, ErrorCode::kMismatch);
 }
 
-TEST(Team, SaysWhichLimitIsInTheWay) {
+/// Instead of the signal that a file beyond the limit is.
+TEST(Team, SaysWhichLimitIsInTheWayAndSoDoesALink) {
   const pid_t child = fork();
   if (child == 0) {
     const rlimit limit{1 << 20, 1 << 20};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(2);
-    const auto memory = Team::allocate(8);
-    const bool right = !memory && memory.error().code == ErrorCode::kResourceExhausted &&
-                       memory.error().message.find("ulimit -f") != std::string::npos;
-    _exit(right ? 0 : 1);
+    const auto says = [](const auto& result) {
+      return !result && result.error().code == ErrorCode::kResourceExhausted &&
+             result.error().message.find("ulimit -f") != std::string::npos;
+    };
+    Fd link;
+    _exit(says(Team::allocate(8)) && says(RingRegion::create(link)) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);

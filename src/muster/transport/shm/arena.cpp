@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <mutex>
 
 #include "muster/base/check.h"
+#include "muster/transport/shm/file_limit.h"
 
 namespace muster {
 namespace {
@@ -33,12 +33,6 @@ size_t half_of_memory() {
 tl::unexpected<Error> exhausted(const std::string& what, size_t bytes) {
   return fail(ErrorCode::kResourceExhausted,
               fmt::format("cannot get {} bytes of shared memory for a tensor: {}", bytes, what));
-}
-
-/// Beyond the limit on file sizes a file does not fail to grow: the process gets a signal.
-bool beyond_file_limit(size_t bytes) {
-  rlimit limit{};
-  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
 }
 
 }  // namespace
@@ -136,7 +130,7 @@ void* Arena::take(Segment& segment, size_t bytes) {
 
 Result<Arena::Segment*> Arena::grow(size_t bytes) {
   const size_t size = round_up(std::max(bytes, kSegmentBytes), kHugePage);
-  if (beyond_file_limit(size)) return exhausted("the limit on file sizes is lower (ulimit -f)", bytes);
+  if (!check_file_limit(size)) return exhausted("the limit on file sizes is lower (ulimit -f)", bytes);
   auto segment = std::make_unique<Segment>();
   segment->file.reset(memfd_create("muster-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const int file = segment->file.get();

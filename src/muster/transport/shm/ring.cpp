@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "muster/transport/shm/core.h"
+#include "muster/transport/shm/file_limit.h"
 
 namespace muster {
 namespace {
@@ -26,6 +27,7 @@ size_t until_end(uint64_t position) { return kRingBytes - position % kRingBytes;
 }  // namespace
 
 Result<RingRegion> RingRegion::create(Fd& fd) {
+  MUSTER_TRY(check_file_limit(kRegionBytes));
   fd.reset(memfd_create("muster-link", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return fail_errno(errno, "cannot create shared memory for a link");
   if (ftruncate(fd.get(), kRegionBytes) != 0 || fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "muster/base/check.h"
+#include "muster/transport/shm/file_limit.h"
 
 namespace muster {
 namespace {
@@ -40,16 +40,6 @@ struct Registry {
 Registry& registry() {
   static Registry* const instance = new Registry;  // never destroyed: groups may outlive main's statics
   return *instance;
-}
-
-/// A file beyond this limit would be the signal SIGXFSZ, not an error.
-Result<> check_file_limit(size_t bytes) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) return {};
-  return fail(ErrorCode::kResourceExhausted,
-              fmt::format("{} bytes of shared memory are beyond this process's limit on file sizes, {}; raise it "
-                          "(ulimit -f)",
-                          bytes, limit.rlim_cur));
 }
 
 }  // namespace
