@@ -238,10 +238,13 @@ def outside_store(outside: Outside) -> list[str]:
     return outside[0]
 
 
+@pytest.mark.parametrize(
+    "tiers", [[], ["--enable-tiered-parallel-tcpstore", "--store-fanout=1"]], ids=["plain", "tiered"]
+)
 def test_a_job_outlives_its_root_where_the_rendezvous_does(
-    node: Node, outside_store: list[str], tmp_path: Path
+    node: Node, outside_store: list[str], tmp_path: Path, tiers: list[str]
 ) -> None:
-    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *outside_store)
+    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *outside_store, *tiers)
     root = node(*words, endpoint=False)
     root.expect("generation 0")
     others = [node(*words, endpoint=False) for _ in range(2)]
