@@ -278,6 +278,21 @@ def test_a_rendezvous_that_is_gone_ends_the_job_with_its_own_reason(node: Node, 
         assert job.left_behind() == []
 
 
+def test_a_rendezvous_that_stands_still_is_waited_for(node: Node, outside: Outside, tmp_path: Path) -> None:
+    words, server = outside
+    jobs = [node("--nnodes=2", "--rdzv-conf=heartbeat_timeout=1", *words, endpoint=False) for _ in range(2)]
+    for job in jobs:
+        job.expect(r"rank \d of 2")
+    server.send_signal(signal.SIGSTOP)
+    for job in jobs:
+        job.expect("lost the job's root at")
+    server.send_signal(signal.SIGCONT)
+    for job in jobs:
+        job.expect(r"generation [1-9] restart 0 rank \d of 2")
+    (tmp_path / "enough").touch()
+    assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+
+
 @pytest.mark.parametrize("kind", ["redis", "etcd"])
 def test_a_rendezvous_that_refuses_is_named_at_once(node: Node, kind: str) -> None:
     if shutil.which(server_words(kind, 0, Path())[0]) is None:
