@@ -190,17 +190,17 @@ def test_the_root_dies_above_a_middle_proxy(start: Launch, chain: list[str], ran
         assert job.left_behind() == []
 
 
-# What a worker does after it is there, until the root's agent is killed.
+# What a worker does until the root's agent is killed.
 STEPS = {
-    "barrier": "[ $RANK = 0 ] || exec {muster} store barrier b 2\n",
-    "end": "trap 'echo ending' TERM\n",
+    "barrier": f"echo ready $$\n[ $RANK = 0 ] || exec {find_muster()} store barrier b 2\n",
+    "end": "trap 'echo ending' TERM\necho ready $$\n",
 }
 
 
 @pytest.mark.parametrize("tiers", [[], ["--enable-tiered-parallel-tcpstore"]], ids=["plain", "tiered"])
 @pytest.mark.parametrize("step", ["barrier", "end"])
 def test_the_root_dies_while_workers_are_at_work(start: Launch, place: list[str], step: str, tiers: list[str]) -> None:
-    code = f"echo ready $$\n{STEPS[step].format(muster=find_muster())}while :; do sleep 1000 & wait; done\n"
+    code = STEPS[step] + "while :; do sleep 1000 & wait; done\n"
     root, other = (start(*place, *tiers, f"--node-rank={rank}", "--shutdown-timeout=1", code=code) for rank in range(2))
     pids = [int(job.expect(r"ready (\d+)")[0][1]) for job in (root, other)]
     if step == "end":
@@ -211,7 +211,8 @@ def test_the_root_dies_while_workers_are_at_work(start: Launch, place: list[str]
         wait_until(lambda: b"barrier" in Path(f"/proc/{pids[1]}/cmdline").read_bytes())
     end(root, "agent")
     assert root.finish() == 137
-    assert other.finish() == (143 if step == "end" else 1)
+    # The worker in the barrier may be the first to notice, and then its status is the job's.
+    assert other.finish() in ((143,) if step == "end" else (1, 3))
     assert ("SIGTERM on host" if step == "end" else "lost the job's store at tcp://") in other.err, other.err
     for job in (root, other):
         assert job.left_behind() == []
