@@ -23,7 +23,7 @@ class Crowd {
       : nodes_(options.nodes),
         tiers_(std::move(options), seed, [this](int, Reply reply) { on_reply(std::move(reply)); }) {
     for (int i = 0; i < kClients; ++i) {
-      members_.push_back({Whims(seed, i, true), {}, static_cast<ClientId>(i), i % nodes_});
+      members_.push_back({Whims(seed, i, true, /*wide=*/seed % 2 == 0), {}, static_cast<ClientId>(i), i % nodes_});
       tiers_.time().after(Duration(tiers_.random().below(2'000'000)), [this, i] { next(i); });
     }
   }

@@ -25,7 +25,8 @@ struct Learned {
 class RecordedClient {
  public:
   virtual ~RecordedClient() = default;
-  /// Makes of the request what this client can ask for: a TCPStore client's get does not wait.
+  /// Makes of the request what this client can ask for: a TCPStore client's get does not wait, and it
+  /// lists all keys.
   virtual Request adapt(Request request) const { return request; }
   virtual Learned call(const Request& request, const Deadline& deadline) = 0;
 };

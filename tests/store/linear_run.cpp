@@ -24,7 +24,7 @@ bool record(RecordedClient& client, Call call, Duration patience, History& histo
 }
 
 void play(const LinearRun& run, int number, History& history) {
-  Whims whims(run.seed, number, run.barriers);
+  Whims whims(run.seed, number, run.barriers, run.wide);
   std::unique_ptr<RecordedClient> client;
   for (int i = 0; i < run.calls; ++i) {
     if (!client) client = run.open(number);

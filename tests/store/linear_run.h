@@ -17,6 +17,7 @@ struct LinearRun {
   /// Called for some requests: a client that asks for it and dies. May be empty.
   std::function<void(const Request&)> die;
   bool barriers = true;
+  bool wide = false;  ///< see Whims: the server must hold no keys of other runs
 };
 
 /// Clients in threads of their own ask at random for what the store can do, on few keys, so that they meet. At the end

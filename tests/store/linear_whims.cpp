@@ -19,14 +19,16 @@ bool may_wait(const Request& request) {
   }
 }
 
-Whims::Whims(uint64_t seed, int client, bool barriers)
+Whims::Whims(uint64_t seed, int client, bool barriers, bool wide)
     : random_(seed * 1000003 + static_cast<uint64_t>(client)),
       prefix_(std::to_string(seed) + "/"),
       client_(client),
-      barriers_(barriers) {}
+      barriers_(barriers),
+      wide_(wide) {}
 
 Request Whims::next() {
   ++calls_;
+  if (wide_ && random_.chance(0.05)) return about_all();
   const uint64_t kind = random_.below(barriers_ ? 20 : 19);
   if (kind < 8) return about_value();
   if (kind < 11) return about_counter();
@@ -94,6 +96,12 @@ Request Whims::about_several() {
     default:
       return {StoreOperation::kMultiGet, 0, both};
   }
+}
+
+Request Whims::about_all() {
+  if (random_.chance(0.3)) return {StoreOperation::kNumKeys};
+  if (random_.chance(0.3)) return {StoreOperation::kNumKeys, 0, {prefix_ + "r"}};
+  return {StoreOperation::kListKeys, 0, {prefix_ + (random_.chance(0.5) ? "" : "m")}};
 }
 
 }  // namespace muster

@@ -12,7 +12,8 @@ namespace muster {
 /// keys, so that clients meet. Keys begin with the seed, a slash, and q if they are queues', b if barriers'.
 class Whims {
  public:
-  Whims(uint64_t seed, int client, bool barriers);
+  /// `wide`: now and then it counts or lists all keys, too. That joins a history's keys, which is then hard to check.
+  Whims(uint64_t seed, int client, bool barriers, bool wide = false);
 
   Request next();
   /// How long it waits for what may not come.
@@ -26,11 +27,12 @@ class Whims {
   Request about_counter();
   Request about_queue();
   Request about_several();
+  Request about_all();
 
   Random random_;
   std::string prefix_;
   int client_;
-  bool barriers_;
+  bool barriers_, wide_;
   int serial_ = 0;
   int calls_ = 0;
   Bytes last_;

@@ -85,7 +85,9 @@ std::optional<Reply> StoreModel::apply(const Request& request) {
       reply.number = present(request);
       break;
     case StoreOperation::kNumKeys:
-      reply.number = std::ssize(data_);
+      reply.number = std::count_if(data_.begin(), data_.end(), [&](const auto& entry) {
+        return request.keys.empty() || entry.first.starts_with(key());
+      });
       break;
     case StoreOperation::kQueueLength:
       reply.number = queues_.contains(key()) ? std::ssize(queues_.at(key())) : 0;
