@@ -1,4 +1,5 @@
 #include "contract/outside_contract.h"
+#include "io/certificates.h"
 
 namespace muster {
 namespace {
@@ -8,8 +9,8 @@ Deadline soon() { return Deadline::after(60s); }
 // A cluster of one; each world is a prefix of its own in it.
 class EtcdServer {
  public:
-  explicit EtcdServer(const std::vector<std::string>& options = {}) {
-    const std::string client = "http://127.0.0.1:" + std::to_string(port);
+  explicit EtcdServer(const std::vector<std::string>& options = {}, const std::string& scheme = "http") {
+    const std::string client = scheme + "://127.0.0.1:" + std::to_string(port);
     const std::string peer = "http://127.0.0.1:" + std::to_string(free_port());
     std::vector<std::string> words = {"etcd",
                                       "--heartbeat-interval=20",  // a cluster of one elects itself the sooner
@@ -82,6 +83,49 @@ TEST(EtcdStore, AsksTheNextOfSeveralEndpoints) {
   const auto store = open_store("etcd://127.0.0.1:" + std::to_string(free_port()) + "," + server.host(), {}, soon());
   ASSERT_TRUE(store.has_value()) << store.error().to_string();
   EXPECT_EQ((*store)->add("endpoints", 1, soon()), 1);
+}
+
+// An etcd that asks for certificates, and what a client shows and trusts.
+struct TlsEtcd {
+  std::string url(const std::string& ca, const TlsFiles& mine) const {
+    return "etcds://" + server.host() + "/tls?ca=" + ca + "&cert=" + mine.certificate_file + "&key=" + mine.key_file;
+  }
+  TestAuthority authority;
+  const TlsFiles theirs = authority.issue("127.0.0.1"), ours = authority.issue("client");
+  EtcdServer server{{"--cert-file=" + theirs.certificate_file, "--key-file=" + theirs.key_file,
+                     "--trusted-ca-file=" + authority.ca_file(), "--client-cert-auth"},
+                    "https"};
+};
+
+TEST(EtcdStore, SpeaksTls) {
+  const TlsEtcd etcd;
+  NEEDS(etcd.server);
+  const auto store = open_when_up(etcd.url(etcd.authority.ca_file(), etcd.ours));
+  ASSERT_NE(store, nullptr);
+  std::thread waiter([&] {
+    const auto other = open_when_up(etcd.url(etcd.authority.ca_file(), etcd.ours));
+    EXPECT_OK(other->set("here", {}, soon()));
+    EXPECT_EQ(other->get("k", soon()), to_bytes("v"));
+  });
+  EXPECT_OK(store->wait({"here"}, soon()));
+  EXPECT_OK(store->set("k", as_bytes("v"), soon()));
+  waiter.join();
+}
+
+TEST(EtcdStore, SaysWhoseCertificateIsNotTrusted) {
+  const TlsEtcd etcd;
+  NEEDS(etcd.server);
+  open_when_up(etcd.url(etcd.authority.ca_file(), etcd.ours));
+  TestAuthority stranger("another authority");
+  const auto distrusted = open_store(etcd.url(stranger.ca_file(), etcd.ours), {}, soon());
+  expect_error(distrusted, ErrorCode::kAuthentication, etcd.server.host());
+  expect_error(distrusted, ErrorCode::kAuthentication, "certificate");
+  const auto refused = open_store(etcd.url(etcd.authority.ca_file(), stranger.issue("client")), {}, soon());
+  expect_error(refused, ErrorCode::kUnavailable, etcd.server.host());
+  expect_error(refused, ErrorCode::kUnavailable, "may not accept the client's certificate");
+  expect_error(open_store("etcds://" + etcd.server.host() + "?ca=/no/such/file", {}, soon()),
+               ErrorCode::kInvalidArgument, "/no/such/file");
+  expect_error(open_store(etcd.server.url(), {}, soon()), ErrorCode::kUnavailable, etcd.server.host());
 }
 
 TEST(EtcdStore, SaysWhatIsTooLargeForEtcd) {

@@ -64,7 +64,7 @@ OutsideServer start_redis() {
   return {std::move(server.process), server.url(""), "127.0.0.1:" + std::to_string(server.port)};
 }
 
-INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>));
+INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Redis, ClaimContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Redis, OutsideContract, testing::Values(start_redis));
 

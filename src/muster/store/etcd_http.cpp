@@ -135,9 +135,13 @@ class CurlHttp : public Http {
   }
 
   HttpFailure failure(CURLcode outcome) {
-    curl_off_t sending = 0;  // when it began, in microseconds
+    curl_off_t sending = 0, greeted = 0;  // when it began, and when TLS was agreed on if it was now; in microseconds
     curl().getinfo(handle_, CURLINFO_PRETRANSFER_TIME_T, &sending);
-    const std::string text = error_[0] != '\0' ? error_.data() : curl().strerror(outcome);
+    curl().getinfo(handle_, CURLINFO_APPCONNECT_TIME_T, &greeted);
+    std::string text = error_[0] != '\0' ? error_.data() : curl().strerror(outcome);
+    // In TLS 1.3 a server looks at the client's certificate when the client takes the handshake for done.
+    const bool ended = outcome == CURLE_RECV_ERROR || outcome == CURLE_SEND_ERROR || outcome == CURLE_GOT_NOTHING;
+    if (ended && greeted > 0) text += "; it may not accept the client's certificate, for TLS was just agreed on";
     return {Error{code_of(outcome), text, kNoRank, {}}, sending > 0};
   }
 
