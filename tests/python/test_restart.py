@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -261,6 +261,57 @@ def test_a_job_outlives_its_root_where_the_rendezvous_does(
     assert [job.finish() for job in (*others, last)] == [0, 0, 0], others[0].err
     root.finish()
     for job in (root, *others, last):
+        assert job.left_behind() == []
+
+
+def generations(jobs: Sequence[Job]) -> dict[int, list[tuple[int, int]]]:
+    """Who said that it was in which generation: (rank, world size)."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for job in jobs:
+        for generation, rank, size in re.findall(r"generation (\d+) restart \d+ rank (\d+) of (\d+)", job.out):
+            found.setdefault(int(generation), []).append((int(rank), int(size)))
+    return found
+
+
+def test_of_nodes_that_all_may_be_the_root_one_is(node: Node, outside_store: list[str], tmp_path: Path) -> None:
+    jobs = [node("--nnodes=4", *outside_store, endpoint=False) for _ in range(4)]
+    for job in jobs:
+        job.expect("of 4")
+    (tmp_path / "enough").touch()
+    assert [job.finish() for job in jobs] == [0] * 4, "".join(job.err for job in jobs)
+    assert {number: sorted(ranks) for number, ranks in generations(jobs).items()} == {0: [(i, 4) for i in range(4)]}
+    for job in jobs:
+        assert job.left_behind() == []
+
+
+def test_a_root_that_stood_still_decides_nothing_any_more(node: Node, outside_store: list[str], tmp_path: Path) -> None:
+    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *outside_store)
+    root = node(*words, endpoint=False)
+    root.expect("generation 0")
+    others = [node(*words, endpoint=False) for _ in range(2)]
+    for job in (root, *others):
+        job.expect(r"rank \d of 3")
+    before = [job.out.count(" of 2") for job in others]
+    agent = root.agent()
+    os.kill(agent, signal.SIGSTOP)  # its workers go on, and nobody notices at once
+    for job, count in zip(others, before, strict=True):
+        job.expect(r"rank \d of 2", count=count + 1)
+    jobs = (root, *others)
+    known = [job.out.count(" of 3") for job in jobs]
+    os.kill(agent, signal.SIGCONT)
+    root.expect("could not renew its claim to be the job's root")
+
+    def is_one_of_three() -> bool:
+        return all(job.out.count(" of 3") > count for job, count in zip(jobs, known, strict=True))
+
+    wait_until(lambda: is_one_of_three() or root.process.poll() is not None)
+    (tmp_path / "enough").touch()
+    assert [job.finish() for job in others] == [0, 0], others[0].err
+    root.finish()
+    for number, ranks in generations(jobs).items():
+        assert len(set(ranks)) == len(ranks), f"two roots began generation {number}: {ranks}"
+        assert len({size for _, size in ranks}) == 1, f"two roots began generation {number}: {ranks}"
+    for job in jobs:
         assert job.left_behind() == []
 
 
