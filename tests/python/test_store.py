@@ -67,6 +67,27 @@ def test_wrong_addresses_are_one_sentence() -> None:
         muster.store("tcp://127.0.0.1:1", timeout=timedelta(seconds=1))
 
 
+def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
+    secret = bytes(range(32))
+    command = [release_build / "src/muster/launch/muster", "store", "serve", "--listen", "127.0.0.1:0"]
+    environment = os.environ | {"MUSTER_SECRET": secret.hex()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            store, other = muster.store(url, secret=secret), muster.store(url, secret=secret)
+            store.set("k", b"\x00\xff")
+            assert other.get("k") == b"\x00\xff"
+            assert [store.add("n", 2), other.add("n", 3)] == [2, 5]
+            assert other.clone().num_keys() == 2
+            with pytest.raises(dist.DistStoreError, match="nobody"):
+                store.wait(["nobody"], timedelta(milliseconds=20))
+            with pytest.raises(muster.Error, match="secret"):
+                muster.store(url, secret=b"another one", timeout=timedelta(seconds=30))
+        finally:
+            server.terminate()
+
+
 def over_a_muster_store(rank: int, url: str) -> None:
     dist.barrier()  # Gloo's group fails at a rank that is not in it yet when another leaves
     dist.destroy_process_group()
