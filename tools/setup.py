@@ -180,9 +180,15 @@ def site_packages() -> Path:
     return found[0]
 
 
+def installed_version(package: str) -> str | None:
+    """In .venv, without the part that names a build of it (+cpu); None where it is not there."""
+    found = importlib.metadata.distributions(name=package, path=[str(site_packages())])
+    return next((distribution.version.partition("+")[0] for distribution in found), None)
+
+
 def install_python_packages() -> None:
     pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if not (site_packages() / "torch").is_dir():
+    if installed_version("torch") != TORCH.partition("==")[2]:
         run([*pip, TORCH], f"pip install {TORCH}")
     requirements = ROOT / "tools/requirements.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()

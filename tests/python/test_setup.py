@@ -203,3 +203,22 @@ def test_the_development_install_is_found_as_a_distribution(
     assert [(point.group, point.value) for point in found.entry_points] == [("torch.backends", "muster._autoload:load")]
     assert (site / "torch_muster.pth").read_text().strip() == str(ROOT / "python")
     assert os.access(venv / "bin/muster", os.X_OK)
+
+
+@pytest.mark.parametrize(("there", "asked"), [(None, True), ("2.12.1", True), ("2.13.0", False), ("2.13.0+cpu", False)])
+def test_another_torch_than_the_one_that_is_wanted_is_replaced(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str | None, asked: bool
+) -> None:
+    site = tmp_path / ".venv/lib/python3.11/site-packages"
+    (site / "torch").mkdir(parents=True)
+    if there:
+        info = site / f"torch-{there}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {there}\n")
+    monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(setup, "STAMP", tmp_path / ".venv/stamp")
+    monkeypatch.setattr(setup, "TORCH", "torch==2.13.0")
+    said: list[str] = []
+    monkeypatch.setattr(setup, "run", lambda command, doing: said.append(doing))
+    setup.install_python_packages()
+    assert ("pip install torch==2.13.0" in said) == asked
