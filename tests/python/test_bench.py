@@ -103,6 +103,26 @@ def test_a_wrong_result_ends_the_bench() -> None:
         failure(OPERATIONS["all_reduce"], Tensors(1, 2, data, data), lambda: None)
 
 
+def test_sums_that_a_dtype_cannot_hold_may_be_rounded_and_no_others() -> None:
+    from muster.bench.measuring import failure
+    from muster.bench.operations import OPERATIONS, Tensors, filled
+
+    ranks, dtype = 16, torch.bfloat16
+
+    def reduce(wrong: int) -> None:
+        data = torch.empty(20, dtype=dtype)
+        tensors = Tensors(0, ranks, data, data)
+        rounded = sum(filled(rank, 20, dtype) for rank in reversed(range(ranks))) + wrong
+        assert failure(OPERATIONS["all_reduce"], tensors, lambda: data.copy_(rounded)) == ""
+
+    reduce(0)
+    with pytest.raises(RuntimeError, match="a wrong result"):
+        reduce(100)
+    ranks = 8
+    with pytest.raises(RuntimeError, match="a wrong result"):
+        reduce(1)
+
+
 def test_cold_memory_is_another_tensor_at_every_call() -> None:
     from muster.bench.memory import in_turn, make_tensors
     from muster.bench.operations import OPERATIONS, Tensors

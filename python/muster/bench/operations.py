@@ -44,7 +44,7 @@ class Operation:
 
 
 def pattern(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers: sums of them over 8 ranks are exact in every dtype of 8 bits' precision."""
+    """Small whole numbers: sums of them over 13 ranks are exact in every dtype of 8 bits' precision."""
     return torch.arange(count).remainder_(13).to(dtype)
 
 
