@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "muster/launch/locked_file.h"
+
 namespace muster {
 namespace {
 
@@ -40,15 +42,6 @@ void remove_abandoned(const fs::path& parent) {
   }
 }
 
-// It appears under its name when it is held.
-Fd make_lock(const fs::path& folder) {
-  const fs::path early = folder / "new lock";
-  Fd lock(::open(early.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const bool made = lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 &&
-                    ::rename(early.c_str(), (folder / lock_name()).c_str()) == 0;
-  return made ? std::move(lock) : Fd();
-}
-
 }  // namespace
 
 std::string temporary_folder() {
@@ -63,7 +56,7 @@ ScratchFolder::ScratchFolder() {
   std::string pattern = parent / kName;
   if (::mkdtemp(pattern.data()) == nullptr) return;
   path_ = pattern;
-  lock_ = make_lock(path_);  // without one it just stays should all be killed
+  lock_ = make_locked_file(path_ + "/" + lock_name());  // without one it just stays should all be killed
 }
 
 void ScratchFolder::remove() const {

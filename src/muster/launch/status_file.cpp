@@ -1,9 +1,8 @@
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
+#include "muster/launch/locked_file.h"
 #include "muster/launch/status.h"
 #include "muster/launch/user_folder.h"
 
@@ -13,8 +12,7 @@ StatusFile::StatusFile(const Environment& environment, std::string run_id) : run
   const auto folder = user_folder(environment);
   if (!folder) return;
   path_ = *folder + "/job-" + std::to_string(::getpid()) + ".json";
-  file_ = Fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file_ || ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) file_.reset();
+  file_ = make_locked_file(path_);
   write("", {});
 }
 

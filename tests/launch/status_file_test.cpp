@@ -1,0 +1,40 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <thread>
+
+#include "muster/launch/status.h"
+
+namespace muster {
+namespace {
+
+// In place, and of nobody who lives.
+bool looks_abandoned(const std::string& path) {
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat found {};
+  return file && ::flock(file.get(), LOCK_SH | LOCK_NB) == 0 && ::fstat(file.get(), &found) == 0 && found.st_nlink > 0;
+}
+
+TEST(StatusFile, IsLockedFromTheMomentThatItCanBeSeen) {
+  std::string folder = "/tmp/muster-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/muster/job-" + std::to_string(::getpid()) + ".json";
+  std::atomic<bool> over = false, abandoned = false;
+  std::thread reader([&] {
+    while (!over) abandoned = abandoned || looks_abandoned(path);
+  });
+  for (int i = 0; i < 3000; ++i) StatusFile({{"XDG_RUNTIME_DIR", folder}}, "job");
+  over = true;
+  reader.join();
+  EXPECT_FALSE(abandoned) << "who finds it so removes it";
+  EXPECT_FALSE(std::filesystem::exists(path));
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace muster
