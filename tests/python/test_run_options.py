@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from hosts import two_hosts
-from launching import Launch
+from launching import PATIENCE, Launch, wait_until
 
 SPEAK = "print(f'out {rank}', flush=True); print(f'err {rank}', file=sys.stderr, flush=True)\n"
 
@@ -86,6 +87,20 @@ def test_a_temporary_folder_that_is_missing_is_not_used(
     job = launch(script(text), env={"TMPDIR": value})
     assert job.finish() == 0, job.err
     assert job.out.startswith("[rank 0] /tmp/muster-")
+
+
+def test_a_terminal_that_nobody_reads_holds_neither_workers_nor_signals_up(muster: str, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    code = f"yes {'y' * 99} | head -c 300000; touch {tmp_path}/written; exec sleep 1000"
+    with subprocess.Popen([muster, "run", "--no-python", "/bin/sh", "-c", code], stdout=theirs) as process:
+        try:
+            wait_until((tmp_path / "written").exists)
+            process.terminate()
+            assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+        finally:
+            os.close(ours)
+            os.close(theirs)
+            process.kill()
 
 
 def test_a_failing_workers_traceback_is_shown_even_where_its_stderr_is_redirected(

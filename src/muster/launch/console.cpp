@@ -1,5 +1,7 @@
 #include "muster/launch/console.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -19,7 +21,15 @@ bool writable(int fd, int timeout_ms) {
   return ::poll(&entry, 1, timeout_ms) > 0;
 }
 
+// One that poll() calls writable may take a single byte.
+Fd open_terminal(int fd) {
+  if (::isatty(fd) != 1) return {};
+  return Fd(::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
 }  // namespace
+
+Outlet::Outlet(Loop& loop, int fd) : loop_(loop), terminal_(open_terminal(fd)), fd_(terminal_ ? terminal_.get() : fd) {}
 
 Outlet::~Outlet() {
   if (watched_) loop_.unwatch(fd_);
@@ -66,7 +76,16 @@ void Outlet::update_watch() {
 }
 
 void Outlet::flush(Duration patience) {
-  while (!waiting_.empty() && writable(fd_, Deadline::after(patience).poll_timeout_ms())) write_some();
+  Deadline deadline = Deadline::after(patience);
+  while (!waiting_.empty() && writable(fd_, deadline.poll_timeout_ms())) {
+    const size_t before = waiting_.size() - written_;
+    write_some();
+    if (waiting_.size() - written_ < before) {
+      deadline = Deadline::after(patience);
+    } else if (deadline.passed()) {
+      break;  // a terminal may have room for less than a character
+    }
+  }
   waiting_.clear();
   written_ = 0;
   update_watch();

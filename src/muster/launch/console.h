@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "muster/io/fd.h"
 #include "muster/io/loop.h"
 #include "muster/launch/output.h"
 
@@ -13,14 +14,14 @@ namespace muster {
 /// How long a console that ends may take for what is left to write.
 inline constexpr Duration kFlushTime = std::chrono::seconds(5);
 
-/// Writes to a descriptor that it borrows and leaves blocking (the flag is shared with whoever else has it open)
-/// without being held up by a reader that is slow: what cannot be written now waits. A reader that is gone loses the
-/// output, not the job. For the thread that drives the loop.
+/// Writes to a descriptor that it borrows and leaves blocking (the flag is shared with whoever else has it open; of a
+/// terminal it opens one of its own) without being held up by a reader that is slow: what cannot be written now waits.
+/// A reader that is gone loses the output, not the job. For the thread that drives the loop.
 class Outlet {
  public:
   static constexpr size_t kFull = 1 << 20;
 
-  Outlet(Loop& loop, int fd) : loop_(loop), fd_(fd) {}
+  Outlet(Loop& loop, int fd);
   ~Outlet();
   Outlet(const Outlet&) = delete;
   Outlet& operator=(const Outlet&) = delete;
@@ -37,6 +38,7 @@ class Outlet {
   void update_watch();
 
   Loop& loop_;
+  Fd terminal_;
   int fd_;
   std::string waiting_;
   size_t written_ = 0;  // of waiting_
