@@ -286,6 +286,8 @@ TEST(RunOptions, TorchrunsOtherKeysHaveTheirMeaning) {
   EXPECT_EQ(parsed({"--rdzv-conf=keep_alive_interval=2,keep_alive_max_attempt=4", "a.py"}).heartbeat_timeout,
             std::chrono::seconds(8));
   EXPECT_EQ(parsed({"--rdzv-conf=keep_alive_interval=2", "a.py"}).heartbeat_timeout, std::chrono::seconds(6));
+  EXPECT_THAT(refused({"--rdzv-conf=keep_alive_interval=1e8,keep_alive_max_attempt=1000", "a.py"}),
+              HasSubstr("more than can be waited for"));
   EXPECT_EQ(parsed({"--rdzv-conf=close_timeout=7", "a.py"}).close_timeout, std::chrono::seconds(7));
   const auto two = [](const std::string& conf) {
     return std::vector<std::string>{"--nnodes=2", "--master-addr=h", conf};
@@ -401,6 +403,11 @@ class Hosts : public ::testing::Test {
   }
   std::string path_ = ::testing::TempDir() + "hosts-XXXXXX";
 };
+
+TEST_F(Hosts, NothingThatIsSaidOfOneIsPassedOver) {
+  EXPECT_THAT(refused({"--hosts=a,b:0", "a.py"}), HasSubstr("not 'b:0'"));
+  EXPECT_THAT(refused(file("a slots=4 max_slots=8\n")), HasSubstr("takes slots=N, not 'slots=4 max_slots=8'"));
+}
 
 TEST_F(Hosts, AreTheNodesInOrder) {
   const auto options = parsed({"--hosts=a,b:4,[::1]:2", "a.py"});

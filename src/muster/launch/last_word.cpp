@@ -62,8 +62,9 @@ LastWord::~LastWord() {
 
 void LastWord::prepare(const Text& text) {
   const Bytes packed = pack(text);
-  if (page_ == nullptr || packed.size() > sizeof page_->bytes) return;
-  page_->length = 0;
+  if (page_ == nullptr) return;
+  page_->length = 0;  // also of one that is too long: what was true before is not
+  if (packed.size() > sizeof page_->bytes) return;
   std::ranges::copy(packed, page_->bytes);
   page_->length = static_cast<uint32_t>(packed.size());
 }

@@ -63,6 +63,8 @@ Result<> read_timeouts(RunOptions& o, Pairs& pairs) {
     MUSTER_ASSIGN(const Duration every, parse_seconds(what("keep_alive_interval"), interval.value_or("5")));
     MUSTER_ASSIGN(const int times, parse_int(what("keep_alive_max_attempt"), attempts.value_or("3"), 1, 1000,
                                              "a number from 1 to 1000"));
+    if (every > Duration::max() / times)
+      return bad_option("--rdzv-conf keep_alive_interval times keep_alive_max_attempt is more than can be waited for");
     o.heartbeat_timeout = every * times;
   }
   for (const auto& [key, field] : kSecondsKeys) {

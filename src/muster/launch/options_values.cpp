@@ -39,7 +39,8 @@ std::optional<Streams> to_streams(std::string_view text) {
 Result<HostSlot> parse_host(std::string_view option, const std::string& text, const std::string& slots) {
   // A name that begins with a dash would be an option of ssh.
   const auto found = parse_host_port(text, 0);
-  if (!found || found->host.empty() || found->host[0] == '-')
+  const bool count_is_zero = found && found->port == 0 && parse_host_port(text, 1)->port == 0;
+  if (!found || found->host.empty() || found->host[0] == '-' || count_is_zero)
     return bad_option(fmt::format("{} takes names or addresses of hosts, not '{}'", option, text));
   HostSlot slot{found->host, found->port};
   if (slots.empty()) return slot;
@@ -167,7 +168,7 @@ Result<std::vector<HostSlot>> read_hostfile(const std::string& path) {
     std::istringstream words(line.substr(0, line.find('#')));
     std::string host, slots;
     if (!(words >> host)) continue;
-    words >> slots;
+    for (std::string word; words >> word;) slots += (slots.empty() ? "" : " ") + word;
     MUSTER_ASSIGN(hosts.emplace_back(), parse_host(option, host, slots));
   }
   if (hosts.empty()) return bad_option(option + (file.eof() ? ": it names no host" : ": the file cannot be read"));
