@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 namespace muster {
 namespace {
 
@@ -36,6 +38,12 @@ TEST(NumaBinding, NodeIsTheWholeNodeOfTheDevice) {
 
 TEST(NumaBinding, WorkersWithoutADeviceAreSpreadEvenly) {
   EXPECT_THAT(bound(NumaBinding::kNode, 2, two_sockets()), ElementsAre(Cpus{0, 1, 2, 3}, Cpus{8, 9, 10, 11}));
+}
+
+TEST(NumaBinding, AWorkerWhoseDeviceIsFarFromAllCpusLeavesTheOthersTheirs) {
+  NumaTopology topology = two_sockets();
+  topology.devices = {-1, 3};
+  EXPECT_THAT(bound(NumaBinding::kNode, 2, topology), ElementsAre(Cpus{0, 1, 2, 3}, Cpus{12, 13, 14, 15}));
 }
 
 TEST(NumaBinding, SocketIsAllNodesOfTheSocket) {
@@ -80,6 +88,17 @@ TEST(NumaBinding, CpusAreShownAsRanges) {
   EXPECT_EQ(cpu_list({0, 1, 2, 3, 8}), "0-3,8");
   EXPECT_EQ(cpu_list({5}), "5");
   EXPECT_EQ(cpu_list({}), "");
+}
+
+TEST(NumaTopology, ANodeWithoutCpusOfItsOwnIsNone) {
+  if (this_machine().cpus < 2 || allowed_cpus()[1] != 1) GTEST_SKIP() << "needs CPUs 0 and 1";
+  ::setenv("HWLOC_SYNTHETIC", "pack:1 [numa] [numa] core:2 pu:1", 1);
+  const auto topology = read_numa_topology();
+  ::unsetenv("HWLOC_SYNTHETIC");
+  if (!topology && topology.error().code == ErrorCode::kUnsupported) GTEST_SKIP() << topology.error().message;
+  ASSERT_TRUE(topology) << topology.error().message;
+  ASSERT_EQ(topology->nodes.size(), 1U);
+  EXPECT_THAT(topology->nodes[0].cores, ElementsAre(Cpus{0}, Cpus{1}));
 }
 
 TEST(NumaTopology, ThisMachineHasWhatItsWorkersMayRunOn) {

@@ -19,7 +19,7 @@ std::vector<size_t> homes(int nproc, const NumaTopology& topology) {
   std::vector<size_t> homes;
   const size_t nodes = topology.nodes.size(), workers = static_cast<size_t>(nproc);
   for (size_t local = 0; local < workers; ++local) {
-    const bool has_device = local < topology.devices.size();
+    const bool has_device = local < topology.devices.size() && topology.devices[local] >= 0;
     homes.push_back(has_device ? static_cast<size_t>(topology.devices[local]) : local * nodes / workers);
   }
   return homes;

@@ -18,7 +18,7 @@ struct NumaTopology {
     std::vector<Cpus> complexes;  ///< cores that share a last-level cache
   };
   std::vector<Node> nodes;   ///< those with CPUs
-  std::vector<int> devices;  ///< of each GPU, in PCI order: the index of the node that it is near to
+  std::vector<int> devices;  ///< of each GPU, in PCI order: the index of the node that it is near to; -1: of none
 };
 
 /// Through hwloc, which is loaded now. kUnsupported when it is not there, or was not when this was built.
@@ -26,8 +26,8 @@ Result<NumaTopology> read_numa_topology();
 
 /// The CPUs of each of this node's workers, as torchrun's modes: `node` all of the device's NUMA node, `socket` all of
 /// its socket, `exclusive` a share of the node's cores that no other worker has, `core-complex` one group of cores with
-/// a common cache. A worker's device is the one of its local rank; workers without one are spread evenly over the
-/// nodes. kInvalidArgument when there are too few cores for `exclusive`.
+/// a common cache. A worker's device is the one of its local rank; workers without one, or whose device is near to
+/// none, are spread evenly over the nodes. kInvalidArgument when there are too few cores for `exclusive`.
 Result<std::vector<Cpus>> bind_workers(NumaBinding binding, int nproc, const NumaTopology& topology);
 
 /// "0-3,8", as taskset takes it.

@@ -3,7 +3,6 @@
 #ifdef MUSTER_WITH_HWLOC
 #include <dlfcn.h>
 #include <hwloc.h>
-#include <sched.h>
 
 #include <algorithm>
 #endif
@@ -51,16 +50,15 @@ class Hwloc {
 
 class TopologyReader {
  public:
-  TopologyReader(const Hwloc& hwloc, hwloc_topology_t topology) : hwloc_(hwloc), topology_(topology) {
-    CPU_ZERO(&allowed_);
-    ::sched_getaffinity(0, sizeof(allowed_), &allowed_);
-  }
+  TopologyReader(const Hwloc& hwloc, hwloc_topology_t topology) : hwloc_(hwloc), topology_(topology) {}
 
   NumaTopology read() const {
     NumaTopology found;
     std::vector<Cpus> node_cpus;
     const auto packages = sets(HWLOC_OBJ_PACKAGE), cores = sets(HWLOC_OBJ_CORE), caches = sets(HWLOC_OBJ_L3CACHE);
-    for (const Cpus& cpus : sets(HWLOC_OBJ_NUMANODE)) {
+    const auto numa_nodes = sets(HWLOC_OBJ_NUMANODE);
+    for (const Cpus& cpus : numa_nodes) {
+      if (is_only_memory(cpus, numa_nodes)) continue;
       NumaTopology::Node node{0, within(cores, cpus), within(caches, cpus)};
       for (size_t i = 0; i < packages.size(); ++i)
         if (overlap(packages[i], cpus)) node.package = static_cast<int>(i);
@@ -69,7 +67,7 @@ class TopologyReader {
     }
     for (const Cpus& near : gpu_surroundings()) {
       const auto node = std::find_if(node_cpus.begin(), node_cpus.end(), [&](auto& c) { return overlap(c, near); });
-      if (node != node_cpus.end()) found.devices.push_back(static_cast<int>(node - node_cpus.begin()));
+      found.devices.push_back(node == node_cpus.end() ? -1 : static_cast<int>(node - node_cpus.begin()));
     }
     return found;
   }
@@ -78,7 +76,7 @@ class TopologyReader {
   Cpus cpus(hwloc_const_cpuset_t set) const {
     Cpus list;
     for (int cpu = -1; set != nullptr && (cpu = hwloc_.next(set, cpu)) >= 0;)
-      if (cpu < CPU_SETSIZE && CPU_ISSET(static_cast<size_t>(cpu), &allowed_)) list.push_back(cpu);
+      if (std::binary_search(allowed_.begin(), allowed_.end(), cpu)) list.push_back(cpu);
     return list;
   }
 
@@ -99,16 +97,30 @@ class TopologyReader {
   }
 
   std::vector<Cpus> gpu_surroundings() const {
-    constexpr unsigned kDisplay = 0x03, kNvidia = 0x10de, kAmd = 0x1002;
+    constexpr unsigned kNvidia = 0x10de, kAmd = 0x1002;
+    const auto found = gpus_of(kNvidia);
+    return found.empty() ? gpus_of(kAmd) : found;  // beside NVIDIA's an AMD processor's own GPU counts for nothing
+  }
+
+  std::vector<Cpus> gpus_of(unsigned vendor) const {
+    constexpr unsigned kDisplay = 0x03;
     std::vector<Cpus> found;
     each(HWLOC_OBJ_PCI_DEVICE, [&](const hwloc_obj& device) {
       const auto& pci = device.attr->pcidev;
-      if (pci.class_id >> 8 != kDisplay || (pci.vendor_id != kNvidia && pci.vendor_id != kAmd)) return;
+      if (pci.class_id >> 8 != kDisplay || pci.vendor_id != vendor) return;
       const hwloc_obj* above = &device;
       while (above != nullptr && above->cpuset == nullptr) above = above->parent;
       if (above != nullptr) found.push_back(cpus(above->cpuset));
     });
     return found;
+  }
+
+  // A node without CPUs of its own (a GPU's, or fast memory) has those of the nodes around it.
+  static bool is_only_memory(const Cpus& cpus, const std::vector<Cpus>& nodes) {
+    return std::any_of(nodes.begin(), nodes.end(), [&](const Cpus& other) {
+      return &other != &cpus && overlap(other, cpus) &&
+             (other.size() < cpus.size() || (other.size() == cpus.size() && &other < &cpus));
+    });
   }
 
   static bool overlap(const Cpus& a, const Cpus& b) {
@@ -122,7 +134,7 @@ class TopologyReader {
 
   const Hwloc& hwloc_;
   hwloc_topology_t topology_;
-  cpu_set_t allowed_;
+  const Cpus allowed_ = allowed_cpus();
 };
 
 }  // namespace

@@ -29,6 +29,8 @@ struct Machine {
   int xpus = 0;  ///< Intel's
 };
 Machine this_machine();
+/// The CPUs that this process may run on, by the kernel's numbers and in order.
+std::vector<int> allowed_cpus();
 
 /// One or both of a worker's output streams, as a set of bits (the digits of torchrun's --redirects and --tee).
 enum Streams : uint8_t { kNoStream = 0, kStdout = 1, kStderr = 2, kBothStreams = 3 };

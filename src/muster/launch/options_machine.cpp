@@ -4,25 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "muster/launch/devices.h"
 #include "muster/launch/options.h"
-#include "muster/launch/options_values.h"
 
 namespace muster {
 namespace {
-
-int count_gpus() {
-  int count = 0;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("nvidia") && to_number<int>(std::string_view(name).substr(6))) ++count;
-  }
-  return count;
-}
 
 int count_xpus() {
   int count = 0;
@@ -48,17 +37,26 @@ Environment current_environment() {
   return environment;
 }
 
+std::vector<int> allowed_cpus() {
+  constexpr size_t kMostSets = 1024;  // of 1,024 CPUs; the kernel refuses what is too small for its own set
+  for (std::vector<cpu_set_t> sets(1); sets.size() <= kMostSets; sets.resize(2 * sets.size())) {
+    const size_t bytes = sets.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, bytes, sets.data()) != 0) continue;
+    std::vector<int> cpus;
+    for (size_t cpu = 0; cpu < 8 * bytes; ++cpu)
+      if (CPU_ISSET_S(cpu, bytes, sets.data())) cpus.push_back(static_cast<int>(cpu));
+    return cpus;
+  }
+  return {};
+}
+
 Machine this_machine() {
   Machine machine;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) machine.cpus = std::max(1, CPU_COUNT(&set));
-  machine.gpus = count_gpus();
+  machine.cpus = std::max(1, static_cast<int>(allowed_cpus().size()));
+  const int gpus = count_gpus();
+  const size_t visible = visible_devices(std::vector<int>(static_cast<size_t>(gpus)), current_environment()).size();
+  machine.gpus = std::min(gpus, static_cast<int>(visible));  // of one's parts a process sees one
   machine.xpus = count_xpus();
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    const std::string_view list = visible;
-    const auto named = list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
-    machine.gpus = std::min(machine.gpus, static_cast<int>(named));
-  }
   return machine;
 }
 

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -26,7 +27,7 @@ Result<> make_pipe(Fd& read, Fd& write) {
 struct Image {
   std::vector<std::string> entries;
   std::vector<char*> argv, envp;
-  cpu_set_t cpus{};
+  std::vector<cpu_set_t> cpus;
   bool has_terminal = true;
 };
 
@@ -35,8 +36,10 @@ void fill(Image& image, const WorkerSpec& spec) {
   for (const auto& word : spec.command) image.argv.push_back(const_cast<char*>(word.c_str()));
   for (auto& entry : image.entries) image.envp.push_back(entry.data());
   image.has_terminal = spec.has_terminal;
-  CPU_ZERO(&image.cpus);
-  for (const int cpu : spec.cpus) CPU_SET(static_cast<size_t>(cpu), &image.cpus);
+  for (const int cpu : spec.cpus) {
+    image.cpus.resize(std::max(image.cpus.size(), static_cast<size_t>(cpu) / CPU_SETSIZE + 1));
+    CPU_SET_S(static_cast<size_t>(cpu), image.cpus.size() * sizeof(cpu_set_t), image.cpus.data());
+  }
   image.argv.push_back(nullptr);
   image.envp.push_back(nullptr);
 }
@@ -57,7 +60,7 @@ void restore_signals() {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != agent) ::_exit(128 + SIGKILL);  // it died before the line above took effect
   restore_signals();
-  if (CPU_COUNT(&image.cpus) > 0) ::sched_setaffinity(0, sizeof(image.cpus), &image.cpus);
+  if (!image.cpus.empty()) ::sched_setaffinity(0, image.cpus.size() * sizeof(cpu_set_t), image.cpus.data());
   bool ok = true;
   for (int fd = 0; fd < 3; ++fd) ok = ok && (stdio[fd] == fd || ::dup2(stdio[fd], fd) == fd);
   if (ok) ::execve(image.argv[0], image.argv.data(), image.envp.data());

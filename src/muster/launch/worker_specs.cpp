@@ -4,6 +4,8 @@
 
 #include <string_view>
 
+#include "muster/launch/devices.h"
+
 namespace muster {
 
 namespace {
@@ -38,7 +40,10 @@ std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnviron
 
 Result<std::vector<Cpus>> worker_cpus(const RunOptions& options) {
   if (options.numa_binding == NumaBinding::kNone) return std::vector<Cpus>();
-  MUSTER_ASSIGN(const NumaTopology topology, read_numa_topology());
+  MUSTER_ASSIGN(NumaTopology topology, read_numa_topology());
+  // A container shows all devices on the bus, and has files for its own: which they are is not known then.
+  const bool known = topology.devices.size() == static_cast<size_t>(count_gpus());
+  topology.devices = known ? visible_devices(topology.devices, current_environment()) : std::vector<int>();
   return bind_workers(options.numa_binding, options.nproc, topology);
 }
 
