@@ -119,6 +119,7 @@ void add_startup(CLI::App& command, Options& options) {
       ->required();
   command.add_option("--pid", options.setting.pid, "the root's process");
   command.add_option("--root", startup.root_url, "the root in muster's dialect, to ask what it did");
+  command.add_flag("!--no-agents", startup.agents, "workers alone, as in a storm");
   add_peers(command, startup.peers);
   command.add_option("--timeout", options.timeout, "seconds for all of it")->check(CLI::Range(1.0, 36'000.0));
 }

@@ -51,8 +51,8 @@ class Script {
   }
 
   // What the clients send and receive after their greetings, where each speaks to the root itself.
-  RootWork by_clients() const {
-    size_t replies = 3 * peers_.nodes() + 2, silent = peers_.nodes() + 1 + peers_.workers;
+  RootWork by_clients(bool agents) const {
+    size_t replies = agents ? 3 * peers_.nodes() + 2 : 0, silent = (agents ? peers_.nodes() + 1 : 0) + peers_.workers;
     for (size_t rank = 0; rank < peers_.workers; ++rank) replies += 1 + 3 * peers_.count(rank) + 1;
     return {.messages_in = static_cast<double>(replies + silent), .messages_out = static_cast<double>(replies)};
   }
@@ -93,8 +93,10 @@ Result<Figures> measure_startup(const Setting& setting, const Startup& startup) 
   MUSTER_ASSIGN(Fleet workers, Fleet::create(true));
   MUSTER_ASSIGN(RootMeter meter, RootMeter::create(startup.root_url, setting.pid, setting.deadline));
   const TimePoint begin = steady_clock().now();
-  MUSTER_TRY(agents.connect(server_of, peers.nodes(), setting.deadline));
-  MUSTER_TRY(follow_agents(setting, script, agents));
+  if (startup.agents) {
+    MUSTER_TRY(agents.connect(server_of, peers.nodes(), setting.deadline));
+    MUSTER_TRY(follow_agents(setting, script, agents));
+  }
   MUSTER_TRY(workers.connect([&](size_t rank) { return server_of(rank / peers.workers_per_node); }, peers.workers,
                              setting.deadline));
   MUSTER_TRY(follow(workers, setting.deadline,
@@ -103,7 +105,7 @@ Result<Figures> measure_startup(const Setting& setting, const Startup& startup) 
   MUSTER_ASSIGN(RootWork work, meter.work());
   if (!meter.asks()) {
     const double cpu = work.cpu;
-    work = script.by_clients();
+    work = script.by_clients(startup.agents);
     work.cpu = cpu;
   }
   return figures_of(work, time);

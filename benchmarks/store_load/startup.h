@@ -16,6 +16,7 @@ struct Startup {
   Peers peers;
   std::vector<Address> servers;  ///< of each node; or one, for all
   std::string root_url;          ///< muster's own dialect at the root, to ask what it has done; may be empty
+  bool agents = true;            ///< false: workers alone, as behind a Storm's proxies
 };
 
 /// The time of all of it, and the root's work: its CPU time, and the messages and bytes that it read and wrote. Where

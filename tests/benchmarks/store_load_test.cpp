@@ -122,6 +122,19 @@ TEST_F(StoreLoad, AStartupOfEveryExchangeRunsToItsEnd) {
   }
 }
 
+TEST_F(StoreLoad, AStartupOfWorkersAloneLeavesNothingOfAgents) {
+  Startup startup{{24, 8, Exchange::kRingAndTree}, {setting_.server}, ""};
+  const auto keys_of = [&](const std::string& prefix) {
+    setting_.prefix = prefix;
+    const uint64_t before = server_->stat().keys;
+    EXPECT_TRUE(measure_startup(setting_, startup));
+    return server_->stat().keys - before;
+  };
+  const uint64_t all = keys_of("with agents");
+  startup.agents = false;
+  EXPECT_EQ(keys_of("workers"), all - 6) << "a role and a rank of each of three nodes";
+}
+
 TEST_F(StoreLoad, AStormBehindProxiesCostsTheRootFewMessages) {
   const std::string url = "tcp://" + server_->muster_addresses()[0].to_string();
   const auto figures = measure_storm(setting_, {{64, 8, Exchange::kRingAndTree}, {url}, url});

@@ -29,6 +29,7 @@ _METRICS = {
     "messages": Metric("root messages", ""),
     "bytes": Metric("root bytes", "KiB", 1 / 1024),
 }
+_STORM = "ring"
 _EXCHANGES = {"full": "full mesh", "doubling": "peers at powers of 2", "ring": "ring and tree"}
 
 
@@ -102,9 +103,10 @@ def _proxies(above: Server, count: int, secret: str) -> contextlib.AbstractConte
 def _workers(
     asked: Server, stat: Server | None, root: Server, workers: int, exchange: str, timeout: float, secret: str = ""
 ) -> Figures:
-    """Workers that speak PyTorch's protocol to `asked`."""
+    """Workers that speak PyTorch's protocol to `asked`; in a storm without agents, for its proxies have none."""
     words = ["startup", "--servers", ",".join(asked.addresses), "--pid", str(root.pid), "--timeout", str(timeout)]
     words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", exchange]
+    words += ["--no-agents"] if exchange == _STORM else []
     return load(words + (["--root", stat.urls[0]] if stat else []), secret)
 
 
@@ -113,7 +115,7 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
     peer: Figures = {}
     try:
         with torch_server() as stock:
-            peer = _workers(stock, None, stock, workers, "ring", arguments.timeout)
+            peer = _workers(stock, None, stock, workers, _STORM, arguments.timeout)
     except BenchFailedError as error:
         print(f"note: {workers:,} workers by themselves and torch's server: {error}", file=sys.stderr)
     secret = secrets.token_hex(32)
@@ -127,7 +129,7 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
             yield from _rows(f"{case}, middle tier", workers, figures, peer)
     try:
         with muster_server(secret=secret) as root:
-            direct = _workers(root, root, root, workers, "ring", arguments.timeout, secret)
+            direct = _workers(root, root, root, workers, _STORM, arguments.timeout, secret)
     except BenchFailedError as error:
         print(f"note: {workers:,} workers by themselves and muster's server: {error}", file=sys.stderr)
     else:
@@ -137,7 +139,7 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
 def _behind(root: Server, urls: list[str], workers: int, timeout: float, secret: str) -> Figures:
     """Simulated workers behind real proxies of what is at `urls`."""
     words = ["storm", "--urls", ",".join(urls), "--root", root.urls[0], "--pid", str(root.pid)]
-    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", "ring"]
+    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", _STORM]
     return load([*words, "--timeout", str(timeout)], secret)
 
 
