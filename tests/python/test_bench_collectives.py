@@ -80,8 +80,20 @@ def test_bytes_between_two_nodes_are_counted(tmp_path: Path) -> None:
     assert f"musterbench{os.getpid()}" not in left
 
 
+def test_a_network_may_cap_each_connection(tmp_path: Path) -> None:
+    require()
+    words = ["network", "--ops", "all_reduce", "--sizes", "1Mi", "--crossing", "", "--local", "1"]
+    one, three = measured([*words, "--connection-rate", "200mbit", "--streams", "1,3"], tmp_path)
+    assert (one["case"], three["case"]) == (
+        "all_reduce, 1 MiB, 2 nodes of 1",
+        "all_reduce, 1 MiB, 2 nodes of 1, 3 streams",
+    )
+    assert min(one["muster"], one["peer"], three["muster"], three["peer"]) > 0
+    assert (one["note"], three["note"]) == ("", "")
+
+
 def test_the_lower_bound_of_what_crosses() -> None:
     result = {"op": "all_to_all_single", "bytes": 4096, "sent": {"muster": 8192, "gloo": 8192}, "notes": {}}
-    row = network._bytes_row(2, "gloo", result)
+    row = network._bytes_row(2, "2 nodes of 2", "gloo", result)
     # Each of the node's two ranks has half of its 4 KiB for the other node.
     assert (row.muster, row.floor, row.unit) == (8.0, 4.0, "KiB")
