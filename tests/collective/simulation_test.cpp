@@ -152,15 +152,26 @@ void expect_results_after_healing(const Algorithm& algorithm, const Setting& set
   ASSERT_EQ(victims, 0) << "a rank failed though " << a << " and " << b << " were soon reached again";
 }
 
+/// Something that happens to a rank before an event of a run.
+struct Incident {
+  Setting setting;
+  uint64_t when;
+  Rank rank;
+};
+
+Incident drawn(const Algorithm& algorithm, uint64_t seed) {
+  Random random(seed);
+  const int size = static_cast<int>(random.between(2, 12));
+  const Setting setting{.size = size, .count = random.between(1, 500), .chunk_bytes = 128, .seed = seed};
+  const uint64_t when = random.below(events_of(algorithm, setting));
+  return {setting, when, static_cast<Rank>(random.below(size))};
+}
+
 TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
   int victims = 0;
   const uint64_t first = from_environment("MUSTER_SEED", 1), rounds = from_environment("MUSTER_ROUNDS", 100);
   for (uint64_t seed = first; seed < first + rounds; ++seed) {
-    Random random(seed);
-    const int size = static_cast<int>(random.between(2, 12));
-    const Setting setting{.size = size, .count = random.between(1, 500), .chunk_bytes = 128, .seed = seed};
-    const uint64_t when = random.below(events_of(GetParam(), setting));
-    const Rank dead = static_cast<Rank>(random.below(size));
+    const auto [setting, when, dead] = drawn(GetParam(), seed);
     ASSERT_NO_FATAL_FAILURE(expect_end_after_crash(GetParam(), setting, when, dead, victims));
   }
   EXPECT_TRUE(victims > 0 || rounds < 100) << "no crash came in time";
@@ -170,11 +181,8 @@ TEST_P(EveryCollective, IsRightOrEndsWhenARankIsStoppedOrCutOff) {
   int victims = 0;
   const uint64_t first = from_environment("MUSTER_SEED", 1), rounds = from_environment("MUSTER_ROUNDS", 30);
   for (uint64_t seed = first; seed < first + rounds; ++seed) {
-    Random random(seed);
-    const int size = static_cast<int>(random.between(2, 12));
-    const Setting setting{.size = size, .count = random.between(1, 500), .chunk_bytes = 128, .seed = seed};
-    const uint64_t when = random.below(events_of(GetParam(), setting));
-    const Rank one = static_cast<Rank>(random.below(size)), other = static_cast<Rank>((one + 1) % size);
+    const auto [setting, when, one] = drawn(GetParam(), seed);
+    const Rank other = (one + 1) % setting.size;
     ASSERT_NO_FATAL_FAILURE(expect_results_after_stop(GetParam(), setting, when, one));
     ASSERT_NO_FATAL_FAILURE(expect_end_after_partition(GetParam(), setting, when, one, other, victims));
     ASSERT_NO_FATAL_FAILURE(expect_results_after_healing(GetParam(), setting, when, one, other));
