@@ -99,25 +99,6 @@ TEST(TeamCollectives, OfManyRanksMeetByWayOfRankZero) {
   go_through(ranks, {1, 100}, [](TeamCase&) {});
 }
 
-/// What a trial took of the arenas goes back when it is over.
-class Lent {
- public:
-  explicit Lent(TeamRanks& ranks) : ranks_(ranks) {}
-  ~Lent() {
-    for (const auto& [rank, data] : blocks_) ranks_.arena(rank).free(data);
-  }
-  uint8_t* operator()(Rank rank, size_t bytes) {
-    const auto data = ranks_.arena(rank).allocate(bytes);
-    EXPECT_TRUE(data);
-    blocks_.emplace_back(rank, *data);
-    return static_cast<uint8_t*>(*data);
-  }
-
- private:
-  TeamRanks& ranks_;
-  std::vector<std::pair<Rank, void*>> blocks_;
-};
-
 class TeamWithArenas : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, TeamWithArenas, testing::Values(2, 3, 5), testing::PrintToStringParamName());
 

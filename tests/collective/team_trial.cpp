@@ -356,6 +356,13 @@ void TeamRanks::use_arenas() {
   for (const auto& team : teams_) team->use(arenas_.emplace_back(Arena::create()));
 }
 
+uint8_t* Lent::operator()(Rank rank, size_t bytes) {
+  const auto data = ranks_.arena(rank).allocate(bytes);
+  MUSTER_CHECK(data.has_value(), "an arena has memory for a trial");
+  blocks_.emplace_back(rank, *data);
+  return static_cast<uint8_t*>(*data);
+}
+
 void TeamRanks::run(const std::function<void(Rank, Team&)>& body) {
   std::vector<std::thread> threads;
   for (Rank rank = 0; rank < size(); ++rank) threads.emplace_back([this, rank, &body] { body(rank, team(rank)); });

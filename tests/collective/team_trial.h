@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/base/bytes.h"
@@ -25,6 +26,20 @@ class TeamRanks {
  private:
   std::vector<std::unique_ptr<Team>> teams_;
   std::vector<std::shared_ptr<Arena>> arenas_;
+};
+
+/// What a trial took of the arenas goes back when it is over.
+class Lent {
+ public:
+  explicit Lent(TeamRanks& ranks) : ranks_(ranks) {}
+  ~Lent() {
+    for (const auto& [rank, data] : blocks_) ranks_.arena(rank).free(data);
+  }
+  uint8_t* operator()(Rank rank, size_t bytes);
+
+ private:
+  TeamRanks& ranks_;
+  std::vector<std::pair<Rank, void*>> blocks_;
 };
 
 /// One collective of all ranks, on random data, compared with the plain definition of its result.

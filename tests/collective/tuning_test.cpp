@@ -36,6 +36,8 @@ class Tune : public testing::Test {
 MachineCosts some_machine() {
   MachineCosts machine;
   machine.tcp = {.latency = 1.25e-5, .overhead = 3e-6, .bytes_per_second = 3.5e9};
+  machine.memory = {
+      .wait = 4e-7, .turn = 2e-6, .cached_bytes_per_second = 5e10, .bytes_per_second = 7e9, .measured = true};
   machine.cores = 7;
   machine.measured = true;
   return machine;
@@ -54,6 +56,34 @@ TEST_F(Tune, GuessesWhereTheRecordIsNotOne) {
     const auto tuning = load_tuning();
     ASSERT_TRUE(tuning) << text;
     EXPECT_FALSE(tuning->machine.measured) << text;
+  }
+}
+
+TEST_F(Tune, TakesARecordOfBeforeMemoryWasMeasured) {
+  MachineCosts old = some_machine();
+  old.memory = {};
+  ASSERT_TRUE(save_machine(old));
+  std::ifstream file(machine_path());
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}), testing::Not(HasSubstr("memory")));
+  const MachineCosts machine = load_tuning()->machine;
+  EXPECT_EQ(machine, old);
+  EXPECT_TRUE(machine.measured);
+  EXPECT_FALSE(machine.memory.measured);
+}
+
+TEST_F(Tune, GuessesWhereTheCostsOfMemoryAreNone) {
+  Tuning tuning;
+  tuning.machine = some_machine();
+  const std::string good = tuning.encode();
+  ASSERT_TRUE(Tuning::decode(good));
+  for (const auto& [from, to] : {std::pair{"\"wait\":4e-07", "\"wait\":-1"}, {"\"turn\"", "\"trun\""}}) {
+    std::string bad = good;
+    ASSERT_NE(bad.find(from), std::string::npos) << bad;
+    bad.replace(bad.find(from), std::string_view(from).size(), to);
+    EXPECT_FALSE(Tuning::decode(bad)) << bad;
+    std::filesystem::create_directories(std::filesystem::path(machine_path()).parent_path());
+    std::ofstream(machine_path()) << bad;
+    EXPECT_FALSE(load_tuning()->machine.measured);
   }
 }
 

@@ -3,14 +3,10 @@
 #include <algorithm>
 
 #include "muster/collective/operation.h"
+#include "muster/collective/team_forms.h"
 #include "muster/transport/shm/team.h"
 
 namespace muster {
-
-/// At most so many bytes a step: what a rank holds of its own and of its peers' chunks stays in its second-level cache.
-inline constexpr size_t kTeamChunk = 128 << 10;
-/// What was combined is still in the first-level cache when it is copied on.
-inline constexpr size_t kCachedBytes = 8 << 10;
 
 /// What the shared-memory forms have in common: one rank's run of one collective, and the moves that it is made of. The
 /// forms themselves are functions of it, a file for each pair that mirrors each other.
@@ -38,7 +34,7 @@ struct TeamRun {
     return bytes <= kTeamPayload ? team.payload(peer, step) : team.slot(peer, step);
   }
   /// Bytes of a slot that chunks of `wish` bytes may use, in whole elements.
-  size_t chunk(size_t wish) const { return std::min(wish, team.slot_bytes()) / element * element; }
+  size_t chunk(size_t wish) const { return team_chunk(team.slot_bytes(), element, wish); }
 
   /// Input from `offset` on; for kPremulSum times the factor.
   void read_in(size_t offset, void* to, size_t bytes) const;
@@ -87,8 +83,6 @@ class TeamBlocks {
 inline size_t chunk_bytes(size_t block, size_t index, size_t chunk) {
   return block <= index * chunk ? 0 : std::min(chunk, block - index * chunk);
 }
-/// Chunks of the largest block: at least one, for also an empty call is compared with the peers'.
-inline size_t chunk_count(size_t largest, size_t chunk) { return std::max<size_t>(1, (largest + chunk - 1) / chunk); }
 
 Result<> team_all_reduce(TeamRun& run);
 Result<> team_reduce(TeamRun& run);

@@ -1,5 +1,7 @@
 // The record, as a file and between ranks: {"tcp": {"latency": seconds, "overhead": seconds, "bytes_per_second": b},
-// "unix": ..., "shm": ..., "reduce_bytes_per_second": b, "cores": n, "measured": true, "algo": "all_reduce=ring"}.
+// "unix": ..., "shm": ..., "memory": {"wait": seconds, "turn": seconds, "cached_bytes_per_second": b,
+// "bytes_per_second": b}, "reduce_bytes_per_second": b, "cores": n, "measured": true, "algo": "all_reduce=ring"}.
+// Without "memory", as older versions wrote it, that part is guessed.
 #include "muster/collective/tuning.h"
 
 #include <fmt/format.h>
@@ -28,6 +30,15 @@ struct Entry {
 };
 constexpr Entry kMedia[] = {{"tcp", &MachineCosts::tcp}, {"unix", &MachineCosts::local}, {"shm", &MachineCosts::shm}};
 
+struct MemoryEntry {
+  const char* name;
+  double MemoryCosts::*cost;
+};
+constexpr MemoryEntry kMemoryCosts[] = {{"wait", &MemoryCosts::wait},
+                                        {"turn", &MemoryCosts::turn},
+                                        {"cached_bytes_per_second", &MemoryCosts::cached_bytes_per_second},
+                                        {"bytes_per_second", &MemoryCosts::bytes_per_second}};
+
 MachineCosts guess() {
   MachineCosts machine;
   machine.tcp = {.latency = 25e-6, .overhead = 6e-6, .bytes_per_second = 1.5e9};
@@ -42,6 +53,9 @@ json to_json(const MachineCosts& machine) {
     const Medium& values = machine.*medium;
     record[name] = {
         {"latency", values.latency}, {"overhead", values.overhead}, {"bytes_per_second", values.bytes_per_second}};
+  }
+  if (machine.memory.measured) {
+    for (const auto& [name, cost] : kMemoryCosts) record["memory"][name] = machine.memory.*cost;
   }
   record["reduce_bytes_per_second"] = machine.reduce_bytes_per_second;
   record["cores"] = machine.cores;
@@ -67,6 +81,11 @@ Result<MachineCosts> from_json(const json& record) {
            read(record[name], "latency", (machine.*medium).latency) &&
            read(record[name], "overhead", (machine.*medium).overhead) &&
            read(record[name], "bytes_per_second", (machine.*medium).bytes_per_second);
+  }
+  if (good && record.contains("memory")) {
+    machine.memory.measured = true;
+    good = record["memory"].is_object();
+    for (const auto& [name, cost] : kMemoryCosts) good = good && read(record["memory"], name, machine.memory.*cost);
   }
   if (!good) return fail(ErrorCode::kProtocol, "this is no record of a machine");
   machine.cores = std::max(1, static_cast<int>(cores));

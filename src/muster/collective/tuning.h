@@ -16,9 +16,22 @@ struct Medium {
   friend bool operator==(const Medium&, const Medium&) = default;
 };
 
+/// What ranks pay that share a host's memory; see team_plan.h.
+struct MemoryCosts {
+  double wait = 0.2e-6;                   ///< seconds of a step in which two ranks, each on a core, wait for each other
+  double turn = 4e-6;                     ///< seconds of a step for each of the ranks that share a core
+  double cached_bytes_per_second = 2e10;  ///< copied between a tensor that caches hold and a slot
+  double bytes_per_second = 8e9;          ///< the same where the tensor comes from memory, or goes there
+  bool measured = false;                  ///< else these are guesses
+  friend bool operator==(const MemoryCosts&, const MemoryCosts&) = default;
+};
+/// Bytes of a rank's tensors at which the two speeds hold; in between, what is between them.
+inline constexpr double kCachedTensors = 4 << 20, kUncachedTensors = 128 << 20;
+
 /// What choices of algorithms go by. `muster tune` measures it, and keeps it in a file of the user's.
 struct MachineCosts {
   Medium tcp, local, shm;  ///< local: Unix sockets
+  MemoryCosts memory;
   double reduce_bytes_per_second = 6e9;
   int cores = 2;
   bool measured = false;  ///< else these are guesses
@@ -33,7 +46,7 @@ struct Tuning {
 
   /// Fills in what the choice goes by: links of this kind ("tcp", "unix", "shm"), this many ranks on a host.
   void apply(Problem& problem, std::string_view kind, int ranks_per_host) const;
-  /// Some 400 bytes of JSON.
+  /// Some 600 bytes of JSON.
   std::string encode() const;
   /// kProtocol for what encode() did not write.
   static Result<Tuning> decode(std::string_view text);

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <mutex>
@@ -43,6 +44,14 @@ Registry& registry() {
 }
 
 }  // namespace
+
+TeamShape team_shape(int size, int cores, size_t wish) {
+  constexpr size_t kTogether = size_t{64} << 20, kLeast = size_t{32} << 10, kLeastForEach = 64;
+  const auto ranks = static_cast<size_t>(size);
+  const size_t least = std::max(kLeast, (ranks * kLeastForEach + kPage - 1) / kPage * kPage);
+  const size_t share = kTogether / (ranks * kTeamSlots) / kLeast * kLeast;
+  return {.slot_bytes = std::min(wish, std::max(share, least)), .hub = size > kMostFlatRanks && size > 2 * cores};
+}
 
 Result<Fd> TeamMemory::allocate(int size, size_t slot_bytes, bool hub) {
   MUSTER_CHECK(size > 0 && size <= kMaxSize && slot_bytes > 0 && slot_bytes % kPage == 0,

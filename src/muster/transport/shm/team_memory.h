@@ -23,6 +23,17 @@ inline constexpr uint32_t kTeamLines = 32;
 /// What a step carries in the very line that announces it.
 inline constexpr size_t kTeamPayload = 40;
 
+/// So many ranks meet flat even where they share cores.
+inline constexpr int kMostFlatRanks = 16;
+
+/// What follows from the number of a team's ranks, and of the cores that they may use.
+struct TeamShape {
+  size_t slot_bytes;
+  bool hub;  ///< see Team::has_hub()
+};
+/// Slots of `wish` bytes, or smaller ones where there are many: all slots of a team together have a limit.
+TeamShape team_shape(int size, int cores, size_t wish = size_t{512} << 10);
+
 /// A rank's word of one step. Readers touch the first cache line only; the second tells what a mismatch was about.
 struct alignas(128) TeamLine {
   std::atomic<uint32_t> step;  ///< the last step that was published here
