@@ -33,6 +33,8 @@ def test_tune_measures_once_and_keeps_what_it_found(muster: str, cache: Path) ->
     record = json.loads(cache.read_text())
     for medium in ("tcp", "unix", "shm"):
         assert 0 < record[medium]["latency"] < 1 and record[medium]["bytes_per_second"] > 1e6
+    assert all(0 < record["memory"][cost] < 1 for cost in ("wait", "turn"))
+    assert all(record["memory"][speed] > 1e6 for speed in ("cached_bytes_per_second", "bytes_per_second"))
     shown = call(muster, "tune", "--show").stdout
     assert shown.splitlines()[0] == str(cache)
     assert shown.splitlines()[1:] == measured.stdout.splitlines()[:-1]
@@ -49,7 +51,7 @@ def test_a_damaged_record_is_named_and_guesses_stand_in(muster: str, cache: Path
 
 
 def test_explain_prints_the_candidates_the_choice_and_its_steps(muster: str, cache: Path) -> None:
-    said = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--all").stdout
+    said = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--links", "tcp", "--all").stdout
     assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node, links: tcp; costs of this machine: guessed")
     times = {name: float(time) for name, time in re.findall(r"^\W+(\w+) +([\d.]+) ms$", said, re.MULTILINE)}
     assert times.keys() == {"recursive_doubling", "halving_doubling", "double_tree", "ring"}
@@ -57,6 +59,27 @@ def test_explain_prints_the_candidates_the_choice_and_its_steps(muster: str, cac
     assert times[chosen] == min(times.values())
     steps = re.findall(r"^\d+: (\w+) ", said, re.MULTILINE)
     assert {"send", "receive"} <= set(steps)
+
+
+def test_explain_of_one_host_goes_by_what_its_memory_costs(muster: str, cache: Path) -> None:
+    words = ("explain", "all_reduce", "--bytes", "1Mi", "--ranks", "2")
+    assert "guessed" in call(muster, *words).stdout
+    medium = {"latency": 1e-5, "overhead": 1e-6, "bytes_per_second": 1e9}
+    record = {**dict.fromkeys(("tcp", "unix", "shm"), medium), "reduce_bytes_per_second": 1e12}
+    record |= {"cores": 2, "measured": True}
+    cache.parent.mkdir()
+    cache.write_text(json.dumps(record))
+    older = call(muster, *words)
+    assert older.returncode == 0 and older.stderr == "", "a record of before memory was measured is one still"
+    assert "guessed" in older.stdout and "GB/s from memory (guessed)" in call(muster, "tune", "--show").stdout
+    times = []
+    for wait in (1e-6, 1e-3):
+        memory = {"wait": wait, "turn": 1, "cached_bytes_per_second": 1e12, "bytes_per_second": 1e12}
+        cache.write_text(json.dumps({**record, "memory": memory}))
+        said = call(muster, *words).stdout
+        assert "guessed" not in said
+        times += re.findall(r"^  two shots: ([\d.]+ \w+)$", said, re.MULTILINE)
+    assert times == ["11.1 us", "9.00 ms"], "nine waits, and what 1.5 MiB of copies and half of that combined take"
 
 
 def test_what_was_measured_changes_the_choice(muster: str, cache: Path) -> None:
@@ -76,11 +99,12 @@ def test_what_was_measured_changes_the_choice(muster: str, cache: Path) -> None:
 def test_explain_obeys_muster_algo_and_refuses_what_it_does_not_know(
     muster: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("explain", "broadcast", "--bytes", "1Ki", "--ranks", "8")
+    words = ("explain", "broadcast", "--bytes", "1Ki", "--ranks", "8", "--nodes", "8")
     monkeypatch.setenv("MUSTER_ALGO", "broadcast=chain")
     assert "-> chain" in call(muster, *words).stdout
+    assert "MUSTER_ALGO asks for chain, an algorithm of links" in call(muster, *words[:-2]).stdout
     monkeypatch.setenv("MUSTER_ALGO", "broadcast=fast")
-    refused = call(muster, *words)
+    refused = call(muster, *words[:-2])
     assert refused.returncode == 2
     assert "broadcast has no algorithm 'fast'" in refused.stderr and "binomial" in refused.stderr
     monkeypatch.delenv("MUSTER_ALGO")

@@ -7,9 +7,6 @@
 namespace muster {
 namespace {
 
-/// Of a tensor that is under way at once: long enough to keep the network busy, short enough to overlap.
-constexpr size_t kChunkBytes = 8 << 20;
-
 BufferView none(Dtype dtype) { return {nullptr, 0, dtype}; }
 
 /// `count` elements, from element `first` on.

@@ -31,6 +31,8 @@ class Hierarchy {
   };
   Hierarchy(const Topology& topology, Rank rank, Levels levels);
 
+  /// Of a tensor that is under way at once: long enough to keep the network busy, short enough to overlap.
+  static constexpr size_t kChunkBytes = 8 << 20;
   /// Whether it has a form for the collective; gather, scatter and all_to_all need none: each byte crosses once anyhow.
   static bool has(Collective collective);
   /// Reductions only sum: averages and factors are the caller's.

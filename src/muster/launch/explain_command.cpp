@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
-#include "muster/collective/explain.h"
+#include "muster/group/explain.h"
 #include "muster/launch/command_line.h"
 #include "muster/launch/failure.h"
 
@@ -13,8 +13,9 @@ int explain_command(const std::string&, const std::vector<std::string>& words) {
   Question question;
   std::string collective;
   bool all = false;
-  CLI::App app("How a collective would run over links: candidates, predicted times, the choice, its steps.",
-               "muster explain");
+  CLI::App app(
+      "How a collective would run: its form in shared memory, or its algorithm over links, steps and predicted times.",
+      "muster explain");
   app.add_option("COLLECTIVE", collective, "all_reduce, broadcast, ...")->type_name("")->required();
   app.add_option("--bytes", question.bytes, "of the tensor, or of all ranks' blocks together: 4096, 64Ki, 1Mi")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false).description(""))
@@ -24,9 +25,10 @@ int explain_command(const std::string&, const std::vector<std::string>& words) {
   app.add_option("--nodes,-N", question.nodes, "over how many nodes they are spread")
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--rank", question.rank, "whose steps are shown")->type_name("RANK")->capture_default_str();
+  app.add_option("--rank", question.rank, "whose steps over links are shown")->type_name("RANK")->capture_default_str();
   app.add_option("--root", question.root, "of a collective that has one")->type_name("RANK")->capture_default_str();
-  app.add_option("--links", question.kind, "what joins the ranks")->type_name("tcp|unix|shm")->capture_default_str();
+  app.add_option("--links", question.kind, "what joins nodes (tcp); on one node: as if ranks shared no memory")
+      ->type_name("tcp|unix|shm");
   app.add_flag("--all", all, "every step, however many there are");
   if (const auto end = parse_command_line(app, words)) return *end;
   if (all) question.most_steps = SIZE_MAX;

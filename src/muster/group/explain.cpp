@@ -1,0 +1,189 @@
+#include "muster/group/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "muster/base/bytes.h"
+#include "muster/collective/cost.h"
+#include "muster/collective/evaluation.h"
+#include "muster/group/hierarchy.h"
+#include "muster/group/hierarchy_plan.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kElementBytes = 4;
+/// Steps of all ranks: beyond, playing them through takes too long for somebody who waits.
+constexpr size_t kMostPlayed = size_t{1} << 20;
+
+std::string readable_time(double seconds) {
+  if (seconds < 1e-5) return fmt::format("{:.2f} us", seconds * 1e6);
+  if (seconds < 1e-3) return fmt::format("{:.1f} us", seconds * 1e6);
+  return seconds < 1 ? fmt::format("{:.2f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
+}
+
+bool in_blocks(Collective collective) {
+  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
+         collective == Collective::kScatter || collective == Collective::kGather || collective == Collective::kAllToAll;
+}
+
+Problem flat(const Question& question) {
+  Problem problem{.collective = question.collective, .rank = question.rank, .size = question.ranks};
+  problem.element_bytes = kElementBytes;
+  problem.root = question.root;
+  const size_t parts = kElementBytes * (in_blocks(question.collective) ? question.ranks : 1);
+  problem.count = question.collective == Collective::kBarrier ? 0 : (question.bytes + parts - 1) / parts;
+  return problem;
+}
+
+std::string candidates(const Problem& problem) {
+  std::string text;
+  const Algorithm* chosen = choose(problem);
+  for (const Algorithm& algorithm : algorithms(problem.collective)) {
+    if (!fits(algorithm, problem)) continue;
+    text += fmt::format("  {} {:<20} {:>12}\n", &algorithm == chosen ? "->" : "  ", algorithm.name,
+                        readable_time(predict(problem, algorithm)));
+  }
+  if (problem.algorithm == chosen) text += "  (MUSTER_ALGO asks for it)\n";
+  if (chosen->schedule(problem).steps.size() * static_cast<size_t>(problem.size) > kMostPlayed) return text;
+  std::vector<Schedule> schedules;
+  Problem of_rank = problem;
+  for (of_rank.rank = 0; of_rank.rank < problem.size; ++of_rank.rank) schedules.push_back(chosen->schedule(of_rank));
+  return text + fmt::format("  step by step, {} takes {}\n", chosen->name,
+                            readable_time(evaluate(schedules, problem.network)));
+}
+
+std::string steps_of(const Question& question, const Problem& problem) {
+  const Schedule schedule = choose(problem)->schedule(problem);
+  std::string text = to_string(schedule);
+  const size_t shown = std::min(question.most_steps, schedule.steps.size());
+  size_t end = 0;
+  for (size_t line = 0; line < shown; ++line) end = text.find('\n', end) + 1;
+  text.resize(end);
+  if (shown < schedule.steps.size()) text += fmt::format("... and {} more\n", schedule.steps.size() - shown);
+  const char* where = problem.size == question.ranks ? "rank" : "the node of rank";
+  return fmt::format("steps of {} {}, with {} of scratch:\n{}", where, question.rank,
+                     format_bytes(schedule.scratch_bytes), text);
+}
+
+Result<> check(const Question& question) {
+  const auto wrong = [](std::string what) { return fail(ErrorCode::kInvalidArgument, std::move(what)); };
+  if (question.ranks < 1 || question.ranks > 1 << 16) return wrong("ranks are 1 to 65536");
+  if (question.nodes < 1 || question.ranks % question.nodes != 0) return wrong("every node has as many ranks");
+  if (question.rank < 0 || question.rank >= question.ranks) return wrong("the rank is one of the ranks");
+  if (question.root < 0 || question.root >= question.ranks) return wrong("the root is one of the ranks");
+  if (!question.kind.empty() && question.kind != "tcp" && question.kind != "unix" && question.kind != "shm") {
+    return wrong("links are of the kind tcp, unix or shm");
+  }
+  return {};
+}
+
+std::string heading(const Question& question, const std::string& ways, bool measured) {
+  const std::string what = question.collective == Collective::kBarrier ? "" : " of " + format_bytes(question.bytes);
+  return fmt::format("{}{} on {} rank{}, {} node{}, {}; costs of this machine: {}\n", name(question.collective), what,
+                     question.ranks, question.ranks == 1 ? "" : "s", question.nodes, question.nodes == 1 ? "" : "s",
+                     ways, measured ? "measured" : "guessed (`muster tune` measures them)");
+}
+
+std::string on_links(const Question& question) { return "links: " + (question.kind.empty() ? "tcp" : question.kind); }
+
+std::string over_links(const Question& question, const Tuning& tuning, int locals) {
+  Problem problem = flat(question);
+  tuning.apply(problem, question.kind, locals);
+  return heading(question, on_links(question), tuning.machine.measured) + candidates(problem) +
+         steps_of(question, problem);
+}
+
+/// What a form does, each line behind some blanks.
+std::string lines_of(const TeamPlan& plan) {
+  std::string text = "    ";
+  if (plan.chunks > 1) text += fmt::format("{} chunks of {}, ", plan.chunks, format_bytes(plan.chunk));
+  text += fmt::format("{} wait{}, {} copied by a rank", plan.waits, plan.waits == 1 ? "" : "s",
+                      format_bytes(static_cast<uint64_t>(plan.copied)));
+  if (plan.combined > 0) text += fmt::format(", {} combined", format_bytes(static_cast<uint64_t>(plan.combined)));
+  text += '\n';
+  for (size_t begin = 0, end; begin < plan.steps.size(); begin = end + 1) {
+    end = plan.steps.find('\n', begin);
+    text += "    " + plan.steps.substr(begin, end - begin) + '\n';
+  }
+  return text;
+}
+
+std::string in_memory(const Question& question, const Tuning& tuning) {
+  const Problem problem = flat(question);
+  TeamQuestion ask{.collective = question.collective,
+                   .bytes = problem.count * kElementBytes,
+                   .ranks = question.ranks,
+                   .cores = tuning.machine.cores,
+                   .element = kElementBytes};
+  const auto told = [&](const char* where) {
+    const TeamPlan plan = plan_in_team(ask);
+    return fmt::format("  {}{}: {}\n{}", where, plan.form, readable_time(predict(plan, ask, tuning.machine)),
+                       lines_of(plan));
+  };
+  std::string text = heading(question, "through shared memory", tuning.machine.memory.measured) + told("");
+  ask.direct = goes_direct(ask);
+  if (ask.direct) text += told("where all tensors lie in the group's arena (allocate_tensor, muster.nn), ");
+  if (const Algorithm* wanted = tuning.wanted[static_cast<size_t>(question.collective)]) {
+    text += fmt::format("  (MUSTER_ALGO asks for {}, an algorithm of links: here there are none)\n", wanted->name);
+  }
+  return text;
+}
+
+std::string in_levels(const Question& question, const Tuning& tuning, int locals) {
+  HierarchyPlan plan = plan_hierarchy(flat(question), locals, tuning.machine.cores);
+  tuning.apply(plan.across, question.kind, locals);
+  const auto within = [&](const std::optional<TeamQuestion>& part, double& seconds) -> std::string {
+    if (!part) return {};
+    const TeamPlan form = plan_in_team(*part);
+    seconds = predict(form, *part, tuning.machine);
+    const bool there = has_root(question.collective) && part->collective != Collective::kReduceScatter &&
+                       part->collective != Collective::kAllGather;
+    return fmt::format("  within {} node, {}, {}: {}\n{}", there ? "the root's" : "a", name(part->collective),
+                       form.form, readable_time(seconds), lines_of(form));
+  };
+  double before = 0, after = 0;
+  const std::string first = within(plan.before, before), last = within(plan.after, after);
+  const Algorithm* chosen = choose(plan.across);
+  const double across = predict(plan.across, *chosen);
+  const std::string who = question.collective == Collective::kBarrier
+                              ? "one rank of each node"
+                              : fmt::format("each of a node's {} ranks with its part", locals);
+  std::string text = heading(question, "shared memory within a node, " + on_links(question) + " between nodes",
+                             tuning.machine.measured && tuning.machine.memory.measured) +
+                     first +
+                     fmt::format("  between nodes, {}, {} by {}: {}\n", name(question.collective), chosen->name, who,
+                                 readable_time(across)) +
+                     last + fmt::format("  in all: {}", readable_time(plan.total(before, across, after)));
+  if (plan.chunks > 1) {
+    text += fmt::format(", for the tensor goes in {:.0f} chunks of {}, and the above is for one",
+                        std::ceil(plan.chunks), format_bytes(plan.chunk));
+  }
+  return text + "\nbetween nodes:\n" + candidates(plan.across) + steps_of(question, plan.across);
+}
+
+}  // namespace
+
+Result<std::string> explain(const Question& question, const Tuning& tuning) {
+  MUSTER_TRY(check(question));
+  const int locals = question.ranks / question.nodes;
+  if (locals > 1 && question.nodes == 1 && question.kind.empty()) return in_memory(question, tuning);
+  if (locals > 1 && question.nodes > 1 && Hierarchy::has(question.collective)) {
+    return in_levels(question, tuning, locals);
+  }
+  return over_links(question, tuning, locals);
+}
+
+Result<Collective> collective_named(std::string_view wanted) {
+  std::string names;
+  for (int number = 1; number < kCollectiveCount; ++number) {
+    const auto collective = static_cast<Collective>(number);
+    if (wanted == name(collective)) return collective;
+    names += (names.empty() ? "" : ", ") + std::string(name(collective));
+  }
+  return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is no collective: choose from {}", wanted, names));
+}
+
+}  // namespace muster

@@ -1,0 +1,109 @@
+// What is said of a collective in two levels beforehand against the operations that it consists of.
+#include "muster/group/hierarchy_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "muster/group/hierarchy.h"
+#include "muster/group/operations.h"
+
+namespace muster {
+namespace {
+
+constexpr int kRanks = 4, kHosts = 2, kLocals = kRanks / kHosts;
+
+struct Did {
+  std::vector<std::pair<Collective, size_t>> within;  ///< bytes of the tensor, or of the longest block
+  std::vector<std::pair<Collective, size_t>> across;
+};
+
+size_t longest(const Operation& operation) {
+  size_t count = operation.counts.empty() ? operation.call.count : 0;
+  for (const size_t each : operation.counts) count = std::max(count, each);
+  return count * size_of(operation.call.dtype);
+}
+
+Topology two_hosts() {
+  std::vector<Member> members(kRanks);
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    members[rank].rank = rank;
+    members[rank].domain = std::to_string(rank / kLocals);
+    members[rank].shares_memory = true;
+  }
+  return Topology(members);
+}
+
+/// What the rank of the root's host has done that carries the longest share.
+Did run(Collective collective, size_t count) {
+  const bool gathers = collective == Collective::kAllGather, scatters = collective == Collective::kReduceScatter;
+  const std::unique_ptr<float[]> memory(new float[count * kRanks]);  // nobody touches it
+  Did did;
+  const Hierarchy::Levels levels{[&](const Operation& operation, const Deadline&) -> Result<> {
+                                   did.within.emplace_back(operation.call.collective, longest(operation));
+                                   return {};
+                                 },
+                                 [&](const Operation& operation, int, const Deadline&) -> Result<> {
+                                   did.across.emplace_back(operation.call.collective, longest(operation));
+                                   return {};
+                                 },
+                                 [](const Deadline&) { return Result<>{}; }};
+  const Topology topology = two_hosts();
+  const Rank self = collective == Collective::kBarrier ? 0 : kLocals - 1;
+  Operation operation;
+  operation.call.collective = collective;
+  if (collective != Collective::kBarrier) {
+    operation.input = {memory.get(), scatters ? count * kRanks : count, Dtype::kFloat32};
+    operation.output = {memory.get(), gathers ? count * kRanks : count, Dtype::kFloat32};
+  }
+  EXPECT_TRUE(complete(operation, Membership{self, kRanks, {}, 0}));
+  EXPECT_TRUE(Hierarchy(topology, self, levels).run(operation, Deadline::after(std::chrono::seconds(60))));
+  return did;
+}
+
+/// The same as it was said; chunks of the same length only.
+Did plan(Collective collective, const HierarchyPlan& said) {
+  Did will;
+  for (double chunk = 0; chunk < said.chunks; ++chunk) {
+    if (said.before) will.within.emplace_back(said.before->collective, said.before->bytes);
+    will.across.emplace_back(said.across.collective, said.across.count * said.across.element_bytes);
+    // The root's host has the whole of a broadcast already.
+    if (said.after && collective != Collective::kBroadcast) {
+      will.within.emplace_back(said.after->collective, said.after->bytes);
+    }
+  }
+  return will;
+}
+
+TEST(HierarchyPlan, SaysWhatIsDoneOnEitherLevel) {
+  constexpr size_t kChunk = Hierarchy::kChunkBytes / sizeof(float);
+  for (const size_t count : {size_t{1}, size_t{300}, size_t{301}, 3 * kChunk}) {
+    for (const Collective collective : {Collective::kAllReduce, Collective::kBroadcast, Collective::kReduce,
+                                        Collective::kAllGather, Collective::kReduceScatter, Collective::kBarrier}) {
+      Problem whole{.collective = collective, .size = kRanks, .count = count, .element_bytes = sizeof(float)};
+      if (collective == Collective::kBarrier) whole.count = 0;
+      const HierarchyPlan said = plan_hierarchy(whole, kLocals, 2);
+      const Did will = plan(collective, said), did = run(collective, count);
+      auto sorted_will = will.within, sorted_did = did.within;
+      std::ranges::sort(sorted_will);  // of chunks that overlap the order is another
+      std::ranges::sort(sorted_did);
+      EXPECT_EQ(sorted_will, sorted_did) << name(collective) << " of " << count;
+      EXPECT_EQ(will.across, did.across) << name(collective) << " of " << count;
+    }
+  }
+}
+
+TEST(HierarchyPlan, LetsOneChunkCrossWhileOthersAreWithinTheirHosts) {
+  const auto total = [](Collective collective, size_t chunks, double before, double across, double after) {
+    Problem whole{.collective = collective, .size = kRanks, .count = chunks * Hierarchy::kChunkBytes};
+    return plan_hierarchy(whole, kLocals, 2).total(before, across, after);
+  };
+  EXPECT_EQ(total(Collective::kAllReduce, 1, 1, 10, 2), 13);
+  EXPECT_EQ(total(Collective::kAllReduce, 3, 1, 10, 2), 13 + 2 * 10);
+  EXPECT_EQ(total(Collective::kAllReduce, 3, 8, 10, 4), 22 + 2 * 12);
+  EXPECT_EQ(total(Collective::kBroadcast, 3, 1, 10, 2), 13 + 2 * 12);
+  EXPECT_EQ(total(Collective::kReduce, 3, 1, 10, 2), 3 * 13);
+}
+
+}  // namespace
+}  // namespace muster
