@@ -39,6 +39,7 @@ TEST_P(TeamPlanOf, SaysAsManyWaitsAsThereAreSteps) {
   TeamCase trial;
   for (const size_t count :
        {size_t{1}, size_t{4}, size_t{11}, size_t{4096}, size_t{4097}, size_t{33000}, size_t{131073}}) {
+    if (count > 100'000 && ranks.size() > 3) continue;  // matters to two ranks
     for (const Collective collective : kAll) {
       trial.collective = collective;
       trial.count = count;

@@ -5,12 +5,6 @@
 namespace muster {
 namespace {
 
-/// With more bytes, reading everybody's whole data costs more than the second wait.
-constexpr size_t kOneShotBytes = 16 << 10;
-/// Between two ranks as many bytes cross either way, so that the second wait and the copy of the results are saved; and
-/// where the data comes from memory, neither matters.
-constexpr size_t kOneShotBytesOfTwo = 512 << 10;
-
 bool is_root(const TeamRun& run) { return run.call.collective == Collective::kAllReduce || run.rank == run.call.root; }
 
 Result<> put(TeamRun& run, size_t index, size_t chunk) {
@@ -75,8 +69,7 @@ class TwoShot {
   explicit TwoShot(TeamRun& run)
       : run_(run),
         bytes_(run.call.bytes()),
-        // Behind its input a slot holds the result of one part.
-        chunk_(run.chunk(std::min(kTeamChunk, (run.team.slot_bytes() - 128) / (run.size + 1) * run.size))),
+        chunk_(two_shot_chunk(run.team.slot_bytes(), run.size, run.element)),
         own_in_place_(run.own_in_place()) {}
 
   Result<> execute() {
@@ -161,14 +154,18 @@ class TwoShot {
 }  // namespace
 
 Result<> team_all_reduce(TeamRun& run) {
-  const size_t bytes = run.call.bytes();
-  if (run.team.has_hub() && bytes <= kOneShotBytes) return through_hub(run);
-  if (bytes <= (run.size == 2 ? kOneShotBytesOfTwo : kOneShotBytes)) return one_shot(run);
+  switch (reduce_form(run.call.collective, run.call.bytes(), run.size, run.team.has_hub())) {
+    case ReduceForm::kHub:
+      return through_hub(run);
+    case ReduceForm::kOneShot:
+      return one_shot(run);
+    case ReduceForm::kTwoShots:
+      break;
+  }
   return TwoShot(run).execute();
 }
 
-Result<> team_reduce(TeamRun& run) {
-  return run.call.bytes() <= kOneShotBytes ? one_shot(run) : TwoShot(run).execute();
-}
+/// Never by way of the hub: reduce_form().
+Result<> team_reduce(TeamRun& run) { return team_all_reduce(run); }
 
 }  // namespace muster

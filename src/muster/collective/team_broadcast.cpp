@@ -35,7 +35,7 @@ Result<> team_broadcast(TeamRun& run) {
 
 Result<> team_scatter(TeamRun& run) {
   const size_t block = run.call.bytes();
-  const size_t room = std::min(kTeamChunk, run.team.slot_bytes()) / run.size / run.element * run.element;
+  const size_t room = piece_room(run.team.slot_bytes(), run.size, run.element);
   const size_t piece = std::min(room, std::max(block, size_t{1}));
   const size_t chunks = chunk_count(block, piece), all = piece * run.size;
   for (size_t index = 0; index < chunks; ++index) {

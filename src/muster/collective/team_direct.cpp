@@ -14,9 +14,6 @@
 namespace muster {
 namespace {
 
-/// With fewer bytes the second wait costs more than a copy.
-constexpr size_t kLeastBytes = 8 << 10;
-
 /// What a rank says of its input, in the payload of the first step.
 struct Location {
   Arena::Place place;
@@ -48,7 +45,7 @@ bool worth_it(const TeamRun& run) {
   if (reduces(call.collective) && call.op == ReduceOp::kPremulSum) return false;
   size_t bytes = 0;
   for (Rank rank = 0; rank < run.size; ++rank) bytes = std::max(bytes, extent(run, rank));
-  return bytes >= kLeastBytes;
+  return bytes >= kTeamLeastDirect;
 }
 
 /// Whether the others need this rank's input.

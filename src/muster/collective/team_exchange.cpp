@@ -12,9 +12,7 @@ namespace {
 /// Pieces of one step: how long each may be, and where it lies.
 struct Pieces {
   Pieces(const TeamRun& run, size_t largest, size_t header) : header_bytes(header) {
-    const size_t room = (std::min(kTeamChunk, run.team.slot_bytes()) - header) / run.size;
-    piece = std::min(room / run.element * run.element, largest);
-    if (piece < largest && piece > 64) piece = piece / 64 * 64;
+    piece = piece_of(largest, piece_room(run.team.slot_bytes(), run.size, run.element, header));
     in_line = header == 0 && piece == largest && piece * run.size <= kTeamPayload;
   }
   /// For TeamRun::begin(): zero if the slot is not written.
@@ -58,7 +56,6 @@ void combine_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks
 class Uneven {
  public:
   explicit Uneven(TeamRun& run) : run_(run) {}
-  static size_t header_bytes(int size) { return (size * sizeof(uint64_t) + 63) / 64 * 64; }
 
   void announce(size_t largest) {
     std::memcpy(run_.team.slot(), run_.operation.counts.data(), run_.size * sizeof(uint64_t));
@@ -125,7 +122,7 @@ Result<> team_all_to_all(TeamRun& run) {
   size_t largest = sent.largest();
   Uneven uneven(run);
   // Of uneven blocks nobody knows the longest yet: then all use the same, full pieces.
-  const Pieces pieces(run, even ? largest : SIZE_MAX, even ? 0 : Uneven::header_bytes(run.size));
+  const Pieces pieces(run, even ? largest : SIZE_MAX, even ? 0 : uneven_header(run.size));
   MUSTER_TRY(run.begin(pieces.in_slot()));
   uint32_t step = run.team.step();
   if (!even) uneven.announce(largest);

@@ -12,15 +12,8 @@
 namespace muster {
 namespace {
 
-/// All slots of a team together, and the least that one may have.
-constexpr size_t kAllSlots = size_t{64} << 20;
-constexpr size_t kLeastSlot = size_t{32} << 10;
-/// Of a slot, for each rank.
-constexpr size_t kLeastPiece = 64;
 /// While parked, the watch is asked this often: how late the death of a peer is noticed.
 constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
-/// So many ranks meet flat even where they share cores.
-constexpr int kFlatRanks = 16;
 /// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
 /// their cores with others soon stop burning them; one that was nearly long enough doubles it.
 constexpr int kMostSpins = 3000;
@@ -50,11 +43,8 @@ uint64_t process_domain() {
 
 Result<Fd> Team::allocate(int size, size_t slot_bytes) {
   MUSTER_CHECK(size > 0, "a team needs ranks");
-  const auto ranks = static_cast<size_t>(size);
-  const size_t least = std::max(kLeastSlot, (ranks * kLeastPiece + 4095) / 4096 * 4096);
-  const size_t share = kAllSlots / (ranks * kTeamSlots) / kLeastSlot * kLeastSlot;
-  const bool hub = size > kFlatRanks && size > 2 * usable_cores();
-  return TeamMemory::allocate(size, std::min(slot_bytes, std::max(share, least)), hub);
+  const TeamShape shape = team_shape(size, usable_cores(), slot_bytes);
+  return TeamMemory::allocate(size, shape.slot_bytes, shape.hub);
 }
 
 Result<std::unique_ptr<Team>> Team::attach(const Fd& memory, Rank rank, int size, Watch watch) {
@@ -70,7 +60,7 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
       size_(size),
       watch_(std::move(watch)),
       // Many parked ranks that look around often would leave no time for those that work.
-      watch_slice_(kWatchSlice * std::max(1, size / kFlatRanks)),
+      watch_slice_(kWatchSlice * std::max(1, size / kMostFlatRanks)),
       // Spinning only pays while every rank has a core to spin on.
       own_cores_(size <= usable_cores()),
       most_spins_(own_cores_ ? kMostSpins : kLeastSpins),
