@@ -1,4 +1,4 @@
-"""Which of the peer's tests run: see test_distributed.py and test_ddp.py."""
+"""Which of the peer's tests run: see test_distributed.py, test_ddp.py and test_ddp_views.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ def _skipped(file: str) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
 
 
-SKIPPED = {"test_distributed.py": _skipped("skipped.txt"), "test_ddp.py": _skipped("skipped_ddp.txt")}
+SKIPPED = {
+    "test_distributed.py": _skipped("skipped.txt"),
+    "test_ddp.py": _skipped("skipped_ddp.txt"),
+    "test_ddp_views.py": _skipped("skipped_ddp_views.txt"),
+}
 
 # A test or two of each thing that c10d and DDP ask of a backend; by default no more than these.
 QUICK = {
@@ -35,6 +39,11 @@ QUICK = {
     "ddp_broadcast_buffer|ddp_control_flow_same_across_ranks|ddp_join_model_equivalence|"
     "ddp_multiple_nested_unused_params_error|ddp_native_mixed_precision_grad_as_bucket_view_no_set_grad_none|"
     "ddp_static_graph_nested_types|invalid_static_graph"
+    ")$",
+    "test_ddp_views.py": "test_("
+    "ddp_hook_parity_powerSGD|ddp_join_model_equivalence|ddp_new_tensor_in_fwd|"
+    "ddp_shared_grad_acc_unused_params|ddp_zero_output_features|grads_same_across_ranks_with_no_sync|"
+    "output_unused_in_loss_dict_module|post_localSGD_optimizer_parity|undefined_grad_parity_unused_parameters"
     ")$",
 }
 

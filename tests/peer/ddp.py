@@ -6,6 +6,7 @@ Most of them want GPUs, though what they test has nothing to do with these. They
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from typing import Any
 
@@ -48,6 +49,16 @@ def _replace(replacement: str, match: re.Match[str]) -> str:
     return match.expand(replacement) + "\n" * match[0].count("\n")
 
 
+_ABOUT_DDP = re.compile("DistributedDataParallel|DDP|ddp_|_ddp")
+
+
+def leave_about_ddp(test_case: type) -> None:
+    """Takes away the tests that never construct one."""
+    for name, test in inspect.getmembers(test_case, inspect.isfunction):
+        if name.startswith("test_") and _ABOUT_DDP.search(inspect.getsource(inspect.unwrap(test))) is None:
+            setattr(test_case, name, None)
+
+
 SyncBatchNorm = muster.nn.SyncBatchNorm
 
 
@@ -66,4 +77,12 @@ class DistributedDataParallel(muster.nn.DistributedDataParallel):
         for name in ("device_ids", "output_device"):
             kwargs.pop(name, None)
         kwargs.setdefault("gradient_as_bucket_view", False)
+        super().__init__(*args, **kwargs)
+
+
+class OfViews(DistributedDataParallel):
+    """With muster's default: gradients are views of the buckets unless a test says otherwise."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("gradient_as_bucket_view", True)
         super().__init__(*args, **kwargs)
