@@ -49,6 +49,29 @@ TEST_P(TeamPlanOf, SaysAsManyWaitsAsThereAreSteps) {
   }
 }
 
+/// The others' blocks for one rank, as Hierarchy makes the gather of a reduce.
+TEST_P(TeamPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
+  TeamRanks ranks(GetParam());
+  const int size = ranks.size();
+  for (const size_t count : {size_t{1}, size_t{3000}, size_t{33000}}) {
+    TeamQuestion question{.collective = Collective::kAllToAll, .bytes = count * 4, .ranks = size, .to_root = true};
+    question.cores = usable_cores();
+    ranks.run([&](Rank rank, Team& team) {
+      std::vector<int32_t> own(count), all(rank == 0 ? count * size : 0);
+      Operation operation;
+      operation.call = {.collective = Collective::kAllToAll, .dtype = Dtype::kInt32, .layout = 1, .sequence = count};
+      operation.counts.assign(size, 0);
+      operation.counts[0] = count;
+      operation.receive_counts.assign(size, rank == 0 ? count : 0);
+      operation.input = {own.data(), own.size(), Dtype::kInt32};
+      operation.output = {all.data(), all.size(), Dtype::kInt32};
+      const uint32_t before = team.step();
+      ASSERT_TRUE(run_in_team(team, operation, Deadline::after(std::chrono::seconds(60))));
+      EXPECT_EQ(team.step() - before, plan_in_team(question).waits) << count << " elements";
+    });
+  }
+}
+
 TEST_P(TeamPlanOf, KnowsWhatIsDoneOnTheTensorsThemselves) {
   TeamRanks ranks(GetParam());
   ranks.use_arenas();

@@ -28,7 +28,8 @@ TEST(Explain, ShowsTheFormThatRanksOfOneHostTake) {
   EXPECT_THAT(*text, Not(HasSubstr("recursive_doubling")));
   EXPECT_THAT(*explain({.bytes = 8, .ranks = 4}, {}),
               AllOf(HasSubstr("  payload in the line: "), HasSubstr("1 wait,"), Not(HasSubstr("direct"))));
-  EXPECT_THAT(*explain({.collective = Collective::kBarrier, .ranks = 4}, {}), HasSubstr("barrier on 4 ranks"));
+  EXPECT_THAT(*explain({.collective = Collective::kBarrier, .ranks = 4}, {}),
+              AllOf(HasSubstr("barrier on 4 ranks"), HasSubstr("1 wait\n")));
 }
 
 TEST(Explain, ShowsLinksOnOneHostWhereTheyAreAskedFor) {

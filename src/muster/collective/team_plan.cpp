@@ -148,7 +148,7 @@ class Planner {
     }
     plan_.copied += chunk();  // until the first one can be read
     plan_.form = form("chunks from the root");
-    say("the root writes {} to {}, up to {} chunks ahead", scatters ? "a piece for each other rank" : "its tensor",
+    say("the root writes {} to {}, up to {} steps ahead", scatters ? "a piece for each other rank" : "its tensor",
         place(), in_line_ ? kTeamLines : kTeamSlots);
     say("the others wait for the root alone, and copy {} into their tensors", scatters ? "theirs" : "it");
   }

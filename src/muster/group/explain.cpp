@@ -100,8 +100,8 @@ std::string over_links(const Question& question, const Tuning& tuning, int local
 std::string lines_of(const TeamPlan& plan) {
   std::string text = "    ";
   if (plan.chunks > 1) text += fmt::format("{} chunks of {}, ", plan.chunks, format_bytes(plan.chunk));
-  text += fmt::format("{} wait{}, {} copied by a rank", plan.waits, plan.waits == 1 ? "" : "s",
-                      format_bytes(static_cast<uint64_t>(plan.copied)));
+  text += fmt::format("{} wait{}", plan.waits, plan.waits == 1 ? "" : "s");
+  if (plan.copied > 0) text += fmt::format(", {} copied by a rank", format_bytes(static_cast<uint64_t>(plan.copied)));
   if (plan.combined > 0) text += fmt::format(", {} combined", format_bytes(static_cast<uint64_t>(plan.combined)));
   text += '\n';
   for (size_t begin = 0, end; begin < plan.steps.size(); begin = end + 1) {
