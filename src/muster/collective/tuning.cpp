@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "muster/base/host_name.h"
 #include "muster/base/log.h"
 
 namespace muster {
@@ -188,9 +189,7 @@ std::string machine_path() {
     return {};
   }
   // A home that hosts share holds a record for each.
-  char host[256] = {};
-  if (::gethostname(host, sizeof host - 1) != 0 || host[0] == '\0') return {};
-  return fmt::format("{}/muster/machine-{}.json", folder, host);
+  return fmt::format("{}/muster/machine-{}.json", folder, host_name());
 }
 
 Result<> save_machine(const MachineCosts& machine) {

@@ -28,11 +28,6 @@ uint64_t process_domain() {
   return stat("/proc/self/ns/pid", &processes) == 0 ? processes.st_ino : 0;
 }
 
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
-}
-
 Address outward_address() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) list = nullptr;

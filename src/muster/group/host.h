@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "muster/base/host_name.h"
 #include "muster/io/address.h"
 
 namespace muster {
@@ -12,7 +13,6 @@ namespace muster {
 std::string shared_memory_domain();
 /// The pid namespace's number; 0 when it can't be told, and then unlike any other.
 uint64_t process_domain();
-std::string host_name();
 
 /// The address to bind so that other hosts reach it: of the first interface that is up and not loopback, IPv4 before
 /// IPv6; loopback when there is no other.

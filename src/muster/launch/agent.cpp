@@ -12,7 +12,7 @@
 #include <optional>
 #include <thread>
 
-#include "muster/group/host.h"
+#include "muster/base/host_name.h"
 #include "muster/io/handshake.h"
 #include "muster/launch/command.h"
 #include "muster/launch/coordinator.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <thread>
 
-#include "muster/group/host.h"
+#include "muster/base/host_name.h"
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
 #include "muster/io/tls.h"

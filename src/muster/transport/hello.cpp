@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <array>
+#include "muster/base/host_name.h"
 
 namespace muster {
 namespace {
@@ -19,12 +19,6 @@ constexpr uint8_t kVersion = 2;
 constexpr size_t kLongestName = 1024;
 
 const char* name(LinkHello::Wire wire) { return wire == LinkHello::Wire::kShm ? "shared memory" : "sockets"; }
-
-std::string host_name() {
-  std::array<char, 256> text{};
-  if (gethostname(text.data(), text.size() - 1) != 0) return "unknown";
-  return text.data();
-}
 
 Result<std::string> get_name(Reader& reader) {
   MUSTER_ASSIGN(std::string text, reader.get_string());
