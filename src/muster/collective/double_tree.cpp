@@ -123,10 +123,7 @@ class DoubleTreeAllReduce {
 
 Schedule double_tree_all_reduce(const Problem& problem) {
   check_problem(problem);
-  if (problem.size > 1) return DoubleTreeAllReduce(problem).build();
-  ScheduleBuilder builder;
-  builder.copy(input(0, tensor_bytes(problem)), output(0, tensor_bytes(problem)));
-  return builder.take();
+  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : DoubleTreeAllReduce(problem).build();
 }
 
 // The trees are of the ranks other than the root, which feeds both.

@@ -48,10 +48,7 @@ class Doubling {
 
 Schedule recursive_doubling_all_reduce(const Problem& problem) {
   check_problem(problem);
-  if (problem.size > 1) return Doubling(problem).build();
-  ScheduleBuilder builder;
-  builder.copy(input(0, tensor_bytes(problem)), output(0, tensor_bytes(problem)));
-  return builder.take();
+  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : Doubling(problem).build();
 }
 
 }  // namespace muster

@@ -88,11 +88,10 @@ void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder,
 Schedule halving_all_reduce(const Problem& problem) {
   check_problem(problem);
   const size_t bytes = tensor_bytes(problem);
+  if (problem.size == 1) return copy_input(bytes);
   const Folding fold(problem);
   ScheduleBuilder builder;
-  if (problem.size == 1) {
-    builder.copy(input(0, bytes), output(0, bytes));
-  } else if (fold.folds_away()) {
+  if (fold.folds_away()) {
     const uint32_t sent = builder.send(fold.partner(), input(0, bytes));
     builder.receive(fold.partner(), output(0, bytes), {sent});
   } else {
@@ -109,12 +108,9 @@ Schedule halving_reduce_scatter(const Problem& problem) {
   check_problem(problem);
   const Blocks ranks = Blocks::of_ranks(problem);
   const Range own = output(0, ranks.bytes(problem.rank));
+  if (problem.size == 1) return copy_input(own.bytes);
   const Folding fold(problem);
   ScheduleBuilder builder;
-  if (problem.size == 1) {
-    builder.copy(input(0, own.bytes), own);
-    return builder.take();
-  }
   if (fold.folds_away()) {
     const uint32_t sent = builder.send(fold.partner(), input(0, ranks.total()));
     builder.receive(fold.partner(), own, {sent});  // may be a part of the input

@@ -89,11 +89,7 @@ class PatReduceScatter {
 
 Schedule pat_reduce_scatter(const Problem& problem) {
   check_problem(problem);
-  if (problem.size > 1) return PatReduceScatter(problem).build();
-  ScheduleBuilder builder;
-  const size_t bytes = Blocks::of_ranks(problem).total();
-  builder.copy(input(0, bytes), output(0, bytes));
-  return builder.take();
+  return problem.size == 1 ? copy_input(Blocks::of_ranks(problem).total()) : PatReduceScatter(problem).build();
 }
 
 Schedule pat_all_gather(const Problem& problem) {

@@ -146,12 +146,6 @@ class RingReduceScatter {
   uint32_t panel_ = 0;
 };
 
-Schedule copy_input(size_t bytes) {
-  ScheduleBuilder builder;
-  builder.copy(input(0, bytes), output(0, bytes));
-  return builder.take();
-}
-
 }  // namespace
 
 Schedule ring_all_reduce(const Problem& problem) {

@@ -100,6 +100,13 @@ class Slots {
   uint32_t used_ = 0;
 };
 
+/// All that a single rank has to do in most collectives.
+inline Schedule copy_input(size_t bytes) {
+  ScheduleBuilder builder;
+  builder.copy(input(0, bytes), output(0, bytes));
+  return builder.take();
+}
+
 /// Bytes of a chunk: whole elements, at least one.
 inline size_t chunk_grain(const Problem& problem) {
   return std::max(problem.chunk_bytes / problem.element_bytes, size_t{1}) * problem.element_bytes;
