@@ -27,7 +27,7 @@ class LinkBase : public Link {
 
   explicit LinkBase(Peer peer) : peer_(std::move(peer)) {}
 
-  /// Moves what can be moved now: calls sent() and received(), and end() or part() when the link fails.
+  /// Moves what can be moved now: calls moved_send() and moved_receive(), and end() or part() when the link fails.
   virtual void pump_sends() = 0;
   virtual void pump_receives() = 0;
   /// Whether bytes that the peer sent before it parted wait for a receive.

@@ -2,7 +2,7 @@
 //
 //   connector: handshake, open, then one byte with the memfd of two rings (SCM_RIGHTS); ring 0 carries its bytes
 //   acceptor:  handshake, open; ring 1 carries its bytes
-//   both:      doorbells for an end that sleeps, pings and pongs, and close or goodbye at the end
+//   both:      doorbells for an end that sleeps, pings, pongs and notes, and close or goodbye at the end
 //
 // What was written to a ring before the socket says that the link ends can still be read.
 #include "muster/transport/shm/shm_link.h"
