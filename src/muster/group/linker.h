@@ -9,10 +9,10 @@
 #include "muster/io/loop.h"
 #include "muster/transport/link.h"
 #include "muster/transport/socket_link.h"
+#include "muster/transport/striped_link.h"
+#include "muster/transport/transport.h"
 
 namespace muster {
-
-enum class Transport { kShm, kUnix, kTcp };
 
 /// The links of one rank, as they come to be: of two ranks the higher dials and the lower accepts, when the group forms
 /// or when a schedule first needs the link. Used by whoever drives the loop.

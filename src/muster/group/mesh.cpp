@@ -25,24 +25,15 @@ Result<std::vector<Transport>> parse_transports(const std::string& text) {
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
-    if (word == "shm") {
-      allowed.push_back(Transport::kShm);
-    } else if (word == "unix") {
-      allowed.push_back(Transport::kUnix);
-    } else if (word == "tcp") {
-      allowed.push_back(Transport::kTcp);
-    } else {
+    const auto transport = std::ranges::find(kTransports, word, [](Transport t) { return name(t); });
+    if (transport == std::end(kTransports)) {
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("'{}' is not a transport; use some of shm, unix and tcp, as in shm,tcp", word));
     }
+    allowed.push_back(*transport);
     begin = end + 1;
   }
   return allowed;
-}
-
-/// As its links say.
-const char* kind_of(Transport transport) {
-  return transport == Transport::kShm ? "shm" : transport == Transport::kUnix ? "unix" : "tcp";
 }
 
 /// Forms one mesh; lives as long as that takes.
@@ -224,7 +215,7 @@ class MeshBuilder {
     if (mesh_.team_memory && mesh_.topology.hosts.size() == 1) return "shm";
     std::set<std::string> kinds;
     for (const Member& member : mesh_.members) {
-      if (member.rank != membership_.rank) kinds.insert(kind_of(chosen_[member.rank]));
+      if (member.rank != membership_.rank) kinds.insert(name(chosen_[member.rank]));
     }
     std::string text;
     for (const auto& kind : kinds) text += (text.empty() ? "" : "+") + kind;

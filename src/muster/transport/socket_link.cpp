@@ -21,6 +21,7 @@
 #include "muster/transport/link_base.h"
 #include "muster/transport/parting.h"
 #include "muster/transport/tcp_options.h"
+#include "muster/transport/transport.h"
 
 namespace muster {
 namespace {
@@ -410,7 +411,7 @@ Result<std::unique_ptr<Link>> make_socket_link(Loop& loop, Opened opened, const 
 }
 
 LinkFactory socket_factory(const Address& address) {
-  const char* kind = address.is_unix() ? "unix" : "tcp";
+  const char* kind = name(address.is_unix() ? Transport::kUnix : Transport::kTcp);
   return [kind](Loop& loop, Opened opened) { return make_socket_link(loop, std::move(opened), kind); };
 }
 

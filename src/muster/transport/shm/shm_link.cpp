@@ -17,6 +17,7 @@
 #include "muster/transport/parting.h"
 #include "muster/transport/shm/core.h"
 #include "muster/transport/shm/ring.h"
+#include "muster/transport/transport.h"
 
 namespace muster {
 namespace {
@@ -35,7 +36,7 @@ class ShmLink final : public LinkBase {
     frames_.feed(opened.connection.leftover);
   }
   ~ShmLink() override { finish(); }
-  const char* kind() const override { return "shm"; }
+  const char* kind() const override { return name(Transport::kShm); }
 
   Result<> start() {
     return loop_.watch(stream_->fd(), EPOLLIN, [this](uint32_t) { on_event(); });
