@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "muster/group/farewell.h"
 #include "muster/transport/shm/shm_link.h"
 
 namespace muster {
@@ -331,8 +332,7 @@ void Messenger::close() {
   if (!dead_) {
     const std::string self =
         places_.empty() ? fmt::format("rank {}", self_.rank) : places_[self_.rank].member.to_string();
-    end_all(Error{ErrorCode::kAborted, fmt::format("group \"{}\" was shut down here", self_.group), self_.rank, {}},
-            Error{ErrorCode::kLeft, self + " has left the group", self_.rank, {}});
+    end_all(was_shut_down(self_.group, self_.rank), has_left(self, self_.rank));
   }
   stopping_ = true;
   if (parked_) loop_->wake();

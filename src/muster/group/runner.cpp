@@ -12,6 +12,7 @@
 
 #include "muster/collective/reduce.h"
 #include "muster/collective/team_collectives.h"
+#include "muster/group/farewell.h"
 #include "muster/group/report.h"
 
 namespace muster {
@@ -47,12 +48,7 @@ Runner::Runner(Mesh mesh, const Membership& membership)
 
 Runner::~Runner() { die(farewell()); }
 
-Error Runner::farewell() const {
-  return {ErrorCode::kLeft,
-          fmt::format("{} has left the group", mesh_.members[membership_.rank].to_string()),
-          membership_.rank,
-          {}};
-}
+Error Runner::farewell() const { return has_left(mesh_.members[membership_.rank].to_string(), membership_.rank); }
 
 /// What the hierarchy stands on.
 Hierarchy::Levels Runner::levels() {
@@ -109,7 +105,8 @@ Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
   Error error = *fatal_;
   die(error);  // a link may have ended between calls: the others learn the reason now
   const bool left = error.code == ErrorCode::kLeft && error.rank == membership_.rank;
-  error.message = left ? "the group was shut down here" : "the group has failed: " + error.message;
+  error.message =
+      left ? was_shut_down(membership_.name, membership_.rank).message : "the group has failed: " + error.message;
   return tl::unexpected(error.in(operation.call.to_string()));
 }
 

@@ -1,0 +1,15 @@
+#include "muster/group/farewell.h"
+
+#include <fmt/format.h>
+
+namespace muster {
+
+Error has_left(const std::string& who, Rank rank) {
+  return {ErrorCode::kLeft, fmt::format("{} has left the group", who), rank, {}};
+}
+
+Error was_shut_down(const std::string& group, Rank self) {
+  return {ErrorCode::kAborted, fmt::format("group \"{}\" was shut down here", group), self, {}};
+}
+
+}  // namespace muster
