@@ -200,5 +200,19 @@ TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
   EXPECT_EQ(*again, *first);
 }
 
+TEST(PeerMemory, ForgetsWhichOfItsManySegmentsWereKnownLongestAgo) {
+  PeerMemory peers;
+  for (uint64_t segment = 1; segment <= PeerMemory::kMost; ++segment) peers.note_known(segment);
+  peers.note_known(1);  // is known already, and takes nobody's place
+  EXPECT_TRUE(peers.is_known(1));
+  EXPECT_TRUE(peers.is_known(2));
+  peers.note_known(PeerMemory::kMost + 1);
+  EXPECT_FALSE(peers.is_known(1));
+  EXPECT_TRUE(peers.is_known(2));
+  EXPECT_TRUE(peers.is_known(PeerMemory::kMost + 1));
+  peers.note_known(1);
+  EXPECT_TRUE(peers.is_known(1)) << "once it was asked about again";
+}
+
 }  // namespace
 }  // namespace muster::test

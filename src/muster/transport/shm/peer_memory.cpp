@@ -31,6 +31,14 @@ Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Place& place, size_t by
   return mapping.base + place.offset;
 }
 
+void PeerMemory::note_known(uint64_t segment) {
+  if (!known_.insert(segment).second) return;
+  known_since_.push_back(segment);
+  if (known_since_.size() <= kMost) return;
+  known_.erase(known_since_.front());
+  known_since_.pop_front();
+}
+
 Result<PeerMemory::Mapping> PeerMemory::open(pid_t pid, const Arena::Place& place) {
   const std::string path = fmt::format("/proc/{}/fd/{}", pid, place.fd);
   const Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <set>
 
@@ -28,9 +29,10 @@ class PeerMemory {
   /// system does not let processes see each other's files, kProtocol for a place that is none.
   Result<uint8_t*> map(pid_t pid, const Arena::Place& place, size_t bytes);
 
-  /// Of this process's own segments: those that all peers have mapped before.
+  /// Of this process's own segments: those that all peers have mapped before. The last kMost of them: nobody says which
+  /// are still there, and one that is forgotten is only asked about once more.
   bool is_known(uint64_t segment) const { return known_.contains(segment); }
-  void note_known(uint64_t segment) { known_.insert(segment); }
+  void note_known(uint64_t segment);
 
  private:
   struct Mapping {
@@ -43,6 +45,7 @@ class PeerMemory {
 
   std::list<Mapping> mappings_;  ///< what was used longest ago first; a few
   std::set<uint64_t> known_;
+  std::deque<uint64_t> known_since_;  ///< the same, what was noted longest ago first
 };
 
 }  // namespace muster
