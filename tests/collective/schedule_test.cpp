@@ -18,11 +18,6 @@ std::string run(const Algorithm& algorithm, const Setting& setting) {
   return rendezvous.fault();
 }
 
-bool shares_one_tensor(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
-         collective == Collective::kBroadcast;
-}
-
 class EverySchedule : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(EverySchedule, DoesWhatItsDefinitionSaysOnOneToSixtyFourRanks) {
@@ -30,7 +25,7 @@ TEST_P(EverySchedule, DoesWhatItsDefinitionSaysOnOneToSixtyFourRanks) {
     for (const size_t count : telling_counts(size)) {
       if (count >= 1000 && size > 6) continue;
       // Of one tensor, more elements than ranks tell most; of a block for each rank, few do.
-      const size_t most_telling = shares_one_tensor(GetParam().collective) ? static_cast<size_t>(size) + 1 : 2;
+      const size_t most_telling = has_blocks(GetParam().collective) ? 2 : static_cast<size_t>(size) + 1;
       if (size > 16 && count != most_telling) continue;
       const auto seed = static_cast<uint64_t>(size * 100000) + count;
       ASSERT_EQ(run(GetParam(), {.size = size,

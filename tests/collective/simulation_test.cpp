@@ -208,15 +208,59 @@ TEST_P(EveryCollective, StandsWhateverHappensAtAnyEventOfASmallRun) {
   EXPECT_GT(victims, 0);
 }
 
+TEST_P(EveryCollective, WorksOnHundredsOfSimulatedRanks) {
+  for (const int size : {65, 100, 128, 511}) {
+    if (GetParam().collective == Collective::kAllToAll && size > 128) continue;  // a link for each pair
+    // Of one tensor, every rank's part has an element or two.
+    const size_t count = has_blocks(GetParam().collective) ? 1 : static_cast<size_t>(size) + 1;
+    const Setting setting{.size = size,
+                          .count = count,
+                          .dtype = Dtype::kUint8,
+                          .root = size / 3,
+                          .in_place = size % 2 == 0,
+                          .seed = static_cast<uint64_t>(size)};
+    ASSERT_EQ(simulate(GetParam(), setting), "");
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EveryCollective, testing::ValuesIn(algorithms()), parameter_name);
+
+class EveryReduction : public testing::TestWithParam<Algorithm> {};
+
+TEST_P(EveryReduction, RoundsSumsOfHalvesNoMoreOftenThanDocumented) {
+  for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBfloat16}) {
+    for (int size = 2; size <= 64; size += size < 10 ? 1 : 9) {
+      const Setting setting{.size = size,
+                            .count = 201,
+                            .dtype = dtype,
+                            .root = size / 2,
+                            .chunk_bytes = 64,
+                            .segments = size % 2 == 0,
+                            .seed = static_cast<uint64_t>(size)};
+      ASSERT_EQ(simulate(GetParam(), setting), "");
+    }
+  }
+}
+
+std::vector<Algorithm> reductions() {
+  std::vector<Algorithm> found;
+  for (const Algorithm& algorithm : algorithms()) {
+    if (reduces(algorithm.collective)) found.push_back(algorithm);
+  }
+  return found;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryReduction, testing::ValuesIn(reductions()), parameter_name);
 
 class LogarithmicCollective : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(LogarithmicCollective, WorksOnThousandsOfSimulatedRanks) {
+  // Halving has parts of the tensor for all ranks.
+  const bool halves = GetParam().name == std::string_view("halving_doubling");
   for (const int size : {1025, 4096}) {
     const Setting setting{.size = size,
-                          .count = 1,
-                          .dtype = reduces(GetParam().collective) ? Dtype::kUint64 : Dtype::kUint8,
+                          .count = halves ? static_cast<size_t>(size) + 1 : 1,
+                          .dtype = reduces(GetParam().collective) && !halves ? Dtype::kUint64 : Dtype::kUint8,
                           .root = size / 3};
     ASSERT_EQ(simulate(GetParam(), setting), "");
   }
@@ -224,6 +268,7 @@ TEST_P(LogarithmicCollective, WorksOnThousandsOfSimulatedRanks) {
 
 INSTANTIATE_TEST_SUITE_P(All, LogarithmicCollective,
                          testing::Values(algorithm(Collective::kAllReduce, "recursive_doubling"),
+                                         algorithm(Collective::kAllReduce, "halving_doubling"),
                                          algorithm(Collective::kAllReduce, "double_tree"),
                                          algorithm(Collective::kBroadcast, "binomial"),
                                          algorithm(Collective::kAllGather, "bruck"),

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 
+#include "collective/reduce_reference.h"
 #include "muster/base/check.h"
 #include "muster/base/random.h"
 
@@ -20,15 +22,41 @@ T element(ByteView bytes, size_t index) {
   return value;
 }
 
+bool is_half(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16; }
+bool is_real(Dtype dtype) { return dtype == Dtype::kFloat32 || is_half(dtype); }
+
+double real(ByteView bytes, size_t index, Dtype dtype) {
+  if (dtype == Dtype::kFloat16) return widen(element<Half>(bytes, index));
+  if (dtype == Dtype::kBfloat16) return widen(element<Brain>(bytes, index));
+  return element<float>(bytes, index);
+}
+
+uint64_t whole(ByteView bytes, size_t index, Dtype dtype) {
+  return dtype == Dtype::kUint8 ? element<uint8_t>(bytes, index) : element<uint64_t>(bytes, index);
+}
+
+template <class T>
+void put(Bytes& bytes, size_t index, T value) {
+  std::memcpy(bytes.data() + index * sizeof(T), &value, sizeof(T));
+}
+
+/// Halves are positive: then every sum on the way is rounded, and none by less than the last.
 void randomize(Bytes& bytes, Dtype dtype, Random& random) {
-  if (dtype != Dtype::kFloat32) {
-    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
-    return;
+  for (size_t i = 0; i < bytes.size() / size_of(dtype); ++i) {
+    const auto positive = static_cast<float>(random.uniform());
+    if (dtype == Dtype::kFloat32) put(bytes, i, 2 * positive - 1);
+    if (dtype == Dtype::kFloat16) put(bytes, i, narrow(positive, Half{}));
+    if (dtype == Dtype::kBfloat16) put(bytes, i, narrow(positive, Brain{}));
   }
-  for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
-    const float value = static_cast<float>(random.uniform() * 2 - 1);
-    std::memcpy(bytes.data() + at, &value, sizeof(float));
-  }
+  if (is_real(dtype)) return;
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
+}
+
+/// How often what a rank adds is rounded on its way to a result, at the most: docs/collectives.md.
+int roundings(const Algorithm& algorithm, int size) {
+  const std::string_view name = algorithm.name;
+  const int doublings = std::bit_width(static_cast<unsigned>(size - 1));
+  return std::min(size - 1, name == "ring" ? size - 1 : name == "double_tree" ? 2 * doublings : doublings);
 }
 
 size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
@@ -38,16 +66,16 @@ bool may_be_uneven(Collective collective) {
          collective == Collective::kAllToAll;
 }
 
-bool has_blocks(Collective collective) {
-  return may_be_uneven(collective) || collective == Collective::kScatter || collective == Collective::kGather;
-}
-
 }  // namespace
 
 const Algorithm& algorithm(Collective collective, std::string_view name) {
   const Algorithm* found = find_algorithm(collective, name);
   MUSTER_CHECK(found != nullptr, "an algorithm that the test names is gone");
   return *found;
+}
+
+bool has_blocks(Collective collective) {
+  return may_be_uneven(collective) || collective == Collective::kScatter || collective == Collective::kGather;
 }
 
 std::string parameter_name(const testing::TestParamInfo<Algorithm>& info) { return testing::PrintToString(info.param); }
@@ -218,23 +246,31 @@ bool Trial::input_is_whole(Rank rank) const {
   return true;
 }
 
+/// How far a sum of positive halves may be from the real one. Each rounding is by half a last place, but for what
+/// adding in float32 has lost before.
+double Trial::tolerance(double sum) const {
+  if (!is_half(setting_.dtype)) return 1e-5 * setting_.size;
+  const double half_place = (setting_.dtype == Dtype::kFloat16 ? 0x1p-11 : 0x1p-8) * 1.001;
+  return sum * (std::pow(1 + half_place, roundings(algorithm_, setting_.size)) - 1);
+}
+
 std::string Trial::reduced_fault(Rank rank) const {
   const ByteView output = parties_[rank].output;
-  const size_t begin =
-      algorithm_.collective == Collective::kReduceScatter ? blocks_before(rank) / size_of(setting_.dtype) : 0;
+  const Dtype dtype = setting_.dtype;
+  const size_t begin = algorithm_.collective == Collective::kReduceScatter ? blocks_before(rank) / size_of(dtype) : 0;
   for (size_t i = 0; i < output_count(rank); ++i) {
-    double real = 0;
-    uint64_t whole = 0;
+    double real_sum = 0;
+    uint64_t whole_sum = 0;
     for (const Party& party : parties_) {
-      if (setting_.dtype == Dtype::kFloat32) {
-        real += element<float>(party.original, begin + i);
+      if (is_real(dtype)) {
+        real_sum += real(party.original, begin + i, dtype);
       } else {
-        whole += element<uint64_t>(party.original, begin + i);
+        whole_sum += whole(party.original, begin + i, dtype);
       }
     }
-    const bool right = setting_.dtype == Dtype::kFloat32
-                           ? std::abs(element<float>(output, i) - real) <= 1e-5 * setting_.size
-                           : element<uint64_t>(output, i) == whole;
+    if (dtype == Dtype::kUint8) whole_sum %= 256;
+    const bool right = is_real(dtype) ? std::abs(real(output, i, dtype) - real_sum) <= tolerance(real_sum)
+                                      : whole(output, i, dtype) == whole_sum;
     if (!right) return fmt::format("{}: element {} of rank {} is wrong", name(), i, rank);
   }
   return {};
@@ -271,9 +307,10 @@ Bytes Trial::moved(Rank rank) const {
 }
 
 std::string Trial::name() const {
-  return fmt::format("{}/{} of {} ranks, count {}, root {}, chunks of {}, {}place{}{}, seed {}",
-                     muster::name(algorithm_.collective), algorithm_.name, setting_.size, setting_.count, setting_.root,
-                     setting_.chunk_bytes, setting_.in_place ? "in " : "out of ", setting_.uneven ? ", uneven" : "",
+  return fmt::format("{}/{} of {} ranks, count {}, {}, root {}, chunks of {}, {}place{}{}, seed {}",
+                     muster::name(algorithm_.collective), algorithm_.name, setting_.size, setting_.count,
+                     muster::name(setting_.dtype), setting_.root, setting_.chunk_bytes,
+                     setting_.in_place ? "in " : "out of ", setting_.uneven ? ", uneven" : "",
                      setting_.segments ? ", in segments" : "", setting_.seed);
 }
 

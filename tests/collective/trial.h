@@ -20,13 +20,16 @@ namespace muster::test {
 
 /// The algorithm of this name, which must exist.
 const Algorithm& algorithm(Collective collective, std::string_view name);
+/// Whether a tensor is made of a block for each rank.
+bool has_blocks(Collective collective);
 /// For parameterised tests: "all_reduce_ring".
 std::string parameter_name(const testing::TestParamInfo<Algorithm>& info);
 
 struct Setting {
   int size = 1;
   size_t count = 1;              ///< elements of the tensor, or of one rank's block
-  Dtype dtype = Dtype::kUint64;  ///< reductions: kUint64 is compared exactly; kFloat32: equal bits, and near the sum
+  Dtype dtype = Dtype::kUint64;  ///< reductions: kUint64 and kUint8 are compared exactly; kFloat32, kFloat16 and
+                                 ///< kBfloat16: equal bits, and near the sum
   Rank root = 0;
   size_t chunk_bytes = 1 << 18;
   bool in_place = true;   ///< as far as operation.h lets input and output share memory
@@ -68,6 +71,7 @@ class Trial {
   size_t output_count(Rank rank) const;
   size_t blocks_before(Rank rank) const;
   BufferView view(MutableByteView memory, uint64_t seed) const;
+  double tolerance(double sum) const;
   std::string reduced_fault(Rank rank) const;
   Bytes moved(Rank rank) const;
   bool input_is_whole(Rank rank) const;
