@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import distributed_c10d as c10d
 
 import muster
@@ -57,6 +58,37 @@ def shrinking(rank: int) -> None:
     dist.all_reduce(data)
     assert data.tolist() == [2.0] * 3
     dist.barrier()
+
+
+def error_of(group: Any) -> Any:
+    """What the backend's getError() tells. torch's Python asks it of no backend but one that it has wrapped."""
+    unused = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=1))
+    return c10d._ProcessGroupWrapper(group._get_backend(torch.device("cpu")), unused).get_error()
+
+
+def error_types(rank: int) -> None:
+    late, aborted, unlike = groups = [dist.new_group(timeout=timedelta(seconds=60)) for _ in range(3)]
+    for group in groups:
+        dist.all_reduce(torch.ones(1), group=group)
+        assert error_of(group) == ErrorType.SUCCESS
+    if rank != 1:
+        c10d._set_pg_timeout(timedelta(seconds=1), late)
+        with pytest.raises(muster.TimeoutError):
+            dist.all_reduce(torch.ones(1), group=late)
+        assert error_of(late) == ErrorType.TIMEOUT
+    aborted.abort()
+    assert error_of(aborted) == ErrorType.COMM_ERROR
+    with pytest.raises(muster.Error):
+        dist.all_reduce(torch.ones(2 + rank), group=unlike)
+    assert error_of(unlike) == ErrorType.COMM_ERROR
+    assert error_of(world()) == ErrorType.SUCCESS
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(muster.PeerLostError):
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(100_000))
+    assert error_of(world()) == ErrorType.REMOTE_ERROR
 
 
 def monitored(rank: int) -> None:
@@ -258,6 +290,11 @@ def test_three_ranks(body: Any) -> None:
 
 def test_profilers_show_its_operations_with_their_shapes() -> None:
     run_ranks(1, profiled)
+
+
+@pytest.mark.parametrize("transport", ["shm,tcp", "tcp"])
+def test_errors_have_the_types_that_c10d_gives_them(transport: str) -> None:
+    run_ranks(3, error_types, lost=(1,), env={"MUSTER_TRANSPORT": transport})
 
 
 def test_survivors_shrink_a_group_whose_rank_died() -> None:
