@@ -97,3 +97,14 @@ def test_the_lower_bound_of_what_crosses() -> None:
     row = network._bytes_row(2, "2 nodes of 2", "gloo", result)
     # Each of the node's two ranks has half of its 4 KiB for the other node.
     assert (row.muster, row.floor, row.unit) == (8.0, 4.0, "KiB")
+
+
+def test_messages_between_nodes_have_a_bus_bandwidth_and_so_has_their_table(tmp_path: Path) -> None:
+    result = {"op": "all_gather_into_tensor", "bytes": 4 << 20, "seconds": {"muster": 1e-3, "gloo": 2e-3}, "notes": {}}
+    row = network._time_row(2, "2 nodes of 2", "gloo", result)
+    # Of 4 ranks each gets three quarters from others.
+    assert row.busbw == pytest.approx(3 * 2**20 / 1e6)
+    network.write_markdown(tmp_path / "rows.md", [row])
+    names, _, cells = (tmp_path / "rows.md").read_text().splitlines()
+    assert names.endswith("| busbw GB/s |")
+    assert cells.endswith("| 3.15 |")

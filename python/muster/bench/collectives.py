@@ -11,7 +11,7 @@ from muster.bench.measuring import measure
 from muster.bench.operations import OPERATIONS
 from muster.bench.plot import write_size_plot
 from muster.bench.ranks import run_ranks
-from muster.bench.report import Row, SizeTable, Table, parse_size, write_size_markdown
+from muster.bench.report import Row, SizeTable, Table, bus_bandwidth, parse_size, write_size_markdown
 
 __all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
 
@@ -75,7 +75,6 @@ def chosen(option: str, text: str, known: Any) -> list[str]:
 def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
     microseconds = {way: 1e6 * seconds for way, seconds in result["seconds"].items()}
     muster, other = microseconds.pop("muster", 0.0), microseconds.pop(peer, 0.0)
-    moved = result["bytes"] * OPERATIONS[result["op"]].bus(ranks)
     return Row(
         bench="collectives",
         case=result["op"],
@@ -88,7 +87,7 @@ def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
         peer_name=peer,
         ratio=other / muster if muster else 0,
         floor=microseconds.pop("floor", 0.0),
-        busbw=moved / (muster * 1e3) if muster and moved else None,
+        busbw=bus_bandwidth(result["bytes"], OPERATIONS[result["op"]].bus(ranks), muster),
         buffers=result["buffers"],
         also=microseconds,
         note="; ".join(f"{way}: {reason}" for way, reason in result["notes"].items()),

@@ -14,7 +14,7 @@ from muster.bench.jobs import MPIS, OWN, Job, available, running
 from muster.bench.memory import COLD_FROM, cold_pool_bytes, slots
 from muster.bench.operations import OPERATIONS
 from muster.bench.plot import write_size_plot
-from muster.bench.report import BenchFailedError, Row, SizeTable, Table, parse_size, write_size_markdown
+from muster.bench.report import BenchFailedError, Row, SizeTable, Table, bus_bandwidth, parse_size, write_size_markdown
 
 __all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_markdown", "write_plot"]
 
@@ -124,7 +124,7 @@ def _row(op: str, ranks: int, size: int, buffers: str, microseconds: dict[str, f
         peer_name="best MPI",
         ratio=best / muster,
         floor=microseconds.get("floor", 0.0),
-        busbw=size * OPERATIONS[op].bus(ranks) / (muster * 1e3) if size else None,
+        busbw=bus_bandwidth(size, OPERATIONS[op].bus(ranks), muster),
         buffers=buffers,
         also={name: value for name, value in microseconds.items() if name not in ("muster", "floor")},
     )

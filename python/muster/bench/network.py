@@ -18,7 +18,7 @@ from muster.bench.namespaces import INTERFACE, sent_bytes, two_nodes
 from muster.bench.operations import OPERATIONS
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
-from muster.bench.report import CaseTable, Row, Table, format_size, parse_size, write_markdown
+from muster.bench.report import CaseTable, Row, Table, bus_bandwidth, format_size, parse_size, write_markdown
 
 __all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
 
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _time_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
     seconds = {way: 1e6 * seconds for way, seconds in result["seconds"].items()}
-    return _row(local, where, peer, result, "time", "us", seconds, seconds.get("floor", 0.0))
+    row = _row(local, where, peer, result, "time", "us", seconds, seconds.get("floor", 0.0))
+    row.busbw = bus_bandwidth(row.bytes, OPERATIONS[result["op"]].bus(row.ranks), row.muster)
+    return row
 
 
 def _bytes_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:

@@ -70,6 +70,14 @@ class Table(Protocol):
 
 # What a row may have in `also`, by benchmark.
 _ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared", "unrecorded"), "ddp": ("stock",)}
+_BUS_NAME = "busbw GB/s"
+_WITH_BUS = ("collectives", "mpi", "network")  # benchmarks of messages
+
+
+def bus_bandwidth(count: int, factor: float, microseconds: float) -> float | None:
+    """GB/s of a message of `count` bytes, as nccl-tests defines it: its `factor` is the operation's Operation.bus()."""
+    return count * factor / (microseconds * 1e3) if count and microseconds else None
+
 
 _FIRST_NAMES = ("operation", "ranks", "bytes", "buffers")
 
@@ -89,7 +97,7 @@ class SizeTable:
 def _size_names(row: Row) -> list[str]:
     timed = [f"{name} {row.unit}" for name in ("muster", row.peer_name)]
     also = [f"{name} {row.unit}" for name in _ALSO[row.bench]]
-    return [*_FIRST_NAMES, *timed, "ratio", f"floor {row.unit}", "of floor", "busbw GB/s", *also, "note"]
+    return [*_FIRST_NAMES, *timed, "ratio", f"floor {row.unit}", "of floor", _BUS_NAME, *also, "note"]
 
 
 def _size_cells(row: Row) -> list[str]:
@@ -108,9 +116,10 @@ class CaseTable:
     """Cases of different kinds, each row with a metric and a unit of its own. A figure of 0 was not measured."""
 
     def __init__(self, first: Row) -> None:
-        self._also = _ALSO.get(first.bench, ())
+        self._also, self._bus = _ALSO.get(first.bench, ()), first.bench in _WITH_BUS
         names = ["case", "ranks", "metric", "unit", "muster", first.peer_name, "ratio", "floor", *self._also]
-        self._widths = [-40, 7, -16, -8, 11, max(len(first.peer_name), 11), 8, 11, *(11 for _ in self._also)]
+        names += [_BUS_NAME] * self._bus
+        self._widths = [-40, 7, -16, -8, 11, max(len(first.peer_name), 11), 8, *(11 for _ in names[7:])]
         print(_line(names, self._widths))
 
     def add(self, row: Row) -> None:
@@ -118,6 +127,7 @@ class CaseTable:
         cells += [format_figure(value) if value else "" for value in (row.muster, row.peer)]
         cells += [f"{row.ratio:.2f}x" if row.ratio else "", format_figure(row.floor) if row.floor else ""]
         cells += [_figure(row.also.get(name)) for name in self._also]
+        cells += [_figure(row.busbw)] * self._bus
         print(_line(cells, self._widths), flush=True)
 
 
@@ -130,7 +140,9 @@ def _line(cells: list[str], widths: list[int]) -> str:
 def write_markdown(path: Path, rows: list[Row]) -> None:
     """A table for a document. A figure of 0 was not measured."""
     also = _ALSO.get(rows[0].bench, ()) if rows else ()
+    bus = bool(rows) and rows[0].bench in _WITH_BUS
     names = ["case", "ranks", "metric", "muster", rows[0].peer_name if rows else "peer", "ratio", "floor", *also]
+    names += [_BUS_NAME] * bus
     lines = []
     for row in rows:
         muster, peer, floor, *others = (
@@ -139,6 +151,7 @@ def write_markdown(path: Path, rows: list[Row]) -> None:
         )
         ratio = f"{row.ratio:.2f}x" if row.ratio else ""
         lines.append([row.case, f"{row.ranks:,}", row.metric, muster, peer, ratio, floor, *others])
+        lines[-1] += [_figure(row.busbw)] * bus
     _write_table(path, names, lines)
 
 
