@@ -6,6 +6,7 @@
 
 #include "group/ranks.h"
 #include "muster/group/messenger.h"
+#include "muster/io/socket.h"
 #include "muster/transport/shm/shm_link.h"
 
 namespace muster {
@@ -21,30 +22,28 @@ LinkIdentity identity(Rank rank) {
   return {rank, 2, "alone", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
 }
 
-class MessengerAlone : public testing::TestWithParam<bool> {
+class MessengerAlone : public testing::TestWithParam<Transport> {
  protected:
   void SetUp() override {
     static std::atomic<int> count = 0;
     const Address address =
         Address::unix_abstract("muster-messenger-test-" + std::to_string(getpid()) + "-" + std::to_string(count++));
-    ASSERT_TRUE(messenger_->listen_locally(address, shared_memory()));
+    ASSERT_TRUE(messenger_->listen(address, GetParam()));
     std::vector<Messenger::Place> places;
     for (const Rank rank : {kSelf, kPeer}) {
       Member member;
       member.rank = rank;
       member.host = "here";
-      places.push_back({member, address.to_string(), shared_memory()});
+      places.push_back({member, address.to_string(), GetParam()});
     }
     messenger_->begin(places);
     address_ = address.to_string();
   }
   void TearDown() override { messenger_->close(); }
 
-  static bool shared_memory() { return GetParam(); }
-
   /// While somebody, or the messenger's thread, drives the messenger.
   void link_up() {
-    const auto connect = shared_memory() ? connect_shm_link : connect_link;
+    const auto connect = GetParam() == Transport::kShm ? connect_shm_link : connect_link;
     const auto dial = connect(*loop_, *Address::parse(address_), identity(kPeer), kSelf, patience(),
                               [this](Result<std::unique_ptr<Link>> link) {
                                 ASSERT_TRUE(link) << link.error().to_string();
@@ -65,7 +64,7 @@ class MessengerAlone : public testing::TestWithParam<bool> {
                                {.timeout = timeout, .async = true});
   }
 
-  const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf));
+  const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf), 1);
   const std::unique_ptr<Loop> loop_ = *Loop::create();
   std::unique_ptr<Link> link_;
   std::string address_;
@@ -112,8 +111,43 @@ TEST_P(MessengerAlone, LeavesNobodyWithoutHisCallBack) {
   EXPECT_TRUE(told);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, MessengerAlone, testing::Bool(),
-                         [](const auto& info) { return info.param ? "shm" : "unix"; });
+/// How a receive ends when its sender has dialled one of the two connections of its link, and closes it.
+Error end_of_half_a_link(const Error& why) {
+  const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // nobody is let in: it tells nothing of the peer
+  const auto messenger = *Messenger::create(identity(kSelf), 2);
+  const std::string address = *messenger->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
+  std::vector<Messenger::Place> places(2);
+  places[kSelf] = {Member{.rank = kSelf}, address, Transport::kTcp};
+  places[kPeer] = {Member{.rank = kPeer}, local_address(deaf->get())->to_string(), Transport::kTcp};
+  messenger->begin(places);
+  Floats word(1);
+  const Work receive = messenger->receive({word.data(), 1, Dtype::kFloat32}, kPeer, 1,
+                                          {.timeout = std::chrono::seconds(60), .async = true});
+  const auto loop = *Loop::create();
+  LinkIdentity peer = identity(kPeer);
+  peer.lane = {1, 2};
+  std::unique_ptr<Link> link;
+  const auto dial = connect_link(*loop, *Address::parse(address), peer, kSelf, patience(),
+                                 [&](Result<std::unique_ptr<Link>> made) { link = std::move(made).value(); });
+  EXPECT_TRUE(loop->run_until([&] { return link != nullptr; }, patience()));
+  link->close(why);
+  const auto result = receive.wait();
+  messenger->close();
+  return result ? Error{} : result.error();
+}
+
+TEST(MessengerHalfLinked, BlamesWhoDied) {
+  const Error why{ErrorCode::kPeerLost, "rank 1 is dying", kPeer, {}};
+  EXPECT_EQ(end_of_half_a_link(why).message, why.message);
+}
+
+TEST(MessengerHalfLinked, HearsThatAPeerHasLeft) {
+  const Error why{ErrorCode::kLeft, "rank 1 has left the group", kPeer, {}};
+  EXPECT_EQ(end_of_half_a_link(why).message, why.message);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MessengerAlone, testing::Values(Transport::kUnix, Transport::kShm),
+                         [](const auto& info) { return name(info.param); });
 
 }  // namespace
 }  // namespace muster

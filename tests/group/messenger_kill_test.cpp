@@ -83,7 +83,7 @@ TEST_P(MessengerKill, TheSurvivorNamesTheVictim) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, MessengerKill,
     testing::Combine(testing::Values(Phase::kNothingSent, Phase::kLinked, Phase::kOffered, Phase::kAccepted),
-                     testing::Values("shm", "tcp")),
+                     testing::Values("shm", "tcp", "striped")),
     [](const auto& info) { return std::string(name(std::get<0>(info.param))) + "_" + std::get<1>(info.param); });
 
 }  // namespace

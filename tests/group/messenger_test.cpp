@@ -365,7 +365,7 @@ TEST_P(Messages, EndWithAnAbortHereAndAtThePeer) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Messages, testing::Values("shm", "unix", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Kinds, Messages, testing::Values("shm", "unix", "tcp", "striped"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// Groups that end at different times.
@@ -443,7 +443,7 @@ TEST_P(Leaving, EndsWhatIsPendingHere) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Leaving, testing::Values("shm", "unix", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Kinds, Leaving, testing::Values("shm", "unix", "tcp", "striped"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -79,6 +79,14 @@ TEST_P(GroupInterface, CarriesTheLinks) {
   run_group(3, options, expect_collectives);
 }
 
+void expect_message(Group& group) {
+  std::vector<int32_t> data(100'003, group.membership().rank);
+  const BufferView view{data.data(), data.size(), Dtype::kInt32};
+  const auto result = group.membership().rank == 0 ? group.send(view, 1, 0).wait() : group.receive(view, 0, 0).wait();
+  ASSERT_TRUE(result) << result.error().to_string();
+  EXPECT_EQ(std::count(data.begin(), data.end(), 0), static_cast<int64_t>(data.size()));
+}
+
 int connected_tcp_sockets() {
   int count = 0;
   for (int fd = 0; fd < 1024; ++fd) {
@@ -95,13 +103,17 @@ TEST(GroupStreams, AreTheConnectionsOfALink) {
     options.interface = "127.0.0.1";
     options.tcp_streams = streams;
     const int before = connected_tcp_sockets();
-    std::atomic<int> seen = 0;
+    std::atomic<int> seen = 0, seen_with_messages = 0;
     run_group(2, options, [&](Group& group) {
       expect_collectives(group);
       if (group.membership().rank == 0) seen = connected_tcp_sockets() - before;
       ASSERT_TRUE(group.barrier().result());
+      expect_message(group);
+      if (group.membership().rank == 0) seen_with_messages = connected_tcp_sockets() - before;
+      ASSERT_TRUE(group.barrier().result());
     });
     EXPECT_EQ(seen, 2 * streams);  // both ends are here
+    EXPECT_EQ(seen_with_messages, 4 * streams);
   }
 }
 

@@ -18,10 +18,12 @@ inline void run_ranks(int size, const std::function<void(Rank)>& body) {
   for (auto& thread : threads) thread.join();
 }
 
+/// `transports`: what GroupOptions has, or "striped": TCP links of three connections.
 inline GroupOptions options_for(const std::string& transports, Duration timeout = std::chrono::seconds(60)) {
   GroupOptions options;
   options.timeout = timeout;
-  options.transports = transports;
+  options.transports = transports == "striped" ? "tcp" : transports;
+  options.tcp_streams = transports == "striped" ? 3 : 1;
   return options;
 }
 

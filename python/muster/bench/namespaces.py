@@ -47,8 +47,8 @@ def two_nodes(rate: str = "", connection_rate: str = "") -> Iterator[list[Node]]
                 _ip("-n", node.namespace, "link", "set", device, "up")
             if rate:
                 _tc(node, "qdisc", "root", "tbf", "rate", rate, "burst", "128k", "latency", "50ms")
-            if connection_rate:  # of muster's ranks the higher dials
-                _limit_connections(node, connection_rate, "dport" if node is nodes[0] else "sport")
+            if connection_rate:
+                _limit_connections(node, connection_rate)
         yield nodes
     finally:
         for node in nodes:
@@ -59,14 +59,19 @@ def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _limit_connections(node: Node, rate: str, end: str) -> None:
-    """A class for each value of some bits of the dialling end's port, so that few connections share one."""
+def _limit_connections(node: Node, rate: str) -> None:
+    """A class for each value of some bits of the dialling end's port, so that few connections share one.
+
+    That end is the one whose port is even: the system gives odd ones to those who listen.
+    """
     _tc(node, "qdisc", "root", "handle", "1:", "htb")
     for value in range(_CLASSES):
         name = f"1:{1 + value:x}"
-        port = ("match", "ip", end, hex(2 * value), hex(2 * (_CLASSES - 1)))  # the system gives even ones
+        port = (hex(2 * value), hex(2 * _CLASSES - 1))
         _tc(node, "class", "parent", "1:", "classid", name, "htb", "rate", rate, "quantum", "60000")
-        _tc(node, "filter", "parent", "1:", "protocol", "ip", "prio", "1", "u32", *port, "flowid", name)
+        for prio, end in (("1", "dport"), ("2", "sport")):
+            match = ("u32", "match", "ip", end, *port, "flowid", name)
+            _tc(node, "filter", "parent", "1:", "protocol", "ip", "prio", prio, *match)
 
 
 def _tc(node: Node, what: str, *words: str) -> None:

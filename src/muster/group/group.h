@@ -33,7 +33,7 @@ struct GroupOptions {
   /// Ranks with different labels are treated as on different hosts, even where they share one (containers that must not
   /// share memory, tests). Ranks with the same are not thereby on one host.
   std::string host_label;
-  /// Connections that a link of collectives to a rank of another host is made of, 1 to 16, the same at all ranks: more
+  /// Connections that a link to a rank of another host is made of, 1 to 16, the same at all ranks: more
   /// than one pays where the network gives one connection only a part of what it carries.
   int tcp_streams = 1;
   /// Memory for tensors that the ranks of this host can share (transport/shm/arena.h): collectives move their bytes

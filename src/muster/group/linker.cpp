@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "muster/transport/shm/shm_link.h"
-#include "muster/transport/striped_link.h"
 
 namespace muster {
 
@@ -35,22 +34,13 @@ Result<std::string> Linker::listen(const Address& address, Transport transport) 
 
 void Linker::adopt(std::unique_ptr<Link> link, const Lane& lane) {
   const Rank rank = link->peer().rank;
-  auto& lanes = lanes_[rank];
-  lanes.resize(lane.count);
-  if (links_[rank] || lanes[lane.index]) {
-    link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
-    return;
+  if (links_[rank]) {
+    return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
   }
-  lanes[lane.index] = std::move(link);
-  if (std::count(lanes.begin(), lanes.end(), nullptr) > 0) {
-    lanes[lane.index]->on_close([this](const Error& why) {
-      if (!failure_) failure_ = why;
-    });
-    return;
-  }
-  links_[rank] = lanes.size() == 1 ? std::move(lanes[0]) : striped_link(std::exchange(lanes, {}));
-  lanes.clear();
-  if (handler_) handler_(rank, *links_[rank]);
+  links_[rank] = lanes_[rank].add(std::move(link), lane, [this](const Error& why) {
+    if (!failure_) failure_ = why;
+  });
+  if (links_[rank] && handler_) handler_(rank, *links_[rank]);
 }
 
 void Linker::dial(Rank rank, const Deadline& deadline) {

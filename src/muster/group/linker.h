@@ -62,7 +62,7 @@ class Linker {
   const int tcp_streams_;
   std::vector<Place> places_;
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<std::vector<std::unique_ptr<Link>>> lanes_;  ///< by rank; of links that are not whole yet
+  std::vector<LaneSet> lanes_;                             ///< by rank; of links that are not whole yet
   std::vector<std::vector<std::unique_ptr<Dial>>> dials_;  ///< by rank; kept until the link is there
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::optional<Error> failure_;  ///< of a dial, or of a link that is not whole yet

@@ -82,7 +82,7 @@ class MeshBuilder {
     identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
-    MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_));
+    MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_, options_.tcp_streams));
     mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_, options_.tcp_streams);
     // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards, which
     // hears of links that have ended, too.) But not one that had formed and says in what it failed: it is not needed
@@ -130,7 +130,7 @@ class MeshBuilder {
     fill_unguessable(name);
     const Address address = Address::unix_abstract("muster-" + to_hex(name));
     MUSTER_ASSIGN(local_address_, mesh_.linker->listen(address, *local));
-    MUSTER_TRY(mesh_.messenger->listen_locally(beside(local_address_, "-messages"), *local == Transport::kShm));
+    MUSTER_TRY(mesh_.messenger->listen(beside(local_address_, "-messages"), *local));
     return {};
   }
 
@@ -163,7 +163,7 @@ class MeshBuilder {
     if (needs_tcp_) {
       MUSTER_ASSIGN(const auto address, tcp_address(one_host));
       MUSTER_ASSIGN(const auto links, mesh_.linker->listen(address, Transport::kTcp));
-      MUSTER_ASSIGN(const auto messages, mesh_.messenger->listen_tcp(address));
+      MUSTER_ASSIGN(const auto messages, mesh_.messenger->listen(address, Transport::kTcp));
       mine = links + " " + messages;
     }
     MUSTER_ASSIGN(const auto addresses, rendezvous_.exchange("tcp", mine, deadline_));
@@ -207,7 +207,7 @@ class MeshBuilder {
       const std::string address = !tcp                         ? beside(member.local_address, "-messages").to_string()
                                   : message_addresses_.empty() ? ""
                                                                : message_addresses_[member.rank];
-      mesh_.places.push_back({member, address, chosen_[member.rank] == Transport::kShm});
+      mesh_.places.push_back({member, address, chosen_[member.rank]});
     }
   }
 

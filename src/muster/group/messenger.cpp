@@ -18,27 +18,28 @@ constexpr size_t kMostProbes = 32;
 /// The messages to a peer bring their own deadlines; the link may take its time.
 constexpr Duration kDialTime = std::chrono::hours(24);
 
+/// `self`, who is one end of a lane.
+LinkIdentity at(const Lane& lane, LinkIdentity self) {
+  self.lane = lane;
+  return self;
+}
+
 }  // namespace
 
-Result<std::shared_ptr<Messenger>> Messenger::create(LinkIdentity self) {
+Result<std::shared_ptr<Messenger>> Messenger::create(LinkIdentity self, int tcp_streams) {
   self.retry_refused = false;
-  std::shared_ptr<Messenger> messenger(new Messenger(std::move(self)));
+  std::shared_ptr<Messenger> messenger(new Messenger(std::move(self), tcp_streams));
   MUSTER_ASSIGN(messenger->loop_, Loop::create());
   return messenger;
 }
 
 Messenger::~Messenger() { close(); }
 
-Result<> Messenger::listen_locally(const Address& address, bool shared_memory) {
-  const auto listen = shared_memory ? listen_shm_links : listen_links;
-  MUSTER_ASSIGN(auto listener,
-                listen(*loop_, address, self_, [this](std::unique_ptr<Link> link) { adopt(std::move(link)); }));
+Result<std::string> Messenger::listen(const Address& address, Transport transport) {
+  const auto listen = transport == Transport::kShm ? listen_shm_links : listen_links;
+  MUSTER_ASSIGN(auto listener, listen(*loop_, address, at({0, lanes(transport)}, self_),
+                                      [this](std::unique_ptr<Link> link) { adopt(std::move(link)); }));
   listeners_.push_back(std::move(listener));
-  return {};
-}
-
-Result<std::string> Messenger::listen_tcp(const Address& address) {
-  MUSTER_TRY(listen_locally(address, false));
   return listeners_.back()->address();
 }
 
@@ -151,26 +152,34 @@ OutgoingMessages& Messenger::channel_to(Rank rank) {
   Outgoing& outgoing = outgoing_[rank];
   if (!outgoing.channel) {
     outgoing.channel = std::make_unique<OutgoingMessages>(static_cast<MessageOffice&>(*this), rank);
-    dial(rank);
+    const int count = lanes(places_[rank].transport);
+    outgoing.dials.resize(count);
+    for (int lane = 0; lane < count && !dead_; ++lane) dial(rank, lane);
     watch_process(rank);
   }
   return *outgoing.channel;
 }
 
-void Messenger::dial(Rank rank) {
+void Messenger::dial(Rank rank, int lane) {
   const Place& place = places_[rank];
   const auto address = Address::parse(place.address);
   if (!address) return die(address.error());
-  const auto connect = place.shared_memory ? connect_shm_link : connect_link;
-  outgoing_[rank].dial = connect(*loop_, *address, self_, rank, Deadline::after(kDialTime),
-                                 [this, rank](Result<std::unique_ptr<Link>> link) { dialled(rank, std::move(link)); });
+  const auto connect = place.transport == Transport::kShm ? connect_shm_link : connect_link;
+  const auto done = [this, rank, lane](Result<std::unique_ptr<Link>> link) { dialled(rank, lane, std::move(link)); };
+  outgoing_[rank].dials[lane] =
+      connect(*loop_, *address, at({lane, lanes(place.transport)}, self_), rank, Deadline::after(kDialTime), done);
 }
 
-void Messenger::dialled(Rank rank, Result<std::unique_ptr<Link>> link) {
+void Messenger::dialled(Rank rank, int lane, Result<std::unique_ptr<Link>> link) {
   if (dead_) return;
   Outgoing& outgoing = outgoing_[rank];
-  outgoing.dial.reset();
-  if (link) return outgoing.channel->open(std::move(*link));
+  outgoing.dials[lane].reset();
+  if (link) {
+    const Lane place{lane, lanes(places_[rank].transport)};
+    auto whole = outgoing.lanes.add(std::move(*link), place, [this, rank](const Error& why) { lost(rank, why); });
+    if (whole) outgoing.channel->open(std::move(whole));
+    return;
+  }
   Error error = std::move(link).error();
   error.rank = rank;
   if (error.code == ErrorCode::kUnavailable) {
@@ -179,21 +188,25 @@ void Messenger::dialled(Rank rank, Result<std::unique_ptr<Link>> link) {
     return left(rank, error);
   }
   if (error.code != ErrorCode::kPeerLost && error.code != ErrorCode::kTimeout) return die(error);
-  loop_->after(kProbeAfter, [this, rank] {
-    if (!dead_ && !gone_.contains(rank)) dial(rank);
+  loop_->after(kProbeAfter, [this, rank, lane] {
+    if (!dead_ && !gone_.contains(rank)) dial(rank, lane);
   });
 }
 
 void Messenger::adopt(std::unique_ptr<Link> link) {
   const Rank rank = link->peer().rank;
   if (dead_) return link->close(*dead_);
-  auto& channel = incoming_[rank];
-  if (channel) {
+  if (incoming_.contains(rank)) {
     return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} sends already", rank), rank, {}});
   }
-  channel = std::make_unique<IncomingMessages>(static_cast<MessageOffice&>(*this), matcher_, rank);
   watch_process(rank);
-  channel->open(std::move(link));
+  const Lane lane = link->peer().lane;
+  auto whole = arriving_[rank].add(std::move(link), lane, [this, rank](const Error& why) { lost(rank, why); });
+  if (!whole) return;
+  arriving_.erase(rank);
+  auto& channel = incoming_[rank];
+  channel = std::make_unique<IncomingMessages>(static_cast<MessageOffice&>(*this), matcher_, rank);
+  channel->open(std::move(whole));
 }
 
 void Messenger::watch_process(Rank rank) {
@@ -234,11 +247,16 @@ void Messenger::probe() {
 
 void Messenger::ended(MessageChannel& channel, const Error& why) {
   if (dead_) return;
-  if (why.code != ErrorCode::kLeft) return die(why);
   const Rank rank = channel.peer();
-  left(rank, why);
+  lost(rank, why);
   const auto incoming = incoming_.find(rank);
-  if (incoming != incoming_.end() && incoming->second.get() == &channel) end_receives(rank);
+  if (!dead_ && incoming != incoming_.end() && incoming->second.get() == &channel) end_receives(rank);
+}
+
+/// A link, or one of its lanes, has ended.
+void Messenger::lost(Rank rank, const Error& why) {
+  if (dead_) return;
+  why.code == ErrorCode::kLeft ? left(rank, why) : die(why);
 }
 
 /// What it has sent may still be on its way, or its link be in the hands of the listener.
@@ -274,7 +292,11 @@ void Messenger::end_all(const Error& why, const Error& to_peers) {
   dead_ = why;
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) finish(operation, tl::unexpected(why));
-  for (auto& [rank, outgoing] : outgoing_) outgoing.channel->close(to_peers);
+  for (auto& [rank, outgoing] : outgoing_) {
+    outgoing.channel->close(to_peers);
+    outgoing.lanes.close(to_peers);
+  }
+  for (auto& [rank, lanes] : arriving_) lanes.close(to_peers);
   for (auto& [rank, channel] : incoming_) channel->close(to_peers);
   if (waiting_ > 0) changed_.notify_all();
 }
@@ -345,6 +367,7 @@ void Messenger::close() {
   // The loop's callbacks refer to this.
   outgoing_.clear();
   incoming_.clear();
+  arriving_.clear();
   listeners_.clear();
   loop_.reset();
 }

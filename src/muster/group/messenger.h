@@ -15,6 +15,8 @@
 #include "muster/group/messenger_outgoing.h"
 #include "muster/group/process_watch.h"
 #include "muster/transport/socket_link.h"
+#include "muster/transport/striped_link.h"
+#include "muster/transport/transport.h"
 
 namespace muster {
 
@@ -35,19 +37,19 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   struct Place {
     Member member;
     std::string address;
-    bool shared_memory = false;
+    Transport transport = Transport::kTcp;
   };
   /// Called once, without any lock, when everything has ended for `why`.
   using FailureHandler = std::function<void(const Error& why)>;
 
   static constexpr Duration kGrace = 1ms;
 
-  static Result<std::shared_ptr<Messenger>> create(LinkIdentity self);
+  /// `tcp_streams`: connections that a link over TCP is made of.
+  static Result<std::shared_ptr<Messenger>> create(LinkIdentity self, int tcp_streams);
   ~Messenger() override;
 
   /// Before begin(). Peers may dial from then on; they are let in once somebody drives the loop.
-  Result<> listen_locally(const Address& address, bool shared_memory);
-  Result<std::string> listen_tcp(const Address& address);
+  Result<std::string> listen(const Address& address, Transport transport);
   /// Before any message. `places` by rank.
   void begin(std::vector<Place> places);
   void on_failure(FailureHandler handler);
@@ -65,11 +67,12 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
  private:
   struct Outgoing {
     std::unique_ptr<OutgoingMessages> channel;
-    std::unique_ptr<Dial> dial;
+    LaneSet lanes;                             ///< until the link is whole
+    std::vector<std::unique_ptr<Dial>> dials;  ///< by lane
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  explicit Messenger(LinkIdentity self) : self_(std::move(self)) {}
+  Messenger(LinkIdentity self, int tcp_streams) : self_(std::move(self)), tcp_streams_(tcp_streams) {}
 
   // MessageOffice
   void finish(const MessagePtr& operation, Result<> result) override;
@@ -83,14 +86,16 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
 
   // links
   OutgoingMessages& channel_to(Rank rank);
-  void dial(Rank rank);
-  void dialled(Rank rank, Result<std::unique_ptr<Link>> link);
+  int lanes(Transport transport) const { return transport == Transport::kTcp ? tcp_streams_ : 1; }
+  void dial(Rank rank, int lane);
+  void dialled(Rank rank, int lane, Result<std::unique_ptr<Link>> link);
   void adopt(std::unique_ptr<Link> link);
   void watch_process(Rank rank);
   void probe_later(Rank rank);
   void probe();
 
   // failures
+  void lost(Rank rank, const Error& why);
   void left(Rank rank, const Error& why);
   void end_receives(Rank rank);
   void end_all(const Error& why, const Error& to_peers);
@@ -108,6 +113,7 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   void progress();
 
   const LinkIdentity self_;
+  const int tcp_streams_;
   std::mutex mutex_;  ///< over all that follows
   std::unique_ptr<Loop> loop_;
   std::vector<Place> places_;
@@ -115,6 +121,7 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   MessageMatcher matcher_;
   std::unordered_map<Rank, Outgoing> outgoing_;
   std::unordered_map<Rank, std::unique_ptr<IncomingMessages>> incoming_;
+  std::unordered_map<Rank, LaneSet> arriving_;  ///< of incoming links that are not whole yet
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::map<Rank, Fd> processes_;  ///< of peers on this host, as pidfds
   bool probing_ = false;

@@ -1,5 +1,7 @@
 #include "muster/transport/striped_link.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -203,6 +205,29 @@ void StripedLink::settle() {
 std::unique_ptr<Link> striped_link(std::vector<std::unique_ptr<Link>> lanes) {
   MUSTER_CHECK(!lanes.empty(), "a link needs a lane");
   return std::make_unique<StripedLink>(std::move(lanes));
+}
+
+std::unique_ptr<Link> LaneSet::add(std::unique_ptr<Link> lane, const Lane& place, LossHandler lost) {
+  lanes_.resize(place.count);
+  auto& own = lanes_[place.index];
+  if (own) {
+    const Rank rank = lane->peer().rank;
+    lane->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
+    return nullptr;
+  }
+  own = std::move(lane);
+  if (std::count(lanes_.begin(), lanes_.end(), nullptr) == 0) {
+    auto lanes = std::exchange(lanes_, {});
+    return lanes.size() == 1 ? std::move(lanes[0]) : striped_link(std::move(lanes));
+  }
+  own->on_close(std::move(lost));
+  return nullptr;
+}
+
+void LaneSet::close(const Error& why) {
+  for (const auto& lane : lanes_) {
+    if (lane) lane->close(why);
+  }
 }
 
 }  // namespace muster

@@ -16,4 +16,19 @@ inline constexpr size_t kStripeBytes = size_t{64} << 10;
 /// which has ended cannot carry, or when all lanes have; until then what the peer had sent can be received.
 std::unique_ptr<Link> striped_link(std::vector<std::unique_ptr<Link>> lanes);
 
+/// The lanes of one link as they come, in any order, until it is whole.
+class LaneSet {
+ public:
+  using LossHandler = std::function<void(const Error& why)>;
+
+  /// The link if this was the last lane that it lacked, else null. `lost` is called when the lane ends before that. A
+  /// lane that is there already is closed with kAlreadyExists.
+  std::unique_ptr<Link> add(std::unique_ptr<Link> lane, const Lane& place, LossHandler lost);
+  /// Of those that are there.
+  void close(const Error& why);
+
+ private:
+  std::vector<std::unique_ptr<Link>> lanes_;
+};
+
 }  // namespace muster
