@@ -36,7 +36,12 @@ const Clock& steady_clock() { return kSteadyClock; }
 
 Deadline Deadline::after(Duration timeout, const Clock& clock) { return Deadline(clock.now() + timeout, clock); }
 
-Duration Deadline::left() const { return std::clamp(when_ - clock_->now(), Duration::zero(), kLongestLeft); }
+void Deadline::start() const {
+  when_ = clock_->now() + not_yet_;
+  not_yet_ = Duration::zero();
+}
+
+Duration Deadline::left() const { return std::clamp(when() - clock_->now(), Duration::zero(), kLongestLeft); }
 
 int Deadline::poll_timeout_ms() const {
   const int64_t ns = left().count();

@@ -33,23 +33,36 @@ class Deadline {
  public:
   /// `timeout` from now. Saturates: a huge timeout is years, never the past.
   static Deadline after(Duration timeout, const Clock& clock = steady_clock());
+  /// `timeout` from when it is first asked about: costs nothing where no wait comes to that. One thread; copies made
+  /// before then are deadlines of their own.
+  static Deadline once_waiting(Duration timeout, const Clock& clock = steady_clock()) {
+    Deadline deadline({}, clock);
+    deadline.not_yet_ = timeout;
+    return deadline;
+  }
   /// For a wait that something else ends.
   static Deadline never() { return after(Duration::max()); }
   static Deadline at(TimePoint when, const Clock& clock = steady_clock()) { return Deadline(when, clock); }
 
-  bool passed() const { return clock_->now() >= when_; }
+  bool passed() const { return clock_->now() >= when(); }
   /// Time left, never negative.
   Duration left() const;
   /// Time left as a poll/epoll timeout: milliseconds rounded up, capped to an int.
   int poll_timeout_ms() const;
-  TimePoint when() const { return when_; }
+  TimePoint when() const {
+    if (not_yet_ > Duration::zero()) start();
+    return when_;
+  }
   const Clock& clock() const { return *clock_; }
   /// The sooner of the two.
-  Deadline or_sooner(TimePoint other) const { return Deadline(other < when_ ? other : when_, *clock_); }
+  Deadline or_sooner(TimePoint other) const { return Deadline(other < when() ? other : when_, *clock_); }
 
  private:
   Deadline(TimePoint when, const Clock& clock) : when_(when), clock_(&clock) {}
-  TimePoint when_;
+  void start() const;
+
+  mutable TimePoint when_;
+  mutable Duration not_yet_{};  ///< the timeout until it is first asked about; then zero
   const Clock* clock_;
 };
 
