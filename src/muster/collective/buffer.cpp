@@ -7,7 +7,8 @@
 
 namespace muster {
 
-BufferView::BufferView(std::vector<Segment> segments, Dtype dtype) : dtype_(dtype) {
+BufferView::BufferView(const std::vector<Segment>& segments, Dtype dtype) : dtype_(dtype) {
+  std::vector<Further> more;
   for (const Segment& segment : segments) {
     MUSTER_CHECK(segment.bytes % size_of(dtype) == 0, "a segment holds whole elements");
     if (segment.bytes == 0) continue;
@@ -16,9 +17,10 @@ BufferView::BufferView(std::vector<Segment> segments, Dtype dtype) : dtype_(dtyp
     if (is_first) {
       first_ = segment;
     } else {
-      more_.push_back({segment, bytes_});
+      more.push_back({segment, bytes_});
     }
   }
+  if (!more.empty()) more_ = std::make_shared<const std::vector<Further>>(std::move(more));
 }
 
 Segment BufferView::at(size_t offset, size_t limit) const {
@@ -26,7 +28,7 @@ Segment BufferView::at(size_t offset, size_t limit) const {
   const Segment* segment = &first_;
   size_t begin = 0;
   if (offset >= first_.bytes) {
-    const auto further = std::upper_bound(more_.begin(), more_.end(), offset,
+    const auto further = std::upper_bound(more_->begin(), more_->end(), offset,
                                           [](size_t place, const Further& each) { return place < each.end; });
     segment = &further->segment;
     begin = further->end - segment->bytes;

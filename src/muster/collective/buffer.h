@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -20,13 +21,13 @@ class BufferView {
   BufferView(void* data, size_t count, Dtype dtype) : first_{data, count * size_of(dtype)}, dtype_(dtype) {
     bytes_ = first_.bytes;
   }
-  BufferView(std::vector<Segment> segments, Dtype dtype);
+  BufferView(const std::vector<Segment>& segments, Dtype dtype);
 
   Dtype dtype() const { return dtype_; }
   size_t bytes() const { return bytes_; }
   size_t count() const { return bytes_ / size_of(dtype_); }
   /// Whether all bytes lie in one segment; then data() is their start (it may be null when there are none).
-  bool contiguous() const { return more_.empty(); }
+  bool contiguous() const { return more_ == nullptr; }
   uint8_t* data() const { return static_cast<uint8_t*>(first_.data); }
 
   /// The stretch of memory that begins at `offset`, at most `limit` bytes of it; offset < bytes().
@@ -56,7 +57,8 @@ class BufferView {
   };
 
   Segment first_;
-  std::vector<Further> more_;  ///< behind the first; most buffers are one segment, and cost no allocation
+  /// Behind the first; null in most buffers. Shared by copies, as it does not change.
+  std::shared_ptr<const std::vector<Further>> more_;
   size_t bytes_ = 0;
   Dtype dtype_ = Dtype::kUint8;
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
@@ -118,21 +119,38 @@ KernelOp kernel_op(Dtype dtype, ReduceOp op) {
 }
 
 struct Chosen {
-  const ReduceKernel& kernel;
-  int parts;
+  ReduceKernel kernel{};
+  int parts = 1;
 };
+using Choices = std::array<std::array<Chosen, kReduceOpCount>, kDtypeCount>;
 
-Chosen find_kernel(Dtype dtype, ReduceOp op) {
-  MUSTER_CHECK(reducible(dtype, op), fmt::format("{} of {}", name(op), name(dtype)));
-  const KernelOp kernel = kernel_op(dtype, op);
-  const Operand operand = operand_of(dtype, kernel != kMultiply);
-  return {kernels().reduce[operand.element][kernel], operand.parts};
+/// By dtype and op, for they are asked for in every call. Without a kernel where they have no meaning.
+Choices make_choices() {
+  Choices choices;
+  for (int d = 0; d < kDtypeCount; ++d) {
+    for (int o = 0; o < kReduceOpCount; ++o) {
+      const auto dtype = static_cast<Dtype>(d);
+      const auto op = static_cast<ReduceOp>(o);
+      if (!reducible(dtype, op)) continue;
+      const KernelOp kernel = kernel_op(dtype, op);
+      const Operand operand = operand_of(dtype, kernel != kMultiply);
+      choices[d][o] = {kernels().reduce[operand.element][kernel], operand.parts};
+    }
+  }
+  return choices;
+}
+
+const Chosen& find_kernel(Dtype dtype, ReduceOp op) {
+  static const Choices choices = make_choices();
+  const Chosen& chosen = choices[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+  MUSTER_CHECK(chosen.kernel.two != nullptr, fmt::format("{} of {}", name(op), name(dtype)));
+  return chosen;
 }
 
 }  // namespace
 
 void reduce_two(void* out, const void* a, const void* b, size_t count, Dtype dtype, ReduceOp op) {
-  const Chosen chosen = find_kernel(dtype, op);
+  const Chosen& chosen = find_kernel(dtype, op);
   chosen.kernel.two(out, a, b, count * chosen.parts);
 }
 
@@ -142,7 +160,7 @@ void reduce_into(void* to, const void* from, size_t count, Dtype dtype, ReduceOp
 
 void reduce_many(void* out, const void* const* in, int sources, size_t count, Dtype dtype, ReduceOp op) {
   MUSTER_CHECK(sources > 0, "nothing to reduce");
-  const Chosen chosen = find_kernel(dtype, op);
+  const Chosen& chosen = find_kernel(dtype, op);
   if (sources == 1) {
     if (out != in[0] && count > 0) std::memcpy(out, in[0], count * size_of(dtype));
     return;
