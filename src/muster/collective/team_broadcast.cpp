@@ -17,7 +17,7 @@ Result<uint32_t> follow(TeamRun& run) {
 }  // namespace
 
 Result<> team_broadcast(TeamRun& run) {
-  const size_t total = run.call.bytes(), chunk = std::min(run.chunk(kTeamChunk), std::max(total, size_t{1}));
+  const size_t total = run.call.bytes(), chunk = run.chunk_of(total);
   const size_t chunks = chunk_count(total, chunk);
   for (size_t index = 0; index < chunks; ++index) {
     const size_t bytes = chunk_bytes(total, index, chunk);
@@ -25,6 +25,7 @@ Result<> team_broadcast(TeamRun& run) {
       MUSTER_TRY(run.begin(chunk));
       run.operation.input.read(index * chunk, run.area(chunk), bytes);
       run.team.publish();
+      run.team.fetch_ahead();
     } else {
       MUSTER_ASSIGN(const uint32_t step, follow(run));
       run.operation.output.write(index * chunk, run.area(run.call.root, step, chunk), bytes);

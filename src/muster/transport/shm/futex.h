@@ -35,4 +35,13 @@ inline void spin_pause() {
 #endif
 }
 
+/// Asks the processor to bring a cache line here that will be written, and waits for nothing.
+inline void fetch_to_write(const void* line) {
+#if defined(__x86_64__)  // the builtin asks for a line that can only be read
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 }  // namespace muster

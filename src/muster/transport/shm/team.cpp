@@ -14,24 +14,26 @@ namespace {
 
 /// While parked, the watch is asked this often: how late the death of a peer is noticed.
 constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
+/// The first sleep of a park, see announce().
+constexpr Duration kFirstSlice = std::chrono::microseconds(200);
 /// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
 /// their cores with others soon stop burning them; one that was nearly long enough doubles it.
 constexpr int kMostSpins = 3000;
 constexpr int kLeastSpins = 32;
 /// Whom one waits for may only need the core: giving it away is cheaper than a park.
 constexpr int kYields = 4;
+/// A rank says every so many steps where it runs.
+constexpr uint32_t kNoteCoreEvery = 8;
 
 /// A call may begin so many steps later until what is known of others is refreshed; no call takes as many.
 constexpr uint32_t kRefreshAfter = uint32_t{1} << 24;
 
 /// Any difference in any word, or in the digest of what came before, changes it, but for one chance in 2^64 or so.
 uint64_t digest(const Team::Tag& tag, uint64_t before) {
-  uint64_t hash = before + 0x9e3779b97f4a7c15;
-  for (const uint64_t word : tag) {
-    hash = (hash ^ word) * 0xff51afd7ed558ccd;
-    hash ^= hash >> 32;
-  }
-  return hash;
+  // Products that do not wait for each other: the processor makes them side by side.
+  const uint64_t sum = before * 0x9e3779b97f4a7c15 + tag[0] * 0xff51afd7ed558ccd + tag[1] * 0xc4ceb9fe1a85ec53 +
+                       tag[2] * 0xbf58476d1ce4e5b9 + tag[3] * 0x94d049bb133111eb;
+  return sum ^ sum >> 32;
 }
 
 uint64_t process_domain() {
@@ -98,14 +100,22 @@ void Team::publish() {
   own.fingerprint = fingerprint_;
   own.floor = settled_;
   own.direct = own_direct_;
-  note_core();
+  if (step_ % kNoteCoreEvery == 0) note_core();
   announce(own.step, step_);
 }
 
+/// Does not make sure that the word can be seen before it looks for waiters: that would cost every step the time that a
+/// line takes to the other core and back. So one that comes to wait within these nanoseconds may find the old word and
+/// not be woken; for its sake the first sleep is short.
 void Team::announce(std::atomic<uint32_t>& word, uint32_t step) {
-  // Sequentially consistent with the waiter's increment and re-read: one of the two sees the other.
-  word.store(step, std::memory_order_seq_cst);
-  if (memory_->rank(rank_).waiters.load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
+  word.store(step, std::memory_order_release);
+  if (memory_->rank(rank_).waiters.load(std::memory_order_relaxed) != 0) futex_wake_all(word);
+}
+
+void Team::fetch_ahead() {
+  const TeamLine& following = line(rank_, step_ + 2);
+  fetch_to_write(&following);
+  fetch_to_write(&following.tag);
 }
 
 Result<> Team::wait(Rank peer, uint32_t step, const Deadline& deadline) {
@@ -117,15 +127,12 @@ Result<> Team::wait(Rank peer, uint32_t step, const Deadline& deadline) {
 }
 
 Result<> Team::wait_all(uint32_t step, const Deadline& deadline) {
-  if (!has_hub()) {
-    MUSTER_TRY(settle(step, deadline, true));
-    learn_direct(step);
-    return {};
-  }
-  if (rank_ != 0) return await_hub(step, deadline);
-  MUSTER_TRY(settle(step, deadline, true));
-  announce(memory_->rank(0).met, step);
-  return {};
+  const bool hub = has_hub();
+  if (hub && rank_ != 0) return await_hub(step, deadline);
+  Result<> settled = settle(step, deadline, true);
+  if (!settled) return settled;
+  hub ? announce(memory_->rank(0).met, step) : learn_direct(step);
+  return settled;
 }
 
 /// By way of a hub nobody sees all ranks' words, so there it stays zero.
@@ -218,10 +225,10 @@ Result<> Team::longer_spins() {
 Result<> Team::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
   const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
   std::atomic<uint32_t>& waiters = memory_->rank(owner).waiters;
-  for (;;) {
+  for (Duration slice = kFirstSlice;; slice = watch_slice_) {
     waiters.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t value = word.load(std::memory_order_seq_cst);
-    if (!at_least(value, step)) futex_wait(word, value, std::min(watch_slice_, deadline.left()));
+    if (!at_least(value, step)) futex_wait(word, value, std::min(slice, deadline.left()));
     waiters.fetch_sub(1, std::memory_order_relaxed);
     if (reached()) return {};
     auto watched = watch_(owner);

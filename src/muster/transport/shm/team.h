@@ -80,6 +80,9 @@ class Team {
   }
   /// Makes them visible to the others.
   void publish();
+  /// For who publishes step after step and waits for nobody: has the lines of the step after the next brought here
+  /// meanwhile. On cores far from each other that is half of what such a step takes.
+  void fetch_ahead();
 
   /// Waits until the rank has published the step. kTimeout names the ranks that have not; kMismatch, with the rank,
   /// says that its tag is another, or one before was: foreign_tag().
