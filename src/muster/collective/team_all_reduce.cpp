@@ -25,7 +25,7 @@ void combine_all(TeamRun& run, size_t index, size_t chunk, uint32_t step) {
 
 /// Every rank that wants the result combines all of it.
 Result<> one_shot(TeamRun& run) {
-  const size_t bytes = run.call.bytes(), chunk = std::min(run.chunk(kTeamChunk), std::max(bytes, size_t{1}));
+  const size_t bytes = run.call.bytes(), chunk = run.chunk_of(bytes);
   const size_t chunks = chunk_count(bytes, chunk);
   MUSTER_TRY(put(run, 0, chunk));
   uint32_t step = run.team.step();

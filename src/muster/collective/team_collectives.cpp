@@ -76,14 +76,17 @@ Result<> dispatch(TeamRun& run) {
   return fail(ErrorCode::kUnsupported, "this collective has no form in shared memory");
 }
 
-Error mismatch(const Team& team, const Call& mine, Rank peer) {
+/// Makes a mismatch say which calls they are.
+void explain_mismatch(const Team& team, const Call& mine, Error& error) {
+  if (error.code != ErrorCode::kMismatch || !team.foreign_tag()) return;
+  const Rank peer = error.rank;
   const std::string theirs = Call::unpack(*team.foreign_tag()).to_string();
   // Where a call is over before all have met, as a scatter is, only the next one tells.
   const std::string what =
       *team.foreign_tag() == mine.pack()
           ? fmt::format("rank {} and rank {} made different calls before {}", peer, team.rank(), theirs)
           : fmt::format("rank {} called {} where rank {} called {}", peer, theirs, team.rank(), mine.to_string());
-  return Error{ErrorCode::kMismatch, what + "; all ranks must make the same calls in the same order", peer, {}};
+  error = {ErrorCode::kMismatch, what + "; all ranks must make the same calls in the same order", peer, {}};
 }
 
 }  // namespace
@@ -92,8 +95,8 @@ Result<> run_in_team(Team& team, const Operation& operation, const Deadline& dea
   team.open(operation.said().pack());
   TeamRun run(team, operation, deadline);
   auto result = dispatch(run);
-  if (result || result.error().code != ErrorCode::kMismatch || !team.foreign_tag()) return result;
-  return tl::unexpected(mismatch(team, operation.said(), result.error().rank));
+  if (!result) explain_mismatch(team, operation.said(), result.error());
+  return result;
 }
 
 }  // namespace muster

@@ -36,6 +36,12 @@ constexpr size_t team_chunk(size_t slot_bytes, size_t element, size_t wish = kTe
   return std::min(wish, slot_bytes) / element * element;
 }
 
+/// The same for blocks of up to `largest` bytes, which most often are one chunk; not zero.
+constexpr size_t chunk_of(size_t largest, size_t slot_bytes, size_t element) {
+  const bool one = largest <= std::min(kTeamChunk, slot_bytes);
+  return one ? std::max<size_t>(largest, 1) : team_chunk(slot_bytes, element);
+}
+
 /// The chunk of two shots: behind its input a slot holds the result of one part.
 constexpr size_t two_shot_chunk(size_t slot_bytes, int ranks, size_t element) {
   const auto size = static_cast<size_t>(ranks);
@@ -58,7 +64,7 @@ constexpr size_t piece_of(size_t largest, size_t room) {
 
 /// Chunks of the largest block: at least one, for also an empty call is compared with the peers'.
 constexpr size_t chunk_count(size_t largest, size_t chunk) {
-  return std::max<size_t>(1, (largest + chunk - 1) / chunk);
+  return largest <= chunk ? 1 : (largest + chunk - 1) / chunk;
 }
 
 }  // namespace muster

@@ -28,7 +28,7 @@ void keep(TeamRun& run, const TeamBlocks& blocks, size_t index, size_t chunk) {
 Result<> team_all_gather(TeamRun& run) {
   const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
   const size_t block = blocks.bytes(run.rank),
-               chunk = std::min(run.chunk(kTeamChunk), std::max(blocks.largest(), size_t{1}));
+               chunk = run.chunk_of(blocks.largest());
   const size_t chunks = chunk_count(blocks.largest(), chunk);
   MUSTER_TRY(put(run, block, 0, chunk));
   uint32_t step = run.team.step();
@@ -42,7 +42,7 @@ Result<> team_all_gather(TeamRun& run) {
 }
 
 Result<> team_gather(TeamRun& run) {
-  const size_t block = run.call.bytes(), chunk = std::min(run.chunk(kTeamChunk), std::max(block, size_t{1}));
+  const size_t block = run.call.bytes(), chunk = run.chunk_of(block);
   const TeamBlocks blocks(block, run.operation.counts, run.element);
   const size_t chunks = chunk_count(block, chunk);
   for (size_t index = 0; index < chunks; ++index) {

@@ -33,8 +33,8 @@ struct TeamRun {
   const uint8_t* area(Rank peer, uint32_t step, size_t bytes) {
     return bytes <= kTeamPayload ? team.payload(peer, step) : team.slot(peer, step);
   }
-  /// Bytes of a slot that chunks of `wish` bytes may use, in whole elements.
-  size_t chunk(size_t wish) const { return team_chunk(team.slot_bytes(), element, wish); }
+  /// Bytes of the chunks in which blocks of up to `largest` bytes go; not zero.
+  size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, team.slot_bytes(), element); }
 
   /// Input from `offset` on; for kPremulSum times the factor.
   void read_in(size_t offset, void* to, size_t bytes) const;
