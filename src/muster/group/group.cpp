@@ -1,7 +1,6 @@
 #include "muster/group/group.h"
 
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -13,6 +12,7 @@
 #include "muster/base/check.h"
 #include "muster/group/recorder.h"
 #include "muster/group/runner.h"
+#include "muster/group/turn.h"
 #include "muster/group/work_state.h"
 
 namespace muster {
@@ -20,14 +20,6 @@ namespace {
 
 /// Operations that may wait their turn; a caller this far ahead of its peers has a bug.
 constexpr size_t kMaxQueued = 1 << 16;
-
-/// Some 10 ms late at most, and never early; costs a sixth of Deadline::after(), which a small call would notice.
-Deadline roughly_after(Duration timeout) {
-  constexpr Duration kTick = std::chrono::milliseconds(10);
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return Deadline::at(TimePoint{now.tv_sec * 1'000'000'000LL + now.tv_nsec} + timeout + kTick);
-}
 
 class GroupImpl final : public Group {
  public:
@@ -91,19 +83,21 @@ class GroupImpl final : public Group {
 
   Result<> wait_for_pending(const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
-    const uint64_t last = sequence_;
+    turn_.demand();
+    const uint64_t last = turn_.numbers();
     ++waiting_for_all_;
-    const bool ended = changed_.wait_for(lock, deadline.left(), [&] { return ended_ >= last; });
+    const bool ended = changed_.wait_for(lock, deadline.left(), [&] { return ended_ >= last || under_way() == 0; });
     --waiting_for_all_;
     if (ended) return {};
     return fail(ErrorCode::kTimeout, fmt::format("{} of the {} operations begun in group \"{}\" are still under way",
-                                                 last - ended_, last, membership_.name));
+                                                 under_way(), turn_.numbers(), membership_.name));
   }
 
   void on_completion(CompletionHook hook) override {
     auto shared = hook ? std::make_shared<const CompletionHook>(std::move(hook)) : nullptr;
     const std::lock_guard lock(mutex_);
     hook_.swap(shared);
+    turn_.demand();
   }
 
   void set_timeout(Duration timeout) override {
@@ -114,10 +108,7 @@ class GroupImpl final : public Group {
   const GroupOptions& options() const override { return options_; }
   const Membership& membership() const override { return membership_; }
 
-  uint64_t sequence() const override {
-    const std::lock_guard lock(mutex_);
-    return sequence_;
-  }
+  uint64_t sequence() const override { return turn_.numbers(); }
 
   std::string transport() const override { return runner_->transport(); }
   std::shared_ptr<Arena> arena() const override { return runner_->arena(); }
@@ -128,7 +119,6 @@ class GroupImpl final : public Group {
   struct Hooked {
     std::shared_ptr<const CompletionHook> hook;
     TimePoint submitted, started, ended;
-    Recorder::Ticket ticket = 0;
 
     void stamp(TimePoint& time) const {
       if (hook) time = steady_clock().now();
@@ -150,6 +140,7 @@ class GroupImpl final : public Group {
     Duration timeout;
     std::shared_ptr<Work::State> work;
     Hooked hooked;
+    Recorder::Ticket ticket = 0;
   };
 
   /// A message, as it was handed to the messenger.
@@ -163,13 +154,17 @@ class GroupImpl final : public Group {
     return message;
   }
 
+  /// With the lock held and demand() made: operations begun that are not over and told.
+  size_t under_way() const { return queue_.size() + untold_.size() + (turn_.taken() ? 1 : 0) + (telling_ ? 1 : 0); }
+
   /// Closes the links with `why`, now or when the call under way has ended.
   void end(Error why) {
     std::unique_lock lock(mutex_);
     if (!first_error_) first_error_ = why;
     if (!abort_) abort_ = std::move(why);
-    if (busy_) return;  // whoever runs a call sees the request, or end_turn() does
-    busy_ = true;
+    turn_.demand();
+    if (turn_.taken()) return;  // whoever runs a call sees the request, or end_turn() does
+    turn_.take();
     end_turn(lock);
   }
 
@@ -182,21 +177,19 @@ class GroupImpl final : public Group {
   Work begin(Operation&& operation, const CallOptions& options) override {
     const Duration timeout = options.timeout > Duration::zero() ? options.timeout : this->timeout();
     operation.site = current_call_site();
+    if (!options.async) {
+      operation.call.sequence = turn_.take_if_idle();
+      if (operation.call.sequence != 0) return run_here(operation, timeout, {});
+    }
     std::unique_lock lock(mutex_);
-    Hooked hooked{hook_, {}, {}, {}, 0};
+    turn_.demand();
+    Hooked hooked{hook_, {}, {}, {}};
     hooked.stamp(hooked.submitted);
-    if (!options.async && !busy_ && queue_.empty()) {
-      operation.call.sequence = ++sequence_;
-      busy_ = true;
-      hooked.ticket = record(operation, Recorder::Start::kNow);
+    if (!options.async && !turn_.taken() && queue_.empty()) {
+      turn_.take();
+      operation.call.sequence = turn_.next_number();
       lock.unlock();
-      auto result = run(operation, timeout, hooked);
-      lock.lock();
-      ended(std::move(hooked), operation.call, result);
-      end_turn(lock);
-      tell(lock);
-      lock.unlock();
-      return Work(std::move(result));
+      return run_here(operation, timeout, std::move(hooked));
     }
     auto queued = enqueue({std::move(operation), timeout, std::make_shared<Work::State>(), std::move(hooked)});
     lock.unlock();
@@ -207,6 +200,20 @@ class GroupImpl final : public Group {
     return Work(work.wait());
   }
 
+  /// With the turn.
+  Work run_here(const Operation& operation, Duration timeout, Hooked&& hooked) {
+    hooked.stamp(hooked.started);
+    auto result = run(operation, timeout, record(operation, Recorder::Start::kNow));
+    hooked.stamp(hooked.ended);
+    if (!turn_.give_back_if_idle(operation.call.sequence)) {
+      std::unique_lock lock(mutex_);
+      ended(std::move(hooked), operation.call, result);
+      end_turn(lock);
+      tell(lock);
+    }
+    return Work(std::move(result));
+  }
+
   /// With the lock held. A call that is refused takes no number: the other ranks know nothing of it.
   Result<std::shared_ptr<Work::State>> enqueue(Job job) {
     if (queue_.size() >= kMaxQueued) {
@@ -215,13 +222,13 @@ class GroupImpl final : public Group {
                               queue_.front().operation.call.to_string()));
     }
     MUSTER_TRY(provide_thread());
-    job.operation.call.sequence = ++sequence_;
-    job.hooked.ticket = record(job.operation, Recorder::Start::kLater);
+    job.operation.call.sequence = turn_.next_number();
+    job.ticket = record(job.operation, Recorder::Start::kLater);
     queue_.push_back(std::move(job));
     return queue_.back().work;
   }
 
-  /// With the lock held, so that what is recorded is in the order of the numbers.
+  /// With the lock or the turn, so that what is recorded is in the order of the numbers, but where threads compete.
   Recorder::Ticket record(const Operation& operation, Recorder::Start start) {
     return recorder_ ? recorder_->submitted(operation, start) : 0;
   }
@@ -243,14 +250,16 @@ class GroupImpl final : public Group {
   void progress() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return queue_.empty() ? stopping_ : !busy_; });
+      changed_.wait(lock, [this] { return queue_.empty() ? stopping_ : !turn_.taken(); });
       if (queue_.empty()) break;
       Job job = std::move(queue_.front());
       queue_.pop_front();
-      busy_ = true;
+      turn_.take();
       lock.unlock();
-      if (recorder_) recorder_->started(job.hooked.ticket);
-      const auto result = run(job.operation, job.timeout, job.hooked);
+      if (recorder_) recorder_->started(job.ticket);
+      job.hooked.stamp(job.hooked.started);
+      const auto result = run(job.operation, job.timeout, job.ticket);
+      job.hooked.stamp(job.hooked.ended);
       auto callbacks = job.work->finish(result);
       lock.lock();
       ended(std::move(job.hooked), job.operation.call, result);
@@ -272,7 +281,7 @@ class GroupImpl final : public Group {
   /// With the lock and the turn held, so that hooks are told in the order of the calls.
   void ended(Hooked&& hooked, const Call& call, const Result<>& result) {
     if (!hooked.hook && untold_.empty() && !telling_) {
-      ++ended_;
+      ended_ = call.sequence;
     } else {
       untold_.push_back({std::move(hooked), call, result});
     }
@@ -288,17 +297,15 @@ class GroupImpl final : public Group {
       lock.unlock();
       next.hooked.tell(next.call, next.result);
       lock.lock();
-      ++ended_;
+      ended_ = next.call.sequence;
       if (waiting_for_all_ > 0) changed_.notify_all();
     }
     telling_ = false;
   }
 
-  Result<> run(const Operation& operation, Duration timeout, Hooked& hooked) {
-    hooked.stamp(hooked.started);
-    auto result = runner_->run(operation, roughly_after(timeout));
-    hooked.stamp(hooked.ended);
-    if (recorder_) recorder_->ended(hooked.ticket, result);
+  Result<> run(const Operation& operation, Duration timeout, Recorder::Ticket ticket) {
+    auto result = runner_->run(operation, Deadline::once_waiting(timeout));
+    if (recorder_) recorder_->ended(ticket, result);
     if (!result) {
       if (result.error().code == ErrorCode::kTimeout) {
         result.error().context +=
@@ -322,8 +329,9 @@ class GroupImpl final : public Group {
       runner_->die(why);
       lock.lock();
     }
-    busy_ = false;
-    if (!queue_.empty() || stopping_ || waiting_for_all_ > 0) changed_.notify_all();
+    const bool awaited = !queue_.empty() || stopping_ || waiting_for_all_ > 0;
+    turn_.give_back(!awaited && untold_.empty() && !hook_ && !abort_);
+    if (awaited) changed_.notify_all();
   }
 
   const std::unique_ptr<Runner> runner_;
@@ -333,12 +341,12 @@ class GroupImpl final : public Group {
   const std::shared_ptr<Recorder> recorder_ = Recorder::create(membership_, Recorder::entries_from_environment());
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
+  Turn turn_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> queue_;
-  bool busy_ = false;  ///< somebody runs a call: the turn is taken
   bool stopping_ = false;
-  uint64_t sequence_ = 0, ended_ = 0;  ///< operations begun; of them, over and told
+  uint64_t ended_ = 0;  ///< the last operation that is over and told, of those that ended with the lock held
   std::deque<Untold> untold_;
   bool telling_ = false;     ///< somebody is within tell()
   int waiting_for_all_ = 0;  ///< callers within wait_for_pending()

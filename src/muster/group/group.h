@@ -49,7 +49,9 @@ Result<GroupOptions> group_options_from_environment();
 class Work {
  public:
   /// Finished already, well or with an error.
-  explicit Work(Result<> result);
+  explicit Work(Result<>&& result) {
+    if (!result) take_failure(std::move(result));
+  }
 
   bool done() const;
   /// Waits. kTimeout if the deadline comes first (the operation goes on). Without one: the operation's own deadline.
@@ -66,7 +68,9 @@ class Work {
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
  private:
-  std::shared_ptr<State> state_;
+  void take_failure(Result<>&& result);
+
+  std::shared_ptr<State> state_;  ///< null: finished well
 };
 
 struct CallOptions {
@@ -86,7 +90,7 @@ struct Finished {
 using CompletionHook = std::function<void(const Finished&)>;
 
 /// Ranks plus links: collectives over them. Every rank must call the same operations in the same order; each call takes
-/// the next sequence number. Thread-safe: calls are ordered by a lock. Errors name the operation, its number and the
+/// the next sequence number. Thread-safe: calls run one after the other. Errors name the operation, its number and the
 /// rank that failed; after a failure the group is dead (each call returns the first error) and a new one must be
 /// formed. Not to be destroyed by a callback of its own Work.
 class Group {
@@ -192,6 +196,9 @@ class Group {
   virtual Work begin(Operation&& operation, const CallOptions& options) = 0;
 
  private:
+  /// The same for any operation.
+  Work check_and_begin(Operation&& operation, const CallOptions& options);
+
   std::atomic<uint64_t> monitored_ = 0, shrunk_ = 0;  ///< calls so far: every rank must make as many
 };
 

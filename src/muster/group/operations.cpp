@@ -121,7 +121,7 @@ Result<> complete(Operation& operation, const Membership& self) {
   const bool gives_output = call.collective == Collective::kScatter || call.collective == Collective::kReduceScatter ||
                             call.collective == Collective::kBroadcast;
   MUSTER_TRY(take_dtype(operation, gives_output ? output : input, gives_output ? input : output));
-  if (reduces(call.collective)) MUSTER_TRY(check_reducible(call.dtype, call.op));
+  if (reduces(call.collective) && !reducible(call.dtype, call.op)) return check_reducible(call.dtype, call.op);
   switch (call.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce:
@@ -145,9 +145,13 @@ Result<> complete(Operation& operation, const Membership& self) {
   return fail(ErrorCode::kInvalidArgument, "an operation of no known kind");
 }
 
-Work Group::submit(Operation operation, const CallOptions& options) {
+Work Group::check_and_begin(Operation&& operation, const CallOptions& options) {
   if (auto right = complete(operation, membership()); !right) return Work(std::move(right));
   return begin(std::move(operation), options);
+}
+
+Work Group::submit(Operation operation, const CallOptions& options) {
+  return check_and_begin(std::move(operation), options);
 }
 
 Work Group::submit(std::vector<Operation> operations, const CallOptions& options) {
@@ -167,36 +171,36 @@ Work Group::submit(std::vector<Operation> operations, const CallOptions& options
 }
 
 Work Group::all_reduce(BufferView data, ReduceOp op, const CallOptions& options, double factor) {
-  return submit(reduction_of(Collective::kAllReduce, BufferView(data), std::move(data), op, factor), options);
+  return check_and_begin(reduction_of(Collective::kAllReduce, BufferView(data), std::move(data), op, factor), options);
 }
 
 Work Group::reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options, double factor) {
-  return submit(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root), options);
+  return check_and_begin(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root), options);
 }
 
 Work Group::broadcast(BufferView data, Rank root, const CallOptions& options) {
-  return submit(operation_of(Collective::kBroadcast, BufferView(data), std::move(data), root), options);
+  return check_and_begin(operation_of(Collective::kBroadcast, BufferView(data), std::move(data), root), options);
 }
 
 Work Group::all_gather(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> counts) {
   Operation operation = operation_of(Collective::kAllGather, std::move(input), std::move(output));
   operation.counts = std::move(counts);
-  return submit(std::move(operation), options);
+  return check_and_begin(std::move(operation), options);
 }
 
 Work Group::gather(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  return submit(operation_of(Collective::kGather, std::move(input), std::move(output), root), options);
+  return check_and_begin(operation_of(Collective::kGather, std::move(input), std::move(output), root), options);
 }
 
 Work Group::scatter(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  return submit(operation_of(Collective::kScatter, std::move(input), std::move(output), root), options);
+  return check_and_begin(operation_of(Collective::kScatter, std::move(input), std::move(output), root), options);
 }
 
 Work Group::reduce_scatter(BufferView input, BufferView output, ReduceOp op, const CallOptions& options,
                            std::vector<size_t> counts, double factor) {
   Operation operation = reduction_of(Collective::kReduceScatter, std::move(input), std::move(output), op, factor);
   operation.counts = std::move(counts);
-  return submit(std::move(operation), options);
+  return check_and_begin(std::move(operation), options);
 }
 
 Work Group::all_to_all(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> send_counts,
@@ -204,9 +208,9 @@ Work Group::all_to_all(BufferView input, BufferView output, const CallOptions& o
   Operation operation = operation_of(Collective::kAllToAll, std::move(input), std::move(output));
   operation.counts = std::move(send_counts);
   operation.receive_counts = std::move(receive_counts);
-  return submit(std::move(operation), options);
+  return check_and_begin(std::move(operation), options);
 }
 
-Work Group::barrier(const CallOptions& options) { return submit(Operation{}, options); }
+Work Group::barrier(const CallOptions& options) { return check_and_begin(Operation{}, options); }
 
 }  // namespace muster

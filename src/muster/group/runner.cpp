@@ -90,24 +90,27 @@ void Runner::lost(Rank rank, const Error& why) {
 }
 
 Result<> Runner::run(const Operation& operation, const Deadline& deadline) {
-  if (!fatal_) {
-    running_ = &operation.call;
-    patience_ = Duration::zero();
-    auto result = compares_ ? agree(operation, deadline) : Result<>{};
-    if (result) result = dispatch(operation, deadline);
-    if (!result) {
-      result.error() = blame(std::move(result.error()), operation.call);
-      die(result.error());
-    }
-    running_ = nullptr;
-    return result;
+  if (fatal_) return refuse(operation.call);
+  running_ = &operation.call;
+  patience_ = Duration::zero();
+  auto result = compares_ ? agree(operation, deadline) : Result<>{};
+  if (result) result = dispatch(operation, deadline);
+  if (!result) {
+    result.error() = blame(std::move(result.error()), operation.call);
+    die(result.error());
   }
+  running_ = nullptr;
+  return result;
+}
+
+/// A call after the first failure.
+tl::unexpected<Error> Runner::refuse(const Call& call) {
   Error error = *fatal_;
   die(error);  // a link may have ended between calls: the others learn the reason now
   const bool left = error.code == ErrorCode::kLeft && error.rank == membership_.rank;
   error.message =
       left ? was_shut_down(membership_.name, membership_.rank).message : "the group has failed: " + error.message;
-  return tl::unexpected(error.in(operation.call.to_string()));
+  return tl::unexpected(error.in(call.to_string()));
 }
 
 /// MUSTER_DEBUG=detail: every rank's call in an all-gather that is the same for all calls.

@@ -50,6 +50,7 @@ class Runner {
   void do_without_team(const std::string& why);
   Result<bool> all_agree(bool mine, const Deadline& deadline);
   void tune();
+  tl::unexpected<Error> refuse(const Call& call);
   void watch_link(Rank rank, Link& link);
   void watch_processes();
   void lost(Rank rank, const Error& why);

@@ -31,8 +31,7 @@ std::vector<std::function<void(const Result<>&)>> Work::State::finish(Result<> o
   return to_call;
 }
 
-Work::Work(Result<> result) {
-  if (result) return;  // no state at all means: finished well
+void Work::take_failure(Result<>&& result) {
   state_ = std::make_shared<State>();
   (void)state_->finish(std::move(result));  // nobody can have asked yet
 }

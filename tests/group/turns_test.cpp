@@ -1,0 +1,74 @@
+// Calls of several threads on one group: inline where it is idle, queued where it is not, and told to hooks.
+#include <atomic>
+#include <thread>
+
+#include "group/ranks.h"
+
+namespace muster {
+namespace {
+
+constexpr int kCallers = 3;
+constexpr int kCalls = 3000;
+constexpr int kQueued = 400;
+constexpr int kAll = kCallers * kCalls + kQueued;
+
+/// Barriers, which are alike in whatever order the ranks' threads come to them.
+void call_from_all_sides(Group& group) {
+  std::atomic<int> done = 0;
+  std::vector<std::thread> threads;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kCalls; ++i) done += group.barrier().result() ? 1 : 0;
+    });
+  }
+  threads.emplace_back([&] {
+    for (int i = 0; i < kQueued; ++i) {
+      group.barrier({.async = true}).on_done([&](const Result<>& result) { done += result ? 1 : 0; });
+      if (i % 16 == 0) EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  EXPECT_TRUE(group.wait_for_pending(deadline));
+  while (done < kAll && !deadline.passed()) std::this_thread::yield();  // the last callback may just be called
+  EXPECT_EQ(done, kAll);
+}
+
+TEST(GroupTurns, TakeEveryNumberOnceWhoeverCalls) {
+  test::run_group(2, "shm", [](Group& group) {
+    call_from_all_sides(group);
+    EXPECT_EQ(group.sequence(), kAll);
+  });
+}
+
+TEST(GroupTurns, TellHooksThatComeAndGoInOrder) {
+  test::run_group(2, "shm", [](Group& group) {
+    std::atomic<uint64_t> last = 0, told = 0;
+    std::atomic<bool> in_order = true, over = false;
+    std::thread changer([&] {
+      while (!over) {
+        group.on_completion([&](const Finished& finished) {
+          if (last.exchange(finished.call.sequence) >= finished.call.sequence) in_order = false;
+          if (finished.submitted > finished.started || finished.started > finished.ended) in_order = false;
+          ++told;
+        });
+        EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
+        group.on_completion(nullptr);
+      }
+    });
+    call_from_all_sides(group);
+    over = true;
+    changer.join();
+    EXPECT_TRUE(in_order);
+    EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
+    group.on_completion([&](const Finished&) { ++told; });
+    const uint64_t before = told;
+    for (int i = 0; i < 10; ++i) EXPECT_TRUE(group.barrier().result());
+    EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
+    EXPECT_EQ(told, before + 10);
+    group.on_completion(nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace muster
