@@ -27,8 +27,7 @@ void keep(TeamRun& run, const TeamBlocks& blocks, size_t index, size_t chunk) {
 
 Result<> team_all_gather(TeamRun& run) {
   const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
-  const size_t block = blocks.bytes(run.rank),
-               chunk = run.chunk_of(blocks.largest());
+  const size_t block = blocks.bytes(run.rank), chunk = run.chunk_of(blocks.largest());
   const size_t chunks = chunk_count(blocks.largest(), chunk);
   MUSTER_TRY(put(run, block, 0, chunk));
   uint32_t step = run.team.step();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "muster/base/check.h"
+#include "muster/group/farewell.h"
 #include "muster/group/recorder.h"
 #include "muster/group/runner.h"
 #include "muster/group/turn.h"
@@ -69,8 +70,7 @@ class GroupImpl final : public Group {
   void leave() override {
     messenger_->close();
     if (!wait_for_pending(Deadline::after(std::min(timeout(), kDrainTime)))) {
-      runner_->request_abort(Error{
-          ErrorCode::kAborted, fmt::format("group \"{}\" was shut down here", membership_.name), membership_.rank, {}});
+      runner_->request_abort(was_shut_down(membership_.name, membership_.rank));
     }
     end(runner_->farewell());
   }

@@ -175,7 +175,8 @@ Work Group::all_reduce(BufferView data, ReduceOp op, const CallOptions& options,
 }
 
 Work Group::reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options, double factor) {
-  return check_and_begin(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root), options);
+  return check_and_begin(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root),
+                         options);
 }
 
 Work Group::broadcast(BufferView data, Rank root, const CallOptions& options) {
