@@ -363,6 +363,8 @@ def test_the_help_and_the_version(muster: str) -> None:
     assert re.fullmatch(r"muster \d+\.\d+\.\d+\n", said("--version"))
     assert "muster run" in said("--help") == said()
     assert "--nproc-per-node" in said("help", "run") == said("run", "--help")
+    assert "muster completion bash|zsh|fish" in said("help", "completion") == said("completion", "--help")
+    assert "--wait " in said("help", "store", "get") == said("store", "get", "--help")
     assert "--idle SECONDS=1800 " in said("help", "warm") == said("warm", "--help")
 
 
@@ -371,6 +373,9 @@ def test_the_help_and_the_version(muster: str) -> None:
     [
         (["dance"], "there is no command 'dance' ("),
         (["rum"], "did you mean run "),
+        (["help", "stroe"], "did you mean store "),
+        (["warm", "--idle", "0"], "--idle: '0' is not a number of seconds from 0.1 up"),
+        (["dump", "--last", "ten"], "'ten' is no number that --last takes"),
         (["train.py", "--steps", "3"], "did you mean `muster run train.py --steps 3`"),
         (["explain"], "muster: explain: COLLECTIVE is required (`muster explain --help`"),
         (["status", "--jsn"], "muster: status: The following argument was not expected: --jsn"),

@@ -66,21 +66,17 @@ int complete(const std::string&, const Words& words) {
     if (command.run == warm_command) subcommands = {{"status", {}, {}}, {"stop", {}, {}}};
     if (command.run == complete) subcommands = {{"bash", {}, {}}, {"zsh", {}, {}}, {"fish", {}, {}}};
   }
+  if (!words.empty() && (words.front() == "--help" || words.front() == "-h")) {
+    std::puts(
+        "Prints a script that lets the shell complete commands and options.\n"
+        "Usage: muster completion bash|zsh|fish\n\n"
+        "  source <(muster completion bash)                 # or zsh\n"
+        "  muster completion fish | source");
+    return 0;
+  }
   const auto script = completion_script(words.empty() ? "" : words.front(), all);
   if (!script) return complain(script.error().message, 2);
   return std::fputs(script->c_str(), stdout) < 0;
-}
-
-int help(const std::string& own_path, const Words& about) {
-  for (const auto& command : kCommands)
-    if (!about.empty() && about.front() == command.name) return command.run(own_path, {"--help"});
-  std::puts("muster: distributed training for PyTorch\n");
-  for (const auto& command : kCommands) {
-    const std::string line = std::string("muster ") + command.name + " " + command.words;
-    std::printf("  %-44s %s\n", line.c_str(), command.summary);
-  }
-  std::printf("  %-44s %s\n", "muster help COMMAND", "its options");
-  return 0;
 }
 
 /// What the user who gave a command that there is not may have wanted to type.
@@ -96,13 +92,38 @@ std::string meant_by(const std::string& name, const Words& words) {
   return nearest.empty() ? "" : "; did you mean " + nearest;
 }
 
+int no_command(const Words& words) {
+  const std::string& name = words.front();
+  return complain("there is no command '" + name + "'" + meant_by(name, words) + " (`muster --help` lists them)", 2);
+}
+
+int help(const std::string& own_path, const Words& about) {
+  if (!about.empty()) {
+    for (const auto& command : kCommands) {
+      if (about.front() != command.name) continue;
+      const bool has_commands = command.run == store_command || command.run == bench;
+      Words words(about.begin() + 1, has_commands ? about.end() : about.begin() + 1);
+      words.emplace_back("--help");
+      return command.run(own_path, words);
+    }
+    return no_command(about);
+  }
+  std::puts("muster: distributed training for PyTorch\n");
+  for (const auto& command : kCommands) {
+    const std::string line = std::string("muster ") + command.name + " " + command.words;
+    std::printf("  %-44s %s\n", line.c_str(), command.summary);
+  }
+  std::printf("  %-44s %s\n", "muster help COMMAND", "its options");
+  return 0;
+}
+
 int dispatch(const std::string& own_path, const Words& words) {
   const std::string name = words.empty() ? "--help" : words.front();
   const Words rest(words.begin() + (words.empty() ? 0 : 1), words.end());
   if (name == "--help" || name == "-h" || name == "help") return help(own_path, rest);
   for (const auto& command : kCommands)
     if (name == command.name) return command.run(own_path, rest);
-  return complain("there is no command '" + name + "'" + meant_by(name, words) + " (`muster --help` lists them)", 2);
+  return no_command(words);
 }
 
 // A descriptor opened later must never land on 0, 1 or 2.

@@ -158,7 +158,7 @@ int warm_command(const std::string& own_path, const std::vector<std::string>& wo
       ->type_name("MODULE,...");
   app.add_option("--idle", options.idle, "how long it waits for a run before it ends")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.1, 1e7).description(""))
+      ->check(number_between(0.1, 1e7, "a number of seconds from 0.1 up"))
       ->capture_default_str();
   if (const auto end = parse_command_line(app, words)) return *end;
   if (options.action == "start") return start(own_path, options);
