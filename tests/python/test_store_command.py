@@ -77,7 +77,8 @@ def test_counters_and_deletions(ask: Ask) -> None:
     assert ask("add", "count", "5").stdout == b"5\n"
     assert ask("add", "count", "--", "-2").stdout == b"3\n"
     assert ask("delete", "count").returncode == 0
-    assert ask("delete", "count").returncode == 1
+    again = ask("delete", "count")
+    assert (again.returncode, again.stderr) == (1, b'muster: store delete: there is no key "count"\n')
     assert ask("barrier", "alone", "1").returncode == 0
 
 
@@ -141,6 +142,16 @@ def test_a_proxy_serves_the_same_keys(ask: Ask, muster: Path, server: Server, tm
         (["set", "k", "v", "--file", "x"], "--file"),
         (["--store", "gopher://x", "get", "k"], "gopher"),
         (["serve", "--listen", "no-such-host.invalid:1"], "no-such-host.invalid"),
+        (["serve", "--tiered", "--listen", "127.0.0.1:0"], "--upstream"),
+        (["list"], "there is no command 'list'"),
+        (["watsh"], "did you mean watch"),
+        (["set", "k"], "a value, or --file, is required"),
+        (["add", "k", "five"], "'five' is no number that amount takes"),
+        (["--timeout", "-1", "ls"], "--timeout: '-1' is not a number of seconds from 0 up"),
+        (["--timeout", "nan", "ls"], "--timeout: 'nan' is not a number of seconds from 0 up"),
+        (["watch", "--interval", "0"], "--interval: '0' is not a number of seconds from 0.001 up"),
+        (["watch", "--count", "0"], "--count: '0' is not a number from 1 up"),
+        (["--store", "redis://127.0.0.1:1", "ls"], "cannot reach Redis"),  # which nothing is gained by waiting for
     ],
 )
 def test_wrong_words_are_one_line(muster: Path, words: list[str], said: str) -> None:
@@ -159,6 +170,26 @@ def test_who_waits_for_a_store_is_told(muster: Path, tmp_path: Path) -> None:
         assert url in said and said.endswith("; waiting for it (--timeout 60)\n"), said
         server = Server(muster, "--listen", url)
         assert waiting.communicate(timeout=60) == ("5\n", "")
+    assert server.end() == 0
+
+
+def test_a_store_that_does_not_come_is_out_of_reach(muster: Path, tmp_path: Path) -> None:
+    words = [muster, "store", "--store", f"unix:{tmp_path}/nobody", "--timeout", "0.1", "ls"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 3
+    assert "nothing answered" in done.stderr
+
+
+def test_a_proxy_says_what_it_waits_for(muster: Path, tmp_path: Path) -> None:
+    words = [muster, "store", "serve", "--listen", f"unix:{tmp_path}/p", "--upstream", f"unix:{tmp_path}/late"]
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
+        assert waiting.stderr is not None and waiting.stdout is not None
+        said = waiting.stderr.readline()
+        assert "--upstream" in said and said.endswith("; waiting for it\n"), said
+        server = Server(muster, "--listen", f"unix:{tmp_path}/late")
+        assert waiting.stdout.readline() == f"unix:{tmp_path}/p\n"
+        waiting.terminate()
+        assert waiting.wait(60) == 0
     assert server.end() == 0
 
 

@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* kDefaultListen = "127.0.0.1:29400";
 constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for a store, before the user is told
+constexpr double kLongest = 1e9;                          // seconds of a wait: 30 years
 constexpr Duration kLook = std::chrono::seconds(1);       // at a key that may be deleted meanwhile
 
 // What the command line says, for all of the commands.
@@ -54,15 +55,18 @@ Result<std::unique_ptr<Store>> open_by(const StoreWords& words, const Deadline& 
   return found;
 }
 
-// Who waits for a store that is still to come is told so.
+// Who waits for a store that is still to come is told so. One that did not come is unavailable: a timeout is for what
+// it was asked.
 Result<std::unique_ptr<Store>> open(const StoreWords& words, const Deadline& deadline) {
   auto found = open_by(words, deadline.or_sooner(deadline.clock().now() + kQuietTime));
-  const bool may_come =
-      !found && (found.error().code == ErrorCode::kTimeout || found.error().code == ErrorCode::kUnavailable);
-  if (!may_come || deadline.passed()) return found;
-  std::fprintf(stderr, "muster store: %s; waiting for it (--timeout %g)\n", found.error().message.c_str(),
-               words.timeout);
-  return open_by(words, deadline);
+  const auto silent = [&] { return !found && found.error().code == ErrorCode::kTimeout; };
+  if (silent() && !deadline.passed()) {
+    std::fprintf(stderr, "muster store: %s; waiting for it (--timeout %g)\n", found.error().message.c_str(),
+                 words.timeout);
+    found = open_by(words, deadline);
+  }
+  if (silent()) found.error().code = ErrorCode::kUnavailable;
+  return found;
 }
 
 Result<> write_out(std::string_view text) {
@@ -70,14 +74,14 @@ Result<> write_out(std::string_view text) {
   return fail_errno(errno, "cannot write to standard output");
 }
 
-tl::unexpected<Error> absent(const Key& key) {
-  return fail(ErrorCode::kNotFound, "there is no key \"" + printable(key) + "\" (--wait waits for it)");
+tl::unexpected<Error> absent(const Key& key, const char* hint = "") {
+  return fail(ErrorCode::kNotFound, "there is no key \"" + printable(key) + "\"" + hint);
 }
 
 Result<> get(const StoreWords& words, Store& store, const Deadline& deadline) {
   if (!words.wait) {
     MUSTER_ASSIGN(const bool there, store.check({words.key}, deadline));
-    if (!there) return absent(words.key);
+    if (!there) return absent(words.key, " (--wait waits for it)");
   }
   MUSTER_ASSIGN(const Bytes value, store.get(words.key, deadline));
   if (words.json) return write_out(as_json({words.key, &value, ""}) + "\n");
@@ -197,7 +201,7 @@ struct Line {
     app.add_option("--secret-file", words.secret_file, "holds the secret in hex; by default MUSTER_SECRET")
         ->type_name("FILE");
     app.add_option("--timeout", words.timeout, "to wait for the store, and for what it waits for")
-        ->check(CLI::NonNegativeNumber.description(""))
+        ->check(number_between(0, kLongest, "a number of seconds from 0 up"))
         ->type_name("SECONDS")
         ->capture_default_str();
     add_serve();
@@ -206,8 +210,11 @@ struct Line {
     with_key(with_json(get_command));
     auto* set_command = with_key(add("set", "set a key", set));
     auto* value = set_command->add_option("value", words.value, "its value");
-    set_command->add_option("--file", words.file, "take the value from this file; -: from standard input")
-        ->excludes(value);
+    auto* file = set_command->add_option("--file", words.file, "take the value from this file; -: from standard input");
+    file->excludes(value);
+    set_command->callback([value, file] {
+      if (value->empty() && file->empty()) throw CLI::RequiredError("a value, or --file,");
+    });
     with_key(add("add", "add to a counter, and print the sum", muster::add))
         ->add_option("amount", words.amount, "by default 1");
     with_key(add("delete", "delete a key", remove));
@@ -217,8 +224,11 @@ struct Line {
     auto* ls = with_prefix(with_json(add("ls", "list the keys", list)));
     ls->add_flag("-l,--values", words.values, "their values too");
     auto* watch_command = with_prefix(with_json(add("watch", "print what changes, until interrupted", watch)));
-    watch_command->add_option("--interval", words.interval, "seconds between two looks")->capture_default_str();
-    watch_command->add_option("--count", words.count, "end after so many changes");
+    watch_command->add_option("--interval", words.interval, "seconds between two looks")
+        ->check(number_between(1e-3, kLongest, "a number of seconds from 0.001 up"))
+        ->capture_default_str();
+    watch_command->add_option("--count", words.count, "end after so many changes")
+        ->check(number_between(1, 9e18, "a number from 1 up"));
     with_json(add("stat", "what a store server holds and has done", stat));
   }
 
@@ -247,9 +257,10 @@ struct Line {
     serve->add_option("--torch-listen", words.serve.torch_listen, "host:port for torch.distributed.TCPStore clients");
     serve->add_option("--threads", words.serve.threads,
                       "by default one for every two cores, 16 at most; a proxy has one");
-    serve->add_option("--upstream", words.serve.upstream, "be a proxy of the store server at this URL");
-    serve->add_flag("--tiered", words.serve.tiered,
-                    "as a proxy: merge adds and barriers, and answer reads from leases");
+    auto* upstream =
+        serve->add_option("--upstream", words.serve.upstream, "be a proxy of the store server at this URL");
+    serve->add_flag("--tiered", words.serve.tiered, "as a proxy: merge adds and barriers, and answer reads from leases")
+        ->needs(upstream);
   }
 };
 

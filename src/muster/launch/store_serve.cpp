@@ -11,6 +11,8 @@
 namespace muster {
 namespace {
 
+constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for an upstream, before the user is told
+
 Result<Address> address_of(const std::string& text) {
   if (text.starts_with("unix:")) return Address::parse(text);
   const std::string rest = text.starts_with("tcp://") ? text.substr(6) : text;
@@ -40,6 +42,15 @@ void print(const StoreServer& server) {
   std::fflush(stdout);
 }
 
+// A proxy whose upstream is still to come says that it waits.
+Result<std::unique_ptr<StoreServer>> start(const StoreServerOptions& options) {
+  const Deadline deadline = Deadline::after(kServerStartTime);
+  auto started = StoreServer::start(options, deadline.or_sooner(deadline.clock().now() + kQuietTime));
+  if (started || started.error().code != ErrorCode::kTimeout) return started;
+  std::fprintf(stderr, "muster: store serve: --upstream: %s; waiting for it\n", started.error().message.c_str());
+  return StoreServer::start(options, deadline);
+}
+
 }  // namespace
 
 Result<> serve_store(const ServeOptions& options) {
@@ -67,7 +78,7 @@ Result<> serve_store(const ServeOptions& options) {
   sigaddset(&ends, SIGINT);
   sigaddset(&ends, SIGTERM);
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
-  MUSTER_ASSIGN(const auto running, StoreServer::start(std::move(server), Deadline::after(kServerStartTime)));
+  MUSTER_ASSIGN(const auto running, start(server));
   print(*running);
   int ended_by = 0;
   ::sigwait(&ends, &ended_by);
