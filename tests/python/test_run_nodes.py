@@ -318,6 +318,14 @@ def test_a_root_that_does_not_come_is_named(node: Node) -> None:
     assert re.search(r"node 0 did not answer at tcp://127.0.0.1:\d+ within 0.5 s", second.err), second.err
 
 
+def test_a_wait_for_a_name_that_is_not_known_is_told(node: Node) -> None:
+    # libc knows no name under .invalid (RFC 6761) without a look at the network, but one of a cluster may come.
+    second = node(1, "--timeout=100", master="root.job.invalid")
+    second.expect("--master-addr: host 'root.job.invalid' is unknown")
+    second.send(signal.SIGINT)
+    assert second.finish() != 0
+
+
 def test_a_root_that_is_something_else_is_said_to_be_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "muster/base/host_name.h"
 #include "muster/io/address.h"
@@ -130,10 +131,14 @@ class Opening {
   // Where hosts come and go a name may be known only a while after its host has started. A lone label that is not known
   // is more likely a slip.
   Result<Address> resolve_patiently(const std::string& host, uint16_t port) {
+    const Deadline quiet = Deadline::after(kQuietTime);
+    bool told = false;
     while (true) {
       auto found = resolve_one("--master-addr", host, port);
       const bool may_come = host.find('.') != std::string::npos && !deadline_.passed() && !cancelled();
       if (found || !may_come) return found;
+      if (quiet.passed() && !std::exchange(told, true))
+        events_.notice(fmt::format("{} (asking again for {:g} s)", found.error().message, seconds(options_.timeout)));
       std::this_thread::sleep_for(kSlice);  // tidy: allow(sleep) nobody tells when a name becomes known
     }
   }
