@@ -256,6 +256,8 @@ TEST(RunOptions, FiltersAreLists) {
   EXPECT_THAT(options.local_ranks_filter, ElementsAre(0, 2));
   EXPECT_THAT(options.stdout_filters, ElementsAre("loss", "a,b"));
   EXPECT_THAT(refused({"--local-ranks-filter=0,x", "a.py"}), HasSubstr("--local-ranks-filter takes local ranks"));
+  EXPECT_THAT(refused({"--nproc-per-node=2", "--local-ranks-filter=2", "a.py"}),
+              HasSubstr("--local-ranks-filter 2 shows nobody: --nproc-per-node 2 gives the ranks 0 to 1"));
 }
 
 TEST(RunOptions, SignalsAreNamed) {

@@ -135,6 +135,10 @@ Result<> read_output(Reading& r) {
   const bool chosen = r.raw.redirects != RawOptions().redirects || r.raw.tee != RawOptions().tee;
   if (!o.log_dir.empty() && !chosen) o.tee.all = kBothStreams;
   MUSTER_ASSIGN(o.local_ranks_filter, parse_ranks("--local-ranks-filter", r.raw.local_ranks_filter));
+  const auto& shown = o.local_ranks_filter;  // of several nodes one may have fewer workers than another
+  if (!shown.empty() && *shown.begin() >= o.nproc && o.hosts.empty() && o.nnodes_max == 1)
+    return bad_option(fmt::format("--local-ranks-filter {} shows nobody: --nproc-per-node {} gives the ranks 0 to {}",
+                                  r.raw.local_ranks_filter, o.nproc, o.nproc - 1));
   o.stdout_filters = split_list(r.raw.stdout_filters);
   o.stderr_filters = split_list(r.raw.stderr_filters);
   if (r.raw.event_log != "null") o.event_log = r.raw.event_log;
