@@ -150,6 +150,13 @@ def test_cold_memory_is_another_tensor_at_every_call() -> None:
         (["collectives", "--ops", "sort"], "--ops takes all_reduce, reduce, broadcast"),
         (["collectives", "--buffers", "hot"], "--buffers takes warm, cold; 'hot' is none of them"),
         (["collectives", "--ranks", "two"], "--ranks takes numbers"),
+        (["collectives", "--plot", "bench.jpeg"], "ends in .png, .pdf, .svg, not to bench.jpeg"),
+        (["collectives", "--timeout", "0"], "--timeout takes a number of seconds above 0, not 0"),
+        (["launch", "--repeats", "0"], "--repeats takes a number from 1 on; 0 is not that"),
+        (["network", "--local", "x"], "--local takes numbers from 1 to 1024, as in 1,2; 'x' is not that"),
+        (["network", "--streams", "1,17"], "--streams takes numbers from 1 to 16, as in 1,2; '1,17' is not that"),
+        (["network", "--connection-rate", "fast"], "--connection-rate takes a rate as tc writes it, such as 1gbit"),
+        (["ddp", "--network", "--rate", "1 gbit"], "--rate takes a rate as tc writes it, such as 1gbit or 100mbit;"),
     ],
 )
 def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

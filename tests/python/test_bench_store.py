@@ -72,6 +72,7 @@ def test_a_start_up_through_tiers_costs_the_root_fewer_messages(tmp_path: Path) 
         (["store", "--cases", "sort"], "--cases takes connect, set, get"),
         (["store", "--connections", "1,none"], "--connections takes numbers from 1 on"),
         (["storm", "--workers", "8,1"], "--workers and --storms take numbers from 2 on"),
+        (["storm", "--storms", "many"], "--workers and --storms take numbers from 2 on, as in 128,1024; 'many' is not"),
     ],
 )
 def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         one.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the rows as a table for a document")
         one.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the rows")
         one.add_argument("--quick", action="store_true", help="fewer and shorter rounds: under a minute, less exact")
-        one.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="of one number of ranks")
+        one.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="of one number of ranks (600)")
     if not arguments or (arguments[0] not in BENCHES and not arguments[0].startswith("-")):
         asked = f"there is no benchmark {arguments[0]!r}" if arguments else "name a benchmark"
         parser.error(f"{asked}; there are: {', '.join(BENCHES)}")
@@ -40,6 +40,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for path in filter(None, (options.json, options.markdown, options.plot)):
         if reason := _unwritable(path):
             parser.error(f"{path} cannot be written: {reason}")
+    if options.plot and options.plot.suffix not in plot.SUFFIXES:
+        parser.error(f"--plot draws to a file that ends in {', '.join(plot.SUFFIXES)}, not to {options.plot}")
+    if not options.timeout > 0:
+        parser.error(f"--timeout takes a number of seconds above 0, not {options.timeout:g}")
     return options
 
 

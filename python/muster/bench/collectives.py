@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", default="all", help="some of: " + ", ".join(OPERATIONS) + " (default: all)")
     parser.add_argument("--ranks", default="2,4", help="numbers of processes (default: %(default)s)")
     parser.add_argument("--sizes", default="8,1Ki,64Ki,1Mi,16Mi", help="bytes of a message (default: %(default)s)")
-    parser.add_argument("--buffers", default="warm", help="warm: one tensor; cold: a pool that no cache holds")
+    parser.add_argument("--buffers", default="warm", help="warm: one tensor; cold: a pool that no cache holds (warm)")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--ways", default=",".join(WAYS), help="of muster, beside ordinary c10d (default: %(default)s)")
 

@@ -11,7 +11,7 @@ from typing import Any
 from muster.bench.collectives import chosen
 from muster.bench.ddp_models import MODELS
 from muster.bench.ddp_training import FLOAT32, measure
-from muster.bench.namespaces import INTERFACE, two_nodes
+from muster.bench.namespaces import INTERFACE, check_rate, two_nodes
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
 from muster.bench.report import CaseTable, Row, Table, write_markdown
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.ranks < 2:
         raise ValueError(f"--ranks takes a number from 2 on; {arguments.ranks} is not that")
+    check_rate("--rate", arguments.rate)
     parts = ["network"] if arguments.network else chosen("--parts", arguments.parts, PARTS)
     models = arguments.models or ("mlp" if arguments.network else ",".join(name for name in MODELS if name != "tiny"))
     for model in chosen("--models", models, MODELS):

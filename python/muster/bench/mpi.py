@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", default="all", help="some of: " + ", ".join(OPS) + " (default: all)")
     parser.add_argument("--ranks", default="2,4", help="numbers of processes (default: %(default)s)")
     parser.add_argument("--sizes", default="8,1Ki,64Ki,1Mi,16Mi", help="bytes of a message (default: %(default)s)")
-    parser.add_argument("--buffers", default="warm", help="warm: one message again and again; cold: out of a pool")
+    parser.add_argument(
+        "--buffers", default="warm", help="warm: one message again and again; cold: out of a pool (warm)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:

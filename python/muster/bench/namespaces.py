@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ class Node:
     def prefix(self) -> list[str]:
         """Before a command that is to run there."""
         return ["ip", "netns", "exec", self.namespace]
+
+
+def check_rate(option: str, rate: str) -> None:
+    """Before anything is made; ValueError for what tc would not take."""
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?([kmgt]i?)?(bit|bps)", rate.lower()):
+        raise ValueError(f"{option} takes a rate as tc writes it, such as 1gbit or 100mbit; {rate!r} is not that")
 
 
 @contextlib.contextmanager

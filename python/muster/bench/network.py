@@ -14,7 +14,7 @@ from muster.bench import measuring
 from muster.bench.collectives import chosen
 from muster.bench.groups import Groups
 from muster.bench.memory import make_tensors
-from muster.bench.namespaces import INTERFACE, sent_bytes, two_nodes
+from muster.bench.namespaces import INTERFACE, check_rate, sent_bytes, two_nodes
 from muster.bench.operations import OPERATIONS
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local", default="1,2", metavar="N,...", help="ranks of each node (default: %(default)s)")
 
 
+def _numbers(option: str, text: str, most: int) -> list[int]:
+    numbers = [int(word) if word.isdigit() else 0 for word in text.split(",")]
+    if min(numbers) < 1 or max(numbers) > most:
+        raise ValueError(f"{option} takes numbers from 1 to {most}, as in 1,2; {text!r} is not that")
+    return numbers
+
+
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """For each number of ranks a node: times, then the bytes that cross."""
     options = {
@@ -64,7 +71,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         "seconds": 0.03 if arguments.quick else 0.15,
         "timeout": arguments.timeout,
     }
-    numbers = ([int(word) for word in text.split(",")] for text in (arguments.local, arguments.streams))
+    numbers = (_numbers("--local", arguments.local, 1024), _numbers("--streams", arguments.streams, 16))
+    if arguments.connection_rate:
+        check_rate("--connection-rate", arguments.connection_rate)
     for local, streams in itertools.product(*numbers):
         with two_nodes(connection_rate=arguments.connection_rate) as nodes:
             environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "MUSTER_TCP_STREAMS": str(streams)}

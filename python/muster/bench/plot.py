@@ -9,6 +9,7 @@ from typing import Any
 from muster.bench.report import Row, format_size
 
 MUSTER, PEER, FLOOR = "#1b6ca8", "#c8553d", "#8a8a8a"
+SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def available() -> bool:

@@ -50,11 +50,14 @@ def write_plot(path: Path, rows: list[Row]) -> None:
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Start-ups: muster's tiers and torch without them, then both without. Storms: the same, as far as torch goes."""
     quick = arguments.quick
-    for workers in _numbers(arguments.workers, [128] if quick else [1024]):
+    full = _numbers(arguments.workers, [128] if quick else [1024])
+    doubling = _numbers(arguments.workers, [512] if quick else [1024, 4096])
+    storms = _numbers(arguments.storms, [2048] if quick else [2048, 16384, 96000])
+    for workers in full:
         yield from _startup(workers, "full", arguments)
-    for workers in _numbers(arguments.workers, [512] if quick else [1024, 4096]):
+    for workers in doubling:
         yield from _startup(workers, "doubling", arguments)
-    for workers in _numbers(arguments.storms, [2048] if quick else [2048, 16384, 96000]):
+    for workers in storms:
         yield from _storm(workers, arguments)
 
 
