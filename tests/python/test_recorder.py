@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def _record(rank: int, path: str) -> tuple[list[dict[str, Any]], int]:
     work.wait()
     (group,) = muster.dump(2)
     muster.trace(f"{path}/{rank}.json")
-    muster.trace(f"{path}/all.json", dist.group.WORLD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch says it of names that it has given up, and users would wonder
+        muster.trace(f"{path}/all.json", dist.group.WORLD)
     return group["operations"], line
 
 
@@ -146,3 +149,6 @@ def test_a_process_without_groups_is_said_to_have_none() -> None:
     result = subprocess.run([command, "dump", str(os.getpid())], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert f"muster: dump: process {os.getpid()} has no group of muster's" in result.stderr
+    result = subprocess.run([command, "trace", "--job", "nobody"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "no process of this user on this host has a group of muster's in the job nobody" in result.stderr

@@ -30,6 +30,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_status_shows_a_running_job_and_forgets_it_afterwards(runtime: Path) -> None:
     assert status().returncode == 1
+    assert status("nobody").stdout == "no job nobody of this user runs on this host\n"
     words = ["--standalone", "--rdzv-id=shown", "--nproc-per-node=2", "--max-restarts=1"]
     code = (
         "echo generation $MUSTER_GENERATION pid $$; "

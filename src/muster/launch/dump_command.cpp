@@ -17,6 +17,7 @@
 #include "muster/group/recorder_reading.h"
 #include "muster/group/report.h"
 #include "muster/launch/command_line.h"
+#include "muster/launch/failure.h"
 #include "muster/launch/python_module.h"
 
 namespace muster {
@@ -136,8 +137,9 @@ void add_choice(CLI::App& app, std::vector<pid_t>& pids, std::string& run_id) {
   app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host")->type_name("NAME");
 }
 
-int none_found(const char* command) {
-  return std::fprintf(stderr, "muster: %s: no process of this user on this host has a group of muster's\n", command), 1;
+int none_found(const char* command, const std::string& run_id) {
+  const std::string of_job = run_id.empty() ? "" : " in the job " + run_id + " (`muster status` lists the jobs)";
+  return complain(command, fmt::format("no process of this user on this host has a group of muster's{}", of_job), 1);
 }
 
 /// Python draws it, from a file without a name that it inherits.
@@ -159,13 +161,16 @@ int dump_command(const std::string&, const std::vector<std::string>& words) {
   CLI::App app("What the groups of running ranks did last, and what they wait for; they may hang or be stopped.",
                "muster dump");
   add_choice(app, pids, run_id);
-  app.add_option("--last,-n", last, "so many operations of each group")->type_name("N")->capture_default_str();
+  app.add_option("--last,-n", last, "so many operations of each group")
+      ->check(number_between(0, 1e9, "a number from 0 up"))
+      ->type_name("N")
+      ->capture_default_str();
   app.add_flag("--json", as_json, "one JSON array, with all operations unless --last is given");
   if (const auto end = parse_command_line(app, words)) return *end;
   Recordings chosen;
   if (pids.empty()) chosen = of_all(run_id);
   if (!collect("dump", pids, chosen)) return 1;
-  if (chosen.empty()) return none_found("dump");
+  if (chosen.empty()) return none_found("dump", run_id);
   if (as_json) {
     std::puts(to_json(chosen, app.count("--last") > 0 ? last : SIZE_MAX).c_str());
   } else {
@@ -189,7 +194,7 @@ int trace_command(const std::string& own_path, const std::vector<std::string>& w
   Recordings chosen;
   if (pids.empty()) chosen = of_all(run_id);
   if (!collect("trace", pids, chosen)) return 1;
-  if (chosen.empty()) return none_found("trace");
+  if (chosen.empty()) return none_found("trace", run_id);
   if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(chosen), path);
   std::ofstream file(path, std::ios::trunc);
   file << to_trace(chosen) << std::flush;

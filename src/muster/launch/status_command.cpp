@@ -136,10 +136,11 @@ std::string describe(const json& job) {
                      store["keys"].get<int64_t>(), store["operations_per_second"].get<double>());
 }
 
-void show(const json& jobs, bool as_json) {
+void show(const json& jobs, const std::string& run_id, bool as_json) {
   std::string text;
   if (as_json) text = jobs.dump() + "\n";
-  if (!as_json && jobs.empty()) text = "no job of this user runs on this host\n";
+  if (!as_json && jobs.empty())
+    text = fmt::format("no job {}of this user runs on this host\n", run_id.empty() ? "" : run_id + " ");
   for (const json& job : jobs)
     if (!as_json) text += describe(job);
   std::fputs(text.c_str(), stdout);
@@ -161,7 +162,7 @@ int status_command(const std::string&, const std::vector<std::string>& words) {
   while (true) {
     const json jobs = collect(*folder, run_id);
     if (watch && !as_json && ::isatty(STDOUT_FILENO) == 1) std::fputs("\x1b[H\x1b[2J", stdout);
-    show(jobs, as_json);
+    show(jobs, run_id, as_json);
     if (!watch || jobs.empty()) return jobs.empty() ? 1 : 0;
     std::this_thread::sleep_for(kInterval);  // tidy: allow(sleep) for the eyes of people
   }
