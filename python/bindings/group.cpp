@@ -56,7 +56,10 @@ class Arguments {
 };
 
 const at::Tensor& tensor_of(PyObject* object) {
-  if (object == nullptr || !THPVariable_Check(object)) throw py::type_error("a tensor is needed here");
+  if (object == nullptr || !THPVariable_Check(object)) {
+    throw py::type_error(
+        c10::str("a tensor is needed here, not ", object == nullptr ? "nothing" : Py_TYPE(object)->tp_name));
+  }
   return THPVariable_Unpack(object);
 }
 
@@ -98,6 +101,15 @@ c10d::ReduceOp op_of(PyObject* object) {
                                  "bor, bxor"));
 }
 
+/// A number, or a timedelta as torch.distributed takes it.
+double seconds_of(PyObject* timeout) {
+  if (PyFloat_Check(timeout) == 0 && PyObject_HasAttrString(timeout, "total_seconds") == 1)
+    return py::handle(timeout).attr("total_seconds")().cast<double>();
+  const double seconds = PyFloat_AsDouble(timeout);
+  if (seconds == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return seconds;
+}
+
 /// async_op= and timeout= (seconds), which every call takes last.
 template <class Options, class Arguments>
 Options options_of(const Arguments& arguments, size_t async) {
@@ -105,8 +117,7 @@ Options options_of(const Arguments& arguments, size_t async) {
   options.asyncOp =
       arguments[async] != nullptr && arguments[async] != Py_False && PyObject_IsTrue(arguments[async]) == 1;
   if (PyObject* timeout = arguments[async + 1]) {
-    const double seconds = PyFloat_AsDouble(timeout);
-    if (seconds == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    const double seconds = seconds_of(timeout);
     if (!(seconds > 0)) throw py::value_error("the timeout must be positive");
     options.timeout = std::chrono::milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
   }
@@ -298,7 +309,10 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
     if (PyArg_ParseTupleAndKeywords(arguments, keywords, "O:Group", names, &given) == 0) return nullptr;
     const auto backend = py::cast<c10::intrusive_ptr<c10d::Backend>>(py::handle(given));
     auto ours = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
-    if (!ours) throw py::type_error("this process group does not use the muster backend");
+    if (!ours) {
+      throw py::type_error(c10::str("muster.Group needs a process group whose CPU backend is \"muster\", not \"",
+                                    backend->getBackendName(), "\": make it with init_process_group(\"muster\")"));
+    }
     PyObject* self = type->tp_alloc(type, 0);
     if (self != nullptr) new (&reinterpret_cast<GroupObject*>(self)->backend) decltype(ours)(std::move(ours));
     return self;

@@ -67,7 +67,7 @@ class Group:
         tensor: Tensor,
         op: str | ReduceOp | ReduceOp.RedOpType = ...,
         async_op: bool = ...,
-        timeout: float | None = ...,
+        timeout: timedelta | float | None = ...,
     ) -> Work | None: ...
     def reduce(
         self,
@@ -75,13 +75,13 @@ class Group:
         root: int,
         op: str | ReduceOp | ReduceOp.RedOpType = ...,
         async_op: bool = ...,
-        timeout: float | None = ...,
+        timeout: timedelta | float | None = ...,
     ) -> Work | None: ...
     def broadcast(
-        self, tensor: Tensor, root: int, async_op: bool = ..., timeout: float | None = ...
+        self, tensor: Tensor, root: int, async_op: bool = ..., timeout: timedelta | float | None = ...
     ) -> Work | None: ...
     def all_gather_into(
-        self, output: Tensor, input: Tensor, async_op: bool = ..., timeout: float | None = ...
+        self, output: Tensor, input: Tensor, async_op: bool = ..., timeout: timedelta | float | None = ...
     ) -> Work | None: ...
     def reduce_scatter(
         self,
@@ -89,7 +89,7 @@ class Group:
         input: Tensor,
         op: str | ReduceOp | ReduceOp.RedOpType = ...,
         async_op: bool = ...,
-        timeout: float | None = ...,
+        timeout: timedelta | float | None = ...,
     ) -> Work | None: ...
     def all_to_all_single(
         self,
@@ -98,9 +98,9 @@ class Group:
         output_splits: list[int] | None = ...,
         input_splits: list[int] | None = ...,
         async_op: bool = ...,
-        timeout: float | None = ...,
+        timeout: timedelta | float | None = ...,
     ) -> Work | None: ...
-    def barrier(self, async_op: bool = ..., timeout: float | None = ...) -> Work | None: ...
+    def barrier(self, async_op: bool = ..., timeout: timedelta | float | None = ...) -> Work | None: ...
     def send(self, tensor: Tensor, to: int, tag: int = ..., async_op: bool = ...) -> Work | None: ...
     def recv(self, tensor: Tensor, source: int | None = ..., tag: int = ..., async_op: bool = ...) -> Work | int: ...
 

@@ -50,8 +50,7 @@ def _monitored_barrier(
 ) -> None:
     from muster import _group
 
-    given = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
-    _group.monitored_barrier(group, given, wait_all_ranks)
+    _group.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def _set_pg_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:

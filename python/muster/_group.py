@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from muster import _C
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend
+    from torch._C._distributed_c10d import Backend, Work
 
 
 class Group(_C.Group):
@@ -21,8 +22,8 @@ class Group(_C.Group):
 
     Ranks are those of the group, tensors are on the CPU, of any dtype and strides, and equal in shape at all ranks
     unless said otherwise. A call blocks and returns None, or with async_op=True returns a torch.distributed.Work.
-    `timeout` is in seconds, the group's by default. Thread-safe. Errors are those of torch.distributed over muster
-    (muster.errors).
+    `timeout` is in seconds, or a timedelta; the group's by default. Thread-safe. Errors are those of torch.distributed
+    over muster (muster.errors).
 
     op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or what torch.distributed takes.
     """
@@ -30,11 +31,12 @@ class Group(_C.Group):
     def __repr__(self) -> str:
         return f"<muster.Group {self.name!r}: rank {self.rank} of {self.size}, over {self.transport}>"
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor whose memory the ranks of this host share, so that collectives move its bytes once. Not cleared.
         It may outlive the group.
         """
-        return self._empty(math.prod(shape), dtype or torch.get_default_dtype()).view(shape)
+        sizes = torch.Size(size for each in shape for size in ([each] if isinstance(each, int) else each))
+        return self._empty(math.prod(sizes), dtype or torch.get_default_dtype()).view(sizes)
 
     @staticmethod
     def from_process_group(group: dist.ProcessGroup | None = None) -> Group:
@@ -47,20 +49,40 @@ def group(group: dist.ProcessGroup | None = None) -> Group:
     return Group.from_process_group(group)
 
 
+def process_group_of(group: object) -> dist.ProcessGroup:
+    """What was given as `group=`; for None the default group."""
+    if group is None:
+        return dist.distributed_c10d._get_default_group()
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not in the process group")
+    if not isinstance(group, dist.ProcessGroup):
+        given = "a muster.Group" if isinstance(group, Group) else repr(group)
+        raise TypeError(f"a process group is needed, as torch.distributed.new_group() makes it, not {given}")
+    return group
+
+
 def backend_of(group: dist.ProcessGroup | None) -> Backend:
-    group = group or dist.distributed_c10d._get_default_group()
-    backend = group._get_backend(torch.device("cpu"))
+    backend = process_group_of(group)._get_backend(torch.device("cpu"))
     while hasattr(backend, "wrapped_pg"):  # TORCH_DISTRIBUTED_DEBUG=DETAIL puts checks around it
         backend = backend.wrapped_pg
     return backend
 
 
 def monitored_barrier(
-    group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
     """torch.distributed.monitored_barrier() for groups of the muster backend: rank 0 raises an error that names the
     first rank that did not come in time, or with `wait_all_ranks` every one of them. The group lives on.
     """
-    group = group or dist.distributed_c10d._get_default_group()
-    given = timedelta(milliseconds=-1) if timeout is None else timeout  # as c10d says: the group's
-    group.monitored_barrier(given, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
+    given = timedelta(milliseconds=-1) if timeout is None else as_timedelta(timeout)  # as c10d says: the group's
+    process_group_of(group).monitored_barrier(given, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
+
+
+def as_timedelta(timeout: timedelta | float) -> timedelta:
+    """A timeout as c10d takes it; a number is seconds."""
+    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+
+
+def all_gather_into(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> Work:
+    """Of any backend. torch.distributed's own function has another name, and the old one a warning, from 2.13 on."""
+    return group._allgather_base(output, tensor)

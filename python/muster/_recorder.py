@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from muster import _C
+from muster._group import all_gather_into, process_group_of
 
 _ROUNDS = 20  # of exchanged times
 
@@ -42,6 +43,7 @@ def write(own: dict[str, Any], path: str | os.PathLike[str], group: dist.Process
     if group is None:
         _merge([own], path)
         return
+    group = process_group_of(group)
     difference = _clock_difference(group)
     own["otherData"]["begin_monotonic_ns"] -= difference
     leads = dist.get_rank(group) == 0
@@ -82,10 +84,10 @@ def _clock_difference(group: dist.ProcessGroup) -> int:
     begins = torch.empty(_ROUNDS, size, dtype=torch.int64)
     ends = torch.empty(_ROUNDS, dtype=torch.int64)
     for number in range(_ROUNDS):
-        dist.all_gather_into_tensor(begins[number], torch.tensor([time.monotonic_ns()]), group=group)
+        all_gather_into(begins[number], torch.tensor([time.monotonic_ns()]), group).wait()
         ends[number] = time.monotonic_ns()
     all_ends = torch.empty(size, _ROUNDS, dtype=torch.int64)
-    dist.all_gather_into_tensor(all_ends, ends, group=group)
+    all_gather_into(all_ends, ends, group).wait()
     clocks: list[Any] = [None] * size
     dist.all_gather_object(clocks, _clock(), group=group)
     if clocks[0] == clocks[rank]:

@@ -12,19 +12,22 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-def store(url: str | None = None, *, timeout: timedelta = timedelta(minutes=5), secret: bytes | None = None) -> Store:
+def store(
+    url: str | None = None, *, timeout: timedelta | float = timedelta(minutes=5), secret: bytes | None = None
+) -> Store:
     """Opens a store, usable wherever torch takes one: `init_process_group("muster", store=muster.store(url), ...)`.
 
     url: "tcp://host:port", "unix:/path" or "unix:@name" (a muster store server), "redis://[:password@]host[/prefix]",
         "etcd://host[,host...][/prefix]", "file:///path", or "memory:" (this process only); docs/store.md has the
         details. None: the job's own store, in a program started by `muster run`.
-    timeout: of opening it, and of every later wait (set_timeout changes that).
+    timeout: of opening it, and of every later wait (set_timeout changes that); a number is seconds.
     secret: the job's, for tcp: and unix:; by default MUSTER_SECRET (hex) from the environment.
 
     Raises ValueError for a URL it cannot read and muster.Error for a store it cannot reach, or that this build lacks.
     """
+    given = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if url is None:
-        return _C.store_from_environment(timeout)
+        return _C.store_from_environment(given)
     if secret is None:
         secret = bytes.fromhex(os.environ.get("MUSTER_SECRET", ""))
-    return _C.open_store(url, secret, timeout)
+    return _C.open_store(url, secret, given)

@@ -199,9 +199,10 @@ def direct(rank: int) -> None:
         (TypeError, "at most 4", (data,) * 5, {}),
         (TypeError, "no argument root", (data,), {"root": 1}),
         (TypeError, "twice", (data, "sum"), {"op": "sum"}),
-        (TypeError, "a tensor is needed", ([1.0],), {}),
+        (TypeError, "a tensor is needed here, not list", ([1.0],), {}),
         (ValueError, "no reduce operation", (data, "mean of all"), {}),
         (ValueError, "must be positive", (data,), {"timeout": -1}),
+        (ValueError, "must be positive", (data,), {"timeout": timedelta(seconds=-1)}),
         (NotImplementedError, "on meta", (torch.ones(1, device="meta"),), {}),
         (NotImplementedError, "SparseCsr", (torch.eye(2).to_sparse_csr(),), {}),
     ]
@@ -209,9 +210,19 @@ def direct(rank: int) -> None:
         with pytest.raises(kind, match=message):
             group.all_reduce(*arguments, **named)
     gloo = dist.new_group(backend="gloo")
-    with pytest.raises(TypeError, match="does not use the muster backend"):
+    with pytest.raises(TypeError, match='CPU backend is "muster", not "gloo"'):
         muster.group(gloo)
-    group.barrier()
+    with pytest.raises(TypeError, match=r"a process group is needed, .*, not a muster\.Group"):
+        muster.trace("trace.json", group)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a process group is needed, .*, not 'all'"):
+        muster.group("all")  # type: ignore[arg-type]
+    only_first = dist.new_group([0])
+    if rank > 0:
+        with pytest.raises(ValueError, match="this rank is not in the process group"):
+            muster.group(only_first)
+    assert group.empty(2, 3).shape == group.empty((2, 3)).shape == (2, 3)
+    group.barrier(timeout=timedelta(seconds=60))
+    muster.monitored_barrier(timeout=60)
     group.abort()
     with pytest.raises(muster.AbortedError):
         group.barrier()

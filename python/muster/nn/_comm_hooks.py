@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantizat
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
 from muster import _C
-from muster._group import backend_of
+from muster._group import all_gather_into, backend_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,8 @@ class _Apart:
         gathered = tensor.new_empty(len(parts), *tensor.shape)
         if group is self._group:
             return self._own._allgather_base(gathered, tensor)
-        return dist.all_gather_into_tensor(gathered, tensor, group=group, async_op=async_op)
+        work = all_gather_into(gathered, tensor, group)
+        return work if async_op else work.wait()
 
 
 def _orthogonalize(matrices: Tensor) -> None:
