@@ -57,6 +57,8 @@ class StepReport:
         The trace has the recorded operations of this time too. With `group` all its ranks must call this, and its
         rank 0 writes one trace of all of them.
         """
+        if Path(path).suffix not in (".png", ".json"):
+            raise ValueError(f"a step is drawn to a .png or written to a .json, not to {os.fspath(path)!r}")
         if Path(path).suffix == ".png":
             from muster import _step_plot
 

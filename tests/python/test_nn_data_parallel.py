@@ -121,6 +121,8 @@ def refusing(rank: int) -> None:
         DataParallel(lambda_module("words"), 2)(torch.ones(2))
     with pytest.raises(RuntimeError, match=r"on device cpu \(device_ids\[0\]\) but weight is on device meta"):
         DataParallel(nn.Linear(2, 2, device="meta"), 2)(torch.ones(2, 2))
+    with pytest.raises(TypeError, match="a list of devices, or how many replicas to run on the CPU, not 'cpu'"):
+        DataParallel(nn.Linear(2, 2), "cpu")  # type: ignore[arg-type]
     for devices in (0, []):
         with pytest.raises(ValueError, match="device_ids"):
             DataParallel(nn.Linear(2, 2), devices)

@@ -112,6 +112,10 @@ def elsewhere(rank: int) -> None:
         DistributedDataParallel(Two().to("meta"), init_sync=False)
     with pytest.raises(RuntimeError, match="not needed when a module doesn't have any parameter that requires"):
         DistributedDataParallel(Two().requires_grad_(False))
+    with pytest.raises(TypeError, match=r"wraps a torch\.nn\.Module, not <function"):
+        DistributedDataParallel(elsewhere)
+    with pytest.raises(ValueError, match="bucket_cap_mb is a size in MiB, from 0 up, not -1"):
+        DistributedDataParallel(Two(), bucket_cap_mb=-1)
 
 
 def unused(rank: int) -> str:
@@ -159,6 +163,8 @@ def hooking(rank: int) -> None:
     model = DistributedDataParallel(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="must be callable"):
         model.register_comm_hook(None, 1)
+    with pytest.raises(TypeError, match=r"makes a hook: register_comm_hook\(None, muster.hooks.int8\(\)\)"):
+        model.register_comm_hook(None, hooks.int8)
     model.register_comm_hook(None, hook)
     with pytest.raises(RuntimeError, match="can only be called once"):
         model.register_comm_hook(None, hook)

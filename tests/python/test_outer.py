@@ -217,6 +217,10 @@ def as_optimizer(rank: int) -> tuple[float, int]:
         DiLoCo(sgd(model), sync_every=2, delay=2)
     with pytest.raises(ValueError, match="at least 1"):
         LocalSGD(sgd(model), sync_every=0)
+    with pytest.raises(TypeError, match=r"LocalSGD wraps an optimizer, .*, not <generator"):
+        LocalSGD(model.parameters())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"hook is one of muster\.hooks, .*int8\(\), not <function"):
+        DiLoCo(sgd(model), hook=muster.hooks.int8)  # type: ignore[arg-type]
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"LocalSGD belongs to a process group.*state_dict"):
             copied(optimizer)

@@ -89,6 +89,8 @@ def _devices(devices: int | Sequence[Device] | None) -> list[torch.device]:
         if devices < 1:
             raise ValueError(f"device_ids={devices}: as a number, it is how many replicas to run on the CPU")
         devices = ["cpu"] * devices
+    elif isinstance(devices, (str, torch.device)):
+        raise TypeError(f"device_ids is a list of devices, or how many replicas to run on the CPU, not {devices!r}")
     elif not devices:
         raise ValueError("device_ids is empty: name a device for each replica, or None for all accelerators")
     return [_device(each) for each in devices]

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, BuiltinCommH
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
 
-from muster import _C
+from muster import _C, hooks
 from muster._group import Group, backend_of
 from muster.nn._comm_hooks import adapt, gradients_of
 from muster.nn._logger import Logger
@@ -75,6 +75,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         options = _signature.bind(self, *args, **kwargs).arguments
         options.pop("self")
+        if not isinstance(options["module"], nn.Module):
+            raise TypeError(f"muster.nn.DistributedDataParallel wraps a torch.nn.Module, not {options['module']!r}")
         options.setdefault("gradient_as_bucket_view", True)
         mixed_precision = options.pop("mixed_precision", None)  # torch's needs an accelerator's streams
         # Our reducer compares the models, and its error says which parameter differs at which rank. So it comes first,
@@ -129,6 +131,9 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
                 )
         options = _C.ReducerOptions()
         options.names = [names[index].removeprefix(".") for index in range(len(parameters))]
+        if self.bucket_bytes_cap < 0:
+            cap = self.bucket_bytes_cap / 2**20
+            self._log_and_throw(ValueError, f"bucket_cap_mb is a size in MiB, from 0 up, not {cap:g}")
         options.bucket_bytes = self.bucket_bytes_cap
         default = self.bucket_bytes_cap_default
         options.first_bucket_bytes = _DEFAULT_FIRST_BUCKET_BYTES if default else self.bucket_bytes_cap
@@ -239,6 +244,9 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         if self._use_python_reducer:
             super().register_comm_hook(state, hook)
             return
+        if getattr(hook, "__module__", "") == hooks.__name__:
+            made = f"muster.hooks.{hook.__name__}"
+            raise TypeError(f"{made} makes a hook: register_comm_hook(None, {made}())")
         if getattr(hook, "__name__", "") not in _HOOKS_WITHOUT_CHECK:
             self._check_comm_hook(hook)
         self._set_hook(state, hook, hook.__qualname__)

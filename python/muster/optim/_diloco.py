@@ -51,6 +51,8 @@ class DiLoCo(OuterOptimizer):
         init_sync: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        if hook is not None and not isinstance(hook, hooks.NativeHook):
+            raise TypeError(f"hook is one of muster.hooks, such as muster.hooks.int8(), not {hook!r}")
         super().__init__(optimizer, params, sync_every, init_sync, group)
         if not 0 <= delay < sync_every:
             raise ValueError(f"delay is a number of steps below sync_every, {sync_every}, not {delay}")

@@ -38,6 +38,8 @@ class OuterOptimizer(torch.optim.Optimizer):
     ) -> None:
         if sync_every < 1:
             raise ValueError(f"sync_every is a number of steps, at least 1, not {sync_every}")
+        if not hasattr(inner, "param_groups"):
+            raise TypeError(f"{type(self).__name__} wraps an optimizer, such as torch.optim.SGD(...), not {inner!r}")
         # Not Optimizer's: what it would set is the inner one's.
         self.inner, self.steps, self.sync_every = inner, 0, sync_every
         self._group = group or dist.distributed_c10d._get_default_group()
