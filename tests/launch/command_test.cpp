@@ -52,6 +52,14 @@ TEST_F(Commands, PythonBesideTheProgramComesBeforeThePath) {
   EXPECT_EQ(find_python("muster", {{"PATH", folder_}}).value(), python);
 }
 
+TEST_F(Commands, AProgramIsNoScript) {
+  RunOptions options;
+  options.program = "/proc/self/exe";
+  const auto refused = worker_command(options, "muster", {{"MUSTER_PYTHON", file("python3", 0755)}});
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("it is no Python script; give --no-python"));
+}
+
 TEST_F(Commands, AScriptRunsUnderPython) {
   const std::string python = file("python3", 0755);
   RunOptions options;

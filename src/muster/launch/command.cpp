@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <optional>
 
 namespace muster {
@@ -36,6 +37,13 @@ std::optional<std::string> search_path(const std::string& name, const Environmen
   return std::nullopt;
 }
 
+bool is_machine_code(const std::string& path) {
+  std::string head(4, 0);
+  return std::ifstream(path, std::ios::binary).read(head.data(), 4) && head ==
+                                                                           "\x7f"
+                                                                           "ELF";
+}
+
 Result<> check_script(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + path + "': no such file");
@@ -43,6 +51,8 @@ Result<> check_script(const std::string& path) {
     return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is not readable");
   if (S_ISDIR(info.st_mode) && !is_file(path + "/__main__.py"))
     return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is a folder without a __main__.py");
+  if (is_machine_code(path))
+    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is no Python script; give --no-python");
   return {};
 }
 
