@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import os
 import threading
@@ -60,8 +61,13 @@ def _store_of(store: Store, members: list[int]) -> Store:
 
 def _timeout(asked: timedelta) -> timedelta:
     """MUSTER_TIMEOUT (seconds) stands in for torch's default, never for a timeout that the program names."""
-    seconds = os.environ.get("MUSTER_TIMEOUT")
-    return timedelta(seconds=float(seconds)) if seconds and asked == default_pg_timeout else asked
+    given = os.environ.get("MUSTER_TIMEOUT")
+    if not given or asked != default_pg_timeout:
+        return asked
+    with contextlib.suppress(ValueError, OverflowError):
+        if (seconds := float(given)) > 0:
+            return timedelta(seconds=seconds)
+    raise ValueError(f"MUSTER_TIMEOUT={given!r} is not a number of seconds above 0")
 
 
 def transport(group: dist.ProcessGroup | None = None) -> str:

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "group/ranks.h"
+#include "muster/group/agreement.h"
 #include "muster/group/call_site.h"
 #include "muster/group/host.h"
 
@@ -112,6 +113,15 @@ TEST_P(DetailedDisagreement, IsFoundBeforeAnythingRuns) {
       EXPECT_EQ(error.message, fmt::format("rank 2 is at {} at train.py:80, the others{}", odd.text, kOthers));
     }
   }
+}
+
+TEST(Debug, OfAnotherLevelIsNotTakenForDetailInSilence) {
+  setenv("MUSTER_DEBUG", "DETAIL", 1);
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(wants_agreement());
+  unsetenv("MUSTER_DEBUG");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr("MUSTER_DEBUG is 'DETAIL', which is not detail"));
 }
 
 TEST_P(DetailedDisagreement, IsFoundWhereRootsDiffer) {

@@ -403,6 +403,10 @@ def test_muster_timeout_stands_in_for_torchs_default_only(monkeypatch: pytest.Mo
     monkeypatch.setenv("MUSTER_TIMEOUT", "2.5")
     assert _backend._timeout(default_pg_timeout) == timedelta(seconds=2.5)
     assert _backend._timeout(timedelta(seconds=9)) == timedelta(seconds=9)
+    for wrong in ("soon", "0", "-3", "nan", "1e300"):
+        monkeypatch.setenv("MUSTER_TIMEOUT", wrong)
+        with pytest.raises(ValueError, match=f"MUSTER_TIMEOUT='{wrong}' is not a number of seconds above 0"):
+            _backend._timeout(default_pg_timeout)
 
 
 def transport_of(rank: int) -> str:

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "muster/base/log.h"
 #include "muster/group/report.h"
 
 namespace muster {
@@ -69,7 +70,11 @@ Result<> check_counts(const Operation& operation, const std::vector<Member>& mem
 
 bool wants_agreement() {
   const char* level = std::getenv("MUSTER_DEBUG");
-  return level != nullptr && std::string_view(level) == "detail";
+  if (level == nullptr || *level == '\0') return false;
+  if (std::string_view(level) == "detail") return true;
+  log(LogLevel::kWarning,
+      fmt::format("MUSTER_DEBUG is '{}', which is not detail: calls are not compared before they run", level));
+  return false;
 }
 
 Result<> check_agreement(const Operation& operation, const std::vector<Member>& members, Rank self,
