@@ -175,7 +175,7 @@ double rate_at(int64_t step, int64_t steps) {
 muster::Hook make_hook(const std::string& name, const std::shared_ptr<muster::Group>& group) {
   if (name == "bf16") return muster::half_hook({group}, torch::kBFloat16);
   if (name == "int8") return muster::int8_hook(muster::hook_groups(group));
-  throw std::invalid_argument("unknown hook " + name);
+  throw std::invalid_argument("--hook takes bf16 or int8, not " + name);
 }
 
 void train(const std::shared_ptr<muster::Group>& group, const Settings& settings) {
@@ -224,16 +224,19 @@ void train(const std::shared_ptr<muster::Group>& group, const Settings& settings
 
 Settings settings_of(int count, char** words) {
   Settings settings;
-  for (int i = 1; i + 1 < count; i += 2) {
-    const std::string option = words[i];
+  for (int i = 1; i < count; i += 2) {
+    const std::string option = words[i], value = i + 1 < count ? words[i + 1] : "";
+    if (value.empty() || (option != "--steps" && option != "--checkpoint" && option != "--hook")) {
+      throw std::invalid_argument("takes --steps N, --checkpoint FILE and --hook bf16|int8, not " + option + " " +
+                                  value);
+    }
     if (option == "--steps") {
-      settings.steps = std::stol(words[i + 1]);
-    } else if (option == "--checkpoint") {
-      settings.checkpoint = words[i + 1];
-    } else if (option == "--hook") {
-      settings.hook = words[i + 1];
+      if (value.size() > 9 || value.find_first_not_of("0123456789") != std::string::npos) {
+        throw std::invalid_argument("--steps takes a number, not " + value);
+      }
+      settings.steps = std::stol(value);
     } else {
-      throw std::invalid_argument("unknown option " + option);
+      (option == "--hook" ? settings.hook : settings.checkpoint) = value;
     }
   }
   return settings;

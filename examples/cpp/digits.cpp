@@ -126,9 +126,10 @@ void train(const std::shared_ptr<muster::Group>& group) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
   torch::set_num_threads(1);  // the ranks share the machine
   try {
+    if (count > 1) throw std::invalid_argument(std::string("takes no options, not ") + words[1]);
     train(muster::join_job());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "digits: %s\n", error.what());
