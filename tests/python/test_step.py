@@ -53,6 +53,8 @@ def reported(rank: int, folder: str) -> muster.StepReport:
     with model.no_sync():
         train(model, 1)
     report = muster.step_report(model)
+    with pytest.raises(ValueError, match=r"drawn to a .png or written to a .json, not to 'step.svg'"):
+        report.save("step.svg")
     report.save(f"{folder}/step{rank}.json")
     report.save(f"{folder}/all.json", dist.group.WORLD)
     with contextlib.suppress(ImportError):

@@ -53,7 +53,7 @@ def test_a_muster_store_is_a_torch_store() -> None:
 
 def test_its_waits_end_as_torchs_do() -> None:
     store = muster.store("memory:", timeout=timedelta(milliseconds=30))
-    assert store.timeout == timedelta(milliseconds=30)
+    assert store.timeout == muster.store("memory:", timeout=0.03).timeout == timedelta(milliseconds=30)
     with pytest.raises(dist.DistStoreError, match="nobody"):
         store.get("nobody")
     with pytest.raises(dist.DistStoreError, match="nobody"):
