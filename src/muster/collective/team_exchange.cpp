@@ -12,7 +12,7 @@ namespace {
 /// Pieces of one step: how long each may be, and where it lies.
 struct Pieces {
   Pieces(const TeamRun& run, size_t largest, size_t header) : header_bytes(header) {
-    piece = piece_of(largest, piece_room(run.team.slot_bytes(), run.size, run.element, header));
+    piece = piece_of(largest, run.team.slot_bytes(), run.size, run.element, header);
     in_line = header == 0 && piece == largest && piece * run.size <= kTeamPayload;
   }
   /// For TeamRun::begin(): zero if the slot is not written.

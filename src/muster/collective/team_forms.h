@@ -56,9 +56,12 @@ constexpr size_t piece_room(size_t slot_bytes, int ranks, size_t element, size_t
 /// What a slot begins with where blocks differ in an all_to_all: the counts of what its rank sends to each.
 constexpr size_t uneven_header(int ranks) { return (static_cast<size_t>(ranks) * sizeof(uint64_t) + 63) / 64 * 64; }
 
-/// The piece of blocks of up to `largest` bytes: where they take several, each but the last ends on a cache line.
-constexpr size_t piece_of(size_t largest, size_t room) {
-  const size_t piece = std::min(room, largest);
+/// The piece of blocks of up to `largest` bytes, of which a slot carries one for every rank: whole blocks, if they fit;
+/// where blocks take several, each but the last ends on a cache line.
+constexpr size_t piece_of(size_t largest, size_t slot_bytes, int ranks, size_t element, size_t header = 0) {
+  const size_t all = std::min(kTeamChunk, slot_bytes) - header;
+  if (largest <= all && largest * static_cast<size_t>(ranks) <= all) return largest;  // a small call divides nothing
+  const size_t piece = std::min(piece_room(slot_bytes, ranks, element, header), largest);
   return piece < largest && piece > 64 ? piece / 64 * 64 : piece;
 }
 

@@ -167,8 +167,8 @@ class Planner {
   void pieces() {
     const bool reduces = question_.collective == Collective::kReduceScatter;
     const size_t header = question_.to_root ? uneven_header(question_.ranks) : 0;
-    const size_t room = piece_room(shape_.slot_bytes, question_.ranks, question_.element, header);
-    cut(question_.bytes, piece_of(header == 0 ? question_.bytes : SIZE_MAX, room), ranks_);
+    const size_t largest = header == 0 ? question_.bytes : SIZE_MAX;
+    cut(question_.bytes, piece_of(largest, shape_.slot_bytes, question_.ranks, question_.element, header), ranks_);
     in_line_ = in_line_ && header == 0;
     const double others = ranks_ - 1;
     if (question_.to_root) {
