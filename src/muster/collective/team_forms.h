@@ -61,8 +61,8 @@ constexpr size_t uneven_header(int ranks) { return (static_cast<size_t>(ranks) *
 constexpr size_t piece_of(size_t largest, size_t slot_bytes, int ranks, size_t element, size_t header = 0) {
   const size_t all = std::min(kTeamChunk, slot_bytes) - header;
   if (largest <= all && largest * static_cast<size_t>(ranks) <= all) return largest;  // a small call divides nothing
-  const size_t piece = std::min(piece_room(slot_bytes, ranks, element, header), largest);
-  return piece < largest && piece > 64 ? piece / 64 * 64 : piece;
+  const size_t piece = piece_room(slot_bytes, ranks, element, header);
+  return piece > 64 ? piece / 64 * 64 : piece;
 }
 
 /// Chunks of the largest block: at least one, for also an empty call is compared with the peers'.
