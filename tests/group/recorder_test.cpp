@@ -19,6 +19,7 @@ namespace muster {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 const Membership kMembership{1, 4, "test", 7};
 
@@ -128,6 +129,32 @@ TEST(Recorder, ShowsMessages) {
   EXPECT_EQ(recording.last_begun(), nullptr);
 }
 
+TEST(Recorder, JoinsMessagesOfAnotherRecorderToTheirGroup) {
+  const auto messages = Recorder::create(kMembership, 16), group = Recorder::create(kMembership, 16),
+             others = Recorder::create(kMembership, 16);
+  messages->set_group("shm", 7);
+  group->set_group("shm", 7);
+  others->set_group("shm", 8);
+  float value = 0;
+  const auto send = [&] { messages->sending({&value, 1, Dtype::kFloat32}, 3, 7, 0); };
+  send();
+  const auto joined = [] {
+    std::vector<std::string> records;
+    for (const Recording& recording : recordings_of(getpid())) {
+      EXPECT_TRUE(recording.group_id == 7 || recording.records.empty());
+      for (const Record& record : recording.records) records.push_back(record.to_string());
+    }
+    return records;
+  };
+  EXPECT_EQ(recordings_of(getpid()).size(), 2U) << "also before the first collective";
+  EXPECT_THAT(joined(), ElementsAre(HasSubstr("send")));
+  group->submitted(all_reduce(1), Recorder::Start::kNow);
+  send();
+  group->submitted(all_reduce(2), Recorder::Start::kNow);
+  EXPECT_THAT(joined(), ElementsAre(HasSubstr("send"), HasSubstr("all_reduce #1"), HasSubstr("send"),
+                                    HasSubstr("all_reduce #2")));
+}
+
 TEST(Recorder, KeepsTheLastOnes) {
   const auto recorder = Recorder::create(kMembership, 5);  // rounded up to 8
   const auto lost = recorder->submitted(all_reduce(1), Recorder::Start::kLater);
@@ -158,10 +185,10 @@ TEST(Recorder, KeepsAsManyAsTheEnvironmentSays) {
 TEST(Recorder, RunsOutOfRoomForCallSitesInGoodOrder) {
   const auto recorder = Recorder::create(kMembership, 4);
   const std::string folder(1000, 'x');
-  for (int line = 0; line < 200; ++line) {
-    recorder->submitted(all_reduce(1, 12, folder + ":" + std::to_string(line)), Recorder::Start::kNow);
+  for (int line = 1; line <= 200; ++line) {
+    recorder->submitted(all_reduce(line, 12, folder + ":" + std::to_string(line)), Recorder::Start::kNow);
   }
-  recorder->submitted(all_reduce(2, 12, folder + ":1"), Recorder::Start::kNow);
+  recorder->submitted(all_reduce(201, 12, folder + ":1"), Recorder::Start::kNow);
   const Recording recording = own_recording();
   EXPECT_EQ(recording.records[2].site, "");
   EXPECT_EQ(recording.records[3].site, folder + ":1");

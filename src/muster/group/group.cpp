@@ -30,9 +30,7 @@ class GroupImpl final : public Group {
         messenger_(std::move(messenger)),
         membership_(membership),
         options_(options),
-        timeout_(options.timeout) {
-    if (recorder_) recorder_->set_group(runner_->transport(), runner_->group_id());
-  }
+        timeout_(options.timeout) {}
 
   /// Not to be called by a callback of the group's own Work.
   ~GroupImpl() override {
@@ -51,11 +49,13 @@ class GroupImpl final : public Group {
   }
 
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
-    const auto ticket = recorder_ ? recorder_->sending(data, to, tag, current_call_site()) : 0;
+    Recorder* const recorder = message_recorder();
+    const auto ticket = recorder != nullptr ? recorder->sending(data, to, tag, current_call_site()) : 0;
     return recorded(messenger_->send(std::move(data), to, tag, within(options)), ticket);
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
-    const auto ticket = recorder_ ? recorder_->receiving(data, from, tag, current_call_site()) : 0;
+    Recorder* const recorder = message_recorder();
+    const auto ticket = recorder != nullptr ? recorder->receiving(data, from, tag, current_call_site()) : 0;
     return recorded(messenger_->receive(std::move(data), from, tag, within(options)), ticket);
   }
 
@@ -143,13 +143,29 @@ class GroupImpl final : public Group {
     Recorder::Ticket ticket = 0;
   };
 
+  /// Null where it is turned off.
+  std::shared_ptr<Recorder> make_recorder() const {
+    std::shared_ptr<Recorder> recorder = Recorder::create(membership_, Recorder::entries_from_environment());
+    if (recorder) recorder->set_group(runner_->transport(), runner_->group_id());
+    return recorder;
+  }
+
+  /// From the first message on, as most groups have none.
+  Recorder* message_recorder() {
+    std::call_once(first_message_, [this] {
+      if (recorder_) message_recorder_ = make_recorder();
+    });
+    return message_recorder_.get();
+  }
+
   /// A message, as it was handed to the messenger.
   Work recorded(Work message, Recorder::Ticket ticket) const {
-    if (!recorder_) return message;
+    if (!message_recorder_) return message;
     if (message.done()) {
-      recorder_->ended(ticket, message.result());
+      message_recorder_->ended(ticket, message.result());
     } else {
-      message.on_done([recorder = recorder_, ticket](const Result<>& result) { recorder->ended(ticket, result); });
+      message.on_done(
+          [recorder = message_recorder_, ticket](const Result<>& result) { recorder->ended(ticket, result); });
     }
     return message;
   }
@@ -337,8 +353,9 @@ class GroupImpl final : public Group {
   const std::unique_ptr<Runner> runner_;
   const std::shared_ptr<Messenger> messenger_;
   const Membership membership_;
-  /// Null where it is turned off. Shared with messages that may end later than the group.
-  const std::shared_ptr<Recorder> recorder_ = Recorder::create(membership_, Recorder::entries_from_environment());
+  const std::shared_ptr<Recorder> recorder_ = make_recorder();
+  std::once_flag first_message_;
+  std::shared_ptr<Recorder> message_recorder_;  ///< shared with messages that may end later than the group
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
   Turn turn_;

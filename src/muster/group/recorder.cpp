@@ -126,32 +126,36 @@ Recorder::Recorder(void* memory, size_t bytes, Fd fd)
 Recorder::~Recorder() { munmap(memory_, bytes_); }
 
 Recorder::Ticket Recorder::submitted(const Operation& operation, Start start) {
-  return write(operation.call.pack(), operation.input.bytes(), operation.output.bytes(), operation.site, start);
+  write(operation.call.sequence, operation.call.pack(), operation.input.bytes(), operation.output.bytes(),
+        operation.site, start);
+  return operation.call.sequence;
 }
 
 Recorder::Ticket Recorder::sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
-  return write(pack_message(kSendKind, data, peer, tag), data.bytes(), 0, site, Start::kNow);
+  const Ticket ticket = ++last_;
+  write(ticket, pack_message(kSendKind, data, peer, tag), data.bytes(), 0, site, Start::kNow);
+  return ticket;
 }
 
 Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
-  return write(pack_message(kReceiveKind, data, peer, tag), 0, data.bytes(), site, Start::kNow);
+  const Ticket ticket = ++last_;
+  write(ticket, pack_message(kReceiveKind, data, peer, tag), 0, data.bytes(), site, Start::kNow);
+  return ticket;
 }
 
-/// Takes the next place: readers pass over it until its ticket is stored.
-RecorderEntry& Recorder::next(Ticket& ticket) {
-  ticket = header_.last.fetch_add(1, std::memory_order_relaxed) + 1;
+/// The place of the oldest one: readers pass over it until the new ticket is stored.
+RecorderEntry& Recorder::replace(Ticket ticket) {
   RecorderEntry& entry = entries_[ticket & mask_];
   entry.ticket.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   return entry;
 }
 
-Recorder::Ticket Recorder::write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes,
-                                 CallSite site, Start start) {
+void Recorder::write(Ticket ticket, const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes,
+                     CallSite site, Start start) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   if (site != 0 && sites_.offsets[site].load(kRelaxed) == 0) publish_site(site);
-  Ticket ticket;
-  RecorderEntry& entry = next(ticket);
+  RecorderEntry& entry = replace(ticket);
   for (size_t i = 0; i < call.size(); ++i) entry.call[i].store(call[i], kRelaxed);
   entry.input_bytes.store(input_bytes, kRelaxed);
   entry.output_bytes.store(output_bytes, kRelaxed);
@@ -162,7 +166,6 @@ Recorder::Ticket Recorder::write(const std::array<uint64_t, 4>& call, size_t inp
   entry.site.store(site, kRelaxed);
   entry.outcome.store(outcome(start == Start::kNow ? RecordState::kRunning : RecordState::kQueued), kRelaxed);
   entry.ticket.store(ticket, std::memory_order_release);
-  return ticket;
 }
 
 /// Null when so many have come since that its place was taken.
@@ -189,8 +192,8 @@ void Recorder::ended(Ticket ticket, const Result<>& result) {
 
 void Recorder::record(const Span& span) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  Ticket ticket;
-  RecorderEntry& entry = next(ticket);
+  const Ticket ticket = ++last_;
+  RecorderEntry& entry = replace(ticket);
   entry.call[0].store(kSpanKind | static_cast<uint64_t>(span.kind) << 8 | static_cast<uint64_t>(span.bucket) << 32,
                       kRelaxed);
   entry.call[1].store(span.step, kRelaxed);

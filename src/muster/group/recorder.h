@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -36,10 +37,11 @@ struct RecorderHeader;
 struct RecorderEntry;
 struct RecorderSites;
 
-/// A group's flight recorder: its last operations, with their times, results and the places in the program that called
-/// them. Kept in memory that other processes can read (recorder_reading.h) without this one's help, so also when it
-/// hangs or is stopped; gone when the process is. Some 20 ns an operation. Thread-safe; the calls for one operation
-/// come one after the other.
+/// A flight recorder: a group's last operations, with their times, results and the places in the program that called
+/// them. A group's collectives have one, its messages another, and the spans of a training over it a third: readers put
+/// them together again. Kept in memory that other processes can read (recorder_reading.h) without this one's help, so
+/// also when it hangs or is stopped; gone when the process is. Some 20 ns an operation. Thread-safe; the calls for one
+/// operation come one after the other.
 class Recorder {
  public:
   /// Which operation: to be handed to started() and ended().
@@ -55,16 +57,16 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
+  /// A collective: its sequence number is its ticket.
   Ticket submitted(const Operation& operation, Start start);
   /// A message to or from `peer`, which may be kAnyRank. It is under way at once.
   Ticket sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   Ticket receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   void started(Ticket ticket);
   void ended(Ticket ticket, const Result<>& result);
-  /// Keeps a text for spans to name, in the place of a call site's: who records spans has a recorder for them. Zero,
-  /// the empty text, once there is no room.
+  /// Keeps a text for spans to name, in the place of a call site's. Zero, the empty text, once there is no room.
   CallSite keep_text(const std::string& text);
-  /// What is over. Takes an operation's place.
+  /// What is over.
   void record(const Span& span);
   /// For those who read: what links the ranks, and a number that all of them have in common and no other group has.
   void set_group(const std::string& transport, uint64_t id);
@@ -72,9 +74,9 @@ class Recorder {
  private:
   Recorder(void* memory, size_t bytes, Fd fd);
   RecorderEntry* find(Ticket ticket);
-  RecorderEntry& next(Ticket& ticket);
-  Ticket write(const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes, CallSite site,
-               Start start);
+  RecorderEntry& replace(Ticket ticket);
+  void write(Ticket ticket, const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes, CallSite site,
+             Start start);
   void publish_site(CallSite site);
   bool publish(CallSite site, const std::string& text);
 
@@ -86,6 +88,7 @@ class Recorder {
   RecorderEntry* entries_;
   uint64_t mask_;
   TickKind tick_kind_;
+  std::atomic<Ticket> last_ = 0;  ///< of messages and spans
   std::mutex sites_mutex_;
   CallSite texts_ = 0;  ///< that keep_text() has numbered
 };

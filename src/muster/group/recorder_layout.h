@@ -13,7 +13,7 @@
 namespace muster {
 
 inline constexpr const char* kRecorderName = "muster-recorder";
-inline constexpr uint64_t kRecorderMagic = 0x32304345525453ab;  // the last byte first: no text begins so
+inline constexpr uint64_t kRecorderMagic = 0x33304345525453ab;  // the last byte first: no text begins so
 inline constexpr size_t kMostRecords = 1 << 16;
 inline constexpr size_t kSiteTextBytes = 96 << 10;
 
@@ -32,9 +32,8 @@ struct alignas(128) RecorderHeader {
   char group[256];            ///< cut to fit, and closed by a zero; so are those below
   char host[64];
   char transport[24];
-  char run_id[256];  ///< of the job that `muster run` started; else empty
-  alignas(64) std::atomic<uint64_t> last;  ///< the ticket of the last operation; the first is 1
-  std::atomic<uint32_t> site_bytes;        ///< of `site_texts` that are written
+  char run_id[256];                  ///< of the job that `muster run` started; else empty
+  std::atomic<uint32_t> site_bytes;  ///< of `RecorderSites::texts` that are written
 };
 
 struct RecorderSites {
@@ -42,8 +41,8 @@ struct RecorderSites {
   char texts[kSiteTextBytes];                         ///< each closed by a zero
 };
 
-/// `ticket` is zero while the rest is being replaced. Single words only, so that a reader needs no lock: whoever sees
-/// the same ticket before and after has one operation's words.
+/// `ticket` counts from 1, for each kind of recorder; it is zero while the rest is being replaced. Single words only,
+/// so that a reader needs no lock: whoever sees the same ticket before and after has one operation's words.
 struct alignas(128) RecorderEntry {
   std::atomic<uint64_t> ticket;
   std::atomic<uint64_t> call[4];  ///< Call::pack(), or of a message: its kind, count, tag

@@ -132,21 +132,30 @@ void parse_entries(const Bytes& copy, const Bytes& again, size_t entries, const 
   }
 }
 
-/// A recorder of spans alone belongs to that of its group, which comes before it or after it.
-void join_spans(std::vector<Recording>& recordings) {
-  const auto is_spans = [](const Recording& recording) {
-    return recording.records.empty() && !recording.spans.empty();
+/// A recorder of messages or of spans belongs to that of its group, which comes before it or after it.
+void join_parts(std::vector<Recording>& recordings) {
+  const auto is_part = [](const Recording& recording) {
+    return !recording.spans.empty() ||
+           (!recording.records.empty() && recording.records.front().kind != Record::Kind::kCollective);
   };
-  for (Recording& spans : recordings) {
-    if (!is_spans(spans)) continue;
+  const auto key = [](const Recording& recording) {
+    return std::tie(recording.group, recording.rank, recording.generation);
+  };
+  std::vector<Recording*> parts;
+  for (Recording& recording : recordings) {
+    if (is_part(recording)) parts.push_back(&recording);
+  }
+  for (Recording* part : parts) {
     const auto group = std::find_if(recordings.begin(), recordings.end(), [&](const Recording& other) {
-      return !other.records.empty() &&
-             std::tie(other.group, other.rank, other.generation) == std::tie(spans.group, spans.rank, spans.generation);
+      const bool same = part->group_id == 0 || part->group_id == other.group_id;
+      return std::find(parts.begin(), parts.end(), &other) == parts.end() && key(other) == key(*part) && same;
     });
     if (group == recordings.end()) continue;
-    group->spans.insert(group->spans.end(), spans.spans.begin(), spans.spans.end());
-    spans.spans.clear();
-    spans.size = 0;
+    group->records.insert(group->records.end(), part->records.begin(), part->records.end());
+    group->spans.insert(group->spans.end(), part->spans.begin(), part->spans.end());
+    std::stable_sort(group->records.begin(), group->records.end(),
+                     [](const Record& a, const Record& b) { return a.submitted < b.submitted; });
+    part->size = 0;
   }
   std::erase_if(recordings, [](const Recording& recording) { return recording.size == 0; });
 }
@@ -254,7 +263,7 @@ std::vector<Recording> recordings_of(pid_t pid) {
   std::sort(found.begin(), found.end(), [](const Recording& a, const Recording& b) {
     return std::tie(a.group, a.rank) < std::tie(b.group, b.rank);
   });
-  join_spans(found);
+  join_parts(found);
   return found;
 }
 

@@ -20,7 +20,7 @@ struct Record {
   Call call;            ///< of a message: dtype and count, the sequence being zero
   Rank peer = kNoRank;  ///< of a message; kAnyRank for a receive from whoever sends
   uint32_t tag = 0;     ///< of a message
-  uint64_t number = 0;  ///< in the order in which the process called them, messages included; from 1
+  uint64_t number = 0;  ///< in the order of the calls, from 1: collectives and messages are counted apart
   size_t input_bytes = 0, output_bytes = 0;
   RecordState state = RecordState::kQueued;
   std::optional<TimePoint> submitted, started, ended;  ///< on steady_clock() of the host
