@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -11,10 +12,17 @@
 
 namespace muster::test {
 
-/// Runs `body(rank)` for each rank on a thread of its own, and waits for all.
+/// Runs `body(rank)` for each rank on a thread of its own, and waits for all. What one throws fails the test.
 inline void run_ranks(int size, const std::function<void(Rank)>& body) {
+  const auto run = [&body](Rank rank) {
+    try {
+      body(rank);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "rank " << rank << " threw: " << error.what();
+    }
+  };
   std::vector<std::thread> threads;
-  for (Rank rank = 0; rank < size; ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  for (Rank rank = 0; rank < size; ++rank) threads.emplace_back(run, rank);
   for (auto& thread : threads) thread.join();
 }
 
