@@ -345,18 +345,25 @@ Result<> Runner::watch(Rank awaited) {
   mesh_.loop->poll();
   if (fatal_) return tl::unexpected(*fatal_);
   if (closed_[awaited]) return tl::unexpected(*closed_[awaited]);
-  if (const Rank place = team_->quitter(); place != kNoRank) return tl::unexpected(last_words(locals()[place]));
+  if (const Rank place = team_->quitter(); place != kNoRank) return tl::unexpected(last_words(place));
   return look();
 }
 
 /// Why a rank of this host has failed. It says so on its link, but perhaps behind bytes that a rank which waits in the
-/// team does not take.
-Error Runner::last_words(Rank quitter) {
+/// team does not take, or by way of ranks that are busy or stopped. Whom it blames stands in the team's memory, too.
+Error Runner::last_words(Rank place) {
+  const Rank quitter = locals()[place];
   skipped_.resize(size_t{64} << 10);
   if (links_[quitter] != nullptr) skip_bytes(quitter);
   (void)mesh_.loop->run_until([this] { return fatal_.has_value(); }, Deadline::after(kLastWords));
   if (fatal_) return *fatal_;
-  return Error{ErrorCode::kAborted, mesh_.members[quitter].to_string() + " has failed", quitter, {}};
+  std::string what = mesh_.members[quitter].to_string() + " has failed";
+  const Rank blamed = team_->blamed_by(place);
+  if (blamed < 0 || blamed >= membership_.size || blamed == quitter) {
+    return Error{ErrorCode::kAborted, std::move(what), quitter, {}};
+  }
+  what += fmt::format(" and blames {}", mesh_.members[blamed].to_string());
+  return Error{ErrorCode::kAborted, std::move(what), blamed, {}};
 }
 
 void Runner::skip_bytes(Rank rank) {
@@ -431,7 +438,7 @@ void Runner::die(const Error& why) {
   for (Link* link : links_) {
     if (link != nullptr && link->is_open()) link->close(why);
   }
-  if (team_ && why.code != ErrorCode::kLeft) team_->give_up();
+  if (team_ && why.code != ErrorCode::kLeft) team_->give_up(why.rank);
   // The reason may have to wait for room; the peers name the right rank only if it arrives. Who leaves in order has
   // nothing that waits.
   if (why.code != ErrorCode::kLeft) {

@@ -73,7 +73,7 @@ class Runner {
   const std::vector<Rank>& carriers(int slot);
   Error missed(const std::vector<Rank>& awaited);
   std::vector<Rank> silent_peers();
-  Error last_words(Rank quitter);
+  Error last_words(Rank place);
   void skip_bytes(Rank rank);
   std::optional<Error> abort_requested();
   Error blame(Error error, const Call& call) const;

@@ -252,9 +252,15 @@ tl::unexpected<Error> Team::late(Rank awaited, uint32_t step) const {
               behind[0]);
 }
 
-void Team::give_up() {
-  memory_->rank(rank_).gave_up.store(1, std::memory_order_release);
+void Team::give_up(Rank blamed) {
+  const uint32_t word = blamed < 0 ? kBlamesNobody : static_cast<uint32_t>(blamed) + 1;
+  memory_->rank(rank_).gave_up.store(word, std::memory_order_release);
   wake_all();
+}
+
+Rank Team::blamed_by(Rank quitter) const {
+  const uint32_t word = memory_->rank(quitter).gave_up.load(std::memory_order_acquire);
+  return word == 0 || word == kBlamesNobody ? kNoRank : static_cast<Rank>(word - 1);
 }
 
 Rank Team::quitter() const {

@@ -115,10 +115,12 @@ class Team {
 
   /// Ends every wait at every rank that maps this memory. The watch gives the reason; this only wakes them.
   void wake_all();
-  /// The same, and says that this rank takes no part any more.
-  void give_up();
+  /// The same, and says that this rank takes no part any more, and whom it blames, in the numbers of the team's user.
+  void give_up(Rank blamed);
   /// Another rank that has given up; kNoRank: none.
   Rank quitter() const;
+  /// What it gave up with.
+  Rank blamed_by(Rank quitter) const;
   /// An error once one has. What was read before may no longer be what its owner meant to be read.
   Result<> check();
 

@@ -45,13 +45,16 @@ struct alignas(128) TeamLine {
 };
 static_assert(sizeof(TeamLine) == 128 && std::atomic<uint64_t>::is_always_lock_free);
 
+inline constexpr uint32_t kBlamesNobody = ~uint32_t{0};
+
 struct TeamRank {
   alignas(128) std::atomic<uint32_t> waiters;  ///< ranks parked on one of this rank's words
   alignas(128) std::atomic<uint32_t> met;      ///< rank 0: the last step that it saw all ranks publish
   alignas(128) pid_t pid;                      ///< in its namespace
   std::atomic<uint32_t> core;                  ///< where it ran when it published last
-  std::atomic<uint32_t> gave_up;               ///< not zero once it has failed
-  TeamLine lines[kTeamLines];                  ///< of step % kTeamLines
+  /// Not zero once it has failed: one more than the rank of the group that it blames, or kBlamesNobody.
+  std::atomic<uint32_t> gave_up;
+  TeamLine lines[kTeamLines];  ///< of step % kTeamLines
 };
 
 class TeamMemory {
