@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <latch>
@@ -14,6 +15,7 @@
 #include "muster/group/agreement.h"
 #include "muster/group/call_site.h"
 #include "muster/group/host.h"
+#include "muster/group/recorder_reading.h"
 
 namespace muster {
 namespace {
@@ -165,20 +167,34 @@ TEST_P(DetailedDisagreement, IsNotFoundWhereThereIsNone) {
   });
 }
 
+/// Until the rank, a thread of this process, is in that call.
+void await_call(Rank rank, uint64_t sequence) {
+  const auto is_there = [&](const Recording& recording) {
+    const Record* const record = recording.rank == rank ? recording.find(sequence) : nullptr;
+    return record != nullptr && record->state == RecordState::kRunning;
+  };
+  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  while (!std::ranges::any_of(recordings_of(getpid()), is_there) && !deadline.passed()) std::this_thread::yield();
+  EXPECT_FALSE(deadline.passed());
+}
+
 class Absence : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Transports, Absence, testing::Values("shm", "unix", "tcp"));
 
 TEST_P(Absence, IsReportedWithTheLastThatWasSeen) {
   const auto store = memory_store();
-  std::latch given_up(kRanks - 1);
+  std::latch met(kRanks), given_up(kRanks - 1);
   run_ranks(kRanks, [&](Rank rank) {
     const auto group = Group::form(*store, {rank, kRanks, "test", 0}, options_for(GetParam()));
     ASSERT_TRUE(group) << group.error().to_string();
     call_from("train.py:69");
     ASSERT_TRUE((*group)->barrier().result());
+    met.arrive_and_wait();
     if (rank == 2) return given_up.wait();
     call_from("train.py:71");
-    const auto result = kUsual(**group, {.timeout = std::chrono::milliseconds(500)}).result();
+    if (rank == 0) await_call(1, 2);
+    const auto timeout = rank == 0 ? std::chrono::milliseconds(300) : std::chrono::seconds(60);
+    const auto result = kUsual(**group, {.timeout = timeout}).result();
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
     EXPECT_EQ(result.error().rank, 2);
