@@ -79,12 +79,16 @@ TEST_P(GroupInterface, CarriesTheLinks) {
   run_group(3, options, expect_collectives);
 }
 
-void expect_message(Group& group) {
-  std::vector<int32_t> data(100'003, group.membership().rank);
-  const BufferView view{data.data(), data.size(), Dtype::kInt32};
-  const auto result = group.membership().rank == 0 ? group.send(view, 1, 0).wait() : group.receive(view, 0, 0).wait();
-  ASSERT_TRUE(result) << result.error().to_string();
-  EXPECT_EQ(std::count(data.begin(), data.end(), 0), static_cast<int64_t>(data.size()));
+/// Both ways: a receive that waits for long links with its sender, too.
+void expect_messages(Group& group) {
+  const Rank self = group.membership().rank, peer = 1 - self;
+  std::vector<int32_t> out(100'003, self), in(out.size(), -1);
+  const Work sent = group.send({out.data(), out.size(), Dtype::kInt32}, peer, 0, {.async = true});
+  for (const Work& work : {group.receive({in.data(), in.size(), Dtype::kInt32}, peer, 0), sent}) {
+    const auto result = work.wait();
+    ASSERT_TRUE(result) << result.error().to_string();
+  }
+  EXPECT_EQ(std::count(in.begin(), in.end(), peer), static_cast<int64_t>(in.size()));
 }
 
 int connected_tcp_sockets() {
@@ -108,12 +112,12 @@ TEST(GroupStreams, AreTheConnectionsOfALink) {
       expect_collectives(group);
       if (group.membership().rank == 0) seen = connected_tcp_sockets() - before;
       ASSERT_TRUE(group.barrier().result());
-      expect_message(group);
+      expect_messages(group);
       if (group.membership().rank == 0) seen_with_messages = connected_tcp_sockets() - before;
       ASSERT_TRUE(group.barrier().result());
     });
     EXPECT_EQ(seen, 2 * streams);  // both ends are here
-    EXPECT_EQ(seen_with_messages, 4 * streams);
+    EXPECT_EQ(seen_with_messages, 6 * streams);
   }
 }
 
