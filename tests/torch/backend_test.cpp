@@ -1,6 +1,7 @@
 #include "muster/torch/backend.h"
 
 #include <future>
+#include <latch>
 
 #include "muster/torch/exception.h"
 #include "muster/transport/shm/arena.h"
@@ -56,11 +57,13 @@ TEST(TorchBackend, HasAnAllocatorOfMemoryThatTheRanksShare) {
 }
 
 TEST(TorchBackend, TellsAnAbortFromALateRank) {
+  std::latch looked(2);  // an abort ends also what is on its way, and the forming of those who still form
   test::run_backends(
       2,
-      [](TorchBackend& backend) {
+      [&looked](TorchBackend& backend) {
         EXPECT_EQ(backend.getError(), c10d::ErrorType::SUCCESS);
         backend.barrier(c10d::BarrierOptions())->wait();
+        looked.arrive_and_wait();
         backend.abort();
         EXPECT_EQ(backend.getError(), c10d::ErrorType::COMM_ERROR);
       },

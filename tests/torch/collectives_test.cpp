@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <latch>
+
 #include "torch/torch_ranks.h"
 
 namespace muster {
@@ -101,7 +103,9 @@ TEST(TensorCollectives, SendAndReceive) {
 }
 
 TEST(TensorCollectives, ThrowWhatTheCoreReturns) {
-  test::run_group(2, "shm", [](Group& group) {
+  std::latch formed(2);  // an abort ends the forming of those who still form, too
+  test::run_group(2, "shm", [&formed](Group& group) {
+    formed.arrive_and_wait();
     group.abort({ErrorCode::kPeerLost, "rank 1 went away", 1});
     try {
       barrier(group);

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <future>
+#include <latch>
 
 #include "group/ranks.h"
 #include "muster/torch/collectives.h"
@@ -229,7 +230,9 @@ TEST(Hooks, RefuseOptionsThatCannotBe) {
 
 TEST(Hooks, AFailureOfAnotherRankEndsTheFuture) {
   for (const Case& hook : kCases) {
+    std::latch formed(2);  // an abort ends the forming of those who still form, too
     run_workers(2, "shm", hook.make, [&](Worker& worker) {
+      formed.arrive_and_wait();
       if (worker.rank() == 1) {
         worker.group().abort({ErrorCode::kAborted, "this test ends it", 1});
         return;
