@@ -26,16 +26,13 @@ class MessengerAlone : public testing::TestWithParam<Transport> {
  protected:
   void SetUp() override {
     static std::atomic<int> count = 0;
-    const Address address =
-        Address::unix_abstract("muster-messenger-test-" + std::to_string(getpid()) + "-" + std::to_string(count++));
+    const std::string name = "muster-messenger-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+    const Address address = Address::unix_abstract(name), deaf = Address::unix_abstract(name + "-deaf");
     ASSERT_TRUE(messenger_->listen(address, GetParam()));
-    std::vector<Messenger::Place> places;
-    for (const Rank rank : {kSelf, kPeer}) {
-      Member member;
-      member.rank = rank;
-      member.host = "here";
-      places.push_back({member, address.to_string(), GetParam()});
-    }
+    deaf_ = std::move(*listen_on(deaf));
+    std::vector<Messenger::Place> places(2);
+    places[kSelf] = {Member{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
+    places[kPeer] = {Member{.rank = kPeer, .host = "here"}, deaf.to_string(), GetParam()};
     messenger_->begin(places);
     address_ = address.to_string();
   }
@@ -67,6 +64,7 @@ class MessengerAlone : public testing::TestWithParam<Transport> {
   const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf), 1);
   const std::unique_ptr<Loop> loop_ = *Loop::create();
   std::unique_ptr<Link> link_;
+  Fd deaf_;  ///< the peer's listener: nobody is let in, should a receive that waits for long ask who is there
   std::string address_;
 };
 
