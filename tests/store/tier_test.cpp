@@ -136,15 +136,18 @@ TEST(Tiers, SayThatTheServerIsGoneWhenItDoesNotComeBack) {
 TEST(Tiers, NoticeThatTheServerWasStartedAnew) {
   auto root = std::make_unique<TestServer>();
   const Address address = root->server->muster_addresses()[0];
-  const TestServer proxy("tcp://" + address.to_string(), tiered());
+  FaultRelay relay(address, {}, 1);
+  const TestServer proxy(relay.url(), tiered());
   const auto store = open_or_fail(proxy.unix_url());
   EXPECT_OK(store->set("k", as_bytes("v"), soon()));
+  relay.hold(true);  // or the proxy, refused for long, would know that nobody is there
   root.reset();
   StoreServerOptions options;
   options.credentials.secret = test_secret();
   options.muster_listen = {address};
   const auto again = StoreServer::start(options, soon());
   ASSERT_TRUE(again.has_value()) << again.error().to_string();
+  relay.hold(false);
   expect_error(store->get("never", soon()), ErrorCode::kPeerLost, "started anew");
   while ((*again)->stat().clients > 0) std::this_thread::yield();  // the proxy lives, and has let go of the link
 }
