@@ -118,12 +118,22 @@ TEST_P(DetailedDisagreement, IsFoundBeforeAnythingRuns) {
 }
 
 TEST(Debug, OfAnotherLevelIsNotTakenForDetailInSilence) {
-  setenv("MUSTER_DEBUG", "DETAIL", 1);
+  setenv("MUSTER_DEBUG", "INFO", 1);
   testing::internal::CaptureStderr();
   EXPECT_FALSE(wants_agreement());
   unsetenv("MUSTER_DEBUG");
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              testing::HasSubstr("MUSTER_DEBUG is 'DETAIL', which is not detail"));
+              testing::HasSubstr("MUSTER_DEBUG is 'INFO', which is neither detail nor off"));
+}
+
+TEST(Debug, TakesItsLevelsAsTorchSpellsThem) {
+  testing::internal::CaptureStderr();
+  for (const auto& [level, detailed] : {std::pair("DETAIL", true), std::pair("OFF", false)}) {
+    setenv("MUSTER_DEBUG", level, 1);
+    EXPECT_EQ(wants_agreement(), detailed) << level;
+  }
+  unsetenv("MUSTER_DEBUG");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 TEST_P(DetailedDisagreement, IsFoundWhereRootsDiffer) {

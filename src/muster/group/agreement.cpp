@@ -1,10 +1,10 @@
 #include "muster/group/agreement.h"
 
 #include <fmt/format.h>
+#include <strings.h>
 
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 
 #include "muster/base/log.h"
 #include "muster/group/report.h"
@@ -70,10 +70,11 @@ Result<> check_counts(const Operation& operation, const std::vector<Member>& mem
 
 bool wants_agreement() {
   const char* level = std::getenv("MUSTER_DEBUG");
-  if (level == nullptr || *level == '\0') return false;
-  if (std::string_view(level) == "detail") return true;
+  if (level == nullptr || *level == '\0' || strcasecmp(level, "off") == 0) return false;
+  if (strcasecmp(level, "detail") == 0) return true;
   log(LogLevel::kWarning,
-      fmt::format("MUSTER_DEBUG is '{}', which is not detail: calls are not compared before they run", level));
+      fmt::format("MUSTER_DEBUG is '{}', which is neither detail nor off: calls are not compared before they run",
+                  level));
   return false;
 }
 

@@ -8,8 +8,8 @@
 
 namespace muster {
 
-/// Whether MUSTER_DEBUG is "detail": every call is compared at all ranks before any of it runs. Without it, what is
-/// compared is what costs nothing.
+/// Whether MUSTER_DEBUG is "detail", in capitals or not: every call is compared at all ranks before any of it runs.
+/// Without it, what is compared is what costs nothing.
 bool wants_agreement();
 
 /// Gathers every rank's `own`, by rank, into `all`.
