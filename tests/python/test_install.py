@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,17 +117,38 @@ def test_a_torch_for_cuda_needs_no_cuda_toolkit(prefix: Path, run: Run, torch_pr
 
 
 @pytest.fixture(scope="module")
-def examples(
+def built_examples(
     prefix: Path, run: Run, root: Path, torch_prefix: str, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., str]:
-    """Runs one of examples/cpp on two ranks, and gives what it said."""
+) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     build(run, root / "examples/cpp", folder, f"{prefix};{torch_prefix}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]:
+    """Runs one of examples/cpp on two ranks, and gives what it said."""
 
     def start(name: str, *arguments: str | Path) -> str:
-        return run([prefix / "bin/muster", "run", "--nproc-per-node", "2", "--no-python", folder / name, *arguments])
+        program = built_examples / name
+        return run([prefix / "bin/muster", "run", "--nproc-per-node", "2", "--no-python", program, *arguments])
 
     return start
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("digits --epochs 3", "digits: takes no options, not --epochs"),
+        ("chars --steps ten", "chars: --steps takes a number, not ten"),
+        ("chars --epochs 3", "chars: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --epochs 3"),
+        ("chars --steps", "chars: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --steps "),
+    ],
+)
+def test_examples_in_cpp_refuse_what_they_do_not_know(built_examples: Path, command: str, said: str) -> None:
+    name, *arguments = command.split()
+    refused = subprocess.run([built_examples / name, *arguments], capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stderr) == (1, said + "\n")
 
 
 def test_digits_in_cpp_build_against_the_package_and_reach_97_percent(examples: Callable[..., str]) -> None:
