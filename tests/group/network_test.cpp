@@ -6,6 +6,7 @@
 
 #include "group/ranks.h"
 #include "io/certificates.h"
+#include "muster/group/farewell.h"
 #include "muster/group/linker.h"
 #include "muster/io/socket.h"
 
@@ -121,24 +122,61 @@ TEST(GroupStreams, AreTheConnectionsOfALink) {
   }
 }
 
-TEST(GroupStreams, EndTheWaitWhenAPeerDiesBetweenThem) {
-  const auto loop = Loop::create().value();
-  const auto patience = Deadline::after(std::chrono::seconds(60));
-  LinkIdentity self{0, 2, "test", 0, {to_bytes("a secret of the tests"), nullptr}};
-  Linker linker(*loop, self, 2);
-  linker.set_places({{"rank 0", "", Transport::kTcp}, {"rank 1", "", Transport::kTcp}});
-  const std::string address = linker.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
-  self.rank = 1;
-  self.lane = {0, 2};
-  std::unique_ptr<Link> first;
-  const auto dial = connect_link(*loop, Address::parse(address).value(), self, 0, patience,
-                                 [&](Result<std::unique_ptr<Link>> link) { first = std::move(link).value(); });
-  ASSERT_TRUE(loop->run_until([&] { return first != nullptr; }, patience));
-  first.reset();
-  const auto linked = linker.link_with({1}, patience, [] { return std::nullopt; });
+/// Rank 0 of two, linked by two connections which the test dials one by one.
+class GroupStreamsOneByOne : public testing::Test {
+ protected:
+  /// Goes on while somebody drives the loop.
+  std::unique_ptr<Dial> dial(int lane) {
+    LinkIdentity peer = identity_;
+    peer.rank = 1;
+    peer.lane = {lane, 2};
+    return connect_link(*loop_, Address::parse(address_).value(), peer, 0, patience_,
+                        [this, lane](Result<std::unique_ptr<Link>> link) { lanes_[lane] = std::move(link).value(); });
+  }
+  void wait_for(int lane) {
+    ASSERT_TRUE(loop_->run_until([&] { return lanes_[lane] != nullptr; }, patience_));
+  }
+  Result<> link_with_peer() {
+    return linker_.link_with({1}, patience_, [] { return std::nullopt; });
+  }
+  void SetUp() override {
+    linker_.set_places({{"rank 0", "", Transport::kTcp}, {"rank 1", "", Transport::kTcp}});
+    address_ = linker_.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
+  }
+
+  const std::unique_ptr<Loop> loop_ = Loop::create().value();
+  const Deadline patience_ = Deadline::after(std::chrono::seconds(60));
+  const LinkIdentity identity_{0, 2, "test", 0, {to_bytes("a secret of the tests"), nullptr}};
+  Linker linker_{*loop_, identity_, 2};
+  std::string address_;
+  std::unique_ptr<Link> lanes_[2];  ///< the peer's ends
+};
+
+TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
+  const auto dialled = dial(0);
+  wait_for(0);
+  lanes_[0].reset();
+  const auto linked = link_with_peer();
   ASSERT_FALSE(linked);
   EXPECT_NE(linked.error().code, ErrorCode::kTimeout) << linked.error().to_string();
   EXPECT_EQ(linked.error().rank, 1);
+}
+
+TEST_F(GroupStreamsOneByOne, AreTakenInAlsoOfAPeerThatHasFormedAndLeft) {
+  bool left = false;
+  linker_.on_link([&](Rank rank, Link& link) {
+    EXPECT_EQ(rank, 1);
+    link.on_close([&](const Error& why) { left = why.code == ErrorCode::kLeft; });
+  });
+  const auto first = dial(0);
+  wait_for(0);
+  lanes_[0]->close(has_left("rank 1", 1));
+  const auto second = dial(1);
+  const auto linked = link_with_peer();  // sees the end of the one before it takes the other in
+  ASSERT_TRUE(linked) << linked.error().to_string();
+  wait_for(1);
+  lanes_[1]->close(has_left("rank 1", 1));
+  ASSERT_TRUE(loop_->run_until([&] { return left; }, patience_));
 }
 
 TEST(GroupStreams, MustBeAsManyAtAllRanks) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "muster/group/farewell.h"
 #include "muster/transport/shm/shm_link.h"
 
 namespace muster {
@@ -38,7 +39,7 @@ void Linker::adopt(std::unique_ptr<Link> link, const Lane& lane) {
     return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
   }
   links_[rank] = lanes_[rank].add(std::move(link), lane, [this](const Error& why) {
-    if (!failure_) failure_ = why;
+    if (!had_formed(why) && !failure_) failure_ = why;
   });
   if (links_[rank] && handler_) handler_(rank, *links_[rank]);
 }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "muster/base/random.h"
+#include "muster/group/farewell.h"
 #include "muster/group/host.h"
 #include "muster/io/handshake.h"
 #include "muster/io/socket.h"
@@ -85,12 +86,10 @@ class MeshBuilder {
     MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_, options_.tcp_streams));
     mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_, options_.tcp_streams);
     // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards, which
-    // hears of links that have ended, too.) But not one that had formed and says in what it failed: it is not needed
-    // any more, and this rank may be the only one to pass its reason on.
+    // hears of links that have ended, too.)
     mesh_.linker->on_link([this](Rank, Link& link) {
       link.on_close([this](const Error& why) {
-        const bool had_formed = why.code == ErrorCode::kLeft || !why.context.empty();
-        if (!had_formed && !error_) error_ = why;
+        if (!had_formed(why) && !error_) error_ = why;
       });
     });
     MUSTER_TRY(listen_locally());
