@@ -71,6 +71,11 @@ void ServerProcess::kill() {
   pid_ = -1;
 }
 
+void ServerProcess::stop() {
+  ::kill(pid_, SIGSTOP);
+  ::waitpid(pid_, nullptr, WUNTRACED);
+}
+
 void ServerProcess::restart() {
   kill();
   pid_ = spawn(words_, folder_);

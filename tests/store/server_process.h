@@ -23,8 +23,8 @@ class ServerProcess {
   /// Ends it with SIGKILL, and starts it again with what its folder holds.
   void kill();
   void restart();
-  /// It is there and does nothing any more; kill() ends it all the same.
-  void stop() { ::kill(pid_, SIGSTOP); }
+  /// It is there, and none of its threads runs any more; kill() ends it all the same.
+  void stop();
   const std::string& folder() const { return folder_; }
 
  private:
