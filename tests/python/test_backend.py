@@ -310,8 +310,10 @@ def test_what_it_cannot_do_is_one_sentence() -> None:
 def alone(rank: int) -> str:
     import muster
 
-    group = dist.new_group(timeout=timedelta(seconds=1.5))
+    group = dist.new_group(timeout=timedelta(seconds=60))
+    assert muster.group(group).timeout == 60
     if rank == 0:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1.5), group)  # not before: ranks come late to form it
         with pytest.raises(muster.TimeoutError, match="all_reduce") as caught:
             dist.all_reduce(torch.ones(4), group=group)
         assert isinstance(caught.value, dist.DistBackendError)

@@ -257,10 +257,12 @@ def test_parameters_that_were_changed_after_wrapping_are_named(ranks: RankPool) 
 
 def starving(rank: int) -> None:
     """Rank 1 has one batch less."""
-    hasty = dist.new_group(timeout=timedelta(seconds=1))
+    hasty = dist.new_group()
     model = DistributedDataParallel(nn.Linear(2, 1), process_group=hasty)
     model(torch.ones(1, 2)).sum().backward()
+    dist.barrier()  # so long anybody may be late
     if rank == 0:
+        c10d._set_pg_timeout(timedelta(seconds=1), hasty)
         with pytest.raises(muster.TimeoutError, match="rank 1"):
             model(torch.ones(1, 2)).sum().backward()
     dist.barrier()
