@@ -16,6 +16,7 @@ import pytest
 from launching import PATIENCE, Job, Launch, find_muster, free_port, is_gone, marked_processes, wait_until
 
 DEAF = "trap '' TERM\necho ready $$\nwhile :; do sleep 1000 & wait; done\n"
+FAIL_WHEN_TOLD = 'while [ ! -e "$(dirname "$0")/fail" ]; do sleep 0.05; done\nexit 3\n'
 
 
 @pytest.fixture
@@ -75,24 +76,25 @@ def test_while_it_ends_workers_that_do_not_want_to(start: Launch, whom: str) -> 
     assert job.left_behind() == []
 
 
-def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place: list[str]) -> None:
-    words = [*place, "--max-restarts=3", "--rdzv-conf=heartbeat_timeout=1", "--timeout=1"]
-    first = start(*words, "--node-rank=0", code="echo ready; read -r word; exit 3\n")
+def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place: list[str], tmp_path: Path) -> None:
+    words = [*place, "--max-restarts=3", "--rdzv-conf=heartbeat_timeout=1", "--timeout=5"]
+    first = start(*words, "--node-rank=0", code=FAIL_WHEN_TOLD)
     # Its workers do not end by themselves, so the restart that the first node's failure brings waits for it.
     second = start(*words, "--node-rank=1", "--shutdown-timeout=1000")
-    second.expect(r"ready \d+")
+    second.expect(r"ready \d+")  # and is deaf
+    (tmp_path / "fail").touch()
     second.expect("exited with status 3")
     os.kill(second.agent(), signal.SIGKILL)
     assert first.finish() == 1
-    assert "of 2 nodes, node 1 did not come within 1 s" in first.err, first.err
+    assert "of 2 nodes, node 1 did not come within 5 s" in first.err, first.err
     second.finish()
     for job in (first, second):
         assert job.left_behind() == []
 
 
 def test_the_root_dies_in_a_restart(start: Launch, place: list[str]) -> None:
-    words = [*place, "--max-restarts=3"]
-    root = start(*words, "--node-rank=0", code="echo ready; read -r word; exit 3\n")
+    words = [*place, "--max-restarts=1000"]
+    root = start(*words, "--node-rank=0", code="exit 3\n")
     other = start(*words, "--node-rank=1", "--shutdown-timeout=1")
     other.expect("exited with status 3")
     end(root, "agent")
@@ -157,7 +159,7 @@ def test_middle_proxies_that_die_at_the_start_and_at_the_end(start: Launch, chai
     root.expect("2 of 3 nodes")
     end(middle, "agent")
     # The first one finds its middle proxy dead, reports to the root, and becomes that of the second one.
-    heir = start(*chain)
+    heir = start(*chain, "--shutdown-timeout=1000")  # its agent is there until it is killed
     heir.expect("of 3 nodes|ready")
     last = start(*chain, "--shutdown-timeout=1")
     last.expect(r"ready \d+")
@@ -201,7 +203,9 @@ STEPS = {
 @pytest.mark.parametrize("step", ["barrier", "end"])
 def test_the_root_dies_while_workers_are_at_work(start: Launch, place: list[str], step: str, tiers: list[str]) -> None:
     code = STEPS[step] + "while :; do sleep 1000 & wait; done\n"
-    root, other = (start(*place, *tiers, f"--node-rank={rank}", "--shutdown-timeout=1", code=code) for rank in range(2))
+    # The root's workers are deaf, so that its agent is there until it is killed.
+    times = ["--shutdown-timeout=1000", "--shutdown-timeout=1"]
+    root, other = (start(*place, *tiers, f"--node-rank={rank}", times[rank], code=code) for rank in range(2))
     pids = [int(job.expect(r"ready (\d+)")[0][1]) for job in (root, other)]
     if step == "end":
         other.send(signal.SIGTERM)
