@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import Launch, is_gone, shown_on_a_terminal, wait_until
+from launching import Launch, free_port, is_gone, shown_on_a_terminal, wait_until
 
 WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 
@@ -328,8 +328,7 @@ def test_a_port_that_is_taken_is_named(launch: Launch) -> None:
 
 
 def test_a_port_that_is_free_is_taken(launch: Launch, script: Callable[[str], Path]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     job = launch("--standalone", "--master-port", str(port), script("print(os.environ['MASTER_PORT'])"))
     assert job.finish() == 0
     assert job.out == f"[rank 0] {port}\n"

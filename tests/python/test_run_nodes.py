@@ -23,9 +23,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     muster = find_muster()
     if muster is None:
         pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    secret = secrets.token_hex(32)
+    port, secret = free_port(), secrets.token_hex(32)
     jobs: list[Job] = []
 
     def start(

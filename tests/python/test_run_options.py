@@ -5,7 +5,6 @@ import os
 import pty
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hosts import two_hosts
-from launching import PATIENCE, Launch, wait_until
+from launching import PATIENCE, Launch, free_port, wait_until
 
 SPEAK = "print(f'out {rank}', flush=True); print(f'err {rank}', file=sys.stderr, flush=True)\n"
 
@@ -447,8 +446,7 @@ def real_ssh(tmp_path: Path) -> Iterator[str]:
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True, timeout=100)
     (tmp_path / "authorized").write_text((tmp_path / "user.pub").read_text())
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     options = [f"-oHostKey={tmp_path}/host", f"-oAuthorizedKeysFile={tmp_path}/authorized", "-oStrictModes=no"]
     options += ["-oUsePAM=no", "-oPermitRootLogin=yes", f"-oPidFile={tmp_path}/pid", "-oListenAddress=127.0.0.1"]
     apart = Path("/run/sshd")  # Debian's sshd wants it

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hosts import Host, two_hosts
-from launching import find_muster
+from launching import find_muster, free_port
 
 DDP = """
 import torch
@@ -42,8 +42,8 @@ def command(line: str) -> list[str | Path]:
     return ["sh", "-c", line.replace("torch_npu_run", f"{muster} run")]
 
 
-def environment(address: str, secret: str = "") -> dict[str, str]:
-    names = {"MASTER_IP_ADDR": address, "MASTER_PORT": "29517", "MUSTER_PYTHON": sys.executable}
+def environment(address: str, secret: str = "", port: int = 29517) -> dict[str, str]:
+    names = {"MASTER_IP_ADDR": address, "MASTER_PORT": str(port), "MUSTER_PYTHON": sys.executable}
     # One thread each: a node's CPUs are shared here by both.
     return {**names, "MUSTER_SECRET": secret, "OMP_NUM_THREADS": "1"}
 
@@ -61,7 +61,8 @@ ONE_NODE = (
 def test_one_node_with_eight_workers(folder: Path) -> None:
     done = subprocess.run(
         command(ONE_NODE),
-        cwd=folder, env={**os.environ, **environment("127.0.0.1")}, capture_output=True, text=True, timeout=PATIENCE,
+        cwd=folder, env={**os.environ, **environment("127.0.0.1", port=free_port())},
+        capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert everybody_trained(done.stdout, 8), done.stdout

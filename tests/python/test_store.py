@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from launching import free_port
 from ranks import run_ranks
 
 import muster
@@ -161,12 +161,6 @@ def serve(program: str, *arguments: str) -> subprocess.Popen[bytes]:
         pytest.skip(f"{program} is not installed")
     assert path is not None, f"{program} is not installed"
     return subprocess.Popen([path, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def open_when_up(url: str) -> dist.Store:
