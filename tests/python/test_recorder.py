@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from launching import find_muster
+from launching import find_muster, wait_until
 from ranks import run_ranks
 
 import muster
@@ -119,8 +119,11 @@ def test_a_hang_is_seen_from_the_shell(tmp_path: Path) -> None:
             text = subprocess.run([command, "dump", "--json", *pids], check=True, capture_output=True, text=True).stdout
             return list(json.loads(text))
 
-        while dumped()[0]["operations"][-1]["operation"] != "all_reduce":  # said so, and will be there soon
-            pass
+        def runs_the_second() -> bool:  # it has said so, and will be there soon
+            entry = dumped()[0]["operations"][-1]
+            return (entry["operation"], entry["state"]) == ("all_reduce", "running")
+
+        wait_until(runs_the_second)
         last = [group["operations"][-1] for group in dumped()]
         assert [(entry["text"], entry["state"], entry["site"]) for entry in last] == [
             ("all_reduce #2 (float32[5], sum)", "running", "hang.py:11"),
