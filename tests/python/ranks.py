@@ -64,7 +64,7 @@ class RankPool:
     in rank order. A rank's failure ends them all; the next run() starts anew.
     """
 
-    def __init__(self, size: int, timeout: float = 60) -> None:
+    def __init__(self, size: int, timeout: float = 120) -> None:
         self.size, self._timeout = size, timeout
         self._workers: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
@@ -111,7 +111,7 @@ class RankPool:
 
 def _pool_main(rank: int, size: int, store: str, pipe: multiprocessing.connection.Connection) -> None:
     torch.set_num_threads(1)
-    limit = timedelta(seconds=30)
+    limit = timedelta(seconds=100)  # less than run() waits for an answer, which is to tell who was late
     dist.init_process_group("muster", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
     while (job := pipe.recv()) is not None:
         body, arguments = job
