@@ -77,7 +77,7 @@ def test_while_it_ends_workers_that_do_not_want_to(start: Launch, whom: str) -> 
 
 
 def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place: list[str], tmp_path: Path) -> None:
-    words = [*place, "--max-restarts=3", "--rdzv-conf=heartbeat_timeout=1", "--timeout=5"]
+    words = [*place, "--max-restarts=3", "--timeout=5"]
     first = start(*words, "--node-rank=0", code=FAIL_WHEN_TOLD)
     # Its workers do not end by themselves, so the restart that the first node's failure brings waits for it.
     second = start(*words, "--node-rank=1", "--shutdown-timeout=1000")
@@ -148,7 +148,7 @@ def test_what_a_job_leaves_that_is_killed_altogether_is_removed_by_the_next(
 @pytest.fixture
 def chain(place: list[str]) -> list[str]:
     """Of a job of three nodes: the second one's proxy is all that the third one's knows of the first."""
-    tiers = ["--enable-tiered-parallel-tcpstore", "--store-fanout=1", "--rdzv-conf=heartbeat_timeout=1"]
+    tiers = ["--enable-tiered-parallel-tcpstore", "--store-fanout=1", "--rdzv-conf=heartbeat_timeout=3"]
     return ["--nnodes=3", "--max-restarts=1", *place[1:], *tiers]
 
 
