@@ -138,13 +138,24 @@ TEST(StoreServer, CutsOffAMemberThatNeverReads) {
     EXPECT_OK(store->set("big", Bytes(1 << 20), soon()));
     const auto deaf = connect_to_store(asked.tcp_url(), {test_secret(), nullptr}, soon());
     ASSERT_TRUE(deaf.has_value()) << deaf.error().to_string();
+    Bytes gets;  // sent at once, or it may be cut off before all are
     for (RequestId id = 1; id <= 50; ++id) {
       const Bytes get = *encode_request({StoreOperation::kGet, id, {"big"}});
-      EXPECT_EQ(send(deaf->stream->fd(), get.data(), get.size(), MSG_NOSIGNAL), std::ssize(get));
+      gets.insert(gets.end(), get.begin(), get.end());
     }
+    EXPECT_EQ(send(deaf->stream->fd(), gets.data(), gets.size(), MSG_NOSIGNAL), std::ssize(gets));
     EXPECT_TRUE(is_cut_off(deaf->stream->fd(), *encode_request({StoreOperation::kCheck, 51, {"big"}})));
     EXPECT_TRUE(works(asked));
   }
+}
+
+/// One whose greeting came in time, on a server with little patience and a machine that may stand still for longer.
+RawClient welcome_client(const TestServer& server) {
+  for (const Deadline deadline = test_deadline(); !deadline.passed();) {
+    RawClient client(server.torch_address());
+    if (client.try_send(*from_hex(kTorchHello)) && client.try_receive(4) == Bytes{1, 0, 0, 0}) return client;
+  }
+  return torch_client(server);
 }
 
 TEST(StoreServer, CutsOffAClientThatStopsInTheMiddleOfARequest) {
@@ -153,10 +164,10 @@ TEST(StoreServer, CutsOffAClientThatStopsInTheMiddleOfARequest) {
   const TestServer server("", options);
   RawClient mute(server.torch_address());
   EXPECT_TRUE(mute.is_closed());
-  RawClient halting = torch_client(server);
+  RawClient halting = welcome_client(server);
   const Bytes request = *from_hex("0303000000000000002f6162");
   for (const auto half : {ByteView(request).first(1), ByteView(request).first(11)}) {
-    RawClient client = torch_client(server);
+    RawClient client = welcome_client(server);
     client.send(half);
     EXPECT_TRUE(client.is_closed());
   }

@@ -229,8 +229,13 @@ TEST(FewDescriptors, RefusesNewcomersAndServesTheOthers) {
   }
   EXPECT_TRUE(refused);
   ASSERT_GT(clients.size(), 3U);
-  expect_error(open_store(server.url(), test_secret(), Deadline::after(300ms)), ErrorCode::kTimeout,
-               "descriptor");
+  auto newcomer = open_store(server.url(), test_secret(), Deadline::after(300ms));
+  // A server that was busy for that long has given no reason.
+  for (const Deadline deadline = test_deadline(); !newcomer && !deadline.passed();) {
+    if (newcomer.error().message.find("descriptor") != std::string::npos) break;
+    newcomer = open_store(server.url(), test_secret(), Deadline::after(300ms));
+  }
+  expect_error(newcomer, ErrorCode::kTimeout, "descriptor");
   clients.front().send_hex("0402000000000000002f6e0500000000000000");
   EXPECT_EQ(clients.front().receive(8), (Bytes{5, 0, 0, 0, 0, 0, 0, 0}));
   clients.erase(clients.begin() + 3, clients.end());
