@@ -4,6 +4,7 @@
 
 #include "muster/store/connect.h"
 #include "muster/store/messages.h"
+#include "muster/store/request_store.h"
 #include "store/store_model.h"
 #include "store/torch_client.h"
 
@@ -26,7 +27,9 @@ class StoreClient : public RecordedClient {
     const ErrorCode code = reply.status.error().code;
     const bool lost = code == ErrorCode::kPeerLost;
     const bool barrier = request.operation == StoreOperation::kBarrier;
-    const bool no_effect = certain_ ? request.operation == StoreOperation::kQueuePop || barrier : false;
+    // Who has waited in vain for the server's last word does not know what became of what he asked for.
+    const bool unheard = steady_clock().now() >= deadline.when() + kCancelGrace;
+    const bool no_effect = certain_ && !unheard && (request.operation == StoreOperation::kQueuePop || barrier);
     if (code == ErrorCode::kTimeout && (no_effect || (!barrier && !changes(request.operation)))) {
       return {Learned::What::kNothing};
     }

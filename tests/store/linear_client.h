@@ -31,7 +31,8 @@ class RecordedClient {
   virtual Learned call(const Request& request, const Deadline& deadline) = 0;
 };
 
-/// `certain`: nothing interferes with its connections, so a pop or a barrier that timed out has taken no part.
+/// `certain`: nothing interferes with its connections, so a pop or a barrier that timed out has taken no part, if the
+/// server said so in time.
 std::unique_ptr<RecordedClient> recorded(std::unique_ptr<Store> store, bool certain);
 /// Speaks PyTorch's protocol; null if it cannot connect.
 std::unique_ptr<RecordedClient> recorded_torch(const Address& address);
