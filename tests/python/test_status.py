@@ -39,12 +39,9 @@ def test_status_shows_a_running_job_and_forgets_it_afterwards(runtime: Path) -> 
     job = Job([str(find_muster()), "run", *words, "--no-python", "/bin/sh", "-c", code])
     try:
         pids = sorted(int(match[1]) for match in job.expect(r"\] generation 1 pid (\d+)\n", count=2))
-        shown: dict[str, Any] = {}
-        while "pids" not in shown:
-            signal.sigtimedwait([], 0.05)
-            (entry,) = json.loads(status("--json", "shown").stdout)
-            shown = entry["nodes"][0]
-        assert entry["generation"] == 1 and entry["restarts"] == 1
+        entry = ask(lambda entry: entry.get("generation") == 1 and len(said_pids(entry)) == 2, "shown")
+        (shown,) = entry["nodes"]
+        assert entry["restarts"] == 1
         assert shown["state"] == "running" and shown["workers"] == 2
         assert sorted(shown["pids"]) == pids
         text = status().stdout
@@ -89,7 +86,7 @@ def test_a_watcher_sees_the_job_until_it_ends(runtime: Path) -> None:
             last: dict[str, Any] = {}
             for line in watcher.stdout:
                 shown = json.loads(line)
-                if not last and shown and len(said_pids(shown[0])) == 2:
+                if not last and shown and shown[0].get("generation") == 1 and len(said_pids(shown[0])) == 2:
                     last = shown[0]
                     job.send(signal.SIGTERM)
             assert watcher.wait() == 1
