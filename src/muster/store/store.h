@@ -44,7 +44,8 @@ class Store {
   virtual Result<> multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values,
                              const Deadline& deadline) = 0;
   virtual Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) = 0;
-  /// Oldest first; waits until there is one.
+  /// Oldest first; waits until there is one. After kTimeout nothing was taken, unless the server stood still for a
+  /// second beyond the deadline: then what it took is lost.
   virtual Result<Bytes> queue_pop(const Key& key, const Deadline& deadline) = 0;
   virtual Result<int64_t> queue_length(const Key& key, const Deadline& deadline) = 0;
   virtual Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) = 0;
