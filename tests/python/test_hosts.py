@@ -25,12 +25,14 @@ def run_on(
     script: list[str | Path],
     nproc: int = 2,
     options: tuple[str, ...] = (),
+    meeting: str = "",
 ) -> list[tuple[int, str]]:
-    """Starts one agent a host; their exit statuses and outputs."""
+    """Starts one agent a host, to meet at the first or at the URL `meeting`; their exit statuses and outputs."""
     agents = []
     for node, host in enumerate(hosts):
-        command = [binary, "run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", str(nproc)]
-        command += ["--master-addr", hosts[0].address, "--master-port", "29500", *options, *script]
+        command = [binary, "run", "--nnodes", "2", "--nproc-per-node", str(nproc)]
+        first = ["--node-rank", str(node), "--master-addr", hosts[0].address, "--master-port", "29500"]
+        command += [*(["--rdzv-endpoint", meeting] if meeting else first), *options, *script]
         agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
     try:
         outputs = [agent.communicate(timeout=240)[0] for agent in agents]
@@ -76,6 +78,15 @@ def test_no_ports_but_the_roots_and_those_for_messages_stay_open_to_the_network(
     # One for each rank, where others may dial to send it a message; strangers fail there as everywhere.
     assert said.count("sum ok; 3 ports open") == 2, said
     assert other_said.count("sum ok; 2 ports open") == 2, other_said
+
+
+def test_hosts_meet_in_a_file_that_they_share(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
+    script = tmp_path / "report.py"
+    script.write_text(REPORT)
+    meeting = f"file://{tmp_path}/meeting"
+    ended = run_on(hosts, release_build / "src/muster/launch/muster", [script], 1, ("--timeout", "30"), meeting)
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert all("sum ok" in said for _, said in ended), ended
 
 
 def test_the_named_interface_carries_the_job(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "muster/base/host_name.h"
+#include "muster/group/host.h"
 #include "muster/io/address.h"
 #include "muster/io/handshake.h"
 #include "muster/io/tls.h"
@@ -101,8 +101,10 @@ class Opening {
     if (!outside) return fail(outside.error().code, "--rdzv-endpoint: " + outside.error().message);
     node_.outside = std::move(*outside);
     node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
-    const std::string host = host_of(options_.rdzv_url);
-    MUSTER_ASSIGN(const Address towards, resolve_one("--rdzv-endpoint", host.empty() ? host_name() : host, 1));
+    Address towards = outward_address();
+    if (const std::string host = host_of(options_.rdzv_url); !host.empty()) {
+      MUSTER_ASSIGN(towards, resolve_one("--rdzv-endpoint", host, 1));
+    }
     MUSTER_TRY(find_interface(towards));
     Error last{ErrorCode::kTimeout, "no time was left", kNoRank, ""};
     while (!cancelled() && !deadline_.passed()) {
