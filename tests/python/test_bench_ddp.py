@@ -21,6 +21,7 @@ import pytest
 import torch
 from forks import CONTEXT, Process
 from hosts import require
+from launching import PATIENCE
 from muster.bench import ddp
 from muster.bench.__main__ import main
 from muster.bench.ddp_models import MODELS
@@ -127,10 +128,14 @@ def test_a_signal_leaves_no_network_behind(number: signal.Signals) -> None:
     here, there = CONTEXT.Pipe()
     process = Process(target=hold_a_network, args=(there,))
     process.start()
-    namespaces = here.recv()
-    assert len(namespaces) == 2
-    os.kill(process.pid, number)
-    process.join()
+    try:
+        assert here.poll(PATIENCE)
+        namespaces = here.recv()
+        assert len(namespaces) == 2
+        os.kill(process.pid, number)
+        process.join(PATIENCE)
+    finally:
+        process.kill()
     assert process.exitcode == 128 + number
     assert not [name for name in namespaces if Path("/run/netns", name).exists()]
 
