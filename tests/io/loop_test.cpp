@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "io/io_testing.h"
+#include "io/yields.h"
 
 namespace muster {
 namespace {
@@ -208,10 +209,20 @@ TEST(LoopPoller, IsAskedAtEveryTurnAndMayRemoveItself) {
     if (++asked == 3) loop->remove_poller(id);
     return asked == 3;
   });
-  EXPECT_TRUE(loop->run_once(soon()));  // waits in slices until the poller has progress
+  EXPECT_TRUE(loop->run_once(soon()));  // asks until the poller has progress
   EXPECT_EQ(asked, 3);
   EXPECT_FALSE(loop->poll());
   EXPECT_EQ(asked, 3);
+}
+
+TEST(LoopPoller, LetsOthersOntoTheCoreWhileItAsksInVain) {
+  const auto loop = make_loop();
+  int asked = 0;
+  loop->add_poller([&] { return ++asked == 100; });
+  const long before = test::yields();
+  EXPECT_TRUE(loop->run_once(soon()));
+  EXPECT_EQ(asked, 100);
+  EXPECT_GT(test::yields() - before, 50);
 }
 
 TEST(LoopRun, TimesOutAtTheDeadlineAndNotBefore) {

@@ -1,5 +1,6 @@
 #include "muster/io/loop.h"
 
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -21,6 +22,8 @@ namespace muster {
 namespace {
 
 constexpr size_t kEventsPerTurn = 512;
+/// Vain turns of pollers before others are let onto the core.
+constexpr int kPoliteAfter = 8;
 
 /// epoll's user data: the descriptor, and which of the watches that it has had over time. An event of an earlier watch
 /// on the same number is thus told from one of the present watch.
@@ -190,7 +193,6 @@ bool Loop::Impl::run_events(Duration timeout) {
 
 Duration Loop::Impl::longest_wait(Duration left) const {
   if (!timers.empty()) left = std::min(left, timers.begin()->first.first - clock->now());
-  if (!pollers.empty()) left = std::min(left, kIdleSlice);
   return std::max(left, Duration::zero());
 }
 
@@ -292,14 +294,17 @@ bool Loop::run_once(const Deadline& deadline) {
   Impl* const outer = std::exchange(Impl::turning, impl_.get());
   bool ran = false;
   impl_->woken = false;
-  do {
+  for (int vain = 0;; ++vain) {
     ran |= impl_->run_pollers();
     ran |= impl_->run_tasks();
     ran |= impl_->run_timers();
-    const bool more = ran || impl_->has_tasks.load(std::memory_order_relaxed);
+    const bool spins = !impl_->pollers.empty();
+    const bool more = ran || spins || impl_->has_tasks.load(std::memory_order_relaxed);
     ran |= impl_->run_events(more ? Duration::zero() : impl_->longest_wait(deadline.left()));
     ran |= impl_->run_tasks();
-  } while (!ran && !impl_->woken && !deadline.passed());
+    if (ran || impl_->woken || deadline.passed()) break;
+    if (spins && vain >= kPoliteAfter) sched_yield();  // whom the pollers wait for may need the core
+  }
   Impl::turning = outer;
   return ran;
 }

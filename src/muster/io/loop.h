@@ -44,8 +44,7 @@ class Loop {
   void wake();
 
   /// Called at every turn, before any wait: for what has no descriptor (shared memory). Returns true if it made
-  /// progress. While a poller is registered, a wait is cut into slices of at most kIdleSlice.
-  static constexpr Duration kIdleSlice = std::chrono::microseconds(100);
+  /// progress. While a poller is registered no turn sleeps: it asks again and again, and lets others onto the core.
   using PollerId = uint64_t;
   PollerId add_poller(std::function<bool()> poller);
   void remove_poller(PollerId poller);

@@ -132,7 +132,7 @@ void ShmLink::look_out() {
   poller_ = loop_.add_poller([this] { return poll(); });
 }
 
-/// True while it is not to sleep. The link may be gone afterwards.
+/// True if bytes moved. The link may be gone afterwards.
 bool ShmLink::poll() {
   moved_ = false;
   pump_receives();
@@ -142,9 +142,9 @@ bool ShmLink::poll() {
     if (moved_) spin_until_ = now + kSpin;
     if (now >= spin_until_) park();
   }
-  const bool awake = moved_ || poller_ != 0;
+  const bool moved = moved_;
   settle();
-  return awake;
+  return moved;
 }
 
 void ShmLink::park() {
