@@ -3,7 +3,6 @@
 #include <latch>
 
 #include "group/ranks.h"
-#include "io/yields.h"
 
 namespace muster {
 namespace {
@@ -370,27 +369,6 @@ TEST_P(Messages, EndWithAnAbortHereAndAtThePeer) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Messages, testing::Values("shm", "unix", "tcp", "striped"),
                          [](const auto& info) { return std::string(info.param); });
-
-/// Or a peer that shares the core would come too late again and again.
-TEST(MessagesOverMemory, LetOthersOntoTheCoreWhileTheyAreAwaited) {
-  int polite = 0;
-  test::run_group(2, "shm", [&polite](Group& group) {
-    Floats data(4);
-    for (uint32_t tag = 0; tag < 200; ++tag) {
-      if (group.membership().rank == 1) {
-        expect_done(group.receive(view(data), 0, tag));
-        continue;
-      }
-      const long before = test::yields();
-      for (const Deadline deadline = Deadline::after(std::chrono::milliseconds(5));
-           test::yields() == before && !deadline.passed();) {
-      }
-      polite += test::yields() > before;
-      expect_done(group.send(view(data), 1, tag));
-    }
-  });
-  EXPECT_GT(polite, 20) << "of 200";
-}
 
 /// Groups that end at different times.
 void run_leaving(const char* transports, const std::function<void(std::unique_ptr<Group>, Rank)>& body, int size = 2) {

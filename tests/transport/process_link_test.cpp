@@ -1,4 +1,6 @@
 // The contract over every kind of link between processes, with both ends on one loop.
+#include <array>
+
 #include "contract/link_contract.h"
 #include "muster/transport/striped_link.h"
 #include "transport/link_kinds.h"
@@ -35,6 +37,7 @@ class LoopPair final : public LinkPair {
     right.reset();
   }
 
+  Loop& loop() { return *loop_; }
   Result<> run_until(const std::function<bool()>& done) override { return loop_->run_until(done, patience()); }
   bool settle() override {
     for (int turns = 0; turns < 1'000'000; ++turns) {
@@ -57,6 +60,26 @@ std::vector<LinkKind> contract_kinds() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Process, LinkContract, testing::ValuesIn(contract_kinds()), kind_name);
+
+/// Or who waits would take it for progress, and never give away the core that the peer may need.
+TEST(ShmLink, MakesNoProgressWhileItLooksInVain) {
+  for (const ProcessLinkKind& kind : process_link_kinds()) {
+    if (!kind.shm) continue;
+    const auto pair = LoopPair::make(kind, 1);
+    ASSERT_TRUE(pair);
+    Loop& loop = static_cast<LoopPair&>(*pair).loop();
+    std::array<uint8_t, 2> bytes{7, 0};
+    const Segment into{&bytes[1], 1};
+    bool received = false;
+    pair->left->receive({&into, 1}, [&](const Result<>& result) { received = result.has_value(); });
+    EXPECT_EQ(loop.idle_time(std::chrono::seconds(1)), Duration::zero()) << "it looks before it sleeps";
+    EXPECT_FALSE(loop.run_pollers());
+    const ConstSegment from{&bytes[0], 1};
+    pair->right->send({&from, 1}, [](const Result<>& result) { EXPECT_TRUE(result); });
+    ASSERT_TRUE(pair->run_until([&] { return received; }));
+    EXPECT_EQ(bytes[1], 7);
+  }
+}
 
 }  // namespace
 }  // namespace muster
