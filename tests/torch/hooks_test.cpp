@@ -43,6 +43,7 @@ class Worker {
   }
   void destroy_hook() { hook_.reset(); }
   Group& group() { return *groups_.group; }
+  Group& second_group() { return *groups_.second; }
   Rank rank() { return group().membership().rank; }
   bool same_everywhere(const at::Tensor& tensor) {
     const at::Tensor all = all_gather(group(), tensor.view(at::kInt));
@@ -255,6 +256,25 @@ TEST(Hooks, DestroyingOneEndsWhatItHasBegun) {
       destroyed.set_value();
     }
     EXPECT_TRUE(worker.group().barrier().result()) << "what was sent still has its memory";
+  });
+}
+
+/// Though the thread that gave it is still about it, as other ranks may be about theirs.
+TEST(Hooks, DestroyingOneEndsNothingThatHasItsResult) {
+  std::latch watched(2);  // the results that the test waits for
+  run_workers(3, "shm", int8, [&watched](Worker& worker) {
+    if (worker.rank() == 2) watched.wait();
+    const auto future = worker.begin(normal({1000}, 0));
+    std::promise<void> destroyed;
+    if (worker.rank() != 2) {
+      future->addCallback([gone = destroyed.get_future().share()](c10::ivalue::Future&) { gone.wait(); });
+      watched.count_down();
+    }
+    future->wait();
+    worker.destroy_hook();
+    EXPECT_TRUE(worker.second_group().status()) << worker.second_group().status().error().to_string();
+    destroyed.set_value();
+    EXPECT_TRUE(worker.group().barrier().result());
   });
 }
 

@@ -95,7 +95,8 @@ TwoStepHook::TwoStepHook(HookGroups groups) : NativeHook(groups) {
 }
 
 TwoStepHook::~TwoStepHook() {
-  if (sequencer_.busy()) second()->abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
+  if (last_ && !last_->completed())
+    second()->abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
 }
 
 namespace {

@@ -45,9 +45,12 @@ class NativeHook : public c10d::CommHookInterface {
 class TwoStepHook : public NativeHook {
  public:
   explicit TwoStepHook(HookGroups groups);
+  /// Ends what has not got its result, here and at the other ranks.
   ~TwoStepHook() override;
 
  protected:
+  /// Like reduce(). The futures complete in the order in which they were given out.
+  virtual HookFuture begin(c10d::GradBucket& bucket) = 0;
   /// Calls `step` with the work's result when all that was begun before has ended, on the sequencer's thread.
   template <class Step>
   void after(const Work& work, Step step) {
@@ -76,7 +79,10 @@ class TwoStepHook : public NativeHook {
   }
 
  private:
+  HookFuture reduce(c10d::GradBucket& bucket) final { return last_ = begin(bucket); }
+
   HookSequencer sequencer_;
+  HookFuture last_;
 };
 
 /// What a hook keeps of each bucket between steps: a State, which begins anew when the bucket has become another.

@@ -106,7 +106,7 @@ class Int8Hook final : public TwoStepHook {
   template <class Piece>
   using Pieces = std::vector<std::shared_ptr<Piece>>;
 
-  HookFuture reduce(c10d::GradBucket& bucket) override { return size() == 2 ? exchange(bucket) : shard(bucket); }
+  HookFuture begin(c10d::GradBucket& bucket) override { return size() == 2 ? exchange(bucket) : shard(bucket); }
 
   /// The pieces go over either group in turn: while one ends, the next is on its way.
   HookFuture exchange(c10d::GradBucket& bucket) {

@@ -16,7 +16,7 @@ struct HookSequencer::Queue {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::shared_ptr<Entry>> entries;
-  bool running = false, closed = false;
+  bool closed = false;
 
   void run() {
     std::unique_lock lock(mutex);
@@ -29,12 +29,10 @@ struct HookSequencer::Queue {
       const bool ended = entry->result.has_value();
       const Result<> result = ended ? *entry->result : fail(ErrorCode::kAborted, "its communication hook ended");
       if (!ended) cut_off.push_back(entry);
-      running = true;
       lock.unlock();
       entry->step(result);
       if (ended) entry->step = nullptr;  // here and not where the work's callback goes
       lock.lock();
-      running = false;
     }
     for (const auto& entry : cut_off) {  // whose memory is the operation's until that has ended
       changed.wait(lock, [&entry] { return entry->result.has_value(); });
@@ -52,12 +50,6 @@ HookSequencer::~HookSequencer() {
     queue_->closed = true;
   }
   queue_->changed.notify_all();
-}
-
-bool HookSequencer::busy() const {
-  if (queue_ == nullptr) return false;
-  const std::lock_guard lock(queue_->mutex);
-  return queue_->running || !queue_->entries.empty();
 }
 
 void HookSequencer::then(const Work& work, Step step) {

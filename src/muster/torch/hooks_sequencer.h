@@ -27,8 +27,6 @@ class HookSequencer {
   /// Calls `step` with the result of `work`, after all earlier steps. It may block for later works of other groups. At
   /// most as many wait as a model has buckets.
   void then(const Work& work, Step step);
-  /// Whether a step waits or runs.
-  bool busy() const;
 
  private:
   struct Queue;
