@@ -49,11 +49,11 @@ class TwoStepHook : public NativeHook {
   ~TwoStepHook() override;
 
  protected:
-  /// Like reduce(). The futures complete in the order in which they were given out.
-  virtual HookFuture begin(c10d::GradBucket& bucket) = 0;
-  /// Calls `step` with the work's result when all that was begun before has ended, on the sequencer's thread.
+  /// Calls `step` with the work's result when all that was begun before has ended, on the sequencer's thread. It
+  /// settles `future`, or one after it does.
   template <class Step>
-  void after(const Work& work, Step step) {
+  void after(const Work& work, const HookFuture& future, Step step) {
+    last_ = future;
     sequencer_.then(work, [second = second(), step](const Result<>& result) {
       if (!result) second->abort(result.error());  // the other ranks may be waiting there
       step(result);
@@ -64,7 +64,7 @@ class TwoStepHook : public NativeHook {
   /// outlive this.
   template <class Next, class Submit, class Finish>
   HookFuture then(const Work& first, const at::Tensor& buffer, Next next, Submit submit, Finish finish) {
-    const HookFuture future = new_future();
+    const HookFuture future = last_ = new_future();
     sequencer_.then(first, [second = second(), future, buffer, next, submit, finish](Result<> result) {
       if (result) {
         next();
@@ -79,10 +79,8 @@ class TwoStepHook : public NativeHook {
   }
 
  private:
-  HookFuture reduce(c10d::GradBucket& bucket) final { return last_ = begin(bucket); }
-
   HookSequencer sequencer_;
-  HookFuture last_;
+  HookFuture last_;  ///< of its steps: they run in order, so all others complete before it
 };
 
 /// What a hook keeps of each bucket between steps: a State, which begins anew when the bucket has become another.

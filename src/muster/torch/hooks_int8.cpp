@@ -106,7 +106,7 @@ class Int8Hook final : public TwoStepHook {
   template <class Piece>
   using Pieces = std::vector<std::shared_ptr<Piece>>;
 
-  HookFuture begin(c10d::GradBucket& bucket) override { return size() == 2 ? exchange(bucket) : shard(bucket); }
+  HookFuture reduce(c10d::GradBucket& bucket) override { return size() == 2 ? exchange(bucket) : shard(bucket); }
 
   /// The pieces go over either group in turn: while one ends, the next is on its way.
   HookFuture exchange(c10d::GradBucket& bucket) {
@@ -125,7 +125,7 @@ class Int8Hook final : public TwoStepHook {
       Group& way = turn_++ % 2 == 0 ? group() : *second();
       const Work work = way.all_gather(piece->records.one(rank()), piece->records.all(), {.async = true});
       const bool last = i + 1 == pieces->size();
-      after(work, [=, begin = i * step](const Result<>& result) {
+      after(work, future, [=, begin = i * step](const Result<>& result) {
         if (*outcome) *outcome = result;
         if (*outcome) piece->average_into(buffer.data_ptr<float>() + begin);
         if (last) settle(future, *outcome, buffer);

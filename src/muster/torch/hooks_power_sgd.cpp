@@ -129,7 +129,7 @@ class PowerSgdHook final : public TwoStepHook {
   PowerSgdHook(HookGroups groups, const PowerSgdOptions& options) : TwoStepHook(std::move(groups)), options_(options) {}
 
  private:
-  HookFuture begin(c10d::GradBucket& bucket) override {
+  HookFuture reduce(c10d::GradBucket& bucket) override {
     const at::Tensor& buffer = bucket.getBuffer();
     const uint64_t step = bucket.isLast() ? steps_++ : steps_;
     if (step < options_.start) return average(buffer);
