@@ -1,9 +1,11 @@
 """`make wheel`: what it builds installs in a clean virtual environment and trains there."""
 
+import email
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +53,62 @@ def test_the_wheel_holds_the_package_the_binary_and_the_entry_point(wheel: Path)
     assert any(name.endswith(".data/scripts/muster") for name in names)
     assert any("LICENSE" in name for name in names)
     assert not any(name.endswith((".a", ".h", ".cpp", ".csv.gz")) for name in names)
+
+
+def requirements(metadata: bytes) -> list[str]:
+    return [line for line in email.message_from_bytes(metadata).get_all("Requires-Dist", []) if "extra ==" not in line]
+
+
+def test_the_wheel_needs_the_torch_that_it_loads(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (release,) = re.findall(r'TORCH = "(.*)"', archive.read("muster/_build.py").decode())
+        assert requirements(archive.read(metadata)) == [f"torch=={release}", "numpy"]
+    assert torch.__version__.split("+")[0] == release
+
+
+def backend(call: str, folder: Path, root: Path, lines: str = "") -> subprocess.CompletedProcess[str]:
+    """Of what pyproject.toml names, in the environment of the tests, after `lines`."""
+    code = f"{lines}\nimport sys\nfrom scikit_build_core import build\nbuild.{call}(sys.argv[1])"
+    return subprocess.run([sys.executable, "-c", code, folder], cwd=root, capture_output=True, text=True, timeout=300)
+
+
+HIDE_TORCH = """
+import importlib.metadata
+def hide(name, found=importlib.metadata.version):
+    if name == "torch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return found(name)
+importlib.metadata.version = hide
+"""
+
+
+def test_a_wheel_is_said_to_need_the_torch_that_is_installed(root: Path, tmp_path: Path) -> None:
+    done = backend("prepare_metadata_for_build_wheel", tmp_path, root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    assert requirements(metadata.read_bytes()) == [f"torch=={torch.__version__.split('+')[0]}", "numpy"]
+
+
+def test_sources_leave_the_torch_to_their_wheels(root: Path, tmp_path: Path) -> None:
+    """Whoever makes them need not have one."""
+    done = backend("build_sdist", tmp_path, root, HIDE_TORCH)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = tmp_path.glob("torch_muster-*.tar.gz")
+    with tarfile.open(archive) as sources:
+        top = archive.name.removesuffix(".tar.gz")
+        assert f"{top}/tools/wheel_metadata.py" in sources.getnames(), "which the build of a wheel calls"
+        file = sources.extractfile(f"{top}/PKG-INFO")
+        assert file is not None
+        metadata = file.read()
+    assert requirements(metadata) == ["torch>=2.11", "numpy"]
+    assert email.message_from_bytes(metadata).get_all("Dynamic") == ["Requires-Dist"]
+
+
+def test_a_wheel_without_a_torch_to_build_against_is_refused(root: Path, tmp_path: Path) -> None:
+    done = backend("prepare_metadata_for_build_wheel", tmp_path, root, HIDE_TORCH)
+    assert done.returncode != 0
+    assert "install torch" in done.stderr
 
 
 def test_digits_train_in_a_clean_environment(clean: Path, root: Path, run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""What pyproject.toml alone cannot say of a wheel: the one release of torch that its native module can load.
+
+scikit-build-core calls this when it builds (`[[tool.dynamic-metadata]]`). libtorch has no stable C++ ABI, so a wheel
+needs the very release that it was built against. Sources need one that they can be built with.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+class Provider:
+    """`settings`: the requirements that are always the same, and for `torch` what the sources can be built with."""
+
+    def __init__(self) -> None:
+        self._state = ""
+
+    def build_state(self, state: str) -> None:
+        self._state = state
+
+    def dynamic_metadata(self, settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, list[str]]:
+        torch = f"torch{settings['torch']}" if self._state == "sdist" else f"torch=={_installed_release()}"
+        return {"dependencies": [torch, *settings["others"]]}
+
+    def dynamic_wheel(self, settings: Mapping[str, Any]) -> dict[str, bool]:
+        return {"dependencies": True}
+
+
+def _installed_release() -> str:
+    """As python/bindings/CMakeLists.txt cuts it: of "2.13.0+cpu" "2.13.0", for all its builds are alike."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise RuntimeError(
+            "muster is built against the torch that is installed, and none is: install torch and scikit-build-core, "
+            "then build with `pip wheel --no-build-isolation .`"
+        ) from None
+    release = re.match(r"\d+\.\d+\.\d+", version)
+    if release is None:
+        raise RuntimeError(f"the installed torch has the version {version!r}, which begins with no release")
+    return release.group()
