@@ -83,6 +83,23 @@ def as_timedelta(timeout: timedelta | float) -> timedelta:
     return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
 
 
+def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
+    """What each rank gives, in rank order; at rank 0 alone, and nothing at the others.
+
+    In place of torch.distributed.gather_object, which unpickles what arrives and so lets a peer run code here.
+    """
+    size, leads = dist.get_world_size(group), dist.get_rank(group) == 0
+    lengths = torch.empty(size, dtype=torch.int64)
+    all_gather_into(lengths, torch.tensor([len(own)]), group).wait()
+    longest = int(lengths.max())
+    mine = torch.zeros(longest, dtype=torch.uint8)
+    mine[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else mine[:0]
+    all_of_them = [torch.empty_like(mine) for _ in range(size)] if leads else None
+    dist.gather(mine, all_of_them, dst=dist.get_global_rank(group, 0), group=group)
+    pairs = zip(all_of_them or [], lengths.tolist(), strict=False)
+    return [tensor[:length].numpy().tobytes() for tensor, length in pairs]
+
+
 def all_gather_into(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> Work:
     """Of any backend. torch.distributed's own function has another name, and the old one a warning, from 2.13 on."""
     return group._allgather_base(output, tensor)

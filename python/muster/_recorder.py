@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from muster import _C
-from muster._group import all_gather_into, process_group_of
+from muster._group import all_gather_into, gather_bytes, process_group_of
 
 _ROUNDS = 20  # of exchanged times
 
@@ -46,11 +47,9 @@ def write(own: dict[str, Any], path: str | os.PathLike[str], group: dist.Process
     group = process_group_of(group)
     difference = _clock_difference(group)
     own["otherData"]["begin_monotonic_ns"] -= difference
-    leads = dist.get_rank(group) == 0
-    traces: list[Any] | None = [None] * dist.get_world_size(group) if leads else None
-    dist.gather_object(own, traces, dst=dist.get_global_rank(group, 0), group=group)
-    if traces is not None:
-        _merge(traces, path)
+    texts = gather_bytes(json.dumps(own).encode(), group)
+    if texts:
+        _merge([json.loads(text) for text in texts], path)
 
 
 def _merge(traces: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
@@ -68,10 +67,10 @@ def _merge(traces: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     Path(path).write_text(json.dumps(merged))
 
 
-def _clock() -> str:
-    """Which monotonic clock this process has: its boot's, which a container may have set off (time_namespaces(7))."""
+def _clock() -> bytes:
+    """Equal where the monotonic clock is: that of a boot, which a container may have set off (time_namespaces(7))."""
     boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/time")
-    return f"{boot}{namespace.readlink() if namespace.is_symlink() else ''}"
+    return hashlib.sha256(f"{boot}{namespace.readlink() if namespace.is_symlink() else ''}".encode()).digest()
 
 
 def _clock_difference(group: dist.ProcessGroup) -> int:
@@ -88,9 +87,10 @@ def _clock_difference(group: dist.ProcessGroup) -> int:
         ends[number] = time.monotonic_ns()
     all_ends = torch.empty(size, _ROUNDS, dtype=torch.int64)
     all_gather_into(all_ends, ends, group).wait()
-    clocks: list[Any] = [None] * size
-    dist.all_gather_object(clocks, _clock(), group=group)
-    if clocks[0] == clocks[rank]:
+    clock = torch.frombuffer(bytearray(_clock()), dtype=torch.uint8)
+    clocks = torch.empty(size, clock.numel(), dtype=torch.uint8)
+    all_gather_into(clocks, clock, group).wait()
+    if torch.equal(clocks[0], clocks[rank]):
         return 0
     at_most = int((ends - begins[:, 0]).min())
     at_least = int((begins[:, rank] - all_ends[0]).max())

@@ -8,12 +8,15 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from launching import find_muster, wait_until
+from muster.nn import DistributedDataParallel
 from ranks import run_ranks
+from torch.distributed import distributed_c10d as c10d
 
 import muster
 
@@ -62,6 +65,25 @@ def test_operations_are_recorded_with_the_lines_that_called_them(tmp_path: Path)
     reduces = [event for event in everyone if event["name"] == "muster:all_reduce"]
     assert len(reduces) == 2
     assert max(r["ts"] for r in reduces) <= min(r["ts"] + r["dur"] for r in reduces)
+
+
+def _refuse_pickles(rank: int, path: str) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    with mock.patch.object(c10d, "_unpickler", side_effect=AssertionError("a pickle that arrived was read")):
+        muster.trace(f"{path}/trace.json", dist.group.WORLD)
+        muster.step_report(model).save(f"{path}/step.json", dist.group.WORLD)
+        # A rank may be any number: the first of a group that is not all is not rank 0.
+        part = dist.new_group([2, 1])
+        if rank > 0:
+            muster.trace(f"{path}/part.json", part)
+
+
+def test_no_rank_unpickles_what_another_sends(tmp_path: Path) -> None:
+    run_ranks(3, _refuse_pickles, str(tmp_path))
+    for name, ranks in (("trace", 3), ("step", 3), ("part", 2)):
+        events = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
+        assert len({event["pid"] >> 16 for event in events}) == ranks
 
 
 def _disagree(rank: int) -> tuple[str, int]:
