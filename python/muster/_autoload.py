@@ -41,7 +41,7 @@ def _create(options: _DistributedBackendOptions, backend_options: object = None)
     _requirements.check()
     from muster import _backend
 
-    return _backend.create(options)
+    return _backend.create(options, backend_options)
 
 
 def _rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Store, int, int]]:

@@ -7,18 +7,21 @@ import contextlib
 import hashlib
 import os
 import threading
+import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import Backend, PrefixStore
 from torch.distributed.constants import default_pg_timeout
 
 from muster import _C
 from muster._group import backend_of
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
+    from torch._C._distributed_c10d import Store, _DistributedBackendOptions
+
+Options = Backend.Options
 
 # torch numbers groups from zero again after destroy_process_group(), and the next group of a name must not meet what
 # the last one left in the store. So names carry how often the default group was made, in which every process takes part
@@ -28,8 +31,9 @@ _made: collections.Counter[tuple[int, str, int]] = collections.Counter()
 _made_lock = threading.Lock()
 
 
-def create(options: _DistributedBackendOptions) -> Backend:
-    """Meets the other ranks of a process group through torch's store."""
+def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
+    """Meets the other ranks of a process group through torch's store. `given`: the caller's `pg_options`."""
+    _check(given, options.timeout)
     name = _unique_name(options.group_id, options.group_rank)
     return _C.create_backend(
         store=_store_of(options.store, options.global_ranks_in_group),
@@ -50,6 +54,26 @@ def _unique_name(group_id: str, rank: int) -> str:
         again = _made[key]
         _made[key] += 1
     return f"{group_id}.{_worlds - 1}.{again}" if _worlds > 1 or again else group_id
+
+
+def _check(given: object, timeout: timedelta) -> None:
+    """torch gives one `pg_options` to every backend of a group ("cpu:muster,cuda:nccl"), so it may be for another."""
+    if given is None:
+        return
+    if isinstance(given, Options) and given.backend != "muster":
+        warnings.warn(
+            f"pg_options are of the backend {given.backend!r}; this group's muster backend takes nothing from them",
+            stacklevel=2,
+        )
+    elif type(given) is not Options:
+        raise TypeError(
+            f"the muster backend has no pg_options, but was given {given!r}: use the argument timeout= and the "
+            "environment variables of docs/environment.md"
+        )
+    elif given._timeout != timeout:
+        raise ValueError(
+            f"pg_options say a timeout of {given._timeout} and the argument timeout= says {timeout}: give one of them"
+        )
 
 
 def _store_of(store: Store, members: list[int]) -> Store:

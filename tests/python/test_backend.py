@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from datetime import timedelta
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch._C._distributed_c10d import Backend
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -18,6 +20,7 @@ COMPLEX = [torch.complex64, torch.complex128]
 FLOAT8 = [torch.float8_e5m2, torch.float8_e4m3fn]
 COUNTS = [0, 1, 7, 4099]
 Op = dist.ReduceOp
+Options = Backend.Options
 
 
 def values(rank: int, count: int) -> torch.Tensor:
@@ -206,6 +209,25 @@ def under_gloo(rank: int) -> None:
 
 def test_a_gloo_world_can_have_muster_groups() -> None:
     run_ranks(2, under_gloo, backend="gloo")
+
+
+def with_options(rank: int) -> None:
+    half_a_minute = timedelta(seconds=30)
+    for options, error, text in [
+        ({"transport": "tcp"}, TypeError, "no pg_options, but was given {'transport': 'tcp'}"),
+        (Options("muster", half_a_minute), ValueError, "a timeout of 0:00:30 and the argument timeout= says 0:01:00"),
+    ]:
+        with pytest.raises(error, match=re.escape(text)):
+            dist.new_group(timeout=timedelta(minutes=1), pg_options=options)
+    # What torch's own code passes along, and what another backend of the same group is to have.
+    dist.barrier(dist.new_group(timeout=half_a_minute, pg_options=Options("muster", half_a_minute)))
+    with pytest.warns(UserWarning, match="pg_options are of the backend 'gloo'"):
+        group = dist.new_group(pg_options=dist.ProcessGroupGloo._Options())
+    dist.barrier(group)
+
+
+def test_options_that_are_not_understood_are_not_ignored() -> None:
+    run_ranks(2, with_options)
 
 
 def by_device(rank: int) -> None:
