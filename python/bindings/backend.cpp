@@ -46,11 +46,11 @@ void bind_backend(py::module_& module) {
   module.def(
       "create_backend",
       [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
-                        const std::string& name, uint64_t generation) -> c10::intrusive_ptr<c10d::Backend> {
-        return TorchBackend::create(store, {rank, size, name, generation}, timeout, arena,
+                        const std::string& name) -> c10::intrusive_ptr<c10d::Backend> {
+        return TorchBackend::create(store, {rank, size, name, 0}, timeout, arena,
                                     [backends](const auto& backend) { backends->add(backend); });
       },
-      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("generation"),
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"),
       py::call_guard<py::gil_scoped_release>());
   module.def(
       "duplicate_backend",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import hashlib
 import os
-import threading
 import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore
 from torch.distributed.constants import default_pg_timeout
 
@@ -19,41 +16,28 @@ from muster import _C
 from muster._group import backend_of
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store, _DistributedBackendOptions
+    from torch._C._distributed_c10d import ProcessGroup, Store, _DistributedBackendOptions
 
 Options = Backend.Options
 
-# torch numbers groups from zero again after destroy_process_group(), and the next group of a name must not meet what
-# the last one left in the store. So names carry how often the default group was made, in which every process takes part
-# and which is therefore the same everywhere, and how often this name was since.
-_worlds = 0
-_made: collections.Counter[tuple[int, str, int]] = collections.Counter()
-_made_lock = threading.Lock()
-
 
 def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
-    """Meets the other ranks of a process group through torch's store. `given`: the caller's `pg_options`."""
+    """Meets the other ranks of a process group through torch's store.
+
+    Which of the groups that torch has given this name it is, the ranks find out in the store. Nothing that this process
+    alone knows goes into its name, such as how many groups it made or how often it was restarted: a rank that is new
+    to the job could not guess it.
+
+    given: the caller's `pg_options`.
+    """
     _check(given, options.timeout)
-    name = _unique_name(options.group_id, options.group_rank)
     return _C.create_backend(
         store=_store_of(options.store, options.global_ranks_in_group),
         rank=options.group_rank,
         size=options.group_size,
         timeout=_timeout(options.timeout),
-        name=name,
-        generation=int(os.environ.get("MUSTER_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        name=options.group_id,
     )
-
-
-def _unique_name(group_id: str, rank: int) -> str:
-    global _worlds
-    with _made_lock:
-        if not dist.is_initialized():  # this is the default group, in the making
-            _worlds += 1
-        key = (_worlds, group_id, rank)
-        again = _made[key]
-        _made[key] += 1
-    return f"{group_id}.{_worlds - 1}.{again}" if _worlds > 1 or again else group_id
 
 
 def _check(given: object, timeout: timedelta) -> None:
@@ -94,6 +78,6 @@ def _timeout(asked: timedelta) -> timedelta:
     raise ValueError(f"MUSTER_TIMEOUT={given!r} is not a number of seconds above 0")
 
 
-def transport(group: dist.ProcessGroup | None = None) -> str:
+def transport(group: ProcessGroup | None = None) -> str:
     """How the ranks of `group` (default: all) are linked: "shm" within this host's memory, else as "unix" or "tcp"."""
     return _C.Group(backend_of(group)).transport

@@ -1,6 +1,6 @@
 // What goes wrong while a group forms or runs: each its own error, at every rank, within the deadline.
+#include <atomic>
 #include <latch>
-#include <mutex>
 
 #include "group/ranks.h"
 
@@ -26,35 +26,98 @@ TEST(GroupForm, NamesTheRanksThatDidNotCome) {
     EXPECT_NE(error.message.find("missing: " + all), std::string::npos) << error.to_string();
   };
   expect_missing(0, 1, "1, 2, 3");
-  expect_missing(1, 2, "2, 3");  // rank 0 did come, though it waits no more
+  expect_missing(1, 0, "0, 2, 3");  // rank 0 did come, though it waits no more
+}
+
+TEST(GroupForm, FormsAgainUnderANameThatTheStoreKnows) {
+  const auto store = memory_store();
+  for (const int size : {2, 3, 1, 20, 2, 3}) {
+    run_ranks(size, [&](Rank rank) {
+      const auto group = Group::form(*store, {rank, size, "test", 0}, options_for("shm"));
+      ASSERT_TRUE(group) << group.error().to_string();
+      EXPECT_TRUE((*group)->barrier().result());
+    });
+  }
+}
+
+TEST(GroupForm, RanksHurryAheadToTheNextGroupOfAName) {
+  const auto store = memory_store();
+  run_ranks(3, [&](Rank rank) {
+    for (int i = 0; i < 10; ++i) {
+      const auto group = Group::form(*store, {rank, 3, "test", 0}, options_for("shm"));
+      ASSERT_TRUE(group) << group.error().to_string();
+      EXPECT_EQ((*group)->membership().name, i == 0 ? "test" : "test#" + std::to_string(i + 1));
+    }
+  });
+}
+
+TEST(GroupForm, MeetsThoseWhoTryAgainAfterTheyGaveUp) {
+  for (const int size : {3, 20}) {  // small and large groups tell their members in different ways
+    const auto store = memory_store();
+    for (const Rank rank : {0, 1, 0}) {
+      const auto error = form_error(*store, {rank, size, "test", 0}, options_for("shm", std::chrono::milliseconds(50)));
+      EXPECT_EQ(error.code, ErrorCode::kTimeout) << error.to_string();
+    }
+    run_ranks(size, [&](Rank rank) {
+      const auto group = Group::form(*store, {rank, size, "test", 0}, options_for("shm"));
+      ASSERT_TRUE(group) << group.error().to_string();
+      EXPECT_TRUE((*group)->barrier().result());
+    });
+  }
+}
+
+TEST(GroupForm, MeetsTheOthersAfterASizeWasCorrected) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    const auto error = form_error(*store, {rank, 2 + rank, "test", 0}, options_for("shm"));
+    EXPECT_EQ(error.code, ErrorCode::kMismatch) << error.to_string();
+    const auto group = Group::form(*store, {rank, 2, "test", 0}, options_for("shm"));
+    ASSERT_TRUE(group) << group.error().to_string();
+  });
 }
 
 TEST(GroupForm, RefusesARankThatIsTakenTwice) {
   const auto store = memory_store();
-  const Rank ranks[] = {0, 1, 1};
-  std::mutex mutex;
-  std::vector<std::string> refusals;
-  run_ranks(3, [&](Rank place) {
-    const auto group = Group::form(*store, {ranks[place], 2, "test", 0}, options_for("tcp"));
-    if (group || group.error().code != ErrorCode::kAlreadyExists) return;  // the other two may well form
+  std::atomic<int> refused = 0;
+  run_ranks(2, [&](Rank) {
+    auto group = Group::form(*store, {1, 3, "test", 0}, options_for("tcp"));
+    if (group) return;
+    ++refused;
+    EXPECT_EQ(group.error().code, ErrorCode::kAlreadyExists);
     EXPECT_EQ(group.error().rank, 1);
-    const std::lock_guard lock(mutex);
-    refusals.push_back(group.error().to_string());
+    const std::string text = group.error().to_string();
+    EXPECT_NE(text.find("rank 1 is taken by rank 1 (host "), std::string::npos) << text;
+    // It releases the other.
+    run_ranks(2, [&](Rank rank) {
+      const auto rest = Group::form(*store, {2 * rank, 3, "test", 0}, options_for("tcp"));
+      EXPECT_TRUE(rest) << rest.error().to_string();
+    });
   });
-  ASSERT_EQ(refusals.size(), 1U);
-  EXPECT_NE(refusals[0].find("rank 1 is taken by rank 1 (host "), std::string::npos) << refusals[0];
+  EXPECT_EQ(refused, 1);
+}
+
+TEST(GroupForm, ARankTooManyLearnsWhoHasItsRank) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Rank rank) {
+    EXPECT_TRUE(Group::form(*store, {rank, 2, "test", 0}, options_for("shm")));
+  });
+  const auto error = form_error(*store, {1, 2, "test", 0}, options_for("shm", std::chrono::milliseconds(100)));
+  EXPECT_EQ(error.code, ErrorCode::kTimeout);
+  EXPECT_NE(error.message.find("rank 1 is taken by rank 1 (host "), std::string::npos) << error.to_string();
 }
 
 TEST(GroupForm, RefusesARankTwiceWithAJobSecretToo) {
   const auto store = memory_store();
-  auto options = options_for("tcp", std::chrono::milliseconds(500));
+  auto options = options_for("tcp");
   options.credentials.secret = {1, 2, 3};
-  std::mutex mutex;
-  int refused = 0;
+  std::atomic<int> refused = 0;
   run_ranks(2, [&](Rank) {
-    const auto error = form_error(*store, {0, 2, "test", 0}, options);
-    const std::lock_guard lock(mutex);
-    refused += error.code == ErrorCode::kAlreadyExists;
+    const auto group = Group::form(*store, {0, 2, "test", 0}, options);
+    if (group) return;
+    EXPECT_EQ(group.error().code, ErrorCode::kAlreadyExists);
+    ++refused;
+    const auto other = Group::form(*store, {1, 2, "test", 0}, options);  // releases the one that has rank 0
+    EXPECT_TRUE(other) << other.error().to_string();
   });
   EXPECT_EQ(refused, 1);
 }

@@ -382,14 +382,16 @@ Result<> check_membership(const Membership& membership) {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> Group::form(Store& store, const Membership& membership, const GroupOptions& options) {
-  MUSTER_TRY(check_membership(membership));
+Result<std::unique_ptr<Group>> Group::form(Store& store, const Membership& asked, const GroupOptions& options) {
+  MUSTER_TRY(check_membership(asked));
+  Membership membership = asked;
   const auto during = [&](const Error& error) {
     return tl::unexpected(error.in(fmt::format("forming group \"{}\" at rank {}", membership.name, membership.rank)));
   };
   const Deadline deadline = Deadline::after(options.timeout);
   auto mesh = form_mesh(store, membership, options, deadline);
   if (!mesh) return during(mesh.error());
+  membership.name = mesh->name;
   const auto messenger = std::move(mesh->messenger);
   messenger->begin(std::move(mesh->places));
   auto runner = Runner::create(std::move(*mesh), membership, options.arena, deadline);

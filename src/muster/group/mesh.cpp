@@ -75,12 +75,27 @@ class MeshBuilder {
     self.domain = shared_memory_domain();
     if (!options_.host_label.empty()) self.domain += "/label:" + options_.host_label;
     self.process_domain = process_domain();
-    fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
     if (leads()) {
       MUSTER_ASSIGN(const Tuning tuning, load_tuning());
       self.tuning = tuning.encode();
     }
-    identity_ = LinkIdentity{membership_.rank, membership_.size, membership_.name, membership_.generation,
+    for (;;) {
+      MUSTER_ASSIGN(const bool met, meet(self));
+      if (met) break;
+      MUSTER_TRY(rendezvous_.go_on(deadline_));
+    }
+    mesh_.name = rendezvous_.membership().name;
+    mesh_.topology = Topology(mesh_.members);
+    MUSTER_ASSIGN(mesh_.tuning, Tuning::decode(mesh_.members[0].tuning));
+    return has_team() && leads_host() ? offer_team() : Result<>{};
+  }
+
+  /// False: the group that has this name now is over; there may be a next one.
+  Result<bool> meet(Member& self) {
+    do {
+      fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
+    } while (self.gave_up());
+    identity_ = LinkIdentity{membership_.rank, membership_.size, rendezvous_.membership().name, membership_.generation,
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
     MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_, options_.tcp_streams));
@@ -95,11 +110,14 @@ class MeshBuilder {
     MUSTER_TRY(listen_locally());
     self.local_address = local_address_;
     self.shares_memory = local_transport_ == Transport::kShm;
-    MUSTER_TRY(rendezvous_.announce(self, deadline_));
-    MUSTER_ASSIGN(mesh_.members, rendezvous_.members(deadline_));
-    mesh_.topology = Topology(mesh_.members);
-    MUSTER_ASSIGN(mesh_.tuning, Tuning::decode(mesh_.members[0].tuning));
-    return has_team() && leads_host() ? offer_team() : Result<>{};
+    MUSTER_ASSIGN(const bool announced, rendezvous_.announce(self, deadline_));
+    if (!announced) return false;
+    auto members = rendezvous_.members(deadline_);
+    if (!members || !*members) rendezvous_.give_up(self);
+    if (!members) return tl::unexpected(std::move(members.error()));
+    if (!*members) return false;
+    mesh_.members = std::move(**members);
+    return true;
   }
 
   /// Whoever can use the store may join the group: the store is what vouches for the ranks when the job has no secret.

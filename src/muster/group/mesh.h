@@ -25,6 +25,7 @@ inline Rank tree_parent(Rank rank) { return (rank - 1) / kTreeWidth; }
 /// time: the one that drives the loop.
 struct Mesh {
   std::unique_ptr<Loop> loop;      ///< outlives the links
+  std::string name;                ///< of the group: what was asked for, or the next of that name that was free
   std::vector<Member> members;     ///< by rank
   std::unique_ptr<Linker> linker;  ///< holds the links, and makes more
   Topology topology;

@@ -85,6 +85,18 @@ size_t Recorder::entries_from_environment() {
   return kDefaultRecords;
 }
 
+/// For those who read the recording: c10d's groups have no generation in their membership.
+uint64_t generation_of_job(const Membership& membership) {
+  for (const char* name : {"MUSTER_GENERATION", "TORCHELASTIC_RESTART_COUNT"}) {
+    const char* const text = std::getenv(name);
+    if (text == nullptr) continue;
+    uint64_t generation = 0;
+    const char* const end = text + std::strlen(text);
+    if (const auto read = std::from_chars(text, end, generation); read.ec == std::errc()) return generation;
+  }
+  return membership.generation;
+}
+
 std::unique_ptr<Recorder> Recorder::create(const Membership& membership, size_t entries) {
   if (entries == 0) return nullptr;
   entries = std::bit_ceil(std::min(entries, kMostRecords));
@@ -99,7 +111,7 @@ std::unique_ptr<Recorder> Recorder::create(const Membership& membership, size_t 
   header->pid = getpid();
   header->rank = membership.rank;
   header->size = membership.size;
-  header->generation = membership.generation;
+  header->generation = generation_of_job(membership);
   header->made = moment_now(header->tick_kind);
   header->wall_clock_offset = wall_clock_offset();
   put_text(header->group, membership.name);
