@@ -191,6 +191,34 @@ def check_bans(tree: Tree) -> Iterator[Finding]:
                     yield Finding(path, number, ban.rule, ban.instead)
 
 
+def check_detached(tree: Tree) -> Iterator[Finding]:
+    """What a ban of lines cannot see: a thread without a name, over several lines, or with any name."""
+    for path, code in tree.code.items():
+        for thread in re.finditer(r"\bstd::thread\b(?:\s+(\w+))?\s*(?=[({;])", code):
+            name = thread.group(1)
+            if name:
+                found = re.search(rf"\b{name}\.detach\(", code[thread.end() :])
+                known = name.startswith("thread")  # the ban of lines sees it
+                ends = [thread.end() + found.start()] if found and not known else []
+            else:
+                end = after_brackets(code, thread.end())
+                ends = [thread.start()] if re.match(r"\s*\.detach\(", code[end:]) else []
+            for at in ends:
+                line = code.count("\n", 0, at) + 1
+                if not tree.allows(path, line, "detach"):
+                    yield Finding(path, line, "detach", tidy_bans.KEEP_THREAD)
+
+
+def after_brackets(code: str, at: int) -> int:
+    """Behind the brackets that open at `at`."""
+    depth = 0
+    for place in range(at, len(code)):
+        depth += (code[place] in "({[") - (code[place] in ")}]")
+        if depth <= 0:
+            return place + 1
+    return len(code)
+
+
 def check_docs(tree: Tree) -> Iterator[Finding]:
     for path, line, rule, advice in tidy_docs.check(tree.text):
         yield Finding(path, line, rule, advice)
@@ -201,7 +229,16 @@ def check_lengths(tree: Tree) -> Iterator[Finding]:
         yield Finding(path, line, rule, advice)
 
 
-CHECKS = [check_includes, check_listed, check_mentioned, check_columns, check_bans, check_docs, check_lengths]
+CHECKS = [
+    check_includes,
+    check_listed,
+    check_mentioned,
+    check_columns,
+    check_bans,
+    check_detached,
+    check_docs,
+    check_lengths,
+]
 
 
 def main() -> int:

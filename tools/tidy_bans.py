@@ -10,6 +10,7 @@ TORCH = r"^(src/muster|tests)/torch/|^python/bindings/"
 PYTHON = r"\.py$"
 ANY = r"."
 NOTHING = r"(?!)"
+KEEP_THREAD = "keep the thread and join it in its owner's destructor"
 
 
 class Ban(NamedTuple):
@@ -27,7 +28,7 @@ BANS = [
     Ban("throw", CORE, r"\bthrow\b", "return a Result (base/error.h)"),
     Ban("assert", CPP, r"(?<!\w)assert\s*\(", "use MUSTER_CHECK: no build type removes it"),
     Ban("c-string", CPP, r"\b(strcpy|strcat|v?sprintf|gets)\s*\(", "use std::string or fmt::format"),
-    Ban("detach", CPP, r"\bthread\w*(\.|->)detach\(\)", "keep the thread and join it in its owner's destructor"),
+    Ban("detach", CPP, r"\bthread\w*(\.|->)detach\(\)|\bpthread_detach\b", KEEP_THREAD),
     Ban("using-namespace", CPP, r"\busing\s+namespace\b", "write the namespace, or name what is used"),
     Ban("random", CPP, r"\bs?rand\s*\(|\bstd::(mt19937|random_device)", "use base/random.h: it is seeded",
         but_not=r"/base/random\.cpp$"),

@@ -64,6 +64,8 @@ def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("assert(x);"), "3: assert"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("strcpy(a, b);"), "3: c-string"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("thread.detach();"), "3: detach"),
+        ("src/muster/base/a.h", HEADER + body("std::thread([] {\n f(1);\n}).detach();"), "4: detach"),
+        ("src/muster/base/a.h", HEADER + body("std::thread t(f, 1);\n t.detach();"), "5: detach"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\nusing namespace std;\n', "2: using-namespace"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("return rand();"), "3: random"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\nstd::regex r;\n', "2: regex"),

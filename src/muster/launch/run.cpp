@@ -27,6 +27,7 @@ void end_with_stdin() {
   const int input = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3);
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (null >= 0) ::dup2(null, STDIN_FILENO);
+  // tidy: allow(detach) it waits for input until the process ends
   std::thread([input] {
     char ignored = 0;
     ssize_t got = 0;

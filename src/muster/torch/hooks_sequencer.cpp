@@ -55,6 +55,7 @@ HookSequencer::~HookSequencer() {
 void HookSequencer::then(const Work& work, Step step) {
   if (queue_ == nullptr) {
     queue_ = std::make_shared<Queue>();
+    // tidy: allow(detach) whoever ends it may hold a lock that its last step needs: see the destructor
     std::thread([queue = queue_] { queue->run(); }).detach();
   }
   auto entry = std::make_shared<Queue::Entry>();
