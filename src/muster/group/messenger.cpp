@@ -73,7 +73,7 @@ Work Messenger::receive(BufferView data, Rank from, uint32_t tag, const CallOpti
   }
   if (const UnexpectedPtr message = matcher_.post(from, tag, *operation)) {
     message->channel->deliver(*message, *operation);
-  } else if (const auto why = failure(from)) {
+  } else if (const auto why = receive_failure(from)) {
     matcher_.withdraw(from, tag, *operation);
     finish(*operation, tl::unexpected(*why));
   } else {
@@ -100,7 +100,7 @@ Result<MessagePtr> Messenger::begin_operation(bool receives, BufferView data, Ra
   }
   if (dead_) return tl::unexpected(dead_->in(operation->to_string()));
   if (!receives) {
-    if (const auto why = failure(peer)) return tl::unexpected(why->in(operation->to_string()));
+    if (const auto why = send_failure(peer)) return tl::unexpected(why->in(operation->to_string()));
   }
   operation->deadline = Deadline::after(options.timeout);
   operation->driver = shared_from_this();
@@ -136,14 +136,17 @@ void Messenger::finish(const MessagePtr& operation, Result<> result) {
   if (waiting_ > 0) changed_.notify_all();
 }
 
-std::optional<Error> Messenger::failure(Rank peer) const {
+std::optional<Error> Messenger::send_failure(Rank to) const {
   if (dead_) return dead_;
-  if (peer == kAnyRank) {
-    if (static_cast<int>(gone_.size()) < self_.size - 1) return std::nullopt;
-    return Error{ErrorCode::kLeft, "all other ranks have left the group", kNoRank, {}};
-  }
-  const auto gone = gone_.find(peer);
+  const auto gone = gone_.find(to);
   return gone == gone_.end() ? std::nullopt : std::optional(gone->second);
+}
+
+std::optional<Error> Messenger::receive_failure(Rank from) const {
+  if (dead_) return dead_;
+  if (from != kAnyRank) return drained_.contains(from) ? send_failure(from) : std::nullopt;
+  if (static_cast<int>(drained_.size()) < self_.size - 1) return std::nullopt;
+  return Error{ErrorCode::kLeft, "all other ranks have left the group", kNoRank, {}};
 }
 
 // ---- links
@@ -259,10 +262,16 @@ void Messenger::lost(Rank rank, const Error& why) {
   why.code == ErrorCode::kLeft ? left(rank, why) : die(why);
 }
 
-/// What it has sent may still be on its way, or its link be in the hands of the listener.
+/// What it has sent may still be on its way, or its link be in the hands of the listener. What goes to it ends: the
+/// link first, for the memory of an operation that is over belongs to its caller.
 void Messenger::left(Rank rank, const Error& why) {
-  gone_.emplace(rank, why);
-  if (const auto outgoing = outgoing_.find(rank); outgoing != outgoing_.end()) outgoing->second.channel->drop_copies();
+  if (!gone_.emplace(rank, why).second) return;
+  if (const auto found = outgoing_.find(rank); found != outgoing_.end()) {
+    Outgoing& outgoing = found->second;
+    for (auto& dial : outgoing.dials) dial.reset();
+    outgoing.lanes.close(why);
+    outgoing.channel->abandon(why);
+  }
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) {
     if (!operation->receives && operation->peer == rank) finish(operation, tl::unexpected(why));
@@ -275,9 +284,10 @@ void Messenger::left(Rank rank, const Error& why) {
 
 /// Nothing more comes from the rank.
 void Messenger::end_receives(Rank rank) {
+  drained_.insert(rank);
   matcher_.forget(rank, IncomingMessages::is_cut_off);
-  const Error why = *failure(rank);
-  const auto nobody = failure(kAnyRank);
+  const Error why = *receive_failure(rank);
+  const auto nobody = receive_failure(kAnyRank);
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) {
     if (!operation->receives) continue;
@@ -290,14 +300,15 @@ void Messenger::end_receives(Rank rank) {
 
 void Messenger::end_all(const Error& why, const Error& to_peers) {
   dead_ = why;
-  const std::vector<MessagePtr> pending = pending_;
-  for (const MessagePtr& operation : pending) finish(operation, tl::unexpected(why));
+  // The links first: the memory of an operation that is over belongs to its caller.
   for (auto& [rank, outgoing] : outgoing_) {
     outgoing.channel->close(to_peers);
     outgoing.lanes.close(to_peers);
   }
   for (auto& [rank, lanes] : arriving_) lanes.close(to_peers);
   for (auto& [rank, channel] : incoming_) channel->close(to_peers);
+  const std::vector<MessagePtr> pending = pending_;
+  for (const MessagePtr& operation : pending) finish(operation, tl::unexpected(why));
   if (waiting_ > 0) changed_.notify_all();
 }
 

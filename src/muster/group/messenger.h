@@ -82,7 +82,8 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   Result<MessagePtr> begin_operation(bool receives, BufferView data, Rank peer, uint32_t tag,
                                      const CallOptions& options);
   Work conclude(Lock& lock, const MessagePtr& operation, const CallOptions& options);
-  std::optional<Error> failure(Rank peer) const;
+  std::optional<Error> send_failure(Rank to) const;
+  std::optional<Error> receive_failure(Rank from) const;
 
   // links
   OutgoingMessages& channel_to(Rank rank);
@@ -129,7 +130,8 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   std::vector<MessagePtr> pending_;  ///< not finished
   TimePoint earliest_{INT64_MAX};    ///< no pending operation's deadline is sooner
   int copies_ = 0;                   ///< messages that count as sent and wait for a link
-  std::map<Rank, Error> gone_;       ///< ranks that have left
+  std::map<Rank, Error> gone_;       ///< ranks that have left: nothing is sent to them
+  std::set<Rank> drained_;           ///< of them, those from which nothing more can come
   std::optional<Error> dead_;
   std::vector<std::function<void()>> callbacks_;  ///< to be called without the lock
 

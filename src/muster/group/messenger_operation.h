@@ -19,7 +19,8 @@ struct MessageOperation : Work::State {
   bool matched = false;  ///< message and receive have met: bytes are under way, or will be
   size_t moved = 0;      ///< bytes
   uint64_t id = 0;       ///< of the message, once it is offered
-  Bytes copy;            ///< of a send that was done before it had a link
+  bool copied = false;   ///< a send that was done before it had a link: its bytes are in `copy`
+  Bytes copy;
   size_t place = 0;      ///< among the messenger's pending operations
 
   /// "receive from rank 3 with tag 7 (float32[12])".

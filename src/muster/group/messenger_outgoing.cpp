@@ -28,6 +28,7 @@ void OutgoingMessages::send(const MessagePtr& operation) {
   waiting_.push(operation);
   if (!is_short(*operation) || window_ < cost(*operation)) return;
   window_ -= cost(*operation);
+  operation->copied = true;
   operation->copy.resize(operation->data.bytes());
   operation->data.read(0, operation->copy.data(), operation->copy.size());
   ++copies_;
@@ -37,13 +38,21 @@ void OutgoingMessages::send(const MessagePtr& operation) {
 
 void OutgoingMessages::drop_copies() { office_.copied(-std::exchange(copies_, 0)); }
 
+void OutgoingMessages::abandon(const Error& why) {
+  drop_copies();
+  close(why);
+  waiting_ = {};
+  accepted_ = {};
+  offered_.clear();
+}
+
 void OutgoingMessages::open(std::unique_ptr<Link> link) {
   begin(std::move(link));
   while (!waiting_.empty() && is_open()) launch(waiting_.pop());
 }
 
 void OutgoingMessages::launch(const MessagePtr& operation) {
-  if (operation->over) return launch_eager(operation);  // from its copy; paid for
+  if (operation->copied) return launch_eager(operation);  // paid for
   if (is_short(*operation) && window_ >= cost(*operation)) {
     window_ -= cost(*operation);
     return launch_eager(operation);
@@ -56,7 +65,7 @@ void OutgoingMessages::launch(const MessagePtr& operation) {
 void OutgoingMessages::launch_eager(const MessagePtr& operation) {
   const size_t bytes = operation->data.bytes();
   const MessageHeader header{MessageKind::kEager, operation->tag, 0, bytes, 0, operation->data.dtype()};
-  if (operation->over) {
+  if (operation->copied) {
     const ConstSegment payload{operation->copy.data(), bytes};
     return write(header, {&payload, 1}, [this, operation] {
       if (copies_ == 0) return;

@@ -15,10 +15,12 @@ class OutgoingMessages final : public MessageChannel {
   /// Without a link, short messages are copied and count as sent, as far as the window goes; the others wait.
   void send(const MessagePtr& operation);
   void open(std::unique_ptr<Link> link);
-  /// Nothing will be sent any more.
-  void drop_copies();
+  /// The peer takes nothing any more: closes the link, which holds the memory of sends until then, and forgets what
+  /// waits for it.
+  void abandon(const Error& why);
 
  private:
+  void drop_copies();
   void launch(const MessagePtr& operation);
   void launch_eager(const MessagePtr& operation);
   void handle(const MessageHeader& header) override;
