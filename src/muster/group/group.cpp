@@ -64,6 +64,7 @@ class GroupImpl final : public Group {
     messenger_->abort(why);
     runner_->request_abort(why);
     end(std::move(why));
+    messenger_->call_back();
   }
 
   /// What is queued may finish: the peers count on it.
@@ -227,6 +228,7 @@ class GroupImpl final : public Group {
       end_turn(lock);
       tell(lock);
     }
+    if (!result) messenger_->call_back();
     return Work(std::move(result));
   }
 
@@ -280,12 +282,13 @@ class GroupImpl final : public Group {
       lock.lock();
       ended(std::move(job.hooked), job.operation.call, result);
       end_turn(lock);
-      if (callbacks.empty() && (untold_.empty() || telling_)) continue;
+      if (result && callbacks.empty() && (untold_.empty() || telling_)) continue;
       --serving_;
       // Without a thread for them, the queued calls wait until these callbacks are over.
       if (!queue_.empty()) (void)provide_thread();
       tell(lock);
       lock.unlock();
+      if (!result) messenger_->call_back();
       for (const auto& callback : callbacks) callback(result);
       callbacks.clear();
       lock.lock();
@@ -319,6 +322,8 @@ class GroupImpl final : public Group {
     telling_ = false;
   }
 
+  /// With the turn. After a failure the caller gives the turn back and then has the messenger call back: callbacks of
+  /// messages may make a collective, which waits for the turn.
   Result<> run(const Operation& operation, Duration timeout, Recorder::Ticket ticket) {
     auto result = runner_->run(operation, Deadline::once_waiting(timeout));
     if (recorder_) recorder_->ended(ticket, result);

@@ -315,7 +315,9 @@ void Messenger::end_all(const Error& why, const Error& to_peers) {
 void Messenger::die(const Error& why) {
   if (dead_) return;
   end_all(why, why);
-  if (on_failure_) callbacks_.push_back([handler = std::move(on_failure_), why] { handler(why); });
+  if (!on_failure_) return;
+  // Before the callbacks of messages, which may wait for a collective that this ends.
+  callbacks_.insert(callbacks_.begin(), [handler = std::move(on_failure_), why] { handler(why); });
   on_failure_ = nullptr;
 }
 
@@ -324,6 +326,10 @@ void Messenger::abort(const Error& why) {
   on_failure_ = nullptr;  // whoever aborts knows
   die(why);
   if (parked_) loop_->wake();
+}
+
+void Messenger::call_back() {
+  Lock lock(mutex_);
   call_back(lock);
 }
 

@@ -57,8 +57,10 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   /// Within options.timeout, which must be given.
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options);
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options);
-  /// Ends every pending and later operation with `why`, and tells the peers.
+  /// Ends every pending and later operation with `why`, and tells the peers. Calls nobody back: to be followed by
+  /// call_back(), once the caller holds nothing that a callback may wait for.
   void abort(const Error& why);
+  void call_back();
   /// Sends what was sent (within limits) and leaves. To be called before the last owner lets go.
   void close();
 
