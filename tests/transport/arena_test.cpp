@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <set>
 #include <thread>
@@ -140,6 +141,42 @@ TEST(Arena, OfAForkedChildIsItsOwn) {
   auto* const next = static_cast<uint8_t*>(*arena->allocate(64));
   EXPECT_EQ(kept[0], 1);
   arena->free(next);
+  arena->free(kept);
+}
+
+TEST(Arena, ServesAChildThatWasForkedWhileOthersAllocate) {
+  const auto arena = Arena::create();
+  auto* const kept = static_cast<uint8_t*>(*arena->allocate(64));
+  kept[0] = 1;
+  std::atomic<bool> stopping = false;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      while (!stopping) {
+        void* const data = *arena->allocate(1000);
+        EXPECT_TRUE(arena->find(data, 1000));
+        arena->free(data);
+      }
+    });
+  }
+  for (int i = 0; i < 30 && !testing::Test::HasFailure(); ++i) {
+    EXPECT_TRUE(in_child([&] {
+      alarm(30);  // ends it, should it wait for a thread that it does not have
+      if (kept[0] != 1 || arena->find(kept, 64)) return false;
+      auto* const own = static_cast<uint8_t*>(*arena->allocate(64));
+      std::memset(own, 9, 64);
+      const auto children = Arena::create();
+      children->free(*children->allocate(64));
+      const bool found = arena->find(own, 64).has_value();
+      arena->free(kept);
+      arena->free(own);
+      return found && arena->mapped_bytes() > 0;
+    })) << "fork "
+        << i;
+  }
+  stopping = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(kept[0], 1);
   arena->free(kept);
 }
 

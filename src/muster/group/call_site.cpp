@@ -5,6 +5,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "muster/base/at_fork.h"
+
 namespace muster {
 namespace {
 
@@ -13,6 +15,7 @@ struct Table {
   std::mutex mutex;
   std::deque<std::string> texts;  ///< by number - 1; its elements stay where they are
   std::unordered_map<std::string_view, CallSite> numbers;
+  const AtFork at_fork = hold_over_fork(mutex);
 };
 
 Table& table() {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "muster/base/check.h"
@@ -89,17 +90,16 @@ std::shared_ptr<Arena> Arena::create(size_t limit) {
   return std::shared_ptr<Arena>(new Arena(limit != 0 ? limit : half_of_memory()));
 }
 
-Arena::Arena(size_t limit) : limit_(limit), owner_(getpid()) {}
-
-Arena::~Arena() {
-  if (getpid() != owner_) abandon_after_fork();
-}
+Arena::Arena(size_t limit)
+    : limit_(limit),
+      at_fork_(AtFork::Callbacks{.before = [this] { mutex_.lock(); },
+                                 .in_parent = [this] { mutex_.unlock(); },
+                                 .in_child = [this] { begin_in_child(); }}) {}
 
 Result<void*> Arena::allocate(size_t bytes) {
   if (bytes > limit_) return exhausted(fmt::format("the limit is {}", limit_), bytes);
   const size_t wanted = round_up(std::max<size_t>(bytes, 1), kAlignment);
   const std::lock_guard lock(mutex_);
-  if (getpid() != owner_) abandon_after_fork();
   if (used_ + wanted > limit_) return exhausted(fmt::format("{} of {} bytes are in use", used_, limit_), bytes);
   for (auto& [address, segment] : segments_) {
     if (void* const data = take(*segment, wanted)) return data;
@@ -154,7 +154,6 @@ Result<Arena::Segment*> Arena::grow(size_t bytes) {
 void Arena::free(void* data) {
   if (data == nullptr) return;
   const std::lock_guard lock(mutex_);
-  if (getpid() != owner_) abandon_after_fork();
   auto place = segments_.upper_bound(reinterpret_cast<uintptr_t>(data));
   MUSTER_CHECK(place != segments_.begin(), "memory that is freed was the arena's");
   Segment& segment = *(--place)->second;
@@ -187,9 +186,10 @@ size_t Arena::mapped_bytes() const {
   return all;
 }
 
-/// In a forked child: what is free here may be in use at the parent.
-void Arena::abandon_after_fork() {
-  owner_ = getpid();
+/// What is free here may be in use at the parent. The lock is made anew, as it may count threads that wait for it and
+/// are not here.
+void Arena::begin_in_child() {
+  std::construct_at(&mutex_);
   for (auto& [address, segment] : segments_) segment->inherited = true;
 }
 

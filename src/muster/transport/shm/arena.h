@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -9,6 +7,7 @@
 #include <optional>
 #include <shared_mutex>
 
+#include "muster/base/at_fork.h"
 #include "muster/base/error.h"
 #include "muster/io/fd.h"
 
@@ -25,7 +24,6 @@ class Arena {
  public:
   /// `limit`: bytes that all blocks may take together, kResourceExhausted beyond; zero: half the machine's memory.
   static std::shared_ptr<Arena> create(size_t limit = 0);
-  ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -54,14 +52,14 @@ class Arena {
   explicit Arena(size_t limit);
   Result<Segment*> grow(size_t bytes);
   void* take(Segment& segment, size_t bytes);
-  void abandon_after_fork();
+  void begin_in_child();
 
   const size_t limit_;
   mutable std::shared_mutex mutex_;
   std::map<uintptr_t, std::unique_ptr<Segment>> segments_;  ///< by address
   size_t used_ = 0;                                         ///< bytes of all blocks
   std::atomic<size_t> blocks_ = 0;
-  pid_t owner_;
+  AtFork at_fork_;  ///< holds the lock over a fork; last, so that it goes first
 };
 
 }  // namespace muster

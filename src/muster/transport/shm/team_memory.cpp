@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "muster/base/at_fork.h"
 #include "muster/base/check.h"
 #include "muster/transport/shm/file_limit.h"
 
@@ -37,6 +38,7 @@ size_t total_bytes(size_t size, size_t slot_bytes) { return slots_begin(size) + 
 struct Registry {
   std::mutex mutex;
   std::map<std::pair<dev_t, ino_t>, std::weak_ptr<TeamMemory>> mapped;
+  const AtFork at_fork = hold_over_fork(mutex);
 };
 Registry& registry() {
   static Registry* const instance = new Registry;  // never destroyed: groups may outlive main's statics
