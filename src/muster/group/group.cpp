@@ -1,10 +1,13 @@
 #include "muster/group/group.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -31,6 +34,18 @@ class GroupImpl final : public Group {
         membership_(membership),
         options_(options),
         timeout_(options.timeout) {}
+
+  /// A forked child that drops a group has its memory and its links, but not its threads. To end it there would wait
+  /// for them for ever, or tell the peers that the parent has left; so it is left alone, as the parent's.
+  static void operator delete(GroupImpl* group, std::destroying_delete_t) {
+    if (group->inherited()) {
+      static std::atomic<GroupImpl*> all_inherited = nullptr;  // reachable, or it would count as a leak
+      group->next_inherited_ = all_inherited.exchange(group);
+      return;
+    }
+    group->~GroupImpl();
+    ::operator delete(group);
+  }
 
   /// Not to be called by a callback of the group's own Work.
   ~GroupImpl() override {
@@ -60,6 +75,7 @@ class GroupImpl final : public Group {
   }
 
   void abort(Error why) override {
+    if (inherited()) return;
     if (why.rank < 0 || why.rank >= membership_.size) why.rank = kNoRank;
     messenger_->abort(why);
     runner_->request_abort(why);
@@ -69,6 +85,7 @@ class GroupImpl final : public Group {
 
   /// What is queued may finish: the peers count on it.
   void leave() override {
+    if (inherited()) return;
     messenger_->close();
     if (!wait_for_pending(Deadline::after(std::min(timeout(), kDrainTime)))) {
       runner_->request_abort(was_shut_down(membership_.name, membership_.rank));
@@ -355,6 +372,10 @@ class GroupImpl final : public Group {
     if (awaited) changed_.notify_all();
   }
 
+  bool inherited() const { return getpid() != process_; }
+
+  const pid_t process_ = getpid();
+  GroupImpl* next_inherited_ = nullptr;
   const std::unique_ptr<Runner> runner_;
   const std::shared_ptr<Messenger> messenger_;
   const Membership membership_;
