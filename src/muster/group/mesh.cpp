@@ -263,13 +263,26 @@ class MeshBuilder {
   void await_request(Connection connection) {
     const int fd = connection.stream->fd();
     team_connections_.push_back(std::move(connection));
-    const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd](uint32_t) {
-      mesh_.loop->unwatch(fd);
-      const auto sent = send_fd(fd, mesh_.team_memory.get(), deadline_);
-      if (!sent && !error_) error_ = sent.error();
-      ++team_given_;
-    });
+    const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd](uint32_t) { answer_request(fd); });
     if (!watched && !error_) error_ = watched.error();
+  }
+
+  /// A connection that ends without a request was nobody's: whether a rank is lost, its links tell.
+  void answer_request(int fd) {
+    const auto connection =
+        std::ranges::find(team_connections_, fd, [](const Connection& each) { return each.stream->fd(); });
+    uint8_t request = 0;
+    const iovec segment{&request, 1};
+    const auto got = connection->stream->read({&segment, 1});
+    if (got && *got == 0) return;  // it has yet to come
+    mesh_.loop->unwatch(fd);
+    if (!got) {
+      team_connections_.erase(connection);
+      return;
+    }
+    const auto sent = send_fd(fd, mesh_.team_memory.get(), deadline_);
+    if (!sent && !error_) error_ = sent.error();
+    ++team_given_;
   }
 
   Result<> share_team() {

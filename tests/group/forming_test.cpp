@@ -1,0 +1,71 @@
+// A connection that comes and goes while a group forms.
+#include <future>
+
+#include "group/ranks.h"
+#include "muster/group/rendezvous.h"
+#include "muster/store/request_store.h"
+
+namespace muster {
+namespace {
+
+Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+
+/// What a group needs to form; reading the others' records waits for `go_on`.
+class HeldStore final : public RequestStore {
+ public:
+  HeldStore(std::shared_ptr<Store> base, std::shared_future<void> go_on)
+      : base_(std::move(base)), go_on_(std::move(go_on)) {}
+  Result<Bytes> get(const Key& key, const Deadline& deadline) override { return base_->get(key, deadline); }
+  Result<Bytes> compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) override {
+    return base_->compare_set(key, expected, desired, deadline);
+  }
+  Result<std::vector<Bytes>> multi_get(const std::vector<Key>& keys, const Deadline& deadline) override {
+    go_on_.wait();
+    return base_->multi_get(keys, deadline);
+  }
+  Result<std::unique_ptr<Store>> clone() override { return std::make_unique<HeldStore>(base_, go_on_); }
+
+ private:
+  Result<Reply> call(Request, const Deadline&) override { return fail(ErrorCode::kUnsupported, "not held"); }
+
+  const std::shared_ptr<Store> base_;
+  const std::shared_future<void> go_on_;
+};
+
+/// Asks the first rank for the host's shared memory as a rank does, but for the request.
+void connect_and_go(Store& store, const Membership& membership, const Bytes& secret) {
+  Rendezvous rendezvous(store, membership);
+  const auto leader = rendezvous.leader(patience());
+  ASSERT_TRUE(leader);
+  const auto loop = *Loop::create();
+  std::optional<Result<Connection>> connection;
+  const auto attempt =
+      dial(*loop, *Address::parse(leader->local_address + "-team"), {.credentials = {secret, nullptr}, .retry = true},
+           patience(), [&](Result<Connection> made) { connection = std::move(made); });
+  ASSERT_TRUE(loop->run_until([&] { return connection.has_value(); }, patience()));
+  EXPECT_TRUE(*connection) << connection->error().to_string();
+}
+
+TEST(GroupForming, OutlivesAConnectionThatEndsWithoutARequest) {
+  constexpr int kRanks = 3;
+  const std::shared_ptr<Store> store = memory_store();
+  std::promise<void> gone;
+  const auto go_on = gone.get_future().share();
+  GroupOptions options = test::options_for("shm");
+  options.credentials.secret = to_bytes("a secret of the tests");
+  test::run_ranks(kRanks + 1, [&](Rank rank) {
+    const Membership membership{rank, kRanks, "forming", 0};
+    if (rank == kRanks) {
+      connect_and_go(*store, {0, kRanks, "forming", 0}, options.credentials.secret);
+      return gone.set_value();
+    }
+    HeldStore held(store, go_on);  // the last rank links up once the connection has gone
+    const auto group = Group::form(rank == kRanks - 1 ? static_cast<Store&>(held) : *store, membership, options);
+    ASSERT_TRUE(group) << group.error().to_string();
+    EXPECT_EQ((*group)->transport(), "shm");
+    EXPECT_TRUE((*group)->barrier().result());
+  });
+}
+
+}  // namespace
+}  // namespace muster
