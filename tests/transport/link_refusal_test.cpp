@@ -1,7 +1,14 @@
 // Two processes that do not belong together: an error at both ends that names both values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
+#include <cerrno>
+#include <cstring>
+
+#include "muster/io/handshake.h"
+#include "muster/io/socket.h"
+#include "muster/transport/hello.h"
 #include "transport/link_kinds.h"
 
 namespace muster {
@@ -136,6 +143,35 @@ TEST_P(LinkRefusal, SaysWhoDidNotAnswerInTime) {
   EXPECT_EQ(error.code, ErrorCode::kTimeout);
   EXPECT_EQ(error.rank, 0);
   EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0"), HasSubstr(address)));
+}
+
+/// A socket that is closed with bytes unread resets the connection, and the reset could overtake the reason.
+TEST_P(LinkRefusal, EndsTheConnectionWithoutAReset) {
+  const Credentials credentials = GetParam().credentials();
+  if (credentials.tls) GTEST_SKIP() << "speaks the handshake by hand";
+  const auto loop = *Loop::create();
+  const auto listener = GetParam().listen(*loop, identity(0), [](std::unique_ptr<Link>) { ADD_FAILURE(); });
+  ASSERT_TRUE(listener);
+  LinkIdentity other = identity(1);
+  other.generation = 8;
+  const auto wire = GetParam().shm ? LinkHello::Wire::kShm : LinkHello::Wire::kSocket;
+  Handshake handshake(Handshake::Side::kClient, credentials.secret, encode(*make_hello(other, wire)));
+  const Fd socket = std::move(*start_connect(*Address::parse((*listener)->address())));
+  Bytes output = handshake.take_output(), heard(4096);
+  ssize_t got = -1;
+  for (const Deadline deadline = patience(); got != 0 && !deadline.passed();) {
+    const ssize_t sent = send(socket.get(), output.data(), output.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent > 0) output.clear();
+    loop->poll();
+    got = recv(socket.get(), heard.data(), heard.size(), MSG_DONTWAIT);
+    ASSERT_TRUE(got >= 0 || errno == EAGAIN) << std::strerror(errno);
+    if (got <= 0 || handshake.done()) continue;
+    ASSERT_TRUE(handshake.feed(ByteView(heard).first(got)));
+    output = handshake.take_output();
+    if (!output.empty()) output.resize(output.size() + 100'000);  // behind the proof, more than is read with it
+  }
+  EXPECT_TRUE(handshake.done());
+  EXPECT_EQ(got, 0);
 }
 
 TEST_P(LinkRefusal, StaysSilentWhenTheDialIsDestroyed) {

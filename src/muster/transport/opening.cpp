@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "muster/transport/parting.h"
+
 namespace muster {
 
 Opening::Opening(Loop& loop, Connection connection, LinkHello self, Rank expected, const Deadline& deadline,
@@ -28,8 +30,7 @@ void Opening::begin() {
 
 Result<> Opening::start() {
   if (Result<> agreed = check(); !agreed) {
-    output_ = encode_farewell(&agreed.error());
-    write();
+    part_from(loop_, std::move(connection_.stream), encode_farewell(&agreed.error()));
     return agreed;
   }
   output_ = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
