@@ -168,6 +168,26 @@ TEST(Team, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
   }
 }
 
+/// Who publishes looks once at who waits, so a rank that waits must be counted from beginning to end: also while its
+/// watch is asked.
+TEST(Team, CountsARankThatWaitsUntilItsWaitIsOver) {
+  const auto memory = Team::allocate(2);
+  ASSERT_TRUE(memory);
+  const auto shared = *TeamMemory::map(*memory, 2);
+  int asked = 0;
+  const auto team = Team::attach(*memory, 0, 2, [&](Rank awaited) -> Result<> {
+    EXPECT_EQ(shared->rank(awaited).waiters.load(), 1u);
+    if (++asked == 3) return fail(ErrorCode::kAborted, "that is enough");
+    return {};
+  });
+  ASSERT_TRUE(team);
+  (*team)->open({});
+  const auto result = (*team)->wait(1, (*team)->next(), soon());
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().message, "that is enough");
+  EXPECT_EQ(shared->rank(1).waiters.load(), 0u);
+}
+
 }  // namespace
 }  // namespace test
 }  // namespace muster

@@ -14,7 +14,7 @@ namespace {
 
 /// While parked, the watch is asked this often: how late the death of a peer is noticed.
 constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
-/// The first sleep of a park, see announce().
+/// The longest sleep while a wake may be missed, see announce().
 constexpr Duration kFirstSlice = std::chrono::microseconds(200);
 /// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
 /// their cores with others soon stop burning them; one that was nearly long enough doubles it.
@@ -105,8 +105,17 @@ void Team::publish() {
 }
 
 /// Does not make sure that the word can be seen before it looks for waiters: that would cost every step the time that a
-/// line takes to the other core and back. So one that comes to wait within these nanoseconds may find the old word and
-/// not be woken; for its sake the first sleep is short.
+/// line takes to the other core and back. So a wait may miss its wake, and sleeps no longer than kFirstSlice for that:
+///
+///   publisher: S: word = step     L: reads waiters        then wakes if it is not 0; S is visible some time after L
+///   waiter:    W: waiters += 1    R: reads word, sleeps while it is unchanged; the kernel looks at it once more
+///
+/// - L sees W or a later value: it is not 0 until the wait is over, as every waiter stays counted from before its first
+///   look to after its last. So the publisher wakes. The kernel has a full barrier in FUTEX_WAKE before it looks for
+///   sleepers, and in FUTEX_WAIT between queueing and the last look at the word: the waiter either finds S or is woken.
+/// - L does not see W: it came before W (coherence of `waiters`), and so did S in the publisher's program. What is
+///   missing is only the time until S leaves the core's store buffer: microseconds at most, as a switch to another
+///   thread drains it too. A sleep that begins kFirstSlice after W or later finds S. Those that begin sooner are short.
 void Team::announce(std::atomic<uint32_t>& word, uint32_t step) {
   word.store(step, std::memory_order_release);
   if (memory_->rank(rank_).waiters.load(std::memory_order_relaxed) != 0) futex_wake_all(word);
@@ -225,17 +234,25 @@ Result<> Team::longer_spins() {
 Result<> Team::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
   const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
   std::atomic<uint32_t>& waiters = memory_->rank(owner).waiters;
-  for (Duration slice = kFirstSlice;; slice = watch_slice_) {
-    waiters.fetch_add(1, std::memory_order_seq_cst);
+  waiters.fetch_add(1, std::memory_order_seq_cst);
+  const TimePoint counted = steady_clock().now();
+  Result<> result;
+  for (;;) {
     const uint32_t value = word.load(std::memory_order_seq_cst);
-    if (!at_least(value, step)) futex_wait(word, value, std::min(slice, deadline.left()));
-    waiters.fetch_sub(1, std::memory_order_relaxed);
-    if (reached()) return {};
-    auto watched = watch_(owner);
-    if (reached()) return {};
-    if (!watched) return watched;
-    if (deadline.passed()) return late(owner, step);
+    if (at_least(value, step)) break;
+    const bool just_counted = steady_clock().now() - counted < kFirstSlice;
+    futex_wait(word, value, std::min(just_counted ? kFirstSlice : watch_slice_, deadline.left()));
+    if (reached()) break;
+    result = watch_(owner);
+    if (reached()) result = {};
+    if (reached() || !result) break;
+    if (deadline.passed()) {
+      result = late(owner, step);
+      break;
+    }
   }
+  waiters.fetch_sub(1, std::memory_order_relaxed);
+  return result;
 }
 
 tl::unexpected<Error> Team::late(Rank awaited, uint32_t step) const {
