@@ -234,27 +234,75 @@ TEST(Acceptor, DropsAStrangerThatSaysNothingOrHalf) {
   options.handshake_timeout = 50ms;
   Server server(*loop, loopback(), std::move(options));
   const Fd silent = connect_raw(*loop, server.address());
-  EXPECT_EQ(read_until_closed(*loop, silent.get()), "");
+  EXPECT_EQ(read_until_closed(*loop, silent.get()), to_string(Handshake::refuse(Handshake::Refusal::kFull)));
   const Fd half = connect_raw(*loop, server.address());
   ASSERT_EQ(send(half.get(), "MUST", 4, MSG_NOSIGNAL), 4);
-  EXPECT_EQ(read_until_closed(*loop, half.get()), "");
+  EXPECT_EQ(read_until_closed(*loop, half.get()), to_string(Handshake::refuse(Handshake::Refusal::kFull)));
   EXPECT_TRUE(server.accepted.empty());
 }
 
-TEST(Acceptor, LetsNewcomersWaitWhileItsTableIsFull) {
+TEST(Acceptor, DropsAStrangerThatSaysNothingSoonerThanAnother) {
   const auto loop = make_loop();
-  auto options = accept_with("s");
-  options.max_pending = 2;
+  auto options = accept_with("secret");
+  options.handshake_timeout = std::chrono::hours(1);
+  options.greeting_timeout = 20ms;
   Server server(*loop, loopback(), std::move(options));
-  Fd first = connect_raw(*loop, server.address());
-  Fd second = connect_raw(*loop, server.address());
-  for (int i = 0; i < 10; ++i) loop->run_once(Deadline::after(1ms));
+  const Fd half = connect_raw(*loop, server.address());
+  ASSERT_EQ(send(half.get(), "MUST", 4, MSG_NOSIGNAL), 4);
+  const Fd silent = connect_raw(*loop, server.address());
+  read_until_closed(*loop, silent.get());
+  pollfd entry{half.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&entry, 1, 0), 0) << "the one that had begun was closed, too";
+}
+
+/// Strangers may stay for as long as they like, unless they have to give way.
+Acceptor::Options without_timeouts(size_t max_pending) {
+  auto options = accept_with("s");
+  options.handshake_timeout = options.greeting_timeout = std::chrono::hours(1);
+  options.max_pending = max_pending;
+  return options;
+}
+
+/// `count` connections, each of which has sent `words` and no more.
+std::vector<Fd> strangers(Loop& loop, const Address& address, size_t count, ByteView words = {}) {
+  std::vector<Fd> all;
+  while (all.size() < count) {
+    all.push_back(connect_raw(loop, address));
+    EXPECT_EQ(send(all.back().get(), words.data(), words.size(), MSG_NOSIGNAL), std::ssize(words));
+  }
+  return all;
+}
+
+TEST(Acceptor, LetsAMemberInWhileItsTableIsFullOfSilentConnections) {
+  const auto loop = make_loop();
+  for (const auto& address : {loopback(), unix_here("silent")}) {
+    Server server(*loop, address, without_timeouts(4));
+    const auto silent = strangers(*loop, server.address(), 20);
+    const auto dialed = start_dial(*loop, server.address(), dial_with("s"));
+    ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
+    EXPECT_TRUE(*dialed->result) << dialed->result->error().message;
+  }
+}
+
+TEST(Acceptor, LetsAMemberInWhileItsTableIsFullOfHalfHandshakes) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), without_timeouts(4));
+  const Bytes greeting = Handshake(Handshake::Side::kClient, {}, {}).take_output();
+  const auto begun = strangers(*loop, server.address(), 8, greeting);
   const auto dialed = start_dial(*loop, server.address(), dial_with("s"));
-  for (int i = 0; i < 20; ++i) loop->run_once(Deadline::after(1ms));
-  EXPECT_FALSE(dialed->result);
-  first.reset();
   ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
-  EXPECT_TRUE(*dialed->result);
+  EXPECT_TRUE(*dialed->result) << dialed->result->error().message;
+}
+
+TEST(Acceptor, TellsAConnectionThatGivesWayToTryAgain) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), without_timeouts(1));
+  const auto silent = strangers(*loop, server.address(), 2);
+  const std::string words = read_until_closed(*loop, silent[0].get());
+  Handshake client(Handshake::Side::kClient, as_bytes("s"), {});
+  const auto refusal = client.feed(as_bytes(words));
+  ASSERT_FALSE(refusal);
+  EXPECT_EQ(refusal.error().code, ErrorCode::kResourceExhausted) << refusal.error().message;
 }
 
 TEST(Acceptor, ServesAllOfACrowd) {
@@ -293,6 +341,25 @@ TEST(Acceptor, RefusesNewcomersWithoutSpinningWhenDescriptorsRunOut) {
   EXPECT_LT(turns, 100);
   const auto client = dial_now(*loop, server.address(), dial_with("s"));
   EXPECT_TRUE(client) << client.error().message;
+}
+
+TEST(Acceptor, ClosesSilentConnectionsForAMemberWhenDescriptorsRunOut) {
+  const auto loop = make_loop();
+  Server server(*loop, loopback(), without_timeouts(1024));
+  std::vector<Fd> raw;  // in the backlog, for the loop does not run
+  for (int i = 0; i < 10; ++i) raw.push_back(std::move(*start_connect(server.address())));
+  const auto dialed = start_dial(*loop, server.address(), dial_with("s"));
+  loop->poll();  // has the socket by now
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const Fd highest(dup(0));
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(highest.get()) + 2;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const bool over = drive_until(*loop, [&] { return dialed->result.has_value(); });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_TRUE(over);
+  EXPECT_TRUE(*dialed->result) << dialed->result->error().message;
 }
 
 TEST(Acceptor, MayBeDestroyedByItsHandler) {

@@ -1,14 +1,18 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "muster/base/check.h"
 #include "muster/base/log.h"
+#include "muster/io/handshake_queue.h"
 #include "muster/io/negotiation.h"
 #include "muster/io/socket.h"
 
@@ -72,11 +76,13 @@ class SocketAcceptor final : public Acceptor {
         options_(std::move(options)),
         handler_(std::make_shared<const Handler>(std::move(handler))),
         file_(address_),
-        strangers_(loop.clock()) {}
+        strangers_(loop.clock()),
+        queue_(options_.max_pending) {}
 
   ~SocketAcceptor() override {
     loop_.unwatch(listener_.get());
     loop_.cancel(resume_timer_);
+    loop_.cancel(room_timer_);
     for (const auto& [fd, pending] : pending_) {
       loop_.unwatch(fd);
       loop_.cancel(pending.timeout);
@@ -95,37 +101,82 @@ class SocketAcceptor final : public Acceptor {
     Negotiation negotiation;
     Address peer;
     std::string name;
+    TimePoint since;
     Loop::TimerId timeout = 0;
   };
 
   void on_readable() {
-    for (int i = 0; i < kAcceptsPerTurn && pending_.size() < options_.max_pending; ++i) {
+    const std::weak_ptr<const Handler> alive = handler_;
+    for (int i = 0; i < kAcceptsPerTurn; ++i) {
+      if (pending_.size() >= options_.max_pending && !may_give_way()) return wait_for_room();
       Address peer;
       auto accepted = accept_from(listener_.get(), &peer);
       if (!accepted && accepted.error().code == ErrorCode::kResourceExhausted) {
-        const auto refused = refuse_newcomer();
-        if (!refused) return pause(refused.error());
-        if (!*refused) break;
+        if (!queue_.next()) {
+          const auto refused = refuse_newcomer();
+          if (!refused) return pause(refused.error());
+          if (!*refused) break;
+        } else if (!is_ready(listener_.get())) {
+          break;
+        } else if (may_give_way()) {
+          give_way();
+          if (alive.expired()) return;  // a handler has destroyed this object
+        } else {
+          return wait_for_room();
+        }
         continue;
       }
       if (!accepted) return pause(accepted.error());
       if (!*accepted) break;
-      if (!options_.plain) {
-        greet(std::move(**accepted), peer);
-        continue;
+      while (pending_.size() >= options_.max_pending && may_give_way()) {
+        give_way();
+        if (alive.expired()) return;
       }
-      const std::weak_ptr<const Handler> alive = handler_;
-      greet_plain(std::move(**accepted), peer);
-      if (alive.expired()) return;  // the handler has destroyed this object
+      if (options_.plain) {
+        greet_plain(std::move(**accepted), peer);
+      } else {
+        greet(std::move(**accepted), peer);
+      }
+      if (alive.expired()) return;
     }
-    listen_if_room();
+    listen();
+  }
+
+  bool may_give_way() const {
+    const auto candidate = queue_.next();
+    return candidate && candidate->due <= loop_.clock().now();
+  }
+
+  /// Closes the connection that is to give way to a newcomer, unless it has just sent something. May destroy this
+  /// object, as advance() may.
+  void give_way() {
+    const int fd = queue_.next()->id;
+    if (is_ready(fd)) return advance(fd, EPOLLIN);
+    const bool silent = queue_.is_silent(fd);
+    drop(fd, fmt::format("too many connections are open that have not proved themselves, and it {}",
+                         silent ? "says nothing" : "does not go on"));
+  }
+
+  /// Newcomers wait in the kernel's backlog until somebody gives way.
+  void wait_for_room() {
+    full_ = true;
+    listen();
+    loop_.cancel(room_timer_);
+    room_timer_ = loop_.at(queue_.next()->due, [this] {
+      full_ = false;
+      listen();
+    });
   }
 
   /// No more room, no more events: the rest waits in the kernel's backlog.
-  void listen_if_room() {
-    const bool open = !paused_ && pending_.size() < options_.max_pending;
-    const auto changed = loop_.modify(listener_.get(), open ? uint32_t{EPOLLIN} : 0);
+  void listen() {
+    const auto changed = loop_.modify(listener_.get(), paused_ || full_ ? 0 : uint32_t{EPOLLIN});
     MUSTER_CHECK(changed.has_value(), changed.error().message);
+  }
+
+  static bool is_ready(int fd) {
+    pollfd entry{fd, POLLIN, 0};
+    return poll(&entry, 1, 0) > 0;
   }
 
   /// Out of descriptors: one is kept back, so that newcomers learn it at once instead of waiting in the backlog. False
@@ -150,10 +201,10 @@ class SocketAcceptor final : public Acceptor {
   void pause(const Error& error) {
     strangers_.warn(fmt::format("{} cannot accept connections for now: {}", address_.to_string(), error.message));
     paused_ = true;
-    listen_if_room();
+    listen();
     resume_timer_ = loop_.after(kExhaustedPause, [this] {
       paused_ = false;
-      listen_if_room();
+      listen();
     });
   }
 
@@ -169,12 +220,30 @@ class SocketAcceptor final : public Acceptor {
     const std::string name = name_of(fd, peer);
     auto begun = Negotiation::begin(std::move(socket), Handshake::Side::kServer, options_.credentials, options_.hello);
     if (!begun) return strangers_.warn(fmt::format("cannot greet {}: {}", name, begun.error().message));
-    const auto watched = loop_.watch(fd, EPOLLIN, [this, fd](uint32_t) { advance(fd); });
+    const auto watched = loop_.watch(fd, EPOLLIN, [this, fd](uint32_t events) { advance(fd, events); });
     if (!watched) return strangers_.warn(fmt::format("cannot greet {}: {}", name, watched.error().message));
-    const auto timeout = loop_.after(options_.handshake_timeout, [this, fd] {
-      drop(fd, fmt::format("it did not finish the handshake within {} s", seconds(options_.handshake_timeout)));
-    });
-    pending_.emplace(fd, Pending{std::move(*begun), peer, name, timeout});
+    const TimePoint now = loop_.clock().now();
+    const auto first = std::min(options_.greeting_timeout, options_.handshake_timeout);
+    const auto timeout = loop_.at(now + first, [this, fd] { look_for_greeting(fd); });
+    pending_.emplace(fd, Pending{std::move(*begun), peer, name, now, timeout});
+    queue_.add(fd, network_of(peer), now);
+    if (is_ready(fd)) advance(fd, EPOLLIN);  // a member's greeting is mostly there
+  }
+
+  void look_for_greeting(int fd) {
+    Pending& pending = pending_.at(fd);
+    const bool silent = queue_.is_silent(fd) && !is_ready(fd);
+    if (silent && options_.greeting_timeout < options_.handshake_timeout) {
+      return drop(fd, fmt::format("it said nothing within {} s", seconds(options_.greeting_timeout)));
+    }
+    pending.timeout = loop_.at(pending.since + options_.handshake_timeout, [this, fd] { time_out(fd); });
+  }
+
+  void time_out(int fd) {
+    const std::weak_ptr<const Handler> alive = handler_;
+    if (is_ready(fd)) advance(fd, EPOLLIN);  // the loop may not have run for a while
+    if (alive.expired() || !pending_.contains(fd)) return;
+    drop(fd, fmt::format("it did not finish the handshake within {} s", seconds(options_.handshake_timeout)));
   }
 
   /// A Unix socket's peer has a uid that the kernel vouches for.
@@ -201,23 +270,33 @@ class SocketAcceptor final : public Acceptor {
     return fmt::format("process {}", who ? who->pid : 0);
   }
 
-  void advance(int fd) {
+  // May call the handler, which may destroy this object.
+  void advance(int fd, uint32_t events) {
     Pending& pending = pending_.at(fd);
+    if ((events & EPOLLIN) != 0) queue_.heard(fd, loop_.clock().now());
     const auto done = pending.negotiation.advance();
-    if (!done) return drop(fd, done.error().message);
+    if (!done) return lose(fd, done.error().message);
     if (!*done) {
       const auto changed = loop_.modify(fd, pending.negotiation.interest());
       MUSTER_CHECK(changed.has_value(), changed.error().message);
       return;
     }
     Connection connection = std::move(pending.negotiation).finish(pending.peer);
+    queue_.prove(fd);
     forget(fd);
     const auto handler = handler_;
-    (*handler)(std::move(connection));  // may destroy this object
+    (*handler)(std::move(connection));
   }
 
+  /// It may be one of ours that had no time: it is told to try again.
   void drop(int fd, const std::string& reason) {
+    pending_.at(fd).negotiation.turn_away(Handshake::Refusal::kFull);
+    lose(fd, reason);
+  }
+
+  void lose(int fd, const std::string& reason) {
     refused(pending_.at(fd).name, reason);
+    queue_.remove(fd);
     forget(fd);
   }
 
@@ -230,7 +309,9 @@ class SocketAcceptor final : public Acceptor {
     loop_.unwatch(fd);
     loop_.cancel(pending_.at(fd).timeout);
     pending_.erase(fd);
-    listen_if_room();
+    if (!std::exchange(full_, false)) return;
+    loop_.cancel(room_timer_);
+    listen();
   }
 
   Loop& loop_;
@@ -243,9 +324,11 @@ class SocketAcceptor final : public Acceptor {
   const SocketFile file_;
   QuietLog strangers_;
   std::string last_refusal_;
-  bool paused_ = false;
-  Loop::TimerId resume_timer_ = 0;
+  bool paused_ = false;  // no more can be accepted for now
+  bool full_ = false;    // until one of queue_ gives way
+  Loop::TimerId resume_timer_ = 0, room_timer_ = 0;
   std::unordered_map<int, Pending> pending_;
+  HandshakeQueue queue_;  // the same, by who gives way
 };
 
 }  // namespace

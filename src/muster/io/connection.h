@@ -45,14 +45,16 @@ std::unique_ptr<Dial> dial(Loop& loop, const Address& address, DialOptions optio
                            ConnectionHandler handler);
 
 /// Accepts connections on one address and shakes hands with each: a stranger is refused, logged with its address and
-/// never reaches the handler. Unix sockets: a peer of another uid (root excepted) is refused.
+/// never reaches the handler. Strangers by the thousand that say nothing hold up no member for long
+/// (handshake_queue.h). Unix sockets: a peer of another uid (root excepted) is refused.
 class Acceptor {
  public:
   struct Options {
     Credentials credentials;
     Bytes hello;
     Duration handshake_timeout = std::chrono::seconds(10);
-    size_t max_pending = 1024;  ///< handshakes under way; more wait in the kernel's backlog
+    Duration greeting_timeout = std::chrono::seconds(5);  ///< for the first byte of it
+    size_t max_pending = 1024;  ///< handshakes under way; for more, the first of them give way
     bool plain = false;         ///< no handshake, no TLS: for foreign protocols on loopback
   };
   using Handler = std::function<void(Connection)>;

@@ -7,7 +7,7 @@
 //   client -> server: greeting(0)
 //   server -> client: greeting(1)         or greeting(2), whose nonce begins with a reason, and the end
 //   client -> server: proof
-//   server -> client: verdict             kind 2, and the end, unless the client's proof holds
+//   server -> client: verdict             kind 2, and the end, unless the client's proof holds and comes in time
 //
 //   mac = HMAC-SHA256(secret, "client" | "server", the client's nonce, the server's nonce, hello)
 //
@@ -88,6 +88,14 @@ Bytes Handshake::refuse(Refusal reason) {
   Bytes nonce(kNonceBytes);
   nonce[0] = static_cast<uint8_t>(reason);
   return greeting(kRefusalSide, nonce);
+}
+
+void Handshake::turn_away(Refusal reason) {
+  MUSTER_CHECK(side_ == Side::kServer && state_ != State::kDone,
+               "only a server turns away, and not whom it has let in");
+  const Bytes words = state_ == State::kAwaitProof ? Bytes{kRefused, static_cast<uint8_t>(reason)} : refuse(reason);
+  if (state_ != State::kFailed) output_.insert(output_.end(), words.begin(), words.end());
+  state_ = State::kFailed;
 }
 
 void Handshake::send_greeting() {
@@ -237,7 +245,7 @@ Error Handshake::refused(uint8_t reason) const {
       return {ErrorCode::kProtocol,
               "the server speaks TLS: set MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA here too"};
     case Refusal::kFull:
-      return {ErrorCode::kResourceExhausted, "the server has no file descriptor left for another connection"};
+      return {ErrorCode::kResourceExhausted, "the server has no room for this connection now"};
     case Refusal::kMalformed:
       return {ErrorCode::kProtocol, "the server could not read this process's handshake"};
   }

@@ -73,6 +73,11 @@ void Negotiation::refuse_plain_client() {
   (void)send(fd(), reason.data(), reason.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+void Negotiation::turn_away(Handshake::Refusal reason) {
+  if (!handshake_.done()) handshake_.turn_away(reason);  // or it does not take the last of the server's words
+  (void)flush();
+}
+
 uint32_t Negotiation::interest() const { return EPOLLIN | (stream_->wants_write() ? uint32_t{EPOLLOUT} : 0); }
 
 Connection Negotiation::finish(Address peer) && {

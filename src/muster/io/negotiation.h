@@ -15,6 +15,9 @@ class Negotiation {
   /// What to watch the socket for after advance() returned false.
   uint32_t interest() const;
   int fd() const { return stream_->fd(); }
+  /// Tells the client, as far as it listens, why the server does not go on. A client that is still busy with TLS just
+  /// sees the end.
+  void turn_away(Handshake::Refusal reason);
   /// Only after advance() returned true.
   Connection finish(Address peer) &&;
 
