@@ -1,4 +1,8 @@
 // What proxies keep of what they read, and the leases that let them.
+#include <algorithm>
+#include <set>
+
+#include "muster/base/random.h"
 #include "store/proxy_world.h"
 
 namespace muster {
@@ -229,6 +233,91 @@ TEST(Leases, OfOneHolderCountOnceHoweverOftenTheyEnd) {
   EXPECT_EQ(recalls.size(), 1U);
   EXPECT_TRUE(leases.release("k", 7));
   EXPECT_EQ(leases.size(), 0U);
+}
+
+TEST(Leases, AreForgottenOfKeysThatWereTakenBackLongAgo) {
+  LeaseTable leases;
+  const auto take_back = [&](const Key& key) {
+    Replies recalls;
+    EXPECT_TRUE(leases.grant(key, 7));
+    EXPECT_FALSE(leases.recall(key, recalls));
+    EXPECT_TRUE(leases.release(key, 7));
+  };
+  constexpr size_t kKeys = 3 * LeaseTable::kMaxIdle;
+  for (size_t i = 0; i < kKeys; ++i) take_back(std::to_string(i));
+  EXPECT_EQ(leases.records(), LeaseTable::kMaxIdle);
+  EXPECT_EQ(leases.holders(), 0U);
+  take_back(std::to_string(kKeys - 1));
+  EXPECT_FALSE(leases.grant(std::to_string(kKeys - 1), 7)) << "the latest are known for changing";
+  take_back("0");
+  EXPECT_TRUE(leases.grant("0", 7)) << "it was forgotten, and taken back once since";
+}
+
+TEST(Leases, AreForgottenWithTheirHolders) {
+  LeaseTable leases;
+  std::vector<Key> freed;
+  for (ClientId holder = 0; holder < 100; ++holder) {
+    for (int i = 0; i < 1000; ++i) EXPECT_TRUE(leases.grant(std::to_string(holder) + "/" + std::to_string(i), holder));
+    leases.revoke(holder, freed);
+    EXPECT_LE(leases.size(), LeaseTable::kMaxEnded + 1000);
+  }
+  EXPECT_LE(leases.records(), LeaseTable::kMaxEnded);
+  EXPECT_LE(leases.holders(), 2U);
+}
+
+// Against a plain set of who holds what.
+TEST(Leases, RecallThoseWhoHoldTheKeyAndNobodyElse) {
+  Random random(1);
+  LeaseTable leases;
+  std::set<std::pair<Key, ClientId>> held;
+  std::set<Key> recalling;
+  const auto is_held = [&](const Key& key) {
+    return std::ranges::any_of(held, [&](const auto& lease) { return lease.first == key; });
+  };
+  for (int step = 0; step < 50'000; ++step) {
+    // Few keys that are taken back often, and so many others that those are forgotten.
+    const Key key = random.chance(0.5) ? std::to_string(random.below(4)) : "n" + std::to_string(random.below(10'000));
+    const ClientId client = random.below(5);
+    switch (random.below(4)) {
+      case 0:
+        if (leases.grant(key, client)) {
+          EXPECT_FALSE(recalling.contains(key));
+          held.emplace(key, client);
+        }
+        break;
+      case 1: {
+        Replies recalls;
+        EXPECT_EQ(leases.recall(key, recalls), !is_held(key));
+        std::set<ClientId> asked;
+        for (const Reply& recall : recalls) asked.insert(recall.client);
+        EXPECT_EQ(asked.size(), recalls.size());
+        for (ClientId holder = 0; holder < 5 && !recalling.contains(key); ++holder) {
+          EXPECT_EQ(asked.contains(holder), held.contains({key, holder}));
+        }
+        if (!recalls.empty()) recalling.insert(key);
+        break;
+      }
+      case 2:
+        held.erase({key, client});
+        EXPECT_EQ(leases.release(key, client), recalling.contains(key) && !is_held(key));
+        if (!is_held(key)) recalling.erase(key);
+        break;
+      default: {
+        if (!random.chance(0.01)) break;
+        std::set<Key> free;
+        std::erase_if(held, [&](const auto& lease) { return lease.second == client; });
+        for (const Key& one : recalling) {
+          if (!is_held(one)) free.insert(one);
+        }
+        std::vector<Key> freed;
+        leases.revoke(client, freed);
+        EXPECT_EQ(std::set<Key>(freed.begin(), freed.end()), free);
+        for (const Key& one : free) recalling.erase(one);
+      }
+    }
+    ASSERT_FALSE(testing::Test::HasFailure()) << "step " << step;
+  }
+  EXPECT_LE(leases.size(), held.size() + std::max(LeaseTable::kMaxEnded, leases.size() / 2));
 }
 
 }  // namespace

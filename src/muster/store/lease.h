@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <list>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -26,9 +28,14 @@ inline int64_t beat_growth(size_t proxies) {
 /// Who may answer reads of which keys from memory. Whoever changes a key first takes back every lease of it. A key
 /// that was taken back kMaxRecalls times is not leased again: it is no constant. Knows no clock: the owner says
 /// revoke() when a holder was silent for too long. Not thread-safe.
+///
+/// Its memory follows the leases that hold. Those that were revoked are taken out when they have become most of all, so
+/// that a holder's end costs nothing then; of keys that nobody holds only the latest are remembered as no constants.
 class LeaseTable {
  public:
   static constexpr int kMaxRecalls = 2;
+  static constexpr size_t kMaxIdle = 4096;   ///< keys that are remembered for having been taken back
+  static constexpr size_t kMaxEnded = 1024;  ///< leases that were revoked and are still here, or as many as hold
   static constexpr size_t kMaxLeases = size_t{1} << 24;  ///< in all; then no more are granted
 
   /// Whether the key may be leased now.
@@ -42,6 +49,8 @@ class LeaseTable {
   /// The holder's leases have ended. Appends the keys that are free now and were being recalled.
   void revoke(ClientId holder, std::vector<Key>& freed);
   size_t size() const { return leases_; }
+  size_t records() const { return records_.size(); }
+  size_t holders() const { return clients_.size(); }
 
  private:
   struct Holder {
@@ -53,16 +62,31 @@ class LeaseTable {
     std::vector<Holder> holders;  // sorted
     int recalls = 0;
     bool recalling = false;
+    std::optional<std::list<Key>::iterator> idle;  // where it is in idle_
     bool leasable() const { return !recalling && recalls < kMaxRecalls; }
   };
 
+  // Who has leases here, of the present term or earlier ones.
+  struct Client {
+    uint32_t term = 0;
+    size_t leases = 0, ended = 0;
+  };
+  using Records = std::unordered_map<Key, Record>;
+
   bool holds(const Holder& holder) const;
   bool settle(Record& record);
+  void take_out(const Holder& holder);
+  size_t take_out_ended(Record& record);
+  void rest(Records::iterator record);
+  void forget_idle();
+  void sweep();
 
-  std::unordered_map<Key, Record> records_;
-  std::unordered_map<ClientId, uint32_t> terms_;
+  Records records_;
+  std::unordered_map<ClientId, Client> clients_;
   std::unordered_map<ClientId, std::unordered_set<Key>> owed_;  // recalled, and not yet given back
-  size_t leases_ = 0;
+  std::list<Key> idle_;  // keys that nobody holds and that were taken back, the latest last
+  size_t leases_ = 0;    // those that have ended included
+  size_t ended_ = 0;
 };
 
 }  // namespace muster
