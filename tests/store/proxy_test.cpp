@@ -16,6 +16,24 @@ TEST(Proxy, RefusesARequestNumberThatIsWaitingAlready) {
   }
 }
 
+// PyTorch's client does not wait for its sets, and may be gone when one arrives.
+TEST(Proxy, CancelsForAClientThatLeavesOnlyWhatWouldBeAnswered) {
+  for (const bool merge : {false, true}) {
+    World world(Proxy::Options{.merge = merge});
+    world.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("x")});
+    world.ask(1, 2, StoreOperation::kCompareSet, {"other"}, 0, {{}, to_bytes("y")});
+    EXPECT_EQ(world.up().size(), 2U);
+    world.proxy.drop(1, world.now);
+    const std::vector<Request> requests = world.up();
+    ASSERT_EQ(requests.size(), 1U);
+    EXPECT_EQ(requests[0].operation, StoreOperation::kCancel);
+    EXPECT_EQ(requests[0].id, world.travelling[1].id);
+    world.settle();
+    EXPECT_EQ(world.heard(), Heard{});
+    EXPECT_EQ(world.proxy.pending(), 0U);
+  }
+}
+
 // ---- adds
 
 TEST(Proxy, SendsAddsThatMeetAsOneAndSplitsTheSum) {

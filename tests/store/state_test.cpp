@@ -153,5 +153,73 @@ TEST(StoreState, RefusesWhatHasTheWrongShape) {
   EXPECT_EQ(state.waiters(), 0U);
 }
 
+// Carol holds a lease of the key: what changes it is deferred until she gives it back.
+class DeferredChanges : public testing::TestWithParam<unsigned> {
+ protected:
+  DeferredChanges() {
+    state.apply(request(StoreOperation::kSet, 1, {"k"}, {to_bytes("1")}), kCarol);
+    Request get = request(StoreOperation::kGet, 2, {"k"});
+    get.lease = true;
+    EXPECT_TRUE(state.apply(get, kCarol)[0].leased);
+  }
+  Replies give_back() { return state.apply(request(StoreOperation::kRelease, 0, {"k"}), kCarol); }
+  int64_t value() { return state.apply(request(StoreOperation::kAdd, 99, {"k"}, {}, 0), kCarol)[0].number; }
+
+  StoreState state{GetParam()};
+};
+
+TEST_P(DeferredChanges, CanBeCancelled) {
+  for (const RequestId id : {5, 6}) {
+    for (const Reply& reply : state.apply(request(StoreOperation::kAdd, id, {"k"}, {}, 10), kAlice)) {
+      EXPECT_TRUE(reply.recall);
+    }
+  }
+  const Replies cancelled = state.apply(request(StoreOperation::kCancel, 5), kAlice);
+  ASSERT_EQ(whom(cancelled), Whom{"1:5"});
+  EXPECT_EQ(cancelled[0].status.error().code, ErrorCode::kAborted);
+  EXPECT_TRUE(state.apply(request(StoreOperation::kCancel, 5), kAlice).empty());
+  EXPECT_TRUE(state.apply(request(StoreOperation::kCancel, 6), kBob).empty()) << "it is Alice's";
+  EXPECT_EQ(whom(give_back()), Whom{"1:6"});
+  EXPECT_EQ(value(), 11);
+}
+
+TEST_P(DeferredChanges, AreDroppedWithTheirClientIfTheyWouldBeAnswered) {
+  state.apply(request(StoreOperation::kAdd, 5, {"k"}, {}, 10), kAlice);
+  state.apply(request(StoreOperation::kAdd, 5, {"k"}, {}, 100), kBob);
+  state.drop(kAlice);
+  EXPECT_EQ(whom(give_back()), Whom{"2:5"});
+  EXPECT_EQ(value(), 101);
+}
+
+TEST_P(DeferredChanges, AreCarriedOutAfterTheirClientLeftIfItAwaitsNoAnswer) {
+  state.apply(request(StoreOperation::kSet, 5, {"k"}, {to_bytes("7")}), kAlice);
+  state.drop(kAlice);
+  give_back();
+  EXPECT_EQ(value(), 7);
+}
+
+TEST_P(DeferredChanges, CountAmongWhatAClientMayWaitFor) {
+  for (RequestId id = 1; id <= kMaxWaitsPerClient; ++id) {
+    for (const Reply& reply : state.apply(request(StoreOperation::kSet, id, {"k"}, {{1}}), kAlice)) {
+      ASSERT_TRUE(reply.recall);
+    }
+  }
+  Replies refused = state.apply(request(StoreOperation::kSet, 0, {"k"}, {{1}}), kAlice);
+  ASSERT_EQ(whom(refused), Whom{"1:0"});
+  EXPECT_EQ(refused[0].status.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_TRUE(state.apply(request(StoreOperation::kSet, 1, {"k"}, {{1}}), kBob).empty()) << "others may";
+  EXPECT_EQ(give_back().size(), kMaxWaitsPerClient + 1);
+  EXPECT_EQ(whom(state.apply(request(StoreOperation::kSet, 0, {"k"}, {{1}}), kAlice)), Whom{"1:0"});
+}
+
+TEST_P(DeferredChanges, NeedNumbersOfTheirOwn) {
+  EXPECT_EQ(state.apply(request(StoreOperation::kSet, 5, {"k"}, {{1}}), kAlice).size(), 1U) << "the recall";
+  const Replies refused = state.apply(request(StoreOperation::kSet, 5, {"k"}, {{1}}), kAlice);
+  ASSERT_EQ(whom(refused), Whom{"1:5"});
+  EXPECT_EQ(refused[0].status.error().code, ErrorCode::kProtocol);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shards, DeferredChanges, testing::Values(1U, 32U));
+
 }  // namespace
 }  // namespace muster

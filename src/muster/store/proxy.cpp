@@ -13,9 +13,10 @@ namespace proxy {
 
 RequestId Plain::submit(Request request, ClientId client) {
   const Caller caller{client, request.id};
+  const bool answered = is_answered(request.operation);
   const RequestId id = out_.send(Part::kPlain, std::move(request));
   callers_[id] = caller;
-  by_client_[client][caller.id] = id;
+  by_client_[client][caller.id] = {id, answered};
   return id;
 }
 
@@ -26,7 +27,7 @@ bool Plain::has(const Caller& caller) const {
 
 bool Plain::cancel(const Caller& caller) {
   if (!has(caller)) return false;
-  out_.requests.push_back({StoreOperation::kCancel, by_client_.at(caller.client).at(caller.id)});
+  out_.requests.push_back({StoreOperation::kCancel, by_client_.at(caller.client).at(caller.id).id});
   return true;
 }
 
@@ -34,8 +35,8 @@ void Plain::drop(ClientId client) {
   const auto found = by_client_.extract(client);
   if (found.empty()) return;
   for (const auto& [theirs, ours] : found.mapped()) {
-    callers_.erase(ours);
-    out_.requests.push_back({StoreOperation::kCancel, ours});
+    callers_.erase(ours.id);
+    if (ours.answered) out_.requests.push_back({StoreOperation::kCancel, ours.id});
   }
 }
 

@@ -67,7 +67,11 @@ class Plain {
  private:
   Output& out_;
   std::unordered_map<RequestId, Caller> callers_;
-  std::unordered_map<ClientId, std::unordered_map<RequestId, RequestId>> by_client_;  // their number to ours
+  struct Sent {
+    RequestId id;   // ours
+    bool answered;  // or it is carried out although its client leaves: is_answered()
+  };
+  std::unordered_map<ClientId, std::unordered_map<RequestId, Sent>> by_client_;  // by their number
 };
 
 /// Adds to one key: while one is on its way those that come meanwhile are summed up, and leave as the next. Only

@@ -43,9 +43,45 @@ Bytes Shard::pop(Slot& slot) {
   return value;
 }
 
+Result<> Shard::hold(const Key& key, Request&& request, ClientId client) {
+  MUSTER_TRY(may_wait(client, request.id));
+  ClientWaits& waits = by_client[client];
+  auto& there = held[key];
+  const RequestId id = request.id;
+  waits.held[id] = {key, there.insert(there.end(), {std::move(request), client})};
+  ++waits.count;
+  return {};
+}
+
+bool Shard::forget_held(ClientId client, RequestId id) {
+  const auto waits = by_client.find(client);
+  if (waits == by_client.end()) return false;
+  const auto place = waits->second.held.extract(id);
+  if (place.empty()) return false;
+  const auto there = held.find(place.mapped().key);
+  there->second.erase(place.mapped().at);
+  if (there->second.empty()) held.erase(there);
+  uncount(client);
+  return true;
+}
+
+void Shard::drop_held(ClientId client) {
+  const auto waits = by_client.find(client);
+  if (waits == by_client.end()) return;
+  std::vector<RequestId> answered;
+  for (const auto& [id, place] : waits->second.held) {
+    if (is_answered(place.at->request.operation)) answered.push_back(id);
+  }
+  for (const RequestId id : answered) forget_held(client, id);
+}
+
 void Shard::take_held(const Key& key, std::vector<HeldRequest>& out) {
   auto found = held.extract(key);
   if (found.empty()) return;
+  for (const HeldRequest& one : found.mapped()) {
+    by_client.at(one.client).held.erase(one.request.id);
+    uncount(one.client);
+  }
   out.insert(out.end(), std::make_move_iterator(found.mapped().begin()), std::make_move_iterator(found.mapped().end()));
 }
 
@@ -57,15 +93,28 @@ void Shard::tidy(Slot& slot) {
   if (!slot.second.value && !slot.second.place) entries.erase(entries.find(slot.first));
 }
 
-Result<Waiter*> Shard::take_in(Request&& request, ClientId client, ShardMask shards) {
-  ClientWaits& waits = by_client[client];
-  if (waits.count >= kMaxWaitsPerClient) {
+Result<> Shard::may_wait(ClientId client, RequestId id) const {
+  const auto waits = by_client.find(client);
+  if (waits == by_client.end()) return {};
+  if (waits->second.count >= kMaxWaitsPerClient) {
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("one client may wait for {} requests at a time, and this one does", kMaxWaitsPerClient));
   }
-  const auto [entry, fresh] = waiters.try_emplace(WaiterName{client, request.id});
-  if (!fresh) return fail(ErrorCode::kProtocol, fmt::format("request number {} is already waiting", request.id));
-  Waiter& waiter = entry->second;
+  if (waiters.contains(WaiterName{client, id}) || waits->second.held.contains(id)) {
+    return fail(ErrorCode::kProtocol, fmt::format("request number {} is already waiting", id));
+  }
+  return {};
+}
+
+void Shard::uncount(ClientId client) {
+  const auto waits = by_client.find(client);
+  if (--waits->second.count == 0) by_client.erase(waits);
+}
+
+Result<Waiter*> Shard::take_in(Request&& request, ClientId client, ShardMask shards) {
+  MUSTER_TRY(may_wait(client, request.id));
+  ClientWaits& waits = by_client[client];
+  Waiter& waiter = waiters[WaiterName{client, request.id}];
   waiter.client = client;
   waiter.request = std::move(request);
   waiter.shards = shards;
@@ -81,8 +130,9 @@ void Shard::put_out(Waiter& waiter) {
   (waiter.previous_of_client != nullptr ? waiter.previous_of_client->next_of_client : waits->second.first) =
       waiter.next_of_client;
   if (waiter.next_of_client != nullptr) waiter.next_of_client->previous_of_client = waiter.previous_of_client;
-  if (--waits->second.count == 0) by_client.erase(waits);
-  waiters.erase(WaiterName{waiter.client, waiter.request.id});
+  const WaiterName name{waiter.client, waiter.request.id};
+  uncount(name.client);
+  waiters.erase(name);
 }
 
 void Shard::list(Waiter& waiter, Slot& slot) {

@@ -67,10 +67,16 @@ struct Waiter {
   bool at_barrier() const { return request.operation == StoreOperation::kBarrier; }
 };
 
-/// A change that waits until leases are given back.
+/// A change that waits until leases are given back. It counts as one of its client's waits, and can be cancelled.
 struct HeldRequest {
   Request request;
   ClientId client;
+};
+
+/// Where in Shard::held one is.
+struct HeldPlace {
+  Key key;
+  std::list<HeldRequest>::iterator at;
 };
 
 struct WaiterName {
@@ -90,21 +96,28 @@ struct alignas(64) Shard {
   size_t keys = 0, queues = 0;             // how many of the entries have a value, a queue
   size_t wide = 0;                         // waiters listed here that concern other shards too
 
-  // Of the waiters whose home is here.
+  // Of the waiters whose home is here, and of the changes that wait here for leases.
   struct ClientWaits {
     Waiter* first = nullptr;
-    size_t count = 0;
+    size_t count = 0;  // of both
+    std::unordered_map<RequestId, HeldPlace> held;
   };
   std::unordered_map<WaiterName, Waiter, HashWaiterName> waiters;
   std::unordered_map<ClientId, ClientWaits> by_client;
 
   LeaseTable leases;
-  std::unordered_map<Key, std::vector<HeldRequest>> held;
+  std::unordered_map<Key, std::list<HeldRequest>> held;
 
   Entry* find(const Key& key);
   void set(Slot& slot, Bytes value);
   bool erase(const Key& key);
   Bytes pop(Slot& slot);
+  /// Lets a change wait until the key is free. kResourceExhausted or kProtocol as take_in().
+  Result<> hold(const Key& key, Request&& request, ClientId client);
+  /// Forgets a change that waits. False if there is none.
+  bool forget_held(ClientId client, RequestId id);
+  /// Forgets the client's changes that would be answered (is_answered()).
+  void drop_held(ClientId client);
   /// Moves out what waited until the key was free.
   void take_held(const Key& key, std::vector<HeldRequest>& out);
   /// Forgets an entry that holds nothing any more.
@@ -117,6 +130,10 @@ struct alignas(64) Shard {
   /// Lists the waiter under a key of this shard, or takes it off that list.
   void list(Waiter& waiter, Slot& slot);
   void unlist(Waiter& waiter);
+
+ private:
+  Result<> may_wait(ClientId client, RequestId id) const;
+  void uncount(ClientId client);
 };
 
 }  // namespace muster

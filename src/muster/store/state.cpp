@@ -53,7 +53,21 @@ bool has_wide(const Shard* shards, ShardMask held) {
   return false;
 }
 
+Result<> cancelled() { return fail(ErrorCode::kAborted, "the request was cancelled by its client"); }
+
 }  // namespace
+
+bool is_answered(StoreOperation operation) {
+  switch (operation) {
+    case StoreOperation::kSet:
+    case StoreOperation::kMultiSet:
+    case StoreOperation::kAppend:
+    case StoreOperation::kQueuePush:
+      return false;
+    default:
+      return true;
+  }
+}
 
 ShardMask StoreState::Impl::shards_of(const Request& request) const {
   if (request.operation == StoreOperation::kNumKeys || request.operation == StoreOperation::kListKeys)
@@ -337,11 +351,15 @@ void StoreState::cancel(RequestId id, ClientId client, Replies& out) {
     while (true) {
       const Hold hold(impl_->shards.get(), mask);
       Waiter* waiter = find(impl_->shards[i]);
-      if (waiter == nullptr) break;
+      if (waiter == nullptr && !impl_->shards[i].forget_held(client, id)) break;
+      if (waiter == nullptr) {
+        out.push_back({client, id, cancelled()});
+        return;
+      }
       const ShardMask wanted = mask | waiter->shards;
       if (wanted == mask) {
         impl_->forget(*waiter);
-        out.push_back({client, id, fail(ErrorCode::kAborted, "the request was cancelled by its client")});
+        out.push_back({client, id, cancelled()});
         return;
       }
       mask = wanted;
@@ -357,6 +375,10 @@ void StoreState::drop(ClientId client) {
       const auto found = impl_->shards[i].by_client.find(client);
       if (found == impl_->shards[i].by_client.end()) break;
       Waiter& waiter = *found->second.first;
+      if (found->second.first == nullptr) {
+        impl_->shards[i].drop_held(client);
+        break;
+      }
       const ShardMask wanted = mask | waiter.shards;
       if (wanted == mask) impl_->forget(waiter);
       mask = wanted;

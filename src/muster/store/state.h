@@ -37,6 +37,9 @@ enum class StoreOperation : uint8_t {
   kRelease = 22,   ///< the client does not use its leases of the keys any more; no reply
 };
 inline constexpr StoreOperation kLastOperation = StoreOperation::kRelease;
+/// PyTorch's protocol has no replies to sets, appends and pushes: a client may leave as soon as it has sent one, which
+/// is carried out nonetheless.
+bool is_answered(StoreOperation operation);
 /// "set", "multi_get", ...
 const char* name(StoreOperation operation);
 
@@ -89,7 +92,8 @@ struct HeldRequest;
 /// As in torch's stores, a queue stands beside the keys: num_keys, list_keys and delete_key do not see it, check and
 /// wait do while it holds something, and a push releases one waiter only, the oldest. A barrier is no key either. An
 /// arrival that is cancelled or dropped is withdrawn; one whose count differs from those already waiting is kMismatch.
-/// kCancel answers the request that it ends with kAborted; if that has been answered already, nothing happens.
+/// kCancel answers the request that it ends with kAborted; if that has been answered already, nothing happens. A client
+/// may have kMaxWaitsPerClient requests that wait, whatever for, in each shard.
 ///
 /// A client that asks for it is granted leases of what it reads, and of keys that it makes (lease.h): until they are
 /// given back or revoked, a change of such a key is held back, and those who hold leases are sent recalls.
@@ -103,7 +107,7 @@ class StoreState {
   Replies apply(Request request, ClientId client);
   /// The same; appends the replies to `out`.
   void apply(Request&& request, ClientId client, Replies& out);
-  /// The client is gone: its waits are forgotten.
+  /// The client is gone: what it waits for is forgotten, but for changes that are not answered (is_answered()).
   void drop(ClientId client);
   /// The client's leases have ended (lease.h); appends the replies to what waited for them.
   void revoke(ClientId client, Replies& out);

@@ -78,16 +78,19 @@ bool StoreState::Impl::grant(const std::vector<Key>& keys, ClientId client) {
 }
 
 // Whether the request has to wait until leases of its keys are given back. It waits at one of them, and is looked at
-// anew when that is free.
+// anew when that is free. True also if it may not wait: it is answered then.
 bool StoreState::Impl::hold_back(Request& request, ClientId client, Replies& out) {
   const Key* taken = nullptr;
   for (const Key& key : request.keys) {
     if (!shard(key).leases.recall(key, out)) taken = &key;
   }
   if (taken == nullptr) return false;
-  request.lease = false;  // nobody may be left to hold one
-  auto& held = shard(*taken).held[*taken];
-  held.push_back({std::move(request), client});
+  request.lease = false;   // nobody may be left to hold one
+  const Key key = *taken;  // of the request, which moves
+  const RequestId id = request.id;
+  if (const auto holds = shard(key).hold(key, std::move(request), client); !holds) {
+    out.push_back({client, id, tl::unexpected(holds.error())});
+  }
   return true;
 }
 
