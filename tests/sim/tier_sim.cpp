@@ -112,6 +112,7 @@ void TierSim::handle_replies(Node& node, Replies replies) {
     }
     Node& child = *nodes_[reply.client - kFirstSession];
     if (!child.host) continue;
+    if (node.up) child.host->end_grants(node.up->grants_ended());
     child.host->reply(reply);
     child.has_input = true;
     touch(node);
@@ -139,6 +140,7 @@ void TierSim::flush(Node& node) {
     Node& child = at(number);
     if (!std::exchange(child.has_input, false) || !child.host) continue;
     Bytes out;
+    if (node.up) child.host->end_grants(node.up->grants_ended());
     child.host->write(out, lease);
     if (!out.empty()) send(child, /*up=*/false, std::move(out));
   }
@@ -285,13 +287,11 @@ void TierSim::look_for_the_silent() {
 
 void TierSim::revoke(Node& child) {
   Node& parent = parent_of(child);
-  if (parent.up) {
-    parent.up->revoke(session_of(child));
-  } else {
-    Replies replies;
-    parent.state->revoke(session_of(child), replies);
-    handle_replies(parent, std::move(replies));
-  }
+  Replies replies;
+  const ClientId session = session_of(child);
+  const uint64_t revocations = parent.up ? parent.up->revoke(session) : parent.state->revoke(session, replies);
+  if (child.host) child.host->end_grants(revocations);
+  handle_replies(parent, std::move(replies));
   touch(parent);
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "muster/store/proxy_link.h"
 #include "muster/store/session_host.h"
 #include "store/expect.h"
@@ -161,6 +163,115 @@ TEST(ProxyLink, GivesSignsOfLifeAsOftenAsTheServerWantsThem) {
     EXPECT_EQ(link.lease_left(kBegin), kLeaseTime * growth);
     EXPECT_EQ(link.silent(kBegin + 20s), growth == 1);
   }
+}
+
+// A root, its end of a proxy's session, and the proxy. Time passes at need.
+struct LeasedWorld {
+  static constexpr ClientId kProxy = 99, kStranger = 98;
+
+  LeasedWorld() {
+    host.link_up(now);
+    EXPECT_OK(host.receive(link.begin(now), now));
+    exchange();
+    // The first frame of the proxy starts its leases.
+    ask(StoreOperation::kAdd, "n");
+    pass(1s);
+  }
+  void ask(StoreOperation operation, const Key& key) { link.submit({operation, ++last_id, {key}, {}, 1}, 1, now); }
+  /// Carries what is to be sent, both ways, until nothing is.
+  void exchange() {
+    for (bool more = true; more;) {
+      Bytes up, down;
+      link.write(up, now);
+      auto input = host.receive(up, now);
+      ASSERT_TRUE(input.has_value()) << input.error().to_string();
+      for (Request& request : input->requests) {
+        for (const Reply& reply : root.apply(std::move(request), kProxy)) host.reply(reply);
+      }
+      host.write(down, kLeaseTime);
+      EXPECT_OK(link.receive(down, now));
+      for (const Reply& reply : link.take_replies()) {
+        if (!reply.values.empty()) values.push_back(to_string(reply.values[0]));
+      }
+      more = !up.empty() || !down.empty();
+    }
+  }
+  void pass(Duration time) {
+    for (const TimePoint end = now + time; now < end; exchange()) now = now + 100ms;
+  }
+  /// Another client's set; what it releases for the proxy.
+  Replies set(const char* value) {
+    Replies replies = root.apply({StoreOperation::kSet, ++last_id, {"k"}, {to_bytes(value)}}, kStranger);
+    EXPECT_TRUE(std::ranges::any_of(replies, [](const Reply& reply) { return reply.client == kStranger; }))
+        << "somebody holds a lease";
+    std::erase_if(replies, [](const Reply& reply) { return reply.client == kStranger; });
+    return replies;
+  }
+  void revoke() {
+    Replies freed;
+    host.end_grants(root.revoke(kProxy, freed));
+  }
+
+  TimePoint now{1'000'000'000};
+  StoreState root;
+  SessionHost host;
+  ProxyLink link{{{true}, "above"}};
+  RequestId last_id = 0;
+  std::vector<std::string> values;
+};
+
+// It comes from another thread of the server, after the proxy's leases were revoked and it was heard again.
+TEST(ProxyLink, UsesNoLeaseThatWasRevokedWhileTheGrantWasOnItsWay) {
+  LeasedWorld world;
+  world.ask(StoreOperation::kGet, "k");
+  world.exchange();
+  const Replies granted = world.set("old");
+  ASSERT_EQ(granted.size(), 1U);
+  EXPECT_TRUE(granted[0].leased);
+  world.now = world.now + 2 * kLeaseEnd;
+  world.revoke();
+  world.pass(5s);
+  EXPECT_GT(world.link.lease_left(world.now), Duration{0});
+  world.host.reply(granted[0]);
+  world.pass(100ms);
+  EXPECT_EQ(world.values, std::vector<std::string>{"old"}) << "it is the answer, and no more";
+  world.set("new");
+  world.ask(StoreOperation::kGet, "k");
+  world.pass(100ms);
+  EXPECT_EQ(world.values, (std::vector<std::string>{"old", "new"}));
+}
+
+TEST(ProxyLink, UsesNoLeaseThatWasRevokedWhileTheGrantWaitedForTheLink) {
+  LeasedWorld world;
+  world.ask(StoreOperation::kGet, "k");
+  world.exchange();
+  for (const Reply& reply : world.set("old")) world.host.reply(reply);
+  world.now = world.now + 2 * kLeaseEnd;
+  world.revoke();
+  Bytes beat;
+  world.link.write(beat, world.now);  // heard before anything is written: leases of now
+  EXPECT_OK(world.host.receive(beat, world.now));
+  world.pass(100ms);
+  EXPECT_GT(world.link.lease_left(world.now), Duration{0});
+  world.set("new");
+  world.ask(StoreOperation::kGet, "k");
+  world.pass(100ms);
+  EXPECT_EQ(world.values, (std::vector<std::string>{"old", "new"}));
+}
+
+TEST(ProxyLink, UsesALeaseThatWasGrantedSinceTheLastRevocation) {
+  LeasedWorld world;
+  world.now = world.now + 2 * kLeaseEnd;
+  world.revoke();
+  world.pass(1s);
+  EXPECT_TRUE(world.set("v").empty());
+  for (int i = 0; i < 2; ++i) {
+    world.ask(StoreOperation::kGet, "k");
+    if (i == 0) world.pass(100ms);
+  }
+  const Replies answers = world.link.take_replies();
+  ASSERT_EQ(answers.size(), 1U) << "the second read is not answered by the proxy";
+  EXPECT_EQ(answers[0].values, std::vector<Bytes>{to_bytes("v")});
 }
 
 TEST(ProxyLink, OfManyProxiesSendsAndWantsFramesMoreSeldom) {

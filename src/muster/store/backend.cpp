@@ -13,11 +13,13 @@ class LocalBackend : public Backend {
     replies_.clear();
   }
   void drop(ClientId client) override { state_.drop(client); }
-  void revoke(ClientId client) override {
+  uint64_t revoke(ClientId client) override {
     Replies freed;
-    state_.revoke(client, freed);
+    const uint64_t revocations = state_.revoke(client, freed);
     if (!freed.empty()) deliver_(std::move(freed));
+    return revocations;
   }
+  uint64_t grants_ended() const override { return 0; }
   void serves_proxies(size_t) override {}
   Duration lease_left() const override { return Duration::max(); }
 

@@ -19,8 +19,11 @@ class Backend {
   virtual void submit(Request request, ClientId client) = 0;
   /// The client is gone: what it waits for is cancelled, and no reply for it is delivered any more.
   virtual void drop(ClientId client) = 0;
-  /// The client's leases have ended (lease.h): it was silent for too long, or is gone.
-  virtual void revoke(ClientId client) = 0;
+  /// The client's leases have ended (lease.h): it was silent for too long, or is gone. Returns how many revocations
+  /// there have been, see StoreState::revoke().
+  virtual uint64_t revoke(ClientId client) = 0;
+  /// Grants of fewer revocations have ended, whoever they are for.
+  virtual uint64_t grants_ended() const = 0;
   /// So many of the clients are proxies now.
   virtual void serves_proxies(size_t count) = 0;
   /// For how long from now clients may use leases.

@@ -15,6 +15,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "muster/base/check.h"
+
 namespace muster {
 namespace {
 
@@ -130,6 +134,18 @@ Bytes encode_reply(const Reply& reply) {
   Writer out = start_frame(length, kReplyKind, flags);
   out.put(reply.id).put(uint8_t{0}).put(reply.number);
   return put_lists(out, reply.keys, reply.values).take();
+}
+
+void withdraw_leases(Bytes& replies) {
+  for (size_t at = 0; at < replies.size();) {
+    const auto rest = ByteView(replies).subspan(at);
+    const auto header = decode_frame_header(rest, kMaxMessageBytes);
+    MUSTER_CHECK(header && header->length <= rest.size() - kFrameHeaderBytes, "what was encoded here is no reply");
+    const auto flags = static_cast<uint8_t>(header->flags & ~kLeasedFlag);
+    const auto changed = encode(FrameHeader{header->length, header->kind, flags});
+    std::copy(changed.begin(), changed.end(), replies.begin() + static_cast<ptrdiff_t>(at));
+    at += kFrameHeaderBytes + header->length;
+  }
 }
 
 Result<Reply> decode_reply(const FrameHeader& header, ByteView payload) {

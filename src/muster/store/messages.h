@@ -17,6 +17,9 @@ Result<Bytes> encode_request(const Request& request);
 /// A reply over kMaxMessageBytes is encoded as the error that it is too large.
 Bytes encode_reply(const Reply& reply);
 
+/// Takes it out of encoded replies, one after another, that they grant leases.
+void withdraw_leases(Bytes& replies);
+
 /// Of bytes that nobody vouches for: kProtocol for anything that the grammar does not allow.
 Result<Request> decode_request(const FrameHeader& header, ByteView payload);
 /// The reply's client is left 0: a connection knows whose it is.

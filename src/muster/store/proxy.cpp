@@ -166,6 +166,7 @@ void Proxy::receive(Reply reply, TimePoint now) {
   switch (proxy::part_of(reply.id)) {
     case Part::kPlain:
       reply.leased = impl_->reads.take_set(reply, now);
+      reply.granted = impl_->reads.revocations();
       return impl_->plain.receive(std::move(reply));
     case Part::kAdd:
       return impl_->adds.receive(std::move(reply));
@@ -177,7 +178,8 @@ void Proxy::receive(Reply reply, TimePoint now) {
 }
 
 void Proxy::set_lease_end(TimePoint until, TimePoint now) { impl_->reads.set_lease_end(until, now); }
-void Proxy::revoke(ClientId client) { impl_->reads.revoke(client); }
+uint64_t Proxy::revoke(ClientId client) { return impl_->reads.revoke(client); }
+uint64_t Proxy::grants_ended() const { return impl_->reads.grants_ended(); }
 void Proxy::give_back_all() { impl_->reads.give_back_all(); }
 
 std::vector<Request> Proxy::take_requests(TimePoint now) {

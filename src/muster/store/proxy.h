@@ -46,8 +46,11 @@ class Proxy {
 
   /// Leases may be used before this time. If the previous such time has passed, those that were held have ended.
   void set_lease_end(TimePoint until, TimePoint now);
-  /// For clients that are proxies: the client was silent for so long that its leases have ended.
-  void revoke(ClientId client);
+  /// For clients that are proxies: the client was silent for so long that its leases have ended. Returns how many
+  /// revocations there have been: grants of fewer (Reply::granted) that are still on their way to it have ended, too.
+  uint64_t revoke(ClientId client);
+  /// Grants of fewer revocations have ended, whoever they are for: so had this proxy's own leases.
+  uint64_t grants_ended() const;
   /// Gives back every lease that is held, or on its way.
   void give_back_all();
 

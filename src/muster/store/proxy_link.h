@@ -45,8 +45,9 @@ class ProxyLink {
 
   void submit(Request request, ClientId client, TimePoint now);
   void drop(ClientId client, TimePoint now);
-  /// A client that is a proxy was silent for so long that its leases have ended.
-  void revoke(ClientId client) { proxy_.revoke(client); }
+  /// See Proxy.
+  uint64_t revoke(ClientId client) { return proxy_.revoke(client); }
+  uint64_t grants_ended() const { return proxy_.grants_ended(); }
   /// So many of the clients are proxies now: it is a middle tier.
   void serves_proxies(size_t count);
   /// For how long from now clients that are proxies may use leases.

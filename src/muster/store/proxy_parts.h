@@ -206,7 +206,9 @@ class Reads {
   /// Takes the answer to a set, and says whether the proxy below that asked for it has a lease now.
   bool take_set(const Reply& reply, TimePoint now);
   void release(const Request& request, ClientId client);
-  void revoke(ClientId client);
+  uint64_t revoke(ClientId client);
+  uint64_t revocations() const { return revocations_; }
+  uint64_t grants_ended() const { return grants_ended_; }
   void set_lease_end(TimePoint until, TimePoint now);
   void flush();
   void fail(const Error& why);
@@ -264,6 +266,8 @@ class Reads {
   size_t cached_bytes_ = 0;
   std::set<Key> giving_back_;         // to be said with the next flush
   LeaseTable below_;                  // what clients that are proxies hold of it
+  uint64_t revocations_ = 0;          // of one of them, or of all
+  uint64_t grants_ended_ = 0;         // how many there had been when those of all ended
   std::unordered_set<Key> recalled_;  // to be given back once they have done so
 
   std::map<RequestId, Fetch> fetches_;

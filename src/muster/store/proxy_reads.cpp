@@ -72,6 +72,7 @@ void Reads::grant(const Reader& reader, Reply& reply) {
                  });
   if (!reply.leased) return;
   for (const Key& key : keys) below_.grant(key, reader.caller.client);
+  reply.granted = revocations_;
 }
 
 void Reads::finish(ReaderId id) {
@@ -323,10 +324,11 @@ void Reads::release(const Request& request, ClientId client) {
   freed(keys);
 }
 
-void Reads::revoke(ClientId client) {
+uint64_t Reads::revoke(ClientId client) {
   std::vector<Key> keys;
   below_.revoke(client, keys);
   freed(keys);
+  return ++revocations_;
 }
 
 void Reads::set_lease_end(TimePoint until, TimePoint now) {
@@ -336,6 +338,7 @@ void Reads::set_lease_end(TimePoint until, TimePoint now) {
     ages_.clear();
     cached_bytes_ = 0;
     below_ = {};
+    grants_ended_ = ++revocations_;
     giving_back_.insert(recalled_.begin(), recalled_.end());
     recalled_.clear();
   }

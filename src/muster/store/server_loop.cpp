@@ -27,7 +27,6 @@ constexpr size_t kCrowd = 8;
 constexpr Duration kFlushGapPerProxy = 300us;
 constexpr Duration kSessionTick = 500ms;
 constexpr Duration kSilentLink = 20s;  // or the grace of a link; three signs of life that did not come, if longer
-constexpr Duration kQuietAfterRevocation = 1s;
 
 void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
@@ -52,8 +51,7 @@ struct Tier {
   TimePoint since{};                  // when the link was lost
   TimePoint due{};                    // it wants no frame before
   TimePoint leased_until{INT64_MIN};  // the longest that one was granted for
-  TimePoint revoked{INT64_MIN};
-  bool ended = false;  // the proxy is no more
+  bool ended = false;                 // the proxy is no more
 };
 
 struct ServerLoop::Client {
@@ -338,6 +336,7 @@ void ServerLoop::encode(const Reply& reply) {
   }
   if (client->lost) return;
   if (client->tier) {
+    client->tier->host.end_grants(backend_->grants_ended());
     client->tier->host.reply(reply);
     return mark_dirty(*client);
   }
@@ -397,10 +396,9 @@ size_t ServerLoop::flush() {
 void ServerLoop::write_frames(Client& client) {
   Tier& tier = *client.tier;
   const TimePoint now = loop_->clock().now();
-  // A grant from before a revocation may still be on its way here from another loop: no lease is good until it came.
-  const bool quiet = now < tier.revoked + kQuietAfterRevocation;
   const int64_t growth = beat_growth(proxies());
-  const Duration lease = quiet ? Duration{0} : std::min(options_.lease_time * growth, backend_->lease_left());
+  const Duration lease = std::min(options_.lease_time * growth, backend_->lease_left());
+  tier.host.end_grants(backend_->grants_ended());
   tier.due = now + tier.host.pace();
   tier.leased_until = std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(lease));
   Bytes& out = client.channel->out();
@@ -427,8 +425,8 @@ void ServerLoop::look_after_sessions() {
     Tier& tier = *client->tier;
     // It may have been granted some since without the right to use them, hence also where none was good for longer.
     if (now > std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(options_.lease_time))) {
-      tier.revoked = now;
-      backend_->revoke(client->id);
+      // A grant from before may still be on its way here from another loop, or wait here for the link.
+      tier.host.end_grants(backend_->revoke(client->id));
     }
     if (tier.host.linked() && now - tier.host.heard() > silence) silent.push_back(client);
     if (!tier.host.linked() && now - tier.since > options_.link_grace) over.push_back(client);
@@ -470,7 +468,10 @@ void ServerLoop::lose(Client& client, const Error& why) {
 // A proxy that is no more uses none. One that was given up may live, and what it passed on to others is theirs.
 void ServerLoop::end_leases(const Client& client) {
   const Tier& tier = *client.tier;
-  if (tier.ended && !tier.host.served_proxies()) return backend_->revoke(client.id);
+  if (tier.ended && !tier.host.served_proxies()) {
+    backend_->revoke(client.id);
+    return;
+  }
   const TimePoint until = std::max(tier.leased_until, loop_->clock().now());
   loop_->at(until, [this, id = client.id] { backend_->revoke(id); });
 }

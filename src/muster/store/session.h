@@ -66,6 +66,11 @@ class SessionEnd {
 
   /// Adds a message (a frame of messages.cpp) to what is to be sent.
   void put(ByteView message);
+  /// Calls `edit` with the messages that the other end is not known to have. It must not change their lengths.
+  template <class Edit>
+  void for_each_kept(Edit edit) {
+    for (Batch& batch : kept_) edit(batch.messages);
+  }
   /// Bytes that the other end is not known to have, sent or not.
   size_t unacknowledged() const { return bytes_; }
 

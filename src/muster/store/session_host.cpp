@@ -55,7 +55,17 @@ Result<> SessionHost::on_frame(Frame frame, Input& input) {
   });
 }
 
-void SessionHost::reply(const Reply& reply) { session_.put(encode_reply(reply)); }
+void SessionHost::reply(const Reply& reply) {
+  Bytes message = encode_reply(reply);
+  if (reply.leased && reply.granted < grants_ended_) withdraw_leases(message);
+  session_.put(message);
+}
+
+void SessionHost::end_grants(uint64_t revocations) {
+  if (revocations <= grants_ended_) return;
+  grants_ended_ = revocations;
+  session_.for_each_kept(withdraw_leases);
+}
 
 size_t SessionHost::write(Bytes& out, Duration lease, Duration beat) {
   if (!linked_) return 0;

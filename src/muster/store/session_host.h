@@ -30,6 +30,9 @@ class SessionHost {
   Result<Input> receive(ByteView bytes, TimePoint now);
 
   void reply(const Reply& reply);
+  /// What was granted to the proxy before so many revocations (Reply::granted) has ended: what waits here says nothing
+  /// of it any more, nor does a reply that comes later.
+  void end_grants(uint64_t revocations);
   /// Appends what is to be sent now; returns how many frames that are. `lease`: for how long after it was last heard
   /// the proxy may use leases; `beat`: how often it is to give a sign of life.
   size_t write(Bytes& out, Duration lease, Duration beat = kBeat);
@@ -51,6 +54,7 @@ class SessionHost {
   TimePoint heard_{};
   int64_t stamp_ = 0;
   Duration pace_{};
+  uint64_t grants_ended_ = 0;
   bool served_proxies_ = false;
 };
 

@@ -102,7 +102,7 @@ void StoreState::Impl::set(Request& request, Reply& reply, Replies& released) {
   const Key& key = request.keys[0];
   const bool fresh = request.lease && !present(StoreOperation::kGet, key);
   store(key, std::move(request.values[0]), released);
-  reply.leased = fresh && shard(key).leases.grant(key, reply.client);
+  reply.leased = fresh && grant(request.keys, reply);
 }
 
 Result<> StoreState::Impl::compare_set(Request& request, Reply& reply, Replies& released) {
@@ -322,7 +322,7 @@ void StoreState::give_back(const Request& request, ClientId client, Replies& out
   }
 }
 
-void StoreState::revoke(ClientId client, Replies& out) {
+uint64_t StoreState::revoke(ClientId client, Replies& out) {
   for (unsigned i = 0; i < impl_->count; ++i) {
     Shard& shard = impl_->shards[i];
     std::vector<HeldRequest> freed;
@@ -334,6 +334,7 @@ void StoreState::revoke(ClientId client, Replies& out) {
     }
     go_on(std::move(freed), out);
   }
+  return impl_->revocations.fetch_add(1, std::memory_order_relaxed) + 1;  // the shards' locks order it
 }
 
 void StoreState::go_on(std::vector<HeldRequest> held, Replies& out) {
@@ -374,11 +375,11 @@ void StoreState::drop(ClientId client) {
       const Hold hold(impl_->shards.get(), mask);
       const auto found = impl_->shards[i].by_client.find(client);
       if (found == impl_->shards[i].by_client.end()) break;
-      Waiter& waiter = *found->second.first;
       if (found->second.first == nullptr) {
         impl_->shards[i].drop_held(client);
         break;
       }
+      Waiter& waiter = *found->second.first;
       const ShardMask wanted = mask | waiter.shards;
       if (wanted == mask) impl_->forget(waiter);
       mask = wanted;

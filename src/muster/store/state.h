@@ -72,8 +72,9 @@ struct Reply {
   /// add: the sum; num_keys, queue_length: the number; check and delete: 0 or 1; queue_pop: the length before it;
   /// barrier: how many of its arrivals are released (the others wait on); withdraw: how many were taken back
   int64_t number = 0;
-  bool leased = false;  ///< the client holds leases of all the keys that it asked for
-  bool recall = false;  ///< answers nothing: the client must release its leases of `keys`
+  bool leased = false;   ///< the client holds leases of all the keys that it asked for
+  bool recall = false;   ///< answers nothing: the client must release its leases of `keys`
+  uint64_t granted = 0;  ///< if leased: how many revocations there had been by then; not sent
 };
 using Replies = std::vector<Reply>;
 
@@ -109,8 +110,9 @@ class StoreState {
   void apply(Request&& request, ClientId client, Replies& out);
   /// The client is gone: what it waits for is forgotten, but for changes that are not answered (is_answered()).
   void drop(ClientId client);
-  /// The client's leases have ended (lease.h); appends the replies to what waited for them.
-  void revoke(ClientId client, Replies& out);
+  /// The client's leases have ended (lease.h); appends the replies to what waited for them. Returns how many
+  /// revocations there have been: grants of fewer (Reply::granted) that are still on their way to it have ended, too.
+  uint64_t revoke(ClientId client, Replies& out);
   size_t waiters() const;
   /// Keys, queues and waiters.
   StoreStat stat() const;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <bit>
 
 #include "muster/store/shard.h"
@@ -12,6 +13,8 @@ struct StoreState::Impl {
 
   const unsigned count;
   const std::unique_ptr<Shard[]> shards;
+  // Counted when all shards know of one: what was granted in a shard before it knew has a smaller number.
+  std::atomic<uint64_t> revocations{0};
 
   unsigned index(const Key& key) const { return count == 1 ? 0 : std::hash<Key>()(key) % count; }
   Shard& shard(const Key& key) const { return shards[index(key)]; }
@@ -49,7 +52,7 @@ struct StoreState::Impl {
   void key_appeared(Slot& slot, Replies& released);
 
   void answer_values(const Request& request, Reply& reply);
-  bool grant(const std::vector<Key>& keys, ClientId client);
+  bool grant(const std::vector<Key>& keys, Reply& reply);
   bool hold_back(Request& request, ClientId client, Replies& out);
 };
 

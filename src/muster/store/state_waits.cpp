@@ -62,18 +62,19 @@ void StoreState::Impl::answer_values(const Request& request, Reply& reply) {
     if (there) bytes += found->value->size();
     if (!waits || (there && bytes <= kMaxValuesOfWait)) reply.values.push_back(there ? *found->value : Bytes{});
   }
-  reply.leased = request.lease && all && grant(request.keys, reply.client);
+  reply.leased = request.lease && all && grant(request.keys, reply);
   if (waits && (!reply.leased || bytes > kMaxValuesOfWait)) reply.values.clear();
 }
 
 // Leases of all the keys, or of none.
-bool StoreState::Impl::grant(const std::vector<Key>& keys, ClientId client) {
+bool StoreState::Impl::grant(const std::vector<Key>& keys, Reply& reply) {
+  reply.granted = revocations.load(std::memory_order_relaxed);
   if (keys.size() > 1 &&
       !std::all_of(keys.begin(), keys.end(), [&](const Key& key) { return shard(key).leases.leasable(key); })) {
     return false;
   }
   bool granted = !keys.empty();
-  for (const Key& key : keys) granted = shard(key).leases.grant(key, client) && granted;
+  for (const Key& key : keys) granted = shard(key).leases.grant(key, reply.client) && granted;
   return granted;
 }
 

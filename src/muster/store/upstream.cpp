@@ -82,8 +82,8 @@ class Upstream : public Backend {
     link_.drop(client, now());
     take_turn_soon();
   }
-  void revoke(ClientId client) override {
-    link_.revoke(client);
+  uint64_t revoke(ClientId client) override {
+    const uint64_t revocations = link_.revoke(client);
     take_turn_soon();
   }
   void serves_proxies(size_t count) override { link_.serves_proxies(count); }
