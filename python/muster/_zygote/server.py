@@ -85,6 +85,8 @@ class Server:
             with open(fds[0], "rb") as payload:
                 payload.seek(0)
                 return Request(rest, payload.read(MAX_PAYLOAD), fds[1:])
+        for fd in fds:  # of no message that takes any
+            os.close(fd)
         if verb in ("term", "kill"):
             self._occupied = True  # so that "empty" is said, also where there was nothing
             self._mode = verb
@@ -98,24 +100,30 @@ class Server:
     def _start(self, request: Request) -> bool:
         """Forks; true in the child."""
         self._mode = ""
-        if not self._occupied and not self._prepare(request):
-            return False
-        try:
-            pid = os.fork()
-        except OSError as error:
-            self.say("failed", request.tag, f"cannot fork a worker: {error.strerror}")
-            return False
+        pid = self._fork(request)
         if pid == 0:
             become(request, self._pid, [self._channel.detach(), self._wake, self._wake_end])
             return True
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here too, for a signal may come before the child has done it
         for fd in request.stdio:
             os.close(fd)
+        if pid < 0:
+            return False
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here too, for a signal may come before the child has done it
         self._occupied = True
         self._workers.add(pid)
         self.say("started", request.tag, pid)
         return False
+
+    def _fork(self, request: Request) -> int:
+        """As os.fork(); -1 where there is no child, and the agent was told why."""
+        if not self._occupied and not self._prepare(request):
+            return -1
+        try:
+            return os.fork()
+        except OSError as error:
+            self.say("failed", request.tag, f"cannot fork a worker: {error.strerror}")
+            return -1
 
     def _prepare(self, request: Request) -> bool:
         if path := hidden_by(request.folder, self._tops.names):
