@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tidy_bans
+import tidy_commits
 import tidy_docs
 import tidy_lengths
 
@@ -229,6 +230,11 @@ def check_lengths(tree: Tree) -> Iterator[Finding]:
         yield Finding(path, line, rule, advice)
 
 
+def check_commits(tree: Tree) -> Iterator[Finding]:
+    for path, line, rule, advice in tidy_commits.check(tree.root):
+        yield Finding(path, line, rule, advice)
+
+
 CHECKS = [
     check_includes,
     check_listed,
@@ -238,6 +244,7 @@ CHECKS = [
     check_detached,
     check_docs,
     check_lengths,
+    check_commits,
 ]
 
 

@@ -1,5 +1,6 @@
 """tools/tidy.py finds what it is there to find, in small trees with one fault each."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +142,30 @@ def test_functions_are_told_from_classes_namespaces_and_lambdas(tmp_path: Path) 
         + "};\n}\n"
     )
     assert tidy(tmp_path, {**CLEAN, "src/muster/base/a.cpp": text}) == []
+
+
+SUBJECTS = {
+    "group: watch no process of another host": True,
+    "ddp, docs: name the hooks": True,
+    "store: alias a key": True,
+    "group: " + "x" * 66: False,
+    "Watch no process of another host": False,
+    "group: watch no process of another host.": False,
+    "Group: watch no process": False,
+    "group: watched no process": False,
+    "group: watches no process": False,
+    "group: watching no process": False,
+}
+
+
+@pytest.mark.parametrize("year", [2026, 2099])
+def test_commits_since_the_rule_have_a_component_and_an_order(tmp_path: Path, year: int) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    when = f"{year}-01-01T00:00:00Z"
+    environment = {**os.environ, "GIT_COMMITTER_DATE": when, "GIT_AUTHOR_DATE": when}
+    own = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    commit = ["git", "-C", str(tmp_path), *own, "commit", "-q", "--allow-empty", "-m"]
+    for subject in SUBJECTS:
+        subprocess.run([*commit, subject], check=True, env=environment)
+    found = [finding.partition(": ")[2] for finding in tidy(tmp_path, CLEAN)]
+    assert found == ["commit-subject"] * (list(SUBJECTS.values()).count(False) if year == 2099 else 0)

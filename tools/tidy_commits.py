@@ -1,0 +1,43 @@
+"""What the subjects of commits look like: `component: imperative summary`, 72 characters at most."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+# The commits that came before the rule are let be. By their time and not by their descent, which a shallow clone
+# does not know: the rule began right after 81593a4.
+BEGAN = 1795366328
+LONGEST = 72
+SUBJECT = re.compile(r"[a-z][a-z0-9_.+/-]*(, [a-z][a-z0-9_.+/-]*)*: \S.*[^.\s]")
+# "adds", "added", "adding"; but there are verbs that end so.
+NOT_IMPERATIVE = re.compile(r"\w+([^s]s|ed|ing)")
+IMPERATIVE = {"alias", "bias", "bring", "embed", "exceed", "feed", "focus", "need", "ping", "proceed", "seed", "speed"}
+
+Finding = tuple[str, int, str, str]  # path, line, rule, advice
+
+
+def check(root: Path) -> Iterator[Finding]:
+    command = ["git", "-C", str(root), "log", "--no-merges", "--format=%h %ct %s"]
+    log = subprocess.run(command, capture_output=True, text=True)
+    for line in log.stdout.splitlines():  # none where nothing is committed yet
+        commit, when, subject = line.split(" ", 2)
+        if int(when) <= BEGAN:
+            continue
+        for advice in problems(subject):
+            yield f"commit {commit}", 1, "commit-subject", advice
+
+
+def problems(subject: str) -> Iterator[str]:
+    if subject.startswith(("Revert ", "fixup! ", "squash! ", "amend! ")):
+        return
+    if len(subject) > LONGEST:
+        yield f"{len(subject)} characters: {LONGEST} at most"
+    if not SUBJECT.fullmatch(subject):
+        yield 'write "component: imperative summary", without a full stop'
+        return
+    verb = subject.split(": ", 1)[1].split()[0].lower()
+    if NOT_IMPERATIVE.fullmatch(verb) and verb not in IMPERATIVE:
+        yield f'say what the commit does as an order, not "{verb}"'
