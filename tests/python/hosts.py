@@ -1,14 +1,47 @@
-"""Several hosts on one machine: network namespaces joined by veth pairs, made and removed by the test."""
+"""Several hosts on one machine, made and removed by the test. As another machine would, each has its own network, host
+name, boot id, mounts and process numbers: those of different hosts collide, and mean different processes."""
 
+import atexit
+import ctypes
 import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
+
+# The kernel gives every machine's first PID namespace the same number (PROC_PID_INIT_INO), and a second namespace of
+# one machine another. Processes of the hosts see this number, as they would on machines that run no containers.
+LIKE_A_MACHINE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <sys/stat.h>
+
+int stat(const char* path, struct stat* found) {
+  static int (*real)(const char*, struct stat*);
+  if (!real) real = (int (*)(const char*, struct stat*))dlsym(RTLD_NEXT, "stat");
+  const int status = real(path, found);
+  if (status == 0 && strcmp(path, "/proc/self/ns/pid") == 0) found->st_ino = 0xEFFFFFFCu;
+  return status;
+}
+int stat64(const char* path, struct stat64* found) { return stat(path, (struct stat*)found); }
+"""
+
+# The first process of a host. It has nothing to do but to be there; the kernel reaps what is left to it.
+FIRST_PROCESS = """
+trap '' CHLD
+mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id && hostname "$2" &&
+mount --bind "$1/hosts" /etc/hosts && mount --bind "$1/resolv.conf" /etc/resolv.conf &&
+echo ready && exec sleep infinity
+"""
 
 
 def ip(*words: str) -> None:
@@ -17,98 +50,170 @@ def ip(*words: str) -> None:
 
 @functools.cache
 def why_not() -> str:
-    """Why this machine lets nobody make a namespace; empty where it does. Root in a container may lack the right."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return "making network namespaces takes root and iproute2"
-    probe = f"muster{os.getpid()}probe"
+    """Why this machine lets nobody make a host; empty where it does. Root in a container may lack the right."""
+    tools = ("ip", "unshare", "nsenter", "mount", "hostname", "cc")
+    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
+        return f"making hosts takes root and {', '.join(tools)}"
     try:
-        ip("netns", "add", probe)
-        ip("-n", probe, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+        with ExitStack() as stack:
+            host = stack.enter_context(made_host(f"muster{os.getpid()}probe", ""))
+            ip("-n", host.namespace, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
     except subprocess.CalledProcessError as error:
-        return f"network namespaces cannot be made here: {error.stderr.strip()}"
-    finally:
-        subprocess.run(["ip", "netns", "del", probe], capture_output=True, timeout=30)
+        return f"hosts cannot be made here: {error.stderr.strip()}"
     return ""
 
 
+@functools.cache
+def preloaded() -> str:
+    """The library that has processes of a host see what those of a machine see."""
+    folder = tempfile.mkdtemp(prefix="muster-test-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = f"{folder}/like_a_machine.so"
+    subprocess.run(
+        ["cc", "-x", "c", "-shared", "-fPIC", "-O1", "-o", library, "-", "-ldl"],
+        input=LIKE_A_MACHINE,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return library
+
+
+@contextmanager
+def children_in_pid_namespace_of(pid: int) -> Iterator[None]:
+    """Processes that this thread starts meanwhile belong to the PID namespace of `pid`; it must start no threads. They
+    keep a number here, too: they can be waited for and sent signals as all others."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(path: str) -> None:
+        with open(path) as namespace:
+            if libc.setns(namespace.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"setns to {path}")
+
+    enter(f"/proc/{pid}/ns/pid")
+    try:
+        yield
+    finally:
+        enter("/proc/self/ns/pid")
+
+
 class Host:
-    """One namespace: its name, and its address on the link between the hosts."""
+    """One host: the name of its network namespace, its address on the link between the hosts, and its first process."""
 
-    def __init__(self, namespace: str, address: str) -> None:
-        self.namespace, self.address = namespace, address
+    def __init__(self, namespace: str, address: str, first_process: int) -> None:
+        self.namespace, self.address, self.first_process = namespace, address, first_process
 
-    def start(self, command: list[str | Path], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, *map(str, command)],
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    def prefix(self, pid: bool = True) -> list[str]:
+        """The words before a command that have it run on this host, where the test runs now; without `pid` the PID
+        namespace is left as it is."""
+        kinds = {"mount": "mnt", "uts": "uts", **({"pid": "pid"} if pid else {})}
+        spaces = [f"--{kind}=/proc/{self.first_process}/ns/{name}" for kind, name in kinds.items()]
+        inside = ["env", f"--chdir={Path.cwd()}", f"LD_PRELOAD={preloaded()}"]
+        return ["nsenter", f"--net=/run/netns/{self.namespace}", *spaces, *inside]
+
+    def popen(self, command: Sequence[str | Path], **options: Any) -> Any:
+        """As subprocess.Popen; what is started is the command itself, and a process of this host."""
+        words = [*self.prefix(pid=False), *map(str, command)]
+        with children_in_pid_namespace_of(self.first_process):
+            return subprocess.Popen(words, **options)
+
+    def start(self, command: Sequence[str | Path], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+        environment = {**os.environ, **(env or {})}
+        started: subprocess.Popen[str] = self.popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        return started
+
+    def next_pid(self, pid: int) -> None:
+        """The next process of this host gets this number, or the next free one."""
+        write = f"echo {pid - 1} > /proc/sys/kernel/ns_last_pid"
+        assert self.start(["/bin/sh", "-c", write]).wait(30) == 0
+
+    def occupy(self, pid: int) -> "subprocess.Popen[str]":
+        """Starts a process of this host that has this number here, and waits."""
+        self.next_pid(pid)
+        process = self.start(["/bin/sh", "-c", "echo $$; exec sleep infinity"])
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == pid, "the number was not free"
+        return process
+
+
+@contextmanager
+def made_host(name: str, address: str, hosts: Mapping[str, str] = MappingProxyType({})) -> Iterator[Host]:
+    """A host with this name, its network namespace included. It knows the addresses of `hosts` by name, and has nobody
+    else to ask for one; nothing links it to others yet."""
+    with ExitStack() as stack:
+        stack.callback(subprocess.run, ["ip", "netns", "del", name], capture_output=True, timeout=30)
+        ip("netns", "add", name)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-test-")))
+        (folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
+        known = {"localhost": "127.0.0.1", name: address, **hosts}
+        (folder / "hosts").write_text("".join(f"{known[name]} {name}\n" for name in known if known[name]))
+        (folder / "resolv.conf").touch()
+        own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        words = ["ip", "netns", "exec", name, *own, "/bin/sh", "-c", FIRST_PROCESS, "sh", str(folder), name]
+        parent = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        stack.callback(parent.wait, 30)
+        stack.callback(parent.kill)
+        assert parent.stdout is not None and parent.stderr is not None
+        if parent.stdout.readline() != "ready\n":
+            parent.kill()
+            raise subprocess.CalledProcessError(1, words, stderr=parent.stderr.read())
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        yield Host(name, address, int(children[0]))
+
+
+@contextmanager
+def made_hosts(network: str, count: int) -> Iterator[list[Host]]:
+    """Hosts 1, 2, ... of this network, which know each other by name."""
+    names = {f"muster{os.getpid()}h{i}": f"{network}.{i}" for i in range(1, count + 1)}
+    with ExitStack() as stack:
+        yield [stack.enter_context(made_host(name, address, names)) for name, address in names.items()]
 
 
 def require() -> None:
-    """Skips where namespaces can't be made, or with MUSTER_REQUIRE_HOSTS=1 fails."""
+    """Skips where hosts can't be made, or with MUSTER_REQUIRE_HOSTS=1 fails."""
     if reason := why_not():
         if os.environ.get("MUSTER_REQUIRE_HOSTS") == "1":
             pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and {reason}", pytrace=False)
         pytest.skip(reason)
 
 
+def bring_up(host: Host, *devices: str) -> None:
+    """Gives the last of the devices the host's address."""
+    ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", devices[-1])
+    for device in ("lo", *devices):
+        ip("-n", host.namespace, "link", "set", device, "up")
+
+
 @contextmanager
 def hosts_on_a_switch(count: int) -> Iterator[list[Host]]:
     """Hosts 10.78.0.1, 10.78.0.2, ... each with an interface veth0 to one switch, and nothing else on their network."""
     require()
-    tag = f"muster{os.getpid()}"
-    switch = f"{tag}switch"
-    hosts = [Host(f"{tag}n{i}", f"10.78.0.{i + 1}") for i in range(count)]
-    try:
+    switch = f"muster{os.getpid()}switch"
+    with ExitStack() as stack:
+        stack.callback(subprocess.run, ["ip", "netns", "del", switch], capture_output=True, timeout=30)
         ip("netns", "add", switch)
         ip("-n", switch, "link", "add", "br0", "type", "bridge")
         ip("-n", switch, "link", "set", "br0", "up")
+        hosts = stack.enter_context(made_hosts("10.78.0", count))
         for i, host in enumerate(hosts):
-            ip("netns", "add", host.namespace)
-            ip(
-                "link",
-                "add",
-                "veth0",
-                "netns",
-                host.namespace,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                f"p{i}",
-                "netns",
-                switch,
-            )
+            link = ["link", "add", "veth0", "netns", host.namespace, "type", "veth"]
+            ip(*link, "peer", "name", f"p{i}", "netns", switch)
             ip("-n", switch, "link", "set", f"p{i}", "master", "br0", "up")
-            ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "veth0")
-            for device in ("lo", "veth0"):
-                ip("-n", host.namespace, "link", "set", device, "up")
+            bring_up(host, "veth0")
         yield hosts
-    finally:
-        for name in (switch, *(host.namespace for host in hosts)):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
 
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Where namespaces can't be
-    made this skips, or with MUSTER_REQUIRE_HOSTS=1 fails."""
+    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Where hosts can't be made this skips, or
+    with MUSTER_REQUIRE_HOSTS=1 fails."""
     require()
-    tag = f"muster{os.getpid()}"
-    hosts = Host(f"{tag}a", "10.77.0.1"), Host(f"{tag}b", "10.77.0.2")
-    try:
-        for host in hosts:
-            ip("netns", "add", host.namespace)
-        first, second = (host.namespace for host in hosts)
-        ip("link", "add", "veth0", "netns", first, "type", "veth", "peer", "name", "veth0", "netns", second)
-        for host in hosts:
-            ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "veth0")
-            for device in ("lo", "veth0"):
-                ip("-n", host.namespace, "link", "set", device, "up")
-        yield hosts
-    finally:
-        for host in hosts:
-            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, timeout=30)
+    with made_hosts("10.77.0", 2) as (first, second):
+        link = ["link", "add", "veth0", "netns", first.namespace, "type", "veth"]
+        ip(*link, "peer", "name", "veth0", "netns", second.namespace)
+        for host in (first, second):
+            bring_up(host, "veth0")
+        yield first, second

@@ -18,6 +18,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # seconds: for a loaded machine; nothing here takes that long
+START_PATIENCE = 5 * PATIENCE  # for workers that import torch beside other programs
 
 
 def find_muster() -> str | None:
@@ -50,8 +51,8 @@ def free_port() -> int:
             return int(free.getsockname()[1])
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_until(done: Callable[[], bool], patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
     while not done():
         assert time.monotonic() < deadline
         subprocess.run(["true"], check=True)  # gives others the CPU
@@ -84,10 +85,16 @@ def shown_on_a_terminal(command: Sequence[str | Path], env: dict[str, str]) -> b
 class Job:
     """One `muster run`, followed line by line."""
 
-    def __init__(self, command: Sequence[str | Path], env: dict[str, str] | None = None, stdin: int | None = None):
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        env: dict[str, str] | None = None,
+        stdin: int | None = None,
+        popen: Callable[..., "subprocess.Popen[bytes]"] = subprocess.Popen,
+    ):
         self.mark = f"MUSTER_TEST_MARK={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
-        self.process = subprocess.Popen(
+        self.process = popen(
             [str(word) for word in command],
             # Most programs here do without torch, and so without a process that imports it for them.
             env={**os.environ, name: value, "PET_START_METHOD": "spawn", **(env or {})},

@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hosts import Host, ip, two_hosts
-from launching import PATIENCE, wait_until
+from launching import PATIENCE, START_PATIENCE, wait_until
 
 SECRET = "00112233445566778899aabbccddeeff"
 
@@ -214,3 +216,88 @@ def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(
     for mine, theirs in both:  # neither ends before the other has begun, but for what the clocks are not known to
         assert mine["ts"] < theirs["ts"] + theirs["dur"] + 1e6
         assert theirs["ts"] < mine["ts"] + mine["dur"] + 1e6
+
+
+WATCHED = """
+import os, sys, time, torch, torch.distributed as dist
+folder, rank = sys.argv[1], int(os.environ["RANK"])
+def tell(what):
+    with open(f"{folder}/{what}.{rank}.part", "w") as file: file.write(str(os.getpid()))
+    os.rename(f"{folder}/{what}.{rank}.part", f"{folder}/{what}.{rank}")
+def wait_for(what):
+    while not os.path.exists(f"{folder}/{what}"): os.sched_yield()
+tell("pid")
+wait_for("numbers_taken")
+dist.init_process_group("muster")
+size, data, message = dist.get_world_size(), torch.ones(1000), torch.ones(1)
+def call():
+    data.fill_(1)
+    dist.all_reduce(data)
+    assert data.eq(size).all()
+    for peer in sorted(set(range(size)) - {rank}):
+        sent, got = dist.isend(message, peer), torch.zeros(1)
+        dist.recv(got, peer)
+        sent.wait()
+        assert got.item() == 1
+call()
+tell("formed")
+wait_for("others_ended")
+# The death of a peer is acted upon half a second later, for what it last said to be read.
+deadline, left = time.monotonic() + 2, torch.ones(1)
+while left.item():
+    call()
+    left.fill_(time.monotonic() < deadline)
+    dist.all_reduce(left)
+dist.barrier()
+dist.destroy_process_group()
+print("all is well", flush=True)
+"""
+
+
+def test_a_process_with_the_number_of_a_rank_of_another_host_may_end(
+    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    binary = release_build / "src/muster/launch/muster"
+    agents = []
+    others: list[subprocess.Popen[str]] = []
+
+    def all_there(what: str) -> bool:
+        assert all(agent.poll() is None for agent in agents)
+        return all((tmp_path / f"{what}.{rank}").exists() for rank in range(4))
+
+    try:
+        for node, host in enumerate(hosts):
+            host.next_pid(1000 * (node + 1))  # so that the numbers of one's ranks are free on the other
+            command = [binary, "run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2"]
+            command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, tmp_path]
+            agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
+        wait_until(lambda: all_there("pid"), START_PATIENCE)
+        pids = [int((tmp_path / f"pid.{rank}").read_text()) for rank in range(4)]
+        others += [hosts[1 - rank // 2].occupy(pid) for rank, pid in enumerate(pids)]
+        (tmp_path / "numbers_taken").touch()
+        wait_until(lambda: all_there("formed"))
+        for process in others:
+            process.kill()
+            process.wait(PATIENCE)
+        (tmp_path / "others_ended").touch()
+        said = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+    finally:
+        for process in (*agents, *others):
+            process.kill()
+            process.wait(PATIENCE)
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert all(text.count("all is well") == 2 for text in said), said
+
+
+def test_hosts_are_as_machines_are(hosts: tuple[Host, Host]) -> None:
+    """What the other tests stand on."""
+    look = "import os; print(os.getpid(), os.stat('/proc/self/ns/pid').st_ino, os.uname().nodename,"
+    look += " open('/proc/sys/kernel/random/boot_id').read())"
+    first, second = (
+        host.start([sys.executable, "-c", look]).communicate(timeout=PATIENCE)[0].split() for host in hosts
+    )
+    assert first[:2] == second[:2]  # the process and its PID namespace have the same numbers
+    assert first[2] != second[2]
+    assert first[3] != second[3]

@@ -14,8 +14,7 @@ def start(host: Host, root: Host, secret: str, *words: str, code: str) -> Job:
     muster = str(find_muster())
     place = [f"--master-addr={root.address}", "--master-port=29517", *words]
     worker = ["--no-python", "/bin/sh", "-c", code, muster]
-    command = ["ip", "netns", "exec", host.namespace, muster, "run", *place, *worker]
-    return Job(command, {"MUSTER_SECRET": secret})
+    return Job([muster, "run", *place, *worker], {"MUSTER_SECRET": secret}, popen=host.popen)
 
 
 @pytest.mark.parametrize(("count", "tiers"), [(4, ()), (16, ("--enable-tiered-parallel-tcpstore", "--store-fanout=4"))])

@@ -427,8 +427,8 @@ def test_hosts_that_are_apart_meet_over_their_network(
     path = script("print(rank, os.environ['MUSTER_INTERFACE'])")
     with two_hosts() as hosts:
         ssh = tmp_path / "ssh"
-        cases = "".join(f"{host.address}) space={host.namespace};;\n" for host in hosts)
-        ssh.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}esac\nexec ip netns exec $space sh -c "$2"\n')
+        cases = "".join(f'{host.address}) exec {" ".join(host.prefix())} sh -c "$2";;\n' for host in hosts)
+        ssh.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}esac\n')
         ssh.chmod(stat.S_IRWXU)
         names = ",".join(host.address for host in hosts)
         out = run_and_read(muster, "run", "--hosts", names, "--ssh", ssh, path, env={"MUSTER_PYTHON": sys.executable})

@@ -1,32 +1,12 @@
 #include "muster/group/host.h"
 
-#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <memory>
 
 namespace muster {
-
-std::string shared_memory_domain() {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  struct stat network {};
-  if (boot_id.empty() || stat("/proc/self/ns/net", &network) != 0) {
-    // Without proof that two processes share a kernel they are taken for strangers: unique to this process.
-    return fmt::format("unknown-{}-{}", host_name(), getpid());
-  }
-  return fmt::format("{}/net:{}/uid:{}", boot_id, network.st_ino, getuid());
-}
-
-uint64_t process_domain() {
-  struct stat processes {};
-  return stat("/proc/self/ns/pid", &processes) == 0 ? processes.st_ino : 0;
-}
 
 Address outward_address() {
   ifaddrs* list = nullptr;

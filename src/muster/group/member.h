@@ -15,9 +15,9 @@ struct Member {
   int size = 0;
   pid_t pid = 0;
   std::string host;
-  std::string domain;           ///< equal means: can share memory (shared_memory_domain())
+  std::string domain;           ///< equal means: can share memory (io/host_identity.h)
   std::string local_address;    ///< its Unix listener: "unix:@..."
-  uint64_t process_domain = 0;  ///< the pid namespace: equal means that `pid` means the same
+  std::string process_domain;   ///< equal means: `pid` means the same process (io/host_identity.h)
   bool shares_memory = false;   ///< whether it would share memory with those of its domain
   uint64_t instance = kGaveUp;  ///< random: tells two announcements of one rank apart, also within one process
   std::string tuning;           ///< what the choice of algorithms goes by (tuning.h), encoded; rank 0 alone sets it
@@ -28,6 +28,8 @@ struct Member {
   bool gave_up() const { return instance == kGaveUp; }
   /// "rank 3 (host b, pid 812)".
   std::string to_string() const;
+  /// Whether the other's `pid` may be looked at from here. On another host, it is the number of some other process.
+  bool shares_processes_with(const Member& other) const;
 };
 
 Bytes encode(const Member& member);

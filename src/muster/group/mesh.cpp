@@ -11,6 +11,7 @@
 #include "muster/group/farewell.h"
 #include "muster/group/host.h"
 #include "muster/io/handshake.h"
+#include "muster/io/host_identity.h"
 #include "muster/io/socket.h"
 
 namespace muster {

@@ -9,7 +9,7 @@
 namespace muster {
 
 Fd watch_process(Loop& loop, const Member& self, const Member& peer, std::function<void()> died) {
-  if (peer.process_domain == 0 || peer.process_domain != self.process_domain || peer.pid == self.pid) return {};
+  if (!self.shares_processes_with(peer) || peer.pid == self.pid) return {};
   Fd process(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
   if (!process) return {};
   const auto watched =

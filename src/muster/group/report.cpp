@@ -107,12 +107,6 @@ std::string stopped(const std::vector<Sighting>& sightings, Rank& first) {
   return text;
 }
 
-/// Those of the other members whose process numbers mean here what they mean there.
-bool on_this_host(const Member& self, const Member& other) {
-  const auto kernel = [](const Member& member) { return member.domain.substr(0, member.domain.find('/')); };
-  return self.process_domain != 0 && self.process_domain == other.process_domain && kernel(self) == kernel(other);
-}
-
 }  // namespace
 
 std::string list_ranks(const std::vector<Rank>& ranks) {
@@ -175,7 +169,7 @@ std::vector<Sighting> look_around(const std::vector<Member>& members, uint64_t g
   std::map<pid_t, std::vector<Recording>> processes;  // several ranks may be threads of one
   for (const Member& member : members) {
     sightings[member.rank].who = member.to_string();
-    if (!on_this_host(members[self], member)) continue;
+    if (!members[self].shares_processes_with(member)) continue;
     const auto [process, fresh] = processes.try_emplace(member.pid);
     if (fresh) process->second = recordings_of(member.pid);
     for (const Recording& recording : process->second) {

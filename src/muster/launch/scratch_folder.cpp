@@ -7,8 +7,8 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
+#include "muster/io/host_identity.h"
 #include "muster/launch/locked_file.h"
 
 namespace muster {
@@ -19,11 +19,7 @@ namespace fs = std::filesystem;
 constexpr const char* kName = "muster-XXXXXX";
 
 // Of this kernel: other hosts that share the file system may not see that a lock is held.
-std::string lock_name() {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  return "lock-" + boot_id;
-}
+std::string lock_name() { return "lock-" + boot_id(); }
 
 bool looks_like_ours(const fs::path& path) {
   struct stat found {};

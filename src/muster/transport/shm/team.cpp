@@ -1,12 +1,12 @@
 #include "muster/transport/shm/team.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "muster/base/check.h"
+#include "muster/io/host_identity.h"
 #include "muster/transport/shm/futex.h"
 
 namespace muster {
@@ -34,11 +34,6 @@ uint64_t digest(const Team::Tag& tag, uint64_t before) {
   const uint64_t sum = before * 0x9e3779b97f4a7c15 + tag[0] * 0xff51afd7ed558ccd + tag[1] * 0xc4ceb9fe1a85ec53 +
                        tag[2] * 0xbf58476d1ce4e5b9 + tag[3] * 0x94d049bb133111eb;
   return sum ^ sum >> 32;
-}
-
-uint64_t process_domain() {
-  struct stat processes {};
-  return stat("/proc/self/ns/pid", &processes) == 0 ? processes.st_ino : 0;
 }
 
 }  // namespace
@@ -70,7 +65,7 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
       seen_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
       cores_(static_cast<size_t>(size)),
-      process_domain_(process_domain()) {
+      pid_namespace_(pid_namespace()) {
   TeamRank& own = memory_->rank(rank_);
   own.pid = getpid();
 }
@@ -147,7 +142,7 @@ Result<> Team::wait_all(uint32_t step, const Deadline& deadline) {
 /// By way of a hub nobody sees all ranks' words, so there it stays zero.
 uint32_t Team::direct_word() const {
   const bool possible = direct_ && arena_ && arena_->in_use() && !has_hub();
-  return possible ? static_cast<uint32_t>(process_domain_) : 0;
+  return possible ? static_cast<uint32_t>(pid_namespace_) : 0;
 }
 
 void Team::learn_direct(uint32_t step) {

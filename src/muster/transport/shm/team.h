@@ -169,7 +169,7 @@ class Team {
   std::vector<uint32_t> cores_;  ///< of all ranks: room to look at them
   std::shared_ptr<Arena> arena_;
   PeerMemory peer_memory_;
-  const uint64_t process_domain_;
+  const uint64_t pid_namespace_;
   uint32_t own_direct_ = 0;  ///< what every step of this call says: lines that others read are better not read here
   bool direct_ = true;
   bool all_direct_ = false;
