@@ -78,9 +78,11 @@ TEST(GroupForm, MeetsTheOthersAfterASizeWasCorrected) {
 
 TEST(GroupForm, RefusesARankThatIsTakenTwice) {
   const auto store = memory_store();
+  auto options = options_for("tcp");
+  options.credentials.secret = {1, 2, 3};  // without, rank 1 says nothing before it has rank 0's
   std::atomic<int> refused = 0;
   run_ranks(2, [&](Rank) {
-    auto group = Group::form(*store, {1, 3, "test", 0}, options_for("tcp"));
+    const auto group = Group::form(*store, {1, 3, "test", 0}, options);
     if (group) return;
     ++refused;
     EXPECT_EQ(group.error().code, ErrorCode::kAlreadyExists);
@@ -89,7 +91,7 @@ TEST(GroupForm, RefusesARankThatIsTakenTwice) {
     EXPECT_NE(text.find("rank 1 is taken by rank 1 (host "), std::string::npos) << text;
     // It releases the other.
     run_ranks(2, [&](Rank rank) {
-      const auto rest = Group::form(*store, {2 * rank, 3, "test", 0}, options_for("tcp"));
+      const auto rest = Group::form(*store, {2 * rank, 3, "test", 0}, options);
       EXPECT_TRUE(rest) << rest.error().to_string();
     });
   });
