@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 
 #include "io/io_testing.h"
@@ -110,6 +111,7 @@ TEST(Dial, FailsAtOnceWithoutRetryWhenNobodyListens) {
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kUnavailable);
   EXPECT_EQ(result.error().message, "cannot connect to " + address.to_string() + ": Connection refused");
+  EXPECT_EQ(result.error().system_error, ECONNREFUSED);
 }
 
 TEST(Dial, NamesTheAddressAndTheLastReasonAtTheDeadline) {

@@ -39,6 +39,7 @@ struct Error {
   std::string message;
   Rank rank = kNoRank;  ///< the rank that caused it, where one is known
   std::string context;
+  int system_error = 0;  ///< the errno that it comes from, 0 for none; not sent on the wire
 
   /// "peer lost: rank 3 closed its link (during all_reduce #41)".
   std::string to_string() const;
@@ -60,16 +61,15 @@ tl::unexpected<Error> fail_errno(int error_number, const std::string& what);
 #define MUSTER_CONCAT(a, b) MUSTER_CONCAT_(a, b)
 
 /// Returns the error of `expression` from the enclosing function, if it has one.
-#define MUSTER_TRY(expression)                                                    \
-  do {                                                                            \
-    auto muster_result_ = (expression);                                           \
+#define MUSTER_TRY(expression)                                                     \
+  do {                                                                             \
+    auto muster_result_ = (expression);                                            \
     if (!muster_result_) return tl::unexpected(std::move(muster_result_).error()); \
   } while (false)
 
 /// `MUSTER_ASSIGN(auto fd, open_it());` binds the value, or returns the error.
-#define MUSTER_ASSIGN(target, expression) \
-  MUSTER_ASSIGN_(MUSTER_CONCAT(muster_assign_, __LINE__), target, expression)
-#define MUSTER_ASSIGN_(temporary, target, expression)                     \
-  auto temporary = (expression);                                          \
-  if (!temporary) return tl::unexpected(std::move(temporary).error());    \
+#define MUSTER_ASSIGN(target, expression) MUSTER_ASSIGN_(MUSTER_CONCAT(muster_assign_, __LINE__), target, expression)
+#define MUSTER_ASSIGN_(temporary, target, expression)                  \
+  auto temporary = (expression);                                       \
+  if (!temporary) return tl::unexpected(std::move(temporary).error()); \
   target = std::move(*temporary)

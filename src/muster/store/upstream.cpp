@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <system_error>
 
 #include "muster/base/log.h"
 #include "muster/base/random.h"
@@ -31,10 +30,7 @@ Random seeded() {
 }
 
 // Somebody is at the address, but nobody listens.
-bool is_refusal(const Error& error) {
-  return error.code == ErrorCode::kUnavailable &&
-         error.message.find(std::generic_category().message(ECONNREFUSED)) != std::string::npos;
-}
+bool is_refusal(const Error& error) { return error.system_error == ECONNREFUSED; }
 
 class Upstream : public Backend {
  public:
@@ -85,7 +81,9 @@ class Upstream : public Backend {
   uint64_t revoke(ClientId client) override {
     const uint64_t revocations = link_.revoke(client);
     take_turn_soon();
+    return revocations;
   }
+  uint64_t grants_ended() const override { return link_.grants_ended(); }
   void serves_proxies(size_t count) override { link_.serves_proxies(count); }
   Duration lease_left() const override { return link_.lease_left(now()); }
 
