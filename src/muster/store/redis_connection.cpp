@@ -11,10 +11,18 @@
 namespace muster {
 namespace {
 
+// False at the deadline, not when a signal ends a wait.
+bool wait_for(int fd, short events, const Deadline& deadline) {
+  pollfd poll{fd, events, 0};
+  do {
+    if (::poll(&poll, 1, deadline.poll_timeout_ms()) > 0) return true;
+  } while (!deadline.passed());
+  return false;
+}
+
 Result<Fd> connect_to(const Address& address, const Deadline& deadline) {
   MUSTER_ASSIGN(Fd socket, start_connect(address));
-  pollfd poll{socket.get(), POLLOUT, 0};
-  if (::poll(&poll, 1, deadline.poll_timeout_ms()) <= 0) {
+  if (!wait_for(socket.get(), POLLOUT, deadline)) {
     return fail(ErrorCode::kTimeout, "cannot connect to " + address.to_string() + " in time");
   }
   MUSTER_TRY(finish_connect(socket.get(), address));
@@ -136,10 +144,7 @@ bool RedisConnection::at_rest() const {
 }
 
 Result<> RedisConnection::wait(short events, const Deadline& deadline) {
-  pollfd poll{stream_->fd(), events, 0};
-  while (!deadline.passed()) {
-    if (::poll(&poll, 1, deadline.poll_timeout_ms()) > 0) return {};
-  }
+  if (wait_for(stream_->fd(), events, deadline)) return {};
   return fail(ErrorCode::kTimeout, name_ + " did not answer in time");
 }
 
