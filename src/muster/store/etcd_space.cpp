@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "muster/base/random.h"
 #include "muster/store/claim.h"
 
@@ -12,6 +14,7 @@ using etcd::Json;
 
 constexpr int kLeaseSeconds = 60;
 constexpr Duration kRenewAfter = 15s;
+constexpr Duration kGoodFor = 40s;  // without a renewal; the rest is for clocks that run differently
 
 Result<int64_t> grant(EtcdClient& client, int64_t seconds, const Deadline& deadline) {
   MUSTER_ASSIGN(const Json answer,
@@ -48,18 +51,36 @@ Result<Json> EtcdSpace::transact(const Json& transaction, const Deadline& deadli
 }
 
 Result<int64_t> EtcdSpace::lease(const Deadline& deadline) {
-  const std::lock_guard lock(mutex_);
-  const TimePoint now = steady_clock().now();
-  if (lease_ != 0 && now < renewed_ + kRenewAfter) return lease_;
-  bool alive = false;
-  if (lease_ != 0) {
-    MUSTER_ASSIGN(alive, renew(*client_, lease_, deadline));
+  std::unique_lock lock(mutex_);
+  TimePoint now = steady_clock().now();
+  // All must have the same one, or some of them would never be renewed.
+  const auto good = [&] { return lease_ != 0 && now < renewed_ + (asking_ ? kGoodFor : kRenewAfter); };
+  while (!good() && asking_) {
+    if (deadline.passed()) return fail(ErrorCode::kTimeout, "etcd did not renew a lease in time");
+    asked_.wait_for(lock, std::min<Duration>(deadline.left(), 1s));
+    now = steady_clock().now();
   }
-  if (!alive) {
-    MUSTER_ASSIGN(lease_, grant(*client_, kLeaseSeconds, deadline));
+  if (good()) return lease_;
+  asking_ = true;
+  const int64_t held = lease_;
+  lock.unlock();
+  auto lease = renewed_lease(held, deadline);
+  lock.lock();
+  asking_ = false;
+  if (lease) {
+    lease_ = *lease;
+    renewed_ = now;
   }
-  renewed_ = now;
-  return lease_;
+  asked_.notify_all();
+  return lease;
+}
+
+Result<int64_t> EtcdSpace::renewed_lease(int64_t held, const Deadline& deadline) const {
+  if (held != 0) {
+    MUSTER_ASSIGN(const bool alive, renew(*client_, held, deadline));
+    if (alive) return held;
+  }
+  return grant(*client_, kLeaseSeconds, deadline);
 }
 
 Result<std::unique_ptr<Claim>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,

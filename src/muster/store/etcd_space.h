@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,11 +38,15 @@ class EtcdSpace {
  private:
   std::string framed(const char* kind, const Key& key) const;
 
+  Result<int64_t> renewed_lease(int64_t held, const Deadline& deadline) const;
+
   const std::shared_ptr<EtcdClient> client_;
   const std::string prefix_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of what follows; never held while etcd is asked
+  std::condition_variable asked_;
   int64_t lease_ = 0;
   TimePoint renewed_;
+  bool asking_ = false;  // one caller asks etcd for all
 };
 
 /// 32 hexadecimal digits that nobody else has.
