@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "muster/base/check.h"
-#include "muster/base/log.h"
+#include "muster/base/quiet_log.h"
 #include "muster/io/handshake_queue.h"
 #include "muster/io/negotiation.h"
 #include "muster/io/socket.h"
@@ -19,31 +19,8 @@
 namespace muster {
 namespace {
 
-constexpr Duration kQuietTime = 1s;          // between two lines about strangers
 constexpr Duration kExhaustedPause = 100ms;  // before another try when descriptors or memory have run out
 constexpr int kAcceptsPerTurn = 64;          // so that a flood of newcomers leaves time for the others
-
-/// Writes at most one warning per kQuietTime and says how many it left out.
-class QuietLog {
- public:
-  explicit QuietLog(const Clock& clock) : clock_(clock) {}
-  void warn(const std::string& message) {
-    const TimePoint now = clock_.now();
-    if (last_ && now - *last_ < kQuietTime) {
-      ++left_out_;
-      return;
-    }
-    const std::string more = left_out_ == 0 ? "" : fmt::format(" ({} more like this since the last line)", left_out_);
-    log(LogLevel::kWarning, message + more);
-    last_ = now;
-    left_out_ = 0;
-  }
-
- private:
-  const Clock& clock_;
-  std::optional<TimePoint> last_;
-  size_t left_out_ = 0;
-};
 
 /// The file of a path socket, removed with the listener unless another process has put its own there.
 class SocketFile {

@@ -74,6 +74,7 @@ ServerLoop::ServerLoop(Options options, Others others, std::unique_ptr<Loop> loo
       others_(std::move(others)),
       loop_(std::move(loop)),
       abroad_(options.count),
+      strangers_(loop_->clock()),
       next_client_(options.count + options.index) {}
 
 ServerLoop::~ServerLoop() { stop(); }
@@ -449,7 +450,9 @@ void ServerLoop::lose(Client& client, const Error& why) {
   if (std::exchange(client.lost, true)) return;
   const bool usual = why.code == ErrorCode::kPeerLost;
   if (const LogLevel level = usual ? LogLevel::kDebug : LogLevel::kWarning; log_enabled(level)) {
-    log(level, fmt::format("store: dropped client {}: {}", client.peer.to_string(), why.message));
+    const std::string line = fmt::format("store: dropped client {}: {}", client.peer.to_string(), why.message);
+    if (client.plain && !usual) strangers_.warn(line);
+    if (!client.plain || usual) log(level, line);
   }
   client.channel->close();
   // We may be inside one of its calls.

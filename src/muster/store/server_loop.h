@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "muster/base/quiet_log.h"
 #include "muster/io/connection.h"
 #include "muster/store/backend.h"
 #include "muster/store/session.h"
@@ -122,6 +123,7 @@ class ServerLoop {
   std::deque<std::pair<TimePoint, ClientId>> expected_;  // to go on with a request, and since when
   std::vector<Client*> dirty_;                           // to be flushed; those in the graveyard too
   std::vector<Replies> abroad_;                          // by loop, sent at the end of a batch
+  QuietLog strangers_;                                   // whoever comes to a port that asks for no proof
   Client* speaker_ = nullptr;                            // whose request is being carried out
   bool in_batch_ = false;
   bool flushes_soon_ = false;
