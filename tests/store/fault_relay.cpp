@@ -31,6 +31,11 @@ FaultRelay::~FaultRelay() {
   thread_.join();
 }
 
+void FaultRelay::retarget(Address target) {
+  const std::lock_guard lock(mutex_);
+  target_ = std::move(target);
+}
+
 void FaultRelay::cut_all() {
   cut_all_ = true;
   eventfd_write(wake_.get(), 1);
@@ -75,7 +80,10 @@ void FaultRelay::accept_all() {
   while (true) {
     auto accepted = accept_from(listener_.get());
     if (!accepted || !*accepted) return;
-    auto upward = start_connect(target_);
+    auto upward = [this] {
+      const std::lock_guard lock(mutex_);
+      return start_connect(target_);
+    }();
     if (!upward) continue;  // as if nobody listened
     auto pair = std::make_unique<Pair>();
     pair->ends[0] = std::move(**accepted);

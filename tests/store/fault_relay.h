@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +31,8 @@ class FaultRelay {
 
   const Address& address() const { return address_; }
   std::string url() const { return "tcp://" + address_.to_string(); }
+  /// Where connections go from now on; those that there are stay.
+  void retarget(Address target);
   /// Ends all connections there are, with what is on its way. Thread-safe, as are the following.
   void cut_all();
   /// Nothing moves and nobody is let in until it is called with false.
@@ -57,7 +60,8 @@ class FaultRelay {
   void cut(Pair& pair);
   int poll_timeout_ms() const;
 
-  const Address target_;
+  std::mutex mutex_;
+  Address target_;  // guarded by mutex_
   const RelayFaults faults_;
   Random random_;
   Fd listener_, wake_;
