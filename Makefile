@@ -6,6 +6,7 @@
 # make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
 # make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
+# make soak    the tests that go on for as long as they may, for SECONDS=1800 in all; prints their figures
 # make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/testing.md)
 # make wheel   dist/torch_muster-*.whl                    make clean    remove build/, dist/ and out/
 SHELL := /bin/bash
@@ -15,7 +16,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test bench format asan tsan fuzz arm64 peer nightly wheel tidy clean setup build lint
+.PHONY: demo test bench format asan tsan fuzz soak arm64 peer nightly wheel tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -63,6 +64,10 @@ fuzz: setup
 	@$(STAGE) "fuzz configure" -- cmake --preset asan -DMUSTER_FUZZ_SEED=$(FUZZ_SEED) -DMUSTER_FUZZ_SECONDS=$(FUZZ_SECONDS)
 	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers -j $(JOBS)
 	@$(STAGE) "fuzz ctest" --summary 'tests passed|Total Test time' -- ctest --preset asan -R fuzz -j $(JOBS)
+
+SECONDS ?= 1800
+soak: build
+	@python3 tools/soak.py --seconds $(SECONDS)
 
 ARM64_TESTS := base_test reduce_test compress_test execution_test process_link_test team_test team_collectives_test \
   group_test group_mismatch_test

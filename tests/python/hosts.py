@@ -4,9 +4,11 @@ name, boot id, mounts and process numbers: those of different hosts collide, and
 import atexit
 import ctypes
 import functools
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,3 +219,48 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         for host in (first, second):
             bring_up(host, "veth0")
         yield first, second
+
+
+class LossyNetwork:
+    """What lies between two hosts whose packets are lost, delayed and reordered, or all vanish."""
+
+    def __init__(self, bridge: "subprocess.Popen[str]") -> None:
+        self._bridge = bridge
+        assert bridge.stdin is not None and bridge.stdout is not None
+        self._commands, self._answers = bridge.stdin, bridge.stdout
+        assert self._answers.readline() == "ready\n", "the bridge did not start"
+
+    def cut(self, seconds: float, side: int | None = None) -> None:
+        """All packets vanish for so long; or those from one of the hosts alone."""
+        print("cut", seconds, "" if side is None else side, file=self._commands, flush=True)
+
+    def wait_until_healed(self) -> None:
+        assert self._answers.readline() == "healed\n"
+
+    def end(self) -> dict[str, int]:
+        """What became of the packets."""
+        self._commands.close()
+        figures: dict[str, int] = json.loads(self._answers.readlines()[-1])
+        return figures
+
+
+@contextmanager
+def two_lossy_hosts(**options: float) -> Iterator[tuple[tuple[Host, Host], LossyNetwork]]:
+    """Two hosts, 10.79.0.1 and 10.79.0.2, joined by a lossy_bridge.py with these options alone."""
+    require()
+    with made_hosts("10.79.0", 2) as (first, second):
+        words = [f"--{name}={value}" for name, value in options.items()]
+        program = Path(__file__).with_name("lossy_bridge.py")
+        with subprocess.Popen(
+            [sys.executable, program, *words, first.namespace, second.namespace],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as bridge:
+            try:
+                network = LossyNetwork(bridge)
+                for host in (first, second):
+                    bring_up(host, "tun0")
+                yield (first, second), network
+            finally:
+                bridge.kill()

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import Host, ip, two_hosts
+from hosts import Host, ip, two_hosts, two_lossy_hosts
 from launching import PATIENCE, START_PATIENCE, wait_until
+from lossy_training import Training
 
 SECRET = "00112233445566778899aabbccddeeff"
 
@@ -175,6 +176,21 @@ def test_every_rank_of_hosts_that_are_parted_ends_by_its_deadline(
         assert error["kind"] in ("TimeoutError", "PeerLostError"), error
         assert error["rank"] // 2 != rank // 2, f"the other host is to blame: {error}"
         assert f"rank {error['rank']} " in error["text"], error
+
+
+def test_a_partition_that_outlasts_the_deadline_names_the_other_side(release_build: Path, tmp_path: Path) -> None:
+    with two_lossy_hosts(seed=1, loss=0.01, delay=0.02, jitter=0.01, reorder=0.05) as (hosts, network):
+        training = Training(hosts, release_build / "src/muster/launch/muster", tmp_path, 1, timeout=8)
+        try:
+            training.wait_for_rounds(2)
+            network.cut(10 * PATIENCE)
+            training.wait_until(lambda: len(training.errors()) == 4, errors_expected=True)
+        finally:
+            training.close()
+    for rank, error in enumerate(training.errors()):
+        assert error["kind"] in ("TimeoutError", "PeerLostError"), error
+        assert isinstance(error["rank"], int) and error["rank"] // 2 != rank // 2, f"the other side is lost: {error}"
+        assert f"rank {error['rank']} " in str(error["text"]), error
 
 
 TRACED = """
