@@ -23,8 +23,9 @@ PYTEST ?=
 setup:
 	@$(PYTHON3) tools/setup.py
 
+WERROR ?= OFF
 build: setup
-	@$(STAGE) configure -- cmake --preset release
+	@$(STAGE) configure -- cmake --preset release -DMUSTER_WERROR=$(WERROR)
 	@$(STAGE) build -- cmake --build --preset release -j $(JOBS)
 
 demo: setup  # builds what it runs, and no tests

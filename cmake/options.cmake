@@ -2,6 +2,7 @@ option(MUSTER_BUILD_TESTS "Build the C++ tests" ON)
 option(MUSTER_BUILD_TORCH "Build muster::torch (needs libtorch)" ON)
 option(MUSTER_BUILD_PYTHON "Build the Python extension (needs torch and Python headers)" OFF)
 option(MUSTER_BUILD_FUZZERS "Build the fuzz targets (clang: libFuzzer; otherwise a seeded mutator)" ON)
+option(MUSTER_WERROR "Treat warnings as errors, as CI does" OFF)
 set(MUSTER_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -30,6 +31,12 @@ endif()
 
 add_library(muster_flags INTERFACE)
 target_compile_options(muster_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers)
+if(MUSTER_WERROR)
+  target_compile_options(muster_flags INTERFACE -Werror)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # 12 warns of its own std::string::operator+ where it is inlined
+    target_compile_options(muster_flags INTERFACE -Wno-error=restrict)
+  endif()
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # by default it collects garbage for a seventh of its time
   target_compile_options(muster_flags INTERFACE --param=ggc-min-heapsize=524288 --param=ggc-min-expand=100)
 endif()

@@ -112,11 +112,15 @@ TEST(ManyRanksOfAHost, AreLinkedByATreeAlone) {
   std::latch formed(kSize), counted(kSize), worked(kSize);
   test::run_group(kSize, patient("shm"), [&](Group& group) {
     formed.arrive_and_wait();
-    if (group.membership().rank == 0) EXPECT_EQ(count_links(), kSize - 1U);
+    if (group.membership().rank == 0) {
+      EXPECT_EQ(count_links(), kSize - 1U);
+    }
     counted.arrive_and_wait();
     expect_collectives(group);
     worked.arrive_and_wait();
-    if (group.membership().rank == 0) EXPECT_EQ(count_links(), kSize - 1U);
+    if (group.membership().rank == 0) {
+      EXPECT_EQ(count_links(), kSize - 1U);
+    }
   });
 }
 
