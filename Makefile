@@ -1,5 +1,5 @@
 # make demo    set everything up, build, and train on real data with two processes
-# make test    the same set-up, then lint, C++ tests and Python tests; CI runs this and make fuzz
+# make test    the same set-up, then lint, C++ tests and Python tests; CI runs this, fuzz and soak
 # make bench   muster beside its peers, in one run        make format   clang-format and ruff over the sources
 # make asan, make tsan   the core's tests under sanitizers, with TORCH=ON muster::torch's too (slow)
 # make tidy    clang-tidy over the core (slow)
