@@ -154,8 +154,10 @@ void Supervisor::report_failure(const Slot& slot) {
   if (traceback.empty()) traceback = error_file_traceback(read_file(slot.error_file));
   const WorkerExit exit = *slot.exit;
   if (!slot.error_file.empty()) write_error_file(slot.error_file, exit, traceback);
+  // Before stop(): that may reap other workers, whose outputs then grow, and `words` looks into these.
+  std::string report = failure_report(exit, traceback, slot.err->tail(), others) + last_words(words);
   stop();
-  events_.failed(exit, failure_report(exit, traceback, slot.err->tail(), others) + last_words(words));
+  events_.failed(exit, std::move(report));
 }
 
 void Supervisor::finish_when_all_well() {

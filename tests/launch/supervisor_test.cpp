@@ -1,0 +1,150 @@
+#include "muster/launch/supervisor.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <map>
+
+#include "muster/launch/options.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr Duration kReadTime = std::chrono::seconds(60);
+
+// Workers without processes: each writes to its pipe what the test says, and ends when the test says so.
+class FakeHost : public WorkerHost {
+ public:
+  void start(const WorkerSpec& spec, WorkerPipes pipes) override {
+    const pid_t pid = 1000 + spec.rank;
+    workers_[pid] = std::move(pipes);
+    events_.started(spec.rank, pid);
+  }
+  // As LocalHost does, which reaps while it signals: the end of a worker is told from within the call.
+  void terminate() override {
+    while (!workers_.empty()) {
+      const pid_t pid = workers_.begin()->first;
+      write(pid, last_output_);
+      end(pid, 1 << 8);
+    }
+    events_.empty();
+  }
+  void kill() override { terminate(); }
+  void list_left(std::function<void(const std::vector<ChildProcess>&)> answer) override { answer({}); }
+  void child_ended() override {}
+
+  void write(pid_t pid, std::string_view text) {
+    const WorkerPipes& pipes = workers_.at(pid);
+    ::fcntl(pipes.err.get(), F_SETPIPE_SZ, 1 << 20);
+    ASSERT_EQ(::write(pipes.err.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+  int unread(pid_t pid) const {
+    int bytes = 0;
+    ::ioctl(workers_.at(pid).err.get(), FIONREAD, &bytes);
+    return bytes;
+  }
+  void end(pid_t pid, int status) {
+    workers_.erase(pid);
+    events_.ended(pid, status);
+  }
+  void write_when_terminated(std::string text) { last_output_ = std::move(text); }
+
+ private:
+  std::map<pid_t, WorkerPipes> workers_;
+  std::string last_output_;
+};
+
+class SupervisorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.nproc = kWorkers;
+    options_.local_ranks_filter = {kWorkers};  // shows nobody's output
+    scratch_ = testing::TempDir() + "muster-supervisor-XXXXXX";
+    ASSERT_NE(::mkdtemp(scratch_.data()), nullptr);
+    outputs_ = OutputFiles::create(*loop_, console_, options_, environment_, scratch_).value();
+    ASSERT_TRUE(outputs_->begin_attempt(0));
+    Supervisor::Events events;
+    events.worker_ended = [](const WorkerExit&) {};
+    events.failed = [this](const WorkerExit& exit, std::string report) {
+      failed_ = exit;
+      ++reports_;
+      report_ = std::move(report);
+    };
+    supervisor_ = Supervisor::create(*loop_, console_, {"host", *outputs_, {}, kReadTime, &host_}, events).value();
+  }
+  void TearDown() override {
+    supervisor_.reset();
+    std::filesystem::remove_all(scratch_);
+  }
+  void start_workers() {
+    std::vector<WorkerSpec> specs(kWorkers);
+    for (int rank = 0; rank < kWorkers; ++rank) specs[static_cast<size_t>(rank)].rank = rank;
+    ASSERT_TRUE(supervisor_->start(specs));
+  }
+  // The supervisor has read `text` when this returns.
+  void write(int rank, const std::string& text) {
+    host_.write(1000 + rank, text);
+    while (host_.unread(1000 + rank) > 0) ASSERT_TRUE(loop_->run_once(Deadline::after(kReadTime)));
+  }
+
+  static constexpr int kWorkers = 3;
+  std::unique_ptr<Loop> loop_ = Loop::create().value();
+  Console console_{*loop_};
+  RunOptions options_;
+  const Environment environment_;
+  std::string scratch_;
+  std::unique_ptr<OutputFiles> outputs_;
+  FakeHost host_;
+  std::unique_ptr<Supervisor> supervisor_;
+  std::optional<WorkerExit> failed_;
+  std::string report_;
+  int reports_ = 0;
+};
+
+// Stopping the other workers makes them write, and what they wrote before then no longer lies where it lay.
+TEST_F(SupervisorTest, ReportsWhatOtherWorkersWroteBeforeTheFailure) {
+  start_workers();
+  const std::string full(Tail::kMax, '.');
+  write(0, "first worker before\n");
+  write(2, full + "\nlast worker before\n");
+  host_.write_when_terminated(full + "\nafter\n");
+  host_.end(1001, SIGSEGV);
+  ASSERT_TRUE(failed_);
+  EXPECT_EQ(failed_->rank, 1);
+  EXPECT_THAT(report_, HasSubstr("first worker before"));
+  EXPECT_THAT(report_, HasSubstr("last worker before"));
+  EXPECT_THAT(report_, Not(HasSubstr("after")));
+  EXPECT_TRUE(supervisor_->gone());
+}
+
+TEST_F(SupervisorTest, ReportsOnlyTheFirstFailure) {
+  start_workers();
+  host_.end(1002, 7 << 8);
+  EXPECT_EQ(reports_, 1) << "the others end with a failure of their own, because they are stopped";
+  EXPECT_EQ(failed_->rank, 2);
+  EXPECT_EQ(failed_->code, 7);
+  EXPECT_THAT(report_, HasSubstr("ranks 0, 1 running"));
+}
+
+TEST_F(SupervisorTest, StartsTheNextGenerationWhenTheFirstIsGone) {
+  start_workers();
+  host_.end(1000, SIGKILL);
+  ASSERT_TRUE(supervisor_->gone());
+  failed_.reset();
+  start_workers();
+  EXPECT_FALSE(supervisor_->gone());
+  host_.end(1001, SIGKILL);
+  ASSERT_TRUE(failed_);
+  EXPECT_EQ(failed_->rank, 1);
+}
+
+}  // namespace
+}  // namespace muster
