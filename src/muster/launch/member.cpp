@@ -10,6 +10,7 @@ Result<std::unique_ptr<NodeMember>> NodeMember::start(std::unique_ptr<Store> sto
                 made->store_->add(made->keys_.news_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
   made->first_news_ = told + 1;
   made->sender_ = std::thread([self = made.get()] { self->send_all(); });
+  made->signs_ = std::thread([self = made.get()] { self->send_signs(); });
   made->receiver_ = std::thread([self = made.get()] { self->receive(); });
   return made;
 }
@@ -24,6 +25,7 @@ NodeMember::~NodeMember() {
     changed_.notify_all();
   }
   if (sender_.joinable()) sender_.join();
+  if (signs_.joinable()) signs_.join();
   if (receiver_.joinable()) receiver_.join();
 }
 
@@ -62,33 +64,35 @@ bool NodeMember::flush(const Deadline& deadline) {
 }
 
 void NodeMember::send_all() {
-  const Duration interval = options_.heartbeat_timeout / 5;
-  const Bytes alive = encode(NodeCall{NodeCall::Kind::kAlive, options_.node_id});
-  Deadline next_sign = Deadline::after(interval);
   std::unique_lock lock(mutex_);
-  while (!ending_ && !lost_) {
-    if (tasks_.empty()) changed_.wait_for(lock, next_sign.left());
-    if (ending_ || lost_) break;
-    // Its time comes whatever else there is to send: what is published is no sign of life.
-    const bool sign = next_sign.passed();
-    if (!sign && tasks_.empty()) continue;
-    Task task;
-    if (sign) {
-      next_sign = Deadline::after(interval);
-    } else {
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
-    }
+  while (true) {
+    changed_.wait(lock, [this] { return ending_ || lost_ || !tasks_.empty(); });
+    if (ending_ || lost_) return;
+    const Task task = std::move(tasks_.front());
+    tasks_.pop_front();
     sending_ = true;
     lock.unlock();
-    const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
-    const auto sent = sign ? store_->queue_push(keys_.inbox(), alive, deadline) : task(*store_, deadline);
+    const auto sent = task(*store_, Deadline::after(options_.heartbeat_timeout));
     lock.lock();
     sending_ = false;
     changed_.notify_all();
     if (sent) continue;
     lock.unlock();
-    lose(sent.error());
+    return lose(sent.error());
+  }
+}
+
+// What is published is no sign of life, and may take as long as the root waits for one.
+void NodeMember::send_signs() {
+  const Bytes alive = encode(NodeCall{NodeCall::Kind::kAlive, options_.node_id});
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const Deadline next = Deadline::after(options_.heartbeat_timeout / 5);
+    while (!ending_ && !lost_ && !next.passed()) changed_.wait_for(lock, next.left());
+    if (ending_ || lost_) return;
+    lock.unlock();
+    const auto sent = store_->queue_push(keys_.inbox(), alive, Deadline::after(options_.heartbeat_timeout));
+    if (!sent) return lose(sent.error());
     lock.lock();
   }
 }

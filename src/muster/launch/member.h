@@ -13,8 +13,9 @@
 
 namespace muster {
 
-/// A node's connection to the job's root: sends its calls and signs of life from one thread, and waits for news in
-/// another. An object is for one root: when that is lost, another is made for its successor.
+/// A node's connection to the job's root: sends its calls from one thread, signs of life from another, which no slow
+/// write holds up, and waits for news in a third. An object is for one root: when that is lost, another is made for its
+/// successor.
 class NodeMember {
  public:
   struct Options {
@@ -45,7 +46,6 @@ class NodeMember {
   void publish(Key key, Bytes value);
   /// Until all that was sent has arrived; false at the deadline, or when the root is lost.
   bool flush(const Deadline& deadline);
-  Store& store() { return *store_; }
   const JobKeys& keys() const { return keys_; }
 
  private:
@@ -53,6 +53,7 @@ class NodeMember {
   NodeMember(std::unique_ptr<Store> store, Options options, Events events);
   void enqueue(Task task);
   void send_all();
+  void send_signs();
   void receive();
   Result<bool> hear(int64_t number);
   void lose(const Error& why);
@@ -66,7 +67,7 @@ class NodeMember {
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   bool sending_ = false, ending_ = false, lost_ = false;
-  std::thread sender_, receiver_;
+  std::thread sender_, signs_, receiver_;
 };
 
 }  // namespace muster
