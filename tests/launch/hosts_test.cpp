@@ -30,13 +30,29 @@ TEST(HostCommand, CarriesTheEnvironmentOfAJobAndNoSecret) {
   const auto words = command({"--hosts=a", "train.py"}, 0,
                              {{"MUSTER_LOG", "info"},
                               {"NCCL_DEBUG", "a b"},
-                              {"MUSTER_SECRET", "abcd"},
+                              {"MUSTER_SECRET", "abcdabcdabcdabcdabcdabcdabcdabcd"},
                               {"MUSTER_SSH", "rsh"},
                               {"NCCL_TOKEN", "1234"},
                               {"HOME", "/root"}});
   EXPECT_EQ(words.front(), "rsh");
   EXPECT_THAT(words.back(), HasSubstr("env MUSTER_LOG=info 'NCCL_DEBUG=a b' bin"));
   for (const char* never : {"abcd", "1234", "HOME", "MUSTER_SSH"}) EXPECT_THAT(words.back(), Not(HasSubstr(never)));
+}
+
+TEST(HostCommand, SendsAStoresPasswordOverStandardInput) {
+  const Environment environment = {{"MUSTER_STORE", "redis://:hidden2@there"}, {"MUSTER_LOG", "info"}};
+  for (const char* url : {"redis://user:hidden@there:6379/1", "redis://:hidden@there"}) {
+    const auto options =
+        parse_run_options({"--hosts=a,b", "--rdzv-endpoint", url, "x.py"}, environment, Machine{}).value();
+    const auto words = host_command(options, 1, "muster", "/", environment);
+    EXPECT_THAT(words.back(), Not(HasSubstr("hidden")));
+    EXPECT_THAT(words.back(), HasSubstr(" --rdzv-endpoint=- "));
+    EXPECT_THAT(words.back(), HasSubstr("MUSTER_LOG=info"));
+    EXPECT_EQ(host_input(options, Bytes{0xab}), std::string(url) + "\nab\n");
+  }
+  const auto options = parse_run_options({"--hosts=a", "--rdzv-endpoint=redis://there", "x.py"}, {}, Machine{}).value();
+  EXPECT_THAT(host_command(options, 0, "muster", "/", {}).back(), HasSubstr(" --rdzv-endpoint=redis://there "));
+  EXPECT_EQ(host_input(options, Bytes{0xab}), "ab\n");
 }
 
 TEST(HostCommand, ModulesAndProgramsStayWhatTheyAre) {

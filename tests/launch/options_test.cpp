@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -180,19 +181,46 @@ TEST(RunOptions, AnOperatorsVariablesSayAll) {
   EXPECT_EQ(options.node_rank, 2);
   EXPECT_EQ(options.master_addr, "job-master-0");
   EXPECT_EQ(options.master_port, 23456);
-  EXPECT_FALSE(options.standalone);
   EXPECT_EQ(parsed({"--node-rank=1", "a.py"}, environment).node_rank, 1);
 }
 
 TEST(RunOptions, TheSecretComesFromTheVariableOrAFile) {
-  EXPECT_EQ(parsed({"a.py"}, {{"MUSTER_SECRET", "00ff"}}).secret, (Bytes{0x00, 0xff}));
+  const std::string hex = "00ff" + std::string(28, '1'), other = "0a0b" + std::string(28, '2');
+  EXPECT_EQ(parsed({"a.py"}, {{"MUSTER_SECRET", hex}}).secret, from_hex(hex).value());
+  EXPECT_THAT(parsed({"a.py"}, {{"MUSTER_SECRET", ""}}).secret, testing::IsEmpty());
   EXPECT_THAT(refused({"a.py"}, {{"MUSTER_SECRET", "xyz"}}), HasSubstr("MUSTER_SECRET takes the job's secret in hex"));
   EXPECT_THAT(refused({"--secret-file=/no/such/file", "a.py"}), HasSubstr("cannot be read"));
   std::string path = ::testing::TempDir() + "secret-XXXXXX";
   ::close(::mkstemp(path.data()));
   EXPECT_THAT(refused({"--secret-file=" + path, "a.py"}), HasSubstr("empty"));
-  std::ofstream(path) << "0a0b\n";
-  EXPECT_EQ(parsed({"--secret-file=" + path, "a.py"}, {{"MUSTER_SECRET", "ff"}}).secret, (Bytes{0x0a, 0x0b}));
+  std::ofstream(path) << other << "\n";
+  EXPECT_EQ(parsed({"--secret-file=" + path, "a.py"}, {{"MUSTER_SECRET", "ff"}}).secret, from_hex(other).value());
+  std::remove(path.c_str());
+}
+
+TEST(RunOptions, ASecretThatCanBeGuessedIsRefused) {
+  const std::string almost(30, 'a');
+  EXPECT_THAT(refused({"a.py"}, {{"MUSTER_SECRET", almost}}), HasSubstr("MUSTER_SECRET: a secret of 15 bytes"));
+  std::string path = ::testing::TempDir() + "secret-XXXXXX";
+  ::close(::mkstemp(path.data()));
+  std::ofstream(path) << almost;
+  EXPECT_THAT(refused({"--secret-file=" + path, "a.py"}), HasSubstr("15 bytes can be guessed; it takes 16 or more"));
+  std::remove(path.c_str());
+}
+
+TEST(RunOptions, ASecretFileIsItsOwnersAlone) {
+  const std::string hex(64, 'a');
+  std::string path = ::testing::TempDir() + "secret-XXXXXX";
+  ::close(::mkstemp(path.data()));
+  std::ofstream(path) << hex;
+  for (const mode_t mode : {0640, 0604, 0620, 0644}) {
+    ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+    EXPECT_THAT(refused({"--secret-file=" + path, "a.py"}), HasSubstr("others than this user can read or change"));
+  }
+  for (const mode_t mode : {0600, 0400}) {
+    ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+    EXPECT_EQ(to_hex(parsed({"--secret-file=" + path, "a.py"}).secret), hex);
+  }
   std::remove(path.c_str());
 }
 

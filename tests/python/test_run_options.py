@@ -232,7 +232,7 @@ def test_a_dry_run_says_everything_but_the_secret(muster: str, script: Callable[
     path = script("print('started')")
     out = run_and_read(muster, "run", "--dry-run", "--nnodes=2", "--node-rank=1", "--master-addr=10.9.8.7",
                        "--nproc-per-node=2", "--rdzv-id=j", path, "--lr", "3",
-                       env={"MUSTER_SECRET": "abcd1234", "MUSTER_PYTHON": sys.executable})  # fmt: skip
+                       env={"MUSTER_SECRET": "abcd1234" * 4, "MUSTER_PYTHON": sys.executable})  # fmt: skip
     assert "tcp://10.9.8.7:29500" in out and "this is node 1" in out
     assert f"{sys.executable} -u {path} --lr 3" in out
     assert "RANK=2" in out and "RANK=3" in out and "WORLD_SIZE=4" in out and "TORCHELASTIC_RUN_ID=j" in out

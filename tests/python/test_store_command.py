@@ -121,8 +121,13 @@ def test_a_stranger_is_refused(ask: Ask) -> None:
 
 
 def test_the_secret_may_come_from_a_file(ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(SECRET + "\n")
-    assert ask("set", "k", "v", "--secret-file", str(tmp_path / "secret"), MUSTER_SECRET="").returncode == 0
+    path = tmp_path / "secret"
+    path.write_text(SECRET + "\n")
+    path.chmod(0o600)
+    assert ask("set", "k", "v", "--secret-file", str(path), MUSTER_SECRET="").returncode == 0
+    path.chmod(0o640)
+    refused = ask("set", "k", "v", "--secret-file", str(path), MUSTER_SECRET="")
+    assert refused.returncode == 2 and b"others than this user can read" in refused.stderr
 
 
 def test_a_proxy_serves_the_same_keys(ask: Ask, muster: Path, server: Server, tmp_path: Path) -> None:

@@ -22,10 +22,12 @@
 #include "muster/launch/signals.h"
 #include "muster/launch/worker.h"
 #include "muster/launch/worker_output.h"
+#include "muster/store/url.h"
 
 namespace muster {
 namespace {
 
+constexpr std::string_view kEndpoint = "--rdzv-endpoint=";
 constexpr Duration kReportTime = std::chrono::seconds(2);  // for the others to learn of a failure and to say so
 
 // For a shell: in single quotes, unless there is nothing in it that means something.
@@ -37,18 +39,29 @@ std::string quote(const std::string& word) {
   return quoted + "'";
 }
 
+bool has_password(std::string_view url) { return without_password(url) != url; }
+
+// As it was given, if there is a password in it: that goes over standard input. Otherwise empty.
+std::string private_endpoint(const RunOptions& options) {
+  std::string endpoint;
+  for (const auto& option : options.spelled)
+    if (option.starts_with(kEndpoint) && has_password(options.rdzv_url)) endpoint = option.substr(kEndpoint.size());
+  return endpoint;
+}
+
 // What a job's processes may need to know of here. Nothing that could be a secret: any user there sees a command line.
-bool goes_along(const std::string& name) {
+bool goes_along(const std::string& name, const std::string& value) {
   constexpr std::array kBeginnings = {"MUSTER_", "NCCL_", "GLOO_", "UCX_", "OMP_", "MKL_", "TORCH", "PYTHON", "CUDA_"};
   constexpr std::array kNever = {"SECRET", "TOKEN", "PASSWORD", "MUSTER_SSH"};
   const auto in_name = [&](const char* word) { return name.find(word) != std::string::npos; };
   const auto begins = [&](const char* beginning) { return name.starts_with(beginning); };
   return std::any_of(kBeginnings.begin(), kBeginnings.end(), begins) &&
-         std::none_of(kNever.begin(), kNever.end(), in_name);
+         std::none_of(kNever.begin(), kNever.end(), in_name) && !has_password(value);
 }
 
 // The options that this run says anew for each host.
-bool is_ours(const std::string& option) {
+bool is_ours(const RunOptions& options, const std::string& option) {
+  if (option.starts_with(kEndpoint) && has_password(options.rdzv_url)) return true;
   constexpr std::array kOurs = {"--hosts",       "--hostfile",    "--ssh",     "--nnodes",  "--node-rank",
                                 "--secret-file", "--master-addr", "--dry-run", "--rdzv-id", "--master-port"};
   return std::find(kOurs.begin(), kOurs.end(), option.substr(0, option.find('='))) != kOurs.end();
@@ -57,7 +70,8 @@ bool is_ours(const std::string& option) {
 std::vector<std::string> node_options(const RunOptions& options, size_t node) {
   std::vector<std::string> words;
   for (const auto& option : options.spelled)
-    if (!is_ours(option)) words.push_back(option);
+    if (!is_ours(options, option)) words.push_back(option);
+  if (!private_endpoint(options).empty()) words.push_back("--rdzv-endpoint=-");
   words.push_back(fmt::format("--nnodes={}:{}", options.nnodes_min, options.nnodes_max));
   words.push_back(fmt::format("--node-rank={}", node));
   words.push_back("--rdzv-id=" + options.run_id);
@@ -90,7 +104,7 @@ class HostsRun {
 
  private:
   Result<> start();
-  Result<Node> start_node(size_t number, const std::string& folder, const std::string& secret);
+  Result<Node> start_node(size_t number, const std::string& folder, const Bytes& secret);
   void on_signals();
   void reap();
   void on_end(Node& node, int wait_status);
@@ -120,7 +134,7 @@ HostsRun::~HostsRun() {
   if (signals_) loop_.unwatch(signals_->fd());
 }
 
-Result<Node> HostsRun::start_node(size_t number, const std::string& folder, const std::string& secret) {
+Result<Node> HostsRun::start_node(size_t number, const std::string& folder, const Bytes& secret) {
   Node node;
   node.host = options_.hosts[number].host;
   const Environment environment = current_environment();
@@ -132,8 +146,8 @@ Result<Node> HostsRun::start_node(size_t number, const std::string& folder, cons
   pipes.in.reset(input[0]);
   node.in.reset(input[1]);
   MUSTER_ASSIGN(node.pid, spawn(WorkerSpec{0, words, environment, false, {}, /*has_terminal=*/false}, pipes));
-  const std::string line = secret + "\n";  // fits into the pipe: this does not block
-  if (::write(node.in.get(), line.data(), line.size()) < 0)
+  const std::string lines = host_input(options_, secret);  // they fit into the pipe: this does not block
+  if (::write(node.in.get(), lines.data(), lines.size()) < 0)
     return fail_errno(errno, "cannot pass the job's secret to the agent of " + node.host);
   const std::string prefix = fmt::format("[{}] ", node.host);
   node.out = std::make_unique<WorkerOutput>(loop_, console_, std::move(pipes.read_out),
@@ -154,7 +168,7 @@ Result<> HostsRun::start() {
   });
   std::error_code ignored;
   const std::string folder = std::filesystem::current_path(ignored).string();
-  const std::string secret = to_hex(options_.secret.empty() ? generate_secret() : options_.secret);
+  const Bytes secret = options_.secret.empty() ? generate_secret() : options_.secret;
   for (size_t number = 0; number < options_.hosts.size(); ++number) {
     MUSTER_ASSIGN(Node node, start_node(number, folder, secret));
     nodes_.push_back(std::move(node));
@@ -257,12 +271,17 @@ std::vector<std::string> host_command(const RunOptions& options, size_t node, co
   for (std::string word; ssh >> word;) words.push_back(word);
   std::string there = fmt::format("cd {} && exec env", quote(folder));
   for (const auto& [name, value] : environment)
-    if (goes_along(name)) there += fmt::format(" {}", quote(fmt::format("{}={}", name, value)));
+    if (goes_along(name, value)) there += fmt::format(" {}", quote(fmt::format("{}={}", name, value)));
   there += fmt::format(" {} run", quote(own_path));
   for (const auto& word : node_options(options, node)) there += fmt::format(" {}", quote(word));
   words.push_back(options.hosts[node].host);
   words.push_back(there);
   return words;
+}
+
+std::string host_input(const RunOptions& options, const Bytes& secret) {
+  const std::string endpoint = private_endpoint(options);
+  return (endpoint.empty() ? "" : endpoint + "\n") + to_hex(secret) + "\n";
 }
 
 int run_hosts(const RunOptions& options, const std::string& own_path) {

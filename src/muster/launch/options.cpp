@@ -77,7 +77,6 @@ Result<> read_nodes(Reading& r) {
     const std::string takes = fmt::format("a number from 0 to {} (--nnodes {})", o.nnodes_max - 1, r.raw.nnodes);
     MUSTER_ASSIGN(o.node_rank, parse_int("--node-rank", r.raw.node_rank, 0, o.nnodes_max - 1, takes));
   }
-  o.standalone = r.raw.standalone;
   o.role = r.raw.role;
   return {};
 }
@@ -174,7 +173,9 @@ Streams StreamChoice::of(int local_rank) const {
 
 Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, const Environment& environment,
                                      const Machine& machine) {
-  MUSTER_ASSIGN(const OptionWords words, read_option_words(arguments, environment));
+  MUSTER_ASSIGN(OptionWords words, read_option_words(arguments, environment));
+  // One with a password, from `muster run --hosts`; the secret's line follows it.
+  if (words.raw.rdzv_endpoint == "-") words.raw.rdzv_endpoint = read_stdin_line();
   Reading reading{words.raw, environment, machine, {}};
   reading.options.help = words.raw.help;
   reading.options.cluster = words.cluster;

@@ -65,7 +65,6 @@ struct RunOptions {
   int nnodes_min = 1, nnodes_max = 1;  ///< --nnodes; equal unless it is a range
   int nproc = 1;                       ///< workers on this node
   std::optional<int> node_rank;        ///< none: by order of arrival
-  bool standalone = false;
   std::string role = "default";
 
   std::vector<std::string> notices;  ///< sentences for the user: what was given and has no effect

@@ -7,6 +7,7 @@
 
 #include "muster/launch/options_reading.h"
 #include "muster/launch/options_values.h"
+#include "muster/store/url.h"
 
 namespace muster {
 namespace {
@@ -132,7 +133,8 @@ Result<> read_store(RunOptions& o, Pairs& pairs) {
     return bad_option("--rdzv-conf store_type=tcp and --rdzv-backend file contradict each other");
   if (type == "file" && o.rdzv_backend != "file")
     without_effect(o, "store_type",
-                   o.rdzv_url.empty() ? "one node meets nobody" : "the rendezvous is in " + o.rdzv_url);
+                   o.rdzv_url.empty() ? "one node meets nobody"
+                                      : "the rendezvous is in " + without_password(o.rdzv_url));
   if (take(pairs, "read_timeout"))
     without_effect(o, "read_timeout", "a node notices by itself that the store is gone, within heartbeat_timeout");
   return {};

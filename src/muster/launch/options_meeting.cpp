@@ -84,19 +84,6 @@ Result<> read_endpoint(Reading& r) {
   return bad_option(fmt::format("--nnodes {} needs --master-addr: the host of node 0", r.raw.nnodes));
 }
 
-Result<> read_secret(Reading& r) {
-  std::string text = r.variable("MUSTER_SECRET");
-  std::string source = "MUSTER_SECRET";
-  if (!r.raw.secret_file.empty()) {
-    source = "--secret-file " + r.raw.secret_file;
-    MUSTER_ASSIGN(text, read_secret_text(r.raw.secret_file));
-  }
-  auto secret = from_hex(text);
-  if (!secret) return bad_option(source + " takes the job's secret in hex, and this is something else");
-  r.options.secret = std::move(*secret);
-  return {};
-}
-
 }  // namespace
 
 Result<> read_meeting(Reading& r) {
@@ -111,7 +98,7 @@ Result<> read_meeting(Reading& r) {
   if (!r.raw.timeout.empty()) {
     MUSTER_ASSIGN(o.timeout, parse_seconds("--timeout", r.raw.timeout));
   }
-  MUSTER_TRY(read_secret(r));
+  MUSTER_ASSIGN(o.secret, read_secret(r.raw.secret_file, r.variable("MUSTER_SECRET")));
   o.tiered = r.raw.tiered;
   // The root then has as many proxies to serve as each of the middle ones.
   o.store_fanout = o.tiered && o.nnodes_max > kManyNodes ? static_cast<int>(std::ceil(std::sqrt(o.nnodes_max))) : 0;

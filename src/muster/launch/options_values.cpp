@@ -1,6 +1,8 @@
 #include "muster/launch/options_values.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,12 +15,37 @@
 #include <sstream>
 
 #include "muster/io/address.h"
+#include "muster/io/fd.h"
 
 namespace muster {
 namespace {
 
 constexpr int kMaxRank = 1 << 16;
-constexpr size_t kMaxSecret = 4096;  // hex digits
+constexpr size_t kMaxLine = 4096;
+constexpr size_t kLeastSecret = 16;  // bytes
+
+// The first word of a file that nobody but its owner can read. A pipe, as a shell's <(...) makes one, has no name.
+Result<std::string> read_private_word(const std::string& option, const std::string& path) {
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (!file || ::fstat(file.get(), &info) != 0) return bad_option(option + ": the file cannot be read");
+  const bool is_ours = info.st_uid == ::geteuid() || info.st_uid == 0;
+  if (S_ISREG(info.st_mode) && ((info.st_mode & 077) != 0 || !is_ours))
+    return bad_option(
+        fmt::format("{}: others than this user can read or change the file (its mode is {:04o}): chmod 600 it", option,
+                    info.st_mode & 07777));
+  std::array<char, kMaxLine> text{};
+  size_t size = 0;
+  for (ssize_t count = 0; size < text.size(); size += static_cast<size_t>(count)) {
+    count = ::read(file.get(), text.data() + size, text.size() - size);
+    if (count < 0) return bad_option(option + ": the file cannot be read");
+    if (count == 0) break;
+  }
+  std::istringstream words(std::string(text.data(), size));
+  std::string word;
+  words >> word;
+  return word;
+}
 
 std::optional<int> signal_number(std::string word) {
   std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::toupper(c); });
@@ -175,19 +202,28 @@ Result<std::vector<HostSlot>> read_hostfile(const std::string& path) {
   return hosts;
 }
 
-Result<std::string> read_secret_text(const std::string& path) {
+std::string read_stdin_line() {
   std::string text;
-  if (path == "-") {
-    // Byte by byte: what follows the line is for others.
-    char c = 0;
-    while (text.size() < kMaxSecret && ::read(STDIN_FILENO, &c, 1) == 1 && c != '\n') text += c;
-  } else {
-    std::ifstream file(path);
-    if (!file) return bad_option(fmt::format("--secret-file {}: the file cannot be read", path));
-    file >> text;
+  // Byte by byte: what follows the line is for others.
+  for (char c = 0; text.size() < kMaxLine && ::read(STDIN_FILENO, &c, 1) == 1 && c != '\n';) text += c;
+  return text;
+}
+
+Result<Bytes> read_secret(const std::string& file, const std::string& variable) {
+  const std::string source = file.empty() ? "MUSTER_SECRET" : "--secret-file " + file;
+  std::string text = variable;
+  if (file == "-") {
+    text = read_stdin_line();
+  } else if (!file.empty()) {
+    MUSTER_ASSIGN(text, read_private_word(source, file));
   }
-  if (!text.empty()) return text;
-  return bad_option(fmt::format("--secret-file {}: the file is empty; it takes the job's secret in hex", path));
+  if (text.empty() && !file.empty())
+    return bad_option(source + ": the file is empty; it takes the job's secret in hex");
+  auto secret = from_hex(text);
+  if (!secret) return bad_option(source + " takes the job's secret in hex, and this is something else");
+  if (secret->empty() || secret->size() >= kLeastSecret) return secret;
+  return bad_option(fmt::format("{}: a secret of {} bytes can be guessed; it takes {} or more (openssl rand -hex 32)",
+                                source, secret->size(), kLeastSecret));
 }
 
 }  // namespace muster

@@ -40,7 +40,11 @@ Result<std::map<std::string, std::string>> parse_pairs(std::string_view option, 
 Result<std::vector<HostSlot>> parse_hosts(std::string_view option, const std::string& text);
 /// One host a line, "name", "name:8" or "name slots=8"; '#' begins a comment.
 Result<std::vector<HostSlot>> read_hostfile(const std::string& path);
-/// The first word of a file, or for "-" the first line of standard input.
-Result<std::string> read_secret_text(const std::string& path);
+/// A line of standard input; of what follows nothing is read. At most 4 KiB.
+std::string read_stdin_line();
+/// The job's secret from `file` (--secret-file: its first word, or for "-" a line of standard input), or without one
+/// from `variable` (MUSTER_SECRET's value; empty: none was given). kInvalidArgument where it is not hex, or of less
+/// than 16 bytes, or where the file is not its owner's alone.
+Result<Bytes> read_secret(const std::string& file, const std::string& variable);
 
 }  // namespace muster

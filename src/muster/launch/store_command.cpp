@@ -37,13 +37,7 @@ struct StoreWords {
 
 Result<Bytes> secret(const StoreWords& words) {
   const char* given = std::getenv("MUSTER_SECRET");
-  std::string text = given == nullptr ? "" : given;
-  if (!words.secret_file.empty()) {
-    MUSTER_ASSIGN(text, read_secret_text(words.secret_file));
-  }
-  auto bytes = from_hex(text);
-  if (bytes) return bytes;
-  return fail(ErrorCode::kInvalidArgument, "the secret (--secret-file, MUSTER_SECRET) is no hexadecimal number");
+  return read_secret(words.secret_file, given == nullptr ? "" : given);
 }
 
 Result<std::unique_ptr<Store>> open_by(const StoreWords& words, const Deadline& deadline) {
