@@ -273,6 +273,25 @@ def test_a_killed_worker_is_named(launch: Launch, script: Callable[[str], Path])
     assert re.search(rf"rank 1 \(host \S+, pid {pid}\) was ended by signal 9 \(SIGKILL\)", job.err)
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_lost_zygote_is_replaced_by_another_of_the_warm_one(
+    muster: str, warm: dict[str, str], launch: Launch, script: Callable[[str], Path]
+) -> None:
+    keeper = int(re.search(r"pid (\d+)", call(muster, warm, "status").stdout)[1])  # type: ignore[index]
+    job = launch("--nproc-per-node=2", "--max-restarts=1", script("print('child of', os.getppid())\nsignal.pause()"))
+    lost = int(job.expect(r"child of (\d+)", 2)[0][1])
+    assert parent_of(lost) == keeper
+    os.kill(lost, signal.SIGKILL)
+    heir = int(job.expect(r"child of (\d+)", 4)[3][1])
+    assert heir != lost and parent_of(heir) == keeper
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143
+    assert job.left_behind() == []
+
+
 def test_an_unsafe_preload_is_refused_by_its_name(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -392,8 +411,7 @@ def test_the_warm_zygote_is_used_and_says_so(
     assert "already" in call(muster, warm).stdout
     job = launch(script("print(os.getppid(), flush=True)\nsignal.pause()"))
     zygote = int(job.expect(r"\[rank 0] (\d+)")[0][1])
-    parent = int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
-    assert parent == pid
+    assert parent_of(zygote) == pid
     assert "1 run," in call(muster, warm, "status").stdout
     job.send(signal.SIGTERM)
     assert job.finish() == 143

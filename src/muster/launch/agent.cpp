@@ -160,7 +160,8 @@ void Agent::start_zygote() {
                          shared_environment(environment_, this_machine().cpus, options_.nproc), options_.warm};
   zygote.asked = options_.start_method.has_value() || !options_.preload.empty();
   // One worker that is started once gains nothing by a fork, unless torch was imported before.
-  zygote.cold = zygote.asked || options_.nproc > 1 || options_.max_restarts > 0;
+  zygote.again = options_.max_restarts > 0 || options_.elastic();
+  zygote.cold = zygote.asked || options_.nproc > 1 || zygote.again;
   zygote_ = std::make_unique<Zygote>(loop_, console_, std::move(zygote));
 }
 

@@ -42,6 +42,7 @@ constexpr Duration kStuckTime = std::chrono::seconds(5);  // for a zygote to kil
 constexpr Duration kWarmTime = std::chrono::seconds(20);  // for a warm zygote to answer
 constexpr Duration kRetryTime = std::chrono::milliseconds(2);
 constexpr Duration kSweepPause = std::chrono::milliseconds(10);
+constexpr int kMostKilledImports = 3;  // one after the other
 
 void kill_process(const Fd& process) {
   if (process) ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
@@ -93,7 +94,7 @@ Zygote::~Zygote() {
 
 void Zygote::launch() {
   state_ = State::kImporting;
-  if (std::exchange(options_.warm, false)) {
+  if (options_.warm) {
     const auto warm = launch_warm();
     is_warm_ = warm.has_value();
     if (is_warm_) return;
@@ -131,6 +132,7 @@ Result<> Zygote::launch_cold() {
   start.words.insert(start.words.end(), options_.preload.begin(), options_.preload.end());
   MUSTER_ASSIGN(child_, start_zygote(start));
   process_ = open_process(child_);
+  child_status_ = 0;
   return {};
 }
 
@@ -192,7 +194,13 @@ void Zygote::list_left(std::function<void(const std::vector<ChildProcess>&)> ans
 
 void Zygote::child_ended() {
   if (state_ == State::kUnfit || state_ == State::kSweeping) return local_.child_ended();
-  if (child_ != 0 && ::waitpid(child_, nullptr, WNOHANG) == child_) child_ = 0;
+  if (child_ != 0 && ::waitpid(child_, &child_status_, WNOHANG) == child_) child_ = 0;
+}
+
+// Of the child, whose end of the channel is closed.
+bool Zygote::was_killed() {
+  if (has_ended(process_, kStuckTime)) child_ended();
+  return child_ == 0 && WIFSIGNALED(child_status_) && WTERMSIG(child_status_) == SIGKILL;
 }
 
 void Zygote::on_readable() {
@@ -215,6 +223,7 @@ void Zygote::on_message(const std::string& text) {
   if (verb == "ready") {
     set_timer({}, {});
     state_ = State::kReady;
+    killed_imports_ = 0;
     process_ = open_process(take_number(rest));
     send_pending();
   } else if (verb == "started") {
@@ -265,6 +274,7 @@ void Zygote::on_left(std::string_view list) {
 void Zygote::start_elsewhere(const std::string& why) {
   if (is_warm_ && state_ == State::kImporting) {
     log(LogLevel::kDebug, "not from the warm zygote: " + why);
+    options_.warm = false;
     set_timer({}, {});
     close_channel();
     return launch();
@@ -280,7 +290,12 @@ void Zygote::start_elsewhere(const std::string& why) {
 // The zygote is gone, or as good as that.
 void Zygote::lost() {
   close_channel();
-  if (state_ == State::kImporting) return start_elsewhere("it ended while it imported torch");
+  if (state_ == State::kImporting) {
+    // Nothing is wrong with one that was killed; only where that goes on is the ordinary way better.
+    if (is_warm_ || !was_killed() || ++killed_imports_ == kMostKilledImports || !launch_cold())
+      start_elsewhere("it ended while it imported torch");
+    return;
+  }
   end_process();
   state_ = State::kSweeping;
   std::vector<pid_t> pids;
@@ -308,6 +323,7 @@ void Zygote::sweep() {
   if (!childless || !workers_.empty()) return set_timer(kSweepPause, [this] { sweep(); });
   set_timer({}, {});
   state_ = State::kNone;
+  if (options_.again) launch();  // it imports while the other nodes stop their workers
   events_.empty();
 }
 

@@ -17,7 +17,7 @@ namespace muster {
 /// It starts to import when it is created, and what is to be started meanwhile waits. Where it turns out not to fit (no
 /// torch in that Python, a program that is not Python), workers are started as programs of their own instead.
 ///
-/// Its end is the end of all that it forked, and it ends when this process does.
+/// One that is killed is replaced. Its end is the end of all that it forked, and it ends when this process does.
 class Zygote : public WorkerHost {
  public:
   struct Options {
@@ -26,6 +26,7 @@ class Zygote : public WorkerHost {
     Environment environment;           ///< what the workers' environments have in common
     bool warm = true;                  ///< whether one that `muster warm` keeps may be used
     bool cold = true;                  ///< whether one is worth starting for this run alone
+    bool again = false;                ///< workers may be started again, so that one that was lost is replaced at once
     bool asked = false;                ///< for by the user: not fitting is worth a notice
   };
   /// Whether workers of this command can be forked: `python -u` with a script or a module.
@@ -61,6 +62,7 @@ class Zygote : public WorkerHost {
   void on_left(std::string_view list);
   void start_elsewhere(const std::string& why);
   void lost();
+  bool was_killed();
   void sweep();
   void close_channel();
   void end_process();
@@ -74,7 +76,9 @@ class Zygote : public WorkerHost {
   bool is_warm_ = false;
   Fd channel_;
   pid_t child_ = 0;  // the zygote, where it is this process' child and not reaped
-  Fd process_;       // its pidfd, once it is ready
+  int child_status_ = 0;    // once it is reaped, as waitpid() has it
+  int killed_imports_ = 0;  // since one was ready
+  Fd process_;              // its pidfd, once it is ready
   std::deque<Pending> pending_;
   std::map<pid_t, Fd> workers_;  // with their pidfds
   std::optional<Error> refused_;
