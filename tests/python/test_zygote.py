@@ -445,6 +445,25 @@ def test_a_changed_package_makes_the_warm_zygote_new(
     assert call(muster, env, "status").returncode == 1
 
 
+def test_a_warm_zygote_that_stops_late_leaves_its_successors_socket(
+    muster: str, settings: dict[str, str], own_runtime: Path
+) -> None:
+    env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
+    assert call(muster, env).returncode == 0
+    pid = int(re.search(r"pid (\d+)", call(muster, env, "status").stdout)[1])  # type: ignore[index]
+    (path,) = (own_runtime / "muster").glob("warm-*")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as successor:
+        path.unlink()  # as `muster warm` does where nobody answers
+        successor.bind(str(path))
+        successor.listen()
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: is_gone(pid))
+        assert path.exists()
+    assert call(muster, env).returncode == 0
+    assert "stopped" in call(muster, env, "stop").stdout
+    assert not path.exists()
+
+
 def test_an_idle_warm_zygote_ends_and_a_broken_one_says_why(
     muster: str, settings: dict[str, str], own_runtime: Path
 ) -> None:

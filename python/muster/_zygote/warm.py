@@ -53,9 +53,10 @@ def _state(path: str) -> tuple[int, int] | None:
 
 
 class Warm:
-    def __init__(self, listener: socket.socket, idle: float, preload: Sequence[str]):
+    def __init__(self, listener: socket.socket, inode: int, idle: float, preload: Sequence[str]):
         self._listener = listener
         self._path = listener.getsockname()
+        self._inode = inode
         self._idle = idle
         self._preload = preload
         self._runs: set[int] = set()
@@ -113,7 +114,8 @@ class Warm:
     def _leave(self) -> None:
         if self._listener.fileno() >= 0:
             with contextlib.suppress(OSError):
-                os.unlink(self._path)
+                if os.lstat(self._path).st_ino == self._inode:  # else it is that of a successor
+                    os.unlink(self._path)
             self._listener.close()
 
     def _reap(self) -> None:
@@ -267,11 +269,12 @@ kept: list[Warm] = []  # never freed: in a worker that would copy thousands of t
 
 
 def keep(listener: socket.socket, words: Sequence[str], tops: Tops) -> Request:
-    """`words`: seconds without a run after which it ends, then the modules to preload. Returns in workers only."""
+    """`words`: seconds without a run after which it ends, the inode of the listener's path when it was bound, then the
+    modules to preload. Returns in workers only."""
     adopt_orphans()
-    idle, *preload = words
+    idle, inode, *preload = words
     os.chdir("/")
-    warm = Warm(listener, float(idle), preload)
+    warm = Warm(listener, int(inode), float(idle), preload)
     kept.append(warm)
     set_title(["muster: warm zygote", sys.executable, *preload])
     warm.warm_up()

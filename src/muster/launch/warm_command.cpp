@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
@@ -109,7 +110,13 @@ int start(const std::string& own_path, const WarmOptions& options) {
   const auto listener = listen_at(path);
   if (!listener) return complain("warm", listener.error().message, 1);
   const Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  ZygoteStart zygote{*python, {"warm", fmt::format("{}", options.idle)}, environment, listener->get(), null.get(),
+  struct stat socket {};
+  if (::lstat(path.c_str(), &socket) != 0) return complain("warm", path + " was removed at once", 1);
+  ZygoteStart zygote{*python,
+                     {"warm", fmt::format("{}", options.idle), std::to_string(socket.st_ino)},
+                     environment,
+                     listener->get(),
+                     null.get(),
                      true};
   zygote.words.insert(zygote.words.end(), options.preload.begin(), options.preload.end());
   if (const auto started = start_zygote(zygote); !started) return complain("warm", started.error().message, 1);
