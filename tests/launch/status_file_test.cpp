@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "muster/launch/status.h"
+#include "muster/launch/user_folder.h"
 
 namespace muster {
 namespace {
@@ -33,6 +35,24 @@ TEST(StatusFile, IsLockedFromTheMomentThatItCanBeSeen) {
   reader.join();
   EXPECT_FALSE(abandoned) << "who finds it so removes it";
   EXPECT_FALSE(std::filesystem::exists(path));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(StatusFile, TheNextAgentRemovesThoseOfDeadOnes) {
+  std::string folder = "/tmp/muster-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const Environment environment = {{"XDG_RUNTIME_DIR", folder}};
+  ASSERT_TRUE(user_folder(environment));
+  const std::string dead = folder + "/muster/job-1.json", living = folder + "/muster/job-2.json";
+  const std::string other = folder + "/muster/warm-1";
+  for (const auto& path : {dead, living, other}) std::ofstream(path) << "{}";
+  const Fd lock(::open(living.c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
+  const StatusFile own(environment, "job");
+  EXPECT_FALSE(std::filesystem::exists(dead));
+  EXPECT_TRUE(std::filesystem::exists(living));
+  EXPECT_TRUE(std::filesystem::exists(other));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/muster/job-" + std::to_string(::getpid()) + ".json"));
   std::filesystem::remove_all(folder);
 }
 

@@ -49,10 +49,11 @@ def test_status_shows_a_running_job_and_forgets_it_afterwards(runtime: Path) -> 
         assert status("another").returncode == 1
         os.kill(job.agent(), signal.SIGKILL)
         job.finish()
+        left = [path.name for path in (runtime / "muster").iterdir() if path.name.startswith("job-")]
+        assert left == [], "nobody asked for the status since"
         assert json.loads(status("--json").stdout) == [], "a dead agent's job is shown"
     finally:
         job.close()
-    assert [path.name for path in (runtime / "muster").iterdir() if path.name.startswith("job-")] == []
 
 
 def ask(done: Callable[[dict[str, Any]], bool], *words: str) -> dict[str, Any]:

@@ -11,4 +11,7 @@ namespace muster {
 /// why, where it cannot be made.
 Fd make_locked_file(const std::string& path);
 
+/// Removes such a file if its process has died. True if it did.
+bool remove_abandoned_file(const std::string& path);
+
 }  // namespace muster

@@ -17,6 +17,7 @@
 #include "muster/launch/hosts.h"
 #include "muster/launch/options.h"
 #include "muster/launch/scratch_folder.h"
+#include "muster/launch/status.h"
 
 namespace muster {
 namespace {
@@ -50,7 +51,10 @@ int run_here(const RunOptions& options, const std::string& own_path) {
     if (guard_is_gone()) scratch.remove();
     return status;
   };
-  return run_guarded(agent, options.signals, [&] { last_word.say(options.secret); });
+  return run_guarded(agent, options.signals, [&] {
+    remove_dead_status_files(current_environment());
+    last_word.say(options.secret);
+  });
 }
 
 int show_dry_run(const RunOptions& options, const std::string& own_path) {

@@ -11,7 +11,8 @@ namespace muster {
 
 /// Tells `muster status` of an agent that runs: a file "job-<pid>.json" in the user's folder (user_folder()), which
 /// nobody else can enter, with where the job's store is and the secret that it takes. The agent holds a lock on it as
-/// long as it lives; a file without one is a dead agent's, and removed by whoever finds it.
+/// long as it lives; a file without one is a dead agent's. Its guard removes that, or else the next run or `muster
+/// status`.
 class StatusFile {
  public:
   /// Without a file, as where the folder is not usable, nothing is told; a job does not fail for that.
@@ -28,6 +29,9 @@ class StatusFile {
   std::string path_, run_id_;
   Fd file_;
 };
+
+/// Removes the files of this user's agents that have died without doing so themselves.
+void remove_dead_status_files(const Environment& environment);
 
 /// `muster status [--watch] [--json] [RUN_ID]`: the jobs that this user's agents on this host take part in. Returns 0;
 /// 1 when there is none; 2 for a wrong command line. `own_path` is unused; see main.cpp.

@@ -1,6 +1,5 @@
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -14,6 +13,7 @@
 
 #include "muster/launch/command_line.h"
 #include "muster/launch/failure.h"
+#include "muster/launch/locked_file.h"
 #include "muster/launch/rendezvous_messages.h"
 #include "muster/launch/status.h"
 #include "muster/launch/user_folder.h"
@@ -33,12 +33,9 @@ json parse(const std::string& text) { return json::parse(text, nullptr, /*allow_
 
 // What an agent that lives has written; the file of a dead one is removed.
 std::optional<json> read_living(const std::filesystem::path& path) {
+  if (remove_abandoned_file(path)) return std::nullopt;
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!file) return std::nullopt;
-  if (::flock(file.get(), LOCK_SH | LOCK_NB) == 0) {
-    ::unlink(path.c_str());
-    return std::nullopt;
-  }
   std::array<char, 4096> text{};
   const ssize_t size = ::pread(file.get(), text.data(), text.size(), 0);
   json value = parse(std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))));

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "muster/launch/locked_file.h"
@@ -8,7 +9,16 @@
 
 namespace muster {
 
+void remove_dead_status_files(const Environment& environment) {
+  const auto folder = user_folder(environment);
+  if (!folder) return;
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it(*folder, ignored), end; it != end; it.increment(ignored))
+    if (it->path().filename().string().starts_with("job-")) remove_abandoned_file(it->path());
+}
+
 StatusFile::StatusFile(const Environment& environment, std::string run_id) : run_id_(std::move(run_id)) {
+  remove_dead_status_files(environment);
   const auto folder = user_folder(environment);
   if (!folder) return;
   path_ = *folder + "/job-" + std::to_string(::getpid()) + ".json";
