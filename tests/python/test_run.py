@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -338,6 +339,60 @@ def test_an_unknown_host_is_named(launch: Launch) -> None:
     job = launch("--timeout=1", "--nnodes=2", "--node-rank=0", "--master-addr=no-such-host.invalid", "-m", "platform")
     assert job.finish() == 1
     assert "no-such-host.invalid" in job.err
+
+
+NAMES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <string.h>
+#include <unistd.h>
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
+  static int calls = 0;
+  int (*resolve)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+      dlsym(RTLD_NEXT, "getaddrinfo");
+  if (name != NULL && strcmp(name, "silent") == 0) {
+    write(2, "looking up\\n", 11);
+    for (;;) pause();
+  }
+  if (name != NULL && strcmp(name, "late") == 0) {
+    if (__sync_fetch_and_add(&calls, 1) < 2) return EAI_NONAME;
+    name = "127.0.0.1";
+  }
+  return resolve(name, service, hints, found);
+}
+"""
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process for which a name server never answers ("silent"), and knows "late" after a while."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "names.c").write_text(NAMES)
+    library = tmp_path / "names.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "names.c", "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+@pytest.mark.parametrize("words", [["--master-addr=silent"], ["--rdzv-endpoint=redis://silent"]], ids=["own", "redis"])
+def test_a_signal_is_heeded_while_no_name_server_answers(
+    launch: Launch, names: dict[str, str], words: list[str]
+) -> None:
+    job = launch("--nnodes=2", "--timeout=1000", *words, "-m", "platform", env=names)
+    job.expect("looking up")
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143, job.err
+    assert job.left_behind() == []
+
+
+def test_a_name_without_a_dot_is_waited_for(launch: Launch, names: dict[str, str]) -> None:
+    words = ["--nnodes=2", "--node-rank=0", "--master-addr=late", f"--master-port={free_port()}"]
+    job = launch(*words, "-m", "platform", env=names)
+    job.expect("1 of 2 nodes")
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143, job.err
 
 
 def test_stock_torch_stores_meet_through_the_nodes_port(launch: Launch, script: Callable[[str], Path]) -> None:

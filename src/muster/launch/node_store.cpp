@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -14,12 +17,14 @@
 #include "muster/io/tls.h"
 #include "muster/launch/rendezvous_messages.h"
 #include "muster/store/proxy.h"
+#include "muster/store/url.h"
 
 namespace muster {
 namespace {
 
 constexpr Duration kQuietTime = std::chrono::seconds(3);        // of waiting for the root, before the user is told
 constexpr Duration kSlice = std::chrono::seconds(1);            // of a wait that can be cancelled
+constexpr Duration kLookPause = std::chrono::milliseconds(50);  // between looks whether to stop
 constexpr Duration kLongestSlice = std::chrono::seconds(8);     // of one for a store that may have several hosts
 constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the proxy above in the tree to listen
 constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
@@ -31,11 +36,12 @@ bool is_local(const Address& address) {
   return source && source->host() == address.host();
 }
 
-Result<Address> resolve_one(const char* option, const std::string& host, uint16_t port) {
-  const auto found = resolve(host, port);
-  if (!found) return fail(found.error().code, fmt::format("{}: {}", option, found.error().message));
-  return found->front();
-}
+// A look-up of a name, which the thread that makes it shares with the one that waits.
+struct Lookup {
+  std::mutex mutex;
+  std::condition_variable done;
+  std::optional<Result<std::vector<Address>>> found;
+};
 
 bool not_there(const Error& error) {
   return error.code == ErrorCode::kTimeout || error.code == ErrorCode::kUnavailable ||
@@ -97,14 +103,14 @@ class Opening {
   // The root has no place of its own: whoever claims the name serves at any free port, and says so in the claim.
   Result<> by_outside_store() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
-    auto outside = open_outside();
-    if (!outside) return fail(outside.error().code, "--rdzv-endpoint: " + outside.error().message);
-    node_.outside = std::move(*outside);
-    node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
     Address towards = outward_address();
     if (const std::string host = host_of(options_.rdzv_url); !host.empty()) {
       MUSTER_ASSIGN(towards, resolve_one("--rdzv-endpoint", host, 1));
     }
+    auto outside = open_outside();
+    if (!outside) return fail(outside.error().code, "--rdzv-endpoint: " + outside.error().message);
+    node_.outside = std::move(*outside);
+    node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
     MUSTER_TRY(find_interface(towards));
     Error last{ErrorCode::kTimeout, "no time was left", kNoRank, ""};
     while (!cancelled() && !deadline_.passed()) {
@@ -117,7 +123,8 @@ class Opening {
     }
     if (cancelled()) return stopped();
     return fail(ErrorCode::kTimeout, fmt::format("found no root of the job through {} within {:g} s ({})",
-                                                 options_.rdzv_url, seconds(options_.timeout), last.message));
+                                                 without_password(options_.rdzv_url), seconds(options_.timeout),
+                                                 last.message));
   }
 
   // One that refuses has said so; one that is silent may only be slow.
@@ -130,14 +137,32 @@ class Opening {
     }
   }
 
-  // Where hosts come and go a name may be known only a while after its host has started. A lone label that is not known
-  // is more likely a slip.
+  // getaddrinfo() returns when it will, after many seconds where no name server answers, and nothing ends it: so a
+  // thread that owns all that it touches calls it, and is left behind should this node have to stop.
+  Result<Address> resolve_one(const char* option, const std::string& host, uint16_t port) const {
+    const auto lookup = std::make_shared<Lookup>();
+    std::thread([lookup, host, port] {
+      auto found = resolve(host, port);
+      const std::lock_guard lock(lookup->mutex);
+      lookup->found = std::move(found);
+      lookup->done.notify_all();
+    }).detach();
+    std::unique_lock lock(lookup->mutex);
+    while (!lookup->found && !cancelled()) lookup->done.wait_for(lock, kLookPause);
+    if (!lookup->found) return stopped();
+    const auto& found = *lookup->found;
+    if (!found) return fail(found.error().code, fmt::format("{}: {}", option, found.error().message));
+    return found->front();
+  }
+
+  // Where hosts come and go a name may be known only a while after its host has started, one without a dot too: so are
+  // those of Kubernetes' services.
   Result<Address> resolve_patiently(const std::string& host, uint16_t port) {
     const Deadline quiet = Deadline::after(kQuietTime);
     bool told = false;
     while (true) {
       auto found = resolve_one("--master-addr", host, port);
-      const bool may_come = host.find('.') != std::string::npos && !deadline_.passed() && !cancelled();
+      const bool may_come = !deadline_.passed() && !cancelled();
       if (found || !may_come) return found;
       if (quiet.passed() && !std::exchange(told, true))
         events_.notice(fmt::format("{} (asking again for {:g} s)", found.error().message, seconds(options_.timeout)));
