@@ -38,6 +38,31 @@ std::optional<Stat> read_stat(const std::filesystem::path& folder) {
   return stat;
 }
 
+// The numbers among the names in `folder`.
+std::vector<pid_t> numbers_in(const char* folder) {
+  std::vector<pid_t> numbers;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename();
+    pid_t number = 0;
+    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
+    if (parsed.ec == std::errc() && parsed.ptr == name.data() + name.size()) numbers.push_back(number);
+  }
+  return numbers;
+}
+
+// This process' children and maybe others. The kernel lists those of each thread; where it was built without that, all
+// processes are looked at, of which a large host has thousands.
+std::vector<pid_t> possible_children() {
+  std::vector<pid_t> children;
+  for (const pid_t thread : numbers_in("/proc/self/task")) {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/children");
+    if (!file && thread == ::getpid()) return numbers_in("/proc");
+    for (pid_t pid = 0; file >> pid;) children.push_back(pid);
+  }
+  return children;
+}
+
 }  // namespace
 
 Fd open_process(pid_t pid) { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
@@ -51,13 +76,8 @@ void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 std::vector<ChildProcess> running_children() {
   std::vector<ChildProcess> children;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const std::string name = entry.path().filename();
-    pid_t pid = 0;
-    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) continue;
-    const auto stat = read_stat(entry.path());
+  for (const pid_t pid : possible_children()) {
+    const auto stat = read_stat("/proc/" + std::to_string(pid));
     if (stat && stat->parent == ::getpid() && stat->state != 'Z') children.push_back({pid, stat->name});
   }
   return children;
