@@ -39,7 +39,8 @@ TEST(Warm, IsAskedForByWhatCannotBeChangedAfterAFork) {
   };
   for (const char* name : {"PATH", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCHELASTIC_RUN_ID", "MY_VARIABLE"})
     EXPECT_EQ(with(name, "x"), digest) << name;
-  for (const char* name : {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "OMP_PROC_BIND", "TORCH_LOGS", "LANG"})
+  for (const char* name : {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "OMP_PROC_BIND", "TORCH_LOGS", "LANG",
+                           "ATEN_CPU_CAPABILITY"})
     EXPECT_NE(with(name, "x"), digest) << name;
   WarmKind other = kind;
   other.python = "/other/bin/python3";

@@ -20,9 +20,9 @@ constexpr size_t kDigestDigits = 24;
 // Read by the interpreter, the linker, the C library or the libraries of torch when they start. OMP_NUM_THREADS is
 // left out: workers set it. So are torchrun's variables, which differ from run to run.
 constexpr std::array kReadAtStart = {
-    "PYTHON", "LD_",    "OMP_", "GOMP_", "KMP_",   "MKL_",    "OPENBLAS_", "BLIS_",  "TORCH",      "PYTORCH",
-    "CUDA_",  "NVIDIA", "HIP_", "ROCR_", "GLIBC_", "MALLOC_", "LANG",      "LC_",    "TZ",         "NUMPY_",
-    "NPY_",   "HOME",   "HF_",  "XLA_",  "ASAN_",  "TSAN_",   "LSAN_",     "UBSAN_", "VIRTUAL_ENV"};
+    "PYTHON", "LD_",    "OMP_", "GOMP_", "KMP_",   "MKL_",    "OPENBLAS_", "BLIS_",  "TORCH",       "PYTORCH",
+    "CUDA_",  "NVIDIA", "HIP_", "ROCR_", "GLIBC_", "MALLOC_", "LANG",      "LC_",    "TZ",          "NUMPY_",
+    "NPY_",   "HOME",   "HF_",  "XLA_",  "ASAN_",  "TSAN_",   "LSAN_",     "UBSAN_", "VIRTUAL_ENV", "ATEN_"};
 
 bool counts(const std::string& name) {
   if (name == "OMP_NUM_THREADS" || name == "PYTHONUNBUFFERED" || name.starts_with("TORCHELASTIC_")) return false;
