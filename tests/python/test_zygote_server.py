@@ -33,3 +33,33 @@ def test_a_worker_that_cannot_be_forked_costs_no_descriptor(tmp_path: Path, root
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "failed 7 cannot fork a worker: no more processes\n" * 2
+
+
+# Two workers have ended when the zygote looks: one failed, because the other was killed.
+ENDED_AT_ONCE = """
+import os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from _zygote.preload import Tops
+from _zygote.server import Server
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server = Server(theirs, Tops(frozenset()))
+pids = []
+for fate in ('exit', 'kill'):
+    pid = os.fork()
+    if pid == 0:
+        if fate == 'exit': os._exit(1)
+        os.kill(os.getpid(), 9)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    pids.append(pid)
+server._workers.update(pids)
+server._occupied = True
+server._look_after()
+said = [ours.recv(4096).decode() for _ in range(3)]
+assert said == [f'ended {pids[1]} 9', f'ended {pids[0]} 256', 'empty'], said
+"""
+
+
+def test_of_workers_that_ended_at_once_the_killed_one_is_told_of_first(root: Path) -> None:
+    words = [sys.executable, "-c", ENDED_AT_ONCE, str(root / "python" / "muster")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr

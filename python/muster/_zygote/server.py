@@ -139,25 +139,31 @@ class Server:
         gc.freeze()
         return True
 
+    def _reap(self) -> bool:
+        """False when no child is left. waitpid() goes by age: of those that ended since the last look, one that a
+        signal ended is told of first, for it is likely to be why the others failed."""
+        ended: list[tuple[int, int]] = []
+        left = False
+        with contextlib.suppress(ChildProcessError):
+            while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                self._told.discard(child[0])
+                ended.append(child)
+            left = True
+        for pid, status in sorted(ended, key=lambda child: not os.WIFSIGNALED(child[1])):
+            if pid in self._workers:
+                self._workers.remove(pid)
+                self.say("ended", pid, status)
+        return left
+
     def _look_after(self) -> None:
         if self._mode == "kill":
             for pid in self._workers:
                 send_group(pid, signal.SIGKILL)
             for pid in children():
                 send(pid, signal.SIGKILL)
-        while self._occupied:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._occupied = False
-                self.say("empty")
-                return
-            if pid == 0:
-                break
-            self._told.discard(pid)
-            if pid in self._workers:
-                self._workers.remove(pid)
-                self.say("ended", pid, status)
+        if self._occupied and not self._reap():
+            self._occupied = False
+            self.say("empty")
         if self._mode == "term" and self._occupied:
             for pid in children():
                 if pid not in self._workers and pid not in self._told:

@@ -2,8 +2,10 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -53,14 +55,26 @@ void LocalHost::list_left(std::function<void(const std::vector<ChildProcess>&)> 
   answer(left);
 }
 
-void LocalHost::reap() {
+// waitpid() goes by age. Of workers that ended since the last look one that a signal ended is told of first: it is more
+// likely to be why the others failed than the other way round.
+bool LocalHost::reap_workers() {
+  std::vector<std::pair<pid_t, int>> ended;
   int status = 0;
   pid_t pid = 0;
   while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
     told_.erase(pid);
-    if (workers_.erase(pid) > 0) events_.ended(pid, status);
+    if (workers_.erase(pid) > 0) ended.emplace_back(pid, status);
   }
   const bool childless = pid < 0 && errno == ECHILD;
+  std::stable_partition(ended.begin(), ended.end(), [](const auto& worker) { return WIFSIGNALED(worker.second); });
+  for (const auto& [worker, how] : ended) events_.ended(worker, how);
+  return childless;
+}
+
+void LocalHost::reap() {
+  if (std::exchange(reaping_, true)) return;  // from an event: what there is to do is done after it
+  const bool childless = reap_workers();
+  reaping_ = false;
   if (mode_ == Mode::kTerminate) signal_orphans(SIGTERM);
   if (!childless) return;
   mode_ = Mode::kRun;

@@ -20,6 +20,7 @@ class LocalHost : public WorkerHost {
  private:
   enum class Mode { kRun, kTerminate, kKill };
   void reap();
+  bool reap_workers();
   void signal_workers(int number);
   void signal_orphans(int number);
   void keep_killing();
@@ -27,6 +28,7 @@ class LocalHost : public WorkerHost {
   Loop& loop_;
   std::set<pid_t> workers_, told_;
   Mode mode_ = Mode::kRun;
+  bool reaping_ = false;
   Loop::TimerId timer_ = 0;
 };
 

@@ -1,0 +1,85 @@
+#include "muster/launch/local_host.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+class LocalHostTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    adopt_orphans();
+    WorkerHost::Events events;
+    events.started = [this](int rank, pid_t pid) { pids_[rank] = pid; };
+    events.failed = [](const Error& error) { ADD_FAILURE() << error.message; };
+    events.ended = [this](pid_t pid, int status) {
+      ended_.emplace_back(pid, status);
+      if (terminate_at_first_end_ && ended_.size() == 1) host_.terminate();
+    };
+    events.empty = [this] { ++empties_; };
+    host_.attach(events);
+  }
+  void start(int rank, const std::string& code) {
+    WorkerSpec spec;
+    spec.rank = rank;
+    spec.command = {"/bin/sh", "-c", code};
+    host_.start(spec, WorkerPipes::open(false).value());
+  }
+  // Until it can be reaped, and without doing that.
+  static void await_end(pid_t pid) {
+    siginfo_t info{};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
+  }
+
+  std::unique_ptr<Loop> loop_ = Loop::create().value();
+  LocalHost host_{*loop_};
+  std::map<int, pid_t> pids_;
+  std::vector<std::pair<pid_t, int>> ended_;
+  int empties_ = 0;
+  bool terminate_at_first_end_ = false;
+};
+
+// A rank that notices the end of another fails for it, maybe before this process has looked.
+TEST_F(LocalHostTest, ReportsAKilledWorkerBeforeOthersThatFailed) {
+  for (const bool terminates : {false, true}) {
+    terminate_at_first_end_ = terminates;
+    ended_.clear();
+    empties_ = 0;
+    start(0, "exit 1");
+    start(1, "exec sleep 1000");
+    start(2, "exit 2");
+    ::kill(pids_[1], SIGKILL);
+    for (const auto& [rank, pid] : pids_) await_end(pid);
+    host_.child_ended();
+    EXPECT_THAT(ended_, ElementsAre(Pair(pids_[1], SIGKILL), Pair(pids_[0], 1 << 8), Pair(pids_[2], 2 << 8)));
+    EXPECT_EQ(empties_, 1);
+  }
+}
+
+TEST_F(LocalHostTest, KillsWorkersAndTheirOrphans) {
+  start(0, "trap '' TERM; (trap '' TERM; sleep 1000) & exec sleep 1000");
+  host_.terminate();
+  host_.kill();
+  ASSERT_TRUE(loop_->run_until(
+      [&] {
+        host_.child_ended();
+        return empties_ > 0;
+      },
+      Deadline::after(std::chrono::seconds(60))));
+  ASSERT_EQ(ended_.size(), 1u);
+  EXPECT_EQ(ended_[0].first, pids_[0]);
+  EXPECT_THAT(running_children(), testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace muster
