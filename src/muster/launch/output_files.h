@@ -30,8 +30,6 @@ class OutputFiles {
   std::string error_file(int local_rank) const;
   /// Copies a worker's pipe where its options say. `which`: kStdout or kStderr.
   std::unique_ptr<WorkerOutput> open(int rank, int local_rank, Streams which, Fd pipe);
-  /// The run's folder; empty when no output is kept.
-  const std::string& folder() const { return folder_; }
 
  private:
   OutputFiles(Loop& loop, Console& console, const RunOptions& options, const Environment& environment)

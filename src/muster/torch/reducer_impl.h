@@ -49,7 +49,6 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void reduce_used();
   void end_bucket(Bucket& bucket);
   at::Tensor result_of(Bucket& bucket);
-  void hand_out(Bucket& bucket);
   void hand_out_gradient(Bucket& bucket, size_t position, const at::Tensor* result);
   void note_times();
   void drain() noexcept;
