@@ -164,6 +164,39 @@ TEST_F(CheckpointTest, ErrorsReachAllRanksAndNameTheReason) {
   });
 }
 
+/// Cannot be saved in a thread, which is a rank, that says so.
+class Unsavable : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  void save(torch::serialize::OutputArchive& archive) const override {
+    TORCH_CHECK(!refuses, "the optimizer refused");
+    SGD::save(archive);
+  }
+  static thread_local bool refuses;
+};
+thread_local bool Unsavable::refuses = false;
+
+TEST_F(CheckpointTest, ShareThatCannotBeSavedFailsAtAllRanks) {
+  test::run_group(2, "shm", [&](Group& group) {
+    const Rank rank = group.membership().rank;
+    auto model = make_mlp(1);
+    optim::ZeroRedundancyOptimizer<Unsavable> optimizer(test::borrowed(group), model->parameters(),
+                                                        torch::optim::SGDOptions(0.1));
+    State state, without;
+    state.add("model", *model).add("optimizer", optimizer);
+    without.add("model", *model);
+    Unsavable::refuses = rank == 1;
+    EXPECT_THAT(error_of([&] { save(group, path(), state); }),
+                HasSubstr("rank 1 could not save its share of the optimizer: the optimizer refused"));
+    Unsavable::refuses = false;
+    EXPECT_THAT(error_of([&] { save(group, path(), rank == 1 ? without : state); }),
+                HasSubstr("rank 1 has other sharded optimizers in its state: none, rank 0 'optimizer'"));
+    EXPECT_EQ(files(), 0U);
+    save(group, path(), state);
+    EXPECT_TRUE(exists(group, path()));
+  });
+}
+
 TEST_F(CheckpointTest, GoesIntoTheTensorsThatOthersHaveHooksOn) {
   test::run_group(1, "shm", [&](Group& group) {
     auto model = make_mlp(1);

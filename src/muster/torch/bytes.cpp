@@ -61,6 +61,17 @@ at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root) {
   return result;
 }
 
+std::string problem_of(const std::function<void()>& body) {
+  try {
+    body();
+    return "";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 void agree(Group& group, const std::string& problem) {
   const std::vector<int64_t> lengths = all_gather_number(group, static_cast<int64_t>(problem.size()));
   for (size_t rank = 0; rank < lengths.size(); ++rank) {

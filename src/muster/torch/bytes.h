@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ torch::serialize::InputArchive from_bytes(const at::Tensor& bytes);
 std::vector<at::Tensor> gather_bytes(Group& group, const at::Tensor& bytes, Rank to);
 /// Root's bytes at every rank; the others' argument does not matter. Collective.
 at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root);
+
+/// Runs `body`; what it throws, as text.
+std::string problem_of(const std::function<void()>& body);
 
 /// Collective: if any rank says what went wrong with it (empty: nothing), all throw the same ErrorException, with what
 /// the first of them said and its rank. So no rank goes on alone, to wait for those that do not.

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <system_error>
 
@@ -19,23 +20,11 @@
 #include "muster/torch/arguments.h"
 #include "muster/torch/bytes.h"
 #include "muster/torch/collectives.h"
+#include "muster/torch/exception.h"
 #include "muster/torch/optim/zero_redundancy_optimizer.h"
 
 namespace muster::checkpoint {
 namespace {
-
-/// Runs `body`; what it throws, as text.
-template <class Body>
-std::string problem_of(Body body) {
-  try {
-    body();
-    return "";
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
 
 [[noreturn]] void throw_errno(int number, const std::string& what) {
   throw std::runtime_error(what + ": " + std::strerror(number));
@@ -178,12 +167,40 @@ State& State::add(std::string name, std::string& text) {
       {std::move(name), nullptr, writer_of(text), [&text](auto& archive) { text = value_in(archive).toStringRef(); }});
 }
 
-void save(Group& group, const std::string& path, const State& state) {
-  for (const auto& entry : state.entries_) {
-    if (entry.gather) entry.gather(group);
+/// Collective: throws at all ranks unless all are to gather the same of it.
+void State::check_alike(Group& group) const {
+  std::string own;
+  for (const Entry& entry : entries_) {
+    if (entry.gather) own += c10::str(own.empty() ? "" : ", ", "'", entry.name, "'");
   }
+  torch::serialize::OutputArchive archive;
+  archive.write("gathered", c10::IValue(own));
+  torch::serialize::InputArchive first = from_bytes(broadcast_bytes(group, to_bytes(archive), 0));
+  c10::IValue expected;
+  first.read("gathered", expected);
+  if (own == expected.toStringRef()) return agree(group, "");
+  agree(group, c10::str("has other sharded optimizers in its state: ", own.empty() ? "none" : own, ", rank 0 ",
+                        expected.toStringRef().empty() ? "none" : expected.toStringRef()));
+}
+
+void save(Group& group, const std::string& path, const State& state) {
+  state.check_alike(group);
   std::string problem;
-  if (group.membership().rank == 0) {
+  for (const auto& entry : state.entries_) {
+    if (!entry.gather) continue;
+    // What fails at one rank only must not keep it from the calls that the others make.
+    std::exception_ptr at_all_ranks;
+    const std::string here = problem_of([&] {
+      try {
+        entry.gather(group);
+      } catch (const ErrorException&) {
+        at_all_ranks = std::current_exception();
+      }
+    });
+    if (at_all_ranks) std::rethrow_exception(at_all_ranks);
+    if (problem.empty() && !here.empty()) problem = "'" + entry.name + "': " + here;
+  }
+  if (group.membership().rank == 0 && problem.empty()) {
     problem = problem_of([&] {
       torch::serialize::OutputArchive archive;
       for (const auto& entry : state.entries_) {

@@ -50,6 +50,7 @@ class State {
     std::function<void(torch::serialize::InputArchive&)> load;
   };
   State& add_entry(Entry entry);
+  void check_alike(Group& group) const;
 
   std::vector<Entry> entries_;
 
@@ -59,7 +60,7 @@ class State {
 
 /// Collective. Rank 0 writes the file, in libtorch's archive format, and all return when it is on the disk: it is
 /// written beside `path` (path + ".partial"), flushed and renamed, so at any moment `path` is the old checkpoint or the
-/// new one, whole. Where rank 0 fails, all ranks throw ErrorException with what the system said.
+/// new one, whole. Where a rank fails, all throw ErrorException, with what the system or the optimizer said there.
 void save(Group& group, const std::string& path, const State& state);
 
 /// Collective: whether there is such a file where rank 0 runs. If that cannot be told there, all throw ErrorException.

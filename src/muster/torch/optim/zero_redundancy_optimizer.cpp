@@ -115,11 +115,16 @@ double ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type, bool
 }
 
 std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::consolidate(Rank to) {
-  assign_new_parameters();
-  copy_options();
-  torch::serialize::OutputArchive mine;
-  local_->save(mine);
-  const std::vector<at::Tensor> all = gather_bytes(*group_, to_bytes(mine), to);
+  at::Tensor share;
+  const std::string problem = problem_of([&] {
+    assign_new_parameters();
+    copy_options();
+    torch::serialize::OutputArchive mine;
+    local_->save(mine);
+    share = to_bytes(mine);
+  });
+  agree(*group_, problem.empty() ? problem : "could not save its share of the optimizer: " + problem);
+  const std::vector<at::Tensor> all = gather_bytes(*group_, share, to);
   if (group_->membership().rank != to) return nullptr;
   auto whole = make_(param_groups_);
   for (Rank rank = 0; rank < group_->membership().size; ++rank) {
