@@ -54,7 +54,7 @@ TEST(GroupCallbacks, MayWaitForOtherOperationsWhileTheirGroupIsDestroyed) {
       queued = second.wait();
       submitted = owner->barrier(options).wait();
     });
-    (*group)->set_timeout(std::chrono::milliseconds(1));  // of waiting for what is under way, too
+    ASSERT_TRUE((*group)->set_timeout(std::chrono::milliseconds(1)));  // of waiting for what is under way, too
     group->reset();
     EXPECT_FALSE(first.result());
     EXPECT_FALSE(queued);

@@ -201,7 +201,14 @@ TEST(GroupHook, HearsOfEveryOperationThatEnds) {
 TEST(GroupTimeout, CanBeChanged) {
   test::run_group(2, "shm", [](Group& group) {
     EXPECT_EQ(group.timeout(), std::chrono::seconds(60));
-    group.set_timeout(std::chrono::seconds(30));
+    ASSERT_TRUE(group.set_timeout(std::chrono::seconds(30)));
+    EXPECT_EQ(group.timeout(), std::chrono::seconds(30));
+    for (const int none : {0, -1}) {
+      const auto result = group.set_timeout(std::chrono::seconds(none));
+      ASSERT_FALSE(result);
+      EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+      EXPECT_NE(result.error().message.find("must be greater than zero"), std::string::npos) << result.error().message;
+    }
     EXPECT_EQ(group.timeout(), std::chrono::seconds(30));
   });
 }

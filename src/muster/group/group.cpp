@@ -118,9 +118,14 @@ class GroupImpl final : public Group {
     turn_.demand();
   }
 
-  void set_timeout(Duration timeout) override {
-    MUSTER_CHECK(timeout > Duration::zero(), "a group's timeout is greater than zero");
+  Result<> set_timeout(Duration timeout) override {
+    if (timeout <= Duration::zero()) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("the timeout of group \"{}\" must be greater than zero, not {:g} s", membership_.name,
+                              std::chrono::duration<double>(timeout).count()));
+    }
     timeout_ = timeout;
+    return {};
   }
   Duration timeout() const override { return timeout_; }
   const GroupOptions& options() const override { return options_; }
@@ -229,9 +234,8 @@ class GroupImpl final : public Group {
     lock.unlock();
     if (!queued) return Work(tl::unexpected(queued.error()));
     changed_.notify_all();
-    Work work(std::move(*queued));
-    if (options.async) return work;
-    return Work(work.wait());
+    if (options.async) return std::move(*queued);
+    return Work(queued->wait(), queued->sequence());
   }
 
   /// With the turn.
@@ -246,11 +250,11 @@ class GroupImpl final : public Group {
       tell(lock);
     }
     if (!result) messenger_->call_back();
-    return Work(std::move(result));
+    return Work(std::move(result), operation.call.sequence);
   }
 
   /// With the lock held. A call that is refused takes no number: the other ranks know nothing of it.
-  Result<std::shared_ptr<Work::State>> enqueue(Job job) {
+  Result<Work> enqueue(Job job) {
     if (queue_.size() >= kMaxQueued) {
       return fail(ErrorCode::kResourceExhausted,
                   fmt::format("{} operations are queued already, the first is {}; wait for some", kMaxQueued,
@@ -259,8 +263,9 @@ class GroupImpl final : public Group {
     MUSTER_TRY(provide_thread());
     job.operation.call.sequence = turn_.next_number();
     job.ticket = record(job.operation, Recorder::Start::kLater);
+    Work work(job.work, job.operation.call.sequence);
     queue_.push_back(std::move(job));
-    return queue_.back().work;
+    return work;
   }
 
   /// With the lock or the turn, so that what is recorded is in the order of the numbers, but where threads compete.

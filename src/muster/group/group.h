@@ -49,7 +49,7 @@ Result<GroupOptions> group_options_from_environment();
 class Work {
  public:
   /// Finished already, well or with an error.
-  explicit Work(Result<>&& result) {
+  explicit Work(Result<>&& result, uint64_t sequence = 0) : sequence_(sequence) {
     if (!result) take_failure(std::move(result));
   }
 
@@ -61,16 +61,19 @@ class Work {
   Result<> result() const;
   /// Of a receive that is done: the rank that sent it; else kNoRank.
   Rank source() const;
+  /// The group's number for the call, of several the last one's; zero where it has none: a message, or a refused call.
+  uint64_t sequence() const { return sequence_; }
   /// Called once, at once if it is done, else on the thread that finishes it.
   void on_done(std::function<void(const Result<>&)> callback) const;
 
   struct State;
-  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit Work(std::shared_ptr<State> state, uint64_t sequence = 0) : state_(std::move(state)), sequence_(sequence) {}
 
  private:
   void take_failure(Result<>&& result);
 
   std::shared_ptr<State> state_;  ///< null: finished well
+  uint64_t sequence_ = 0;
 };
 
 struct CallOptions {
@@ -153,8 +156,8 @@ class Group {
   virtual Result<> wait_for_pending(const Deadline& deadline) = 0;
   /// Replaces the hook; null for none. It is not called for what ended before, and called in the order of operations.
   virtual void on_completion(CompletionHook hook) = 0;
-  /// Of each later operation that names none; greater than zero.
-  virtual void set_timeout(Duration timeout) = 0;
+  /// Of each later operation that names none. kInvalidArgument unless it is greater than zero.
+  virtual Result<> set_timeout(Duration timeout) = 0;
   virtual Duration timeout() const = 0;
   /// What it was formed with.
   virtual const GroupOptions& options() const = 0;
