@@ -58,6 +58,10 @@ void bind_backend(py::module_& module) {
         return muster_backend(backend)->duplicate();
       },
       py::arg("backend"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "cancel_coalescing",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) { muster_backend(backend)->cancelCoalescing(); },
+      py::arg("backend"));
   // A program may end without destroying its groups. A group's thread that lets go of a tensor needs Python's lock, and
   // an interpreter that goes down kills whoever asks for it.
   py::module_::import("atexit").attr("register")(

@@ -20,6 +20,13 @@ void bind_errors() {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const ErrorException& exception) {
       raise(exception.error());
+    } catch (const ArgumentException& exception) {
+      try {
+        const py::object type = py::module_::import("muster.errors").attr("ArgumentError");
+        PyErr_SetString(type.ptr(), exception.what_without_backtrace());
+      } catch (py::error_already_set& failure) {
+        failure.restore();
+      }
     }
   });
 }

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from muster._store import store
     from muster.errors import (
         AbortedError,
+        ArgumentError,
         AuthenticationError,
         Error,
         MismatchError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortedError",
+    "ArgumentError",
     "AuthenticationError",
     "Error",
     "Group",

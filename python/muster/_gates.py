@@ -1,13 +1,15 @@
-"""What torch.distributed 2.13 refuses to backends that are not named "gloo" or "nccl", though they could do it.
+"""What torch.distributed 2.13 refuses to backends that are not named "gloo" or "nccl", though they could do it; and its
+coalescing blocks, which it keeps where they fail.
 
-torch offers no hook for these two, so lift() puts a function in the place of each that asks whose group it is, and
-hands every group that is not muster's to torch's own. `import torch` calls it, before anybody has the names.
+torch offers no hook for these, so lift() puts a function in the place of each that asks whose group it is, and hands
+every group that is not muster's to torch's own. `import torch` calls it, before anybody has the names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +22,8 @@ def lift() -> None:
     if not hasattr(c10d.monitored_barrier, "_muster"):
         c10d.monitored_barrier = dist.monitored_barrier = _routed(c10d.monitored_barrier, _monitored_barrier)
         c10d._set_pg_timeout = _routed(c10d._set_pg_timeout, _set_pg_timeout)
+        c10d._coalescing_manager = _cancelling(c10d._coalescing_manager)
+        dist._coalescing_manager = c10d._coalescing_manager  # type: ignore[attr-defined]
 
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
@@ -41,6 +45,26 @@ def _routed(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[
 
     function._muster = True  # type: ignore[attr-defined]
     return function
+
+
+def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's manager, which keeps its block where an exception leaves it: later calls would be added to that one."""
+
+    @functools.wraps(original)
+    @contextlib.contextmanager
+    def manager(group: dist.ProcessGroup | None = None, *arguments: Any, **named: Any) -> Iterator[Any]:
+        try:
+            with original(group, *arguments, **named) as block:
+                yield block
+        except BaseException:
+            if _ours(group):
+                from muster import _C, _group
+
+                c10d._world.pg_coalesce_state.pop(group or c10d._get_default_group(), None)
+                _C.cancel_coalescing(_group.backend_of(group))
+            raise
+
+    return manager
 
 
 def _monitored_barrier(

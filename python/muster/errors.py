@@ -1,7 +1,8 @@
 """What muster's operations raise: what happened, to whom, during what, and what to try, in one sentence.
 
 All are torch.distributed.DistBackendError, so programs that catch torch's errors catch these. Wrong arguments are
-ValueError, and what muster cannot do is NotImplementedError. Waits of a store raise torch.distributed.DistStoreError.
+ArgumentError, and what muster cannot do is NotImplementedError. Waits of a store raise
+torch.distributed.DistStoreError.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class ProtocolError(Error):
 
 class UnavailableError(Error):
     """An address could not be bound or reached."""
+
+
+class ArgumentError(ValueError, RuntimeError):
+    """An argument is wrong. Both classes, as torch's other backends raise the one or the other for the same mistake."""
 
 
 # By muster::ErrorCode; the numbers are frozen in base/error.h.

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 import muster
@@ -332,6 +333,48 @@ def coalesced(rank: int) -> None:
     assert [m[0].item() for m in mixed] == [1.0, 2.0, 0.0]
 
 
+def root_tensor(index: int) -> c10d.BroadcastOptions:
+    options = c10d.BroadcastOptions()
+    options.rootTensor = index
+    return options
+
+
+def averaging() -> c10d.AllreduceOptions:
+    options = c10d.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+    return options
+
+
+def slots(wrong: int) -> list[list[Tensor]]:
+    """Output lists of which one has a wrong size: of another rank than most."""
+    return [[torch.ones(2 if rank == wrong else 1)] for rank in range(SIZE)]
+
+
+def several(rank: int) -> None:
+    """Several tensors per rank, as only c10d's own methods take them."""
+    group = c10d._get_default_group()
+    mine = [torch.full((2, 3), float(2 * rank + i)) for i in range(2)]
+    strided = torch.zeros(3, 2).t()
+    group.broadcast([mine[0].clone(), strided], root_tensor(0)).wait()
+    tensors = [each.clone() for each in mine]
+    group.allreduce(tensors).wait()
+    assert all(torch.equal(each, torch.full((2, 3), 15.0)) for each in tensors), "0 + 1 + ... + 5"
+    options = c10d.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    strided.copy_(mine[1])
+    group.allreduce([mine[0].clone(), strided], options).wait()
+    assert torch.equal(strided, torch.full((2, 3), 5.0))
+    options = root_tensor(1)
+    options.rootRank = 2
+    tensors = [each.clone() for each in mine]
+    group.broadcast(tensors, options).wait()
+    assert all(torch.equal(each, torch.full((2, 3), 5.0)) for each in tensors)
+    outputs = [[torch.empty(2, 3) for _ in range(2 * SIZE)] for _ in range(2)]
+    group.allgather(outputs, mine).wait()
+    for row in outputs:
+        assert [each.unique().tolist() for each in row] == [[float(i)] for i in range(2 * SIZE)]
+
+
 def refused(rank: int) -> None:
     group = c10d._get_default_group()
     ones = torch.ones
@@ -350,18 +393,32 @@ def refused(rank: int) -> None:
         ("output list has 2 tensors", lambda: group.alltoall([ones(1)] * 2, [ones(1)] * 3)),
         ("is not a rank of this group", lambda: group.broadcast(ones(1), root=3)),
         ("is not a rank of this group", lambda: group.send([ones(1)], 3, 0)),
-        ("takes one tensor per rank", lambda: group.allreduce([ones(1), ones(1)])),
+        ("Tag must be nonnegative", lambda: group.send([ones(1)], 1, -1)),
+        ("Tag must be nonnegative", lambda: group.recv([ones(1)], 1, -1)),
+        ("Tag must be nonnegative", lambda: group.recv_anysource([ones(1)], -1)),
+        ("takes one tensor per rank", lambda: group.reduce([ones(1), ones(1)], c10d.ReduceOptions())),
+        ("differ in shape", lambda: group.allreduce([ones(1), ones(2)])),
+        ("differ in dtype", lambda: group.broadcast([ones(1), ones(1).long()])),
+        ("rootTensor is 2", lambda: group.broadcast([ones(1), ones(1)], root_tensor(2))),
+        ("AVG and PREMUL_SUM take one tensor", lambda: group.allreduce([ones(1), ones(1)], averaging())),
+        ("needs 6 tensors", lambda: group.allgather([[ones(1)] * 3] * 2, [ones(1)] * 2)),
+        ("must all have the same type", lambda: group.allreduce_coalesced([ones(1), ones(1).double()])),
+        ("invalid size of output tensor", lambda: group.allgather_coalesced(slots(1), [ones(1)])),
+        ("must be contiguous", lambda: group.alltoall_base(ones(3, 2).t(), ones(3, 2), [], [])),
+        ("must be contiguous", lambda: group.alltoall_base(ones(3, 2), ones(3, 2).t(), [], [])),
     ]
     for message, call in wrong:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             call()
+        assert isinstance(caught.value, (muster.ArgumentError, RuntimeError))
+        assert isinstance(caught.value, RuntimeError), "as torch's other backends"
     with pytest.raises(ValueError, match="no block"):
         group._end_coalescing(torch.device("cpu"))
     dist.barrier()  # nothing of this has begun anywhere
 
 
 @pytest.mark.parametrize(
-    "body", [uneven, shared_memory, strides, factors, sparse, messages, batched, coalesced, refused]
+    "body", [uneven, shared_memory, strides, factors, sparse, messages, batched, coalesced, several, refused]
 )
 def test_three_ranks(body: Callable[[int], None]) -> None:
     run_ranks(SIZE, body)

@@ -2,6 +2,9 @@
 
 #include <future>
 #include <latch>
+#include <mutex>
+#include <set>
+#include <thread>
 
 #include "muster/torch/exception.h"
 #include "muster/transport/shm/arena.h"
@@ -84,8 +87,8 @@ TEST(TorchBackend, GathersUnevenTensors) {
 TEST(TorchBackend, RefusesWrongArgumentsBeforeAnyRankBegins) {
   test::run_backends(1, [](TorchBackend& backend) {
     const uint64_t before = backend.getSequenceNumberForGroup();
-    Tensors two{at::ones({1}), at::ones({1})};
-    EXPECT_THROW(backend.allreduce(two, c10d::AllreduceOptions()), c10::ValueError);
+    Tensors two{at::ones({1}), at::ones({2})};
+    EXPECT_THROW(backend.allreduce(two, c10d::AllreduceOptions()), c10::ValueError) << "of different shapes";
     Tensors one{at::ones({1})};
     c10d::BroadcastOptions far;
     far.rootRank = 1;
@@ -130,6 +133,46 @@ TEST(TorchBackend, PutsOffWhatABlockHoldsAndDoesItAsOne) {
   });
 }
 
+TEST(TorchBackend, CancelsABlockWhenOneOfItsCallsFails) {
+  test::run_backends(2, [](TorchBackend& backend) {
+    backend.startCoalescing();
+    Tensors data{at::ones({3})}, two{at::ones({3}), at::ones({3})};
+    const auto work = backend.allreduce(data, c10d::AllreduceOptions());
+    EXPECT_TRUE(work->wait()) << "of what has not begun";
+    EXPECT_THROW(backend.reduce(two, c10d::ReduceOptions()), c10::ValueError);
+    EXPECT_THROW(work->wait(), ErrorException);
+    EXPECT_TRUE(work->isCompleted());
+    EXPECT_TRUE(work->getFuture()->hasError());
+    EXPECT_THROW(backend.endCoalescing(), c10::ValueError);
+    backend.allreduce(data, c10d::AllreduceOptions())->wait();
+    EXPECT_TRUE(at::equal(data[0], at::full({3}, 2.F)));
+  });
+}
+
+TEST(TorchBackend, NumbersEachCallOnceWhateverOtherThreadsCall) {
+  test::run_backends(1, [](TorchBackend& backend) {
+    constexpr int kThreads = 4, kCalls = 200;
+    std::mutex mutex;
+    std::set<uint64_t> numbers;
+    std::latch together(kThreads);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&] {
+        together.arrive_and_wait();
+        for (int i = 0; i < kCalls; ++i) {
+          Tensors tensors{at::ones({1})};
+          const auto work = backend.allreduce(tensors, c10d::AllreduceOptions());
+          work->wait();
+          const std::lock_guard lock(mutex);
+          numbers.insert(work->getSequencenumber());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(numbers.size(), static_cast<size_t>(kThreads) * kCalls);
+  });
+}
+
 TEST(TorchBackend, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
   std::promise<void> ended;
   const auto body = [&](TorchBackend& backend) {
@@ -153,6 +196,9 @@ TEST(TorchBackend, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
     EXPECT_FALSE(work->isSuccess());
     EXPECT_EQ(backend.getError(), c10d::ErrorType::TIMEOUT);
     EXPECT_TRUE(work->getFuture()->hasError());
+    const auto result = work->getFutureResult();
+    result->wait();
+    EXPECT_EQ(result->value().toInt(), static_cast<int64_t>(c10d::WorkResult::TIMEOUT));
     ended.set_value();
   };
   test::run_backends(2, body, /*together=*/false);

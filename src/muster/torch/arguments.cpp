@@ -45,6 +45,17 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
   }
 }
 
+void check_alike(const std::vector<at::Tensor>& tensors, const char* title) {
+  check_argument(!tensors.empty(), title, "the list of tensors is empty");
+  for (const at::Tensor& tensor : tensors) {
+    value_or_throw(check_sendable(tensor));
+    check_argument(tensor.scalar_type() == tensors.front().scalar_type(), title,
+                   "the tensors differ in dtype: ", tensors.front().scalar_type(), " and ", tensor.scalar_type());
+    check_argument(tensor.sizes() == tensors.front().sizes(), title,
+                   "the tensors of a rank differ in shape: ", tensors.front().sizes(), " and ", tensor.sizes());
+  }
+}
+
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* title) {
   check_argument(tensors.size() == 1, title, "takes one tensor per rank, not ", tensors.size());
   return tensors.front();

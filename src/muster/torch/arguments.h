@@ -25,6 +25,8 @@ struct Reduction {
 };
 Reduction reduction_of(const c10d::ReduceOp& op);
 
+/// That there are tensors, and all are alike in dtype and shape: what a rank gives that has several.
+void check_alike(const std::vector<at::Tensor>& tensors, const char* title);
 /// The only tensor of a list that c10d makes of one.
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* title);
 const std::vector<at::Tensor>& only(const std::vector<std::vector<at::Tensor>>& lists, const char* title);

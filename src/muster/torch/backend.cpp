@@ -58,7 +58,7 @@ c10::intrusive_ptr<c10d::Backend::Options> TorchBackend::getBackendOptions() {
 void TorchBackend::setTimeout(Milliseconds timeout) {
   check_argument(timeout.count() > 0, "set_timeout", "the timeout must be positive");
   timeout_ = timeout;
-  group_->set_timeout(timeout);
+  value_or_throw(group_->set_timeout(timeout));
 }
 
 muster::Work TorchBackend::submit(Request& request, const CallOptions& options) {
@@ -71,6 +71,7 @@ muster::Work TorchBackend::submit(Request& request, const CallOptions& options) 
 
 TorchBackend::Handle TorchBackend::launch(Request&& request, at::TensorList inputs, Milliseconds timeout) {
   if (coalescing()) {
+    added_ = true;
     block_->request().join(std::move(request));
     return block_;
   }
@@ -81,9 +82,10 @@ TorchBackend::Handle TorchBackend::launch(Request&& request, at::TensorList inpu
     return work;
   }
   Inline inline_call(*this, request, inputs);
-  const Result<> result = submit(request, options).wait();
+  const muster::Work work = submit(request, options);
+  const Result<> result = work.wait();
   if (result) request.copy_back();
-  inline_call.end(result);
+  inline_call.end(result, work.sequence());
   return nullptr;
 }
 
@@ -98,9 +100,23 @@ void TorchBackend::start(const c10::intrusive_ptr<TensorWork>& work, const CallO
                             : group_->receive(std::move(message.data), message.peer, message.tag, options));
     }
   }
-  if (!request.operations.empty()) parts.push_back(submit(request, options));
+  uint64_t sequence = 0;
+  if (!request.operations.empty()) {
+    parts.push_back(submit(request, options));
+    sequence = parts.back().sequence();
+  }
   if (parts.size() == 1 && refused(parts.front())) value_or_throw(parts.front().result());
-  TensorWork::start(work, std::move(parts), group_->sequence());
+  // Messages have no number of their own: theirs is the last collective's.
+  TensorWork::start(work, std::move(parts), sequence != 0 ? sequence : group_->sequence());
+}
+
+Request TorchBackend::request_in_block(c10d::OpType type, const char* title) {
+  Request request(type, title, /*async=*/true);
+  added_ = false;
+  request.unless_added = std::shared_ptr<void>(nullptr, [this](void*) {
+    if (!added_) cancelCoalescing();
+  });
+  return request;
 }
 
 void TorchBackend::startCoalescing() {
@@ -116,6 +132,13 @@ TorchBackend::Handle TorchBackend::endCoalescing() {
   const auto block = std::move(block_);
   start(block, {.timeout = timeout_.load(), .async = true});
   return block;
+}
+
+void TorchBackend::cancelCoalescing() {
+  if (!coalescing()) return;
+  coalescing_thread_ = std::thread::id();
+  std::exchange(block_, nullptr)
+      ->cancel({ErrorCode::kAborted, "nothing of this coalescing block has begun: one of its calls failed", rank_});
 }
 
 TorchBackend::Handle TorchBackend::barrier(const c10d::BarrierOptions& options) {

@@ -78,9 +78,12 @@ class TorchBackend final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
   bool supportsCoalescing() const override { return true; }
-  /// Until endCoalescing(), what this thread calls begins nothing, and what it gets may be waited for only then.
+  /// Until endCoalescing(), what this thread calls begins nothing, and what it gets may be waited for only then. A call
+  /// that fails cancels the block, as cancelCoalescing() does.
   void startCoalescing() override;
   Handle endCoalescing() override;
+  /// Ends this thread's block, if it has begun one: nothing of it begins, and waits for it fail.
+  void cancelCoalescing();
 
   // backend_life.cpp
   /// The group counts by itself from zero; nothing to agree on.
@@ -126,18 +129,21 @@ class TorchBackend final : public c10d::Backend {
   class Inline;  ///< a call that runs in the caller's thread
 
   bool coalescing() const { return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
-  Request request(c10d::OpType type, const char* title, bool async) const {
-    return {type, title, async || coalescing()};
+  /// To be made before anything else is looked at: within a block, a request that does not come to launch() cancels it.
+  Request request(c10d::OpType type, const char* title, bool async) {
+    return coalescing() ? request_in_block(type, title) : Request(type, title, async);
   }
+  Request request_in_block(c10d::OpType type, const char* title);
   Milliseconds timeout_or_default(Milliseconds timeout) const {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
   }
+  Milliseconds timeout_of(const c10::intrusive_ptr<Options>& options) const;
   /// Has the core do what was requested. Waits for it unless the request is asynchronous, or is put off within a
   /// coalescing block. `inputs` is for profilers.
   Handle launch(Request&& request, at::TensorList inputs, Milliseconds timeout = c10d::kUnsetTimeout);
   muster::Work submit(Request& request, const CallOptions& options);
   void start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options);
-  Handle launch_receive(Tensors& tensors, Rank source, int tag, c10d::OpType type);
+  Handle launch_receive(Tensors& tensors, int source, int tag, c10d::OpType type);
   c10::intrusive_ptr<TorchBackend> adopt(std::unique_ptr<Store> store, Result<std::unique_ptr<Group>> group,
                                          Milliseconds timeout) const;
 
@@ -150,6 +156,7 @@ class TorchBackend final : public c10d::Backend {
   std::atomic<int> splits_ = 0;  ///< so far: every rank makes as many, so they number the groups made here
   std::atomic<std::thread::id> coalescing_thread_{};  ///< whose calls are put off; nobody's by default
   c10::intrusive_ptr<TensorWork> block_;              ///< what they become; touched by that thread only
+  bool added_ = false;                                ///< the last request within it was added; touched so, too
 };
 
 }  // namespace muster

@@ -35,8 +35,11 @@ std::vector<size_t> split_counts(const at::Tensor& tensor, const std::vector<int
   return counts;
 }
 
-/// c10d's tags are signed, and some of its users count downwards.
-uint32_t tag_of(int tag) { return static_cast<uint32_t>(tag); }
+/// Refuses what Gloo refuses, so that programs run over both.
+uint32_t tag_of(int tag, const char* title) {
+  check_argument(tag >= 0, title, "Tag must be nonnegative, not ", tag);
+  return static_cast<uint32_t>(tag);
+}
 
 }  // namespace
 
@@ -44,8 +47,11 @@ TorchBackend::Handle TorchBackend::alltoall_base(at::Tensor& output, at::Tensor&
                                                  std::vector<int64_t>& output_splits,
                                                  std::vector<int64_t>& input_splits,
                                                  const c10d::AllToAllOptions& options) {
+  Request request = this->request(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp);
   value_or_throw(check_sendable(input));
   value_or_throw(check_sendable(output));
+  // As for Gloo: splits are of rows, and which memory these are is not what a reader of strides expects.
+  check_argument(input.is_contiguous() && output.is_contiguous(), "all_to_all_single", "tensors must be contiguous");
   check_argument(output.scalar_type() == input.scalar_type(), kAllToAll,
                  "input and output differ in dtype: ", input.scalar_type(), " and ", output.scalar_type());
   std::vector<size_t> sent = split_counts(input, input_splits, size_, "input");
@@ -56,7 +62,6 @@ TorchBackend::Handle TorchBackend::alltoall_base(at::Tensor& output, at::Tensor&
     sent.clear();
     received.clear();
   }
-  Request request = this->request(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp);
   BufferView to = request.write(output);
   BufferView from = request.apart(request.read(input), to);
   Operation& operation = request.add(Collective::kAllToAll, std::move(from), std::move(to));
@@ -67,11 +72,11 @@ TorchBackend::Handle TorchBackend::alltoall_base(at::Tensor& output, at::Tensor&
 }
 
 TorchBackend::Handle TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  Request request = this->request(c10d::OpType::ALLTOALL, "muster:all_to_all", options.asyncOp);
   check_argument(!inputs.empty(), kAllToAll, "the input list is empty");
   value_or_throw(check_sendable(inputs.front()));
   check_list(inputs, inputs.front(), size_, kAllToAll, "input");
   check_list(outputs, inputs.front(), size_, kAllToAll, "output");
-  Request request = this->request(c10d::OpType::ALLTOALL, "muster:all_to_all", options.asyncOp);
   BufferView to = request.write(outputs);
   BufferView from = request.apart(request.read(inputs), to);
   Operation& operation = request.add(Collective::kAllToAll, std::move(from), std::move(to));
@@ -83,24 +88,25 @@ TorchBackend::Handle TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, c
 }
 
 TorchBackend::Handle TorchBackend::send(Tensors& tensors, int destination, int tag) {
+  Request request = this->request(c10d::OpType::SEND, "muster:send", /*async=*/true);
   const at::Tensor& tensor = only(tensors, "send");
   const Rank peer = check_rank(destination, size_, "send", "destination");
-  Request request = this->request(c10d::OpType::SEND, "muster:send", /*async=*/true);
-  request.messages.push_back({request.read(tensor), peer, tag_of(tag), true});
+  request.messages.push_back({request.read(tensor), peer, tag_of(tag, "send"), true});
   return launch(std::move(request), tensors);
 }
 
-TorchBackend::Handle TorchBackend::launch_receive(Tensors& tensors, Rank source, int tag, c10d::OpType type) {
+TorchBackend::Handle TorchBackend::launch_receive(Tensors& tensors, int source, int tag, c10d::OpType type) {
+  const bool any = type == c10d::OpType::RECVANYSOURCE;
+  Request request = this->request(type, any ? "muster:recvAnySource" : "muster:recv", /*async=*/true);
   const at::Tensor& tensor = only(tensors, "recv");
-  const char* title = type == c10d::OpType::RECVANYSOURCE ? "muster:recvAnySource" : "muster:recv";
-  Request request = this->request(type, title, /*async=*/true);
-  request.messages.push_back({request.write(tensor), source, tag_of(tag), false});
+  const Rank peer = any ? kAnyRank : check_rank(source, size_, "recv", "source");
+  request.messages.push_back({request.write(tensor), peer, tag_of(tag, "recv"), false});
   request.outputs = tensors;
   return launch(std::move(request), tensors);
 }
 
 TorchBackend::Handle TorchBackend::recv(Tensors& tensors, int source, int tag) {
-  return launch_receive(tensors, check_rank(source, size_, "recv", "source"), tag, c10d::OpType::RECV);
+  return launch_receive(tensors, source, tag, c10d::OpType::RECV);
 }
 
 TorchBackend::Handle TorchBackend::recvAnysource(Tensors& tensors, int tag) {

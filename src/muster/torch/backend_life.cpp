@@ -45,13 +45,21 @@ void TorchBackend::shutdown() {
   group_->leave();  // also where a model or a hook still holds the group
 }
 
+/// Of a group that is made of this one. Looked at before it is formed.
+TorchBackend::Milliseconds TorchBackend::timeout_of(const c10::intrusive_ptr<Options>& options) const {
+  if (!options) return timeout_.load();
+  check_argument(options->timeout.count() > 0, "process group", "the timeout must be positive, not ",
+                 options->timeout.count(), " ms");
+  return options->timeout;
+}
+
 /// Null where this rank is no member of the new group.
 c10::intrusive_ptr<TorchBackend> TorchBackend::adopt(std::unique_ptr<Store> store,
                                                      Result<std::unique_ptr<Group>> formed,
                                                      Milliseconds timeout) const {
   std::unique_ptr<Group> group = value_or_throw(std::move(formed));
   if (group == nullptr) return nullptr;
-  group->set_timeout(timeout);
+  value_or_throw(group->set_timeout(timeout));
   auto backend = c10::make_intrusive<TorchBackend>(std::move(store), std::move(group), timeout, made_);
   if (made_) made_(backend);
   return backend;
@@ -60,10 +68,11 @@ c10::intrusive_ptr<TorchBackend> TorchBackend::adopt(std::unique_ptr<Store> stor
 c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& options) {
+  const Milliseconds timeout = timeout_of(options);
   const std::string name = c10::str(options ? options->group_name : "split", '.', splits_++);
   auto adapted = store_over_c10d(store);
   auto group = group_->split(*adapted, std::vector<Rank>(ranks.begin(), ranks.end()), name);
-  return adopt(std::move(adapted), std::move(group), options ? options->timeout : timeout_.load());
+  return adopt(std::move(adapted), std::move(group), timeout);
 }
 
 c10::intrusive_ptr<TorchBackend> TorchBackend::duplicate() {
@@ -77,19 +86,21 @@ c10::intrusive_ptr<TorchBackend> TorchBackend::duplicate() {
 c10::intrusive_ptr<c10d::Backend> TorchBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const c10::intrusive_ptr<Options>& options, const int& rank,
                                                       const int& size) {
+  const Milliseconds timeout = timeout_of(options);
   check_argument(size > 0 && rank >= 0 && rank < size, "merge", "rank ", rank, " of ", size, " cannot be");
   auto adapted = store_over_c10d(store);
   const std::string name = options ? options->group_name : "merged";
   auto group = group_->merge(*adapted, {rank, size, name, group_->membership().generation});
-  return adopt(std::move(adapted), std::move(group), options ? options->timeout : timeout_.load());
+  return adopt(std::move(adapted), std::move(group), timeout);
 }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<int64_t>& excluded, int flags,
                                                        const c10::intrusive_ptr<Options>& options) {
   constexpr int kAbort = 1;  // torch.distributed.SHRINK_ABORT
+  const Milliseconds timeout = timeout_of(options);
   auto store = value_or_throw(store_->clone());
   auto group = group_->shrink(*store, std::vector<Rank>(excluded.begin(), excluded.end()), (flags & kAbort) != 0);
-  return adopt(std::move(store), std::move(group), options ? options->timeout : timeout_.load());
+  return adopt(std::move(store), std::move(group), timeout);
 }
 
 }  // namespace muster

@@ -27,11 +27,12 @@ TorchBackend::Handle TorchBackend::allreduce_sparse(Tensors& tensors, const c10d
     if (op.op_ == c10d::ReduceOp::AVG) sum.div_(size_);
     tensor.copy_(sum);
   }
-  inline_call.end({});
+  const uint64_t sequence = group_->sequence();  // of its last collective, unless another thread calls too
+  inline_call.end({}, sequence);
   if (!options.asyncOp) return nullptr;
   request.outputs = tensors;
   auto work = c10::make_intrusive<TensorWork>(rank_, std::move(request), at::TensorList(), pending_);
-  TensorWork::start(work, {}, group_->sequence());
+  TensorWork::start(work, {}, sequence);
   return work;
 }
 

@@ -6,7 +6,7 @@ std::exception_ptr to_exception(const Error& error) {
   // Made without a source location: these are for users, and a C++ backtrace costs milliseconds to collect.
   switch (error.code) {
     case ErrorCode::kInvalidArgument:
-      return std::make_exception_ptr(c10::ValueError(error.to_string()));
+      return std::make_exception_ptr(ArgumentException(error));
     case ErrorCode::kUnsupported:
       return std::make_exception_ptr(c10::NotImplementedError(error.to_string()));
     default:

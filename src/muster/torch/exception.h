@@ -21,7 +21,14 @@ class ErrorException : public c10::DistBackendError {
   muster::Error error_;  // qualified: the base class has an Error of its own
 };
 
-/// kInvalidArgument becomes c10::ValueError, kUnsupported c10::NotImplementedError, all others ErrorException.
+/// A wrong argument. In Python it is a muster.ArgumentError, which is a ValueError and, as torch's other backends raise
+/// one or the other for the same mistake, a RuntimeError too.
+class ArgumentException : public c10::ValueError {
+ public:
+  explicit ArgumentException(const muster::Error& error) : c10::ValueError(error.to_string()) {}
+};
+
+/// kInvalidArgument becomes ArgumentException, kUnsupported c10::NotImplementedError, all others ErrorException.
 std::exception_ptr to_exception(const Error& error);
 [[noreturn]] void throw_error(const Error& error);
 

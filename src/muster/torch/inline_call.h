@@ -12,11 +12,9 @@ class TorchBackend::Inline {
       : backend_(backend), type_(request.type), hooked_(backend.pending_->hooked()), event_(request.title, inputs) {
     if (hooked_) began_ = steady_clock().now();
   }
-  /// Throws the operation's error.
-  void end(const Result<>& result) {
-    if (hooked_) {
-      backend_.pending_->tell(type_, backend_.group_->sequence(), began_, steady_clock().now());
-    }
+  /// `sequence`: the group's number for the call. Throws the operation's error.
+  void end(const Result<>& result, uint64_t sequence) {
+    if (hooked_) backend_.pending_->tell(type_, sequence, began_, steady_clock().now());
     if (!result) throw_error(result.error());
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,8 @@ class Request {
   std::vector<at::Tensor> outputs;            ///< what Work::result() and futures give
   c10::SmallVector<Operation, 1> operations;  ///< hardly ever more than one
   std::vector<Message> messages;
+  /// Where the call is one of a coalescing block: what happens when this goes without having been added to it.
+  std::shared_ptr<void> unless_added;
 
   /// The memory of a tensor that is only read. Throws for one that cannot be sent.
   BufferView read(const at::Tensor& tensor);
@@ -50,6 +53,9 @@ class Request {
   BufferView apart(BufferView input, const BufferView& output, bool allowed = false);
   /// Whether `part` is the block of `whole` that begins at byte `offset`.
   static bool is_block(const BufferView& part, const BufferView& whole, size_t offset);
+
+  /// Once all went well `to` gets what `from` has then.
+  void copy_in_the_end(const at::Tensor& to, const at::Tensor& from) { copies_.emplace_back(to, from); }
 
   /// One more operation. What else it is, and counts, the caller fills in.
   Operation& add(Collective collective, BufferView input, BufferView output);

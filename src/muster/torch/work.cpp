@@ -109,13 +109,24 @@ void TensorWork::settle() {
   request_.release();
   std::optional<Pending::Ticket> until_told;
   if (pending_->hooked()) until_told.emplace(pending_);
-  finish(exception);
+  end(exception);
   if (until_told) pending_->tell(request_.type, sequence_, began_, ended_);
+}
+
+void TensorWork::end(const std::exception_ptr& exception) {
+  finish(exception);
   {
     const std::lock_guard lock(mutex_);
     if (!future_ || std::exchange(future_completed_, true)) return;
   }
   complete_future();
+}
+
+void TensorWork::cancel(const Error& why) {
+  if (settling_.exchange(true)) return;
+  ended_ = steady_clock().now();
+  request_.release();
+  end(to_exception(why));
 }
 
 bool TensorWork::isCompleted() {
@@ -124,7 +135,11 @@ bool TensorWork::isCompleted() {
 }
 
 bool TensorWork::wait(std::chrono::milliseconds timeout) {
-  if (!started_.load(std::memory_order_acquire)) return true;
+  if (!started_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(mutex_);
+    if (exception_) std::rethrow_exception(exception_);  // cancelled
+    return true;
+  }
   const bool bounded = timeout > kNoTimeout;
   const Deadline deadline = Deadline::after(bounded ? Duration(timeout) : Duration::zero());
   for (const muster::Work& part : parts_) {
@@ -152,11 +167,25 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFuture() {
   return future_;
 }
 
+namespace {
+
+c10d::WorkResult kind_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const ErrorException& exception) {
+    if (exception.error().code == ErrorCode::kTimeout) return c10d::WorkResult::TIMEOUT;
+  } catch (...) {  // of copying results back, say
+  }
+  return c10d::WorkResult::COMM_ERROR;
+}
+
+}  // namespace
+
 c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFutureResult() {
   auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   getFuture()->addCallback([result](c10::ivalue::Future& future) {
-    const auto outcome = future.hasError() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
-    result->markCompleted(static_cast<int64_t>(outcome));
+    result->markCompleted(static_cast<int64_t>(future.hasError() ? kind_of(future.exception_ptr())
+                                                                 : c10d::WorkResult::SUCCESS));
   });
   return result;
 }

@@ -57,15 +57,18 @@ class TensorWork final : public c10d::Work {
 
   Request& request() { return request_; }
   /// `parts`, what the request asked of the core, finish the Work now, within wait(), or on the group's thread. Until
-  /// this is called, wait() returns at once: what a coalescing block holds has not begun.
+  /// this or cancel() is called, wait() returns at once: what a coalescing block holds has not begun.
   static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence);
+
+  /// In place of start(): wait() throws `why`, and nothing begins.
+  void cancel(const Error& why);
 
   bool isCompleted() override;
   /// Throws the operation's error, or muster::ErrorException (kTimeout) when `timeout` passes first.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return request_.outputs; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /// Of a c10d::WorkResult, as an integer; never fails.
+  /// Of a c10d::WorkResult, as an integer: TIMEOUT where a deadline passed, COMM_ERROR for other failures. Never fails.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
   /// Of a receive from any rank, once it is done.
@@ -77,6 +80,7 @@ class TensorWork final : public c10d::Work {
   bool parts_done() const;
   void settle();
   std::exception_ptr outcome();
+  void end(const std::exception_ptr& exception);
   void complete_future();
 
   Request request_;
