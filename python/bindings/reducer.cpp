@@ -14,6 +14,7 @@ namespace {
 
 using c10d::PythonCommHook;
 using torch::jit::PythonFutureWrapper;
+/// For whatever takes the reducer's mutex: a backward holds it while it waits for Python's lock.
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<Group> checked_group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
@@ -93,7 +94,9 @@ void bind_reducer(py::module_& module) {
                            const std::vector<c10::intrusive_ptr<c10d::Backend>>& backends) {
     std::vector<std::shared_ptr<Group>> groups;
     for (const auto& backend : backends) groups.push_back(checked_group_of(backend));
-    self.set_hook(std::make_unique<PythonCommHook>(std::move(state), std::move(hook)), std::move(groups));
+    auto made = std::make_unique<PythonCommHook>(std::move(state), std::move(hook));
+    const py::gil_scoped_release unlocked;
+    self.set_hook(std::move(made), std::move(groups));
   };
   const auto set_native_hook = [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend,
                                   const NativeHook& hook) { self.set_hook(hook.make(muster_backend(backend))); };
@@ -120,7 +123,9 @@ void bind_reducer(py::module_& module) {
       .def(
           "_set_reduction_dtype",
           [](Reducer& self, const py::object& dtype) {
-            self.set_reduction_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+            const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+            const py::gil_scoped_release unlocked;
+            self.set_reduction_dtype(type);
           },
           py::arg("dtype"))
       .def("_remove_autograd_hooks", &Reducer::remove_hooks, WithoutLock())
@@ -131,7 +136,9 @@ void bind_reducer(py::module_& module) {
       .def(
           "_set_backend",
           [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend) {
-            self.set_group(checked_group_of(backend));
+            auto group = checked_group_of(backend);
+            const py::gil_scoped_release unlocked;
+            self.set_group(std::move(group));
           },
           py::arg("backend"))
       .def("bucket_parameters", &Reducer::bucket_parameters)

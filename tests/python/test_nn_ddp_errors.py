@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -171,6 +173,38 @@ def hooking(rank: int) -> None:
     for _ in range(2):  # the second time like the first: nothing is left of a step whose hook failed
         with pytest.raises(OverflowError, match="no more"):
             model(torch.ones(1, 2)).sum().backward()
+
+
+def registering_during_backward(rank: int) -> None:
+    """Backward, in another thread, holds the reducer's lock while the hook runs, which needs Python's."""
+    model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    within, go_on = threading.Event(), threading.Event()
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
+        within.set()
+        assert go_on.wait(60)
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model.register_comm_hook(None, hook)
+    backward = threading.Thread(target=lambda: model(torch.ones(1, 2)).sum().backward(), daemon=True)
+    interval = sys.getswitchinterval()
+    backward.start()
+    assert within.wait(60)
+    try:
+        sys.setswitchinterval(60)  # this thread keeps Python's lock until it blocks
+        go_on.set()
+        with pytest.raises(RuntimeError, match="can only be called once"):
+            model.register_comm_hook(None, hook)
+    finally:
+        sys.setswitchinterval(interval)
+    backward.join(60)
+    assert not backward.is_alive()
+
+
+def test_another_thread_may_call_the_reducer_while_a_hook_runs(ranks: RankPool) -> None:
+    ranks.run(registering_during_backward)
 
 
 @pytest.mark.parametrize("case", [of_another_backend, elsewhere, twice, hooking])
