@@ -175,6 +175,79 @@ def hooking(rank: int) -> None:
             model(torch.ones(1, 2)).sum().backward()
 
 
+def failing_at_one_rank(rank: int) -> None:
+    """A parameter a bucket: in every step the same collectives, so shapes do not tell one step's from another's."""
+    group = dist.new_group()
+    model = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), process_group=group, bucket_cap_mb=0
+    )
+    failing = False
+
+    def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
+        if failing:
+            raise OverflowError("no more")
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0] / 2)
+
+    def step() -> None:
+        model.zero_grad()
+        model(torch.full((1, 4), rank + 1.0)).sum().backward()
+
+    model.register_comm_hook(None, average)
+    step()
+    if rank == 1:
+        failing = True
+        with pytest.raises(OverflowError, match="no more"):
+            step()
+        failing = False
+    for _ in range(2):
+        with pytest.raises(muster.MismatchError):
+            step()
+    dist.destroy_process_group(group)
+
+
+def test_a_hook_that_fails_at_one_rank_fails_the_step_at_all(ranks: RankPool) -> None:
+    ranks.run(failing_at_one_rank)
+
+
+def failing_at_all_ranks(rank: int) -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    expected = copy.deepcopy(module)
+    sum(expected(torch.full((1, 4), each + 1.0)).sum() / 2 for each in range(2)).backward()  # type: ignore[union-attr]
+    model = DistributedDataParallel(module, bucket_cap_mb=0)
+    failing: list[str] = []
+
+    def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
+        if failing == ["call"] and bucket.index() == 2:
+            raise OverflowError("no more")
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+
+        def halve(future):  # type: ignore[no-untyped-def]
+            if failing == ["callback"] and bucket.index() == 2:
+                raise OverflowError("no more")
+            return future.value()[0] / 2
+
+        return work.get_future().then(halve)
+
+    model.register_comm_hook(None, average)
+    for way in ("call", "callback"):
+        failing.append(way)
+        model.zero_grad()
+        with pytest.raises((OverflowError, RuntimeError), match="no more"):
+            model(torch.full((1, 4), rank + 7.0)).sum().backward()
+        failing.clear()
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((1, 4), rank + 1.0)).sum().backward()
+            for ours, theirs in zip(module.parameters(), expected.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_after_a_hook_that_failed_at_all_ranks_the_next_step_is_right(ranks: RankPool) -> None:
+    ranks.run(failing_at_all_ranks)
+
+
 def registering_during_backward(rank: int) -> None:
     """Backward, in another thread, holds the reducer's lock while the hook runs, which needs Python's."""
     model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
@@ -205,6 +278,19 @@ def registering_during_backward(rank: int) -> None:
 
 def test_another_thread_may_call_the_reducer_while_a_hook_runs(ranks: RankPool) -> None:
     ranks.run(registering_during_backward)
+
+
+def never_completing(rank: int) -> None:
+    hasty = dist.new_group()
+    model = DistributedDataParallel(nn.Linear(2, 1), process_group=hasty)
+    model.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
+    c10d._set_pg_timeout(timedelta(seconds=0.2), hasty)
+    with pytest.raises(muster.Error, match=r"future of bucket 0 is not complete after 0\.2 s"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_future_that_a_hook_never_completes_is_a_timeout(ranks: RankPool) -> None:
+    ranks.run(never_completing)
 
 
 @pytest.mark.parametrize("case", [of_another_backend, elsewhere, twice, hooking])

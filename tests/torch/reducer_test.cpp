@@ -309,7 +309,7 @@ TEST(Reducer, IsAtRestAfterAHookFailed) {
     for (int i = 0; i < 2; ++i) {
       const std::string error = error_of([&] { backward(reducer, model, input_of(0)); });
       EXPECT_NE(error.find("rank 7 went away"), std::string::npos) << error;
-      EXPECT_EQ(seen.size(), static_cast<size_t>(i + 1));
+      EXPECT_EQ(seen.size(), 1U) << "the second step is refused before it begins";
       EXPECT_EQ(error_of([&] { reducer.check_finished(); }), "");
     }
   });

@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <condition_variable>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -42,6 +44,24 @@ c10d::GradBucket bucket_of(size_t index, size_t count, const at::Tensor& flat,
 }
 
 HookFuture new_future() { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); }
+
+bool wait_until(const HookFuture& future, const Deadline& deadline) {
+  if (future->completed()) return true;
+  struct Waiter {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+  };
+  const auto waiter = std::make_shared<Waiter>();  // shared: the future may complete after the deadline
+  future->addCallback([waiter](c10::ivalue::Future&) {
+    const std::lock_guard lock(waiter->mutex);
+    waiter->done = true;
+    waiter->changed.notify_all();
+  });
+  std::unique_lock lock(waiter->mutex);
+  while (!waiter->done && !deadline.passed()) waiter->changed.wait_for(lock, deadline.left());
+  return waiter->done;
+}
 
 void settle(const HookFuture& future, const Result<>& outcome, const at::Tensor& result) {
   if (outcome) {

@@ -15,6 +15,8 @@ namespace muster {
 using HookFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
 HookFuture new_future();
+/// False if the future is not complete when the deadline comes.
+bool wait_until(const HookFuture& future, const Deadline& deadline);
 /// The future becomes `result`, or the error.
 void settle(const HookFuture& future, const Result<>& outcome, const at::Tensor& result);
 

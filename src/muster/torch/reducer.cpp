@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "muster/torch/exception.h"
+#include "muster/torch/hooks_base.h"
 #include "muster/torch/reducer_impl.h"
 #include "muster/torch/reducer_verify.h"
 #include "muster/torch/sparse.h"
@@ -85,7 +86,8 @@ void Reducer::Impl::make_buckets(const BucketPlan& plan) {
       places[members[position]] = {buckets.size(), position};
     }
     const bool sparse = !options.sparse.empty() && options.sparse[members.front()];
-    buckets.push_back(make_bucket(parameters, members, sparse));
+    buckets.push_back(make_bucket(parameters, members, sparse, !wants_no_gaps()));
+    buckets.back()->begin_backward();
   }
   times.buckets.assign(buckets.size(), {});
   steps.set_plan(options.names, plan);
@@ -119,14 +121,58 @@ bool Reducer::Impl::rebuild() {
   return true;
 }
 
-void Reducer::Impl::drain() noexcept {
+/// Waits for what the last backward began, which may write to gradients. Fails if a future of a hook is not complete
+/// within the group's timeout.
+Result<> Reducer::Impl::drain() {
+  constexpr Duration kGrace = std::chrono::seconds(10);  // in a dead group nothing goes on for long
+  const Deadline deadline =
+      Deadline::after(group->status() ? group->timeout() : std::min<Duration>(kGrace, group->timeout()));
+  bool complete = true;
   for (const auto& bucket : buckets) {
     if (bucket->work) static_cast<void>(bucket->work->wait());
+    if (bucket->future) complete = wait_until(bucket->future, deadline) && complete;
+  }
+  for (const auto& future : std::exchange(futures, {})) complete = wait_until(future, deadline) && complete;
+  if (complete) return {};
+  return fail(ErrorCode::kTimeout, "a backward failed, and a communication hook's future that it left never completes",
+              group->membership().rank);
+}
+
+/// A backward has failed. No later one may meet what is left of it: at this rank, where its operations still write to
+/// gradients, or at another, which may be waiting for reductions that this rank has not begun.
+void Reducer::Impl::abandon() {
+  armed = false;
+  failed = true;
+  order.clear();
+  forward_work.reset();
+  factor = 1;
+  const Result<> drained = drain();
+  if (group->membership().size == 1 || !groups_status()) return;
+  if (drained) {
+    agreement.emplace(*group, FailurePoint{times.iteration, next});
+  } else {
+    group->abort(drained.error());
   }
 }
 
+/// Of the group and those that the hook has besides: the error of the first that is dead.
+Result<> Reducer::Impl::groups_status() const {
+  MUSTER_TRY(group->status());
+  for (const auto& each : hook_groups) MUSTER_TRY(each->status());
+  return {};
+}
+
+/// Throws unless all ranks may begin another backward after one that failed here.
+void Reducer::Impl::check_recovered() {
+  if (!failed) return;
+  value_or_throw(groups_status());
+  if (agreement) agreement->confirm(*group);
+  agreement.reset();
+  failed = false;
+}
+
 void Reducer::Impl::reset() {
-  drain();
+  static_cast<void>(drain());
   armed = begun = unfinished = finish_queued = delay_queued = false;
   rebuilt = counted = searched = used_reduced = false;
   graph_is_static = true;
@@ -184,8 +230,10 @@ bool Reducer::rebuild_buckets() {
 void Reducer::set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups) {
   const std::lock_guard lock(impl_->mutex);
   TORCH_CHECK(!impl_->hook, "register_comm_hook or register_builtin_comm_hook can only be called once.");
+  impl_->check_finished();
   impl_->hook = std::move(hook);
   impl_->hook_groups = std::move(groups);
+  if (impl_->wants_no_gaps()) impl_->make_buckets(bucket_parameters());
 }
 
 Future Reducer::all_reduce(c10d::GradBucket& bucket) {
@@ -295,6 +343,8 @@ void Reducer::reset() {
 void Reducer::set_group(std::shared_ptr<Group> group) {
   const std::lock_guard lock(impl_->mutex);
   impl_->reset();
+  impl_->failed = false;
+  impl_->agreement.reset();
   impl_->group = std::move(group);
   impl_->make_buckets(bucket_parameters());  // in memory that the new group's ranks share
 }

@@ -43,6 +43,9 @@ struct ReducerOptions {
 /// bucket that is full is all-reduced (or given to the hook) while the rest of backward goes on. After the first
 /// backward, buckets are built anew in the order in which gradients came, rank 0's order for all.
 ///
+/// A backward that fails leaves nothing that a later one could take for its own: what it began is waited for, and the
+/// next step begins only if all ranks failed at the same point (failure_agreement.h); if not, it fails at all of them.
+///
 /// Every rank must construct it with the same parameters, and call alike. Not thread-safe, but for the hooks that
 /// autograd's threads run. Throws muster::ErrorException for failures, c10::Error as torch's reducer for wrong use.
 class Reducer {
@@ -63,9 +66,10 @@ class Reducer {
   /// Before forward: new buckets, once, in the order of the first backward. Whether it did.
   bool rebuild_buckets();
 
-  /// In place of the all-reduce, for every bucket: its future's tensor is the result, already averaged. Once, before
-  /// the first backward. Where it fails and the group, or one of `groups` that it has besides, is dead, that group's
-  /// error is thrown, whatever the hook made of it.
+  /// In place of the all-reduce, for every bucket: its future's tensor is the result, already averaged. The buffer it
+  /// gets has as many elements as the bucket's gradients together. Once, before the first backward. Where it fails and
+  /// the group, or one of `groups` that it has besides, is dead, that group's error is thrown, whatever the hook made
+  /// of it. A future that is not complete within the group's timeout is a failure, and ends the group.
   void set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups = {});
   /// The future of what reduces the bucket when there is no hook: an averaging all-reduce of its buffer, in place.
   c10::intrusive_ptr<c10::ivalue::Future> all_reduce(c10d::GradBucket& bucket);

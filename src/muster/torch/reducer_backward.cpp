@@ -24,6 +24,7 @@ void queue_at_end(std::function<void()> callback) {
 }  // namespace
 
 void Reducer::Impl::expect_gradients() {
+  check_recovered();
   armed = true;
   begun = finish_queued = delay_queued = false;
   next = ready_count = 0;
@@ -62,11 +63,16 @@ void Reducer::Impl::guarded(Body body) {
     body();
   } catch (const ErrorException& failure) {
     rest();
+    abandon();
     error = failure.what_without_backtrace();
     if (options.on_failure) options.on_failure(failure);
     throw;
   } catch (const c10::Error& wrong_use) {
+    abandon();
     error = wrong_use.what_without_backtrace();
+    throw;
+  } catch (...) {
+    abandon();
     throw;
   }
 }
@@ -80,8 +86,7 @@ void Reducer::Impl::within_hook(Body body) {
   } catch (const ErrorException&) {
     throw;
   } catch (...) {
-    value_or_throw(group->status());
-    for (const auto& each : hook_groups) value_or_throw(each->status());
+    value_or_throw(groups_status());
     throw;
   }
 }
@@ -288,26 +293,23 @@ void Reducer::Impl::finish() {
       if (std::find(order.begin(), order.end(), index) == order.end()) order.push_back(index);
     }
   }
-  try {
-    for (const auto& bucket : buckets) {
-      if (deferred(*bucket) && !bucket->skipped) reduce_now(*bucket);
-    }
-    if (searches() || (options.static_graph && !used_reduced)) {
-      for (const auto& bucket : buckets) {
-        if (bucket->future) bucket->future->wait();  // hooks may begin operations until they are done
-      }
-      reduce_used();
-    }
-    for (const auto& bucket : buckets) {
-      if (!bucket->skipped) end_bucket(*bucket);
-    }
-    for (const auto& future : std::exchange(futures, {})) {
-      within_hook([&] { future->waitAndThrow(); });
-    }
-  } catch (...) {
-    drain();
-    throw;
+  for (const auto& bucket : buckets) {
+    if (deferred(*bucket) && !bucket->skipped) reduce_now(*bucket);
   }
+  if (searches() || (options.static_graph && !used_reduced)) {
+    for (const auto& bucket : buckets) {
+      if (bucket->future) wait_for_hook(bucket->future, bucket.get());  // hooks may begin operations until then
+    }
+    reduce_used();
+  }
+  for (const auto& bucket : buckets) {
+    if (!bucket->skipped) end_bucket(*bucket);
+  }
+  for (const auto& future : futures) {
+    wait_for_hook(future, nullptr);
+    within_hook([&] { future->waitAndThrow(); });
+  }
+  futures.clear();
   forward_work.reset();
   factor = 1;
   note_times();
@@ -360,11 +362,26 @@ void Reducer::Impl::end_bucket(Bucket& bucket) {
   }
 }
 
+/// Waits until the future is complete, well or not. A hook that waits for operations has their deadlines; for any other
+/// the group's timeout is the deadline.
+void Reducer::Impl::wait_for_hook(const c10::intrusive_ptr<c10::ivalue::Future>& future, const Bucket* bucket) {
+  if (wait_until(future, Deadline::after(group->timeout()))) return;
+  std::string which = " for the end of backward";
+  if (bucket != nullptr) which = c10::str(" of bucket ", places[bucket->parameters.front()].bucket);
+  const Error error{ErrorCode::kTimeout,
+                    c10::str("the communication hook's future", which, " is not complete after ",
+                             std::chrono::duration<double>(group->timeout()).count(), " s, the group's timeout"),
+                    group->membership().rank};
+  group->abort(error);  // the other ranks would wait for this one
+  throw_error(error);
+}
+
 at::Tensor Reducer::Impl::result_of(Bucket& bucket) {
   if (bucket.work) value_or_throw(bucket.work->wait());
   bucket.event.reset();
   if (!bucket.future) return bucket.flat;
-  within_hook([&] { bucket.future->waitAndThrow(); });  // hooks wait for operations, which have deadlines
+  wait_for_hook(bucket.future, &bucket);
+  within_hook([&] { bucket.future->waitAndThrow(); });
   at::Tensor result = hook->parseHookResult(bucket.future->value());
   TORCH_CHECK(bucket.sparse || result.numel() == bucket.flat.numel(), "a communication hook returned ", result.numel(),
               " elements for a bucket of ", bucket.flat.numel());

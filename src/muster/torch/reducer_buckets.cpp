@@ -61,8 +61,8 @@ BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, const std::ve
   return plan;
 }
 
-std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members,
-                                    bool sparse) {
+std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members, bool sparse,
+                                    bool aligned) {
   constexpr size_t kAlignment = 64;
   auto bucket = std::make_shared<Bucket>();
   bucket->parameters = std::move(members);
@@ -70,7 +70,7 @@ std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, s
   size_t end = 0;
   for (const size_t index : bucket->parameters) {
     const at::Tensor& variable = parameters[index];
-    const size_t unit = std::max<size_t>(1, kAlignment / variable.element_size());
+    const size_t unit = aligned ? std::max<size_t>(1, kAlignment / variable.element_size()) : 1;
     bucket->variables.push_back(variable);
     bucket->offsets.push_back((end + unit - 1) / unit * unit);
     bucket->lengths.push_back(static_cast<size_t>(variable.numel()));

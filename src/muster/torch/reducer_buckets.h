@@ -22,8 +22,9 @@ using BucketPlan = std::vector<std::vector<size_t>>;
 BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, const std::vector<size_t>& order,
                         const std::vector<bool>& sparse, const std::vector<size_t>& limits);
 
-/// Gradients of one dtype and device, one behind the other in one flat tensor, each at a multiple of 64 bytes; what
-/// lies between them is zero. Shared with the callbacks of its reduction, which need its memory until they are done.
+/// Gradients of one dtype and device, one behind the other in one flat tensor, each at a multiple of 64 bytes unless a
+/// hook is to see them without gaps; what lies between them is zero. Shared with the callbacks of its reduction, which
+/// need its memory until they are done.
 struct Bucket {
   std::vector<size_t> parameters;
   std::vector<size_t> offsets, lengths;  ///< by position, in elements
@@ -54,9 +55,10 @@ struct Bucket {
   std::vector<at::Tensor> views_;
 };
 
-/// Without memory. `sparse`: it is for one parameter's sparse gradient.
-std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members,
-                                    bool sparse);
+/// Without memory. `sparse`: it is for one parameter's sparse gradient. `aligned`: gradients begin at multiples of 64
+/// bytes.
+std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members, bool sparse,
+                                    bool aligned);
 /// A flat tensor of zeros, in the group's arena where it has one and the dtype can be reduced there. `dtype`: its own,
 /// if not the parameters' and these are real.
 at::Tensor make_flat(Group& group, const Bucket& bucket, std::optional<at::ScalarType> dtype);

@@ -2,10 +2,13 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "muster/torch/failure_agreement.h"
+#include "muster/torch/hooks_base.h"
 #include "muster/torch/reducer.h"
 #include "muster/torch/reducer_buckets.h"
 #include "muster/torch/reducer_unused.h"
@@ -48,10 +51,14 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void reduce_now(Bucket& bucket);
   void reduce_used();
   void end_bucket(Bucket& bucket);
+  void wait_for_hook(const c10::intrusive_ptr<c10::ivalue::Future>& future, const Bucket* bucket);
   at::Tensor result_of(Bucket& bucket);
   void hand_out_gradient(Bucket& bucket, size_t position, const at::Tensor* result);
   void note_times();
-  void drain() noexcept;
+  Result<> drain();
+  void abandon();
+  Result<> groups_status() const;
+  void check_recovered();
   void reset();
 
   void verify() const;
@@ -65,6 +72,8 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   bool searches() const { return options.find_unused_parameters && !options.static_graph; }
   bool counting() const { return options.static_graph && !counted; }
   bool rebuilds() const { return !rebuilt && (options.static_graph || !options.find_unused_parameters); }
+  /// A hook of the user's, which takes the elements of a bucket for its gradients and nothing else.
+  bool wants_no_gaps() const { return hook && dynamic_cast<const NativeHook*>(hook.get()) == nullptr; }
   bool alone() const { return group->membership().size == 1 && !hook; }  ///< there is nothing to reduce
   bool deferred(const Bucket& bucket) const;
   bool globally_unused(size_t index) const;
@@ -105,6 +114,10 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   size_t ready_count = 0;
   size_t next = 0;                                               ///< the first bucket that has not begun
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;  ///< to be waited for at the end
+
+  // After one that failed, until the next begins.
+  bool failed = false;
+  std::optional<FailureAgreement> agreement;  ///< none where there is one rank, or a group is dead
 
   // Unused parameters and static graphs.
   at::Tensor used;  ///< int32 by parameter: here; once reduced, at how many ranks, until the next gradient comes
