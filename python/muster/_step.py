@@ -38,8 +38,8 @@ class StepReport:
 
     step: int  # from 1
     forward: float
-    backward: float  # from the first gradient to the last
-    waiting: float  # from the last gradient until all were reduced
+    backward: float  # from the first gradient to the last, with layers outside the model that follow
+    waiting: float  # after that until all were reduced
     communication: float  # during which at least one bucket was being reduced
     exposed: float  # of that, after the last gradient
     hidden: float  # 1 - exposed / communication; 1 where there was none

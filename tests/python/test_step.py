@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,38 @@ def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
     _step_plot.draw(found, tmp_path / "trace.png")
     for name in ("step0", "step1", "trace"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Later(torch.autograd.Function):
+    """Backward of a layer outside the model, which runs after the model's. Notes when it ended."""
+
+    ended = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        burden = torch.full((256, 256), 1 / 256)
+        for _ in range(50):
+            burden = burden @ burden
+        Later.ended = time.monotonic_ns()
+        return gradient
+
+
+def with_layers_before(rank: int) -> tuple[int, muster.StepReport]:
+    model = make()
+    for _ in range(STEPS):
+        model(Later.apply(torch.randn(8, 64, requires_grad=True))).sum().backward()
+    return Later.ended, muster.step_report(model)
+
+
+def test_layers_outside_the_model_count_as_backward_not_as_waiting() -> None:
+    for ended, report in run_ranks(2, with_layers_before):
+        waited_from = report._begin + 1e9 * (report.forward + report.backward)
+        assert waited_from + 1e9 * report.waiting >= ended
+        assert waited_from >= ended - 1e4, "backward waited for nothing while these ran"
 
 
 TRAINING = """

@@ -26,7 +26,11 @@ inline TimePoint started(const BucketTimes& bucket, TimePoint free) {
 
 struct BackwardTimes {
   uint64_t iteration = 0;                      ///< of those that reduced, from 1
-  TimePoint forward, backward, waited, ended;  ///< prepare_for_forward(), first gradient, last gradient, all done
+  TimePoint forward, backward;  ///< prepare_for_forward(), first gradient
+  /// From here to the end backward waited for reductions: the last gradient, or later by as long as autograd was then
+  /// busy with layers outside the model.
+  TimePoint waited;
+  TimePoint ended;
   std::vector<BucketTimes> buckets;
 };
 

@@ -114,6 +114,7 @@ void Reducer::Impl::take_gradient(size_t index) {
   mark_ready(index);
   if (next == buckets.size() && !std::exchange(finish_queued, true)) {
     queue_at_end([self = shared_from_this()] { self->finish_locked(); });
+    handed_back = steady_clock().now();
   }
 }
 
@@ -219,9 +220,9 @@ void Reducer::Impl::begin_bucket(size_t index) {
   if (deferred(*bucket)) return;
   bucket->times.begun = steady_clock().now();
   bucket->event.emplace("muster:all_reduce", bucket->flat);
-  // The last one in this thread, which has nothing left to do but wait for it.
-  const bool last = index + 1 == buckets.size();
-  bucket->work = group->all_reduce(value_or_throw(view_of(bucket->flat)), ReduceOp::kAverage, {.async = !last});
+  // The last one in this thread, if it has nothing left to do but wait for it.
+  const bool here = index + 1 == buckets.size() && !others_go_on;
+  bucket->work = group->all_reduce(value_or_throw(view_of(bucket->flat)), ReduceOp::kAverage, {.async = !here});
   bucket->work->on_done([bucket](const Result<>&) { bucket->ended = steady_clock().now().ns; });
 }
 
@@ -280,8 +281,14 @@ void Reducer::Impl::shadow() {
 void Reducer::Impl::rest() { armed = unfinished = finish_queued = false; }
 
 void Reducer::Impl::finish_locked() {
+  constexpr Duration kWorthAThread = std::chrono::microseconds(100);  // several times what an async call costs
   const std::lock_guard lock(mutex);
-  if (!closed && armed) guarded([&] { finish(); });
+  if (closed || !armed) return;
+  // Autograd may have gone on with layers outside the model: backward has not waited for reductions in that time.
+  const Duration elsewhere = steady_clock().now() - handed_back;
+  others_go_on = elsewhere > kWorthAThread;
+  waited_time = waited_time + elsewhere;
+  guarded([&] { finish(); });
 }
 
 void Reducer::Impl::finish() {

@@ -134,6 +134,8 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   double factor = 1;  ///< makes the next average one over those that have data
 
   TimePoint forward_time, backward_time, waited_time;
+  TimePoint handed_back;      ///< autograd goes on after the last gradient
+  bool others_go_on = false;  ///< in the last step autograd had more to do then: layers that are not this model's
   BackwardTimes times;
   StepRecorder steps{group->membership()};
 };

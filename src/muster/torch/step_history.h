@@ -12,8 +12,8 @@ namespace muster {
 struct StepTimes {
   float outside = 0;   ///< from the end of the backward before: optimizer, data
   float forward = 0;   ///< until the first gradient: forward and loss
-  float backward = 0;  ///< from the first gradient to the last
-  float waiting = 0;   ///< from the last gradient until all were reduced: the communication that was not hidden
+  float backward = 0;  ///< from the first gradient to the last, with layers outside the model that follow
+  float waiting = 0;   ///< after that until all were reduced: the communication that was not hidden
 };
 
 /// The last steps of a Reducer, numbered from 1: all ranks number alike, so their histories can be compared. Not
