@@ -222,7 +222,7 @@ TEST(LoopPoller, LetsOthersOntoTheCoreWhileItAsksInVain) {
   const long before = test::yields();
   EXPECT_TRUE(loop->run_once(soon()));
   EXPECT_EQ(asked, 100);
-  EXPECT_GT(test::yields() - before, 50);
+  EXPECT_GT(test::yields() - before, 0);  // fewer where others want the core: see YieldBudget
 }
 
 TEST(LoopRun, TimesOutAtTheDeadlineAndNotBefore) {

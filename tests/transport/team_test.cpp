@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
+#include "io/yields.h"
 #include "muster/transport/shm/ring.h"
 
 namespace muster {
@@ -186,6 +189,51 @@ TEST(Team, CountsARankThatWaitsUntilItsWaitIsOver) {
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().message, "that is enough");
   EXPECT_EQ(shared->rank(1).waiters.load(), 0u);
+}
+
+/// Beside a thread that computes, each yield of a wait costs a time slice: a collective of many steps must not pay that
+/// at every one of them.
+TEST(Team, SleepsWhereYieldsTakeLong) {
+  const auto memory = Team::allocate(2);
+  constexpr int kSteps = 40;
+  constexpr Duration kSlice = 5ms;
+  const long before = yields();
+  set_yield_time(kSlice);
+  const TimePoint begin = steady_clock().now();
+  std::mutex mutex;
+  std::condition_variable looked;
+  int looks = 0;
+  const auto rank = [&](Rank self) {
+    // Late until the other has looked around, which it does asleep.
+    const auto team = Team::attach(*memory, self, 2, [&](Rank) -> Result<> {
+      const std::lock_guard lock(mutex);
+      ++looks;
+      looked.notify_all();
+      return {};
+    });
+    ASSERT_TRUE(team);
+    (*team)->open({1, 2, 3, 4});
+    for (int i = 0; i < kSteps; ++i) {
+      std::unique_lock lock(mutex);
+      const int seen = looks;
+      lock.unlock();
+      const uint32_t step = (*team)->next();
+      ASSERT_TRUE((*team)->reserve(soon()));
+      lock.lock();
+      if (self == 1) looked.wait(lock, [&] { return looks > seen; });
+      lock.unlock();
+      (*team)->publish();
+      ASSERT_TRUE((*team)->wait_all(step, soon()));
+    }
+  };
+  std::thread first([&] { rank(0); }), second([&] { rank(1); });
+  first.join();
+  second.join();
+  set_yield_time({});
+  // Each rank's: one, and then no more than one in 64 times as long.
+  const auto most = 2 * (1 + (steady_clock().now() - begin) / (64 * kSlice));
+  EXPECT_GT(yields() - before, 0);
+  EXPECT_LE(yields() - before, most);
 }
 
 }  // namespace

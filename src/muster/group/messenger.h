@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "muster/base/clock.h"
+#include "muster/base/yield_budget.h"
 #include "muster/group/member.h"
 #include "muster/group/messenger_incoming.h"
 #include "muster/group/messenger_outgoing.h"
@@ -139,6 +140,7 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
 
   std::condition_variable changed_;  ///< for those that wait while another drives, and for close()
   bool driving_ = false;             ///< somebody takes turns of the loop
+  YieldBudget yields_;               ///< of whoever does
   bool by_thread_ = false;           ///< it is the messenger's own thread
   bool parked_ = false;              ///< it sleeps
   int waiting_ = 0;                  ///< for changed_

@@ -1,7 +1,6 @@
 // Who drives the loop. All of it happens under the lock, which is given up only to sleep, to call back and between two
 // turns: so a call of another thread never waits for longer than a turn, and does what it has to do by itself.
 #include <poll.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <system_error>
@@ -71,7 +70,7 @@ void Messenger::take_turns(Lock& lock, const std::function<bool()>& done, const 
       continue;
     }
     lock.unlock();
-    vain < kPoliteAfter ? spin_pause() : static_cast<void>(sched_yield());
+    if (vain < kPoliteAfter || !yields_.yield()) spin_pause();
     lock.lock();
   }
 }

@@ -1,6 +1,5 @@
 #include "muster/io/loop.h"
 
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "muster/base/check.h"
+#include "muster/base/yield_budget.h"
 #include "muster/io/fd.h"
 
 namespace muster {
@@ -87,6 +87,7 @@ struct Loop::Impl {
   std::map<PollerId, std::shared_ptr<std::function<bool()>>> pollers;  // shared for the same reason as handlers
   PollerId last_poller = 0;
   bool woken = false;
+  YieldBudget yields;
 
   std::atomic<bool> wake_pending{false};  // the eventfd is written and not yet read
   std::mutex mutex;
@@ -303,7 +304,7 @@ bool Loop::run_once(const Deadline& deadline) {
     ran |= impl_->run_events(more ? Duration::zero() : impl_->longest_wait(deadline.left()));
     ran |= impl_->run_tasks();
     if (ran || impl_->woken || deadline.passed()) break;
-    if (spins && vain >= kPoliteAfter) sched_yield();  // whom the pollers wait for may need the core
+    if (spins && vain >= kPoliteAfter) impl_->yields.yield();  // whom the pollers wait for may need the core
   }
   Impl::turning = outer;
   return ran;

@@ -141,6 +141,7 @@ class Opening {
   // thread that owns all that it touches calls it, and is left behind should this node have to stop.
   Result<Address> resolve_one(const char* option, const std::string& host, uint16_t port) const {
     const auto lookup = std::make_shared<Lookup>();
+    // tidy: allow(detach) nothing ends getaddrinfo(); the thread owns all that it touches
     std::thread([lookup, host, port] {
       auto found = resolve(host, port);
       const std::lock_guard lock(lookup->mutex);

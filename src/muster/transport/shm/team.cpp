@@ -22,6 +22,8 @@ constexpr int kMostSpins = 3000;
 constexpr int kLeastSpins = 32;
 /// Whom one waits for may only need the core: giving it away is cheaper than a park.
 constexpr int kYields = 4;
+/// No rank keeps a core for as long between two waits, unless it computes.
+constexpr Duration kTurnTime = std::chrono::milliseconds(1);
 /// A rank says every so many steps where it runs.
 constexpr uint32_t kNoteCoreEvery = 8;
 
@@ -62,6 +64,8 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
       own_cores_(size <= usable_cores()),
       most_spins_(own_cores_ ? kMostSpins : kLeastSpins),
       spins_(most_spins_),
+      // In turn, ranks that share a core all have it before one has it again.
+      yields_(kTurnTime * std::max(1, size / usable_cores())),
       seen_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
       cores_(static_cast<size_t>(size)),
@@ -197,8 +201,7 @@ Result<> Team::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, c
     if (reached()) return longer_spins();
   }
   if (own_cores_) part_from(owner);
-  for (int i = 0; i < kYields; ++i) {
-    sched_yield();
+  for (int i = 0; i < kYields && yields_.yield(); ++i) {
     if (reached()) return longer_spins();
   }
   spins_ = std::max(kLeastSpins, spins_ / 2);

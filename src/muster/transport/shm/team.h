@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/base/yield_budget.h"
 #include "muster/transport/shm/arena.h"
 #include "muster/transport/shm/core.h"
 #include "muster/transport/shm/peer_memory.h"
@@ -22,8 +23,8 @@ namespace muster {
 /// the ranks whose slots it wants, and reads them. Who has published step k + 2 has finished reading what belongs to
 /// step k, and there are four slots: so a rank may publish the next step before it reads this one, which hides its
 /// waits. Of the words, which small messages travel in, there are more: who only sends small ones runs far ahead, and
-/// looks at its readers once in a while. Single writer per line, no locks. Waits spin, then yield, then park on a
-/// futex.
+/// looks at its readers once in a while. Single writer per line, no locks. Waits spin, then yield (YieldBudget), then
+/// park on a futex.
 ///
 ///   team.open(tag);                                   // once a call
 ///   team.next();  MUSTER_TRY(team.reserve(deadline)); // the own slot and payload may be written
@@ -163,7 +164,8 @@ class Team {
   CoreKeeper core_keeper_;
   uint32_t core_ = ~0U;
   const int most_spins_;
-  int spins_;                   ///< before the next yield
+  int spins_;  ///< before the next yield
+  YieldBudget yields_;
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
   std::vector<const void*> pointers_;
   std::vector<uint32_t> cores_;  ///< of all ranks: room to look at them
