@@ -1,11 +1,13 @@
 #include "muster/transport/shm/team.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -234,6 +236,55 @@ TEST(Team, SleepsWhereYieldsTakeLong) {
   const auto most = 2 * (1 + (steady_clock().now() - begin) / (64 * kSlice));
   EXPECT_GT(yields() - before, 0);
   EXPECT_LE(yields() - before, most);
+}
+
+void bind_to(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(set), &set), 0);
+}
+
+/// Two ranks bound to a core each before they join have a core each, though neither may use more than one; bound to the
+/// same one later, they have not.
+TEST(Team, CountsTheCoresOfAllRanks) {
+  const cpu_set_t all = usable_core_set();
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "takes two cores";
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &all)) cores.push_back(core);
+  }
+  const auto memory = Team::allocate(2);
+  std::array<bool, 2> apart{}, together{};
+  const auto rank = [&](Rank self) {
+    bind_to(cores[self]);
+    const auto team = Team::attach(*memory, self, 2, nothing_to_see);
+    ASSERT_TRUE(team);
+    (*team)->open({1, 2, 3, 4});
+    // Each in turn is so late that the other's spin is in vain.
+    const auto go = [&](int steps) {
+      for (int i = 0; i < steps; ++i) {
+        const uint32_t step = (*team)->next();
+        ASSERT_TRUE((*team)->reserve(soon()));
+        if (i % 2 == self) {
+          for (const TimePoint begin = steady_clock().now(); steady_clock().now() - begin < 1ms;) {
+          }
+        }
+        (*team)->publish();
+        ASSERT_TRUE((*team)->wait_all(step, soon()));
+      }
+    };
+    go(20);
+    apart[self] = (*team)->has_own_cores();
+    bind_to(cores[0]);
+    go(400);
+    together[self] = !(*team)->has_own_cores();
+  };
+  std::thread first([&] { rank(0); }), second([&] { rank(1); });
+  first.join();
+  second.join();
+  EXPECT_TRUE(apart[0] && apart[1]);
+  EXPECT_TRUE(together[0] && together[1]);
 }
 
 }  // namespace

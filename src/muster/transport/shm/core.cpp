@@ -12,6 +12,12 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+cpu_set_t usable_core_set() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_ZERO(&set);
+  return set;
+}
+
 void CoreKeeper::move_off(std::span<const uint32_t> taken) {
   const TimePoint now = steady_clock().now();
   if (now < next_) return;

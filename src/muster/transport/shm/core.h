@@ -11,6 +11,8 @@ namespace muster {
 
 /// Cores that this thread may run on.
 int usable_cores();
+/// Which they are; none if that cannot be told.
+cpu_set_t usable_core_set();
 
 /// Keeps ranks that wait for each other off the same core. Left alone, two of them can stay on one for seconds: each
 /// hands the core to the other and sleeps, so no scheduler sees a reason to part them, and every step costs two

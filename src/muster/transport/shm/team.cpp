@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "muster/base/check.h"
 #include "muster/io/host_identity.h"
@@ -24,6 +25,8 @@ constexpr int kLeastSpins = 32;
 constexpr int kYields = 4;
 /// No rank keeps a core for as long between two waits, unless it computes.
 constexpr Duration kTurnTime = std::chrono::milliseconds(1);
+/// After so many spins in vain a rank looks anew which cores the ranks may use.
+constexpr uint32_t kLearnCoresEvery = 64;
 /// A rank says every so many steps where it runs.
 constexpr uint32_t kNoteCoreEvery = 8;
 
@@ -61,7 +64,8 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
       // Many parked ranks that look around often would leave no time for those that work.
       watch_slice_(kWatchSlice * std::max(1, size / kMostFlatRanks)),
       // Spinning only pays while every rank has a core to spin on.
-      own_cores_(size <= usable_cores()),
+      own_cores_(size <= usable_cores()),  // until the others' cores are known
+      core_set_{},
       most_spins_(own_cores_ ? kMostSpins : kLeastSpins),
       spins_(most_spins_),
       // In turn, ranks that share a core all have it before one has it again.
@@ -72,6 +76,7 @@ Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
       pid_namespace_(pid_namespace()) {
   TeamRank& own = memory_->rank(rank_);
   own.pid = getpid();
+  publish_core_set();
 }
 
 void Team::open(const Tag& tag) {
@@ -200,6 +205,7 @@ Result<> Team::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, c
     spin_pause();
     if (reached()) return longer_spins();
   }
+  if (vain_spins_++ % kLearnCoresEvery == 0) learn_core_sets();
   if (own_cores_) part_from(owner);
   for (int i = 0; i < kYields && yields_.yield(); ++i) {
     if (reached()) return longer_spins();
@@ -213,6 +219,40 @@ void Team::note_core() {
   if (core == core_) return;
   core_ = core;
   memory_->rank(rank_).core.store(core, std::memory_order_relaxed);
+  if (core < CPU_SETSIZE && !CPU_ISSET(core, &core_set_)) publish_core_set();  // it was bound anew
+}
+
+void Team::publish_core_set() {
+  const cpu_set_t now = usable_core_set();
+  if (CPU_EQUAL(&now, &core_set_)) return;
+  core_set_ = now;
+  const auto words = std::bit_cast<std::array<uint64_t, sizeof(now) / sizeof(uint64_t)>>(now);
+  auto& shared = memory_->rank(rank_).usable_cores;
+  for (size_t i = 0; i < words.size(); ++i) shared[i].store(words[i], std::memory_order_relaxed);
+}
+
+/// A rank that is bound to some cores sees only those: what matters is how many all ranks have together.
+void Team::learn_core_sets() {
+  publish_core_set();
+  std::array<uint64_t, sizeof(cpu_set_t) / sizeof(uint64_t)> together{};
+  for (Rank peer = 0; peer < size_; ++peer) {
+    uint64_t any = 0;
+    for (size_t i = 0; i < together.size(); ++i) {
+      const uint64_t word = memory_->rank(peer).usable_cores[i].load(std::memory_order_relaxed);
+      together[i] |= word;
+      any |= word;
+    }
+    if (any == 0) {  // it has not attached yet
+      vain_spins_ = 0;
+      return;
+    }
+  }
+  int cores = 0;
+  for (const uint64_t word : together) cores += std::popcount(word);
+  const bool own = size_ <= cores;
+  if (own == own_cores_) return;
+  own_cores_ = own;
+  spins_ = most_spins_ = own ? kMostSpins : kLeastSpins;
 }
 
 /// Off the core that the awaited rank needs, if it is this one: to one that no rank uses.

@@ -63,6 +63,10 @@ class Team {
   /// mostly be switches from one to the other.
   bool has_hub() const { return memory_->hub(); }
 
+  /// Whether there is a core for each rank, as far as this rank knows: of the cores that all of them may use, for each
+  /// may be bound to a few. Looked at anew from time to time where waits are long.
+  bool has_own_cores() const { return own_cores_; }
+
   /// Begins a call: what is published from now on belongs to it.
   void open(const Tag& tag);
   /// Goes on to the next step. Waits for nobody, touches nothing.
@@ -144,6 +148,8 @@ class Team {
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
   Result<> longer_spins();
   void note_core();
+  void publish_core_set();
+  void learn_core_sets();
   void part_from(Rank awaited);
   Result<> park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
   void announce(std::atomic<uint32_t>& word, uint32_t step);
@@ -160,10 +166,12 @@ class Team {
   uint32_t settled_ = 0;    ///< a step that all ranks are known to have published
   uint32_t refreshed_ = 0;  ///< the step in which refresh() was called last
   const Duration watch_slice_;
-  const bool own_cores_;  ///< there is one for each rank
+  bool own_cores_;      ///< there is one for each rank
+  cpu_set_t core_set_;  ///< what the others know of this rank
   CoreKeeper core_keeper_;
   uint32_t core_ = ~0U;
-  const int most_spins_;
+  int most_spins_;
+  uint32_t vain_spins_ = 0;
   int spins_;  ///< before the next yield
   YieldBudget yields_;
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line

@@ -25,7 +25,7 @@ struct Header {
   uint32_t hub;
 };
 
-constexpr uint64_t kTeamMagic = 0x33304d4145545355;  // "USTEAM03"
+constexpr uint64_t kTeamMagic = 0x34304d4145545355;  // "USTEAM04"
 constexpr size_t kHeaderBytes = 128;
 constexpr size_t kPage = 4096;
 constexpr int kMaxSize = 1 << 16;

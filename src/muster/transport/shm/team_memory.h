@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sched.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -52,6 +53,8 @@ struct TeamRank {
   alignas(128) std::atomic<uint32_t> met;      ///< rank 0: the last step that it saw all ranks publish
   alignas(128) pid_t pid;                      ///< in its namespace
   std::atomic<uint32_t> core;                  ///< where it ran when it published last
+  /// Those that it may run on, a bit each; all zero: not known yet.
+  std::atomic<uint64_t> usable_cores[sizeof(cpu_set_t) / sizeof(uint64_t)];
   /// Not zero once it has failed: one more than the rank of the group that it blames, or kBlamesNobody.
   std::atomic<uint32_t> gave_up;
   TeamLine lines[kTeamLines];  ///< of step % kTeamLines
