@@ -3,14 +3,20 @@
 // c10d releases Python's lock before a backend is called, and taking it again would cost more than the call. It is not
 // needed: the frames of a thread change only as that thread runs, and it is here. What is unknown of a frame's code is
 // asked once, with the lock; from then on two tables say it, and the code object is kept, so that its address stays its
-// own. What a frame looks like differs between CPython's versions: for one that is not known here nothing is found.
+// own. What a frame looks like differs between CPython's versions: those that are not known here, and those without a
+// global lock, are asked by their public functions, with the lock and for some microseconds a call.
 #include <Python.h>
 
+#if PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
+#define MUSTER_PUBLIC_FRAMES
+#endif
+#ifndef MUSTER_PUBLIC_FRAMES
 #define Py_BUILD_CORE 1  // NOLINT: the name is CPython's; frames are declared where only it looks
 #if PY_VERSION_HEX < 0x030B0000
 #include <frameobject.h>
-#elif PY_VERSION_HEX < 0x030E0000
+#else
 #include <internal/pycore_frame.h>
+#endif
 #endif
 
 #include <unistd.h>
@@ -18,6 +24,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,8 +38,8 @@ namespace {
 /// How far out the user's frame is looked for.
 constexpr int kDeepest = 40;
 
-#if PY_VERSION_HEX >= 0x030E0000
-#define MUSTER_NO_FRAMES
+#ifdef MUSTER_PUBLIC_FRAMES
+using Frame = PyFrameObject;
 #elif PY_VERSION_HEX >= 0x030B0000
 using Frame = _PyInterpreterFrame;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -62,10 +69,8 @@ Frame* outer(Frame* frame) { return frame->f_back; }
 int offset_of(Frame* frame) { return frame->f_lasti * 2; }
 #endif
 
-#ifndef MUSTER_NO_FRAMES
-
-/// From keys to small numbers. Entries are only added, under Python's lock, and found without it. When it is full the
-/// rest stays unknown.
+/// From keys to small numbers. Entries are only added, under the State's lock, and found without it. When it is full
+/// the rest stays unknown.
 template <size_t kSlots>
 class Table {
  public:
@@ -104,6 +109,7 @@ enum : uint32_t { kUnknown = 0, kUsers = 1, kOurs = 2 };
 
 struct State {
   std::vector<std::string> ours;  ///< folders and files whose frames are not the user's
+  std::mutex mutex;               ///< over what is added; Python is not called with it
   Table<4096> codes;              ///< kUsers or kOurs
   Table<8192> sites;              ///< the CallSite of a place in a code object
 };
@@ -134,10 +140,11 @@ uint32_t learn_code(PyCodeObject* code) {
   const Locked lock;
   State& all = *the_state;
   const auto key = reinterpret_cast<uint64_t>(code);
-  if (const uint32_t known = all.codes.find(key); known != Table<1>::kAbsent) return known;
   const std::string file = text_of(code->co_filename);
   bool ours = file.starts_with("<frozen");
   for (const std::string& prefix : all.ours) ours = ours || file.starts_with(prefix);
+  const std::lock_guard adding(all.mutex);
+  if (const uint32_t known = all.codes.find(key); known != Table<1>::kAbsent) return known;
   Py_INCREF(code);
   all.codes.add(key, ours ? kOurs : kUsers);
   return ours ? kOurs : kUsers;
@@ -147,7 +154,6 @@ uint32_t learn_code(PyCodeObject* code) {
 CallSite learn_site(PyCodeObject* code, int offset, uint64_t key) {
   const Locked lock;
   State& all = *the_state;
-  if (const uint32_t known = all.sites.find(key); known != Table<1>::kAbsent) return known;
   std::string file = text_of(code->co_filename);
   char folder[4096];
   if (getcwd(folder, sizeof(folder)) != nullptr) {
@@ -155,9 +161,44 @@ CallSite learn_site(PyCodeObject* code, int offset, uint64_t key) {
     if (file.starts_with(prefix)) file.erase(0, prefix.size());
   }
   const CallSite site = intern_call_site(file + ":" + std::to_string(PyCode_Addr2Line(code, offset)));
-  all.sites.add(key, site);
+  const std::lock_guard adding(all.mutex);
+  if (all.sites.find(key) == Table<1>::kAbsent) all.sites.add(key, site);
   return site;
 }
+
+uint32_t owner_of(PyCodeObject* code) {
+  const uint32_t whose = the_state->codes.find(reinterpret_cast<uint64_t>(code));
+  return whose != Table<1>::kAbsent ? whose : learn_code(code);
+}
+
+CallSite site_of(PyCodeObject* code, int offset) {
+  // Addresses have 48 bits; the offsets of a very long function may share an entry.
+  const uint64_t key = reinterpret_cast<uint64_t>(code) << 16 | (static_cast<uint64_t>(offset) & 0xffff);
+  const uint32_t site = the_state->sites.find(key);
+  return site != Table<1>::kAbsent ? site : learn_site(code, offset, key);
+}
+
+#ifdef MUSTER_PUBLIC_FRAMES
+
+CallSite find_call_site() {
+  if (PyGILState_GetThisThreadState() == nullptr) return 0;  // not Python's thread: it has no frames
+  const Locked lock;
+  CallSite site = 0;
+  Frame* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  for (int depth = 0; frame != nullptr && depth < kDeepest; ++depth) {
+    PyCodeObject* const code = PyFrame_GetCode(frame);
+    const uint32_t whose = owner_of(code);
+    if (whose == kUsers) site = site_of(code, PyFrame_GetLasti(frame));
+    Py_DECREF(code);
+    Frame* const outer = whose == kOurs ? PyFrame_GetBack(frame) : nullptr;
+    Py_DECREF(frame);
+    frame = outer;
+  }
+  Py_XDECREF(frame);
+  return site;
+}
+
+#else
 
 CallSite find_call_site() {
   PyThreadState* thread = PyGILState_GetThisThreadState();
@@ -166,18 +207,14 @@ CallSite find_call_site() {
   for (int depth = 0; frame != nullptr && depth < kDeepest; ++depth, frame = outer(frame)) {
     PyCodeObject* code = is_real(frame) ? code_of(frame) : nullptr;
     if (code == nullptr) continue;
-    uint32_t whose = the_state->codes.find(reinterpret_cast<uint64_t>(code));
-    if (whose == Table<1>::kAbsent) whose = learn_code(code);
+    const uint32_t whose = owner_of(code);
     if (whose == kUnknown) return 0;
-    if (whose == kOurs) continue;
-    const int offset = offset_of(frame);
-    // Addresses have 48 bits; the offsets of a very long function may share an entry.
-    const uint64_t key = reinterpret_cast<uint64_t>(code) << 16 | (static_cast<uint64_t>(offset) & 0xffff);
-    const uint32_t site = the_state->sites.find(key);
-    return site != Table<1>::kAbsent ? site : learn_site(code, offset, key);
+    if (whose == kUsers) return site_of(code, offset_of(frame));
   }
   return 0;
 }
+
+#endif
 
 /// The folder of a package, or the file of a module, that is imported already.
 void add_module(const char* module_name) {
@@ -192,18 +229,14 @@ void add_module(const char* module_name) {
   if (!path.empty()) the_state->ours.push_back(path);
 }
 
-#endif
-
 }  // namespace
 
 void find_call_sites() {
-#ifndef MUSTER_NO_FRAMES
   if (the_state != nullptr) return;
   the_state = new State;
   // The last is between torch and the user wherever a context manager ends.
   for (const char* module : {"torch", "muster", "contextlib"}) add_module(module);
   set_call_site_probe(find_call_site);
-#endif
 }
 
 }  // namespace muster::python

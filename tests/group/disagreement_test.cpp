@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <latch>
@@ -134,6 +135,30 @@ TEST(Debug, TakesItsLevelsAsTorchSpellsThem) {
   }
   unsetenv("MUSTER_DEBUG");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+/// A probe reads what belongs to the program's language, so it is asked for nothing that nobody reads.
+TEST(CallSites, AreAskedForOnlyWhereTheyAreRecordedOrCompared) {
+  static std::atomic<int> asked = 0;
+  struct Setting {
+    const char *recorder, *debug;
+    bool asks;
+  };
+  for (const auto& [recorder, debug, asks] : {Setting{"0", "off", false}, {"16", "off", true}, {"0", "detail", true}}) {
+    setenv("MUSTER_RECORDER", recorder, 1);
+    setenv("MUSTER_DEBUG", debug, 1);
+    asked = 0;
+    set_call_site_probe([] { return CallSite(0 * ++asked); });
+    const auto store = memory_store();
+    const auto group = Group::form(*store, {0, 1, "sites", 0}, options_for("tcp"));
+    ASSERT_TRUE(group);
+    EXPECT_TRUE((*group)->barrier().wait());
+    EXPECT_TRUE((*group)->barrier({.async = true}).wait());
+    EXPECT_EQ(asked.load(), asks ? 2 : 0) << recorder << " " << debug;
+  }
+  set_call_site_probe(nullptr);
+  unsetenv("MUSTER_RECORDER");
+  unsetenv("MUSTER_DEBUG");
 }
 
 TEST_P(DetailedDisagreement, IsFoundWhereRootsDiffer) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "muster/base/check.h"
+#include "muster/group/agreement.h"
 #include "muster/group/farewell.h"
 #include "muster/group/recorder.h"
 #include "muster/group/runner.h"
@@ -215,7 +216,7 @@ class GroupImpl final : public Group {
   /// A sync call on an idle group runs right here, with no hand-over to another thread; all else queues.
   Work begin(Operation&& operation, const CallOptions& options) override {
     const Duration timeout = options.timeout > Duration::zero() ? options.timeout : this->timeout();
-    operation.site = current_call_site();
+    if (notes_sites_) operation.site = current_call_site();
     if (!options.async) {
       operation.call.sequence = turn_.take_if_idle();
       if (operation.call.sequence != 0) return run_here(operation, timeout, {});
@@ -385,6 +386,7 @@ class GroupImpl final : public Group {
   const std::shared_ptr<Messenger> messenger_;
   const Membership membership_;
   const std::shared_ptr<Recorder> recorder_ = make_recorder();
+  const bool notes_sites_ = recorder_ != nullptr || wants_agreement();  ///< somebody reads where a call was made
   std::once_flag first_message_;
   std::shared_ptr<Recorder> message_recorder_;  ///< shared with messages that may end later than the group
   const GroupOptions options_;
