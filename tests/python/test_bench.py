@@ -63,6 +63,18 @@ def test_a_quick_run_prints_a_table_and_writes_rows_and_a_picture(tmp_path: Path
     assert drawn == f"drawn: {picture}"
 
 
+def test_beside_a_load_late_calls_have_a_row(tmp_path: Path) -> None:
+    rows_file = tmp_path / "rows.json"
+    words = ["all_reduce", "--quick", "--ranks", "2", "--sizes", "64Ki", "--ways", "shared", "--load", "1", "--bind"]
+    done = bench(*words, "--json", str(rows_file))
+    assert done.returncode == 0, done.stderr
+    median, late = json.loads(rows_file.read_text())[:2]
+    assert (median["case"], late["case"]) == ("all_reduce", "all_reduce, p95")
+    assert 0 < median["muster"] <= late["muster"] and 0 < median["peer"] <= late["peer"]
+    assert late["ratio"] == pytest.approx(late["peer"] / late["muster"])
+    assert asked(["collectives", "--quick", "--load", "-1"]) == 2
+
+
 def test_an_operation_s_name_is_a_benchmark() -> None:
     assert parse(["all_reduce", "--ranks", "2"]).ops == "all_reduce"
     assert parse(["all_reduce", "--ranks", "2"]).bench == "collectives"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -31,12 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="2,4", help="numbers of processes (default: %(default)s)")
     parser.add_argument("--sizes", default="8,1Ki,64Ki,1Mi,16Mi", help="bytes of a message (default: %(default)s)")
     parser.add_argument("--buffers", default="warm", help="warm: one tensor; cold: a pool that no cache holds (warm)")
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="N processes compute beside the ranks (0)")
+    parser.add_argument("--bind", action="store_true", help="each rank is bound to a core before it joins the others")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--ways", default=",".join(WAYS), help="of muster, beside ordinary c10d (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields a row for each number of ranks, operation, size and kind of buffers."""
+    if arguments.load < 0:
+        raise ValueError(f"--load takes a number of processes, not {arguments.load}")
     counts = rank_counts(arguments.ranks)
     options = {
         "ops": list(OPERATIONS) if arguments.ops == "all" else chosen("--ops", arguments.ops, OPERATIONS),
@@ -44,6 +49,8 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         "buffers": chosen("--buffers", arguments.buffers, BUFFERS),
         "ways": chosen("--ways", arguments.ways, WAYS) if arguments.ways else [],
         "dtype": arguments.dtype,
+        "bind": arguments.bind,
+        "calls": arguments.load > 0,
         "peer": arguments.vs,
         "rounds": 3 if arguments.quick else 7,
         "seconds": 0.03 if arguments.quick else 0.15,
@@ -51,9 +58,11 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     }
     for ranks in counts:
         rows = []
-        for result in run_ranks("collectives", ranks, options, arguments.timeout):
+        for result in run_ranks("collectives", ranks, options, arguments.timeout, load=arguments.load):
             rows.append(_row(ranks, arguments.vs, result))
             yield rows[-1]
+            if result.get("late"):
+                yield _late_row(rows[-1], result["late"])
         yield from means(rows)
 
 
@@ -91,6 +100,16 @@ def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
         buffers=result["buffers"],
         also=microseconds,
         note="; ".join(f"{way}: {reason}" for way, reason in result["notes"].items()),
+    )
+
+
+def _late_row(row: Row, late: dict[str, float]) -> Row:
+    """The same case, by the call that 95 of 100 are faster than."""
+    muster, peer = 1e6 * late.get("muster", 0.0), 1e6 * late.get(row.peer_name, 0.0)
+    ratio = peer / muster if muster else 0
+    also = {way: 1e6 * late[way] for way in row.also if way in late}
+    return dataclasses.replace(
+        row, case=f"{row.case}, p95", muster=muster, peer=peer, ratio=ratio, floor=0.0, busbw=None, also=also, note=""
     )
 
 

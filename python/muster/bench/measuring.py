@@ -14,7 +14,7 @@ from muster._group import all_gather_into, process_group_of
 from muster.bench.groups import Groups
 from muster.bench.memory import COLD_FROM, cold_pool_bytes, copying, in_turn, make_tensors, slots
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
-from muster.bench.timing import interleave
+from muster.bench.timing import interleave, interleave_calls
 
 __all__ = ["measure"]
 
@@ -59,10 +59,15 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
             calls[way] = in_turn(bound)
     if size:
         calls["floor"] = in_turn([copying(one) for one in ordinary])
-    seconds = interleave(calls, options["rounds"], options["seconds"])
-    for way in seconds.keys() - {"floor"}:
-        seconds[way] /= operation.messages
-    return {"bytes": size, "seconds": seconds, "notes": notes}
+    late: dict[str, float] = {}
+    if options.get("calls"):
+        seconds, late = interleave_calls(calls, options["rounds"], options["seconds"])
+    else:
+        seconds = interleave(calls, options["rounds"], options["seconds"])
+    for times in (seconds, late):
+        for way in times.keys() - {"floor"}:
+            times[way] /= operation.messages
+    return {"bytes": size, "seconds": seconds, "late": late, "notes": notes}
 
 
 def _ways(groups: Groups, operation: Operation, options: dict[str, Any]) -> dict[str, Way]:

@@ -37,10 +37,11 @@ def run_ranks(
     parameters: dict[str, Any],
     timeout: float,
     place: Callable[[int], Place] = lambda rank: Place(),
+    load: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """Starts `ranks` processes of muster.bench.worker and yields rank 0's results as they come. Leaves no process.
 
-    timeout: seconds for all of it.
+    timeout: seconds for all of it. load: processes that compute beside them all the time.
     """
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, contextlib.ExitStack() as stack:
@@ -48,7 +49,11 @@ def run_ranks(
         stack.callback(os.close, reading)
         workers: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, workers)
+        busy: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, busy)
         try:
+            for _ in range(load):
+                busy.append(subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]))
             for rank in range(ranks):
                 log = stack.enter_context(open(_log(folder, rank), "wb"))
                 workers.append(_start(place(rank), bench, rank, ranks, folder, parameters, writing, log))

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 # Rounds stop being repeated when a case has taken this many times longer than planned.
 _MOST_REPEATS = 20_000
+# Single calls of a round whose times are kept.
+_MOST_CALLS = 1_000
 
 
 def interleave(ways: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, float]:
@@ -25,6 +27,28 @@ def interleave(ways: dict[str, Callable[[], None]], rounds: int, seconds: float)
         for name, way in ways.items():
             times[name].append(_slowest(_time(way, repeats[name])) / repeats[name])
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def interleave_calls(
+    ways: dict[str, Callable[[], None]], rounds: int, seconds: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """As interleave(), but of single calls: median and 95th percentile. A call's time is the slowest rank's."""
+    repeats = {name: min(_MOST_CALLS, _repeats(way, seconds)) for name, way in ways.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            dist.barrier()
+            taken = torch.tensor([_once(way) for _ in range(repeats[name])], dtype=torch.float64)
+            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+            times[name] += taken.tolist()
+    late = {name: sorted(values)[len(values) * 95 // 100] for name, values in times.items()}
+    return {name: statistics.median(values) for name, values in times.items()}, late
+
+
+def _once(way: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    way()
+    return time.perf_counter() - begin
 
 
 def _repeats(way: Callable[[], None], seconds: float) -> int:

@@ -17,6 +17,9 @@ from muster.bench.groups import Groups
 def main() -> None:
     bench, rank, ranks, folder, parameters, report = sys.argv[1:]
     options = json.loads(parameters)
+    if options.get("bind"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})  # before it joins, as launchers bind
     store = FileStore(f"{folder}/store", int(ranks))
     limit = timedelta(seconds=options["timeout"])
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks), timeout=limit)
