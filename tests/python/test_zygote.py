@@ -282,10 +282,10 @@ def test_a_lost_zygote_is_replaced_by_another_of_the_warm_one(
 ) -> None:
     keeper = int(re.search(r"pid (\d+)", call(muster, warm, "status").stdout)[1])  # type: ignore[index]
     job = launch("--nproc-per-node=2", "--max-restarts=1", script("print('child of', os.getppid())\nsignal.pause()"))
-    lost = int(job.expect(r"child of (\d+)", 2)[0][1])
+    lost = int(job.expect(r"\] child of (\d+)", 2)[0][1])
     assert parent_of(lost) == keeper
     os.kill(lost, signal.SIGKILL)
-    heir = int(job.expect(r"child of (\d+)", 4)[3][1])
+    heir = int(job.expect(r"\] child of (\d+)", 4)[3][1])
     assert heir != lost and parent_of(heir) == keeper
     job.send(signal.SIGTERM)
     assert job.finish() == 143
