@@ -8,6 +8,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/dtype.h"
+#include "muster/collective/group_spec.h"
 #include "muster/collective/operation.h"
 #include "muster/io/connection.h"
 #include "muster/store/store.h"
@@ -15,14 +16,6 @@
 namespace muster {
 
 class Arena;
-
-/// Who takes part. Equal at all ranks but for `rank`.
-struct Membership {
-  Rank rank = 0;
-  int size = 1;
-  std::string name = "default";
-  uint64_t generation = 0;  ///< of the job: a restarted job's ranks never meet those of the dead generation
-};
 
 struct GroupOptions {
   Duration timeout = std::chrono::minutes(5);  ///< of forming, and of each operation that names none
@@ -80,8 +73,6 @@ struct CallOptions {
   Duration timeout = Duration::zero();  ///< zero: the group's
   bool async = false;  ///< false: may run in the caller's thread and return finished; true: returns at once
 };
-
-inline constexpr Rank kAnyRank = -2;  ///< receive(): from whoever sends
 
 /// What a completion hook is told of an operation that ended.
 struct Finished {

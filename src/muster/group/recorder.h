@@ -7,9 +7,9 @@
 #include <mutex>
 #include <string>
 
+#include "muster/collective/group_spec.h"
 #include "muster/collective/operation.h"
 #include "muster/group/call_site.h"
-#include "muster/group/group.h"
 #include "muster/group/ticks.h"
 #include "muster/io/fd.h"
 

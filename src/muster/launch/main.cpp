@@ -15,10 +15,10 @@
 #include "muster/launch/options.h"
 #include "muster/launch/python_module.h"
 #include "muster/launch/run.h"
-#include "muster/launch/status.h"
+#include "muster/launch/status_command.h"
 #include "muster/launch/store_command.h"
 #include "muster/launch/tune_command.h"
-#include "muster/launch/warm.h"
+#include "muster/launch/warm_command.h"
 
 namespace muster {
 namespace {

@@ -1,3 +1,5 @@
+#include "muster/launch/status_command.h"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -15,7 +17,6 @@
 #include "muster/launch/failure.h"
 #include "muster/launch/locked_file.h"
 #include "muster/launch/rendezvous_messages.h"
-#include "muster/launch/status.h"
 #include "muster/launch/user_folder.h"
 #include "muster/store/stat.h"
 #include "muster/store/store.h"

@@ -27,7 +27,4 @@ Result<std::string> warm_path(const WarmKind& kind);
 Result<Fd> connect_warm(const WarmKind& kind);
 Result<Fd> connect_warm_at(const std::string& path);
 
-/// `muster warm [--preload MODULE] [--idle SECONDS]`, `muster warm status`, `muster warm stop`.
-int warm_command(const std::string& own_path, const std::vector<std::string>& words);
-
 }  // namespace muster

@@ -1,3 +1,5 @@
+#include "muster/launch/warm_command.h"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
