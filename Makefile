@@ -30,7 +30,7 @@ build: setup
 
 demo: setup  # builds what it runs, and no tests
 	@$(STAGE) configure -- cmake --preset release
-	@$(STAGE) build -- cmake --build --preset release --target muster_cli _C -j $(JOBS)
+	@$(STAGE) build -- cmake --build --preset release --target muster _C -j $(JOBS)
 	muster run --nproc-per-node 2 examples/python/digits.py
 
 lint: setup
@@ -70,7 +70,7 @@ SECONDS ?= 1800
 soak: build
 	@python3 tools/soak.py --seconds $(SECONDS)
 
-ARM64_TESTS := base_test reduce_test compress_test execution_test process_link_test team_test team_collectives_test \
+ARM64_TESTS := base_test reduce_test compress_test execution_test process_link_test host_comm_test host_collectives_test \
   group_test group_mismatch_test
 # What cannot be under qemu-user: deaths are its own, and it keeps no limit on memory.
 ARM64_WITHOUT := *DeathTest*:*GroupWithoutArena*
@@ -98,7 +98,7 @@ nightly: build peer
 	  -- python3 -m pytest tests/python/test_nn_ddp.py -q $(PYTEST)
 	@MUSTER_RANKS=512 $(STAGE) "512 ranks" -- build/release/tests/group/group_test --gtest_filter='*ManyRanks*'
 	@MUSTER_RANKS=512 $(STAGE) "512 ranks in a team" \
-	  -- build/release/tests/collective/team_collectives_test --gtest_filter='*OfManyRanks*'
+	  -- build/release/tests/collective/host_collectives_test --gtest_filter='*OfManyRanks*'
 	@MUSTER_TEST_HUGE=1 $(STAGE) "tensors over 4 GiB" --summary '(passed|skipped).* in ' \
 	  -- python3 -m pytest -q tests/python/test_backend_collectives.py -k 4_gib
 	@$(MAKE) --no-print-directory fuzz FUZZ_SEED=$(SEED) FUZZ_SECONDS=$$(($(ROUNDS) / 100))

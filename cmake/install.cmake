@@ -1,11 +1,11 @@
 # What `cmake --install` gives: headers, static libraries and the package that find_package(muster) reads (component
 # "development"), and the `muster` binary ("runtime"). A wheel takes only what is in the component "python".
-if(TARGET muster_cli)
+if(TARGET muster)
   if(SKBUILD)
-    install(TARGETS muster_cli DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+    install(TARGETS muster DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
   else()
     include(GNUInstallDirs)
-    install(TARGETS muster_cli DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+    install(TARGETS muster DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
   endif()
 endif()
 if(SKBUILD)
@@ -18,7 +18,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/muster)
 
 # muster::core is every library that knows no torch; the launcher's own code stays inside the binary.
 get_property(core_libraries GLOBAL PROPERTY MUSTER_LIBRARIES)
-list(REMOVE_ITEM core_libraries muster_torch muster_launch)
+list(REMOVE_ITEM core_libraries muster_torch muster_launch muster_cli)
 add_library(muster_core INTERFACE)
 add_library(muster::core ALIAS muster_core)
 target_link_libraries(muster_core INTERFACE ${core_libraries})
@@ -33,7 +33,7 @@ function(install_component component)
 endfunction()
 
 install_component(core muster_core ${core_libraries})
-set(without_torch REGEX "/muster/(torch|launch)$" EXCLUDE)
+set(without_torch REGEX "/muster/(torch|launch|cli)$" EXCLUDE)
 install(DIRECTORY src/muster DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development
         FILES_MATCHING PATTERN "*.h" ${without_torch})
 if(TARGET muster_torch)

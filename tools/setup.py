@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "muster-requirements.sha256"  # which of the requirements are installed
 TORCH = "torch==2.13.0"
-BINARY = ROOT / "build/release/src/muster/launch/muster"
+BINARY = ROOT / "build/release/src/muster/cli/muster"
 
 # What the build and the tests need from the distribution.
 PACKAGES = [

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "muster/group/group.h"
-#include "muster/transport/shm/arena.h"
+#include "muster/shm/arena.h"
 #include "peer.h"
 
 namespace muster::load {

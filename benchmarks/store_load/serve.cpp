@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "muster/store/server.h"
+#include "muster/store/server/server.h"
 #include "root_work.h"
 
 namespace muster::load {

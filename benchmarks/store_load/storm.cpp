@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "muster/store/backend.h"
+#include "muster/store/server/backend.h"
 #include "root_work.h"
 
 namespace muster::load {

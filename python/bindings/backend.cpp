@@ -7,7 +7,7 @@
 
 #include "bindings.h"
 #include "hooks.h"
-#include "muster/transport/shm/arena.h"
+#include "muster/shm/arena.h"
 
 namespace muster::python {
 namespace {

@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "call_site.h"
-#include "muster/group/call_site.h"
+#include "muster/flight/call_site.h"
 
 namespace muster::python {
 namespace {

@@ -1,7 +1,7 @@
 #include "hooks.h"
 
 #include "bindings.h"
-#include "muster/torch/arguments.h"
+#include "muster/torch/c10d/arguments.h"
 
 namespace muster::python {
 namespace {

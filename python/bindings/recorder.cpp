@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 #include "call_site.h"
-#include "muster/group/recorder_reading.h"
+#include "muster/flight/recorder_reader.h"
 
 namespace muster::python {
 

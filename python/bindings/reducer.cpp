@@ -1,5 +1,5 @@
 // muster::Reducer under the names that torch's DistributedDataParallel calls on its own.
-#include "muster/torch/reducer.h"
+#include "muster/torch/reducer/reducer.h"
 
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/jit/python/pybind_utils.h>

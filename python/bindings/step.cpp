@@ -1,8 +1,8 @@
 #include "bindings.h"
+#include "muster/steps/step_report.h"
+#include "muster/steps/step_stragglers.h"
 #include "muster/torch/exception.h"
-#include "muster/torch/reducer.h"
-#include "muster/torch/step_report.h"
-#include "muster/torch/step_stragglers.h"
+#include "muster/torch/reducer/reducer.h"
 
 namespace muster::python {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "cases.h"
 #include "muster/io/socket.h"
-#include "muster/store/dialect.h"
-#include "muster/store/server.h"
+#include "muster/store/protocol/dialect.h"
+#include "muster/store/server/server.h"
 #include "startup.h"
 #include "storm.h"
 

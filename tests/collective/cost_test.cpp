@@ -1,9 +1,9 @@
-#include "muster/collective/cost.h"
+#include "muster/collective/cost/cost.h"
 
 #include <gtest/gtest.h>
 
 #include "collective/trial.h"
-#include "muster/collective/evaluation.h"
+#include "muster/collective/schedule/evaluation.h"
 
 namespace muster::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/collective/execution.h"
+#include "muster/collective/schedule/execution.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

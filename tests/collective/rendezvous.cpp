@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "muster/base/check.h"
-#include "muster/collective/reduce.h"
+#include "muster/kernels/reduce.h"
 
 namespace muster::test {
 

@@ -1,4 +1,4 @@
-#include "muster/collective/algorithms.h"
+#include "muster/collective/algorithms/algorithms.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "collective/reduce_reference.h"
+#include "kernels/reduce_reference.h"
 #include "muster/base/check.h"
 #include "muster/base/random.h"
 

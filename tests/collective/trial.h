@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/collective/algorithms.h"
-#include "muster/collective/execution.h"
+#include "muster/collective/algorithms/algorithms.h"
+#include "muster/collective/schedule/execution.h"
 
 namespace muster {
 inline std::ostream& operator<<(std::ostream& out, const Algorithm& algorithm) {

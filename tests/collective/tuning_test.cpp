@@ -1,4 +1,4 @@
-#include "muster/collective/tuning.h"
+#include "muster/collective/cost/tuning.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "collective/reduce_reference.h"
 #include "contract/group_contract.h"
+#include "kernels/reduce_reference.h"
 
 namespace muster {
 

@@ -1,7 +1,7 @@
 // What an etcd answers: any JSON must be read without a crash, and what is not there is nothing.
 
 #include "muster/base/check.h"
-#include "muster/store/etcd_client.h"
+#include "muster/store/etcd/etcd_client.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto* text = reinterpret_cast<const char*>(data);

@@ -9,7 +9,7 @@
 
 #include "muster/base/check.h"
 #include "muster/store/file_log.h"
-#include "muster/store/messages.h"
+#include "muster/store/protocol/messages.h"
 
 namespace muster {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "muster/base/check.h"
-#include "muster/io/handshake.h"
+#include "muster/io/connect/handshake.h"
 
 namespace muster {
 namespace {

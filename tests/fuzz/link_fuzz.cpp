@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "muster/base/check.h"
-#include "muster/transport/hello.h"
 #include "muster/transport/link_frame.h"
+#include "muster/transport/link_hello.h"
 
 namespace muster {
 namespace {

@@ -1,7 +1,7 @@
 // What a peer says about itself when a link begins, and why it says that the link ends.
 #include "muster/base/check.h"
-#include "muster/transport/hello.h"
 #include "muster/transport/link_frame.h"
+#include "muster/transport/link_hello.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using muster::ByteView;

@@ -1,6 +1,6 @@
 // What a rank tells about itself through the store: a record that is accepted comes out as it went in.
 #include "muster/base/check.h"
-#include "muster/group/member.h"
+#include "muster/collective/rank_info.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const muster::ByteView record(data, size);

@@ -1,6 +1,6 @@
 // The header of a message between two ranks.
 #include "muster/base/check.h"
-#include "muster/group/messenger_wire.h"
+#include "muster/group/p2p/wire.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const muster::ByteView input(data, size);

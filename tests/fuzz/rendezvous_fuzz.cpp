@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "muster/base/check.h"
-#include "muster/launch/rendezvous.h"
+#include "muster/launch/rendezvous/rendezvous.h"
 
 namespace muster {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "muster/base/check.h"
-#include "muster/store/messages.h"
+#include "muster/store/protocol/messages.h"
 
 namespace muster {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "muster/store/dialect.h"
+#include "muster/store/protocol/dialect.h"
 
 namespace muster {
 

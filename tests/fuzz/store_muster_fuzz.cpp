@@ -1,4 +1,4 @@
-#include "muster/store/messages.h"
+#include "muster/store/protocol/messages.h"
 #include "store_fuzz.h"
 
 namespace muster {

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "muster/base/check.h"
-#include "muster/store/messages.h"
-#include "muster/store/proxy_link.h"
-#include "muster/store/session_host.h"
+#include "muster/store/protocol/messages.h"
+#include "muster/store/proxy/proxy_link.h"
+#include "muster/store/server/session_host.h"
 
 namespace muster {
 namespace {

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "muster/base/check.h"
-#include "muster/collective/tuning.h"
+#include "muster/collective/cost/tuning.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

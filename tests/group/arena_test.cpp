@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "group/ranks.h"
-#include "muster/transport/shm/arena.h"
+#include "muster/shm/arena.h"
 
 namespace muster {
 namespace {

@@ -1,7 +1,7 @@
 // The contract of a group, over every transport, and what is common to all of them.
 #include "contract/group_contract.h"
 #include "io/certificates.h"
-#include "muster/collective/algorithms.h"
+#include "muster/collective/algorithms/algorithms.h"
 
 namespace muster {
 namespace {

@@ -13,10 +13,10 @@
 #include <optional>
 
 #include "group/ranks.h"
-#include "muster/group/agreement.h"
-#include "muster/group/call_site.h"
-#include "muster/group/host.h"
-#include "muster/group/recorder_reading.h"
+#include "muster/flight/call_site.h"
+#include "muster/flight/recorder_reader.h"
+#include "muster/group/engine/fingerprint_check.h"
+#include "muster/io/outward_address.h"
 
 namespace muster {
 namespace {

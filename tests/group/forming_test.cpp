@@ -2,7 +2,7 @@
 #include <future>
 
 #include "group/ranks.h"
-#include "muster/group/rendezvous.h"
+#include "muster/group/form/rank_exchange.h"
 #include "muster/store/request_store.h"
 
 namespace muster {

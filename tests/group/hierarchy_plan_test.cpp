@@ -1,11 +1,11 @@
 // What is said of a collective in two levels beforehand against the operations that it consists of.
-#include "muster/group/hierarchy_plan.h"
+#include "muster/group/engine/hierarchy_plan.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 
-#include "muster/group/hierarchy.h"
+#include "muster/group/engine/hierarchy.h"
 #include "muster/group/operations.h"
 
 namespace muster {

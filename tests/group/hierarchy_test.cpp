@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "contract/group_contract.h"
-#include "muster/group/hierarchy.h"
+#include "muster/group/engine/hierarchy.h"
+#include "muster/group/engine/schedule_runner.h"
 #include "muster/group/operations.h"
-#include "muster/group/passage.h"
 
 namespace muster {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "group/ranks.h"
 #include "muster/base/random.h"
-#include "muster/collective/algorithms.h"
+#include "muster/collective/algorithms/algorithms.h"
 #include "muster/collective/call.h"
 
 namespace muster {

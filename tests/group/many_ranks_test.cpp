@@ -8,7 +8,7 @@
 #include <string>
 
 #include "group/ranks.h"
-#include "muster/group/mesh.h"
+#include "muster/group/form/mesh.h"
 #include "muster/store/stat.h"
 
 namespace muster {

@@ -6,8 +6,8 @@
 
 #include "group/ranks.h"
 #include "io/certificates.h"
-#include "muster/group/farewell.h"
-#include "muster/group/linker.h"
+#include "muster/group/engine/link_table.h"
+#include "muster/group/shutdown_errors.h"
 #include "muster/io/socket.h"
 
 namespace muster {

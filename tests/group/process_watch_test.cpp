@@ -1,4 +1,4 @@
-#include "muster/group/process_watch.h"
+#include "muster/group/engine/process_monitor.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "muster/io/tls.h"
+#include "muster/io/connect/tls.h"
 
 namespace muster {
 

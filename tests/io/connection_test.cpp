@@ -12,7 +12,7 @@
 #include <cstdlib>
 
 #include "io/io_testing.h"
-#include "muster/io/handshake.h"
+#include "muster/io/connect/handshake.h"
 
 namespace muster {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/io/handshake_queue.h"
+#include "muster/io/connect/handshake_queue.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "muster/io/handshake.h"
+#include "muster/io/connect/handshake.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "muster/io/handshake.h"
+#include "muster/io/connect/handshake.h"
 
 namespace muster {
 namespace {

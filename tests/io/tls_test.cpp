@@ -1,4 +1,4 @@
-#include "muster/io/tls.h"
+#include "muster/io/connect/tls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

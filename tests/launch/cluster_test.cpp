@@ -1,4 +1,4 @@
-#include "muster/launch/cluster.h"
+#include "muster/launch/options/cluster.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "muster/launch/coordinator.h"
+#include "muster/launch/rendezvous/coordinator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <future>
 #include <tuple>
 
-#include "muster/launch/member.h"
+#include "muster/launch/rendezvous/rendezvous_client.h"
 
 namespace muster {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/launch/devices.h"
+#include "muster/launch/options/devices.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "muster/launch/environment.h"
+#include "muster/launch/workers/worker_environment.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "muster/launch/hosts.h"
+#include "muster/launch/agent/hosts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

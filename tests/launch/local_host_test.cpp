@@ -1,4 +1,4 @@
-#include "muster/launch/local_host.h"
+#include "muster/launch/workers/spawn_launcher.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "muster/launch/member.h"
+#include "muster/launch/rendezvous/rendezvous_client.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

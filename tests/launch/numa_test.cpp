@@ -1,4 +1,4 @@
-#include "muster/launch/numa.h"
+#include "muster/launch/workers/numa.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "muster/launch/options.h"
+#include "muster/launch/options/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <fstream>
 
-#include "muster/launch/options_table.h"
-#include "muster/launch/options_words.h"
+#include "muster/launch/options/canonical_args.h"
+#include "muster/launch/options/option_table.h"
 
 namespace muster {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/launch/output.h"
+#include "muster/launch/output/output.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "muster/launch/rendezvous.h"
+#include "muster/launch/rendezvous/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <thread>
 
-#include "muster/launch/status.h"
+#include "muster/launch/agent/status_file.h"
 #include "muster/launch/user_folder.h"
 
 namespace muster {

@@ -1,4 +1,4 @@
-#include "muster/launch/supervisor.h"
+#include "muster/launch/agent/supervisor.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <map>
 
-#include "muster/launch/options.h"
+#include "muster/launch/options/options.h"
 
 namespace muster {
 namespace {

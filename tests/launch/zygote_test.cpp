@@ -1,12 +1,12 @@
-#include "muster/launch/zygote.h"
+#include "muster/launch/workers/zygote.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include "muster/launch/user_folder.h"
-#include "muster/launch/warm.h"
-#include "muster/launch/zygote_program.h"
+#include "muster/launch/workers/warm.h"
+#include "muster/launch/workers/zygote_program.h"
 
 namespace muster {
 namespace {

@@ -41,7 +41,7 @@ def root() -> Path:
 def release_build() -> Path:
     """The build folder of preset release, or of MUSTER_BUILD_DIR."""
     folder = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release"))
-    if not (folder / "src/muster/launch/muster").exists():
+    if not (folder / "src/muster/cli/muster").exists():
         pytest.fail(f"{folder} holds no muster binary: `make build` first")
     return folder
 

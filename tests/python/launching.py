@@ -24,7 +24,7 @@ START_PATIENCE = 5 * PATIENCE  # for workers that import torch beside other prog
 def find_muster() -> str | None:
     """The binary of MUSTER_BIN, of the build folder in use, or on PATH."""
     build = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release"))
-    for candidate in (os.environ.get("MUSTER_BIN"), build / "src/muster/launch/muster", shutil.which("muster")):
+    for candidate in (os.environ.get("MUSTER_BIN"), build / "src/muster/cli/muster", shutil.which("muster")):
         if candidate and Path(candidate).exists():
             return str(candidate)
     return None

@@ -15,7 +15,7 @@ def test_digits_reach_97_percent_and_leave_a_picture(
     ranks: int, root: Path, release_build: Path, run: Callable[..., str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "curve/digits.png"
-    binary = release_build / "src/muster/launch/muster"
+    binary = release_build / "src/muster/cli/muster"
     script = root / "examples/python/digits.py"
     one_thread = {"OMP_NUM_THREADS": "1"}  # also for a rank alone: other tests run beside it
     said = run([binary, "run", "--nproc-per-node", str(ranks), script, "--plot", picture], env=one_thread)
@@ -29,7 +29,7 @@ def test_digits_reach_97_percent_and_leave_a_picture(
 
 
 def test_digits_draw_a_bar_on_a_terminal(root: Path, release_build: Path, tmp_path: Path) -> None:
-    run = [release_build / "src/muster/launch/muster", "run", "--nproc-per-node=2"]
+    run = [release_build / "src/muster/cli/muster", "run", "--nproc-per-node=2"]
     one_epoch = [*run, root / "examples/python/digits.py", "--epochs=1", "--plot", tmp_path / "digits.png"]
     said = shown_on_a_terminal(one_epoch, {**os.environ, "MUSTER_PYTHON": sys.executable}).decode()
     assert re.search("epoch  1/1 █+·+ loss ", said), said  # half-way

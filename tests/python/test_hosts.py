@@ -49,7 +49,7 @@ def test_the_demo_trains_across_two_hosts(
     hosts: tuple[Host, Host], root: Path, release_build: Path, tmp_path: Path
 ) -> None:
     script: list[str | Path] = [root / "examples/python/digits.py", "--plot", tmp_path / "digits.png"]
-    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/launch/muster", script)
+    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/cli/muster", script)
     assert (status, other_status) == (0, 0), said + other_said
     accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
     assert accuracies and accuracies[-1] >= 97, said
@@ -76,7 +76,7 @@ def test_no_ports_but_the_roots_and_those_for_messages_stay_open_to_the_network(
 ) -> None:
     script = tmp_path / "report.py"
     script.write_text(REPORT)
-    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/launch/muster", [script])
+    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
     assert (status, other_status) == (0, 0), said + other_said
     # One for each rank, where others may dial to send it a message; strangers fail there as everywhere.
     assert said.count("sum ok; 3 ports open") == 2, said
@@ -87,7 +87,7 @@ def test_hosts_meet_in_a_file_that_they_share(hosts: tuple[Host, Host], release_
     script = tmp_path / "report.py"
     script.write_text(REPORT)
     meeting = f"file://{tmp_path}/meeting"
-    ended = run_on(hosts, release_build / "src/muster/launch/muster", [script], 1, ("--timeout", "30"), meeting)
+    ended = run_on(hosts, release_build / "src/muster/cli/muster", [script], 1, ("--timeout", "30"), meeting)
     assert [status for status, _ in ended] == [0, 0], ended
     assert all("sum ok" in said for _, said in ended), ended
 
@@ -95,7 +95,7 @@ def test_hosts_meet_in_a_file_that_they_share(hosts: tuple[Host, Host], release_
 def test_the_named_interface_carries_the_job(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
     script = tmp_path / "report.py"
     script.write_text(REPORT + "print('on', os.environ['MUSTER_INTERFACE'], flush=True)\n")
-    binary = release_build / "src/muster/launch/muster"
+    binary = release_build / "src/muster/cli/muster"
     reports = run_on(hosts, binary, [script], nproc=1, options=("--interface", "veth0"))
     for status, said in reports:
         assert status == 0, said
@@ -105,7 +105,7 @@ def test_the_named_interface_carries_the_job(hosts: tuple[Host, Host], release_b
 def test_a_node_with_another_secret_is_refused(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
     script = tmp_path / "report.py"
     script.write_text(REPORT)
-    binary = release_build / "src/muster/launch/muster"
+    binary = release_build / "src/muster/cli/muster"
     common = ["--nnodes", "2", "--timeout", "60", "--nproc-per-node", "1"]
     common += ["--master-addr", hosts[0].address, "--master-port", "29500", str(script)]
     root = hosts[0].start(
@@ -152,7 +152,7 @@ def test_every_rank_of_hosts_that_are_parted_ends_by_its_deadline(
 ) -> None:
     script = tmp_path / "parted.py"
     script.write_text(PARTED)
-    binary = release_build / "src/muster/launch/muster"
+    binary = release_build / "src/muster/cli/muster"
     agents = []
     for node, host in enumerate(hosts):
         command = [binary, "run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2"]
@@ -180,7 +180,7 @@ def test_every_rank_of_hosts_that_are_parted_ends_by_its_deadline(
 
 def test_a_partition_that_outlasts_the_deadline_names_the_other_side(release_build: Path, tmp_path: Path) -> None:
     with two_lossy_hosts(seed=1, loss=0.01, delay=0.02, jitter=0.01, reorder=0.05) as (hosts, network):
-        training = Training(hosts, release_build / "src/muster/launch/muster", tmp_path, 1, timeout=8)
+        training = Training(hosts, release_build / "src/muster/cli/muster", tmp_path, 1, timeout=8)
         try:
             training.wait_for_rounds(2)
             network.cut(10 * PATIENCE)
@@ -214,7 +214,7 @@ def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(
     agents = []
     for node, host in enumerate(hosts):
         ahead = ["unshare", "--time", "--fork", "--monotonic", "100000"] if node == 1 else []
-        command = [*ahead, release_build / "src/muster/launch/muster", "run", "--nnodes", "2", "--node-rank", str(node)]
+        command = [*ahead, release_build / "src/muster/cli/muster", "run", "--nnodes", "2", "--node-rank", str(node)]
         command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, trace]
         agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
     try:
@@ -275,7 +275,7 @@ def test_a_process_with_the_number_of_a_rank_of_another_host_may_end(
 ) -> None:
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
-    binary = release_build / "src/muster/launch/muster"
+    binary = release_build / "src/muster/cli/muster"
     agents = []
     others: list[subprocess.Popen[str]] = []
 

@@ -20,7 +20,7 @@ def test_training_is_right_through_loss_and_partitions(release_build: Path, tmp_
     until = began + float(os.environ.get("MUSTER_SOAK_SECONDS", 0))
     cuts: list[float] = []
     with two_lossy_hosts(seed=seed, loss=0.05, delay=0.05, jitter=0.02, reorder=0.05) as (hosts, network):
-        training = Training(hosts, release_build / "src/muster/launch/muster", tmp_path, seed, timeout=300)
+        training = Training(hosts, release_build / "src/muster/cli/muster", tmp_path, seed, timeout=300)
         try:
             training.wait_for_rounds(1)
             while not cuts or time.monotonic() < until:

@@ -69,7 +69,7 @@ def test_wrong_addresses_are_one_sentence() -> None:
 
 def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
     secret = bytes(range(32))
-    command = [release_build / "src/muster/launch/muster", "store", "serve", "--listen", "127.0.0.1:0"]
+    command = [release_build / "src/muster/cli/muster", "store", "serve", "--listen", "127.0.0.1:0"]
     environment = os.environ | {"MUSTER_SECRET": secret.hex()}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
@@ -133,7 +133,7 @@ dist.destroy_process_group()
 def test_the_ranks_of_a_job_share_its_store(release_build: Path, run: Callable[..., str], tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    command = [release_build / "src/muster/launch/muster", "run", "--nproc-per-node", "2", script]
+    command = [release_build / "src/muster/cli/muster", "run", "--nproc-per-node", "2", script]
     output = run(command, env={"MUSTER_PYTHON": sys.executable})
     assert sorted(output.splitlines()) == ["[rank 0] 1 True", "[rank 1] 0 True"]
 

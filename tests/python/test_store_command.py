@@ -16,7 +16,7 @@ Ask = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 @pytest.fixture(scope="module")
 def muster(release_build: Path) -> Path:
-    return release_build / "src/muster/launch/muster"
+    return release_build / "src/muster/cli/muster"
 
 
 def environment(**more: str) -> dict[str, str]:

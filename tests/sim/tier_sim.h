@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "muster/base/random.h"
-#include "muster/store/proxy_link.h"
+#include "muster/store/proxy/proxy_link.h"
 #include "sim/virtual_time.h"
 
 namespace muster {

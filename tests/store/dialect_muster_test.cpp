@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
 #include "muster/base/random.h"
-#include "muster/store/dialect.h"
-#include "muster/store/messages.h"
+#include "muster/store/protocol/dialect.h"
+#include "muster/store/protocol/messages.h"
 
 namespace muster {
 namespace {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "muster/base/random.h"
-#include "muster/store/dialect.h"
+#include "muster/store/protocol/dialect.h"
 
 namespace muster {
 namespace {

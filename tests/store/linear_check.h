@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 
 namespace muster {
 

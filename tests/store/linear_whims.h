@@ -4,7 +4,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/random.h"
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 
 namespace muster {
 

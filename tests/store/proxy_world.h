@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "muster/store/lease.h"
-#include "muster/store/proxy.h"
+#include "muster/store/proxy/proxy.h"
+#include "muster/store/state/lease.h"
 #include "store/expect.h"
 
 namespace muster {

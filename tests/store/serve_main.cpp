@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string_view>
 
-#include "muster/store/server.h"
+#include "muster/store/server/server.h"
 
 namespace muster {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "muster/store/connect.h"
-#include "muster/store/messages.h"
+#include "muster/store/protocol/messages.h"
 #include "store/expect.h"
 #include "store/raw_client.h"
 #include "store/server_world.h"

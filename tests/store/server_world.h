@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/store/server.h"
+#include "muster/store/server/server.h"
 
 namespace muster {
 

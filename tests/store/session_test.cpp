@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "muster/store/proxy_link.h"
-#include "muster/store/session_host.h"
+#include "muster/store/proxy/proxy_link.h"
+#include "muster/store/server/session_host.h"
 #include "store/expect.h"
 
 namespace muster {

@@ -1,4 +1,4 @@
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 
 #include <gtest/gtest.h>
 

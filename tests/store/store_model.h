@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 
 namespace muster {
 

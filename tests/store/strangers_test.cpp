@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "muster/transport/socket_link.h"
+#include "muster/transport/socket/socket_link.h"
 #include "store/expect.h"
 #include "store/linear_run.h"
 #include "store/server_world.h"

@@ -10,9 +10,9 @@
 #include <set>
 #include <thread>
 
-#include "muster/store/backend.h"
 #include "muster/store/connect.h"
-#include "muster/store/messages.h"
+#include "muster/store/protocol/messages.h"
+#include "muster/store/server/backend.h"
 #include "muster/store/session.h"
 #include "store/expect.h"
 #include "store/fault_relay.h"

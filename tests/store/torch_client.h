@@ -4,7 +4,7 @@
 
 #include "muster/io/address.h"
 #include "muster/io/fd.h"
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 
 namespace muster {
 

@@ -6,8 +6,8 @@
 #include <set>
 #include <thread>
 
+#include "muster/shm/arena.h"
 #include "muster/torch/exception.h"
-#include "muster/transport/shm/arena.h"
 #include "torch/torch_ranks.h"
 
 namespace muster {

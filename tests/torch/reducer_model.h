@@ -11,7 +11,7 @@
 
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
-#include "muster/torch/reducer.h"
+#include "muster/torch/reducer/reducer.h"
 #include "torch/torch_ranks.h"
 
 namespace muster::test {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <future>
 
-#include "muster/transport/shm/arena.h"
+#include "muster/shm/arena.h"
 
 namespace muster::test {
 namespace {

@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "muster/io/handshake.h"
+#include "muster/io/connect/handshake.h"
 #include "muster/io/socket.h"
-#include "muster/transport/hello.h"
+#include "muster/transport/link_hello.h"
 #include "transport/link_kinds.h"
 
 namespace muster {

@@ -8,8 +8,8 @@
 #include "muster/base/random.h"
 #include "muster/io/frame.h"
 #include "muster/io/socket.h"
-#include "muster/transport/hello.h"
 #include "muster/transport/link_frame.h"
+#include "muster/transport/link_hello.h"
 #include "muster/transport/shm/ring.h"
 #include "transport/link_kinds.h"
 

@@ -31,7 +31,7 @@ struct Operation {
   std::vector<size_t> receive_counts;
   /// kPremulSum: what this rank's elements are multiplied by first.
   double factor = 1;
-  /// Where in the program it was called, for reports: a number that group/call_site.h gives; zero: not known.
+  /// Where in the program it was called, for reports: a number that flight/call_site.h gives; zero: not known.
   uint32_t site = 0;
   /// The call that this operation is a part of, if it is: what ranks compare, and errors name, is that one.
   const Call* whole = nullptr;

@@ -6,10 +6,10 @@
 #include <cmath>
 
 #include "muster/base/bytes.h"
-#include "muster/collective/cost.h"
-#include "muster/collective/evaluation.h"
-#include "muster/group/hierarchy.h"
-#include "muster/group/hierarchy_plan.h"
+#include "muster/collective/cost/cost.h"
+#include "muster/collective/schedule/evaluation.h"
+#include "muster/group/engine/hierarchy.h"
+#include "muster/group/engine/hierarchy_plan.h"
 
 namespace muster {
 namespace {

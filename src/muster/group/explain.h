@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "muster/collective/tuning.h"
+#include "muster/collective/cost/tuning.h"
 
 namespace muster {
 

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "muster/base/check.h"
-#include "muster/group/agreement.h"
-#include "muster/group/farewell.h"
-#include "muster/group/recorder.h"
-#include "muster/group/runner.h"
-#include "muster/group/turn.h"
+#include "muster/flight/recorder.h"
+#include "muster/group/engine/collective_engine.h"
+#include "muster/group/engine/fingerprint_check.h"
+#include "muster/group/execution_lock.h"
+#include "muster/group/shutdown_errors.h"
 #include "muster/group/work_state.h"
 
 namespace muster {

@@ -29,7 +29,7 @@ struct GroupOptions {
   /// Connections that a link to a rank of another host is made of, 1 to 16, the same at all ranks: more
   /// than one pays where the network gives one connection only a part of what it carries.
   int tcp_streams = 1;
-  /// Memory for tensors that the ranks of this host can share (transport/shm/arena.h): collectives move their bytes
+  /// Memory for tensors that the ranks of this host can share (shm/arena.h): collectives move their bytes
   /// once. One may serve all groups of a process; null: the group makes its own. Shared, as tensors outlive groups.
   std::shared_ptr<Arena> arena;
 };

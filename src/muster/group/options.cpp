@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "muster/group/group.h"
-#include "muster/transport/hello.h"
+#include "muster/transport/link_hello.h"
 
 namespace muster {
 

@@ -7,9 +7,9 @@
 #include "muster/base/bytes.h"
 #include "muster/base/clock.h"
 #include "muster/io/address.h"
+#include "muster/io/connect/tls.h"
 #include "muster/io/loop.h"
 #include "muster/io/stream.h"
-#include "muster/io/tls.h"
 
 namespace muster {
 

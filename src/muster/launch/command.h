@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/launch/options.h"
+#include "muster/launch/options/options.h"
 
 namespace muster {
 

@@ -5,9 +5,9 @@
 
 #include <filesystem>
 
+#include "muster/launch/agent/hosts.h"
 #include "muster/launch/command.h"
-#include "muster/launch/hosts.h"
-#include "muster/launch/worker_specs.h"
+#include "muster/launch/workers/worker_specs.h"
 
 namespace muster {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "muster/launch/options.h"
+#include "muster/launch/options/options.h"
 
 namespace muster {
 

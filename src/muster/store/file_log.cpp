@@ -16,7 +16,7 @@
 
 #include <cerrno>
 
-#include "muster/store/messages.h"
+#include "muster/store/protocol/messages.h"
 
 namespace muster {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "muster/io/fd.h"
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 
 namespace muster {
 

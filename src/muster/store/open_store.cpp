@@ -1,7 +1,7 @@
 #include <cstdlib>
 
-#include "muster/store/etcd_store.h"
-#include "muster/store/redis_store.h"
+#include "muster/store/etcd/etcd_store.h"
+#include "muster/store/redis/redis_store.h"
 #include "muster/store/remote_store.h"
 #include "muster/store/store.h"
 #include "muster/store/url.h"

@@ -13,8 +13,8 @@
 #include <unordered_map>
 
 #include "muster/store/connect.h"
-#include "muster/store/messages.h"
-#include "muster/store/outbox.h"
+#include "muster/store/protocol/messages.h"
+#include "muster/store/protocol/outbox.h"
 #include "muster/store/request_store.h"
 
 namespace muster {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 #include "muster/store/store.h"
 
 namespace muster {

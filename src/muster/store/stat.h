@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "muster/store/state.h"
+#include "muster/store/state/state.h"
 
 namespace muster {
 

@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 #include <unistd.h>
 
-#include "muster/torch/allocator.h"
-#include "muster/torch/arguments.h"
-#include "muster/torch/inline_call.h"
+#include "muster/torch/c10d/allocator.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/inline_call.h"
 #include "muster/torch/store.h"
 
 namespace muster {

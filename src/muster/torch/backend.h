@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "muster/group/group.h"
-#include "muster/torch/request.h"
-#include "muster/torch/work.h"
+#include "muster/torch/c10d/request.h"
+#include "muster/torch/c10d/work.h"
 
 namespace muster {
 

@@ -17,8 +17,8 @@
 #include <system_error>
 
 #include "muster/io/fd.h"
-#include "muster/torch/arguments.h"
 #include "muster/torch/bytes.h"
+#include "muster/torch/c10d/arguments.h"
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/optim/zero_redundancy_optimizer.h"

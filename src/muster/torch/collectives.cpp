@@ -9,10 +9,10 @@
 #include <string_view>
 
 #include "muster/store/store.h"
-#include "muster/torch/arguments.h"
-#include "muster/torch/request.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/request.h"
+#include "muster/torch/c10d/with_store.h"
 #include "muster/torch/tensor.h"
-#include "muster/torch/with_store.h"
 
 namespace muster {
 namespace {

@@ -7,13 +7,13 @@
 #include <numeric>
 #include <utility>
 
-#include "muster/collective/compress.h"
-#include "muster/torch/arguments.h"
+#include "muster/kernels/compress.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/with_store.h"
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
-#include "muster/torch/hooks_base.h"
+#include "muster/torch/hooks/hooks_base.h"
 #include "muster/torch/tensor.h"
-#include "muster/torch/with_store.h"
 
 namespace muster {
 

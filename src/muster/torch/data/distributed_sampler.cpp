@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "muster/torch/arguments.h"
+#include "muster/torch/c10d/arguments.h"
 
 namespace muster::data {
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "muster/torch/arguments.h"
+#include "muster/torch/c10d/arguments.h"
 #include "muster/torch/collectives.h"
 
 namespace muster::nn {

@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "muster/torch/arguments.h"
+#include "muster/torch/c10d/arguments.h"
 
 namespace muster::nn {
 namespace {

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <set>
 
-#include "muster/torch/arguments.h"
+#include "muster/torch/c10d/arguments.h"
 #include "muster/torch/collectives.h"
 
 namespace muster::nn {

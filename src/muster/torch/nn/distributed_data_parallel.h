@@ -12,7 +12,7 @@
 
 #include "muster/group/group.h"
 #include "muster/torch/nn/tensors_in.h"
-#include "muster/torch/reducer.h"
+#include "muster/torch/reducer/reducer.h"
 
 namespace muster::nn {
 

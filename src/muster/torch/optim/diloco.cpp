@@ -7,7 +7,7 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include "muster/torch/arguments.h"
+#include "muster/torch/c10d/arguments.h"
 #include "muster/torch/optim/local_sgd.h"
 
 namespace muster::optim {

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <map>
 
-#include "muster/torch/arguments.h"
 #include "muster/torch/bytes.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/request.h"
 #include "muster/torch/nn/clip_grad.h"
 #include "muster/torch/optim/partition.h"
-#include "muster/torch/request.h"
 
 namespace muster::optim {
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "muster/transport/shm/core.h"
-#include "muster/transport/shm/file_limit.h"
+#include "muster/shm/cpu_migrator.h"
+#include "muster/shm/file_limit.h"
 
 namespace muster {
 namespace {

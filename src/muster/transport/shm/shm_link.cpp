@@ -12,11 +12,11 @@
 #include <array>
 
 #include "muster/io/socket.h"
-#include "muster/transport/establish.h"
+#include "muster/shm/cpu_migrator.h"
 #include "muster/transport/link_base.h"
-#include "muster/transport/parting.h"
-#include "muster/transport/shm/core.h"
+#include "muster/transport/link_listen.h"
 #include "muster/transport/shm/ring.h"
+#include "muster/transport/socket/lingering_close.h"
 #include "muster/transport/transport.h"
 
 namespace muster {

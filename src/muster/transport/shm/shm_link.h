@@ -1,6 +1,6 @@
 #pragma once
 
-#include "muster/transport/socket_link.h"
+#include "muster/transport/socket/socket_link.h"
 
 namespace muster {
 

@@ -1,0 +1,206 @@
+#include "muster/cli/dump_command.h"
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "muster/cli/python_module.h"
+#include "muster/flight/recorder_reader.h"
+#include "muster/flight/report.h"
+#include "muster/launch/failure.h"
+#include "muster/launch/options/command_line.h"
+
+namespace muster {
+namespace {
+
+using Recordings = std::vector<Recording>;
+
+/// Of ten operations people see what happens; all are in the JSON.
+constexpr size_t kShown = 10;
+
+std::string time_text(Duration duration) {
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds >= 1) return fmt::format("{:.1f} s", seconds);
+  return seconds >= 1e-3 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.1f} us", seconds * 1e6);
+}
+
+std::string who(const Recording& recording) {
+  return fmt::format("rank {} (host {}, pid {})", recording.rank, recording.host, recording.pid);
+}
+
+/// A line for each of the last operations, the newest last.
+std::string history(const Recording& recording, size_t last) {
+  std::string text;
+  const auto& records = recording.records;
+  for (size_t i = records.size() - std::min(last, records.size()); i < records.size(); ++i) {
+    const Record& record = records[i];
+    const TimePoint begin = record.started ? *record.started : record.submitted.value_or(recording.taken);
+    const Duration lasted = record.ended.value_or(recording.taken) - begin;
+    std::string state = name(record.state);
+    if (record.state == RecordState::kFailed) state += fmt::format(": {}", name(record.error));
+    text += fmt::format("  {:>10} ago  {:<8} {:>10}  {}\n", time_text(recording.taken - begin), state,
+                        time_text(lasted), record.with_site());
+  }
+  return text;
+}
+
+std::string headline(const Recording& recording) {
+  std::string text = fmt::format("{}, group \"{}\" of {} over {}", who(recording), recording.group, recording.size,
+                                 recording.transport);
+  if (recording.stopped) text += " [stopped]";
+  const Record* last = recording.last_begun();
+  if (last != nullptr && last->state == RecordState::kRunning) {
+    text += fmt::format(": in {} for {}", last->with_site(),
+                        time_text(recording.taken - last->started.value_or(recording.taken)));
+  } else if (last != nullptr) {
+    text += fmt::format(": in no call; the last, {}, ended {} ago", last->with_site(),
+                        time_text(recording.taken - last->ended.value_or(recording.taken)));
+  }
+  return text + "\n";
+}
+
+/// Who of a group is where, if they are not all in the same place. `ranks` are its recordings on this host.
+std::string difference(const std::vector<const Recording*>& ranks) {
+  uint64_t latest = 0;
+  for (const Recording* recording : ranks) {
+    const Record* last = recording->last_begun();
+    if (last != nullptr && last->state == RecordState::kRunning) latest = std::max(latest, last->call.sequence);
+  }
+  if (latest == 0) return "";
+  std::vector<Sighting> sightings;
+  for (const Recording* recording : ranks) {
+    if (recording->rank < 0 || recording->rank >= (1 << 20)) continue;
+    sightings.resize(std::max<size_t>(sightings.size(), static_cast<size_t>(recording->rank) + 1));
+    sightings[recording->rank] = sighting_of(*recording, who(*recording), latest);
+  }
+  return compose_report(sightings, kNoRank).text;
+}
+
+void show(const Recordings& chosen, const Recordings& all, size_t last) {
+  std::map<uint64_t, std::vector<const Recording*>> groups;
+  for (const Recording& recording : all) groups[recording.group_id].push_back(&recording);
+  std::map<uint64_t, std::string> differences;
+  for (const Recording& recording : chosen) {
+    std::fputs((headline(recording) + history(recording, last)).c_str(), stdout);
+    const std::string text = difference(groups[recording.group_id]);
+    if (!text.empty()) differences[recording.group_id] = fmt::format("group \"{}\": {}\n", recording.group, text);
+  }
+  for (const auto& [id, text] : differences) std::fputs(text.c_str(), stdout);
+}
+
+Recordings of_all(const std::string& run_id = "") {
+  Recordings found;
+  for (const pid_t pid : processes_with_recordings()) {
+    for (Recording& recording : recordings_of(pid))
+      if (run_id.empty() || recording.of_job(run_id)) found.push_back(std::move(recording));
+  }
+  return found;
+}
+
+/// Why a process has shown nothing.
+std::string reason(pid_t pid) {
+  const std::string folder = fmt::format("/proc/{}/fd", pid);
+  if (DIR* const open = opendir(folder.c_str()); open != nullptr) {
+    closedir(open);
+    return fmt::format("process {} has no group of muster's (or MUSTER_RECORDER is 0 there)", pid);
+  }
+  if (errno == ENOENT) return fmt::format("there is no process {}", pid);
+  return fmt::format("cannot look into process {}: {}", pid, std::strerror(errno));
+}
+
+/// False when one of the processes has none, which is said.
+bool collect(const char* command, const std::vector<pid_t>& pids, Recordings& found) {
+  for (const pid_t pid : pids) {
+    Recordings of_one = recordings_of(pid);
+    if (of_one.empty()) {
+      std::fprintf(stderr, "muster: %s: %s\n", command, reason(pid).c_str());
+      return false;
+    }
+    std::move(of_one.begin(), of_one.end(), std::back_inserter(found));
+  }
+  return true;
+}
+
+void add_choice(CLI::App& app, std::vector<pid_t>& pids, std::string& run_id) {
+  app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups")
+      ->type_name("");
+  app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host")->type_name("NAME");
+}
+
+int none_found(const char* command, const std::string& run_id) {
+  const std::string of_job = run_id.empty() ? "" : " in the job " + run_id + " (`muster status` lists the jobs)";
+  return complain(command, fmt::format("no process of this user on this host has a group of muster's{}", of_job), 1);
+}
+
+/// Python draws it, from a file without a name that it inherits.
+int draw(const std::string& own_path, const std::string& trace, const std::string& picture) {
+  const std::string path = fmt::format("/proc/self/fd/{}", memfd_create("muster-trace", 0));
+  std::ofstream file(path);
+  file << trace << std::flush;
+  if (!file) return std::fputs("muster: trace: there is no memory for the trace\n", stderr), 1;
+  return run_module("muster._trace_plot", own_path, {path, picture});
+}
+
+}  // namespace
+
+int dump_command(const std::string&, const std::vector<std::string>& words) {
+  std::vector<pid_t> pids;
+  std::string run_id;
+  bool as_json = false;
+  size_t last = kShown;
+  CLI::App app("What the groups of running ranks did last, and what they wait for; they may hang or be stopped.",
+               "muster dump");
+  add_choice(app, pids, run_id);
+  app.add_option("--last,-n", last, "so many operations of each group")
+      ->check(number_between(0, 1e9, "a number from 0 up"))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_flag("--json", as_json, "one JSON array, with all operations unless --last is given");
+  if (const auto end = parse_command_line(app, words)) return *end;
+  Recordings chosen;
+  if (pids.empty()) chosen = of_all(run_id);
+  if (!collect("dump", pids, chosen)) return 1;
+  if (chosen.empty()) return none_found("dump", run_id);
+  if (as_json) {
+    std::puts(to_json(chosen, app.count("--last") > 0 ? last : SIZE_MAX).c_str());
+  } else {
+    show(chosen, of_all(), last);
+  }
+  return 0;
+}
+
+int trace_command(const std::string& own_path, const std::vector<std::string>& words) {
+  std::vector<pid_t> pids;
+  std::string path = "muster-trace.json", run_id;
+  CLI::App app(
+      "The last operations of running ranks as a trace, for https://ui.perfetto.dev or chrome://tracing; or a picture "
+      "of the last step of each rank that trains under muster.nn.DistributedDataParallel.",
+      "muster trace");
+  add_choice(app, pids, run_id);
+  app.add_option("-o,--output", path, "the file to write: the trace, or the picture if it ends in .png")
+      ->type_name("FILE")
+      ->capture_default_str();
+  if (const auto end = parse_command_line(app, words)) return *end;
+  Recordings chosen;
+  if (pids.empty()) chosen = of_all(run_id);
+  if (!collect("trace", pids, chosen)) return 1;
+  if (chosen.empty()) return none_found("trace", run_id);
+  if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(chosen), path);
+  std::ofstream file(path, std::ios::trunc);
+  file << to_trace(chosen) << std::flush;
+  if (!file) return std::fprintf(stderr, "muster: trace: cannot write %s\n", path.c_str()), 1;
+  std::printf("%s: %zu recording%s\n", path.c_str(), chosen.size(), chosen.size() == 1 ? "" : "s");
+  return 0;
+}
+
+}  // namespace muster

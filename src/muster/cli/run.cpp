@@ -1,0 +1,78 @@
+#include "muster/cli/run.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "muster/launch/agent/agent.h"
+#include "muster/launch/agent/agent_monitor.h"
+#include "muster/launch/agent/hosts.h"
+#include "muster/launch/agent/status_file.h"
+#include "muster/launch/command.h"
+#include "muster/launch/dry_run.h"
+#include "muster/launch/failure.h"
+#include "muster/launch/options/options.h"
+#include "muster/launch/scratch_folder.h"
+
+namespace muster {
+namespace {
+
+// The other end of standard input has the job's life in its hands: `muster run --hosts` elsewhere, over ssh. Workers do
+// not get it.
+void end_with_stdin() {
+  const int input = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3);
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (null >= 0) ::dup2(null, STDIN_FILENO);
+  // tidy: allow(detach) it waits for input until the process ends
+  std::thread([input] {
+    char ignored = 0;
+    ssize_t got = 0;
+    while ((got = ::read(input, &ignored, 1)) > 0 || (got < 0 && errno == EINTR)) {
+    }
+    ::kill(::getpid(), SIGTERM);
+  }).detach();
+}
+
+int run_here(const RunOptions& options, const std::string& own_path) {
+  if (!options.cluster.empty() && options.node_rank.value_or(0) == 0)
+    std::fprintf(stderr, "muster: taken from %s\n", options.cluster.c_str());
+  const ScratchFolder scratch;
+  if (scratch.path().empty())
+    return complain("run", "cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
+  LastWord last_word;
+  const auto agent = [&] {
+    if (options.until_stdin_ends) end_with_stdin();
+    const int status = run_agent(options, own_path, scratch.path(), last_word);
+    if (guard_is_gone()) scratch.remove();
+    return status;
+  };
+  return run_guarded(agent, options.signals, [&] {
+    remove_dead_status_files(current_environment());
+    last_word.say(options.secret);
+  });
+}
+
+int show_dry_run(const RunOptions& options, const std::string& own_path) {
+  const auto text = describe_run(options, own_path, current_environment());
+  if (!text) return complain("run", text.error().message, exit_status(text.error()));
+  return std::fputs(text->c_str(), stdout) < 0;
+}
+
+}  // namespace
+
+int run_command(const std::string& own_path, const std::vector<std::string>& words) {
+  const auto options = parse_run_options(words, current_environment(), this_machine());
+  if (!options) return complain("run", options.error().message + " (`muster help run` lists the options)", 2);
+  if (options->help) return std::fputs(run_help().c_str(), stdout) < 0;
+  for (const auto& notice : options->notices) std::fprintf(stderr, "muster: %s\n", notice.c_str());
+  if (options->dry_run) return show_dry_run(*options, own_path);
+  if (!options->hosts.empty()) return run_hosts(*options, program_path(own_path, current_environment()));
+  return run_here(*options, own_path);
+}
+
+}  // namespace muster

@@ -1,0 +1,177 @@
+#include "muster/cli/warm_command.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <filesystem>
+#include <map>
+#include <sstream>
+
+#include "muster/base/clock.h"
+#include "muster/launch/command.h"
+#include "muster/launch/failure.h"
+#include "muster/launch/options/command_line.h"
+#include "muster/launch/process_tree.h"
+#include "muster/launch/user_folder.h"
+#include "muster/launch/workers/warm.h"
+#include "muster/launch/workers/zygote_program.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kImportTime = std::chrono::minutes(5);  // to import what was asked for
+constexpr Duration kAnswerTime = std::chrono::seconds(5);
+
+struct WarmOptions {
+  std::string action = "start";
+  std::vector<std::string> preload;
+  double idle = 1800;
+};
+
+using Facts = std::map<std::string, std::string>;
+
+// Asks the zygote that listens at `path`; kUnavailable when it does not answer in time.
+Result<Facts> ask(const std::string& path, const char* question, Duration patience) {
+  MUSTER_ASSIGN(const Fd socket, connect_warm_at(path));
+  MUSTER_TRY(send_message(socket.get(), question));
+  pollfd entry{socket.get(), POLLIN, 0};
+  if (::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) <= 0)
+    return fail(ErrorCode::kUnavailable, "the zygote at " + path + " does not answer");
+  MUSTER_ASSIGN(const std::string text, receive_message(socket.get()));
+  Facts facts;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t space = std::min(line.find(' '), line.size());
+    facts[line.substr(0, space)] = line.substr(std::min(space + 1, line.size()));
+  }
+  return facts;
+}
+
+std::string describe(const Facts& facts) {
+  const auto fact = [&](const char* name) {
+    const auto found = facts.find(name);
+    return found == facts.end() ? std::string() : found->second;
+  };
+  const std::string preload = fact("preload").empty() ? "" : " and " + fact("preload");
+  return fmt::format("pid {}: {} with torch{}; {} run{}, ends {}", fact("pid"), fact("python"), preload, fact("runs"),
+                     fact("runs") == "1" ? "" : "s",
+                     fact("runs") == "0" ? "after " + fact("left") + " s without one" : "some time after them");
+}
+
+std::vector<std::string> sockets(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    if (entry.path().filename().string().starts_with("warm-") && entry.is_socket(ignored))
+      paths.push_back(entry.path());
+  return paths;
+}
+
+Result<Fd> listen_at(const std::string& path) {
+  MUSTER_ASSIGN(const Address address, socket_at(path));
+  ::unlink(path.c_str());
+  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket || ::bind(socket.get(), address.raw(), address.raw_length()) != 0 || ::listen(socket.get(), 64) != 0)
+    return fail_errno(errno, "cannot listen at " + path);
+  return socket;
+}
+
+// One of another environment with the same Python is one that this environment replaced.
+void stop_replaced(const std::string& folder, const std::string& python, const std::string& preload) {
+  for (const auto& path : sockets(folder)) {
+    const auto facts = ask(path, "status", kAnswerTime);
+    if (facts && facts->at("python") == python && facts->at("preload") == preload) (void)ask(path, "stop", kAnswerTime);
+  }
+}
+
+int start(const std::string& own_path, const WarmOptions& options) {
+  const Environment environment = current_environment();
+  const auto python = find_python(own_path, environment);
+  if (!python) return complain("warm", python.error().message, 127);
+  const auto folder = user_folder(environment);
+  if (!folder) return complain("warm", folder.error().message, 1);
+  // One at a time: who comes second finds what the first has started.
+  const Fd lock(::open((*folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (lock) ::flock(lock.get(), LOCK_EX);
+  const WarmKind kind{*python, options.preload, environment};
+  const std::string path = warm_path(kind).value_or("");
+  if (const auto facts = ask(path, "status", kAnswerTime)) {
+    std::printf("muster: warm already: %s\n", describe(*facts).c_str());
+    return 0;
+  }
+  stop_replaced(*folder, *python, fmt::format("{}", fmt::join(options.preload, ",")));
+  const auto listener = listen_at(path);
+  if (!listener) return complain("warm", listener.error().message, 1);
+  const Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  struct stat socket {};
+  if (::lstat(path.c_str(), &socket) != 0) return complain("warm", path + " was removed at once", 1);
+  ZygoteStart zygote{*python,
+                     {"warm", fmt::format("{}", options.idle), std::to_string(socket.st_ino)},
+                     environment,
+                     listener->get(),
+                     null.get(),
+                     true};
+  zygote.words.insert(zygote.words.end(), options.preload.begin(), options.preload.end());
+  if (const auto started = start_zygote(zygote); !started) return complain("warm", started.error().message, 1);
+  const auto facts = ask(path, "status", kImportTime);
+  const std::string failure = facts ? facts->at("failure") : facts.error().message;
+  if (failure.empty()) return std::printf("muster: warm: %s\n", describe(*facts).c_str()) < 0;
+  ::unlink(path.c_str());
+  return complain("warm", failure, 1);
+}
+
+// One that serves no run ends at once, and has ended when this returns; another ends with the last of its runs.
+void await_end(const Facts& facts) {
+  if (facts.at("runs") != "0") return;
+  const std::string& text = facts.at("pid");
+  pid_t pid = 0;
+  std::from_chars(text.data(), text.data() + text.size(), pid);
+  (void)has_ended(open_process(pid), kAnswerTime);
+}
+
+int show(bool stop) {
+  const auto folder = user_folder(current_environment());
+  if (!folder) return complain("warm", folder.error().message, 1);
+  int found = 0;
+  for (const auto& path : sockets(*folder)) {
+    const auto facts = ask(path, stop ? "stop" : "status", kAnswerTime);
+    if (!facts) continue;
+    ++found;
+    if (stop) await_end(*facts);
+    std::printf("%s%s\n", stop ? "stopped " : "", describe(*facts).c_str());
+  }
+  if (found == 0) std::puts("no zygote is kept warm");
+  return found == 0 && !stop ? 1 : 0;
+}
+
+}  // namespace
+
+int warm_command(const std::string& own_path, const std::vector<std::string>& words) {
+  WarmOptions options;
+  CLI::App app("Keeps a Python with torch imported between runs, so that the next `muster run` starts at once.",
+               "muster warm");
+  app.add_option("ACTION", options.action, "what to do; start where nothing is said")
+      ->check(CLI::IsMember({"start", "status", "stop"}).description(""))
+      ->type_name("start|status|stop");
+  app.add_option("--preload", options.preload, "modules to import besides torch")
+      ->delimiter(',')
+      ->type_name("MODULE,...");
+  app.add_option("--idle", options.idle, "how long it waits for a run before it ends")
+      ->type_name("SECONDS")
+      ->check(number_between(0.1, 1e7, "a number of seconds from 0.1 up"))
+      ->capture_default_str();
+  if (const auto end = parse_command_line(app, words)) return *end;
+  if (options.action == "start") return start(own_path, options);
+  return show(options.action == "stop");
+}
+
+}  // namespace muster

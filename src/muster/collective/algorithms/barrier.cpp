@@ -1,0 +1,19 @@
+#include "muster/collective/algorithms/algorithms.h"
+#include "muster/collective/schedule/schedule_builder.h"
+
+namespace muster {
+
+Schedule dissemination_barrier(const Problem& problem) {
+  check_problem(problem);
+  ScheduleBuilder builder;
+  if (problem.size == 1) return builder.take();
+  const Range sent = builder.scratch(1), received = builder.scratch(1);
+  uint32_t heard = Step::kNone;
+  for (int distance = 1; distance < problem.size; distance *= 2) {
+    builder.send(around(problem, distance), sent, {heard});
+    heard = builder.receive(around(problem, -distance), received, {heard});
+  }
+  return builder.take();
+}
+
+}  // namespace muster

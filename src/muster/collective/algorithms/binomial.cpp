@@ -1,0 +1,151 @@
+// Binomial trees, ranks counted from the root: a rank's parent is itself without its lowest set bit, its children are
+// itself plus each lower power of two. So those below a rank are the ranks behind it.
+#include "muster/collective/algorithms/algorithms.h"
+#include "muster/collective/schedule/blocks.h"
+
+namespace muster {
+namespace {
+
+class BinomialTree {
+ public:
+  explicit BinomialTree(const Problem& problem)
+      : from_root_(problem),
+        self_(from_root_.self),
+        reach_(self_ == 0 ? 1 << doubling_rounds(problem.size) : lowest_bit(self_)) {}
+
+  bool root() const { return self_ == 0; }
+  int self() const { return self_; }
+  Rank parent() const { return rank(self_ - reach_); }
+  Rank rank(int relative) const { return from_root_.rank(relative); }
+  /// Behind the last rank below this one.
+  int end() const { return std::min(self_ + reach_, from_root_.size); }
+
+  /// Calls back with the child and the end of what is below it, the nearest child first or last.
+  template <class Body>
+  void each_child(bool nearest_first, Body&& body) const {
+    for (int i = 1; i < reach_; i *= 2) {
+      const int distance = nearest_first ? i : reach_ / (2 * i);
+      if (self_ + distance < end()) body(self_ + distance, std::min(self_ + 2 * distance, end()));
+    }
+  }
+
+ private:
+  FromRoot from_root_;
+  int self_;
+  int reach_;  ///< the subtree covers as many ranks, but for the end of the row
+};
+
+/// The ranks' blocks in the order of the tree.
+Blocks in_order(const BinomialTree& tree, const Blocks& by_rank) {
+  Blocks blocks;
+  for (int relative = 0; relative < by_rank.count(); ++relative) blocks.append(by_rank.bytes(tree.rank(relative)));
+  return blocks;
+}
+
+/// The blocks of [first, last) in the tree's order, as they lie by rank: in one piece, or in two around the end.
+template <class Body>
+void each_piece(const BinomialTree& tree, const Blocks& by_rank, Place place, int first, int last, Body&& body) {
+  const Rank begin = tree.rank(first);
+  const int before_end = std::min(last - first, by_rank.count() - begin);
+  body(by_rank.range(place, begin, begin + before_end));
+  if (before_end < last - first) body(by_rank.range(place, 0, last - first - before_end));
+}
+
+}  // namespace
+
+Schedule binomial_broadcast(const Problem& problem) {
+  check_problem(problem);
+  const BinomialTree tree(problem);
+  const Place source = tree.root() ? Place::kInput : Place::kOutput;
+  const Chunks chunks{0, tensor_bytes(problem), chunk_grain(problem)};
+  ScheduleBuilder builder;
+  for (uint32_t i = 0; i < chunks.count(); ++i) {
+    uint32_t arrived = Step::kNone;
+    if (!tree.root()) arrived = builder.receive(tree.parent(), chunks.at(Place::kOutput, i));
+    tree.each_child(false, [&](int child, int) { builder.send(tree.rank(child), chunks.at(source, i), {arrived}); });
+    if (tree.root()) builder.copy(chunks.at(Place::kInput, i), chunks.at(Place::kOutput, i));
+  }
+  return builder.take();
+}
+
+// Whoever is not the root sums up in scratch for some chunks, each used again once its sum has left.
+Schedule binomial_reduce(const Problem& problem) {
+  check_problem(problem);
+  constexpr uint32_t kSums = 4;
+  const BinomialTree tree(problem);
+  const Chunks chunks{0, tensor_bytes(problem), chunk_grain(problem)};
+  const bool leaf = tree.end() == tree.self() + 1;
+  ScheduleBuilder builder;
+  Slots slots(builder, leaf ? 0 : chunks.largest());
+  Range sums[kSums];
+  uint32_t left[kSums];
+  std::fill_n(left, kSums, Step::kNone);
+  for (uint32_t i = 0; !leaf && !tree.root() && i < std::min(kSums, chunks.count()); ++i) {
+    sums[i] = builder.scratch(chunks.largest());
+  }
+  for (uint32_t i = 0; i < chunks.count(); ++i) {
+    Range current = chunks.at(Place::kInput, i);
+    const Range sum = tree.root() ? chunks.at(Place::kOutput, i) : part(sums[i % kSums], 0, current.bytes);
+    uint32_t had = left[i % kSums];
+    tree.each_child(true, [&](int child, int) {
+      had = slots.receive_reduce(builder, tree.rank(child), current, sum, had);
+      current = sum;
+    });
+    if (!tree.root()) {
+      left[i % kSums] = builder.send(tree.parent(), current, {leaf ? Step::kNone : had});
+    } else if (leaf) {
+      builder.copy(current, sum);
+    }
+  }
+  return builder.take();
+}
+
+Schedule binomial_scatter(const Problem& problem) {
+  check_problem(problem);
+  const BinomialTree tree(problem);
+  const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
+  ScheduleBuilder builder;
+  const Range own = output(0, by_rank.bytes(problem.rank));
+  if (tree.root()) {
+    tree.each_child(false, [&](int child, int end) {
+      each_piece(tree, by_rank, Place::kInput, child, end, [&](Range piece) { builder.send(tree.rank(child), piece); });
+    });
+    builder.copy(by_rank.range(Place::kInput, problem.rank), own);
+    return builder.take();
+  }
+  const size_t begin = blocks.offset(tree.self() + 1 < blocks.count() ? tree.self() + 1 : tree.self());
+  const size_t below =
+      tree.end() == tree.self() + 1 ? 0 : blocks.offset(tree.end() - 1) + blocks.bytes(tree.end() - 1) - begin;
+  const Range passed_on = builder.scratch(below);
+  builder.receive(tree.parent(), own);
+  const uint32_t arrived = builder.receive(tree.parent(), passed_on);
+  tree.each_child(false, [&](int child, int end) {
+    const Range piece = blocks.range(Place::kScratch, child, end);
+    builder.send(tree.rank(child), part(passed_on, piece.offset - begin, piece.bytes), {arrived});
+  });
+  return builder.take();
+}
+
+Schedule binomial_gather(const Problem& problem) {
+  check_problem(problem);
+  const BinomialTree tree(problem);
+  const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
+  const Range own = input(0, by_rank.bytes(problem.rank));
+  ScheduleBuilder builder;
+  if (tree.root()) {
+    builder.copy(own, by_rank.range(Place::kOutput, problem.rank));
+    tree.each_child(true, [&](int child, int end) {
+      each_piece(tree, by_rank, Place::kOutput, child, end,
+                 [&](Range piece) { builder.receive(tree.rank(child), piece); });
+    });
+    return builder.take();
+  }
+  builder.send(tree.parent(), own);
+  tree.each_child(true, [&](int child, int end) {
+    const Range piece = builder.scratch(blocks.range(Place::kScratch, child, end).bytes);
+    builder.send(tree.parent(), piece, {builder.receive(tree.rank(child), piece)});
+  });
+  return builder.take();
+}
+
+}  // namespace muster

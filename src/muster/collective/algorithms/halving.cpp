@@ -1,0 +1,134 @@
+#include "muster/collective/algorithms/algorithms.h"
+#include "muster/collective/schedule/blocks.h"
+#include "muster/collective/schedule/folding.h"
+
+namespace muster {
+namespace {
+
+/// Recursive halving: in each round a rank sends the half of its data that its partner's side of the core is for, and
+/// combines its own half. Partial sums lie in `sums`, where the whole buffer has its place.
+class Halving {
+ public:
+  Halving(const Problem& problem, const Folding& fold, const Blocks& blocks, ScheduleBuilder& builder, Range sums)
+      : fold_(fold),
+        blocks_(blocks),
+        builder_(builder),
+        sums_(sums),
+        grain_(chunk_grain(problem)),
+        slots_(builder, std::min(grain_, blocks.total())) {}
+
+  /// A core rank's part: takes what its pair hands over, then halves down to the own block.
+  void run() {
+    if (fold_.paired()) combine(fold_.partner(), 0, fold_.core());
+    int first = 0, last = fold_.core();
+    for (int distance = fold_.core() / 2; distance > 0; distance /= 2) {
+      const int middle = first + distance;
+      const bool lower = fold_.self() < middle;
+      const Range away = current(lower ? middle : first, lower ? last : middle);
+      sent_.push_back(builder_.send(fold_.across(distance), away, {combined_}));
+      (lower ? last : first) = middle;
+      combine(fold_.across(distance), first, last);
+    }
+  }
+  /// The step that completed the own block.
+  uint32_t combined() const { return combined_; }
+  /// The sends of the rounds, in order.
+  const std::vector<uint32_t>& sent() const { return sent_; }
+
+ private:
+  Range current(int first, int last) const {
+    Range range = blocks_.range(place_, first, last);
+    if (place_ == sums_.place) range.offset += sums_.offset;
+    return range;
+  }
+
+  // Receives over one link end in order, so the last one stands for all.
+  void combine(Rank partner, int first, int last) {
+    const Range from = current(first, last);
+    const Chunks chunks{0, from.bytes, grain_};
+    const uint32_t before = combined_;
+    for (uint32_t i = 0; i < chunks.count(); ++i) {
+      const Range chunk = chunks.at(from.place, i);
+      combined_ = slots_.receive_reduce(builder_, partner, part(from, chunk.offset, chunk.bytes),
+                                        part(sums_, blocks_.offset(first) + chunk.offset, chunk.bytes), before);
+    }
+    place_ = sums_.place;
+  }
+
+  const Folding& fold_;
+  const Blocks& blocks_;
+  ScheduleBuilder& builder_;
+  const Range sums_;
+  const size_t grain_;
+  Slots slots_;
+  Place place_ = Place::kInput;
+  uint32_t combined_ = Step::kNone;
+  std::vector<uint32_t> sent_;
+};
+
+/// Recursive doubling from the own share to all: the rounds of the halving backwards.
+void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder, const Halving& halving) {
+  uint32_t had = halving.combined();
+  int first = fold.self(), last = first + 1, round = static_cast<int>(halving.sent().size());
+  for (int distance = 1; distance < fold.core(); distance *= 2) {
+    const Rank partner = fold.across(distance);
+    builder.send(partner, shares.range(Place::kOutput, first, last), {had});
+    const bool lower = (fold.self() & distance) == 0;
+    const Range missing =
+        shares.range(Place::kOutput, lower ? last : first - distance, lower ? last + distance : first);
+    // There lies what was sent in the round of this distance, perhaps still on its way.
+    had = last_of(had, builder.receive(partner, missing, {halving.sent()[--round], had}));
+    (lower ? last : first) += lower ? distance : -distance;
+  }
+  if (fold.paired()) builder.send(fold.partner(), output(0, shares.total()), {had});
+}
+
+}  // namespace
+
+Schedule halving_all_reduce(const Problem& problem) {
+  check_problem(problem);
+  const size_t bytes = tensor_bytes(problem);
+  if (problem.size == 1) return copy_input(bytes);
+  const Folding fold(problem);
+  ScheduleBuilder builder;
+  if (fold.folds_away()) {
+    const uint32_t sent = builder.send(fold.partner(), input(0, bytes));
+    builder.receive(fold.partner(), output(0, bytes), {sent});
+  } else {
+    const Blocks shares = Blocks::shares(problem, fold.core());
+    Halving halving(problem, fold, shares, builder, output(0, bytes));
+    halving.run();
+    gather(fold, shares, builder, halving);
+  }
+  return builder.take();
+}
+
+// A core rank completes the blocks of both of its pair.
+Schedule halving_reduce_scatter(const Problem& problem) {
+  check_problem(problem);
+  const Blocks ranks = Blocks::of_ranks(problem);
+  const Range own = output(0, ranks.bytes(problem.rank));
+  if (problem.size == 1) return copy_input(own.bytes);
+  const Folding fold(problem);
+  ScheduleBuilder builder;
+  if (fold.folds_away()) {
+    const uint32_t sent = builder.send(fold.partner(), input(0, ranks.total()));
+    builder.receive(fold.partner(), own, {sent});  // may be a part of the input
+    return builder.take();
+  }
+  Blocks blocks;
+  for (int core = 0; core < fold.core(); ++core) {
+    blocks.append(ranks.offset(fold.first_of(core + 1) - 1) + ranks.bytes(fold.first_of(core + 1) - 1) -
+                  ranks.offset(fold.first_of(core)));
+  }
+  const Range sums = builder.scratch(ranks.total());
+  Halving halving(problem, fold, blocks, builder, sums);
+  halving.run();
+  const auto sum = [&](Rank rank) { return part(sums, ranks.offset(rank), ranks.bytes(rank)); };
+  if (fold.paired()) builder.send(fold.partner(), sum(fold.partner()), {halving.combined()});
+  // The own block of the input, which may be the output, was used by the round before.
+  builder.copy(sum(problem.rank), own, {halving.combined()});
+  return builder.take();
+}
+
+}  // namespace muster

@@ -1,0 +1,205 @@
+#include <optional>
+
+#include "muster/collective/algorithms/algorithms.h"
+#include "muster/collective/schedule/blocks.h"
+
+namespace muster {
+namespace {
+
+/// The two passes around the ring. In step k of the first, rank r sends what it has of share r - k and combines share
+/// r - k - 1; then share r + 1 is complete here, and the second pass carries the complete ones round.
+class RingAllReduce {
+ public:
+  explicit RingAllReduce(const Problem& problem)
+      : problem_(problem),
+        shares_(Blocks::shares(problem, problem.size)),
+        grain_(chunk_grain(problem)),
+        slots_(builder_, shares_.chunks(0, grain_).largest()),
+        sent_(problem.size),
+        arrived_(problem.size) {}
+
+  Schedule build() {
+    for (int k = 0; k < problem_.size - 1; ++k) {
+      send(around(problem_, -k), k == 0 ? Place::kInput : Place::kOutput);
+      combine(around(problem_, -k - 1));
+    }
+    for (int k = 0; k < problem_.size - 1; ++k) {
+      send(around(problem_, 1 - k), Place::kOutput);
+      receive(around(problem_, -k));
+    }
+    return builder_.take();
+  }
+
+ private:
+  // The chunks of a share leave one by one as they arrive.
+  void send(Rank share, Place place) {
+    const Chunks chunks = shares_.chunks(share, grain_);
+    for (uint32_t i = 0; i < chunks.count(); ++i) {
+      const uint32_t had = arrived_[share].empty() ? Step::kNone : arrived_[share][i];
+      sent_[share].push_back(builder_.send(around(problem_, 1), chunks.at(place, i), {had}));
+    }
+  }
+
+  void combine(Rank share) {
+    const Chunks chunks = shares_.chunks(share, grain_);
+    for (uint32_t i = 0; i < chunks.count(); ++i) {
+      arrived_[share].push_back(slots_.receive_reduce(builder_, around(problem_, -1), chunks.at(Place::kInput, i),
+                                                      chunks.at(Place::kOutput, i)));
+    }
+  }
+
+  // Overwrites the partial sum that was sent in the first pass.
+  void receive(Rank share) {
+    const Chunks chunks = shares_.chunks(share, grain_);
+    arrived_[share].clear();
+    for (uint32_t i = 0; i < chunks.count(); ++i) {
+      arrived_[share].push_back(
+          builder_.receive(around(problem_, -1), chunks.at(Place::kOutput, i), {sent_[share][i]}));
+    }
+  }
+
+  const Problem& problem_;
+  Blocks shares_;
+  size_t grain_;
+  ScheduleBuilder builder_;
+  Slots slots_;
+  std::vector<std::vector<uint32_t>> sent_, arrived_;  // by share and chunk: the step
+};
+
+/// Panels of some chunks of every block go round one after the other, so that partial sums need little scratch. In step
+/// k of a panel, rank r sends what it has of block r - k - 1 and combines block r - k - 2; the last is its own.
+class RingReduceScatter {
+ public:
+  /// The own block ends in `result`.
+  RingReduceScatter(const Problem& problem, Blocks blocks, ScheduleBuilder& builder, Range result)
+      : problem_(problem),
+        blocks_(std::move(blocks)),
+        builder_(builder),
+        result_(result),
+        grain_(chunk_grain(problem)),
+        last_use_(problem.size, Step::kNone) {
+    const size_t chunk = std::min(grain_, blocks_.largest());
+    const auto chunks = static_cast<uint32_t>((blocks_.largest() + grain_ - 1) / grain_);
+    const bool passes_on = problem.size > 2;
+    for (uint32_t i = 0; passes_on && i < 2 * std::min(chunks, kPanel); ++i) {
+      slots_.push_back({builder.scratch(chunk), Step::kNone});
+    }
+    while (panel_ < chunks) {
+      for (int k = 0; k < problem.size - 1; ++k) step(k);
+      panel_ += kPanel;
+    }
+  }
+  /// The last step that uses a block of the input, and for the own block the one that completes the result.
+  uint32_t last_use(Rank block) const { return last_use_[block]; }
+
+ private:
+  static constexpr uint32_t kPanel = 4;  // chunks of a block under way at the same time
+  struct Slot {
+    Range range;
+    uint32_t last_use;  // holds what arrived in step k until it was sent in step k + 1
+  };
+
+  // Partial sums of one step lie in one half of the slots while those of the next arrive in the other.
+  Slot& slot(int k, uint32_t chunk) { return slots_[(k % 2) * (slots_.size() / 2) + chunk - panel_]; }
+
+  void step(int k) {
+    const Rank next = around(problem_, 1), previous = around(problem_, -1);
+    const Rank out = (problem_.rank + 2 * problem_.size - k - 1) % problem_.size;
+    const Rank in = (out + problem_.size - 1) % problem_.size;
+    const Chunks sent = blocks_.chunks(out, grain_), received = blocks_.chunks(in, grain_);
+    for (uint32_t i = panel_; i < std::min(sent.count(), panel_ + kPanel); ++i) {
+      if (k == 0) {
+        last_use_[out] = builder_.send(next, sent.at(Place::kInput, i));
+      } else {
+        Slot& from = slot(k - 1, i);
+        from.last_use =
+            builder_.send(next, part(from.range, 0, sent.at(Place::kInput, i).bytes), {arrived_[i - panel_]});
+      }
+    }
+    for (uint32_t i = panel_; i < std::min(received.count(), panel_ + kPanel); ++i) {
+      const Range here = received.at(Place::kInput, i);
+      if (k == problem_.size - 2) {
+        arrived_[i - panel_] = final(previous, here, part(result_, i * grain_, here.bytes));
+      } else {
+        const Slot& to = slot(k, i);
+        const Range sum = part(to.range, 0, here.bytes);
+        arrived_[i - panel_] = builder_.receive_reduce(previous, sum, here, sum, {to.last_use});
+      }
+      last_use_[in] = arrived_[i - panel_];
+    }
+  }
+
+  uint32_t final(Rank previous, Range here, Range to) {
+    if (!arrivals_) arrivals_.emplace(builder_, std::min(grain_, blocks_.bytes(problem_.rank)));
+    return arrivals_->receive_reduce(builder_, previous, here, to);
+  }
+
+  const Problem& problem_;
+  const Blocks blocks_;
+  ScheduleBuilder& builder_;
+  const Range result_;
+  const size_t grain_;
+  std::vector<Slot> slots_;
+  std::optional<Slots> arrivals_;
+  std::vector<uint32_t> last_use_;
+  uint32_t arrived_[kPanel] = {};  // by chunk of the panel: the step that combined it last
+  uint32_t panel_ = 0;
+};
+
+}  // namespace
+
+Schedule ring_all_reduce(const Problem& problem) {
+  check_problem(problem);
+  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : RingAllReduce(problem).build();
+}
+
+Schedule ring_reduce_scatter(const Problem& problem) {
+  check_problem(problem);
+  Blocks blocks = Blocks::of_ranks(problem);
+  const Range result = output(0, blocks.bytes(problem.rank));
+  if (problem.size == 1) return copy_input(result.bytes);
+  ScheduleBuilder builder;
+  RingReduceScatter(problem, std::move(blocks), builder, result);
+  return builder.take();
+}
+
+// The shares that the others completed come to the root's output, which may be its input: each once its input was used.
+Schedule ring_reduce(const Problem& problem) {
+  check_problem(problem);
+  if (problem.size == 1) return copy_input(tensor_bytes(problem));
+  const Blocks shares = Blocks::shares(problem, problem.size);
+  const bool root = problem.rank == problem.root;
+  ScheduleBuilder builder;
+  const Range own = root ? shares.range(Place::kOutput, problem.rank) : builder.scratch(shares.bytes(problem.rank));
+  const RingReduceScatter pass(problem, shares, builder, own);
+  if (!root) builder.send(problem.root, own, {pass.last_use(problem.rank)});
+  for (Rank rank = 0; root && rank < problem.size; ++rank) {
+    if (rank != problem.root) builder.receive(rank, shares.range(Place::kOutput, rank), {pass.last_use(rank)});
+  }
+  return builder.take();
+}
+
+Schedule ring_all_gather(const Problem& problem) {
+  check_problem(problem);
+  const Blocks blocks = Blocks::of_ranks(problem);
+  const size_t grain = chunk_grain(problem);
+  ScheduleBuilder builder;
+  builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(Place::kOutput, problem.rank));
+  std::vector<uint32_t> arrived;
+  for (int k = 0; k < problem.size - 1; ++k) {
+    const Chunks own{0, blocks.bytes(problem.rank), grain};
+    const Chunks out = k == 0 ? own : blocks.chunks(around(problem, -k), grain);
+    for (uint32_t i = 0; i < out.count(); ++i) {
+      builder.send(around(problem, 1), out.at(k == 0 ? Place::kInput : Place::kOutput, i),
+                   {k == 0 ? Step::kNone : arrived[i]});
+    }
+    arrived.clear();
+    const Chunks in = blocks.chunks(around(problem, -k - 1), grain);
+    for (uint32_t i = 0; i < in.count(); ++i) {
+      arrived.push_back(builder.receive(around(problem, -1), in.at(Place::kOutput, i)));
+    }
+  }
+  return builder.take();
+}
+
+}  // namespace muster

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "muster/collective/algorithms/algorithms.h"
+
+namespace muster {
+
+/// What an algorithm's cost depends on.
+struct Extent {
+  explicit Extent(const Problem& problem);
+
+  double ranks;      ///< n
+  double doublings;  ///< ceil(log2 n)
+  double core;       ///< the largest power of two up to n
+  double halvings;   ///< its logarithm
+  double folds;      ///< 1 where n is not a power of two, else 0
+  double bytes;      ///< S: of the tensor, or of all blocks that one rank has of a large buffer
+  double chunk;      ///< bytes
+
+  /// Chunks of so many bytes, at least one.
+  double chunks(double of_bytes) const;
+  /// The part of S that is not a rank's own.
+  double foreign() const { return bytes * (ranks - 1) / ranks; }
+};
+
+/// What lies on the longest way through an algorithm.
+struct Estimate {
+  double rounds = 0;    ///< latencies, one after the other
+  double messages = 0;  ///< sends and receives of a rank
+  double bytes = 0;     ///< that it sends and receives
+  double reduced = 0;   ///< bytes that it combines or copies
+};
+
+/// Seconds that the algorithm takes for the problem, all ranks beginning together: a closed form, so that choosing
+/// costs no more than a call. The same at all ranks. How near it is to the schedules themselves, evaluate()
+/// (evaluation.h) tells.
+double predict(const Problem& problem, const Algorithm& algorithm);
+
+}  // namespace muster

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "muster/collective/algorithms/algorithms.h"
+
+namespace muster {
+
+/// What links of one kind cost between two ranks of this machine; see Network.
+struct Medium {
+  double latency = 15e-6;
+  double overhead = 4e-6;
+  double bytes_per_second = 2e9;
+  friend bool operator==(const Medium&, const Medium&) = default;
+};
+
+/// What ranks pay that share a host's memory; see team_plan.h.
+struct MemoryCosts {
+  double wait = 0.2e-6;                   ///< seconds of a step in which two ranks, each on a core, wait for each other
+  double turn = 4e-6;                     ///< seconds of a step for each of the ranks that share a core
+  double cached_bytes_per_second = 2e10;  ///< copied between a tensor that caches hold and a slot
+  double bytes_per_second = 8e9;          ///< the same where the tensor comes from memory, or goes there
+  bool measured = false;                  ///< else these are guesses
+  friend bool operator==(const MemoryCosts&, const MemoryCosts&) = default;
+};
+/// Bytes of a rank's tensors at which the two speeds hold; in between, what is between them.
+inline constexpr double kCachedTensors = 4 << 20, kUncachedTensors = 128 << 20;
+
+/// What choices of algorithms go by. `muster tune` measures it, and keeps it in a file of the user's.
+struct MachineCosts {
+  Medium tcp, local, shm;  ///< local: Unix sockets
+  MemoryCosts memory;
+  double reduce_bytes_per_second = 6e9;
+  int cores = 2;
+  bool measured = false;  ///< else these are guesses
+  friend bool operator==(const MachineCosts&, const MachineCosts&) = default;
+};
+
+/// A machine, and the algorithms that the user asks for. All ranks of a group must go by the same: one of them encodes
+/// its own, and the others decode it.
+struct Tuning {
+  MachineCosts machine;
+  std::array<const Algorithm*, kCollectiveCount> wanted{};  ///< by collective; null: choose
+
+  /// Fills in what the choice goes by: links of this kind ("tcp", "unix", "shm"), this many ranks on a host.
+  void apply(Problem& problem, std::string_view kind, int ranks_per_host) const;
+  /// Some 600 bytes of JSON.
+  std::string encode() const;
+  /// kProtocol for what encode() did not write.
+  static Result<Tuning> decode(std::string_view text);
+};
+
+/// This machine as it was measured, else guessed; with MUSTER_ALGO, as in "all_reduce=ring,broadcast=chain". An unknown
+/// name there is kInvalidArgument and tells the right ones.
+Result<Tuning> load_tuning();
+/// What MUSTER_ALGO's `text` asks for.
+Result<std::array<const Algorithm*, kCollectiveCount>> parse_wanted(std::string_view text);
+
+/// Where the record of this host is kept: under $XDG_CACHE_HOME, else ~/.cache. Empty when neither is known.
+std::string machine_path();
+/// Writes the record; the file is complete or the old one.
+Result<> save_machine(const MachineCosts& machine);
+
+}  // namespace muster

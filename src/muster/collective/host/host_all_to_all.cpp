@@ -1,0 +1,149 @@
+// reduce_scatter and all_to_all: every rank puts a piece for every other, and takes from each the one for itself. A
+// rank's own block never goes through a slot.
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "muster/collective/host/host_call.h"
+
+namespace muster {
+namespace {
+
+/// Pieces of one step: how long each may be, and where it lies.
+struct Pieces {
+  Pieces(const TeamRun& run, size_t largest, size_t header) : header_bytes(header) {
+    piece = piece_of(largest, run.team.slot_bytes(), run.size, run.element, header);
+    in_line = header == 0 && piece == largest && piece * run.size <= kTeamPayload;
+  }
+  /// For TeamRun::begin(): zero if the slot is not written.
+  size_t in_slot() const { return in_line ? 0 : SIZE_MAX; }
+
+  size_t header_bytes;
+  size_t piece;
+  bool in_line;
+};
+
+uint8_t* own_piece(TeamRun& run, const Pieces& pieces, Rank to) {
+  return (pieces.in_line ? run.team.payload() : run.team.slot()) + pieces.header_bytes + to * pieces.piece;
+}
+
+const uint8_t* piece_from(TeamRun& run, const Pieces& pieces, Rank peer, uint32_t step) {
+  const uint8_t* const area = pieces.in_line ? run.team.payload(peer, step) : run.team.slot(peer, step);
+  return area + pieces.header_bytes + run.rank * pieces.piece;
+}
+
+/// Chunk `index` of what this rank has for each; its own too, if `own`.
+void put_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, bool own) {
+  for (Rank peer = 0; peer < run.size; ++peer) {
+    if (peer == run.rank && !own) continue;
+    const size_t bytes = chunk_bytes(blocks.bytes(peer), index, pieces.piece);
+    run.read_in(blocks.begin(peer) + index * pieces.piece, own_piece(run, pieces, peer), bytes);
+  }
+}
+
+void combine_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, uint32_t step) {
+  const size_t offset = index * pieces.piece;
+  const size_t bytes = chunk_bytes(blocks.bytes(run.rank), index, pieces.piece);
+  if (bytes == 0) return;
+  auto& sources = run.team.pointers();
+  for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = piece_from(run, pieces, peer, step);
+  if (run.own_in_place()) sources[run.rank] = run.operation.input.data() + blocks.begin(run.rank) + offset;
+  run.combine_out(offset, sources.data(), bytes);
+}
+
+/// all_to_all with counts: who sends how much is known to sender and receiver only. So the first step's slots begin
+/// with the sender's counts, in elements, and the payload names its longest block.
+class Uneven {
+ public:
+  explicit Uneven(TeamRun& run) : run_(run) {}
+
+  void announce(size_t largest) {
+    std::memcpy(run_.team.slot(), run_.operation.counts.data(), run_.size * sizeof(uint64_t));
+    const uint64_t bytes = largest;
+    std::memcpy(run_.team.payload(), &bytes, sizeof(bytes));
+  }
+
+  /// The longest block of all, once everybody's counts are what is expected here.
+  Result<size_t> agree(size_t largest, uint32_t step) {
+    for (Rank peer = 0; peer < run_.size; ++peer) {
+      uint64_t sent, theirs;
+      std::memcpy(&sent, run_.team.slot(peer, step) + run_.rank * sizeof(uint64_t), sizeof(sent));
+      std::memcpy(&theirs, run_.team.payload(peer, step), sizeof(theirs));
+      if (sent != run_.operation.receive_counts[peer]) {
+        return fail(ErrorCode::kMismatch,
+                    fmt::format("rank {} sends {} elements to rank {}, which expects {}", peer, sent, run_.rank,
+                                run_.operation.receive_counts[peer]),
+                    peer);
+      }
+      largest = std::max<size_t>(largest, theirs);
+    }
+    return largest;
+  }
+
+ private:
+  TeamRun& run_;
+};
+
+void take_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, uint32_t step) {
+  for (Rank turn = 1; turn < run.size; ++turn) {
+    const Rank peer = (run.rank + turn) % run.size;
+    const size_t bytes = chunk_bytes(blocks.bytes(peer), index, pieces.piece);
+    run.operation.output.write(blocks.begin(peer) + index * pieces.piece, piece_from(run, pieces, peer, step), bytes);
+  }
+}
+
+}  // namespace
+
+Result<> team_reduce_scatter(TeamRun& run) {
+  const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
+  const Pieces pieces(run, blocks.largest(), 0);
+  const size_t chunks = chunk_count(blocks.largest(), std::max<size_t>(1, pieces.piece));
+  const auto put = [&](size_t index) -> Result<> {
+    MUSTER_TRY(run.begin(pieces.in_slot()));
+    put_pieces(run, pieces, blocks, index, !run.own_in_place());
+    run.team.publish();
+    return {};
+  };
+  MUSTER_TRY(put(0));
+  uint32_t step = run.team.step();
+  for (size_t index = 0; index < chunks; ++index, ++step) {
+    if (index + 1 < chunks) MUSTER_TRY(put(index + 1));
+    MUSTER_TRY(run.team.wait_all(step, run.deadline));
+    combine_pieces(run, pieces, blocks, index, step);
+  }
+  return {};
+}
+
+Result<> team_all_to_all(TeamRun& run) {
+  const Operation& operation = run.operation;
+  const TeamBlocks sent(run.call.bytes(), operation.counts, run.element);
+  const TeamBlocks received(run.call.bytes(), operation.receive_counts, run.element);
+  const bool even = operation.counts.empty();
+  size_t largest = sent.largest();
+  Uneven uneven(run);
+  // Of uneven blocks nobody knows the longest yet: then all use the same, full pieces.
+  const Pieces pieces(run, even ? largest : SIZE_MAX, even ? 0 : uneven_header(run.size));
+  MUSTER_TRY(run.begin(pieces.in_slot()));
+  uint32_t step = run.team.step();
+  if (!even) uneven.announce(largest);
+  put_pieces(run, pieces, sent, 0, false);
+  run.team.publish();
+  run.copy_own(sent.begin(run.rank), received.begin(run.rank), sent.bytes(run.rank));
+  MUSTER_TRY(run.team.wait_all(step, run.deadline));
+  if (!even) {
+    MUSTER_ASSIGN(largest, uneven.agree(largest, step));
+  }
+  const size_t chunks = chunk_count(largest, std::max<size_t>(1, pieces.piece));
+  for (size_t index = 0; index < chunks; ++index, ++step) {
+    if (index + 1 < chunks) {
+      MUSTER_TRY(run.begin(pieces.in_slot()));
+      put_pieces(run, pieces, sent, index + 1, false);
+      run.team.publish();
+    }
+    if (index > 0) MUSTER_TRY(run.team.wait_all(step, run.deadline));
+    take_pieces(run, pieces, received, index, step);
+  }
+  return {};
+}
+
+}  // namespace muster

@@ -1,0 +1,60 @@
+// broadcast and scatter: the root puts chunks, as far ahead as its slots allow, and the others take them.
+#include "muster/collective/host/host_call.h"
+
+namespace muster {
+namespace {
+
+/// A step of somebody who only takes. It is published after the root's was seen: then the root's word says that all
+/// ranks are near, and nobody has to look at all of them.
+Result<uint32_t> follow(TeamRun& run) {
+  const uint32_t step = run.team.next();
+  MUSTER_TRY(run.team.wait(run.call.root, step, run.deadline));
+  MUSTER_TRY(run.reserve(0));
+  run.team.publish();
+  return step;
+}
+
+}  // namespace
+
+Result<> team_broadcast(TeamRun& run) {
+  const size_t total = run.call.bytes(), chunk = run.chunk_of(total);
+  const size_t chunks = chunk_count(total, chunk);
+  for (size_t index = 0; index < chunks; ++index) {
+    const size_t bytes = chunk_bytes(total, index, chunk);
+    if (run.rank == run.call.root) {
+      MUSTER_TRY(run.begin(chunk));
+      run.operation.input.read(index * chunk, run.area(chunk), bytes);
+      run.team.publish();
+      run.team.fetch_ahead();
+    } else {
+      MUSTER_ASSIGN(const uint32_t step, follow(run));
+      run.operation.output.write(index * chunk, run.area(run.call.root, step, chunk), bytes);
+    }
+  }
+  return {};
+}
+
+Result<> team_scatter(TeamRun& run) {
+  const size_t block = run.call.bytes();
+  const size_t room = piece_room(run.team.slot_bytes(), run.size, run.element);
+  const size_t piece = std::min(room, std::max(block, size_t{1}));
+  const size_t chunks = chunk_count(block, piece), all = piece * run.size;
+  for (size_t index = 0; index < chunks; ++index) {
+    const size_t bytes = chunk_bytes(block, index, piece);
+    if (run.rank != run.call.root) {
+      MUSTER_ASSIGN(const uint32_t step, follow(run));
+      run.operation.output.write(index * piece, run.area(run.call.root, step, all) + run.rank * piece, bytes);
+      continue;
+    }
+    MUSTER_TRY(run.begin(all));
+    for (Rank peer = 0; peer < run.size; ++peer) {
+      if (peer == run.rank) continue;
+      run.operation.input.read(peer * block + index * piece, run.area(all) + peer * piece, bytes);
+    }
+    run.team.publish();
+    run.copy_own(run.rank * block + index * piece, index * piece, bytes);
+  }
+  return {};
+}
+
+}  // namespace muster

@@ -1,0 +1,102 @@
+#include "muster/collective/host/host_collectives.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "muster/collective/host/host_call.h"
+#include "muster/kernels/reduce.h"
+
+namespace muster {
+
+void TeamRun::read_in(size_t offset, void* to, size_t bytes) const {
+  if (call.op != ReduceOp::kPremulSum || !reduces(call.collective)) return operation.input.read(offset, to, bytes);
+  operation.input.visit(offset, bytes, [&](const uint8_t* from, size_t here) {
+    scale(to, from, here / element, call.dtype, operation.factor);
+    to = static_cast<uint8_t*>(to) + here;
+  });
+}
+
+void TeamRun::combine(void* out, const void* const* sources, size_t bytes) const {
+  const size_t count = bytes / element;
+  if (call.op == ReduceOp::kAverage) return average_many(out, sources, size, count, call.dtype);
+  reduce_many(out, sources, size, count, call.dtype, call.op);
+}
+
+void TeamRun::combine_out(size_t offset, const void** sources, size_t bytes) const {
+  operation.output.visit(offset, bytes, [&](uint8_t* out, size_t here) {
+    combine(out, sources, here);
+    for (int i = 0; i < size; ++i) sources[i] = static_cast<const uint8_t*>(sources[i]) + here;
+  });
+}
+
+void TeamRun::copy_own(size_t from, size_t to, size_t bytes) const {
+  operation.input.visit(from, bytes, [&](const uint8_t* source, size_t here) {
+    operation.output.visit(to, here, [&](uint8_t* target, size_t now) {
+      if (target != source) std::memcpy(target, source, now);
+      source += now;
+    });
+    to += here;
+  });
+}
+
+Result<> team_barrier(TeamRun& run) {
+  MUSTER_TRY(run.begin(0));
+  run.team.publish();
+  return run.team.wait_all(run.team.step(), run.deadline);
+}
+
+namespace {
+
+Result<> dispatch(TeamRun& run) {
+  if (run.team.all_direct()) {
+    MUSTER_ASSIGN(const bool done, team_direct(run));
+    if (done) return {};
+  }
+  switch (run.call.collective) {
+    case Collective::kAllReduce:
+      return team_all_reduce(run);
+    case Collective::kReduce:
+      return team_reduce(run);
+    case Collective::kReduceScatter:
+      return team_reduce_scatter(run);
+    case Collective::kBroadcast:
+      return team_broadcast(run);
+    case Collective::kScatter:
+      return team_scatter(run);
+    case Collective::kAllGather:
+      return team_all_gather(run);
+    case Collective::kGather:
+      return team_gather(run);
+    case Collective::kAllToAll:
+      return team_all_to_all(run);
+    case Collective::kBarrier:
+      return team_barrier(run);
+  }
+  return fail(ErrorCode::kUnsupported, "this collective has no form in shared memory");
+}
+
+/// Makes a mismatch say which calls they are.
+void explain_mismatch(const Team& team, const Call& mine, Error& error) {
+  if (error.code != ErrorCode::kMismatch || !team.foreign_tag()) return;
+  const Rank peer = error.rank;
+  const std::string theirs = Call::unpack(*team.foreign_tag()).to_string();
+  // Where a call is over before all have met, as a scatter is, only the next one tells.
+  const std::string what =
+      *team.foreign_tag() == mine.pack()
+          ? fmt::format("rank {} and rank {} made different calls before {}", peer, team.rank(), theirs)
+          : fmt::format("rank {} called {} where rank {} called {}", peer, theirs, team.rank(), mine.to_string());
+  error = {ErrorCode::kMismatch, what + "; all ranks must make the same calls in the same order", peer, {}};
+}
+
+}  // namespace
+
+Result<> run_in_team(Team& team, const Operation& operation, const Deadline& deadline) {
+  team.open(operation.said().pack());
+  TeamRun run(team, operation, deadline);
+  auto result = dispatch(run);
+  if (!result) explain_mismatch(team, operation.said(), result.error());
+  return result;
+}
+
+}  // namespace muster

@@ -1,0 +1,221 @@
+// Collectives on tensors that were born in shared memory (shm/arena.h). In a first step each rank says where
+// its input lies; then each reads from, or writes to, the others' memory; a last step tells all that nobody does any
+// more. Which calls try it follows from the call alone, so that all ranks try the same.
+//
+// A rank that was stopped may go on when the others have long given it up, and use their tensors for something else: so
+// it looks whether they have before each piece that it writes to them, and before it believes what it has read. One
+// piece it may still write.
+#include <cstring>
+#include <type_traits>
+
+#include "muster/base/log.h"
+#include "muster/collective/host/host_call.h"
+
+namespace muster {
+namespace {
+
+/// What a rank says of its input, in the payload of the first step.
+struct Location {
+  Arena::Place place;
+  uint32_t known = 0;  ///< whether the peers have mapped this segment before, and so will again
+};
+static_assert(sizeof(Location) <= kTeamPayload && std::is_trivially_copyable_v<Location>);
+
+/// Bytes at a rank's location.
+size_t extent(const TeamRun& run, Rank rank) {
+  const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
+  switch (run.call.collective) {
+    case Collective::kAllGather:
+    case Collective::kGather:
+      return blocks.bytes(rank);
+    case Collective::kReduceScatter:
+    case Collective::kAllToAll:
+    case Collective::kScatter:
+      return blocks.begin(run.size - 1) + blocks.bytes(run.size - 1);
+    default:
+      return run.call.bytes();
+  }
+}
+
+bool worth_it(const TeamRun& run) {
+  const Call& call = run.call;
+  if (call.collective == Collective::kBarrier || (call.collective == Collective::kAllToAll && call.layout != 0)) {
+    return false;
+  }
+  if (reduces(call.collective) && call.op == ReduceOp::kPremulSum) return false;
+  size_t bytes = 0;
+  for (Rank rank = 0; rank < run.size; ++rank) bytes = std::max(bytes, extent(run, rank));
+  return bytes >= kTeamLeastDirect;
+}
+
+/// Whether the others need this rank's input.
+bool needed(const TeamRun& run, Rank rank) {
+  const bool from_root = run.call.collective == Collective::kBroadcast || run.call.collective == Collective::kScatter;
+  return !from_root || rank == run.call.root;
+}
+
+class Direct {
+ public:
+  explicit Direct(TeamRun& run)
+      : run_(run), blocks_(run.call.bytes(), run.operation.counts, run.element), at_(run.size, nullptr) {}
+
+  Result<bool> execute() {
+    MUSTER_TRY(exchange());
+    if (!complete_) return false;
+    if (fresh_) {
+      MUSTER_ASSIGN(const bool confirmed, confirm());
+      if (!confirmed) return false;
+    }
+    MUSTER_TRY(map());
+    MUSTER_TRY(move());
+    MUSTER_TRY(run_.team.check());
+    MUSTER_TRY(run_.begin(0));
+    run_.team.publish();
+    MUSTER_TRY(run_.team.wait_all(run_.team.step(), run_.deadline));
+    return true;
+  }
+
+ private:
+  Location own_location() const {
+    Location own;
+    const BufferView& input = run_.operation.input;
+    if (!needed(run_, run_.rank) || !input.contiguous() || run_.team.arena() == nullptr) return own;
+    const auto place = run_.team.arena()->find(input.data(), extent(run_, run_.rank));
+    if (!place) return own;
+    own.place = *place;
+    own.known = run_.team.peer_memory().is_known(place->segment) ? 1 : 0;
+    return own;
+  }
+
+  Result<> exchange() {
+    MUSTER_TRY(run_.begin(sizeof(Location)));
+    const Location own = own_location();
+    std::memcpy(run_.team.payload(), &own, sizeof(own));
+    run_.team.publish();
+    const uint32_t step = run_.team.step();
+    MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+    for (Rank peer = 0; peer < run_.size; ++peer) {
+      Location& location = locations_.emplace_back();
+      std::memcpy(&location, run_.team.payload(peer, step), sizeof(location));
+      if (!needed(run_, peer)) continue;
+      complete_ = complete_ && location.place.segment != 0;
+      fresh_ = fresh_ || location.known == 0;
+    }
+    return {};
+  }
+
+  /// Somebody names a segment for the first time. A rank that cannot map it has to say so before anybody goes on.
+  Result<bool> confirm() {
+    const auto mapped = map();
+    MUSTER_TRY(run_.begin(1));
+    run_.team.payload()[0] = mapped ? 1 : 0;
+    run_.team.publish();
+    const uint32_t step = run_.team.step();
+    MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+    bool all = true;
+    for (Rank peer = 0; peer < run_.size; ++peer) all = all && run_.team.payload(peer, step)[0] == 1;
+    if (!all) run_.team.give_up_direct();
+    if (!mapped) log(LogLevel::kDebug, "tensors in shared memory are copied: " + mapped.error().message);
+    if (all && needed(run_, run_.rank)) run_.team.peer_memory().note_known(locations_[run_.rank].place.segment);
+    return all;
+  }
+
+  Result<> map() {
+    for (Rank peer = 0; peer < run_.size; ++peer) {
+      if (!needed(run_, peer)) continue;
+      if (peer == run_.rank) {
+        at_[peer] = run_.operation.input.data();
+        continue;
+      }
+      const Arena::Place& place = locations_[peer].place;
+      MUSTER_ASSIGN(at_[peer], run_.team.peer_memory().map(run_.team.pid(peer), place, extent(run_, peer)));
+    }
+    return {};
+  }
+
+  Result<> move() {
+    switch (run_.call.collective) {
+      case Collective::kAllReduce:
+      case Collective::kReduce:
+        return combine_part();
+      case Collective::kReduceScatter:
+        combine_block();
+        break;
+      case Collective::kBroadcast:
+        if (run_.rank != run_.call.root) run_.operation.output.write(0, at_[run_.call.root], run_.call.bytes());
+        break;
+      case Collective::kScatter:
+        take_block();
+        break;
+      case Collective::kGather:
+        if (run_.rank == run_.call.root) collect();
+        break;
+      default:
+        collect();
+    }
+    return {};
+  }
+
+  /// The own part of everybody's tensor, into the tensors of all who want it.
+  Result<> combine_part() {
+    const size_t bytes = run_.call.bytes(), grain = 64, grains = (bytes + grain - 1) / grain;
+    const auto bound = [&](Rank rank) { return std::min(bytes, grains * rank / run_.size * grain); };
+    const bool all = run_.call.collective == Collective::kAllReduce;
+    const Rank target = all ? run_.rank : run_.call.root;
+    auto& sources = run_.team.pointers();
+    for (size_t begin = bound(run_.rank), end = bound(run_.rank + 1); begin < end; begin += kCachedBytes) {
+      const size_t here = std::min(kCachedBytes, end - begin);
+      for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = at_[peer] + begin;
+      MUSTER_TRY(run_.team.check());
+      run_.combine(at_[target] + begin, sources.data(), here);
+      for (Rank peer = 0; all && peer < run_.size; ++peer) {
+        if (peer != target) std::memcpy(at_[peer] + begin, at_[target] + begin, here);
+      }
+    }
+    return {};
+  }
+
+  /// Of the root's input; at the root it may be there already.
+  void take_block() {
+    const size_t begin = blocks_.begin(run_.rank), bytes = blocks_.bytes(run_.rank);
+    if (run_.rank == run_.call.root) return run_.copy_own(begin, 0, bytes);
+    run_.operation.output.write(0, at_[run_.call.root] + begin, bytes);
+  }
+
+  void combine_block() {
+    auto& sources = run_.team.pointers();
+    const size_t begin = blocks_.begin(run_.rank);
+    for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = at_[peer] + begin;
+    run_.combine_out(0, sources.data(), blocks_.bytes(run_.rank));
+  }
+
+  /// TeamBlocks of all ranks, the own one only if it is not there already.
+  void collect() {
+    const bool exchange = run_.call.collective == Collective::kAllToAll;
+    for (Rank turn = 0; turn < run_.size; ++turn) {
+      const Rank peer = (run_.rank + turn) % run_.size;
+      const size_t from = exchange ? blocks_.begin(run_.rank) : 0, to = blocks_.begin(peer);
+      if (peer == run_.rank) {
+        run_.copy_own(from, to, blocks_.bytes(peer));
+      } else {
+        run_.operation.output.write(to, at_[peer] + from, blocks_.bytes(peer));
+      }
+    }
+  }
+
+  TeamRun& run_;
+  const TeamBlocks blocks_;
+  std::vector<Location> locations_;
+  std::vector<uint8_t*> at_;  ///< every needed rank's input, as it lies here
+  bool complete_ = true;      ///< all that is needed lies in arenas
+  bool fresh_ = false;
+};
+
+}  // namespace
+
+Result<bool> team_direct(TeamRun& run) {
+  if (!worth_it(run)) return false;
+  return Direct(run).execute();
+}
+
+}  // namespace muster

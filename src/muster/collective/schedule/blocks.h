@@ -1,0 +1,52 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "muster/collective/schedule/schedule_builder.h"
+
+namespace muster {
+
+/// Consecutive blocks of a buffer: where each begins and ends, in bytes.
+class Blocks {
+ public:
+  /// The blocks of the ranks, as operation.h has them, by `counts` or equal.
+  static Blocks of_ranks(const Problem& problem, const std::vector<size_t>& counts) {
+    Blocks blocks;
+    for (Rank rank = 0; rank < problem.size; ++rank) {
+      blocks.append((counts.empty() ? problem.count : counts[rank]) * problem.element_bytes);
+    }
+    return blocks;
+  }
+  static Blocks of_ranks(const Problem& problem) { return of_ranks(problem, problem.counts); }
+
+  /// One tensor cut into `parts`, equal but for one element.
+  static Blocks shares(const Problem& problem, int parts) {
+    Blocks blocks;
+    const size_t least = problem.count / parts, longer = problem.count % parts;
+    for (size_t part = 0; part < static_cast<size_t>(parts); ++part) {
+      blocks.append((least + (part < longer ? 1 : 0)) * problem.element_bytes);
+    }
+    return blocks;
+  }
+
+  void append(size_t bytes) { ends_.push_back(total() + bytes); }
+  int count() const { return static_cast<int>(ends_.size()); }
+  size_t total() const { return ends_.empty() ? 0 : ends_.back(); }
+  size_t offset(int block) const { return block == 0 ? 0 : ends_[block - 1]; }
+  size_t bytes(int block) const { return ends_[block] - offset(block); }
+  size_t largest() const {
+    size_t most = 0;
+    for (int block = 0; block < count(); ++block) most = std::max(most, bytes(block));
+    return most;
+  }
+  Range range(Place place, int block) const { return {place, offset(block), bytes(block)}; }
+  /// Blocks [first, last).
+  Range range(Place place, int first, int last) const { return {place, offset(first), offset(last) - offset(first)}; }
+  Chunks chunks(int block, size_t grain) const { return {offset(block), bytes(block), grain}; }
+
+ private:
+  std::vector<size_t> ends_;
+};
+
+}  // namespace muster

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "muster/base/check.h"
+#include "muster/collective/schedule/schedule.h"
+
+namespace muster {
+
+/// What the next step waits for.
+struct After {
+  uint32_t one = Step::kNone;
+  uint32_t other = Step::kNone;
+};
+
+/// Appends steps to a schedule. Each function returns the index of its step, for others to wait for. A step of no bytes
+/// is left out; then it is kNone.
+class ScheduleBuilder {
+ public:
+  uint32_t send(Rank peer, Range from, After after = {}) {
+    return add({.kind = Step::Kind::kSend, .peer = peer, .from = from}, from.bytes, after);
+  }
+  uint32_t receive(Rank peer, Range to, After after = {}) {
+    return add({.kind = Step::Kind::kReceive, .peer = peer, .to = to}, to.bytes, after);
+  }
+  uint32_t receive_reduce(Rank peer, Range scratch, Range with, Range to, After after = {}) {
+    return add(
+        {.kind = Step::Kind::kReceiveReduce, .peer = peer, .from = scratch, .to = to, .with = with, .from_first = true},
+        to.bytes, after);
+  }
+  uint32_t copy(Range from, Range to, After after = {}) {
+    return add({.kind = Step::Kind::kCopy, .from = from, .to = to}, to.bytes, after);
+  }
+  uint32_t reduce(Range from, Range with, Range to, bool from_first, After after = {}) {
+    return add({.kind = Step::Kind::kReduce, .from = from, .to = to, .with = with, .from_first = from_first}, to.bytes,
+               after);
+  }
+  /// Reserves `bytes` of scratch.
+  Range scratch(size_t bytes) {
+    const Range range{Place::kScratch, schedule_.scratch_bytes, bytes};
+    schedule_.scratch_bytes += bytes;
+    return range;
+  }
+  Schedule take() { return std::move(schedule_); }
+
+ private:
+  uint32_t add(Step step, size_t bytes, After after) {
+    if (bytes == 0) return Step::kNone;
+    step.after = after.one;
+    step.and_after = after.other;
+    schedule_.steps.push_back(step);
+    return static_cast<uint32_t>(schedule_.steps.size() - 1);
+  }
+
+  Schedule schedule_;
+};
+
+/// Of two steps of which the second waits for the first, or may have been left out: what stands for both.
+inline uint32_t last_of(uint32_t first, uint32_t second) { return second == Step::kNone ? first : second; }
+
+inline Range input(size_t offset, size_t bytes) { return {Place::kInput, offset, bytes}; }
+inline Range output(size_t offset, size_t bytes) { return {Place::kOutput, offset, bytes}; }
+inline Range part(const Range& whole, size_t offset, size_t bytes) {
+  return {whole.place, whole.offset + offset, bytes};
+}
+
+/// A span of bytes cut into chunks of equal size, the last one shorter.
+struct Chunks {
+  size_t offset = 0;
+  size_t bytes = 0;
+  size_t grain = 1;
+
+  uint32_t count() const { return static_cast<uint32_t>((bytes + grain - 1) / grain); }
+  size_t largest() const { return std::min(bytes, grain); }
+  Range at(Place place, uint32_t index) const {
+    const size_t start = index * grain;
+    return {place, offset + start, std::min(grain, bytes - start)};
+  }
+};
+
+/// Scratch for what arrives to be combined: slots used in turn, each once its last user has ended.
+class Slots {
+ public:
+  Slots(ScheduleBuilder& builder, size_t bytes) {
+    for (Range& slot : slots_) slot = builder.scratch(bytes);
+  }
+  /// Combines what arrives from `peer` with `with` into `to`.
+  uint32_t receive_reduce(ScheduleBuilder& builder, Rank peer, Range with, Range to, uint32_t after = Step::kNone) {
+    if (to.bytes == 0) return Step::kNone;
+    const uint32_t slot = used_++ % 2;
+    last_use_[slot] = builder.receive_reduce(peer, part(slots_[slot], 0, to.bytes), with, to, {after, last_use_[slot]});
+    return last_use_[slot];
+  }
+
+ private:
+  Range slots_[2];
+  uint32_t last_use_[2] = {Step::kNone, Step::kNone};
+  uint32_t used_ = 0;
+};
+
+/// All that a single rank has to do in most collectives.
+inline Schedule copy_input(size_t bytes) {
+  ScheduleBuilder builder;
+  builder.copy(input(0, bytes), output(0, bytes));
+  return builder.take();
+}
+
+/// Bytes of a chunk: whole elements, at least one.
+inline size_t chunk_grain(const Problem& problem) {
+  return std::max(problem.chunk_bytes / problem.element_bytes, size_t{1}) * problem.element_bytes;
+}
+inline size_t tensor_bytes(const Problem& problem) { return problem.count * problem.element_bytes; }
+
+/// `rank` plus `steps` around the ring; steps >= -size.
+inline Rank around(const Problem& problem, int steps) { return (problem.rank + problem.size + steps) % problem.size; }
+
+/// The greatest power of two that divides `position`.
+inline int lowest_bit(int position) { return position & -position; }
+
+/// Rounds in which everybody is reached by doubling: ceil(log2 size).
+inline int doubling_rounds(int size) { return std::bit_width(static_cast<unsigned>(size) - 1u); }
+
+/// Ranks counted from the root, which is 0.
+struct FromRoot {
+  explicit FromRoot(const Problem& problem)
+      : root(problem.root), size(problem.size), self((problem.rank - problem.root + problem.size) % problem.size) {}
+  Rank rank(int relative) const { return (relative + root) % size; }
+  Rank root;
+  int size;
+  int self;
+};
+
+inline void check_problem(const Problem& problem) {
+  MUSTER_CHECK(problem.size > 0 && problem.rank >= 0 && problem.rank < problem.size, "a rank lies in [0, size)");
+  MUSTER_CHECK(problem.root >= 0 && problem.root < problem.size, "the root lies in [0, size)");
+  MUSTER_CHECK(problem.element_bytes > 0, "elements have bytes");
+  const auto of_ranks = [&](const std::vector<size_t>& counts) {
+    return counts.empty() || counts.size() == static_cast<size_t>(problem.size);
+  };
+  MUSTER_CHECK(of_ranks(problem.counts) && of_ranks(problem.receive_counts), "counts are one for each rank");
+}
+
+}  // namespace muster

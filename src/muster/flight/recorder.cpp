@@ -1,0 +1,250 @@
+#include "muster/flight/recorder.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <string_view>
+
+#include "muster/base/log.h"
+#include "muster/flight/recorder_layout.h"
+#include "muster/io/outward_address.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kDefaultRecords = 1024;
+
+int64_t wall_clock_offset() {
+  timespec wall;
+  clock_gettime(CLOCK_REALTIME, &wall);
+  return wall.tv_sec * 1'000'000'000LL + wall.tv_nsec - steady_clock().now().ns;
+}
+
+template <size_t kSize>
+void put_text(char (&to)[kSize], std::string_view text) {
+  to[text.copy(to, kSize - 1)] = '\0';
+}
+
+uint64_t outcome(RecordState state, ErrorCode code = {}, Rank blamed = kNoRank) {
+  return static_cast<uint64_t>(state) | static_cast<uint64_t>(code) << 8 |
+         static_cast<uint64_t>(static_cast<uint32_t>(blamed)) << 32;
+}
+
+std::array<uint64_t, 4> pack_message(uint64_t kind, const BufferView& data, Rank peer, uint32_t tag) {
+  return {kind | static_cast<uint64_t>(data.dtype()) << 8 | static_cast<uint64_t>(static_cast<uint32_t>(peer)) << 32,
+          data.count(), tag, 0};
+}
+
+}  // namespace
+
+const char* name(RecordState state) {
+  switch (state) {
+    case RecordState::kQueued:
+      return "queued";
+    case RecordState::kRunning:
+      return "running";
+    case RecordState::kDone:
+      return "done";
+    case RecordState::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+const char* name(Span::Kind kind) {
+  switch (kind) {
+    case Span::Kind::kForward:
+      return "forward";
+    case Span::Kind::kBackward:
+      return "backward";
+    case Span::Kind::kWaiting:
+      return "waiting for reductions";
+    case Span::Kind::kBucket:
+      return "bucket";
+  }
+  return "unknown";
+}
+
+size_t Recorder::entries_from_environment() {
+  const char* text = std::getenv("MUSTER_RECORDER");
+  if (text == nullptr || *text == '\0') return kDefaultRecords;
+  size_t entries = 0;
+  const char* const end = text + std::strlen(text);
+  if (const auto read = std::from_chars(text, end, entries); read.ec == std::errc() && read.ptr == end) return entries;
+  log(LogLevel::kWarning,
+      std::string("MUSTER_RECORDER is '") + text + "', which is no number of operations: 1024 are recorded");
+  return kDefaultRecords;
+}
+
+/// For those who read the recording: c10d's groups have no generation in their membership.
+uint64_t generation_of_job(const Membership& membership) {
+  for (const char* name : {"MUSTER_GENERATION", "TORCHELASTIC_RESTART_COUNT"}) {
+    const char* const text = std::getenv(name);
+    if (text == nullptr) continue;
+    uint64_t generation = 0;
+    const char* const end = text + std::strlen(text);
+    if (const auto read = std::from_chars(text, end, generation); read.ec == std::errc()) return generation;
+  }
+  return membership.generation;
+}
+
+std::unique_ptr<Recorder> Recorder::create(const Membership& membership, size_t entries) {
+  if (entries == 0) return nullptr;
+  entries = std::bit_ceil(std::min(entries, kMostRecords));
+  const size_t bytes = recorder_bytes(entries);
+  Fd fd(memfd_create(kRecorderName, MFD_CLOEXEC));
+  if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return nullptr;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* header = new (memory) RecorderHeader{};
+  header->entries = static_cast<uint32_t>(entries);
+  header->tick_kind = best_ticks();
+  header->pid = getpid();
+  header->rank = membership.rank;
+  header->size = membership.size;
+  header->generation = generation_of_job(membership);
+  header->made = moment_now(header->tick_kind);
+  header->wall_clock_offset = wall_clock_offset();
+  put_text(header->group, membership.name);
+  put_text(header->host, host_name());
+  const char* const run_id = std::getenv("MUSTER_RUN_ID");
+  if (run_id != nullptr) put_text(header->run_id, run_id);
+  header->site_bytes = 1;  // an empty text comes first
+  std::atomic_thread_fence(std::memory_order_release);
+  header->magic = kRecorderMagic;
+  return std::unique_ptr<Recorder>(new Recorder(memory, bytes, std::move(fd)));
+}
+
+Recorder::Recorder(void* memory, size_t bytes, Fd fd)
+    : memory_(memory),
+      bytes_(bytes),
+      fd_(std::move(fd)),
+      header_(*static_cast<RecorderHeader*>(memory)),
+      // Zeroed by the kernel, which is what their first values are.
+      sites_(*reinterpret_cast<RecorderSites*>(&header_ + 1)),
+      entries_(reinterpret_cast<RecorderEntry*>(&sites_ + 1)),
+      mask_(header_.entries - 1),
+      tick_kind_(header_.tick_kind) {}
+
+Recorder::~Recorder() { munmap(memory_, bytes_); }
+
+Recorder::Ticket Recorder::submitted(const Operation& operation, Start start) {
+  write(operation.call.sequence, operation.call.pack(), operation.input.bytes(), operation.output.bytes(),
+        operation.site, start);
+  return operation.call.sequence;
+}
+
+Recorder::Ticket Recorder::sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
+  const Ticket ticket = ++last_;
+  write(ticket, pack_message(kSendKind, data, peer, tag), data.bytes(), 0, site, Start::kNow);
+  return ticket;
+}
+
+Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site) {
+  const Ticket ticket = ++last_;
+  write(ticket, pack_message(kReceiveKind, data, peer, tag), 0, data.bytes(), site, Start::kNow);
+  return ticket;
+}
+
+/// The place of the oldest one: readers pass over it until the new ticket is stored.
+RecorderEntry& Recorder::replace(Ticket ticket) {
+  RecorderEntry& entry = entries_[ticket & mask_];
+  entry.ticket.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  return entry;
+}
+
+void Recorder::write(Ticket ticket, const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes,
+                     CallSite site, Start start) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  if (site != 0 && sites_.offsets[site].load(kRelaxed) == 0) publish_site(site);
+  RecorderEntry& entry = replace(ticket);
+  for (size_t i = 0; i < call.size(); ++i) entry.call[i].store(call[i], kRelaxed);
+  entry.input_bytes.store(input_bytes, kRelaxed);
+  entry.output_bytes.store(output_bytes, kRelaxed);
+  const int64_t now = ticks(tick_kind_);
+  entry.submitted.store(now, kRelaxed);
+  entry.started.store(start == Start::kNow ? now : 0, kRelaxed);
+  entry.ended.store(0, kRelaxed);
+  entry.site.store(site, kRelaxed);
+  entry.outcome.store(outcome(start == Start::kNow ? RecordState::kRunning : RecordState::kQueued), kRelaxed);
+  entry.ticket.store(ticket, std::memory_order_release);
+}
+
+/// Null when so many have come since that its place was taken.
+RecorderEntry* Recorder::find(Ticket ticket) {
+  RecorderEntry& entry = entries_[ticket & mask_];
+  return entry.ticket.load(std::memory_order_relaxed) == ticket ? &entry : nullptr;
+}
+
+void Recorder::started(Ticket ticket) {
+  RecorderEntry* entry = find(ticket);
+  if (entry == nullptr) return;
+  entry->started.store(ticks(tick_kind_), std::memory_order_relaxed);
+  entry->outcome.store(outcome(RecordState::kRunning), std::memory_order_release);
+}
+
+void Recorder::ended(Ticket ticket, const Result<>& result) {
+  RecorderEntry* entry = find(ticket);
+  if (entry == nullptr) return;
+  entry->ended.store(ticks(tick_kind_), std::memory_order_relaxed);
+  entry->outcome.store(
+      result ? outcome(RecordState::kDone) : outcome(RecordState::kFailed, result.error().code, result.error().rank),
+      std::memory_order_release);
+}
+
+void Recorder::record(const Span& span) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  const Ticket ticket = ++last_;
+  RecorderEntry& entry = replace(ticket);
+  entry.call[0].store(kSpanKind | static_cast<uint64_t>(span.kind) << 8 | static_cast<uint64_t>(span.bucket) << 32,
+                      kRelaxed);
+  entry.call[1].store(span.step, kRelaxed);
+  entry.call[2].store(static_cast<uint64_t>(span.begin.ns), kRelaxed);
+  entry.input_bytes.store(span.bytes, kRelaxed);
+  entry.submitted.store(span.full.ns, kRelaxed);
+  entry.started.store(span.started.ns, kRelaxed);
+  entry.ended.store(span.end.ns, kRelaxed);
+  entry.site.store(span.names, kRelaxed);
+  entry.output_bytes.store(span.last, kRelaxed);
+  entry.ticket.store(ticket, std::memory_order_release);
+}
+
+void Recorder::set_group(const std::string& transport, uint64_t id) {
+  put_text(header_.transport, transport);
+  header_.group_id.store(id, std::memory_order_release);
+}
+
+/// Copies the text of a call site to where readers find it; once for each. Without room it is the empty one.
+void Recorder::publish_site(CallSite site) {
+  const std::string text = call_site_text(site);
+  const std::lock_guard lock(sites_mutex_);
+  if (sites_.offsets[site].load(std::memory_order_relaxed) != 0) return;
+  if (!publish(site, text)) sites_.offsets[site].store(1, std::memory_order_relaxed);
+}
+
+CallSite Recorder::keep_text(const std::string& text) {
+  const std::lock_guard lock(sites_mutex_);
+  return texts_ < kMostCallSites && publish(texts_ + 1, text) ? ++texts_ : 0;
+}
+
+/// False where there is no room. With the lock held.
+bool Recorder::publish(CallSite site, const std::string& text) {
+  const uint32_t begin = header_.site_bytes.load(std::memory_order_relaxed);
+  if (begin + text.size() + 1 > kSiteTextBytes) return false;
+  text.copy(sites_.texts + begin, text.size());  // the zero behind it is there already
+  header_.site_bytes.store(begin + static_cast<uint32_t>(text.size()) + 1, std::memory_order_relaxed);
+  sites_.offsets[site].store(begin + 1, std::memory_order_release);
+  return true;
+}
+
+}  // namespace muster

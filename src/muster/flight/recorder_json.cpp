@@ -1,0 +1,172 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "muster/flight/recorder_reader.h"
+
+namespace muster {
+namespace {
+
+using nlohmann::json;
+
+std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+const char* operation_name(const Record& record) {
+  if (record.kind == Record::Kind::kCollective) return name(record.call.collective);
+  return record.kind == Record::Kind::kSend ? "send" : "receive";
+}
+
+double microseconds(Duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
+
+/// What it was about: the same words in a dump and as a trace's arguments.
+json describe(const Record& record) {
+  json value = {{"operation", operation_name(record)}, {"text", record.to_string()},
+                {"state", name(record.state)},         {"number", record.number},
+                {"dtype", name(record.call.dtype)},    {"count", record.call.count},
+                {"input_bytes", record.input_bytes},   {"output_bytes", record.output_bytes}};
+  if (record.kind == Record::Kind::kCollective) {
+    value["sequence"] = record.call.sequence;
+    if (reduces(record.call.collective)) value["op"] = name(record.call.op);
+    if (has_root(record.call.collective)) value["root"] = record.call.root;
+  } else {
+    value["peer"] = record.peer == kAnyRank ? json("any") : json(record.peer);
+    value["tag"] = record.tag;
+  }
+  if (!record.site.empty()) value["site"] = record.site;
+  if (record.state == RecordState::kFailed) {
+    value["error"] = name(record.error);
+    if (record.blamed != kNoRank) value["blamed"] = record.blamed;
+  }
+  return value;
+}
+
+json with_times(const Record& record, const Recording& of) {
+  json value = describe(record);
+  const auto put = [&](const char* key, const std::optional<TimePoint>& time) {
+    if (time) value[key] = static_cast<double>(time->ns + of.wall_clock_offset) / 1e9;
+  };
+  put("submitted", record.submitted);
+  put("started", record.started);
+  put("ended", record.ended);
+  const auto since = record.started ? record.started : record.submitted;
+  if (since) value["microseconds"] = microseconds(record.ended.value_or(of.taken) - *since);
+  return value;
+}
+
+/// Metadata of a trace: what a process or a thread is called.
+json naming(const char* what, int process, int thread, const std::string& text) {
+  return {{"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", text}}}};
+}
+
+TimePoint begin_of(const Record& record, const Recording& of) {
+  return record.started ? *record.started : record.submitted.value_or(of.taken);
+}
+
+int64_t first_begin(const std::vector<Recording>& recordings) {
+  int64_t first = INT64_MAX;
+  for (const Recording& recording : recordings) {
+    for (const Record& record : recording.records) first = std::min(first, begin_of(record, recording).ns);
+    for (const Span& span : recording.spans) first = std::min(first, span.begin.ns);
+  }
+  return first == INT64_MAX ? 0 : first;
+}
+
+/// From its start on, or while it waits for that; what has not ended lasts until it was looked at. Times count from
+/// `zero`, for a double could not hold them with all digits.
+json slice(const Record& record, const Recording& of, int64_t zero, int process, int thread) {
+  const TimePoint begin = begin_of(record, of);
+  json value = {{"ph", "X"},
+                {"cat", "muster"},
+                {"name", std::string("muster:") + operation_name(record)},
+                {"pid", process},
+                {"tid", thread},
+                {"ts", static_cast<double>(begin.ns - zero) / 1e3},
+                {"dur", std::max(0.0, microseconds(record.ended.value_or(of.taken) - begin))},
+                {"args", describe(record)}};
+  if (record.started && record.submitted) {
+    value["args"]["queued_microseconds"] = microseconds(*record.started - *record.submitted);
+  }
+  return value;
+}
+
+/// Of a bucket: while its gradients came, while it was full and those before it were reduced, its reduction.
+void add_span(json& events, const RecordedSpan& span, int64_t zero, int process, int thread) {
+  json arguments = {{"step", span.step}};
+  if (span.kind == Span::Kind::kBucket) arguments.update({{"bucket", span.bucket}, {"bytes", span.bytes}});
+  if (!span.parameters.empty()) arguments.update({{"parameters", span.parameters}, {"filled by", span.filled_by}});
+  const auto add = [&](const char* what, TimePoint begin, TimePoint end) {
+    if (end < begin) return;
+    events.push_back({{"ph", "X"},
+                      {"cat", "step"},
+                      {"name", what},
+                      {"pid", process},
+                      {"tid", thread},
+                      {"ts", static_cast<double>(begin.ns - zero) / 1e3},
+                      {"dur", microseconds(end - begin)},
+                      {"args", arguments}});
+  };
+  if (span.kind != Span::Kind::kBucket) return add(name(span.kind), span.begin, span.end);
+  if (span.full > span.begin) add("gradients", span.begin, span.full);
+  if (span.started > span.full) add("queued", span.full, span.started);
+  add("reduction", span.started, span.end);  // also of no length: the one before it may be seen to end as late
+}
+
+}  // namespace
+
+std::string to_json(const std::vector<Recording>& recordings, size_t last) {
+  json all = json::array();
+  for (const Recording& recording : recordings) {
+    json operations = json::array();
+    const size_t skipped = recording.records.size() - std::min(last, recording.records.size());
+    for (size_t i = skipped; i < recording.records.size(); ++i) {
+      operations.push_back(with_times(recording.records[i], recording));
+    }
+    all.push_back({{"group", recording.group},
+                   {"rank", recording.rank},
+                   {"size", recording.size},
+                   {"generation", recording.generation},
+                   {"group_id", fmt::format("{:016x}", recording.group_id)},
+                   {"host", recording.host},
+                   {"pid", recording.pid},
+                   {"transport", recording.transport},
+                   {"operations", std::move(operations)}});
+  }
+  return dump(all);
+}
+
+std::string to_trace(const std::vector<Recording>& recordings) {
+  json events = json::array();
+  const int64_t zero = first_begin(recordings);
+  std::map<std::pair<std::string, pid_t>, int> processes;
+  std::map<std::pair<int, std::string>, int> threads;
+  for (const Recording& recording : recordings) {
+    // A trace's process is a rank; the number of one may be that of another on another host.
+    const auto [process, fresh] = processes.try_emplace({recording.host, recording.pid}, processes.size() + 1);
+    if (fresh) {
+      events.push_back(naming("process_name", process->second, 0,
+                              fmt::format("rank {} ({}, pid {})", recording.rank, recording.host, recording.pid)));
+    }
+    const auto thread = [&](const std::string& of) {
+      const std::string name = fmt::format("group {}, rank {}{}", recording.group, recording.rank, of);
+      const auto [thread, fresh] = threads.try_emplace({process->second, name}, threads.size() + 1);
+      if (fresh) events.push_back(naming("thread_name", process->second, thread->second, name));
+      return thread->second;
+    };
+    const int calls = thread("");
+    for (const Record& record : recording.records) {
+      events.push_back(slice(record, recording, zero, process->second, calls));
+    }
+    for (const RecordedSpan& span : recording.spans) {
+      const bool bucket = span.kind == Span::Kind::kBucket;
+      add_span(events, span, zero, process->second,
+               thread(bucket ? fmt::format(", bucket {}", span.bucket) : ", training"));
+    }
+  }
+  json other = {{"begin_monotonic_ns", zero}};
+  if (!recordings.empty()) other["begin_ns"] = zero + recordings[0].wall_clock_offset;
+  return dump({{"displayTimeUnit", "ns"}, {"otherData", std::move(other)}, {"traceEvents", std::move(events)}});
+}
+
+}  // namespace muster

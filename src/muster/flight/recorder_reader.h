@@ -1,0 +1,83 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/collective/call.h"
+#include "muster/flight/recorder.h"
+#include "muster/io/fd.h"
+
+namespace muster {
+
+/// One operation, as a recorder holds it.
+struct Record {
+  enum class Kind : uint8_t { kCollective, kSend, kReceive };
+  Kind kind = Kind::kCollective;
+  Call call;            ///< of a message: dtype and count, the sequence being zero
+  Rank peer = kNoRank;  ///< of a message; kAnyRank for a receive from whoever sends
+  uint32_t tag = 0;     ///< of a message
+  uint64_t number = 0;  ///< in the order of the calls, from 1: collectives and messages are counted apart
+  size_t input_bytes = 0, output_bytes = 0;
+  RecordState state = RecordState::kQueued;
+  std::optional<TimePoint> submitted, started, ended;  ///< on steady_clock() of the host
+  ErrorCode error = ErrorCode::kInternal;              ///< where it failed
+  Rank blamed = kNoRank;                               ///< where it failed
+  std::string site;                                    ///< "train.py:71"; empty: not known
+
+  /// "all_reduce #41 (float32[1048576], sum)", "receive from rank 3 (float32[10], tag 7)".
+  std::string to_string() const;
+  /// The same with the call site: "... at train.py:71".
+  std::string with_site() const;
+};
+
+/// A span, with what it names.
+struct RecordedSpan : Span {
+  std::vector<std::string> parameters;  ///< of a bucket; none where the recorder had no room for their names
+  std::string filled_by;                ///< of a bucket: the one whose gradient came last
+};
+
+/// What a recorder held at one moment.
+struct Recording {
+  pid_t pid = 0;  ///< as its own process sees it
+  std::string host, group, transport;
+  std::string run_id;  ///< of the job that `muster run` started; empty: none
+  Rank rank = kNoRank;
+  int size = 0;
+  uint64_t generation = 0;
+  uint64_t group_id = 0;            ///< the same at all ranks of one group, and in no other
+  TimePoint taken;                  ///< when it was read
+  int64_t wall_clock_offset = 0;    ///< ns to add to steady_clock() for the time since 1970
+  bool stopped = false;             ///< recordings_of(): its process is stopped, by a signal or a debugger
+  std::vector<Record> records;      ///< oldest first
+  std::vector<RecordedSpan> spans;  ///< of the training that goes on over this group; oldest first
+
+  /// The collective of that number; null when it is not there (not yet, or no longer).
+  const Record* find(uint64_t sequence) const;
+  /// The last collective that has at least begun.
+  const Record* last_begun() const;
+  /// Whether it is of the job of that name, of which a recorder holds the first 255 bytes.
+  bool of_job(const std::string& name) const;
+};
+
+/// kProtocol for what is no recorder of this version. The memory may change meanwhile: operations that do are left out.
+Result<Recording> read_recording(const Fd& memory);
+/// Those of a process on this host, by group and rank; may be stopped. None where the kernel does not let this user
+/// look, and of what it inherited when it was forked.
+std::vector<Recording> recordings_of(pid_t pid);
+/// The processes of this user on this host that have some.
+std::vector<pid_t> processes_with_recordings();
+/// Whether a process is stopped by a signal or a debugger.
+bool is_stopped(pid_t pid);
+
+/// JSON for people's tools: an array with an object for each recording. `last`: at most so many operations of each.
+std::string to_json(const std::vector<Recording>& recordings, size_t last);
+/// The trace that Perfetto and Chrome open, of recordings of one host: a process for each rank, a thread for each
+/// group, and for the parts of training steps. Times count from the first operation, which otherData.begin_monotonic_ns
+/// puts on steady_clock() and begin_ns on the time since 1970.
+std::string to_trace(const std::vector<Recording>& recordings);
+
+}  // namespace muster

@@ -1,0 +1,48 @@
+#include "muster/flight/ticks.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace muster {
+
+TickKind best_ticks() {
+#if defined(__x86_64__)
+  constexpr unsigned kPowerManagement = 0x80000007, kInvariantCounter = 1u << 8;  // CPUID's leaf, and its bit of EDX
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool asked = __get_cpuid(kPowerManagement, &eax, &ebx, &ecx, &edx) != 0;
+  return asked && (edx & kInvariantCounter) != 0 ? TickKind::kCounter : TickKind::kNanoseconds;
+#elif defined(__aarch64__)
+  return TickKind::kCounter;
+#else
+  return TickKind::kNanoseconds;
+#endif
+}
+
+Moment moment_now(TickKind kind) {
+  // Of several tries the one that took the shortest: a thread may lose its core in between.
+  Moment best;
+  int64_t shortest = INT64_MAX;
+  for (int i = 0; i < 5; ++i) {
+    const int64_t before = ticks(kind);
+    const int64_t ns = steady_clock().now().ns;
+    const int64_t after = ticks(kind);
+    if (after - before >= shortest) continue;
+    shortest = after - before;
+    best = {before + (after - before) / 2, ns};
+  }
+  return best;
+}
+
+TickScale::TickScale(TickKind kind, const Moment& first, const Moment& second) : first_(first), ns_per_tick_(1) {
+  const auto ticks_between = static_cast<double>(second.ticks) - static_cast<double>(first.ticks);
+  if (kind == TickKind::kCounter && ticks_between > 0) {
+    ns_per_tick_ = static_cast<double>(second.ns - first.ns) / ticks_between;
+  }
+}
+
+TimePoint TickScale::time_of(int64_t ticks) const {
+  return {first_.ns + static_cast<int64_t>(static_cast<double>(ticks - first_.ticks) * ns_per_tick_)};
+}
+
+}  // namespace muster

@@ -1,0 +1,312 @@
+#include "muster/group/engine/hierarchy.h"
+
+#include <algorithm>
+
+#include "muster/group/operations.h"
+
+namespace muster {
+namespace {
+
+BufferView none(Dtype dtype) { return {nullptr, 0, dtype}; }
+
+/// `count` elements, from element `first` on.
+BufferView slice(const BufferView& view, size_t first, size_t count) {
+  const size_t element = size_of(view.dtype());
+  if (count == 0) return none(view.dtype());
+  if (view.contiguous()) return {view.data() + first * element, count, view.dtype()};
+  std::vector<Segment> segments;
+  view.visit(first * element, count * element, [&](uint8_t* data, size_t here) { segments.push_back({data, here}); });
+  return BufferView(std::move(segments), view.dtype());
+}
+
+}  // namespace
+
+Hierarchy::Hierarchy(const Topology& topology, Rank rank, Levels levels)
+    : topology_(topology),
+      host_(topology.host_of[rank]),
+      local_(topology.local_of[rank]),
+      locals_(topology.locals(host_)),
+      hosts_(static_cast<int>(topology.hosts.size())),
+      first_slot_(topology.first_slot(host_, local_)),
+      last_slot_(topology.first_slot(host_, local_ + 1)),
+      levels_(std::move(levels)) {}
+
+bool Hierarchy::has(Collective collective) {
+  return collective != Collective::kGather && collective != Collective::kScatter && collective != Collective::kAllToAll;
+}
+
+Result<> Hierarchy::run(const Operation& operation, const Deadline& deadline) {
+  waiting_.clear();
+  switch (operation.call.collective) {
+    case Collective::kAllReduce:
+      return all_reduce(operation, deadline);
+    case Collective::kBroadcast:
+      return broadcast(operation, deadline);
+    case Collective::kReduce:
+      return reduce(operation, deadline);
+    case Collective::kAllGather:
+      return all_gather(operation, deadline);
+    case Collective::kReduceScatter:
+      return reduce_scatter(operation, deadline);
+    default:
+      return barrier(operation, deadline);
+  }
+}
+
+// ---- the collectives
+
+Result<> Hierarchy::all_reduce(const Operation& operation, const Deadline& deadline) {
+  const std::vector<Chunk> all = chunks(operation);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const BufferView own = own_part(operation.output, all[i]);
+    Operation here =
+        part(operation, Collective::kReduceScatter, slice(operation.output, all[i].offset, all[i].count), own);
+    here.counts = local_counts(all[i]);
+    MUSTER_TRY(in_team(std::move(here), deadline));
+    if (i > 0) MUSTER_TRY(end_across(deadline));
+    queue_slots(operation, Collective::kAllReduce, own, all[i]);
+    MUSTER_TRY(begin_across(deadline));
+    if (i > 0) MUSTER_TRY(gather_chunk(operation, all[i - 1], deadline));
+  }
+  MUSTER_TRY(end_across(deadline));
+  return gather_chunk(operation, all.back(), deadline);
+}
+
+Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadline) {
+  const Rank root = operation.call.root;
+  const bool at_root = host_ == topology_.host_of[root];
+  for (const Chunk& chunk : chunks(operation)) {
+    const BufferView tensor = slice(operation.output, chunk.offset, chunk.count);
+    if (at_root) {
+      Operation here = part(operation, Collective::kBroadcast, tensor, tensor);
+      here.call.root = topology_.local_of[root];
+      MUSTER_TRY(in_team(std::move(here), deadline));
+    }
+    MUSTER_TRY(end_across(deadline));
+    queue_slots(operation, Collective::kBroadcast, own_part(operation.output, chunk), chunk);
+    MUSTER_TRY(begin_across(deadline));
+    if (at_root) continue;
+    MUSTER_TRY(end_across(deadline));
+    MUSTER_TRY(gather_chunk(operation, chunk, deadline));
+  }
+  return end_across(deadline);
+}
+
+/// Inputs stay as they are, so the sums of a host are made in scratch; a rank that is alone there needs none.
+Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline) {
+  const Rank root = operation.call.root;
+  for (const Chunk& chunk : chunks(operation)) {
+    const BufferView input = slice(operation.input, chunk.offset, chunk.count);
+    BufferView own = input;
+    if (locals_ > 1) {
+      own = scratch(bound(chunk, last_slot_) - bound(chunk, first_slot_), operation.call.dtype);
+      Operation here = part(operation, Collective::kReduceScatter, input, own);
+      here.counts = local_counts(chunk);
+      MUSTER_TRY(in_team(std::move(here), deadline));
+    }
+    queue_slots(operation, Collective::kReduce, own, chunk);
+    MUSTER_TRY(begin_across(deadline));
+    MUSTER_TRY(end_across(deadline));
+    if (locals_ == 1 || host_ != topology_.host_of[root]) continue;
+    // To the root, from each what it carries: the gather that takes blocks of any length is an all_to_all.
+    const bool at_root = topology_.local_of[root] == local_;
+    Operation here = part(operation, Collective::kAllToAll, own,
+                          at_root ? slice(operation.output, chunk.offset, chunk.count) : none(operation.call.dtype));
+    here.counts.assign(locals_, 0);
+    here.counts[topology_.local_of[root]] = own.count();
+    here.receive_counts = at_root ? local_counts(chunk) : std::vector<size_t>(locals_, 0);
+    MUSTER_TRY(in_team(std::move(here), deadline));
+  }
+  return {};
+}
+
+/// Each block to one rank of every other host, then to all ranks there.
+Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadline) {
+  for (int slot = first_slot_; slot < last_slot_; ++slot) {
+    Operation sub =
+        part(operation, Collective::kAllGather, slot == first_slot_ ? operation.input : none(operation.call.dtype),
+             blocks(operation, operation.output, slot, slot + 1));
+    sub.counts = block_counts(operation, slot);
+    queue(std::move(sub), slot);
+  }
+  MUSTER_TRY(begin_across(deadline));
+  MUSTER_TRY(end_across(deadline));
+  Operation here = part(operation, Collective::kAllGather, blocks(operation, operation.output, first_slot_, last_slot_),
+                        blocks(operation, operation.output, 0, topology_.slots));
+  here.counts = carried_counts(operation);
+  return in_team(std::move(here), deadline);
+}
+
+/// The other way round: the sum of this host's ranks for each block to who carries it, then to the block's owner.
+Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& deadline) {
+  BufferView carried = blocks(operation, operation.input, first_slot_, last_slot_);
+  if (locals_ > 1) {
+    carried = scratch(carried.count(), operation.call.dtype);
+    Operation here =
+        part(operation, Collective::kReduceScatter, blocks(operation, operation.input, 0, topology_.slots), carried);
+    here.counts = carried_counts(operation);
+    MUSTER_TRY(in_team(std::move(here), deadline));
+  }
+  size_t offset = 0;
+  for (int slot = first_slot_; slot < last_slot_; ++slot) {
+    std::vector<size_t> counts = block_counts(operation, slot);
+    const size_t count = total(counts);
+    Operation sub = part(operation, Collective::kReduceScatter, slice(carried, offset, count),
+                         slot == first_slot_ ? operation.output : none(operation.call.dtype));
+    sub.counts = std::move(counts);
+    queue(std::move(sub), slot);
+    offset += count;
+  }
+  MUSTER_TRY(begin_across(deadline));
+  return end_across(deadline);
+}
+
+Result<> Hierarchy::barrier(const Operation& operation, const Deadline& deadline) {
+  MUSTER_TRY(in_team(operation, deadline));
+  if (first_slot_ == 0 && last_slot_ > 0) {
+    queue(operation, 0);
+    MUSTER_TRY(begin_across(deadline));
+    MUSTER_TRY(end_across(deadline));
+  }
+  return in_team(operation, deadline);
+}
+
+// ---- who carries what
+
+std::vector<Hierarchy::Chunk> Hierarchy::chunks(const Operation& operation) const {
+  const size_t count = operation.call.count;
+  const size_t most = std::max<size_t>(1, kChunkBytes / size_of(operation.call.dtype));
+  std::vector<Chunk> all;
+  size_t offset = 0;
+  do {
+    all.push_back({offset, std::min(most, count - offset)});
+    offset += all.back().count;
+  } while (offset < count);
+  return all;
+}
+
+std::vector<size_t> Hierarchy::local_counts(const Chunk& chunk) const {
+  std::vector<size_t> counts;
+  for (int local = 0; local < locals_; ++local) {
+    counts.push_back(bound(chunk, topology_.first_slot(host_, local + 1)) -
+                     bound(chunk, topology_.first_slot(host_, local)));
+  }
+  return counts;
+}
+
+BufferView Hierarchy::own_part(const BufferView& tensor, const Chunk& chunk) const {
+  const size_t begin = bound(chunk, first_slot_);
+  return slice(tensor, begin, bound(chunk, last_slot_) - begin);
+}
+
+/// Elements that each host has in a slot of an all_gather or reduce_scatter: its owner's block.
+std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int slot) const {
+  std::vector<size_t> counts;
+  for (int host = 0; host < hosts_; ++host) {
+    const Rank owner = topology_.owner(host, slot);
+    counts.push_back(owner == kNoRank ? 0 : operation.counts.empty() ? operation.call.count : operation.counts[owner]);
+  }
+  return counts;
+}
+
+/// Elements that each rank of this host carries of all blocks.
+std::vector<size_t> Hierarchy::carried_counts(const Operation& operation) const {
+  std::vector<size_t> counts(locals_, 0);
+  for (int local = 0; local < locals_; ++local) {
+    const int last = topology_.first_slot(host_, local + 1);
+    for (int slot = topology_.first_slot(host_, local); slot < last; ++slot) {
+      counts[local] += total(block_counts(operation, slot));
+    }
+  }
+  return counts;
+}
+
+/// Of all ranks' blocks those that belong to some slots: by slot, then by host.
+BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole, int first_slot, int last_slot) const {
+  const size_t element = size_of(operation.call.dtype);
+  std::vector<size_t> offsets(topology_.host_of.size() + 1, 0);
+  for (size_t rank = 0; rank + 1 < offsets.size(); ++rank) {
+    const size_t count = operation.counts.empty() ? operation.call.count : operation.counts[rank];
+    offsets[rank + 1] = offsets[rank] + count * element;
+  }
+  std::vector<Segment> segments;
+  for (int slot = first_slot; slot < last_slot; ++slot) {
+    for (int host = 0; host < hosts_; ++host) {
+      const Rank owner = topology_.owner(host, slot);
+      if (owner == kNoRank) continue;
+      whole.visit(offsets[owner], offsets[owner + 1] - offsets[owner], [&](uint8_t* data, size_t bytes) {
+        segments.push_back({data, bytes});
+      });
+    }
+  }
+  return BufferView(std::move(segments), operation.call.dtype);
+}
+
+// ---- the two levels
+
+Operation Hierarchy::part(const Operation& whole, Collective collective, BufferView input, BufferView output) const {
+  Operation operation;
+  operation.call = whole.call;
+  operation.call.collective = collective;
+  operation.call.root = 0;
+  operation.whole = &whole.said();
+  const bool sums = whole.call.op == ReduceOp::kAverage || whole.call.op == ReduceOp::kPremulSum;
+  if (sums) operation.call.op = ReduceOp::kSum;
+  operation.input = std::move(input);
+  operation.output = std::move(output);
+  return operation;
+}
+
+Result<> Hierarchy::in_team(Operation operation, const Deadline& deadline) {
+  if (locals_ == 1) return {};
+  MUSTER_TRY(complete(operation, Membership{local_, locals_, {}, 0}));
+  return levels_.in_team(operation, deadline);
+}
+
+/// Every local rank's part of the chunk to all of them.
+Result<> Hierarchy::gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline) {
+  Operation here = part(whole, Collective::kAllGather, own_part(whole.output, chunk),
+                        slice(whole.output, chunk.offset, chunk.count));
+  here.counts = local_counts(chunk);
+  return in_team(std::move(here), deadline);
+}
+
+/// What this rank carries of the chunk, `own`, slot by slot.
+void Hierarchy::queue_slots(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk) {
+  const size_t begin = bound(chunk, first_slot_);
+  for (int slot = first_slot_; slot < last_slot_; ++slot) {
+    const size_t from = bound(chunk, slot), to = bound(chunk, slot + 1);
+    if (from == to) continue;
+    const BufferView tensor = slice(own, from - begin, to - from);
+    Operation sub = part(whole, collective, tensor, tensor);
+    sub.call.root = has_root(collective) ? topology_.host_of[whole.call.root] : 0;
+    queue(std::move(sub), slot);
+  }
+}
+
+void Hierarchy::queue(Operation operation, int slot) { waiting_.emplace_back(std::move(operation), slot); }
+
+Result<> Hierarchy::begin_across(const Deadline& deadline) {
+  if (waiting_.empty()) return {};
+  auto& [operation, slot] = waiting_.front();
+  MUSTER_TRY(complete(operation, Membership{host_, hosts_, {}, 0}));
+  return levels_.begin_across(operation, slot, deadline);
+}
+
+/// All ranks take their slots in order, so that nobody waits for one that its peers come to later.
+Result<> Hierarchy::end_across(const Deadline& deadline) {
+  while (!waiting_.empty()) {
+    MUSTER_TRY(levels_.end_across(deadline));
+    waiting_.pop_front();
+    MUSTER_TRY(begin_across(deadline));
+  }
+  return {};
+}
+
+BufferView Hierarchy::scratch(size_t count, Dtype dtype) {
+  const size_t bytes = count * size_of(dtype);
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return {scratch_.data(), count, dtype};
+}
+
+}  // namespace muster

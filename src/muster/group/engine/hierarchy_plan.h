@@ -1,0 +1,26 @@
+#pragma once
+
+#include <optional>
+
+#include "muster/collective/host/host_plan.h"
+#include "muster/collective/schedule/schedule.h"
+
+namespace muster {
+
+/// What a collective over several hosts of as many ranks each is made of: Hierarchy (hierarchy.h) in figures.
+struct HierarchyPlan {
+  size_t chunk = 0;                    ///< bytes of the tensor that the parts below are about
+  double chunks = 1;                   ///< how many of these the tensor has
+  std::optional<TeamQuestion> before;  ///< within a host, all hosts at once or the root's only
+  Problem across;                      ///< what each rank does with its counterparts on the other hosts
+  std::optional<TeamQuestion> after;   ///< within a host
+
+  /// Seconds of the whole, from those of the parts: of several chunks one crosses while others are within their hosts,
+  /// as far as the collective allows.
+  double total(double before_seconds, double across_seconds, double after_seconds) const;
+};
+
+/// For a collective that Hierarchy has. `whole` is the problem of all ranks, of which each `locals` share a host.
+HierarchyPlan plan_hierarchy(const Problem& whole, int locals, int cores);
+
+}  // namespace muster

@@ -1,0 +1,86 @@
+// Messages between two ranks, over a link (transport/link.h) that the sender dialled: one for each direction.
+//
+//   header := kind:u8 dtype:u8 zero:u8[2] tag:u32 id:u64 bytes:u64 credit:u64      32 bytes, little-endian
+//
+//   from the sender to the receiver
+//   kind 1 eager  := dtype, tag, bytes, then bytes[bytes] a whole message, at most 32 KiB
+//   kind 2 offer  := dtype, tag, id, bytes                a message that waits to be asked for; ids count up from 1
+//   kind 3 data   := id, bytes, then bytes[bytes]         the next bytes of an accepted message; none for an empty one
+//
+//   from the receiver to the sender
+//   kind 4 accept := id, credit                           send it
+//   kind 5 refuse := dtype, id, bytes, credit             its receive takes another length or dtype: these
+//
+// Fields that a kind does not name are zero. An eager message costs its sender bytes + 32 of a window of 1 MiB; the
+// receiver's words give back what was received since. Who has no window left offers. Anything else is kProtocol.
+#include "muster/group/p2p/wire.h"
+
+#include <fmt/format.h>
+
+namespace muster {
+namespace {
+
+/// Which fields a kind uses.
+struct Fields {
+  bool dtype, tag, id, bytes, credit;
+};
+
+constexpr Fields kFields[] = {
+    {},                                 // unused
+    {true, true, false, true, false},   // eager
+    {true, true, true, true, false},    // offer
+    {false, false, true, true, false},  // data
+    {false, false, true, false, true},  // accept
+    {true, false, true, true, true},    // refuse
+};
+
+bool fits(const MessageHeader& header) {
+  const Fields& fields = kFields[static_cast<size_t>(header.kind)];
+  return (fields.dtype || header.dtype == Dtype{}) && (fields.tag || header.tag == 0) &&
+         fields.id == (header.id != 0) && (fields.bytes || header.bytes == 0) && (fields.credit || header.credit == 0);
+}
+
+}  // namespace
+
+std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header) {
+  std::array<uint8_t, kMessageHeaderBytes> bytes{};
+  bytes[0] = static_cast<uint8_t>(header.kind);
+  bytes[1] = static_cast<uint8_t>(header.dtype);
+  std::memcpy(&bytes[4], &header.tag, sizeof header.tag);  // every supported machine is little-endian
+  std::memcpy(&bytes[8], &header.id, sizeof header.id);
+  std::memcpy(&bytes[16], &header.bytes, sizeof header.bytes);
+  std::memcpy(&bytes[24], &header.credit, sizeof header.credit);
+  return bytes;
+}
+
+Result<MessageHeader> parse_message_header(ByteView bytes) {
+  Reader reader(bytes);
+  MessageHeader header;
+  MUSTER_ASSIGN(const uint8_t kind, reader.get<uint8_t>());
+  MUSTER_ASSIGN(const uint8_t dtype, reader.get<uint8_t>());
+  MUSTER_ASSIGN(const uint16_t zero, reader.get<uint16_t>());
+  MUSTER_ASSIGN(header.tag, reader.get<uint32_t>());
+  MUSTER_ASSIGN(header.id, reader.get<uint64_t>());
+  MUSTER_ASSIGN(header.bytes, reader.get<uint64_t>());
+  MUSTER_ASSIGN(header.credit, reader.get<uint64_t>());
+  if (kind == 0 || kind >= std::size(kFields)) {
+    return fail(ErrorCode::kProtocol, fmt::format("a message's header has the unknown kind {}", kind));
+  }
+  if (dtype >= kDtypeCount) {
+    return fail(ErrorCode::kProtocol, fmt::format("a message's header has the unknown dtype {}", dtype));
+  }
+  header.kind = static_cast<MessageKind>(kind);
+  header.dtype = static_cast<Dtype>(dtype);
+  if (zero != 0 || !fits(header)) {
+    return fail(ErrorCode::kProtocol, "a message's header has fields that its kind has not");
+  }
+  if (header.kind == MessageKind::kEager && header.bytes > kEagerBytes) {
+    return fail(ErrorCode::kProtocol, fmt::format("an eager message of {} bytes is too long", header.bytes));
+  }
+  if (header.kind == MessageKind::kData && header.bytes == 0) {
+    return fail(ErrorCode::kProtocol, "a piece of a message is empty");
+  }
+  return header;
+}
+
+}  // namespace muster

@@ -1,0 +1,324 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "muster/base/check.h"
+#include "muster/base/quiet_log.h"
+#include "muster/io/connect/handshake_queue.h"
+#include "muster/io/connect/negotiation.h"
+#include "muster/io/socket.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kExhaustedPause = 100ms;  // before another try when descriptors or memory have run out
+constexpr int kAcceptsPerTurn = 64;          // so that a flood of newcomers leaves time for the others
+
+/// The file of a path socket, removed with the listener unless another process has put its own there.
+class SocketFile {
+ public:
+  explicit SocketFile(const Address& address) {
+    if (!address.is_unix() || address.host().starts_with('@')) return;
+    struct stat status;
+    if (stat(address.host().c_str(), &status) != 0) return;
+    path_ = address.host();
+    inode_ = status.st_ino;
+  }
+  ~SocketFile() {
+    struct stat status;
+    if (!path_.empty() && stat(path_.c_str(), &status) == 0 && status.st_ino == inode_) unlink(path_.c_str());
+  }
+  SocketFile(const SocketFile&) = delete;
+  SocketFile& operator=(const SocketFile&) = delete;
+
+ private:
+  std::string path_;
+  ino_t inode_ = 0;
+};
+
+class SocketAcceptor final : public Acceptor {
+ public:
+  SocketAcceptor(Loop& loop, Fd listener, Address address, Options options, Handler handler)
+      : loop_(loop),
+        listener_(std::move(listener)),
+        address_(std::move(address)),
+        options_(std::move(options)),
+        handler_(std::make_shared<const Handler>(std::move(handler))),
+        file_(address_),
+        strangers_(loop.clock()),
+        queue_(options_.max_pending) {}
+
+  ~SocketAcceptor() override {
+    loop_.unwatch(listener_.get());
+    loop_.cancel(resume_timer_);
+    loop_.cancel(room_timer_);
+    for (const auto& [fd, pending] : pending_) {
+      loop_.unwatch(fd);
+      loop_.cancel(pending.timeout);
+    }
+  }
+
+  Result<> start() {
+    return loop_.watch(listener_.get(), EPOLLIN, [this](uint32_t) { on_readable(); });
+  }
+
+  Address address() const override { return address_; }
+  const std::string& last_refusal() const override { return last_refusal_; }
+
+ private:
+  struct Pending {
+    Negotiation negotiation;
+    Address peer;
+    std::string name;
+    TimePoint since;
+    Loop::TimerId timeout = 0;
+  };
+
+  void on_readable() {
+    const std::weak_ptr<const Handler> alive = handler_;
+    for (int i = 0; i < kAcceptsPerTurn; ++i) {
+      if (pending_.size() >= options_.max_pending && !may_give_way()) return wait_for_room();
+      Address peer;
+      auto accepted = accept_from(listener_.get(), &peer);
+      if (!accepted && accepted.error().code == ErrorCode::kResourceExhausted) {
+        if (!queue_.next()) {
+          const auto refused = refuse_newcomer();
+          if (!refused) return pause(refused.error());
+          if (!*refused) break;
+        } else if (!is_ready(listener_.get())) {
+          break;
+        } else if (may_give_way()) {
+          give_way();
+          if (alive.expired()) return;  // a handler has destroyed this object
+        } else {
+          return wait_for_room();
+        }
+        continue;
+      }
+      if (!accepted) return pause(accepted.error());
+      if (!*accepted) break;
+      while (pending_.size() >= options_.max_pending && may_give_way()) {
+        give_way();
+        if (alive.expired()) return;
+      }
+      if (options_.plain) {
+        greet_plain(std::move(**accepted), peer);
+      } else {
+        greet(std::move(**accepted), peer);
+      }
+      if (alive.expired()) return;
+    }
+    listen();
+  }
+
+  bool may_give_way() const {
+    const auto candidate = queue_.next();
+    return candidate && candidate->due <= loop_.clock().now();
+  }
+
+  /// Closes the connection that is to give way to a newcomer, unless it has just sent something. May destroy this
+  /// object, as advance() may.
+  void give_way() {
+    const int fd = queue_.next()->id;
+    if (is_ready(fd)) return advance(fd, EPOLLIN);
+    const bool silent = queue_.is_silent(fd);
+    drop(fd, fmt::format("too many connections are open that have not proved themselves, and it {}",
+                         silent ? "says nothing" : "does not go on"));
+  }
+
+  /// Newcomers wait in the kernel's backlog until somebody gives way.
+  void wait_for_room() {
+    full_ = true;
+    listen();
+    loop_.cancel(room_timer_);
+    room_timer_ = loop_.at(queue_.next()->due, [this] {
+      full_ = false;
+      listen();
+    });
+  }
+
+  /// No more room, no more events: the rest waits in the kernel's backlog.
+  void listen() {
+    const auto changed = loop_.modify(listener_.get(), paused_ || full_ ? 0 : uint32_t{EPOLLIN});
+    MUSTER_CHECK(changed.has_value(), changed.error().message);
+  }
+
+  static bool is_ready(int fd) {
+    pollfd entry{fd, POLLIN, 0};
+    return poll(&entry, 1, 0) > 0;
+  }
+
+  /// Out of descriptors: one is kept back, so that newcomers learn it at once instead of waiting in the backlog. False
+  /// when nobody waits there.
+  Result<bool> refuse_newcomer() {
+    reserve_.reset();
+    Address peer;
+    auto accepted = accept_from(listener_.get(), &peer);
+    const bool somebody = accepted && *accepted;
+    if (somebody) {
+      const int fd = (*accepted)->get();
+      if (!options_.plain) tell(fd, Handshake::Refusal::kFull);
+      refused(name_of(fd, peer), "this process has no file descriptor left; raise its limit (ulimit -n)");
+    }
+    if (somebody) accepted->reset();
+    reserve_ = open_reserve();
+    if (!accepted) return tl::unexpected(accepted.error());
+    return somebody;
+  }
+
+  /// Out of memory, say: the connection stays in the backlog, and asking again at once would spin.
+  void pause(const Error& error) {
+    strangers_.warn(fmt::format("{} cannot accept connections for now: {}", address_.to_string(), error.message));
+    paused_ = true;
+    listen();
+    resume_timer_ = loop_.after(kExhaustedPause, [this] {
+      paused_ = false;
+      listen();
+    });
+  }
+
+  void greet_plain(Fd socket, const Address& peer) {
+    if (!may_connect(socket.get(), peer)) return;
+    const auto handler = handler_;
+    (*handler)(Connection{plain_stream(std::move(socket)), {}, peer, {}});
+  }
+
+  void greet(Fd socket, const Address& peer) {
+    const int fd = socket.get();
+    if (!may_connect(fd, peer)) return;
+    const std::string name = name_of(fd, peer);
+    auto begun = Negotiation::begin(std::move(socket), Handshake::Side::kServer, options_.credentials, options_.hello);
+    if (!begun) return strangers_.warn(fmt::format("cannot greet {}: {}", name, begun.error().message));
+    const auto watched = loop_.watch(fd, EPOLLIN, [this, fd](uint32_t events) { advance(fd, events); });
+    if (!watched) return strangers_.warn(fmt::format("cannot greet {}: {}", name, watched.error().message));
+    const TimePoint now = loop_.clock().now();
+    const auto first = std::min(options_.greeting_timeout, options_.handshake_timeout);
+    const auto timeout = loop_.at(now + first, [this, fd] { look_for_greeting(fd); });
+    pending_.emplace(fd, Pending{std::move(*begun), peer, name, now, timeout});
+    queue_.add(fd, network_of(peer), now);
+    if (is_ready(fd)) advance(fd, EPOLLIN);  // a member's greeting is mostly there
+  }
+
+  void look_for_greeting(int fd) {
+    Pending& pending = pending_.at(fd);
+    const bool silent = queue_.is_silent(fd) && !is_ready(fd);
+    if (silent && options_.greeting_timeout < options_.handshake_timeout) {
+      return drop(fd, fmt::format("it said nothing within {} s", seconds(options_.greeting_timeout)));
+    }
+    pending.timeout = loop_.at(pending.since + options_.handshake_timeout, [this, fd] { time_out(fd); });
+  }
+
+  void time_out(int fd) {
+    const std::weak_ptr<const Handler> alive = handler_;
+    if (is_ready(fd)) advance(fd, EPOLLIN);  // the loop may not have run for a while
+    if (alive.expired() || !pending_.contains(fd)) return;
+    drop(fd, fmt::format("it did not finish the handshake within {} s", seconds(options_.handshake_timeout)));
+  }
+
+  /// A Unix socket's peer has a uid that the kernel vouches for.
+  bool may_connect(int fd, const Address& peer) {
+    if (!address_.is_unix()) return true;
+    const auto who = unix_peer(fd);
+    if (who && (who->uid == geteuid() || who->uid == 0)) return true;
+    refused(name_of(fd, peer), who ? fmt::format("it belongs to user {}", who->uid) : who.error().message);
+    if (options_.plain) return false;
+    tell(fd, Handshake::Refusal::kWrongUser);
+    return false;
+  }
+
+  static void tell(int fd, Handshake::Refusal refusal) {
+    const Bytes reason = Handshake::refuse(refusal);
+    (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits a fresh socket's buffer
+  }
+
+  static Fd open_reserve() { return Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+  std::string name_of(int fd, const Address& peer) const {
+    if (!address_.is_unix()) return peer.to_string();
+    const auto who = unix_peer(fd);
+    return fmt::format("process {}", who ? who->pid : 0);
+  }
+
+  // May call the handler, which may destroy this object.
+  void advance(int fd, uint32_t events) {
+    Pending& pending = pending_.at(fd);
+    if ((events & EPOLLIN) != 0) queue_.heard(fd, loop_.clock().now());
+    const auto done = pending.negotiation.advance();
+    if (!done) return lose(fd, done.error().message);
+    if (!*done) {
+      const auto changed = loop_.modify(fd, pending.negotiation.interest());
+      MUSTER_CHECK(changed.has_value(), changed.error().message);
+      return;
+    }
+    Connection connection = std::move(pending.negotiation).finish(pending.peer);
+    queue_.prove(fd);
+    forget(fd);
+    const auto handler = handler_;
+    (*handler)(std::move(connection));
+  }
+
+  /// It may be one of ours that had no time: it is told to try again.
+  void drop(int fd, const std::string& reason) {
+    pending_.at(fd).negotiation.turn_away(Handshake::Refusal::kFull);
+    lose(fd, reason);
+  }
+
+  void lose(int fd, const std::string& reason) {
+    refused(pending_.at(fd).name, reason);
+    queue_.remove(fd);
+    forget(fd);
+  }
+
+  void refused(const std::string& name, const std::string& reason) {
+    last_refusal_ = fmt::format("{} refused {}: {}", address_.to_string(), name, reason);
+    strangers_.warn(last_refusal_);
+  }
+
+  void forget(int fd) {
+    loop_.unwatch(fd);
+    loop_.cancel(pending_.at(fd).timeout);
+    pending_.erase(fd);
+    if (!std::exchange(full_, false)) return;
+    loop_.cancel(room_timer_);
+    listen();
+  }
+
+  Loop& loop_;
+  Fd listener_;
+  Fd reserve_ = open_reserve();
+  const Address address_;
+  const Options options_;
+  // Shared, so that a handler which destroys its acceptor survives until it returns.
+  const std::shared_ptr<const Handler> handler_;
+  const SocketFile file_;
+  QuietLog strangers_;
+  std::string last_refusal_;
+  bool paused_ = false;  // no more can be accepted for now
+  bool full_ = false;    // until one of queue_ gives way
+  Loop::TimerId resume_timer_ = 0, room_timer_ = 0;
+  std::unordered_map<int, Pending> pending_;
+  HandshakeQueue queue_;  // the same, by who gives way
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Acceptor>> Acceptor::create(Loop& loop, const Address& address, Options options,
+                                                   Handler handler) {
+  MUSTER_CHECK(handler != nullptr && options.max_pending > 0, "an acceptor needs a handler and room");
+  MUSTER_ASSIGN(Fd listener, listen_on(address));
+  MUSTER_ASSIGN(Address bound, local_address(listener.get()));
+  auto acceptor = std::make_unique<SocketAcceptor>(loop, std::move(listener), std::move(bound), std::move(options),
+                                                   std::move(handler));
+  MUSTER_TRY(acceptor->start());
+  return acceptor;
+}
+
+}  // namespace muster

@@ -1,0 +1,92 @@
+#include "muster/io/connect/negotiation.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+
+namespace muster {
+
+Result<Negotiation> Negotiation::begin(Fd socket, Handshake::Side side, const Credentials& credentials,
+                                       ByteView hello) {
+  Handshake handshake(side, credentials.secret, hello);
+  if (!credentials.tls) return Negotiation(plain_stream(std::move(socket)), std::move(handshake));
+  const auto tls_side = side == Handshake::Side::kClient ? TlsContext::Side::kClient : TlsContext::Side::kServer;
+  MUSTER_ASSIGN(auto stream, credentials.tls->wrap(std::move(socket), tls_side));
+  Negotiation negotiation(std::move(stream), std::move(handshake));
+  negotiation.may_be_plain_ = side == Handshake::Side::kServer;
+  return negotiation;
+}
+
+Result<bool> Negotiation::flush() {
+  const Bytes more = handshake_.take_output();
+  output_.insert(output_.end(), more.begin(), more.end());
+  while (!output_.empty()) {
+    const iovec segment{output_.data(), output_.size()};
+    MUSTER_ASSIGN(const size_t written, stream_->write({&segment, 1}));
+    if (written == 0) return false;
+    output_.erase(output_.begin(), output_.begin() + static_cast<ptrdiff_t>(written));
+  }
+  return true;
+}
+
+Result<bool> Negotiation::read_some() {
+  std::array<uint8_t, 4096> buffer;
+  const iovec segment{buffer.data(), buffer.size()};
+  MUSTER_ASSIGN(const size_t count, stream_->read({&segment, 1}));
+  const ByteView bytes = ByteView(buffer).first(count);
+  may_be_plain_ = may_be_plain_ && count == 0;
+  MUSTER_ASSIGN(const size_t used, handshake_.feed(bytes));
+  leftover_.insert(leftover_.end(), bytes.begin() + static_cast<ptrdiff_t>(used), bytes.end());
+  return count > 0;
+}
+
+Result<bool> Negotiation::step() {
+  while (true) {
+    MUSTER_ASSIGN(const bool flushed, flush());
+    // What TLS has decrypted already is taken along: no event would tell of it.
+    if (handshake_.done() && !stream_->has_buffered()) return flushed;
+    MUSTER_ASSIGN(const bool more, read_some());
+    if (!more) return false;
+  }
+}
+
+Result<bool> Negotiation::advance() {
+  auto done = step();
+  if (done) return done;
+  if (done.error().code == ErrorCode::kPeerLost) {
+    // A peer that refuses says why and closes; sending to it may have failed before its reason was read.
+    const auto last_words = read_some();
+    if (!last_words && last_words.error().code != ErrorCode::kPeerLost) return last_words;
+    done.error().message += " during the handshake";
+    return done;
+  }
+  if (may_be_plain_ && done.error().code == ErrorCode::kProtocol) refuse_plain_client();
+  (void)flush();  // tells the peer why, as far as it listens
+  return done;
+}
+
+// OpenSSL hangs up without a word on what is not TLS. If it is one of ours without TLS, it should know why.
+void Negotiation::refuse_plain_client() {
+  const Bytes reason = Handshake::refuse(Handshake::Refusal::kTlsRequired);
+  (void)send(fd(), reason.data(), reason.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void Negotiation::turn_away(Handshake::Refusal reason) {
+  if (!handshake_.done()) handshake_.turn_away(reason);  // or it does not take the last of the server's words
+  (void)flush();
+}
+
+uint32_t Negotiation::interest() const { return EPOLLIN | (stream_->wants_write() ? uint32_t{EPOLLOUT} : 0); }
+
+Connection Negotiation::finish(Address peer) && {
+  return {std::move(stream_), handshake_.peer_hello(), std::move(peer), std::move(leftover_)};
+}
+
+std::string seconds(Duration duration) {
+  const double count = std::chrono::duration<double>(duration).count();
+  return count < 10 ? fmt::format("{:.2g}", count) : fmt::format("{:.0f}", count);
+}
+
+}  // namespace muster

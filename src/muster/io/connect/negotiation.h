@@ -1,0 +1,44 @@
+#pragma once
+
+#include "muster/io/connect/handshake.h"
+#include "muster/io/connection.h"
+
+namespace muster {
+
+/// A connected socket on its way to being a Connection: TLS where it is set up, then the handshake. Private to io.
+class Negotiation {
+ public:
+  static Result<Negotiation> begin(Fd socket, Handshake::Side side, const Credentials& credentials, ByteView hello);
+
+  /// Moves on as far as the socket lets it; true once both ends have proved themselves.
+  Result<bool> advance();
+  /// What to watch the socket for after advance() returned false.
+  uint32_t interest() const;
+  int fd() const { return stream_->fd(); }
+  /// Tells the client, as far as it listens, why the server does not go on. A client that is still busy with TLS just
+  /// sees the end.
+  void turn_away(Handshake::Refusal reason);
+  /// Only after advance() returned true.
+  Connection finish(Address peer) &&;
+
+ private:
+  Negotiation(std::unique_ptr<Stream> stream, Handshake handshake)
+      : stream_(std::move(stream)), handshake_(std::move(handshake)) {}
+  /// True if everything is sent.
+  Result<bool> flush();
+  /// True if there may be more to read.
+  Result<bool> read_some();
+  Result<bool> step();
+  void refuse_plain_client();
+
+  std::unique_ptr<Stream> stream_;
+  Handshake handshake_;
+  Bytes output_;
+  Bytes leftover_;
+  bool may_be_plain_ = false;  // at a server with TLS, until the TLS handshake is over
+};
+
+/// "30", "0.1": seconds as a message shows them.
+std::string seconds(Duration duration);
+
+}  // namespace muster

@@ -1,0 +1,2 @@
+#define MUSTER_COMPRESS kAvx2Compress
+#include "muster/kernels/compress_kernels.inc"

@@ -1,0 +1,2 @@
+#define MUSTER_COMPRESS kBaselineCompress
+#include "muster/kernels/compress_kernels.inc"

@@ -1,0 +1,355 @@
+#include "muster/launch/agent/node_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "muster/io/address.h"
+#include "muster/io/connect/handshake.h"
+#include "muster/io/connect/tls.h"
+#include "muster/io/outward_address.h"
+#include "muster/launch/rendezvous/rendezvous_messages.h"
+#include "muster/store/proxy/proxy.h"
+#include "muster/store/url.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kQuietTime = std::chrono::seconds(3);        // of waiting for the root, before the user is told
+constexpr Duration kSlice = std::chrono::seconds(1);            // of a wait that can be cancelled
+constexpr Duration kLookPause = std::chrono::milliseconds(50);  // between looks whether to stop
+constexpr Duration kLongestSlice = std::chrono::seconds(8);     // of one for a store that may have several hosts
+constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the proxy above in the tree to listen
+constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
+constexpr std::string_view kTcpScheme = "tcp://";
+
+// The kernel's choice of a source address is the target itself only if that belongs to this host.
+bool is_local(const Address& address) {
+  const auto source = local_address_towards(address);
+  return source && source->host() == address.host();
+}
+
+// A look-up of a name, which the thread that makes it shares with the one that waits.
+struct Lookup {
+  std::mutex mutex;
+  std::condition_variable done;
+  std::optional<Result<std::vector<Address>>> found;
+};
+
+bool not_there(const Error& error) {
+  return error.code == ErrorCode::kTimeout || error.code == ErrorCode::kUnavailable ||
+         error.code == ErrorCode::kPeerLost;
+}
+
+// "redis://user:word@host:6379/0" and "etcd://host:2379,other:2379/x" -> "host".
+std::string host_of(const std::string& url) {
+  std::string rest = url.substr(std::min(url.size(), url.find("://") + 3));
+  rest = rest.substr(0, rest.find_first_of("/?,"));
+  if (const size_t at = rest.rfind('@'); at != std::string::npos) rest = rest.substr(at + 1);
+  const auto host_port = parse_host_port(rest, 1);
+  return host_port && !url.starts_with("file:") ? host_port->host : "";
+}
+
+class Opening {
+ public:
+  Opening(const RunOptions& options, const NodeStoreEvents& events, bool direct)
+      : options_(options),
+        events_(events),
+        direct_(direct),
+        fixed_again_(direct && (options.rdzv_url.empty() || options.rdzv_url.starts_with("file:"))),
+        deadline_(Deadline::after(fixed_again_ ? options.heartbeat_timeout : options.timeout)) {}
+
+  Result<NodeStore> open() {
+    node_.secret = options_.secret;
+    MUSTER_TRY(options_.nnodes_max == 1 ? alone() : options_.rdzv_url.empty() ? by_address() : by_outside_store());
+    if (options_.nnodes_max > 1 && node_.root && node_.secret.empty())
+      events_.notice(
+          fmt::format("no secret was given, so whoever reaches {} can join this job; set MUSTER_SECRET to the same hex "
+                      "digits on all nodes, or use --secret-file",
+                      node_.root_url));
+    return std::move(node_);
+  }
+
+ private:
+  Result<> alone() {
+    if (!options_.master_addr.empty())
+      MUSTER_TRY(resolve_one("--master-addr", options_.master_addr, options_.master_port));
+    if (node_.secret.empty()) node_.secret = generate_secret();
+    node_.root = true;
+    return start_server(server_options(), Deadline::after(kServerStartTime));
+  }
+
+  Result<> by_address() {
+    MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
+    MUSTER_ASSIGN(const Address master, resolve_patiently(options_.master_addr, options_.master_port));
+    MUSTER_TRY(find_interface(master));
+    const bool by_place = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
+    const bool may_serve = options_.is_host.value_or(by_place) && !fixed_again_;
+    if (may_serve) {
+      const auto started = start_fixed_root(master);
+      const bool somebody_is = !started && started.error().code == ErrorCode::kUnavailable && !options_.node_rank;
+      if (started || !somebody_is) return started;
+    }
+    return await_root(master, may_serve);
+  }
+
+  // The root has no place of its own: whoever claims the name serves at any free port, and says so in the claim.
+  Result<> by_outside_store() {
+    MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
+    Address towards = outward_address();
+    if (const std::string host = host_of(options_.rdzv_url); !host.empty()) {
+      MUSTER_ASSIGN(towards, resolve_one("--rdzv-endpoint", host, 1));
+    }
+    auto outside = open_outside();
+    if (!outside) return fail(outside.error().code, "--rdzv-endpoint: " + outside.error().message);
+    node_.outside = std::move(*outside);
+    node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
+    MUSTER_TRY(find_interface(towards));
+    Error last{ErrorCode::kTimeout, "no time was left", kNoRank, ""};
+    while (!cancelled() && !deadline_.passed()) {
+      MUSTER_ASSIGN(const std::string root, claimed_root());
+      if (root.empty() && fixed_again_) break;
+      const auto done = root.empty() ? become_root(towards) : start_proxy(root, slice());
+      if (done) return {};
+      if (!not_there(done.error()) && done.error().code != ErrorCode::kAlreadyExists) return done;
+      last = done.error();
+    }
+    if (cancelled()) return stopped();
+    return fail(ErrorCode::kTimeout, fmt::format("found no root of the job through {} within {:g} s ({})",
+                                                 without_password(options_.rdzv_url), seconds(options_.timeout),
+                                                 last.message));
+  }
+
+  // One that refuses has said so; one that is silent may only be slow.
+  Result<std::unique_ptr<Store>> open_outside() {
+    for (Duration patience = kSlice;; patience = std::min(2 * patience, kLongestSlice)) {
+      auto outside = open_store(options_.rdzv_url, options_.secret, slice(patience));
+      const bool silent = !outside && outside.error().code == ErrorCode::kTimeout;
+      if (!silent || deadline_.passed()) return outside;
+      if (cancelled()) return stopped();
+    }
+  }
+
+  // getaddrinfo() returns when it will, after many seconds where no name server answers, and nothing ends it: so a
+  // thread that owns all that it touches calls it, and is left behind should this node have to stop.
+  Result<Address> resolve_one(const char* option, const std::string& host, uint16_t port) const {
+    const auto lookup = std::make_shared<Lookup>();
+    // tidy: allow(detach) nothing ends getaddrinfo(); the thread owns all that it touches
+    std::thread([lookup, host, port] {
+      auto found = resolve(host, port);
+      const std::lock_guard lock(lookup->mutex);
+      lookup->found = std::move(found);
+      lookup->done.notify_all();
+    }).detach();
+    std::unique_lock lock(lookup->mutex);
+    while (!lookup->found && !cancelled()) lookup->done.wait_for(lock, kLookPause);
+    if (!lookup->found) return stopped();
+    const auto& found = *lookup->found;
+    if (!found) return fail(found.error().code, fmt::format("{}: {}", option, found.error().message));
+    return found->front();
+  }
+
+  // Where hosts come and go a name may be known only a while after its host has started, one without a dot too: so are
+  // those of Kubernetes' services.
+  Result<Address> resolve_patiently(const std::string& host, uint16_t port) {
+    const Deadline quiet = Deadline::after(kQuietTime);
+    bool told = false;
+    while (true) {
+      auto found = resolve_one("--master-addr", host, port);
+      const bool may_come = !deadline_.passed() && !cancelled();
+      if (found || !may_come) return found;
+      if (quiet.passed() && !std::exchange(told, true))
+        events_.notice(fmt::format("{} (asking again for {:g} s)", found.error().message, seconds(options_.timeout)));
+      std::this_thread::sleep_for(kSlice);  // tidy: allow(sleep) nobody tells when a name becomes known
+    }
+  }
+
+  Key claim_name() const { return JobKeys(options_.run_id).root(); }
+
+  Result<std::string> claimed_root() {
+    const Deadline deadline = Deadline::after(kServerStartTime);
+    MUSTER_ASSIGN(const auto claims, node_.outside->claims(claim_name(), deadline));
+    if (const auto found = claims.find(claim_name()); found != claims.end()) return to_string(found->second);
+    if (node_.root_moves) return std::string();
+    MUSTER_ASSIGN(const bool there, node_.outside->check({claim_name()}, deadline));
+    if (!there) return std::string();
+    MUSTER_ASSIGN(const Bytes value, node_.outside->get(claim_name(), deadline));
+    return to_string(value);
+  }
+
+  Result<> become_root(const Address& towards) {
+    MUSTER_ASSIGN(Address listen, local_address_towards(towards));
+    if (!options_.local_addr.empty()) {
+      MUSTER_ASSIGN(listen, interface_address(options_.local_addr));
+    }
+    StoreServerOptions server = server_options();
+    server.muster_listen.push_back(listen.with_port(0));
+    MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
+    node_.root_url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
+    const Deadline deadline = Deadline::after(kServerStartTime);
+    auto claim = node_.outside->claim(claim_name(), as_bytes(node_.root_url), options_.heartbeat_timeout, deadline);
+    if (claim) {
+      node_.claim = std::move(*claim);
+      node_.root = true;
+      return {};
+    }
+    if (claim.error().code != ErrorCode::kUnsupported) return tl::unexpected(claim.error());
+    MUSTER_ASSIGN(const Bytes holds, node_.outside->compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
+    node_.root = to_string(holds) == node_.root_url;
+    if (!node_.root) return fail(ErrorCode::kAlreadyExists, "another node became the root");
+    return {};
+  }
+
+  Result<> find_interface(const Address& root) {
+    node_.interface = options_.local_addr;
+    if (!node_.interface.empty() || std::getenv("MUSTER_INTERFACE") != nullptr) return {};
+    MUSTER_ASSIGN(const Address local, local_address_towards(root));
+    node_.interface = local.host();
+    return {};
+  }
+
+  StoreServerOptions server_options() {
+    const Bytes name = generate_secret();
+    const Address workers = Address::unix_abstract("muster-" + to_hex(ByteView(name).first(12)));
+    node_.url = workers.to_string();
+    StoreServerOptions server;
+    server.credentials = {node_.secret, node_.tls};
+    server.muster_listen = {workers};
+    return server;
+  }
+
+  Result<> start_server(StoreServerOptions server, const Deadline& deadline) {
+    node_.upstream = server.upstream;
+    server.session = node_.session = fresh_session_id();
+    MUSTER_ASSIGN(node_.server, StoreServer::start(std::move(server), deadline));
+    return {};
+  }
+
+  Result<> start_fixed_root(const Address& master) {
+    Address listen = master;
+    if (!options_.local_addr.empty()) {
+      MUSTER_ASSIGN(const Address local, interface_address(options_.local_addr));
+      listen = local.with_port(master.port());
+    }
+    StoreServerOptions server = server_options();
+    server.muster_listen.push_back(listen);
+    const auto started = start_server(std::move(server), Deadline::after(kServerStartTime));
+    if (!started) {
+      return fail(started.error().code, started.error().message +
+                                            "; node 0 listens at --master-addr: is another node 0 there, or is the "
+                                            "address not this host's (then name one with --local-addr)?");
+    }
+    node_.root = true;
+    node_.root_url = std::string(kTcpScheme) + master.to_string();
+    if (listen.is_loopback() && options_.master_addr != "localhost" && options_.master_addr != listen.host())
+      events_.notice(
+          fmt::format("--master-addr {} is {} here, which other hosts cannot reach; name an address of this host with "
+                      "--local-addr",
+                      options_.master_addr, listen.host()));
+    return {};
+  }
+
+  Result<> start_proxy(const std::string& root_url, const Deadline& deadline) {
+    node_.root_url = root_url;
+    StoreServerOptions server = server_options();
+    server.tiered = options_.tiered;
+    server.upstream = root_url;
+    if (options_.store_fanout == 0 || direct_) return start_server(std::move(server), deadline);
+    return start_tier(std::move(server), deadline);
+  }
+
+  // Nodes take their places in the tree of proxies as they come; every one listens, for it may get nodes below it.
+  Result<> start_tier(StoreServerOptions server, const Deadline& deadline) {
+    MUSTER_ASSIGN(const auto root, open_store(node_.root_url, options_.secret, deadline));
+    const JobKeys keys(options_.run_id);
+    MUSTER_ASSIGN(const int64_t place, root->add(keys.tier_count(), 1, deadline));
+    const int parent = parent_of(static_cast<int>(std::min<int64_t>(place, options_.nnodes_max - 1)),
+                                 options_.nnodes_max, options_.store_fanout);
+    const char* given = std::getenv("MUSTER_INTERFACE");
+    MUSTER_ASSIGN(const Address listen, interface_address(node_.interface.empty() ? given : node_.interface));
+    server.muster_listen.push_back(listen.with_port(0));
+    MUSTER_TRY(parent > 0 ? start_below(*root, keys.tier(parent), std::move(server))
+                          : start_server(std::move(server), Deadline::after(kServerStartTime)));
+    const std::string url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
+    return root->set(keys.tier(place), as_bytes(url), Deadline::after(kServerStartTime));
+  }
+
+  // A parent that died, maybe before it said where it listens, costs the root one more link.
+  Result<> start_below(Store& root, const Key& parent, StoreServerOptions server) {
+    const auto url = root.get(parent, Deadline::after(kParentStartTime));
+    if (url) {
+      StoreServerOptions below = server;
+      below.upstream = to_string(*url);
+      const auto started = start_server(std::move(below), Deadline::after(kParentAnswerTime));
+      node_.direct = !started;
+      if (started || !not_there(started.error())) return started;
+    } else if (url.error().code != ErrorCode::kTimeout) {
+      return tl::unexpected(url.error());
+    }
+    return start_server(std::move(server), Deadline::after(kServerStartTime));
+  }
+
+  // Whoever listens at the root's address may be the root of a job that ends just now: `may_serve`, this node takes its
+  // place.
+  Result<> await_root(const Address& root, bool may_serve) {
+    const std::string root_url = std::string(kTcpScheme) + root.to_string();
+    const TimePoint talk = deadline_.clock().now() + kQuietTime;
+    bool told = false;
+    while (true) {
+      const auto started = start_proxy(root_url, slice());
+      if (started || !not_there(started.error())) return started;
+      if (cancelled()) return stopped();
+      if (may_serve && start_fixed_root(root)) return {};
+      if (deadline_.passed())
+        return fail(ErrorCode::kTimeout,
+                    fmt::format("node 0 did not answer at {} within {:g} s ({}); start `muster run` there, or give a "
+                                "longer --timeout",
+                                root_url, seconds(options_.timeout), started.error().message));
+      if (!told && deadline_.clock().now() >= talk) {
+        events_.notice(fmt::format("waiting for node 0 at {}", root_url));
+        told = true;
+      }
+    }
+  }
+
+  static double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+  Deadline slice(Duration patience = kSlice) const { return deadline_.or_sooner(deadline_.clock().now() + patience); }
+  bool cancelled() const { return events_.cancelled != nullptr && *events_.cancelled; }
+  static tl::unexpected<Error> stopped() { return fail(ErrorCode::kAborted, "stopped while waiting for the root"); }
+
+  const RunOptions& options_;
+  const NodeStoreEvents& events_;
+  const bool direct_;
+  const bool fixed_again_;  // the root that was lost is looked for, which nobody can follow
+  const Deadline deadline_;
+  NodeStore node_;
+};
+
+}  // namespace
+
+void NodeStore::give_up_root(const std::string& run_id, const Deadline& deadline) {
+  if (root && outside && !claim) (void)outside->delete_key(JobKeys(run_id).root(), deadline);
+}
+
+Result<> NodeStore::open_generation(int generation, uint16_t port) {
+  const auto loopback = [](uint16_t number) { return Address::parse("127.0.0.1:0")->with_port(number); };
+  if (torch_port != 0) server->remove_torch_listener(loopback(torch_port));
+  auto bound = server->add_torch_listener(loopback(port), generation_prefix(generation));
+  if (!bound && port != 0) bound.error().message += "; without --master-port any free port is taken";
+  if (!bound) return tl::unexpected(bound.error());
+  torch_port = bound->port();
+  return {};
+}
+
+Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct) {
+  return Opening(options, events, direct).open();
+}
+
+}  // namespace muster

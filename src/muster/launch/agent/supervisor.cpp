@@ -1,0 +1,232 @@
+#include "muster/launch/agent/supervisor.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <iterator>
+
+#include "muster/launch/workers/spawn_launcher.h"
+
+namespace muster {
+namespace {
+
+// What workers leave behind (a tracker, a daemon) may need a moment to notice that they are gone.
+constexpr Duration kLingerTime = std::chrono::milliseconds(500);
+
+std::string read_file(const std::string& path) {
+  constexpr size_t kMax = 1 << 20;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMax, '\0');
+  file.read(text.data(), kMax);
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  return text;
+}
+
+}  // namespace
+
+std::string Supervisor::Slot::state() const {
+  if (exit) return exit->to_string();
+  return pid == 0 ? "starting" : "running";
+}
+
+Supervisor::Supervisor(Loop& loop, Console& console, Options options, Events events)
+    : loop_(loop),
+      console_(console),
+      options_(std::move(options)),
+      events_(std::move(events)),
+      own_host_(options_.zygote == nullptr ? std::make_unique<LocalHost>(loop) : nullptr),
+      host_(own_host_ ? *own_host_ : *options_.zygote) {}
+
+Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& console, Options options, Events events) {
+  std::unique_ptr<Supervisor> made(new Supervisor(loop, console, std::move(options), std::move(events)));
+  std::vector<int> signals = made->options_.signals;
+  signals.push_back(SIGCHLD);
+  MUSTER_ASSIGN(made->signals_, SignalPipe::open(signals));
+  auto* self = made.get();
+  MUSTER_TRY(loop.watch(self->signals_->fd(), EPOLLIN, [self](uint32_t) { self->on_signals(); }));
+  self->host_.attach(self->host_events());
+  console.on_room([self] {
+    for (auto& slot : self->slots_) slot.out->resume(), slot.err->resume();
+  });
+  return made;
+}
+
+Supervisor::~Supervisor() {
+  host_.attach({});
+  if (timer_ != 0) loop_.cancel(timer_);
+  console_.on_room({});
+  if (signals_) loop_.unwatch(signals_->fd());
+}
+
+WorkerHost::Events Supervisor::host_events() {
+  const auto find = [this](auto matches) { return std::find_if(slots_.begin(), slots_.end(), matches); };
+  return {
+      [this, find](int rank, pid_t pid) {
+        const auto slot = find([&](const Slot& s) { return s.rank == rank; });
+        if (slot != slots_.end()) slot->pid = pid;
+      },
+      [this](const Error& error) { start_failed(error); },
+      [this, find](pid_t pid, int status) {
+        const auto slot = find([&](const Slot& s) { return s.pid == pid && !s.exit; });
+        if (slot != slots_.end()) worker_ended(*slot, status);
+      },
+      [this] { note_gone(); },
+  };
+}
+
+Result<WorkerPipes> Supervisor::add_slot(const WorkerSpec& spec) {
+  MUSTER_ASSIGN(WorkerPipes pipes, WorkerPipes::open(spec.keeps_stdin));
+  const int local_rank = static_cast<int>(slots_.size());
+  Slot slot;
+  slot.rank = spec.rank;
+  slot.out = options_.outputs.open(spec.rank, local_rank, kStdout, std::move(pipes.read_out));
+  slot.err = options_.outputs.open(spec.rank, local_rank, kStderr, std::move(pipes.read_err));
+  if (const auto found = spec.environment.find("TORCHELASTIC_ERROR_FILE"); found != spec.environment.end())
+    slot.error_file = found->second;
+  slots_.push_back(std::move(slot));
+  return pipes;
+}
+
+Result<> Supervisor::start(const std::vector<WorkerSpec>& specs) {
+  slots_.clear();
+  start_error_.reset();
+  phase_ = Phase::kRunning;
+  gone_ = false;
+  std::vector<WorkerPipes> pipes;
+  for (const auto& spec : specs) {
+    MUSTER_ASSIGN(WorkerPipes opened, add_slot(spec));
+    pipes.push_back(std::move(opened));
+  }
+  starting_ = true;
+  for (size_t i = 0; i < specs.size() && !start_error_; ++i) host_.start(specs[i], std::move(pipes[i]));
+  starting_ = false;
+  if (start_error_) return tl::unexpected(*start_error_);
+  return {};
+}
+
+void Supervisor::start_failed(const Error& error) {
+  if (start_error_ || phase_ >= Phase::kStopping) return;
+  start_error_ = error;
+  if (starting_) return;  // start() returns it
+  stop();
+  if (events_.start_failed) events_.start_failed(error);
+}
+
+void Supervisor::on_signals() {
+  bool child_ended = false;
+  for (int number = 0; (number = signals_->take()) != 0;) {
+    if (number == SIGCHLD) {
+      child_ended = true;
+    } else {
+      events_.signalled(number);
+    }
+  }
+  if (child_ended) host_.child_ended();
+}
+
+void Supervisor::worker_ended(Slot& slot, int wait_status) {
+  slot.exit = worker_exit(slot.rank, options_.host, slot.pid, wait_status);
+  slot.out->drain();
+  slot.err->drain();
+  events_.worker_ended(*slot.exit);
+  if (phase_ != Phase::kRunning) return;
+  if (!slot.exit->ok()) {
+    report_failure(slot);
+  } else {
+    finish_when_all_well();
+  }
+}
+
+void Supervisor::report_failure(const Slot& slot) {
+  std::map<std::string, std::vector<int>> others;
+  std::vector<LastWords> words;
+  for (auto& other : slots_) {
+    if (&other == &slot) continue;
+    others[other.state()].push_back(other.rank);
+    words.push_back({other.rank, other.out->tail(), other.err->tail()});
+  }
+  std::string traceback = last_traceback(slot.err->tail());
+  if (traceback.empty()) traceback = error_file_traceback(read_file(slot.error_file));
+  const WorkerExit exit = *slot.exit;
+  if (!slot.error_file.empty()) write_error_file(slot.error_file, exit, traceback);
+  // Before stop(): that may reap other workers, whose outputs then grow, and `words` looks into these.
+  std::string report = failure_report(exit, traceback, slot.err->tail(), others) + last_words(words);
+  stop();
+  events_.failed(exit, std::move(report));
+}
+
+void Supervisor::finish_when_all_well() {
+  if (!std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.exit.has_value(); })) return;
+  phase_ = Phase::kLingering;
+  set_timer(kLingerTime, &Supervisor::end_what_is_left);
+  events_.all_well();
+}
+
+void Supervisor::end_what_is_left() {
+  phase_ = Phase::kStopping;
+  host_.list_left([this](const std::vector<ChildProcess>& left) {
+    for (const auto& child : left)
+      console_.notice(fmt::format("ending a process that the workers left behind: pid {} ({})", child.pid, child.name));
+  });
+  set_timer(options_.shutdown_timeout, &Supervisor::escalate);
+  host_.terminate();
+}
+
+void Supervisor::stop() {
+  if (phase_ >= Phase::kStopping || gone_) return;
+  phase_ = Phase::kStopping;
+  set_timer(options_.shutdown_timeout, &Supervisor::escalate);
+  host_.terminate();
+}
+
+void Supervisor::kill() {
+  if (gone_) return;
+  phase_ = Phase::kKilling;
+  if (timer_ != 0) loop_.cancel(timer_);
+  timer_ = 0;
+  host_.kill();
+}
+
+void Supervisor::escalate() {
+  std::vector<int> late;
+  for (const auto& slot : slots_)
+    if (!slot.exit && slot.pid != 0) late.push_back(slot.rank);
+  if (!late.empty())
+    console_.notice(fmt::format("killing {} {}: still there {:g} s after SIGTERM", late.size() == 1 ? "rank" : "ranks",
+                                rank_list(late), std::chrono::duration<double>(options_.shutdown_timeout).count()));
+  kill();
+}
+
+void Supervisor::note_gone() {
+  if (phase_ == Phase::kRunning || gone_) return;
+  gone_ = true;
+  if (timer_ != 0) loop_.cancel(timer_);
+  timer_ = 0;
+  for (auto& slot : slots_) {
+    slot.out->drain();
+    slot.err->drain();
+    slot.out->finish();
+    slot.err->finish();
+  }
+}
+
+std::vector<pid_t> Supervisor::pids() const {
+  std::vector<pid_t> pids;
+  for (const auto& slot : slots_) pids.push_back(slot.pid);
+  return pids;
+}
+
+void Supervisor::set_timer(Duration delay, void (Supervisor::*then)()) {
+  if (timer_ != 0) loop_.cancel(timer_);
+  timer_ = loop_.after(delay, [this, then] {
+    timer_ = 0;
+    (this->*then)();
+  });
+}
+
+}  // namespace muster

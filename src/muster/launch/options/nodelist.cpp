@@ -1,0 +1,80 @@
+// Slurm's lists of hosts:
+//
+//   list  = host *("," host)
+//   host  = *(text / "[" range *("," range) "]")
+//   range = number ["-" number]          leading zeros are the width of every number of the range
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "muster/launch/options/cluster.h"
+#include "muster/launch/options/option_values.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kMaxHosts = 1 << 20;
+using Words = std::vector<std::string>;
+
+bool add_range(std::string_view range, Words& words) {
+  const size_t dash = std::min(range.find('-'), range.size());
+  const std::string_view first = range.substr(0, dash);
+  const auto low = to_number<uint32_t>(first);
+  const auto high = dash < range.size() ? to_number<uint32_t>(range.substr(dash + 1)) : low;
+  if (!low || !high || *high < *low || *high - *low >= kMaxHosts) return false;
+  for (uint64_t number = *low; number <= *high; ++number) words.push_back(fmt::format("{:0{}}", number, first.size()));
+  return true;
+}
+
+// Every beginning with every end.
+bool multiply(Words& beginnings, const Words& ends) {
+  if (ends.empty() || beginnings.size() > kMaxHosts / ends.size()) return false;
+  Words all;
+  for (const auto& beginning : beginnings)
+    for (const auto& end : ends) all.push_back(beginning + end);
+  beginnings = std::move(all);
+  return true;
+}
+
+bool expand_host(std::string_view host, Words& hosts) {
+  Words made = {""};
+  while (!host.empty()) {
+    const size_t bracket = std::min(host.find('['), host.size());
+    if (!multiply(made, {std::string(host.substr(0, bracket))})) return false;
+    host.remove_prefix(bracket);
+    if (host.empty()) break;
+    const size_t end = host.find(']');
+    if (end == std::string_view::npos) return false;
+    Words numbers;
+    for (std::string_view ranges = host.substr(1, end - 1); !ranges.empty();) {
+      const size_t comma = std::min(ranges.find(','), ranges.size());
+      if (!add_range(ranges.substr(0, comma), numbers)) return false;
+      ranges.remove_prefix(std::min(comma + 1, ranges.size()));
+    }
+    if (!multiply(made, numbers)) return false;
+    host.remove_prefix(end + 1);
+  }
+  hosts.insert(hosts.end(), made.begin(), made.end());
+  return hosts.size() <= kMaxHosts;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> expand_nodelist(const std::string& list) {
+  Words hosts;
+  size_t begin = 0, depth = 0;
+  for (size_t i = 0; i <= list.size(); ++i) {
+    const char c = i < list.size() ? list[i] : ',';
+    if (c == '[') ++depth;
+    if (c == ']' && depth > 0) --depth;
+    if (c != ',' || (depth > 0 && i < list.size())) continue;
+    const std::string_view host = std::string_view(list).substr(begin, i - begin);
+    if (host.empty() || !expand_host(host, hosts))
+      return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is no list of hosts as Slurm writes them", list));
+    begin = i + 1;
+  }
+  return hosts;
+}
+
+}  // namespace muster

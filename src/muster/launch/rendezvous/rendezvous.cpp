@@ -1,0 +1,405 @@
+#include "muster/launch/rendezvous/rendezvous.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <climits>
+#include <set>
+
+#include "muster/launch/failure.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kMaxNamed = 16;                          // of the nodes that are missing
+constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
+constexpr Duration kProgressInterval = std::chrono::seconds(3);
+constexpr Duration kProgressRepeat = std::chrono::seconds(30);  // of what has not changed
+
+double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+std::string name_of(const NodeInfo& node) { return fmt::format("host {} (agent's pid {})", node.host, node.pid); }
+
+std::string range(const RendezvousOptions& options) {
+  return options.min_nodes == options.max_nodes ? fmt::format("{}", options.max_nodes)
+                                                : fmt::format("{}:{}", options.min_nodes, options.max_nodes);
+}
+
+}  // namespace
+
+RendezvousOptions rendezvous_options(const RunOptions& options) {
+  RendezvousOptions rendezvous;
+  rendezvous.min_nodes = options.nnodes_min;
+  rendezvous.max_nodes = options.nnodes_max;
+  rendezvous.max_restarts = options.max_restarts;
+  rendezvous.join_timeout = options.timeout;
+  rendezvous.last_call = options.last_call_timeout;
+  rendezvous.heartbeat_timeout = options.heartbeat_timeout;
+  rendezvous.stop_timeout = options.shutdown_timeout + kStopTime;
+  return rendezvous;
+}
+
+JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
+    : options_(options), generation_(options.first_generation - 1), restarts_(options.restarts), last_scan_(now) {
+  gather(now);
+}
+
+std::vector<News> JobRendezvous::handle(const NodeCall& call, TimePoint now) {
+  if (call.kind == NodeCall::Kind::kEnd) finish(call.outcome);  // also of a node that has no use for a place
+  if (call.kind == NodeCall::Kind::kJoin) {
+    join(call.node, now);
+  } else if (const auto found = nodes_.find(call.id); call.kind == NodeCall::Kind::kKilled) {
+    if (found == nodes_.end()) return {};
+    ++departed_;
+    remove(call.id, fmt::format("lost {}: its agent was killed", name_of(found->second.info)), now);
+  } else if (found != nodes_.end()) {
+    hear(found->second, call, now);
+  } else if (call.kind == NodeCall::Kind::kBye) {
+    ++departed_;
+  } else if (phase_ != Phase::kOver) {
+    tell({News::Kind::kForgotten, generation_, call.id});
+  }
+  return std::exchange(news_, {});
+}
+
+void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
+  if (nodes_.contains(info.id)) return;
+  const auto refuse = [&](std::string why) { tell({News::Kind::kRefused, generation_, info.id, std::move(why)}); };
+  if (info.min_nodes != options_.min_nodes || info.max_nodes != options_.max_nodes)
+    return refuse(
+        fmt::format("this node was started with --nnodes {}, but the job's root with --nnodes {}; give all "
+                    "nodes the same",
+                    range({info.min_nodes, info.max_nodes}), range(options_)));
+  if (info.max_restarts != options_.max_restarts)
+    return refuse(fmt::format(
+        "this node was started with --max-restarts {}, but the job's root with --max-restarts {}; it counts "
+        "for the whole job, so give all nodes the same",
+        info.max_restarts, options_.max_restarts));
+  if (info.nproc > INT_MAX / options_.max_nodes)
+    return refuse(fmt::format("{} workers on each of {} nodes are too many", info.nproc, options_.max_nodes));
+  Node node{info, now, arrivals_++};
+  const auto rival = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+    return info.wanted && entry.second.info.wanted == info.wanted && entry.second.state != State::kRival;
+  });
+  const bool spares_help = elastic() || options_.max_restarts > 0;
+  if (rival != nodes_.end() && phase_ != Phase::kOver) {
+    // An agent that took the place of a dead one, perhaps: the next sign of life of that one decides.
+    node.state = State::kRival;
+    node.rival_of = rival->first;
+    ++rivals_;
+  } else if (is_full() && !spares_help && phase_ != Phase::kOver) {
+    return refuse(fmt::format("all {} nodes of the job are there already", options_.max_nodes));
+  }
+  nodes_.emplace(info.id, std::move(node));
+  told_progress_.clear();  // to this one
+  expected_ = std::max(expected_, info.last_nnodes - 1);
+  if (phase_ == Phase::kOver) return tell({News::Kind::kOutcome, generation_, info.id, "", outcome_});
+  const int members = static_cast<int>(places_.size());
+  if (phase_ == Phase::kRunning && members < options_.max_nodes && eligible() > members)
+    stop(fmt::format("{} joins the job", name_of(info)), now);
+  start_when_complete(now);
+}
+
+void JobRendezvous::hear(Node& node, const NodeCall& call, TimePoint now) {
+  node.heard = now;
+  if (rivals_ > 0) settle_rivals(call.id, /*holder_lives=*/true, now);
+  const bool current = call.generation == generation_ && (node.state == State::kRunning || node.state == State::kDone);
+  switch (call.kind) {
+    case NodeCall::Kind::kDone:
+      if (!current || phase_ == Phase::kOver) break;
+      set_state(node, State::kDone);
+      if (phase_ == Phase::kRunning && running_ == 0) finish({});
+      break;
+    case NodeCall::Kind::kFailed:
+      if (current) failed(call, now);
+      break;
+    case NodeCall::Kind::kStopped:
+      if (current && phase_ == Phase::kStopping && !node.leaving) set_state(node, State::kWaiting);
+      go_on_when_stopped(now);
+      break;
+    case NodeCall::Kind::kLeave:
+      leave(node, call, now);
+      break;
+    case NodeCall::Kind::kBye:
+      ++departed_;
+      remove(call.id, name_of(node.info) + " has left the job", now);
+      break;
+    case NodeCall::Kind::kAlive:
+    case NodeCall::Kind::kJoin:
+    case NodeCall::Kind::kEnd:
+    case NodeCall::Kind::kKilled:
+      break;
+  }
+}
+
+void JobRendezvous::failed(const NodeCall& call, TimePoint now) {
+  if (phase_ != Phase::kRunning) return;
+  if (!elastic() && restarts_ >= options_.max_restarts) return finish(call.outcome);
+  failure_ = call.outcome;
+  stop(call.outcome.report, now);
+}
+
+void JobRendezvous::leave(Node& node, const NodeCall& call, TimePoint now) {
+  if (phase_ == Phase::kOver) return;
+  if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(call.outcome);
+  node.leaving = true;  // no generation begins with it: its word that it has gone will follow
+  if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;
+  membership_changed_ = true;
+  stop(call.outcome.report, now);
+}
+
+// A node that is gone. Where enough others are left an elastic job goes on; where restarts are left it waits for
+// another node.
+void JobRendezvous::remove(const std::string& id, const std::string& why, TimePoint now) {
+  const auto found = nodes_.find(id);
+  const bool member = found->second.state == State::kRunning || found->second.state == State::kDone;
+  set_state(found->second, State::kWaiting);
+  nodes_.erase(found);
+  settle_rivals(id, /*holder_lives=*/false, now);
+  if (!member || phase_ == Phase::kGathering || phase_ == Phase::kOver) return;
+  membership_changed_ = true;
+  if (phase_ == Phase::kStopping) return go_on_when_stopped(now);
+  if (!elastic() && restarts_ >= options_.max_restarts) return finish({1, why});
+  if (!elastic()) failure_ = {1, why};
+  stop(why, now);
+}
+
+void JobRendezvous::settle_rivals(const std::string& holder, bool holder_lives, TimePoint now) {
+  std::vector<std::string> refused;
+  for (auto& [id, node] : nodes_) {
+    if (node.state != State::kRival || node.rival_of != holder) continue;
+    if (holder_lives) {
+      refused.push_back(id);
+    } else {
+      set_state(node, State::kWaiting);
+    }
+  }
+  for (const auto& id : refused) {
+    const Node& node = nodes_.at(id);
+    tell({News::Kind::kRefused, generation_, id,
+          fmt::format("node rank {} is taken by {}; give each node its own --node-rank", *node.info.wanted,
+                      name_of(nodes_.at(holder).info))});
+    --rivals_;
+    nodes_.erase(id);
+  }
+  if (!holder_lives) start_when_complete(now);
+}
+
+void JobRendezvous::stop(std::string why, TimePoint now) {
+  phase_ = Phase::kStopping;
+  stop_deadline_ = now + options_.stop_timeout;
+  tell({News::Kind::kStop, generation_, "", std::move(why)});
+  go_on_when_stopped(now);
+}
+
+void JobRendezvous::go_on_when_stopped(TimePoint now) {
+  if (phase_ != Phase::kStopping || busy_ > 0) return;
+  const bool failure = failure_.status != 0 && !(elastic() && membership_changed_);
+  if (failure && restarts_ >= options_.max_restarts) return finish(failure_);
+  if (failure) ++restarts_;
+  gather(now);
+  start_when_complete(now);
+}
+
+void JobRendezvous::gather(TimePoint now) {
+  phase_ = Phase::kGathering;
+  failure_ = {};
+  membership_changed_ = false;
+  gather_deadline_ = now + options_.join_timeout;
+  next_progress_ = now + kProgressInterval;
+  told_progress_.clear();
+}
+
+void JobRendezvous::start_when_complete(TimePoint now) {
+  const int there = eligible();
+  if (phase_ != Phase::kGathering) return;
+  if (there < options_.min_nodes) {
+    last_call_ = {INT64_MAX};  // it counts from when there are enough
+    return;
+  }
+  // Those who are left when a generation ends begin the next one at once: who comes later is let in then.
+  const bool successor = options_.first_generation > 0;
+  const bool survivors = began_ || (successor && there >= expected_);
+  if (last_call_.ns == INT64_MAX) last_call_ = now + options_.last_call;
+  if (is_full() || survivors || now >= last_call_) start();
+}
+
+void JobRendezvous::start() {
+  phase_ = Phase::kRunning;
+  began_ = true;
+  ++generation_;
+  assign(choose());
+  std::string text = fmt::format("{} {}, {} workers", places_.size(), places_.size() == 1 ? "node" : "nodes",
+                                 places_.front().second.place.world_size);
+  if (options_.max_restarts > 0) text += fmt::format(", restart {} of {}", restarts_, options_.max_restarts);
+  tell({News::Kind::kStart, generation_, "", std::move(text)});
+}
+
+// At most max_nodes, in the order of their ranks to be.
+std::vector<JobRendezvous::Node*> JobRendezvous::choose() {
+  std::vector<Node*> chosen;
+  for (auto& [id, node] : nodes_)
+    if (node.state == State::kWaiting) chosen.push_back(&node);
+  // Who asks for a rank comes first, then who had one, then who came first.
+  const auto priority = [](const Node* node) {
+    return std::tuple(!node->info.wanted, node->info.last_rank < 0, node->info.last_rank, node->arrival);
+  };
+  std::sort(chosen.begin(), chosen.end(), [&](auto* a, auto* b) { return priority(a) < priority(b); });
+  chosen.resize(std::min(chosen.size(), static_cast<size_t>(options_.max_nodes)));
+  std::vector<Node*> slots(static_cast<size_t>(options_.max_nodes), nullptr);
+  size_t lowest = 0;
+  for (Node* node : chosen) {
+    const int liked = node->info.wanted.value_or(node->info.last_rank);
+    auto slot = static_cast<size_t>(std::max(liked, 0));
+    if (liked < 0 || slot >= slots.size() || slots[slot] != nullptr) {
+      while (slots[lowest] != nullptr) ++lowest;
+      slot = lowest;
+    }
+    slots[slot] = node;
+  }
+  std::erase(slots, nullptr);
+  return slots;
+}
+
+void JobRendezvous::assign(const std::vector<Node*>& chosen) {
+  places_.clear();
+  std::map<std::string, int> roles;
+  int world = 0;
+  for (Node* node : chosen) {
+    Placement place;
+    place.node_rank = static_cast<int>(places_.size());
+    place.nnodes = static_cast<int>(chosen.size());
+    place.nproc = node->info.nproc;
+    place.first_rank = world;
+    place.first_role_rank = roles[node->info.role];
+    world += place.nproc;
+    roles[node->info.role] += place.nproc;
+    node->info.last_rank = place.node_rank;
+    node->info.last_nnodes = place.nnodes;
+    set_state(*node, State::kRunning);
+    places_.emplace_back(node->info.id, Assignment{place, generation_, restarts_});
+  }
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    places_[i].second.place.world_size = world;
+    places_[i].second.place.role_world_size = roles[chosen[i]->info.role];
+  }
+}
+
+void JobRendezvous::finish(Outcome outcome) {
+  if (phase_ == Phase::kOver) return;
+  phase_ = Phase::kOver;
+  outcome_ = std::move(outcome);
+  tell({News::Kind::kOutcome, generation_, "", "", outcome_});
+}
+
+std::vector<News> JobRendezvous::tick(TimePoint now) {
+  look_for_lost(now);
+  if (phase_ == Phase::kGathering) {
+    start_when_complete(now);
+    if (phase_ == Phase::kGathering && now >= gather_deadline_) give_up_gathering();
+  }
+  if (phase_ == Phase::kGathering && now >= next_progress_) {
+    next_progress_ = now + kProgressInterval;
+    if (std::string text = progress(); text != told_progress_ || now >= repeat_progress_) {
+      repeat_progress_ = now + kProgressRepeat;
+      told_progress_ = text;
+      tell({News::Kind::kProgress, generation_, "", std::move(text)});
+    }
+  }
+  return std::exchange(news_, {});
+}
+
+TimePoint JobRendezvous::next_tick() const {
+  TimePoint next = next_scan();
+  if (phase_ == Phase::kGathering) next = std::min({next, gather_deadline_, last_call_, next_progress_});
+  return next;
+}
+
+void JobRendezvous::look_for_lost(TimePoint now) {
+  if (now < next_scan()) return;
+  // A root that itself stood still has heard nobody meanwhile, and nobody is to blame for that.
+  const Duration stood_still = now - next_scan();
+  last_scan_ = now;
+  const bool late = phase_ == Phase::kStopping && now >= stop_deadline_;
+  std::map<std::string, std::string> lost;
+  for (auto& [id, node] : nodes_) {
+    if (stood_still > options_.heartbeat_timeout / 5) node.heard = node.heard + stood_still;
+    const bool busy = node.state == State::kRunning || node.state == State::kDone;
+    if (now - node.heard >= options_.heartbeat_timeout) {
+      lost[id] =
+          fmt::format("lost {}: no sign of life for {:g} s", name_of(node.info), seconds(options_.heartbeat_timeout));
+    } else if (late && busy) {
+      lost[id] =
+          fmt::format("{} could not end its workers within {:g} s", name_of(node.info), seconds(options_.stop_timeout));
+      tell({News::Kind::kRefused, generation_, id, lost[id]});
+    }
+  }
+  for (const auto& [id, why] : lost) {
+    ++departed_;
+    if (nodes_.contains(id)) remove(id, why, now);
+  }
+}
+
+std::vector<int> JobRendezvous::missing_ranks() const {
+  std::set<int> there;
+  for (const auto& [id, node] : nodes_) {
+    const int rank = node.info.wanted.value_or(node.info.last_rank);
+    if (rank < 0) return {};  // it can be any of them
+    there.insert(rank);
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < options_.max_nodes && missing.size() < kMaxNamed; ++rank)
+    if (!there.contains(rank)) missing.push_back(rank);
+  return missing;
+}
+
+std::string JobRendezvous::progress() const {
+  const int there = eligible();
+  if (elastic() && there >= options_.min_nodes)
+    return fmt::format("{} nodes of at most {}; waiting a moment for more", there, options_.max_nodes);
+  std::string text = fmt::format("{} of {}{} nodes are here", there, elastic() ? "at least " : "", options_.min_nodes);
+  if (const auto missing = missing_ranks(); !elastic() && !missing.empty()) {
+    text += "; missing: " + rank_list(missing);
+    if (missing.size() == kMaxNamed) text += ", ...";
+  }
+  return text;
+}
+
+void JobRendezvous::give_up_gathering() {
+  const auto missing = missing_ranks();
+  std::string what;
+  if (elastic()) {
+    what =
+        fmt::format("of at least {} nodes (--nnodes {}) only {} came", options_.min_nodes, range(options_), eligible());
+  } else if (missing.empty()) {
+    what = fmt::format("of {} nodes only {} came", options_.max_nodes, eligible());
+  } else {
+    what = fmt::format("of {} nodes, {} {} did not come", options_.max_nodes, missing.size() == 1 ? "node" : "nodes",
+                       rank_list(missing));
+  }
+  finish({1, fmt::format("{} within {:g} s; start `muster run` there, or give a longer --timeout", what,
+                         seconds(options_.join_timeout))});
+}
+
+void JobRendezvous::set_state(Node& node, State state) {
+  const auto count = [&](int sign) {
+    rivals_ += node.state == State::kRival ? sign : 0;
+    running_ += node.state == State::kRunning ? sign : 0;
+    busy_ += node.state == State::kRunning || node.state == State::kDone ? sign : 0;
+  };
+  count(-1);
+  node.state = state;
+  count(+1);
+}
+
+std::vector<JobRendezvous::NodeView> JobRendezvous::nodes() const {
+  static constexpr const char* kNames[] = {"waiting", "waiting", "running", "done"};
+  std::vector<NodeView> views;
+  for (const auto& [id, node] : nodes_) {
+    const bool busy = node.state == State::kRunning || node.state == State::kDone;
+    views.push_back({node.info, busy ? node.info.last_rank : -1, kNames[static_cast<int>(node.state)], node.heard});
+  }
+  return views;
+}
+
+}  // namespace muster

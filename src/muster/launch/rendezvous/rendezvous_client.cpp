@@ -1,0 +1,138 @@
+#include "muster/launch/rendezvous/rendezvous_client.h"
+
+#include <algorithm>
+
+namespace muster {
+Result<std::unique_ptr<NodeMember>> NodeMember::start(std::unique_ptr<Store> store, Options options, Events events) {
+  std::unique_ptr<NodeMember> made(new NodeMember(std::move(store), std::move(options), std::move(events)));
+  // News from before this node joins cannot concern it.
+  MUSTER_ASSIGN(const int64_t told,
+                made->store_->add(made->keys_.news_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
+  made->first_news_ = told + 1;
+  made->sender_ = std::thread([self = made.get()] { self->send_all(); });
+  made->signs_ = std::thread([self = made.get()] { self->send_signs(); });
+  made->receiver_ = std::thread([self = made.get()] { self->receive(); });
+  return made;
+}
+
+NodeMember::NodeMember(std::unique_ptr<Store> store, Options options, Events events)
+    : store_(std::move(store)), options_(std::move(options)), events_(std::move(events)), keys_(options_.run_id) {}
+
+NodeMember::~NodeMember() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  if (sender_.joinable()) sender_.join();
+  if (signs_.joinable()) signs_.join();
+  if (receiver_.joinable()) receiver_.join();
+}
+
+void NodeMember::send(NodeCall call) {
+  call.id = options_.node_id;
+  enqueue([this, bytes = encode(call)](Store& store, const Deadline& deadline) {
+    return store.queue_push(keys_.inbox(), bytes, deadline);
+  });
+}
+
+void NodeMember::join(NodeInfo node) {
+  node.id = options_.node_id;
+  NodeCall call{NodeCall::Kind::kJoin};
+  call.node = std::move(node);
+  send(std::move(call));
+}
+
+void NodeMember::publish(Key key, Bytes value) {
+  enqueue([key = std::move(key), value = std::move(value)](Store& store, const Deadline& deadline) {
+    return store.set(key, value, deadline);
+  });
+}
+
+void NodeMember::enqueue(Task task) {
+  const std::lock_guard lock(mutex_);
+  if (lost_) return;
+  tasks_.push_back(std::move(task));
+  changed_.notify_all();
+}
+
+bool NodeMember::flush(const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  const auto idle = [this] { return lost_ || (tasks_.empty() && !sending_); };
+  while (!idle() && !deadline.passed()) changed_.wait_for(lock, deadline.left());
+  return idle() && !lost_;
+}
+
+void NodeMember::send_all() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return ending_ || lost_ || !tasks_.empty(); });
+    if (ending_ || lost_) return;
+    const Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    sending_ = true;
+    lock.unlock();
+    const auto sent = task(*store_, Deadline::after(options_.heartbeat_timeout));
+    lock.lock();
+    sending_ = false;
+    changed_.notify_all();
+    if (sent) continue;
+    lock.unlock();
+    return lose(sent.error());
+  }
+}
+
+// What is published is no sign of life, and may take as long as the root waits for one.
+void NodeMember::send_signs() {
+  const Bytes alive = encode(NodeCall{NodeCall::Kind::kAlive, options_.node_id});
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const Deadline next = Deadline::after(options_.heartbeat_timeout / 5);
+    while (!ending_ && !lost_ && !next.passed()) changed_.wait_for(lock, next.left());
+    if (ending_ || lost_) return;
+    lock.unlock();
+    const auto sent = store_->queue_push(keys_.inbox(), alive, Deadline::after(options_.heartbeat_timeout));
+    if (!sent) return lose(sent.error());
+    lock.lock();
+  }
+}
+
+void NodeMember::receive() {
+  for (int64_t number = first_news_;; ++number) {
+    const auto more = hear(number);
+    if (!more) return lose(more.error());
+    if (!*more) return;
+  }
+}
+
+// False: it was the last.
+Result<bool> NodeMember::hear(int64_t number) {
+  MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.news(number), Deadline::never()));
+  MUSTER_ASSIGN(const News news, parse_news(bytes));
+  const bool for_me = news.id.empty() || news.id == options_.node_id;
+  if (!for_me) return true;
+  std::optional<Assignment> assignment;
+  if (news.kind == News::Kind::kStart) {
+    const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
+    const Key place = keys_.place(news.generation, options_.node_id);
+    MUSTER_ASSIGN(const bool placed, store_->check({place}, deadline));
+    if (placed) {
+      MUSTER_ASSIGN(const Bytes value, store_->get(place, deadline));
+      MUSTER_ASSIGN(assignment, parse_assignment(value));
+    }
+  }
+  events_.news(news, assignment);
+  return news.kind != News::Kind::kOutcome && news.kind != News::Kind::kRefused;
+}
+
+void NodeMember::lose(const Error& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(lost_, true)) return;
+    tasks_.clear();
+    changed_.notify_all();
+  }
+  events_.lost(why);
+}
+
+}  // namespace muster

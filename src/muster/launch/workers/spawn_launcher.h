@@ -1,0 +1,35 @@
+#pragma once
+
+#include "muster/io/loop.h"
+#include "muster/launch/workers/worker_launcher.h"
+
+namespace muster {
+
+/// Workers as children of this process, which must have called adopt_orphans() and has no other children.
+class LocalHost : public WorkerHost {
+ public:
+  explicit LocalHost(Loop& loop) : loop_(loop) {}
+  ~LocalHost() override;
+
+  void start(const WorkerSpec& spec, WorkerPipes pipes) override;
+  void terminate() override;
+  void kill() override;
+  void list_left(std::function<void(const std::vector<ChildProcess>&)> answer) override;
+  void child_ended() override { reap(); }
+
+ private:
+  enum class Mode { kRun, kTerminate, kKill };
+  void reap();
+  bool reap_workers();
+  void signal_workers(int number);
+  void signal_orphans(int number);
+  void keep_killing();
+
+  Loop& loop_;
+  std::set<pid_t> workers_, told_;
+  Mode mode_ = Mode::kRun;
+  bool reaping_ = false;
+  Loop::TimerId timer_ = 0;
+};
+
+}  // namespace muster

@@ -1,0 +1,357 @@
+// The agent and the zygote speak over a SOCK_SEQPACKET socket, a message a line:
+//
+//   agent to zygote                                zygote to agent
+//   start RANK   with descriptors (below)          ready PID           torch is imported
+//   term         SIGTERM to all workers' groups,   started RANK PID    then the worker's descriptors can be closed
+//                and to orphans as they appear     failed RANK TEXT    it was not
+//   kill         SIGKILL until nothing is left     ended PID STATUS    as waitpid() has it
+//   left         what is there beside workers?     left {PID NL NAME NL}
+//                                                  empty               no process is left
+//                                                  unfit TEXT          start workers another way; it ends
+//                                                  refused TEXT        a preloaded module survives no fork; it ends
+//
+// The descriptors of a start: a file, the worker's standard input, output and error. The file holds words, each ended
+// by NUL: the CPUs to run on with commas between (or none), the number of words of the command, these, then NAME=VALUE
+// for the whole environment. RANK comes back as it was sent. The end of the socket ends the zygote and all that it
+// forked.
+
+#include "muster/launch/workers/zygote.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+
+#include "muster/base/log.h"
+#include "muster/launch/process_tree.h"
+#include "muster/launch/workers/warm.h"
+#include "muster/launch/workers/zygote_program.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kStuckTime = std::chrono::seconds(5);  // for a zygote to kill everything
+constexpr Duration kWarmTime = std::chrono::seconds(20);  // for a warm zygote to answer
+constexpr Duration kRetryTime = std::chrono::milliseconds(2);
+constexpr Duration kSweepPause = std::chrono::milliseconds(10);
+constexpr int kMostKilledImports = 3;  // one after the other
+
+void kill_process(const Fd& process) {
+  if (process) ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+}
+
+std::string payload(const WorkerSpec& spec) {
+  std::string text = fmt::format("{}", fmt::join(spec.cpus, ",")) + '\0';
+  text += std::to_string(spec.command.size()) + '\0';
+  for (const auto& word : spec.command) text += word + '\0';
+  for (const auto& [name, value] : spec.environment) text += name + "=" + value + '\0';
+  return text;
+}
+
+// Cuts the next word off; 0 where it is no number.
+int take_number(std::string_view& text) {
+  int number = 0;
+  while (text.starts_with(' ')) text.remove_prefix(1);
+  const auto end = std::from_chars(text.data(), text.data() + text.size(), number).ptr;
+  text.remove_prefix(std::min(text.size(), static_cast<size_t>(end - text.data()) + 1));
+  return number;
+}
+
+}  // namespace
+
+bool Zygote::can_fork(const std::string& python, const std::vector<std::string>& command) {
+  if (command.size() < 3 || command[0] != python || command[1] != "-u") return false;
+  const bool flag = command[2].starts_with('-');
+  return !flag || (command.size() > 3 && (command[2] == "-m" || command[2] == "-c"));
+}
+
+Zygote::Zygote(Loop& loop, Console& console, Options options)
+    : loop_(loop), console_(console), options_(std::move(options)), local_(loop) {
+  local_.attach({
+      [this](int rank, pid_t pid) { events_.started(rank, pid); },
+      [this](const Error& error) { events_.failed(error); },
+      [this](pid_t pid, int status) { events_.ended(pid, status); },
+      [this] {
+        if (state_ == State::kUnfit) events_.empty();  // while sweeping there is more to wait for
+      },
+  });
+  launch();
+}
+
+Zygote::~Zygote() {
+  if (timer_ != 0) loop_.cancel(timer_);
+  close_channel();
+  end_process();
+}
+
+void Zygote::launch() {
+  state_ = State::kImporting;
+  if (options_.warm) {
+    const auto warm = launch_warm();
+    is_warm_ = warm.has_value();
+    if (is_warm_) return;
+    log(LogLevel::kDebug, "no warm zygote: " + warm.error().message);
+  }
+  is_warm_ = false;
+  if (!options_.cold) return start_elsewhere("one worker gains nothing by it");
+  if (const auto started = launch_cold(); !started) start_elsewhere(started.error().message);
+}
+
+// The channel's other end.
+Result<Fd> Zygote::open_channel() {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    return fail_errno(errno, "cannot make a socket for the zygote");
+  channel_.reset(ends[0]);
+  Fd other(ends[1]);
+  MUSTER_TRY(loop_.watch(channel_.get(), EPOLLIN, [this](uint32_t) { on_readable(); }));
+  return other;
+}
+
+// Nothing is waited for: either the run's own zygote says that it is ready, or the channel ends.
+Result<> Zygote::launch_warm() {
+  MUSTER_ASSIGN(const Fd socket, connect_warm({options_.python, options_.preload, options_.environment}));
+  MUSTER_ASSIGN(const Fd other, open_channel());
+  MUSTER_TRY(send_message(socket.get(), "run", {other.get(), STDERR_FILENO}));
+  set_timer(kWarmTime, [this] { lost(); });
+  return {};
+}
+
+Result<> Zygote::launch_cold() {
+  close_channel();
+  MUSTER_ASSIGN(const Fd other, open_channel());
+  ZygoteStart start{options_.python, {"cold"}, options_.environment, other.get(), STDERR_FILENO};
+  start.words.insert(start.words.end(), options_.preload.begin(), options_.preload.end());
+  MUSTER_ASSIGN(child_, start_zygote(start));
+  process_ = open_process(child_);
+  child_status_ = 0;
+  return {};
+}
+
+void Zygote::start(const WorkerSpec& spec, WorkerPipes pipes) {
+  if (refused_) return events_.failed(*refused_);
+  if (state_ == State::kNone) launch();
+  if (state_ != State::kUnfit && !can_fork(options_.python, spec.command)) start_elsewhere("the program is not Python");
+  if (state_ == State::kUnfit) return local_.start(spec, std::move(pipes));
+  pending_.push_back({spec, std::move(pipes)});
+  if (state_ == State::kReady) send_pending();
+}
+
+void Zygote::send_pending() {
+  for (auto& worker : pending_) {
+    if (worker.sent) continue;
+    const auto sent = send_start(worker);
+    if (!sent && sent.error().code == ErrorCode::kUnavailable) return set_timer(kRetryTime, [this] { send_pending(); });
+    if (!sent) return lost();
+    worker.sent = true;
+  }
+}
+
+Result<> Zygote::send_start(const Pending& worker) {
+  MUSTER_ASSIGN(const Fd file, memory_file(payload(worker.spec)));
+  const auto& pipes = worker.pipes;
+  return send_message(channel_.get(), fmt::format("start {}", worker.spec.rank),
+                      {file.get(), pipes.in.get(), pipes.out.get(), pipes.err.get()});
+}
+
+// Forgets what was not sent yet. True if there is nothing else to end.
+bool Zygote::stop_before_start() {
+  std::erase_if(pending_, [](const Pending& worker) { return !worker.sent; });
+  if (state_ != State::kImporting && state_ != State::kNone) return false;
+  events_.empty();
+  return true;
+}
+
+void Zygote::terminate() {
+  if (state_ == State::kUnfit) return local_.terminate();
+  if (state_ == State::kSweeping || stop_before_start()) return;
+  if (!send_message(channel_.get(), "term")) lost();
+}
+
+void Zygote::kill() {
+  if (state_ == State::kUnfit) return local_.kill();
+  if (state_ == State::kSweeping || stop_before_start()) return;
+  if (!send_message(channel_.get(), "kill")) return lost();
+  set_timer(kStuckTime, [this] {
+    log(LogLevel::kWarning, "the zygote does not end its workers; it is killed with them");
+    lost();
+  });
+}
+
+void Zygote::list_left(std::function<void(const std::vector<ChildProcess>&)> answer) {
+  if (state_ == State::kUnfit) return local_.list_left(std::move(answer));
+  left_ = std::move(answer);
+  if (state_ == State::kReady) (void)send_message(channel_.get(), "left");
+}
+
+void Zygote::child_ended() {
+  if (state_ == State::kUnfit || state_ == State::kSweeping) return local_.child_ended();
+  if (child_ != 0 && ::waitpid(child_, &child_status_, WNOHANG) == child_) child_ = 0;
+}
+
+// Of the child, whose end of the channel is closed.
+bool Zygote::was_killed() {
+  if (has_ended(process_, kStuckTime)) child_ended();
+  return child_ == 0 && WIFSIGNALED(child_status_) && WTERMSIG(child_status_) == SIGKILL;
+}
+
+void Zygote::on_readable() {
+  while (channel_) {
+    const auto text = receive_message(channel_.get());
+    if (text) {
+      on_message(*text);
+    } else if (text.error().code == ErrorCode::kUnavailable) {
+      return;
+    } else {
+      return lost();
+    }
+  }
+}
+
+void Zygote::on_message(const std::string& text) {
+  const size_t space = std::min(text.find(' '), text.size());
+  const std::string verb = text.substr(0, space);
+  std::string_view rest = std::string_view(text).substr(std::min(space + 1, text.size()));
+  if (verb == "ready") {
+    set_timer({}, {});
+    state_ = State::kReady;
+    killed_imports_ = 0;
+    process_ = open_process(take_number(rest));
+    send_pending();
+  } else if (verb == "started") {
+    const int rank = take_number(rest);
+    on_started(rank, take_number(rest));
+  } else if (verb == "failed") {
+    const int rank = take_number(rest);
+    std::erase_if(pending_, [&](const Pending& worker) { return worker.spec.rank == rank; });
+    events_.failed({ErrorCode::kResourceExhausted, fmt::format("rank {} was not started: {}", rank, rest), rank, ""});
+  } else if (verb == "ended") {
+    const pid_t pid = take_number(rest);
+    workers_.erase(pid);
+    events_.ended(pid, take_number(rest));
+  } else if (verb == "left") {
+    on_left(rest);
+  } else if (verb == "empty") {
+    set_timer({}, {});
+    events_.empty();
+  } else if (verb == "unfit") {
+    start_elsewhere(std::string(rest));
+  } else if (verb == "refused") {
+    refused_ = Error{ErrorCode::kInvalidArgument, std::string(rest), kNoRank, ""};
+    close_channel();
+    state_ = State::kNone;
+    const bool waited_for = !pending_.empty();
+    pending_.clear();
+    if (waited_for) events_.failed(*refused_);
+  }
+}
+
+void Zygote::on_started(int rank, pid_t pid) {
+  std::erase_if(pending_, [&](const Pending& worker) { return worker.spec.rank == rank; });
+  workers_[pid] = open_process(pid);
+  events_.started(rank, pid);
+}
+
+void Zygote::on_left(std::string_view list) {
+  std::vector<ChildProcess> left;
+  while (!list.empty()) {
+    const pid_t pid = take_number(list);
+    const size_t end = std::min(list.find('\n'), list.size());
+    left.push_back({pid, std::string(list.substr(0, end))});
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+  if (auto answer = std::exchange(left_, {})) answer(left);
+}
+
+void Zygote::start_elsewhere(const std::string& why) {
+  if (is_warm_ && state_ == State::kImporting) {
+    log(LogLevel::kDebug, "not from the warm zygote: " + why);
+    options_.warm = false;
+    set_timer({}, {});
+    close_channel();
+    return launch();
+  }
+  const std::string text = "starting workers without the zygote: " + why;
+  options_.asked ? console_.notice(text) : log(LogLevel::kDebug, text);
+  close_channel();
+  end_process();
+  state_ = State::kUnfit;
+  for (auto& worker : std::exchange(pending_, {})) local_.start(worker.spec, std::move(worker.pipes));
+}
+
+// The zygote is gone, or as good as that.
+void Zygote::lost() {
+  close_channel();
+  if (state_ == State::kImporting) {
+    // Nothing is wrong with one that was killed; only where that goes on is the ordinary way better.
+    if (is_warm_ || !was_killed() || ++killed_imports_ == kMostKilledImports || !launch_cold())
+      start_elsewhere("it ended while it imported torch");
+    return;
+  }
+  end_process();
+  state_ = State::kSweeping;
+  std::vector<pid_t> pids;
+  for (const auto& [pid, process] : workers_) {
+    kill_process(process);
+    pids.push_back(pid);
+  }
+  const bool waited_for = !std::exchange(pending_, {}).empty();
+  if (waited_for || !pids.empty()) console_.notice("the zygote was ended from outside, and its workers with it");
+  for (const pid_t pid : pids) events_.ended(pid, SIGKILL);
+  if (waited_for)
+    events_.failed({ErrorCode::kAborted, "the zygote ended before it had started all workers", kNoRank, ""});
+  sweep();
+}
+
+// Workers die with the zygote by the kernel's word. What they had started has become this process' child, or is ended
+// by the process that keeps zygotes warm.
+void Zygote::sweep() {
+  for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
+  int ended = 0;
+  do ended = ::waitpid(-1, nullptr, WNOHANG);
+  while (ended > 0);
+  const bool childless = ended < 0 && errno == ECHILD;
+  std::erase_if(workers_, [](const auto& worker) { return has_ended(worker.second); });
+  if (!childless || !workers_.empty()) return set_timer(kSweepPause, [this] { sweep(); });
+  set_timer({}, {});
+  state_ = State::kNone;
+  if (options_.again) launch();  // it imports while the other nodes stop their workers
+  events_.empty();
+}
+
+void Zygote::close_channel() {
+  if (channel_) loop_.unwatch(channel_.get());
+  channel_.reset();
+}
+
+void Zygote::end_process() {
+  kill_process(process_);
+  (void)has_ended(process_, kStuckTime);  // nothing of a run outlives it, not even the child of a warm process
+  process_.reset();
+  if (child_ != 0) {
+    ::kill(child_, SIGKILL);
+    while (::waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  child_ = 0;
+}
+
+void Zygote::set_timer(Duration delay, std::function<void()> then) {
+  if (timer_ != 0) loop_.cancel(timer_);
+  timer_ = 0;
+  if (!then) return;
+  timer_ = loop_.after(delay, [this, then = std::move(then)] {
+    timer_ = 0;
+    then();
+  });
+}
+
+}  // namespace muster

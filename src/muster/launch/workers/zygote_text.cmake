@@ -1,0 +1,12 @@
+# Makes a source of the zygote's Python text, so that the program needs no file beside it.
+set(folder ${PROJECT_SOURCE_DIR}/python/muster/_zygote)
+set(MUSTER_ZYGOTE_PARTS "")
+foreach(name boot __init__ processes preload worker server warm main)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${folder}/${name}.py)
+  file(READ ${folder}/${name}.py text)
+  if(NOT name STREQUAL boot)
+    string(APPEND MUSTER_ZYGOTE_PARTS " + '\\0' + \"${name}\" + '\\0' + ")
+  endif()
+  string(APPEND MUSTER_ZYGOTE_PARTS "R\"PYTHON(${text})PYTHON\"")
+endforeach()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/zygote_text.cpp.in zygote_text.cpp @ONLY)

@@ -1,0 +1,36 @@
+#include "muster/shm/cpu_migrator.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kBetweenMoves = std::chrono::milliseconds(5);
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+cpu_set_t usable_core_set() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_ZERO(&set);
+  return set;
+}
+
+void CoreKeeper::move_off(std::span<const uint32_t> taken) {
+  const TimePoint now = steady_clock().now();
+  if (now < next_) return;
+  next_ = now + kBetweenMoves;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  cpu_set_t free = allowed;
+  for (const uint32_t core : taken) {
+    if (core < CPU_SETSIZE) CPU_CLR(core, &free);
+  }
+  if (CPU_COUNT(&free) == 0) return;
+  // The first call moves the thread at once, the second allows again what was allowed.
+  if (sched_setaffinity(0, sizeof(free), &free) == 0) (void)sched_setaffinity(0, sizeof(allowed), &allowed);
+}
+
+}  // namespace muster

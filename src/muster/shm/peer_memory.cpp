@@ -1,0 +1,64 @@
+#include "muster/shm/peer_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+namespace muster {
+PeerMemory::~PeerMemory() {
+  for (const Mapping& mapping : mappings_) munmap(mapping.base, mapping.bytes);
+}
+
+Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Place& place, size_t bytes) {
+  if (place.offset > place.segment_bytes || bytes > place.segment_bytes - place.offset) {
+    return fail(ErrorCode::kProtocol, "a tensor in shared memory goes beyond its segment");
+  }
+  for (auto mapping = mappings_.begin(); mapping != mappings_.end(); ++mapping) {
+    if (mapping->pid != pid || mapping->segment != place.segment) continue;
+    if (mapping->bytes != place.segment_bytes) return fail(ErrorCode::kProtocol, "a segment of tensors has two sizes");
+    mappings_.splice(mappings_.end(), mappings_, mapping);
+    return mapping->base + place.offset;
+  }
+  MUSTER_ASSIGN(const Mapping mapping, open(pid, place));
+  if (mappings_.size() == kMost) {
+    munmap(mappings_.front().base, mappings_.front().bytes);
+    mappings_.pop_front();
+  }
+  mappings_.push_back(mapping);
+  return mapping.base + place.offset;
+}
+
+void PeerMemory::note_known(uint64_t segment) {
+  if (!known_.insert(segment).second) return;
+  known_since_.push_back(segment);
+  if (known_since_.size() <= kMost) return;
+  known_.erase(known_since_.front());
+  known_since_.pop_front();
+}
+
+Result<PeerMemory::Mapping> PeerMemory::open(pid_t pid, const Arena::Place& place) {
+  const std::string path = fmt::format("/proc/{}/fd/{}", pid, place.fd);
+  const Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (!file) {
+    return fail(
+        ErrorCode::kUnavailable,
+        fmt::format("cannot open {}, errno {}: processes of one job may not see each other's files here", path, errno));
+  }
+  struct stat status {};
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  if (fstat(file.get(), &status) != 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 || status.st_ino != place.segment ||
+      static_cast<uint64_t>(status.st_size) != place.segment_bytes) {
+    return fail(ErrorCode::kProtocol, fmt::format("{} is not the segment of tensors that it should be", path));
+  }
+  void* const base = mmap(nullptr, place.segment_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (base == MAP_FAILED) {
+    return fail_errno(errno, fmt::format("cannot map {} bytes of a peer's tensors", place.segment_bytes));
+  }
+  (void)madvise(base, place.segment_bytes, MADV_HUGEPAGE);
+  return Mapping{pid, place.segment, static_cast<uint8_t*>(base), place.segment_bytes};
+}
+
+}  // namespace muster

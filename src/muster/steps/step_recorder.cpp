@@ -1,0 +1,74 @@
+#include "muster/steps/step_recorder.h"
+
+#include <algorithm>
+
+namespace muster {
+namespace {
+
+constexpr size_t kSpans = 1024;
+
+}  // namespace
+
+StepRecorder::StepRecorder(const Membership& membership)
+    : spans_(Recorder::create(membership, Recorder::entries_from_environment() == 0 ? 0 : kSpans)) {}
+
+void StepRecorder::set_plan(const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& plan) {
+  if (!spans_) return;
+  plan_ = plan;
+  texts_.clear();
+  for (const auto& parameters : plan) {
+    std::string text;
+    for (const size_t index : parameters) {
+      const bool named = index < names.size() && !names[index].empty();
+      text += (named ? names[index] : std::to_string(index)) + '\n';
+    }
+    const auto [known, fresh] = known_.try_emplace(text, 0);
+    if (fresh) known->second = spans_->keep_text(text);
+    texts_.push_back(known->second);
+  }
+}
+
+/// Adds what the bucket holds.
+void StepRecorder::name_parameters(Span& span, size_t last_parameter) const {
+  if (span.bucket >= plan_.size()) return;
+  const auto& parameters = plan_[span.bucket];
+  span.names = texts_[span.bucket];
+  span.last =
+      static_cast<uint32_t>(std::find(parameters.begin(), parameters.end(), last_parameter) - parameters.begin());
+}
+
+void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& bytes) {
+  history_.add(times.forward, times.backward, times.waited, times.ended);
+  if (!spans_) return;
+  const auto record = [&](Span::Kind kind, TimePoint begin, TimePoint end) {
+    Span span;
+    span.kind = kind;
+    span.step = times.iteration;
+    span.begin = begin;
+    span.end = end;
+    spans_->record(span);
+  };
+  if (times.forward.ns != 0) record(Span::Kind::kForward, times.forward, times.backward);
+  record(Span::Kind::kBackward, times.backward, times.waited);
+  record(Span::Kind::kWaiting, times.waited, times.ended);
+  TimePoint free;
+  for (size_t i = 0; i < times.buckets.size(); ++i) {
+    const BucketTimes& bucket = times.buckets[i];
+    if (bucket.begun.ns == 0) continue;  // nothing was reduced: there is one rank, or nobody used its parameters
+    Span span;
+    span.kind = Span::Kind::kBucket;
+    span.step = times.iteration;
+    span.bucket = static_cast<uint32_t>(i);
+    span.bytes = i < bytes.size() ? bytes[i] : 0;
+    span.end = bucket.ended;
+    span.started = started(bucket, free);
+    // One whose parameters were not used had no gradients.
+    span.full = bucket.ready.ns != 0 ? bucket.ready : span.started;
+    span.begin = bucket.first_ready.ns != 0 ? bucket.first_ready : span.full;
+    free = std::max(free, span.end);
+    name_parameters(span, bucket.last_parameter);
+    spans_->record(span);
+  }
+}
+
+}  // namespace muster

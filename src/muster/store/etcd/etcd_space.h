@@ -1,0 +1,62 @@
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "muster/store/etcd/etcd_client.h"
+#include "muster/store/state/state.h"
+
+namespace muster {
+
+/// What one store keeps in etcd, for its prefix P. <key> in the middle of a name comes after its length (8 hexadecimal
+/// digits), so that no name is the beginning of another's.
+///
+///   P/k/<key>                            the keys and their values
+///   P/q/<length><key>/<id>               a queue's items, in the order in which they were made
+///   P/b/<length><key>/round              a barrier's round, from 0; changed also when an arrival is withdrawn
+///   P/b/<length><key>/a/<round>/<count>/<id>   its arrivals in that round, 16 digits each; they have a lease
+///   P/c/<name>                           a claim, with the lease that its holder renews
+class EtcdSpace {
+ public:
+  EtcdSpace(std::shared_ptr<EtcdClient> client, std::string prefix)
+      : client_(std::move(client)), prefix_(std::move(prefix)) {}
+
+  std::string data(const Key& key) const { return prefix_ + "/k/" + key; }
+  std::string queue(const Key& key) const { return framed("/q/", key) + "/"; }
+  std::string barrier(const Key& key) const { return framed("/b/", key) + "/"; }
+  std::string claim(const Key& name) const { return prefix_ + "/c/" + name; }
+
+  EtcdClient& client() const { return *client_; }
+  Result<etcd::Json> range(const EtcdRange& range, etcd::Json options, const Deadline& deadline) const;
+  Result<etcd::Json> transact(const etcd::Json& transaction, const Deadline& deadline) const;
+  /// A lease of this store, for what must not outlive its process by more than a minute. Whoever waits asks for it now
+  /// and then, which renews it.
+  Result<int64_t> lease(const Deadline& deadline);
+
+ private:
+  std::string framed(const char* kind, const Key& key) const;
+
+  Result<int64_t> renewed_lease(int64_t held, const Deadline& deadline) const;
+
+  const std::shared_ptr<EtcdClient> client_;
+  const std::string prefix_;
+  std::mutex mutex_;  // of what follows; never held while etcd is asked
+  std::condition_variable asked_;
+  int64_t lease_ = 0;
+  TimePoint renewed_;
+  bool asking_ = false;  // one caller asks etcd for all
+};
+
+/// 32 hexadecimal digits that nobody else has.
+std::string new_id();
+
+/// Store::barrier() over etcd.
+Result<> etcd_barrier(EtcdSpace& space, const Key& key, int64_t count, const Deadline& deadline);
+/// Store::claim() and claims() over etcd.
+Result<std::unique_ptr<Claim>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,
+                                          const Key& name, ByteView value, Duration time_to_live,
+                                          const Deadline& deadline);
+
+}  // namespace muster

@@ -1,0 +1,34 @@
+// Muster's own dialect: the frames of messages.cpp, requests one way and replies the other.
+
+#include "muster/store/protocol/dialect.h"
+#include "muster/store/protocol/messages.h"
+
+namespace muster {
+namespace {
+
+class MusterDialect : public Dialect {
+ public:
+  void feed(ByteView bytes) override { parser_.feed(bytes); }
+
+  Result<std::optional<Request>> next(Bytes&) override {
+    MUSTER_ASSIGN(const auto frame, parser_.next());
+    if (!frame) return std::nullopt;
+    MUSTER_ASSIGN(Request request, decode_request(frame->header, frame->payload));
+    return request;
+  }
+
+  Result<> encode(const Reply& reply, Bytes& out) override {
+    const Bytes frame = encode_reply(reply);
+    out.insert(out.end(), frame.begin(), frame.end());
+    return {};
+  }
+
+ private:
+  FrameParser parser_{kMaxMessageBytes};
+};
+
+}  // namespace
+
+std::unique_ptr<Dialect> muster_dialect() { return std::make_unique<MusterDialect>(); }
+
+}  // namespace muster

@@ -1,0 +1,170 @@
+#include "muster/store/protocol/torch_request.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "muster/store/protocol/messages.h"
+#include "muster/store/protocol/outbox.h"
+
+namespace muster {
+namespace {
+
+// What follows a query's byte.
+struct Shape {
+  bool short_number = false, key = false;
+  int values = 0;
+  bool number = false;
+  bool list = false, list_has_values = false;
+};
+
+constexpr Shape kShapes[] = {
+    /* validate */ {.short_number = true},
+    /* set */ {.key = true, .values = 1},
+    /* compare_set */ {.key = true, .values = 2},
+    /* get */ {.key = true},
+    /* add */ {.key = true, .number = true},
+    /* check */ {.list = true},
+    /* wait */ {.list = true},
+    /* getnumkeys */ {},
+    /* delete_key */ {.key = true},
+    /* append */ {.key = true, .values = 1},
+    /* multi_get */ {.list = true},
+    /* multi_set */ {.list = true, .list_has_values = true},
+    /* cancel_wait */ {},
+    /* ping */ {.short_number = true},
+    /* queue_push */ {.key = true, .values = 1},
+    /* queue_pop */ {.key = true},
+    /* queue_len */ {.key = true},
+    /* list_keys */ {},
+    /* barrier */ {.key = true, .number = true},
+};
+
+}  // namespace
+
+// Reads from the bytes that are there. take() and its kin return false when the bytes do not reach, and wanted() then
+// says how many would; or when something is not allowed, and error() then says what.
+class TorchRequestReader::Cursor {
+ public:
+  Cursor(ByteView bytes, size_t before, const Key& prefix) : bytes_(bytes), before_(before), prefix_(prefix) {}
+
+  template <class T>
+  bool take(T& value) {
+    if (!reach(sizeof(T))) return false;
+    std::memcpy(&value, bytes_.data() + position_, sizeof(T));
+    position_ += sizeof(T);
+    return true;
+  }
+  bool take_key(Request& request) {
+    ByteView view;
+    if (!take_counted(view, kMaxKeyBytes, "a key")) return false;
+    Key& key = request.keys.emplace_back();
+    key.reserve(prefix_.size() + view.size());
+    key.append(prefix_).append(reinterpret_cast<const char*>(view.data()), view.size());
+    return true;
+  }
+  bool take_value(Request& request) {
+    ByteView view;
+    if (!take_counted(view, kMaxValueBytes, "a value")) return false;
+    request.values.emplace_back(view.begin(), view.end());
+    return true;
+  }
+  bool within(uint64_t length, uint64_t cap, const char* what) {
+    if (length > cap)
+      refuse(fmt::format("a TCPStore client announces {} of length {}, the limit is {}", what, length, cap));
+    return error_.empty();
+  }
+  void refuse(std::string why) { error_ = std::move(why); }
+
+  size_t position() const { return position_; }
+  size_t wanted() const { return wanted_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  bool take_counted(ByteView& view, size_t cap, const char* what) {
+    uint64_t length = 0;
+    if (!take(length) || !within(length, cap, what) || !reach(length)) return false;
+    view = bytes_.subspan(position_, length);
+    position_ += length;
+    return true;
+  }
+  bool reach(size_t count) {
+    wanted_ = position_ + count;
+    return within(before_ + wanted_, kMaxMessageBytes, "a request") && wanted_ <= bytes_.size();
+  }
+
+  const ByteView bytes_;
+  const size_t before_;  // of the same request, read earlier
+  const Key& prefix_;
+  size_t position_ = 0;
+  size_t wanted_ = 0;
+  std::string error_;
+};
+
+void TorchRequestReader::feed(ByteView bytes) {
+  if (consumed_ > 0 && (consumed_ == buffer_.size() || buffer_.size() + bytes.size() > buffer_.capacity())) {
+    buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
+    consumed_ = 0;
+  }
+  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+}
+
+Result<bool> TorchRequestReader::next(TorchRequest& out) {
+  while (buffer_.size() - consumed_ >= wanted_) {
+    Cursor in(ByteView(buffer_).subspan(consumed_), partial_bytes_, prefix_);
+    const bool moved = items_left_ == 0 ? read_head(in) : read_item(in);
+    if (!in.error().empty()) return fail(ErrorCode::kProtocol, in.error());
+    wanted_ = moved ? 1 : in.wanted();
+    if (!moved) continue;
+    consumed_ += in.position();
+    partial_bytes_ += in.position();
+    if (items_left_ > 0) continue;
+    partial_bytes_ = 0;
+    out = std::exchange(partial_, {});
+    return true;
+  }
+  if (consumed_ == buffer_.size() && buffer_.capacity() > kKeptCapacity) {
+    Bytes().swap(buffer_);
+    consumed_ = 0;
+  }
+  return false;
+}
+
+// A whole request, or the beginning of a list.
+bool TorchRequestReader::read_head(Cursor& in) {
+  partial_ = {};
+  uint8_t query = 0;
+  if (!in.take(query)) return false;
+  if (!begun_ && query != static_cast<uint8_t>(TorchQuery::kValidate)) {
+    in.refuse("a client does not begin as a TCPStore client does; it is none, or older than torch 2.0");
+    return false;
+  }
+  if (query >= std::size(kShapes)) {
+    in.refuse(fmt::format("a TCPStore client asks for operation {}, which torch 2.13 does not have", query));
+    return false;
+  }
+  partial_.query = static_cast<TorchQuery>(query);
+  const Shape& shape = kShapes[query];
+  if (shape.list) return in.take(items_left_) && in.within(items_left_, kMaxKeysPerRequest, "a list of keys");
+  if (shape.short_number && !in.take(partial_.number)) return false;
+  begun_ = true;
+  if (shape.key && !in.take_key(partial_.request)) return false;
+  for (int i = 0; i < shape.values; ++i) {
+    if (!in.take_value(partial_.request)) return false;
+  }
+  return !shape.number || in.take(partial_.request.number);
+}
+
+bool TorchRequestReader::read_item(Cursor& in) {
+  Request& request = partial_.request;
+  if (!in.take_key(request)) return false;
+  if (kShapes[static_cast<uint8_t>(partial_.query)].list_has_values && !in.take_value(request)) {
+    request.keys.pop_back();
+    return false;
+  }
+  --items_left_;
+  return true;
+}
+
+}  // namespace muster

@@ -1,0 +1,100 @@
+#include "muster/store/proxy/proxy_parts.h"
+
+namespace muster::proxy {
+namespace {
+
+constexpr size_t kMaxMembers = 1 << 16;
+
+// Adds `amount` to `sum` if that may be done as one: no overflow, and no sum on the way beyond the last one.
+bool merge(int64_t& sum, int64_t amount) {
+  int64_t merged = 0;
+  if ((sum < 0) != (amount < 0) || __builtin_add_overflow(sum, amount, &merged)) return false;
+  sum = merged;
+  return true;
+}
+
+}  // namespace
+
+void Adds::submit(Request request, ClientId client) {
+  const Key& key = request.keys[0];
+  Lane& lane = lanes_[key];
+  dirty_.insert(key);
+  ++pending_;
+  const Member member{{client, request.id}, request.number};
+  Group* last = lane.groups.empty() ? nullptr : &lane.groups.back();
+  const bool joins =
+      last != nullptr && !last->closed && last->members.size() < kMaxMembers && merge(last->amount, member.amount);
+  if (joins) {
+    last->members.push_back(member);
+  } else {
+    lane.groups.push_back({member.amount, false, {member}});
+  }
+}
+
+void Adds::flush() {
+  for (const Key& key : dirty_) {
+    Lane& lane = lanes_.at(key);
+    if (lane.sent) continue;
+    Group& group = lane.groups.front();
+    group.closed = true;
+    lane.sent = true;
+    Request request{StoreOperation::kAdd};
+    request.keys.push_back(key);
+    request.number = group.amount;
+    sent_[out_.send(Part::kAdd, std::move(request))] = key;
+  }
+  dirty_.clear();
+}
+
+void Adds::receive(Reply reply) {
+  const auto key = sent_.extract(reply.id);
+  if (key.empty()) return;
+  const auto lane = lanes_.find(key.mapped());
+  const Group group = std::move(lane->second.groups.front());
+  lane->second.groups.pop_front();
+  lane->second.sent = false;
+  const bool refused = !reply.status && reply.status.error().code == ErrorCode::kInvalidArgument;
+  if (refused && group.members.size() > 1) {
+    for (auto member = group.members.rbegin(); member != group.members.rend(); ++member) {
+      lane->second.groups.push_front({member->amount, true, {*member}});
+    }
+  } else {
+    answer(group, reply);
+  }
+  if (lane->second.groups.empty()) {
+    dirty_.erase(key.mapped());
+    lanes_.erase(lane);
+  } else {
+    dirty_.insert(key.mapped());
+  }
+}
+
+// Everybody gets the sum as if they had added one after the other.
+void Adds::answer(const Group& group, const Reply& reply) {
+  pending_ -= group.members.size();
+  int64_t sum = reply.number - group.amount;
+  for (const Member& member : group.members) {
+    if (!reply.status) {
+      out_.refuse(member.caller, reply.status.error());
+      continue;
+    }
+    sum += member.amount;
+    Reply mine;
+    mine.number = sum;
+    out_.answer(member.caller, std::move(mine));
+  }
+}
+
+void Adds::fail(const Error& why) {
+  for (const auto& [key, lane] : lanes_) {
+    for (const Group& group : lane.groups) {
+      for (const Member& member : group.members) out_.refuse(member.caller, why);
+    }
+  }
+  lanes_.clear();
+  dirty_.clear();
+  sent_.clear();
+  pending_ = 0;
+}
+
+}  // namespace muster::proxy

@@ -1,0 +1,201 @@
+// A proxy's side of its one link to the server above: the sockets, timers and reconnections around a ProxyLink.
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "muster/base/log.h"
+#include "muster/base/random.h"
+#include "muster/store/connect.h"
+#include "muster/store/proxy/proxy_link.h"
+#include "muster/store/server/backend.h"
+#include "muster/store/server/channel.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kAttemptTime = 10s;  // of one attempt to reconnect
+constexpr Duration kFirstPause = 5ms, kLongestPause = 1s;
+// A server whose address refuses connections for so long has ended, and with it what it held: waiting would be in vain.
+constexpr Duration kRefusedGrace = 1s;
+
+Random seeded() {
+  uint64_t seed = 0;
+  uint8_t bytes[sizeof seed];
+  fill_unguessable(bytes);
+  std::memcpy(&seed, bytes, sizeof seed);
+  return Random(seed);
+}
+
+// Somebody is at the address, but nobody listens.
+bool is_refusal(const Error& error) { return error.system_error == ECONNREFUSED; }
+
+class Upstream : public Backend {
+ public:
+  Upstream(Loop& loop, UpstreamOptions options, Deliver deliver)
+      : loop_(loop),
+        options_(std::move(options)),
+        deliver_(std::move(deliver)),
+        link_({{options_.merge}, options_.url, options_.max_queue},
+              options_.session ? *options_.session : fresh_session_id()) {}
+
+  ~Upstream() override {
+    if (channel_) {
+      const Bytes close = encode_session_close();
+      channel_->out().insert(channel_->out().end(), close.begin(), close.end());
+      channel_->flush();
+    }
+    for (const auto timer : {turn_timer_, wake_timer_, retry_timer_}) {
+      if (timer) loop_.cancel(*timer);
+    }
+  }
+
+  Bytes hello() const { return tier_hello(link_.session()); }
+
+  Result<> attach(Connection connection) {
+    refused_since_.reset();
+    pause_ = kFirstPause;
+    address_ = connection.peer;
+    old_channel_ = std::move(channel_);
+    channel_ = std::make_unique<Channel>(
+        loop_, std::move(connection.stream), Channel::Options{options_.max_queue},
+        Channel::Handlers{[this](ByteView bytes) { on_input(bytes); }, [this](const Error& why) { on_lost(why); }});
+    const Bytes begin = link_.begin(now());
+    channel_->out().insert(channel_->out().end(), begin.begin(), begin.end());
+    MUSTER_TRY(channel_->start());
+    channel_->flush();
+    if (!connection.leftover.empty()) on_input(connection.leftover);
+    return {};
+  }
+
+  void submit(Request request, ClientId client) override {
+    link_.submit(std::move(request), client, now());
+    take_turn_soon();
+  }
+  void drop(ClientId client) override {
+    link_.drop(client, now());
+    take_turn_soon();
+  }
+  uint64_t revoke(ClientId client) override {
+    const uint64_t revocations = link_.revoke(client);
+    take_turn_soon();
+    return revocations;
+  }
+  uint64_t grants_ended() const override { return link_.grants_ended(); }
+  void serves_proxies(size_t count) override { link_.serves_proxies(count); }
+  Duration lease_left() const override { return link_.lease_left(now()); }
+
+ private:
+  TimePoint now() const { return loop_.clock().now(); }
+
+  // What comes in one turn of the loop goes up in one frame.
+  void take_turn_soon() {
+    if (turn_timer_) return;
+    turn_timer_ = loop_.after(Duration{0}, [this] {
+      turn_timer_.reset();
+      take_turn();
+    });
+  }
+
+  void take_turn() {
+    if (link_.lost()) channel_.reset();  // the server above sees at once that nobody comes back
+    if (channel_) {
+      link_.write(channel_->out(), now());
+      channel_->flush();
+    }
+    Replies replies = link_.take_replies();
+    if (!replies.empty()) deliver_(std::move(replies));
+    const auto next = link_.next_wake();
+    if (!next || (wake_timer_ && wake_at_ <= *next)) return;
+    if (wake_timer_) loop_.cancel(*wake_timer_);
+    wake_at_ = *next;
+    wake_timer_ = loop_.at(wake_at_, [this] {
+      wake_timer_.reset();
+      if (link_.silent(now())) on_lost({ErrorCode::kTimeout, "nothing came over the link any more", kNoRank, {}});
+      take_turn();
+    });
+  }
+
+  void on_input(ByteView bytes) {
+    if (link_.receive(bytes, now())) return take_turn();
+    log(LogLevel::kError, link_.lost()->message);
+    channel_->close();
+    take_turn_soon();  // not within the channel's call
+  }
+
+  // ---- when the link breaks
+
+  void on_lost(const Error& why) {
+    if (link_.lost()) return;
+    channel_->close();
+    link_.link_lost();
+    lost_since_ = now();
+    reason_ = why.message;
+    log(LogLevel::kInfo, fmt::format("the link to the store at {} broke ({}); reconnecting", options_.url, reason_));
+    attempt();
+  }
+
+  // Where the server was. Dialling all addresses of its name could break what the first of them has just mended: to
+  // the server the session's last link is the one that counts.
+  void attempt() {
+    dial_ = dial(loop_, address_, store_dial_options(address_, options_.credentials, hello()),
+                 Deadline::after(kAttemptTime, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),
+                 [this](Result<Connection> outcome) { on_dialled(std::move(outcome)); });
+  }
+
+  void on_dialled(Result<Connection> outcome) {
+    if (outcome && to_string(outcome->hello) == kStoreHello) {
+      if (const auto attached = attach(std::move(*outcome)); !attached) on_lost(attached.error());
+      return;
+    }
+    if (!outcome) reason_ = outcome.error().message;
+    if (!outcome && outcome.error().code == ErrorCode::kAuthentication) return give_up();
+    const bool refused = !outcome && is_refusal(outcome.error());
+    if (!refused) refused_since_.reset();
+    if (refused && !refused_since_) refused_since_ = now();
+    const bool ended = refused_since_ && now() - *refused_since_ >= kRefusedGrace;
+    if (ended || now() - lost_since_ >= options_.link_grace) return give_up();
+    const auto pause =
+        Duration(static_cast<int64_t>(static_cast<double>(pause_.count()) * (0.5 + random_.uniform() / 2)));
+    pause_ = std::min(pause_ * 2, refused_since_ ? kRefusedGrace / 4 : kLongestPause);
+    retry_timer_ = loop_.after(pause, [this] {
+      retry_timer_.reset();
+      attempt();
+    });
+  }
+
+  void give_up() {
+    link_.give_up(reason_);
+    log(LogLevel::kError, link_.lost()->message);
+    take_turn();
+  }
+
+  Loop& loop_;
+  const UpstreamOptions options_;
+  const Deliver deliver_;
+  ProxyLink link_;
+  std::unique_ptr<Channel> channel_, old_channel_;
+  std::optional<Loop::TimerId> turn_timer_, wake_timer_, retry_timer_;
+  TimePoint wake_at_{};
+  Address address_;  // of the last link
+  std::unique_ptr<Dial> dial_;
+  TimePoint lost_since_{};
+  std::optional<TimePoint> refused_since_;
+  std::string reason_;
+  Duration pause_ = kFirstPause;
+  Random random_ = seeded();
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> upstream_backend(Loop& loop, UpstreamOptions options, const Deadline& deadline,
+                                                  Backend::Deliver deliver) {
+  auto upstream = std::make_unique<Upstream>(loop, options, std::move(deliver));
+  MUSTER_ASSIGN(Connection connection, connect_to_store(options.url, options.credentials, deadline, upstream->hello()));
+  MUSTER_TRY(upstream->attach(std::move(connection)));
+  return upstream;
+}
+
+}  // namespace muster

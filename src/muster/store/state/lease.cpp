@@ -1,0 +1,155 @@
+#include "muster/store/state/lease.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster {
+
+bool LeaseTable::leasable(const Key& key) const {
+  if (leases_ >= kMaxLeases) return false;
+  const auto found = records_.find(key);
+  return found == records_.end() || found->second.leasable();
+}
+
+bool LeaseTable::grant(const Key& key, ClientId holder) {
+  if (leases_ >= kMaxLeases) return false;
+  Record& record = records_[key];
+  if (!record.leasable()) return false;
+  if (record.idle) {
+    idle_.erase(*record.idle);
+    record.idle.reset();
+  }
+  Client& client = clients_[holder];
+  const auto place = std::lower_bound(record.holders.begin(), record.holders.end(), Holder{holder, 0});
+  if (place == record.holders.end() || place->client != holder) {
+    record.holders.insert(place, {holder, client.term});
+    ++leases_;
+    ++client.leases;
+  } else if (place->term != client.term) {
+    place->term = client.term;
+    --client.ended;
+    --ended_;
+    ++client.leases;
+  }
+  return true;
+}
+
+bool LeaseTable::holds(const Holder& holder) const { return clients_.at(holder.client).term == holder.term; }
+
+// What is counted of a lease that is no more.
+void LeaseTable::take_out(const Holder& holder) {
+  const auto found = clients_.find(holder.client);
+  Client& client = found->second;
+  --leases_;
+  if (holder.term == client.term) {
+    --client.leases;
+  } else {
+    --client.ended;
+    --ended_;
+  }
+  if (client.leases == 0 && client.ended == 0) clients_.erase(found);  // no lease names its term any more
+}
+
+size_t LeaseTable::take_out_ended(Record& record) {
+  return std::erase_if(record.holders, [this](const Holder& holder) {
+    if (holds(holder)) return false;
+    take_out(holder);
+    return true;
+  });
+}
+
+bool LeaseTable::recall(const Key& key, Replies& out) {
+  const auto found = records_.find(key);
+  if (found == records_.end()) return true;
+  Record& record = found->second;
+  if (record.recalling) return false;
+  take_out_ended(record);
+  if (record.holders.empty()) {
+    rest(found);
+    return true;
+  }
+  record.recalling = true;
+  ++record.recalls;
+  for (const Holder& holder : record.holders) {
+    owed_[holder.client].insert(key);
+    Reply recall;
+    recall.client = holder.client;
+    recall.recall = true;
+    recall.keys.push_back(key);
+    out.push_back(std::move(recall));
+  }
+  return false;
+}
+
+// True if the last of the holders that were asked has given the key back.
+bool LeaseTable::settle(Record& record) {
+  if (!record.recalling || !record.holders.empty()) return false;
+  record.recalling = false;
+  return true;
+}
+
+bool LeaseTable::release(const Key& key, ClientId holder) {
+  const auto found = records_.find(key);
+  if (found == records_.end()) return false;
+  Record& record = found->second;
+  std::erase_if(record.holders, [&](const Holder& lease) {
+    if (lease.client != holder) return false;
+    take_out(lease);
+    return true;
+  });
+  if (const auto owed = owed_.find(holder); owed != owed_.end()) {
+    owed->second.erase(key);
+    if (owed->second.empty()) owed_.erase(owed);
+  }
+  const bool freed = settle(record);
+  if (record.holders.empty()) rest(found);
+  return freed;
+}
+
+void LeaseTable::revoke(ClientId holder, std::vector<Key>& freed) {
+  const auto found = clients_.find(holder);
+  if (found == clients_.end()) return;
+  Client& client = found->second;
+  ++client.term;
+  ended_ += client.leases;
+  client.ended += std::exchange(client.leases, 0);
+  if (const auto owed = owed_.extract(holder); !owed.empty()) {
+    for (const Key& key : owed.mapped()) {
+      if (release(key, holder)) freed.push_back(key);
+    }
+  }
+  if (ended_ > std::max(kMaxEnded, leases_ / 2)) sweep();
+}
+
+// A key that nobody holds.
+void LeaseTable::rest(Records::iterator record) {
+  if (record->second.recalls == 0) {
+    records_.erase(record);
+  } else if (!record->second.idle) {
+    record->second.idle = idle_.insert(idle_.end(), record->first);
+    forget_idle();
+  }
+}
+
+void LeaseTable::forget_idle() {
+  while (idle_.size() > kMaxIdle) {
+    records_.erase(idle_.front());
+    idle_.pop_front();
+  }
+}
+
+// A key that is being taken back has no holders but those that owe it, so none is freed here.
+void LeaseTable::sweep() {
+  for (auto it = records_.begin(); it != records_.end();) {
+    const auto record = it++;
+    if (take_out_ended(record->second) == 0 || !record->second.holders.empty()) continue;
+    if (record->second.recalls == 0) {
+      records_.erase(record);
+    } else {
+      record->second.idle = idle_.insert(idle_.end(), record->first);
+    }
+  }
+  forget_idle();
+}
+
+}  // namespace muster

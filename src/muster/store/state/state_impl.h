@@ -1,0 +1,76 @@
+#pragma once
+
+#include <atomic>
+#include <bit>
+
+#include "muster/store/state/shard.h"
+
+namespace muster {
+
+/// Every function is called with the shards concerned held.
+struct StoreState::Impl {
+  explicit Impl(unsigned shard_count) : count(shard_count), shards(std::make_unique<Shard[]>(shard_count)) {}
+
+  const unsigned count;
+  const std::unique_ptr<Shard[]> shards;
+  // Counted when all shards know of one: what was granted in a shard before it knew has a smaller number.
+  std::atomic<uint64_t> revocations{0};
+
+  unsigned index(const Key& key) const { return count == 1 ? 0 : std::hash<Key>()(key) % count; }
+  Shard& shard(const Key& key) const { return shards[index(key)]; }
+  Shard& home(const Waiter& waiter) const { return shards[std::countr_zero(waiter.shards)]; }
+  Slot& slot(const Key& key) const { return *shard(key).entries.try_emplace(key).first; }
+  ShardMask everywhere() const { return count == kMaxShards ? ~ShardMask{0} : (ShardMask{1} << count) - 1; }
+  ShardMask shards_of(const Request& request) const;
+  ShardMask shards_of_released(const Request& request) const;
+
+  void run(Request&& request, ClientId client, Replies& out);
+  Result<> write(Request& request, Reply& reply, Replies& released);
+  void read(const Request& request, Reply& reply) const;
+  int64_t count_keys(const Request& request) const;
+  void list_keys(const Key& prefix, Reply& reply) const;
+
+  void set(Request& request, Reply& reply, Replies& released);
+  Result<> compare_set(Request& request, Reply& reply, Replies& released);
+  Result<> add(Request& request, Reply& reply, Replies& released);
+  Result<> append(Request& request, Replies& released);
+  void push(Request& request, Replies& released);
+  void store(const Key& key, Bytes value, Replies& released);
+
+  bool present(StoreOperation operation, const Key& key) const;
+  size_t missing(const Request& request, size_t from) const;
+  bool ready(const Request& request, size_t& cursor) const;
+  void answer(const Request& request, Reply& reply);
+  bool answer_or_wait(Request& request, Reply& reply);
+  Result<> arrive(Request&& request, ClientId client, Replies& released);
+  void release_round(Slot& slot, Replies& released);
+  void take_back(Waiter& waiter, uint32_t count);
+  void withdraw(const Request& request, Reply& reply);
+  bool advance(Waiter& waiter, Replies& released);
+  void release(Waiter& waiter, Replies& released);
+  void forget(Waiter& waiter);
+  void key_appeared(Slot& slot, Replies& released);
+
+  void answer_values(const Request& request, Reply& reply);
+  bool grant(const std::vector<Key>& keys, Reply& reply);
+  bool hold_back(Request& request, ClientId client, Replies& out);
+};
+
+/// The locks of some shards, taken in the order of their numbers.
+class Hold {
+ public:
+  Hold(Shard* shards, ShardMask mask) : shards_(shards), mask_(mask) {
+    for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.lock();
+  }
+  ~Hold() {
+    for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.unlock();
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  Shard* shards_;
+  ShardMask mask_;
+};
+
+}  // namespace muster

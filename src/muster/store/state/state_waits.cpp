@@ -1,0 +1,209 @@
+// What may wait: reads of missing keys, pops, barriers, and changes of keys that are leased.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "muster/base/check.h"
+#include "muster/store/state/state_impl.h"
+
+namespace muster {
+namespace {
+constexpr size_t kMaxValuesOfWait = 16 << 10;
+}
+
+bool StoreState::Impl::present(StoreOperation operation, const Key& key) const {
+  const Entry* found = shard(key).find(key);
+  if (found == nullptr) return false;
+  if (operation == StoreOperation::kQueuePop) return found->has_queue();
+  const bool sees_queues = operation == StoreOperation::kWait || operation == StoreOperation::kCheck;
+  return found->value || (sees_queues && found->has_queue());
+}
+
+// The first key from `from` on that is not there; the number of keys when all are.
+size_t StoreState::Impl::missing(const Request& request, size_t from) const {
+  while (from < request.keys.size() && present(request.operation, request.keys[from])) ++from;
+  return from;
+}
+
+// Whether every key is there now. `cursor` moves on to the one to wait for, so that a waiter for many keys looks at
+// each about once, and starts over only if one that it saw was deleted.
+bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
+  const size_t keys = request.keys.size();
+  const bool from_start = cursor == 0;
+  cursor = missing(request, cursor);
+  if (cursor == keys && !from_start) cursor = missing(request, 0);
+  return cursor == keys;
+}
+
+// The reply of a get, multi_get, queue_pop, wait or barrier that has what it asked for (or does not insist).
+void StoreState::Impl::answer(const Request& request, Reply& reply) {
+  if (request.operation == StoreOperation::kQueuePop) {
+    Shard& shard = this->shard(request.keys[0]);
+    const auto found = shard.entries.find(request.keys[0]);
+    if (found == shard.entries.end() || !found->second.has_queue()) return;
+    reply.number = static_cast<int64_t>(found->second.place->queue.size());
+    reply.values.push_back(shard.pop(*found));
+  } else if (request.operation != StoreOperation::kWait || request.lease) {
+    answer_values(request, reply);
+  }
+}
+
+// A wait that is granted leases gets the values too where they are small: who waits for a key mostly reads it next.
+void StoreState::Impl::answer_values(const Request& request, Reply& reply) {
+  const bool waits = request.operation == StoreOperation::kWait;
+  bool all = true;
+  size_t bytes = 0;
+  reply.values.reserve(request.keys.size());
+  for (const Key& key : request.keys) {
+    const Entry* found = shard(key).find(key);
+    const bool there = found != nullptr && found->value;
+    all = all && there;
+    if (there) bytes += found->value->size();
+    if (!waits || (there && bytes <= kMaxValuesOfWait)) reply.values.push_back(there ? *found->value : Bytes{});
+  }
+  reply.leased = request.lease && all && grant(request.keys, reply);
+  if (waits && (!reply.leased || bytes > kMaxValuesOfWait)) reply.values.clear();
+}
+
+// Leases of all the keys, or of none.
+bool StoreState::Impl::grant(const std::vector<Key>& keys, Reply& reply) {
+  reply.granted = revocations.load(std::memory_order_relaxed);
+  if (keys.size() > 1 &&
+      !std::all_of(keys.begin(), keys.end(), [&](const Key& key) { return shard(key).leases.leasable(key); })) {
+    return false;
+  }
+  bool granted = !keys.empty();
+  for (const Key& key : keys) granted = shard(key).leases.grant(key, reply.client) && granted;
+  return granted;
+}
+
+// Whether the request has to wait until leases of its keys are given back. It waits at one of them, and is looked at
+// anew when that is free. True also if it may not wait: it is answered then.
+bool StoreState::Impl::hold_back(Request& request, ClientId client, Replies& out) {
+  const Key* taken = nullptr;
+  for (const Key& key : request.keys) {
+    if (!shard(key).leases.recall(key, out)) taken = &key;
+  }
+  if (taken == nullptr) return false;
+  request.lease = false;   // nobody may be left to hold one
+  const Key key = *taken;  // of the request, which moves
+  const RequestId id = request.id;
+  if (const auto holds = shard(key).hold(key, std::move(request), client); !holds) {
+    out.push_back({client, id, tl::unexpected(holds.error())});
+  }
+  return true;
+}
+
+// False if the request waits now, and its reply comes later.
+bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
+  size_t cursor = 0;
+  if (request.immediate || ready(request, cursor)) {
+    answer(request, reply);
+    if (request.operation == StoreOperation::kQueuePop && !reply.values.empty()) {
+      shard(request.keys[0]).tidy(slot(request.keys[0]));
+    }
+    return true;
+  }
+  const ShardMask mask = shards_of(request);
+  const auto waiter = shards[std::countr_zero(mask)].take_in(std::move(request), reply.client, mask);
+  if (!waiter) {
+    reply.status = tl::unexpected(waiter.error());
+    return true;
+  }
+  const Key& key = (*waiter)->request.keys[cursor];
+  (*waiter)->cursor = cursor;
+  shard(key).list(**waiter, slot(key));
+  return false;
+}
+
+Result<> StoreState::Impl::arrive(Request&& request, ClientId client, Replies& released) {
+  const Key& key = request.keys[0];
+  const int64_t wanted = request.number;
+  if (wanted < 1) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("barrier \"{}\" was given a count of {}, it takes 1 or more", key, wanted));
+  }
+  Shard& shard = this->shard(key);
+  const Entry* found = shard.find(key);
+  if (found != nullptr && found->place && found->place->arrivals > 0 && found->place->barrier_count != wanted) {
+    return fail(ErrorCode::kMismatch,
+                fmt::format("barrier \"{}\" was given a count of {}, but {} caller(s) already wait there for {}", key,
+                            wanted, found->place->arrivals, found->place->barrier_count));
+  }
+  MUSTER_ASSIGN(Waiter* const waiter, shard.take_in(std::move(request), client, shards_of(request)));
+  Slot& slot = this->slot(waiter->request.keys[0]);
+  shard.list(*waiter, slot);
+  slot.second.place->barrier_count = wanted;
+  // The last round may leave nobody, and then the slot is gone.
+  for (int64_t rounds = slot.second.place->arrivals / wanted; rounds > 0; --rounds) release_round(slot, released);
+  return {};
+}
+
+// Lets go of as many arrivals as the barrier counts, the oldest first. A request that stands for more waits on with
+// the rest.
+void StoreState::Impl::release_round(Slot& slot, Replies& released) {
+  for (int64_t left = slot.second.place->barrier_count; left > 0;) {
+    Waiter& waiter = *slot.second.place->arrived.first;
+    const auto count = static_cast<uint32_t>(std::min<int64_t>(left, waiter.request.weight));
+    left -= count;
+    Reply& reply = released.emplace_back();
+    reply.client = waiter.client;
+    reply.id = waiter.request.id;
+    reply.number = count;
+    take_back(waiter, count);
+  }
+}
+
+// Arrivals that do not wait any more; the waiter is forgotten with its last one.
+void StoreState::Impl::take_back(Waiter& waiter, uint32_t count) {
+  if (count == waiter.request.weight) return forget(waiter);
+  waiter.request.weight -= count;
+  waiter.at->second.place->arrivals -= count;
+}
+
+void StoreState::Impl::withdraw(const Request& request, Reply& reply) {
+  Shard& home = shard(request.keys[0]);
+  const auto found = home.waiters.find(WaiterName{reply.client, static_cast<RequestId>(request.number)});
+  if (found == home.waiters.end() || !found->second.at_barrier() || found->second.request.keys != request.keys) return;
+  const uint32_t count = std::min(request.weight, found->second.request.weight);
+  reply.number = count;
+  take_back(found->second, count);
+}
+
+// Lets a waiter look again. True if it was released; otherwise it waits for its next missing key.
+bool StoreState::Impl::advance(Waiter& waiter, Replies& released) {
+  size_t cursor = waiter.cursor;
+  if (ready(waiter.request, cursor)) {
+    release(waiter, released);
+    return true;
+  }
+  if (cursor == waiter.cursor) return false;
+  shard(waiter.at->first).unlist(waiter);
+  const Key& key = waiter.request.keys[cursor];
+  waiter.cursor = cursor;
+  shard(key).list(waiter, slot(key));
+  return false;
+}
+
+void StoreState::Impl::release(Waiter& waiter, Replies& released) {
+  Reply reply{waiter.client, waiter.request.id};
+  answer(waiter.request, reply);
+  released.push_back(std::move(reply));
+  forget(waiter);
+}
+
+void StoreState::Impl::forget(Waiter& waiter) {
+  shard(waiter.at->first).unlist(waiter);
+  home(waiter).put_out(waiter);
+}
+
+void StoreState::Impl::key_appeared(Slot& slot, Replies& released) {
+  if (!slot.second.place) return;
+  for (Waiter *waiter = slot.second.place->waiting.first, *next; waiter != nullptr; waiter = next) {
+    next = waiter->next;
+    if (waiter->request.operation != StoreOperation::kQueuePop) advance(*waiter, released);
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,118 @@
+#include "muster/torch/c10d/arguments.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "muster/torch/c10d/torch_versions.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+double factor_of(const c10d::ReduceOp& op) {
+  const auto* premultiplied = dynamic_cast<const PreMulSumSupplement*>(op.supplement_.get());
+  check_argument(premultiplied != nullptr, "PREMUL_SUM", "has no factor; make it with _make_nccl_premul_sum()");
+  const at::Tensor& factor = premultiplied->tensor_factor;
+  return factor.defined() ? factor.item<double>() : premultiplied->double_factor;
+}
+
+}  // namespace
+
+Reduction reduction_of(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return {ReduceOp::kSum, 1};
+    case c10d::ReduceOp::AVG:
+      return {ReduceOp::kAverage, 1};
+    case c10d::ReduceOp::PRODUCT:
+      return {ReduceOp::kProduct, 1};
+    case c10d::ReduceOp::MIN:
+      return {ReduceOp::kMin, 1};
+    case c10d::ReduceOp::MAX:
+      return {ReduceOp::kMax, 1};
+    case c10d::ReduceOp::BAND:
+      return {ReduceOp::kBitAnd, 1};
+    case c10d::ReduceOp::BOR:
+      return {ReduceOp::kBitOr, 1};
+    case c10d::ReduceOp::BXOR:
+      return {ReduceOp::kBitXor, 1};
+    case c10d::ReduceOp::PREMUL_SUM:
+      return {ReduceOp::kPremulSum, factor_of(op)};
+    default:
+      throw_error(
+          {ErrorCode::kInvalidArgument, c10::str("reduce operation ", static_cast<int>(op.op_), " is unknown")});
+  }
+}
+
+void check_alike(const std::vector<at::Tensor>& tensors, const char* title) {
+  check_argument(!tensors.empty(), title, "the list of tensors is empty");
+  for (const at::Tensor& tensor : tensors) {
+    value_or_throw(check_sendable(tensor));
+    check_argument(tensor.scalar_type() == tensors.front().scalar_type(), title,
+                   "the tensors differ in dtype: ", tensors.front().scalar_type(), " and ", tensor.scalar_type());
+    check_argument(tensor.sizes() == tensors.front().sizes(), title,
+                   "the tensors of a rank differ in shape: ", tensors.front().sizes(), " and ", tensor.sizes());
+  }
+}
+
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* title) {
+  check_argument(tensors.size() == 1, title, "takes one tensor per rank, not ", tensors.size());
+  return tensors.front();
+}
+
+const std::vector<at::Tensor>& only(const std::vector<std::vector<at::Tensor>>& lists, const char* title) {
+  check_argument(lists.size() == 1, title, "takes one list of tensors per rank, not ", lists.size());
+  return lists.front();
+}
+
+Rank check_rank(int64_t root, int size, const char* title, const char* what) {
+  check_argument(root >= 0 && root < size, title, what, ' ', root, " is not a rank of this group of ", size);
+  return static_cast<Rank>(root);
+}
+
+void check_list(const std::vector<at::Tensor>& list, const at::Tensor& like, int size, const char* title,
+                const char* what) {
+  check_argument(static_cast<int>(list.size()) == size, title, "the ", what, " list has ", list.size(),
+                 " tensors, but the group has ", size, " ranks");
+  for (const at::Tensor& tensor : list) {
+    value_or_throw(check_sendable(tensor));
+    check_argument(tensor.scalar_type() == like.scalar_type(), title,
+                   "the tensors differ in dtype: ", tensor.scalar_type(), " in the ", what, " list, but ",
+                   like.scalar_type(), " elsewhere");
+  }
+}
+
+void check_blocks(const at::Tensor& whole, const at::Tensor& part, int size, const char* title) {
+  value_or_throw(check_sendable(whole));
+  value_or_throw(check_sendable(part));
+  check_argument(whole.scalar_type() == part.scalar_type(), title,
+                 "input and output differ in dtype: ", whole.scalar_type(), " and ", part.scalar_type());
+  check_argument(whole.numel() == part.numel() * size, title, size, " ranks with ", part.numel(),
+                 " elements each need ", part.numel() * size, ", not ", whole.numel());
+}
+
+std::vector<size_t> counts_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<size_t> counts;
+  counts.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) counts.push_back(static_cast<size_t>(tensor.numel()));
+  return counts;
+}
+
+bool all_equal(const std::vector<size_t>& counts) {
+  return std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts.front(); });
+}
+
+std::vector<std::vector<at::Tensor>> by_dtype(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const at::Tensor& tensor : tensors) {
+    value_or_throw(check_sendable(tensor));
+    auto list = std::find_if(lists.begin(), lists.end(),
+                             [&](const auto& each) { return each.front().scalar_type() == tensor.scalar_type(); });
+    if (list == lists.end()) list = lists.emplace(lists.end());
+    list->push_back(tensor);
+  }
+  return lists;
+}
+
+}  // namespace muster

@@ -1,0 +1,178 @@
+#include <ATen/ATen.h>
+
+#include <numeric>
+#include <utility>
+
+#include "muster/torch/backend.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+/// An all-gather of one input into a list of tensors, which may differ in length.
+void add_list_gather(Request& request, const std::vector<at::Tensor>& slots, const at::Tensor& tensor, int rank,
+                     int size) {
+  constexpr const char* kTitle = "all_gather";
+  value_or_throw(check_sendable(tensor));
+  check_list(slots, tensor, size, kTitle, "output");
+  check_argument(slots[rank].numel() == tensor.numel(), kTitle, "output ", rank, " has ", slots[rank].numel(),
+                 " elements, but this rank's input has ", tensor.numel());
+  std::vector<size_t> counts = counts_of(slots);
+  const size_t own = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0}) * tensor.element_size();
+  if (all_equal(counts)) counts.clear();
+  BufferView output = request.write(slots);
+  BufferView input = request.read(tensor);
+  input = request.apart(std::move(input), output, Request::is_block(input, output, own));
+  request.add(Collective::kAllGather, std::move(input), std::move(output)).counts = std::move(counts);
+}
+
+/// The tensors that the root alone has, one for each rank, each as long as `tensor`.
+const std::vector<at::Tensor>& equal_list(const std::vector<std::vector<at::Tensor>>& lists, const at::Tensor& tensor,
+                                          int size, const char* title, const char* listed, const char* other) {
+  const std::vector<at::Tensor>& list = only(lists, title);
+  check_list(list, tensor, size, title, listed);
+  for (const at::Tensor& each : list) {
+    check_argument(each.numel() == tensor.numel(), title, "an ", listed, " has ", each.numel(), " elements, but the ",
+                   other, " has ", tensor.numel());
+  }
+  return list;
+}
+
+std::vector<at::Tensor> flat(const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+/// An all-gather of several inputs a rank: each of as many output lists gets all ranks' inputs, by rank.
+void add_gather_of_several(Request& request, const std::vector<std::vector<at::Tensor>>& outputs,
+                           const std::vector<at::Tensor>& inputs, int size) {
+  constexpr const char* kTitle = "all_gather";
+  check_alike(inputs, kTitle);
+  check_argument(outputs.size() == inputs.size(), kTitle, "there are ", inputs.size(), " inputs, but ", outputs.size(),
+                 " output lists");
+  std::vector<at::Tensor> shapes = flat(outputs);
+  check_argument(shapes.size() == inputs.size() * outputs.size() * static_cast<size_t>(size), kTitle,
+                 "each output list needs ", inputs.size() * static_cast<size_t>(size), " tensors");
+  shapes.push_back(inputs.front());
+  check_alike(shapes, kTitle);
+  const std::vector<at::Tensor>& first = outputs.front();
+  BufferView output = request.write(first);
+  BufferView input = request.apart(request.read(inputs), output);
+  request.add(Collective::kAllGather, std::move(input), std::move(output));
+  for (size_t list = 1; list < outputs.size(); ++list) {
+    for (size_t i = 0; i < first.size(); ++i) request.copy_in_the_end(outputs[list][i], first[i]);
+  }
+}
+
+}  // namespace
+
+TorchBackend::Handle TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  Request request = this->request(c10d::OpType::BROADCAST, "muster:broadcast", options.asyncOp);
+  if (tensors.size() != 1) check_alike(tensors, "broadcast");
+  const Rank root = check_rank(options.rootRank, size_, "broadcast");
+  check_argument(options.rootTensor >= 0 && options.rootTensor < static_cast<int64_t>(tensors.size()), "broadcast",
+                 "rootTensor is ", options.rootTensor, ", but there are ", tensors.size(), " tensors");
+  const at::Tensor& tensor = tensors[static_cast<size_t>(options.rootTensor)];
+  BufferView data = rank_ == root ? request.read(tensor) : request.write(tensor);
+  request.add(Collective::kBroadcast, data, data).call.root = root;
+  for (const at::Tensor& other : tensors) {
+    if (!other.is_same(tensor)) request.copy_in_the_end(other, tensor);
+  }
+  if (request.async) request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                             const c10d::AllgatherOptions& options) {
+  Request request = this->request(c10d::OpType::ALLGATHER, "muster:all_gather", options.asyncOp);
+  if (inputs.size() > 1) {
+    add_gather_of_several(request, outputs, inputs, size_);
+  } else {
+    add_list_gather(request, only(outputs, "all_gather"), only(inputs, "all_gather"), rank_, size_);
+  }
+  if (request.async) request.outputs = outputs.size() == 1 ? outputs.front() : flat(outputs);
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
+  Request request = this->request(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather", options.asyncOp);
+  constexpr const char* kTitle = "all_gather_coalesced";
+  check_argument(static_cast<int>(outputs.size()) == size_, kTitle, "takes one output list for each rank, ", size_,
+                 ", not ", outputs.size());
+  std::vector<Tensors> slots(inputs.size());
+  for (const Tensors& list : outputs) {
+    check_argument(list.size() == inputs.size(), kTitle, "an output list is not as long as the input list");
+    for (size_t i = 0; i < list.size(); ++i) {
+      // All of them, at every rank: what is wrong is wrong alike at all ranks, and so none waits for the others.
+      check_argument(list[i].sizes() == inputs[i].sizes(), kTitle, "invalid size of output tensor at index ", i,
+                     " (expected ", inputs[i].sizes(), ", got ", list[i].sizes(), ")");
+      slots[i].push_back(list[i]);
+    }
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) add_list_gather(request, slots[i], inputs[i], rank_, size_);
+  request.outputs = flat(outputs);
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                   const c10d::AllgatherOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+TorchBackend::Handle TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                   const c10d::AllgatherOptions& options) {
+  constexpr const char* kTitle = "all_gather_into_tensor";
+  Request request = this->request(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp);
+  check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_blocks(outputs[i], inputs[i], size_, kTitle);
+    BufferView to = request.write(outputs[i]);
+    BufferView from = request.read(inputs[i]);
+    from = request.apart(std::move(from), to, Request::is_block(from, to, rank_ * from.bytes()));
+    request.add(Collective::kAllGather, std::move(from), std::move(to));
+  }
+  if (request.async) request.outputs = outputs;
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  Request request = this->request(c10d::OpType::GATHER, "muster:gather", options.asyncOp);
+  const at::Tensor& tensor = only(inputs, "gather");
+  const Rank root = check_rank(options.rootRank, size_, "gather");
+  BufferView input = request.read(tensor);
+  BufferView output;
+  if (rank_ == root) {
+    const Tensors& slots = equal_list(outputs, tensor, size_, "gather", "output", "input");
+    output = request.write(slots);
+    input = request.apart(std::move(input), output, Request::is_block(input, output, rank_ * input.bytes()));
+    if (request.async) request.outputs = slots;
+  } else {
+    check_argument(flat(outputs).empty(), "gather", "only the root, rank ", root, ", has outputs");
+  }
+  request.add(Collective::kGather, std::move(input), std::move(output)).call.root = root;
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
+  Request request = this->request(c10d::OpType::SCATTER, "muster:scatter", options.asyncOp);
+  const at::Tensor& tensor = only(outputs, "scatter");
+  const Rank root = check_rank(options.rootRank, size_, "scatter");
+  BufferView output = request.write(tensor);
+  BufferView input;
+  if (rank_ == root) {
+    input = request.read(equal_list(inputs, tensor, size_, "scatter", "input", "output"));
+    input = request.apart(std::move(input), output, Request::is_block(output, input, rank_ * output.bytes()));
+  } else {
+    check_argument(flat(inputs).empty(), "scatter", "only the root, rank ", root, ", has inputs");
+  }
+  if (request.async) request.outputs = outputs;
+  request.add(Collective::kScatter, std::move(input), std::move(output)).call.root = root;
+  return launch(std::move(request), outputs, options.timeout);
+}
+
+}  // namespace muster

@@ -1,0 +1,106 @@
+// What happens to a process group as a whole: its end, and groups made of it.
+#include <unistd.h>
+
+#include <numeric>
+
+#include "muster/torch/backend.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/store.h"
+
+namespace muster {
+
+void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  onCompletionHook_ = hook;  // for hasHooks()
+  pending_->set_hook(std::move(hook));
+}
+
+void TorchBackend::waitForPendingWorks() {
+  // Every operation ends by its own deadline, and no later than that.
+  while (!pending_->drain(timeout_)) continue;
+}
+
+c10d::ErrorType TorchBackend::getError() {
+  const Result<> status = group_->status();
+  if (status) return c10d::ErrorType::SUCCESS;
+  switch (status.error().code) {
+    case ErrorCode::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
+    case ErrorCode::kPeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void TorchBackend::abort() { group_->abort({ErrorCode::kAborted, "the process group was aborted by its user", rank_}); }
+
+void TorchBackend::shutdown() {
+  // The other ranks may be waiting for what this one has begun and not waited for; but nobody waits long to end.
+  constexpr std::chrono::seconds kGrace(10);
+  if (getpid() != process_) return;
+  if (!pending_->drain(kGrace)) {
+    group_->abort({ErrorCode::kAborted, "the process group was shut down with operations pending", rank_});
+    pending_->drain(kGrace);
+  }
+  group_->leave();  // also where a model or a hook still holds the group
+}
+
+/// Of a group that is made of this one. Looked at before it is formed.
+TorchBackend::Milliseconds TorchBackend::timeout_of(const c10::intrusive_ptr<Options>& options) const {
+  if (!options) return timeout_.load();
+  check_argument(options->timeout.count() > 0, "process group", "the timeout must be positive, not ",
+                 options->timeout.count(), " ms");
+  return options->timeout;
+}
+
+/// Null where this rank is no member of the new group.
+c10::intrusive_ptr<TorchBackend> TorchBackend::adopt(std::unique_ptr<Store> store,
+                                                     Result<std::unique_ptr<Group>> formed,
+                                                     Milliseconds timeout) const {
+  std::unique_ptr<Group> group = value_or_throw(std::move(formed));
+  if (group == nullptr) return nullptr;
+  value_or_throw(group->set_timeout(timeout));
+  auto backend = c10::make_intrusive<TorchBackend>(std::move(store), std::move(group), timeout, made_);
+  if (made_) made_(backend);
+  return backend;
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<Options>& options) {
+  const Milliseconds timeout = timeout_of(options);
+  const std::string name = c10::str(options ? options->group_name : "split", '.', splits_++);
+  auto adapted = store_over_c10d(store);
+  auto group = group_->split(*adapted, std::vector<Rank>(ranks.begin(), ranks.end()), name);
+  return adopt(std::move(adapted), std::move(group), timeout);
+}
+
+c10::intrusive_ptr<TorchBackend> TorchBackend::duplicate() {
+  std::vector<Rank> ranks(group_->membership().size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto store = value_or_throw(store_->clone());
+  auto group = group_->split(*store, ranks, c10::str("duplicate.", splits_++));
+  return adopt(std::move(store), std::move(group), timeout_.load());
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const c10::intrusive_ptr<Options>& options, const int& rank,
+                                                      const int& size) {
+  const Milliseconds timeout = timeout_of(options);
+  check_argument(size > 0 && rank >= 0 && rank < size, "merge", "rank ", rank, " of ", size, " cannot be");
+  auto adapted = store_over_c10d(store);
+  const std::string name = options ? options->group_name : "merged";
+  auto group = group_->merge(*adapted, {rank, size, name, group_->membership().generation});
+  return adopt(std::move(adapted), std::move(group), timeout);
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<int64_t>& excluded, int flags,
+                                                       const c10::intrusive_ptr<Options>& options) {
+  constexpr int kAbort = 1;  // torch.distributed.SHRINK_ABORT
+  const Milliseconds timeout = timeout_of(options);
+  auto store = value_or_throw(store_->clone());
+  auto group = group_->shrink(*store, std::vector<Rank>(excluded.begin(), excluded.end()), (flags & kAbort) != 0);
+  return adopt(std::move(store), std::move(group), timeout);
+}
+
+}  // namespace muster

@@ -1,0 +1,131 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <numeric>
+#include <utility>
+
+#include "muster/kernels/reduce.h"
+#include "muster/torch/backend.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/torch_versions.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+constexpr const char* kReduceScatter = "reduce_scatter";
+
+void reducing(Operation& operation, const c10d::ReduceOp& op) {
+  const Reduction reduction = reduction_of(op);
+  operation.call.op = reduction.op;
+  operation.factor = reduction.factor;
+}
+
+/// A rank's tensors as one, which the result of all goes out of to each of them.
+BufferView combined(Request& request, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
+  check_alike(tensors, "all_reduce");
+  const Reduction reduction = reduction_of(op);
+  check_argument(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kPremulSum, "all_reduce",
+                 "AVG and PREMUL_SUM take one tensor per rank, not ", tensors.size());
+  const at::NoGradGuard no_grad;
+  const at::Tensor all = tensors.front().clone(at::MemoryFormat::Contiguous);
+  const BufferView view = request.in_place(all);
+  value_or_throw(check_reducible(view.dtype(), reduction.op));
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_same(tensors.front())) {
+      const at::Tensor plain = tensor.contiguous();
+      reduce_into(all.mutable_data_ptr(), plain.const_data_ptr(), view.count(), view.dtype(), reduction.op);
+    }
+    request.copy_in_the_end(tensor, all);
+  }
+  return view;
+}
+
+}  // namespace
+
+TorchBackend::Handle TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  Request request = this->request(c10d::OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp);
+  check_argument(!tensors.empty(), "all_reduce", "the list of tensors is empty");
+  if (tensors.front().layout() == c10::kSparse) return allreduce_sparse(tensors, options);
+  BufferView data =
+      tensors.size() == 1 ? request.in_place(tensors.front()) : combined(request, tensors, options.reduceOp);
+  reducing(request.add(Collective::kAllReduce, data, data), options.reduceOp);
+  if (request.async) request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::allreduce_coalesced(Tensors& tensors,
+                                                       const c10d::AllreduceCoalescedOptions& options) {
+  Request request = this->request(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp);
+  for (const at::Tensor& tensor : tensors) {
+    value_or_throw(check_sendable(tensor));
+    check_argument(tensor.scalar_type() == tensors.front().scalar_type(), "all_reduce_coalesced",
+                   "tensors must all have the same type, but one is ", tensors.front().scalar_type(), " and another ",
+                   tensor.scalar_type());
+  }
+  if (!tensors.empty()) {
+    BufferView data = request.in_place(tensors);
+    reducing(request.add(Collective::kAllReduce, data, data), options.reduceOp);
+  }
+  request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  Request request = this->request(c10d::OpType::REDUCE, "muster:reduce", options.asyncOp);
+  const at::Tensor& tensor = only(tensors, "reduce");
+  const Rank root = check_rank(options.rootRank, size_, "reduce");
+  BufferView data = rank_ == root ? request.in_place(tensor) : request.read(tensor);
+  Operation& operation = request.add(Collective::kReduce, data, data);
+  reducing(operation, options.reduceOp);
+  operation.call.root = root;
+  if (request.async) request.outputs = tensors;
+  return launch(std::move(request), tensors, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                  const c10d::ReduceScatterOptions& options) {
+  Request request = this->request(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp);
+  const at::Tensor& output = only(outputs, kReduceScatter);
+  const Tensors& list = only(inputs, kReduceScatter);
+  check_list(list, output, size_, kReduceScatter, "input");
+  check_argument(list[rank_].numel() == output.numel(), kReduceScatter, "input ", rank_, " has ", list[rank_].numel(),
+                 " elements, but this rank's output has ", output.numel());
+  std::vector<size_t> counts = counts_of(list);
+  const size_t own = std::accumulate(counts.begin(), counts.begin() + rank_, size_t{0}) * output.element_size();
+  if (all_equal(counts)) counts.clear();
+  BufferView to = request.write(output);
+  BufferView from = request.read(list);
+  from = request.apart(std::move(from), to, Request::is_block(to, from, own));
+  Operation& operation = request.add(Collective::kReduceScatter, std::move(from), std::move(to));
+  reducing(operation, options.reduceOp);
+  operation.counts = std::move(counts);
+  if (request.async) request.outputs = outputs;
+  return launch(std::move(request), list, options.timeout);
+}
+
+TorchBackend::Handle TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                        const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+TorchBackend::Handle TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                   const c10d::ReduceScatterOptions& options) {
+  constexpr const char* kTitle = "reduce_scatter_tensor";
+  Request request = this->request(inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
+                                  "muster:reduce_scatter_tensor", options.asyncOp);
+  check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_blocks(inputs[i], outputs[i], size_, kTitle);
+    BufferView to = request.write(outputs[i]);
+    BufferView from = request.read(inputs[i]);
+    from = request.apart(std::move(from), to, Request::is_block(to, from, rank_ * to.bytes()));
+    reducing(request.add(Collective::kReduceScatter, std::move(from), std::move(to)), options.reduceOp);
+  }
+  if (request.async) request.outputs = outputs;
+  return launch(std::move(request), inputs, options.timeout);
+}
+
+}  // namespace muster

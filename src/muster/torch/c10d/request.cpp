@@ -1,0 +1,150 @@
+#include "muster/torch/c10d/request.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "muster/torch/exception.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+namespace {
+
+using Stretches = std::vector<std::pair<const uint8_t*, const uint8_t*>>;
+
+/// The memory of a view, by address.
+Stretches stretches_of(const BufferView& view) {
+  Stretches stretches;
+  view.visit(0, view.bytes(), [&](const uint8_t* data, size_t bytes) { stretches.emplace_back(data, data + bytes); });
+  std::sort(stretches.begin(), stretches.end());
+  return stretches;
+}
+
+/// Whether memory of one view is also of the other.
+bool overlap(const BufferView& a, const BufferView& b) {
+  if (a.bytes() == 0 || b.bytes() == 0) return false;
+  if (a.contiguous() && b.contiguous()) return a.data() < b.data() + b.bytes() && b.data() < a.data() + a.bytes();
+  const Stretches first = stretches_of(a);
+  const Stretches second = stretches_of(b);
+  for (size_t i = 0, j = 0; i < first.size() && j < second.size();) {
+    if (first[i].first < second[j].second && second[j].first < first[i].second) return true;
+    first[i].second < second[j].second ? ++i : ++j;
+  }
+  return false;
+}
+
+/// Whether tensors of a list share memory.
+bool share_memory(const std::vector<at::Tensor>& tensors) {
+  Stretches stretches;
+  for (const at::Tensor& tensor : tensors) {
+    const auto* data = static_cast<const uint8_t*>(tensor.const_data_ptr());
+    if (tensor.nbytes() > 0) stretches.emplace_back(data, data + tensor.nbytes());
+  }
+  std::sort(stretches.begin(), stretches.end());
+  for (size_t i = 1; i < stretches.size(); ++i) {
+    if (stretches[i].first < stretches[i - 1].second) return true;
+  }
+  return false;
+}
+
+/// torch copies no integers of fewer than eight bits.
+void copy_elements(const at::Tensor& to, const at::Tensor& from) {
+  const auto dtype = dtype_of(to.scalar_type());
+  if (dtype && *dtype == Dtype::kBits8) {
+    to.view(at::kByte).copy_(from.view(at::kByte));
+  } else {
+    to.copy_(from);
+  }
+}
+
+}  // namespace
+
+BufferView Request::view(const at::Tensor& tensor, Use use, bool apart) {
+  value_or_throw(check_sendable(tensor));
+  if (is_plain(tensor) && !apart) {
+    if (async) kept_.push_back(tensor);
+    return value_or_throw(view_of(tensor));
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor plain = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  if (use != Use::kWrite) copy_elements(plain, tensor);
+  kept_.push_back(plain);
+  if (use != Use::kRead) copies_.emplace_back(tensor, plain);
+  return value_or_throw(view_of(plain));
+}
+
+BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
+  if (tensors.size() == 1) return view(tensors.front(), use);
+  // Where tensors that are written share memory, each gets its own, and what the last one got stays.
+  const bool apart = use != Use::kRead && share_memory(tensors);
+  std::vector<Segment> segments;
+  segments.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    const BufferView here = view(tensor, use, apart);
+    if (here.bytes() == 0) continue;
+    if (!segments.empty() && static_cast<uint8_t*>(segments.back().data) + segments.back().bytes == here.data()) {
+      segments.back().bytes += here.bytes();  // the rows of one tensor are one piece of memory
+    } else {
+      segments.push_back({here.data(), here.bytes()});
+    }
+  }
+  const Dtype dtype = tensors.empty() ? Dtype::kUint8 : value_or_throw(dtype_of(tensors.front().scalar_type()));
+  return {std::move(segments), dtype};
+}
+
+BufferView Request::read(const at::Tensor& tensor) { return view(tensor, Use::kRead); }
+BufferView Request::read(const std::vector<at::Tensor>& tensors) { return view(tensors, Use::kRead); }
+BufferView Request::in_place(const at::Tensor& tensor) { return view(tensor, Use::kInPlace); }
+BufferView Request::in_place(const std::vector<at::Tensor>& tensors) { return view(tensors, Use::kInPlace); }
+BufferView Request::write(const at::Tensor& tensor) { return view(tensor, Use::kWrite); }
+BufferView Request::write(const std::vector<at::Tensor>& tensors) { return view(tensors, Use::kWrite); }
+
+bool Request::is_block(const BufferView& part, const BufferView& whole, size_t offset) {
+  if (!part.contiguous() || part.bytes() == 0 || offset >= whole.bytes()) return false;
+  const Segment block = whole.at(offset, part.bytes());
+  return block.data == part.data() && block.bytes == part.bytes();
+}
+
+BufferView Request::apart(BufferView input, const BufferView& output, bool allowed) {
+  if (allowed || !overlap(input, output)) return input;
+  const at::Tensor copy = at::empty({static_cast<int64_t>(input.bytes())}, at::kByte);
+  input.read(0, copy.mutable_data_ptr(), input.bytes());
+  kept_.push_back(copy);
+  return {copy.mutable_data_ptr(), input.count(), input.dtype()};
+}
+
+Operation& Request::add(Collective collective, BufferView input, BufferView output) {
+  Operation& operation = operations.emplace_back();
+  operation.call.collective = collective;
+  operation.input = std::move(input);
+  operation.output = std::move(output);
+  return operation;
+}
+
+void Request::join(Request other) {
+  const auto append = [](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  append(outputs, other.outputs);
+  append(operations, other.operations);
+  append(messages, other.messages);
+  append(kept_, other.kept_);
+  append(copies_, other.copies_);
+}
+
+void Request::copy_back() {
+  if (copies_.empty()) return;
+  const at::NoGradGuard no_grad;
+  // The caller may be in inference mode, and this another thread: its tensors can only be written in that mode.
+  const c10::InferenceMode inference;
+  for (const auto& [to, from] : copies_) copy_elements(to, from);
+}
+
+void Request::release() {
+  copies_.clear();
+  kept_.clear();
+}
+
+}  // namespace muster

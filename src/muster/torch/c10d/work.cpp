@@ -1,0 +1,227 @@
+#include "muster/torch/c10d/work.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "muster/base/log.h"
+#include "muster/torch/exception.h"
+
+namespace muster {
+
+Pending::Ticket::Ticket(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {
+  const std::lock_guard lock(pending_->mutex_);
+  ++pending_->count_;
+}
+
+Pending::Ticket::~Ticket() {
+  const std::lock_guard lock(pending_->mutex_);
+  if (--pending_->count_ == 0) pending_->none_left_.notify_all();
+}
+
+bool Pending::drain(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return none_left_.wait_for(lock, timeout, [this] { return count_ == 0; });
+}
+
+void Pending::set_hook(Hook hook) {
+  const std::lock_guard lock(mutex_);
+  if (hooked_) throw_error({ErrorCode::kInvalidArgument, "this process group has a completion hook already"});
+  hook_ = std::move(hook);
+  hooked_.store(true, std::memory_order_release);
+}
+
+void Pending::tell(c10d::OpType type, uint64_t sequence, TimePoint began, TimePoint ended) const {
+  try {
+    // The same clock as ours, counted in the same unit.
+    using Time = decltype(c10d::WorkInfo::timeStarted);
+    hook_(std::make_shared<c10d::WorkInfo>(type, sequence, Time(Duration(began.ns)), Time(Duration(ended.ns)),
+                                           std::chrono::duration<float>(ended - began)));
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, c10::str("the completion hook of a process group failed: ", error.what()));
+  }
+}
+
+namespace {
+
+/// What a callback owns: the Work, and with it the tensors, as the caller may drop its handle before the end. The
+/// members' order matters: the ticket is given back once the Work is let go.
+struct Held {
+  Held(std::shared_ptr<Pending> pending, c10::intrusive_ptr<TensorWork> held, size_t parts)
+      : ticket(std::move(pending)), work(std::move(held)), running(parts) {}
+  Pending::Ticket ticket;
+  c10::intrusive_ptr<TensorWork> work;
+  std::atomic<size_t> running;
+};
+
+bool profiled() { return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value(); }
+
+std::optional<std::vector<at::Tensor>> shown(at::TensorList inputs) {
+  if (!profiled()) return std::nullopt;
+  return inputs.vec();
+}
+
+}  // namespace
+
+TensorWork::TensorWork(int rank, Request request, at::TensorList inputs, std::shared_ptr<Pending> pending)
+    : c10d::Work(rank, request.type, profiled() ? request.title : nullptr, shown(inputs)),
+      request_(std::move(request)),
+      pending_(std::move(pending)) {}
+
+void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence) {
+  work->parts_ = std::move(parts);
+  work->sequence_ = sequence;
+  work->started_.store(true, std::memory_order_release);
+  if (work->parts_done()) return work->settle();
+  // Shared, because a std::function must be copyable.
+  const auto held = std::make_shared<Held>(work->pending_, work, work->parts_.size());
+  for (const muster::Work& part : work->parts_) {
+    part.on_done([held](const Result<>&) {
+      if (held->running.fetch_sub(1, std::memory_order_acq_rel) == 1) held->work->settle();
+    });
+  }
+}
+
+bool TensorWork::parts_done() const {
+  return std::all_of(parts_.begin(), parts_.end(), [](const muster::Work& part) { return part.done(); });
+}
+
+/// The first failure in the order of the group's queue (later ones only say that it failed), or that of copying.
+std::exception_ptr TensorWork::outcome() {
+  for (const muster::Work& part : parts_) {
+    const Result<> result = part.result();
+    if (!result) return to_exception(result.error());
+  }
+  try {
+    request_.copy_back();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+void TensorWork::settle() {
+  if (settling_.exchange(true)) return;
+  const std::exception_ptr exception = outcome();
+  ended_ = steady_clock().now();
+  request_.release();
+  std::optional<Pending::Ticket> until_told;
+  if (pending_->hooked()) until_told.emplace(pending_);
+  end(exception);
+  if (until_told) pending_->tell(request_.type, sequence_, began_, ended_);
+}
+
+void TensorWork::end(const std::exception_ptr& exception) {
+  finish(exception);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_ || std::exchange(future_completed_, true)) return;
+  }
+  complete_future();
+}
+
+void TensorWork::cancel(const Error& why) {
+  if (settling_.exchange(true)) return;
+  ended_ = steady_clock().now();
+  request_.release();
+  end(to_exception(why));
+}
+
+bool TensorWork::isCompleted() {
+  if (started_.load(std::memory_order_acquire) && parts_done()) settle();
+  return c10d::Work::isCompleted();
+}
+
+bool TensorWork::wait(std::chrono::milliseconds timeout) {
+  if (!started_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(mutex_);
+    if (exception_) std::rethrow_exception(exception_);  // cancelled
+    return true;
+  }
+  const bool bounded = timeout > kNoTimeout;
+  const Deadline deadline = Deadline::after(bounded ? Duration(timeout) : Duration::zero());
+  for (const muster::Work& part : parts_) {
+    // Without a timeout, the operation's own deadline ends this.
+    static_cast<void>(bounded ? part.wait(deadline) : part.wait());
+    if (!part.done()) {
+      throw_error({ErrorCode::kTimeout,
+                   c10::str(request_.title, " was not done ", timeout.count(), " ms after wait() began; it goes on")});
+    }
+  }
+  settle();
+  std::unique_lock lock(mutex_);
+  cv_.wait(lock, [this] { return completed_; });  // another thread may be in settle()
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFuture() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (!completed_ || std::exchange(future_completed_, true)) return future_;
+  }
+  complete_future();
+  return future_;
+}
+
+namespace {
+
+c10d::WorkResult kind_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const ErrorException& exception) {
+    if (exception.error().code == ErrorCode::kTimeout) return c10d::WorkResult::TIMEOUT;
+  } catch (...) {  // of copying results back, say
+  }
+  return c10d::WorkResult::COMM_ERROR;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFutureResult() {
+  auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  getFuture()->addCallback([result](c10::ivalue::Future& future) {
+    result->markCompleted(static_cast<int64_t>(future.hasError() ? kind_of(future.exception_ptr())
+                                                                 : c10d::WorkResult::SUCCESS));
+  });
+  return result;
+}
+
+void TensorWork::complete_future() {
+  if (exception_) {
+    future_->setError(exception_);
+  } else {
+    future_->markCompleted(c10::IValue(request_.outputs));
+  }
+}
+
+int TensorWork::sourceRank() const { return parts_.empty() ? kNoRank : parts_.front().source(); }
+
+float TensorWork::getDuration() const {
+  const std::lock_guard lock(mutex_);
+  if (!completed_)
+    throw_error({ErrorCode::kInvalidArgument, c10::str(request_.title, " is not done: it has no duration")});
+  return std::chrono::duration<float, std::milli>(ended_ - began_).count();
+}
+
+struct ProfilerEvent::Guard {
+  at::RecordFunction record{at::RecordScope::USER_SCOPE};
+};
+
+ProfilerEvent::ProfilerEvent(const char* title, at::TensorList inputs) {
+  if (!profiled()) return;
+  guard_ = std::make_unique<Guard>();
+  if (!guard_->record.isActive()) return;
+  guard_->record._setAsync();  // as Works' events are, which is what readers of traces expect of collectives
+  const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
+  guard_->record.before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+}
+
+ProfilerEvent::~ProfilerEvent() {
+  if (guard_) guard_->record.end();
+}
+
+}  // namespace muster

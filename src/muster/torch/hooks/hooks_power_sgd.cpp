@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <cmath>
+
+#include "muster/base/random.h"
+#include "muster/kernels/compress.h"
+#include "muster/kernels/reduce.h"
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/hooks/hooks_base.h"
+
+namespace muster {
+namespace {
+
+/// A gradient that is compressed, by where it and its factors lie.
+struct Matrix {
+  size_t begin = 0;  ///< in the bucket
+  size_t rows = 0, columns = 0, rank = 0;
+  size_t p = 0, q = 0;  ///< in the first message and the second
+  size_t count() const { return rows * columns; }
+};
+/// What is not.
+struct Stretch {
+  size_t begin = 0, count = 0;
+};
+
+bool all_finite(const float* data, size_t count) {
+  float sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += data[i] * 0;
+  return sum == 0;
+}
+
+class PowerSgdBucket {
+ public:
+  PowerSgdBucket(const c10d::GradBucket& bucket, const PowerSgdOptions& options)
+      : count_(bucket.getBuffer().numel()), random_(options.seed + bucket.getIndex()), error_(count_) {
+    find_matrices(bucket, options);
+    find_stretches();
+  }
+
+  bool compresses() const { return !matrices_.empty(); }
+  size_t first_count() const { return first_count_; }
+  size_t second_count() const { return second_count_; }
+
+  /// The first message: what is not compressed, and the matrices times their Q.
+  void pack(const float* gradients) {
+    float* to = first.data_ptr<float>();
+    for (const Stretch& stretch : stretches_) to = std::copy_n(gradients + stretch.begin, stretch.count, to);
+    for (const Matrix& m : matrices_) {
+      float* const q = second.data_ptr<float>() + m.q;
+      float* const corrected = error_.data() + m.begin;
+      guess(q, m);
+      reduce_into(corrected, gradients + m.begin, m.count(), Dtype::kFloat32, ReduceOp::kSum);
+      project_rows(first.data_ptr<float>() + m.p, corrected, q, m.rows, m.columns, m.rank);
+    }
+  }
+  /// The second, from the first's average: the matrices projected on what that spans.
+  void project() {
+    for (const Matrix& m : matrices_) {
+      float* const p = first.data_ptr<float>() + m.p;
+      orthogonalise(p, m.rows, m.rank);
+      project_columns(second.data_ptr<float>() + m.q, error_.data() + m.begin, p, m.rows, m.columns, m.rank);
+    }
+  }
+  void unpack(float* gradients) {
+    const float* from = first.const_data_ptr<float>();
+    for (const Stretch& stretch : stretches_) {
+      std::copy_n(from, stretch.count, gradients + stretch.begin);
+      from += stretch.count;
+    }
+    for (const Matrix& m : matrices_) {
+      float* const q = second.data_ptr<float>() + m.q;
+      float* const error = error_.data() + m.begin;
+      expand(gradients + m.begin, error, first.const_data_ptr<float>() + m.p, q, m.rows, m.columns, m.rank);
+      // Infinities and NaN are in the result, for all to see, and must not stay.
+      if (all_finite(q, m.rank * m.columns)) continue;
+      std::fill_n(q, m.rank * m.columns, 0.0F);
+      std::fill_n(error, m.count(), 0.0F);
+    }
+  }
+
+  at::Tensor first, second;  ///< the messages; the second keeps Q for the next step
+
+ private:
+  void find_matrices(const c10d::GradBucket& bucket, const PowerSgdOptions& options) {
+    const auto* const start = bucket.getBuffer().const_data_ptr<float>();
+    for (const at::Tensor& gradient : bucket.getGradients()) {
+      if (gradient.dim() < 2 || gradient.numel() == 0) continue;
+      Matrix m;
+      m.begin = gradient.const_data_ptr<float>() - start;
+      m.rows = gradient.size(0);
+      m.columns = gradient.numel() / m.rows;
+      m.rank = std::min({options.rank, m.rows, m.columns});
+      const auto sent = static_cast<double>((m.rows + m.columns) * m.rank);
+      if (sent * options.least_gain <= static_cast<double>(m.count())) matrices_.push_back(m);
+    }
+    std::sort(matrices_.begin(), matrices_.end(), [](const Matrix& a, const Matrix& b) { return a.begin < b.begin; });
+  }
+  void find_stretches() {
+    size_t end = 0;
+    for (const Matrix& m : matrices_) {
+      stretches_.push_back({end, m.begin - end});
+      end = m.begin + m.count();
+    }
+    stretches_.push_back({end, count_ - end});
+    for (const Stretch& stretch : stretches_) first_count_ += stretch.count;
+    for (Matrix& m : matrices_) {
+      m.p = std::exchange(first_count_, first_count_ + m.rows * m.rank);
+      m.q = std::exchange(second_count_, second_count_ + m.columns * m.rank);
+    }
+  }
+  /// Rows of Q that are 0, as in the beginning and where the gradient had a lower rank, begin at random: alike at all
+  /// ranks, as Q is.
+  void guess(float* q, const Matrix& m) {
+    for (size_t k = 0; k < m.rank; ++k, q += m.columns) {
+      if (std::any_of(q, q + m.columns, [](float value) { return value != 0; })) continue;
+      std::generate_n(q, m.columns, [this] { return static_cast<float>(random_.uniform() - 0.5); });
+    }
+  }
+
+  const size_t count_;
+  Random random_;
+  std::vector<float> error_;  ///< while a step runs: the gradients with the last step's error
+  std::vector<Matrix> matrices_;
+  std::vector<Stretch> stretches_;
+  size_t first_count_ = 0, second_count_ = 0;
+};
+
+class PowerSgdHook final : public TwoStepHook {
+ public:
+  PowerSgdHook(HookGroups groups, const PowerSgdOptions& options) : TwoStepHook(std::move(groups)), options_(options) {}
+
+ private:
+  HookFuture reduce(c10d::GradBucket& bucket) override {
+    const at::Tensor& buffer = bucket.getBuffer();
+    const uint64_t step = bucket.isLast() ? steps_++ : steps_;
+    if (step < options_.start) return average(buffer);
+    const std::shared_ptr<PowerSgdBucket> state = states_.of(bucket, [&] { return make(bucket); });
+    if (!state->compresses()) return average(buffer);
+    state->pack(buffer.const_data_ptr<float>());
+    const BufferView first(state->first.data_ptr(), state->first_count(), Dtype::kFloat32);
+    const BufferView last(state->second.data_ptr(), state->second_count(), Dtype::kFloat32);
+    return then(
+        group().all_reduce(first, ReduceOp::kAverage, {.async = true}), buffer, [state] { state->project(); },
+        [last](Group& group) { return group.all_reduce(last, ReduceOp::kAverage); },
+        [state, buffer] { state->unpack(buffer.data_ptr<float>()); });
+  }
+  std::shared_ptr<PowerSgdBucket> make(const c10d::GradBucket& bucket) const {
+    auto state = std::make_shared<PowerSgdBucket>(bucket, options_);
+    state->first = message(state->first_count(), at::kFloat);
+    state->second = message(state->second_count(), at::kFloat);
+    return state;
+  }
+
+  const PowerSgdOptions options_;
+  uint64_t steps_ = 0;  ///< whose last bucket has come
+  BucketStates<PowerSgdBucket> states_;
+};
+
+}  // namespace
+
+void PowerSgdOptions::check() const {
+  check_argument(rank > 0, "PowerSGD hook", "the rank must be positive");
+  check_argument(least_gain >= 1, "PowerSGD hook", "the least gain must be at least 1, not ", least_gain);
+}
+
+Hook power_sgd_hook(HookGroups groups, const PowerSgdOptions& options) {
+  options.check();
+  return std::make_unique<PowerSgdHook>(std::move(groups), options);
+}
+
+}  // namespace muster

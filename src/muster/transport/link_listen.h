@@ -1,0 +1,16 @@
+#pragma once
+
+#include "muster/transport/link_negotiation.h"
+
+namespace muster {
+
+/// Makes a link of a connection that both ends have agreed on.
+using LinkFactory = std::function<Result<std::unique_ptr<Link>>(Loop&, Opened)>;
+
+/// What listening and connecting are for every link over a socket; only the factory differs.
+Result<std::unique_ptr<Listener>> listen_for_links(Loop& loop, const Address& address, LinkIdentity self,
+                                                   LinkHello::Wire wire, LinkFactory factory, LinkHandler handler);
+std::unique_ptr<Dial> dial_link(Loop& loop, const Address& address, LinkIdentity self, LinkHello::Wire wire,
+                                Rank expected, const Deadline& deadline, LinkFactory factory, ConnectHandler handler);
+
+}  // namespace muster

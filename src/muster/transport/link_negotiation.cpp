@@ -1,0 +1,118 @@
+#include "muster/transport/link_negotiation.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+#include "muster/transport/socket/lingering_close.h"
+
+namespace muster {
+
+Opening::Opening(Loop& loop, Connection connection, LinkHello self, Rank expected, const Deadline& deadline,
+                 OpenedHandler handler)
+    : loop_(loop),
+      connection_(std::move(connection)),
+      self_(std::move(self)),
+      expected_(expected),
+      handler_(std::move(handler)) {
+  begin_timer_ = loop_.after(Duration::zero(), [this] { begin(); });
+  deadline_timer_ = loop_.at(deadline.when(), [this] {
+    finish(fail(ErrorCode::kTimeout, peer_.to_string() + " shook hands but did not open its link in time", peer_.rank));
+  });
+}
+
+Opening::~Opening() { stop(); }
+
+void Opening::begin() {
+  if (Result<> started = start(); !started) return finish(tl::unexpected(started.error()));
+  advance();
+}
+
+Result<> Opening::start() {
+  if (Result<> agreed = check(); !agreed) {
+    part_from(loop_, std::move(connection_.stream), encode_farewell(&agreed.error()));
+    return agreed;
+  }
+  output_ = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
+  return loop_.watch(connection_.stream->fd(), EPOLLIN, [this](uint32_t) { advance(); });
+}
+
+Result<> Opening::check() {
+  const Result<LinkHello> hello = parse_hello(connection_.hello);
+  if (!hello) {
+    return fail(hello.error().code, "a peer at " + connection_.peer.to_string() + ": " + hello.error().message);
+  }
+  peer_ = peer_of(*hello, connection_.peer);
+  return check_hello(self_, *hello, expected_);
+}
+
+void Opening::advance() {
+  write();
+  const Result<bool> opened = read();
+  if (!opened) return finish(tl::unexpected(opened.error()));
+  if (*opened && output_.empty()) {
+    loop_.unwatch(connection_.stream->fd());
+    return finish(Opened{std::move(connection_), peer_});
+  }
+  uint32_t events = *opened ? 0 : uint32_t{EPOLLIN};
+  if (connection_.stream->wants_write()) events |= EPOLLOUT;
+  if (Result<> changed = loop_.modify(connection_.stream->fd(), events); !changed) {
+    finish(tl::unexpected(changed.error()));
+  }
+}
+
+/// A failure to write is not reported from here: the peer may have left a reason to be read.
+void Opening::write() {
+  while (!output_.empty()) {
+    const iovec piece{output_.data(), output_.size()};
+    const Result<size_t> written = connection_.stream->write({&piece, 1});
+    if (written && *written == 0) return;
+    output_.erase(output_.begin(), output_.begin() + static_cast<ptrdiff_t>(written ? *written : output_.size()));
+  }
+}
+
+/// True once the peer has opened; an error when it has closed.
+Result<bool> Opening::read() {
+  MUSTER_ASSIGN(const bool has_header, fill(kFrameHeaderBytes));
+  if (!has_header) return false;
+  const Result<FrameHeader> header =
+      decode_frame_header(ByteView(input_).first(kFrameHeaderBytes), kLargestControlFrame);
+  if (!header) return tl::unexpected(link_error(header.error(), peer_));
+  if (header->kind == static_cast<uint8_t>(LinkFrame::kOpen) && header->length == 0) return true;
+  MUSTER_ASSIGN(const bool whole, fill(kFrameHeaderBytes + header->length));
+  if (!whole) return false;
+  return tl::unexpected(parse_farewell(*header, ByteView(input_).subspan(kFrameHeaderBytes), peer_));
+}
+
+/// Reads until `input_` has `bytes`, and not one more.
+Result<bool> Opening::fill(size_t bytes) {
+  Bytes& leftover = connection_.leftover;
+  const size_t ready = std::min(leftover.size(), bytes - std::min(bytes, input_.size()));
+  input_.insert(input_.end(), leftover.begin(), leftover.begin() + static_cast<ptrdiff_t>(ready));
+  leftover.erase(leftover.begin(), leftover.begin() + static_cast<ptrdiff_t>(ready));
+  while (input_.size() < bytes) {
+    const size_t had = input_.size();
+    input_.resize(bytes);
+    const iovec piece{input_.data() + had, bytes - had};
+    const Result<size_t> got = connection_.stream->read({&piece, 1});
+    input_.resize(had + (got ? *got : 0));
+    if (!got) return tl::unexpected(link_error(got.error(), peer_));
+    if (*got == 0) return false;
+  }
+  return true;
+}
+
+void Opening::stop() {
+  if (connection_.stream) loop_.unwatch(connection_.stream->fd());
+  loop_.cancel(begin_timer_);
+  loop_.cancel(deadline_timer_);
+}
+
+// The handler may destroy this object, so nothing follows it.
+void Opening::finish(Result<Opened> result) {
+  stop();
+  const OpenedHandler handler = std::move(handler_);
+  handler(std::move(result));
+}
+
+}  // namespace muster

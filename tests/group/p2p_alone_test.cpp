@@ -1,0 +1,151 @@
+// One messenger, and a peer that says on its link what the test wants it to say.
+#include <unistd.h>
+
+#include <atomic>
+#include <future>
+
+#include "group/ranks.h"
+#include "muster/group/p2p/p2p_engine.h"
+#include "muster/io/socket.h"
+#include "muster/transport/shm/shm_link.h"
+
+namespace muster {
+namespace {
+
+using Floats = std::vector<float>;
+
+constexpr Rank kSelf = 0, kPeer = 1;
+
+Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+
+LinkIdentity identity(Rank rank) {
+  return {rank, 2, "alone", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
+}
+
+class MessengerAlone : public testing::TestWithParam<Transport> {
+ protected:
+  void SetUp() override {
+    static std::atomic<int> count = 0;
+    const std::string name = "muster-messenger-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+    const Address address = Address::unix_abstract(name), deaf = Address::unix_abstract(name + "-deaf");
+    ASSERT_TRUE(messenger_->listen(address, GetParam()));
+    deaf_ = std::move(*listen_on(deaf));
+    std::vector<Messenger::Place> places(2);
+    places[kSelf] = {Member{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
+    places[kPeer] = {Member{.rank = kPeer, .host = "here"}, deaf.to_string(), GetParam()};
+    messenger_->begin(places);
+    address_ = address.to_string();
+  }
+  void TearDown() override { messenger_->close(); }
+
+  /// While somebody, or the messenger's thread, drives the messenger.
+  void link_up() {
+    const auto connect = GetParam() == Transport::kShm ? connect_shm_link : connect_link;
+    const auto dial = connect(*loop_, *Address::parse(address_), identity(kPeer), kSelf, patience(),
+                              [this](Result<std::unique_ptr<Link>> link) {
+                                ASSERT_TRUE(link) << link.error().to_string();
+                                link_ = std::move(*link);
+                              });
+    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
+  }
+  /// The header of a message and as much of it as `data` has.
+  void say(uint32_t tag, size_t bytes, const Floats& data) {
+    const auto header = encode(MessageHeader{MessageKind::kEager, tag, 0, bytes, 0, Dtype::kFloat32});
+    const ConstSegment parts[] = {{header.data(), header.size()}, {data.data(), data.size() * sizeof(float)}};
+    bool sent = false;
+    link_->send(parts, [&](const Result<>& result) { sent = result.has_value(); });
+    ASSERT_TRUE(loop_->run_until([&] { return sent; }, patience()));
+  }
+  Work receive(Floats& into, Rank from, uint32_t tag, Duration timeout = std::chrono::seconds(60)) {
+    return messenger_->receive({into.data(), into.size(), Dtype::kFloat32}, from, tag,
+                               {.timeout = timeout, .async = true});
+  }
+
+  const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf), 1);
+  const std::unique_ptr<Loop> loop_ = *Loop::create();
+  std::unique_ptr<Link> link_;
+  Fd deaf_;  ///< the peer's listener: nobody is let in, should a receive that waits for long ask who is there
+  std::string address_;
+};
+
+TEST_P(MessengerAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
+  const Floats whole(1), half(10);
+  Floats word(1), in(100);
+  const Work first = receive(word, kPeer, 1);
+  link_up();
+  say(1, whole.size() * sizeof(float), whole);
+  ASSERT_TRUE(first.wait());
+  say(2, in.size() * sizeof(float), half);
+  Error error;
+  do {  // until it has come
+    error = receive(in, kAnyRank, 2, 20ms).wait().error();
+    ASSERT_EQ(error.code, ErrorCode::kTimeout) << error.to_string();
+  } while (error.message.starts_with("nothing came"));
+  EXPECT_EQ(error.rank, kPeer) << error.to_string();
+  EXPECT_EQ(error.message, "rank 1 (host here, pid 0) did not send the whole message in time (tag 2)");
+}
+
+/// Whose message a receive finds, though it is itself refused.
+TEST_P(MessengerAlone, LeavesNobodyWithoutHisCallBack) {
+  const Floats word(1);
+  Floats first(1), second(1), none;
+  std::promise<void> called_back, looked;
+  bool told = false;
+  const Work busy = receive(first, kPeer, 1), found = receive(second, kPeer, 2);
+  busy.on_done([&](const Result<>&) {
+    called_back.set_value();
+    looked.get_future().wait();
+  });
+  found.on_done([&](const Result<>&) { told = true; });
+  link_up();
+  say(1, sizeof(float), word);
+  called_back.get_future().wait();  // so the messenger's thread looks after nothing
+  say(2, sizeof(float), word);
+  EXPECT_FALSE(receive(none, 7, 0).wait());
+  EXPECT_EQ(told, found.done());
+  looked.set_value();
+  EXPECT_TRUE(found.wait());
+  messenger_->close();  // the callbacks are over
+  EXPECT_TRUE(told);
+}
+
+/// How a receive ends when its sender has dialled one of the two connections of its link, and closes it.
+Error end_of_half_a_link(const Error& why) {
+  const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // nobody is let in: it tells nothing of the peer
+  const auto messenger = *Messenger::create(identity(kSelf), 2);
+  const std::string address = *messenger->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
+  std::vector<Messenger::Place> places(2);
+  places[kSelf] = {Member{.rank = kSelf}, address, Transport::kTcp};
+  places[kPeer] = {Member{.rank = kPeer}, local_address(deaf->get())->to_string(), Transport::kTcp};
+  messenger->begin(places);
+  Floats word(1);
+  const Work receive = messenger->receive({word.data(), 1, Dtype::kFloat32}, kPeer, 1,
+                                          {.timeout = std::chrono::seconds(60), .async = true});
+  const auto loop = *Loop::create();
+  LinkIdentity peer = identity(kPeer);
+  peer.lane = {1, 2};
+  std::unique_ptr<Link> link;
+  const auto dial = connect_link(*loop, *Address::parse(address), peer, kSelf, patience(),
+                                 [&](Result<std::unique_ptr<Link>> made) { link = std::move(made).value(); });
+  EXPECT_TRUE(loop->run_until([&] { return link != nullptr; }, patience()));
+  link->close(why);
+  const auto result = receive.wait();
+  messenger->close();
+  return result ? Error{} : result.error();
+}
+
+TEST(MessengerHalfLinked, BlamesWhoDied) {
+  const Error why{ErrorCode::kPeerLost, "rank 1 is dying", kPeer, {}};
+  EXPECT_EQ(end_of_half_a_link(why).message, why.message);
+}
+
+TEST(MessengerHalfLinked, HearsThatAPeerHasLeft) {
+  const Error why{ErrorCode::kLeft, "rank 1 has left the group", kPeer, {}};
+  EXPECT_EQ(end_of_half_a_link(why).message, why.message);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MessengerAlone, testing::Values(Transport::kUnix, Transport::kShm),
+                         [](const auto& info) { return name(info.param); });
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,184 @@
+// The messenger of one rank of three, while a peer that the test plays leaves: memory is only touched while its
+// operation is pending.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "group/ranks.h"
+#include "muster/group/p2p/p2p_engine.h"
+#include "muster/group/shutdown_errors.h"
+#include "muster/io/socket.h"
+#include "muster/transport/shm/shm_link.h"
+
+namespace muster {
+namespace {
+
+constexpr Rank kSelf = 0, kPeer = 1, kOther = 2;
+constexpr int kRanks = 3;
+constexpr size_t kLongBytes = size_t{16} << 20;  ///< more than a link takes while its reader does not read
+
+Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+
+LinkIdentity identity(Rank rank) {
+  return {rank, kRanks, "leaving", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
+}
+
+/// Memory that faults once it is taken away.
+class Memory {
+ public:
+  Memory() : data_(mmap(nullptr, kLongBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    EXPECT_NE(data_, MAP_FAILED);
+  }
+  ~Memory() { munmap(data_, kLongBytes); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  BufferView view() const { return {data_, kLongBytes, Dtype::kUint8}; }
+  const uint8_t* bytes() const { return static_cast<const uint8_t*>(data_); }
+  void take_away() { EXPECT_EQ(mprotect(data_, kLongBytes, PROT_NONE), 0); }
+
+ private:
+  void* const data_;
+};
+
+class MessengerLeaving : public testing::TestWithParam<Transport> {
+ protected:
+  void SetUp() override {
+    static std::atomic<int> count = 0;
+    const std::string name = "muster-leaving-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+    address_ = Address::unix_abstract(name);
+    ASSERT_TRUE(messenger_->listen(address_, GetParam()));
+    const auto listen = GetParam() == Transport::kShm ? listen_shm_links : listen_links;
+    listener_ = std::move(*listen(*listening_, Address::unix_abstract(name + "-peer"), identity(kPeer),
+                                  [this](std::unique_ptr<Link> link) { accepted_ = std::move(link); }));
+    const std::string addresses[] = {address_.to_string(), listener_->address(), "unix:@" + name + "-nobody"};
+    std::vector<Messenger::Place> places;
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      places.push_back({Member{.rank = rank, .host = "here"}, addresses[rank], GetParam()});
+    }
+    messenger_->begin(places);
+  }
+  void TearDown() override { messenger_->close(); }
+
+  static CallOptions async() { return {.timeout = std::chrono::seconds(60), .async = true}; }
+
+  std::unique_ptr<Link> link_from(Rank rank) {
+    const auto connect = GetParam() == Transport::kShm ? connect_shm_link : connect_link;
+    std::unique_ptr<Link> made;
+    const auto dial = connect(*dialing_, address_, identity(rank), kSelf, patience(),
+                              [&](Result<std::unique_ptr<Link>> link) { made = std::move(link).value(); });
+    EXPECT_TRUE(dialing_->run_until([&] { return made != nullptr; }, patience()));
+    return made;
+  }
+  static void say(Loop& loop, Link& link, const MessageHeader& header, ByteView data = {}) {
+    const auto words = encode(header);
+    const ConstSegment parts[] = {{words.data(), words.size()}, {data.data(), data.size()}};
+    bool sent = false;
+    link.send(parts, [&](const Result<>& result) { sent = result.has_value(); });
+    ASSERT_TRUE(loop.run_until([&] { return sent; }, patience()));
+  }
+  static MessageHeader hear(Loop& loop, Link& link) {
+    std::array<uint8_t, kMessageHeaderBytes> words{};
+    const Segment into{words.data(), words.size()};
+    bool received = false;
+    link.receive({&into, 1}, [&](const Result<>& result) { received = result.has_value(); });
+    EXPECT_TRUE(loop.run_until([&] { return received; }, patience()));
+    return parse_message_header(words).value_or(MessageHeader{});
+  }
+  /// Reads whatever comes on the link of rank 1's listener, until there is no link any more.
+  void read_to_the_end() {
+    Bytes waste(size_t{64} << 10);
+    const Segment into{waste.data(), waste.size()};
+    bool ended = false;
+    std::function<void()> read = [&] {
+      accepted_->receive({&into, 1}, [&](const Result<>& result) { result ? read() : void(ended = true); });
+    };
+    const auto over = [&] { return ended || !listener_->last_refusal().empty(); };
+    ASSERT_TRUE(listening_->run_until([&] { return accepted_ || over(); }, patience()));
+    if (accepted_) read();
+    ASSERT_TRUE(listening_->run_until(over, patience()));
+  }
+  void leave(Rank rank) {
+    const auto link = link_from(rank);
+    ASSERT_TRUE(link);
+    link->close(has_left("rank " + std::to_string(rank), rank));
+  }
+  Work receive(BufferView into, Rank from, uint32_t tag) {
+    return messenger_->receive(std::move(into), from, tag, async());
+  }
+  /// Rank 2 sends what a receive waits for: the messenger works as before.
+  void expect_alive(const Work& from_other, uint32_t tag) {
+    const auto link = link_from(kOther);
+    ASSERT_TRUE(link);
+    const uint8_t word = 7;
+    say(*dialing_, *link, {MessageKind::kEager, tag, 0, 1, 0, Dtype::kUint8}, {&word, 1});
+    const auto result = from_other.wait();
+    EXPECT_TRUE(result) << result.error().to_string();
+  }
+
+  const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf), 1);
+  const std::unique_ptr<Loop> dialing_ = *Loop::create();    ///< of the links that the peers dial
+  const std::unique_ptr<Loop> listening_ = *Loop::create();  ///< of the link that rank 1 accepts
+  Address address_;
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<Link> accepted_;
+};
+
+TEST_P(MessengerLeaving, DoesNotReadASendThatHasEnded) {
+  uint8_t word = 0;
+  const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the messenger's thread at work
+  Memory memory;
+  const Work send = messenger_->send(memory.view(), kPeer, 1, async());
+  ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, patience()));
+  const MessageHeader offer = hear(*listening_, *accepted_);
+  ASSERT_EQ(offer.kind, MessageKind::kOffer);
+  say(*listening_, *accepted_, {MessageKind::kAccept, 0, offer.id, 0, 0});
+  ASSERT_EQ(hear(*listening_, *accepted_).kind, MessageKind::kData);
+  leave(kPeer);
+  const auto result = send.wait();
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kLeft) << result.error().to_string();
+  memory.take_away();
+  read_to_the_end();
+  expect_alive(other, 2);
+}
+
+TEST_P(MessengerLeaving, SendsNothingThatEndedBeforeItsLink) {
+  uint8_t word = 0;
+  const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);
+  Memory memory;
+  const Work send = messenger_->send(memory.view(), kPeer, 1, async());
+  leave(kPeer);
+  ASSERT_FALSE(send.wait());
+  memory.take_away();
+  read_to_the_end();
+  expect_alive(other, 2);
+}
+
+TEST_P(MessengerLeaving, ReceivesWhatIsUnderWayFromALeaver) {
+  Memory memory;
+  const Work any = receive(memory.view(), kAnyRank, 5);
+  const auto link = link_from(kOther);
+  say(*dialing_, *link, {MessageKind::kOffer, 5, 1, kLongBytes, 0, Dtype::kUint8});
+  ASSERT_EQ(hear(*dialing_, *link).kind, MessageKind::kAccept);
+  // Nobody listens at its address any more, so it has left.
+  Memory unsent;
+  ASSERT_FALSE(messenger_->send(unsent.view(), kOther, 1, async()).wait());
+  uint8_t word = 0;
+  const Work from_peer = receive({&word, 1, Dtype::kUint8}, kPeer, 6);
+  leave(kPeer);
+  ASSERT_FALSE(from_peer.wait());
+  // Now all others have left, but one's message is still on its way.
+  const Bytes data(kLongBytes, 3);
+  say(*dialing_, *link, {MessageKind::kData, 0, 1, kLongBytes, 0}, data);
+  const auto result = any.wait();
+  ASSERT_TRUE(result) << result.error().to_string();
+  EXPECT_TRUE(std::equal(data.begin(), data.end(), memory.bytes()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MessengerLeaving, testing::Values(Transport::kUnix, Transport::kShm),
+                         [](const auto& info) { return name(info.param); });
+
+}  // namespace
+}  // namespace muster
