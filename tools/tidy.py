@@ -28,13 +28,47 @@ import tidy_lengths
 LAYERS = {
     "base": [],
     "io": ["base"],
-    "transport": ["io"],
+    "shm": ["io"],
+    "transport": ["shm"],
     "store": ["io", "transport"],
-    "collective": ["transport"],
-    "group": ["collective", "transport", "store"],
-    "launch": ["io", "store", "collective", "group"],
-    "torch": ["group", "store"],
+    "kernels": ["base"],
+    "collective": ["kernels", "transport"],
+    "flight": ["collective"],
+    "group": ["flight", "store"],
+    "steps": ["group"],
+    "launch": ["store"],
+    "cli": ["launch", "group"],
+    "torch": ["group", "steps", "store"],
 }
+# A header in a layer's own folder is public. One in a folder inside it is for that layer alone, unless it is here.
+PUBLIC_HEADERS = {
+    "collective/cost/cost.h",
+    "collective/cost/tuning.h",
+    "collective/host/host_collectives.h",
+    "collective/host/host_plan.h",
+    "collective/schedule/evaluation.h",
+    "collective/schedule/execution.h",
+    "collective/schedule/schedule.h",
+    "collective/schedule/schedule_builder.h",
+    "io/connect/handshake.h",
+    "io/connect/tls.h",
+    "launch/agent/agent.h",
+    "launch/agent/agent_monitor.h",
+    "launch/agent/hosts.h",
+    "launch/agent/status_file.h",
+    "launch/options/command_line.h",
+    "launch/options/option_table.h",
+    "launch/options/option_values.h",
+    "launch/options/options.h",
+    "launch/rendezvous/rendezvous_messages.h",
+    "launch/workers/warm.h",
+    "launch/workers/zygote_program.h",
+    "store/proxy/proxy.h",
+    "store/server/server.h",
+    "transport/shm/shm_link.h",
+    "transport/socket/socket_link.h",
+}
+MAX_PAIRS = 16  # of a source and its header, or of one alone, in a folder of src/muster
 MAY_SEE_TORCH = ("src/muster/torch/", "python/bindings/", "tests/torch/", "examples/cpp/", "benchmarks/")
 CODE = (".h", ".inc", ".cpp")
 MAX_COLUMNS = 120
@@ -132,9 +166,29 @@ def check_includes(tree: Tree) -> Iterator[Finding]:
                 yield Finding(
                     path, number, "include-path", f'write "muster/{layer}/{Path(target).name}": the folder path'
                 )
-            elif target.startswith("muster/") and target.split("/")[1] not in layers_below(layer):
-                above = target.split("/")[1]
-                yield Finding(path, number, "layer", f"{layer} is below {above}: what it needs belongs lower")
+            elif target.startswith("muster/"):
+                yield from check_layer(path, number, layer, target.removeprefix("muster/"))
+
+
+def check_layer(path: str, number: int, layer: str, target: str) -> Iterator[Finding]:
+    """`target`: the included header's path from src/muster."""
+    other = target.split("/")[0]
+    if other not in layers_below(layer):
+        yield Finding(path, number, "layer", f"{layer} is below {other}: what it needs belongs lower")
+    elif other != layer and target.count("/") > 1 and target not in PUBLIC_HEADERS:
+        yield Finding(path, number, "private", f"{target} is for {other} alone: include a header of {other}/ itself")
+
+
+def check_folders(tree: Tree) -> Iterator[Finding]:
+    """No folder of src/muster holds so many files that a reader cannot take them in."""
+    pairs: dict[str, set[str]] = {}
+    for path in tree.code:
+        if path.startswith("src/muster/"):
+            pairs.setdefault(posixpath.dirname(path), set()).add(posixpath.splitext(posixpath.basename(path))[0])
+    for folder, names in pairs.items():
+        if len(names) > MAX_PAIRS:
+            advice = f"{len(names)} pairs of source and header, at most {MAX_PAIRS}: split the folder"
+            yield Finding(f"{folder}/CMakeLists.txt", 1, "folder", advice)
 
 
 def check_listed(tree: Tree) -> Iterator[Finding]:
@@ -237,6 +291,7 @@ def check_commits(tree: Tree) -> Iterator[Finding]:
 
 CHECKS = [
     check_includes,
+    check_folders,
     check_listed,
     check_mentioned,
     check_columns,

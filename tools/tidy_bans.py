@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-CORE = r"^src/muster/(?!torch/|launch/)"
+CORE = r"^src/muster/(?!torch/|launch/|cli/)"
 CPP = r"^(src|tests|python/bindings|benchmarks)/.*\.(h|cpp)$"
 TORCH = r"^(src/muster|tests)/torch/|^python/bindings/"
 PYTHON = r"\.py$"
@@ -42,7 +42,7 @@ BANS = [
         "use std::from_chars: it reports errors and never throws", but_not=TORCH),
     Ban("volatile", CPP, r"\bvolatile\b(?!\s*\()", "use std::atomic"),
     Ban("intrinsics", CPP, r"#\s*include <(\wmmintrin|immintrin|arm_neon)\.h>",
-        "write a plain loop: it is compiled once per instruction set (collective/)"),
+        "write a plain loop: it is compiled once per instruction set (kernels/)"),
     Ban("pickle", r"^python/muster/.*\.py$",
         r"\b(pickle|marshal)\.(loads?|Unpickler)\(|\ballow_pickle=True|\btorch\.load\(|\w_object(_list)?\(",
         "send typed values: unpickling runs code"),

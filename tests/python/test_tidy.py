@@ -39,6 +39,14 @@ def body(line: str, lines: int = 1) -> str:
     return "int f() {\n" + f"  {line}\n" * lines + "}\n"
 
 
+def test_a_folder_that_is_too_full_is_found(tmp_path: Path) -> None:
+    names = [f"p{i}" for i in range(17)]
+    files = {f"src/muster/base/many/{name}.cpp": "int n();\n" for name in names}
+    listed = "\n".join(f"many/{name}.cpp" for name in names)
+    files["src/muster/base/CMakeLists.txt"] = f"muster_library(base SOURCES a.cpp {listed})\n"
+    assert tidy(tmp_path, {**CLEAN, **files}) == ["src/muster/base/many/CMakeLists.txt:1: folder"]
+
+
 def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
     assert tidy(tmp_path, CLEAN) == []
 
@@ -49,6 +57,7 @@ def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n#include "muster/io/b.h"\n', "2: layer"),
         ("src/muster/io/b.cpp", '#include "muster/group/group.h"\n', "1: layer"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n#include "other.h"\n', "2: include-path"),
+        ("src/muster/io/b.cpp", '#include "muster/base/deep/a.h"\n', "1: private"),
         ("src/muster/io/b.cpp", "#include <torch/torch.h>\n", "1: torch-include"),
         ("src/muster/io/b.cpp", "#include <c10/util/Logging.h>\n", "1: torch-include"),
         ("src/muster/base/new.cpp", "int n();\n", "1: unlisted"),
