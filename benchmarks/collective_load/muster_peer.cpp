@@ -38,7 +38,7 @@ int number(std::string_view text) {
 
 class MusterPeer final : public Peer {
  public:
-  MusterPeer(std::unique_ptr<Store> store, const Membership& membership)
+  MusterPeer(std::unique_ptr<Store> store, const GroupSpec& membership)
       : store_(std::move(store)),
         group_(must(Group::form(*store_, membership, must(group_options_from_environment())))) {}
 
@@ -81,7 +81,7 @@ std::unique_ptr<Peer> join(int argc, char** argv) {
     std::fprintf(stderr, "usage: muster-collective-load CONTROL RANK RANKS STORE\n");
     std::exit(2);
   }
-  Membership membership;
+  GroupSpec membership;
   membership.rank = number(argv[2]);
   membership.size = number(argv[3]);
   const Deadline deadline = Deadline::after(std::chrono::minutes(1));

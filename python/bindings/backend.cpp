@@ -17,13 +17,13 @@ using std::chrono::milliseconds;
 /// The backends of this process that are still alive, for its end.
 class Backends {
  public:
-  void add(const c10::intrusive_ptr<TorchBackend>& backend) {
+  void add(const c10::intrusive_ptr<ProcessGroupMuster>& backend) {
     const std::lock_guard lock(mutex_);
     std::erase_if(all_, [](const auto& each) { return each.expired(); });
     all_.emplace_back(backend);
   }
   void shut_down() {
-    std::vector<c10::weak_intrusive_ptr<TorchBackend>> all;
+    std::vector<c10::weak_intrusive_ptr<ProcessGroupMuster>> all;
     {
       const std::lock_guard lock(mutex_);
       all.swap(all_);
@@ -35,7 +35,7 @@ class Backends {
 
  private:
   std::mutex mutex_;
-  std::vector<c10::weak_intrusive_ptr<TorchBackend>> all_;
+  std::vector<c10::weak_intrusive_ptr<ProcessGroupMuster>> all_;
 };
 
 }  // namespace
@@ -47,8 +47,8 @@ void bind_backend(py::module_& module) {
       "create_backend",
       [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
                         const std::string& name) -> c10::intrusive_ptr<c10d::Backend> {
-        return TorchBackend::create(store, {rank, size, name, 0}, timeout, arena,
-                                    [backends](const auto& backend) { backends->add(backend); });
+        return ProcessGroupMuster::create(store, {rank, size, name, 0}, timeout, arena,
+                                          [backends](const auto& backend) { backends->add(backend); });
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"),
       py::call_guard<py::gil_scoped_release>());

@@ -13,14 +13,14 @@
 namespace muster::python {
 namespace {
 
-using Tensors = TorchBackend::Tensors;
+using Tensors = ProcessGroupMuster::Tensors;
 
 struct GroupObject {
   PyObject_HEAD;
-  c10::intrusive_ptr<TorchBackend> backend;
+  c10::intrusive_ptr<ProcessGroupMuster> backend;
 };
 
-TorchBackend& backend_of(PyObject* self) { return *reinterpret_cast<GroupObject*>(self)->backend; }
+ProcessGroupMuster& backend_of(PyObject* self) { return *reinterpret_cast<GroupObject*>(self)->backend; }
 
 /// The arguments of one call, by position or name. Missing ones are null, and so is None.
 template <size_t N>
@@ -139,7 +139,7 @@ class WithoutGil {
 /// Runs `call` without the GIL. Its Work for Python: None where it has ended.
 template <class Call>
 PyObject* run(Call call) {
-  TorchBackend::Handle work;
+  ProcessGroupMuster::Handle work;
   {
     const WithoutGil no_gil;
     work = call();
@@ -247,7 +247,7 @@ PyObject* barrier(PyObject* self, Given given, Py_ssize_t count, PyObject* keywo
 template <class Call, class After>
 PyObject* message(PyObject* async, Call call, After after) {
   if (async != nullptr && PyObject_IsTrue(async) == 1) return run(call);
-  TorchBackend::Handle work;
+  ProcessGroupMuster::Handle work;
   {
     const WithoutGil no_gil;
     work = call();
@@ -308,7 +308,7 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
     static char* names[] = {name, nullptr};
     if (PyArg_ParseTupleAndKeywords(arguments, keywords, "O:Group", names, &given) == 0) return nullptr;
     const auto backend = py::cast<c10::intrusive_ptr<c10d::Backend>>(py::handle(given));
-    auto ours = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
+    auto ours = c10::dynamic_intrusive_pointer_cast<ProcessGroupMuster>(backend);
     if (!ours) {
       throw py::type_error(c10::str("muster.Group needs a process group whose CPU backend is \"muster\", not \"",
                                     backend->getBackendName(), "\": make it with init_process_group(\"muster\")"));
@@ -335,12 +335,14 @@ template <auto Getter>
 PyObject* get(PyObject* self, void*) {
   return guarded([&] { return py::cast(Getter(backend_of(self))).release().ptr(); });
 }
-int rank_of(TorchBackend& backend) { return backend.getRank(); }
-int size_of_group(TorchBackend& backend) { return backend.getSize(); }
-std::string name_of(TorchBackend& backend) { return backend.group().membership().name; }
-double timeout_of(TorchBackend& backend) { return std::chrono::duration<double>(backend.group().timeout()).count(); }
-uint64_t sequence_of(TorchBackend& backend) { return backend.group().sequence(); }
-std::string transport_of(TorchBackend& backend) { return backend.group().transport(); }
+int rank_of(ProcessGroupMuster& backend) { return backend.getRank(); }
+int size_of_group(ProcessGroupMuster& backend) { return backend.getSize(); }
+std::string name_of(ProcessGroupMuster& backend) { return backend.group().membership().name; }
+double timeout_of(ProcessGroupMuster& backend) {
+  return std::chrono::duration<double>(backend.group().timeout()).count();
+}
+uint64_t sequence_of(ProcessGroupMuster& backend) { return backend.group().sequence(); }
+std::string transport_of(ProcessGroupMuster& backend) { return backend.group().transport(); }
 
 /// `doc` begins with the signature, for inspect.signature() and help(), as CPython writes it: "($self,
 /// ...)\n--\n\n...".

@@ -39,8 +39,8 @@ NativeHook half(const char* name, at::ScalarType wire) {
 
 }  // namespace
 
-c10::intrusive_ptr<TorchBackend> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const auto found = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
+c10::intrusive_ptr<ProcessGroupMuster> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const auto found = c10::dynamic_intrusive_pointer_cast<ProcessGroupMuster>(backend);
   check_argument(found != nullptr, "native hook", "the process group's backend is \"", backend->getBackendName(),
                  "\"; muster's hooks need a group that init_process_group(\"muster\") or new_group() made");
   return found;

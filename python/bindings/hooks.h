@@ -10,10 +10,10 @@
 namespace muster::python {
 
 /// The same, if it is one of muster's; throws c10::ValueError for others.
-c10::intrusive_ptr<TorchBackend> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend);
+c10::intrusive_ptr<ProcessGroupMuster> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend);
 
 /// The group of `backend`, which lives as long as it is held.
-inline std::shared_ptr<Group> group_of(const c10::intrusive_ptr<TorchBackend>& backend) {
+inline std::shared_ptr<Group> group_of(const c10::intrusive_ptr<ProcessGroupMuster>& backend) {
   return {&backend->group(), [backend](Group*) {}};
 }
 
@@ -26,7 +26,7 @@ class NativeHook {
 
   const std::string& name() const { return name_; }
   /// All ranks must call, without the GIL: some hooks form a group of their own.
-  Hook make(const c10::intrusive_ptr<TorchBackend>& backend) const {
+  Hook make(const c10::intrusive_ptr<ProcessGroupMuster>& backend) const {
     const bool second = two_steps_ && backend->group().membership().size > 1;
     return make_({group_of(backend), second ? group_of(backend->duplicate()) : nullptr});
   }

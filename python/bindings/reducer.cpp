@@ -18,7 +18,7 @@ using torch::jit::PythonFutureWrapper;
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<Group> checked_group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const auto ours = c10::dynamic_intrusive_pointer_cast<TorchBackend>(backend);
+  const auto ours = c10::dynamic_intrusive_pointer_cast<ProcessGroupMuster>(backend);
   if (!ours) {
     throw py::type_error(
         c10::str("muster.nn.DistributedDataParallel needs a process group whose CPU backend is \"muster\", not \"",

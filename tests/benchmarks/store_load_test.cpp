@@ -37,7 +37,7 @@ class Answering {
   }
 
  private:
-  std::unique_ptr<Dialect> dialect_ = torch_dialect();
+  std::unique_ptr<Protocol> dialect_ = torch_dialect();
   StoreState state_;
 };
 

@@ -9,14 +9,14 @@ namespace muster::test {
 namespace {
 
 /// A tensor of `bytes`, or n blocks of so many in all.
-Problem problem_of(Collective collective, int size, size_t bytes) {
+CollectiveSpec problem_of(Collective collective, int size, size_t bytes) {
   const bool blocks = !has_root(collective) && collective != Collective::kAllReduce;
   const bool rooted_blocks = collective == Collective::kScatter || collective == Collective::kGather;
   const size_t parts = blocks || rooted_blocks ? static_cast<size_t>(size) : 1;
   return {.collective = collective, .size = size, .count = std::max<size_t>(bytes / 4 / parts, 1), .element_bytes = 4};
 }
 
-double evaluated(const Algorithm& algorithm, Problem problem) {
+double evaluated(const Algorithm& algorithm, CollectiveSpec problem) {
   std::vector<Schedule> schedules;
   for (problem.rank = 0; problem.rank < problem.size; ++problem.rank) schedules.push_back(algorithm.schedule(problem));
   return evaluate(schedules, problem.network);
@@ -30,7 +30,7 @@ class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
 TEST_P(EveryAlgorithm, TakesAboutAsLongAsPredicted) {
   for (const int size : kSizes) {
     for (const size_t bytes : kBytes) {
-      const Problem problem = problem_of(GetParam().collective, size, bytes);
+      const CollectiveSpec problem = problem_of(GetParam().collective, size, bytes);
       const double closed = predict(problem, GetParam()), played = evaluated(GetParam(), problem);
       EXPECT_LT(closed, 2.2 * played) << size << " ranks, " << bytes << " bytes";
       EXPECT_GT(closed, played / 2) << size << " ranks, " << bytes << " bytes";
@@ -45,7 +45,7 @@ TEST(Choose, TakesWhatIsNearlyTheFastestWhenPlayedThrough) {
     const auto collective = static_cast<Collective>(number);
     for (const int size : kSizes) {
       for (const size_t bytes : kBytes) {
-        const Problem problem = problem_of(collective, size, bytes);
+        const CollectiveSpec problem = problem_of(collective, size, bytes);
         double best = 1e9;
         for (const Algorithm& algorithm : algorithms(collective)) best = std::min(best, evaluated(algorithm, problem));
         EXPECT_LT(evaluated(*choose(problem), problem), 1.6 * best)
@@ -57,14 +57,14 @@ TEST(Choose, TakesWhatIsNearlyTheFastestWhenPlayedThrough) {
 
 TEST(Choose, GivesEveryRankTheSame) {
   for (int number = 1; number < kCollectiveCount; ++number) {
-    Problem problem{.collective = static_cast<Collective>(number), .size = 5, .count = 1000, .root = 3};
+    CollectiveSpec problem{.collective = static_cast<Collective>(number), .size = 5, .count = 1000, .root = 3};
     const Algorithm* first = choose(problem);
     for (problem.rank = 0; problem.rank < problem.size; ++problem.rank) EXPECT_EQ(choose(problem), first);
   }
 }
 
 TEST(Choose, TakesTheAlgorithmThatIsAskedForWhereItFits) {
-  Problem problem{.collective = Collective::kAllToAll, .size = 8, .count = 1 << 20};
+  CollectiveSpec problem{.collective = Collective::kAllToAll, .size = 8, .count = 1 << 20};
   problem.algorithm = find_algorithm(Collective::kAllToAll, "bruck");
   EXPECT_STREQ(choose(problem)->name, "bruck");
   problem.counts = problem.receive_counts = std::vector<size_t>(8, 1);
@@ -86,7 +86,7 @@ TEST(Choose, TakesFewMessagesForSmallTensorsAndFewBytesForLarge) {
 }
 
 TEST(Predict, CountsTurnsWhereRanksOutnumberCores) {
-  Problem problem = problem_of(Collective::kAllReduce, 8, 1 << 20);
+  CollectiveSpec problem = problem_of(Collective::kAllReduce, 8, 1 << 20);
   const Algorithm& ring = algorithm(Collective::kAllReduce, "ring");
   const double alone = predict(problem, ring);
   problem.network.load = 4;
@@ -94,7 +94,7 @@ TEST(Predict, CountsTurnsWhereRanksOutnumberCores) {
 }
 
 TEST(Evaluate, AddsUpWhatABroadcastToOneTakes) {
-  Problem problem = problem_of(Collective::kBroadcast, 2, 1000);
+  CollectiveSpec problem = problem_of(Collective::kBroadcast, 2, 1000);
   problem.network = {.latency = 10, .overhead = 1, .bytes_per_second = 1000, .reduce_bytes_per_second = 1e12};
   // The root sends (1 + 1), then its bytes travel (10), then the other receives them (1 + 1).
   EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), problem), 14, 1e-6);

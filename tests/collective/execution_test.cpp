@@ -41,8 +41,8 @@ class InlineLink : public Link {
   }
   void on_close(std::function<void(const Error&)>) override {}
   void ping(std::function<void()> pong) override { pong(); }
-  void note(ByteView) override {}
-  void on_note(std::function<void(ByteView)>) override {}
+  void send_control(ByteView) override {}
+  void set_control_handler(std::function<void(ByteView)>) override {}
   bool is_open() const override { return !ended_; }
   const Peer& peer() const override { return peer_; }
   const char* kind() const override { return "inline"; }
@@ -201,7 +201,7 @@ TEST(PreparedSchedule, RunsAgainOnWhatTheBuffersHoldThen) {
   Trial trial(algorithm(Collective::kBroadcast, "binomial"), {.size = 2, .count = 9});
   Pair pair(trial);
   for (int run = 0; run < 3; ++run) {
-    trial.memory(1, Place::kOutput)[5] ^= 0xff;
+    trial.memory(1, BufferKind::kOutput)[5] ^= 0xff;
     EXPECT_NE(trial.fault(), "");
     pair.run();
     EXPECT_EQ(trial.fault(), "");

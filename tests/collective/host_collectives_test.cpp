@@ -21,14 +21,15 @@ bool may_be_uneven(Collective collective) {
          collective == Collective::kAllToAll;
 }
 
-/// A team goes through every collective in a row: what one leaves behind must not disturb the next.
-void go_through(TeamRanks& ranks, const std::vector<size_t>& counts, const std::function<void(TeamCase&)>& vary) {
+/// A host communicator goes through every collective in a row: what one leaves behind must not disturb the next.
+void go_through(HostCommRanks& ranks, const std::vector<size_t>& counts,
+                const std::function<void(HostCommCase&)>& vary) {
   uint64_t sequence = 0;
   for (const size_t count : counts) {
     for (const Collective collective : kAll) {
       for (const bool uneven : {false, true}) {
         if (uneven && !may_be_uneven(collective)) continue;
-        TeamCase trial;
+        HostCommCase trial;
         trial.collective = collective;
         trial.count = count;
         trial.uneven = uneven;
@@ -43,38 +44,38 @@ void go_through(TeamRanks& ranks, const std::vector<size_t>& counts, const std::
   }
 }
 
-class TeamOfSize : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TeamOfSize, testing::Values(2, 3, 5, 8, 18), testing::PrintToStringParamName());
+class HostCommOfSize : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, HostCommOfSize, testing::Values(2, 3, 5, 8, 18), testing::PrintToStringParamName());
 
-TEST_P(TeamOfSize, GivesWhatTheDefinitionsSayAtEverySize) {
-  TeamRanks ranks(GetParam());
-  go_through(ranks, {0, 1, 10, 11, 4097, 33000}, [](TeamCase&) {});
+TEST_P(HostCommOfSize, GivesWhatTheDefinitionsSayAtEverySize) {
+  HostCommRanks ranks(GetParam());
+  go_through(ranks, {0, 1, 10, 11, 4097, 33000}, [](HostCommCase&) {});
 }
 
-TEST_P(TeamOfSize, WorksInPlace) {
-  TeamRanks ranks(GetParam());
-  go_through(ranks, {1, 1000, 20011}, [](TeamCase& trial) { trial.in_place = true; });
+TEST_P(HostCommOfSize, WorksInPlace) {
+  HostCommRanks ranks(GetParam());
+  go_through(ranks, {1, 1000, 20011}, [](HostCommCase& trial) { trial.in_place = true; });
 }
 
-TEST_P(TeamOfSize, TakesMemoryInSegments) {
-  TeamRanks ranks(GetParam());
-  go_through(ranks, {7, 1000, 20011}, [](TeamCase& trial) { trial.segments = 1 + trial.seed % 4; });
+TEST_P(HostCommOfSize, TakesMemoryInSegments) {
+  HostCommRanks ranks(GetParam());
+  go_through(ranks, {7, 1000, 20011}, [](HostCommCase& trial) { trial.segments = 1 + trial.seed % 4; });
 }
 
-TEST_P(TeamOfSize, RunsManyChunksThroughSmallSlots) {
-  TeamRanks ranks(GetParam(), 8192);
-  go_through(ranks, {3000}, [](TeamCase& trial) { trial.dtype = Dtype::kComplex64; });
+TEST_P(HostCommOfSize, RunsManyChunksThroughSmallSlots) {
+  HostCommRanks ranks(GetParam(), 8192);
+  go_through(ranks, {3000}, [](HostCommCase& trial) { trial.dtype = Dtype::kComplex64; });
 }
 
-TEST(TeamCollectives, KnowEveryDtypeAndOperation) {
-  TeamRanks ranks(3);
+TEST(HostCollectives, KnowEveryDtypeAndOperation) {
+  HostCommRanks ranks(3);
   uint64_t sequence = 0;
   for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
     for (int op = 0; op < kReduceOpCount; ++op) {
       if (!check_reducible(static_cast<Dtype>(dtype), static_cast<ReduceOp>(op))) continue;
       for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kReduceScatter}) {
         for (const size_t count : {3, 9001}) {
-          TeamCase trial;
+          HostCommCase trial;
           trial.collective = collective;
           trial.dtype = static_cast<Dtype>(dtype);
           trial.op = static_cast<ReduceOp>(op);
@@ -85,26 +86,26 @@ TEST(TeamCollectives, KnowEveryDtypeAndOperation) {
       }
     }
   }
-  go_through(ranks, {3, 40001}, [](TeamCase& trial) {
+  go_through(ranks, {3, 40001}, [](HostCommCase& trial) {
     trial.dtype = Dtype::kFloat8E4m3fn, trial.op = ReduceOp::kSum;
     if (reduces(trial.collective)) trial.dtype = Dtype::kBfloat16;
   });
 }
 
-TEST(TeamCollectives, OfManyRanksMeetByWayOfRankZero) {
+TEST(HostCollectives, OfManyRanksMeetByWayOfRankZero) {
   int size = 48;
   if (const char* text = std::getenv("MUSTER_RANKS")) std::from_chars(text, text + std::strlen(text), size);
-  TeamRanks ranks(size);
-  EXPECT_EQ(ranks.team(0).has_hub(), size > 16 && size > 2 * usable_cores());
-  go_through(ranks, {1, 100}, [](TeamCase&) {});
+  HostCommRanks ranks(size);
+  EXPECT_EQ(ranks.comm(0).has_leader(), size > 16 && size > 2 * usable_cores());
+  go_through(ranks, {1, 100}, [](HostCommCase&) {});
 }
 
-class TeamWithArenas : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TeamWithArenas, testing::Values(2, 3, 5), testing::PrintToStringParamName());
+class HostCommWithArenas : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, HostCommWithArenas, testing::Values(2, 3, 5), testing::PrintToStringParamName());
 
 // In every third trial one rank's memory is ordinary, in every fifth all is in pieces: then all must go back to slots.
-TEST_P(TeamWithArenas, WorksOnTensorsWhereTheyLie) {
-  TeamRanks ranks(GetParam());
+TEST_P(HostCommWithArenas, WorksOnTensorsWhereTheyLie) {
+  HostCommRanks ranks(GetParam());
   ranks.use_arenas();
   std::vector<void*> held;  // so that the arenas are in use from the first call on
   for (Rank rank = 0; rank < ranks.size(); ++rank) held.push_back(*ranks.arena(rank).allocate(1));
@@ -112,7 +113,7 @@ TEST_P(TeamWithArenas, WorksOnTensorsWhereTheyLie) {
   for (const size_t count : {100, 3000, 50001}) {
     for (const Collective collective : kAll) {
       for (int variant = 0; variant < 6; ++variant) {
-        TeamCase trial;
+        HostCommCase trial;
         trial.collective = collective;
         trial.op = variant % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAverage;
         trial.uneven = variant == 3 && may_be_uneven(collective);
@@ -127,7 +128,7 @@ TEST_P(TeamWithArenas, WorksOnTensorsWhereTheyLie) {
           return rank == ordinary ? nullptr : lent(rank, bytes);
         });
         ASSERT_EQ(fault, "") << to_string(trial);
-        ASSERT_TRUE(ranks.team(0).all_direct());
+        ASSERT_TRUE(ranks.comm(0).all_direct());
       }
     }
   }
@@ -135,9 +136,9 @@ TEST_P(TeamWithArenas, WorksOnTensorsWhereTheyLie) {
 }
 
 /// As if it had been stopped in the middle, and the others had given it up: they use their tensors for something else.
-TEST(TeamCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
+TEST(HostCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
   for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kBroadcast}) {
-    TeamRanks ranks(2);
+    HostCommRanks ranks(2);
     ranks.use_arenas();
     constexpr size_t kCount = 100'000;
     Lent lent(ranks);
@@ -147,19 +148,19 @@ TEST(TeamCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
       Operation operation;
       operation.call = {collective, Dtype::kInt32, ReduceOp::kSum, 1, kCount, 0, sequence};
       operation.input = operation.output = tensors[rank];
-      return run_in_team(ranks.team(rank), operation, Deadline::after(timeout));
+      return run_on_host(ranks.comm(rank), operation, Deadline::after(timeout));
     };
     for (const uint64_t sequence : {1, 2, 3}) {  // until all know that they can do it in place
-      ranks.run([&](Rank rank, Team& team) {
+      ranks.run([&](Rank rank, HostComm& comm) {
         ASSERT_TRUE(run(rank, sequence, std::chrono::seconds(60)));
         Operation barrier;
         barrier.call.collective = Collective::kBarrier;
-        ASSERT_TRUE(run_in_team(team, barrier, Deadline::after(std::chrono::seconds(60))));
+        ASSERT_TRUE(run_on_host(comm, barrier, Deadline::after(std::chrono::seconds(60))));
       });
     }
-    ASSERT_TRUE(ranks.team(0).all_direct());
+    ASSERT_TRUE(ranks.comm(0).all_direct());
     EXPECT_EQ(run(1, 4, Duration::zero()).error().code, ErrorCode::kTimeout);
-    ranks.team(1).give_up(1);
+    ranks.comm(1).give_up(1);
     const Bytes reused(kCount * 4, 7), mine(kCount * 4, 1);
     tensors[1].write(0, reused.data(), reused.size());
     tensors[0].write(0, mine.data(), mine.size());
@@ -173,13 +174,13 @@ TEST(TeamCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
   }
 }
 
-TEST(TeamCollectives, SayWhoMadeAnotherCall) {
+TEST(HostCollectives, SayWhoMadeAnotherCall) {
   for (const Collective other : kAll) {
     if (other == Collective::kAllReduce || other == Collective::kBroadcast || other == Collective::kScatter) continue;
-    TeamRanks ranks(2);
+    HostCommRanks ranks(2);
     std::vector<float> data(64), more(64);
     Result<> results[2];
-    ranks.run([&](Rank rank, Team& team) {
+    ranks.run([&](Rank rank, HostComm& comm) {
       Operation operation;
       operation.call = {.collective = rank == 0 ? Collective::kAllReduce : other, .dtype = Dtype::kFloat32};
       operation.call.count = rank == 0 ? 12 : 10;
@@ -187,7 +188,7 @@ TEST(TeamCollectives, SayWhoMadeAnotherCall) {
       operation.input = operation.output = BufferView(data.data(), 12, Dtype::kFloat32);
       if (rank == 1) operation.input = BufferView(more.data(), 20, Dtype::kFloat32);
       if (rank == 1) operation.output = operation.input;
-      results[rank] = run_in_team(team, operation, Deadline::after(std::chrono::seconds(60)));
+      results[rank] = run_on_host(comm, operation, Deadline::after(std::chrono::seconds(60)));
     });
     ASSERT_FALSE(results[0]) << name(other);
     EXPECT_EQ(results[0].error().code, ErrorCode::kMismatch);
@@ -198,28 +199,28 @@ TEST(TeamCollectives, SayWhoMadeAnotherCall) {
   }
 }
 
-TEST(TeamCollectives, CompareWhatIsSentWithWhatIsExpected) {
-  TeamRanks ranks(2);
+TEST(HostCollectives, CompareWhatIsSentWithWhatIsExpected) {
+  HostCommRanks ranks(2);
   std::vector<int32_t> from(8), to(8);
   Result<> results[2];
-  ranks.run([&](Rank rank, Team& team) {
+  ranks.run([&](Rank rank, HostComm& comm) {
     Operation operation;
     operation.call = {.collective = Collective::kAllToAll, .dtype = Dtype::kInt32, .count = 0, .layout = 1};
     operation.input = BufferView(from.data() + 4 * rank, 4, Dtype::kInt32);
     operation.output = BufferView(to.data() + 4 * rank, 4, Dtype::kInt32);
     operation.counts = {2, 2};
     operation.receive_counts = rank == 0 ? std::vector<size_t>{2, 2} : std::vector<size_t>{1, 3};
-    results[rank] = run_in_team(team, operation, Deadline::after(std::chrono::seconds(60)));
+    results[rank] = run_on_host(comm, operation, Deadline::after(std::chrono::seconds(60)));
   });
   ASSERT_FALSE(results[1]);
   EXPECT_EQ(results[1].error().code, ErrorCode::kMismatch);
   EXPECT_EQ(results[1].error().message, "rank 0 sends 2 elements to rank 1, which expects 1");
 }
 
-TEST(TeamCollectives, NameTheRanksThatAreLate) {
-  TeamRanks ranks(4);
+TEST(HostCollectives, NameTheRanksThatAreLate) {
+  HostCommRanks ranks(4);
   const auto expect_late = [&](Rank rank, Rank first, const std::string& what) {
-    const auto result = run_in_team(ranks.team(rank), Operation{}, Deadline::after(Duration::zero()));
+    const auto result = run_on_host(ranks.comm(rank), Operation{}, Deadline::after(Duration::zero()));
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
     EXPECT_EQ(result.error().rank, first);

@@ -15,7 +15,7 @@ constexpr Collective kAll[] = {Collective::kAllReduce, Collective::kReduce,   Co
                                Collective::kBroadcast, Collective::kScatter,  Collective::kAllGather,
                                Collective::kGather,    Collective::kAllToAll, Collective::kBarrier};
 
-TeamQuestion question_of(const TeamCase& trial, int ranks) {
+HostPlanInputs question_of(const HostCommCase& trial, int ranks) {
   return {.collective = trial.collective,
           .bytes = trial.count * size_of(trial.dtype),
           .ranks = ranks,
@@ -24,39 +24,39 @@ TeamQuestion question_of(const TeamCase& trial, int ranks) {
 }
 
 /// Steps of one call.
-uint32_t steps_of(TeamRanks& ranks, TeamCase& trial, const Provider& provider = {}) {
+uint32_t steps_of(HostCommRanks& ranks, HostCommCase& trial, const Provider& provider = {}) {
   ++trial.sequence;
-  const uint32_t before = ranks.team(0).step();
+  const uint32_t before = ranks.comm(0).step();
   EXPECT_EQ(fault_of(ranks, trial, provider), "") << to_string(trial);
-  return ranks.team(0).step() - before;
+  return ranks.comm(0).step() - before;
 }
 
-class TeamPlanOf : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TeamPlanOf, testing::Values(2, 3, 8, 18), testing::PrintToStringParamName());
+class HostPlanOf : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, HostPlanOf, testing::Values(2, 3, 8, 18), testing::PrintToStringParamName());
 
-TEST_P(TeamPlanOf, SaysAsManyWaitsAsThereAreSteps) {
-  TeamRanks ranks(GetParam());
-  TeamCase trial;
+TEST_P(HostPlanOf, SaysAsManyWaitsAsThereAreSteps) {
+  HostCommRanks ranks(GetParam());
+  HostCommCase trial;
   for (const size_t count :
        {size_t{1}, size_t{4}, size_t{11}, size_t{4096}, size_t{4097}, size_t{33000}, size_t{131073}}) {
     if (count > 100'000 && ranks.size() > 3) continue;  // matters to two ranks
     for (const Collective collective : kAll) {
       trial.collective = collective;
       trial.count = count;
-      const TeamPlan plan = plan_in_team(question_of(trial, ranks.size()));
+      const HostPlan plan = plan_on_host(question_of(trial, ranks.size()));
       EXPECT_EQ(steps_of(ranks, trial), plan.waits) << to_string(trial) << ": " << plan.form;
     }
   }
 }
 
 /// The others' blocks for one rank, as Hierarchy makes the gather of a reduce.
-TEST_P(TeamPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
-  TeamRanks ranks(GetParam());
+TEST_P(HostPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
+  HostCommRanks ranks(GetParam());
   const int size = ranks.size();
   for (const size_t count : {size_t{1}, size_t{3000}, size_t{33000}}) {
-    TeamQuestion question{.collective = Collective::kAllToAll, .bytes = count * 4, .ranks = size, .to_root = true};
+    HostPlanInputs question{.collective = Collective::kAllToAll, .bytes = count * 4, .ranks = size, .to_root = true};
     question.cores = usable_cores();
-    ranks.run([&](Rank rank, Team& team) {
+    ranks.run([&](Rank rank, HostComm& comm) {
       std::vector<int32_t> own(count), all(rank == 0 ? count * size : 0);
       Operation operation;
       operation.call = {.collective = Collective::kAllToAll, .dtype = Dtype::kInt32, .layout = 1, .sequence = count};
@@ -65,61 +65,61 @@ TEST_P(TeamPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
       operation.receive_counts.assign(size, rank == 0 ? count : 0);
       operation.input = {own.data(), own.size(), Dtype::kInt32};
       operation.output = {all.data(), all.size(), Dtype::kInt32};
-      const uint32_t before = team.step();
-      ASSERT_TRUE(run_in_team(team, operation, Deadline::after(std::chrono::seconds(60))));
-      EXPECT_EQ(team.step() - before, plan_in_team(question).waits) << count << " elements";
+      const uint32_t before = comm.step();
+      ASSERT_TRUE(run_on_host(comm, operation, Deadline::after(std::chrono::seconds(60))));
+      EXPECT_EQ(comm.step() - before, plan_on_host(question).waits) << count << " elements";
     });
   }
 }
 
-TEST_P(TeamPlanOf, KnowsWhatIsDoneOnTheTensorsThemselves) {
-  TeamRanks ranks(GetParam());
+TEST_P(HostPlanOf, KnowsWhatIsDoneOnTheTensorsThemselves) {
+  HostCommRanks ranks(GetParam());
   ranks.use_arenas();
   Lent held(ranks);  // so that the arenas are in use from the first call on
   for (Rank rank = 0; rank < ranks.size(); ++rank) held(rank, 1);
-  TeamCase trial;
+  HostCommCase trial;
   for (const size_t count : {size_t{100}, size_t{2047}, size_t{2048}, size_t{33000}}) {
     for (const Collective collective : kAll) {
       trial.collective = collective;
       trial.count = count;
-      TeamQuestion question = question_of(trial, ranks.size());
+      HostPlanInputs question = question_of(trial, ranks.size());
       question.direct = goes_direct(question);
       uint32_t steps = 0;
       for (int call = 0; call < 3; ++call) {  // where a segment is new to others, a step more says so
         Lent lent(ranks);
         steps = steps_of(ranks, trial, [&](Rank rank, size_t bytes) { return lent(rank, bytes); });
       }
-      EXPECT_EQ(steps, plan_in_team(question).waits) << to_string(trial) << (question.direct ? ", direct" : "");
+      EXPECT_EQ(steps, plan_on_host(question).waits) << to_string(trial) << (question.direct ? ", direct" : "");
     }
   }
 }
 
-TEST(TeamPlan, NamesTheFormAndItsMoves) {
+TEST(HostPlan, NamesTheFormAndItsMoves) {
   const auto plan = [](size_t bytes, int ranks, int cores, bool direct = false) {
-    return plan_in_team({.bytes = bytes, .ranks = ranks, .cores = cores, .direct = direct});
+    return plan_on_host({.bytes = bytes, .ranks = ranks, .cores = cores, .direct = direct});
   };
-  EXPECT_EQ(plan(kTeamPayload, 2, 2).form, "payload in the line");
-  EXPECT_EQ(plan(kTeamPayload + 4, 2, 2).form, "one shot");
-  EXPECT_EQ(plan(kTeamOneShotOfTwo, 2, 2).form, "one shot");
-  EXPECT_EQ(plan(kTeamOneShotOfTwo + 4, 2, 2).form, "two shots");
-  EXPECT_EQ(plan(kTeamOneShot, 4, 4).form, "one shot");
-  EXPECT_EQ(plan(kTeamOneShot + 4, 4, 4).form, "two shots");
+  EXPECT_EQ(plan(kStepPayload, 2, 2).form, "payload in the line");
+  EXPECT_EQ(plan(kStepPayload + 4, 2, 2).form, "one shot");
+  EXPECT_EQ(plan(kHostOneShotOfTwo, 2, 2).form, "one shot");
+  EXPECT_EQ(plan(kHostOneShotOfTwo + 4, 2, 2).form, "two shots");
+  EXPECT_EQ(plan(kHostOneShot, 4, 4).form, "one shot");
+  EXPECT_EQ(plan(kHostOneShot + 4, 4, 4).form, "two shots");
   EXPECT_EQ(plan(8, 64, 4).form, "by way of the hub");
   EXPECT_EQ(plan(8, 64, 64).form, "payload in the line");
-  const TeamPlan large = plan(1 << 20, 4, 4);
-  EXPECT_EQ(large.chunk, kTeamChunk);
+  const HostPlan large = plan(1 << 20, 4, 4);
+  EXPECT_EQ(large.chunk, kHostChunk);
   EXPECT_EQ(large.waits, 9);
   EXPECT_EQ(large.copied, 3 * 0.75 * (1 << 20)) << "in, out, and what is read to be combined";
   EXPECT_EQ(plan(1 << 20, 4, 4, true).waits, 2);
   EXPECT_LT(plan(1 << 20, 4, 4, true).copied, large.copied);
 }
 
-TEST(TeamPlan, TakesAsLongAsItsPartsTogether) {
+TEST(HostPlan, TakesAsLongAsItsPartsTogether) {
   MachineCosts machine;
   machine.memory = {.wait = 1, .turn = 50, .cached_bytes_per_second = 4, .bytes_per_second = 1};
   machine.reduce_bytes_per_second = 8;
-  TeamQuestion question{.ranks = 3, .cores = 4};
-  TeamPlan plan{.waits = 2, .awaited = 2, .copied = 8, .combined = 16, .tensors = 100};
+  HostPlanInputs question{.ranks = 3, .cores = 4};
+  HostPlan plan{.waits = 2, .awaited = 2, .copied = 8, .combined = 16, .tensors = 100};
   EXPECT_EQ(predict(plan, question, machine), 2 * 2 + 8 / 4 + 16 / 8);
   plan.tensors = 2 * kUncachedTensors;
   EXPECT_EQ(predict(plan, question, machine), 2 * 2 + 8 + 16 / 8) << "no cache holds these";

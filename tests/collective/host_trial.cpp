@@ -46,7 +46,7 @@ struct Memory {
 };
 
 struct Setup {
-  const TeamCase& trial;
+  const HostCommCase& trial;
   const Provider& provider;
   int size;
   std::vector<std::vector<size_t>> counts;  ///< by sender (all_to_all) or one for all
@@ -162,7 +162,7 @@ size_t output_count(const Setup& setup, Rank rank) {
   }
 }
 
-bool takes_part(const TeamCase& trial, Rank rank, bool output) {
+bool takes_part(const HostCommCase& trial, Rank rank, bool output) {
   switch (trial.collective) {
     case Collective::kGather:
       return !output || rank == trial.root;
@@ -180,7 +180,7 @@ size_t own_begin(const Setup& setup, Rank rank) {
 }
 
 void prepare(Setup& setup, Rank rank, Random& random) {
-  const TeamCase& trial = setup.trial;
+  const HostCommCase& trial = setup.trial;
   const bool whole = trial.collective == Collective::kAllReduce || trial.collective == Collective::kReduce ||
                      trial.collective == Collective::kBroadcast;
   const bool into_output = trial.collective == Collective::kAllGather || trial.collective == Collective::kGather;
@@ -203,7 +203,7 @@ void prepare(Setup& setup, Rank rank, Random& random) {
 double factor_of(Rank rank) { return 0.5 + 0.25 * rank; }
 
 Operation operation_of(const Setup& setup, Rank rank) {
-  const TeamCase& trial = setup.trial;
+  const HostCommCase& trial = setup.trial;
   Operation operation;
   operation.call = {.collective = trial.collective,
                     .dtype = trial.dtype,
@@ -244,7 +244,7 @@ void combine_halves(Bytes& result, const std::vector<const void*>& sources, Redu
 
 /// All ranks' elements [begin, begin + bytes) combined, one rank after the other.
 Bytes combined(const Setup& setup, size_t begin, size_t bytes) {
-  const TeamCase& trial = setup.trial;
+  const HostCommCase& trial = setup.trial;
   const size_t count = bytes / setup.element();
   std::vector<Bytes> parts;
   std::vector<const void*> sources;
@@ -269,7 +269,7 @@ Bytes combined(const Setup& setup, size_t begin, size_t bytes) {
 }
 
 Bytes expected(const Setup& setup, Rank rank) {
-  const TeamCase& trial = setup.trial;
+  const HostCommCase& trial = setup.trial;
   const size_t element = setup.element();
   Bytes all;
   const auto append = [&](const Bytes& from, size_t begin, size_t count) {
@@ -318,7 +318,7 @@ bool untouched_behind(const Memory& memory) {
 }
 
 /// Whether a rank's input must be what it was: it may be changed where it is the output, or shares its memory.
-bool keeps_input(const TeamCase& trial) {
+bool keeps_input(const HostCommCase& trial) {
   return !trial.in_place &&
          (trial.collective == Collective::kAllGather || trial.collective == Collective::kGather ||
           trial.collective == Collective::kScatter || trial.collective == Collective::kReduceScatter ||
@@ -342,18 +342,18 @@ std::string compare(const Setup& setup, Rank rank) {
 
 }  // namespace
 
-TeamRanks::TeamRanks(int size, size_t slot_bytes) {
-  const auto memory = Team::allocate(size, slot_bytes);
+HostCommRanks::HostCommRanks(int size, size_t slot_bytes) {
+  const auto memory = HostComm::allocate(size, slot_bytes);
   MUSTER_CHECK(memory.has_value(), "a test needs memory");
   for (Rank rank = 0; rank < size; ++rank) {
-    auto team = Team::attach(*memory, rank, size, [](Rank) { return Result<>(); });
-    MUSTER_CHECK(team.has_value(), team.error().to_string());
-    teams_.push_back(std::move(*team));
+    auto comm = HostComm::attach(*memory, rank, size, [](Rank) { return Result<>(); });
+    MUSTER_CHECK(comm.has_value(), comm.error().to_string());
+    comms_.push_back(std::move(*comm));
   }
 }
 
-void TeamRanks::use_arenas() {
-  for (const auto& team : teams_) team->use(arenas_.emplace_back(Arena::create()));
+void HostCommRanks::use_arenas() {
+  for (const auto& comm : comms_) comm->use(arenas_.emplace_back(Arena::create()));
 }
 
 uint8_t* Lent::operator()(Rank rank, size_t bytes) {
@@ -363,19 +363,19 @@ uint8_t* Lent::operator()(Rank rank, size_t bytes) {
   return static_cast<uint8_t*>(*data);
 }
 
-void TeamRanks::run(const std::function<void(Rank, Team&)>& body) {
+void HostCommRanks::run(const std::function<void(Rank, HostComm&)>& body) {
   std::vector<std::thread> threads;
-  for (Rank rank = 0; rank < size(); ++rank) threads.emplace_back([this, rank, &body] { body(rank, team(rank)); });
+  for (Rank rank = 0; rank < size(); ++rank) threads.emplace_back([this, rank, &body] { body(rank, comm(rank)); });
   for (std::thread& thread : threads) thread.join();
 }
 
-std::string to_string(const TeamCase& trial) {
+std::string to_string(const HostCommCase& trial) {
   return fmt::format("{} of {} {} {} root {}{}{} in {} segments, seed {}", name(trial.collective), trial.count,
                      name(trial.dtype), name(trial.op), trial.root, trial.uneven ? ", uneven" : "",
                      trial.in_place ? ", in place" : "", trial.segments, trial.seed);
 }
 
-std::string fault_of(TeamRanks& ranks, const TeamCase& trial, const Provider& provider) {
+std::string fault_of(HostCommRanks& ranks, const HostCommCase& trial, const Provider& provider) {
   Random random(trial.seed);
   Setup setup{trial, provider, ranks.size(), {}, {}, {}, {}, {}};
   const auto size = static_cast<size_t>(ranks.size());
@@ -389,8 +389,8 @@ std::string fault_of(TeamRanks& ranks, const TeamCase& trial, const Provider& pr
   for (Rank rank = 0; rank < ranks.size(); ++rank) prepare(setup, rank, random);
   std::mutex mutex;
   std::string fault;
-  ranks.run([&](Rank rank, Team& team) {
-    const auto result = run_in_team(team, operation_of(setup, rank), Deadline::after(std::chrono::seconds(60)));
+  ranks.run([&](Rank rank, HostComm& comm) {
+    const auto result = run_on_host(comm, operation_of(setup, rank), Deadline::after(std::chrono::seconds(60)));
     const std::lock_guard lock(mutex);
     if (!result && fault.empty()) fault = fmt::format("rank {}: {}", rank, result.error().to_string());
   });

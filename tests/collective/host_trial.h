@@ -11,39 +11,39 @@
 
 namespace muster::test {
 
-/// Ranks as threads, each attached to one team's memory.
-class TeamRanks {
+/// Ranks as threads, each attached to one host communicator's memory.
+class HostCommRanks {
  public:
-  explicit TeamRanks(int size, size_t slot_bytes = size_t{512} << 10);
-  int size() const { return static_cast<int>(teams_.size()); }
-  Team& team(Rank rank) { return *teams_[rank]; }
+  explicit HostCommRanks(int size, size_t slot_bytes = size_t{512} << 10);
+  int size() const { return static_cast<int>(comms_.size()); }
+  HostComm& comm(Rank rank) { return *comms_[rank]; }
   /// Gives each rank an arena; to be called first.
   void use_arenas();
   Arena& arena(Rank rank) { return *arenas_[rank]; }
   /// Runs `body` for each rank on a thread of its own.
-  void run(const std::function<void(Rank, Team&)>& body);
+  void run(const std::function<void(Rank, HostComm&)>& body);
 
  private:
-  std::vector<std::unique_ptr<Team>> teams_;
+  std::vector<std::unique_ptr<HostComm>> comms_;
   std::vector<std::shared_ptr<Arena>> arenas_;
 };
 
 /// What a trial took of the arenas goes back when it is over.
 class Lent {
  public:
-  explicit Lent(TeamRanks& ranks) : ranks_(ranks) {}
+  explicit Lent(HostCommRanks& ranks) : ranks_(ranks) {}
   ~Lent() {
     for (const auto& [rank, data] : blocks_) ranks_.arena(rank).free(data);
   }
   uint8_t* operator()(Rank rank, size_t bytes);
 
  private:
-  TeamRanks& ranks_;
+  HostCommRanks& ranks_;
   std::vector<std::pair<Rank, void*>> blocks_;
 };
 
 /// One collective of all ranks, on random data, compared with the plain definition of its result.
-struct TeamCase {
+struct HostCommCase {
   Collective collective = Collective::kAllReduce;
   Dtype dtype = Dtype::kInt32;
   ReduceOp op = ReduceOp::kSum;
@@ -55,11 +55,11 @@ struct TeamCase {
   uint64_t seed = 1;
   uint64_t sequence = 1;
 };
-std::string to_string(const TeamCase& trial);
+std::string to_string(const HostCommCase& trial);
 
 /// Who provides the memory of tensors.
 using Provider = std::function<uint8_t*(Rank, size_t bytes)>;
 /// Runs it; the first fault, or nothing. Every byte that is not the result's must be what it was.
-std::string fault_of(TeamRanks& ranks, const TeamCase& trial, const Provider& provider = {});
+std::string fault_of(HostCommRanks& ranks, const HostCommCase& trial, const Provider& provider = {});
 
 }  // namespace muster::test

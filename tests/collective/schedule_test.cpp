@@ -89,7 +89,7 @@ TEST_P(EverySchedule, WorksWithEveryRoot) {
 }
 
 TEST_P(EverySchedule, IsAPureFunction) {
-  const Problem problem{.rank = 3, .size = 11, .count = 1001, .element_bytes = 4, .root = 5, .chunk_bytes = 64};
+  const CollectiveSpec problem{.rank = 3, .size = 11, .count = 1001, .element_bytes = 4, .root = 5, .chunk_bytes = 64};
   EXPECT_EQ(to_string(GetParam().schedule(problem)), to_string(GetParam().schedule(problem)));
 }
 

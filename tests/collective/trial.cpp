@@ -105,14 +105,14 @@ void Trial::choose_counts() {
   }
 }
 
-Problem Trial::problem(Rank rank) const {
-  Problem problem{.collective = algorithm_.collective,
-                  .rank = rank,
-                  .size = setting_.size,
-                  .count = setting_.count,
-                  .element_bytes = size_of(setting_.dtype),
-                  .root = setting_.root,
-                  .chunk_bytes = setting_.chunk_bytes};
+CollectiveSpec Trial::problem(Rank rank) const {
+  CollectiveSpec problem{.collective = algorithm_.collective,
+                         .rank = rank,
+                         .size = setting_.size,
+                         .count = setting_.count,
+                         .element_bytes = size_of(setting_.dtype),
+                         .root = setting_.root,
+                         .chunk_bytes = setting_.chunk_bytes};
   if (!setting_.uneven) return problem;
   problem.count = 0;
   problem.counts = counts_[algorithm_.collective == Collective::kAllToAll ? rank : 0];
@@ -210,9 +210,9 @@ Buffers Trial::buffers(Rank rank) const {
       .input = view(parties_[rank].input, seed), .output = view(parties_[rank].output, seed + 1), .op = ReduceOp::kSum};
 }
 
-MutableByteView Trial::memory(Rank rank, Place place) {
-  if (place == Place::kScratch) return scratch_[rank];
-  return place == Place::kInput ? parties_[rank].input : parties_[rank].output;
+MutableByteView Trial::memory(Rank rank, BufferKind place) {
+  if (place == BufferKind::kScratch) return scratch_[rank];
+  return place == BufferKind::kInput ? parties_[rank].input : parties_[rank].output;
 }
 
 std::string Trial::fault() const {

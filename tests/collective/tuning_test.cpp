@@ -100,7 +100,7 @@ TEST_F(Tune, TakesTheAlgorithmsThatTheUserAsksFor) {
   ::setenv("MUSTER_ALGO", "all_reduce=ring,broadcast=chain", 1);
   const auto tuning = load_tuning();
   ASSERT_TRUE(tuning);
-  Problem problem{.collective = Collective::kAllReduce, .size = 4, .count = 1};
+  CollectiveSpec problem{.collective = Collective::kAllReduce, .size = 4, .count = 1};
   tuning->apply(problem, "tcp", 2);
   EXPECT_STREQ(choose(problem)->name, "ring");
   problem.collective = Collective::kBroadcast;
@@ -153,7 +153,7 @@ TEST_F(Tune, RefusesWhatNoRankWrote) {
 TEST_F(Tune, SaysHowManyRanksShareACore) {
   Tuning tuning;
   tuning.machine.cores = 2;
-  Problem problem;
+  CollectiveSpec problem;
   tuning.apply(problem, "unix", 8);
   EXPECT_EQ(problem.network.load, 4);
   EXPECT_EQ(problem.network.latency, tuning.machine.local.latency);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "contract/store_contract.h"
-#include "muster/store/claim.h"
+#include "muster/store/ttl_lock.h"
 
 namespace muster {
 
@@ -10,7 +10,7 @@ class ClaimContract : public StoreContract {
  protected:
   static constexpr Duration kLife = 60s;
 
-  std::unique_ptr<Claim> claim(Store& store, const Key& name, const std::string& value) {
+  std::unique_ptr<TtlLock> claim(Store& store, const Key& name, const std::string& value) {
     auto claim = store.claim(name, as_bytes(value), kLife, soon());
     if (claim) return std::move(*claim);
     ADD_FAILURE() << claim.error().to_string();

@@ -377,12 +377,12 @@ TEST_P(LinkContract, BringsNotesBesideBytesThatNobodyReceivesYet) {
   std::string got(text.size(), '\0');
   Outcome sent, received;
   std::vector<Bytes> notes;
-  right().on_note([&](ByteView note) { notes.emplace_back(note.begin(), note.end()); });
-  left().note(Bytes{1, 2, 3});
+  right().set_control_handler([&](ByteView note) { notes.emplace_back(note.begin(), note.end()); });
+  left().send_control(Bytes{1, 2, 3});
   run_until([&] { return notes.size() == 1; });
   send_text(left(), text, sent.record());
-  const Bytes longest(kLargestNote, 7);
-  left().note(longest);
+  const Bytes longest(kMaxControlMessage, 7);
+  left().send_control(longest);
   run_until([&] { return notes.size() == 2; });
   EXPECT_EQ(notes[0], (Bytes{1, 2, 3}));
   EXPECT_EQ(notes[1], longest);

@@ -56,7 +56,7 @@ int run_rank(int rank, int ranks, const std::string& folder, Board& board) {
   if (!store || !meet(board.arrived[0], ranks)) return 1;
   board.before[rank] = proportional_bytes();
   if (!meet(board.arrived[1], ranks)) return 1;
-  Membership membership;
+  GroupSpec membership;
   membership.rank = rank;
   membership.size = ranks;
   auto group = Group::form(**store, membership, {});

@@ -93,7 +93,7 @@ int measure(Group& group, const Counter& system_calls, size_t number, Table& tab
 }
 
 int run_rank(int rank, const Counter& system_calls, const std::string& folder, Table& table) {
-  Membership membership;
+  GroupSpec membership;
   membership.rank = rank;
   membership.size = kRanks;
   Result<std::unique_ptr<Store>> store =

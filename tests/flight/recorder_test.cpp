@@ -21,7 +21,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const Membership kMembership{1, 4, "test", 7};
+const GroupSpec kMembership{1, 4, "test", 7};
 
 Operation all_reduce(uint64_t sequence, size_t count = 12, const std::string& site = "") {
   static float memory[64];

@@ -15,18 +15,18 @@ Record record(Collective collective, uint64_t sequence, size_t count, const std:
   return result;
 }
 
-Sighting at(Rank rank, const Record& here) {
-  Sighting sighting;
-  sighting.who = "rank " + std::to_string(rank) + " (host h, pid " + std::to_string(100 + rank) + ")";
-  sighting.known = true;
-  sighting.here = sighting.last = here;
-  return sighting;
+RankState at(Rank rank, const Record& here) {
+  RankState rank_state;
+  rank_state.who = "rank " + std::to_string(rank) + " (host h, pid " + std::to_string(100 + rank) + ")";
+  rank_state.known = true;
+  rank_state.here = rank_state.last = here;
+  return rank_state;
 }
 
-Sighting before(Rank rank, const Record& last) {
-  Sighting sighting = at(rank, last);
-  sighting.here.reset();
-  return sighting;
+RankState before(Rank rank, const Record& last) {
+  RankState rank_state = at(rank, last);
+  rank_state.here.reset();
+  return rank_state;
 }
 
 const Record kReduce = record(Collective::kAllReduce, 18, 12, "train.py:71");
@@ -74,9 +74,9 @@ TEST(Report, SaysWhoIsStillInAnEarlierCall) {
 }
 
 TEST(Report, SaysWhoHasCalledNothingAndWhoIsSilent) {
-  Sighting idle = before(1, kBarrier);
+  RankState idle = before(1, kBarrier);
   idle.last.reset();
-  Sighting silent, unknown;
+  RankState silent, unknown;
   silent.who = "rank 2 (host b, pid 812)";
   silent.silent = true;
   const Report report = compose_report({at(0, kReduce), idle, silent, unknown}, 0);
@@ -88,14 +88,14 @@ TEST(Report, SaysWhoHasCalledNothingAndWhoIsSilent) {
 }
 
 TEST(Report, NamesAStoppedRankBeforeAllOthers) {
-  Sighting stopped = at(1, kReduce);
+  RankState stopped = at(1, kReduce);
   stopped.stopped = true;
   const Report in_call = compose_report({at(0, kReduce), stopped}, 0);
   EXPECT_EQ(in_call.text,
             "rank 1 (host h, pid 101) is stopped, by a signal or a debugger, in all_reduce #18 (float32[12], sum) at "
             "train.py:71");
   EXPECT_EQ(in_call.culprit, 1);
-  Sighting late = before(2, kBarrier);
+  RankState late = before(2, kBarrier);
   late.stopped = true;
   const Report on_the_way = compose_report({at(0, kReduce), before(1, kBarrier), late}, 0);
   EXPECT_EQ(on_the_way.text,

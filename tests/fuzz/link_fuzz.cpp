@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-constexpr uint32_t kLargestData = 16u << 20;
+constexpr uint32_t kMaxData = 16u << 20;
 
 Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
 LinkIdentity identity(Rank rank) { return {rank, 2, "fuzz", 1, {}}; }
@@ -47,7 +47,7 @@ struct Door {
 Bytes payload_of(ByteView stream) {
   Bytes payload;
   while (stream.size() >= kFrameHeaderBytes) {
-    const auto header = decode_frame_header(stream.first(kFrameHeaderBytes), kLargestData);
+    const auto header = decode_frame_header(stream.first(kFrameHeaderBytes), kMaxData);
     if (!header) break;
     stream = stream.subspan(kFrameHeaderBytes);
     const auto kind = static_cast<LinkFrame>(header->kind);

@@ -16,13 +16,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
 
   if (size < muster::kFrameHeaderBytes) return 0;
-  const auto header = muster::decode_frame_header(input.first(muster::kFrameHeaderBytes), muster::kLargestControlFrame);
+  const auto header = muster::decode_frame_header(input.first(muster::kFrameHeaderBytes), muster::kMaxControlFrame);
   const ByteView payload = input.subspan(muster::kFrameHeaderBytes);
   if (!header || header->length != payload.size()) return 0;
   const muster::Error why = muster::parse_farewell(*header, payload, muster::Peer{3, "host", 9, 1, "nowhere", 512});
   MUSTER_CHECK(why.rank >= muster::kNoRank && why.rank < 512, "a farewell blames an impossible rank");
   const muster::Bytes repeated = muster::encode_farewell(&why);
-  MUSTER_CHECK(repeated.size() <= muster::kFrameHeaderBytes + muster::kLargestControlFrame,
-               "a farewell grows too large");
+  MUSTER_CHECK(repeated.size() <= muster::kFrameHeaderBytes + muster::kMaxControlFrame, "a farewell grows too large");
   return 0;
 }

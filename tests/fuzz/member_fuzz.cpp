@@ -4,7 +4,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const muster::ByteView record(data, size);
-  if (const auto member = muster::parse_member(record)) {
+  if (const auto member = muster::parse_rank_info(record)) {
     const muster::Bytes again = muster::encode(*member);
     MUSTER_CHECK(std::equal(again.begin(), again.end(), record.begin(), record.end()),
                  "a record changes when repeated");

@@ -8,7 +8,7 @@
 namespace muster {
 
 /// Plays a hostile client against a dialect and a store: the first byte says how the rest is cut into reads.
-inline void play_client(Dialect& dialect, ByteView input) {
+inline void play_client(Protocol& dialect, ByteView input) {
   if (input.empty()) return;
   const size_t chunk = size_t{1} + input[0];
   input = input.subspan(1);

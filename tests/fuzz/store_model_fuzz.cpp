@@ -122,7 +122,7 @@ struct Client {
   explicit Client(bool torch) : dialect(torch ? torch_dialect() : muster_dialect()), torch(torch) {
     if (torch) dialect->feed(torch_hello());
   }
-  std::unique_ptr<Dialect> dialect;
+  std::unique_ptr<Protocol> dialect;
   bool torch;
   RequestId last_id = 0;
 };

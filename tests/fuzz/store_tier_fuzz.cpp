@@ -26,7 +26,7 @@ void in_pieces(ByteView stream, size_t piece, Each each) {
 }
 
 Heard serve(ByteView stream, size_t piece) {
-  SessionHost host;
+  ServerSession host;
   host.link_up(kNow);
   Heard heard;
   in_pieces(stream, piece, [&](ByteView bytes) {

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto again = muster::Tuning::decode(tuning->encode());
   MUSTER_CHECK(again && again->machine == tuning->machine && again->wanted == tuning->wanted,
                "a record changes when repeated");
-  muster::Problem problem;
+  muster::CollectiveSpec problem;
   problem.collective = muster::Collective::kAllReduce;
   problem.size = 5;
   problem.count = 1000;

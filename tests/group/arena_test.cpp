@@ -50,7 +50,7 @@ TEST(GroupArena, IsMissingWhereNoMemoryIsShared) {
   test::run_group(1, "shm", [](Group& group) { EXPECT_FALSE(group.arena()); });
 }
 
-/// Leaves enough for the 2 MiB of each link, not for the 4 of a team's smallest, or the 34 of 17 ranks'.
+/// Leaves enough for the 2 MiB of each link, not for the 4 of a host communicator's smallest, or the 34 of 17 ranks'.
 void limit_memory(size_t links) {
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -66,7 +66,7 @@ void limit_files() {
 }
 
 /// Whether the group formed without shared memory, and works.
-bool works_without_memory(Store& store, const Membership& membership) {
+bool works_without_memory(Store& store, const GroupSpec& membership) {
   const auto group = Group::form(store, membership, test::options_for("shm"));
   if (!group) {
     std::fprintf(stderr, "rank %d: %s\n", membership.rank, group.error().to_string().c_str());

@@ -121,7 +121,7 @@ TEST_P(DetailedDisagreement, IsFoundBeforeAnythingRuns) {
 TEST(Debug, OfAnotherLevelIsNotTakenForDetailInSilence) {
   setenv("MUSTER_DEBUG", "INFO", 1);
   testing::internal::CaptureStderr();
-  EXPECT_FALSE(wants_agreement());
+  EXPECT_FALSE(fingerprint_check_enabled());
   unsetenv("MUSTER_DEBUG");
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               testing::HasSubstr("MUSTER_DEBUG is 'INFO', which is neither detail nor off"));
@@ -131,7 +131,7 @@ TEST(Debug, TakesItsLevelsAsTorchSpellsThem) {
   testing::internal::CaptureStderr();
   for (const auto& [level, detailed] : {std::pair("DETAIL", true), std::pair("OFF", false)}) {
     setenv("MUSTER_DEBUG", level, 1);
-    EXPECT_EQ(wants_agreement(), detailed) << level;
+    EXPECT_EQ(fingerprint_check_enabled(), detailed) << level;
   }
   unsetenv("MUSTER_DEBUG");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");

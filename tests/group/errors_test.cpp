@@ -11,7 +11,7 @@ using test::options_for;
 using test::run_group;
 using test::run_ranks;
 
-Error form_error(Store& store, const Membership& membership, const GroupOptions& options) {
+Error form_error(Store& store, const GroupSpec& membership, const GroupOptions& options) {
   const auto group = Group::form(store, membership, options);
   EXPECT_FALSE(group);
   return group ? Error{} : group.error();
@@ -100,9 +100,7 @@ TEST(GroupForm, RefusesARankThatIsTakenTwice) {
 
 TEST(GroupForm, ARankTooManyLearnsWhoHasItsRank) {
   const auto store = memory_store();
-  run_ranks(2, [&](Rank rank) {
-    EXPECT_TRUE(Group::form(*store, {rank, 2, "test", 0}, options_for("shm")));
-  });
+  run_ranks(2, [&](Rank rank) { EXPECT_TRUE(Group::form(*store, {rank, 2, "test", 0}, options_for("shm"))); });
   const auto error = form_error(*store, {1, 2, "test", 0}, options_for("shm", std::chrono::milliseconds(100)));
   EXPECT_EQ(error.code, ErrorCode::kTimeout);
   EXPECT_NE(error.message.find("rank 1 is taken by rank 1 (host "), std::string::npos) << error.to_string();
@@ -287,7 +285,7 @@ TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) 
   }
 }
 
-/// Also one that its host's team does not have, which counts its own places.
+/// Also one that its host's host communicator does not have, which counts its own places.
 TEST(GroupErrorsHosts, AnAbortMayBlameAnyRank) {
   for (const Rank blamed : {3, 100'000}) {
     const auto store = memory_store();
@@ -298,7 +296,7 @@ TEST(GroupErrorsHosts, AnAbortMayBlameAnyRank) {
       const auto group = Group::form(*store, {rank, 4, "test", 0}, options);
       ASSERT_TRUE(group) << group.error().to_string();
       formed.arrive_and_wait();
-      if (rank == 0) return over.wait();  // so that rank 1 waits in its team
+      if (rank == 0) return over.wait();  // so that rank 1 waits in its host communicator
       const Work work = (*group)->barrier({.async = true});
       if (rank == 1) (*group)->abort(Error{ErrorCode::kTimeout, "the operator waited for too long", blamed, {}});
       const auto result = work.wait();

@@ -33,7 +33,7 @@ class HeldStore final : public RequestStore {
 };
 
 /// Asks the first rank for the host's shared memory as a rank does, but for the request.
-void connect_and_go(Store& store, const Membership& membership, const Bytes& secret) {
+void connect_and_go(Store& store, const GroupSpec& membership, const Bytes& secret) {
   Rendezvous rendezvous(store, membership);
   const auto leader = rendezvous.leader(patience());
   ASSERT_TRUE(leader);
@@ -54,7 +54,7 @@ TEST(GroupForming, OutlivesAConnectionThatEndsWithoutARequest) {
   GroupOptions options = test::options_for("shm");
   options.credentials.secret = to_bytes("a secret of the tests");
   test::run_ranks(kRanks + 1, [&](Rank rank) {
-    const Membership membership{rank, kRanks, "forming", 0};
+    const GroupSpec membership{rank, kRanks, "forming", 0};
     if (rank == kRanks) {
       connect_and_go(*store, {0, kRanks, "forming", 0}, options.credentials.secret);
       return gone.set_value();

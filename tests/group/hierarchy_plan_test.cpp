@@ -25,7 +25,7 @@ size_t longest(const Operation& operation) {
 }
 
 Topology two_hosts() {
-  std::vector<Member> members(kRanks);
+  std::vector<RankInfo> members(kRanks);
   for (Rank rank = 0; rank < kRanks; ++rank) {
     members[rank].rank = rank;
     members[rank].domain = std::to_string(rank / kLocals);
@@ -56,7 +56,7 @@ Did run(Collective collective, size_t count) {
     operation.input = {memory.get(), scatters ? count * kRanks : count, Dtype::kFloat32};
     operation.output = {memory.get(), gathers ? count * kRanks : count, Dtype::kFloat32};
   }
-  EXPECT_TRUE(complete(operation, Membership{self, kRanks, {}, 0}));
+  EXPECT_TRUE(complete(operation, GroupSpec{self, kRanks, {}, 0}));
   EXPECT_TRUE(Hierarchy(topology, self, levels).run(operation, Deadline::after(std::chrono::seconds(60))));
   return did;
 }
@@ -80,7 +80,7 @@ TEST(HierarchyPlan, SaysWhatIsDoneOnEitherLevel) {
   for (const size_t count : {size_t{1}, size_t{300}, size_t{301}, 3 * kChunk}) {
     for (const Collective collective : {Collective::kAllReduce, Collective::kBroadcast, Collective::kReduce,
                                         Collective::kAllGather, Collective::kReduceScatter, Collective::kBarrier}) {
-      Problem whole{.collective = collective, .size = kRanks, .count = count, .element_bytes = sizeof(float)};
+      CollectiveSpec whole{.collective = collective, .size = kRanks, .count = count, .element_bytes = sizeof(float)};
       if (collective == Collective::kBarrier) whole.count = 0;
       const HierarchyPlan said = plan_hierarchy(whole, kLocals, 2);
       const Did will = plan(collective, said), did = run(collective, count);
@@ -95,7 +95,7 @@ TEST(HierarchyPlan, SaysWhatIsDoneOnEitherLevel) {
 
 TEST(HierarchyPlan, LetsOneChunkCrossWhileOthersAreWithinTheirHosts) {
   const auto total = [](Collective collective, size_t chunks, double before, double across, double after) {
-    Problem whole{.collective = collective, .size = kRanks, .count = chunks * Hierarchy::kChunkBytes};
+    CollectiveSpec whole{.collective = collective, .size = kRanks, .count = chunks * Hierarchy::kChunkBytes};
     return plan_hierarchy(whole, kLocals, 2).total(before, across, after);
   };
   EXPECT_EQ(total(Collective::kAllReduce, 1, 1, 10, 2), 13);

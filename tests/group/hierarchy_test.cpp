@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(Dealt, GroupContract, group_sizes(dealt("Dealt", 2), {5
 // ---- what crosses between hosts
 
 Topology topology_of(const std::vector<int>& host_of) {
-  std::vector<Member> members(host_of.size());
+  std::vector<RankInfo> members(host_of.size());
   for (size_t rank = 0; rank < members.size(); ++rank) {
     members[rank].rank = static_cast<Rank>(rank);
     members[rank].domain = std::to_string(host_of[rank]);
@@ -54,23 +54,24 @@ size_t crossing_bytes(const Topology& topology, const Operation& like) {
   const int size = static_cast<int>(topology.host_of.size());
   const std::unique_ptr<uint8_t[]> tensor(new uint8_t[like.call.count * size]);  // nobody touches it
   for (Rank rank = 0; rank < size; ++rank) {
-    Passage passage;
-    const Hierarchy::Levels levels{
-        [](const Operation&, const Deadline&) { return Result<>{}; },
-        [&](const Operation& operation, int, const Deadline&) -> Result<> {
-          MUSTER_ASSIGN(const Schedule* schedule,
-                        passage.plan(operation, topology.host_of[rank], static_cast<int>(topology.hosts.size())));
-          for (const Step& step : schedule->steps) bytes += step.kind == Step::Kind::kSend ? step.from.bytes : 0;
-          return {};
-        },
-        [](const Deadline&) { return Result<>{}; }};
+    ScheduleRunner schedule_runner;
+    const Hierarchy::Levels levels{[](const Operation&, const Deadline&) { return Result<>{}; },
+                                   [&](const Operation& operation, int, const Deadline&) -> Result<> {
+                                     MUSTER_ASSIGN(const Schedule* schedule,
+                                                   schedule_runner.plan(operation, topology.host_of[rank],
+                                                                        static_cast<int>(topology.hosts.size())));
+                                     for (const Step& step : schedule->steps)
+                                       bytes += step.kind == Step::Kind::kSend ? step.from.bytes : 0;
+                                     return {};
+                                   },
+                                   [](const Deadline&) { return Result<>{}; }};
     Operation operation = like;
     const bool gathers = like.call.collective == Collective::kAllGather;
     const bool scatters = like.call.collective == Collective::kReduceScatter;
     const size_t count = like.call.count;
     operation.input = {tensor.get(), scatters ? count * size : count, Dtype::kUint8};
     operation.output = {tensor.get(), gathers ? count * size : count, Dtype::kUint8};
-    EXPECT_TRUE(complete(operation, Membership{rank, size, {}, 0}));
+    EXPECT_TRUE(complete(operation, GroupSpec{rank, size, {}, 0}));
     const auto result = Hierarchy(topology, rank, levels).run(operation, Deadline::after(std::chrono::seconds(60)));
     EXPECT_TRUE(result) << result.error().to_string();
   }
@@ -100,22 +101,22 @@ TEST(HierarchyTraffic, IsTheLeastPossibleBetweenHosts) {
 
 TEST(HierarchyTraffic, IsSpreadOverTheRanksOfAHost) {
   const Topology topology = topology_of({0, 0, 0, 1, 2, 2});
-  EXPECT_EQ(topology.slots, 3);
+  EXPECT_EQ(topology.shards, 3);
   for (int host = 0; host < 3; ++host) {
-    std::vector<int> carried(topology.locals(host));
-    for (int slot = 0; slot < topology.slots; ++slot) {
-      const int local = topology.carrier(host, slot);
-      EXPECT_GE(slot, topology.first_slot(host, local));
-      EXPECT_LT(slot, topology.first_slot(host, local + 1));
+    std::vector<int> carried(topology.host_local_size(host));
+    for (int shard = 0; shard < topology.shards; ++shard) {
+      const int local = topology.shard_rank(host, shard);
+      EXPECT_GE(shard, topology.first_shard(host, local));
+      EXPECT_LT(shard, topology.first_shard(host, local + 1));
       ++carried[local];
     }
-    for (const int slots : carried) EXPECT_GT(slots, 0);
+    for (const int shards : carried) EXPECT_GT(shards, 0);
   }
   // Every rank's own block has a slot to itself.
   for (int host = 0; host < 3; ++host) {
     int owners = 0;
-    for (int slot = 0; slot < topology.slots; ++slot) owners += topology.owner(host, slot) != kNoRank;
-    EXPECT_EQ(owners, topology.locals(host));
+    for (int shard = 0; shard < topology.shards; ++shard) owners += topology.owner(host, shard) != kNoRank;
+    EXPECT_EQ(owners, topology.host_local_size(host));
   }
 }
 

@@ -137,17 +137,17 @@ class GroupStreamsOneByOne : public testing::Test {
     ASSERT_TRUE(loop_->run_until([&] { return lanes_[lane] != nullptr; }, patience_));
   }
   Result<> link_with_peer() {
-    return linker_.link_with({1}, patience_, [] { return std::nullopt; });
+    return link_table_.link_with({1}, patience_, [] { return std::nullopt; });
   }
   void SetUp() override {
-    linker_.set_places({{"rank 0", "", Transport::kTcp}, {"rank 1", "", Transport::kTcp}});
-    address_ = linker_.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
+    link_table_.set_places({{"rank 0", "", Transport::kTcp}, {"rank 1", "", Transport::kTcp}});
+    address_ = link_table_.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
   }
 
   const std::unique_ptr<Loop> loop_ = Loop::create().value();
   const Deadline patience_ = Deadline::after(std::chrono::seconds(60));
   const LinkIdentity identity_{0, 2, "test", 0, {to_bytes("a secret of the tests"), nullptr}};
-  Linker linker_{*loop_, identity_, 2};
+  LinkTable link_table_{*loop_, identity_, 2};
   std::string address_;
   std::unique_ptr<Link> lanes_[2];  ///< the peer's ends
 };
@@ -164,7 +164,7 @@ TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
 
 TEST_F(GroupStreamsOneByOne, AreTakenInAlsoOfAPeerThatHasFormedAndLeft) {
   bool left = false;
-  linker_.on_link([&](Rank rank, Link& link) {
+  link_table_.on_link([&](Rank rank, Link& link) {
     EXPECT_EQ(rank, 1);
     link.on_close([&](const Error& why) { left = why.code == ErrorCode::kLeft; });
   });

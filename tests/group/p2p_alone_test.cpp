@@ -1,4 +1,4 @@
-// One messenger, and a peer that says on its link what the test wants it to say.
+// One P2P engine, and a peer that says on its link what the test wants it to say.
 #include <unistd.h>
 
 #include <atomic>
@@ -22,23 +22,23 @@ LinkIdentity identity(Rank rank) {
   return {rank, 2, "alone", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
 }
 
-class MessengerAlone : public testing::TestWithParam<Transport> {
+class P2pAlone : public testing::TestWithParam<Transport> {
  protected:
   void SetUp() override {
     static std::atomic<int> count = 0;
     const std::string name = "muster-messenger-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
     const Address address = Address::unix_abstract(name), deaf = Address::unix_abstract(name + "-deaf");
-    ASSERT_TRUE(messenger_->listen(address, GetParam()));
+    ASSERT_TRUE(p2p_->listen(address, GetParam()));
     deaf_ = std::move(*listen_on(deaf));
-    std::vector<Messenger::Place> places(2);
-    places[kSelf] = {Member{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
-    places[kPeer] = {Member{.rank = kPeer, .host = "here"}, deaf.to_string(), GetParam()};
-    messenger_->begin(places);
+    std::vector<P2pEngine::Place> places(2);
+    places[kSelf] = {RankInfo{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
+    places[kPeer] = {RankInfo{.rank = kPeer, .host = "here"}, deaf.to_string(), GetParam()};
+    p2p_->begin(places);
     address_ = address.to_string();
   }
-  void TearDown() override { messenger_->close(); }
+  void TearDown() override { p2p_->close(); }
 
-  /// While somebody, or the messenger's thread, drives the messenger.
+  /// While somebody, or the P2P engine's thread, drives the P2P engine.
   void link_up() {
     const auto connect = GetParam() == Transport::kShm ? connect_shm_link : connect_link;
     const auto dial = connect(*loop_, *Address::parse(address_), identity(kPeer), kSelf, patience(),
@@ -57,18 +57,17 @@ class MessengerAlone : public testing::TestWithParam<Transport> {
     ASSERT_TRUE(loop_->run_until([&] { return sent; }, patience()));
   }
   Work receive(Floats& into, Rank from, uint32_t tag, Duration timeout = std::chrono::seconds(60)) {
-    return messenger_->receive({into.data(), into.size(), Dtype::kFloat32}, from, tag,
-                               {.timeout = timeout, .async = true});
+    return p2p_->receive({into.data(), into.size(), Dtype::kFloat32}, from, tag, {.timeout = timeout, .async = true});
   }
 
-  const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf), 1);
+  const std::shared_ptr<P2pEngine> p2p_ = *P2pEngine::create(identity(kSelf), 1);
   const std::unique_ptr<Loop> loop_ = *Loop::create();
   std::unique_ptr<Link> link_;
   Fd deaf_;  ///< the peer's listener: nobody is let in, should a receive that waits for long ask who is there
   std::string address_;
 };
 
-TEST_P(MessengerAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
+TEST_P(P2pAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
   const Floats whole(1), half(10);
   Floats word(1), in(100);
   const Work first = receive(word, kPeer, 1);
@@ -86,7 +85,7 @@ TEST_P(MessengerAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
 }
 
 /// Whose message a receive finds, though it is itself refused.
-TEST_P(MessengerAlone, LeavesNobodyWithoutHisCallBack) {
+TEST_P(P2pAlone, LeavesNobodyWithoutHisCallBack) {
   const Floats word(1);
   Floats first(1), second(1), none;
   std::promise<void> called_back, looked;
@@ -99,28 +98,28 @@ TEST_P(MessengerAlone, LeavesNobodyWithoutHisCallBack) {
   found.on_done([&](const Result<>&) { told = true; });
   link_up();
   say(1, sizeof(float), word);
-  called_back.get_future().wait();  // so the messenger's thread looks after nothing
+  called_back.get_future().wait();  // so the P2P engine's thread looks after nothing
   say(2, sizeof(float), word);
   EXPECT_FALSE(receive(none, 7, 0).wait());
   EXPECT_EQ(told, found.done());
   looked.set_value();
   EXPECT_TRUE(found.wait());
-  messenger_->close();  // the callbacks are over
+  p2p_->close();  // the callbacks are over
   EXPECT_TRUE(told);
 }
 
 /// How a receive ends when its sender has dialled one of the two connections of its link, and closes it.
 Error end_of_half_a_link(const Error& why) {
   const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // nobody is let in: it tells nothing of the peer
-  const auto messenger = *Messenger::create(identity(kSelf), 2);
-  const std::string address = *messenger->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
-  std::vector<Messenger::Place> places(2);
-  places[kSelf] = {Member{.rank = kSelf}, address, Transport::kTcp};
-  places[kPeer] = {Member{.rank = kPeer}, local_address(deaf->get())->to_string(), Transport::kTcp};
-  messenger->begin(places);
+  const auto p2p = *P2pEngine::create(identity(kSelf), 2);
+  const std::string address = *p2p->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
+  std::vector<P2pEngine::Place> places(2);
+  places[kSelf] = {RankInfo{.rank = kSelf}, address, Transport::kTcp};
+  places[kPeer] = {RankInfo{.rank = kPeer}, local_address(deaf->get())->to_string(), Transport::kTcp};
+  p2p->begin(places);
   Floats word(1);
-  const Work receive = messenger->receive({word.data(), 1, Dtype::kFloat32}, kPeer, 1,
-                                          {.timeout = std::chrono::seconds(60), .async = true});
+  const Work receive =
+      p2p->receive({word.data(), 1, Dtype::kFloat32}, kPeer, 1, {.timeout = std::chrono::seconds(60), .async = true});
   const auto loop = *Loop::create();
   LinkIdentity peer = identity(kPeer);
   peer.lane = {1, 2};
@@ -130,21 +129,21 @@ Error end_of_half_a_link(const Error& why) {
   EXPECT_TRUE(loop->run_until([&] { return link != nullptr; }, patience()));
   link->close(why);
   const auto result = receive.wait();
-  messenger->close();
+  p2p->close();
   return result ? Error{} : result.error();
 }
 
-TEST(MessengerHalfLinked, BlamesWhoDied) {
+TEST(P2pHalfLinked, BlamesWhoDied) {
   const Error why{ErrorCode::kPeerLost, "rank 1 is dying", kPeer, {}};
   EXPECT_EQ(end_of_half_a_link(why).message, why.message);
 }
 
-TEST(MessengerHalfLinked, HearsThatAPeerHasLeft) {
+TEST(P2pHalfLinked, HearsThatAPeerHasLeft) {
   const Error why{ErrorCode::kLeft, "rank 1 has left the group", kPeer, {}};
   EXPECT_EQ(end_of_half_a_link(why).message, why.message);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, MessengerAlone, testing::Values(Transport::kUnix, Transport::kShm),
+INSTANTIATE_TEST_SUITE_P(Kinds, P2pAlone, testing::Values(Transport::kUnix, Transport::kShm),
                          [](const auto& info) { return name(info.param); });
 
 }  // namespace

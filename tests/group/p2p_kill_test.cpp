@@ -44,9 +44,9 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
   for (;;) pause();
 }
 
-class MessengerKill : public testing::TestWithParam<Case> {};
+class P2pKill : public testing::TestWithParam<Case> {};
 
-TEST_P(MessengerKill, TheSurvivorNamesTheVictim) {
+TEST_P(P2pKill, TheSurvivorNamesTheVictim) {
   const auto [phase, transports] = GetParam();
   const std::string path = testing::TempDir() + "muster-message-kill-" + std::to_string(getpid());
   std::filesystem::remove(path);
@@ -81,7 +81,7 @@ TEST_P(MessengerKill, TheSurvivorNamesTheVictim) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Cases, MessengerKill,
+    Cases, P2pKill,
     testing::Combine(testing::Values(Phase::kNothingSent, Phase::kLinked, Phase::kOffered, Phase::kAccepted),
                      testing::Values("shm", "tcp", "striped")),
     [](const auto& info) { return std::string(name(std::get<0>(info.param))) + "_" + std::get<1>(info.param); });

@@ -1,4 +1,4 @@
-// The messenger of one rank of three, while a peer that the test plays leaves: memory is only touched while its
+// The P2P engine of one rank of three, while a peer that the test plays leaves: memory is only touched while its
 // operation is pending.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -48,18 +48,18 @@ class MessengerLeaving : public testing::TestWithParam<Transport> {
     static std::atomic<int> count = 0;
     const std::string name = "muster-leaving-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
     address_ = Address::unix_abstract(name);
-    ASSERT_TRUE(messenger_->listen(address_, GetParam()));
+    ASSERT_TRUE(p2p_->listen(address_, GetParam()));
     const auto listen = GetParam() == Transport::kShm ? listen_shm_links : listen_links;
     listener_ = std::move(*listen(*listening_, Address::unix_abstract(name + "-peer"), identity(kPeer),
                                   [this](std::unique_ptr<Link> link) { accepted_ = std::move(link); }));
     const std::string addresses[] = {address_.to_string(), listener_->address(), "unix:@" + name + "-nobody"};
-    std::vector<Messenger::Place> places;
+    std::vector<P2pEngine::Place> places;
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      places.push_back({Member{.rank = rank, .host = "here"}, addresses[rank], GetParam()});
+      places.push_back({RankInfo{.rank = rank, .host = "here"}, addresses[rank], GetParam()});
     }
-    messenger_->begin(places);
+    p2p_->begin(places);
   }
-  void TearDown() override { messenger_->close(); }
+  void TearDown() override { p2p_->close(); }
 
   static CallOptions async() { return {.timeout = std::chrono::seconds(60), .async = true}; }
 
@@ -104,10 +104,8 @@ class MessengerLeaving : public testing::TestWithParam<Transport> {
     ASSERT_TRUE(link);
     link->close(has_left("rank " + std::to_string(rank), rank));
   }
-  Work receive(BufferView into, Rank from, uint32_t tag) {
-    return messenger_->receive(std::move(into), from, tag, async());
-  }
-  /// Rank 2 sends what a receive waits for: the messenger works as before.
+  Work receive(BufferView into, Rank from, uint32_t tag) { return p2p_->receive(std::move(into), from, tag, async()); }
+  /// Rank 2 sends what a receive waits for: the P2P engine works as before.
   void expect_alive(const Work& from_other, uint32_t tag) {
     const auto link = link_from(kOther);
     ASSERT_TRUE(link);
@@ -117,7 +115,7 @@ class MessengerLeaving : public testing::TestWithParam<Transport> {
     EXPECT_TRUE(result) << result.error().to_string();
   }
 
-  const std::shared_ptr<Messenger> messenger_ = *Messenger::create(identity(kSelf), 1);
+  const std::shared_ptr<P2pEngine> p2p_ = *P2pEngine::create(identity(kSelf), 1);
   const std::unique_ptr<Loop> dialing_ = *Loop::create();    ///< of the links that the peers dial
   const std::unique_ptr<Loop> listening_ = *Loop::create();  ///< of the link that rank 1 accepts
   Address address_;
@@ -127,9 +125,9 @@ class MessengerLeaving : public testing::TestWithParam<Transport> {
 
 TEST_P(MessengerLeaving, DoesNotReadASendThatHasEnded) {
   uint8_t word = 0;
-  const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the messenger's thread at work
+  const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the P2P engine's thread at work
   Memory memory;
-  const Work send = messenger_->send(memory.view(), kPeer, 1, async());
+  const Work send = p2p_->send(memory.view(), kPeer, 1, async());
   ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, patience()));
   const MessageHeader offer = hear(*listening_, *accepted_);
   ASSERT_EQ(offer.kind, MessageKind::kOffer);
@@ -148,7 +146,7 @@ TEST_P(MessengerLeaving, SendsNothingThatEndedBeforeItsLink) {
   uint8_t word = 0;
   const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);
   Memory memory;
-  const Work send = messenger_->send(memory.view(), kPeer, 1, async());
+  const Work send = p2p_->send(memory.view(), kPeer, 1, async());
   leave(kPeer);
   ASSERT_FALSE(send.wait());
   memory.take_away();
@@ -164,7 +162,7 @@ TEST_P(MessengerLeaving, ReceivesWhatIsUnderWayFromALeaver) {
   ASSERT_EQ(hear(*dialing_, *link).kind, MessageKind::kAccept);
   // Nobody listens at its address any more, so it has left.
   Memory unsent;
-  ASSERT_FALSE(messenger_->send(unsent.view(), kOther, 1, async()).wait());
+  ASSERT_FALSE(p2p_->send(unsent.view(), kOther, 1, async()).wait());
   uint8_t word = 0;
   const Work from_peer = receive({&word, 1, Dtype::kUint8}, kPeer, 6);
   leave(kPeer);

@@ -32,7 +32,7 @@ class ProcessWatch : public testing::Test {
 
   const std::unique_ptr<Loop> loop_ = Loop::create().value();
   pid_t child_ = -1;
-  Member self_, peer_;
+  RankInfo self_, peer_;
 };
 
 TEST_F(ProcessWatch, TellsOfTheEndOfAPeerOfThisHost) {

@@ -14,7 +14,7 @@ namespace muster {
 namespace {
 
 using ::testing::HasSubstr;
-using Kind = News::Kind;
+using Kind = JobEvent::Kind;
 
 constexpr Duration kPlenty = std::chrono::seconds(60);
 
@@ -24,20 +24,20 @@ Deadline soon() { return Deadline::after(kPlenty); }
 class FakeAgent {
  public:
   FakeAgent(Store& store, const std::string& id, int min_nodes, int max_nodes, int max_restarts) : id_(id) {
-    NodeMember::Events events;
-    events.news = [this](const News& news, const std::optional<Assignment>& assignment) {
+    RendezvousClient::Events events;
+    events.news = [this](const JobEvent& news, const std::optional<Assignment>& assignment) {
       const std::lock_guard lock(mutex_);
       if (news.kind != Kind::kProgress) heard_.emplace_back(news, assignment);
       changed_.notify_all();
     };
     events.lost = [](const Error&) {};
-    member_ = NodeMember::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
+    member_ = RendezvousClient::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
     NodeInfo node{id, "host-" + id, 1, 2, min_nodes, max_nodes};
     node.max_restarts = max_restarts;
     member_->join(node);
   }
 
-  std::pair<News, std::optional<Assignment>> next() {
+  std::pair<JobEvent, std::optional<Assignment>> next() {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, kPlenty, [this] { return !heard_.empty(); })) ADD_FAILURE() << id_ << " heard nothing";
     if (heard_.empty()) return {};
@@ -53,8 +53,8 @@ class FakeAgent {
     EXPECT_EQ(news.kind, Kind::kStart) << news.text;
     return current_.emplace(assignment.value_or(Assignment{}));
   }
-  void tell(NodeCall::Kind kind, const std::string& report = "") {
-    NodeCall call{kind, id_, current_ ? current_->generation : 0};
+  void tell(NodeEvent::Kind kind, const std::string& report = "") {
+    NodeEvent call{kind, id_, current_ ? current_->generation : 0};
     call.outcome = {1, report};
     member_->send(call);
   }
@@ -64,14 +64,14 @@ class FakeAgent {
   const std::string id_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::pair<News, std::optional<Assignment>>> heard_;
+  std::deque<std::pair<JobEvent, std::optional<Assignment>>> heard_;
   std::optional<Assignment> current_;
-  std::unique_ptr<NodeMember> member_;  // last: its threads use what is above
+  std::unique_ptr<RendezvousClient> member_;  // last: its threads use what is above
 };
 
 class Coordinators : public ::testing::Test {
  protected:
-  void start(int min_nodes, int max_nodes, int max_restarts, Coordinator::Succession succession = {}) {
+  void start(int min_nodes, int max_nodes, int max_restarts, Coordinator::Failover succession = {}) {
     RendezvousOptions options;
     options.min_nodes = min_nodes;
     options.max_nodes = max_nodes;
@@ -87,7 +87,7 @@ class Coordinators : public ::testing::Test {
     agents_.push_back(std::make_unique<FakeAgent>(*store_, id, min_nodes, max_nodes, max_restarts_));
   }
   void say_goodbye() {
-    for (auto& agent : agents_) agent->tell(NodeCall::Kind::kBye);
+    for (auto& agent : agents_) agent->tell(NodeEvent::Kind::kBye);
     EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
   }
 
@@ -104,18 +104,18 @@ TEST_F(Coordinators, RestartAllNodesOnceWhenTwoFailAtOnce) {
   for (int i = 0; i < kNodes; ++i) add(std::to_string(i), kNodes, kNodes);
   for (auto& agent : agents_) EXPECT_EQ(agent->start().place.world_size, 2 * kNodes);
   ASSERT_TRUE(store_->set(generation_prefix(0) + "address/0", as_bytes("dead"), soon()));
-  agents_[2]->tell(NodeCall::Kind::kFailed, "one");
-  agents_[5]->tell(NodeCall::Kind::kFailed, "other");
+  agents_[2]->tell(NodeEvent::Kind::kFailed, "one");
+  agents_[5]->tell(NodeEvent::Kind::kFailed, "other");
   for (auto& agent : agents_) {
     EXPECT_EQ(agent->next().first.kind, Kind::kStop);
-    agent->tell(NodeCall::Kind::kStopped);
+    agent->tell(NodeEvent::Kind::kStopped);
   }
   for (auto& agent : agents_) {
     const Assignment assignment = agent->start();
     EXPECT_EQ(assignment.generation, 1);
     EXPECT_EQ(assignment.restarts, 1);
   }
-  for (auto& agent : agents_) agent->tell(NodeCall::Kind::kDone);
+  for (auto& agent : agents_) agent->tell(NodeEvent::Kind::kDone);
   for (auto& agent : agents_) EXPECT_EQ(agent->next().first.kind, Kind::kOutcome);
   say_goodbye();
 }
@@ -126,15 +126,15 @@ TEST_F(Coordinators, DeleteWhatADeadGenerationHasWritten) {
   agents_[0]->start();
   for (int i = 0; i < 1000; ++i)
     ASSERT_TRUE(store_->set(generation_prefix(0) + std::to_string(i), as_bytes("dead"), soon()));
-  agents_[0]->tell(NodeCall::Kind::kFailed, "one");
+  agents_[0]->tell(NodeEvent::Kind::kFailed, "one");
   agents_[0]->next();
-  agents_[0]->tell(NodeCall::Kind::kStopped);
+  agents_[0]->tell(NodeEvent::Kind::kStopped);
   agents_[0]->start();
   const Deadline deadline = soon();
   while (!store_->list_keys(generation_prefix(0), deadline).value().empty() && !deadline.passed())
     std::this_thread::yield();
   EXPECT_FALSE(deadline.passed());
-  agents_[0]->tell(NodeCall::Kind::kDone);
+  agents_[0]->tell(NodeEvent::Kind::kDone);
   EXPECT_EQ(agents_[0]->next().first.kind, Kind::kOutcome);
   say_goodbye();
 }
@@ -145,71 +145,72 @@ TEST_F(Coordinators, LetNodesInAndOutOfAnElasticJob) {
   EXPECT_EQ(agents_[0]->start().place.nnodes, 1);
   add("b", 1, 3);
   EXPECT_THAT(agents_[0]->next().first.text, HasSubstr("host-b"));
-  agents_[0]->tell(NodeCall::Kind::kStopped);
+  agents_[0]->tell(NodeEvent::Kind::kStopped);
   for (int i : {0, 1}) EXPECT_EQ(agents_[static_cast<size_t>(i)]->start().place.node_rank, i);
-  agents_[0]->tell(NodeCall::Kind::kLeave, "it is taken away");
+  agents_[0]->tell(NodeEvent::Kind::kLeave, "it is taken away");
   for (auto& agent : agents_) {
     EXPECT_EQ(agent->next().first.kind, Kind::kStop);
-    agent->tell(NodeCall::Kind::kStopped);
+    agent->tell(NodeEvent::Kind::kStopped);
   }
-  agents_[0]->tell(NodeCall::Kind::kBye);
+  agents_[0]->tell(NodeEvent::Kind::kBye);
   // The first may or may not have been gone when the second had stopped.
   Assignment last = agents_[1]->start();
   while (last.place.nnodes != 1) {
     EXPECT_EQ(agents_[1]->next().first.kind, Kind::kStop);
-    agents_[1]->tell(NodeCall::Kind::kStopped);
+    agents_[1]->tell(NodeEvent::Kind::kStopped);
     last = agents_[1]->start();
   }
-  agents_[1]->tell(NodeCall::Kind::kDone);
+  agents_[1]->tell(NodeEvent::Kind::kDone);
   EXPECT_EQ(agents_[1]->next().first.kind, Kind::kOutcome);
-  agents_[1]->tell(NodeCall::Kind::kBye);
+  agents_[1]->tell(NodeEvent::Kind::kBye);
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
 
 TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
-  const auto ledger = memory_store();
-  start(1, 1, /*max_restarts=*/2, {ledger.get(), nullptr});
+  const auto persisted_state = memory_store();
+  start(1, 1, /*max_restarts=*/2, {persisted_state.get(), nullptr});
   add("a", 1, 1);
   agents_[0]->start();
-  agents_[0]->tell(NodeCall::Kind::kFailed, "one");
+  agents_[0]->tell(NodeEvent::Kind::kFailed, "one");
   agents_[0]->next();
-  agents_[0]->tell(NodeCall::Kind::kStopped);
+  agents_[0]->tell(NodeEvent::Kind::kStopped);
   EXPECT_EQ(agents_[0]->start().restarts, 1);
   coordinator_.reset();
   const auto dead = std::exchange(store_, memory_store());
-  start(1, 1, /*max_restarts=*/2, {ledger.get(), nullptr});
+  start(1, 1, /*max_restarts=*/2, {persisted_state.get(), nullptr});
   add("b", 1, 1);
   const Assignment successor = agents_[1]->start();
   EXPECT_EQ(successor.generation, 2);
   EXPECT_EQ(successor.restarts, 1);
-  agents_[1]->tell(NodeCall::Kind::kDone);
+  agents_[1]->tell(NodeEvent::Kind::kDone);
   EXPECT_EQ(agents_[1]->next().first.kind, Kind::kOutcome);
-  EXPECT_FALSE(ledger->check({JobKeys("run").ledger()}, soon()).value()) << "another job must not inherit it";
+  EXPECT_FALSE(persisted_state->check({JobKeys("run").persisted_state()}, soon()).value())
+      << "another job must not inherit it";
   // The first agent's root is gone; its wait ends with the store's last word.
-  ASSERT_TRUE(dead->set(JobKeys("run").news(4), encode(News{Kind::kOutcome}), soon()));
-  agents_[1]->tell(NodeCall::Kind::kBye);
+  ASSERT_TRUE(dead->set(JobKeys("run").news(4), encode(JobEvent{Kind::kOutcome}), soon()));
+  agents_[1]->tell(NodeEvent::Kind::kBye);
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
 
 TEST_F(Coordinators, DecideNothingOnceTheirClaimIsNotCertain) {
-  struct : Claim {
+  struct : TtlLock {
     bool held() const override { return holds; }
     std::atomic<bool> holds = true;
   } claim;
-  const auto ledger = memory_store();
-  start(1, 1, /*max_restarts=*/1, {ledger.get(), &claim});
+  const auto persisted_state = memory_store();
+  start(1, 1, /*max_restarts=*/1, {persisted_state.get(), &claim});
   add("a", 1, 1);
   agents_[0]->start();
-  const Bytes written = ledger->get(JobKeys("run").ledger(), soon()).value();
+  const Bytes written = persisted_state->get(JobKeys("run").persisted_state(), soon()).value();
   claim.holds = false;
-  agents_[0]->tell(NodeCall::Kind::kFailed, "one");
+  agents_[0]->tell(NodeEvent::Kind::kFailed, "one");
   auto failed = failed_.get_future();
   ASSERT_EQ(failed.wait_for(60s), std::future_status::ready);
   EXPECT_THAT(failed.get().message, HasSubstr("claim"));
   coordinator_.reset();
-  EXPECT_EQ(ledger->get(JobKeys("run").ledger(), soon()).value(), written);
+  EXPECT_EQ(persisted_state->get(JobKeys("run").persisted_state(), soon()).value(), written);
   EXPECT_FALSE(store_->check({JobKeys("run").news(2)}, soon()).value()) << "nobody is told to stop";
-  ASSERT_TRUE(store_->set(JobKeys("run").news(2), encode(News{Kind::kOutcome}), soon()));  // ends the agent's wait
+  ASSERT_TRUE(store_->set(JobKeys("run").news(2), encode(JobEvent{Kind::kOutcome}), soon()));  // ends the agent's wait
 }
 
 TEST_F(Coordinators, WriteTheNodesDownForPeople) {
@@ -219,7 +220,7 @@ TEST_F(Coordinators, WriteTheNodesDownForPeople) {
   const std::string nodes = to_string(store_->get(JobKeys("run").nodes(), soon()).value());
   EXPECT_THAT(nodes, HasSubstr("\"host\":\"host-a\""));
   EXPECT_THAT(nodes, HasSubstr("\"generation\":0"));
-  agents_[0]->tell(NodeCall::Kind::kDone);
+  agents_[0]->tell(NodeEvent::Kind::kDone);
   EXPECT_EQ(agents_[0]->next().first.kind, Kind::kOutcome);
   say_goodbye();
 }
@@ -229,15 +230,15 @@ TEST_F(Coordinators, PassOverWhatIsNotOurs) {
   ASSERT_TRUE(store_->queue_push(JobKeys("run").inbox(), as_bytes("\xff junk"), soon()));
   add("a", 1, 1);
   agents_[0]->start();
-  agents_[0]->tell(NodeCall::Kind::kEnd, "enough");
+  agents_[0]->tell(NodeEvent::Kind::kEnd, "enough");
   EXPECT_EQ(agents_[0]->next().first.outcome.report, "enough");
   say_goodbye();
 }
 
-TEST(NodeMember, GivesSignsOfLifeHoweverMuchItPublishes) {
+TEST(RendezvousClient, GivesSignsOfLifeHoweverMuchItPublishes) {
   const auto store = memory_store();
-  const auto member = NodeMember::start(store->clone().value(), {"run", "n", std::chrono::seconds(1)},
-                                        {[](auto&&...) {}, [](auto&&) {}});
+  const auto member = RendezvousClient::start(store->clone().value(), {"run", "n", std::chrono::seconds(1)},
+                                              {[](auto&&...) {}, [](auto&&) {}});
   ASSERT_TRUE(member);
   const Deadline patience = soon();
   const Key inbox = (*member)->keys().inbox();
@@ -247,8 +248,8 @@ TEST(NodeMember, GivesSignsOfLifeHoweverMuchItPublishes) {
     ASSERT_TRUE((*member)->flush(patience));
   }
   const auto word = store->queue_pop(inbox, patience);
-  EXPECT_TRUE(word && parse_call(*word).value().kind == NodeCall::Kind::kAlive);
-  const News over{Kind::kRefused, 0, "n"};
+  EXPECT_TRUE(word && parse_call(*word).value().kind == NodeEvent::Kind::kAlive);
+  const JobEvent over{Kind::kRefused, 0, "n"};
   ASSERT_TRUE(store->set((*member)->keys().news(1), encode(over), patience));
 }
 

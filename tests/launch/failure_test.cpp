@@ -104,17 +104,17 @@ TEST(ExitStatus, IsTheShellsForWhatCannotRun) {
   EXPECT_EQ(exit_status(Error{ErrorCode::kIo, ""}), 1);
 }
 
-TEST(LastWords, ShowEachTextOnceForTheRanksThatWroteIt) {
+TEST(OutputTail, ShowEachTextOnceForTheRanksThatWroteIt) {
   EXPECT_EQ(last_words({{1, "", ""}, {2, "", ""}}), "");
   EXPECT_EQ(last_words({{1, "step 1\nstep 2\n", ""}, {2, "step 2", ""}, {5, "step 9", "a\nb\nc\n"}}),
             "\n  what other ranks wrote last:\n   rank 5:\n    b\n    c\n   ranks 1, 2:\n    step 2");
 }
 
-TEST(LastWords, AreCutToAFewRanksAndToTheEndOfALongLine) {
+TEST(OutputTail, AreCutToAFewRanksAndToTheEndOfALongLine) {
   const std::string longest(5000, 'x');
   std::vector<std::string> lines;
   for (int rank = 0; rank < 9; ++rank) lines.push_back(longest + std::to_string(rank));
-  std::vector<LastWords> words;
+  std::vector<OutputTail> words;
   for (int rank = 0; rank < 9; ++rank) words.push_back({rank, lines[static_cast<size_t>(rank)], ""});
   const std::string text = last_words(words);
   EXPECT_LT(text.size(), 2000u);

@@ -19,7 +19,7 @@ class LocalHostTest : public ::testing::Test {
  protected:
   void SetUp() override {
     adopt_orphans();
-    WorkerHost::Events events;
+    WorkerLauncher::Events events;
     events.started = [this](int rank, pid_t pid) { pids_[rank] = pid; };
     events.failed = [](const Error& error) { ADD_FAILURE() << error.message; };
     events.ended = [this](pid_t pid, int status) {
@@ -42,7 +42,7 @@ class LocalHostTest : public ::testing::Test {
   }
 
   std::unique_ptr<Loop> loop_ = Loop::create().value();
-  LocalHost host_{*loop_};
+  SpawnLauncher host_{*loop_};
   std::map<int, pid_t> pids_;
   std::vector<std::pair<pid_t, int>> ended_;
   int empties_ = 0;

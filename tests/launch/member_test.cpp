@@ -22,7 +22,7 @@ class SlowStore : public Store {
     return fail(ErrorCode::kTimeout, "no sign of life came while a value was written");
   }
   Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) override {
-    if (const auto call = parse_call(value); call && call->kind == NodeCall::Kind::kAlive) {
+    if (const auto call = parse_call(value); call && call->kind == NodeEvent::Kind::kAlive) {
       const std::lock_guard lock(mutex_);
       ++signs_;
       changed_.notify_all();
@@ -74,25 +74,25 @@ class SlowStore : public Store {
   int signs_ = 0;
 };
 
-TEST(NodeMember, SendsSignsOfLifeDuringASlowWrite) {
+TEST(RendezvousClient, SendsSignsOfLifeDuringASlowWrite) {
   auto slow = std::make_unique<SlowStore>();
   const auto store = slow->clone().value();
   std::mutex mutex;
   std::string lost;
-  NodeMember::Events events;
-  events.news = [](const News&, const std::optional<Assignment>&) {};
+  RendezvousClient::Events events;
+  events.news = [](const JobEvent&, const std::optional<Assignment>&) {};
   events.lost = [&](const Error& why) {
     const std::lock_guard lock(mutex);
     lost = why.message;
   };
-  const NodeMember::Options options{"run", "node", std::chrono::seconds(10)};
-  const auto member = NodeMember::start(std::move(slow), options, std::move(events)).value();
+  const RendezvousClient::Options options{"run", "node", std::chrono::seconds(10)};
+  const auto member = RendezvousClient::start(std::move(slow), options, std::move(events)).value();
   member->publish("key", to_bytes("value"));
   EXPECT_TRUE(member->flush(Deadline::after(kWriteTime)));
   const std::lock_guard lock(mutex);
   EXPECT_EQ(lost, "");
   // With the outcome nothing more is waited for.
-  const News outcome{News::Kind::kOutcome};
+  const JobEvent outcome{JobEvent::Kind::kOutcome};
   ASSERT_TRUE(store->set(member->keys().news(1), encode(outcome), Deadline::after(kWriteTime)));
 }
 

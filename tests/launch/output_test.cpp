@@ -96,7 +96,7 @@ TEST(LineSplitter, HowTheBytesArriveMakesNoDifference) {
 struct Captured {
   explicit Captured(bool terminal) : screen(terminal, [this](std::string_view text) { out += text; }) {}
   std::string out;
-  Screen screen;
+  Terminal screen;
 };
 
 TEST(PrefixedStream, EveryLineOfEveryStreamHasItsPrefix) {

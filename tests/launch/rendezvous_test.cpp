@@ -10,7 +10,7 @@ using ::testing::Each;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using Kind = News::Kind;
+using Kind = JobEvent::Kind;
 
 // Nodes that a test speaks for, and a clock that it sets.
 class Rendezvouses : public ::testing::Test {
@@ -23,33 +23,34 @@ class Rendezvouses : public ::testing::Test {
     rendezvous_.emplace(options_, now_);
   }
 
-  std::vector<News> call(NodeCall::Kind kind, const std::string& id, const std::string& report = "", int status = 1) {
-    NodeCall call{kind, id, rendezvous_->generation()};
+  std::vector<JobEvent> call(NodeEvent::Kind kind, const std::string& id, const std::string& report = "",
+                             int status = 1) {
+    NodeEvent call{kind, id, rendezvous_->generation()};
     call.outcome = {status, report};
     return rendezvous_->handle(call, now_);
   }
 
-  std::vector<News> join(const std::string& id, std::optional<int> wanted = {}, int nproc = 1, int last_rank = -1,
-                         int last_nnodes = 0) {
+  std::vector<JobEvent> join(const std::string& id, std::optional<int> wanted = {}, int nproc = 1, int last_rank = -1,
+                             int last_nnodes = 0) {
     NodeInfo node{id, "host-" + id, 100, nproc, options_.min_nodes, options_.max_nodes, "default", wanted};
     node.last_rank = last_rank;
     node.last_nnodes = last_nnodes;
     node.max_restarts = options_.max_restarts;
-    NodeCall call{NodeCall::Kind::kJoin, id};
+    NodeEvent call{NodeEvent::Kind::kJoin, id};
     call.node = node;
     return rendezvous_->handle(call, now_);
   }
 
-  std::vector<News> wait(Duration duration) {
+  std::vector<JobEvent> wait(Duration duration) {
     now_ = now_ + duration;
     return rendezvous_->tick(now_);
   }
   // Time passes in which those nodes give signs of life.
-  std::vector<News> wait_alive(Duration duration, const std::vector<std::string>& ids) {
-    std::vector<News> all;
+  std::vector<JobEvent> wait_alive(Duration duration, const std::vector<std::string>& ids) {
+    std::vector<JobEvent> all;
     for (TimePoint end = now_ + duration; now_ < end;) {
       for (auto& news : wait(1s)) all.push_back(std::move(news));
-      for (const auto& id : ids) call(NodeCall::Kind::kAlive, id);
+      for (const auto& id : ids) call(NodeEvent::Kind::kAlive, id);
     }
     return all;
   }
@@ -97,7 +98,7 @@ TEST_F(Rendezvouses, ANodeRankGivenTwiceIsRefusedOnceItsHolderShowsLife) {
   make(2, 2);
   join("a", 1);
   EXPECT_THAT(join("b", 1), IsEmpty());
-  const auto news = call(NodeCall::Kind::kAlive, "a");
+  const auto news = call(NodeEvent::Kind::kAlive, "a");
   ASSERT_THAT(news, Are(Kind::kRefused));
   EXPECT_EQ(news.front().id, "b");
   EXPECT_THAT(news.front().text, HasSubstr("node rank 1 is taken by host host-a"));
@@ -109,11 +110,11 @@ TEST_F(Rendezvouses, ANodeWhoseAgentWasKilledIsLostAtOnceAndItsRankIsFree) {
   join("a", 0);
   join("b", 1);
   join("again", 1);
-  const auto news = call(NodeCall::Kind::kKilled, "b");
+  const auto news = call(NodeEvent::Kind::kKilled, "b");
   ASSERT_THAT(news, Are(Kind::kStop));
   EXPECT_THAT(news.front().text, HasSubstr("lost host host-b (agent's pid 100): its agent was killed"));
-  EXPECT_THAT(call(NodeCall::Kind::kKilled, "b"), IsEmpty());
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_THAT(call(NodeEvent::Kind::kKilled, "b"), IsEmpty());
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "aagain");
 }
 
@@ -125,13 +126,13 @@ TEST_F(Rendezvouses, ANewAgentTakesTheRankOfADeadOne) {
   const auto news = wait_alive(15s, {"a", "again"});
   ASSERT_FALSE(news.empty());
   EXPECT_THAT(news.front().text, HasSubstr("lost host host-b"));
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "aagain");
 }
 
 TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
   make(2, 3);
-  NodeCall other{NodeCall::Kind::kJoin, "b"};
+  NodeEvent other{NodeEvent::Kind::kJoin, "b"};
   other.node = {"b", "h", 1, 1, 2, 4};
   const auto news = rendezvous_->handle(other, now_);
   ASSERT_THAT(news, Are(Kind::kRefused));
@@ -141,7 +142,7 @@ TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
 
 TEST_F(Rendezvouses, NodesThatDisagreeAboutTheRestartsAreRefused) {
   make(2, 2, /*max_restarts=*/3);
-  NodeCall other{NodeCall::Kind::kJoin, "b"};
+  NodeEvent other{NodeEvent::Kind::kJoin, "b"};
   other.node = {"b", "h", 1, 1, 2, 2};
   other.node.max_restarts = 1;
   const auto news = rendezvous_->handle(other, now_);
@@ -177,7 +178,7 @@ TEST_F(Rendezvouses, WhoComesInsteadOfAnotherIsToldTheSame) {
   join("d", 3);
   ASSERT_THAT(wait_alive(4s, {"a", "d"}), Are(Kind::kProgress));
   EXPECT_THAT(wait_alive(4s, {"a", "d"}), IsEmpty());
-  call(NodeCall::Kind::kBye, "d");
+  call(NodeEvent::Kind::kBye, "d");
   join("e", 3);
   ASSERT_THAT(wait_alive(4s, {"a", "e"}), Are(Kind::kProgress));
 }
@@ -186,13 +187,13 @@ TEST_F(Rendezvouses, TheJobEndsWellWhenTheLastNodeDoes) {
   make(2, 2);
   join("a");
   join("b");
-  EXPECT_THAT(call(NodeCall::Kind::kDone, "a"), IsEmpty());
-  const auto news = call(NodeCall::Kind::kDone, "b");
+  EXPECT_THAT(call(NodeEvent::Kind::kDone, "a"), IsEmpty());
+  const auto news = call(NodeEvent::Kind::kDone, "b");
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 0);
-  call(NodeCall::Kind::kBye, "a");
+  call(NodeEvent::Kind::kBye, "a");
   EXPECT_FALSE(rendezvous_->all_left());
-  call(NodeCall::Kind::kBye, "b");
+  call(NodeEvent::Kind::kBye, "b");
   EXPECT_TRUE(rendezvous_->all_left());
 }
 
@@ -200,44 +201,44 @@ TEST_F(Rendezvouses, WithoutRestartsTheFirstFailureIsTheOutcome) {
   make(2, 2);
   join("a");
   join("b");
-  const auto news = call(NodeCall::Kind::kFailed, "b", "rank 1 failed", 3);
+  const auto news = call(NodeEvent::Kind::kFailed, "b", "rank 1 failed", 3);
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 3);
   EXPECT_EQ(news.front().outcome.report, "rank 1 failed");
-  EXPECT_THAT(call(NodeCall::Kind::kFailed, "a", "rank 0 failed too"), IsEmpty());
+  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "a", "rank 0 failed too"), IsEmpty());
 }
 
 TEST_F(Rendezvouses, TwoFailuresAtOnceAreOneRestart) {
   make(2, 2, /*max_restarts=*/1);
   join("a");
   join("b");
-  EXPECT_THAT(call(NodeCall::Kind::kFailed, "a", "first"), Are(Kind::kStop));
-  EXPECT_THAT(call(NodeCall::Kind::kFailed, "b", "second"), IsEmpty());
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), IsEmpty());
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "b"), Are(Kind::kStart));
+  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "a", "first"), Are(Kind::kStop));
+  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "b", "second"), IsEmpty());
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), IsEmpty());
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "b"), Are(Kind::kStart));
   EXPECT_EQ(rendezvous_->generation(), 1);
   EXPECT_EQ(rendezvous_->restarts(), 1);
   EXPECT_EQ(rendezvous_->places().front().second.restarts, 1);
-  EXPECT_THAT(call(NodeCall::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
+  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
 }
 
 TEST_F(Rendezvouses, ANodeThatHadFinishedStartsAnewWithTheOthers) {
   make(2, 2, /*max_restarts=*/1);
   join("a");
   join("b");
-  call(NodeCall::Kind::kDone, "a");
-  EXPECT_THAT(call(NodeCall::Kind::kFailed, "b", "late"), Are(Kind::kStop));
-  call(NodeCall::Kind::kStopped, "b");
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
+  call(NodeEvent::Kind::kDone, "a");
+  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "b", "late"), Are(Kind::kStop));
+  call(NodeEvent::Kind::kStopped, "b");
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
 }
 
 TEST_F(Rendezvouses, WordsOfAnOldGenerationCountNoMore) {
   make(1, 1, /*max_restarts=*/3);
   join("a");
-  call(NodeCall::Kind::kFailed, "a", "one");
-  call(NodeCall::Kind::kStopped, "a");
+  call(NodeEvent::Kind::kFailed, "a", "one");
+  call(NodeEvent::Kind::kStopped, "a");
   ASSERT_EQ(rendezvous_->generation(), 1);
-  for (const auto kind : {NodeCall::Kind::kFailed, NodeCall::Kind::kDone, NodeCall::Kind::kStopped})
+  for (const auto kind : {NodeEvent::Kind::kFailed, NodeEvent::Kind::kDone, NodeEvent::Kind::kStopped})
     EXPECT_THAT(rendezvous_->handle({kind, "a", 0}, now_), IsEmpty());
   EXPECT_EQ(rendezvous_->restarts(), 1);
 }
@@ -259,13 +260,13 @@ TEST_F(Rendezvouses, TheLastCallCountsFromWhenThereAreEnoughNodes) {
   join("a");
   join("b");
   wait_alive(12s, {"a"});  // b is lost
-  EXPECT_THAT(wait_alive(60s, {"a"}), Each(Field(&News::kind, Kind::kProgress)));
+  EXPECT_THAT(wait_alive(60s, {"a"}), Each(Field(&JobEvent::kind, Kind::kProgress)));
   EXPECT_GT(rendezvous_->next_tick().ns, now_.ns) << "nothing is to be done before";
   EXPECT_THAT(join("c"), IsEmpty()) << "there may be more to come";
   const auto news = wait_alive(31s, {"a", "c"});
   ASSERT_FALSE(news.empty());
   EXPECT_EQ(news.back().kind, Kind::kStart);
-  call(NodeCall::Kind::kStopped, "a");
+  call(NodeEvent::Kind::kStopped, "a");
   wait_alive(12s, {"a"});  // c is lost, long after the last call
   EXPECT_GT(rendezvous_->next_tick().ns, now_.ns);
 }
@@ -278,7 +279,7 @@ TEST_F(Rendezvouses, ANodeThatComesLaterIsLetIntoTheNextGeneration) {
   ASSERT_THAT(stop, Are(Kind::kStop));
   EXPECT_THAT(stop.front().text, HasSubstr("host-b"));
   EXPECT_THAT(join("c"), IsEmpty());
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "abc");
   EXPECT_EQ(rendezvous_->restarts(), 0) << "a change of membership is no restart";
   EXPECT_THAT(join("d"), IsEmpty()) << "there is no room";
@@ -289,17 +290,17 @@ TEST_F(Rendezvouses, SurvivorsKeepTheirOrderAndASpareTakesTheEmptyPlace) {
   make(2, 3);
   join("a");
   join("b");
-  call(NodeCall::Kind::kStopped, "a");
+  call(NodeEvent::Kind::kStopped, "a");
   join("c");
-  for (const char* id : {"a", "b"}) call(NodeCall::Kind::kStopped, id);
+  for (const char* id : {"a", "b"}) call(NodeEvent::Kind::kStopped, id);
   ASSERT_EQ(order(), "abc");
   join("spare");
   wait_alive(5s, {"a", "c", "spare"});
   const auto lost = wait_alive(6s, {"a", "c", "spare"});
   ASSERT_THAT(lost, Are(Kind::kStop));
   EXPECT_THAT(lost.front().text, HasSubstr("lost host host-b"));
-  call(NodeCall::Kind::kStopped, "c");
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), Are(Kind::kStart));
+  call(NodeEvent::Kind::kStopped, "c");
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "asparec");
 }
 
@@ -308,10 +309,10 @@ TEST_F(Rendezvouses, AFailureThatALostNodeBringsAboutIsNoRestart) {
   make(1, 2);
   join("a");
   join("b");
-  call(NodeCall::Kind::kStopped, "a");
+  call(NodeEvent::Kind::kStopped, "a");
   ASSERT_EQ(order(), "ab");
-  EXPECT_THAT(call(NodeCall::Kind::kFailed, "a", "lost its peer"), Are(Kind::kStop));
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), IsEmpty()) << "b may yet be well";
+  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "a", "lost its peer"), Are(Kind::kStop));
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), IsEmpty()) << "b may yet be well";
   const auto news = wait_alive(12s, {"a"});
   ASSERT_THAT(news, Are(Kind::kStart));
   EXPECT_EQ(order(), "a");
@@ -322,8 +323,8 @@ TEST_F(Rendezvouses, AnElasticJobsOwnFailureEndsItOnceNoRestartIsLeft) {
   options_.last_call = 0s;
   make(1, 2);
   join("a");
-  call(NodeCall::Kind::kFailed, "a", "its own fault", 7);
-  const auto news = call(NodeCall::Kind::kStopped, "a");
+  call(NodeEvent::Kind::kFailed, "a", "its own fault", 7);
+  const auto news = call(NodeEvent::Kind::kStopped, "a");
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 7);
 }
@@ -344,7 +345,7 @@ TEST_F(Rendezvouses, TooFewNodesForTooLongEndAnElasticJob) {
   join("a");
   join("b");
   wait_alive(12s, {"a"});
-  call(NodeCall::Kind::kStopped, "a");
+  call(NodeEvent::Kind::kStopped, "a");
   const auto news = wait_alive(51s, {"a"});
   ASSERT_EQ(news.back().kind, Kind::kOutcome);
   EXPECT_THAT(news.back().outcome.report, HasSubstr("of at least 2 nodes (--nnodes 2:3) only 1 came within 50 s"));
@@ -355,13 +356,13 @@ TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
   make(1, 3);
   join("a");
   join("b");
-  call(NodeCall::Kind::kStopped, "a");
-  EXPECT_THAT(call(NodeCall::Kind::kLeave, "a", "SIGTERM"), Are(Kind::kStop));
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "b"), IsEmpty());
-  EXPECT_THAT(call(NodeCall::Kind::kStopped, "a"), IsEmpty()) << "no generation begins with one that leaves";
-  EXPECT_THAT(call(NodeCall::Kind::kBye, "a"), Are(Kind::kStart));
+  call(NodeEvent::Kind::kStopped, "a");
+  EXPECT_THAT(call(NodeEvent::Kind::kLeave, "a", "SIGTERM"), Are(Kind::kStop));
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "b"), IsEmpty());
+  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), IsEmpty()) << "no generation begins with one that leaves";
+  EXPECT_THAT(call(NodeEvent::Kind::kBye, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "b");
-  const auto last = call(NodeCall::Kind::kLeave, "b", "SIGTERM", 143);
+  const auto last = call(NodeEvent::Kind::kLeave, "b", "SIGTERM", 143);
   ASSERT_THAT(last, Are(Kind::kOutcome)) << "nobody would be left";
   EXPECT_EQ(last.front().outcome.status, 143);
 }
@@ -379,12 +380,12 @@ TEST_F(Rendezvouses, ANodeThatWasGivenUpIsToldToJoinAgain) {
   make(1, 2);
   join("a");
   join("b");
-  call(NodeCall::Kind::kStopped, "a");
+  call(NodeEvent::Kind::kStopped, "a");
   ASSERT_EQ(order(), "ab");
   ASSERT_THAT(wait_alive(12s, {"a"}), Are(Kind::kStop));
-  call(NodeCall::Kind::kStopped, "a");
-  const auto forgotten = call(NodeCall::Kind::kAlive, "b");
-  ASSERT_THAT(forgotten, Are(Kind::kForgotten));
+  call(NodeEvent::Kind::kStopped, "a");
+  const auto forgotten = call(NodeEvent::Kind::kAlive, "b");
+  ASSERT_THAT(forgotten, Are(Kind::kEvicted));
   EXPECT_EQ(forgotten.front().id, "b");
   EXPECT_THAT(join("b", {}, 1, 1, 2), Are(Kind::kStop));
 }
@@ -403,7 +404,7 @@ TEST_F(Rendezvouses, ASuccessorOfTheRootGoesOnWithThoseWhoAreLeft) {
 TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
   make(3, 3);
   for (const auto& [id, role, nproc] : {std::tuple{"a", "actor", 2}, {"b", "learner", 3}, {"c", "actor", 4}}) {
-    NodeCall call{NodeCall::Kind::kJoin, id};
+    NodeEvent call{NodeEvent::Kind::kJoin, id};
     call.node = {id, "h", 1, nproc, 3, 3, role};
     rendezvous_->handle(call, now_);
   }
@@ -417,24 +418,24 @@ TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
 
 TEST_F(Rendezvouses, WhoComesWhenAllIsOverIsToldTheOutcome) {
   make(2, 2);
-  call(NodeCall::Kind::kEnd, "stranger", "no such script", 127);
+  call(NodeEvent::Kind::kEnd, "stranger", "no such script", 127);
   const auto news = join("a");
   ASSERT_THAT(news, Are(Kind::kOutcome));
   EXPECT_EQ(news.front().outcome.status, 127);
 }
 
 TEST(RendezvousMessages, AreReadAsTheyWereWritten) {
-  NodeCall call{NodeCall::Kind::kJoin, "id", 3};
+  NodeEvent call{NodeEvent::Kind::kJoin, "id", 3};
   call.node = {"id", "h\xff", 7, 4, 2, 5, "role", 1, 3, 4};
-  const NodeCall read = parse_call(encode(call)).value();
+  const NodeEvent read = parse_call(encode(call)).value();
   EXPECT_EQ(read.node.wanted, 1);
   EXPECT_EQ(read.node.nproc, 4);
   EXPECT_EQ(read.node.last_nnodes, 4);
   EXPECT_EQ(read.generation, 3);
-  const News news = parse_news(encode(News{Kind::kOutcome, 2, "", "", {9, "why"}})).value();
+  const JobEvent news = parse_news(encode(JobEvent{Kind::kOutcome, 2, "", "", {9, "why"}})).value();
   EXPECT_EQ(news.outcome.status, 9);
   EXPECT_EQ(news.outcome.report, "why");
-  EXPECT_EQ(parse_news(encode(News{Kind::kRefused, -1, "id", "before the first"})).value().generation, -1);
+  EXPECT_EQ(parse_news(encode(JobEvent{Kind::kRefused, -1, "id", "before the first"})).value().generation, -1);
 }
 
 TEST(RendezvousMessages, OfAnotherShapeAreRefused) {

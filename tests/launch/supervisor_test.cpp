@@ -21,14 +21,14 @@ using ::testing::Not;
 constexpr Duration kReadTime = std::chrono::seconds(60);
 
 // Workers without processes: each writes to its pipe what the test says, and ends when the test says so.
-class FakeHost : public WorkerHost {
+class FakeHost : public WorkerLauncher {
  public:
   void start(const WorkerSpec& spec, WorkerPipes pipes) override {
     const pid_t pid = 1000 + spec.rank;
     workers_[pid] = std::move(pipes);
     events_.started(spec.rank, pid);
   }
-  // As LocalHost does, which reaps while it signals: the end of a worker is told from within the call.
+  // As SpawnLauncher does, which reaps while it signals: the end of a worker is told from within the call.
   void terminate() override {
     while (!workers_.empty()) {
       const pid_t pid = workers_.begin()->first;

@@ -19,12 +19,12 @@
 
 namespace muster {
 
-struct TeamSkip {
+struct HostCommSkip {
   /// As if steps had passed in which this rank learnt what it knows of all others from one of them.
-  static void skip(Team& team, uint32_t steps) {
-    team.step_ += steps;
-    team.settled_ += steps;
-    for (TeamLine& line : team.memory_->rank(team.rank_).lines) {
+  static void skip(HostComm& comm, uint32_t steps) {
+    comm.step_ += steps;
+    comm.all_published_step_ += steps;
+    for (StepRecord& line : comm.memory_->rank(comm.rank_).lines) {
       line.step += steps;
       line.floor += steps;
     }
@@ -38,21 +38,21 @@ Result<> nothing_to_see(Rank) { return {}; }
 
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
-TEST(Team, IsNotMadeOfWhatIsNoTeam) {
+TEST(HostComm, RefusesMemoryOfAnotherForm) {
   const Fd stranger(memfd_create("stranger", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(stranger.get(), 1 << 20), 0);
-  const auto refused = Team::attach(stranger, 0, 2, nothing_to_see);
+  const auto refused = HostComm::attach(stranger, 0, 2, nothing_to_see);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kProtocol);
-  const auto memory = Team::allocate(3);
+  const auto memory = HostComm::allocate(3);
   ASSERT_TRUE(memory);
-  const auto other_size = Team::attach(*memory, 0, 2, nothing_to_see);
+  const auto other_size = HostComm::attach(*memory, 0, 2, nothing_to_see);
   ASSERT_FALSE(other_size);
   EXPECT_EQ(other_size.error().code, ErrorCode::kMismatch);
 }
 
 /// Instead of the signal that a file beyond the limit is.
-TEST(Team, SaysWhichLimitIsInTheWayAndSoDoesALink) {
+TEST(HostComm, SaysWhichLimitIsInTheWayAndSoDoesALink) {
   const pid_t child = fork();
   if (child == 0) {
     const rlimit limit{1 << 20, 1 << 20};
@@ -62,18 +62,18 @@ TEST(Team, SaysWhichLimitIsInTheWayAndSoDoesALink) {
              result.error().message.find("ulimit -f") != std::string::npos;
     };
     Fd link;
-    _exit(says(Team::allocate(8)) && says(RingRegion::create(link)) ? 0 : 1);
+    _exit(says(HostComm::allocate(8)) && says(RingRegion::create(link)) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
-TEST(Team, HoldsNoMoreMemoryThanItShould) {
+TEST(HostComm, HoldsNoMoreMemoryThanItShould) {
   for (const int size : {1, 2, 16, 64, 512}) {
-    const auto memory = TeamMemory::map(*Team::allocate(size), size);
+    const auto memory = HostCommMemory::map(*HostComm::allocate(size), size);
     ASSERT_TRUE(memory);
-    const size_t slots = (*memory)->slot_bytes() * kTeamSlots;
+    const size_t slots = (*memory)->slot_bytes() * kHostCommSlots;
     EXPECT_LE(slots, size_t{4} << 20);
     EXPECT_LE(slots * size, size_t{64} << 20);
     EXPECT_GE((*memory)->slot_bytes(), size * size_t{64}) << "a slot has room for a piece for each rank";
@@ -81,28 +81,28 @@ TEST(Team, HoldsNoMoreMemoryThanItShould) {
 }
 
 /// Two ranks: one publishes steps with numbers, as far ahead as the other lets it, the other checks every one.
-TEST(Team, KeepsWhatIsPublishedUntilItWasRead) {
-  const auto memory = Team::allocate(2);
+TEST(HostComm, KeepsWhatIsPublishedUntilItWasRead) {
+  const auto memory = HostComm::allocate(2);
   constexpr int kSteps = 20000;
   std::atomic<int> wrong = 0;
   const auto rank = [&](Rank self) {
-    const auto team = Team::attach(*memory, self, 2, nothing_to_see);
-    ASSERT_TRUE(team);
-    (*team)->open({1, 2, 3, 4});
+    const auto comm = HostComm::attach(*memory, self, 2, nothing_to_see);
+    ASSERT_TRUE(comm);
+    (*comm)->open({1, 2, 3, 4});
     for (uint32_t i = 0; i < kSteps; ++i) {
-      const uint32_t step = (*team)->next();
+      const uint32_t step = (*comm)->next();
       if (self == 1) {
-        ASSERT_TRUE((*team)->wait(0, step, soon()));
+        ASSERT_TRUE((*comm)->wait(0, step, soon()));
       }
       const bool fills_slot = i % 100 < 20;  // between runs of small messages, of which more may be under way
-      ASSERT_TRUE(fills_slot ? (*team)->reserve(soon()) : (*team)->reserve_payload(soon()));
-      if (self == 0) std::memcpy((*team)->payload(), &i, sizeof(i));
-      if (self == 0 && fills_slot) std::memcpy((*team)->slot() + 4000, &i, sizeof(i));
-      (*team)->publish();
+      ASSERT_TRUE(fills_slot ? (*comm)->reserve(soon()) : (*comm)->reserve_payload(soon()));
+      if (self == 0) std::memcpy((*comm)->payload(), &i, sizeof(i));
+      if (self == 0 && fills_slot) std::memcpy((*comm)->slot() + 4000, &i, sizeof(i));
+      (*comm)->publish();
       if (self == 0) continue;
       uint32_t in_line, in_slot = i;
-      std::memcpy(&in_line, (*team)->payload(0, step), sizeof(in_line));
-      if (fills_slot) std::memcpy(&in_slot, (*team)->slot(0, step) + 4000, sizeof(in_slot));
+      std::memcpy(&in_line, (*comm)->payload(0, step), sizeof(in_line));
+      if (fills_slot) std::memcpy(&in_slot, (*comm)->slot(0, step) + 4000, sizeof(in_slot));
       if (in_line != i || in_slot != i) ++wrong;
     }
   };
@@ -112,27 +112,27 @@ TEST(Team, KeepsWhatIsPublishedUntilItWasRead) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(Team, EndsAWaitWithWhatTheWatchSays) {
-  const auto memory = Team::allocate(2);
+TEST(HostComm, EndsAWaitWithWhatTheWatchSays) {
+  const auto memory = HostComm::allocate(2);
   std::atomic<bool> died = false;
   std::atomic<bool> asked = false;
-  const auto team = Team::attach(*memory, 0, 2, [&](Rank awaited) -> Result<> {
+  const auto comm = HostComm::attach(*memory, 0, 2, [&](Rank awaited) -> Result<> {
     EXPECT_EQ(awaited, 1);
     asked = true;
     if (!died) return {};
     return fail(ErrorCode::kPeerLost, "rank 1 died", awaited);
   });
-  ASSERT_TRUE(team);
+  ASSERT_TRUE(comm);
   std::thread killer([&] {
     while (!asked) std::this_thread::yield();
     died = true;
-    (*team)->wake_all();
+    (*comm)->wake_all();
   });
-  (*team)->open({});
-  const uint32_t step = (*team)->next();
-  ASSERT_TRUE((*team)->reserve(soon()));
-  (*team)->publish();
-  const auto result = (*team)->wait_all(step, soon());
+  (*comm)->open({});
+  const uint32_t step = (*comm)->next();
+  ASSERT_TRUE((*comm)->reserve(soon()));
+  (*comm)->publish();
+  const auto result = (*comm)->wait_all(step, soon());
   killer.join();
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kPeerLost);
@@ -140,54 +140,54 @@ TEST(Team, EndsAWaitWithWhatTheWatchSays) {
 }
 
 /// Whoever waits for all waits, also when it has not looked at some for half of all numbers that a step can have.
-TEST(Team, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
+TEST(HostComm, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
   for (const bool hub : {false, true}) {
     constexpr int kSize = 3;
-    const auto memory = TeamMemory::allocate(kSize, size_t{32} << 10, hub);
+    const auto memory = HostCommMemory::allocate(kSize, size_t{32} << 10, hub);
     ASSERT_TRUE(memory);
-    std::vector<std::unique_ptr<Team>> teams;
+    std::vector<std::unique_ptr<HostComm>> comms;
     for (Rank rank = 0; rank < kSize; ++rank) {
-      teams.push_back(std::move(*Team::attach(*memory, rank, kSize, nothing_to_see)));
+      comms.push_back(std::move(*HostComm::attach(*memory, rank, kSize, nothing_to_see)));
     }
-    const auto publish = [&](Team& team) {
-      team.open({1, 2, 3, 4});
-      team.next();
-      ASSERT_TRUE(team.reserve(soon()));
-      team.publish();
+    const auto publish = [&](HostComm& comm) {
+      comm.open({1, 2, 3, 4});
+      comm.next();
+      ASSERT_TRUE(comm.reserve(soon()));
+      comm.publish();
     };
     for (int quarter = 0; quarter < 9; ++quarter) {
-      for (const auto& team : teams) publish(*team);
-      for (const auto& team : teams) ASSERT_TRUE(team->wait_all(team->step(), soon())) << quarter;
-      for (const auto& team : teams) TeamSkip::skip(*team, uint32_t{1} << 30);
-      for (const auto& team : teams) team->open({});
-      for (const auto& team : teams) TeamSkip::skip(*team, uint32_t{1} << 30);
+      for (const auto& comm : comms) publish(*comm);
+      for (const auto& comm : comms) ASSERT_TRUE(comm->wait_all(comm->step(), soon())) << quarter;
+      for (const auto& comm : comms) HostCommSkip::skip(*comm, uint32_t{1} << 30);
+      for (const auto& comm : comms) comm->open({});
+      for (const auto& comm : comms) HostCommSkip::skip(*comm, uint32_t{1} << 30);
       for (const Rank early : {0, 1}) {
-        publish(*teams[early]);
-        const auto waited = teams[early]->wait_all(teams[early]->step(), Deadline::after(Duration::zero()));
+        publish(*comms[early]);
+        const auto waited = comms[early]->wait_all(comms[early]->step(), Deadline::after(Duration::zero()));
         ASSERT_FALSE(waited) << quarter;
         EXPECT_EQ(waited.error().code, ErrorCode::kTimeout) << quarter << ": " << waited.error().to_string();
       }
-      publish(*teams[2]);
-      for (const auto& team : teams) ASSERT_TRUE(team->wait_all(team->step(), soon())) << quarter;
+      publish(*comms[2]);
+      for (const auto& comm : comms) ASSERT_TRUE(comm->wait_all(comm->step(), soon())) << quarter;
     }
   }
 }
 
 /// Who publishes looks once at who waits, so a rank that waits must be counted from beginning to end: also while its
 /// watch is asked.
-TEST(Team, CountsARankThatWaitsUntilItsWaitIsOver) {
-  const auto memory = Team::allocate(2);
+TEST(HostComm, CountsARankThatWaitsUntilItsWaitIsOver) {
+  const auto memory = HostComm::allocate(2);
   ASSERT_TRUE(memory);
-  const auto shared = *TeamMemory::map(*memory, 2);
+  const auto shared = *HostCommMemory::map(*memory, 2);
   int asked = 0;
-  const auto team = Team::attach(*memory, 0, 2, [&](Rank awaited) -> Result<> {
+  const auto comm = HostComm::attach(*memory, 0, 2, [&](Rank awaited) -> Result<> {
     EXPECT_EQ(shared->rank(awaited).waiters.load(), 1u);
     if (++asked == 3) return fail(ErrorCode::kAborted, "that is enough");
     return {};
   });
-  ASSERT_TRUE(team);
-  (*team)->open({});
-  const auto result = (*team)->wait(1, (*team)->next(), soon());
+  ASSERT_TRUE(comm);
+  (*comm)->open({});
+  const auto result = (*comm)->wait(1, (*comm)->next(), soon());
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().message, "that is enough");
   EXPECT_EQ(shared->rank(1).waiters.load(), 0u);
@@ -195,8 +195,8 @@ TEST(Team, CountsARankThatWaitsUntilItsWaitIsOver) {
 
 /// Beside a thread that computes, each yield of a wait costs a time slice: a collective of many steps must not pay that
 /// at every one of them.
-TEST(Team, SleepsWhereYieldsTakeLong) {
-  const auto memory = Team::allocate(2);
+TEST(HostComm, SleepsWhereYieldsTakeLong) {
+  const auto memory = HostComm::allocate(2);
   constexpr int kSteps = 40;
   constexpr Duration kSlice = 5ms;
   const long before = yields();
@@ -207,25 +207,25 @@ TEST(Team, SleepsWhereYieldsTakeLong) {
   int looks = 0;
   const auto rank = [&](Rank self) {
     // Late until the other has looked around, which it does asleep.
-    const auto team = Team::attach(*memory, self, 2, [&](Rank) -> Result<> {
+    const auto comm = HostComm::attach(*memory, self, 2, [&](Rank) -> Result<> {
       const std::lock_guard lock(mutex);
       ++looks;
       looked.notify_all();
       return {};
     });
-    ASSERT_TRUE(team);
-    (*team)->open({1, 2, 3, 4});
+    ASSERT_TRUE(comm);
+    (*comm)->open({1, 2, 3, 4});
     for (int i = 0; i < kSteps; ++i) {
       std::unique_lock lock(mutex);
       const int seen = looks;
       lock.unlock();
-      const uint32_t step = (*team)->next();
-      ASSERT_TRUE((*team)->reserve(soon()));
+      const uint32_t step = (*comm)->next();
+      ASSERT_TRUE((*comm)->reserve(soon()));
       lock.lock();
       if (self == 1) looked.wait(lock, [&] { return looks > seen; });
       lock.unlock();
-      (*team)->publish();
-      ASSERT_TRUE((*team)->wait_all(step, soon()));
+      (*comm)->publish();
+      ASSERT_TRUE((*comm)->wait_all(step, soon()));
     }
   };
   std::thread first([&] { rank(0); }), second([&] { rank(1); });
@@ -247,38 +247,38 @@ void bind_to(int core) {
 
 /// Two ranks bound to a core each before they join have a core each, though neither may use more than one; bound to the
 /// same one later, they have not.
-TEST(Team, CountsTheCoresOfAllRanks) {
+TEST(HostComm, CountsTheCoresOfAllRanks) {
   const cpu_set_t all = usable_core_set();
   if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "takes two cores";
   std::vector<int> cores;
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &all)) cores.push_back(core);
   }
-  const auto memory = Team::allocate(2);
+  const auto memory = HostComm::allocate(2);
   std::array<bool, 2> apart{}, together{};
   const auto rank = [&](Rank self) {
     bind_to(cores[self]);
-    const auto team = Team::attach(*memory, self, 2, nothing_to_see);
-    ASSERT_TRUE(team);
-    (*team)->open({1, 2, 3, 4});
+    const auto comm = HostComm::attach(*memory, self, 2, nothing_to_see);
+    ASSERT_TRUE(comm);
+    (*comm)->open({1, 2, 3, 4});
     // Each in turn is so late that the other's spin is in vain.
     const auto go = [&](int steps) {
       for (int i = 0; i < steps; ++i) {
-        const uint32_t step = (*team)->next();
-        ASSERT_TRUE((*team)->reserve(soon()));
+        const uint32_t step = (*comm)->next();
+        ASSERT_TRUE((*comm)->reserve(soon()));
         if (i % 2 == self) {
           for (const TimePoint begin = steady_clock().now(); steady_clock().now() - begin < 1ms;) {
           }
         }
-        (*team)->publish();
-        ASSERT_TRUE((*team)->wait_all(step, soon()));
+        (*comm)->publish();
+        ASSERT_TRUE((*comm)->wait_all(step, soon()));
       }
     };
     go(20);
-    apart[self] = (*team)->has_own_cores();
+    apart[self] = (*comm)->has_own_cores();
     bind_to(cores[0]);
     go(400);
-    together[self] = !(*team)->has_own_cores();
+    together[self] = !(*comm)->has_own_cores();
   };
   std::thread first([&] { rank(0); }), second([&] { rank(1); });
   first.join();

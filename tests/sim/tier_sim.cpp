@@ -28,7 +28,7 @@ struct TierSim::Node {
   TimePoint unlinked_since;
 
   // The parent's end of this child's session.
-  std::optional<SessionHost> host;
+  std::optional<ServerSession> host;
   bool revoked = false;    // its leases, since it was heard last
   bool has_input = false;  // the host may have something to send
 };
@@ -225,30 +225,30 @@ void TierSim::send(Node& child, bool up, Bytes bytes) {
   if (!child.linked) return;
   const bool to_root = parent_of(child).number == 0;
   if (to_root) root_bytes_ += bytes.size();
-  Parcel parcel{std::move(bytes)};
+  Packet packet{std::move(bytes)};
   if (options_.cut > 0 && random_.chance(options_.cut)) {
-    parcel.bytes.resize(random_.below(parcel.bytes.size() + 1));
-    parcel.cut_after = true;
+    packet.bytes.resize(random_.below(packet.bytes.size() + 1));
+    packet.cut_after = true;
   }
   const auto spread = static_cast<uint64_t>((options_.max_delay - options_.min_delay).count());
   TimePoint when = time_.now() + options_.min_delay + Duration(random_.below(spread + 1));
   if (child.partitioned_until > time_.now()) when = child.partitioned_until + options_.min_delay;
   when = std::max(when, child.last_arrival[up]);
   child.last_arrival[up] = when;
-  auto held = std::make_shared<Parcel>(std::move(parcel));  // a std::function must be copyable
+  auto held = std::make_shared<Packet>(std::move(packet));  // a std::function must be copyable
   time_.at(when, [this, &child, up, link = child.link, held] { arrive(child, up, link, std::move(*held)); });
 }
 
-void TierSim::arrive(Node& child, bool up, uint64_t link, Parcel parcel) {
+void TierSim::arrive(Node& child, bool up, uint64_t link, Packet packet) {
   if (link != child.link || !child.linked) return;
   Node& receiver = up ? parent_of(child) : child;
   if (receiver.crashed || (up && !child.host)) return;
   if (up) {
-    parent_hears(child, parcel.bytes);
+    parent_hears(child, packet.bytes);
   } else {
-    child_hears(child, parcel.bytes);
+    child_hears(child, packet.bytes);
   }
-  if (parcel.cut_after && link == child.link) {
+  if (packet.cut_after && link == child.link) {
     ++cuts_;
     break_link(child);
   }

@@ -53,7 +53,7 @@ class TierSim {
 
  private:
   struct Node;
-  struct Parcel {
+  struct Packet {
     Bytes bytes;
     bool cut_after = false;
   };
@@ -70,7 +70,7 @@ class TierSim {
   void dial(Node& node);
   void break_link(Node& child);
   void send(Node& child, bool up, Bytes bytes);
-  void arrive(Node& child, bool up, uint64_t link, Parcel parcel);
+  void arrive(Node& child, bool up, uint64_t link, Packet packet);
   void child_hears(Node& child, ByteView bytes);
   void parent_hears(Node& child, ByteView bytes);
   void ask(Node& parent, ClientId client, Request request);

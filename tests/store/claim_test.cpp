@@ -1,4 +1,4 @@
-#include "muster/store/claim.h"
+#include "muster/store/ttl_lock.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -11,7 +11,7 @@ namespace {
 // A store that answers as it is told, and says how often it was asked.
 class FakeStore {
  public:
-  RenewedClaim::Store store() {
+  RenewedTtlLock::Store store() {
     return {[this](const Deadline&) -> Result<bool> {
               const std::lock_guard lock(mutex_);
               ++renewals_;
@@ -38,45 +38,45 @@ class FakeStore {
   Result<bool> answer_ = true;
 };
 
-bool comes_to_be_lost(const Claim& claim) {
+bool comes_to_be_lost(const TtlLock& claim) {
   const Deadline deadline = Deadline::after(60s);
   while (claim.held() && !deadline.passed()) std::this_thread::yield();
   return !claim.held();
 }
 
-TEST(RenewedClaim, RenewsItselfUntilItIsGivenUp) {
+TEST(RenewedTtlLock, RenewsItselfUntilItIsGivenUp) {
   FakeStore fake;
   {
-    const RenewedClaim claim(fake.store(), steady_clock().now(), 30s);
+    const RenewedTtlLock claim(fake.store(), steady_clock().now(), 30s);
     EXPECT_TRUE(claim.held());
     EXPECT_EQ(fake.released, 0);
   }
   EXPECT_EQ(fake.released, 1);
-  const RenewedClaim brief(fake.store(), steady_clock().now(), 900ms);  // a loaded machine may stand still meanwhile
+  const RenewedTtlLock brief(fake.store(), steady_clock().now(), 900ms);  // a loaded machine may stand still meanwhile
   fake.wait_for_renewals(3);
 }
 
-TEST(RenewedClaim, IsLostWhenTheStoreSaysSo) {
+TEST(RenewedTtlLock, IsLostWhenTheStoreSaysSo) {
   FakeStore fake;
   fake.answer(false);
   {
-    const RenewedClaim claim(fake.store(), steady_clock().now(), 300ms);
+    const RenewedTtlLock claim(fake.store(), steady_clock().now(), 300ms);
     EXPECT_TRUE(comes_to_be_lost(claim));
   }
   EXPECT_EQ(fake.released, 0) << "it is another's by now";
 }
 
-TEST(RenewedClaim, IsLostWhenTheStoreIsSilentForItsTimeToLive) {
+TEST(RenewedTtlLock, IsLostWhenTheStoreIsSilentForItsTimeToLive) {
   FakeStore fake;
   fake.answer(fail(ErrorCode::kPeerLost, "gone"));
-  const RenewedClaim claim(fake.store(), steady_clock().now(), 300ms);
+  const RenewedTtlLock claim(fake.store(), steady_clock().now(), 300ms);
   EXPECT_TRUE(comes_to_be_lost(claim));
 }
 
-TEST(RenewedClaim, AsksAgainSoonWhereTheStoreDidNotSay) {
+TEST(RenewedTtlLock, AsksAgainSoonWhereTheStoreDidNotSay) {
   FakeStore fake;
   fake.answer(fail(ErrorCode::kTimeout, "busy"));
-  const RenewedClaim claim(fake.store(), steady_clock().now(), 9s);
+  const RenewedTtlLock claim(fake.store(), steady_clock().now(), 9s);
   fake.wait_for_renewals(3);  // of which 9 s had room for two
   EXPECT_TRUE(claim.held());
   fake.answer(true);
@@ -84,9 +84,9 @@ TEST(RenewedClaim, AsksAgainSoonWhereTheStoreDidNotSay) {
   EXPECT_TRUE(claim.held());
 }
 
-TEST(RenewedClaim, CountsItsTimeFromWhenItWasAskedFor) {
+TEST(RenewedTtlLock, CountsItsTimeFromWhenItWasAskedFor) {
   FakeStore fake;
-  const RenewedClaim late(fake.store(), TimePoint{steady_clock().now().ns - Duration(10s).count()}, 5s);
+  const RenewedTtlLock late(fake.store(), TimePoint{steady_clock().now().ns - Duration(10s).count()}, 5s);
   EXPECT_FALSE(late.held());
 }
 

@@ -47,7 +47,7 @@ class TorchDialect : public testing::Test {
     return request ? "" : request.error().to_string();
   }
 
-  std::unique_ptr<Dialect> dialect_ = torch_dialect();
+  std::unique_ptr<Protocol> dialect_ = torch_dialect();
   Bytes out_;
 };
 

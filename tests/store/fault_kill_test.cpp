@@ -66,7 +66,7 @@ class ServerProcess {
     kill(pid_, SIGSTOP);
     waitpid(pid_, nullptr, WUNTRACED);
   }
-  void go_on() const { kill(pid_, SIGCONT); }
+  void retry() const { kill(pid_, SIGCONT); }
   void end() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
@@ -241,7 +241,7 @@ TEST(StoreKill, AStoppedServerIsATimeoutThatNamesItAndGoesOnLater) {
     expect_error(store->add(key + "'s counter", 1, Deadline::after(50ms)), ErrorCode::kTimeout,
                  address_in(asked->url()));
     expect_error(store->get("never", Deadline::after(50ms)), ErrorCode::kTimeout, address_in(asked->url()));
-    root.go_on();
+    root.retry();
     EXPECT_EQ(store->get(key, soon()), to_bytes("v"));
     EXPECT_EQ(store->add(key + "'s counter", 1, soon()), 2) << "the first add was late, not lost";
   }

@@ -53,7 +53,7 @@ void FaultRelay::serve() {
     if (!held) polls.push_back({listener_.get(), POLLIN, 0});
     for (const auto& pair : pairs_) {
       for (int end = 0; end < 2 && !held; ++end) {
-        const Way &out = pair->ways[end], &in = pair->ways[1 - end];
+        const Direction &out = pair->directions[end], &in = pair->directions[1 - end];
         const bool reads = !out.ended && out.pending.size() < kMaxPending;
         const bool writes = !in.pending.empty() && in.not_before <= now();
         polls.push_back({pair->ends[end].get(), static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0)), 0});
@@ -93,46 +93,47 @@ void FaultRelay::accept_all() {
 }
 
 void FaultRelay::read_from(Pair& pair, int end) {
-  Way& way = pair.ways[end];
-  if (way.ended || way.pending.size() >= kMaxPending) return;
+  Direction& direction = pair.directions[end];
+  if (direction.ended || direction.pending.size() >= kMaxPending) return;
   uint8_t buffer[kReadBytes];
   const ssize_t n = recv(pair.ends[end].get(), buffer, sizeof buffer, 0);
   if (n < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINTR)) return;
   if (n <= 0) {
-    way.ended = true;
-    if (n < 0 || way.pending.empty()) pair.gone = true;
+    direction.ended = true;
+    if (n < 0 || direction.pending.empty()) pair.gone = true;
     return;
   }
-  way.pending.insert(way.pending.end(), buffer, buffer + n);
-  misbehave(way, static_cast<size_t>(n));
+  direction.pending.insert(direction.pending.end(), buffer, buffer + n);
+  misbehave(direction, static_cast<size_t>(n));
 }
 
-void FaultRelay::misbehave(Way& way, size_t piece) {
-  const size_t before = way.pending.size() - piece;
+void FaultRelay::misbehave(Direction& direction, size_t piece) {
+  const size_t before = direction.pending.size() - piece;
   const auto later = [&] { return now() + Duration(random_.below(static_cast<uint64_t>(faults_.max_delay.count()))); };
-  if (random_.chance(faults_.cut)) way.until_cut = std::min(way.until_cut, before + random_.below(piece + 1));
-  if (random_.chance(faults_.delay)) way.not_before = later();
+  if (random_.chance(faults_.cut))
+    direction.until_cut = std::min(direction.until_cut, before + random_.below(piece + 1));
+  if (random_.chance(faults_.delay)) direction.not_before = later();
 }
 
 void FaultRelay::write_to(Pair& pair, int end) {
-  Way& way = pair.ways[1 - end];
-  if (way.not_before > now()) return;
-  size_t count = std::min(way.pending.size(), way.until_cut);
+  Direction& direction = pair.directions[1 - end];
+  if (direction.not_before > now()) return;
+  size_t count = std::min(direction.pending.size(), direction.until_cut);
   const bool split = count > 1 && random_.chance(faults_.split);
   if (split) count = random_.between(1, count - 1);
   if (count > 0) {
-    const ssize_t n = send(pair.ends[end].get(), way.pending.data(), count, MSG_NOSIGNAL);
+    const ssize_t n = send(pair.ends[end].get(), direction.pending.data(), count, MSG_NOSIGNAL);
     if (n < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINTR)) return;
     if (n < 0) {
       pair.gone = true;
       return;
     }
-    way.pending.erase(way.pending.begin(), way.pending.begin() + n);
-    if (way.until_cut != SIZE_MAX) way.until_cut -= static_cast<size_t>(n);
-    if (split) way.not_before = now() + Duration(random_.below(static_cast<uint64_t>(faults_.max_delay.count())));
+    direction.pending.erase(direction.pending.begin(), direction.pending.begin() + n);
+    if (direction.until_cut != SIZE_MAX) direction.until_cut -= static_cast<size_t>(n);
+    if (split) direction.not_before = now() + Duration(random_.below(static_cast<uint64_t>(faults_.max_delay.count())));
   }
-  if (way.until_cut == 0) cut(pair);
-  if (way.ended && way.pending.empty()) pair.gone = true;
+  if (direction.until_cut == 0) cut(pair);
+  if (direction.ended && direction.pending.empty()) pair.gone = true;
 }
 
 void FaultRelay::cut(Pair& pair) {
@@ -143,9 +144,9 @@ void FaultRelay::cut(Pair& pair) {
 int FaultRelay::poll_timeout_ms() const {
   int timeout = 1000;
   for (const auto& pair : pairs_) {
-    for (const Way& way : pair->ways) {
-      if (way.pending.empty() || way.not_before <= now()) continue;
-      timeout = std::min(timeout, Deadline::at(way.not_before).poll_timeout_ms());
+    for (const Direction& direction : pair->directions) {
+      if (direction.pending.empty() || direction.not_before <= now()) continue;
+      timeout = std::min(timeout, Deadline::at(direction.not_before).poll_timeout_ms());
     }
   }
   return timeout;

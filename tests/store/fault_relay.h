@@ -13,7 +13,7 @@
 
 namespace muster {
 
-/// What happens to bytes on their way. Chances are per piece that was read from a socket.
+/// What happens to bytes on their direction. Chances are per piece that was read from a socket.
 struct RelayFaults {
   double cut = 0;    ///< both connections end after a random part of the piece
   double split = 0;  ///< a random part goes now, the rest after a delay
@@ -33,14 +33,14 @@ class FaultRelay {
   std::string url() const { return "tcp://" + address_.to_string(); }
   /// Where connections go from now on; those that there are stay.
   void retarget(Address target);
-  /// Ends all connections there are, with what is on its way. Thread-safe, as are the following.
+  /// Ends all connections there are, with what is on its direction. Thread-safe, as are the following.
   void cut_all();
   /// Nothing moves and nobody is let in until it is called with false.
   void hold(bool held);
   uint64_t cuts() const { return cuts_; }
 
  private:
-  struct Way {  // from one socket to the other
+  struct Direction {  // from one socket to the other
     Bytes pending;
     TimePoint not_before;
     size_t until_cut = SIZE_MAX;  // how much of it still goes
@@ -48,7 +48,7 @@ class FaultRelay {
   };
   struct Pair {
     Fd ends[2];
-    Way ways[2];  // 0: from ends[0] to ends[1]
+    Direction directions[2];  // 0: from ends[0] to ends[1]
     bool gone = false;
   };
 
@@ -56,7 +56,7 @@ class FaultRelay {
   void accept_all();
   void read_from(Pair& pair, int end);
   void write_to(Pair& pair, int end);
-  void misbehave(Way& way, size_t piece);
+  void misbehave(Direction& direction, size_t piece);
   void cut(Pair& pair);
   int poll_timeout_ms() const;
 

@@ -16,7 +16,7 @@ Bytes message(int number) { return encode_frame(1, to_bytes(std::to_string(numbe
 // Both ends of a session, and the bytes between them.
 struct Pair {
   struct Side {
-    SessionEnd end{{64, 1 << 20}};  // a few messages a frame
+    ReliableSession end{{64, 1 << 20}};  // a few messages a frame
     FrameParser parser{kMaxTierFrameBytes};
     Bytes incoming;
     std::vector<std::string> got;
@@ -61,7 +61,7 @@ std::vector<std::string> numbers(int count) {
   return result;
 }
 
-TEST(SessionEnd, DeliversEveryMessageOnceWhereverTheLinkIsCut) {
+TEST(ReliableSession, DeliversEveryMessageOnceWhereverTheLinkIsCut) {
   for (size_t cut = 0; cut < 600; ++cut) {
     Pair pair;
     pair.connect();
@@ -85,7 +85,7 @@ TEST(SessionEnd, DeliversEveryMessageOnceWhereverTheLinkIsCut) {
   }
 }
 
-TEST(SessionEnd, KeepsWhatIsPutWithoutALink) {
+TEST(ReliableSession, KeepsWhatIsPutWithoutALink) {
   Pair pair;
   for (int i = 0; i < 5; ++i) pair.a.end.put(message(i));
   pair.write();
@@ -96,7 +96,7 @@ TEST(SessionEnd, KeepsWhatIsPutWithoutALink) {
   EXPECT_EQ(pair.b.got, numbers(5));
 }
 
-TEST(SessionEnd, ForgetsWhatTheOtherEndHas) {
+TEST(ReliableSession, ForgetsWhatTheOtherEndHas) {
   Pair pair;
   pair.connect();
   pair.a.end.put(message(0));
@@ -108,8 +108,8 @@ TEST(SessionEnd, ForgetsWhatTheOtherEndHas) {
   EXPECT_EQ(pair.a.end.unacknowledged(), 0U);
 }
 
-TEST(SessionEnd, AsksForAnAnswerAfterManyBytes) {
-  SessionEnd end({64, 100}), other;
+TEST(ReliableSession, AsksForAnAnswerAfterManyBytes) {
+  ReliableSession end({64, 100}), other;
   EXPECT_OK(end.connect(0));
   EXPECT_OK(other.connect(0));
   other.put(encode_frame(1, Bytes(200)));
@@ -123,8 +123,8 @@ TEST(SessionEnd, AsksForAnAnswerAfterManyBytes) {
   EXPECT_FALSE(end.wants_ack());
 }
 
-TEST(SessionEnd, RefusesNumbersThatCannotBe) {
-  SessionEnd end;
+TEST(ReliableSession, RefusesNumbersThatCannotBe) {
+  ReliableSession end;
   expect_error(end.connect(1), ErrorCode::kProtocol, "says that it has 1 frames");
   EXPECT_OK(end.connect(0));
   const auto data = [](uint64_t sequence, uint64_t received) {
@@ -146,7 +146,7 @@ TEST(ProxyLink, GivesSignsOfLifeAsOftenAsTheServerWantsThem) {
   EXPECT_EQ(beat_growth(100'000), kMaxBeatGrowth);
   for (const int64_t growth : {1, 8}) {
     ProxyLink link({{true}, "above"});
-    SessionHost host;
+    ServerSession host;
     host.link_up(kBegin);
     EXPECT_OK(host.receive(link.begin(kBegin), kBegin));
     link.submit({StoreOperation::kGet, 1, {"never"}}, 1, kBegin);
@@ -214,7 +214,7 @@ struct LeasedWorld {
 
   TimePoint now{1'000'000'000};
   StoreState root;
-  SessionHost host;
+  ServerSession host;
   ProxyLink link{{{true}, "above"}};
   RequestId last_id = 0;
   std::vector<std::string> values;
@@ -277,7 +277,7 @@ TEST(ProxyLink, UsesALeaseThatWasGrantedSinceTheLastRevocation) {
 TEST(ProxyLink, OfManyProxiesSendsAndWantsFramesMoreSeldom) {
   constexpr TimePoint kBegin{1'000'000'000};
   ProxyLink link({{true}, "above"});
-  SessionHost host;
+  ServerSession host;
   host.link_up(kBegin);
   Bytes down, up;
   const auto go_up = [&](TimePoint now) {

@@ -85,7 +85,7 @@ class Clients {
     }
   }
   ~Clients() {
-    go_on();
+    resume();
     stop_ = true;
     for (auto& thread : threads_) thread.join();
   }
@@ -103,13 +103,13 @@ class Clients {
     }
     return acknowledged_ >= count;
   }
-  /// Returns once no client is in a call; they go on with go_on().
+  /// Returns once no client is in a call; they go on with resume().
   void pause() {
     std::unique_lock lock(mutex_);
     paused_ = true;
     changed_.wait(lock, [&] { return busy_ == 0; });
   }
-  void go_on() {
+  void resume() {
     const std::lock_guard lock(mutex_);
     paused_ = false;
     changed_.notify_all();
@@ -208,13 +208,13 @@ class Soak : public testing::Test {
       case kStop:
         tiers_.process(tier).stop();
         for_a_while();
-        return tiers_.process(tier).go_on();
+        return tiers_.process(tier).resume();
       case kKillProxy:
         return tiers_.restart(random_.between(1, kTiers - 1));
       default:
         clients_->pause();
         clients_->check(*root_, life_);
-        clients_->go_on();
+        clients_->resume();
         progress(50);  // it dies in the middle of what they do
         tiers_.restart(0);
         clients_->forget(life_);

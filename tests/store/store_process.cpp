@@ -65,7 +65,7 @@ void StoreProcess::stop() {
   waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT);
 }
 
-void StoreProcess::go_on() {
+void StoreProcess::resume() {
   if (pid_ > 0) ::kill(pid_, SIGCONT);
 }
 

@@ -27,7 +27,7 @@ class StoreProcess {
   void kill();
   /// SIGSTOP; returns when none of its threads runs. And SIGCONT.
   void stop();
-  void go_on();
+  void resume();
 
   size_t descriptors() const;
   /// Of memory, resident.

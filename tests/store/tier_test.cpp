@@ -327,7 +327,7 @@ class RawProxy {
   }
 
   Connection connection_;
-  SessionEnd session_;
+  ReliableSession session_;
   FrameParser parser_{kMaxTierFrameBytes};
   std::deque<Reply> heard_;
 };

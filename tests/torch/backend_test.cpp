@@ -16,8 +16,8 @@ namespace {
 using std::chrono::milliseconds;
 using Tensors = std::vector<at::Tensor>;
 
-TEST(TorchBackend, CompletesFuturesWithTheTensors) {
-  test::run_backends(2, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, CompletesFuturesWithTheTensors) {
+  test::run_backends(2, [](ProcessGroupMuster& backend) {
     Tensors tensors{at::full({1000}, backend.getRank() + 1.F)};
     const auto work = backend.allreduce(tensors, c10d::AllreduceOptions());
     const auto future = work->getFuture();
@@ -35,8 +35,8 @@ TEST(TorchBackend, CompletesFuturesWithTheTensors) {
   });
 }
 
-TEST(TorchBackend, KeepsTensorsAliveUntilTheOperationEnds) {
-  test::run_backends(2, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, KeepsTensorsAliveUntilTheOperationEnds) {
+  test::run_backends(2, [](ProcessGroupMuster& backend) {
     for (int i = 0; i < 50; ++i) {
       Tensors tensors{at::full({300, 7}, 1.F).t()};  // not contiguous: a copy is in flight
       backend.allreduce(tensors, c10d::AllreduceOptions());
@@ -47,8 +47,8 @@ TEST(TorchBackend, KeepsTensorsAliveUntilTheOperationEnds) {
   });
 }
 
-TEST(TorchBackend, HasAnAllocatorOfMemoryThatTheRanksShare) {
-  test::run_backends(2, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, HasAnAllocatorOfMemoryThatTheRanksShare) {
+  test::run_backends(2, [](ProcessGroupMuster& backend) {
     constexpr int64_t kCount = 300'000;
     c10::DataPtr memory = backend.getMemAllocator()->allocate(kCount * sizeof(float));
     EXPECT_TRUE(backend.group().arena()->find(memory.get(), kCount * sizeof(float)));
@@ -59,11 +59,11 @@ TEST(TorchBackend, HasAnAllocatorOfMemoryThatTheRanksShare) {
   });
 }
 
-TEST(TorchBackend, TellsAnAbortFromALateRank) {
+TEST(ProcessGroupMuster, TellsAnAbortFromALateRank) {
   std::latch looked(2);  // an abort ends also what is on its way, and the forming of those who still form
   test::run_backends(
       2,
-      [&looked](TorchBackend& backend) {
+      [&looked](ProcessGroupMuster& backend) {
         EXPECT_EQ(backend.getError(), c10d::ErrorType::SUCCESS);
         backend.barrier(c10d::BarrierOptions())->wait();
         looked.arrive_and_wait();
@@ -73,8 +73,8 @@ TEST(TorchBackend, TellsAnAbortFromALateRank) {
       /*together=*/false);
 }
 
-TEST(TorchBackend, GathersUnevenTensors) {
-  test::run_backends(3, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, GathersUnevenTensors) {
+  test::run_backends(3, [](ProcessGroupMuster& backend) {
     const auto part = [](int64_t rank) { return at::full({rank, 2}, rank, at::kInt); };
     std::vector<Tensors> outputs{
         {at::zeros({0, 2}, at::kInt), at::zeros({1, 2}, at::kInt), at::zeros({2, 2}, at::kInt)}};
@@ -84,8 +84,8 @@ TEST(TorchBackend, GathersUnevenTensors) {
   });
 }
 
-TEST(TorchBackend, RefusesWrongArgumentsBeforeAnyRankBegins) {
-  test::run_backends(1, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, RefusesWrongArgumentsBeforeAnyRankBegins) {
+  test::run_backends(1, [](ProcessGroupMuster& backend) {
     const uint64_t before = backend.getSequenceNumberForGroup();
     Tensors two{at::ones({1}), at::ones({2})};
     EXPECT_THROW(backend.allreduce(two, c10d::AllreduceOptions()), c10::ValueError) << "of different shapes";
@@ -105,8 +105,8 @@ TEST(TorchBackend, RefusesWrongArgumentsBeforeAnyRankBegins) {
   });
 }
 
-TEST(TorchBackend, ReturnsNoWorkForACallThatBlocks) {
-  test::run_backends(2, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, ReturnsNoWorkForACallThatBlocks) {
+  test::run_backends(2, [](ProcessGroupMuster& backend) {
     Tensors tensors{at::full({3, 2}, backend.getRank() + 1.F).t()};
     c10d::AllreduceOptions options;
     options.asyncOp = false;
@@ -115,8 +115,8 @@ TEST(TorchBackend, ReturnsNoWorkForACallThatBlocks) {
   });
 }
 
-TEST(TorchBackend, PutsOffWhatABlockHoldsAndDoesItAsOne) {
-  test::run_backends(2, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, PutsOffWhatABlockHoldsAndDoesItAsOne) {
+  test::run_backends(2, [](ProcessGroupMuster& backend) {
     const uint64_t before = backend.getSequenceNumberForGroup();
     backend.startCoalescing();
     EXPECT_THROW(backend.startCoalescing(), c10::ValueError);
@@ -133,8 +133,8 @@ TEST(TorchBackend, PutsOffWhatABlockHoldsAndDoesItAsOne) {
   });
 }
 
-TEST(TorchBackend, CancelsABlockWhenOneOfItsCallsFails) {
-  test::run_backends(2, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, CancelsABlockWhenOneOfItsCallsFails) {
+  test::run_backends(2, [](ProcessGroupMuster& backend) {
     backend.startCoalescing();
     Tensors data{at::ones({3})}, two{at::ones({3}), at::ones({3})};
     const auto work = backend.allreduce(data, c10d::AllreduceOptions());
@@ -149,8 +149,8 @@ TEST(TorchBackend, CancelsABlockWhenOneOfItsCallsFails) {
   });
 }
 
-TEST(TorchBackend, NumbersEachCallOnceWhateverOtherThreadsCall) {
-  test::run_backends(1, [](TorchBackend& backend) {
+TEST(ProcessGroupMuster, NumbersEachCallOnceWhateverOtherThreadsCall) {
+  test::run_backends(1, [](ProcessGroupMuster& backend) {
     constexpr int kThreads = 4, kCalls = 200;
     std::mutex mutex;
     std::set<uint64_t> numbers;
@@ -173,9 +173,9 @@ TEST(TorchBackend, NumbersEachCallOnceWhateverOtherThreadsCall) {
   });
 }
 
-TEST(TorchBackend, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
+TEST(ProcessGroupMuster, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
   std::promise<void> ended;
-  const auto body = [&](TorchBackend& backend) {
+  const auto body = [&](ProcessGroupMuster& backend) {
     if (backend.getRank() == 1) return ended.get_future().wait();  // there, but never joins the operation
     Tensors tensors{at::ones({4})};
     c10d::AllreduceOptions options;
@@ -204,9 +204,9 @@ TEST(TorchBackend, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
   test::run_backends(2, body, /*together=*/false);
 }
 
-TEST(TorchBackend, LeavesItsGroupWhenShutDownThoughSomebodyHoldsIt) {
+TEST(ProcessGroupMuster, LeavesItsGroupWhenShutDownThoughSomebodyHoldsIt) {
   std::promise<void> told;
-  const auto body = [&](TorchBackend& backend) {
+  const auto body = [&](ProcessGroupMuster& backend) {
     Tensors tensors{at::ones({4})};
     const auto failure = [&] {
       try {

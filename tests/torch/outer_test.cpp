@@ -22,8 +22,8 @@ std::unique_ptr<torch::optim::Optimizer> plain_outer(std::vector<at::Tensor> par
 }
 
 /// A parameter that is drawn to a target of the rank's own.
-struct Problem {
-  explicit Problem(Rank rank)
+struct CollectiveSpec {
+  explicit CollectiveSpec(Rank rank)
       : target(at::full({6}, static_cast<double>(rank))),
         parameter(at::full({6}, 5.0 + rank).requires_grad_()),
         inner({parameter}, torch::optim::SGDOptions(0.25)) {}
@@ -46,7 +46,7 @@ double drawn(double value, double target, int steps) { return target + (value - 
 TEST(LocalSGD, AveragesAfterWarmUpStepsAndThenNowAndThen) {
   test::run_group(2, "shm", [](Group& group) {
     const Rank rank = group.membership().rank;
-    Problem problem(rank);
+    CollectiveSpec problem(rank);
     LocalSGD optimizer(borrowed(group), problem.inner, {.sync_every = 3, .warmup = 1});
     double together = 5;
     EXPECT_EQ(problem.value(), together) << "rank 0's";
@@ -64,7 +64,7 @@ TEST(LocalSGD, AveragesAfterWarmUpStepsAndThenNowAndThen) {
 
 TEST(DiLoCo, WithAPlainOuterStepIsAveraging) {
   test::run_group(2, "shm", [](Group& group) {
-    Problem problem(group.membership().rank);
+    CollectiveSpec problem(group.membership().rank);
     DiLoCo optimizer(borrowed(group), problem.inner, {.sync_every = 1, .outer = plain_outer});
     double together = 5;
     for (int step = 0; step < 5; ++step) {
@@ -77,7 +77,7 @@ TEST(DiLoCo, WithAPlainOuterStepIsAveraging) {
 
 TEST(DiLoCo, MakesAnOuterStepWithNesterovMomentum) {
   test::run_group(2, "shm", [](Group& group) {
-    Problem problem(group.membership().rank);
+    CollectiveSpec problem(group.membership().rank);
     DiLoCo optimizer(borrowed(group), problem.inner, {.sync_every = 4});
     double together = 5, momentum = 0;
     for (int outer = 0; outer < 3; ++outer) {
@@ -150,7 +150,7 @@ template <class Make>
 void expect_goes_on(Make make) {
   test::run_group(2, "shm", [&make](Group& group) {
     const Rank rank = group.membership().rank;
-    Problem straight(rank), stopped(rank), fresh(rank);
+    CollectiveSpec straight(rank), stopped(rank), fresh(rank);
     auto plain = make(group, straight), before = make(group, stopped);
     for (int step = 0; step < 5; ++step) {
       straight.step(*plain);
@@ -178,20 +178,20 @@ void expect_goes_on(Make make) {
 }
 
 TEST(LocalSGD, GoesOnFromAnArchive) {
-  expect_goes_on([](Group& group, Problem& problem) {
+  expect_goes_on([](Group& group, CollectiveSpec& problem) {
     return std::make_unique<LocalSGD>(borrowed(group), problem.inner, LocalSGDOptions{.sync_every = 3});
   });
 }
 
 TEST(DiLoCo, GoesOnFromAnArchive) {
-  expect_goes_on([](Group& group, Problem& problem) {
+  expect_goes_on([](Group& group, CollectiveSpec& problem) {
     return std::make_unique<DiLoCo>(borrowed(group), problem.inner, DiLoCoOptions{.sync_every = 3});
   });
 }
 
 TEST(DiLoCo, RefusesOptionsThatCannotBe) {
   test::run_group(1, "shm", [](Group& group) {
-    Problem problem(0);
+    CollectiveSpec problem(0);
     EXPECT_THROW(DiLoCo(borrowed(group), problem.inner, {.sync_every = 0}), c10::ValueError);
     EXPECT_THROW(DiLoCo(borrowed(group), problem.inner, {.sync_every = 4, .delay = 4}), c10::ValueError);
     EXPECT_THROW(DiLoCo(borrowed(group), problem.inner, {.sync_every = 4, .fragments = 2}), c10::ValueError);

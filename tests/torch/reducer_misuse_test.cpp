@@ -84,7 +84,7 @@ TEST(ReducerMisuse, RaisesTheLossOfAPeerAndGoesOnWithANewGroup) {
   const auto lose = [&](Rank rank, const std::string& links) {
     const auto handle = store->clone();
     const auto form = [&](int size) {
-      const Membership membership{rank, size, c10::str(links, size), 0};
+      const GroupSpec membership{rank, size, c10::str(links, size), 0};
       return std::shared_ptr<Group>(value_or_throw(Group::form(**handle, membership, options_for(links))));
     };
     std::shared_ptr<Group> group = form(3);

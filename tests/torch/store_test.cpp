@@ -50,13 +50,13 @@ void expect_timeouts(Store& store) {
   EXPECT_EQ(store.barrier("lonely", 2, shortly()).error().code, ErrorCode::kTimeout);
 }
 
-TEST(StoreOverC10d, HasEveryOperationOfTorchsHashStore) {
+TEST(MusterStoreAdapter, HasEveryOperationOfTorchsHashStore) {
   const auto store = store_over_c10d(c10::make_intrusive<c10d::HashStore>());
   exercise(*store);
   expect_timeouts(*store);
 }
 
-TEST(StoreOverC10d, SeesThroughTorchsPrefixes) {
+TEST(MusterStoreAdapter, SeesThroughTorchsPrefixes) {
   const auto base = c10::make_intrusive<c10d::HashStore>();
   const auto store = store_over_c10d(c10::make_intrusive<c10d::PrefixStore>("group", base));
   exercise(*store);
@@ -64,7 +64,7 @@ TEST(StoreOverC10d, SeesThroughTorchsPrefixes) {
   EXPECT_TRUE(base->check({"group/k"}));
 }
 
-TEST(StoreOverC10d, ComesBackFromMuster) {
+TEST(MusterStoreAdapter, ComesBackFromMuster) {
   const auto store = store_over_c10d(c10d_over_store(memory_store()));
   exercise(*store);
   expect_timeouts(*store);
@@ -72,7 +72,7 @@ TEST(StoreOverC10d, ComesBackFromMuster) {
   EXPECT_EQ(store->add("k", 1, soon()).error().code, ErrorCode::kInvalidArgument) << "the value is no number";
 }
 
-TEST(StoreOverC10d, ReusesABarrier) {
+TEST(MusterStoreAdapter, ReusesABarrier) {
   const auto base = c10::make_intrusive<c10d::HashStore>();
   std::array<std::atomic<int>, 20> arrived{};
   test::run_ranks(3, [&](Rank) {
@@ -86,7 +86,7 @@ TEST(StoreOverC10d, ReusesABarrier) {
 }
 
 /// What torch's own code sees of a muster store.
-TEST(C10dOverStore, BehavesAsTorchsStoresDo) {
+TEST(C10dStoreAdapter, BehavesAsTorchsStoresDo) {
   const auto store = c10d_over_store(memory_store());
   EXPECT_TRUE(store->hasExtendedApi());
   store->set("k", std::string("v"));
@@ -102,7 +102,7 @@ TEST(C10dOverStore, BehavesAsTorchsStoresDo) {
   EXPECT_EQ(store->clone()->get_to_str("k"), "w");
 }
 
-TEST(C10dOverStore, TurnsErrorsIntoTorchs) {
+TEST(C10dStoreAdapter, TurnsErrorsIntoTorchs) {
   const auto store = c10d_over_store(memory_store());
   store->setTimeout(milliseconds(30));
   EXPECT_THROW(store->get("nobody"), c10::DistStoreError);

@@ -11,9 +11,9 @@
 namespace muster {
 
 /// Writes at most one warning per second and says how many it left out: for what strangers cause. Not thread-safe.
-class QuietLog {
+class RateLimitedLog {
  public:
-  explicit QuietLog(const Clock& clock) : clock_(clock) {}
+  explicit RateLimitedLog(const Clock& clock) : clock_(clock) {}
   void warn(const std::string& message) {
     const TimePoint now = clock_.now();
     if (last_ && now - *last_ < 1s) {

@@ -77,11 +77,11 @@ std::string difference(const std::vector<const Recording*>& ranks) {
     if (last != nullptr && last->state == RecordState::kRunning) latest = std::max(latest, last->call.sequence);
   }
   if (latest == 0) return "";
-  std::vector<Sighting> sightings;
+  std::vector<RankState> sightings;
   for (const Recording* recording : ranks) {
     if (recording->rank < 0 || recording->rank >= (1 << 20)) continue;
     sightings.resize(std::max<size_t>(sightings.size(), static_cast<size_t>(recording->rank) + 1));
-    sightings[recording->rank] = sighting_of(*recording, who(*recording), latest);
+    sightings[recording->rank] = rank_state_of(*recording, who(*recording), latest);
   }
   return compose_report(sightings, kNoRank).text;
 }
@@ -139,7 +139,7 @@ void add_choice(CLI::App& app, std::vector<pid_t>& pids, std::string& run_id) {
 
 int none_found(const char* command, const std::string& run_id) {
   const std::string of_job = run_id.empty() ? "" : " in the job " + run_id + " (`muster status` lists the jobs)";
-  return complain(command, fmt::format("no process of this user on this host has a group of muster's{}", of_job), 1);
+  return print_error(command, fmt::format("no process of this user on this host has a group of muster's{}", of_job), 1);
 }
 
 /// Python draws it, from a file without a name that it inherits.

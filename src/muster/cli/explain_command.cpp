@@ -38,7 +38,7 @@ int explain_command(const std::string&, const std::vector<std::string>& words) {
     return explain(question, tuning);
   }();
   if (answer) return std::fputs(answer->c_str(), stdout) < 0;
-  return complain("explain", answer.error().message, 2);
+  return print_error("explain", answer.error().message, 2);
 }
 
 }  // namespace muster

@@ -25,7 +25,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-int complain(const std::string& message, int status) {
+int print_error(const std::string& message, int status) {
   std::fprintf(stderr, "muster: %s\n", message.c_str());
   return status;
 }
@@ -75,7 +75,7 @@ int complete(const std::string&, const Words& words) {
     return 0;
   }
   const auto script = completion_script(words.empty() ? "" : words.front(), all);
-  if (!script) return complain(script.error().message, 2);
+  if (!script) return print_error(script.error().message, 2);
   return std::fputs(script->c_str(), stdout) < 0;
 }
 
@@ -94,7 +94,7 @@ std::string meant_by(const std::string& name, const Words& words) {
 
 int no_command(const Words& words) {
   const std::string& name = words.front();
-  return complain("there is no command '" + name + "'" + meant_by(name, words) + " (`muster --help` lists them)", 2);
+  return print_error("there is no command '" + name + "'" + meant_by(name, words) + " (`muster --help` lists them)", 2);
 }
 
 int help(const std::string& own_path, const Words& about) {

@@ -43,12 +43,12 @@ int run_here(const RunOptions& options, const std::string& own_path) {
     std::fprintf(stderr, "muster: taken from %s\n", options.cluster.c_str());
   const ScratchFolder scratch;
   if (scratch.path().empty())
-    return complain("run", "cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
-  LastWord last_word;
+    return print_error("run", "cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
+  DeathNotice last_word;
   const auto agent = [&] {
     if (options.until_stdin_ends) end_with_stdin();
     const int status = run_agent(options, own_path, scratch.path(), last_word);
-    if (guard_is_gone()) scratch.remove();
+    if (monitor_is_gone()) scratch.remove();
     return status;
   };
   return run_guarded(agent, options.signals, [&] {
@@ -59,7 +59,7 @@ int run_here(const RunOptions& options, const std::string& own_path) {
 
 int show_dry_run(const RunOptions& options, const std::string& own_path) {
   const auto text = describe_run(options, own_path, current_environment());
-  if (!text) return complain("run", text.error().message, exit_status(text.error()));
+  if (!text) return print_error("run", text.error().message, exit_status(text.error()));
   return std::fputs(text->c_str(), stdout) < 0;
 }
 
@@ -67,7 +67,7 @@ int show_dry_run(const RunOptions& options, const std::string& own_path) {
 
 int run_command(const std::string& own_path, const std::vector<std::string>& words) {
   const auto options = parse_run_options(words, current_environment(), this_machine());
-  if (!options) return complain("run", options.error().message + " (`muster help run` lists the options)", 2);
+  if (!options) return print_error("run", options.error().message + " (`muster help run` lists the options)", 2);
   if (options->help) return std::fputs(run_help().c_str(), stdout) < 0;
   for (const auto& notice : options->notices) std::fprintf(stderr, "muster: %s\n", notice.c_str());
   if (options->dry_run) return show_dry_run(*options, own_path);

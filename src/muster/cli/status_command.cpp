@@ -156,7 +156,7 @@ int status_command(const std::string&, const std::vector<std::string>& words) {
   app.add_option("RUN_ID", run_id, "only the job of this --rdzv-id")->type_name("");
   if (const auto end = parse_command_line(app, words)) return *end;
   const auto folder = user_folder(current_environment());
-  if (!folder) return complain("status", folder.error().message, 1);
+  if (!folder) return print_error("status", folder.error().message, 1);
   while (true) {
     const json jobs = collect(*folder, run_id);
     if (watch && !as_json && ::isatty(STDOUT_FILENO) == 1) std::fputs("\x1b[H\x1b[2J", stdout);

@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kQuietTime = std::chrono::seconds(3);  // of waiting for an upstream, before the user is told
+constexpr Duration kSilentTime = std::chrono::seconds(3);  // of waiting for an upstream, before the user is told
 
 Result<Address> address_of(const std::string& text) {
   if (text.starts_with("unix:")) return Address::parse(text);
@@ -45,7 +45,7 @@ void print(const StoreServer& server) {
 // A proxy whose upstream is still to come says that it waits.
 Result<std::unique_ptr<StoreServer>> start(const StoreServerOptions& options) {
   const Deadline deadline = Deadline::after(kServerStartTime);
-  auto started = StoreServer::start(options, deadline.or_sooner(deadline.clock().now() + kQuietTime));
+  auto started = StoreServer::start(options, deadline.or_sooner(deadline.clock().now() + kSilentTime));
   if (started || started.error().code != ErrorCode::kTimeout) return started;
   std::fprintf(stderr, "muster: store serve: --upstream: %s; waiting for it\n", started.error().message.c_str());
   return StoreServer::start(options, deadline);

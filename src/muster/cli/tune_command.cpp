@@ -43,7 +43,7 @@ class Measurement {
   explicit Measurement(Group& group) : group_(group) {}
 
   /// Broadcasts between two are messages: to and fro, one behind the other, or large.
-  Result<Medium> links() {
+  Result<LinkCost> links() {
     input_.resize(kLarge);
     const double there = seconds_each(200,
                                       [this] {
@@ -55,7 +55,7 @@ class Measurement {
     const double large = seconds_each(4, [this] { broadcast(0, kLarge); });
     MUSTER_TRY(outcome_);
     // In a row, both ends are busy at the same time; there and back, one after the other.
-    Medium medium;
+    LinkCost medium;
     medium.overhead = std::min(in_a_row, there / 3);
     medium.latency = there - 2 * medium.overhead;
     medium.bytes_per_second = kLarge / large;
@@ -97,7 +97,7 @@ class Measurement {
     const auto gather = [&] {
       note(group_.all_gather({input_.data(), block, Dtype::kUint8}, {output_.data(), 2 * block, Dtype::kUint8}));
     };
-    const TeamPlan plan = plan_in_team({.collective = Collective::kAllGather, .bytes = block, .element = 1});
+    const HostPlan plan = plan_on_host({.collective = Collective::kAllGather, .bytes = block, .element = 1});
     const double seconds = seconds_each(calls, gather, batches);
     // Waits hide behind copies, so they may seem to have taken all of the time.
     return plan.copied / std::max(seconds / 2, seconds - static_cast<double>(plan.waits) * wait);
@@ -167,7 +167,7 @@ Result<MachineCosts> measure_machine() {
   return machine;
 }
 
-void show(const char* what, const Medium& medium) {
+void show(const char* what, const LinkCost& medium) {
   std::printf("%-14s %8.1f us latency  %6.1f us a message  %6.2f GB/s\n", what, medium.latency * 1e6,
               medium.overhead * 1e6, medium.bytes_per_second / 1e9);
 }
@@ -193,14 +193,14 @@ int tune_command(const std::string&, const std::vector<std::string>& words) {
   if (const auto end = parse_command_line(app, words)) return *end;
   if (only_show) {
     const auto tuning = load_tuning();
-    if (!tuning) return complain("tune", tuning.error().message, 1);
+    if (!tuning) return print_error("tune", tuning.error().message, 1);
     std::printf("%s\n", tuning->machine.measured ? machine_path().c_str() : "guessed: `muster tune` measures them");
     return show(tuning->machine), 0;
   }
   const auto machine = measure_machine();
-  if (!machine) return complain("tune", machine.error().message, 1);
+  if (!machine) return print_error("tune", machine.error().message, 1);
   show(*machine);
-  if (const auto saved = save_machine(*machine); !saved) return complain("tune", saved.error().message, 1);
+  if (const auto saved = save_machine(*machine); !saved) return print_error("tune", saved.error().message, 1);
   std::printf("kept in %s\n", machine_path().c_str());
   return 0;
 }

@@ -96,9 +96,9 @@ void stop_replaced(const std::string& folder, const std::string& python, const s
 int start(const std::string& own_path, const WarmOptions& options) {
   const Environment environment = current_environment();
   const auto python = find_python(own_path, environment);
-  if (!python) return complain("warm", python.error().message, 127);
+  if (!python) return print_error("warm", python.error().message, 127);
   const auto folder = user_folder(environment);
-  if (!folder) return complain("warm", folder.error().message, 1);
+  if (!folder) return print_error("warm", folder.error().message, 1);
   // One at a time: who comes second finds what the first has started.
   const Fd lock(::open((*folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock) ::flock(lock.get(), LOCK_EX);
@@ -110,23 +110,20 @@ int start(const std::string& own_path, const WarmOptions& options) {
   }
   stop_replaced(*folder, *python, fmt::format("{}", fmt::join(options.preload, ",")));
   const auto listener = listen_at(path);
-  if (!listener) return complain("warm", listener.error().message, 1);
+  if (!listener) return print_error("warm", listener.error().message, 1);
   const Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   struct stat socket {};
-  if (::lstat(path.c_str(), &socket) != 0) return complain("warm", path + " was removed at once", 1);
-  ZygoteStart zygote{*python,
-                     {"warm", fmt::format("{}", options.idle), std::to_string(socket.st_ino)},
-                     environment,
-                     listener->get(),
-                     null.get(),
-                     true};
+  if (::lstat(path.c_str(), &socket) != 0) return print_error("warm", path + " was removed at once", 1);
+  ZygoteStart zygote{*python,     {"warm", fmt::format("{}", options.idle), std::to_string(socket.st_ino)},
+                     environment, listener->get(),
+                     null.get(),  true};
   zygote.words.insert(zygote.words.end(), options.preload.begin(), options.preload.end());
-  if (const auto started = start_zygote(zygote); !started) return complain("warm", started.error().message, 1);
+  if (const auto started = start_zygote(zygote); !started) return print_error("warm", started.error().message, 1);
   const auto facts = ask(path, "status", kImportTime);
   const std::string failure = facts ? facts->at("failure") : facts.error().message;
   if (failure.empty()) return std::printf("muster: warm: %s\n", describe(*facts).c_str()) < 0;
   ::unlink(path.c_str());
-  return complain("warm", failure, 1);
+  return print_error("warm", failure, 1);
 }
 
 // One that serves no run ends at once, and has ended when this returns; another ends with the last of its runs.
@@ -140,7 +137,7 @@ void await_end(const Facts& facts) {
 
 int show(bool stop) {
   const auto folder = user_folder(current_environment());
-  if (!folder) return complain("warm", folder.error().message, 1);
+  if (!folder) return print_error("warm", folder.error().message, 1);
   int found = 0;
   for (const auto& path : sockets(*folder)) {
     const auto facts = ask(path, stop ? "stop" : "status", kAnswerTime);

@@ -14,13 +14,13 @@ constexpr uint8_t kVersion = 3;
 
 }  // namespace
 
-std::string Member::to_string() const { return fmt::format("rank {} (host {}, pid {})", rank, host, pid); }
+std::string RankInfo::to_string() const { return fmt::format("rank {} (host {}, pid {})", rank, host, pid); }
 
-bool Member::shares_processes_with(const Member& other) const {
+bool RankInfo::shares_processes_with(const RankInfo& other) const {
   return !process_domain.empty() && process_domain == other.process_domain;
 }
 
-Bytes encode(const Member& member) {
+Bytes encode(const RankInfo& member) {
   Writer out;
   out.put(kVersion).put<int32_t>(member.rank).put<int32_t>(member.size).put<int32_t>(member.pid);
   out.put_string(member.host).put_string(member.domain).put_string(member.local_address);
@@ -29,14 +29,14 @@ Bytes encode(const Member& member) {
   return out.take();
 }
 
-Result<Member> parse_member(ByteView record) {
+Result<RankInfo> parse_rank_info(ByteView record) {
   Reader in(record);
   MUSTER_ASSIGN(const auto version, in.get<uint8_t>());
   if (version != kVersion) {
     return fail(ErrorCode::kMismatch,
                 fmt::format("a rank runs another version of muster (record {}, here {})", version, kVersion));
   }
-  Member member;
+  RankInfo member;
   MUSTER_ASSIGN(member.rank, in.get<int32_t>());
   MUSTER_ASSIGN(member.size, in.get<int32_t>());
   MUSTER_ASSIGN(member.pid, in.get<int32_t>());

@@ -10,7 +10,7 @@
 namespace muster {
 
 /// What a rank tells the others about itself through the store. The grammar of its record heads member.cpp.
-struct Member {
+struct RankInfo {
   Rank rank = kNoRank;
   int size = 0;
   pid_t pid = 0;
@@ -29,11 +29,11 @@ struct Member {
   /// "rank 3 (host b, pid 812)".
   std::string to_string() const;
   /// Whether the other's `pid` may be looked at from here. On another host, it is the number of some other process.
-  bool shares_processes_with(const Member& other) const;
+  bool shares_processes_with(const RankInfo& other) const;
 };
 
-Bytes encode(const Member& member);
+Bytes encode(const RankInfo& member);
 /// kMismatch for the record of another version, kProtocol for anything that is not a record.
-Result<Member> parse_member(ByteView record);
+Result<RankInfo> parse_rank_info(ByteView record);
 
 }  // namespace muster

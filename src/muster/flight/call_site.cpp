@@ -31,7 +31,7 @@ CallSite intern_call_site(std::string_view text) {
   Table& sites = table();
   const std::lock_guard lock(sites.mutex);
   if (const auto known = sites.numbers.find(text); known != sites.numbers.end()) return known->second;
-  if (text.empty() || sites.texts.size() >= kMostCallSites) return 0;
+  if (text.empty() || sites.texts.size() >= kMaxCallSites) return 0;
   sites.texts.emplace_back(text);
   const auto number = static_cast<CallSite>(sites.texts.size());
   sites.numbers.emplace(sites.texts.back(), number);

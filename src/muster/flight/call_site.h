@@ -10,8 +10,8 @@ namespace muster {
 /// lives. Zero: not known.
 using CallSite = uint32_t;
 
-/// Interning gives one number for each text ("train.py:71"); once there are kMostCallSites it gives zero. Thread-safe.
-inline constexpr CallSite kMostCallSites = 4095;
+/// Interning gives one number for each text ("train.py:71"); once there are kMaxCallSites it gives zero. Thread-safe.
+inline constexpr CallSite kMaxCallSites = 4095;
 CallSite intern_call_site(std::string_view text);
 /// What was interned; empty for zero.
 std::string call_site_text(CallSite site);

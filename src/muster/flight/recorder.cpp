@@ -86,7 +86,7 @@ size_t Recorder::entries_from_environment() {
 }
 
 /// For those who read the recording: c10d's groups have no generation in their membership.
-uint64_t generation_of_job(const Membership& membership) {
+uint64_t generation_of_job(const GroupSpec& membership) {
   for (const char* name : {"MUSTER_GENERATION", "TORCHELASTIC_RESTART_COUNT"}) {
     const char* const text = std::getenv(name);
     if (text == nullptr) continue;
@@ -97,9 +97,9 @@ uint64_t generation_of_job(const Membership& membership) {
   return membership.generation;
 }
 
-std::unique_ptr<Recorder> Recorder::create(const Membership& membership, size_t entries) {
+std::unique_ptr<Recorder> Recorder::create(const GroupSpec& membership, size_t entries) {
   if (entries == 0) return nullptr;
-  entries = std::bit_ceil(std::min(entries, kMostRecords));
+  entries = std::bit_ceil(std::min(entries, kMaxRecords));
   const size_t bytes = recorder_bytes(entries);
   Fd fd(memfd_create(kRecorderName, MFD_CLOEXEC));
   if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return nullptr;
@@ -234,7 +234,7 @@ void Recorder::publish_site(CallSite site) {
 
 CallSite Recorder::keep_text(const std::string& text) {
   const std::lock_guard lock(sites_mutex_);
-  return texts_ < kMostCallSites && publish(texts_ + 1, text) ? ++texts_ : 0;
+  return texts_ < kMaxCallSites && publish(texts_ + 1, text) ? ++texts_ : 0;
 }
 
 /// False where there is no room. With the lock held.

@@ -50,7 +50,7 @@ class Recorder {
 
   /// For the last `entries` operations, rounded up to a power of two. Null when that is zero, or without memory: a
   /// group does without rather than fail.
-  static std::unique_ptr<Recorder> create(const Membership& membership, size_t entries);
+  static std::unique_ptr<Recorder> create(const GroupSpec& membership, size_t entries);
   /// How many operations are to be kept: MUSTER_RECORDER, or 1024.
   static size_t entries_from_environment();
   ~Recorder();

@@ -14,7 +14,7 @@ namespace muster {
 
 inline constexpr const char* kRecorderName = "muster-recorder";
 inline constexpr uint64_t kRecorderMagic = 0x33304345525453ab;  // the last byte first: no text begins so
-inline constexpr size_t kMostRecords = 1 << 16;
+inline constexpr size_t kMaxRecords = 1 << 16;
 inline constexpr size_t kSiteTextBytes = 96 << 10;
 
 struct alignas(128) RecorderHeader {
@@ -37,8 +37,8 @@ struct alignas(128) RecorderHeader {
 };
 
 struct RecorderSites {
-  std::atomic<uint32_t> offsets[kMostCallSites + 1];  ///< by number: where its text begins, plus one; zero: not here
-  char texts[kSiteTextBytes];                         ///< each closed by a zero
+  std::atomic<uint32_t> offsets[kMaxCallSites + 1];  ///< by number: where its text begins, plus one; zero: not here
+  char texts[kSiteTextBytes];                        ///< each closed by a zero
 };
 
 /// `ticket` counts from 1, for each kind of recorder; it is zero while the rest is being replaced. Single words only,

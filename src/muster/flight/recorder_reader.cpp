@@ -22,7 +22,7 @@ namespace {
 Result<Bytes> copy_of(const Fd& memory) {
   struct stat info {};
   if (fstat(memory.get(), &info) != 0) return fail_errno(errno, "cannot look at a recorder");
-  if (info.st_size < 0 || static_cast<size_t>(info.st_size) > recorder_bytes(kMostRecords)) {
+  if (info.st_size < 0 || static_cast<size_t>(info.st_size) > recorder_bytes(kMaxRecords)) {
     return fail(ErrorCode::kProtocol, "a recorder has an impossible size");
   }
   Bytes bytes(static_cast<size_t>(info.st_size));
@@ -51,7 +51,7 @@ const T& part(const Bytes& copy, size_t offset) {
 }
 
 std::string site_text(const RecorderSites& sites, uint64_t site) {
-  if (site > kMostCallSites) return "";
+  if (site > kMaxCallSites) return "";
   const uint32_t offset = sites.offsets[site].load(std::memory_order_relaxed);
   if (offset == 0 || offset > kSiteTextBytes) return "";
   const char* const begin = sites.texts + offset - 1;

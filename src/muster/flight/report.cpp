@@ -9,7 +9,7 @@ namespace muster {
 namespace {
 
 /// Ranks of which the same can be said.
-struct Party {
+struct RankSet {
   std::vector<Rank> ranks;
   const Record* record = nullptr;  ///< of the first of them
 };
@@ -21,14 +21,14 @@ void append(std::string& text, const std::string& more) { text += (text.empty() 
 
 /// Those for whom `record` gives one, by what `same` holds to be the same; in rank order of their first.
 template <class RecordOf, class Same>
-std::vector<Party> parties(const std::vector<Sighting>& sightings, RecordOf record_of, Same same) {
-  std::vector<Party> found;
-  for (size_t i = 0; i < sightings.size(); ++i) {
-    const std::optional<Record>& record = record_of(sightings[i]);
+std::vector<RankSet> parties(const std::vector<RankState>& rank_states, RecordOf record_of, Same same) {
+  std::vector<RankSet> found;
+  for (size_t i = 0; i < rank_states.size(); ++i) {
+    const std::optional<Record>& record = record_of(rank_states[i]);
     if (!record) continue;
     const auto like =
-        std::find_if(found.begin(), found.end(), [&](const Party& p) { return same(*p.record, *record); });
-    Party& party = like != found.end() ? *like : found.emplace_back(Party{{}, &*record});
+        std::find_if(found.begin(), found.end(), [&](const RankSet& p) { return same(*p.record, *record); });
+    RankSet& party = like != found.end() ? *like : found.emplace_back(RankSet{{}, &*record});
     party.ranks.push_back(static_cast<Rank>(i));
   }
   return found;
@@ -38,15 +38,15 @@ bool same_call(const Record& a, const Record& b) { return a.call == b.call; }
 bool same_place(const Record& a, const Record& b) { return a.call == b.call && a.site == b.site && a.state == b.state; }
 
 /// "rank 3 (host b, pid 812)", or "ranks 3-5" for several.
-std::string name_them(const std::vector<Rank>& ranks, const std::vector<Sighting>& sightings) {
-  return ranks.size() == 1 ? sightings[ranks[0]].who : list_ranks(ranks);
+std::string name_them(const std::vector<Rank>& ranks, const std::vector<RankState>& rank_states) {
+  return ranks.size() == 1 ? rank_states[ranks[0]].who : list_ranks(ranks);
 }
 
 /// The ranks that have begun a call of this number, the minority first.
-std::string arrived(const std::vector<Party>& calls, const Party& most) {
+std::string arrived(const std::vector<RankSet>& calls, const RankSet& most) {
   std::string text;
   const char* verb = nullptr;
-  for (const Party& party : calls) {
+  for (const RankSet& party : calls) {
     if (&party == &most) continue;
     text += fmt::format("{}{} {}at {}", text.empty() ? "" : ", ", list_ranks(party.ranks),
                         verb == nullptr ? are(party.ranks) + std::string(" ") : "", party.record->with_site());
@@ -59,8 +59,8 @@ std::string arrived(const std::vector<Party>& calls, const Party& most) {
   return fmt::format("{}, {} at {}", text, rest, most.record->with_site());
 }
 
-std::string behind(const Party& party, const std::vector<Sighting>& sightings) {
-  const std::string who = name_them(party.ranks, sightings);
+std::string behind(const RankSet& party, const std::vector<RankState>& rank_states) {
+  const std::string who = name_them(party.ranks, rank_states);
   if (party.record->state == RecordState::kRunning) {
     return fmt::format("{} {} still in {}", who, are(party.ranks), party.record->with_site());
   }
@@ -68,40 +68,41 @@ std::string behind(const Party& party, const std::vector<Sighting>& sightings) {
 }
 
 /// Those who have not begun the call, the furthest behind first; but for the stopped.
-std::string late(const std::vector<Sighting>& sightings, Rank& culprit) {
+std::string late(const std::vector<RankState>& rank_states, Rank& culprit) {
   static const std::optional<Record> kNone;
-  std::vector<Party> places = parties(
-      sightings, [](const Sighting& s) -> auto& { return s.here || s.stopped ? kNone : s.last; }, same_place);
-  std::stable_sort(places.begin(), places.end(),
-                   [](const Party& a, const Party& b) { return a.record->call.sequence < b.record->call.sequence; });
+  std::vector<RankSet> places = parties(
+      rank_states, [](const RankState& s) -> auto& { return s.here || s.stopped ? kNone : s.last; }, same_place);
+  std::stable_sort(places.begin(), places.end(), [](const RankSet& a, const RankSet& b) {
+    return a.record->call.sequence < b.record->call.sequence;
+  });
   std::vector<Rank> idle, silent;
-  for (size_t i = 0; i < sightings.size(); ++i) {
-    const Sighting& sighting = sightings[i];
-    if (!sighting.known && sighting.silent) silent.push_back(static_cast<Rank>(i));
-    if (sighting.known && !sighting.stopped && !sighting.last) idle.push_back(static_cast<Rank>(i));
+  for (size_t i = 0; i < rank_states.size(); ++i) {
+    const RankState& rank_state = rank_states[i];
+    if (!rank_state.known && rank_state.silent) silent.push_back(static_cast<Rank>(i));
+    if (rank_state.known && !rank_state.stopped && !rank_state.last) idle.push_back(static_cast<Rank>(i));
   }
   std::string text;
-  if (!idle.empty()) append(text, fmt::format("{} {} called nothing yet", name_them(idle, sightings), have(idle)));
-  for (const Party& party : places) append(text, behind(party, sightings));
+  if (!idle.empty()) append(text, fmt::format("{} {} called nothing yet", name_them(idle, rank_states), have(idle)));
+  for (const RankSet& party : places) append(text, behind(party, rank_states));
   if (!silent.empty()) {
     append(text,
-           fmt::format("{} {} no sign of life", name_them(silent, sightings), silent.size() == 1 ? "gives" : "give"));
+           fmt::format("{} {} no sign of life", name_them(silent, rank_states), silent.size() == 1 ? "gives" : "give"));
   }
   culprit = !idle.empty() ? idle[0] : !places.empty() ? places[0].ranks[0] : !silent.empty() ? silent[0] : kNoRank;
   return text;
 }
 
-std::string stopped(const std::vector<Sighting>& sightings, Rank& first) {
+std::string stopped(const std::vector<RankState>& rank_states, Rank& first) {
   std::string text;
-  for (size_t i = 0; i < sightings.size(); ++i) {
-    const Sighting& sighting = sightings[i];
-    if (!sighting.stopped) continue;
+  for (size_t i = 0; i < rank_states.size(); ++i) {
+    const RankState& rank_state = rank_states[i];
+    if (!rank_state.stopped) continue;
     if (first == kNoRank) first = static_cast<Rank>(i);
-    append(text, sighting.who + " is stopped, by a signal or a debugger");
-    if (sighting.here) {
-      text += ", in " + sighting.here->with_site();
-    } else if (sighting.last) {
-      text += ", last seen at " + sighting.last->with_site();
+    append(text, rank_state.who + " is stopped, by a signal or a debugger");
+    if (rank_state.here) {
+      text += ", in " + rank_state.here->with_site();
+    } else if (rank_state.last) {
+      text += ", last seen at " + rank_state.last->with_site();
     }
   }
   return text;
@@ -122,14 +123,14 @@ std::string list_ranks(const std::vector<Rank>& ranks) {
   return text;
 }
 
-Report compose_report(const std::vector<Sighting>& sightings, Rank self, When when) {
+Report compose_report(const std::vector<RankState>& rank_states, Rank self, When when) {
   Report report;
   const auto calls = parties(
-      sightings, [](const Sighting& s) -> auto& { return s.here; }, same_call);
-  const auto most = std::max_element(calls.begin(), calls.end(),
-                                     [](const Party& a, const Party& b) { return a.ranks.size() < b.ranks.size(); });
+      rank_states, [](const RankState& s) -> auto& { return s.here; }, same_call);
+  const auto most = std::max_element(
+      calls.begin(), calls.end(), [](const RankSet& a, const RankSet& b) { return a.ranks.size() < b.ranks.size(); });
   report.mismatch = calls.size() > 1;
-  for (const Party& party : calls) {
+  for (const RankSet& party : calls) {
     if (&party == &*most) continue;
     const Rank odd = party.ranks[0] != self ? party.ranks[0] : most->ranks[0];
     if (report.culprit == kNoRank) report.culprit = odd;
@@ -139,45 +140,46 @@ Report compose_report(const std::vector<Sighting>& sightings, Rank self, When wh
     return report;
   }
   Rank missing = kNoRank;
-  const std::string who_is_late = late(sightings, missing);
+  const std::string who_is_late = late(rank_states, missing);
   Rank halted = kNoRank;
-  const std::string who_is_stopped = stopped(sightings, halted);
+  const std::string who_is_stopped = stopped(rank_states, halted);
   if (missing != kNoRank) report.culprit = missing;
   if (halted != kNoRank) report.culprit = halted;
   if (report.culprit == kNoRank) return report;
-  const bool some_are_late = missing != kNoRank || (halted != kNoRank && !sightings[halted].here);
+  const bool some_are_late = missing != kNoRank || (halted != kNoRank && !rank_states[halted].here);
   if (most != calls.end() && (report.mismatch || some_are_late)) report.text = arrived(calls, *most);
   if (!who_is_late.empty()) append(report.text, who_is_late);
   if (!who_is_stopped.empty()) append(report.text, who_is_stopped);
   return report;
 }
 
-Sighting sighting_of(const Recording& recording, std::string who, uint64_t sequence) {
-  Sighting sighting;
-  sighting.who = std::move(who);
-  sighting.known = true;
-  sighting.stopped = recording.stopped;
+RankState rank_state_of(const Recording& recording, std::string who, uint64_t sequence) {
+  RankState rank_state;
+  rank_state.who = std::move(who);
+  rank_state.known = true;
+  rank_state.stopped = recording.stopped;
   const Record* here = recording.find(sequence);
   const Record* last = recording.last_begun();
-  if (here != nullptr && here->state != RecordState::kQueued) sighting.here = *here;
-  if (last != nullptr) sighting.last = *last;
-  return sighting;
+  if (here != nullptr && here->state != RecordState::kQueued) rank_state.here = *here;
+  if (last != nullptr) rank_state.last = *last;
+  return rank_state;
 }
 
-std::vector<Sighting> look_around(const std::vector<Member>& members, uint64_t group_id, Rank self, uint64_t sequence) {
-  std::vector<Sighting> sightings(members.size());
+std::vector<RankState> collect_rank_states(const std::vector<RankInfo>& members, uint64_t group_id, Rank self,
+                                           uint64_t sequence) {
+  std::vector<RankState> rank_states(members.size());
   std::map<pid_t, std::vector<Recording>> processes;  // several ranks may be threads of one
-  for (const Member& member : members) {
-    sightings[member.rank].who = member.to_string();
+  for (const RankInfo& member : members) {
+    rank_states[member.rank].who = member.to_string();
     if (!members[self].shares_processes_with(member)) continue;
     const auto [process, fresh] = processes.try_emplace(member.pid);
     if (fresh) process->second = recordings_of(member.pid);
     for (const Recording& recording : process->second) {
       if (recording.rank != member.rank || recording.group_id != group_id) continue;
-      sightings[member.rank] = sighting_of(recording, member.to_string(), sequence);
+      rank_states[member.rank] = rank_state_of(recording, member.to_string(), sequence);
     }
   }
-  return sightings;
+  return rank_states;
 }
 
 }  // namespace muster

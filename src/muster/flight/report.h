@@ -10,7 +10,7 @@
 namespace muster {
 
 /// What is known of a rank when a call has failed.
-struct Sighting {
+struct RankState {
   std::string who;             ///< "rank 3 (host b, pid 812)"
   bool known = false;          ///< whether anything below is
   bool stopped = false;        ///< by a signal or a debugger
@@ -30,13 +30,14 @@ struct Report {
 /// (float32[12], sum) at train.py:71; rank 5 (host b, pid 812) has not arrived, last seen at barrier #17 at
 /// train.py:69". Before a deadline has passed, those who have not arrived may just be on their way: they are left out.
 enum class When : uint8_t { kInTime, kTooLate };
-Report compose_report(const std::vector<Sighting>& sightings, Rank self, When when = When::kTooLate);
+Report compose_report(const std::vector<RankState>& rank_states, Rank self, When when = When::kTooLate);
 
 /// What a rank's recording says of the call of that number.
-Sighting sighting_of(const Recording& recording, std::string who, uint64_t sequence);
+RankState rank_state_of(const Recording& recording, std::string who, uint64_t sequence);
 /// Reads the recorders of those members of a group that run on this host, stopped ones too; nothing is known of the
 /// others.
-std::vector<Sighting> look_around(const std::vector<Member>& members, uint64_t group_id, Rank self, uint64_t sequence);
+std::vector<RankState> collect_rank_states(const std::vector<RankInfo>& members, uint64_t group_id, Rank self,
+                                           uint64_t sequence);
 
 /// "ranks 0-2, 5".
 std::string list_ranks(const std::vector<Rank>& ranks);

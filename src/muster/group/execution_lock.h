@@ -8,7 +8,7 @@ namespace muster {
 /// Whose turn it is to run an operation, and how many were begun: in one word, so that a call on an idle group takes
 /// the turn and its number at once, without the group's lock. Where there is anything else to look after, its owner
 /// says so with demand(), the lock held: from then on the turn is taken and given back with the lock held. Thread-safe.
-class Turn {
+class ExecutionLock {
  public:
   /// The number of the operation to run now; zero: not without the lock.
   uint64_t take_if_idle() {
@@ -23,7 +23,7 @@ class Turn {
   }
 
   // With the lock held.
-  void demand() { word_.fetch_or(kDemand, std::memory_order_relaxed); }
+  void require_slow_path() { word_.fetch_or(kDemand, std::memory_order_relaxed); }
   /// After demand(), as are those below.
   bool taken() const { return (word_.load(std::memory_order_acquire) & kTaken) != 0; }
   void take() { word_.fetch_or(kTaken, std::memory_order_acquire); }

@@ -29,8 +29,8 @@ bool in_blocks(Collective collective) {
          collective == Collective::kScatter || collective == Collective::kGather || collective == Collective::kAllToAll;
 }
 
-Problem flat(const Question& question) {
-  Problem problem{.collective = question.collective, .rank = question.rank, .size = question.ranks};
+CollectiveSpec flat(const Question& question) {
+  CollectiveSpec problem{.collective = question.collective, .rank = question.rank, .size = question.ranks};
   problem.element_bytes = kElementBytes;
   problem.root = question.root;
   const size_t parts = kElementBytes * (in_blocks(question.collective) ? question.ranks : 1);
@@ -38,7 +38,7 @@ Problem flat(const Question& question) {
   return problem;
 }
 
-std::string candidates(const Problem& problem) {
+std::string candidates(const CollectiveSpec& problem) {
   std::string text;
   const Algorithm* chosen = choose(problem);
   for (const Algorithm& algorithm : algorithms(problem.collective)) {
@@ -49,13 +49,13 @@ std::string candidates(const Problem& problem) {
   if (problem.algorithm == chosen) text += "  (MUSTER_ALGO asks for it)\n";
   if (chosen->schedule(problem).steps.size() * static_cast<size_t>(problem.size) > kMostPlayed) return text;
   std::vector<Schedule> schedules;
-  Problem of_rank = problem;
+  CollectiveSpec of_rank = problem;
   for (of_rank.rank = 0; of_rank.rank < problem.size; ++of_rank.rank) schedules.push_back(chosen->schedule(of_rank));
   return text + fmt::format("  step by step, {} takes {}\n", chosen->name,
                             readable_time(evaluate(schedules, problem.network)));
 }
 
-std::string steps_of(const Question& question, const Problem& problem) {
+std::string steps_of(const Question& question, const CollectiveSpec& problem) {
   const Schedule schedule = choose(problem)->schedule(problem);
   std::string text = to_string(schedule);
   const size_t shown = std::min(question.most_steps, schedule.steps.size());
@@ -90,14 +90,14 @@ std::string heading(const Question& question, const std::string& ways, bool meas
 std::string on_links(const Question& question) { return "links: " + (question.kind.empty() ? "tcp" : question.kind); }
 
 std::string over_links(const Question& question, const Tuning& tuning, int locals) {
-  Problem problem = flat(question);
+  CollectiveSpec problem = flat(question);
   tuning.apply(problem, question.kind, locals);
   return heading(question, on_links(question), tuning.machine.measured) + candidates(problem) +
          steps_of(question, problem);
 }
 
 /// What a form does, each line behind some blanks.
-std::string lines_of(const TeamPlan& plan) {
+std::string lines_of(const HostPlan& plan) {
   std::string text = "    ";
   if (plan.chunks > 1) text += fmt::format("{} chunks of {}, ", plan.chunks, format_bytes(plan.chunk));
   text += fmt::format("{} wait{}", plan.waits, plan.waits == 1 ? "" : "s");
@@ -112,14 +112,14 @@ std::string lines_of(const TeamPlan& plan) {
 }
 
 std::string in_memory(const Question& question, const Tuning& tuning) {
-  const Problem problem = flat(question);
-  TeamQuestion ask{.collective = question.collective,
-                   .bytes = problem.count * kElementBytes,
-                   .ranks = question.ranks,
-                   .cores = tuning.machine.cores,
-                   .element = kElementBytes};
+  const CollectiveSpec problem = flat(question);
+  HostPlanInputs ask{.collective = question.collective,
+                     .bytes = problem.count * kElementBytes,
+                     .ranks = question.ranks,
+                     .cores = tuning.machine.cores,
+                     .element = kElementBytes};
   const auto told = [&](const char* where) {
-    const TeamPlan plan = plan_in_team(ask);
+    const HostPlan plan = plan_on_host(ask);
     return fmt::format("  {}{}: {}\n{}", where, plan.form, readable_time(predict(plan, ask, tuning.machine)),
                        lines_of(plan));
   };
@@ -135,9 +135,9 @@ std::string in_memory(const Question& question, const Tuning& tuning) {
 std::string in_levels(const Question& question, const Tuning& tuning, int locals) {
   HierarchyPlan plan = plan_hierarchy(flat(question), locals, tuning.machine.cores);
   tuning.apply(plan.across, question.kind, locals);
-  const auto within = [&](const std::optional<TeamQuestion>& part, double& seconds) -> std::string {
+  const auto within = [&](const std::optional<HostPlanInputs>& part, double& seconds) -> std::string {
     if (!part) return {};
-    const TeamPlan form = plan_in_team(*part);
+    const HostPlan form = plan_on_host(*part);
     seconds = predict(form, *part, tuning.machine);
     const bool there = has_root(question.collective) && part->collective != Collective::kReduceScatter &&
                        part->collective != Collective::kAllGather;

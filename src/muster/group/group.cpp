@@ -28,10 +28,10 @@ constexpr size_t kMaxQueued = 1 << 16;
 
 class GroupImpl final : public Group {
  public:
-  GroupImpl(std::unique_ptr<Runner> runner, std::shared_ptr<Messenger> messenger, const Membership& membership,
+  GroupImpl(std::unique_ptr<CollectiveEngine> engine, std::shared_ptr<P2pEngine> p2p, const GroupSpec& membership,
             const GroupOptions& options)
-      : runner_(std::move(runner)),
-        messenger_(std::move(messenger)),
+      : engine_(std::move(engine)),
+        p2p_(std::move(p2p)),
         membership_(membership),
         options_(options),
         timeout_(options.timeout) {}
@@ -67,31 +67,31 @@ class GroupImpl final : public Group {
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
     Recorder* const recorder = message_recorder();
     const auto ticket = recorder != nullptr ? recorder->sending(data, to, tag, current_call_site()) : 0;
-    return recorded(messenger_->send(std::move(data), to, tag, within(options)), ticket);
+    return recorded(p2p_->send(std::move(data), to, tag, within(options)), ticket);
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
     Recorder* const recorder = message_recorder();
     const auto ticket = recorder != nullptr ? recorder->receiving(data, from, tag, current_call_site()) : 0;
-    return recorded(messenger_->receive(std::move(data), from, tag, within(options)), ticket);
+    return recorded(p2p_->receive(std::move(data), from, tag, within(options)), ticket);
   }
 
   void abort(Error why) override {
     if (inherited()) return;
     if (why.rank < 0 || why.rank >= membership_.size) why.rank = kNoRank;
-    messenger_->abort(why);
-    runner_->request_abort(why);
+    p2p_->abort(why);
+    engine_->request_abort(why);
     end(std::move(why));
-    messenger_->call_back();
+    p2p_->call_back();
   }
 
   /// What is queued may finish: the peers count on it.
   void leave() override {
     if (inherited()) return;
-    messenger_->close();
+    p2p_->close();
     if (!wait_for_pending(Deadline::after(std::min(timeout(), kDrainTime)))) {
-      runner_->request_abort(was_shut_down(membership_.name, membership_.rank));
+      engine_->request_abort(was_shut_down(membership_.name, membership_.rank));
     }
-    end(runner_->farewell());
+    end(engine_->farewell());
   }
 
   Result<> status() const override {
@@ -102,21 +102,21 @@ class GroupImpl final : public Group {
 
   Result<> wait_for_pending(const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
-    turn_.demand();
-    const uint64_t last = turn_.numbers();
+    execution_lock_.require_slow_path();
+    const uint64_t last = execution_lock_.numbers();
     ++waiting_for_all_;
     const bool ended = changed_.wait_for(lock, deadline.left(), [&] { return ended_ >= last || under_way() == 0; });
     --waiting_for_all_;
     if (ended) return {};
     return fail(ErrorCode::kTimeout, fmt::format("{} of the {} operations begun in group \"{}\" are still under way",
-                                                 under_way(), turn_.numbers(), membership_.name));
+                                                 under_way(), execution_lock_.numbers(), membership_.name));
   }
 
   void on_completion(CompletionHook hook) override {
     auto shared = hook ? std::make_shared<const CompletionHook>(std::move(hook)) : nullptr;
     const std::lock_guard lock(mutex_);
     hook_.swap(shared);
-    turn_.demand();
+    execution_lock_.require_slow_path();
   }
 
   Result<> set_timeout(Duration timeout) override {
@@ -130,12 +130,12 @@ class GroupImpl final : public Group {
   }
   Duration timeout() const override { return timeout_; }
   const GroupOptions& options() const override { return options_; }
-  const Membership& membership() const override { return membership_; }
+  const GroupSpec& membership() const override { return membership_; }
 
-  uint64_t sequence() const override { return turn_.numbers(); }
+  uint64_t sequence() const override { return execution_lock_.numbers(); }
 
-  std::string transport() const override { return runner_->transport(); }
-  std::shared_ptr<Arena> arena() const override { return runner_->arena(); }
+  std::string transport() const override { return engine_->transport(); }
+  std::shared_ptr<Arena> arena() const override { return engine_->arena(); }
 
  private:
   /// The completion hook, as it was when an operation was submitted, and what it is told. Shared, for it may be
@@ -153,7 +153,7 @@ class GroupImpl final : public Group {
   };
 
   /// An operation that is over, of which its hook has not been told.
-  struct Untold {
+  struct PendingHook {
     Hooked hooked;
     Call call;
     Result<> result;
@@ -170,7 +170,7 @@ class GroupImpl final : public Group {
   /// Null where it is turned off.
   std::shared_ptr<Recorder> make_recorder() const {
     std::shared_ptr<Recorder> recorder = Recorder::create(membership_, Recorder::entries_from_environment());
-    if (recorder) recorder->set_group(runner_->transport(), runner_->group_id());
+    if (recorder) recorder->set_group(engine_->transport(), engine_->group_id());
     return recorder;
   }
 
@@ -182,7 +182,7 @@ class GroupImpl final : public Group {
     return message_recorder_.get();
   }
 
-  /// A message, as it was handed to the messenger.
+  /// A message, as it was handed to the P2P engine.
   Work recorded(Work message, Recorder::Ticket ticket) const {
     if (!message_recorder_) return message;
     if (message.done()) {
@@ -195,16 +195,18 @@ class GroupImpl final : public Group {
   }
 
   /// With the lock held and demand() made: operations begun that are not over and told.
-  size_t under_way() const { return queue_.size() + untold_.size() + (turn_.taken() ? 1 : 0) + (telling_ ? 1 : 0); }
+  size_t under_way() const {
+    return queue_.size() + untold_.size() + (execution_lock_.taken() ? 1 : 0) + (telling_ ? 1 : 0);
+  }
 
   /// Closes the links with `why`, now or when the call under way has ended.
   void end(Error why) {
     std::unique_lock lock(mutex_);
     if (!first_error_) first_error_ = why;
     if (!abort_) abort_ = std::move(why);
-    turn_.demand();
-    if (turn_.taken()) return;  // whoever runs a call sees the request, or end_turn() does
-    turn_.take();
+    execution_lock_.require_slow_path();
+    if (execution_lock_.taken()) return;  // whoever runs a call sees the request, or end_turn() does
+    execution_lock_.take();
     end_turn(lock);
   }
 
@@ -218,16 +220,16 @@ class GroupImpl final : public Group {
     const Duration timeout = options.timeout > Duration::zero() ? options.timeout : this->timeout();
     if (notes_sites_) operation.site = current_call_site();
     if (!options.async) {
-      operation.call.sequence = turn_.take_if_idle();
+      operation.call.sequence = execution_lock_.take_if_idle();
       if (operation.call.sequence != 0) return run_here(operation, timeout, {});
     }
     std::unique_lock lock(mutex_);
-    turn_.demand();
+    execution_lock_.require_slow_path();
     Hooked hooked{hook_, {}, {}, {}};
     hooked.stamp(hooked.submitted);
-    if (!options.async && !turn_.taken() && queue_.empty()) {
-      turn_.take();
-      operation.call.sequence = turn_.next_number();
+    if (!options.async && !execution_lock_.taken() && queue_.empty()) {
+      execution_lock_.take();
+      operation.call.sequence = execution_lock_.next_number();
       lock.unlock();
       return run_here(operation, timeout, std::move(hooked));
     }
@@ -244,13 +246,13 @@ class GroupImpl final : public Group {
     hooked.stamp(hooked.started);
     auto result = run(operation, timeout, record(operation, Recorder::Start::kNow));
     hooked.stamp(hooked.ended);
-    if (!turn_.give_back_if_idle(operation.call.sequence)) {
+    if (!execution_lock_.give_back_if_idle(operation.call.sequence)) {
       std::unique_lock lock(mutex_);
       ended(std::move(hooked), operation.call, result);
       end_turn(lock);
       tell(lock);
     }
-    if (!result) messenger_->call_back();
+    if (!result) p2p_->call_back();
     return Work(std::move(result), operation.call.sequence);
   }
 
@@ -262,7 +264,7 @@ class GroupImpl final : public Group {
                               queue_.front().operation.call.to_string()));
     }
     MUSTER_TRY(provide_thread());
-    job.operation.call.sequence = turn_.next_number();
+    job.operation.call.sequence = execution_lock_.next_number();
     job.ticket = record(job.operation, Recorder::Start::kLater);
     Work work(job.work, job.operation.call.sequence);
     queue_.push_back(std::move(job));
@@ -291,11 +293,11 @@ class GroupImpl final : public Group {
   void progress() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return queue_.empty() ? stopping_ : !turn_.taken(); });
+      changed_.wait(lock, [this] { return queue_.empty() ? stopping_ : !execution_lock_.taken(); });
       if (queue_.empty()) break;
       Job job = std::move(queue_.front());
       queue_.pop_front();
-      turn_.take();
+      execution_lock_.take();
       lock.unlock();
       if (recorder_) recorder_->started(job.ticket);
       job.hooked.stamp(job.hooked.started);
@@ -311,7 +313,7 @@ class GroupImpl final : public Group {
       if (!queue_.empty()) (void)provide_thread();
       tell(lock);
       lock.unlock();
-      if (!result) messenger_->call_back();
+      if (!result) p2p_->call_back();
       for (const auto& callback : callbacks) callback(result);
       callbacks.clear();
       lock.lock();
@@ -334,7 +336,7 @@ class GroupImpl final : public Group {
     if (telling_) return;
     telling_ = true;
     while (!untold_.empty()) {
-      const Untold next = std::move(untold_.front());
+      const PendingHook next = std::move(untold_.front());
       untold_.pop_front();
       lock.unlock();
       next.hooked.tell(next.call, next.result);
@@ -345,10 +347,10 @@ class GroupImpl final : public Group {
     telling_ = false;
   }
 
-  /// With the turn. After a failure the caller gives the turn back and then has the messenger call back: callbacks of
+  /// With the turn. After a failure the caller gives the turn back and then has the P2P engine call back: callbacks of
   /// messages may make a collective, which waits for the turn.
   Result<> run(const Operation& operation, Duration timeout, Recorder::Ticket ticket) {
-    auto result = runner_->run(operation, Deadline::once_waiting(timeout));
+    auto result = engine_->run(operation, Deadline::once_waiting(timeout));
     if (recorder_) recorder_->ended(ticket, result);
     if (!result) {
       if (result.error().code == ErrorCode::kTimeout) {
@@ -359,7 +361,7 @@ class GroupImpl final : public Group {
         const std::lock_guard lock(mutex_);
         if (!first_error_) first_error_ = result.error();
       }
-      messenger_->abort(result.error());
+      p2p_->abort(result.error());
     }
     return result;
   }
@@ -370,11 +372,11 @@ class GroupImpl final : public Group {
     if (abort_) {
       const Error why = *abort_;
       lock.unlock();
-      runner_->die(why);
+      engine_->die(why);
       lock.lock();
     }
     const bool awaited = !queue_.empty() || stopping_ || waiting_for_all_ > 0;
-    turn_.give_back(!awaited && untold_.empty() && !hook_ && !abort_);
+    execution_lock_.give_back(!awaited && untold_.empty() && !hook_ && !abort_);
     if (awaited) changed_.notify_all();
   }
 
@@ -382,22 +384,23 @@ class GroupImpl final : public Group {
 
   const pid_t process_ = getpid();
   GroupImpl* next_inherited_ = nullptr;
-  const std::unique_ptr<Runner> runner_;
-  const std::shared_ptr<Messenger> messenger_;
-  const Membership membership_;
+  const std::unique_ptr<CollectiveEngine> engine_;
+  const std::shared_ptr<P2pEngine> p2p_;
+  const GroupSpec membership_;
   const std::shared_ptr<Recorder> recorder_ = make_recorder();
-  const bool notes_sites_ = recorder_ != nullptr || wants_agreement();  ///< somebody reads where a call was made
+  const bool notes_sites_ =
+      recorder_ != nullptr || fingerprint_check_enabled();  ///< somebody reads where a call was made
   std::once_flag first_message_;
   std::shared_ptr<Recorder> message_recorder_;  ///< shared with messages that may end later than the group
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
-  Turn turn_;
+  ExecutionLock execution_lock_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> queue_;
   bool stopping_ = false;
   uint64_t ended_ = 0;  ///< the last operation that is over and told, of those that ended with the lock held
-  std::deque<Untold> untold_;
+  std::deque<PendingHook> untold_;
   bool telling_ = false;     ///< somebody is within tell()
   int waiting_for_all_ = 0;  ///< callers within wait_for_pending()
   std::shared_ptr<const CompletionHook> hook_;
@@ -406,7 +409,7 @@ class GroupImpl final : public Group {
   size_t serving_ = 0;                ///< of them, neither within callbacks nor over
 };
 
-Result<> check_membership(const Membership& membership) {
+Result<> check_membership(const GroupSpec& membership) {
   if (membership.size >= 1 && membership.rank >= 0 && membership.rank < membership.size) return {};
   return fail(ErrorCode::kInvalidArgument,
               fmt::format("rank {} of {}: a group needs a size of at least 1 and ranks from 0 to size - 1",
@@ -415,9 +418,9 @@ Result<> check_membership(const Membership& membership) {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> Group::form(Store& store, const Membership& asked, const GroupOptions& options) {
+Result<std::unique_ptr<Group>> Group::form(Store& store, const GroupSpec& asked, const GroupOptions& options) {
   MUSTER_TRY(check_membership(asked));
-  Membership membership = asked;
+  GroupSpec membership = asked;
   const auto during = [&](const Error& error) {
     return tl::unexpected(error.in(fmt::format("forming group \"{}\" at rank {}", membership.name, membership.rank)));
   };
@@ -425,12 +428,12 @@ Result<std::unique_ptr<Group>> Group::form(Store& store, const Membership& asked
   auto mesh = form_mesh(store, membership, options, deadline);
   if (!mesh) return during(mesh.error());
   membership.name = mesh->name;
-  const auto messenger = std::move(mesh->messenger);
-  messenger->begin(std::move(mesh->places));
-  auto runner = Runner::create(std::move(*mesh), membership, options.arena, deadline);
-  if (!runner) return during(runner.error());
-  auto group = std::make_unique<GroupImpl>(std::move(*runner), messenger, membership, options);
-  messenger->on_failure([owner = group.get()](const Error& why) { owner->abort(why); });
+  const auto p2p = std::move(mesh->p2p);
+  p2p->begin(std::move(mesh->places));
+  auto engine = CollectiveEngine::create(std::move(*mesh), membership, options.arena, deadline);
+  if (!engine) return during(engine.error());
+  auto group = std::make_unique<GroupImpl>(std::move(*engine), p2p, membership, options);
+  p2p->on_failure([owner = group.get()](const Error& why) { owner->abort(why); });
   return group;
 }
 

@@ -91,7 +91,7 @@ class Group {
  public:
   /// Meets the other ranks through the store; within options.timeout, or an error that names the ranks that did not
   /// come, came twice, or disagree about the size.
-  static Result<std::unique_ptr<Group>> form(Store& store, const Membership& membership, const GroupOptions& options);
+  static Result<std::unique_ptr<Group>> form(Store& store, const GroupSpec& membership, const GroupOptions& options);
   virtual ~Group() = default;
 
   /// Any collective: call.collective, op and root, memory, counts and factor as operation.h says; the rest of the call
@@ -152,7 +152,7 @@ class Group {
   virtual Duration timeout() const = 0;
   /// What it was formed with.
   virtual const GroupOptions& options() const = 0;
-  virtual const Membership& membership() const = 0;
+  virtual const GroupSpec& membership() const = 0;
 
   // Groups made of this one meet through `store`, under keys of their own. They take over its options and timeout, and
   // live on without it. Each group that is made of one parent needs another `name`.
@@ -164,7 +164,7 @@ class Group {
   /// ranks must call.
   Result<std::unique_ptr<Group>> split(Store& store, int color, int key, const std::string& name);
   /// A group of ranks from several groups: all members of `membership` must call.
-  Result<std::unique_ptr<Group>> merge(Store& store, const Membership& membership);
+  Result<std::unique_ptr<Group>> merge(Store& store, const GroupSpec& membership);
   /// The ranks without `excluded`, in their order. Only they call, all with the same list; this group may have failed,
   /// and those excluded may be dead. With `abort_first`, whatever runs here is ended first; else waited for.
   Result<std::unique_ptr<Group>> shrink(Store& store, const std::vector<Rank>& excluded, bool abort_first);

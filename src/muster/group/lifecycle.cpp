@@ -42,8 +42,8 @@ GroupOptions inherited(const Group& parent) {
 /// A group of `ranks`, of which this rank is one.
 Result<std::unique_ptr<Group>> form_among(Group& parent, Store& store, const std::vector<Rank>& ranks,
                                           const std::string& name) {
-  const Membership& self = parent.membership();
-  Membership child;
+  const GroupSpec& self = parent.membership();
+  GroupSpec child;
   child.rank = static_cast<Rank>(std::find(ranks.begin(), ranks.end(), self.rank) - ranks.begin());
   child.size = static_cast<int>(ranks.size());
   child.name = fmt::format("{}/{}", self.name, name);
@@ -72,12 +72,12 @@ Result<std::unique_ptr<Group>> Group::split(Store& store, int color, int key, co
   return form_among(*this, store, ranks, fmt::format("{}/{}", name, color));
 }
 
-Result<std::unique_ptr<Group>> Group::merge(Store& store, const Membership& membership) {
+Result<std::unique_ptr<Group>> Group::merge(Store& store, const GroupSpec& membership) {
   return form(store, membership, inherited(*this));
 }
 
 Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Rank>& excluded, bool abort_first) {
-  const Membership& self = membership();
+  const GroupSpec& self = membership();
   MUSTER_TRY(check_members(excluded, self.size, "shrinking excludes"));
   const std::set<Rank> out(excluded.begin(), excluded.end());
   if (out.empty()) return fail(ErrorCode::kInvalidArgument, "shrinking needs at least one rank to exclude");

@@ -19,7 +19,7 @@ int64_t milliseconds(Duration time) { return std::chrono::duration_cast<std::chr
 
 class MonitoredBarrier {
  public:
-  MonitoredBarrier(Store& store, const Membership& self, uint64_t number, Duration timeout)
+  MonitoredBarrier(Store& store, const GroupSpec& self, uint64_t number, Duration timeout)
       : self_(self),
         store_(prefix_store(fmt::format("muster/group/{}/{}/monitored", self.name, self.generation), store)),
         number_(number),
@@ -74,7 +74,7 @@ class MonitoredBarrier {
                        fmt::join(missing, ", "), milliseconds(timeout_));
   }
 
-  const Membership& self_;
+  const GroupSpec& self_;
   const std::unique_ptr<Store> store_;
   const uint64_t number_;
   const Duration timeout_;
@@ -83,7 +83,7 @@ class MonitoredBarrier {
 }  // namespace
 
 Result<> Group::monitored_barrier(Store& store, Duration timeout, bool name_all) {
-  const Membership& self = membership();
+  const GroupSpec& self = membership();
   const uint64_t number = ++monitored_;
   if (self.size == 1) return {};
   MonitoredBarrier barrier(store, self, number, timeout);

@@ -32,7 +32,7 @@ Result<> take_dtype(Operation& operation, const BufferView& given, const BufferV
 }
 
 /// `whole` is the blocks of all ranks, of which this rank's is as long as `own`.
-Result<> take_blocks(Operation& operation, const BufferView& own, const BufferView& whole, const Membership& self) {
+Result<> take_blocks(Operation& operation, const BufferView& own, const BufferView& whole, const GroupSpec& self) {
   const auto& counts = operation.counts;
   if (counts.empty()) {
     operation.call.count = own.count();
@@ -56,7 +56,7 @@ Result<> take_blocks(Operation& operation, const BufferView& own, const BufferVi
   return {};
 }
 
-Result<> take_exchange(Operation& operation, const Membership& self) {
+Result<> take_exchange(Operation& operation, const GroupSpec& self) {
   const BufferView &input = operation.input, &output = operation.output;
   const auto &send = operation.counts, &receive = operation.receive_counts;
   const size_t size = self.size;
@@ -80,7 +80,7 @@ Result<> take_exchange(Operation& operation, const Membership& self) {
                   send.size(), receive.size(), total(send), total(receive), size, input.count(), output.count()));
 }
 
-Result<> take_tensor(Operation& operation, const Membership& self) {
+Result<> take_tensor(Operation& operation, const GroupSpec& self) {
   const bool root = self.rank == operation.call.root;
   const bool everywhere = operation.call.collective != Collective::kReduce;
   const bool sends = operation.call.collective != Collective::kBroadcast || root;
@@ -110,7 +110,7 @@ Operation reduction_of(Collective collective, BufferView&& input, BufferView&& o
 
 size_t total(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
-Result<> complete(Operation& operation, const Membership& self) {
+Result<> complete(Operation& operation, const GroupSpec& self) {
   Call& call = operation.call;
   const BufferView &input = operation.input, &output = operation.output;
   call.layout = 0;

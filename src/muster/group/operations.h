@@ -8,7 +8,7 @@ namespace muster {
 
 /// Fills in what a submitted operation leaves open: dtype, count and layout of its call. kInvalidArgument for what this
 /// rank can see to be wrong, kUnsupported for a dtype that the reduction does not take.
-Result<> complete(Operation& operation, const Membership& self);
+Result<> complete(Operation& operation, const GroupSpec& self);
 
 /// Elements of all blocks together.
 size_t total(const std::vector<size_t>& counts);

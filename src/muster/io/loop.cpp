@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kEventsPerTurn = 512;
 /// Vain turns of pollers before others are let onto the core.
-constexpr int kPoliteAfter = 8;
+constexpr int kYieldAfter = 8;
 
 /// epoll's user data: the descriptor, and which of the watches that it has had over time. An event of an earlier watch
 /// on the same number is thus told from one of the present watch.
@@ -304,7 +304,7 @@ bool Loop::run_once(const Deadline& deadline) {
     ran |= impl_->run_events(more ? Duration::zero() : impl_->longest_wait(deadline.left()));
     ran |= impl_->run_tasks();
     if (ran || impl_->woken || deadline.passed()) break;
-    if (spins && vain >= kPoliteAfter) impl_->yields.yield();  // whom the pollers wait for may need the core
+    if (spins && vain >= kYieldAfter) impl_->yields.yield();  // whom the pollers wait for may need the core
   }
   Impl::turning = outer;
   return ran;

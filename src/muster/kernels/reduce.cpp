@@ -81,7 +81,7 @@ Operand operand_of(Dtype dtype, bool by_part) {
     case Dtype::kComplex128:
       return by_part ? Operand{kF64, 2} : Operand{kC128};
     case Dtype::kBool:
-      return {kTruth};
+      return {kBool};
     case Dtype::kBfloat16:
       return {kBf16};
     case Dtype::kUint16:
@@ -105,9 +105,9 @@ KernelOp kernel_op(Dtype dtype, ReduceOp op) {
     case ReduceOp::kProduct:
       return truth ? kAnd : kMultiply;
     case ReduceOp::kMin:
-      return truth ? kAnd : kLeast;
+      return truth ? kAnd : kMin;
     case ReduceOp::kMax:
-      return truth ? kOr : kGreatest;
+      return truth ? kOr : kMax;
     case ReduceOp::kBitAnd:
       return kAnd;
     case ReduceOp::kBitOr:

@@ -22,13 +22,13 @@ enum KernelElement {
   kF64,
   kF16,
   kBf16,
-  kTruth,
+  kBool,
   kC32,
   kC64,
   kC128,
   kKernelElements
 };
-enum KernelOp { kAdd, kMultiply, kLeast, kGreatest, kAnd, kOr, kXor, kKernelOps };
+enum KernelOp { kAdd, kMultiply, kMin, kMax, kAnd, kOr, kXor, kKernelOps };
 
 /// Null where the pair has no meaning.
 struct ReduceKernel {

@@ -114,7 +114,7 @@ int exit_status(const Error& error) {
   }
 }
 
-int complain(const char* command, const std::string& message, int status) {
+int print_error(const char* command, const std::string& message, int status) {
   std::fprintf(stderr, "muster: %s: %s\n", command, message.c_str());
   return status;
 }
@@ -175,7 +175,7 @@ std::string rank_list(const std::vector<int>& ranks) {
   return out;
 }
 
-std::string last_words(const std::vector<LastWords>& others) {
+std::string last_words(const std::vector<OutputTail>& others) {
   std::map<std::string, std::vector<int>> by_text;
   for (const auto& other : others) {
     std::string text = last_lines(other.err, kLastLines);

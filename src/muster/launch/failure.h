@@ -32,7 +32,7 @@ WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_st
 int exit_status(const Error& error);
 
 /// Says "muster: COMMAND: MESSAGE" on standard error. Returns `status`.
-int complain(const char* command, const std::string& message, int status);
+int print_error(const char* command, const std::string& message, int status);
 
 /// From the last Python traceback of `stderr_text` on; empty when there is none. At most its last 40 lines.
 std::string last_traceback(std::string_view stderr_text);
@@ -54,12 +54,12 @@ std::string failure_report(const WorkerExit& first, std::string_view traceback, 
                            const std::map<std::string, std::vector<int>>& others);
 
 /// The end of what a worker wrote.
-struct LastWords {
+struct OutputTail {
   int rank = 0;
   std::string_view out, err;
 };
 /// What the other ranks wrote last, to follow a failure_report: a line or a few of each, of a few ranks; those that
 /// wrote the same share a line. Empty when none wrote anything.
-std::string last_words(const std::vector<LastWords>& others);
+std::string last_words(const std::vector<OutputTail>& others);
 
 }  // namespace muster

@@ -19,7 +19,8 @@ namespace muster {
 /// lets shared memory be.
 ///
 /// A shared_ptr, because tensors outlive the group that they were made for: each holds the arena, and so does each
-/// team. Thread-safe. After a fork the child may read what it inherited, but allocates from segments of its own.
+/// host communicator. Thread-safe. After a fork the child may read what it inherited, but allocates from segments of
+/// its own.
 class Arena {
  public:
   /// `limit`: bytes that all blocks may take together, kResourceExhausted beyond; zero: half the machine's memory.

@@ -18,7 +18,7 @@ cpu_set_t usable_core_set() {
   return set;
 }
 
-void CoreKeeper::move_off(std::span<const uint32_t> taken) {
+void CpuMigrator::migrate_away(std::span<const uint32_t> taken) {
   const TimePoint now = steady_clock().now();
   if (now < next_) return;
   next_ = now + kBetweenMoves;

@@ -19,8 +19,8 @@ constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
 constexpr Duration kFirstSlice = std::chrono::microseconds(200);
 /// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
 /// their cores with others soon stop burning them; one that was nearly long enough doubles it.
-constexpr int kMostSpins = 3000;
-constexpr int kLeastSpins = 32;
+constexpr int kMaxSpins = 3000;
+constexpr int kMinSpins = 32;
 /// Whom one waits for may only need the core: giving it away is cheaper than a park.
 constexpr int kYields = 4;
 /// No rank keeps a core for as long between two waits, unless it computes.
@@ -34,7 +34,7 @@ constexpr uint32_t kNoteCoreEvery = 8;
 constexpr uint32_t kRefreshAfter = uint32_t{1} << 24;
 
 /// Any difference in any word, or in the digest of what came before, changes it, but for one chance in 2^64 or so.
-uint64_t digest(const Team::Tag& tag, uint64_t before) {
+uint64_t digest(const HostComm::Tag& tag, uint64_t before) {
   // Products that do not wait for each other: the processor makes them side by side.
   const uint64_t sum = before * 0x9e3779b97f4a7c15 + tag[0] * 0xff51afd7ed558ccd + tag[1] * 0xc4ceb9fe1a85ec53 +
                        tag[2] * 0xbf58476d1ce4e5b9 + tag[3] * 0x94d049bb133111eb;
@@ -43,43 +43,43 @@ uint64_t digest(const Team::Tag& tag, uint64_t before) {
 
 }  // namespace
 
-Result<Fd> Team::allocate(int size, size_t slot_bytes) {
+Result<Fd> HostComm::allocate(int size, size_t slot_bytes) {
   MUSTER_CHECK(size > 0, "a team needs ranks");
-  const TeamShape shape = team_shape(size, usable_cores(), slot_bytes);
-  return TeamMemory::allocate(size, shape.slot_bytes, shape.hub);
+  const HostCommShape shape = host_comm_shape(size, usable_cores(), slot_bytes);
+  return HostCommMemory::allocate(size, shape.slot_bytes, shape.hub);
 }
 
-Result<std::unique_ptr<Team>> Team::attach(const Fd& memory, Rank rank, int size, Watch watch) {
+Result<std::unique_ptr<HostComm>> HostComm::attach(const Fd& memory, Rank rank, int size, Watch watch) {
   MUSTER_CHECK(rank >= 0 && rank < size, "a rank lies within its team");
-  MUSTER_ASSIGN(auto shared, TeamMemory::map(memory, size));
+  MUSTER_ASSIGN(auto shared, HostCommMemory::map(memory, size));
   MUSTER_TRY(shared->populate(memory, rank));
-  return std::unique_ptr<Team>(new Team(std::move(shared), rank, size, std::move(watch)));
+  return std::unique_ptr<HostComm>(new HostComm(std::move(shared), rank, size, std::move(watch)));
 }
 
-Team::Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch)
+HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, Watch watch)
     : memory_(std::move(memory)),
       rank_(rank),
       size_(size),
       watch_(std::move(watch)),
       // Many parked ranks that look around often would leave no time for those that work.
-      watch_slice_(kWatchSlice * std::max(1, size / kMostFlatRanks)),
+      watch_slice_(kWatchSlice * std::max(1, size / kMaxFlatRanks)),
       // Spinning only pays while every rank has a core to spin on.
       own_cores_(size <= usable_cores()),  // until the others' cores are known
       core_set_{},
-      most_spins_(own_cores_ ? kMostSpins : kLeastSpins),
-      spins_(most_spins_),
+      max_spins_(own_cores_ ? kMaxSpins : kMinSpins),
+      spins_(max_spins_),
       // In turn, ranks that share a core all have it before one has it again.
       yields_(kTurnTime * std::max(1, size / usable_cores())),
       seen_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
       cores_(static_cast<size_t>(size)),
       pid_namespace_(pid_namespace()) {
-  TeamRank& own = memory_->rank(rank_);
+  HostCommRank& own = memory_->rank(rank_);
   own.pid = getpid();
   publish_core_set();
 }
 
-void Team::open(const Tag& tag) {
+void HostComm::open(const Tag& tag) {
   tag_ = tag;
   fingerprint_ = digest(tag, fingerprint_);
   own_direct_ = direct_word();
@@ -88,23 +88,23 @@ void Team::open(const Tag& tag) {
 
 /// Who learns from one rank that all have come, as in every broadcast, looks at no other and never meets: what it has
 /// seen of them, and the hub's word, would stand still until the steps have gone half round and it seems to be ahead.
-void Team::refresh() {
+void HostComm::refresh() {
   refreshed_ = step_;
   for (uint32_t& seen : seen_) {
-    if (!at_least(seen, settled_)) seen = settled_;
+    if (!at_least(seen, all_published_step_)) seen = all_published_step_;
   }
-  if (!has_hub() || rank_ != 0) return;
+  if (!has_leader() || rank_ != 0) return;
   std::atomic<uint32_t>& met = memory_->rank(0).met;
-  if (!at_least(met.load(std::memory_order_relaxed), settled_)) announce(met, settled_);
+  if (!at_least(met.load(std::memory_order_relaxed), all_published_step_)) announce(met, all_published_step_);
 }
 
-void Team::publish() {
-  TeamLine& own = line(rank_, step_);
+void HostComm::publish() {
+  StepRecord& own = line(rank_, step_);
   for (size_t i = 0; i < tag_.size(); ++i) own.tag[i].store(tag_[i], std::memory_order_relaxed);
   own.fingerprint = fingerprint_;
-  own.floor = settled_;
+  own.floor = all_published_step_;
   own.direct = own_direct_;
-  if (step_ % kNoteCoreEvery == 0) note_core();
+  if (step_ % kNoteCoreEvery == 0) publish_cpu();
   announce(own.step, step_);
 }
 
@@ -120,109 +120,109 @@ void Team::publish() {
 /// - L does not see W: it came before W (coherence of `waiters`), and so did S in the publisher's program. What is
 ///   missing is only the time until S leaves the core's store buffer: microseconds at most, as a switch to another
 ///   thread drains it too. A sleep that begins kFirstSlice after W or later finds S. Those that begin sooner are short.
-void Team::announce(std::atomic<uint32_t>& word, uint32_t step) {
+void HostComm::announce(std::atomic<uint32_t>& word, uint32_t step) {
   word.store(step, std::memory_order_release);
   if (memory_->rank(rank_).waiters.load(std::memory_order_relaxed) != 0) futex_wake_all(word);
 }
 
-void Team::fetch_ahead() {
-  const TeamLine& following = line(rank_, step_ + 2);
+void HostComm::fetch_ahead() {
+  const StepRecord& following = line(rank_, step_ + 2);
   fetch_to_write(&following);
   fetch_to_write(&following.tag);
 }
 
-Result<> Team::wait(Rank peer, uint32_t step, const Deadline& deadline) {
+Result<> HostComm::wait(Rank peer, uint32_t step, const Deadline& deadline) {
   if (!has_come(peer, step)) MUSTER_TRY(await(peer, step, deadline));
-  const TeamLine& theirs = line(peer, step);
-  if (at_least(theirs.floor, settled_)) settled_ = theirs.floor;
+  const StepRecord& theirs = line(peer, step);
+  if (at_least(theirs.floor, all_published_step_)) all_published_step_ = theirs.floor;
   if (theirs.fingerprint != fingerprint_) return differs(peer, step);
   return {};
 }
 
-Result<> Team::wait_all(uint32_t step, const Deadline& deadline) {
-  const bool hub = has_hub();
-  if (hub && rank_ != 0) return await_hub(step, deadline);
+Result<> HostComm::wait_all(uint32_t step, const Deadline& deadline) {
+  const bool hub = has_leader();
+  if (hub && rank_ != 0) return await_leader(step, deadline);
   Result<> settled = settle(step, deadline, true);
   if (!settled) return settled;
-  hub ? announce(memory_->rank(0).met, step) : learn_direct(step);
+  hub ? announce(memory_->rank(0).met, step) : update_all_direct(step);
   return settled;
 }
 
 /// By way of a hub nobody sees all ranks' words, so there it stays zero.
-uint32_t Team::direct_word() const {
-  const bool possible = direct_ && arena_ && arena_->in_use() && !has_hub();
+uint32_t HostComm::direct_word() const {
+  const bool possible = direct_ && arena_ && arena_->in_use() && !has_leader();
   return possible ? static_cast<uint32_t>(pid_namespace_) : 0;
 }
 
-void Team::learn_direct(uint32_t step) {
+void HostComm::update_all_direct(uint32_t step) {
   all_direct_ = own_direct_ != 0;
   for (Rank peer = 0; peer < size_ && all_direct_; ++peer) {
     all_direct_ = peer == rank_ || line(peer, step).direct == own_direct_;
   }
 }
 
-Result<> Team::settle(uint32_t step, const Deadline& deadline, bool compare) {
+Result<> HostComm::settle(uint32_t step, const Deadline& deadline, bool compare) {
   for (Rank peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     if (!has_come(peer, step)) MUSTER_TRY(await(peer, step, deadline));
     if (compare && line(peer, step).fingerprint != fingerprint_) return differs(peer, step);
   }
-  if (at_least(step, settled_)) settled_ = step;
+  if (at_least(step, all_published_step_)) all_published_step_ = step;
   return {};
 }
 
-tl::unexpected<Error> Team::differs(Rank peer, uint32_t step) {
-  const TeamLine& theirs = line(peer, step);
+tl::unexpected<Error> HostComm::differs(Rank peer, uint32_t step) {
+  const StepRecord& theirs = line(peer, step);
   Tag& foreign = foreign_tag_.emplace();
   for (size_t i = 0; i < foreign.size(); ++i) foreign[i] = theirs.tag[i].load(std::memory_order_relaxed);
   return fail(ErrorCode::kMismatch, fmt::format("rank {} is in another call", peer), peer);
 }
 
-bool Team::has_come(Rank peer, uint32_t step) {
+bool HostComm::has_come(Rank peer, uint32_t step) {
   if (at_least(seen_[peer], step)) return true;
   if (!at_least(line(peer, step).step.load(std::memory_order_acquire), step)) return false;
   seen_[peer] = step;
   return true;
 }
 
-Result<> Team::await(Rank peer, uint32_t step, const Deadline& deadline) {
+Result<> HostComm::await(Rank peer, uint32_t step, const Deadline& deadline) {
   MUSTER_TRY(wait_on(line(peer, step).step, peer, step, deadline));
   seen_[peer] = step;
   return {};
 }
 
-Result<> Team::await_hub(uint32_t step, const Deadline& deadline) {
+Result<> HostComm::await_leader(uint32_t step, const Deadline& deadline) {
   MUSTER_TRY(wait_on(memory_->rank(0).met, 0, step, deadline));
-  if (at_least(step, settled_)) settled_ = step;
+  if (at_least(step, all_published_step_)) all_published_step_ = step;
   if (line(0, step).fingerprint != fingerprint_) return differs(0, step);
   return {};
 }
 
-Result<> Team::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
+Result<> HostComm::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
   const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
   if (reached()) return {};
   for (int i = 0; i < spins_; ++i) {
     spin_pause();
-    if (reached()) return longer_spins();
+    if (reached()) return lengthen_spins();
   }
   if (vain_spins_++ % kLearnCoresEvery == 0) learn_core_sets();
-  if (own_cores_) part_from(owner);
+  if (own_cores_) migrate_away_from(owner);
   for (int i = 0; i < kYields && yields_.yield(); ++i) {
-    if (reached()) return longer_spins();
+    if (reached()) return lengthen_spins();
   }
-  spins_ = std::max(kLeastSpins, spins_ / 2);
+  spins_ = std::max(kMinSpins, spins_ / 2);
   return park(word, owner, step, deadline);
 }
 
-void Team::note_core() {
-  const uint32_t core = CoreKeeper::current();
+void HostComm::publish_cpu() {
+  const uint32_t core = CpuMigrator::current();
   if (core == core_) return;
   core_ = core;
   memory_->rank(rank_).core.store(core, std::memory_order_relaxed);
   if (core < CPU_SETSIZE && !CPU_ISSET(core, &core_set_)) publish_core_set();  // it was bound anew
 }
 
-void Team::publish_core_set() {
+void HostComm::publish_core_set() {
   const cpu_set_t now = usable_core_set();
   if (CPU_EQUAL(&now, &core_set_)) return;
   core_set_ = now;
@@ -232,7 +232,7 @@ void Team::publish_core_set() {
 }
 
 /// A rank that is bound to some cores sees only those: what matters is how many all ranks have together.
-void Team::learn_core_sets() {
+void HostComm::learn_core_sets() {
   publish_core_set();
   std::array<uint64_t, sizeof(cpu_set_t) / sizeof(uint64_t)> together{};
   for (Rank peer = 0; peer < size_; ++peer) {
@@ -252,24 +252,24 @@ void Team::learn_core_sets() {
   const bool own = size_ <= cores;
   if (own == own_cores_) return;
   own_cores_ = own;
-  spins_ = most_spins_ = own ? kMostSpins : kLeastSpins;
+  spins_ = max_spins_ = own ? kMaxSpins : kMinSpins;
 }
 
 /// Off the core that the awaited rank needs, if it is this one: to one that no rank uses.
-void Team::part_from(Rank awaited) {
-  note_core();
+void HostComm::migrate_away_from(Rank awaited) {
+  publish_cpu();
   if (memory_->rank(awaited).core.load(std::memory_order_relaxed) != core_) return;
   for (Rank peer = 0; peer < size_; ++peer) cores_[peer] = memory_->rank(peer).core.load(std::memory_order_relaxed);
-  core_keeper_.move_off(cores_);
-  note_core();
+  cpu_migrator_.migrate_away(cores_);
+  publish_cpu();
 }
 
-Result<> Team::longer_spins() {
-  spins_ = std::min(most_spins_, 2 * spins_);
+Result<> HostComm::lengthen_spins() {
+  spins_ = std::min(max_spins_, 2 * spins_);
   return {};
 }
 
-Result<> Team::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
+Result<> HostComm::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
   const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
   std::atomic<uint32_t>& waiters = memory_->rank(owner).waiters;
   waiters.fetch_add(1, std::memory_order_seq_cst);
@@ -293,7 +293,7 @@ Result<> Team::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, cons
   return result;
 }
 
-tl::unexpected<Error> Team::late(Rank awaited, uint32_t step) const {
+tl::unexpected<Error> HostComm::late(Rank awaited, uint32_t step) const {
   std::vector<Rank> behind;
   for (Rank peer = 0; peer < size_; ++peer) {
     if (peer != rank_ && !at_least(line(peer, step).step.load(std::memory_order_acquire), step)) behind.push_back(peer);
@@ -307,25 +307,25 @@ tl::unexpected<Error> Team::late(Rank awaited, uint32_t step) const {
               behind[0]);
 }
 
-void Team::give_up(Rank blamed) {
+void HostComm::give_up(Rank blamed) {
   const uint32_t word = blamed < 0 ? kBlamesNobody : static_cast<uint32_t>(blamed) + 1;
   memory_->rank(rank_).gave_up.store(word, std::memory_order_release);
   wake_all();
 }
 
-Rank Team::blamed_by(Rank quitter) const {
+Rank HostComm::blamed_by(Rank quitter) const {
   const uint32_t word = memory_->rank(quitter).gave_up.load(std::memory_order_acquire);
   return word == 0 || word == kBlamesNobody ? kNoRank : static_cast<Rank>(word - 1);
 }
 
-Rank Team::quitter() const {
+Rank HostComm::quitter() const {
   for (Rank peer = 0; peer < size_; ++peer) {
     if (peer != rank_ && memory_->rank(peer).gave_up.load(std::memory_order_acquire) != 0) return peer;
   }
   return kNoRank;
 }
 
-Result<> Team::check() {
+Result<> HostComm::check() {
   std::atomic_thread_fence(std::memory_order_acquire);  // after what was read
   const Rank gone = quitter();
   if (gone == kNoRank) return {};
@@ -333,12 +333,12 @@ Result<> Team::check() {
   return fail(ErrorCode::kAborted, fmt::format("rank {} has given up", gone), gone);
 }
 
-void Team::wake_all() {
+void HostComm::wake_all() {
   for (Rank peer = 0; peer < size_; ++peer) {
     // Who comes to wait just now looks around by itself soon.
     if (memory_->rank(peer).waiters.load(std::memory_order_seq_cst) == 0) continue;
     futex_wake_all(memory_->rank(peer).met);
-    for (TeamLine& each : memory_->rank(peer).lines) futex_wake_all(each.step);
+    for (StepRecord& each : memory_->rank(peer).lines) futex_wake_all(each.step);
   }
 }
 

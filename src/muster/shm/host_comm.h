@@ -26,14 +26,14 @@ namespace muster {
 /// looks at its readers once in a while. Single writer per line, no locks. Waits spin, then yield (YieldBudget), then
 /// park on a futex.
 ///
-///   team.open(tag);                                   // once a call
-///   team.next();  MUSTER_TRY(team.reserve(deadline)); // the own slot and payload may be written
-///   memcpy(team.slot(), data, n);  team.publish();
-///   MUSTER_TRY(team.wait_all(team.step(), deadline));
-///   read(team.slot(peer, team.step()));               // until the step after the next is published
+///   host communicator.open(tag);                                   // once a call
+///   host communicator.next();  MUSTER_TRY(host communicator.reserve(deadline)); // the own slot and payload may be
+///   written memcpy(host communicator.slot(), data, n);  host communicator.publish(); MUSTER_TRY(host
+///   communicator.wait_all(host communicator.step(), deadline)); read(host communicator.slot(peer, host
+///   communicator.step()));               // until the step after the next is published
 ///
-/// One thread at a time. Errors are final: after one, the team is only good for wake_all().
-class Team {
+/// One thread at a time. Errors are final: after one, the host communicator is only good for wake_all().
+class HostComm {
  public:
   /// What a rank says about the call that a step belongs to. A wait compares it, and all that were said before, with
   /// the own (a mismatch check at no extra cost: a fingerprint of all travels with the step).
@@ -42,14 +42,14 @@ class Team {
   /// wait, if any. What the awaited rank published before it went still counts.
   using Watch = std::function<Result<>(Rank awaited)>;
 
-  /// Made by one rank, attached by all. Slots of many ranks are smaller than `slot_bytes`: all slots of a team together
-  /// have a limit.
+  /// Made by one rank, attached by all. Slots of many ranks are smaller than `slot_bytes`: all slots of a host
+  /// communicator together have a limit.
   static Result<Fd> allocate(int size, size_t slot_bytes = size_t{512} << 10);
   /// Checks that the memory has the right form for `size` and belongs to this protocol. kResourceExhausted where the
   /// machine has no memory for the own slots.
-  static Result<std::unique_ptr<Team>> attach(const Fd& memory, Rank rank, int size, Watch watch);
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
+  static Result<std::unique_ptr<HostComm>> attach(const Fd& memory, Rank rank, int size, Watch watch);
+  HostComm(const HostComm&) = delete;
+  HostComm& operator=(const HostComm&) = delete;
 
   /// Lets collectives work on tensors of this arena where they lie, if all ranks have one. Shared with the tensors. To
   /// be called before the first step.
@@ -61,7 +61,7 @@ class Team {
   size_t slot_bytes() const { return memory_->slot_bytes(); }
   /// Whether the ranks meet by way of rank 0: they are too many for the cores, and n waits at each of n ranks would
   /// mostly be switches from one to the other.
-  bool has_hub() const { return memory_->hub(); }
+  bool has_leader() const { return memory_->hub(); }
 
   /// Whether there is a core for each rank, as far as this rank knows: of the cores that all of them may use, for each
   /// may be bound to a few. Looked at anew from time to time where waits are long.
@@ -74,14 +74,14 @@ class Team {
   uint32_t step() const { return step_; }
   /// Waits until the own slot and payload of this step may be written, and the step published.
   Result<> reserve(const Deadline& deadline) {
-    // What is overwritten was last read in step_ - kTeamSlots.
-    const uint32_t needed = step_ - kTeamSlots + 2;
-    return at_least(settled_, needed) ? Result<>{} : settle(needed, deadline, false);
+    // What is overwritten was last read in step_ - kHostCommSlots.
+    const uint32_t needed = step_ - kHostCommSlots + 2;
+    return at_least(all_published_step_, needed) ? Result<>{} : settle(needed, deadline, false);
   }
   /// The same where the slot is left alone.
   Result<> reserve_payload(const Deadline& deadline) {
-    if (at_least(settled_, step_ - kTeamLines + 2)) return {};
-    return settle(step_ - kTeamLines / 2, deadline, false);  // more than is needed: a look at the others is dear
+    if (at_least(all_published_step_, step_ - kStepRecords + 2)) return {};
+    return settle(step_ - kStepRecords / 2, deadline, false);  // more than is needed: a look at the others is dear
   }
   /// Makes them visible to the others.
   void publish();
@@ -120,7 +120,8 @@ class Team {
 
   /// Ends every wait at every rank that maps this memory. The watch gives the reason; this only wakes them.
   void wake_all();
-  /// The same, and says that this rank takes no part any more, and whom it blames, in the numbers of the team's user.
+  /// The same, and says that this rank takes no part any more, and whom it blames, in the numbers of the host
+  /// communicator's user.
   void give_up(Rank blamed);
   /// Another rank that has given up; kNoRank: none.
   Rank quitter() const;
@@ -130,32 +131,32 @@ class Team {
   Result<> check();
 
  private:
-  friend struct TeamSkip;  // of the tests: lets millions of steps pass
+  friend struct HostCommSkip;  // of the tests: lets millions of steps pass
 
   /// Steps wrap around; of two that are compared, none is 2^31 ahead of the other: refresh() sees to that.
   static bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
 
-  Team(std::shared_ptr<TeamMemory> memory, Rank rank, int size, Watch watch);
-  TeamLine& line(Rank peer, uint32_t step) const { return memory_->rank(peer).lines[step % kTeamLines]; }
+  HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, Watch watch);
+  StepRecord& line(Rank peer, uint32_t step) const { return memory_->rank(peer).lines[step % kStepRecords]; }
   void refresh();
   bool has_come(Rank peer, uint32_t step);
   Result<> await(Rank peer, uint32_t step, const Deadline& deadline);
-  Result<> await_hub(uint32_t step, const Deadline& deadline);
+  Result<> await_leader(uint32_t step, const Deadline& deadline);
   uint32_t direct_word() const;
-  void learn_direct(uint32_t step);
+  void update_all_direct(uint32_t step);
   Result<> settle(uint32_t step, const Deadline& deadline, bool compare);
   tl::unexpected<Error> differs(Rank peer, uint32_t step);
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
-  Result<> longer_spins();
-  void note_core();
+  Result<> lengthen_spins();
+  void publish_cpu();
   void publish_core_set();
   void learn_core_sets();
-  void part_from(Rank awaited);
+  void migrate_away_from(Rank awaited);
   Result<> park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
   void announce(std::atomic<uint32_t>& word, uint32_t step);
   tl::unexpected<Error> late(Rank awaited, uint32_t step) const;
 
-  std::shared_ptr<TeamMemory> memory_;
+  std::shared_ptr<HostCommMemory> memory_;
   Rank rank_;
   int size_;
   Watch watch_;
@@ -163,14 +164,14 @@ class Team {
   std::optional<Tag> foreign_tag_;
   uint64_t fingerprint_ = 0;  ///< of all tags so far
   uint32_t step_ = 0;
-  uint32_t settled_ = 0;    ///< a step that all ranks are known to have published
-  uint32_t refreshed_ = 0;  ///< the step in which refresh() was called last
+  uint32_t all_published_step_ = 0;  ///< a step that all ranks are known to have published
+  uint32_t refreshed_ = 0;           ///< the step in which refresh() was called last
   const Duration watch_slice_;
   bool own_cores_;      ///< there is one for each rank
   cpu_set_t core_set_;  ///< what the others know of this rank
-  CoreKeeper core_keeper_;
+  CpuMigrator cpu_migrator_;
   uint32_t core_ = ~0U;
-  int most_spins_;
+  int max_spins_;
   uint32_t vain_spins_ = 0;
   int spins_;  ///< before the next yield
   YieldBudget yields_;

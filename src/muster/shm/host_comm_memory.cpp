@@ -25,19 +25,19 @@ struct Header {
   uint32_t hub;
 };
 
-constexpr uint64_t kTeamMagic = 0x34304d4145545355;  // "USTEAM04"
+constexpr uint64_t kHostCommMagic = 0x34304d4145545355;  // "USTEAM04"
 constexpr size_t kHeaderBytes = 128;
 constexpr size_t kPage = 4096;
 constexpr int kMaxSize = 1 << 16;
 static_assert(sizeof(Header) <= kHeaderBytes);
 
-size_t slots_begin(size_t size) { return (kHeaderBytes + size * sizeof(TeamRank) + kPage - 1) / kPage * kPage; }
-size_t total_bytes(size_t size, size_t slot_bytes) { return slots_begin(size) + size * kTeamSlots * slot_bytes; }
+size_t slots_begin(size_t size) { return (kHeaderBytes + size * sizeof(HostCommRank) + kPage - 1) / kPage * kPage; }
+size_t total_bytes(size_t size, size_t slot_bytes) { return slots_begin(size) + size * kHostCommSlots * slot_bytes; }
 
 /// Mappings of this process, by the file's identity.
 struct Registry {
   std::mutex mutex;
-  std::map<std::pair<dev_t, ino_t>, std::weak_ptr<TeamMemory>> mapped;
+  std::map<std::pair<dev_t, ino_t>, std::weak_ptr<HostCommMemory>> mapped;
   const AtFork at_fork = hold_over_fork(mutex);
 };
 Registry& registry() {
@@ -47,15 +47,15 @@ Registry& registry() {
 
 }  // namespace
 
-TeamShape team_shape(int size, int cores, size_t wish) {
+HostCommShape host_comm_shape(int size, int cores, size_t wish) {
   constexpr size_t kTogether = size_t{64} << 20, kLeast = size_t{32} << 10, kLeastForEach = 64;
   const auto ranks = static_cast<size_t>(size);
   const size_t least = std::max(kLeast, (ranks * kLeastForEach + kPage - 1) / kPage * kPage);
-  const size_t share = kTogether / (ranks * kTeamSlots) / kLeast * kLeast;
-  return {.slot_bytes = std::min(wish, std::max(share, least)), .hub = size > kMostFlatRanks && size > 2 * cores};
+  const size_t share = kTogether / (ranks * kHostCommSlots) / kLeast * kLeast;
+  return {.slot_bytes = std::min(wish, std::max(share, least)), .hub = size > kMaxFlatRanks && size > 2 * cores};
 }
 
-Result<Fd> TeamMemory::allocate(int size, size_t slot_bytes, bool hub) {
+Result<Fd> HostCommMemory::allocate(int size, size_t slot_bytes, bool hub) {
   MUSTER_CHECK(size > 0 && size <= kMaxSize && slot_bytes > 0 && slot_bytes % kPage == 0,
                "a team needs ranks and whole pages");
   const size_t bytes = total_bytes(size, slot_bytes);
@@ -66,7 +66,7 @@ Result<Fd> TeamMemory::allocate(int size, size_t slot_bytes, bool hub) {
   if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 || fallocate(memory.get(), 0, 0, begin) != 0) {
     return fail_errno(errno, fmt::format("cannot get {} bytes of shared memory", bytes));
   }
-  const Header header{kTeamMagic, slot_bytes, static_cast<uint32_t>(size), hub ? 1U : 0U};
+  const Header header{kHostCommMagic, slot_bytes, static_cast<uint32_t>(size), hub ? 1U : 0U};
   if (pwrite(memory.get(), &header, sizeof(header), 0) != sizeof(header)) {
     return fail_errno(errno, "cannot write to shared memory");
   }
@@ -76,12 +76,12 @@ Result<Fd> TeamMemory::allocate(int size, size_t slot_bytes, bool hub) {
   return memory;
 }
 
-Result<std::shared_ptr<TeamMemory>> TeamMemory::map(const Fd& memory, int size) {
+Result<std::shared_ptr<HostCommMemory>> HostCommMemory::map(const Fd& memory, int size) {
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   struct stat info {};
   Header header{};
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(memory.get(), &info) != 0 ||
-      pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kTeamMagic) {
+      pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kHostCommMagic) {
     return fail(ErrorCode::kProtocol, "the shared memory that came from the leader is not a muster team");
   }
   if (header.size != static_cast<uint32_t>(size) || header.slot_bytes == 0 || header.slot_bytes > (1ULL << 32) ||
@@ -100,14 +100,14 @@ Result<std::shared_ptr<TeamMemory>> TeamMemory::map(const Fd& memory, int size) 
   if (base == MAP_FAILED) {
     return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory (is there a limit, ulimit -v?)", bytes));
   }
-  std::shared_ptr<TeamMemory> made(new TeamMemory(base, bytes, size, header.slot_bytes, header.hub != 0));
+  std::shared_ptr<HostCommMemory> made(new HostCommMemory(base, bytes, size, header.slot_bytes, header.hub != 0));
   place = made;
   return made;
 }
 
-Result<> TeamMemory::populate(const Fd& memory, Rank rank) const {
+Result<> HostCommMemory::populate(const Fd& memory, Rank rank) const {
   const auto offset = slot(rank, 0) - static_cast<uint8_t*>(base_);
-  const auto bytes = static_cast<off_t>(kTeamSlots * slot_bytes_);
+  const auto bytes = static_cast<off_t>(kHostCommSlots * slot_bytes_);
   while (fallocate(memory.get(), 0, offset, bytes) != 0) {
     if (errno == EINTR) continue;
     return fail_errno(errno, fmt::format("cannot get {} bytes of shared memory", bytes));
@@ -115,14 +115,14 @@ Result<> TeamMemory::populate(const Fd& memory, Rank rank) const {
   return {};
 }
 
-TeamMemory::TeamMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool hub)
+HostCommMemory::HostCommMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool hub)
     : base_(base),
       bytes_(bytes),
       slot_bytes_(slot_bytes),
       hub_(hub),
-      ranks_(reinterpret_cast<TeamRank*>(static_cast<uint8_t*>(base) + kHeaderBytes)),
+      ranks_(reinterpret_cast<HostCommRank*>(static_cast<uint8_t*>(base) + kHeaderBytes)),
       slots_(static_cast<uint8_t*>(base) + slots_begin(size)) {}
 
-TeamMemory::~TeamMemory() { munmap(base_, bytes_); }
+HostCommMemory::~HostCommMemory() { munmap(base_, bytes_); }
 
 }  // namespace muster

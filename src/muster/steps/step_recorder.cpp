@@ -9,7 +9,7 @@ constexpr size_t kSpans = 1024;
 
 }  // namespace
 
-StepRecorder::StepRecorder(const Membership& membership)
+StepRecorder::StepRecorder(const GroupSpec& membership)
     : spans_(Recorder::create(membership, Recorder::entries_from_environment() == 0 ? 0 : kSpans)) {}
 
 void StepRecorder::set_plan(const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& plan) {

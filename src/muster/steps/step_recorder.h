@@ -15,7 +15,7 @@ namespace muster {
 /// bucket by bucket. Not thread-safe. Some 50 ns a bucket.
 class StepRecorder {
  public:
-  explicit StepRecorder(const Membership& membership);
+  explicit StepRecorder(const GroupSpec& membership);
   /// What the buckets of later backwards hold: numbers of parameters, by bucket. Those without a name go by number.
   void set_plan(const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& plan);
   /// A backward that has ended; `bytes` by bucket.

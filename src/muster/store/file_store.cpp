@@ -15,13 +15,13 @@ constexpr Duration kShortestLook = 1ms;
 constexpr Duration kLongestLook = 50ms;
 
 // How an operation meets the log.
-enum class Way {
+enum class OperationClass {
   kLook,    // read the log, then ask the state; a wait is released by what is read later
   kAppend,  // becomes part of the log
   kTake,    // becomes part of the log once there is something to take
 };
 
-Way way_of(StoreOperation operation) {
+OperationClass way_of(StoreOperation operation) {
   switch (operation) {
     case StoreOperation::kGet:
     case StoreOperation::kMultiGet:
@@ -31,11 +31,11 @@ Way way_of(StoreOperation operation) {
     case StoreOperation::kQueueLength:
     case StoreOperation::kListKeys:
     case StoreOperation::kStat:
-      return Way::kLook;
+      return OperationClass::kLook;
     case StoreOperation::kQueuePop:
-      return Way::kTake;
+      return OperationClass::kTake;
     default:
-      return Way::kAppend;
+      return OperationClass::kAppend;
   }
 }
 
@@ -92,14 +92,14 @@ class FileStore : public RequestStore {
   // One attempt, under the mutex. Whatever is read from the log goes to the calls that it answers. True if another
   // writer was at it.
   Result<bool> step(Call& call) {
-    const Way way = way_of(call.request.operation);
-    if (call.submitted || way == Way::kLook) {
+    const OperationClass way = way_of(call.request.operation);
+    if (call.submitted || way == OperationClass::kLook) {
       MUSTER_TRY(log_->catch_up(apply()));
       if (!call.submitted) deliver(call.request, self_);
       call.submitted = true;
       return false;
     }
-    const auto wanted = [&] { return way == Way::kAppend || queue_holds_something(call.request.keys[0]); };
+    const auto wanted = [&] { return way == OperationClass::kAppend || queue_holds_something(call.request.keys[0]); };
     MUSTER_ASSIGN(const auto outcome, log_->append(call.request, self_, apply(), wanted));
     call.submitted = outcome == FileLog::Outcome::kAppended;
     return outcome == FileLog::Outcome::kBusy;

@@ -3,8 +3,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "muster/store/claim.h"
 #include "muster/store/request_store.h"
+#include "muster/store/ttl_lock.h"
 
 namespace muster {
 namespace {
@@ -15,7 +15,7 @@ struct Claims {
   std::map<Key, Bytes> held;
 };
 
-class MemoryClaim : public Claim {
+class MemoryClaim : public TtlLock {
  public:
   MemoryClaim(std::shared_ptr<Claims> claims, Key name) : claims_(std::move(claims)), name_(std::move(name)) {}
   ~MemoryClaim() override {
@@ -77,7 +77,7 @@ class MemoryStore : public RequestStore {
  public:
   explicit MemoryStore(std::shared_ptr<SharedMemory> memory) : memory_(std::move(memory)) {}
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<MemoryStore>(memory_); }
-  Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration, const Deadline&) override {
+  Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration, const Deadline&) override {
     Claims& claims = *memory_->claims();
     const std::lock_guard lock(claims.mutex);
     if (!claims.held.emplace(name, Bytes(value.begin(), value.end())).second) {

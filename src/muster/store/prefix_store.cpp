@@ -1,5 +1,5 @@
-#include "muster/store/claim.h"
 #include "muster/store/stat.h"
+#include "muster/store/ttl_lock.h"
 
 namespace muster {
 namespace {
@@ -57,8 +57,8 @@ class PrefixStore : public Store {
   Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) override {
     return base_.barrier(full(key), count, deadline);
   }
-  Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration time_to_live,
-                                       const Deadline& deadline) override {
+  Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
+                                         const Deadline& deadline) override {
     return base_.claim(full(name), value, time_to_live, deadline);
   }
   Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline) override {

@@ -44,9 +44,7 @@ SessionId fresh_session_id() {
   return id;
 }
 
-Bytes tier_hello(const SessionId& id) {
-  return Writer().put_raw(as_bytes(kTierHello)).put_raw(id).take();
-}
+Bytes tier_hello(const SessionId& id) { return Writer().put_raw(as_bytes(kTierHello)).put_raw(id).take(); }
 
 std::optional<SessionId> session_of_hello(ByteView hello) {
   SessionId id;
@@ -97,7 +95,7 @@ Result<SessionOpened> decode_session_opened(const Frame& frame) {
   return opened;
 }
 
-void SessionEnd::put(ByteView message) {
+void ReliableSession::put(ByteView message) {
   const bool fits = !kept_.empty() && kept_.back().sequence > sent_ &&
                     kept_.back().messages.size() + message.size() <= limits_.frame_bytes;
   if (!fits) kept_.push_back({++last_, {}});
@@ -106,14 +104,14 @@ void SessionEnd::put(ByteView message) {
   bytes_ += message.size();
 }
 
-Result<> SessionEnd::connect(uint64_t peer_received) {
+Result<> ReliableSession::connect(uint64_t peer_received) {
   MUSTER_TRY(acknowledge(peer_received));
   sent_ = peer_received;
   connected_ = true;
   return {};
 }
 
-Result<> SessionEnd::acknowledge(uint64_t sequence) {
+Result<> ReliableSession::acknowledge(uint64_t sequence) {
   const uint64_t oldest = last_ - kept_.size();  // what was acknowledged before
   if (sequence < oldest || sequence > last_) {
     return fail(ErrorCode::kProtocol,
@@ -126,7 +124,7 @@ Result<> SessionEnd::acknowledge(uint64_t sequence) {
   return {};
 }
 
-size_t SessionEnd::write(Bytes& out, const Pulse& pulse) {
+size_t ReliableSession::write(Bytes& out, const FrameTiming& pulse) {
   if (!connected_ || sent_ == last_) return 0;
   for (size_t i = kept_.size() - (last_ - sent_); i < kept_.size(); ++i) {
     write_frame(out, kept_[i].sequence, kept_[i].messages, pulse);
@@ -134,11 +132,11 @@ size_t SessionEnd::write(Bytes& out, const Pulse& pulse) {
   return last_ - std::exchange(sent_, last_);
 }
 
-void SessionEnd::write_beat(Bytes& out, const Pulse& pulse) {
+void ReliableSession::write_beat(Bytes& out, const FrameTiming& pulse) {
   if (connected_) write_frame(out, 0, {}, pulse);
 }
 
-void SessionEnd::write_frame(Bytes& out, uint64_t sequence, ByteView messages, const Pulse& pulse) {
+void ReliableSession::write_frame(Bytes& out, uint64_t sequence, ByteView messages, const FrameTiming& pulse) {
   Writer writer;
   writer.put_raw(encode(FrameHeader{static_cast<uint32_t>(kDataHeaderBytes + messages.size()), kDataKind, 0}));
   writer.put(sequence).put(received_).put(pulse.stamp).put(pulse.lease).put(pulse.beat);
@@ -147,7 +145,7 @@ void SessionEnd::write_frame(Bytes& out, uint64_t sequence, ByteView messages, c
   unacked_input_ = 0;
 }
 
-Result<SessionEnd::Received> SessionEnd::receive(Frame frame) {
+Result<ReliableSession::Received> ReliableSession::receive(Frame frame) {
   MUSTER_TRY(expect_kind(frame, kDataKind));
   Reader in(frame.payload);
   Received received;
@@ -177,7 +175,7 @@ Result<SessionEnd::Received> SessionEnd::receive(Frame frame) {
   return received;
 }
 
-ByteView SessionEnd::Received::messages() const {
+ByteView ReliableSession::Received::messages() const {
   return fresh ? ByteView(payload).subspan(kDataHeaderBytes) : ByteView();
 }
 

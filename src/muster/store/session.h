@@ -45,7 +45,7 @@ inline constexpr uint32_t kMaxTierFrameBytes = (1 << 30) + (9 << 20);
 /// heard, for how long from that moment on leases hold, and how often it wants to hear from the proxy (lease.h). A
 /// proxy of proxies says how much time it wants between two frames, for what comes together it can also hand on
 /// together.
-struct Pulse {
+struct FrameTiming {
   int64_t stamp = 0;  ///< ns of the proxy's clock
   int64_t lease = 0;  ///< ns; 0 from a proxy
   int64_t beat = 0;   ///< ns: at least so often from the server, from a proxy: at most
@@ -55,14 +55,14 @@ constexpr Duration kLongestPace = std::chrono::milliseconds(50);  ///< the most 
 /// One end of a session: messages go both ways in order, each exactly once, over links that come and go. Every data
 /// frame is numbered and kept until the other end has said that it has it; after a reconnection what the other end
 /// does not have is sent again, and what it gets twice it drops. Knows no socket, thread or clock. Not thread-safe.
-class SessionEnd {
+class ReliableSession {
  public:
   struct Limits {
     size_t frame_bytes = 256 << 10;  ///< a frame is begun anew over this; one message always fits
     size_t ack_bytes = 256 << 10;    ///< received without a word in return, before wants_ack()
   };
-  SessionEnd() : SessionEnd(Limits()) {}
-  explicit SessionEnd(Limits limits) : limits_(limits) {}
+  ReliableSession() : ReliableSession(Limits()) {}
+  explicit ReliableSession(Limits limits) : limits_(limits) {}
 
   /// Adds a message (a frame of messages.cpp) to what is to be sent.
   void put(ByteView message);
@@ -80,14 +80,14 @@ class SessionEnd {
   void disconnect() { connected_ = false; }
   bool connected() const { return connected_; }
   /// Appends the frames that the other end has not been sent on this link, and returns how many; none without a link.
-  size_t write(Bytes& out, const Pulse& pulse);
+  size_t write(Bytes& out, const FrameTiming& pulse);
   /// Appends a frame without messages: a sign of life that acknowledges.
-  void write_beat(Bytes& out, const Pulse& pulse);
+  void write_beat(Bytes& out, const FrameTiming& pulse);
   /// Whether so much was received that the other end should hear of it, to be able to forget it.
   bool wants_ack() const { return unacked_input_ >= limits_.ack_bytes; }
 
   struct Received {
-    Pulse pulse;
+    FrameTiming pulse;
     bool beat = false;
     bool fresh = false;  ///< data that was not received before
     Bytes payload;
@@ -106,7 +106,7 @@ class SessionEnd {
   };
 
   Result<> acknowledge(uint64_t sequence);
-  void write_frame(Bytes& out, uint64_t sequence, ByteView messages, const Pulse& pulse);
+  void write_frame(Bytes& out, uint64_t sequence, ByteView messages, const FrameTiming& pulse);
 
   Limits limits_;
   std::deque<Batch> kept_;  // in the order of their numbers, which have no gap

@@ -14,7 +14,7 @@
 namespace muster {
 
 using Key = std::string;
-class Claim;
+class TtlLock;
 struct StoreStat;
 
 /// A key-value store that the processes of a job share: every operation of torch's c10d::Store.
@@ -57,8 +57,8 @@ class Store {
   /// Claims `name` for this process (claim.h): others see it in claims() until it is given up, or until `time_to_live`
   /// after its holder died. kAlreadyExists while another holds it. Claims are a space of their own beside the keys.
   /// kUnsupported but for memory, Redis and etcd.
-  virtual Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration time_to_live,
-                                               const Deadline& deadline);
+  virtual Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
+                                                 const Deadline& deadline);
   /// The names beginning with `prefix` that are held now, with the values that their holders gave.
   virtual Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline);
   /// Another handle on the same data, with its own connection where there is one.

@@ -1,14 +1,14 @@
-#include "muster/store/claim.h"
+#include "muster/store/ttl_lock.h"
 
 namespace muster {
 
-RenewedClaim::RenewedClaim(Store store, TimePoint claimed, Duration time_to_live)
+RenewedTtlLock::RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live)
     : store_(std::move(store)),
       time_to_live_(time_to_live),
       lives_until_(claimed + time_to_live),
       thread_([this] { keep_up(); }) {}
 
-RenewedClaim::~RenewedClaim() {
+RenewedTtlLock::~RenewedTtlLock() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
@@ -18,14 +18,14 @@ RenewedClaim::~RenewedClaim() {
   if (held()) store_.release(Deadline::after(time_to_live_ / 3));
 }
 
-bool RenewedClaim::held() const {
+bool RenewedTtlLock::held() const {
   const std::lock_guard lock(mutex_);
   return steady_clock().now() < lives_until_;
 }
 
 // An answer may be late, so the time to live counts from when the question was sent. Where none came, it is asked again
 // soon: the store may have stood still for a moment only.
-void RenewedClaim::keep_up() {
+void RenewedTtlLock::keep_up() {
   const Duration third = time_to_live_ / 3;
   Duration pause = third;
   std::unique_lock lock(mutex_);
@@ -43,7 +43,7 @@ void RenewedClaim::keep_up() {
   }
 }
 
-Result<std::unique_ptr<Claim>> Store::claim(const Key&, ByteView, Duration, const Deadline&) {
+Result<std::unique_ptr<TtlLock>> Store::claim(const Key&, ByteView, Duration, const Deadline&) {
   return fail(ErrorCode::kUnsupported,
               "this store keeps no claims, for it ends with the process that serves it; use redis:// or etcd://");
 }

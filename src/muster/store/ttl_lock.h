@@ -13,16 +13,16 @@ namespace muster {
 /// A name that one process holds for as long as it lives: Store::claim() makes it. A thread of its own renews it every
 /// third of its time to live; destroying it gives the name up at once. Must not outlive the program's main().
 /// Thread-safe.
-class Claim {
+class TtlLock {
  public:
-  virtual ~Claim() = default;
+  virtual ~TtlLock() = default;
   /// False once the name may be another's, because nothing was heard from the store for the whole time to live or the
   /// store forgot the claim. Never true again then. Ask before every step that only the holder may take.
   virtual bool held() const = 0;
 };
 
 /// How stores whose claims expire keep one up.
-class RenewedClaim : public Claim {
+class RenewedTtlLock : public TtlLock {
  public:
   struct Store {
     /// Whether the claim still stood and lives on for its time to live; an error when the store did not say.
@@ -30,8 +30,8 @@ class RenewedClaim : public Claim {
     std::function<void(const Deadline&)> release;
   };
   /// `claimed`: when the request that made the claim was sent.
-  RenewedClaim(Store store, TimePoint claimed, Duration time_to_live);
-  ~RenewedClaim() override;
+  RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live);
+  ~RenewedTtlLock() override;
   bool held() const override;
 
  private:
@@ -45,5 +45,7 @@ class RenewedClaim : public Claim {
   TimePoint lives_until_;
   std::thread thread_;
 };
+
+using Claim [[deprecated("renamed to TtlLock")]] = TtlLock;
 
 }  // namespace muster

@@ -21,20 +21,21 @@ bool refused(const muster::Work& work) {
 
 }  // namespace
 
-c10::intrusive_ptr<TorchBackend> TorchBackend::create(const c10::intrusive_ptr<c10d::Store>& store,
-                                                      const Membership& membership, Milliseconds timeout,
-                                                      std::shared_ptr<Arena> arena, Made made) {
+c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                  const GroupSpec& membership, Milliseconds timeout,
+                                                                  std::shared_ptr<Arena> arena, OnCreate made) {
   GroupOptions options = value_or_throw(group_options_from_environment());
   options.timeout = timeout;
   options.arena = std::move(arena);
   std::unique_ptr<Store> adapted = store_over_c10d(store);
   std::unique_ptr<Group> group = value_or_throw(Group::form(*adapted, membership, options));
-  auto backend = c10::make_intrusive<TorchBackend>(std::move(adapted), std::move(group), timeout, made);
+  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(adapted), std::move(group), timeout, made);
   if (made) made(backend);
   return backend;
 }
 
-TorchBackend::TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout, Made made)
+ProcessGroupMuster::ProcessGroupMuster(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout,
+                                       OnCreate made)
     : Backend(group->membership().rank, group->membership().size),
       store_(std::move(store)),
       group_(std::move(group)),
@@ -42,26 +43,26 @@ TorchBackend::TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> 
       made_(std::move(made)),
       process_(getpid()) {}
 
-TorchBackend::~TorchBackend() {
+ProcessGroupMuster::~ProcessGroupMuster() {
   if (getpid() == process_) return;
   // A forked child has the group's memory but not its threads: ending it here would wait for them for ever.
   static_cast<void>(group_.release());
   static_cast<void>(store_.release());
 }
 
-c10::intrusive_ptr<c10d::Backend::Options> TorchBackend::getBackendOptions() {
+c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupMuster::getBackendOptions() {
   auto options = c10::make_intrusive<Options>("muster", timeout_.load());
   options->group_name = group_->membership().name;
   return options;
 }
 
-void TorchBackend::setTimeout(Milliseconds timeout) {
+void ProcessGroupMuster::setTimeout(Milliseconds timeout) {
   check_argument(timeout.count() > 0, "set_timeout", "the timeout must be positive");
   timeout_ = timeout;
   value_or_throw(group_->set_timeout(timeout));
 }
 
-muster::Work TorchBackend::submit(Request& request, const CallOptions& options) {
+muster::Work ProcessGroupMuster::submit(Request& request, const CallOptions& options) {
   auto& operations = request.operations;
   if (operations.size() == 1) return group_->submit(std::move(operations.front()), options);
   return group_->submit(
@@ -69,7 +70,7 @@ muster::Work TorchBackend::submit(Request& request, const CallOptions& options) 
       options);
 }
 
-TorchBackend::Handle TorchBackend::launch(Request&& request, at::TensorList inputs, Milliseconds timeout) {
+ProcessGroupMuster::Handle ProcessGroupMuster::launch(Request&& request, at::TensorList inputs, Milliseconds timeout) {
   if (coalescing()) {
     added_ = true;
     block_->request().join(std::move(request));
@@ -81,7 +82,7 @@ TorchBackend::Handle TorchBackend::launch(Request&& request, at::TensorList inpu
     start(work, options);
     return work;
   }
-  Inline inline_call(*this, request, inputs);
+  SyncCallScope inline_call(*this, request, inputs);
   const muster::Work work = submit(request, options);
   const Result<> result = work.wait();
   if (result) request.copy_back();
@@ -89,7 +90,7 @@ TorchBackend::Handle TorchBackend::launch(Request&& request, at::TensorList inpu
   return nullptr;
 }
 
-void TorchBackend::start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options) {
+void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options) {
   Request& request = work->request();
   std::vector<muster::Work> parts;
   // Receives first: what comes then finds its place.
@@ -110,7 +111,7 @@ void TorchBackend::start(const c10::intrusive_ptr<TensorWork>& work, const CallO
   TensorWork::start(work, std::move(parts), sequence != 0 ? sequence : group_->sequence());
 }
 
-Request TorchBackend::request_in_block(c10d::OpType type, const char* title) {
+Request ProcessGroupMuster::request_in_block(c10d::OpType type, const char* title) {
   Request request(type, title, /*async=*/true);
   added_ = false;
   request.unless_added = std::shared_ptr<void>(nullptr, [this](void*) {
@@ -119,14 +120,14 @@ Request TorchBackend::request_in_block(c10d::OpType type, const char* title) {
   return request;
 }
 
-void TorchBackend::startCoalescing() {
+void ProcessGroupMuster::startCoalescing() {
   check_argument(coalescing_thread_.load() == std::thread::id(), "start_coalescing", "a block has begun already");
   block_ = c10::make_intrusive<TensorWork>(rank_, Request(c10d::OpType::COALESCED, "muster:coalesced", /*async=*/true),
                                            at::TensorList(), pending_);
   coalescing_thread_ = std::this_thread::get_id();
 }
 
-TorchBackend::Handle TorchBackend::endCoalescing() {
+ProcessGroupMuster::Handle ProcessGroupMuster::endCoalescing() {
   check_argument(coalescing(), "end_coalescing", "this thread has begun no block");
   coalescing_thread_ = std::thread::id();
   const auto block = std::move(block_);
@@ -134,20 +135,20 @@ TorchBackend::Handle TorchBackend::endCoalescing() {
   return block;
 }
 
-void TorchBackend::cancelCoalescing() {
+void ProcessGroupMuster::cancelCoalescing() {
   if (!coalescing()) return;
   coalescing_thread_ = std::thread::id();
   std::exchange(block_, nullptr)
       ->cancel({ErrorCode::kAborted, "nothing of this coalescing block has begun: one of its calls failed", rank_});
 }
 
-TorchBackend::Handle TorchBackend::barrier(const c10d::BarrierOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::barrier(const c10d::BarrierOptions& options) {
   Request request = this->request(c10d::OpType::BARRIER, "muster:barrier", options.asyncOp);
   request.add(Collective::kBarrier, {}, {});
   return launch(std::move(request), {}, options.timeout);
 }
 
-at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {  // NOLINT: c10d's type
+at::Tensor ProcessGroupMuster::allocateTensor(long size, at::TensorOptions options) {  // NOLINT: c10d's type
   constexpr const char* kTitle = "allocate_tensor";
   check_argument(size >= 0, kTitle, "a tensor cannot have ", size, " elements");
   check_argument(options.device().is_cpu(), kTitle, "gives CPU tensors, not for ", options.device());
@@ -155,13 +156,13 @@ at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) { 
   return arena ? empty_in(arena, size, options) : at::empty({size}, options);
 }
 
-std::shared_ptr<c10::Allocator> TorchBackend::getMemAllocator() {
+std::shared_ptr<c10::Allocator> ProcessGroupMuster::getMemAllocator() {
   const std::shared_ptr<Arena> arena = group_->arena();
   if (arena == nullptr) throw_error({ErrorCode::kUnsupported, "the ranks of this group share no memory"});
   return arena_allocator(arena);
 }
 
-void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+void ProcessGroupMuster::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const ProfilerEvent event("muster:monitored_barrier", {});
   if (options.timeout.count() == 0) {  // here a time that has passed, where other calls take it for none given
     throw_error({ErrorCode::kTimeout, c10::str("Rank ", rank_, " timed out in monitoredBarrier after 0 ms"), rank_});

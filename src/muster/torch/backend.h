@@ -21,7 +21,7 @@ namespace muster {
 /// Operations it does not override are refused by c10d's base class with one sentence. Thread-safe as Group is.
 /// Throws c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false blocks
 /// and returns no Work.
-class TorchBackend final : public c10d::Backend {
+class ProcessGroupMuster final : public c10d::Backend {
  public:
   using Handle = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -29,15 +29,15 @@ class TorchBackend final : public c10d::Backend {
   using Milliseconds = std::chrono::milliseconds;
 
   /// Told of a backend that was made: by create(), or out of one that was.
-  using Made = std::function<void(const c10::intrusive_ptr<TorchBackend>&)>;
+  using OnCreate = std::function<void(const c10::intrusive_ptr<ProcessGroupMuster>&)>;
 
   /// Meets the other ranks through `store`. Blocks, up to `timeout`: call it without the GIL. `arena`, if any, is where
   /// allocateTensor() has memory from: one for all groups of a process.
-  static c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 const Membership& membership, Milliseconds timeout,
-                                                 std::shared_ptr<Arena> arena = nullptr, Made made = {});
-  TorchBackend(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout, Made made);
-  ~TorchBackend() override;
+  static c10::intrusive_ptr<ProcessGroupMuster> create(const c10::intrusive_ptr<c10d::Store>& store,
+                                                       const GroupSpec& membership, Milliseconds timeout,
+                                                       std::shared_ptr<Arena> arena = nullptr, OnCreate made = {});
+  ProcessGroupMuster(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout, OnCreate made);
+  ~ProcessGroupMuster() override;
 
   const std::string getBackendName() const override { return "muster"; }  // NOLINT: c10d's signature
   /// A copy: what is changed in it changes nothing here.
@@ -123,10 +123,10 @@ class TorchBackend final : public c10d::Backend {
   Group& group() { return *group_; }
   /// Another backend of the same ranks, all of which must call: for calls whose order has nothing to do with that of
   /// this one's. It lives on without this.
-  c10::intrusive_ptr<TorchBackend> duplicate();
+  c10::intrusive_ptr<ProcessGroupMuster> duplicate();
 
  private:
-  class Inline;  ///< a call that runs in the caller's thread
+  class SyncCallScope;  ///< a call that runs in the caller's thread
 
   bool coalescing() const { return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   /// To be made before anything else is looked at: within a block, a request that does not come to launch() cancels it.
@@ -144,19 +144,21 @@ class TorchBackend final : public c10d::Backend {
   muster::Work submit(Request& request, const CallOptions& options);
   void start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options);
   Handle launch_receive(Tensors& tensors, int source, int tag, c10d::OpType type);
-  c10::intrusive_ptr<TorchBackend> adopt(std::unique_ptr<Store> store, Result<std::unique_ptr<Group>> group,
-                                         Milliseconds timeout) const;
+  c10::intrusive_ptr<ProcessGroupMuster> adopt(std::unique_ptr<Store> store, Result<std::unique_ptr<Group>> group,
+                                               Milliseconds timeout) const;
 
   std::unique_ptr<Store> store_;  // outlives the group, which may still use it
   std::unique_ptr<Group> group_;
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
-  const Made made_;
+  const OnCreate made_;
   pid_t process_;
   std::atomic<int> splits_ = 0;  ///< so far: every rank makes as many, so they number the groups made here
   std::atomic<std::thread::id> coalescing_thread_{};  ///< whose calls are put off; nobody's by default
   c10::intrusive_ptr<TensorWork> block_;              ///< what they become; touched by that thread only
   bool added_ = false;                                ///< the last request within it was added; touched so, too
 };
+
+using TorchBackend [[deprecated("renamed to ProcessGroupMuster")]] = ProcessGroupMuster;
 
 }  // namespace muster

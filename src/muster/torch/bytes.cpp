@@ -61,7 +61,7 @@ at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root) {
   return result;
 }
 
-std::string problem_of(const std::function<void()>& body) {
+std::string error_message_of(const std::function<void()>& body) {
   try {
     body();
     return "";

@@ -22,7 +22,7 @@ std::vector<at::Tensor> gather_bytes(Group& group, const at::Tensor& bytes, Rank
 at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root);
 
 /// Runs `body`; what it throws, as text.
-std::string problem_of(const std::function<void()>& body);
+std::string error_message_of(const std::function<void()>& body);
 
 /// Collective: if any rank says what went wrong with it (empty: nothing), all throw the same ErrorException, with what
 /// the first of them said and its rank. So no rank goes on alone, to wait for those that do not.

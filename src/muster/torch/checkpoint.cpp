@@ -190,7 +190,7 @@ void save(Group& group, const std::string& path, const State& state) {
     if (!entry.gather) continue;
     // What fails at one rank only must not keep it from the calls that the others make.
     std::exception_ptr at_all_ranks;
-    const std::string here = problem_of([&] {
+    const std::string here = error_message_of([&] {
       try {
         entry.gather(group);
       } catch (const ErrorException&) {
@@ -201,7 +201,7 @@ void save(Group& group, const std::string& path, const State& state) {
     if (problem.empty() && !here.empty()) problem = "'" + entry.name + "': " + here;
   }
   if (group.membership().rank == 0 && problem.empty()) {
-    problem = problem_of([&] {
+    problem = error_message_of([&] {
       torch::serialize::OutputArchive archive;
       for (const auto& entry : state.entries_) {
         torch::serialize::OutputArchive nested(archive.compilation_unit());
@@ -226,11 +226,11 @@ bool exists(Group& group, const std::string& path) {
 void load(Group& group, const std::string& path, State& state) {
   at::Tensor bytes;
   std::string problem;
-  if (group.membership().rank == 0) problem = problem_of([&] { bytes = read_file(path); });
+  if (group.membership().rank == 0) problem = error_message_of([&] { bytes = read_file(path); });
   agree(group, problem.empty() ? problem : "could not load the checkpoint: " + problem);
   bytes = broadcast_bytes(group, bytes, 0);
   std::string during = "the file";
-  problem = problem_of([&] {
+  problem = error_message_of([&] {
     torch::serialize::InputArchive archive = from_bytes(bytes);
     for (const auto& entry : state.entries_) {
       during = "'" + entry.name + "'";

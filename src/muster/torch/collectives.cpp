@@ -58,7 +58,7 @@ std::unique_ptr<Store> job_store() {
 }
 
 std::shared_ptr<Group> join_job() {
-  Membership self{.rank = number_of_environment("RANK"), .size = number_of_environment("WORLD_SIZE")};
+  GroupSpec self{.rank = number_of_environment("RANK"), .size = number_of_environment("WORLD_SIZE")};
   if (std::getenv("MUSTER_GENERATION") != nullptr) {
     self.generation = static_cast<uint64_t>(number_of_environment("MUSTER_GENERATION"));
   }

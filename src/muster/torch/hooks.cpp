@@ -109,12 +109,12 @@ at::Tensor NativeHook::message(size_t count, at::ScalarType dtype) const {
   return empty_in(arena, length, dtype).zero_();
 }
 
-TwoStepHook::TwoStepHook(HookGroups groups) : NativeHook(groups) {
+TwoPhaseHook::TwoPhaseHook(HookGroups groups) : NativeHook(groups) {
   check_argument(groups.second != nullptr || size() == 1, "communication hook",
                  "this one needs a second group of the same ranks (HookGroups::second)");
 }
 
-TwoStepHook::~TwoStepHook() {
+TwoPhaseHook::~TwoPhaseHook() {
   if (last_ && !last_->completed())
     second()->abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
 }
@@ -142,7 +142,7 @@ class HalfHook final : public NativeHook {
     const at::Tensor& buffer = bucket.getBuffer();
     const auto count = static_cast<size_t>(buffer.numel());
     const std::shared_ptr<at::Tensor> halves =
-        halves_.of(bucket, [&] { return std::make_shared<at::Tensor>(message(count, wire_)); });
+        wire_buffer_.of(bucket, [&] { return std::make_shared<at::Tensor>(message(count, wire_)); });
     narrow(halves->data_ptr(), buffer.const_data_ptr<float>(), count, dtype_, 1.0F / static_cast<float>(size()));
     const HookFuture future = new_future();
     group()
@@ -156,7 +156,7 @@ class HalfHook final : public NativeHook {
 
   const at::ScalarType wire_;
   const Dtype dtype_;
-  BucketStates<at::Tensor> halves_;
+  BucketStates<at::Tensor> wire_buffer_;
 };
 
 }  // namespace

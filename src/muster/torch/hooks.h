@@ -25,7 +25,7 @@ namespace muster {
 
 /// A group and another of the same ranks, which only one hook uses: the second step of a reduction comes when the first
 /// is done, so not in the order in which the group's other calls come. It is split off (Group::split), or
-/// TorchBackend::duplicate()'s. Shared, as hooks' threads and whoever else uses the groups end in any order.
+/// ProcessGroupMuster::duplicate()'s. Shared, as hooks' threads and whoever else uses the groups end in any order.
 ///
 ///   ddp.register_comm_hook(muster::int8_hook(muster::hook_groups(group)));
 struct HookGroups {

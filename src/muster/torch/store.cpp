@@ -31,12 +31,12 @@ T store_value(Result<T> result) {
   if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
 
-class C10dOverStore final : public c10d::Store {
+class C10dStoreAdapter final : public c10d::Store {
  public:
-  explicit C10dOverStore(std::unique_ptr<muster::Store> store) : store_(std::move(store)) {}
+  explicit C10dStoreAdapter(std::unique_ptr<muster::Store> store) : store_(std::move(store)) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
-    auto copy = c10::make_intrusive<C10dOverStore>(store_value(store_->clone()));
+    auto copy = c10::make_intrusive<C10dStoreAdapter>(store_value(store_->clone()));
     copy->setTimeout(timeout_);
     return copy;
   }
@@ -111,9 +111,9 @@ std::vector<Key> all_keys(C10dStore& store) {
   }
 }
 
-class StoreOverC10d final : public muster::Store {
+class MusterStoreAdapter final : public muster::Store {
  public:
-  explicit StoreOverC10d(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit MusterStoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   Result<> set(const Key& key, ByteView value, const Deadline& deadline) override {
     return guarded(deadline, [&] { store_->set(key, bytes(value)); });
@@ -181,7 +181,7 @@ class StoreOverC10d final : public muster::Store {
 };
 
 template <class Call>
-auto StoreOverC10d::guarded(const Deadline& deadline, Call call) -> Result<decltype(call())> {
+auto MusterStoreAdapter::guarded(const Deadline& deadline, Call call) -> Result<decltype(call())> {
   const auto failed = [](ErrorCode code, const c10::Error& error) {
     return fail(code, std::string("torch's store: ") + error.what_without_backtrace());
   };
@@ -213,7 +213,7 @@ auto StoreOverC10d::guarded(const Deadline& deadline, Call call) -> Result<declt
   }
 }
 
-Result<Bytes> StoreOverC10d::queue_pop(const Key& key, const Deadline& deadline) {
+Result<Bytes> MusterStoreAdapter::queue_pop(const Key& key, const Deadline& deadline) {
   // c10d's waiting form can only be bounded by the timeout that all users of the store share.
   for (milliseconds pause(1);; pause = std::min(2 * pause, milliseconds(50))) {
     auto value = guarded(deadline, [&]() -> std::optional<Bytes> {
@@ -231,13 +231,13 @@ Result<Bytes> StoreOverC10d::queue_pop(const Key& key, const Deadline& deadline)
   }
 }
 
-Result<std::vector<Key>> StoreOverC10d::list_keys(std::string_view prefix, const Deadline& deadline) {
+Result<std::vector<Key>> MusterStoreAdapter::list_keys(std::string_view prefix, const Deadline& deadline) {
   auto keys = guarded(deadline, [&] { return all_keys(*store_); });
   if (keys) std::erase_if(*keys, [&](const Key& key) { return !key.starts_with(prefix); });
   return keys;
 }
 
-Result<> StoreOverC10d::barrier(const Key& key, int64_t count, const Deadline& deadline) {
+Result<> MusterStoreAdapter::barrier(const Key& key, int64_t count, const Deadline& deadline) {
   if (count < 1) return fail(ErrorCode::kInvalidArgument, "a barrier needs at least one caller");
   // Not c10d's own barrier: its counter is never reset, so a second round on the same key would not wait.
   MUSTER_ASSIGN(const int64_t arrived, add(key, 1, deadline));
@@ -249,11 +249,11 @@ Result<> StoreOverC10d::barrier(const Key& key, int64_t count, const Deadline& d
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> c10d_over_store(std::unique_ptr<Store> store) {
-  return c10::make_intrusive<C10dOverStore>(std::move(store));
+  return c10::make_intrusive<C10dStoreAdapter>(std::move(store));
 }
 
 std::unique_ptr<Store> store_over_c10d(c10::intrusive_ptr<c10d::Store> store) {
-  return std::make_unique<StoreOverC10d>(std::move(store));
+  return std::make_unique<MusterStoreAdapter>(std::move(store));
 }
 
 }  // namespace muster

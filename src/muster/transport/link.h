@@ -44,7 +44,7 @@ struct Segment {
 /// Called once, on the owning loop, also on failure. May be called before send() or receive() returns.
 using Completion = std::function<void(Result<>)>;
 
-inline constexpr size_t kLargestNote = 64;
+inline constexpr size_t kMaxControlMessage = 64;
 
 /// Ordered bytes between two peers. Not thread-safe: used by whoever drives the owning Loop.
 ///
@@ -68,11 +68,11 @@ class Link {
   /// same; never, if the link ends first. Tells a peer that waits from one that is stopped or busy elsewhere. It
   /// overtakes what the peer does not receive yet, up to some KiB.
   virtual void ping(std::function<void()> pong) = 0;
-  /// Hands the peer up to kLargestNote bytes beside the stream, which they overtake like a ping; a later note may take
-  /// the place of one that has not gone yet, and none is promised to arrive. The peer's on_note() handler gets it, on
-  /// the loop; at most one handler, and nothing is kept for later.
-  virtual void note(ByteView bytes) = 0;
-  virtual void on_note(std::function<void(ByteView)> handler) = 0;
+  /// Hands the peer up to kMaxControlMessage bytes beside the stream, which they overtake like a ping; a later note may
+  /// take the place of one that has not gone yet, and none is promised to arrive. The peer's set_control_handler()
+  /// handler gets it, on the loop; at most one handler, and nothing is kept for later.
+  virtual void send_control(ByteView bytes) = 0;
+  virtual void set_control_handler(std::function<void(ByteView)> handler) = 0;
 
   virtual bool is_open() const = 0;
   virtual const Peer& peer() const = 0;

@@ -5,7 +5,7 @@
 namespace muster {
 
 void LinkBase::send(std::span<const ConstSegment> from, Completion completion) {
-  if (parting_ && is_open()) end(*parting_);
+  if (draining_ && is_open()) end(*draining_);
   Transfer transfer(from, std::move(completion));
   if (!is_open()) {
     completions_.push(transfer.take_completion(), tl::unexpected(*ended_));
@@ -17,7 +17,7 @@ void LinkBase::send(std::span<const ConstSegment> from, Completion completion) {
     sends_.push(std::move(transfer));
     pump_sends();
   }
-  settle();
+  run_completions();
 }
 
 void LinkBase::receive(std::span<const Segment> into, Completion completion) {
@@ -32,49 +32,49 @@ void LinkBase::receive(std::span<const Segment> into, Completion completion) {
     receives_.push(std::move(transfer));
     pump_receives();
   }
-  settle();
+  run_completions();
 }
 
 void LinkBase::close(Error why) {
   if (is_open()) {
-    leave(&why);
+    shutdown(&why);
     ended_ = std::move(why);
     tell_ended();
   }
-  settle();
+  run_completions();
 }
 
 void LinkBase::on_close(std::function<void(const Error&)> handler) {
   close_handler_ = std::move(handler);
   if (!is_open()) {
     tell_ended();
-    settle();
+    run_completions();
   }
 }
 
 void LinkBase::ping(std::function<void()> pong) {
   if (!is_open()) return;
   pongs_.push(std::move(pong));
-  ask();
-  settle();
+  send_ping();
+  run_completions();
 }
 
-void LinkBase::answered() {
+void LinkBase::on_pong() {
   if (pongs_.empty()) return;
   completions_.push([pong = pongs_.pop()](Result<>) { pong(); }, {});
 }
 
-void LinkBase::note(ByteView bytes) {
-  MUSTER_CHECK(!bytes.empty() && bytes.size() <= kLargestNote, "a note has some bytes, and not too many");
+void LinkBase::send_control(ByteView bytes) {
+  MUSTER_CHECK(!bytes.empty() && bytes.size() <= kMaxControlMessage, "a note has some bytes, and not too many");
   if (!is_open()) return;
-  bring(bytes);
-  settle();
+  write_control(bytes);
+  run_completions();
 }
 
-void LinkBase::noted(ByteView note) {
+void LinkBase::deliver_control(ByteView note) {
   completions_.push(
       [this, copy = Bytes(note.begin(), note.end())](Result<>) {
-        if (note_handler_) note_handler_(copy);
+        if (control_handler_) control_handler_(copy);
       },
       {});
 }
@@ -86,20 +86,20 @@ void LinkBase::end(Error why) {
   tell_ended();
 }
 
-void LinkBase::part(Error why) {
-  if (!parting_) parting_ = std::move(why);
+void LinkBase::begin_drain(Error why) {
+  if (!draining_) draining_ = std::move(why);
 }
 
-void LinkBase::settle() {
-  if (parting_ && is_open() && (sending() || !has_unread())) end(*parting_);
+void LinkBase::run_completions() {
+  if (draining_ && is_open() && (sending() || !has_unread())) end(*draining_);
   completions_.run();
 }
 
-void LinkBase::finish() {
+void LinkBase::destroy_pending() {
   close_handler_ = nullptr;
-  note_handler_ = nullptr;
+  control_handler_ = nullptr;
   if (is_open()) {
-    leave(nullptr);
+    shutdown(nullptr);
     ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
     tell_ended();
   }

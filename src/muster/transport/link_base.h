@@ -16,8 +16,8 @@ class LinkBase : public Link {
   void close(Error why) final;
   void on_close(std::function<void(const Error&)> handler) final;
   void ping(std::function<void()> pong) final;
-  void note(ByteView bytes) final;
-  void on_note(std::function<void(ByteView)> handler) final { note_handler_ = std::move(handler); }
+  void send_control(ByteView bytes) final;
+  void set_control_handler(std::function<void(ByteView)> handler) final { control_handler_ = std::move(handler); }
   bool is_open() const final { return !ended_.has_value(); }
   const Peer& peer() const final { return peer_; }
 
@@ -33,17 +33,17 @@ class LinkBase : public Link {
   /// Whether bytes that the peer sent before it parted wait for a receive.
   virtual bool has_unread() const = 0;
   /// Tells the peer, as far as possible without waiting (null: goodbye, no reason), and lets go of everything.
-  virtual void leave(const Error* why) = 0;
+  virtual void shutdown(const Error* why) = 0;
   /// Called once when the link ended otherwise: lets go of everything.
   virtual void release() = 0;
   /// Asks the peer for a sign of life.
-  virtual void ask() = 0;
+  virtual void send_ping() = 0;
   /// The peer has given one.
-  void answered();
+  void on_pong();
   /// Brings the peer a note, if there is room for it.
-  virtual void bring(ByteView note) = 0;
+  virtual void write_control(ByteView note) = 0;
   /// The peer has brought one.
-  void noted(ByteView note);
+  void deliver_control(ByteView note);
 
   bool sending() const { return !sends_.empty(); }
   bool receiving() const { return !receives_.empty(); }
@@ -57,13 +57,13 @@ class LinkBase : public Link {
   void end(Error why);
   /// The peer is gone, but what it sent before can still be received: the link ends when that is done, or when
   /// something is to be sent.
-  void part(Error why);
+  void begin_drain(Error why);
   /// Calls back. The last statement of every entry point: the link may be gone afterwards.
-  void settle();
+  void run_completions();
   /// Nothing is ever called back again (a simulated crash).
   void mute() { completions_.mute(); }
   /// The destructor's part of every transport's destructor: says goodbye and fails what is pending.
-  void finish();
+  void destroy_pending();
 
  private:
   void complete_done(Fifo<Transfer>& operations);
@@ -72,9 +72,9 @@ class LinkBase : public Link {
 
   Peer peer_;
   Fifo<Transfer> sends_, receives_;
-  std::optional<Error> ended_, parting_;
+  std::optional<Error> ended_, draining_;
   std::function<void(const Error&)> close_handler_;
-  std::function<void(ByteView)> note_handler_;
+  std::function<void(ByteView)> control_handler_;
   Fifo<std::function<void()>> pongs_;
   CompletionQueue completions_;
 };

@@ -7,7 +7,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kLongestText = 1024;
+constexpr size_t kMaxText = 1024;
 
 Result<Error> parse_close(ByteView payload, int group_size) {
   Reader reader(payload);
@@ -30,8 +30,8 @@ Bytes encode_farewell(const Error* why) {
   if (why == nullptr) return encode_frame(static_cast<uint8_t>(LinkFrame::kGoodbye), {});
   Writer writer;
   writer.put(why->code).put(int32_t{why->rank});
-  writer.put_string(std::string_view(why->message).substr(0, kLongestText));
-  writer.put_string(std::string_view(why->context).substr(0, kLongestText));
+  writer.put_string(std::string_view(why->message).substr(0, kMaxText));
+  writer.put_string(std::string_view(why->context).substr(0, kMaxText));
   return encode_frame(static_cast<uint8_t>(LinkFrame::kClose), writer.bytes());
 }
 

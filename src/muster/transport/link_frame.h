@@ -18,7 +18,7 @@ enum class LinkFrame : uint8_t {
 };
 
 /// No frame but data is longer.
-inline constexpr uint32_t kLargestControlFrame = 3072;
+inline constexpr uint32_t kMaxControlFrame = 3072;
 
 /// A close frame with `why`, or a goodbye for null. Overlong texts are cut.
 Bytes encode_farewell(const Error* why);
@@ -27,7 +27,8 @@ Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& pe
 
 /// Whether a frame is a note of a length that one may have.
 inline bool is_note(const FrameHeader& header) {
-  return header.kind == static_cast<uint8_t>(LinkFrame::kNote) && header.length > 0 && header.length <= kLargestNote;
+  return header.kind == static_cast<uint8_t>(LinkFrame::kNote) && header.length > 0 &&
+         header.length <= kMaxControlMessage;
 }
 
 /// Why a link failed, as its owner sees it: what a socket reports about a dead peer becomes kPeerLost; names the peer.

@@ -11,7 +11,7 @@ namespace muster {
 namespace {
 
 constexpr Duration kOpeningTimeout = 10s;
-constexpr size_t kMostOpenings = 1024;
+constexpr size_t kMaxNegotiations = 1024;
 
 class SocketListener final : public Listener {
  public:
@@ -33,19 +33,19 @@ class SocketListener final : public Listener {
 
  private:
   void greet(Connection connection) {
-    if (openings_.size() >= kMostOpenings) {
+    if (openings_.size() >= kMaxNegotiations) {
       return log(LogLevel::kWarning, "too many links are being opened; one more is refused");
     }
     const uint64_t id = next_++;
-    openings_[id] = std::make_unique<Opening>(loop_, std::move(connection), hello_, kNoRank,
-                                              Deadline::after(kOpeningTimeout, loop_.clock()),
-                                              [this, id](Result<Opened> opened) { finish(id, std::move(opened)); });
+    openings_[id] = std::make_unique<LinkNegotiation>(
+        loop_, std::move(connection), hello_, kNoRank, Deadline::after(kOpeningTimeout, loop_.clock()),
+        [this, id](Result<NegotiatedLink> opened) { finish(id, std::move(opened)); });
   }
 
-  void finish(uint64_t id, Result<Opened> opened) {
+  void finish(uint64_t id, Result<NegotiatedLink> opened) {
     openings_.erase(id);
     Result<std::unique_ptr<Link>> link =
-        std::move(opened).and_then([this](Opened&& agreed) { return factory_(loop_, std::move(agreed)); });
+        std::move(opened).and_then([this](NegotiatedLink&& agreed) { return factory_(loop_, std::move(agreed)); });
     if (!link) {
       last_refusal_ = fmt::format("rank {} of group \"{}\" refused a link: {}", hello_.rank, hello_.group,
                                   link.error().to_string());
@@ -59,7 +59,7 @@ class SocketListener final : public Listener {
   const LinkHello hello_;
   const LinkFactory factory_;
   const LinkHandler handler_;
-  std::map<uint64_t, std::unique_ptr<Opening>> openings_;
+  std::map<uint64_t, std::unique_ptr<LinkNegotiation>> openings_;
   uint64_t next_ = 0;
   std::string last_refusal_;  // of a peer that the acceptor let in
   std::unique_ptr<Acceptor> acceptor_;
@@ -95,9 +95,11 @@ class LinkDial final : public Dial {
       error.message = fmt::format("no link to rank {}: {}", expected_, error.message);
       return finish(tl::unexpected(std::move(error)));
     }
-    opening_.emplace(loop_, std::move(*connection), hello_, expected_, deadline_, [this](Result<Opened> opened) {
-      finish(std::move(opened).and_then([this](Opened&& agreed) { return factory_(loop_, std::move(agreed)); }));
-    });
+    opening_.emplace(loop_, std::move(*connection), hello_, expected_, deadline_,
+                     [this](Result<NegotiatedLink> opened) {
+                       finish(std::move(opened).and_then(
+                           [this](NegotiatedLink&& agreed) { return factory_(loop_, std::move(agreed)); }));
+                     });
   }
 
   // The handler may destroy this object, so nothing follows it.
@@ -114,7 +116,7 @@ class LinkDial final : public Dial {
   LinkHello hello_;
   Loop::TimerId refusal_ = 0;
   std::unique_ptr<Dial> dial_;
-  std::optional<Opening> opening_;
+  std::optional<LinkNegotiation> opening_;
 };
 
 }  // namespace

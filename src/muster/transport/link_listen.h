@@ -5,7 +5,7 @@
 namespace muster {
 
 /// Makes a link of a connection that both ends have agreed on.
-using LinkFactory = std::function<Result<std::unique_ptr<Link>>(Loop&, Opened)>;
+using LinkFactory = std::function<Result<std::unique_ptr<Link>>(Loop&, NegotiatedLink)>;
 
 /// What listening and connecting are for every link over a socket; only the factory differs.
 Result<std::unique_ptr<Listener>> listen_for_links(Loop& loop, const Address& address, LinkIdentity self,

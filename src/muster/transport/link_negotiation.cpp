@@ -8,8 +8,8 @@
 
 namespace muster {
 
-Opening::Opening(Loop& loop, Connection connection, LinkHello self, Rank expected, const Deadline& deadline,
-                 OpenedHandler handler)
+LinkNegotiation::LinkNegotiation(Loop& loop, Connection connection, LinkHello self, Rank expected,
+                                 const Deadline& deadline, NegotiatedLinkHandler handler)
     : loop_(loop),
       connection_(std::move(connection)),
       self_(std::move(self)),
@@ -21,23 +21,23 @@ Opening::Opening(Loop& loop, Connection connection, LinkHello self, Rank expecte
   });
 }
 
-Opening::~Opening() { stop(); }
+LinkNegotiation::~LinkNegotiation() { stop(); }
 
-void Opening::begin() {
+void LinkNegotiation::begin() {
   if (Result<> started = start(); !started) return finish(tl::unexpected(started.error()));
   advance();
 }
 
-Result<> Opening::start() {
+Result<> LinkNegotiation::start() {
   if (Result<> agreed = check(); !agreed) {
-    part_from(loop_, std::move(connection_.stream), encode_farewell(&agreed.error()));
+    linger(loop_, std::move(connection_.stream), encode_farewell(&agreed.error()));
     return agreed;
   }
   output_ = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
   return loop_.watch(connection_.stream->fd(), EPOLLIN, [this](uint32_t) { advance(); });
 }
 
-Result<> Opening::check() {
+Result<> LinkNegotiation::check() {
   const Result<LinkHello> hello = parse_hello(connection_.hello);
   if (!hello) {
     return fail(hello.error().code, "a peer at " + connection_.peer.to_string() + ": " + hello.error().message);
@@ -46,13 +46,13 @@ Result<> Opening::check() {
   return check_hello(self_, *hello, expected_);
 }
 
-void Opening::advance() {
+void LinkNegotiation::advance() {
   write();
   const Result<bool> opened = read();
   if (!opened) return finish(tl::unexpected(opened.error()));
   if (*opened && output_.empty()) {
     loop_.unwatch(connection_.stream->fd());
-    return finish(Opened{std::move(connection_), peer_});
+    return finish(NegotiatedLink{std::move(connection_), peer_});
   }
   uint32_t events = *opened ? 0 : uint32_t{EPOLLIN};
   if (connection_.stream->wants_write()) events |= EPOLLOUT;
@@ -62,7 +62,7 @@ void Opening::advance() {
 }
 
 /// A failure to write is not reported from here: the peer may have left a reason to be read.
-void Opening::write() {
+void LinkNegotiation::write() {
   while (!output_.empty()) {
     const iovec piece{output_.data(), output_.size()};
     const Result<size_t> written = connection_.stream->write({&piece, 1});
@@ -72,11 +72,10 @@ void Opening::write() {
 }
 
 /// True once the peer has opened; an error when it has closed.
-Result<bool> Opening::read() {
+Result<bool> LinkNegotiation::read() {
   MUSTER_ASSIGN(const bool has_header, fill(kFrameHeaderBytes));
   if (!has_header) return false;
-  const Result<FrameHeader> header =
-      decode_frame_header(ByteView(input_).first(kFrameHeaderBytes), kLargestControlFrame);
+  const Result<FrameHeader> header = decode_frame_header(ByteView(input_).first(kFrameHeaderBytes), kMaxControlFrame);
   if (!header) return tl::unexpected(link_error(header.error(), peer_));
   if (header->kind == static_cast<uint8_t>(LinkFrame::kOpen) && header->length == 0) return true;
   MUSTER_ASSIGN(const bool whole, fill(kFrameHeaderBytes + header->length));
@@ -85,7 +84,7 @@ Result<bool> Opening::read() {
 }
 
 /// Reads until `input_` has `bytes`, and not one more.
-Result<bool> Opening::fill(size_t bytes) {
+Result<bool> LinkNegotiation::fill(size_t bytes) {
   Bytes& leftover = connection_.leftover;
   const size_t ready = std::min(leftover.size(), bytes - std::min(bytes, input_.size()));
   input_.insert(input_.end(), leftover.begin(), leftover.begin() + static_cast<ptrdiff_t>(ready));
@@ -102,16 +101,16 @@ Result<bool> Opening::fill(size_t bytes) {
   return true;
 }
 
-void Opening::stop() {
+void LinkNegotiation::stop() {
   if (connection_.stream) loop_.unwatch(connection_.stream->fd());
   loop_.cancel(begin_timer_);
   loop_.cancel(deadline_timer_);
 }
 
 // The handler may destroy this object, so nothing follows it.
-void Opening::finish(Result<Opened> result) {
+void LinkNegotiation::finish(Result<NegotiatedLink> result) {
   stop();
-  const OpenedHandler handler = std::move(handler_);
+  const NegotiatedLinkHandler handler = std::move(handler_);
   handler(std::move(result));
 }
 

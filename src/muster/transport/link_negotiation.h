@@ -7,21 +7,21 @@
 namespace muster {
 
 /// A connection whose ends have agreed to be a link.
-struct Opened {
+struct NegotiatedLink {
   Connection connection;  ///< leftover: bytes that follow the open frame
   Peer peer;
 };
-using OpenedHandler = std::function<void(Result<Opened>)>;
+using NegotiatedLinkHandler = std::function<void(Result<NegotiatedLink>)>;
 
 /// The step after the handshake: each end looks at the other's hello and says open, or close and why, so that a
 /// disagreement is an error at both and a link is only handed out when both want it. Reads no byte past the open frame:
 /// what follows may carry a descriptor. Destroying it gives up silently.
-class Opening {
+class LinkNegotiation {
  public:
   /// `expected` as for check_hello(). The handler is called once, by the loop, and may destroy this.
-  Opening(Loop& loop, Connection connection, LinkHello self, Rank expected, const Deadline& deadline,
-          OpenedHandler handler);
-  ~Opening();
+  LinkNegotiation(Loop& loop, Connection connection, LinkHello self, Rank expected, const Deadline& deadline,
+                  NegotiatedLinkHandler handler);
+  ~LinkNegotiation();
 
  private:
   void begin();
@@ -31,7 +31,7 @@ class Opening {
   void write();
   Result<bool> read();
   Result<bool> fill(size_t bytes);
-  void finish(Result<Opened> result);
+  void finish(Result<NegotiatedLink> result);
   void stop();
 
   Loop& loop_;
@@ -39,7 +39,7 @@ class Opening {
   const LinkHello self_;
   const Rank expected_;
   Peer peer_;
-  OpenedHandler handler_;
+  NegotiatedLinkHandler handler_;
   Loop::TimerId begin_timer_ = 0, deadline_timer_ = 0;
   Bytes input_;   // the peer's frame, as far as it has come
   Bytes output_;  // ours, as far as it has not gone

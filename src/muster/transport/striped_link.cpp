@@ -24,8 +24,8 @@ class StripedLink final : public Link {
   void close(Error why) override;
   void on_close(std::function<void(const Error&)> handler) override;
   void ping(std::function<void()> pong) override;
-  void note(ByteView bytes) override { lanes_[0]->note(bytes); }
-  void on_note(std::function<void(ByteView)> handler) override { note_handler_ = std::move(handler); }
+  void send_control(ByteView bytes) override { lanes_[0]->send_control(bytes); }
+  void set_control_handler(std::function<void(ByteView)> handler) override { control_handler_ = std::move(handler); }
   bool is_open() const override { return !ended_; }
   const Peer& peer() const override { return peer_; }
   const char* kind() const override { return lanes_[0]->kind(); }
@@ -58,7 +58,7 @@ class StripedLink final : public Link {
   size_t lanes_lost_ = 0;
   std::optional<Error> loss_, ended_;
   std::function<void(const Error&)> close_handler_;
-  std::function<void(ByteView)> note_handler_;
+  std::function<void(ByteView)> control_handler_;
   CompletionQueue completions_;
   bool quiet_ = false;  // lanes are being driven: whoever does it calls back afterwards
 };
@@ -72,10 +72,10 @@ StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> lanes)
       settle();
     });
   }
-  lanes_[0]->on_note([this](ByteView note) {
+  lanes_[0]->set_control_handler([this](ByteView note) {
     completions_.push(
         [this, copy = Bytes(note.begin(), note.end())](Result<>) {
-          if (note_handler_) note_handler_(copy);
+          if (control_handler_) control_handler_(copy);
         },
         {});
     settle();
@@ -86,7 +86,7 @@ StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> lanes)
 StripedLink::~StripedLink() {
   quiet_ = true;
   close_handler_ = nullptr;
-  note_handler_ = nullptr;
+  control_handler_ = nullptr;
   lanes_.clear();
   if (!ended_)
     ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};

@@ -7,7 +7,7 @@
 namespace muster {
 namespace {
 
-using E = const Extent&;
+using E = const CostInputs&;
 
 // In what is cut into chunks, each level of a tree or link of a chain takes a chunk's time before the next begins; from
 // then on all are busy with the rest.

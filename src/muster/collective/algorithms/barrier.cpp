@@ -3,7 +3,7 @@
 
 namespace muster {
 
-Schedule dissemination_barrier(const Problem& problem) {
+Schedule dissemination_barrier(const CollectiveSpec& problem) {
   check_problem(problem);
   ScheduleBuilder builder;
   if (problem.size == 1) return builder.take();

@@ -8,7 +8,7 @@ namespace {
 
 class BinomialTree {
  public:
-  explicit BinomialTree(const Problem& problem)
+  explicit BinomialTree(const CollectiveSpec& problem)
       : from_root_(problem),
         self_(from_root_.self),
         reach_(self_ == 0 ? 1 << doubling_rounds(problem.size) : lowest_bit(self_)) {}
@@ -44,7 +44,7 @@ Blocks in_order(const BinomialTree& tree, const Blocks& by_rank) {
 
 /// The blocks of [first, last) in the tree's order, as they lie by rank: in one piece, or in two around the end.
 template <class Body>
-void each_piece(const BinomialTree& tree, const Blocks& by_rank, Place place, int first, int last, Body&& body) {
+void each_piece(const BinomialTree& tree, const Blocks& by_rank, BufferKind place, int first, int last, Body&& body) {
   const Rank begin = tree.rank(first);
   const int before_end = std::min(last - first, by_rank.count() - begin);
   body(by_rank.range(place, begin, begin + before_end));
@@ -53,23 +53,23 @@ void each_piece(const BinomialTree& tree, const Blocks& by_rank, Place place, in
 
 }  // namespace
 
-Schedule binomial_broadcast(const Problem& problem) {
+Schedule binomial_broadcast(const CollectiveSpec& problem) {
   check_problem(problem);
   const BinomialTree tree(problem);
-  const Place source = tree.root() ? Place::kInput : Place::kOutput;
+  const BufferKind source = tree.root() ? BufferKind::kInput : BufferKind::kOutput;
   const Chunks chunks{0, tensor_bytes(problem), chunk_grain(problem)};
   ScheduleBuilder builder;
   for (uint32_t i = 0; i < chunks.count(); ++i) {
     uint32_t arrived = Step::kNone;
-    if (!tree.root()) arrived = builder.receive(tree.parent(), chunks.at(Place::kOutput, i));
+    if (!tree.root()) arrived = builder.receive(tree.parent(), chunks.at(BufferKind::kOutput, i));
     tree.each_child(false, [&](int child, int) { builder.send(tree.rank(child), chunks.at(source, i), {arrived}); });
-    if (tree.root()) builder.copy(chunks.at(Place::kInput, i), chunks.at(Place::kOutput, i));
+    if (tree.root()) builder.copy(chunks.at(BufferKind::kInput, i), chunks.at(BufferKind::kOutput, i));
   }
   return builder.take();
 }
 
 // Whoever is not the root sums up in scratch for some chunks, each used again once its sum has left.
-Schedule binomial_reduce(const Problem& problem) {
+Schedule binomial_reduce(const CollectiveSpec& problem) {
   check_problem(problem);
   constexpr uint32_t kSums = 4;
   const BinomialTree tree(problem);
@@ -84,8 +84,8 @@ Schedule binomial_reduce(const Problem& problem) {
     sums[i] = builder.scratch(chunks.largest());
   }
   for (uint32_t i = 0; i < chunks.count(); ++i) {
-    Range current = chunks.at(Place::kInput, i);
-    const Range sum = tree.root() ? chunks.at(Place::kOutput, i) : part(sums[i % kSums], 0, current.bytes);
+    Range current = chunks.at(BufferKind::kInput, i);
+    const Range sum = tree.root() ? chunks.at(BufferKind::kOutput, i) : part(sums[i % kSums], 0, current.bytes);
     uint32_t had = left[i % kSums];
     tree.each_child(true, [&](int child, int) {
       had = slots.receive_reduce(builder, tree.rank(child), current, sum, had);
@@ -100,7 +100,7 @@ Schedule binomial_reduce(const Problem& problem) {
   return builder.take();
 }
 
-Schedule binomial_scatter(const Problem& problem) {
+Schedule binomial_scatter(const CollectiveSpec& problem) {
   check_problem(problem);
   const BinomialTree tree(problem);
   const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
@@ -108,9 +108,10 @@ Schedule binomial_scatter(const Problem& problem) {
   const Range own = output(0, by_rank.bytes(problem.rank));
   if (tree.root()) {
     tree.each_child(false, [&](int child, int end) {
-      each_piece(tree, by_rank, Place::kInput, child, end, [&](Range piece) { builder.send(tree.rank(child), piece); });
+      each_piece(tree, by_rank, BufferKind::kInput, child, end,
+                 [&](Range piece) { builder.send(tree.rank(child), piece); });
     });
-    builder.copy(by_rank.range(Place::kInput, problem.rank), own);
+    builder.copy(by_rank.range(BufferKind::kInput, problem.rank), own);
     return builder.take();
   }
   const size_t begin = blocks.offset(tree.self() + 1 < blocks.count() ? tree.self() + 1 : tree.self());
@@ -120,29 +121,29 @@ Schedule binomial_scatter(const Problem& problem) {
   builder.receive(tree.parent(), own);
   const uint32_t arrived = builder.receive(tree.parent(), passed_on);
   tree.each_child(false, [&](int child, int end) {
-    const Range piece = blocks.range(Place::kScratch, child, end);
+    const Range piece = blocks.range(BufferKind::kScratch, child, end);
     builder.send(tree.rank(child), part(passed_on, piece.offset - begin, piece.bytes), {arrived});
   });
   return builder.take();
 }
 
-Schedule binomial_gather(const Problem& problem) {
+Schedule binomial_gather(const CollectiveSpec& problem) {
   check_problem(problem);
   const BinomialTree tree(problem);
   const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
   const Range own = input(0, by_rank.bytes(problem.rank));
   ScheduleBuilder builder;
   if (tree.root()) {
-    builder.copy(own, by_rank.range(Place::kOutput, problem.rank));
+    builder.copy(own, by_rank.range(BufferKind::kOutput, problem.rank));
     tree.each_child(true, [&](int child, int end) {
-      each_piece(tree, by_rank, Place::kOutput, child, end,
+      each_piece(tree, by_rank, BufferKind::kOutput, child, end,
                  [&](Range piece) { builder.receive(tree.rank(child), piece); });
     });
     return builder.take();
   }
   builder.send(tree.parent(), own);
   tree.each_child(true, [&](int child, int end) {
-    const Range piece = builder.scratch(blocks.range(Place::kScratch, child, end).bytes);
+    const Range piece = builder.scratch(blocks.range(BufferKind::kScratch, child, end).bytes);
     builder.send(tree.parent(), piece, {builder.receive(tree.rank(child), piece)});
   });
   return builder.take();

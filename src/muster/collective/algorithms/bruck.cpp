@@ -5,15 +5,15 @@ namespace muster {
 
 // Before the round of distance d, rank r has the d blocks from its own on, around the end. It sends them (or as many as
 // are missing there) to r - d and receives as many from r + d. A message that wraps around the end is two steps.
-Schedule bruck_all_gather(const Problem& problem) {
+Schedule bruck_all_gather(const CollectiveSpec& problem) {
   check_problem(problem);
   const Blocks blocks = Blocks::of_ranks(problem);
   ScheduleBuilder builder;
-  uint32_t had = builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(Place::kOutput, problem.rank));
+  uint32_t had = builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(BufferKind::kOutput, problem.rank));
   const auto parts = [&](Rank first, int count, auto&& step) {
     const int before_end = std::min(count, problem.size - first);
-    step(blocks.range(Place::kOutput, first, first + before_end));
-    if (count > before_end) step(blocks.range(Place::kOutput, 0, count - before_end));
+    step(blocks.range(BufferKind::kOutput, first, first + before_end));
+    if (count > before_end) step(blocks.range(BufferKind::kOutput, 0, count - before_end));
   };
   for (int distance = 1; distance < problem.size; distance *= 2) {
     const int count = std::min(distance, problem.size - distance);
@@ -31,7 +31,7 @@ namespace {
 /// to r + d, all together: after all rounds, block i came from rank r - i.
 class AllToAll {
  public:
-  explicit AllToAll(const Problem& problem)
+  explicit AllToAll(const CollectiveSpec& problem)
       : problem_(problem), size_(problem.size), bytes_(tensor_bytes(problem)), held_(builder_.scratch(size_ * bytes_)) {
     size_t most = 0;
     for (size_t distance = 1; distance < size_; distance *= 2) most = std::max(most, travelling(distance));
@@ -82,7 +82,7 @@ class AllToAll {
     });
   }
 
-  const Problem& problem_;
+  const CollectiveSpec& problem_;
   const size_t size_, bytes_;
   ScheduleBuilder builder_;
   Range held_, packed_, arriving_;
@@ -92,7 +92,7 @@ class AllToAll {
 
 }  // namespace
 
-Schedule bruck_all_to_all(const Problem& problem) {
+Schedule bruck_all_to_all(const CollectiveSpec& problem) {
   check_problem(problem);
   MUSTER_CHECK(problem.counts.empty(), "the blocks of Bruck's all_to_all are equal");
   return AllToAll(problem).build();

@@ -52,7 +52,7 @@ struct Half {
   Chunks chunks;
 };
 
-std::vector<Half> halves(const Problem& problem, int self, int members) {
+std::vector<Half> halves(const CollectiveSpec& problem, int self, int members) {
   const size_t first = problem.count / 2 * problem.element_bytes, bytes = tensor_bytes(problem);
   const size_t grain = chunk_grain(problem);
   std::vector<Half> both;
@@ -63,7 +63,7 @@ std::vector<Half> halves(const Problem& problem, int self, int members) {
 
 class DoubleTreeAllReduce {
  public:
-  explicit DoubleTreeAllReduce(const Problem& problem)
+  explicit DoubleTreeAllReduce(const CollectiveSpec& problem)
       : problem_(problem), halves_(halves(problem, problem.rank, problem.size)) {
     for (const Half& half : halves_) {
       for (int child = 0; child < 2; ++child) {
@@ -93,8 +93,8 @@ class DoubleTreeAllReduce {
  private:
   void up(int which, uint32_t chunk) {
     const auto& [tree, chunks] = halves_[which];
-    Range current = chunks.at(Place::kInput, chunk);
-    const Range sum = chunks.at(Place::kOutput, chunk);
+    Range current = chunks.at(BufferKind::kInput, chunk);
+    const Range sum = chunks.at(BufferKind::kOutput, chunk);
     uint32_t& had = sums_[which][chunk];
     for (size_t child = 0; child < tree.children.size(); ++child) {
       had = slots_[2 * which + child].receive_reduce(builder_, tree.children[child], current, sum, had);
@@ -105,13 +105,13 @@ class DoubleTreeAllReduce {
 
   void down(int which, uint32_t chunk) {
     const auto& [tree, chunks] = halves_[which];
-    const Range here = chunks.at(Place::kOutput, chunk);
+    const Range here = chunks.at(BufferKind::kOutput, chunk);
     uint32_t had = sums_[which][chunk];
     if (tree.parent >= 0) had = builder_.receive(tree.parent, here, {left_[which][chunk]});
     for (const int child : tree.children) builder_.send(child, here, {had});
   }
 
-  const Problem& problem_;
+  const CollectiveSpec& problem_;
   const std::vector<Half> halves_;
   ScheduleBuilder builder_;
   std::vector<Slots> slots_;                 // by tree and child
@@ -121,13 +121,13 @@ class DoubleTreeAllReduce {
 
 }  // namespace
 
-Schedule double_tree_all_reduce(const Problem& problem) {
+Schedule double_tree_all_reduce(const CollectiveSpec& problem) {
   check_problem(problem);
   return problem.size == 1 ? copy_input(tensor_bytes(problem)) : DoubleTreeAllReduce(problem).build();
 }
 
 // The trees are of the ranks other than the root, which feeds both.
-Schedule double_tree_broadcast(const Problem& problem) {
+Schedule double_tree_broadcast(const CollectiveSpec& problem) {
   check_problem(problem);
   const FromRoot ranks(problem);
   const int members = problem.size - 1;
@@ -141,13 +141,13 @@ Schedule double_tree_broadcast(const Problem& problem) {
       if (chunk >= chunks.count()) continue;
       const bool shifted = &tree == &both[1].tree;
       if (ranks.self == 0) {
-        builder.send(ranks.rank(1 + (shifted ? top % members : top - 1)), chunks.at(Place::kInput, chunk));
+        builder.send(ranks.rank(1 + (shifted ? top % members : top - 1)), chunks.at(BufferKind::kInput, chunk));
         continue;
       }
       const Rank parent = tree.parent < 0 ? problem.root : ranks.rank(tree.parent + 1);
-      const uint32_t arrived = builder.receive(parent, chunks.at(Place::kOutput, chunk));
+      const uint32_t arrived = builder.receive(parent, chunks.at(BufferKind::kOutput, chunk));
       for (const int child : tree.children) {
-        builder.send(ranks.rank(child + 1), chunks.at(Place::kOutput, chunk), {arrived});
+        builder.send(ranks.rank(child + 1), chunks.at(BufferKind::kOutput, chunk), {arrived});
       }
     }
   }

@@ -8,7 +8,7 @@ namespace {
 /// Both partners combine the lower rank's data first, so that they get the same bits.
 class Doubling {
  public:
-  explicit Doubling(const Problem& problem)
+  explicit Doubling(const CollectiveSpec& problem)
       : rank_(problem.rank), fold_(problem), bytes_(tensor_bytes(problem)), received_(builder_.scratch(bytes_)) {}
 
   Schedule build() {
@@ -46,7 +46,7 @@ class Doubling {
 
 }  // namespace
 
-Schedule recursive_doubling_all_reduce(const Problem& problem) {
+Schedule recursive_doubling_all_reduce(const CollectiveSpec& problem) {
   check_problem(problem);
   return problem.size == 1 ? copy_input(tensor_bytes(problem)) : Doubling(problem).build();
 }

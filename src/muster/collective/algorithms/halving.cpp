@@ -9,7 +9,8 @@ namespace {
 /// combines its own half. Partial sums lie in `sums`, where the whole buffer has its place.
 class Halving {
  public:
-  Halving(const Problem& problem, const Folding& fold, const Blocks& blocks, ScheduleBuilder& builder, Range sums)
+  Halving(const CollectiveSpec& problem, const Folding& fold, const Blocks& blocks, ScheduleBuilder& builder,
+          Range sums)
       : fold_(fold),
         blocks_(blocks),
         builder_(builder),
@@ -61,7 +62,7 @@ class Halving {
   const Range sums_;
   const size_t grain_;
   Slots slots_;
-  Place place_ = Place::kInput;
+  BufferKind place_ = BufferKind::kInput;
   uint32_t combined_ = Step::kNone;
   std::vector<uint32_t> sent_;
 };
@@ -72,10 +73,10 @@ void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder,
   int first = fold.self(), last = first + 1, round = static_cast<int>(halving.sent().size());
   for (int distance = 1; distance < fold.core(); distance *= 2) {
     const Rank partner = fold.across(distance);
-    builder.send(partner, shares.range(Place::kOutput, first, last), {had});
+    builder.send(partner, shares.range(BufferKind::kOutput, first, last), {had});
     const bool lower = (fold.self() & distance) == 0;
     const Range missing =
-        shares.range(Place::kOutput, lower ? last : first - distance, lower ? last + distance : first);
+        shares.range(BufferKind::kOutput, lower ? last : first - distance, lower ? last + distance : first);
     // There lies what was sent in the round of this distance, perhaps still on its way.
     had = last_of(had, builder.receive(partner, missing, {halving.sent()[--round], had}));
     (lower ? last : first) += lower ? distance : -distance;
@@ -85,7 +86,7 @@ void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder,
 
 }  // namespace
 
-Schedule halving_all_reduce(const Problem& problem) {
+Schedule halving_all_reduce(const CollectiveSpec& problem) {
   check_problem(problem);
   const size_t bytes = tensor_bytes(problem);
   if (problem.size == 1) return copy_input(bytes);
@@ -104,7 +105,7 @@ Schedule halving_all_reduce(const Problem& problem) {
 }
 
 // A core rank completes the blocks of both of its pair.
-Schedule halving_reduce_scatter(const Problem& problem) {
+Schedule halving_reduce_scatter(const CollectiveSpec& problem) {
   check_problem(problem);
   const Blocks ranks = Blocks::of_ranks(problem);
   const Range own = output(0, ranks.bytes(problem.rank));

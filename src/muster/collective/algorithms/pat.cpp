@@ -16,7 +16,7 @@ struct Sum {
 
 class PatReduceScatter {
  public:
-  explicit PatReduceScatter(const Problem& problem)
+  explicit PatReduceScatter(const CollectiveSpec& problem)
       : problem_(problem),
         blocks_(Blocks::of_ranks(problem)),
         grain_(chunk_grain(problem)),
@@ -44,7 +44,7 @@ class PatReduceScatter {
   /// This rank's operand at a place, and nothing where the block has no such chunk.
   Range operand(int place, uint32_t chunk) const {
     const Chunks chunks = blocks_.chunks(around(problem_, -place), grain_);
-    return chunk < chunks.count() ? chunks.at(Place::kInput, chunk) : Range{Place::kInput, 0, 0};
+    return chunk < chunks.count() ? chunks.at(BufferKind::kInput, chunk) : Range{BufferKind::kInput, 0, 0};
   }
   Sum& sum_of(int place) { return sums_[std::countr_zero(static_cast<unsigned>(place))]; }
 
@@ -76,7 +76,7 @@ class PatReduceScatter {
     sum.combined = slots_.receive_reduce(builder_, from, first ? own : to, to, first ? sum.left : sum.combined);
   }
 
-  const Problem& problem_;
+  const CollectiveSpec& problem_;
   const Blocks blocks_;
   const size_t grain_;
   ScheduleBuilder builder_;
@@ -87,19 +87,19 @@ class PatReduceScatter {
 
 }  // namespace
 
-Schedule pat_reduce_scatter(const Problem& problem) {
+Schedule pat_reduce_scatter(const CollectiveSpec& problem) {
   check_problem(problem);
   return problem.size == 1 ? copy_input(Blocks::of_ranks(problem).total()) : PatReduceScatter(problem).build();
 }
 
-Schedule pat_all_gather(const Problem& problem) {
+Schedule pat_all_gather(const CollectiveSpec& problem) {
   check_problem(problem);
   const Blocks blocks = Blocks::of_ranks(problem);
   const size_t grain = chunk_grain(problem);
   const auto chunks = static_cast<uint32_t>((blocks.largest() + grain - 1) / grain);
   const auto block = [&](int place) { return blocks.chunks(around(problem, -place), grain); };
   ScheduleBuilder builder;
-  builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(Place::kOutput, problem.rank));
+  builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(BufferKind::kOutput, problem.rank));
   std::vector<uint32_t> arrived(problem.size, Step::kNone);
   for (uint32_t i = 0; i < chunks; ++i) {
     for (int place = 1; place < problem.size; ++place) {
@@ -107,11 +107,11 @@ Schedule pat_all_gather(const Problem& problem) {
       const Chunks own{0, blocks.bytes(problem.rank), grain};
       const Chunks out = parent == 0 ? own : block(parent), in = block(place);
       if (i < out.count()) {
-        builder.send(around(problem, lowest_bit(place)), out.at(parent == 0 ? Place::kInput : Place::kOutput, i),
-                     {arrived[parent]});
+        builder.send(around(problem, lowest_bit(place)),
+                     out.at(parent == 0 ? BufferKind::kInput : BufferKind::kOutput, i), {arrived[parent]});
       }
       if (i < in.count()) {
-        arrived[place] = builder.receive(around(problem, -lowest_bit(place)), in.at(Place::kOutput, i));
+        arrived[place] = builder.receive(around(problem, -lowest_bit(place)), in.at(BufferKind::kOutput, i));
       }
     }
   }

@@ -10,7 +10,7 @@ namespace {
 /// r - k - 1; then share r + 1 is complete here, and the second pass carries the complete ones round.
 class RingAllReduce {
  public:
-  explicit RingAllReduce(const Problem& problem)
+  explicit RingAllReduce(const CollectiveSpec& problem)
       : problem_(problem),
         shares_(Blocks::shares(problem, problem.size)),
         grain_(chunk_grain(problem)),
@@ -20,11 +20,11 @@ class RingAllReduce {
 
   Schedule build() {
     for (int k = 0; k < problem_.size - 1; ++k) {
-      send(around(problem_, -k), k == 0 ? Place::kInput : Place::kOutput);
+      send(around(problem_, -k), k == 0 ? BufferKind::kInput : BufferKind::kOutput);
       combine(around(problem_, -k - 1));
     }
     for (int k = 0; k < problem_.size - 1; ++k) {
-      send(around(problem_, 1 - k), Place::kOutput);
+      send(around(problem_, 1 - k), BufferKind::kOutput);
       receive(around(problem_, -k));
     }
     return builder_.take();
@@ -32,7 +32,7 @@ class RingAllReduce {
 
  private:
   // The chunks of a share leave one by one as they arrive.
-  void send(Rank share, Place place) {
+  void send(Rank share, BufferKind place) {
     const Chunks chunks = shares_.chunks(share, grain_);
     for (uint32_t i = 0; i < chunks.count(); ++i) {
       const uint32_t had = arrived_[share].empty() ? Step::kNone : arrived_[share][i];
@@ -43,8 +43,8 @@ class RingAllReduce {
   void combine(Rank share) {
     const Chunks chunks = shares_.chunks(share, grain_);
     for (uint32_t i = 0; i < chunks.count(); ++i) {
-      arrived_[share].push_back(slots_.receive_reduce(builder_, around(problem_, -1), chunks.at(Place::kInput, i),
-                                                      chunks.at(Place::kOutput, i)));
+      arrived_[share].push_back(slots_.receive_reduce(builder_, around(problem_, -1), chunks.at(BufferKind::kInput, i),
+                                                      chunks.at(BufferKind::kOutput, i)));
     }
   }
 
@@ -54,11 +54,11 @@ class RingAllReduce {
     arrived_[share].clear();
     for (uint32_t i = 0; i < chunks.count(); ++i) {
       arrived_[share].push_back(
-          builder_.receive(around(problem_, -1), chunks.at(Place::kOutput, i), {sent_[share][i]}));
+          builder_.receive(around(problem_, -1), chunks.at(BufferKind::kOutput, i), {sent_[share][i]}));
     }
   }
 
-  const Problem& problem_;
+  const CollectiveSpec& problem_;
   Blocks shares_;
   size_t grain_;
   ScheduleBuilder builder_;
@@ -71,7 +71,7 @@ class RingAllReduce {
 class RingReduceScatter {
  public:
   /// The own block ends in `result`.
-  RingReduceScatter(const Problem& problem, Blocks blocks, ScheduleBuilder& builder, Range result)
+  RingReduceScatter(const CollectiveSpec& problem, Blocks blocks, ScheduleBuilder& builder, Range result)
       : problem_(problem),
         blocks_(std::move(blocks)),
         builder_(builder),
@@ -109,15 +109,15 @@ class RingReduceScatter {
     const Chunks sent = blocks_.chunks(out, grain_), received = blocks_.chunks(in, grain_);
     for (uint32_t i = panel_; i < std::min(sent.count(), panel_ + kPanel); ++i) {
       if (k == 0) {
-        last_use_[out] = builder_.send(next, sent.at(Place::kInput, i));
+        last_use_[out] = builder_.send(next, sent.at(BufferKind::kInput, i));
       } else {
         Slot& from = slot(k - 1, i);
         from.last_use =
-            builder_.send(next, part(from.range, 0, sent.at(Place::kInput, i).bytes), {arrived_[i - panel_]});
+            builder_.send(next, part(from.range, 0, sent.at(BufferKind::kInput, i).bytes), {arrived_[i - panel_]});
       }
     }
     for (uint32_t i = panel_; i < std::min(received.count(), panel_ + kPanel); ++i) {
-      const Range here = received.at(Place::kInput, i);
+      const Range here = received.at(BufferKind::kInput, i);
       if (k == problem_.size - 2) {
         arrived_[i - panel_] = final(previous, here, part(result_, i * grain_, here.bytes));
       } else {
@@ -134,7 +134,7 @@ class RingReduceScatter {
     return arrivals_->receive_reduce(builder_, previous, here, to);
   }
 
-  const Problem& problem_;
+  const CollectiveSpec& problem_;
   const Blocks blocks_;
   ScheduleBuilder& builder_;
   const Range result_;
@@ -148,12 +148,12 @@ class RingReduceScatter {
 
 }  // namespace
 
-Schedule ring_all_reduce(const Problem& problem) {
+Schedule ring_all_reduce(const CollectiveSpec& problem) {
   check_problem(problem);
   return problem.size == 1 ? copy_input(tensor_bytes(problem)) : RingAllReduce(problem).build();
 }
 
-Schedule ring_reduce_scatter(const Problem& problem) {
+Schedule ring_reduce_scatter(const CollectiveSpec& problem) {
   check_problem(problem);
   Blocks blocks = Blocks::of_ranks(problem);
   const Range result = output(0, blocks.bytes(problem.rank));
@@ -164,39 +164,40 @@ Schedule ring_reduce_scatter(const Problem& problem) {
 }
 
 // The shares that the others completed come to the root's output, which may be its input: each once its input was used.
-Schedule ring_reduce(const Problem& problem) {
+Schedule ring_reduce(const CollectiveSpec& problem) {
   check_problem(problem);
   if (problem.size == 1) return copy_input(tensor_bytes(problem));
   const Blocks shares = Blocks::shares(problem, problem.size);
   const bool root = problem.rank == problem.root;
   ScheduleBuilder builder;
-  const Range own = root ? shares.range(Place::kOutput, problem.rank) : builder.scratch(shares.bytes(problem.rank));
+  const Range own =
+      root ? shares.range(BufferKind::kOutput, problem.rank) : builder.scratch(shares.bytes(problem.rank));
   const RingReduceScatter pass(problem, shares, builder, own);
   if (!root) builder.send(problem.root, own, {pass.last_use(problem.rank)});
   for (Rank rank = 0; root && rank < problem.size; ++rank) {
-    if (rank != problem.root) builder.receive(rank, shares.range(Place::kOutput, rank), {pass.last_use(rank)});
+    if (rank != problem.root) builder.receive(rank, shares.range(BufferKind::kOutput, rank), {pass.last_use(rank)});
   }
   return builder.take();
 }
 
-Schedule ring_all_gather(const Problem& problem) {
+Schedule ring_all_gather(const CollectiveSpec& problem) {
   check_problem(problem);
   const Blocks blocks = Blocks::of_ranks(problem);
   const size_t grain = chunk_grain(problem);
   ScheduleBuilder builder;
-  builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(Place::kOutput, problem.rank));
+  builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(BufferKind::kOutput, problem.rank));
   std::vector<uint32_t> arrived;
   for (int k = 0; k < problem.size - 1; ++k) {
     const Chunks own{0, blocks.bytes(problem.rank), grain};
     const Chunks out = k == 0 ? own : blocks.chunks(around(problem, -k), grain);
     for (uint32_t i = 0; i < out.count(); ++i) {
-      builder.send(around(problem, 1), out.at(k == 0 ? Place::kInput : Place::kOutput, i),
+      builder.send(around(problem, 1), out.at(k == 0 ? BufferKind::kInput : BufferKind::kOutput, i),
                    {k == 0 ? Step::kNone : arrived[i]});
     }
     arrived.clear();
     const Chunks in = blocks.chunks(around(problem, -k - 1), grain);
     for (uint32_t i = 0; i < in.count(); ++i) {
-      arrived.push_back(builder.receive(around(problem, -1), in.at(Place::kOutput, i)));
+      arrived.push_back(builder.receive(around(problem, -1), in.at(BufferKind::kOutput, i)));
     }
   }
   return builder.take();

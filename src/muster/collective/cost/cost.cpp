@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-double total_bytes(const Problem& problem) {
+double total_bytes(const CollectiveSpec& problem) {
   size_t elements = problem.count;
   switch (problem.collective) {
     case Collective::kAllGather:
@@ -28,7 +28,7 @@ double total_bytes(const Problem& problem) {
 
 }  // namespace
 
-Extent::Extent(const Problem& problem)
+CostInputs::CostInputs(const CollectiveSpec& problem)
     : ranks(problem.size),
       doublings(doubling_rounds(problem.size)),
       core(std::bit_floor(static_cast<unsigned>(problem.size))),
@@ -37,21 +37,21 @@ Extent::Extent(const Problem& problem)
       bytes(total_bytes(problem)),
       chunk(static_cast<double>(chunk_grain(problem))) {}
 
-double Extent::chunks(double of_bytes) const { return std::max(1.0, std::ceil(of_bytes / chunk)); }
+double CostInputs::chunks(double of_bytes) const { return std::max(1.0, std::ceil(of_bytes / chunk)); }
 
-double predict(const Problem& problem, const Algorithm& algorithm) {
+double predict(const CollectiveSpec& problem, const Algorithm& algorithm) {
   const Network& network = problem.network;
-  const Estimate estimate = algorithm.estimate(Extent(problem));
+  const Estimate estimate = algorithm.estimate(CostInputs(problem));
   const double busy = estimate.messages * network.overhead + estimate.bytes / network.bytes_per_second +
                       estimate.reduced / network.reduce_bytes_per_second;
   return estimate.rounds * network.latency + std::max(1.0, network.load) * busy;
 }
 
-bool fits(const Algorithm& algorithm, const Problem& problem) {
+bool fits(const Algorithm& algorithm, const CollectiveSpec& problem) {
   return algorithm.collective == problem.collective && (algorithm.uneven || problem.counts.empty());
 }
 
-const Algorithm* choose(const Problem& problem) {
+const Algorithm* choose(const CollectiveSpec& problem) {
   if (problem.algorithm != nullptr && fits(*problem.algorithm, problem)) return problem.algorithm;
   const Algorithm* best = nullptr;
   double least = 0;

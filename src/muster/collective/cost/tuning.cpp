@@ -27,7 +27,7 @@ constexpr size_t kLongestRecord = 4096;
 
 struct Entry {
   const char* name;
-  Medium MachineCosts::*medium;
+  LinkCost MachineCosts::*medium;
 };
 constexpr Entry kMedia[] = {{"tcp", &MachineCosts::tcp}, {"unix", &MachineCosts::local}, {"shm", &MachineCosts::shm}};
 
@@ -51,7 +51,7 @@ MachineCosts guess() {
 json to_json(const MachineCosts& machine) {
   json record;
   for (const auto& [name, medium] : kMedia) {
-    const Medium& values = machine.*medium;
+    const LinkCost& values = machine.*medium;
     record[name] = {
         {"latency", values.latency}, {"overhead", values.overhead}, {"bytes_per_second", values.bytes_per_second}};
   }
@@ -110,9 +110,9 @@ MachineCosts measured_or_guessed() {
 
 }  // namespace
 
-void Tuning::apply(Problem& problem, std::string_view kind, int ranks_per_host) const {
+void Tuning::apply(CollectiveSpec& problem, std::string_view kind, int ranks_per_host) const {
   const auto* entry = std::ranges::find(kMedia, kind, &Entry::name);
-  const Medium& medium = machine.*(entry == std::end(kMedia) ? &MachineCosts::tcp : entry->medium);
+  const LinkCost& medium = machine.*(entry == std::end(kMedia) ? &MachineCosts::tcp : entry->medium);
   problem.network = {.latency = medium.latency,
                      .overhead = medium.overhead,
                      .bytes_per_second = medium.bytes_per_second,

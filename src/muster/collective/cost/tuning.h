@@ -9,11 +9,11 @@
 namespace muster {
 
 /// What links of one kind cost between two ranks of this machine; see Network.
-struct Medium {
+struct LinkCost {
   double latency = 15e-6;
   double overhead = 4e-6;
   double bytes_per_second = 2e9;
-  friend bool operator==(const Medium&, const Medium&) = default;
+  friend bool operator==(const LinkCost&, const LinkCost&) = default;
 };
 
 /// What ranks pay that share a host's memory; see team_plan.h.
@@ -30,7 +30,7 @@ inline constexpr double kCachedTensors = 4 << 20, kUncachedTensors = 128 << 20;
 
 /// What choices of algorithms go by. `muster tune` measures it, and keeps it in a file of the user's.
 struct MachineCosts {
-  Medium tcp, local, shm;  ///< local: Unix sockets
+  LinkCost tcp, local, shm;  ///< local: Unix sockets
   MemoryCosts memory;
   double reduce_bytes_per_second = 6e9;
   int cores = 2;
@@ -45,7 +45,7 @@ struct Tuning {
   std::array<const Algorithm*, kCollectiveCount> wanted{};  ///< by collective; null: choose
 
   /// Fills in what the choice goes by: links of this kind ("tcp", "unix", "shm"), this many ranks on a host.
-  void apply(Problem& problem, std::string_view kind, int ranks_per_host) const;
+  void apply(CollectiveSpec& problem, std::string_view kind, int ranks_per_host) const;
   /// Some 600 bytes of JSON.
   std::string encode() const;
   /// kProtocol for what encode() did not write.

@@ -5,18 +5,18 @@
 namespace muster {
 namespace {
 
-bool is_root(const TeamRun& run) { return run.call.collective == Collective::kAllReduce || run.rank == run.call.root; }
+bool is_root(const HostCall& run) { return run.call.collective == Collective::kAllReduce || run.rank == run.call.root; }
 
-Result<> put(TeamRun& run, size_t index, size_t chunk) {
+Result<> put(HostCall& run, size_t index, size_t chunk) {
   MUSTER_TRY(run.begin(chunk));
   run.read_in(index * chunk, run.area(chunk), chunk_bytes(run.call.bytes(), index, chunk));
-  run.team.publish();
+  run.comm.publish();
   return {};
 }
 
 /// Combines everybody's chunk, which a step carries, into the output.
-void combine_all(TeamRun& run, size_t index, size_t chunk, uint32_t step) {
-  auto& sources = run.team.pointers();
+void combine_all(HostCall& run, size_t index, size_t chunk, uint32_t step) {
+  auto& sources = run.comm.pointers();
   for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = run.area(peer, step, chunk);
   // The own slot and line are on their way to those who read them.
   if (run.own_in_place()) sources[run.rank] = run.operation.input.data() + index * chunk;
@@ -24,17 +24,17 @@ void combine_all(TeamRun& run, size_t index, size_t chunk, uint32_t step) {
 }
 
 /// Every rank that wants the result combines all of it.
-Result<> one_shot(TeamRun& run) {
+Result<> one_shot(HostCall& run) {
   const size_t bytes = run.call.bytes(), chunk = run.chunk_of(bytes);
   const size_t chunks = chunk_count(bytes, chunk);
   MUSTER_TRY(put(run, 0, chunk));
-  uint32_t step = run.team.step();
+  uint32_t step = run.comm.step();
   for (size_t index = 0; index < chunks; ++index, ++step) {
     if (index + 1 < chunks) MUSTER_TRY(put(run, index + 1, chunk));
     if (run.call.collective == Collective::kAllReduce) {
-      MUSTER_TRY(run.team.wait_all(step, run.deadline));
+      MUSTER_TRY(run.comm.wait_all(step, run.deadline));
     } else if (is_root(run)) {
-      MUSTER_TRY(run.team.wait_each(step, run.deadline));
+      MUSTER_TRY(run.comm.wait_each(step, run.deadline));
     }
     if (is_root(run)) combine_all(run, index, chunk, step);
   }
@@ -42,22 +42,22 @@ Result<> one_shot(TeamRun& run) {
 }
 
 /// The hub combines for all: n reads by one rank, instead of n by each of n.
-Result<> through_hub(TeamRun& run) {
+Result<> through_hub(HostCall& run) {
   const size_t bytes = run.call.bytes();
   MUSTER_TRY(put(run, 0, bytes));
-  const uint32_t put_step = run.team.step();
-  const uint32_t step = run.team.next();
+  const uint32_t put_step = run.comm.step();
+  const uint32_t step = run.comm.next();
   if (run.rank == 0) {
-    MUSTER_TRY(run.team.wait_each(put_step, run.deadline));
+    MUSTER_TRY(run.comm.wait_each(put_step, run.deadline));
     combine_all(run, 0, bytes, put_step);
     MUSTER_TRY(run.reserve(bytes));
     run.operation.output.read(0, run.area(bytes), bytes);
-    run.team.publish();
+    run.comm.publish();
     return {};
   }
-  MUSTER_TRY(run.team.wait(0, step, run.deadline));
+  MUSTER_TRY(run.comm.wait(0, step, run.deadline));
   MUSTER_TRY(run.reserve(0));
-  run.team.publish();
+  run.comm.publish();
   run.operation.output.write(0, run.area(0, step, bytes), bytes);
   return {};
 }
@@ -66,25 +66,25 @@ Result<> through_hub(TeamRun& run) {
 /// for the slowest is paid once a chunk, and the results of k - 1 are read while others still combine chunk k.
 class TwoShot {
  public:
-  explicit TwoShot(TeamRun& run)
+  explicit TwoShot(HostCall& run)
       : run_(run),
         bytes_(run.call.bytes()),
-        chunk_(two_shot_chunk(run.team.slot_bytes(), run.size, run.element)),
+        chunk_(two_shot_chunk(run.comm.slot_bytes(), run.size, run.element)),
         own_in_place_(run.own_in_place()) {}
 
   Result<> execute() {
     const size_t chunks = chunk_count(bytes_, chunk_);
     MUSTER_TRY(run_.begin(chunk_));
-    const uint32_t first = run_.team.step();
+    const uint32_t first = run_.comm.step();
     put(0);
-    run_.team.publish();
+    run_.comm.publish();
     for (size_t index = 0; index < chunks; ++index) {
       const auto step = static_cast<uint32_t>(first + index);
-      MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+      MUSTER_TRY(run_.comm.wait_all(step, run_.deadline));
       MUSTER_TRY(run_.begin(chunk_));
       combine_part(index, step);
       if (index + 1 < chunks) put(index + 1);
-      run_.team.publish();
+      run_.comm.publish();
       if (index > 0) take(index - 1, step);
     }
     return finish(chunks - 1, static_cast<uint32_t>(first + chunks));
@@ -104,18 +104,18 @@ class TwoShot {
     const size_t bytes = chunk_bytes(bytes_, index, chunk_), offset = index * chunk_;
     const size_t begin = own_in_place_ ? part(run_.rank, bytes) : bytes;
     const size_t end = own_in_place_ ? part(run_.rank + 1, bytes) : bytes;
-    run_.read_in(offset, run_.team.slot(), begin);
-    run_.read_in(offset + end, run_.team.slot() + end, bytes - end);
+    run_.read_in(offset, run_.comm.slot(), begin);
+    run_.read_in(offset + end, run_.comm.slot() + end, bytes - end);
   }
 
   /// The own part of a chunk, into the own slot of the step that follows and, for who wants it, into the output.
   void combine_part(size_t index, uint32_t step) {
     const size_t bytes = chunk_bytes(bytes_, index, chunk_), begin = part(run_.rank, bytes);
     const size_t length = part(run_.rank + 1, bytes) - begin;
-    auto& sources = run_.team.pointers();
-    for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = run_.team.slot(peer, step) + begin;
+    auto& sources = run_.comm.pointers();
+    for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = run_.comm.slot(peer, step) + begin;
     if (own_in_place_) sources[run_.rank] = run_.operation.input.data() + index * chunk_ + begin;
-    uint8_t* const combined = result(run_.team.slot());
+    uint8_t* const combined = result(run_.comm.slot());
     for (size_t done = 0; done < length; done += kCachedBytes) {
       const size_t here = std::min(kCachedBytes, length - done);
       run_.combine(combined + done, sources.data(), here);
@@ -131,31 +131,31 @@ class TwoShot {
     for (Rank turn = 1; turn < run_.size; ++turn) {
       const Rank peer = (run_.rank + turn) % run_.size;
       const size_t begin = part(peer, bytes), end = part(peer + 1, bytes);
-      run_.operation.output.write(index * chunk_ + begin, result(run_.team.slot(peer, step)), end - begin);
+      run_.operation.output.write(index * chunk_ + begin, result(run_.comm.slot(peer, step)), end - begin);
     }
   }
 
   Result<> finish(size_t index, uint32_t step) {
     if (!is_root(run_)) return {};
     if (run_.call.collective == Collective::kAllReduce) {
-      MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+      MUSTER_TRY(run_.comm.wait_all(step, run_.deadline));
     } else {
-      MUSTER_TRY(run_.team.wait_each(step, run_.deadline));
+      MUSTER_TRY(run_.comm.wait_each(step, run_.deadline));
     }
     take(index, step);
     return {};
   }
 
-  TeamRun& run_;
+  HostCall& run_;
   const size_t bytes_, chunk_;
   const bool own_in_place_;
 };
 
 }  // namespace
 
-Result<> team_all_reduce(TeamRun& run) {
-  switch (reduce_form(run.call.collective, run.call.bytes(), run.size, run.team.has_hub())) {
-    case ReduceForm::kHub:
+Result<> host_all_reduce(HostCall& run) {
+  switch (reduce_form(run.call.collective, run.call.bytes(), run.size, run.comm.has_leader())) {
+    case ReduceForm::kLeader:
       return through_hub(run);
     case ReduceForm::kOneShot:
       return one_shot(run);
@@ -166,6 +166,6 @@ Result<> team_all_reduce(TeamRun& run) {
 }
 
 /// Never by way of the hub: reduce_form().
-Result<> team_reduce(TeamRun& run) { return team_all_reduce(run); }
+Result<> host_reduce(HostCall& run) { return host_all_reduce(run); }
 
 }  // namespace muster

@@ -11,11 +11,11 @@ namespace {
 
 /// Pieces of one step: how long each may be, and where it lies.
 struct Pieces {
-  Pieces(const TeamRun& run, size_t largest, size_t header) : header_bytes(header) {
-    piece = piece_of(largest, run.team.slot_bytes(), run.size, run.element, header);
-    in_line = header == 0 && piece == largest && piece * run.size <= kTeamPayload;
+  Pieces(const HostCall& run, size_t largest, size_t header) : header_bytes(header) {
+    piece = piece_of(largest, run.comm.slot_bytes(), run.size, run.element, header);
+    in_line = header == 0 && piece == largest && piece * run.size <= kStepPayload;
   }
-  /// For TeamRun::begin(): zero if the slot is not written.
+  /// For HostCall::begin(): zero if the slot is not written.
   size_t in_slot() const { return in_line ? 0 : SIZE_MAX; }
 
   size_t header_bytes;
@@ -23,17 +23,17 @@ struct Pieces {
   bool in_line;
 };
 
-uint8_t* own_piece(TeamRun& run, const Pieces& pieces, Rank to) {
-  return (pieces.in_line ? run.team.payload() : run.team.slot()) + pieces.header_bytes + to * pieces.piece;
+uint8_t* own_piece(HostCall& run, const Pieces& pieces, Rank to) {
+  return (pieces.in_line ? run.comm.payload() : run.comm.slot()) + pieces.header_bytes + to * pieces.piece;
 }
 
-const uint8_t* piece_from(TeamRun& run, const Pieces& pieces, Rank peer, uint32_t step) {
-  const uint8_t* const area = pieces.in_line ? run.team.payload(peer, step) : run.team.slot(peer, step);
+const uint8_t* piece_from(HostCall& run, const Pieces& pieces, Rank peer, uint32_t step) {
+  const uint8_t* const area = pieces.in_line ? run.comm.payload(peer, step) : run.comm.slot(peer, step);
   return area + pieces.header_bytes + run.rank * pieces.piece;
 }
 
 /// Chunk `index` of what this rank has for each; its own too, if `own`.
-void put_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, bool own) {
+void put_pieces(HostCall& run, const Pieces& pieces, const HostBlocks& blocks, size_t index, bool own) {
   for (Rank peer = 0; peer < run.size; ++peer) {
     if (peer == run.rank && !own) continue;
     const size_t bytes = chunk_bytes(blocks.bytes(peer), index, pieces.piece);
@@ -41,11 +41,11 @@ void put_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, si
   }
 }
 
-void combine_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, uint32_t step) {
+void combine_pieces(HostCall& run, const Pieces& pieces, const HostBlocks& blocks, size_t index, uint32_t step) {
   const size_t offset = index * pieces.piece;
   const size_t bytes = chunk_bytes(blocks.bytes(run.rank), index, pieces.piece);
   if (bytes == 0) return;
-  auto& sources = run.team.pointers();
+  auto& sources = run.comm.pointers();
   for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = piece_from(run, pieces, peer, step);
   if (run.own_in_place()) sources[run.rank] = run.operation.input.data() + blocks.begin(run.rank) + offset;
   run.combine_out(offset, sources.data(), bytes);
@@ -55,20 +55,20 @@ void combine_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks
 /// with the sender's counts, in elements, and the payload names its longest block.
 class Uneven {
  public:
-  explicit Uneven(TeamRun& run) : run_(run) {}
+  explicit Uneven(HostCall& run) : run_(run) {}
 
   void announce(size_t largest) {
-    std::memcpy(run_.team.slot(), run_.operation.counts.data(), run_.size * sizeof(uint64_t));
+    std::memcpy(run_.comm.slot(), run_.operation.counts.data(), run_.size * sizeof(uint64_t));
     const uint64_t bytes = largest;
-    std::memcpy(run_.team.payload(), &bytes, sizeof(bytes));
+    std::memcpy(run_.comm.payload(), &bytes, sizeof(bytes));
   }
 
   /// The longest block of all, once everybody's counts are what is expected here.
   Result<size_t> agree(size_t largest, uint32_t step) {
     for (Rank peer = 0; peer < run_.size; ++peer) {
       uint64_t sent, theirs;
-      std::memcpy(&sent, run_.team.slot(peer, step) + run_.rank * sizeof(uint64_t), sizeof(sent));
-      std::memcpy(&theirs, run_.team.payload(peer, step), sizeof(theirs));
+      std::memcpy(&sent, run_.comm.slot(peer, step) + run_.rank * sizeof(uint64_t), sizeof(sent));
+      std::memcpy(&theirs, run_.comm.payload(peer, step), sizeof(theirs));
       if (sent != run_.operation.receive_counts[peer]) {
         return fail(ErrorCode::kMismatch,
                     fmt::format("rank {} sends {} elements to rank {}, which expects {}", peer, sent, run_.rank,
@@ -81,10 +81,10 @@ class Uneven {
   }
 
  private:
-  TeamRun& run_;
+  HostCall& run_;
 };
 
-void take_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, size_t index, uint32_t step) {
+void take_pieces(HostCall& run, const Pieces& pieces, const HostBlocks& blocks, size_t index, uint32_t step) {
   for (Rank turn = 1; turn < run.size; ++turn) {
     const Rank peer = (run.rank + turn) % run.size;
     const size_t bytes = chunk_bytes(blocks.bytes(peer), index, pieces.piece);
@@ -94,42 +94,42 @@ void take_pieces(TeamRun& run, const Pieces& pieces, const TeamBlocks& blocks, s
 
 }  // namespace
 
-Result<> team_reduce_scatter(TeamRun& run) {
-  const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
+Result<> host_reduce_scatter(HostCall& run) {
+  const HostBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
   const Pieces pieces(run, blocks.largest(), 0);
   const size_t chunks = chunk_count(blocks.largest(), std::max<size_t>(1, pieces.piece));
   const auto put = [&](size_t index) -> Result<> {
     MUSTER_TRY(run.begin(pieces.in_slot()));
     put_pieces(run, pieces, blocks, index, !run.own_in_place());
-    run.team.publish();
+    run.comm.publish();
     return {};
   };
   MUSTER_TRY(put(0));
-  uint32_t step = run.team.step();
+  uint32_t step = run.comm.step();
   for (size_t index = 0; index < chunks; ++index, ++step) {
     if (index + 1 < chunks) MUSTER_TRY(put(index + 1));
-    MUSTER_TRY(run.team.wait_all(step, run.deadline));
+    MUSTER_TRY(run.comm.wait_all(step, run.deadline));
     combine_pieces(run, pieces, blocks, index, step);
   }
   return {};
 }
 
-Result<> team_all_to_all(TeamRun& run) {
+Result<> host_all_to_all(HostCall& run) {
   const Operation& operation = run.operation;
-  const TeamBlocks sent(run.call.bytes(), operation.counts, run.element);
-  const TeamBlocks received(run.call.bytes(), operation.receive_counts, run.element);
+  const HostBlocks sent(run.call.bytes(), operation.counts, run.element);
+  const HostBlocks received(run.call.bytes(), operation.receive_counts, run.element);
   const bool even = operation.counts.empty();
   size_t largest = sent.largest();
   Uneven uneven(run);
   // Of uneven blocks nobody knows the longest yet: then all use the same, full pieces.
   const Pieces pieces(run, even ? largest : SIZE_MAX, even ? 0 : uneven_header(run.size));
   MUSTER_TRY(run.begin(pieces.in_slot()));
-  uint32_t step = run.team.step();
+  uint32_t step = run.comm.step();
   if (!even) uneven.announce(largest);
   put_pieces(run, pieces, sent, 0, false);
-  run.team.publish();
+  run.comm.publish();
   run.copy_own(sent.begin(run.rank), received.begin(run.rank), sent.bytes(run.rank));
-  MUSTER_TRY(run.team.wait_all(step, run.deadline));
+  MUSTER_TRY(run.comm.wait_all(step, run.deadline));
   if (!even) {
     MUSTER_ASSIGN(largest, uneven.agree(largest, step));
   }
@@ -138,9 +138,9 @@ Result<> team_all_to_all(TeamRun& run) {
     if (index + 1 < chunks) {
       MUSTER_TRY(run.begin(pieces.in_slot()));
       put_pieces(run, pieces, sent, index + 1, false);
-      run.team.publish();
+      run.comm.publish();
     }
-    if (index > 0) MUSTER_TRY(run.team.wait_all(step, run.deadline));
+    if (index > 0) MUSTER_TRY(run.comm.wait_all(step, run.deadline));
     take_pieces(run, pieces, received, index, step);
   }
   return {};

@@ -6,17 +6,17 @@ namespace {
 
 /// A step of somebody who only takes. It is published after the root's was seen: then the root's word says that all
 /// ranks are near, and nobody has to look at all of them.
-Result<uint32_t> follow(TeamRun& run) {
-  const uint32_t step = run.team.next();
-  MUSTER_TRY(run.team.wait(run.call.root, step, run.deadline));
+Result<uint32_t> follow(HostCall& run) {
+  const uint32_t step = run.comm.next();
+  MUSTER_TRY(run.comm.wait(run.call.root, step, run.deadline));
   MUSTER_TRY(run.reserve(0));
-  run.team.publish();
+  run.comm.publish();
   return step;
 }
 
 }  // namespace
 
-Result<> team_broadcast(TeamRun& run) {
+Result<> host_broadcast(HostCall& run) {
   const size_t total = run.call.bytes(), chunk = run.chunk_of(total);
   const size_t chunks = chunk_count(total, chunk);
   for (size_t index = 0; index < chunks; ++index) {
@@ -24,8 +24,8 @@ Result<> team_broadcast(TeamRun& run) {
     if (run.rank == run.call.root) {
       MUSTER_TRY(run.begin(chunk));
       run.operation.input.read(index * chunk, run.area(chunk), bytes);
-      run.team.publish();
-      run.team.fetch_ahead();
+      run.comm.publish();
+      run.comm.fetch_ahead();
     } else {
       MUSTER_ASSIGN(const uint32_t step, follow(run));
       run.operation.output.write(index * chunk, run.area(run.call.root, step, chunk), bytes);
@@ -34,9 +34,9 @@ Result<> team_broadcast(TeamRun& run) {
   return {};
 }
 
-Result<> team_scatter(TeamRun& run) {
+Result<> host_scatter(HostCall& run) {
   const size_t block = run.call.bytes();
-  const size_t room = piece_room(run.team.slot_bytes(), run.size, run.element);
+  const size_t room = piece_room(run.comm.slot_bytes(), run.size, run.element);
   const size_t piece = std::min(room, std::max(block, size_t{1}));
   const size_t chunks = chunk_count(block, piece), all = piece * run.size;
   for (size_t index = 0; index < chunks; ++index) {
@@ -51,7 +51,7 @@ Result<> team_scatter(TeamRun& run) {
       if (peer == run.rank) continue;
       run.operation.input.read(peer * block + index * piece, run.area(all) + peer * piece, bytes);
     }
-    run.team.publish();
+    run.comm.publish();
     run.copy_own(run.rank * block + index * piece, index * piece, bytes);
   }
   return {};

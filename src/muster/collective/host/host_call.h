@@ -10,9 +10,9 @@ namespace muster {
 
 /// What the shared-memory forms have in common: one rank's run of one collective, and the moves that it is made of. The
 /// forms themselves are functions of it, a file for each pair that mirrors each other.
-struct TeamRun {
-  TeamRun(Team& on, const Operation& what, const Deadline& until)
-      : team(on),
+struct HostCall {
+  HostCall(HostComm& on, const Operation& what, const Deadline& until)
+      : comm(on),
         operation(what),
         call(what.call),
         deadline(until),
@@ -22,19 +22,19 @@ struct TeamRun {
 
   /// The next step, with area(bytes) ready to be written.
   Result<> begin(size_t bytes) {
-    team.next();
+    comm.next();
     return reserve(bytes);
   }
   Result<> reserve(size_t bytes) {
-    return bytes <= kTeamPayload ? team.reserve_payload(deadline) : team.reserve(deadline);
+    return bytes <= kStepPayload ? comm.reserve_payload(deadline) : comm.reserve(deadline);
   }
   /// Where `bytes` of the current step go: the payload, if they fit, or the slot. Peers read them in the same place.
-  uint8_t* area(size_t bytes) { return bytes <= kTeamPayload ? team.payload() : team.slot(); }
+  uint8_t* area(size_t bytes) { return bytes <= kStepPayload ? comm.payload() : comm.slot(); }
   const uint8_t* area(Rank peer, uint32_t step, size_t bytes) {
-    return bytes <= kTeamPayload ? team.payload(peer, step) : team.slot(peer, step);
+    return bytes <= kStepPayload ? comm.payload(peer, step) : comm.slot(peer, step);
   }
   /// Bytes of the chunks in which blocks of up to `largest` bytes go; not zero.
-  size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, team.slot_bytes(), element); }
+  size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, comm.slot_bytes(), element); }
 
   /// Input from `offset` on; for kPremulSum times the factor.
   void read_in(size_t offset, void* to, size_t bytes) const;
@@ -47,7 +47,7 @@ struct TeamRun {
   /// Bytes of the input into the output; nothing where they are the same memory.
   void copy_own(size_t from, size_t to, size_t bytes) const;
 
-  Team& team;
+  HostComm& comm;
   const Operation& operation;
   const Call& call;
   const Deadline& deadline;
@@ -57,10 +57,10 @@ struct TeamRun {
 };
 
 /// The ranks' blocks within the memory that holds all of them, in bytes. Made in every call, so it allocates nothing.
-class TeamBlocks {
+class HostBlocks {
  public:
   /// Equal ones of `bytes`, or those of `counts`.
-  TeamBlocks(size_t bytes, const std::vector<size_t>& counts, size_t element)
+  HostBlocks(size_t bytes, const std::vector<size_t>& counts, size_t element)
       : bytes_(bytes), counts_(counts), element_(element) {}
   size_t bytes(Rank rank) const { return counts_.empty() ? bytes_ : counts_[rank] * element_; }
   size_t begin(Rank rank) const {
@@ -84,18 +84,18 @@ inline size_t chunk_bytes(size_t block, size_t index, size_t chunk) {
   return block <= index * chunk ? 0 : std::min(chunk, block - index * chunk);
 }
 
-Result<> team_all_reduce(TeamRun& run);
-Result<> team_reduce(TeamRun& run);
-Result<> team_reduce_scatter(TeamRun& run);
-Result<> team_broadcast(TeamRun& run);
-Result<> team_scatter(TeamRun& run);
-Result<> team_all_gather(TeamRun& run);
-Result<> team_gather(TeamRun& run);
-Result<> team_all_to_all(TeamRun& run);
-Result<> team_barrier(TeamRun& run);
+Result<> host_all_reduce(HostCall& run);
+Result<> host_reduce(HostCall& run);
+Result<> host_reduce_scatter(HostCall& run);
+Result<> host_broadcast(HostCall& run);
+Result<> host_scatter(HostCall& run);
+Result<> host_all_gather(HostCall& run);
+Result<> host_gather(HostCall& run);
+Result<> host_all_to_all(HostCall& run);
+Result<> host_barrier(HostCall& run);
 
 /// The collective on the tensors themselves, each byte moved once, if all that matter lie in arenas; else false, and
 /// nothing has been done but to find that out. Asked by all ranks alike.
-Result<bool> team_direct(TeamRun& run);
+Result<bool> run_on_shared_tensors(HostCall& run);
 
 }  // namespace muster

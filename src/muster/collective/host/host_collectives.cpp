@@ -9,7 +9,7 @@
 
 namespace muster {
 
-void TeamRun::read_in(size_t offset, void* to, size_t bytes) const {
+void HostCall::read_in(size_t offset, void* to, size_t bytes) const {
   if (call.op != ReduceOp::kPremulSum || !reduces(call.collective)) return operation.input.read(offset, to, bytes);
   operation.input.visit(offset, bytes, [&](const uint8_t* from, size_t here) {
     scale(to, from, here / element, call.dtype, operation.factor);
@@ -17,20 +17,20 @@ void TeamRun::read_in(size_t offset, void* to, size_t bytes) const {
   });
 }
 
-void TeamRun::combine(void* out, const void* const* sources, size_t bytes) const {
+void HostCall::combine(void* out, const void* const* sources, size_t bytes) const {
   const size_t count = bytes / element;
   if (call.op == ReduceOp::kAverage) return average_many(out, sources, size, count, call.dtype);
   reduce_many(out, sources, size, count, call.dtype, call.op);
 }
 
-void TeamRun::combine_out(size_t offset, const void** sources, size_t bytes) const {
+void HostCall::combine_out(size_t offset, const void** sources, size_t bytes) const {
   operation.output.visit(offset, bytes, [&](uint8_t* out, size_t here) {
     combine(out, sources, here);
     for (int i = 0; i < size; ++i) sources[i] = static_cast<const uint8_t*>(sources[i]) + here;
   });
 }
 
-void TeamRun::copy_own(size_t from, size_t to, size_t bytes) const {
+void HostCall::copy_own(size_t from, size_t to, size_t bytes) const {
   operation.input.visit(from, bytes, [&](const uint8_t* source, size_t here) {
     operation.output.visit(to, here, [&](uint8_t* target, size_t now) {
       if (target != source) std::memcpy(target, source, now);
@@ -40,62 +40,62 @@ void TeamRun::copy_own(size_t from, size_t to, size_t bytes) const {
   });
 }
 
-Result<> team_barrier(TeamRun& run) {
+Result<> host_barrier(HostCall& run) {
   MUSTER_TRY(run.begin(0));
-  run.team.publish();
-  return run.team.wait_all(run.team.step(), run.deadline);
+  run.comm.publish();
+  return run.comm.wait_all(run.comm.step(), run.deadline);
 }
 
 namespace {
 
-Result<> dispatch(TeamRun& run) {
-  if (run.team.all_direct()) {
-    MUSTER_ASSIGN(const bool done, team_direct(run));
+Result<> dispatch(HostCall& run) {
+  if (run.comm.all_direct()) {
+    MUSTER_ASSIGN(const bool done, run_on_shared_tensors(run));
     if (done) return {};
   }
   switch (run.call.collective) {
     case Collective::kAllReduce:
-      return team_all_reduce(run);
+      return host_all_reduce(run);
     case Collective::kReduce:
-      return team_reduce(run);
+      return host_reduce(run);
     case Collective::kReduceScatter:
-      return team_reduce_scatter(run);
+      return host_reduce_scatter(run);
     case Collective::kBroadcast:
-      return team_broadcast(run);
+      return host_broadcast(run);
     case Collective::kScatter:
-      return team_scatter(run);
+      return host_scatter(run);
     case Collective::kAllGather:
-      return team_all_gather(run);
+      return host_all_gather(run);
     case Collective::kGather:
-      return team_gather(run);
+      return host_gather(run);
     case Collective::kAllToAll:
-      return team_all_to_all(run);
+      return host_all_to_all(run);
     case Collective::kBarrier:
-      return team_barrier(run);
+      return host_barrier(run);
   }
   return fail(ErrorCode::kUnsupported, "this collective has no form in shared memory");
 }
 
 /// Makes a mismatch say which calls they are.
-void explain_mismatch(const Team& team, const Call& mine, Error& error) {
-  if (error.code != ErrorCode::kMismatch || !team.foreign_tag()) return;
+void explain_mismatch(const HostComm& comm, const Call& mine, Error& error) {
+  if (error.code != ErrorCode::kMismatch || !comm.foreign_tag()) return;
   const Rank peer = error.rank;
-  const std::string theirs = Call::unpack(*team.foreign_tag()).to_string();
+  const std::string theirs = Call::unpack(*comm.foreign_tag()).to_string();
   // Where a call is over before all have met, as a scatter is, only the next one tells.
   const std::string what =
-      *team.foreign_tag() == mine.pack()
-          ? fmt::format("rank {} and rank {} made different calls before {}", peer, team.rank(), theirs)
-          : fmt::format("rank {} called {} where rank {} called {}", peer, theirs, team.rank(), mine.to_string());
+      *comm.foreign_tag() == mine.pack()
+          ? fmt::format("rank {} and rank {} made different calls before {}", peer, comm.rank(), theirs)
+          : fmt::format("rank {} called {} where rank {} called {}", peer, theirs, comm.rank(), mine.to_string());
   error = {ErrorCode::kMismatch, what + "; all ranks must make the same calls in the same order", peer, {}};
 }
 
 }  // namespace
 
-Result<> run_in_team(Team& team, const Operation& operation, const Deadline& deadline) {
-  team.open(operation.said().pack());
-  TeamRun run(team, operation, deadline);
+Result<> run_on_host(HostComm& comm, const Operation& operation, const Deadline& deadline) {
+  comm.open(operation.said().pack());
+  HostCall run(comm, operation, deadline);
   auto result = dispatch(run);
-  if (!result) explain_mismatch(team, operation.said(), result.error());
+  if (!result) explain_mismatch(comm, operation.said(), result.error());
   return result;
 }
 

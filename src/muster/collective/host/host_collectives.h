@@ -11,6 +11,6 @@ namespace muster {
 /// Every call is compared with the peers', and kMismatch names the rank and both calls before any output is written
 /// with their data. Reductions combine elements in rank order everywhere, so all ranks get the same bits.
 /// kUnsupported for a collective that has no such form.
-Result<> run_in_team(Team& team, const Operation& operation, const Deadline& deadline);
+Result<> run_on_host(HostComm& comm, const Operation& operation, const Deadline& deadline);
 
 }  // namespace muster

@@ -13,16 +13,16 @@ namespace {
 /// One plan in the making.
 class Planner {
  public:
-  explicit Planner(const TeamQuestion& question)
+  explicit Planner(const HostPlanInputs& question)
       : question_(question),
-        shape_(team_shape(question.ranks, question.cores)),
+        shape_(host_comm_shape(question.ranks, question.cores)),
         ranks_(static_cast<double>(question.ranks)),
         bytes_(static_cast<double>(question.bytes)) {
     plan_.awaited = question.ranks - 1;
     plan_.tensors = bytes_;
   }
 
-  TeamPlan plan() {
+  HostPlan plan() {
     switch (question_.collective) {
       case Collective::kAllReduce:
       case Collective::kReduce:
@@ -46,7 +46,7 @@ class Planner {
     return plan_;
   }
 
-  TeamPlan direct() {
+  HostPlan direct() {
     plan_.form = "direct";
     plan_.waits = 2;
     plan_.chunk = question_.bytes;
@@ -90,7 +90,7 @@ class Planner {
   void cut(size_t largest, size_t chunk, double of_each = 1) {
     plan_.chunk = std::max<size_t>(1, std::min(largest, chunk));
     plan_.chunks = plan_.waits = chunk_count(largest, plan_.chunk);
-    in_line_ = plan_.chunks == 1 && static_cast<double>(largest) * of_each <= kTeamPayload;
+    in_line_ = plan_.chunks == 1 && static_cast<double>(largest) * of_each <= kStepPayload;
   }
   const char* place() const { return in_line_ ? "the line that announces its step" : "its slot"; }
   const char* places() const { return in_line_ ? "lines" : "slots"; }
@@ -105,7 +105,7 @@ class Planner {
   void reduction() {
     const ReduceForm form = reduce_form(question_.collective, question_.bytes, question_.ranks, shape_.hub);
     if (form == ReduceForm::kTwoShots) return two_shots();
-    cut(question_.bytes, team_chunk(shape_.slot_bytes, question_.element));
+    cut(question_.bytes, host_chunk(shape_.slot_bytes, question_.element));
     plan_.copied = ranks_ * bytes_;
     plan_.combined = (ranks_ - 1) * bytes_;
     say("every rank writes its {} to {}", plan_.chunks > 1 ? "next chunk" : "tensor", place());
@@ -143,19 +143,19 @@ class Planner {
       cut(question_.bytes, piece_room(shape_.slot_bytes, question_.ranks, question_.element), ranks_);
       of_blocks(ranks_, 0);
     } else {
-      cut(question_.bytes, team_chunk(shape_.slot_bytes, question_.element));
+      cut(question_.bytes, host_chunk(shape_.slot_bytes, question_.element));
       plan_.copied = bytes_;
     }
     plan_.copied += chunk();  // until the first one can be read
     plan_.form = form("chunks from the root");
     say("the root writes {} to {}, up to {} steps ahead", scatters ? "a piece for each other rank" : "its tensor",
-        place(), in_line_ ? kTeamLines : kTeamSlots);
+        place(), in_line_ ? kStepRecords : kHostCommSlots);
     say("the others wait for the root alone, and copy {} into their tensors", scatters ? "theirs" : "it");
   }
 
   void gathering() {
     const bool all_of_them = question_.collective == Collective::kAllGather;
-    cut(question_.bytes, team_chunk(shape_.slot_bytes, question_.element));
+    cut(question_.bytes, host_chunk(shape_.slot_bytes, question_.element));
     // What is put, and taken of each other rank; and kept, where it has to be copied. The root puts nothing.
     of_blocks(ranks_ - 1 + (all_of_them ? 1 : 0) + (question_.in_place ? 0 : 1), 0);
     plan_.form = form("chunks from every rank");
@@ -191,10 +191,10 @@ class Planner {
         all() ? "its own, and copies it into all others" : "the root's");
   }
 
-  const TeamQuestion& question_;
-  const TeamShape shape_;
+  const HostPlanInputs& question_;
+  const HostCommShape shape_;
   const double ranks_, bytes_;
-  TeamPlan plan_;
+  HostPlan plan_;
   bool in_line_ = false;
 };
 
@@ -207,19 +207,19 @@ double copy_speed(const MemoryCosts& costs, double tensors) {
 
 }  // namespace
 
-bool goes_direct(const TeamQuestion& question) {
-  if (question.collective == Collective::kBarrier || team_shape(question.ranks, question.cores).hub) return false;
+bool goes_direct(const HostPlanInputs& question) {
+  if (question.collective == Collective::kBarrier || host_comm_shape(question.ranks, question.cores).hub) return false;
   const bool blocks = question.collective == Collective::kReduceScatter ||
                       question.collective == Collective::kAllToAll || question.collective == Collective::kScatter;
-  return question.bytes * (blocks ? question.ranks : 1) >= kTeamLeastDirect;
+  return question.bytes * (blocks ? question.ranks : 1) >= kMinSharedTensorBytes;
 }
 
-TeamPlan plan_in_team(const TeamQuestion& question) {
+HostPlan plan_on_host(const HostPlanInputs& question) {
   Planner planner(question);
   return question.direct ? planner.direct() : planner.plan();
 }
 
-double predict(const TeamPlan& plan, const TeamQuestion& question, const MachineCosts& machine) {
+double predict(const HostPlan& plan, const HostPlanInputs& question, const MachineCosts& machine) {
   const MemoryCosts& costs = machine.memory;
   const double load = static_cast<double>(question.ranks) / std::max(1, question.cores);
   const double wait = load > 1 ? load * costs.turn : static_cast<double>(plan.awaited) * costs.wait;

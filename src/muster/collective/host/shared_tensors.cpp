@@ -19,11 +19,11 @@ struct Location {
   Arena::Place place;
   uint32_t known = 0;  ///< whether the peers have mapped this segment before, and so will again
 };
-static_assert(sizeof(Location) <= kTeamPayload && std::is_trivially_copyable_v<Location>);
+static_assert(sizeof(Location) <= kStepPayload && std::is_trivially_copyable_v<Location>);
 
 /// Bytes at a rank's location.
-size_t extent(const TeamRun& run, Rank rank) {
-  const TeamBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
+size_t extent(const HostCall& run, Rank rank) {
+  const HostBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
   switch (run.call.collective) {
     case Collective::kAllGather:
     case Collective::kGather:
@@ -37,7 +37,7 @@ size_t extent(const TeamRun& run, Rank rank) {
   }
 }
 
-bool worth_it(const TeamRun& run) {
+bool worth_it(const HostCall& run) {
   const Call& call = run.call;
   if (call.collective == Collective::kBarrier || (call.collective == Collective::kAllToAll && call.layout != 0)) {
     return false;
@@ -45,18 +45,18 @@ bool worth_it(const TeamRun& run) {
   if (reduces(call.collective) && call.op == ReduceOp::kPremulSum) return false;
   size_t bytes = 0;
   for (Rank rank = 0; rank < run.size; ++rank) bytes = std::max(bytes, extent(run, rank));
-  return bytes >= kTeamLeastDirect;
+  return bytes >= kMinSharedTensorBytes;
 }
 
 /// Whether the others need this rank's input.
-bool needed(const TeamRun& run, Rank rank) {
+bool needed(const HostCall& run, Rank rank) {
   const bool from_root = run.call.collective == Collective::kBroadcast || run.call.collective == Collective::kScatter;
   return !from_root || rank == run.call.root;
 }
 
 class Direct {
  public:
-  explicit Direct(TeamRun& run)
+  explicit Direct(HostCall& run)
       : run_(run), blocks_(run.call.bytes(), run.operation.counts, run.element), at_(run.size, nullptr) {}
 
   Result<bool> execute() {
@@ -68,10 +68,10 @@ class Direct {
     }
     MUSTER_TRY(map());
     MUSTER_TRY(move());
-    MUSTER_TRY(run_.team.check());
+    MUSTER_TRY(run_.comm.check());
     MUSTER_TRY(run_.begin(0));
-    run_.team.publish();
-    MUSTER_TRY(run_.team.wait_all(run_.team.step(), run_.deadline));
+    run_.comm.publish();
+    MUSTER_TRY(run_.comm.wait_all(run_.comm.step(), run_.deadline));
     return true;
   }
 
@@ -79,24 +79,24 @@ class Direct {
   Location own_location() const {
     Location own;
     const BufferView& input = run_.operation.input;
-    if (!needed(run_, run_.rank) || !input.contiguous() || run_.team.arena() == nullptr) return own;
-    const auto place = run_.team.arena()->find(input.data(), extent(run_, run_.rank));
+    if (!needed(run_, run_.rank) || !input.contiguous() || run_.comm.arena() == nullptr) return own;
+    const auto place = run_.comm.arena()->find(input.data(), extent(run_, run_.rank));
     if (!place) return own;
     own.place = *place;
-    own.known = run_.team.peer_memory().is_known(place->segment) ? 1 : 0;
+    own.known = run_.comm.peer_memory().is_known(place->segment) ? 1 : 0;
     return own;
   }
 
   Result<> exchange() {
     MUSTER_TRY(run_.begin(sizeof(Location)));
     const Location own = own_location();
-    std::memcpy(run_.team.payload(), &own, sizeof(own));
-    run_.team.publish();
-    const uint32_t step = run_.team.step();
-    MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+    std::memcpy(run_.comm.payload(), &own, sizeof(own));
+    run_.comm.publish();
+    const uint32_t step = run_.comm.step();
+    MUSTER_TRY(run_.comm.wait_all(step, run_.deadline));
     for (Rank peer = 0; peer < run_.size; ++peer) {
       Location& location = locations_.emplace_back();
-      std::memcpy(&location, run_.team.payload(peer, step), sizeof(location));
+      std::memcpy(&location, run_.comm.payload(peer, step), sizeof(location));
       if (!needed(run_, peer)) continue;
       complete_ = complete_ && location.place.segment != 0;
       fresh_ = fresh_ || location.known == 0;
@@ -108,15 +108,15 @@ class Direct {
   Result<bool> confirm() {
     const auto mapped = map();
     MUSTER_TRY(run_.begin(1));
-    run_.team.payload()[0] = mapped ? 1 : 0;
-    run_.team.publish();
-    const uint32_t step = run_.team.step();
-    MUSTER_TRY(run_.team.wait_all(step, run_.deadline));
+    run_.comm.payload()[0] = mapped ? 1 : 0;
+    run_.comm.publish();
+    const uint32_t step = run_.comm.step();
+    MUSTER_TRY(run_.comm.wait_all(step, run_.deadline));
     bool all = true;
-    for (Rank peer = 0; peer < run_.size; ++peer) all = all && run_.team.payload(peer, step)[0] == 1;
-    if (!all) run_.team.give_up_direct();
+    for (Rank peer = 0; peer < run_.size; ++peer) all = all && run_.comm.payload(peer, step)[0] == 1;
+    if (!all) run_.comm.give_up_direct();
     if (!mapped) log(LogLevel::kDebug, "tensors in shared memory are copied: " + mapped.error().message);
-    if (all && needed(run_, run_.rank)) run_.team.peer_memory().note_known(locations_[run_.rank].place.segment);
+    if (all && needed(run_, run_.rank)) run_.comm.peer_memory().note_known(locations_[run_.rank].place.segment);
     return all;
   }
 
@@ -128,7 +128,7 @@ class Direct {
         continue;
       }
       const Arena::Place& place = locations_[peer].place;
-      MUSTER_ASSIGN(at_[peer], run_.team.peer_memory().map(run_.team.pid(peer), place, extent(run_, peer)));
+      MUSTER_ASSIGN(at_[peer], run_.comm.peer_memory().map(run_.comm.pid(peer), place, extent(run_, peer)));
     }
     return {};
   }
@@ -162,11 +162,11 @@ class Direct {
     const auto bound = [&](Rank rank) { return std::min(bytes, grains * rank / run_.size * grain); };
     const bool all = run_.call.collective == Collective::kAllReduce;
     const Rank target = all ? run_.rank : run_.call.root;
-    auto& sources = run_.team.pointers();
+    auto& sources = run_.comm.pointers();
     for (size_t begin = bound(run_.rank), end = bound(run_.rank + 1); begin < end; begin += kCachedBytes) {
       const size_t here = std::min(kCachedBytes, end - begin);
       for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = at_[peer] + begin;
-      MUSTER_TRY(run_.team.check());
+      MUSTER_TRY(run_.comm.check());
       run_.combine(at_[target] + begin, sources.data(), here);
       for (Rank peer = 0; all && peer < run_.size; ++peer) {
         if (peer != target) std::memcpy(at_[peer] + begin, at_[target] + begin, here);
@@ -183,13 +183,13 @@ class Direct {
   }
 
   void combine_block() {
-    auto& sources = run_.team.pointers();
+    auto& sources = run_.comm.pointers();
     const size_t begin = blocks_.begin(run_.rank);
     for (Rank peer = 0; peer < run_.size; ++peer) sources[peer] = at_[peer] + begin;
     run_.combine_out(0, sources.data(), blocks_.bytes(run_.rank));
   }
 
-  /// TeamBlocks of all ranks, the own one only if it is not there already.
+  /// HostBlocks of all ranks, the own one only if it is not there already.
   void collect() {
     const bool exchange = run_.call.collective == Collective::kAllToAll;
     for (Rank turn = 0; turn < run_.size; ++turn) {
@@ -203,8 +203,8 @@ class Direct {
     }
   }
 
-  TeamRun& run_;
-  const TeamBlocks blocks_;
+  HostCall& run_;
+  const HostBlocks blocks_;
   std::vector<Location> locations_;
   std::vector<uint8_t*> at_;  ///< every needed rank's input, as it lies here
   bool complete_ = true;      ///< all that is needed lies in arenas
@@ -213,7 +213,7 @@ class Direct {
 
 }  // namespace
 
-Result<bool> team_direct(TeamRun& run) {
+Result<bool> run_on_shared_tensors(HostCall& run) {
   if (!worth_it(run)) return false;
   return Direct(run).execute();
 }

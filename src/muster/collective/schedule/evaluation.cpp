@@ -89,7 +89,7 @@ class Evaluation {
     }
   }
 
-  void one_less(Rank rank, uint32_t step) {
+  void release_dependency(Rank rank, uint32_t step) {
     if (--ranks_[rank].awaited[step] == 0) push(now_, Event::kReady, rank, step);
   }
 
@@ -98,7 +98,8 @@ class Evaluation {
     State& state = ranks_[event.rank];
     switch (event.kind) {
       case Event::kReady:
-        if (state.next_in_lane[event.step] != Step::kNone) one_less(event.rank, state.next_in_lane[event.step]);
+        if (state.next_in_lane[event.step] != Step::kNone)
+          release_dependency(event.rank, state.next_in_lane[event.step]);
         if (step.kind == Step::Kind::kReceive || step.kind == Step::Kind::kReceiveReduce) {
           channel(step.peer, event.rank).receives.push_back(event.step);
           take(step.peer, event.rank);
@@ -109,7 +110,7 @@ class Evaluation {
       case Event::kEnded:
         ++ended_;
         if (step.kind == Step::Kind::kSend) push(now_ + network_.latency, Event::kArrived, event.rank, event.step);
-        for (const uint32_t next : state.next[event.step]) one_less(event.rank, next);
+        for (const uint32_t next : state.next[event.step]) release_dependency(event.rank, next);
         break;
       case Event::kArrived:
         channel(event.rank, step.peer).arrived += step.from.bytes;

@@ -19,7 +19,7 @@ namespace muster {
 //
 // A step waits for the steps named by `after` and `and_after` to end and for the step before it in its lane (same peer,
 // same direction) to start; `awaited` counts these. At zero it becomes ready. Ready steps are started by one loop in
-// go_on(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
+// drain_ready(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
 // queue, so there is no recursion however long the schedule is.
 struct PreparedSchedule::Run {
   struct Words {
@@ -101,14 +101,14 @@ struct PreparedSchedule::Run {
       nodes[i].awaited = nodes[i].awaits;
       if (nodes[i].awaited == 0) ready.push_back(i);
     }
-    go_on();
+    drain_ready();
   }
 
   void introduce(const Call& call) {
     for (Talk& talk : talks) talk.mine.call = talk.expected.call = call.pack();
   }
 
-  void go_on() {
+  void drain_ready() {
     if (on_stack) return;
     on_stack = true;
     while (next_ready < ready.size() && !failed) begin(ready[next_ready++]);
@@ -120,7 +120,7 @@ struct PreparedSchedule::Run {
 
   void begin(uint32_t index) {
     const Step& step = schedule.steps[index];
-    if (nodes[index].next_in_lane != Step::kNone) one_less(nodes[index].next_in_lane);
+    if (nodes[index].next_in_lane != Step::kNone) release_dependency(nodes[index].next_in_lane);
     switch (step.kind) {
       case Step::Kind::kSend:
         send(index);
@@ -201,23 +201,24 @@ struct PreparedSchedule::Run {
     if (!outcome) return fail_with(std::move(outcome.error()));
     if (schedule.steps[index].kind == Step::Kind::kReceiveReduce) reduce(schedule.steps[index]);
     end(index);
-    go_on();
+    drain_ready();
   }
 
   void fail_with(Error error) {
     failed = true;
     result = tl::unexpected(std::move(error));
-    go_on();
+    drain_ready();
   }
 
   void end(uint32_t index) {
     --unfinished;
     for (int list = 0; list < 2; ++list) {
-      for (uint32_t i = nodes[index].waiters[list]; i != Step::kNone; i = nodes[i].next_waiter[list]) one_less(i);
+      for (uint32_t i = nodes[index].waiters[list]; i != Step::kNone; i = nodes[i].next_waiter[list])
+        release_dependency(i);
     }
   }
 
-  void one_less(uint32_t index) {
+  void release_dependency(uint32_t index) {
     if (--nodes[index].awaited == 0) ready.push_back(index);
   }
 
@@ -244,8 +245,8 @@ struct PreparedSchedule::Run {
   }
 
   const BufferView& place(const Range& range) const {
-    if (range.place == Place::kScratch) return scratch;
-    return range.place == Place::kInput ? buffers.input : buffers.output;
+    if (range.place == BufferKind::kScratch) return scratch;
+    return range.place == BufferKind::kInput ? buffers.input : buffers.output;
   }
   Segment at(const Range& range, size_t skip, size_t limit = SIZE_MAX) const {
     return place(range).at(range.offset + skip, std::min(limit, range.bytes - skip));

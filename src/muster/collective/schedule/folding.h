@@ -11,7 +11,7 @@ namespace muster {
 /// ones and the ranks behind them are the core.
 class Folding {
  public:
-  explicit Folding(const Problem& problem)
+  explicit Folding(const CollectiveSpec& problem)
       : rank_(problem.rank),
         core_(static_cast<int>(std::bit_floor(static_cast<unsigned>(problem.size)))),
         extra_(problem.size - core_) {}

@@ -36,7 +36,7 @@ std::string describe(const Step& step) {
 
 }  // namespace
 
-Result<Schedule> plan(const Problem& problem) {
+Result<Schedule> plan(const CollectiveSpec& problem) {
   if (const Algorithm* algorithm = choose(problem)) return algorithm->schedule(problem);
   return fail(ErrorCode::kUnsupported, fmt::format("{} has no schedule over links", name(problem.collective)));
 }

@@ -11,10 +11,10 @@
 namespace muster {
 
 /// Which memory a range lies in. Input and output may be the same memory: schedules are safe in place.
-enum class Place : uint8_t { kInput, kOutput, kScratch };
+enum class BufferKind : uint8_t { kInput, kOutput, kScratch };
 
 struct Range {
-  Place place = Place::kOutput;
+  BufferKind place = BufferKind::kOutput;
   size_t offset = 0;  ///< bytes
   size_t bytes = 0;
 };
@@ -62,7 +62,7 @@ struct Algorithm;  // algorithms.h
 /// What is asked. Pure data: the same problem gives the same schedule on every rank and run, so it can be cached.
 /// Input and output are those of operation.h, which says what lies where; input is never written but where it is
 /// output.
-struct Problem {
+struct CollectiveSpec {
   Collective collective = Collective::kBarrier;
   Rank rank = 0;
   int size = 1;
@@ -76,7 +76,7 @@ struct Problem {
 };
 
 /// The schedule of the algorithm that is chosen for the problem: the given one, else the fastest by predict() (cost.h).
-Result<Schedule> plan(const Problem& problem);
+Result<Schedule> plan(const CollectiveSpec& problem);
 
 /// For tests and `explain`: one line a step.
 std::string to_string(const Schedule& schedule);

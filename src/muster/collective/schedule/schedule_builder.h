@@ -39,7 +39,7 @@ class ScheduleBuilder {
   }
   /// Reserves `bytes` of scratch.
   Range scratch(size_t bytes) {
-    const Range range{Place::kScratch, schedule_.scratch_bytes, bytes};
+    const Range range{BufferKind::kScratch, schedule_.scratch_bytes, bytes};
     schedule_.scratch_bytes += bytes;
     return range;
   }
@@ -60,8 +60,8 @@ class ScheduleBuilder {
 /// Of two steps of which the second waits for the first, or may have been left out: what stands for both.
 inline uint32_t last_of(uint32_t first, uint32_t second) { return second == Step::kNone ? first : second; }
 
-inline Range input(size_t offset, size_t bytes) { return {Place::kInput, offset, bytes}; }
-inline Range output(size_t offset, size_t bytes) { return {Place::kOutput, offset, bytes}; }
+inline Range input(size_t offset, size_t bytes) { return {BufferKind::kInput, offset, bytes}; }
+inline Range output(size_t offset, size_t bytes) { return {BufferKind::kOutput, offset, bytes}; }
 inline Range part(const Range& whole, size_t offset, size_t bytes) {
   return {whole.place, whole.offset + offset, bytes};
 }
@@ -74,7 +74,7 @@ struct Chunks {
 
   uint32_t count() const { return static_cast<uint32_t>((bytes + grain - 1) / grain); }
   size_t largest() const { return std::min(bytes, grain); }
-  Range at(Place place, uint32_t index) const {
+  Range at(BufferKind place, uint32_t index) const {
     const size_t start = index * grain;
     return {place, offset + start, std::min(grain, bytes - start)};
   }
@@ -108,13 +108,15 @@ inline Schedule copy_input(size_t bytes) {
 }
 
 /// Bytes of a chunk: whole elements, at least one.
-inline size_t chunk_grain(const Problem& problem) {
+inline size_t chunk_grain(const CollectiveSpec& problem) {
   return std::max(problem.chunk_bytes / problem.element_bytes, size_t{1}) * problem.element_bytes;
 }
-inline size_t tensor_bytes(const Problem& problem) { return problem.count * problem.element_bytes; }
+inline size_t tensor_bytes(const CollectiveSpec& problem) { return problem.count * problem.element_bytes; }
 
 /// `rank` plus `steps` around the ring; steps >= -size.
-inline Rank around(const Problem& problem, int steps) { return (problem.rank + problem.size + steps) % problem.size; }
+inline Rank around(const CollectiveSpec& problem, int steps) {
+  return (problem.rank + problem.size + steps) % problem.size;
+}
 
 /// The greatest power of two that divides `position`.
 inline int lowest_bit(int position) { return position & -position; }
@@ -124,7 +126,7 @@ inline int doubling_rounds(int size) { return std::bit_width(static_cast<unsigne
 
 /// Ranks counted from the root, which is 0.
 struct FromRoot {
-  explicit FromRoot(const Problem& problem)
+  explicit FromRoot(const CollectiveSpec& problem)
       : root(problem.root), size(problem.size), self((problem.rank - problem.root + problem.size) % problem.size) {}
   Rank rank(int relative) const { return (relative + root) % size; }
   Rank root;
@@ -132,7 +134,7 @@ struct FromRoot {
   int self;
 };
 
-inline void check_problem(const Problem& problem) {
+inline void check_problem(const CollectiveSpec& problem) {
   MUSTER_CHECK(problem.size > 0 && problem.rank >= 0 && problem.rank < problem.size, "a rank lies in [0, size)");
   MUSTER_CHECK(problem.root >= 0 && problem.root < problem.size, "the root lies in [0, size)");
   MUSTER_CHECK(problem.element_bytes > 0, "elements have bytes");

@@ -14,20 +14,20 @@
 
 namespace muster {
 
-/// Runs one call at a time over a mesh: by the team where all ranks share memory, by teams and links where hosts have
-/// several ranks, else by a schedule over the links. Owned by whichever thread holds the group's turn; only
-/// request_abort() and what does not change may be called from elsewhere.
-class Runner {
+/// Runs one call at a time over a mesh: by the host communicator where all ranks share memory, by host communicators
+/// and links where hosts have several ranks, else by a schedule over the links. Owned by whichever thread holds the
+/// group's turn; only request_abort() and what does not change may be called from elsewhere.
+class CollectiveEngine {
  public:
   /// Where a rank of a group that links all pairs cannot have its part of the shared memory, all do without, and say so
   /// once. All ranks call.
-  static Result<std::unique_ptr<Runner>> create(Mesh mesh, const Membership& membership, std::shared_ptr<Arena> arena,
-                                                const Deadline& deadline);
-  ~Runner();  ///< tells the peers that this rank has left
-  Runner(const Runner&) = delete;
-  Runner& operator=(const Runner&) = delete;
+  static Result<std::unique_ptr<CollectiveEngine>> create(Mesh mesh, const GroupSpec& membership,
+                                                          std::shared_ptr<Arena> arena, const Deadline& deadline);
+  ~CollectiveEngine();  ///< tells the peers that this rank has left
+  CollectiveEngine(const CollectiveEngine&) = delete;
+  CollectiveEngine& operator=(const CollectiveEngine&) = delete;
 
-  /// Blocks until it is done. After an error the runner is dead: its links are closed with that error, so that every
+  /// Blocks until it is done. After an error the engine is dead: its links are closed with that error, so that every
   /// peer learns who failed first.
   Result<> run(const Operation& operation, const Deadline& deadline);
 
@@ -45,20 +45,20 @@ class Runner {
   uint64_t group_id() const { return mesh_.members[0].instance; }
 
  private:
-  Runner(Mesh mesh, const Membership& membership);
-  Result<> join_team(std::shared_ptr<Arena> arena);
-  void do_without_team(const std::string& why);
+  CollectiveEngine(Mesh mesh, const GroupSpec& membership);
+  Result<> join_host_comm(std::shared_ptr<Arena> arena);
+  void do_without_host_comm(const std::string& why);
   Result<bool> all_agree(bool mine, const Deadline& deadline);
   void tune();
   tl::unexpected<Error> refuse(const Call& call);
   void watch_link(Rank rank, Link& link);
   void watch_processes();
-  void lost(Rank rank, const Error& why);
-  void hear(Rank rank, ByteView note);
+  void on_link_closed(Rank rank, const Error& why);
+  void on_peer_call(Rank rank, ByteView note);
   Result<> watch(Rank awaited);
-  Result<> look();
+  Result<> check_desync();
   Result<> agree(const Operation& operation, const Deadline& deadline);
-  const std::vector<Rank>& locals() const;
+  const std::vector<Rank>& host_ranks() const;
   Result<> dispatch(const Operation& operation, const Deadline& deadline);
   Result<> run_alone(const Operation& operation);
   Result<> run_by_links(const Operation& operation, const Deadline& deadline);
@@ -70,37 +70,37 @@ class Runner {
   Result<> end_passage(const Deadline& deadline);
   Hierarchy::Levels levels();
   Error of_group(Error error);
-  const std::vector<Rank>& carriers(int slot);
-  Error missed(const std::vector<Rank>& awaited);
+  const std::vector<Rank>& carriers(int shard);
+  Error timeout_error(const std::vector<Rank>& awaited);
   std::vector<Rank> silent_peers();
-  Error last_words(Rank place);
+  Error drain_peer_error(Rank place);
   void skip_bytes(Rank rank);
   std::optional<Error> abort_requested();
-  Error blame(Error error, const Call& call) const;
+  Error annotate(Error error, const Call& call) const;
   bool explain(Error& error) const;
   bool explain(Error& error, uint64_t sequence) const;
-  std::vector<Sighting> look_around(uint64_t sequence) const;
+  std::vector<RankState> collect_rank_states(uint64_t sequence) const;
 
-  Membership membership_;
+  GroupSpec membership_;
   Mesh mesh_;
-  std::unique_ptr<Team> team_;
-  std::shared_ptr<Arena> arena_;              ///< of the team
+  std::unique_ptr<HostComm> comm_;
+  std::shared_ptr<Arena> arena_;              ///< of the host communicator
   std::vector<Link*> links_;                  ///< by rank; null where there is none (yet)
   std::vector<std::optional<Error>> closed_;  ///< by rank: why its link ended
   std::vector<Fd> processes_;                 ///< of peers on this host, as pidfds: links stay
                                               ///< open while a child of the dead holds them
-  const bool compares_ = wants_agreement();
+  const bool compares_ = fingerprint_check_enabled();
   const Call* running_ = nullptr;          ///< the call under way
   std::vector<std::optional<Call>> told_;  ///< by rank: the last call that it waited in for long
   Deadline next_look_ = Deadline::never();
   Duration patience_{};         ///< from one look to the next; zero before the first
   bool dead_ = false;           ///< die() was called
   std::optional<Error> fatal_;  ///< the first failure: no call runs any more
-  Passage passage_;
+  ScheduleRunner schedule_runner_;
   std::optional<Hierarchy> hierarchy_;  ///< where hosts have several ranks
   std::vector<Rank> everyone_;          ///< 0, 1, ...
   std::vector<Rank> carriers_;          ///< by host, for the operation that runs across
-  std::vector<Link*> route_;            ///< the links of the passage under way
+  std::vector<Link*> route_;            ///< the links of the schedule runner under way
   Bytes multiplied_;                    ///< an input that must stay as it is, times its factor
   Bytes skipped_;                       ///< room for bytes that nobody takes any more
   std::atomic<bool> abort_flag_ = false;

@@ -24,16 +24,16 @@ Announcement announce(const Operation& operation) {
   return own;
 }
 
-Sighting sighting_of(const Announcement& announcement, const Member& member) {
+RankState rank_state_of(const Announcement& announcement, const RankInfo& member) {
   Record record;
   record.call = Call::unpack(announcement.call);
   record.state = RecordState::kRunning;
   record.site.assign(announcement.site, strnlen(announcement.site, sizeof(announcement.site)));
-  Sighting sighting;
-  sighting.who = member.to_string();
-  sighting.known = true;
-  sighting.here = sighting.last = std::move(record);
-  return sighting;
+  RankState rank_state;
+  rank_state.who = member.to_string();
+  rank_state.known = true;
+  rank_state.here = rank_state.last = std::move(record);
+  return rank_state;
 }
 
 template <class T>
@@ -47,7 +47,7 @@ Result<std::vector<T>> gather(std::vector<T> own, size_t ranks, const Exchange& 
 }
 
 /// What one rank sends to another is what that one expects from it.
-Result<> check_counts(const Operation& operation, const std::vector<Member>& members, const Exchange& exchange) {
+Result<> check_counts(const Operation& operation, const std::vector<RankInfo>& members, const Exchange& exchange) {
   const size_t size = members.size();
   std::vector<uint64_t> own(operation.counts.begin(), operation.counts.end());
   own.insert(own.end(), operation.receive_counts.begin(), operation.receive_counts.end());
@@ -68,7 +68,7 @@ Result<> check_counts(const Operation& operation, const std::vector<Member>& mem
 
 }  // namespace
 
-bool wants_agreement() {
+bool fingerprint_check_enabled() {
   const char* level = std::getenv("MUSTER_DEBUG");
   if (level == nullptr || *level == '\0' || strcasecmp(level, "off") == 0) return false;
   if (strcasecmp(level, "detail") == 0) return true;
@@ -78,12 +78,12 @@ bool wants_agreement() {
   return false;
 }
 
-Result<> check_agreement(const Operation& operation, const std::vector<Member>& members, Rank self,
-                         const Exchange& exchange) {
+Result<> check_fingerprints(const Operation& operation, const std::vector<RankInfo>& members, Rank self,
+                            const Exchange& exchange) {
   MUSTER_ASSIGN(const auto all, gather(std::vector{announce(operation)}, members.size(), exchange));
-  std::vector<Sighting> sightings;
-  for (size_t rank = 0; rank < members.size(); ++rank) sightings.push_back(sighting_of(all[rank], members[rank]));
-  if (const Report report = compose_report(sightings, self, When::kInTime); report.mismatch) {
+  std::vector<RankState> rank_states;
+  for (size_t rank = 0; rank < members.size(); ++rank) rank_states.push_back(rank_state_of(all[rank], members[rank]));
+  if (const Report report = compose_report(rank_states, self, When::kInTime); report.mismatch) {
     return fail(ErrorCode::kMismatch, report.text + "; all ranks must make the same calls in the same order",
                 report.culprit);
   }

@@ -24,11 +24,11 @@ BufferView slice(const BufferView& view, size_t first, size_t count) {
 Hierarchy::Hierarchy(const Topology& topology, Rank rank, Levels levels)
     : topology_(topology),
       host_(topology.host_of[rank]),
-      local_(topology.local_of[rank]),
-      locals_(topology.locals(host_)),
+      local_(topology.host_local_rank[rank]),
+      locals_(topology.host_local_size(host_)),
       hosts_(static_cast<int>(topology.hosts.size())),
-      first_slot_(topology.first_slot(host_, local_)),
-      last_slot_(topology.first_slot(host_, local_ + 1)),
+      first_slot_(topology.first_shard(host_, local_)),
+      last_slot_(topology.first_shard(host_, local_ + 1)),
       levels_(std::move(levels)) {}
 
 bool Hierarchy::has(Collective collective) {
@@ -62,7 +62,7 @@ Result<> Hierarchy::all_reduce(const Operation& operation, const Deadline& deadl
     Operation here =
         part(operation, Collective::kReduceScatter, slice(operation.output, all[i].offset, all[i].count), own);
     here.counts = local_counts(all[i]);
-    MUSTER_TRY(in_team(std::move(here), deadline));
+    MUSTER_TRY(on_host(std::move(here), deadline));
     if (i > 0) MUSTER_TRY(end_across(deadline));
     queue_slots(operation, Collective::kAllReduce, own, all[i]);
     MUSTER_TRY(begin_across(deadline));
@@ -79,8 +79,8 @@ Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadli
     const BufferView tensor = slice(operation.output, chunk.offset, chunk.count);
     if (at_root) {
       Operation here = part(operation, Collective::kBroadcast, tensor, tensor);
-      here.call.root = topology_.local_of[root];
-      MUSTER_TRY(in_team(std::move(here), deadline));
+      here.call.root = topology_.host_local_rank[root];
+      MUSTER_TRY(on_host(std::move(here), deadline));
     }
     MUSTER_TRY(end_across(deadline));
     queue_slots(operation, Collective::kBroadcast, own_part(operation.output, chunk), chunk);
@@ -102,39 +102,39 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
       own = scratch(bound(chunk, last_slot_) - bound(chunk, first_slot_), operation.call.dtype);
       Operation here = part(operation, Collective::kReduceScatter, input, own);
       here.counts = local_counts(chunk);
-      MUSTER_TRY(in_team(std::move(here), deadline));
+      MUSTER_TRY(on_host(std::move(here), deadline));
     }
     queue_slots(operation, Collective::kReduce, own, chunk);
     MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
     if (locals_ == 1 || host_ != topology_.host_of[root]) continue;
     // To the root, from each what it carries: the gather that takes blocks of any length is an all_to_all.
-    const bool at_root = topology_.local_of[root] == local_;
+    const bool at_root = topology_.host_local_rank[root] == local_;
     Operation here = part(operation, Collective::kAllToAll, own,
                           at_root ? slice(operation.output, chunk.offset, chunk.count) : none(operation.call.dtype));
     here.counts.assign(locals_, 0);
-    here.counts[topology_.local_of[root]] = own.count();
+    here.counts[topology_.host_local_rank[root]] = own.count();
     here.receive_counts = at_root ? local_counts(chunk) : std::vector<size_t>(locals_, 0);
-    MUSTER_TRY(in_team(std::move(here), deadline));
+    MUSTER_TRY(on_host(std::move(here), deadline));
   }
   return {};
 }
 
 /// Each block to one rank of every other host, then to all ranks there.
 Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadline) {
-  for (int slot = first_slot_; slot < last_slot_; ++slot) {
+  for (int shard = first_slot_; shard < last_slot_; ++shard) {
     Operation sub =
-        part(operation, Collective::kAllGather, slot == first_slot_ ? operation.input : none(operation.call.dtype),
-             blocks(operation, operation.output, slot, slot + 1));
-    sub.counts = block_counts(operation, slot);
-    queue(std::move(sub), slot);
+        part(operation, Collective::kAllGather, shard == first_slot_ ? operation.input : none(operation.call.dtype),
+             blocks(operation, operation.output, shard, shard + 1));
+    sub.counts = block_counts(operation, shard);
+    queue(std::move(sub), shard);
   }
   MUSTER_TRY(begin_across(deadline));
   MUSTER_TRY(end_across(deadline));
   Operation here = part(operation, Collective::kAllGather, blocks(operation, operation.output, first_slot_, last_slot_),
-                        blocks(operation, operation.output, 0, topology_.slots));
+                        blocks(operation, operation.output, 0, topology_.shards));
   here.counts = carried_counts(operation);
-  return in_team(std::move(here), deadline);
+  return on_host(std::move(here), deadline);
 }
 
 /// The other way round: the sum of this host's ranks for each block to who carries it, then to the block's owner.
@@ -143,18 +143,18 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
   if (locals_ > 1) {
     carried = scratch(carried.count(), operation.call.dtype);
     Operation here =
-        part(operation, Collective::kReduceScatter, blocks(operation, operation.input, 0, topology_.slots), carried);
+        part(operation, Collective::kReduceScatter, blocks(operation, operation.input, 0, topology_.shards), carried);
     here.counts = carried_counts(operation);
-    MUSTER_TRY(in_team(std::move(here), deadline));
+    MUSTER_TRY(on_host(std::move(here), deadline));
   }
   size_t offset = 0;
-  for (int slot = first_slot_; slot < last_slot_; ++slot) {
-    std::vector<size_t> counts = block_counts(operation, slot);
+  for (int shard = first_slot_; shard < last_slot_; ++shard) {
+    std::vector<size_t> counts = block_counts(operation, shard);
     const size_t count = total(counts);
     Operation sub = part(operation, Collective::kReduceScatter, slice(carried, offset, count),
-                         slot == first_slot_ ? operation.output : none(operation.call.dtype));
+                         shard == first_slot_ ? operation.output : none(operation.call.dtype));
     sub.counts = std::move(counts);
-    queue(std::move(sub), slot);
+    queue(std::move(sub), shard);
     offset += count;
   }
   MUSTER_TRY(begin_across(deadline));
@@ -162,13 +162,13 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
 }
 
 Result<> Hierarchy::barrier(const Operation& operation, const Deadline& deadline) {
-  MUSTER_TRY(in_team(operation, deadline));
+  MUSTER_TRY(on_host(operation, deadline));
   if (first_slot_ == 0 && last_slot_ > 0) {
     queue(operation, 0);
     MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
   }
-  return in_team(operation, deadline);
+  return on_host(operation, deadline);
 }
 
 // ---- who carries what
@@ -188,8 +188,8 @@ std::vector<Hierarchy::Chunk> Hierarchy::chunks(const Operation& operation) cons
 std::vector<size_t> Hierarchy::local_counts(const Chunk& chunk) const {
   std::vector<size_t> counts;
   for (int local = 0; local < locals_; ++local) {
-    counts.push_back(bound(chunk, topology_.first_slot(host_, local + 1)) -
-                     bound(chunk, topology_.first_slot(host_, local)));
+    counts.push_back(bound(chunk, topology_.first_shard(host_, local + 1)) -
+                     bound(chunk, topology_.first_shard(host_, local)));
   }
   return counts;
 }
@@ -200,10 +200,10 @@ BufferView Hierarchy::own_part(const BufferView& tensor, const Chunk& chunk) con
 }
 
 /// Elements that each host has in a slot of an all_gather or reduce_scatter: its owner's block.
-std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int slot) const {
+std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int shard) const {
   std::vector<size_t> counts;
   for (int host = 0; host < hosts_; ++host) {
-    const Rank owner = topology_.owner(host, slot);
+    const Rank owner = topology_.owner(host, shard);
     counts.push_back(owner == kNoRank ? 0 : operation.counts.empty() ? operation.call.count : operation.counts[owner]);
   }
   return counts;
@@ -213,16 +213,17 @@ std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int slot
 std::vector<size_t> Hierarchy::carried_counts(const Operation& operation) const {
   std::vector<size_t> counts(locals_, 0);
   for (int local = 0; local < locals_; ++local) {
-    const int last = topology_.first_slot(host_, local + 1);
-    for (int slot = topology_.first_slot(host_, local); slot < last; ++slot) {
-      counts[local] += total(block_counts(operation, slot));
+    const int last = topology_.first_shard(host_, local + 1);
+    for (int shard = topology_.first_shard(host_, local); shard < last; ++shard) {
+      counts[local] += total(block_counts(operation, shard));
     }
   }
   return counts;
 }
 
 /// Of all ranks' blocks those that belong to some slots: by slot, then by host.
-BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole, int first_slot, int last_slot) const {
+BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole, int first_shard,
+                             int last_slot) const {
   const size_t element = size_of(operation.call.dtype);
   std::vector<size_t> offsets(topology_.host_of.size() + 1, 0);
   for (size_t rank = 0; rank + 1 < offsets.size(); ++rank) {
@@ -230,9 +231,9 @@ BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole
     offsets[rank + 1] = offsets[rank] + count * element;
   }
   std::vector<Segment> segments;
-  for (int slot = first_slot; slot < last_slot; ++slot) {
+  for (int shard = first_shard; shard < last_slot; ++shard) {
     for (int host = 0; host < hosts_; ++host) {
-      const Rank owner = topology_.owner(host, slot);
+      const Rank owner = topology_.owner(host, shard);
       if (owner == kNoRank) continue;
       whole.visit(offsets[owner], offsets[owner + 1] - offsets[owner], [&](uint8_t* data, size_t bytes) {
         segments.push_back({data, bytes});
@@ -257,10 +258,10 @@ Operation Hierarchy::part(const Operation& whole, Collective collective, BufferV
   return operation;
 }
 
-Result<> Hierarchy::in_team(Operation operation, const Deadline& deadline) {
+Result<> Hierarchy::on_host(Operation operation, const Deadline& deadline) {
   if (locals_ == 1) return {};
-  MUSTER_TRY(complete(operation, Membership{local_, locals_, {}, 0}));
-  return levels_.in_team(operation, deadline);
+  MUSTER_TRY(complete(operation, GroupSpec{local_, locals_, {}, 0}));
+  return levels_.on_host(operation, deadline);
 }
 
 /// Every local rank's part of the chunk to all of them.
@@ -268,29 +269,29 @@ Result<> Hierarchy::gather_chunk(const Operation& whole, const Chunk& chunk, con
   Operation here = part(whole, Collective::kAllGather, own_part(whole.output, chunk),
                         slice(whole.output, chunk.offset, chunk.count));
   here.counts = local_counts(chunk);
-  return in_team(std::move(here), deadline);
+  return on_host(std::move(here), deadline);
 }
 
 /// What this rank carries of the chunk, `own`, slot by slot.
 void Hierarchy::queue_slots(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk) {
   const size_t begin = bound(chunk, first_slot_);
-  for (int slot = first_slot_; slot < last_slot_; ++slot) {
-    const size_t from = bound(chunk, slot), to = bound(chunk, slot + 1);
+  for (int shard = first_slot_; shard < last_slot_; ++shard) {
+    const size_t from = bound(chunk, shard), to = bound(chunk, shard + 1);
     if (from == to) continue;
     const BufferView tensor = slice(own, from - begin, to - from);
     Operation sub = part(whole, collective, tensor, tensor);
     sub.call.root = has_root(collective) ? topology_.host_of[whole.call.root] : 0;
-    queue(std::move(sub), slot);
+    queue(std::move(sub), shard);
   }
 }
 
-void Hierarchy::queue(Operation operation, int slot) { waiting_.emplace_back(std::move(operation), slot); }
+void Hierarchy::queue(Operation operation, int shard) { waiting_.emplace_back(std::move(operation), shard); }
 
 Result<> Hierarchy::begin_across(const Deadline& deadline) {
   if (waiting_.empty()) return {};
-  auto& [operation, slot] = waiting_.front();
-  MUSTER_TRY(complete(operation, Membership{host_, hosts_, {}, 0}));
-  return levels_.begin_across(operation, slot, deadline);
+  auto& [operation, shard] = waiting_.front();
+  MUSTER_TRY(complete(operation, GroupSpec{host_, hosts_, {}, 0}));
+  return levels_.begin_across(operation, shard, deadline);
 }
 
 /// All ranks take their slots in order, so that nobody waits for one that its peers come to later.

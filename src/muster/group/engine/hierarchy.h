@@ -11,22 +11,23 @@
 
 namespace muster {
 
-/// Collectives over several hosts in two levels: within a host through its team, across hosts with every rank carrying
-/// its share (no leader through which all would have to go). The bytes that cross hosts are the fewest possible: with H
-/// hosts and a tensor of S bytes 2 (H - 1) S in all for all_reduce, (H - 1) S for broadcast (and up to twice that for
-/// reduce); for all_gather each block once into each foreign host, for reduce_scatter the host's sum of each foreign
-/// block once out.
+/// Collectives over several hosts in two levels: within a host through its host communicator, across hosts with every
+/// rank carrying its share (no leader through which all would have to go). The bytes that cross hosts are the fewest
+/// possible: with H hosts and a tensor of S bytes 2 (H - 1) S in all for all_reduce, (H - 1) S for broadcast (and up to
+/// twice that for reduce); for all_gather each block once into each foreign host, for reduce_scatter the host's sum of
+/// each foreign block once out.
 ///
-/// all_reduce: reduce_scatter in the team, all_reduce of each slot across hosts, all_gather in the team; the other
-/// collectives likewise. Large tensors go in chunks: one is on its way while the next is reduced.
+/// all_reduce: reduce_scatter in the host communicator, all_reduce of each slot across hosts, all_gather in the host
+/// communicator; the other collectives likewise. Large tensors go in chunks: one is on its way while the next is
+/// reduced.
 class Hierarchy {
  public:
   struct Levels {
     /// An operation of this host's ranks, counted by place.
-    std::function<Result<>(const Operation& operation, const Deadline& deadline)> in_team;
+    std::function<Result<>(const Operation& operation, const Deadline& deadline)> on_host;
     /// One of as many ranks as there are hosts, by those who carry `slot`. begin_across() may return before it is over,
     /// end_across() returns when it is; one at a time.
-    std::function<Result<>(const Operation& operation, int slot, const Deadline& deadline)> begin_across;
+    std::function<Result<>(const Operation& operation, int shard, const Deadline& deadline)> begin_across;
     std::function<Result<>(const Deadline& deadline)> end_across;
   };
   Hierarchy(const Topology& topology, Rank rank, Levels levels);
@@ -44,12 +45,12 @@ class Hierarchy {
     size_t offset, count;
   };
   std::vector<Chunk> chunks(const Operation& operation) const;
-  size_t bound(const Chunk& chunk, int slot) const { return chunk.offset + chunk.count * slot / topology_.slots; }
+  size_t bound(const Chunk& chunk, int shard) const { return chunk.offset + chunk.count * shard / topology_.shards; }
   std::vector<size_t> local_counts(const Chunk& chunk) const;
-  std::vector<size_t> block_counts(const Operation& operation, int slot) const;
+  std::vector<size_t> block_counts(const Operation& operation, int shard) const;
   std::vector<size_t> carried_counts(const Operation& operation) const;
   BufferView own_part(const BufferView& tensor, const Chunk& chunk) const;
-  BufferView blocks(const Operation& operation, const BufferView& whole, int first_slot, int last_slot) const;
+  BufferView blocks(const Operation& operation, const BufferView& whole, int first_shard, int last_slot) const;
 
   Result<> all_reduce(const Operation& operation, const Deadline& deadline);
   Result<> broadcast(const Operation& operation, const Deadline& deadline);
@@ -59,10 +60,10 @@ class Hierarchy {
   Result<> barrier(const Operation& operation, const Deadline& deadline);
 
   Operation part(const Operation& whole, Collective collective, BufferView input, BufferView output) const;
-  Result<> in_team(Operation operation, const Deadline& deadline);
+  Result<> on_host(Operation operation, const Deadline& deadline);
   Result<> gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline);
   void queue_slots(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk);
-  void queue(Operation operation, int slot);
+  void queue(Operation operation, int shard);
   Result<> begin_across(const Deadline& deadline);
   Result<> end_across(const Deadline& deadline);
   BufferView scratch(size_t count, Dtype dtype);

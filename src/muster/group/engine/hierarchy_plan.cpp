@@ -6,7 +6,7 @@
 
 namespace muster {
 
-HierarchyPlan plan_hierarchy(const Problem& whole, int locals, int cores) {
+HierarchyPlan plan_hierarchy(const CollectiveSpec& whole, int host_local_size, int cores) {
   const bool blocks = whole.collective == Collective::kAllGather || whole.collective == Collective::kReduceScatter;
   const size_t bytes = whole.count * whole.element_bytes * (blocks ? whole.size : 1);
   HierarchyPlan plan;
@@ -14,16 +14,19 @@ HierarchyPlan plan_hierarchy(const Problem& whole, int locals, int cores) {
   plan.chunks = plan.chunk == 0 ? 1 : static_cast<double>(bytes) / static_cast<double>(plan.chunk);
 
   plan.across = whole;
-  plan.across.size = whole.size / locals;
-  plan.across.rank = whole.rank / locals;
-  plan.across.root = whole.root / locals;
+  plan.across.size = whole.size / host_local_size;
+  plan.across.rank = whole.rank / host_local_size;
+  plan.across.root = whole.root / host_local_size;
   // As bound() in hierarchy.h cuts it: the longest share.
-  const size_t elements = plan.chunk / whole.element_bytes, share = (elements + locals - 1) / locals;
+  const size_t elements = plan.chunk / whole.element_bytes, share = (elements + host_local_size - 1) / host_local_size;
   if (!blocks) plan.across.count = share;
 
   const auto within = [&](Collective collective, size_t of_bytes) {
-    return TeamQuestion{
-        .collective = collective, .bytes = of_bytes, .ranks = locals, .cores = cores, .element = whole.element_bytes};
+    return HostPlanInputs{.collective = collective,
+                          .bytes = of_bytes,
+                          .ranks = host_local_size,
+                          .cores = cores,
+                          .element = whole.element_bytes};
   };
   const size_t part = share * whole.element_bytes;
   switch (whole.collective) {

@@ -9,11 +9,11 @@ namespace muster {
 
 /// What a collective over several hosts of as many ranks each is made of: Hierarchy (hierarchy.h) in figures.
 struct HierarchyPlan {
-  size_t chunk = 0;                    ///< bytes of the tensor that the parts below are about
-  double chunks = 1;                   ///< how many of these the tensor has
-  std::optional<TeamQuestion> before;  ///< within a host, all hosts at once or the root's only
-  Problem across;                      ///< what each rank does with its counterparts on the other hosts
-  std::optional<TeamQuestion> after;   ///< within a host
+  size_t chunk = 0;                      ///< bytes of the tensor that the parts below are about
+  double chunks = 1;                     ///< how many of these the tensor has
+  std::optional<HostPlanInputs> before;  ///< within a host, all hosts at once or the root's only
+  CollectiveSpec across;                 ///< what each rank does with its counterparts on the other hosts
+  std::optional<HostPlanInputs> after;   ///< within a host
 
   /// Seconds of the whole, from those of the parts: of several chunks one crosses while others are within their hosts,
   /// as far as the collective allows.
@@ -21,6 +21,6 @@ struct HierarchyPlan {
 };
 
 /// For a collective that Hierarchy has. `whole` is the problem of all ranks, of which each `locals` share a host.
-HierarchyPlan plan_hierarchy(const Problem& whole, int locals, int cores);
+HierarchyPlan plan_hierarchy(const CollectiveSpec& whole, int host_local_size, int cores);
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 
 namespace muster {
 
-Linker::Linker(Loop& loop, LinkIdentity identity, int tcp_streams)
+LinkTable::LinkTable(Loop& loop, LinkIdentity identity, int tcp_streams)
     : loop_(loop),
       identity_(std::move(identity)),
       tcp_streams_(tcp_streams),
@@ -17,13 +17,13 @@ Linker::Linker(Loop& loop, LinkIdentity identity, int tcp_streams)
       lanes_(identity_.size),
       dials_(identity_.size) {}
 
-LinkIdentity Linker::identity(Transport transport, int lane) const {
+LinkIdentity LinkTable::identity(Transport transport, int lane) const {
   LinkIdentity identity = identity_;
   identity.lane = {lane, transport == Transport::kTcp ? tcp_streams_ : 1};
   return identity;
 }
 
-Result<std::string> Linker::listen(const Address& address, Transport transport) {
+Result<std::string> LinkTable::listen(const Address& address, Transport transport) {
   const auto listen = transport == Transport::kShm ? listen_shm_links : listen_links;
   MUSTER_ASSIGN(auto listener, listen(loop_, address, identity(transport), [this](std::unique_ptr<Link> link) {
                   const Lane lane = link->peer().lane;
@@ -33,7 +33,7 @@ Result<std::string> Linker::listen(const Address& address, Transport transport) 
   return listeners_.back()->address();
 }
 
-void Linker::adopt(std::unique_ptr<Link> link, const Lane& lane) {
+void LinkTable::adopt(std::unique_ptr<Link> link, const Lane& lane) {
   const Rank rank = link->peer().rank;
   if (links_[rank]) {
     return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
@@ -44,7 +44,7 @@ void Linker::adopt(std::unique_ptr<Link> link, const Lane& lane) {
   if (links_[rank] && handler_) handler_(rank, *links_[rank]);
 }
 
-void Linker::dial(Rank rank, const Deadline& deadline) {
+void LinkTable::dial(Rank rank, const Deadline& deadline) {
   const auto address = Address::parse(places_[rank].address);
   if (!address) {
     failure_ = address.error();
@@ -61,8 +61,8 @@ void Linker::dial(Rank rank, const Deadline& deadline) {
   }
 }
 
-Result<> Linker::link_with(const std::vector<Rank>& ranks, const Deadline& deadline,
-                           const std::function<std::optional<Error>()>& interrupted) {
+Result<> LinkTable::link_with(const std::vector<Rank>& ranks, const Deadline& deadline,
+                              const std::function<std::optional<Error>()>& interrupted) {
   const auto linked = [&] {
     return std::all_of(ranks.begin(), ranks.end(), [&](Rank r) { return links_[r] != nullptr; });
   };
@@ -83,7 +83,7 @@ Result<> Linker::link_with(const std::vector<Rank>& ranks, const Deadline& deadl
   return tl::unexpected(missing(ranks));
 }
 
-Error Linker::missing(const std::vector<Rank>& ranks) const {
+Error LinkTable::missing(const std::vector<Rank>& ranks) const {
   std::string names;
   Rank first = kNoRank;
   for (const Rank rank : ranks) {

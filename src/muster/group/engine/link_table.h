@@ -16,7 +16,7 @@ namespace muster {
 
 /// The links of one rank, as they come to be: of two ranks the higher dials and the lower accepts, when the group forms
 /// or when a schedule first needs the link. Used by whoever drives the loop.
-class Linker {
+class LinkTable {
  public:
   /// Where a rank listens, and how it is reached.
   struct Place {
@@ -28,9 +28,9 @@ class Linker {
   using Handler = std::function<void(Rank rank, Link& link)>;
 
   /// `tcp_streams`: connections that a link over TCP is made of.
-  Linker(Loop& loop, LinkIdentity identity, int tcp_streams);
-  Linker(const Linker&) = delete;
-  Linker& operator=(const Linker&) = delete;
+  LinkTable(Loop& loop, LinkIdentity identity, int tcp_streams);
+  LinkTable(const LinkTable&) = delete;
+  LinkTable& operator=(const LinkTable&) = delete;
 
   /// What this rank listens at; kept open until stop().
   Result<std::string> listen(const Address& address, Transport transport);

@@ -8,7 +8,7 @@
 
 namespace muster {
 
-Fd watch_process(Loop& loop, const Member& self, const Member& peer, std::function<void()> died) {
+Fd watch_process(Loop& loop, const RankInfo& self, const RankInfo& peer, std::function<void()> died) {
   if (!self.shares_processes_with(peer) || peer.pid == self.pid) return {};
   Fd process(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
   if (!process) return {};

@@ -17,6 +17,6 @@ inline constexpr Duration kLastWords = std::chrono::milliseconds(500);
 /// peer's sockets open beyond its death; the kernel tells of the death itself. The result is what the loop watches, and
 /// what to unwatch. Empty where there is nothing to watch: another host, this very process, an old kernel, or gone
 /// already; then its links say so.
-Fd watch_process(Loop& loop, const Member& self, const Member& peer, std::function<void()> died);
+Fd watch_process(Loop& loop, const RankInfo& self, const RankInfo& peer, std::function<void()> died);
 
 }  // namespace muster

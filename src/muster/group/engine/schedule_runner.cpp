@@ -8,7 +8,7 @@ namespace muster {
 namespace {
 
 /// Plans that are kept. A training step repeats fewer shapes than this; more would only make the search longer.
-constexpr size_t kMostPlans = 64;
+constexpr size_t kMaxPlans = 64;
 /// A plan of more steps is not kept beside others: the memory would be a surprise.
 constexpr size_t kMostSteps = 1 << 18;
 
@@ -30,13 +30,13 @@ auto shape(P& problem) {
 
 }  // namespace
 
-void Passage::choose_by(const Tuning& tuning, std::string kind, int ranks_per_host) {
+void ScheduleRunner::choose_by(const Tuning& tuning, std::string kind, int ranks_per_host) {
   tuning_ = tuning;
   kind_ = std::move(kind);
   ranks_per_host_ = ranks_per_host;
 }
 
-Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int size) {
+Result<const Schedule*> ScheduleRunner::plan(const Operation& operation, Rank self, int size) {
   ++calls_;
   const Shape wanted = shape(operation, self, size);
   for (last_ = 0; last_ < plans_.size(); ++last_) {
@@ -44,7 +44,7 @@ Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int
     plans_[last_].used = calls_;
     return &plans_[last_].prepared.schedule();
   }
-  Problem problem;
+  CollectiveSpec problem;
   shape(problem) = wanted;
   tuning_.apply(problem, kind_, ranks_per_host_);
   MUSTER_ASSIGN(Schedule schedule, muster::plan(problem));
@@ -52,17 +52,17 @@ Result<const Schedule*> Passage::plan(const Operation& operation, Rank self, int
   return &plans_[last_].prepared.schedule();
 }
 
-void Passage::follow(Schedule schedule) {
-  Problem nobodys;
+void ScheduleRunner::follow(Schedule schedule) {
+  CollectiveSpec nobodys;
   nobodys.size = 0;
   keep({std::move(nobodys), PreparedSchedule(std::move(schedule)), ++calls_});
 }
 
 /// Behind the others, or in the place of the one that was not used for longest.
-void Passage::keep(Plan plan) {
+void ScheduleRunner::keep(Plan plan) {
   size_t steps = 0;
   for (const Plan& each : plans_) steps += each.prepared.schedule().steps.size();
-  if (plans_.empty() || (plans_.size() < kMostPlans && steps < kMostSteps)) {
+  if (plans_.empty() || (plans_.size() < kMaxPlans && steps < kMostSteps)) {
     last_ = plans_.size();
     plans_.push_back(std::move(plan));
     return;
@@ -73,7 +73,7 @@ void Passage::keep(Plan plan) {
   *oldest = std::move(plan);
 }
 
-void Passage::begin(const Operation& operation, std::span<Link* const> links) {
+void ScheduleRunner::begin(const Operation& operation, std::span<Link* const> links) {
   PreparedSchedule& prepared = plans_[last_].prepared;
   if (scratch_.size() < prepared.schedule().scratch_bytes) scratch_.resize(prepared.schedule().scratch_bytes);
   links_ = links;
@@ -83,7 +83,7 @@ void Passage::begin(const Operation& operation, std::span<Link* const> links) {
       [this](Result<> result) { outcome_ = std::move(result); }, &operation.said());
 }
 
-std::vector<Rank> Passage::waiting_for() const {
+std::vector<Rank> ScheduleRunner::waiting_for() const {
   std::vector<Rank> ranks;
   for (const Rank rank : plans_[last_].prepared.waiting_for()) ranks.push_back(links_[rank]->peer().rank);
   return ranks;

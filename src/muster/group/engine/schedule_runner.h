@@ -15,7 +15,7 @@ namespace muster {
 
 /// Operations over links, one at a time: plans them, keeps the plans of the calls that repeat, and owns the scratch
 /// memory. Driven by the links' loop.
-class Passage {
+class ScheduleRunner {
  public:
   /// How plans are chosen: for links of a kind ("tcp", "unix", "shm"), with so many ranks on a host. Alike at all
   /// ranks; to be told before the first call.
@@ -40,7 +40,7 @@ class Passage {
 
  private:
   struct Plan {
-    Problem problem;
+    CollectiveSpec problem;
     PreparedSchedule prepared;
     uint64_t used;  ///< when, counted in calls
   };

@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-/// Of what else a rank listens for beside its abstract Unix address: "-team", "-messages".
+/// Of what else a rank listens for beside its abstract Unix address: "-host communicator", "-messages".
 Address beside(const std::string& local_address, const std::string& what) {
   return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + what);
 }
@@ -41,7 +41,7 @@ Result<std::vector<Transport>> parse_transports(const std::string& text) {
 /// Forms one mesh; lives as long as that takes.
 class MeshBuilder {
  public:
-  MeshBuilder(Store& store, const Membership& membership, const GroupOptions& options, const Deadline& deadline)
+  MeshBuilder(Store& store, const GroupSpec& membership, const GroupOptions& options, const Deadline& deadline)
       : membership_(membership), options_(options), deadline_(deadline), rendezvous_(store, membership) {}
 
   Result<Mesh> build() {
@@ -51,11 +51,11 @@ class MeshBuilder {
     MUSTER_TRY(choose_transports());
     MUSTER_TRY(open_tcp());
     MUSTER_TRY(link_up());
-    MUSTER_TRY(share_team());
-    mesh_.linker->on_link(nullptr);
+    MUSTER_TRY(share_host_comm());
+    mesh_.link_table->on_link(nullptr);
     // With all links there is nothing left to listen for. Else who dials while the group dies still has to hear why.
-    if (membership_.size <= kMostFullMesh) mesh_.linker->stop();
-    place_messengers();
+    if (membership_.size <= kMaxFullMesh) mesh_.link_table->stop();
+    place_p2p_engines();
     mesh_.transport = transport();
     return std::move(mesh_);
   }
@@ -64,11 +64,11 @@ class MeshBuilder {
   bool leads() const { return membership_.rank == 0; }
   /// The ranks of this host.
   const std::vector<Rank>& locals() const { return mesh_.topology.hosts[mesh_.topology.host_of[membership_.rank]]; }
-  bool has_team() const { return locals().size() > 1; }
+  bool has_host_comm() const { return locals().size() > 1; }
   bool leads_host() const { return locals().front() == membership_.rank; }
 
   Result<> introduce() {
-    Member self;
+    RankInfo self;
     self.rank = membership_.rank;
     self.size = membership_.size;
     self.pid = getpid();
@@ -88,22 +88,22 @@ class MeshBuilder {
     mesh_.name = rendezvous_.membership().name;
     mesh_.topology = Topology(mesh_.members);
     MUSTER_ASSIGN(mesh_.tuning, Tuning::decode(mesh_.members[0].tuning));
-    return has_team() && leads_host() ? offer_team() : Result<>{};
+    return has_host_comm() && leads_host() ? offer_host_comm() : Result<>{};
   }
 
   /// False: the group that has this name now is over; there may be a next one.
-  Result<bool> meet(Member& self) {
+  Result<bool> meet(RankInfo& self) {
     do {
       fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
     } while (self.gave_up());
     identity_ = LinkIdentity{membership_.rank, membership_.size, rendezvous_.membership().name, membership_.generation,
                              options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
-    MUSTER_ASSIGN(mesh_.messenger, Messenger::create(identity_, options_.tcp_streams));
-    mesh_.linker = std::make_unique<Linker>(*mesh_.loop, identity_, options_.tcp_streams);
+    MUSTER_ASSIGN(mesh_.p2p, P2pEngine::create(identity_, options_.tcp_streams));
+    mesh_.link_table = std::make_unique<LinkTable>(*mesh_.loop, identity_, options_.tcp_streams);
     // Whoever is lost while the group still forms ends the forming. (The group sets its own handler afterwards, which
     // hears of links that have ended, too.)
-    mesh_.linker->on_link([this](Rank, Link& link) {
+    mesh_.link_table->on_link([this](Rank, Link& link) {
       link.on_close([this](const Error& why) {
         if (!had_formed(why) && !error_) error_ = why;
       });
@@ -122,7 +122,7 @@ class MeshBuilder {
   }
 
   /// Whoever can use the store may join the group: the store is what vouches for the ranks when the job has no secret.
-  Result<> agree_on_secret(Member& self) {
+  Result<> agree_on_secret(RankInfo& self) {
     if (leads()) {
       self.secret = generate_secret();
       identity_.credentials.secret = self.secret;
@@ -147,15 +147,15 @@ class MeshBuilder {
     std::array<uint8_t, 12> name;
     fill_unguessable(name);
     const Address address = Address::unix_abstract("muster-" + to_hex(name));
-    MUSTER_ASSIGN(local_address_, mesh_.linker->listen(address, *local));
-    MUSTER_TRY(mesh_.messenger->listen(beside(local_address_, "-messages"), *local));
+    MUSTER_ASSIGN(local_address_, mesh_.link_table->listen(address, *local));
+    MUSTER_TRY(mesh_.p2p->listen(beside(local_address_, "-messages"), *local));
     return {};
   }
 
   Result<> choose_transports() {
-    const Member& self = mesh_.members[membership_.rank];
+    const RankInfo& self = mesh_.members[membership_.rank];
     const bool tcp_allowed = std::count(allowed_.begin(), allowed_.end(), Transport::kTcp) != 0;
-    for (const Member& member : mesh_.members) {
+    for (const RankInfo& member : mesh_.members) {
       const bool local = !local_address_.empty() && !member.local_address.empty() && member.domain == self.domain;
       chosen_.push_back(local ? local_transport_ : Transport::kTcp);
       if (member.rank == self.rank || local) continue;
@@ -173,15 +173,15 @@ class MeshBuilder {
   /// Only a group that spans hosts opens a port: the second round is theirs alone. All ranks see the same members, so
   /// all agree on whether there is one.
   Result<> open_tcp() {
-    const bool one_host = std::all_of(mesh_.members.begin(), mesh_.members.end(), [this](const Member& member) {
+    const bool one_host = std::all_of(mesh_.members.begin(), mesh_.members.end(), [this](const RankInfo& member) {
       return member.domain == mesh_.members[0].domain;
     });
     if (one_host && !needs_tcp_) return {};
     std::string mine;
     if (needs_tcp_) {
       MUSTER_ASSIGN(const auto address, tcp_address(one_host));
-      MUSTER_ASSIGN(const auto links, mesh_.linker->listen(address, Transport::kTcp));
-      MUSTER_ASSIGN(const auto messages, mesh_.messenger->listen(address, Transport::kTcp));
+      MUSTER_ASSIGN(const auto links, mesh_.link_table->listen(address, Transport::kTcp));
+      MUSTER_ASSIGN(const auto messages, mesh_.p2p->listen(address, Transport::kTcp));
       mine = links + " " + messages;
     }
     MUSTER_ASSIGN(const auto addresses, rendezvous_.exchange("tcp", mine, deadline_));
@@ -200,13 +200,13 @@ class MeshBuilder {
 
   /// Whether two ranks are linked when the group forms.
   bool linked_at_once(Rank low, Rank high) const {
-    return membership_.size <= kMostFullMesh || tree_parent(high) == low;
+    return membership_.size <= kMaxFullMesh || tree_parent(high) == low;
   }
 
   Result<> link_up() {
-    std::vector<Linker::Place> places;
+    std::vector<LinkTable::Place> places;
     std::vector<Rank> others;
-    for (const Member& member : mesh_.members) {
+    for (const RankInfo& member : mesh_.members) {
       const Rank rank = member.rank;
       const bool tcp = chosen_[rank] == Transport::kTcp;
       const std::string address = !tcp ? member.local_address : tcp_addresses_.empty() ? "" : tcp_addresses_[rank];
@@ -214,12 +214,12 @@ class MeshBuilder {
       if (rank == membership_.rank) continue;
       if (linked_at_once(std::min(rank, membership_.rank), std::max(rank, membership_.rank))) others.push_back(rank);
     }
-    mesh_.linker->set_places(std::move(places));
-    return mesh_.linker->link_with(others, deadline_, [this] { return error_; });
+    mesh_.link_table->set_places(std::move(places));
+    return mesh_.link_table->link_with(others, deadline_, [this] { return error_; });
   }
 
-  void place_messengers() {
-    for (const Member& member : mesh_.members) {
+  void place_p2p_engines() {
+    for (const RankInfo& member : mesh_.members) {
       const bool tcp = chosen_[member.rank] == Transport::kTcp;
       // Without a network there is one rank, or all are local.
       const std::string address = !tcp                         ? beside(member.local_address, "-messages").to_string()
@@ -230,9 +230,9 @@ class MeshBuilder {
   }
 
   std::string transport() const {
-    if (mesh_.team_memory && mesh_.topology.hosts.size() == 1) return "shm";
+    if (mesh_.host_comm_memory && mesh_.topology.hosts.size() == 1) return "shm";
     std::set<std::string> kinds;
-    for (const Member& member : mesh_.members) {
+    for (const RankInfo& member : mesh_.members) {
       if (member.rank != membership_.rank) kinds.insert(name(chosen_[member.rank]));
     }
     std::string text;
@@ -240,20 +240,20 @@ class MeshBuilder {
     return text.empty() ? "self" : text;
   }
 
-  /// The host's first rank makes the team's memory and hands it, over a Unix socket of its own, to each rank that asks.
-  /// Without memory it hands out nothing: then the group does without.
-  Result<> offer_team() {
-    auto memory = Team::allocate(static_cast<int>(locals().size()));
+  /// The host's first rank makes the host communicator's memory and hands it, over a Unix socket of its own, to each
+  /// rank that asks. Without memory it hands out nothing: then the group does without.
+  Result<> offer_host_comm() {
+    auto memory = HostComm::allocate(static_cast<int>(locals().size()));
     if (memory) {
-      mesh_.team_memory = std::move(*memory);
+      mesh_.host_comm_memory = std::move(*memory);
     } else if (memory.error().code == ErrorCode::kResourceExhausted) {
-      mesh_.no_team_memory = std::move(memory.error());
+      mesh_.no_host_comm_memory = std::move(memory.error());
     } else {
       return tl::unexpected(std::move(memory.error()));
     }
     Acceptor::Options options;
     options.credentials.secret = identity_.credentials.secret;
-    MUSTER_ASSIGN(team_acceptor_,
+    MUSTER_ASSIGN(host_comm_acceptor_,
                   Acceptor::create(*mesh_.loop, beside(local_address_, "-team"), options,
                                    [this](Connection connection) { await_request(std::move(connection)); }));
     return {};
@@ -263,7 +263,7 @@ class MeshBuilder {
   /// nobody would take it.
   void await_request(Connection connection) {
     const int fd = connection.stream->fd();
-    team_connections_.push_back(std::move(connection));
+    host_comm_connections_.push_back(std::move(connection));
     const auto watched = mesh_.loop->watch(fd, EPOLLIN, [this, fd](uint32_t) { answer_request(fd); });
     if (!watched && !error_) error_ = watched.error();
   }
@@ -271,31 +271,31 @@ class MeshBuilder {
   /// A connection that ends without a request was nobody's: whether a rank is lost, its links tell.
   void answer_request(int fd) {
     const auto connection =
-        std::ranges::find(team_connections_, fd, [](const Connection& each) { return each.stream->fd(); });
+        std::ranges::find(host_comm_connections_, fd, [](const Connection& each) { return each.stream->fd(); });
     uint8_t request = 0;
     const iovec segment{&request, 1};
     const auto got = connection->stream->read({&segment, 1});
     if (got && *got == 0) return;  // it has yet to come
     mesh_.loop->unwatch(fd);
     if (!got) {
-      team_connections_.erase(connection);
+      host_comm_connections_.erase(connection);
       return;
     }
-    const auto sent = send_fd(fd, mesh_.team_memory.get(), deadline_);
+    const auto sent = send_fd(fd, mesh_.host_comm_memory.get(), deadline_);
     if (!sent && !error_) error_ = sent.error();
-    ++team_given_;
+    ++host_comm_given_;
   }
 
-  Result<> share_team() {
-    if (!has_team()) return {};
-    if (!leads_host()) return receive_team();
+  Result<> share_host_comm() {
+    if (!has_host_comm()) return {};
+    if (!leads_host()) return receive_host_comm();
     const size_t others = locals().size() - 1;
-    const auto given = mesh_.loop->run_until([&] { return team_given_ == others || error_; }, deadline_);
+    const auto given = mesh_.loop->run_until([&] { return host_comm_given_ == others || error_; }, deadline_);
     if (error_) return tl::unexpected(*error_);
     return given;
   }
 
-  Result<> receive_team() {
+  Result<> receive_host_comm() {
     std::optional<Result<Connection>> connected;
     DialOptions options;
     options.retry = true;  // it listens once it knows the members
@@ -308,16 +308,16 @@ class MeshBuilder {
     uint8_t request = 1;
     const iovec segment{&request, 1};
     MUSTER_TRY(stream.write({&segment, 1}));
-    MUSTER_ASSIGN(mesh_.team_memory, receive_fd(stream.fd(), deadline_));
-    if (!mesh_.team_memory) {
-      const Member& leader = mesh_.members[locals().front()];
-      mesh_.no_team_memory =
+    MUSTER_ASSIGN(mesh_.host_comm_memory, receive_fd(stream.fd(), deadline_));
+    if (!mesh_.host_comm_memory) {
+      const RankInfo& leader = mesh_.members[locals().front()];
+      mesh_.no_host_comm_memory =
           Error{ErrorCode::kResourceExhausted, leader.to_string() + " has no memory for it", leader.rank, {}};
     }
     return {};
   }
 
-  const Membership& membership_;
+  const GroupSpec& membership_;
   const GroupOptions& options_;
   Deadline deadline_;
   Rendezvous rendezvous_;
@@ -329,15 +329,15 @@ class MeshBuilder {
   bool needs_tcp_ = false;
   std::vector<std::string> tcp_addresses_, message_addresses_;  ///< by rank
   Mesh mesh_;
-  std::unique_ptr<Acceptor> team_acceptor_;
-  std::vector<Connection> team_connections_;
-  size_t team_given_ = 0;
+  std::unique_ptr<Acceptor> host_comm_acceptor_;
+  std::vector<Connection> host_comm_connections_;
+  size_t host_comm_given_ = 0;
   std::optional<Error> error_;
 };
 
 }  // namespace
 
-Result<Mesh> form_mesh(Store& store, const Membership& membership, const GroupOptions& options,
+Result<Mesh> form_mesh(Store& store, const GroupSpec& membership, const GroupOptions& options,
                        const Deadline& deadline) {
   return MeshBuilder(store, membership, options, deadline).build();
 }

@@ -19,7 +19,7 @@ std::vector<Key> keys(const std::string& topic, int size) {
   return all;
 }
 
-std::unique_ptr<Store> keys_of(const Membership& membership, Store& store) {
+std::unique_ptr<Store> keys_of(const GroupSpec& membership, Store& store) {
   return prefix_store(fmt::format("muster/group/{}/{}", membership.name, membership.generation), store);
 }
 
@@ -37,7 +37,7 @@ constexpr Duration kQuietWait = std::chrono::seconds(10);
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Membership membership)
+Rendezvous::Rendezvous(Store& store, GroupSpec membership)
     : base_(store),
       membership_(std::move(membership)),
       name_(membership_.name),
@@ -46,11 +46,11 @@ Rendezvous::Rendezvous(Store& store, Membership membership)
 
 bool Rendezvous::large() const { return membership_.size > kMostReaders; }
 
-Result<bool> Rendezvous::announce(const Member& self, const Deadline& deadline) {
+Result<bool> Rendezvous::announce(const RankInfo& self, const Deadline& deadline) {
   const Bytes record = encode(self);
   MUSTER_ASSIGN(const auto stored, store_->compare_set(key("member", self.rank), {}, record, deadline));
   if (stored == record) return true;
-  const auto other = parse_member(stored);
+  const auto other = parse_rank_info(stored);
   if (other) {
     MUSTER_ASSIGN(const bool over, is_over(*other, deadline));
     if (over && number_ == 1 && !other->gave_up()) holder_ = other->to_string();
@@ -63,7 +63,7 @@ Result<bool> Rendezvous::announce(const Member& self, const Deadline& deadline) 
 }
 
 /// For whoever comes now; `holder` is one of its ranks.
-Result<bool> Rendezvous::is_over(const Member& holder, const Deadline& deadline) {
+Result<bool> Rendezvous::is_over(const RankInfo& holder, const Deadline& deadline) {
   if (holder.gave_up()) return true;
   if (holder.size <= 0) return fail(ErrorCode::kProtocol, "a rank's record has no size");
   return store_->check(holder.size > kMostReaders ? std::vector<Key>{list("member")} : keys("member", holder.size),
@@ -85,9 +85,9 @@ Result<> Rendezvous::go_on(const Deadline& deadline) {
   return {};
 }
 
-void Rendezvous::give_up(const Member& self) {
-  Member gone = self;
-  gone.instance = Member::kGaveUp;
+void Rendezvous::give_up(const RankInfo& self) {
+  RankInfo gone = self;
+  gone.instance = RankInfo::kGaveUp;
   const Deadline deadline = Deadline::after(kLastQuestion);
   // The store may be what failed.
   (void)store_->compare_set(key("member", self.rank), encode(self), encode(gone), deadline);
@@ -108,17 +108,17 @@ Result<> Rendezvous::await(const std::vector<Key>& keys, const Deadline& deadlin
   return {};
 }
 
-Result<Member> Rendezvous::leader(const Deadline& deadline) {
+Result<RankInfo> Rendezvous::leader(const Deadline& deadline) {
   MUSTER_TRY(await({key("member", 0)}, deadline));
   const auto record = store_->get(key("member", 0), deadline);
   if (!record) return tl::unexpected(missing("member", record.error()));
-  return parse_member(*record);
+  return parse_rank_info(*record);
 }
 
-Result<std::optional<std::vector<Member>>> Rendezvous::members(const Deadline& deadline) {
+Result<std::optional<std::vector<RankInfo>>> Rendezvous::members(const Deadline& deadline) {
   // Rank 0 first: a rank that expects more ranks than there are learns it at once, not at the deadline.
   MUSTER_ASSIGN(const auto first, leader(deadline));
-  const auto check = [this](const Member& member) -> Result<> {
+  const auto check = [this](const RankInfo& member) -> Result<> {
     if (member.size == membership_.size) return {};
     return fail(ErrorCode::kMismatch,
                 fmt::format("{} says that the world size is {}, rank {} says {}; start all with the same",
@@ -134,10 +134,10 @@ Result<std::optional<std::vector<Member>>> Rendezvous::members(const Deadline& d
   MUSTER_ASSIGN(const auto records, collect("member", deadline));
   if (records.empty()) return std::nullopt;
   bool over = false;
-  std::vector<Member> members;
+  std::vector<RankInfo> members;
   members.reserve(records.size());
   for (const Bytes& record : records) {
-    MUSTER_ASSIGN(auto member, parse_member(record));
+    MUSTER_ASSIGN(auto member, parse_rank_info(record));
     MUSTER_TRY(check(member));
     if (member.rank != static_cast<Rank>(members.size())) {
       return fail(ErrorCode::kProtocol, fmt::format("the record of rank {} is another's", members.size()));

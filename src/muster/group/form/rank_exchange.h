@@ -20,36 +20,36 @@ namespace muster {
 /// the next. The first group of a name costs nothing more for this; a later one costs each rank four round trips or so.
 class Rendezvous {
  public:
-  Rendezvous(Store& store, Membership membership);
+  Rendezvous(Store& store, GroupSpec membership);
 
   /// With the name by which the group forms now.
-  const Membership& membership() const { return membership_; }
+  const GroupSpec& membership() const { return membership_; }
 
   /// False: this group is over, go_on(). kAlreadyExists when another process has announced the same rank: names it.
-  Result<bool> announce(const Member& self, const Deadline& deadline);
+  Result<bool> announce(const RankInfo& self, const Deadline& deadline);
   /// Waits for rank 0's record.
-  Result<Member> leader(const Deadline& deadline);
+  Result<RankInfo> leader(const Deadline& deadline);
   /// Waits for all records, in rank order. None: this group is over, go_on(). kMismatch when a size differs; kTimeout
   /// names the ranks that did not come.
-  Result<std::optional<std::vector<Member>>> members(const Deadline& deadline);
+  Result<std::optional<std::vector<RankInfo>>> members(const Deadline& deadline);
   /// To the next group of this name.
   Result<> go_on(const Deadline& deadline);
   /// Of a rank that announced itself: tells those that come later, so that they meet its next attempt.
-  void give_up(const Member& self);
+  void give_up(const RankInfo& self);
   /// A second round for those who need more than the first told: every rank gives a text, all get all.
   Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
                                             const Deadline& deadline);
 
  private:
   bool large() const;
-  Result<bool> is_over(const Member& holder, const Deadline& deadline);
+  Result<bool> is_over(const RankInfo& holder, const Deadline& deadline);
   Result<> await(const std::vector<Key>& keys, const Deadline& deadline);
   Result<std::vector<Bytes>> collect(const std::string& topic, const Deadline& deadline);
   Result<std::vector<Bytes>> read_each(const std::string& topic, const Deadline& deadline);
   Error missing(const std::string& topic, const Error& cause);
 
   Store& base_;
-  Membership membership_;
+  GroupSpec membership_;
   std::string name_;  ///< of all groups that this may be one of
   uint64_t number_ = 1;
   std::string holder_;  ///< who had this rank in the first group; empty: nobody

@@ -60,7 +60,7 @@ void MessageChannel::reject(const std::string& what) {
 
 void MessageChannel::end(const Error& why) {
   if (std::exchange(ended_, true)) return;
-  office_.ended(*this, why);
+  delegate_.ended(*this, why);
 }
 
 }  // namespace muster

@@ -15,10 +15,10 @@ namespace muster {
 class MessageChannel;
 
 /// Messages between two ranks that are announced and not yet taken: more are refused at both ends.
-inline constexpr size_t kMostOffers = 1 << 16;
+inline constexpr size_t kMaxRequests = 1 << 16;
 
-/// What channels ask of the messenger that owns them.
-class MessageOffice {
+/// What channels ask of the P2P engine that owns them.
+class P2pDelegate {
  public:
   virtual void finish(const MessagePtr& operation, Result<> result) = 0;
   /// The channel's link has ended, and everything that came before was read.
@@ -27,11 +27,11 @@ class MessageOffice {
   virtual void copied(int change) = 0;
 
  protected:
-  ~MessageOffice() = default;
+  ~P2pDelegate() = default;
 };
 
 /// One end of a link that carries the messages of one rank to another (messenger_wire.cpp). Not thread-safe: used under
-/// the messenger's lock by whoever drives its loop.
+/// the P2P engine's lock by whoever drives its loop.
 class MessageChannel {
  public:
   virtual ~MessageChannel() = default;
@@ -44,7 +44,7 @@ class MessageChannel {
   void close(const Error& why);
 
  protected:
-  MessageChannel(MessageOffice& office, Rank peer) : office_(office), peer_(peer) {}
+  MessageChannel(P2pDelegate& delegate, Rank peer) : delegate_(delegate), peer_(peer) {}
 
   void begin(std::unique_ptr<Link> link);
   /// A header, and behind it the given stretches, which stay where they are until `written`. After the link has ended
@@ -58,7 +58,7 @@ class MessageChannel {
   /// The peer does not keep to the protocol.
   void reject(const std::string& what);
 
-  MessageOffice& office_;
+  P2pDelegate& delegate_;
 
  private:
   /// A header must stay where it is until it has gone.

@@ -11,7 +11,7 @@ void IncomingMessages::handle(const MessageHeader& header) {
     case MessageKind::kEager:
       return on_eager(header);
     case MessageKind::kOffer:
-      return on_offer(header);
+      return on_request_to_send(header);
     case MessageKind::kData:
       return on_data(header);
     default:
@@ -33,7 +33,7 @@ void IncomingMessages::on_eager(const MessageHeader& header) {
   receive->matched = true;
   receive->source = peer();
   read_payload(segments_of<Segment>(receive->data, 0, header.bytes), [this, receive] {
-    office_.finish(receive, {});
+    delegate_.finish(receive, {});
     read_header();
   });
 }
@@ -65,7 +65,7 @@ void IncomingMessages::deliver(UnexpectedMessage& message, const MessagePtr& rec
   used(message.header);
   if (!suits(message.header, receive)) return;
   receive->data.write(0, message.payload.data(), message.payload.size());
-  office_.finish(receive, {});
+  delegate_.finish(receive, {});
 }
 
 /// Whether the message has the length and the dtype of the receive; else the receive ends.
@@ -77,15 +77,15 @@ bool IncomingMessages::suits(const MessageHeader& header, const MessagePtr& rece
                                                  name(header.dtype), header.tag, name(receive->data.dtype()))
                                    : fmt::format("rank {} sent {} bytes with tag {}, the receive takes {}", peer(),
                                                  header.bytes, header.tag, receive->data.bytes());
-  office_.finish(receive, fail(ErrorCode::kMismatch, what, peer()));
+  delegate_.finish(receive, fail(ErrorCode::kMismatch, what, peer()));
   return false;
 }
 
 // ---- long ones
 
-void IncomingMessages::on_offer(const MessageHeader& header) {
+void IncomingMessages::on_request_to_send(const MessageHeader& header) {
   if (header.id != last_id_ + 1) return reject("it offers messages out of order");
-  if (++offers_ > kMostOffers) return reject("it offers too many messages");
+  if (++offers_ > kMaxRequests) return reject("it offers too many messages");
   last_id_ = header.id;
   const auto message = std::make_shared<UnexpectedMessage>(UnexpectedMessage{this, header, {}, false, nullptr});
   if (const MessagePtr receive = matcher_.arrive(peer(), header.tag, message)) deliver(*message, receive);
@@ -95,17 +95,17 @@ void IncomingMessages::on_offer(const MessageHeader& header) {
 void IncomingMessages::accept(const MessageHeader& offer, const MessagePtr& receive) {
   if (!suits(offer, receive)) {
     --offers_;
-    return write({MessageKind::kRefuse, 0, offer.id, receive->data.bytes(), pay(), receive->data.dtype()});
+    return write({MessageKind::kRefuse, 0, offer.id, receive->data.bytes(), take_credit(), receive->data.dtype()});
   }
   if (offer.bytes == 0) {
     --offers_;
-    office_.finish(receive, {});
+    delegate_.finish(receive, {});
   } else {
     receive->matched = true;
     receive->id = offer.id;
     accepted_.emplace(offer.id, receive);
   }
-  write({MessageKind::kAccept, 0, offer.id, 0, pay()});
+  write({MessageKind::kAccept, 0, offer.id, 0, take_credit()});
 }
 
 void IncomingMessages::on_data(const MessageHeader& header) {
@@ -119,16 +119,16 @@ void IncomingMessages::on_data(const MessageHeader& header) {
     if (receive->moved == receive->data.bytes()) {
       accepted_.erase(receive->id);
       --offers_;
-      office_.finish(receive, {});
+      delegate_.finish(receive, {});
     }
     read_header();
   });
 }
 
 /// What is given back with the next words to the sender.
-uint64_t IncomingMessages::pay() {
-  out_ -= owed_;
-  return std::exchange(owed_, 0);
+uint64_t IncomingMessages::take_credit() {
+  out_ -= credit_owed_;
+  return std::exchange(credit_owed_, 0);
 }
 
 }  // namespace muster

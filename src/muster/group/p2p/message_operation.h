@@ -7,7 +7,7 @@
 namespace muster {
 
 /// A send or a receive that was asked for: its Work, and how far it is. Shared by the caller's Work and those who move
-/// it; guarded by the messenger's lock.
+/// it; guarded by the P2P engine's lock.
 struct MessageOperation : Work::State {
   bool receives = false;
   Rank peer = kNoRank;  ///< a receive's may be kAnyRank: who it is, `source` tells once it is matched
@@ -21,7 +21,7 @@ struct MessageOperation : Work::State {
   uint64_t id = 0;       ///< of the message, once it is offered
   bool copied = false;   ///< a send that was done before it had a link: its bytes are in `copy`
   Bytes copy;
-  size_t place = 0;      ///< among the messenger's pending operations
+  size_t place = 0;  ///< among the P2P engine's pending operations
 
   /// "receive from rank 3 with tag 7 (float32[12])".
   std::string to_string() const;

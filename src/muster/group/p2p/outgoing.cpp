@@ -18,11 +18,11 @@ bool is_short(const MessageOperation& operation) { return operation.data.bytes()
 }  // namespace
 
 void OutgoingMessages::send(const MessagePtr& operation) {
-  if (waiting_.size() + offered_.size() >= kMostOffers) {
-    return office_.finish(
+  if (waiting_.size() + offered_.size() >= kMaxRequests) {
+    return delegate_.finish(
         operation,
         fail(ErrorCode::kResourceExhausted,
-             fmt::format("{} messages to rank {} wait to be received; wait for some", kMostOffers, peer()), peer()));
+             fmt::format("{} messages to rank {} wait to be received; wait for some", kMaxRequests, peer()), peer()));
   }
   if (is_open()) return launch(operation);
   waiting_.push(operation);
@@ -32,11 +32,11 @@ void OutgoingMessages::send(const MessagePtr& operation) {
   operation->copy.resize(operation->data.bytes());
   operation->data.read(0, operation->copy.data(), operation->copy.size());
   ++copies_;
-  office_.copied(1);
-  office_.finish(operation, {});
+  delegate_.copied(1);
+  delegate_.finish(operation, {});
 }
 
-void OutgoingMessages::drop_copies() { office_.copied(-std::exchange(copies_, 0)); }
+void OutgoingMessages::drop_copies() { delegate_.copied(-std::exchange(copies_, 0)); }
 
 void OutgoingMessages::abandon(const Error& why) {
   drop_copies();
@@ -70,11 +70,11 @@ void OutgoingMessages::launch_eager(const MessagePtr& operation) {
     return write(header, {&payload, 1}, [this, operation] {
       if (copies_ == 0) return;
       --copies_;
-      office_.copied(-1);
+      delegate_.copied(-1);
     });
   }
   write(header, segments_of<ConstSegment>(operation->data, 0, bytes),
-        [this, operation] { office_.finish(operation, {}); });
+        [this, operation] { delegate_.finish(operation, {}); });
 }
 
 void OutgoingMessages::handle(const MessageHeader& header) {
@@ -93,7 +93,7 @@ void OutgoingMessages::handle(const MessageHeader& header) {
 void OutgoingMessages::accepted(const MessagePtr& operation) {
   if (operation->data.bytes() == 0) {
     offered_.erase(operation->id);
-    return office_.finish(operation, {});
+    return delegate_.finish(operation, {});
   }
   operation->matched = true;
   accepted_.push(operation);
@@ -107,7 +107,7 @@ void OutgoingMessages::refused(const MessagePtr& operation, const MessageHeader&
       wanted.bytes == operation->data.bytes()
           ? fmt::format("the message is {}, rank {} receives {}", name(dtype), peer(), name(wanted.dtype))
           : fmt::format("the message has {} bytes, rank {} receives {}", operation->data.bytes(), peer(), wanted.bytes);
-  office_.finish(operation, fail(ErrorCode::kMismatch, fmt::format("{} with tag {}", what, operation->tag), peer()));
+  delegate_.finish(operation, fail(ErrorCode::kMismatch, fmt::format("{} with tag {}", what, operation->tag), peer()));
 }
 
 /// Sends the next piece of the first message that was accepted. One at a time is under way.
@@ -121,7 +121,7 @@ void OutgoingMessages::stream() {
     if (current->moved == current->data.bytes()) {
       accepted_.pop();
       offered_.erase(current->id);
-      office_.finish(current, {});
+      delegate_.finish(current, {});
     }
     if (!accepted_.empty()) stream();
   });

@@ -9,7 +9,7 @@ namespace muster {
 /// This rank's messages to one other.
 class OutgoingMessages final : public MessageChannel {
  public:
-  OutgoingMessages(MessageOffice& office, Rank to) : MessageChannel(office, to) {}
+  OutgoingMessages(P2pDelegate& delegate, Rank to) : MessageChannel(delegate, to) {}
   ~OutgoingMessages() override { drop_copies(); }
 
   /// Without a link, short messages are copied and count as sent, as far as the window goes; the others wait.

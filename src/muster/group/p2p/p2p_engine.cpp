@@ -14,7 +14,7 @@ namespace {
 /// A receive that has waited for so long looks whether its sender is there at all.
 constexpr Duration kProbeAfter = 100ms;
 /// More ranks than these are not probed for a receive from any of them.
-constexpr size_t kMostProbes = 32;
+constexpr size_t kMaxProbes = 32;
 /// The messages to a peer bring their own deadlines; the link may take its time.
 constexpr Duration kDialTime = std::chrono::hours(24);
 
@@ -26,16 +26,16 @@ LinkIdentity at(const Lane& lane, LinkIdentity self) {
 
 }  // namespace
 
-Result<std::shared_ptr<Messenger>> Messenger::create(LinkIdentity self, int tcp_streams) {
+Result<std::shared_ptr<P2pEngine>> P2pEngine::create(LinkIdentity self, int tcp_streams) {
   self.retry_refused = false;
-  std::shared_ptr<Messenger> messenger(new Messenger(std::move(self), tcp_streams));
-  MUSTER_ASSIGN(messenger->loop_, Loop::create());
-  return messenger;
+  std::shared_ptr<P2pEngine> p2p(new P2pEngine(std::move(self), tcp_streams));
+  MUSTER_ASSIGN(p2p->loop_, Loop::create());
+  return p2p;
 }
 
-Messenger::~Messenger() { close(); }
+P2pEngine::~P2pEngine() { close(); }
 
-Result<std::string> Messenger::listen(const Address& address, Transport transport) {
+Result<std::string> P2pEngine::listen(const Address& address, Transport transport) {
   const auto listen = transport == Transport::kShm ? listen_shm_links : listen_links;
   MUSTER_ASSIGN(auto listener, listen(*loop_, address, at({0, lanes(transport)}, self_),
                                       [this](std::unique_ptr<Link> link) { adopt(std::move(link)); }));
@@ -43,27 +43,27 @@ Result<std::string> Messenger::listen(const Address& address, Transport transpor
   return listeners_.back()->address();
 }
 
-void Messenger::begin(std::vector<Place> places) {
+void P2pEngine::begin(std::vector<Place> places) {
   const std::lock_guard lock(mutex_);
   places_ = std::move(places);
 }
 
-void Messenger::on_failure(FailureHandler handler) {
+void P2pEngine::on_failure(FailureHandler handler) {
   const std::lock_guard lock(mutex_);
   on_failure_ = std::move(handler);
 }
 
 // ---- operations
 
-Work Messenger::send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) {
+Work P2pEngine::send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) {
   Lock lock(mutex_);
   auto operation = begin_operation(false, std::move(data), to, tag, options);
   if (!operation) return Work(tl::unexpected(operation.error()));
   channel_to(to).send(*operation);
-  return conclude(lock, *operation, options);
+  return finish_call(lock, *operation, options);
 }
 
-Work Messenger::receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) {
+Work P2pEngine::receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) {
   Lock lock(mutex_);
   if (!dead_) loop_->run_pollers();  // the message may be there
   auto operation = begin_operation(true, std::move(data), from, tag, options);
@@ -79,10 +79,10 @@ Work Messenger::receive(BufferView data, Rank from, uint32_t tag, const CallOpti
   } else {
     probe_later(from);
   }
-  return conclude(lock, *operation, options);
+  return finish_call(lock, *operation, options);
 }
 
-Result<MessagePtr> Messenger::begin_operation(bool receives, BufferView data, Rank peer, uint32_t tag,
+Result<MessagePtr> P2pEngine::begin_operation(bool receives, BufferView data, Rank peer, uint32_t tag,
                                               const CallOptions& options) {
   auto operation = std::make_shared<MessageOperation>();
   operation->receives = receives;
@@ -110,18 +110,18 @@ Result<MessagePtr> Messenger::begin_operation(bool receives, BufferView data, Ra
   return operation;
 }
 
-Work Messenger::conclude(Lock& lock, const MessagePtr& operation, const CallOptions& options) {
+Work P2pEngine::finish_call(Lock& lock, const MessagePtr& operation, const CallOptions& options) {
   if (!options.async) {
     wait_until(
         lock, [&] { return operation->over; }, Deadline::never());
   }
-  if (has_work()) rouse();
+  if (has_work()) wake_thread();
   call_back(lock);
   if (operation->over && !operation->receives && operation->result) return Work(Result<>());
   return Work(operation);
 }
 
-void Messenger::finish(const MessagePtr& operation, Result<> result) {
+void P2pEngine::finish(const MessagePtr& operation, Result<> result) {
   if (operation->over) return;
   operation->over = true;
   pending_.back()->place = operation->place;
@@ -136,13 +136,13 @@ void Messenger::finish(const MessagePtr& operation, Result<> result) {
   if (waiting_ > 0) changed_.notify_all();
 }
 
-std::optional<Error> Messenger::send_failure(Rank to) const {
+std::optional<Error> P2pEngine::send_failure(Rank to) const {
   if (dead_) return dead_;
   const auto gone = gone_.find(to);
   return gone == gone_.end() ? std::nullopt : std::optional(gone->second);
 }
 
-std::optional<Error> Messenger::receive_failure(Rank from) const {
+std::optional<Error> P2pEngine::receive_failure(Rank from) const {
   if (dead_) return dead_;
   if (from != kAnyRank) return drained_.contains(from) ? send_failure(from) : std::nullopt;
   if (static_cast<int>(drained_.size()) < self_.size - 1) return std::nullopt;
@@ -151,10 +151,10 @@ std::optional<Error> Messenger::receive_failure(Rank from) const {
 
 // ---- links
 
-OutgoingMessages& Messenger::channel_to(Rank rank) {
+OutgoingMessages& P2pEngine::channel_to(Rank rank) {
   Outgoing& outgoing = outgoing_[rank];
   if (!outgoing.channel) {
-    outgoing.channel = std::make_unique<OutgoingMessages>(static_cast<MessageOffice&>(*this), rank);
+    outgoing.channel = std::make_unique<OutgoingMessages>(static_cast<P2pDelegate&>(*this), rank);
     const int count = lanes(places_[rank].transport);
     outgoing.dials.resize(count);
     for (int lane = 0; lane < count && !dead_; ++lane) dial(rank, lane);
@@ -163,7 +163,7 @@ OutgoingMessages& Messenger::channel_to(Rank rank) {
   return *outgoing.channel;
 }
 
-void Messenger::dial(Rank rank, int lane) {
+void P2pEngine::dial(Rank rank, int lane) {
   const Place& place = places_[rank];
   const auto address = Address::parse(place.address);
   if (!address) return die(address.error());
@@ -173,7 +173,7 @@ void Messenger::dial(Rank rank, int lane) {
       connect(*loop_, *address, at({lane, lanes(place.transport)}, self_), rank, Deadline::after(kDialTime), done);
 }
 
-void Messenger::dialled(Rank rank, int lane, Result<std::unique_ptr<Link>> link) {
+void P2pEngine::dialled(Rank rank, int lane, Result<std::unique_ptr<Link>> link) {
   if (dead_) return;
   Outgoing& outgoing = outgoing_[rank];
   outgoing.dials[lane].reset();
@@ -196,7 +196,7 @@ void Messenger::dialled(Rank rank, int lane, Result<std::unique_ptr<Link>> link)
   });
 }
 
-void Messenger::adopt(std::unique_ptr<Link> link) {
+void P2pEngine::adopt(std::unique_ptr<Link> link) {
   const Rank rank = link->peer().rank;
   if (dead_) return link->close(*dead_);
   if (incoming_.contains(rank)) {
@@ -208,13 +208,13 @@ void Messenger::adopt(std::unique_ptr<Link> link) {
   if (!whole) return;
   arriving_.erase(rank);
   auto& channel = incoming_[rank];
-  channel = std::make_unique<IncomingMessages>(static_cast<MessageOffice&>(*this), matcher_, rank);
+  channel = std::make_unique<IncomingMessages>(static_cast<P2pDelegate&>(*this), matcher_, rank);
   channel->open(std::move(whole));
 }
 
-void Messenger::watch_process(Rank rank) {
+void P2pEngine::watch_process(Rank rank) {
   if (processes_.contains(rank)) return;
-  const Member& member = places_[rank].member;
+  const RankInfo& member = places_[rank].member;
   Fd process = muster::watch_process(*loop_, places_[self_.rank].member, member, [this, rank] {
     if (dead_ || gone_.contains(rank)) return;
     die(Error{ErrorCode::kPeerLost, places_[rank].member.to_string() + " died", rank, {}});
@@ -222,7 +222,7 @@ void Messenger::watch_process(Rank rank) {
   if (process) processes_[rank] = std::move(process);
 }
 
-void Messenger::probe_later(Rank rank) {
+void P2pEngine::probe_later(Rank rank) {
   if (probing_ || incoming_.contains(rank)) return;
   probing_ = true;
   loop_->after(kProbeAfter, [this] {
@@ -232,7 +232,7 @@ void Messenger::probe_later(Rank rank) {
 }
 
 /// A link to the sender tells when it leaves, and refuses when it has.
-void Messenger::probe() {
+void P2pEngine::probe() {
   std::set<Rank> awaited;
   for (const MessagePtr& operation : pending_) {
     if (!operation->receives || operation->matched) continue;
@@ -242,13 +242,13 @@ void Messenger::probe() {
   awaited.erase(self_.rank);
   for (const Rank rank : awaited) {
     watch_process(rank);
-    if (awaited.size() <= kMostProbes && !incoming_.contains(rank) && !gone_.contains(rank)) (void)channel_to(rank);
+    if (awaited.size() <= kMaxProbes && !incoming_.contains(rank) && !gone_.contains(rank)) (void)channel_to(rank);
   }
 }
 
 // ---- failures
 
-void Messenger::ended(MessageChannel& channel, const Error& why) {
+void P2pEngine::ended(MessageChannel& channel, const Error& why) {
   if (dead_) return;
   const Rank rank = channel.peer();
   lost(rank, why);
@@ -257,14 +257,14 @@ void Messenger::ended(MessageChannel& channel, const Error& why) {
 }
 
 /// A link, or one of its lanes, has ended.
-void Messenger::lost(Rank rank, const Error& why) {
+void P2pEngine::lost(Rank rank, const Error& why) {
   if (dead_) return;
   why.code == ErrorCode::kLeft ? left(rank, why) : die(why);
 }
 
 /// What it has sent may still be on its way, or its link be in the hands of the listener. What goes to it ends: the
 /// link first, for the memory of an operation that is over belongs to its caller.
-void Messenger::left(Rank rank, const Error& why) {
+void P2pEngine::left(Rank rank, const Error& why) {
   if (!gone_.emplace(rank, why).second) return;
   if (const auto found = outgoing_.find(rank); found != outgoing_.end()) {
     Outgoing& outgoing = found->second;
@@ -283,7 +283,7 @@ void Messenger::left(Rank rank, const Error& why) {
 }
 
 /// Nothing more comes from the rank.
-void Messenger::end_receives(Rank rank) {
+void P2pEngine::end_receives(Rank rank) {
   drained_.insert(rank);
   matcher_.forget(rank, IncomingMessages::is_cut_off);
   const Error why = *receive_failure(rank);
@@ -298,7 +298,7 @@ void Messenger::end_receives(Rank rank) {
   }
 }
 
-void Messenger::end_all(const Error& why, const Error& to_peers) {
+void P2pEngine::end_all(const Error& why, const Error& to_peers) {
   dead_ = why;
   // The links first: the memory of an operation that is over belongs to its caller.
   for (auto& [rank, outgoing] : outgoing_) {
@@ -312,7 +312,7 @@ void Messenger::end_all(const Error& why, const Error& to_peers) {
   if (waiting_ > 0) changed_.notify_all();
 }
 
-void Messenger::die(const Error& why) {
+void P2pEngine::die(const Error& why) {
   if (dead_) return;
   end_all(why, why);
   if (!on_failure_) return;
@@ -321,19 +321,19 @@ void Messenger::die(const Error& why) {
   on_failure_ = nullptr;
 }
 
-void Messenger::abort(const Error& why) {
+void P2pEngine::abort(const Error& why) {
   Lock lock(mutex_);
   on_failure_ = nullptr;  // whoever aborts knows
   die(why);
   if (parked_) loop_->wake();
 }
 
-void Messenger::call_back() {
+void P2pEngine::call_back() {
   Lock lock(mutex_);
   call_back(lock);
 }
 
-void Messenger::expire() {
+void P2pEngine::expire() {
   const TimePoint now = steady_clock().now();
   if (now < earliest_) return;
   const std::vector<MessagePtr> pending = pending_;
@@ -344,7 +344,7 @@ void Messenger::expire() {
   for (const MessagePtr& operation : pending_) earliest_ = std::min(earliest_, operation->deadline.when());
 }
 
-void Messenger::time_out(const MessagePtr& operation) {
+void P2pEngine::time_out(const MessagePtr& operation) {
   const Rank rank = operation->peer == kAnyRank ? operation->source : operation->peer;
   const std::string who = rank == kNoRank ? "any rank" : places_[rank].member.to_string();
   if (operation->receives && matcher_.withdraw(operation->peer, operation->tag, operation)) {
@@ -359,7 +359,7 @@ void Messenger::time_out(const MessagePtr& operation) {
 
 // ---- the end
 
-void Messenger::close() {
+void P2pEngine::close() {
   Lock lock(mutex_);
   if (stopping_) return;
   const auto sent = [this] {

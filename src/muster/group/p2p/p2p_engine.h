@@ -28,15 +28,15 @@ inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 /// collectives' turn nor their order. To each rank that it sends to it dials a link, at the first message.
 ///
 /// Thread-safe. Whatever a call can do at once it does in the caller's thread. Who waits drives the loop; of several,
-/// one does so for all. A thread of the messenger's own takes over what nobody has waited for during kGrace.
+/// one does so for all. A thread of the P2P engine's own takes over what nobody has waited for during kGrace.
 ///
 /// A receive that gets nothing by its deadline ends alone, as does one that does not fit its message. Any other failure
 /// (a peer lost, a message stuck half-way) ends everything here, and is told to the peers.
-class Messenger final : public WorkDriver, public std::enable_shared_from_this<Messenger>, private MessageOffice {
+class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P2pEngine>, private P2pDelegate {
  public:
-  /// Where a rank's messenger listens.
+  /// Where a rank's P2P engine listens.
   struct Place {
-    Member member;
+    RankInfo member;
     std::string address;
     Transport transport = Transport::kTcp;
   };
@@ -46,8 +46,8 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   static constexpr Duration kGrace = 1ms;
 
   /// `tcp_streams`: connections that a link over TCP is made of.
-  static Result<std::shared_ptr<Messenger>> create(LinkIdentity self, int tcp_streams);
-  ~Messenger() override;
+  static Result<std::shared_ptr<P2pEngine>> create(LinkIdentity self, int tcp_streams);
+  ~P2pEngine() override;
 
   /// Before begin(). Peers may dial from then on; they are let in once somebody drives the loop.
   Result<std::string> listen(const Address& address, Transport transport);
@@ -75,16 +75,16 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  Messenger(LinkIdentity self, int tcp_streams) : self_(std::move(self)), tcp_streams_(tcp_streams) {}
+  P2pEngine(LinkIdentity self, int tcp_streams) : self_(std::move(self)), tcp_streams_(tcp_streams) {}
 
-  // MessageOffice
+  // P2pDelegate
   void finish(const MessagePtr& operation, Result<> result) override;
   void ended(MessageChannel& channel, const Error& why) override;
   void copied(int change) override { copies_ += change; }
 
   Result<MessagePtr> begin_operation(bool receives, BufferView data, Rank peer, uint32_t tag,
                                      const CallOptions& options);
-  Work conclude(Lock& lock, const MessagePtr& operation, const CallOptions& options);
+  Work finish_call(Lock& lock, const MessagePtr& operation, const CallOptions& options);
   std::optional<Error> send_failure(Rank to) const;
   std::optional<Error> receive_failure(Rank from) const;
 
@@ -113,7 +113,7 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   void take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
   void park(Lock& lock, Duration longest);
   void call_back(Lock& lock);
-  void rouse();
+  void wake_thread();
   void progress();
 
   const LinkIdentity self_;
@@ -141,7 +141,7 @@ class Messenger final : public WorkDriver, public std::enable_shared_from_this<M
   std::condition_variable changed_;  ///< for those that wait while another drives, and for close()
   bool driving_ = false;             ///< somebody takes turns of the loop
   YieldBudget yields_;               ///< of whoever does
-  bool by_thread_ = false;           ///< it is the messenger's own thread
+  bool by_thread_ = false;           ///< it is the P2P engine's own thread
   bool parked_ = false;              ///< it sleeps
   int waiting_ = 0;                  ///< for changed_
   int calling_ = 0;                  ///< threads within callbacks

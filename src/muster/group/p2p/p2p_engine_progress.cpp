@@ -13,9 +13,9 @@ namespace muster {
 namespace {
 
 /// No sleep is longer, so no deadline is missed by more.
-constexpr Duration kLongestSleep = 100ms;
+constexpr Duration kMaxSleep = 100ms;
 /// Vain turns before others are let onto the core.
-constexpr int kPoliteAfter = 64;
+constexpr int kYieldAfter = 64;
 /// Of so many turns one asks the kernel for events; the others look at shared memory only.
 constexpr unsigned kAskEvery = 16;
 /// The thread goes to sleep for good after so many naps without work.
@@ -23,16 +23,16 @@ constexpr int kIdleNaps = 50;
 
 }  // namespace
 
-void Messenger::drive(Work::State& state, const Deadline& deadline) {
+void P2pEngine::drive(Work::State& state, const Deadline& deadline) {
   auto& operation = static_cast<MessageOperation&>(state);
   Lock lock(mutex_);
   wait_until(
       lock, [&] { return operation.over; }, deadline);
-  if (has_work()) rouse();
+  if (has_work()) wake_thread();
   call_back(lock);
 }
 
-void Messenger::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+void P2pEngine::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   while (!done() && !deadline.passed()) {
     if (!driving_) {
       driving_ = true;
@@ -44,7 +44,7 @@ void Messenger::wait_until(Lock& lock, const std::function<bool()>& done, const 
     }
     ++waiting_;
     if (by_thread_ && parked_) loop_->wake();  // it leaves the loop to whoever waits
-    changed_.wait_for(lock, std::min(deadline.left(), kLongestSleep), [&] { return !driving_ || done(); });
+    changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep), [&] { return !driving_ || done(); });
     --waiting_;
     expire();
   }
@@ -52,10 +52,10 @@ void Messenger::wait_until(Lock& lock, const std::function<bool()>& done, const 
 }
 
 /// Until it is done or somebody is to be called back: not from in here, for a callback may wait for a message too.
-void Messenger::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+void P2pEngine::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   int vain = 0;
-  for (unsigned turn = 1; !done(); ++turn) {
-    const bool ask = turn % kAskEvery == 0;
+  for (unsigned execution_lock = 1; !done(); ++execution_lock) {
+    const bool ask = execution_lock % kAskEvery == 0;
     const bool moved = ask ? loop_->poll() : loop_->run_pollers();
     vain = moved ? 0 : vain + 1;
     if (ask) {
@@ -63,20 +63,20 @@ void Messenger::take_turns(Lock& lock, const std::function<bool()>& done, const 
       if (deadline.passed()) return;
     }
     if (done() || !callbacks_.empty()) return;
-    const Duration idle = moved ? Duration::zero() : loop_->idle_time(kLongestSleep);
+    const Duration idle = moved ? Duration::zero() : loop_->idle_time(kMaxSleep);
     if (idle > Duration::zero()) {
       park(lock, std::min(idle, deadline.left()));
       vain = 0;
       continue;
     }
     lock.unlock();
-    if (vain < kPoliteAfter || !yields_.yield()) spin_pause();
+    if (vain < kYieldAfter || !yields_.yield()) spin_pause();
     lock.lock();
   }
 }
 
 /// Sleeps until the loop has something to do. Whoever changes what it waits for meanwhile wakes it.
-void Messenger::park(Lock& lock, Duration longest) {
+void P2pEngine::park(Lock& lock, Duration longest) {
   if (loop_->poll()) return;
   longest = std::min(longest, std::max(earliest_ - steady_clock().now(), Duration::zero()));
   parked_ = true;
@@ -91,7 +91,7 @@ void Messenger::park(Lock& lock, Duration longest) {
   expire();
 }
 
-void Messenger::call_back(Lock& lock) {
+void P2pEngine::call_back(Lock& lock) {
   while (!callbacks_.empty()) {
     std::vector<std::function<void()>> callbacks;
     callbacks.swap(callbacks_);
@@ -107,7 +107,7 @@ void Messenger::call_back(Lock& lock) {
 // ---- the thread
 
 /// There is work: sees to it that somebody does it, if nobody waits for it.
-void Messenger::rouse() {
+void P2pEngine::wake_thread() {
   if (parked_) loop_->wake();  // it may sleep until something else than what has just been added
   if (stopping_) return;
   if (!thread_.joinable()) {
@@ -124,7 +124,7 @@ void Messenger::rouse() {
 
 /// Whoever has just begun something will most likely wait for it in a moment, and take turns without any hand-over. So
 /// the thread naps for a while before it takes the loop, and while it naps nobody has to rouse it.
-void Messenger::progress() {
+void P2pEngine::progress() {
   Lock lock(mutex_);
   for (int naps = 0; !stopping_;) {
     if (naps >= kIdleNaps) {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "muster/base/check.h"
-#include "muster/base/quiet_log.h"
+#include "muster/base/rate_limited_log.h"
 #include "muster/io/connect/handshake_queue.h"
 #include "muster/io/connect/negotiation.h"
 #include "muster/io/socket.h"
@@ -299,7 +299,7 @@ class SocketAcceptor final : public Acceptor {
   // Shared, so that a handler which destroys its acceptor survives until it returns.
   const std::shared_ptr<const Handler> handler_;
   const SocketFile file_;
-  QuietLog strangers_;
+  RateLimitedLog strangers_;
   std::string last_refusal_;
   bool paused_ = false;  // no more can be accepted for now
   bool full_ = false;    // until one of queue_ gives way

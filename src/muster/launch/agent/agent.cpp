@@ -39,7 +39,7 @@ constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
 // generation, until there is an outcome. Everything runs on the thread that drives the loop, but for connecting.
 class Agent {
  public:
-  Agent(const RunOptions& options, std::string own_path, std::string scratch, LastWord& last_word, Loop& loop)
+  Agent(const RunOptions& options, std::string own_path, std::string scratch, DeathNotice& last_word, Loop& loop)
       : options_(options),
         own_path_(std::move(own_path)),
         scratch_(std::move(scratch)),
@@ -62,7 +62,7 @@ class Agent {
   void watch_claim();
   void publish_workers();
 
-  void on_news(const News& news, const std::optional<Assignment>& assignment);
+  void on_news(const JobEvent& news, const std::optional<Assignment>& assignment);
   void on_lost(const Error& why);
   void begin(const Assignment& assignment, const std::string& text);
   Result<> start_workers(const Assignment& assignment);
@@ -72,7 +72,7 @@ class Agent {
 
   void on_failed(const WorkerExit& exit, const std::string& report);
   void on_signal(int number);
-  void tell(NodeCall::Kind kind, Outcome outcome = {});
+  void tell(NodeEvent::Kind kind, Outcome outcome = {});
   void end(Outcome outcome);
   void settle(Outcome outcome);
   void settle_lost(const std::string& why);
@@ -86,7 +86,7 @@ class Agent {
   const RunOptions& options_;
   const std::string own_path_, scratch_, host_ = host_name();
   const std::string id_ = to_hex(ByteView(generate_secret()).first(8));
-  LastWord& last_word_;
+  DeathNotice& last_word_;
   Loop& loop_;
   Console console_;
   Environment environment_ = current_environment();
@@ -103,7 +103,7 @@ class Agent {
   std::optional<Result<NodeStore>> opened_;  // the connector's, until on_connected()
   NodeStore node_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::unique_ptr<NodeMember> member_;
+  std::unique_ptr<RendezvousClient> member_;
   Loop::TimerId claim_timer_ = 0, workers_timer_ = 0;
   StatusFile status_{environment_, options_.run_id};
 
@@ -177,7 +177,7 @@ Supervisor::Events Agent::events() {
                            to_bytes(value.dump()));
       },
       [this](const WorkerExit& exit, const std::string& report) { on_failed(exit, report); },
-      [this] { tell(NodeCall::Kind::kDone); },
+      [this] { tell(NodeEvent::Kind::kDone); },
       [this](int number) { on_signal(number); },
       [this](const Error& error) {
         end({exit_status(error), error.message + " (host " + host_ + ")"});
@@ -206,7 +206,7 @@ void Agent::on_connected(bool direct) {
   if (!opened) return settle({opened.error().code == ErrorCode::kInvalidArgument ? 2 : 1, opened.error().message});
   node_ = std::move(*opened);
   last_word_.prepare({node_.upstream, node_.session, node_.root_url, JobKeys(options_.run_id).inbox(),
-                      encode(NodeCall{NodeCall::Kind::kKilled, id_})});
+                      encode(NodeEvent{NodeEvent::Kind::kKilled, id_})});
   if (const auto met = meet(); !met) return settle({1, met.error().message});
   if (command_) return member_->join(self());
   end({exit_status(command_.error()), command_.error().message + " (host " + host_ + ")"});
@@ -215,20 +215,20 @@ void Agent::on_connected(bool direct) {
 Result<> Agent::meet() {
   if (node_.root) {
     MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
-    MUSTER_ASSIGN(coordinator_, Coordinator::start(std::move(store), options_.run_id, rendezvous_options(options_),
-                                                   {node_.outside.get(), node_.claim.get()}, [this](const Error& why) {
-                                                     loop_.post([this, why] { on_lost(why); });
-                                                   }));
+    MUSTER_ASSIGN(coordinator_,
+                  Coordinator::start(std::move(store), options_.run_id, rendezvous_options(options_),
+                                     {node_.external_store.get(), node_.claim.get()},
+                                     [this](const Error& why) { loop_.post([this, why] { on_lost(why); }); }));
     if (node_.claim) watch_claim();
   }
   MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
-  NodeMember::Events events;
-  events.news = [this](const News& news, const std::optional<Assignment>& assignment) {
+  RendezvousClient::Events events;
+  events.news = [this](const JobEvent& news, const std::optional<Assignment>& assignment) {
     loop_.post([this, news, assignment] { on_news(news, assignment); });
   };
   events.lost = [this](const Error& why) { loop_.post([this, why] { on_lost(why); }); };
-  MUSTER_ASSIGN(member_, NodeMember::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout},
-                                           std::move(events)));
+  MUSTER_ASSIGN(member_, RendezvousClient::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout},
+                                                 std::move(events)));
   status_.store_found(node_.url, node_.secret);
   return {};
 }
@@ -244,7 +244,7 @@ NodeInfo Agent::self() const {
   node.role = options_.role;
   node.wanted = options_.node_rank;
   // Workers of a job with a fixed root expect rank 0 there.
-  if (node_.root && !node_.outside) node.wanted = 0;
+  if (node_.root && !node_.external_store) node.wanted = 0;
   if (placed_) {
     node.last_rank = current_.place.node_rank;
     node.last_nnodes = current_.place.nnodes;
@@ -273,26 +273,26 @@ void Agent::publish_workers() {
     workers_timer_ = loop_.after(kPublishDelay, [this] { publish_workers(); });
 }
 
-void Agent::on_news(const News& news, const std::optional<Assignment>& assignment) {
-  if (outcome_ || (connecting_ && news.kind != News::Kind::kOutcome)) return;  // of a root that was lost since
+void Agent::on_news(const JobEvent& news, const std::optional<Assignment>& assignment) {
+  if (outcome_ || (connecting_ && news.kind != JobEvent::Kind::kOutcome)) return;  // of a root that was lost since
   switch (news.kind) {
-    case News::Kind::kStart:
+    case JobEvent::Kind::kStart:
       if (assignment) return begin(*assignment, news.text);
       return say("all nodes of the job are there: this one waits for room");
-    case News::Kind::kStop:
+    case JobEvent::Kind::kStop:
       if (!running_ || news.generation != current_.generation) return;
       say(news.text);
       stopping_ = true;
       return stop_workers();
-    case News::Kind::kOutcome:
+    case JobEvent::Kind::kOutcome:
       return settle(news.outcome);
-    case News::Kind::kRefused:
+    case JobEvent::Kind::kRefused:
       return settle({1, news.text});
-    case News::Kind::kForgotten:
+    case JobEvent::Kind::kEvicted:
       if (std::exchange(rejoining_, true)) return;
       say("the job's root has given this node up, because it did not hear from it for long: joining again");
       return stop_workers();
-    case News::Kind::kProgress:
+    case JobEvent::Kind::kProgress:
       if (!running_) console_.err().progress(this, "muster: ", news.text);
   }
 }
@@ -352,7 +352,7 @@ void Agent::stop_workers() {
 void Agent::go_on_when_stopped() {
   const bool waiting_for_it = stopping_ || rejoining_ || reconnecting_ || leaving_;
   if (outcome_ || !waiting_for_it || (running_ && !supervisor_->gone())) return;
-  if (std::exchange(running_, false) && stopping_) tell(NodeCall::Kind::kStopped);
+  if (std::exchange(running_, false) && stopping_) tell(NodeEvent::Kind::kStopped);
   stopping_ = false;
   if (leaving_) return settle({128 + SIGTERM, ""});
   if (std::exchange(reconnecting_, false)) {
@@ -366,7 +366,7 @@ void Agent::go_on_when_stopped() {
 void Agent::on_failed(const WorkerExit& exit, const std::string& report) {
   failure_ = Outcome{exit.status(), report};
   failure_file_ = outputs_->error_file(exit.rank - current_.place.first_rank);
-  tell(NodeCall::Kind::kFailed, *failure_);
+  tell(NodeEvent::Kind::kFailed, *failure_);
 }
 
 void Agent::on_lost(const Error& why) {
@@ -395,22 +395,22 @@ std::string Agent::store_lost() const {
 void Agent::on_signal(int number) {
   events_->record("signal", {{"signal", std::string("SIG") + ::sigabbrev_np(number)}});
   // Nobody waits for a job whose launcher was killed; and who asks twice is in a hurry.
-  const bool hurry = guard_is_gone() || leaving_ || (outcome_ && outcome_->status != 0);
+  const bool hurry = monitor_is_gone() || leaving_ || (outcome_ && outcome_->status != 0);
   if (hurry) supervisor_->kill();
-  if (guard_is_gone()) return end({128 + SIGKILL, "`muster run` was killed on host " + host_});
+  if (monitor_is_gone()) return end({128 + SIGKILL, "`muster run` was killed on host " + host_});
   const std::string what = fmt::format("SIG{} on host {}", ::sigabbrev_np(number), host_);
   const Outcome outcome{128 + number, what + ": stopping the workers (once more kills them)"};
   if (number != SIGTERM || !options_.elastic() || node_.root || !member_ || hurry) return end(outcome);
   // The system takes this host away: an elastic job goes on without it, if enough others are left.
   leaving_ = true;
   say(what + ": this node leaves the job (once more kills its workers)");
-  tell(NodeCall::Kind::kLeave, {outcome.status, what + ": it leaves the job"});
+  tell(NodeEvent::Kind::kLeave, {outcome.status, what + ": it leaves the job"});
   if (!running_) go_on_when_stopped();
 }
 
-void Agent::tell(NodeCall::Kind kind, Outcome outcome) {
+void Agent::tell(NodeEvent::Kind kind, Outcome outcome) {
   if (!member_) return;
-  NodeCall call{kind, id_, current_.generation};
+  NodeEvent call{kind, id_, current_.generation};
   call.outcome = std::move(outcome);
   member_->send(std::move(call));
 }
@@ -418,7 +418,7 @@ void Agent::tell(NodeCall::Kind kind, Outcome outcome) {
 // The whole job ends, for a reason that only this node knows.
 void Agent::end(Outcome outcome) {
   if (outcome_) return;
-  tell(NodeCall::Kind::kEnd, outcome);
+  tell(NodeEvent::Kind::kEnd, outcome);
   settle(std::move(outcome));
 }
 
@@ -441,7 +441,7 @@ bool Agent::finished() const { return outcome_ && !connecting_ && (!running_ || 
 // The root's server must outlive the others' need of it.
 void Agent::leave() {
   if (!member_) return;
-  tell(NodeCall::Kind::kBye);
+  tell(NodeEvent::Kind::kBye);
   const bool heard = member_->flush(Deadline::after(kLastWordTime));
   // Nodes whose proxies link to this one's have their last words to send through it.
   const Deadline patience = Deadline::after(kLeaveTime);
@@ -485,7 +485,8 @@ int Agent::run() {
 
 }  // namespace
 
-int run_agent(const RunOptions& options, const std::string& own_path, const std::string& scratch, LastWord& last_word) {
+int run_agent(const RunOptions& options, const std::string& own_path, const std::string& scratch,
+              DeathNotice& last_word) {
   ::signal(SIGPIPE, SIG_IGN);
   auto loop = Loop::create();
   if (!loop) {

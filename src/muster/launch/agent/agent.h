@@ -12,6 +12,7 @@ namespace muster {
 /// `own_path`: this program as it was called. `scratch`: a folder for the workers' error files. `last_word`: for the
 /// guard to say should this process be killed.
 /// To be called in the child of run_guarded().
-int run_agent(const RunOptions& options, const std::string& own_path, const std::string& scratch, LastWord& last_word);
+int run_agent(const RunOptions& options, const std::string& own_path, const std::string& scratch,
+              DeathNotice& last_word);
 
 }  // namespace muster

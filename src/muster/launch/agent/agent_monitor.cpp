@@ -24,7 +24,7 @@ pid_t guard_pid = 0;  // set before the fork, read by the one thread of each pro
   ::setpgid(0, 0);  // a Ctrl-C at the terminal is the guard's to pass on, once
   ::signal(SIGTTOU, SIG_IGN);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (guard_is_gone()) ::_exit(128 + SIGKILL);
+  if (monitor_is_gone()) ::_exit(128 + SIGKILL);
   ::sigprocmask(SIG_SETMASK, &old_mask, nullptr);
   std::exit(agent());
 }
@@ -67,7 +67,7 @@ int be_guard(pid_t agent, const sigset_t& signals, const std::function<void()>& 
 
 }  // namespace
 
-bool guard_is_gone() { return ::getppid() != guard_pid; }
+bool monitor_is_gone() { return ::getppid() != guard_pid; }
 
 int run_guarded(const std::function<int()>& agent, const std::vector<int>& pass_on,
                 const std::function<void()>& killed) {

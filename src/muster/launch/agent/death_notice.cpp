@@ -15,15 +15,15 @@ namespace {
 
 constexpr Duration kSayTime = 3s;
 
-Bytes pack(const LastWord::Text& text) {
+Bytes pack(const DeathNotice::Text& text) {
   Writer out;
   out.put_string(text.upstream).put_raw(text.session).put_string(text.root_url).put_string(text.inbox);
   return out.put_bytes(text.call).take();
 }
 
-Result<LastWord::Text> unpack(ByteView bytes) {
+Result<DeathNotice::Text> unpack(ByteView bytes) {
   Reader in(bytes);
-  LastWord::Text text;
+  DeathNotice::Text text;
   MUSTER_ASSIGN(text.upstream, in.get_string());
   MUSTER_ASSIGN(const ByteView session, in.get_raw(text.session.size()));
   std::ranges::copy(session, text.session.begin());
@@ -36,7 +36,7 @@ Result<LastWord::Text> unpack(ByteView bytes) {
 
 Result<> tell(ByteView packed, const Bytes& secret) {
   const Deadline deadline = Deadline::after(kSayTime);
-  MUSTER_ASSIGN(const LastWord::Text text, unpack(packed));
+  MUSTER_ASSIGN(const DeathNotice::Text text, unpack(packed));
   if (text.upstream.empty()) return {};
   MUSTER_ASSIGN(const auto tls, TlsContext::from_environment());
   MUSTER_TRY(close_session(text.upstream, {secret, tls}, text.session, deadline));
@@ -46,21 +46,21 @@ Result<> tell(ByteView packed, const Bytes& secret) {
 
 }  // namespace
 
-struct LastWord::Page {
+struct DeathNotice::Page {
   std::atomic<uint32_t> length;  // 0: nothing, or it is being written
   uint8_t bytes[4092];
 };
 
-LastWord::LastWord() {
+DeathNotice::DeathNotice() {
   void* memory = ::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   page_ = memory == MAP_FAILED ? nullptr : static_cast<Page*>(memory);  // zeroed
 }
 
-LastWord::~LastWord() {
+DeathNotice::~DeathNotice() {
   if (page_ != nullptr) ::munmap(page_, sizeof(Page));
 }
 
-void LastWord::prepare(const Text& text) {
+void DeathNotice::prepare(const Text& text) {
   const Bytes packed = pack(text);
   if (page_ == nullptr) return;
   page_->length = 0;  // also of one that is too long: what was true before is not
@@ -69,7 +69,7 @@ void LastWord::prepare(const Text& text) {
   page_->length = static_cast<uint32_t>(packed.size());
 }
 
-void LastWord::say(const Bytes& secret) const {
+void DeathNotice::say(const Bytes& secret) const {
   const uint32_t length = page_ == nullptr ? 0 : page_->length.load();
   if (length == 0) return;
   if (const auto told = tell(ByteView(page_->bytes).first(length), secret); !told)

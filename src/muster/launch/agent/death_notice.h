@@ -10,7 +10,7 @@ namespace muster {
 
 /// What the guard tells the others when its agent was killed, so that they need not wait for signs of life. It lies in
 /// memory that both processes share: make it before the fork. The agent, on one thread, changes it.
-class LastWord {
+class DeathNotice {
  public:
   struct Text {
     std::string upstream;  ///< the server above this node's proxy; empty: there is nobody to tell
@@ -19,10 +19,10 @@ class LastWord {
     Key inbox;   ///< the root's queue
     Bytes call;  ///< for it
   };
-  LastWord();
-  ~LastWord();
-  LastWord(const LastWord&) = delete;
-  LastWord& operator=(const LastWord&) = delete;
+  DeathNotice();
+  ~DeathNotice();
+  DeathNotice(const DeathNotice&) = delete;
+  DeathNotice& operator=(const DeathNotice&) = delete;
 
   void prepare(const Text& text);
   /// Within a few seconds. Nothing if none was prepared; that nobody hears it is logged.

@@ -44,7 +44,7 @@ bool has_password(std::string_view url) { return without_password(url) != url; }
 // As it was given, if there is a password in it: that goes over standard input. Otherwise empty.
 std::string private_endpoint(const RunOptions& options) {
   std::string endpoint;
-  for (const auto& option : options.spelled)
+  for (const auto& option : options.canonical_args)
     if (option.starts_with(kEndpoint) && has_password(options.rdzv_url)) endpoint = option.substr(kEndpoint.size());
   return endpoint;
 }
@@ -69,7 +69,7 @@ bool is_ours(const RunOptions& options, const std::string& option) {
 
 std::vector<std::string> node_options(const RunOptions& options, size_t node) {
   std::vector<std::string> words;
-  for (const auto& option : options.spelled)
+  for (const auto& option : options.canonical_args)
     if (!is_ours(options, option)) words.push_back(option);
   if (!private_endpoint(options).empty()) words.push_back("--rdzv-endpoint=-");
   words.push_back(fmt::format("--nnodes={}:{}", options.nnodes_min, options.nnodes_max));

@@ -57,9 +57,9 @@ std::string host_of(const std::string& url) {
   return host_port && !url.starts_with("file:") ? host_port->host : "";
 }
 
-class Opening {
+class Bootstrap {
  public:
-  Opening(const RunOptions& options, const NodeStoreEvents& events, bool direct)
+  Bootstrap(const RunOptions& options, const NodeStoreEvents& events, bool direct)
       : options_(options),
         events_(events),
         direct_(direct),
@@ -107,9 +107,9 @@ class Opening {
     if (const std::string host = host_of(options_.rdzv_url); !host.empty()) {
       MUSTER_ASSIGN(towards, resolve_one("--rdzv-endpoint", host, 1));
     }
-    auto outside = open_outside();
-    if (!outside) return fail(outside.error().code, "--rdzv-endpoint: " + outside.error().message);
-    node_.outside = std::move(*outside);
+    auto external_store = open_outside();
+    if (!external_store) return fail(external_store.error().code, "--rdzv-endpoint: " + external_store.error().message);
+    node_.external_store = std::move(*external_store);
     node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
     MUSTER_TRY(find_interface(towards));
     Error last{ErrorCode::kTimeout, "no time was left", kNoRank, ""};
@@ -122,17 +122,17 @@ class Opening {
       last = done.error();
     }
     if (cancelled()) return stopped();
-    return fail(ErrorCode::kTimeout, fmt::format("found no root of the job through {} within {:g} s ({})",
-                                                 without_password(options_.rdzv_url), seconds(options_.timeout),
-                                                 last.message));
+    return fail(ErrorCode::kTimeout,
+                fmt::format("found no root of the job through {} within {:g} s ({})",
+                            without_password(options_.rdzv_url), seconds(options_.timeout), last.message));
   }
 
   // One that refuses has said so; one that is silent may only be slow.
   Result<std::unique_ptr<Store>> open_outside() {
     for (Duration patience = kSlice;; patience = std::min(2 * patience, kLongestSlice)) {
-      auto outside = open_store(options_.rdzv_url, options_.secret, slice(patience));
-      const bool silent = !outside && outside.error().code == ErrorCode::kTimeout;
-      if (!silent || deadline_.passed()) return outside;
+      auto external_store = open_store(options_.rdzv_url, options_.secret, slice(patience));
+      const bool silent = !external_store && external_store.error().code == ErrorCode::kTimeout;
+      if (!silent || deadline_.passed()) return external_store;
       if (cancelled()) return stopped();
     }
   }
@@ -175,12 +175,12 @@ class Opening {
 
   Result<std::string> claimed_root() {
     const Deadline deadline = Deadline::after(kServerStartTime);
-    MUSTER_ASSIGN(const auto claims, node_.outside->claims(claim_name(), deadline));
+    MUSTER_ASSIGN(const auto claims, node_.external_store->claims(claim_name(), deadline));
     if (const auto found = claims.find(claim_name()); found != claims.end()) return to_string(found->second);
     if (node_.root_moves) return std::string();
-    MUSTER_ASSIGN(const bool there, node_.outside->check({claim_name()}, deadline));
+    MUSTER_ASSIGN(const bool there, node_.external_store->check({claim_name()}, deadline));
     if (!there) return std::string();
-    MUSTER_ASSIGN(const Bytes value, node_.outside->get(claim_name(), deadline));
+    MUSTER_ASSIGN(const Bytes value, node_.external_store->get(claim_name(), deadline));
     return to_string(value);
   }
 
@@ -194,14 +194,16 @@ class Opening {
     MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
     node_.root_url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
     const Deadline deadline = Deadline::after(kServerStartTime);
-    auto claim = node_.outside->claim(claim_name(), as_bytes(node_.root_url), options_.heartbeat_timeout, deadline);
+    auto claim =
+        node_.external_store->claim(claim_name(), as_bytes(node_.root_url), options_.heartbeat_timeout, deadline);
     if (claim) {
       node_.claim = std::move(*claim);
       node_.root = true;
       return {};
     }
     if (claim.error().code != ErrorCode::kUnsupported) return tl::unexpected(claim.error());
-    MUSTER_ASSIGN(const Bytes holds, node_.outside->compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
+    MUSTER_ASSIGN(const Bytes holds,
+                  node_.external_store->compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
     node_.root = to_string(holds) == node_.root_url;
     if (!node_.root) return fail(ErrorCode::kAlreadyExists, "another node became the root");
     return {};
@@ -335,7 +337,7 @@ class Opening {
 }  // namespace
 
 void NodeStore::give_up_root(const std::string& run_id, const Deadline& deadline) {
-  if (root && outside && !claim) (void)outside->delete_key(JobKeys(run_id).root(), deadline);
+  if (root && external_store && !claim) (void)external_store->delete_key(JobKeys(run_id).root(), deadline);
 }
 
 Result<> NodeStore::open_generation(int generation, uint16_t port) {
@@ -349,7 +351,7 @@ Result<> NodeStore::open_generation(int generation, uint16_t port) {
 }
 
 Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct) {
-  return Opening(options, events, direct).open();
+  return Bootstrap(options, events, direct).open();
 }
 
 }  // namespace muster

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "muster/launch/options/options.h"
-#include "muster/store/claim.h"
 #include "muster/store/server/server.h"
+#include "muster/store/ttl_lock.h"
 
 namespace muster {
 
@@ -15,8 +15,9 @@ namespace muster {
 /// The node's own workers use a Unix socket or, in PyTorch's dialect, a port of the loopback interface: only the root's
 /// authenticated listener is open on the network, and only if there are several nodes.
 struct NodeStore {
-  std::unique_ptr<Store> outside;  ///< --rdzv-endpoint's, where nodes find the root; null where node 0 is the root
-  std::unique_ptr<Claim> claim;    ///< to be the root; null elsewhere, and where claims do not end with their holder
+  /// --rdzv-endpoint's store, where nodes find the root. Null where node 0 is the root.
+  std::unique_ptr<Store> external_store;
+  std::unique_ptr<TtlLock> claim;  ///< to be the root; null elsewhere, and where claims do not end with their holder
   std::unique_ptr<StoreServer> server;
   bool root = false;
   bool root_moves = false;  ///< where the root dies, another one is found through `outside`

@@ -39,7 +39,7 @@ Supervisor::Supervisor(Loop& loop, Console& console, Options options, Events eve
       console_(console),
       options_(std::move(options)),
       events_(std::move(events)),
-      own_host_(options_.zygote == nullptr ? std::make_unique<LocalHost>(loop) : nullptr),
+      own_host_(options_.zygote == nullptr ? std::make_unique<SpawnLauncher>(loop) : nullptr),
       host_(own_host_ ? *own_host_ : *options_.zygote) {}
 
 Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& console, Options options, Events events) {
@@ -63,7 +63,7 @@ Supervisor::~Supervisor() {
   if (signals_) loop_.unwatch(signals_->fd());
 }
 
-WorkerHost::Events Supervisor::host_events() {
+WorkerLauncher::Events Supervisor::host_events() {
   const auto find = [this](auto matches) { return std::find_if(slots_.begin(), slots_.end(), matches); };
   return {
       [this, find](int rank, pid_t pid) {
@@ -144,7 +144,7 @@ void Supervisor::worker_ended(Slot& slot, int wait_status) {
 
 void Supervisor::report_failure(const Slot& slot) {
   std::map<std::string, std::vector<int>> others;
-  std::vector<LastWords> words;
+  std::vector<OutputTail> words;
   for (auto& other : slots_) {
     if (&other == &slot) continue;
     others[other.state()].push_back(other.rank);

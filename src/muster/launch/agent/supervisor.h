@@ -23,10 +23,10 @@ class Supervisor {
  public:
   struct Options {
     std::string host;
-    OutputFiles& outputs;          ///< where the workers write; outlives this
-    std::vector<int> signals;      ///< handed to `signalled`
-    Duration shutdown_timeout;     ///< between SIGTERM and SIGKILL
-    WorkerHost* zygote = nullptr;  ///< forks the workers; null: each is started as a program of its own
+    OutputFiles& outputs;              ///< where the workers write; outlives this
+    std::vector<int> signals;          ///< handed to `signalled`
+    Duration shutdown_timeout;         ///< between SIGTERM and SIGKILL
+    WorkerLauncher* zygote = nullptr;  ///< forks the workers; null: each is started as a program of its own
   };
   struct Events {
     std::function<void(const WorkerExit&)> worker_ended;
@@ -73,7 +73,7 @@ class Supervisor {
   };
 
   Supervisor(Loop& loop, Console& console, Options options, Events events);
-  WorkerHost::Events host_events();
+  WorkerLauncher::Events host_events();
   Result<WorkerPipes> add_slot(const WorkerSpec& spec);
   void on_signals();
   void worker_ended(Slot& slot, int wait_status);
@@ -89,8 +89,8 @@ class Supervisor {
   Console& console_;
   Options options_;
   Events events_;
-  std::unique_ptr<WorkerHost> own_host_;
-  WorkerHost& host_;
+  std::unique_ptr<WorkerLauncher> own_host_;
+  WorkerLauncher& host_;
   std::unique_ptr<SignalPipe> signals_;
   std::vector<Slot> slots_;
   std::optional<Error> start_error_;

@@ -102,8 +102,8 @@ Result<Split> split_words(const std::vector<std::string>& words) {
     const bool has_next = i + 1 < words.size();
     const bool next_is_truth = has_next && (words[i + 1] == "true" || words[i + 1] == "false");
     if (!value && (row->flag == nullptr ? has_next : next_is_truth)) value = words[++i];
-    MUSTER_ASSIGN(const std::string spelled, spell(*row, name, value));
-    split.options.push_back(spelled);
+    MUSTER_ASSIGN(const std::string arg, spell(*row, name, value));
+    split.options.push_back(arg);
     split.given.insert(row->name());
   }
   split.rest.assign(words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
@@ -128,8 +128,8 @@ Result<> add_environment(const Environment& environment, Split& split) {
     // They name one thing: an operator's word for it yields to the user's, whichever the user chose.
     if (name == "--rdzv-endpoint" && has("--master-addr")) continue;
     if ((name == "--master-addr" || name == "--master-port") && has("--rdzv-endpoint")) continue;
-    MUSTER_ASSIGN(const std::string spelled, spell(row, found->first, found->second));
-    split.options.push_back(spelled);
+    MUSTER_ASSIGN(const std::string arg, spell(row, found->first, found->second));
+    split.options.push_back(arg);
     split.given.insert(name);
   }
   return {};
@@ -172,7 +172,7 @@ Result<OptionWords> read_option_words(const std::vector<std::string>& words, con
   const auto app = make_app(result.raw);
   MUSTER_ASSIGN(Split split, split_words(words));
   MUSTER_TRY(add_environment(environment, split));
-  result.spelled = split.options;
+  result.canonical_args = split.options;
   MUSTER_ASSIGN(result.cluster, add_cluster(environment, split));
   std::reverse(split.options.begin(), split.options.end());  // as CLI11 wants them
   // CLI11 reports by exception; nothing in the core does.

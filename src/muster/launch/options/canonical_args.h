@@ -11,7 +11,7 @@ namespace muster {
 /// A command line taken apart: the options' text, and what follows them.
 struct OptionWords {
   RawOptions raw;
-  std::vector<std::string> spelled;  ///< the options that were there or in a PET_* variable, each "--name=value"
+  std::vector<std::string> canonical_args;  ///< the options that were there or in a PET_* variable, each "--name=value"
   std::vector<std::string> rest;
   std::string cluster;  ///< what was taken from a cluster's environment, for the user; empty: nothing
 };

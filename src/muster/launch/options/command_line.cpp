@@ -52,7 +52,7 @@ std::string in_words(const CLI::ExtrasError& error, const CLI::App& app) {
 
 int refuse(const CLI::App& app, const std::string& reason) {
   const std::string name = app.get_name().substr(app.get_name().rfind(' ') + 1);
-  return complain(name.c_str(), fmt::format("{} (`{} --help` says what there is)", reason, app.get_name()), 2);
+  return print_error(name.c_str(), fmt::format("{} (`{} --help` says what there is)", reason, app.get_name()), 2);
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, 
   Reading reading{words.raw, environment, machine, {}};
   reading.options.help = words.raw.help;
   reading.options.cluster = words.cluster;
-  reading.options.spelled = words.spelled;
+  reading.options.canonical_args = words.canonical_args;
   if (words.raw.help) return reading.options;
   MUSTER_TRY(read_nodes(reading));
   MUSTER_TRY(read_meeting(reading));

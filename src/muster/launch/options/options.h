@@ -112,7 +112,8 @@ struct RunOptions {
   std::string program;  ///< script, module or program
   std::vector<std::string> arguments;
 
-  std::vector<std::string> spelled;  ///< the options as they were given, each "--name=value", those of PET_* among them
+  /// The options as they were given, each "--name=value", those of PET_* among them.
+  std::vector<std::string> canonical_args;
 
   bool elastic() const { return nnodes_min != nnodes_max; }
 };

@@ -29,20 +29,21 @@ Fd open_terminal(int fd) {
 
 }  // namespace
 
-Outlet::Outlet(Loop& loop, int fd) : loop_(loop), terminal_(open_terminal(fd)), fd_(terminal_ ? terminal_.get() : fd) {}
+AsyncWriter::AsyncWriter(Loop& loop, int fd)
+    : loop_(loop), terminal_(open_terminal(fd)), fd_(terminal_ ? terminal_.get() : fd) {}
 
-Outlet::~Outlet() {
+AsyncWriter::~AsyncWriter() {
   if (watched_) loop_.unwatch(fd_);
 }
 
-void Outlet::write(std::string_view text) {
+void AsyncWriter::write(std::string_view text) {
   if (broken_) return;
   waiting_.append(text);
   if (!watched_) write_some();
   update_watch();
 }
 
-void Outlet::write_some() {
+void AsyncWriter::write_some() {
   while (!broken_ && written_ < waiting_.size() && writable(fd_, 0)) {
     const size_t piece = std::min(kPiece, waiting_.size() - written_);
     const ssize_t count = ::write(fd_, waiting_.data() + written_, piece);
@@ -59,7 +60,7 @@ void Outlet::write_some() {
   }
 }
 
-void Outlet::update_watch() {
+void AsyncWriter::update_watch() {
   const bool wanted = !waiting_.empty() && watchable_;
   if (wanted && !watched_) {
     const auto watching = loop_.watch(fd_, EPOLLOUT, [this](uint32_t) {
@@ -75,7 +76,7 @@ void Outlet::update_watch() {
   }
 }
 
-void Outlet::flush(Duration patience) {
+void AsyncWriter::flush(Duration patience) {
   Deadline deadline = Deadline::after(patience);
   while (!waiting_.empty() && writable(fd_, deadline.poll_timeout_ms())) {
     const size_t before = waiting_.size() - written_;

@@ -17,14 +17,14 @@ inline constexpr Duration kFlushTime = std::chrono::seconds(5);
 /// Writes to a descriptor that it borrows and leaves blocking (the flag is shared with whoever else has it open; of a
 /// terminal it opens one of its own) without being held up by a reader that is slow: what cannot be written now waits.
 /// A reader that is gone loses the output, not the job. For the thread that drives the loop.
-class Outlet {
+class AsyncWriter {
  public:
   static constexpr size_t kFull = 1 << 20;
 
-  Outlet(Loop& loop, int fd);
-  ~Outlet();
-  Outlet(const Outlet&) = delete;
-  Outlet& operator=(const Outlet&) = delete;
+  AsyncWriter(Loop& loop, int fd);
+  ~AsyncWriter();
+  AsyncWriter(const AsyncWriter&) = delete;
+  AsyncWriter& operator=(const AsyncWriter&) = delete;
 
   void write(std::string_view text);
   /// More than kFull bytes wait: time to stop reading what is copied here.
@@ -51,8 +51,8 @@ class Console {
  public:
   explicit Console(Loop& loop);
 
-  Screen& out() { return out_screen_; }
-  Screen& err() { return shared_ ? out_screen_ : err_screen_; }
+  Terminal& out() { return out_screen_; }
+  Terminal& err() { return shared_ ? out_screen_ : err_screen_; }
   bool colour() const { return colour_; }
   /// A message of the launcher's own, on stderr: "muster: ...".
   void notice(std::string_view text);
@@ -61,9 +61,9 @@ class Console {
   void flush(Duration patience);
 
  private:
-  Outlet out_, err_;
+  AsyncWriter out_, err_;
   bool shared_, colour_;
-  Screen out_screen_, err_screen_;
+  Terminal out_screen_, err_screen_;
 };
 
 }  // namespace muster

@@ -49,7 +49,7 @@ void LineSplitter::end(LineEnd how) {
   rewriting_ = how == LineEnd::kRewrite;
 }
 
-void Screen::line(const void* owner, std::string_view prefix, std::string_view text) {
+void Terminal::line(const void* owner, std::string_view prefix, std::string_view text) {
   if (bar_owner_ == owner) bar_owner_ = nullptr, bar_.clear();
   std::string out;
   if (terminal_) out += kClearLine;
@@ -57,7 +57,7 @@ void Screen::line(const void* owner, std::string_view prefix, std::string_view t
   write_(out);
 }
 
-void Screen::progress(const void* owner, std::string_view prefix, std::string_view text) {
+void Terminal::progress(const void* owner, std::string_view prefix, std::string_view text) {
   if (!terminal_) return line(owner, prefix, text);
   if (bar_owner_ != nullptr && bar_owner_ != owner) return;
   std::string bar = fmt::format("{}{}", prefix, text);
@@ -87,7 +87,7 @@ std::string expand_prefix(std::string_view pattern, std::string_view role, int r
   return out;
 }
 
-PrefixedStream::PrefixedStream(Screen& screen, std::string prefix)
+PrefixedStream::PrefixedStream(Terminal& screen, std::string prefix)
     : screen_(screen), prefix_(std::move(prefix)), splitter_([this](std::string_view text, LineEnd end) {
         if (end == LineEnd::kRewrite) return screen_.progress(this, prefix_, text);
         screen_.line(this, prefix_, text);

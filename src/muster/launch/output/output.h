@@ -36,11 +36,11 @@ class LineSplitter {
 };
 
 /// Where finished text goes: stdout and stderr of the launcher, or one screen that is both.
-class Screen {
+class Terminal {
  public:
   using Write = std::function<void(std::string_view)>;
   /// `terminal`: progress bars are drawn in place, at the bottom, below the lines.
-  Screen(bool terminal, Write write) : terminal_(terminal), write_(std::move(write)) {}
+  Terminal(bool terminal, Write write) : terminal_(terminal), write_(std::move(write)) {}
 
   /// One line of `owner` (who is only compared).
   void line(const void* owner, std::string_view prefix, std::string_view text);
@@ -64,14 +64,14 @@ std::string expand_prefix(std::string_view pattern, std::string_view role, int r
 /// One stream of one worker on its way to a screen.
 class PrefixedStream {
  public:
-  PrefixedStream(Screen& screen, std::string prefix);
+  PrefixedStream(Terminal& screen, std::string prefix);
   PrefixedStream(const PrefixedStream&) = delete;
   PrefixedStream& operator=(const PrefixedStream&) = delete;
   void feed(std::string_view bytes);
   void finish() { splitter_.finish(); }
 
  private:
-  Screen& screen_;
+  Terminal& screen_;
   std::string prefix_;
   LineSplitter splitter_;
 };

@@ -16,10 +16,10 @@ namespace muster {
 class WorkerOutput {
  public:
   struct Sinks {
-    Screen* screen = nullptr;  ///< null: not shown
-    std::string prefix;        ///< of every line on the screen and in `filtered`
-    Fd log;                    ///< gets every byte; none: not kept
-    Fd filtered;               ///< gets the lines with one of the words in them; opened for appending
+    Terminal* screen = nullptr;  ///< null: not shown
+    std::string prefix;          ///< of every line on the screen and in `filtered`
+    Fd log;                      ///< gets every byte; none: not kept
+    Fd filtered;                 ///< gets the lines with one of the words in them; opened for appending
     std::vector<std::string> words;
   };
 

@@ -17,10 +17,10 @@ constexpr size_t kDeletedAtOnce = 256;
 
 Deadline soon() { return Deadline::after(kStoreTime); }
 
-Result<> read_ledger(Store& ledger, const Key& key, RendezvousOptions& options) {
-  MUSTER_ASSIGN(const bool there, ledger.check({key}, soon()));
+Result<> read_ledger(Store& persisted_state, const Key& key, RendezvousOptions& options) {
+  MUSTER_ASSIGN(const bool there, persisted_state.check({key}, soon()));
   if (!there) return {};
-  MUSTER_ASSIGN(const Bytes bytes, ledger.get(key, soon()));
+  MUSTER_ASSIGN(const Bytes bytes, persisted_state.get(key, soon()));
   const json value = json::parse(bytes.begin(), bytes.end(), nullptr, /*allow_exceptions=*/false);
   if (!value.is_object() || !value.contains("generation") || !value["generation"].is_number_unsigned() ||
       !value.contains("restarts") || !value["restarts"].is_number_unsigned())
@@ -34,16 +34,17 @@ Result<> read_ledger(Store& ledger, const Key& key, RendezvousOptions& options) 
 }  // namespace
 
 Result<std::unique_ptr<Coordinator>> Coordinator::start(std::unique_ptr<Store> store, const std::string& run_id,
-                                                        RendezvousOptions options, Succession succession,
+                                                        RendezvousOptions options, Failover succession,
                                                         std::function<void(const Error&)> failed) {
-  if (succession.ledger != nullptr) MUSTER_TRY(read_ledger(*succession.ledger, JobKeys(run_id).ledger(), options));
+  if (succession.persisted_state != nullptr)
+    MUSTER_TRY(read_ledger(*succession.persisted_state, JobKeys(run_id).persisted_state(), options));
   std::unique_ptr<Coordinator> made(new Coordinator(std::move(store), run_id, options, succession, std::move(failed)));
   made->thread_ = std::thread([self = made.get()] { self->run(); });
   return made;
 }
 
 Coordinator::Coordinator(std::unique_ptr<Store> store, const std::string& run_id, const RendezvousOptions& options,
-                         Succession succession, std::function<void(const Error&)> failed)
+                         Failover succession, std::function<void(const Error&)> failed)
     : store_(std::move(store)),
       keys_(run_id),
       succession_(succession),
@@ -66,7 +67,7 @@ void Coordinator::run() {
 }
 
 Result<> Coordinator::turn() {
-  const TimePoint next = doomed_.empty() ? rendezvous_.next_tick() : steady_clock().now() + 1ms;
+  const TimePoint next = garbage_keys_.empty() ? rendezvous_.next_tick() : steady_clock().now() + 1ms;
   const auto word = store_->queue_pop(keys_.inbox(), Deadline::at(next));
   if (!word && word.error().code != ErrorCode::kTimeout) return tl::unexpected(word.error());
   if (stop_) return {};
@@ -91,26 +92,26 @@ Result<> Coordinator::turn() {
   return {};
 }
 
-Result<> Coordinator::publish(const std::vector<News>& all) {
-  for (const News& news : all) {
+Result<> Coordinator::publish(const std::vector<JobEvent>& all) {
+  for (const JobEvent& news : all) {
     // Another may be the root once the claim is not certain any more: two must never decide.
     if (succession_.claim != nullptr && !succession_.claim->held())
       return fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root");
-    if (news.kind == News::Kind::kStart) MUSTER_TRY(publish_start());
-    if (news.kind == News::Kind::kOutcome && succession_.ledger != nullptr)
-      (void)succession_.ledger->delete_key(keys_.ledger(), soon());
+    if (news.kind == JobEvent::Kind::kStart) MUSTER_TRY(publish_start());
+    if (news.kind == JobEvent::Kind::kOutcome && succession_.persisted_state != nullptr)
+      (void)succession_.persisted_state->delete_key(keys_.persisted_state(), soon());
     MUSTER_TRY(store_->set(keys_.news(++news_), encode(news), soon()));
     MUSTER_TRY(store_->add(keys_.news_count(), 1, soon()));
-    if (news.kind != News::Kind::kProgress) MUSTER_TRY(publish_nodes());
+    if (news.kind != JobEvent::Kind::kProgress) MUSTER_TRY(publish_nodes());
   }
   return {};
 }
 
 Result<> Coordinator::publish_start() {
   const int generation = rendezvous_.generation();
-  if (succession_.ledger != nullptr) {
+  if (succession_.persisted_state != nullptr) {
     const json state = {{"generation", generation}, {"restarts", rendezvous_.restarts()}};
-    MUSTER_TRY(succession_.ledger->set(keys_.ledger(), to_bytes(state.dump()), soon()));
+    MUSTER_TRY(succession_.persisted_state->set(keys_.persisted_state(), to_bytes(state.dump()), soon()));
   }
   if (generation > 0) MUSTER_TRY(doom(generation - 1));
   std::vector<Key> keys;
@@ -151,17 +152,17 @@ Result<> Coordinator::doom(int generation) {
   for (const std::string& prefix : {generation_prefix(generation), keys_.place(generation, ""),
                                     keys_.workers(generation), keys_.exits(generation)}) {
     MUSTER_ASSIGN(const auto keys, store_->list_keys(prefix, soon()));
-    doomed_.insert(doomed_.end(), keys.begin(), keys.end());
+    garbage_keys_.insert(garbage_keys_.end(), keys.begin(), keys.end());
   }
   return {};
 }
 
 Result<> Coordinator::delete_some() {
-  for (size_t i = 0; i < kDeletedAtOnce && !doomed_.empty(); ++i) {
-    const auto gone = store_->delete_key(doomed_.back(), Deadline::after(kDeleteTime));
+  for (size_t i = 0; i < kDeletedAtOnce && !garbage_keys_.empty(); ++i) {
+    const auto gone = store_->delete_key(garbage_keys_.back(), Deadline::after(kDeleteTime));
     // One that a silent node holds a lease of goes when that has ended; nobody needs to wait for it.
     if (!gone && gone.error().code != ErrorCode::kTimeout) return tl::unexpected(gone.error());
-    doomed_.pop_back();
+    garbage_keys_.pop_back();
     if (!gone) return {};
   }
   return {};

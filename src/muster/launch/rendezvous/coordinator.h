@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "muster/launch/rendezvous/rendezvous.h"
-#include "muster/store/claim.h"
+#include "muster/store/ttl_lock.h"
 
 namespace muster {
 
@@ -17,15 +17,15 @@ namespace muster {
 class Coordinator {
  public:
   /// What another root goes by that takes this one's place. Borrowed.
-  struct Succession {
+  struct Failover {
     /// Where generation and restarts are kept, and read from before the first; null where nothing outlives this root.
-    Store* ledger = nullptr;
-    const Claim* claim = nullptr;  ///< to be the root; null where nobody else can be
+    Store* persisted_state = nullptr;
+    const TtlLock* claim = nullptr;  ///< to be the root; null where nobody else can be
   };
   /// `store`: a handle on the job's store, for this thread alone. `failed`: the store was lost, or the claim, and with
   /// it this root's say; called on the coordinator's thread.
   static Result<std::unique_ptr<Coordinator>> start(std::unique_ptr<Store> store, const std::string& run_id,
-                                                    RendezvousOptions options, Succession succession,
+                                                    RendezvousOptions options, Failover succession,
                                                     std::function<void(const Error&)> failed);
   /// Decides nothing any more. The nodes find out when the store goes.
   ~Coordinator();
@@ -38,10 +38,10 @@ class Coordinator {
 
  private:
   Coordinator(std::unique_ptr<Store> store, const std::string& run_id, const RendezvousOptions& options,
-              Succession succession, std::function<void(const Error&)> failed);
+              Failover succession, std::function<void(const Error&)> failed);
   void run();
   Result<> turn();
-  Result<> publish(const std::vector<News>& all);
+  Result<> publish(const std::vector<JobEvent>& all);
   Result<> publish_start();
   Result<> publish_nodes();
   Result<> doom(int generation);
@@ -49,11 +49,11 @@ class Coordinator {
 
   const std::unique_ptr<Store> store_;
   const JobKeys keys_;
-  const Succession succession_;
+  const Failover succession_;
   const std::function<void(const Error&)> failed_;
   JobRendezvous rendezvous_;
-  int64_t news_ = 0;         // written so far
-  std::vector<Key> doomed_;  // of dead generations, to be deleted when there is nothing else to do
+  int64_t news_ = 0;               // written so far
+  std::vector<Key> garbage_keys_;  // of dead generations, to be deleted when there is nothing else to do
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
   std::condition_variable turned_;

@@ -44,27 +44,27 @@ JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
   gather(now);
 }
 
-std::vector<News> JobRendezvous::handle(const NodeCall& call, TimePoint now) {
-  if (call.kind == NodeCall::Kind::kEnd) finish(call.outcome);  // also of a node that has no use for a place
-  if (call.kind == NodeCall::Kind::kJoin) {
+std::vector<JobEvent> JobRendezvous::handle(const NodeEvent& call, TimePoint now) {
+  if (call.kind == NodeEvent::Kind::kEnd) finish(call.outcome);  // also of a node that has no use for a place
+  if (call.kind == NodeEvent::Kind::kJoin) {
     join(call.node, now);
-  } else if (const auto found = nodes_.find(call.id); call.kind == NodeCall::Kind::kKilled) {
+  } else if (const auto found = nodes_.find(call.id); call.kind == NodeEvent::Kind::kKilled) {
     if (found == nodes_.end()) return {};
     ++departed_;
     remove(call.id, fmt::format("lost {}: its agent was killed", name_of(found->second.info)), now);
   } else if (found != nodes_.end()) {
     hear(found->second, call, now);
-  } else if (call.kind == NodeCall::Kind::kBye) {
+  } else if (call.kind == NodeEvent::Kind::kBye) {
     ++departed_;
   } else if (phase_ != Phase::kOver) {
-    tell({News::Kind::kForgotten, generation_, call.id});
+    tell({JobEvent::Kind::kEvicted, generation_, call.id});
   }
   return std::exchange(news_, {});
 }
 
 void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   if (nodes_.contains(info.id)) return;
-  const auto refuse = [&](std::string why) { tell({News::Kind::kRefused, generation_, info.id, std::move(why)}); };
+  const auto refuse = [&](std::string why) { tell({JobEvent::Kind::kRefused, generation_, info.id, std::move(why)}); };
   if (info.min_nodes != options_.min_nodes || info.max_nodes != options_.max_nodes)
     return refuse(
         fmt::format("this node was started with --nnodes {}, but the job's root with --nnodes {}; give all "
@@ -93,53 +93,53 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   nodes_.emplace(info.id, std::move(node));
   told_progress_.clear();  // to this one
   expected_ = std::max(expected_, info.last_nnodes - 1);
-  if (phase_ == Phase::kOver) return tell({News::Kind::kOutcome, generation_, info.id, "", outcome_});
+  if (phase_ == Phase::kOver) return tell({JobEvent::Kind::kOutcome, generation_, info.id, "", outcome_});
   const int members = static_cast<int>(places_.size());
   if (phase_ == Phase::kRunning && members < options_.max_nodes && eligible() > members)
     stop(fmt::format("{} joins the job", name_of(info)), now);
   start_when_complete(now);
 }
 
-void JobRendezvous::hear(Node& node, const NodeCall& call, TimePoint now) {
+void JobRendezvous::hear(Node& node, const NodeEvent& call, TimePoint now) {
   node.heard = now;
   if (rivals_ > 0) settle_rivals(call.id, /*holder_lives=*/true, now);
   const bool current = call.generation == generation_ && (node.state == State::kRunning || node.state == State::kDone);
   switch (call.kind) {
-    case NodeCall::Kind::kDone:
+    case NodeEvent::Kind::kDone:
       if (!current || phase_ == Phase::kOver) break;
       set_state(node, State::kDone);
       if (phase_ == Phase::kRunning && running_ == 0) finish({});
       break;
-    case NodeCall::Kind::kFailed:
+    case NodeEvent::Kind::kFailed:
       if (current) failed(call, now);
       break;
-    case NodeCall::Kind::kStopped:
+    case NodeEvent::Kind::kStopped:
       if (current && phase_ == Phase::kStopping && !node.leaving) set_state(node, State::kWaiting);
       go_on_when_stopped(now);
       break;
-    case NodeCall::Kind::kLeave:
+    case NodeEvent::Kind::kLeave:
       leave(node, call, now);
       break;
-    case NodeCall::Kind::kBye:
+    case NodeEvent::Kind::kBye:
       ++departed_;
       remove(call.id, name_of(node.info) + " has left the job", now);
       break;
-    case NodeCall::Kind::kAlive:
-    case NodeCall::Kind::kJoin:
-    case NodeCall::Kind::kEnd:
-    case NodeCall::Kind::kKilled:
+    case NodeEvent::Kind::kAlive:
+    case NodeEvent::Kind::kJoin:
+    case NodeEvent::Kind::kEnd:
+    case NodeEvent::Kind::kKilled:
       break;
   }
 }
 
-void JobRendezvous::failed(const NodeCall& call, TimePoint now) {
+void JobRendezvous::failed(const NodeEvent& call, TimePoint now) {
   if (phase_ != Phase::kRunning) return;
   if (!elastic() && restarts_ >= options_.max_restarts) return finish(call.outcome);
   failure_ = call.outcome;
   stop(call.outcome.report, now);
 }
 
-void JobRendezvous::leave(Node& node, const NodeCall& call, TimePoint now) {
+void JobRendezvous::leave(Node& node, const NodeEvent& call, TimePoint now) {
   if (phase_ == Phase::kOver) return;
   if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(call.outcome);
   node.leaving = true;  // no generation begins with it: its word that it has gone will follow
@@ -176,7 +176,7 @@ void JobRendezvous::settle_rivals(const std::string& holder, bool holder_lives, 
   }
   for (const auto& id : refused) {
     const Node& node = nodes_.at(id);
-    tell({News::Kind::kRefused, generation_, id,
+    tell({JobEvent::Kind::kRefused, generation_, id,
           fmt::format("node rank {} is taken by {}; give each node its own --node-rank", *node.info.wanted,
                       name_of(nodes_.at(holder).info))});
     --rivals_;
@@ -188,7 +188,7 @@ void JobRendezvous::settle_rivals(const std::string& holder, bool holder_lives, 
 void JobRendezvous::stop(std::string why, TimePoint now) {
   phase_ = Phase::kStopping;
   stop_deadline_ = now + options_.stop_timeout;
-  tell({News::Kind::kStop, generation_, "", std::move(why)});
+  tell({JobEvent::Kind::kStop, generation_, "", std::move(why)});
   go_on_when_stopped(now);
 }
 
@@ -232,7 +232,7 @@ void JobRendezvous::start() {
   std::string text = fmt::format("{} {}, {} workers", places_.size(), places_.size() == 1 ? "node" : "nodes",
                                  places_.front().second.place.world_size);
   if (options_.max_restarts > 0) text += fmt::format(", restart {} of {}", restarts_, options_.max_restarts);
-  tell({News::Kind::kStart, generation_, "", std::move(text)});
+  tell({JobEvent::Kind::kStart, generation_, "", std::move(text)});
 }
 
 // At most max_nodes, in the order of their ranks to be.
@@ -289,10 +289,10 @@ void JobRendezvous::finish(Outcome outcome) {
   if (phase_ == Phase::kOver) return;
   phase_ = Phase::kOver;
   outcome_ = std::move(outcome);
-  tell({News::Kind::kOutcome, generation_, "", "", outcome_});
+  tell({JobEvent::Kind::kOutcome, generation_, "", "", outcome_});
 }
 
-std::vector<News> JobRendezvous::tick(TimePoint now) {
+std::vector<JobEvent> JobRendezvous::tick(TimePoint now) {
   look_for_lost(now);
   if (phase_ == Phase::kGathering) {
     start_when_complete(now);
@@ -303,7 +303,7 @@ std::vector<News> JobRendezvous::tick(TimePoint now) {
     if (std::string text = progress(); text != told_progress_ || now >= repeat_progress_) {
       repeat_progress_ = now + kProgressRepeat;
       told_progress_ = text;
-      tell({News::Kind::kProgress, generation_, "", std::move(text)});
+      tell({JobEvent::Kind::kProgress, generation_, "", std::move(text)});
     }
   }
   return std::exchange(news_, {});
@@ -331,7 +331,7 @@ void JobRendezvous::look_for_lost(TimePoint now) {
     } else if (late && busy) {
       lost[id] =
           fmt::format("{} could not end its workers within {:g} s", name_of(node.info), seconds(options_.stop_timeout));
-      tell({News::Kind::kRefused, generation_, id, lost[id]});
+      tell({JobEvent::Kind::kRefused, generation_, id, lost[id]});
     }
   }
   for (const auto& [id, why] : lost) {

@@ -34,9 +34,9 @@ class JobRendezvous {
  public:
   JobRendezvous(const RendezvousOptions& options, TimePoint now);
 
-  std::vector<News> handle(const NodeCall& call, TimePoint now);
+  std::vector<JobEvent> handle(const NodeEvent& call, TimePoint now);
   /// To be called at next_tick(), or when nothing else happens.
-  std::vector<News> tick(TimePoint now);
+  std::vector<JobEvent> tick(TimePoint now);
   TimePoint next_tick() const;
 
   /// After a kStart: the places of its generation, by node id.
@@ -78,9 +78,9 @@ class JobRendezvous {
   using Nodes = std::map<std::string, Node>;
 
   void join(const NodeInfo& info, TimePoint now);
-  void hear(Node& node, const NodeCall& call, TimePoint now);
-  void failed(const NodeCall& call, TimePoint now);
-  void leave(Node& node, const NodeCall& call, TimePoint now);
+  void hear(Node& node, const NodeEvent& call, TimePoint now);
+  void failed(const NodeEvent& call, TimePoint now);
+  void leave(Node& node, const NodeEvent& call, TimePoint now);
   void remove(const std::string& id, const std::string& why, TimePoint now);
   void settle_rivals(const std::string& holder, bool holder_lives, TimePoint now);
 
@@ -95,7 +95,7 @@ class JobRendezvous {
 
   void look_for_lost(TimePoint now);
   void give_up_gathering();
-  void tell(News news) { news_.push_back(std::move(news)); }
+  void tell(JobEvent news) { news_.push_back(std::move(news)); }
   void set_state(Node& node, State state);
   bool elastic() const { return options_.min_nodes < options_.max_nodes; }
   int eligible() const { return static_cast<int>(nodes_.size()) - rivals_; }
@@ -118,7 +118,7 @@ class JobRendezvous {
   TimePoint gather_deadline_, next_progress_, repeat_progress_, last_scan_, stop_deadline_;
   std::string told_progress_;
   TimePoint last_call_{INT64_MAX};
-  std::vector<News> news_;
+  std::vector<JobEvent> news_;
   std::vector<std::pair<std::string, Assignment>> places_;
 };
 

@@ -3,9 +3,10 @@
 #include <algorithm>
 
 namespace muster {
-Result<std::unique_ptr<NodeMember>> NodeMember::start(std::unique_ptr<Store> store, Options options, Events events) {
-  std::unique_ptr<NodeMember> made(new NodeMember(std::move(store), std::move(options), std::move(events)));
-  // News from before this node joins cannot concern it.
+Result<std::unique_ptr<RendezvousClient>> RendezvousClient::start(std::unique_ptr<Store> store, Options options,
+                                                                  Events events) {
+  std::unique_ptr<RendezvousClient> made(new RendezvousClient(std::move(store), std::move(options), std::move(events)));
+  // JobEvent from before this node joins cannot concern it.
   MUSTER_ASSIGN(const int64_t told,
                 made->store_->add(made->keys_.news_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
   made->first_news_ = told + 1;
@@ -15,10 +16,10 @@ Result<std::unique_ptr<NodeMember>> NodeMember::start(std::unique_ptr<Store> sto
   return made;
 }
 
-NodeMember::NodeMember(std::unique_ptr<Store> store, Options options, Events events)
+RendezvousClient::RendezvousClient(std::unique_ptr<Store> store, Options options, Events events)
     : store_(std::move(store)), options_(std::move(options)), events_(std::move(events)), keys_(options_.run_id) {}
 
-NodeMember::~NodeMember() {
+RendezvousClient::~RendezvousClient() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -29,41 +30,41 @@ NodeMember::~NodeMember() {
   if (receiver_.joinable()) receiver_.join();
 }
 
-void NodeMember::send(NodeCall call) {
+void RendezvousClient::send(NodeEvent call) {
   call.id = options_.node_id;
   enqueue([this, bytes = encode(call)](Store& store, const Deadline& deadline) {
     return store.queue_push(keys_.inbox(), bytes, deadline);
   });
 }
 
-void NodeMember::join(NodeInfo node) {
+void RendezvousClient::join(NodeInfo node) {
   node.id = options_.node_id;
-  NodeCall call{NodeCall::Kind::kJoin};
+  NodeEvent call{NodeEvent::Kind::kJoin};
   call.node = std::move(node);
   send(std::move(call));
 }
 
-void NodeMember::publish(Key key, Bytes value) {
+void RendezvousClient::publish(Key key, Bytes value) {
   enqueue([key = std::move(key), value = std::move(value)](Store& store, const Deadline& deadline) {
     return store.set(key, value, deadline);
   });
 }
 
-void NodeMember::enqueue(Task task) {
+void RendezvousClient::enqueue(Task task) {
   const std::lock_guard lock(mutex_);
   if (lost_) return;
   tasks_.push_back(std::move(task));
   changed_.notify_all();
 }
 
-bool NodeMember::flush(const Deadline& deadline) {
+bool RendezvousClient::flush(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   const auto idle = [this] { return lost_ || (tasks_.empty() && !sending_); };
   while (!idle() && !deadline.passed()) changed_.wait_for(lock, deadline.left());
   return idle() && !lost_;
 }
 
-void NodeMember::send_all() {
+void RendezvousClient::send_all() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return ending_ || lost_ || !tasks_.empty(); });
@@ -83,8 +84,8 @@ void NodeMember::send_all() {
 }
 
 // What is published is no sign of life, and may take as long as the root waits for one.
-void NodeMember::send_signs() {
-  const Bytes alive = encode(NodeCall{NodeCall::Kind::kAlive, options_.node_id});
+void RendezvousClient::send_signs() {
+  const Bytes alive = encode(NodeEvent{NodeEvent::Kind::kAlive, options_.node_id});
   std::unique_lock lock(mutex_);
   while (true) {
     const Deadline next = Deadline::after(options_.heartbeat_timeout / 5);
@@ -97,7 +98,7 @@ void NodeMember::send_signs() {
   }
 }
 
-void NodeMember::receive() {
+void RendezvousClient::receive() {
   for (int64_t number = first_news_;; ++number) {
     const auto more = hear(number);
     if (!more) return lose(more.error());
@@ -106,13 +107,13 @@ void NodeMember::receive() {
 }
 
 // False: it was the last.
-Result<bool> NodeMember::hear(int64_t number) {
+Result<bool> RendezvousClient::hear(int64_t number) {
   MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.news(number), Deadline::never()));
-  MUSTER_ASSIGN(const News news, parse_news(bytes));
+  MUSTER_ASSIGN(const JobEvent news, parse_news(bytes));
   const bool for_me = news.id.empty() || news.id == options_.node_id;
   if (!for_me) return true;
   std::optional<Assignment> assignment;
-  if (news.kind == News::Kind::kStart) {
+  if (news.kind == JobEvent::Kind::kStart) {
     const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
     const Key place = keys_.place(news.generation, options_.node_id);
     MUSTER_ASSIGN(const bool placed, store_->check({place}, deadline));
@@ -122,10 +123,10 @@ Result<bool> NodeMember::hear(int64_t number) {
     }
   }
   events_.news(news, assignment);
-  return news.kind != News::Kind::kOutcome && news.kind != News::Kind::kRefused;
+  return news.kind != JobEvent::Kind::kOutcome && news.kind != JobEvent::Kind::kRefused;
 }
 
-void NodeMember::lose(const Error& why) {
+void RendezvousClient::lose(const Error& why) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(lost_, true)) return;

@@ -16,7 +16,7 @@ namespace muster {
 /// A node's connection to the job's root: sends its calls from one thread, signs of life from another, which no slow
 /// write holds up, and waits for news in a third. An object is for one root: when that is lost, another is made for its
 /// successor.
-class NodeMember {
+class RendezvousClient {
  public:
   struct Options {
     std::string run_id;
@@ -26,23 +26,23 @@ class NodeMember {
   /// Called on threads of the member's own.
   struct Events {
     /// `assignment`: with a kStart, where this node has a place in the generation.
-    std::function<void(const News& news, std::optional<Assignment> assignment)> news;
+    std::function<void(const JobEvent& news, std::optional<Assignment> assignment)> news;
     /// The root, or its store, is lost. Nothing follows.
     std::function<void(const Error& why)> lost;
   };
 
-  static Result<std::unique_ptr<NodeMember>> start(std::unique_ptr<Store> store, Options options, Events events);
+  static Result<std::unique_ptr<RendezvousClient>> start(std::unique_ptr<Store> store, Options options, Events events);
   /// Returns once the wait for news has ended: after the outcome, a refusal, or the loss of the store. Destroy the
   /// node's store server first if none of those is certain.
-  ~NodeMember();
-  NodeMember(const NodeMember&) = delete;
-  NodeMember& operator=(const NodeMember&) = delete;
+  ~RendezvousClient();
+  RendezvousClient(const RendezvousClient&) = delete;
+  RendezvousClient& operator=(const RendezvousClient&) = delete;
 
   // What follows is sent in order, without waiting, and may be called from any thread.
 
-  /// Asks for a place in the job, for the first time or after a kForgotten: what becomes of it are news.
+  /// Asks for a place in the job, for the first time or after a kEvicted: what becomes of it are news.
   void join(NodeInfo node);
-  void send(NodeCall call);
+  void send(NodeEvent call);
   void publish(Key key, Bytes value);
   /// Until all that was sent has arrived; false at the deadline, or when the root is lost.
   bool flush(const Deadline& deadline);
@@ -50,7 +50,7 @@ class NodeMember {
 
  private:
   using Task = std::function<Result<>(Store&, const Deadline&)>;
-  NodeMember(std::unique_ptr<Store> store, Options options, Events events);
+  RendezvousClient(std::unique_ptr<Store> store, Options options, Events events);
   void enqueue(Task task);
   void send_all();
   void send_signs();

@@ -16,20 +16,23 @@ struct Named {
   const char* name;
 };
 constexpr std::array kCalls = {
-    Named<NodeCall::Kind>{NodeCall::Kind::kJoin, "join"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kAlive, "alive"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kDone, "done"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kFailed, "failed"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kStopped, "stopped"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kEnd, "end"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kLeave, "leave"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kBye, "bye"},
-    Named<NodeCall::Kind>{NodeCall::Kind::kKilled, "killed"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kJoin, "join"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kAlive, "alive"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kDone, "done"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kFailed, "failed"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kStopped, "stopped"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kEnd, "end"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kLeave, "leave"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kBye, "bye"},
+    Named<NodeEvent::Kind>{NodeEvent::Kind::kKilled, "killed"},
 };
 constexpr std::array kNews = {
-    Named<News::Kind>{News::Kind::kStart, "start"},         Named<News::Kind>{News::Kind::kStop, "stop"},
-    Named<News::Kind>{News::Kind::kOutcome, "outcome"},     Named<News::Kind>{News::Kind::kRefused, "refused"},
-    Named<News::Kind>{News::Kind::kForgotten, "forgotten"}, Named<News::Kind>{News::Kind::kProgress, "progress"},
+    Named<JobEvent::Kind>{JobEvent::Kind::kStart, "start"},
+    Named<JobEvent::Kind>{JobEvent::Kind::kStop, "stop"},
+    Named<JobEvent::Kind>{JobEvent::Kind::kOutcome, "outcome"},
+    Named<JobEvent::Kind>{JobEvent::Kind::kRefused, "refused"},
+    Named<JobEvent::Kind>{JobEvent::Kind::kEvicted, "forgotten"},
+    Named<JobEvent::Kind>{JobEvent::Kind::kProgress, "progress"},
 };
 
 template <class Table>
@@ -117,14 +120,14 @@ void add_outcome(json& value, const Outcome& outcome) {
 
 Outcome read_outcome(Fields& fields) { return {fields.number("status", 0, 255), fields.text("report")}; }
 
-bool carries_outcome(NodeCall::Kind kind) {
-  return kind == NodeCall::Kind::kFailed || kind == NodeCall::Kind::kEnd || kind == NodeCall::Kind::kLeave;
+bool carries_outcome(NodeEvent::Kind kind) {
+  return kind == NodeEvent::Kind::kFailed || kind == NodeEvent::Kind::kEnd || kind == NodeEvent::Kind::kLeave;
 }
 
 }  // namespace
 
-Bytes encode(const NodeCall& call) {
-  json value = call.kind == NodeCall::Kind::kJoin ? describe(call.node) : json::object();
+Bytes encode(const NodeEvent& call) {
+  json value = call.kind == NodeEvent::Kind::kJoin ? describe(call.node) : json::object();
   value["is"] = name_in(kCalls, call.kind);
   value["id"] = call.id;
   value["generation"] = call.generation;
@@ -132,33 +135,33 @@ Bytes encode(const NodeCall& call) {
   return dump(value);
 }
 
-Result<NodeCall> parse_call(ByteView bytes) {
+Result<NodeEvent> parse_call(ByteView bytes) {
   Fields fields(bytes, "word of a node");
-  NodeCall call;
+  NodeEvent call;
   call.kind = fields.kind(kCalls);
   call.id = fields.text("id");
   call.generation = fields.number("generation", 0, INT32_MAX);
-  if (call.kind == NodeCall::Kind::kJoin) call.node = read_node(fields, call.id);
+  if (call.kind == NodeEvent::Kind::kJoin) call.node = read_node(fields, call.id);
   if (carries_outcome(call.kind)) call.outcome = read_outcome(fields);
   MUSTER_TRY(fields.status());
   return call;
 }
 
-Bytes encode(const News& news) {
+Bytes encode(const JobEvent& news) {
   json value = {
       {"is", name_in(kNews, news.kind)}, {"generation", news.generation}, {"id", news.id}, {"text", news.text}};
-  if (news.kind == News::Kind::kOutcome) add_outcome(value, news.outcome);
+  if (news.kind == JobEvent::Kind::kOutcome) add_outcome(value, news.outcome);
   return dump(value);
 }
 
-Result<News> parse_news(ByteView bytes) {
+Result<JobEvent> parse_news(ByteView bytes) {
   Fields fields(bytes, "news of the root");
-  News news;
+  JobEvent news;
   news.kind = fields.kind(kNews);
   news.generation = fields.number("generation", -1, INT32_MAX);  // -1: before the first
   news.id = fields.text("id");
   news.text = fields.text("text");
-  if (news.kind == News::Kind::kOutcome) news.outcome = read_outcome(fields);
+  if (news.kind == JobEvent::Kind::kOutcome) news.outcome = read_outcome(fields);
   MUSTER_TRY(fields.status());
   return news;
 }

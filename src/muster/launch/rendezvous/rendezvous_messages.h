@@ -29,7 +29,7 @@ struct Outcome {
 };
 
 /// What an agent tells the root.
-struct NodeCall {
+struct NodeEvent {
   enum class Kind {
     kJoin,     ///< `node` wants to be in the next generation
     kAlive,    ///< nothing but a sign of life
@@ -49,14 +49,14 @@ struct NodeCall {
 };
 
 /// What the root tells all agents, in one order.
-struct News {
+struct JobEvent {
   enum class Kind {
-    kStart,      ///< `generation` begins; a node that has a place in it finds that in the store
-    kStop,       ///< `generation` ends: `text` says why
-    kOutcome,    ///< the job has ended
-    kRefused,    ///< node `id` cannot be in the job: `text`
-    kForgotten,  ///< the root has not heard from node `id` for long and has given it up: it may join anew
-    kProgress,   ///< for who waits: `text`
+    kStart,     ///< `generation` begins; a node that has a place in it finds that in the store
+    kStop,      ///< `generation` ends: `text` says why
+    kOutcome,   ///< the job has ended
+    kRefused,   ///< node `id` cannot be in the job: `text`
+    kEvicted,   ///< the root has not heard from node `id` for long and has given it up: it may join anew
+    kProgress,  ///< for who waits: `text`
   };
   Kind kind = Kind::kProgress;
   int generation = 0;
@@ -73,17 +73,17 @@ struct Assignment {
 };
 
 /// JSON. What is parsed may be anybody's who has the job's secret: kProtocol says what it is not.
-Bytes encode(const NodeCall& call);
-Bytes encode(const News& news);
+Bytes encode(const NodeEvent& call);
+Bytes encode(const JobEvent& news);
 Bytes encode(const Assignment& assignment);
-Result<NodeCall> parse_call(ByteView bytes);
-Result<News> parse_news(ByteView bytes);
+Result<NodeEvent> parse_call(ByteView bytes);
+Result<JobEvent> parse_news(ByteView bytes);
 Result<Assignment> parse_assignment(ByteView bytes);
 
 /// The job's keys in its store, all under "muster/run/<run id>/":
 ///
 ///   inbox                  queue of Calls to the root
-///   news-count, news/<n>   the News, numbered from 1
+///   news-count, news/<n>   the JobEvent, numbered from 1
 ///   place/<g>/<node id>    the Assignment of a node in generation g
 ///   nodes                  JSON for people: the nodes as the root sees them
 ///   workers/<g>/<node>     JSON [pid, ...] by local rank
@@ -106,7 +106,7 @@ class JobKeys {
   Key root() const { return prefix_ + "root"; }
   Key tier_count() const { return prefix_ + "tier-count"; }
   Key tier(int64_t place) const { return prefix_ + "tier/" + std::to_string(place); }
-  Key ledger() const { return prefix_ + "ledger"; }
+  Key persisted_state() const { return prefix_ + "ledger"; }
   /// All of a generation's; that of one node or rank has its number behind.
   Key workers(int generation) const { return prefix_ + "workers/" + std::to_string(generation) + "/"; }
   Key exits(int generation) const { return prefix_ + "exit/" + std::to_string(generation) + "/"; }

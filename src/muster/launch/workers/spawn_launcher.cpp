@@ -14,11 +14,11 @@ constexpr Duration kKillPause = std::chrono::milliseconds(10);
 
 }  // namespace
 
-LocalHost::~LocalHost() {
+SpawnLauncher::~SpawnLauncher() {
   if (timer_ != 0) loop_.cancel(timer_);
 }
 
-void LocalHost::start(const WorkerSpec& spec, WorkerPipes pipes) {
+void SpawnLauncher::start(const WorkerSpec& spec, WorkerPipes pipes) {
   mode_ = Mode::kRun;
   const auto pid = spawn(spec, pipes);
   if (!pid) return events_.failed(pid.error());
@@ -26,20 +26,20 @@ void LocalHost::start(const WorkerSpec& spec, WorkerPipes pipes) {
   events_.started(spec.rank, *pid);
 }
 
-void LocalHost::terminate() {
+void SpawnLauncher::terminate() {
   mode_ = Mode::kTerminate;
   told_.clear();
   signal_workers(SIGTERM);
   reap();
 }
 
-void LocalHost::kill() {
+void SpawnLauncher::kill() {
   mode_ = Mode::kKill;
   keep_killing();
 }
 
 // An orphan becomes visible here when its parent has died, and of that nobody is told: so this looks again and again.
-void LocalHost::keep_killing() {
+void SpawnLauncher::keep_killing() {
   if (timer_ != 0) loop_.cancel(timer_);
   timer_ = 0;
   signal_workers(SIGKILL);
@@ -48,7 +48,7 @@ void LocalHost::keep_killing() {
   if (mode_ == Mode::kKill) timer_ = loop_.after(kKillPause, [this] { keep_killing(); });
 }
 
-void LocalHost::list_left(std::function<void(const std::vector<ChildProcess>&)> answer) {
+void SpawnLauncher::list_left(std::function<void(const std::vector<ChildProcess>&)> answer) {
   std::vector<ChildProcess> left;
   for (auto& child : running_children())
     if (!workers_.contains(child.pid)) left.push_back(std::move(child));
@@ -57,7 +57,7 @@ void LocalHost::list_left(std::function<void(const std::vector<ChildProcess>&)> 
 
 // waitpid() goes by age. Of workers that ended since the last look one that a signal ended is told of first: it is more
 // likely to be why the others failed than the other way round.
-bool LocalHost::reap_workers() {
+bool SpawnLauncher::reap_workers() {
   std::vector<std::pair<pid_t, int>> ended;
   int status = 0;
   pid_t pid = 0;
@@ -71,7 +71,7 @@ bool LocalHost::reap_workers() {
   return childless;
 }
 
-void LocalHost::reap() {
+void SpawnLauncher::reap() {
   if (std::exchange(reaping_, true)) return;  // from an event: what there is to do is done after it
   const bool childless = reap_workers();
   reaping_ = false;
@@ -81,7 +81,7 @@ void LocalHost::reap() {
   events_.empty();
 }
 
-void LocalHost::signal_workers(int number) {
+void SpawnLauncher::signal_workers(int number) {
   for (const pid_t pid : workers_) {
     // The group outlives its leader while a member is left, and no other process can get its number meanwhile. Once
     // all are gone the number is free: so only groups whose leader is not reaped, and orphans one by one.
@@ -90,7 +90,7 @@ void LocalHost::signal_workers(int number) {
   }
 }
 
-void LocalHost::signal_orphans(int number) {
+void SpawnLauncher::signal_orphans(int number) {
   for (const auto& child : running_children()) {
     if (workers_.contains(child.pid) || !told_.insert(child.pid).second) continue;
     ::kill(child.pid, number);

@@ -6,10 +6,10 @@
 namespace muster {
 
 /// Workers as children of this process, which must have called adopt_orphans() and has no other children.
-class LocalHost : public WorkerHost {
+class SpawnLauncher : public WorkerLauncher {
  public:
-  explicit LocalHost(Loop& loop) : loop_(loop) {}
-  ~LocalHost() override;
+  explicit SpawnLauncher(Loop& loop) : loop_(loop) {}
+  ~SpawnLauncher() override;
 
   void start(const WorkerSpec& spec, WorkerPipes pipes) override;
   void terminate() override;

@@ -11,7 +11,7 @@ namespace muster {
 
 /// Whose children the workers are: this process itself, or the zygote that forks them. It starts them and sees to it
 /// that every process that comes of them ends. For the thread that drives the loop; events may come from within calls.
-class WorkerHost {
+class WorkerLauncher {
  public:
   struct Events {
     std::function<void(int rank, pid_t pid)> started = [](int, pid_t) {};
@@ -23,7 +23,7 @@ class WorkerHost {
     std::function<void()> empty = [] {};
   };
 
-  virtual ~WorkerHost() = default;
+  virtual ~WorkerLauncher() = default;
   /// Who hears of the workers from now on; {} for nobody.
   void attach(Events events) { events_ = std::move(events); }
 

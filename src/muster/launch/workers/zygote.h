@@ -18,7 +18,7 @@ namespace muster {
 /// torch in that Python, a program that is not Python), workers are started as programs of their own instead.
 ///
 /// One that is killed is replaced. Its end is the end of all that it forked, and it ends when this process does.
-class Zygote : public WorkerHost {
+class Zygote : public WorkerLauncher {
  public:
   struct Options {
     std::string python;
@@ -71,11 +71,11 @@ class Zygote : public WorkerHost {
   Loop& loop_;
   Console& console_;
   Options options_;
-  LocalHost local_;
+  SpawnLauncher local_;
   State state_ = State::kNone;
   bool is_warm_ = false;
   Fd channel_;
-  pid_t child_ = 0;  // the zygote, where it is this process' child and not reaped
+  pid_t child_ = 0;         // the zygote, where it is this process' child and not reaped
   int child_status_ = 0;    // once it is reaped, as waitpid() has it
   int killed_imports_ = 0;  // since one was ready
   Fd process_;              // its pidfd, once it is ready

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "muster/base/random.h"
-#include "muster/store/claim.h"
+#include "muster/store/ttl_lock.h"
 
 namespace muster {
 namespace {
@@ -83,9 +83,9 @@ Result<int64_t> EtcdSpace::renewed_lease(int64_t held, const Deadline& deadline)
   return grant(*client_, kLeaseSeconds, deadline);
 }
 
-Result<std::unique_ptr<Claim>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,
-                                          const Key& name, ByteView value, Duration time_to_live,
-                                          const Deadline& deadline) {
+Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,
+                                            const Key& name, ByteView value, Duration time_to_live,
+                                            const Deadline& deadline) {
   const std::string key = space.claim(name);
   const TimePoint asked = steady_clock().now();
   // etcd counts seconds, and may give more of them than it was asked for: the holder counts on what it asked for.
@@ -97,8 +97,8 @@ Result<std::unique_ptr<Claim>> etcd_claim(const EtcdSpace& space, const std::sha
   const auto taken =
       space.transact(etcd::transaction({etcd::unchanged(key, 0)}, {etcd::put(key, value, lease)}), deadline);
   if (taken && etcd::part(*taken, "succeeded").is_boolean()) {
-    return std::make_unique<RenewedClaim>(
-        RenewedClaim::Store{[client, lease](const Deadline& until) { return renew(*client, lease, until); }, release},
+    return std::make_unique<RenewedTtlLock>(
+        RenewedTtlLock::Store{[client, lease](const Deadline& until) { return renew(*client, lease, until); }, release},
         asked, time_to_live);
   }
   release(deadline);

@@ -55,8 +55,8 @@ std::string new_id();
 /// Store::barrier() over etcd.
 Result<> etcd_barrier(EtcdSpace& space, const Key& key, int64_t count, const Deadline& deadline);
 /// Store::claim() and claims() over etcd.
-Result<std::unique_ptr<Claim>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,
-                                          const Key& name, ByteView value, Duration time_to_live,
-                                          const Deadline& deadline);
+Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,
+                                            const Key& name, ByteView value, Duration time_to_live,
+                                            const Deadline& deadline);
 
 }  // namespace muster

@@ -6,9 +6,9 @@
 #include <charconv>
 #include <functional>
 
-#include "muster/store/claim.h"
 #include "muster/store/etcd/etcd_space.h"
 #include "muster/store/request_store.h"
+#include "muster/store/ttl_lock.h"
 #include "muster/store/url.h"
 
 namespace muster {
@@ -25,8 +25,8 @@ class EtcdStore : public RequestStore {
       : client_(client), prefix_(prefix), space_(std::move(client), prefix) {}
 
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<EtcdStore>(client_, prefix_); }
-  Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration time_to_live,
-                                       const Deadline& deadline) override {
+  Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
+                                         const Deadline& deadline) override {
     return etcd_claim(space_, client_, name, value, time_to_live, with_grace(deadline));
   }
   Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline) override;

@@ -8,9 +8,9 @@
 namespace muster {
 
 /// One client's side of a protocol: bytes to Request, Reply to bytes. No socket in here. Not thread-safe.
-class Dialect {
+class Protocol {
  public:
-  virtual ~Dialect() = default;
+  virtual ~Protocol() = default;
   /// Adds bytes as they came from the client, however they were cut.
   virtual void feed(ByteView bytes) = 0;
   /// The next whole request, nothing if there is none yet, or kProtocol (the client must be cut off). What the dialect
@@ -23,9 +23,9 @@ class Dialect {
 };
 
 /// See the head of dialect_muster.cpp for the grammar.
-std::unique_ptr<Dialect> muster_dialect();
+std::unique_ptr<Protocol> muster_dialect();
 /// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of dialect_torch.cpp. Its clients see only keys
 /// that begin with `prefix`, and do not see the prefix.
-std::unique_ptr<Dialect> torch_dialect(Key prefix = {});
+std::unique_ptr<Protocol> torch_dialect(Key prefix = {});
 
 }  // namespace muster

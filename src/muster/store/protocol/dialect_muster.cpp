@@ -6,7 +6,7 @@
 namespace muster {
 namespace {
 
-class MusterDialect : public Dialect {
+class MusterDialect : public Protocol {
  public:
   void feed(ByteView bytes) override { parser_.feed(bytes); }
 
@@ -29,6 +29,6 @@ class MusterDialect : public Dialect {
 
 }  // namespace
 
-std::unique_ptr<Dialect> muster_dialect() { return std::make_unique<MusterDialect>(); }
+std::unique_ptr<Protocol> muster_dialect() { return std::make_unique<MusterDialect>(); }
 
 }  // namespace muster

@@ -76,7 +76,7 @@ void put_bytes(Bytes& out, ByteView bytes) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-class TorchDialect : public Dialect {
+class TorchDialect : public Protocol {
  public:
   explicit TorchDialect(Key prefix) : reader_(std::move(prefix)) {}
 
@@ -203,6 +203,6 @@ class TorchDialect : public Dialect {
 
 }  // namespace
 
-std::unique_ptr<Dialect> torch_dialect(Key prefix) { return std::make_unique<TorchDialect>(std::move(prefix)); }
+std::unique_ptr<Protocol> torch_dialect(Key prefix) { return std::make_unique<TorchDialect>(std::move(prefix)); }
 
 }  // namespace muster

@@ -11,7 +11,7 @@ using proxy::Part;
 
 namespace proxy {
 
-RequestId Plain::submit(Request request, ClientId client) {
+RequestId Passthrough::submit(Request request, ClientId client) {
   const Caller caller{client, request.id};
   const bool answered = is_answered(request.operation);
   const RequestId id = out_.send(Part::kPlain, std::move(request));
@@ -20,18 +20,18 @@ RequestId Plain::submit(Request request, ClientId client) {
   return id;
 }
 
-bool Plain::has(const Caller& caller) const {
+bool Passthrough::has(const Caller& caller) const {
   const auto client = by_client_.find(caller.client);
   return client != by_client_.end() && client->second.contains(caller.id);
 }
 
-bool Plain::cancel(const Caller& caller) {
+bool Passthrough::cancel(const Caller& caller) {
   if (!has(caller)) return false;
   out_.requests.push_back({StoreOperation::kCancel, by_client_.at(caller.client).at(caller.id).id});
   return true;
 }
 
-void Plain::drop(ClientId client) {
+void Passthrough::drop(ClientId client) {
   const auto found = by_client_.extract(client);
   if (found.empty()) return;
   for (const auto& [theirs, ours] : found.mapped()) {
@@ -40,7 +40,7 @@ void Plain::drop(ClientId client) {
   }
 }
 
-void Plain::receive(Reply reply) {
+void Passthrough::receive(Reply reply) {
   const auto found = callers_.extract(reply.id);
   if (found.empty()) return;
   const Caller caller = found.mapped();
@@ -50,7 +50,7 @@ void Plain::receive(Reply reply) {
   out_.answer(caller, std::move(reply));
 }
 
-void Plain::fail(const Error& why) {
+void Passthrough::fail(const Error& why) {
   for (const auto& [id, caller] : callers_) out_.refuse(caller, why);
   callers_.clear();
   by_client_.clear();
@@ -85,7 +85,7 @@ struct Proxy::Impl {
 
   const Options options;
   proxy::Output out;
-  proxy::Plain plain{out};
+  proxy::Passthrough plain{out};
   proxy::Adds adds{out};
   proxy::Barriers barriers;
   proxy::Reads reads;

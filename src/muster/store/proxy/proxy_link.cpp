@@ -107,7 +107,7 @@ void ProxyLink::write(Bytes& out, TimePoint now) {
   gathers_ = options_.proxy.merge && proxy_.pending() > 1 && now < sent_ + gap();
   if (!gathers_) put_requests(now);
   const size_t before = out.size();
-  const Pulse pulse{now.ns, 0, pace().count()};
+  const FrameTiming pulse{now.ns, 0, pace().count()};
   if (session_.write(out, pulse) > 0) {
     sent_ = now;
     timing_ = true;

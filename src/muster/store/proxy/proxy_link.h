@@ -84,7 +84,7 @@ class ProxyLink {
   const Options options_;
   const SessionId id_;
   Proxy proxy_;
-  SessionEnd session_;
+  ReliableSession session_;
   FrameParser parser_{kMaxTierFrameBytes};
   int64_t proxies_ = 0;   // below this one
   bool linked_ = false;   // there is a link

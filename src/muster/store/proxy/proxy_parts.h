@@ -51,9 +51,9 @@ struct Output {
 };
 
 /// Requests that go up one by one.
-class Plain {
+class Passthrough {
  public:
-  explicit Plain(Output& out) : out_(out) {}
+  explicit Passthrough(Output& out) : out_(out) {}
   /// Returns the number under which it goes up.
   RequestId submit(Request request, ClientId client);
   bool has(const Caller& caller) const;
@@ -234,10 +234,10 @@ class Reads {
   struct Fetch {
     Request request;
     std::set<ReaderId> readers;
-    std::set<ReaderId> founders;  // of the readers: those for whom its reply is the whole answer, leased or not
-    bool shared = true;           // others may join
+    std::set<ReaderId> initiators;  // of the readers: those for whom its reply is the whole answer, leased or not
+    bool shared = true;             // others may join
     bool sent = false;
-    bool spoiled = false;  // a key of it was given back meanwhile: it brings no leases
+    bool stale = false;  // a key of it was given back meanwhile: it brings no leases
   };
 
   bool usable(const Key& key, bool with_value) const;
@@ -262,7 +262,7 @@ class Reads {
   const Proxy::Options options_;
   TimePoint lease_end_{INT64_MIN};
   std::unordered_map<Key, Cached> cache_;
-  std::list<Key> ages_;  // the key that was used last first
+  std::list<Key> lru_;  // the key that was used last first
   size_t cached_bytes_ = 0;
   std::set<Key> giving_back_;         // to be said with the next flush
   LeaseTable below_;                  // what clients that are proxies hold of it

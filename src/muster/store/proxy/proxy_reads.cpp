@@ -55,7 +55,7 @@ bool Reads::answer_from_cache(const Reader& reader, TimePoint now) {
   Reply reply;
   for (const Key& key : request.keys) {
     Cached& cached = cache_.at(key);
-    ages_.splice(ages_.begin(), ages_, cached.age);
+    lru_.splice(lru_.begin(), lru_, cached.age);
     if (with_values) reply.values.push_back(*cached.value);
   }
   if (request.operation == StoreOperation::kCheck) reply.number = 1;
@@ -95,7 +95,7 @@ std::vector<RequestId> Reads::joinable(const std::vector<Key>& keys, bool with_v
   for (const auto& [id, count] : covers) {
     const Fetch& fetch = fetches_.at(id);
     const bool brings = !with_values || wants_values(fetch.request.operation) || fetch.request.keys.size() == 1;
-    if (count == fetch.request.keys.size() && brings && !fetch.spoiled) result.push_back(id);
+    if (count == fetch.request.keys.size() && brings && !fetch.stale) result.push_back(id);
   }
   return result;
 }
@@ -126,13 +126,13 @@ void Reads::attach(ReaderId id, RequestId fetch_id) {
   // A later fetch of the same reader makes no difference: the first one's keys are then not all that it asks for.
   const bool brings_all = unique_keys(reader.request.keys).size() == fetch.request.keys.size();
   const bool brings_values = wants_values(fetch.request.operation) || !wants_values(reader.request.operation);
-  if (!fetch.sent && brings_all && brings_values) fetch.founders.insert(id);
+  if (!fetch.sent && brings_all && brings_values) fetch.initiators.insert(id);
 }
 
 void Reads::read_alone(ReaderId id) {
   const RequestId fetch = start(readers_.at(id).request, /*shared=*/false);
   attach(id, fetch);
-  fetches_.at(fetch).founders.insert(id);
+  fetches_.at(fetch).initiators.insert(id);
 }
 
 RequestId Reads::start(Request request, bool shared) {
@@ -165,11 +165,11 @@ Reads::Fetch Reads::close(RequestId id) {
 void Reads::receive(Reply reply, TimePoint now) {
   if (!fetches_.contains(reply.id)) return;
   const Fetch fetch = close(reply.id);
-  if (reply.leased && !fetch.spoiled && now < lease_end_) install(fetch, reply);
+  if (reply.leased && !fetch.stale && now < lease_end_) install(fetch, reply);
   for (const ReaderId id : fetch.readers) {
     Reader& reader = readers_.at(id);
     reader.fetches.erase(reply.id);
-    if (fetch.founders.contains(id)) {
+    if (fetch.initiators.contains(id)) {
       answer_founder(reader, fetch, reply);
       leave(id);
     } else if (reader.fetches.empty() && answer_from_cache(reader, now)) {
@@ -222,7 +222,7 @@ void Reads::leave(ReaderId id) {
   for (const RequestId fetch_id : readers_.at(id).fetches) {
     Fetch& fetch = fetches_.at(fetch_id);
     fetch.readers.erase(id);
-    fetch.founders.erase(id);
+    fetch.initiators.erase(id);
     if (!fetch.readers.empty()) continue;
     close(fetch_id);
     Request cancel{StoreOperation::kCancel};
@@ -247,14 +247,14 @@ void Reads::install(const Fetch& fetch, const Reply& reply) {
 
 void Reads::keep(const Key& key, std::optional<Bytes> value) {
   uncache(key);
-  ages_.push_front(key);
+  lru_.push_front(key);
   cached_bytes_ += key.size() + (value ? value->size() : 0);
-  cache_[key] = {std::move(value), ages_.begin()};
+  cache_[key] = {std::move(value), lru_.begin()};
 }
 
 void Reads::make_room() {
   while (cached_bytes_ > options_.max_cached_bytes || cache_.size() > options_.max_cached_keys) {
-    give_back(Key(ages_.back()));
+    give_back(Key(lru_.back()));
   }
 }
 
@@ -262,7 +262,7 @@ void Reads::uncache(const Key& key) {
   const auto found = cache_.find(key);
   if (found == cache_.end()) return;
   cached_bytes_ -= key.size() + (found->second.value ? found->second.value->size() : 0);
-  ages_.erase(found->second.age);
+  lru_.erase(found->second.age);
   cache_.erase(found);
 }
 
@@ -288,12 +288,12 @@ void Reads::give_back(const Key& key) {
   if (const auto set = latest_set_.extract(key); !set.empty()) sets_.erase(set.mapped());
   const auto fetches = fetching_.find(key);
   if (fetches != fetching_.end()) {
-    for (const RequestId id : fetches->second) fetches_.at(id).spoiled = fetches_.at(id).sent;
+    for (const RequestId id : fetches->second) fetches_.at(id).stale = fetches_.at(id).sent;
   }
   for (auto& [id, fetch] : fetches_) {
-    if (fetch.shared || !fetch.sent || fetch.spoiled) continue;
+    if (fetch.shared || !fetch.sent || fetch.stale) continue;
     const auto& keys = fetch.request.keys;
-    fetch.spoiled = std::find(keys.begin(), keys.end(), key) != keys.end();
+    fetch.stale = std::find(keys.begin(), keys.end(), key) != keys.end();
   }
   if (recalled_.contains(key)) return;
   if (below_.recall(key, out_.replies)) {
@@ -304,8 +304,8 @@ void Reads::give_back(const Key& key) {
 }
 
 void Reads::give_back_all() {
-  while (!cache_.empty()) give_back(Key(ages_.back()));
-  for (auto& [id, fetch] : fetches_) fetch.spoiled = fetch.spoiled || fetch.sent;
+  while (!cache_.empty()) give_back(Key(lru_.back()));
+  for (auto& [id, fetch] : fetches_) fetch.stale = fetch.stale || fetch.sent;
   sets_.clear();
   latest_set_.clear();
 }
@@ -335,7 +335,7 @@ void Reads::set_lease_end(TimePoint until, TimePoint now) {
   if (now >= lease_end_) {
     // Those that proxies below got have ended with it.
     cache_.clear();
-    ages_.clear();
+    lru_.clear();
     cached_bytes_ = 0;
     below_ = {};
     grants_ended_ = ++revocations_;
@@ -371,7 +371,7 @@ void Reads::fail(const Error& why) {
   sets_.clear();
   latest_set_.clear();
   cache_.clear();
-  ages_.clear();
+  lru_.clear();
   cached_bytes_ = 0;
   lease_end_ = TimePoint{INT64_MIN};
 }

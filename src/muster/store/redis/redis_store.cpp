@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "muster/base/random.h"
-#include "muster/store/claim.h"
 #include "muster/store/redis/redis_connection.h"
 #include "muster/store/redis/redis_scripts.h"
 #include "muster/store/request_store.h"
+#include "muster/store/ttl_lock.h"
 #include "muster/store/url.h"
 
 namespace muster {
@@ -124,8 +124,8 @@ class RedisStore : public RequestStore {
   explicit RedisStore(std::shared_ptr<Connections> connections) : connections_(std::move(connections)) {}
 
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<RedisStore>(connections_); }
-  Result<std::unique_ptr<Claim>> claim(const Key& name, ByteView value, Duration time_to_live,
-                                       const Deadline& deadline) override;
+  Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
+                                         const Deadline& deadline) override;
   Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline) override;
 
  protected:
@@ -338,8 +338,8 @@ Result<Reply> RedisStore::arrive(const Request& request, const Deadline& deadlin
 
 // ---- claims
 
-Result<std::unique_ptr<Claim>> RedisStore::claim(const Key& name, ByteView value, Duration time_to_live,
-                                                 const Deadline& deadline) {
+Result<std::unique_ptr<TtlLock>> RedisStore::claim(const Key& name, ByteView value, Duration time_to_live,
+                                                   const Deadline& deadline) {
   const std::string token = new_token(), life = milliseconds(time_to_live);
   const TimePoint asked = steady_clock().now();
   MUSTER_ASSIGN(const RedisReply taken, run(redis_scripts::kClaim, {name, token, life, text_of(value)}, deadline));
@@ -349,8 +349,8 @@ Result<std::unique_ptr<Claim>> RedisStore::claim(const Key& name, ByteView value
   const auto renew = [connections = connections_, name, token](const std::string& ms, const Deadline& until) {
     return connections->run(redis_scripts::kRenew, {name, token, ms}, until);
   };
-  return std::make_unique<RenewedClaim>(
-      RenewedClaim::Store{[renew, life](const Deadline& until) -> Result<bool> {
+  return std::make_unique<RenewedTtlLock>(
+      RenewedTtlLock::Store{[renew, life](const Deadline& until) -> Result<bool> {
                             MUSTER_ASSIGN(const RedisReply stands, renew(life, until));
                             return stands->integer == 1;
                           },

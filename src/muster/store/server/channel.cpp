@@ -16,19 +16,19 @@ MutableByteView read_buffer() {
 }
 }  // namespace
 
-Channel::Channel(Loop& loop, std::unique_ptr<Stream> stream, Options options, Handlers handlers)
+BufferedConnection::BufferedConnection(Loop& loop, std::unique_ptr<Stream> stream, Options options, Handlers handlers)
     : loop_(loop), stream_(std::move(stream)), options_(options), handlers_(std::move(handlers)) {}
 
-Channel::~Channel() { close(); }
+BufferedConnection::~BufferedConnection() { close(); }
 
-Result<> Channel::start() {
+Result<> BufferedConnection::start() {
   watched_ = EPOLLIN | EPOLLRDHUP | EPOLLET;
   MUSTER_TRY(loop_.watch(stream_->fd(), watched_, [this](uint32_t events) { on_event(events); }));
   open_ = true;
   return {};
 }
 
-void Channel::close() {
+void BufferedConnection::close() {
   if (!std::exchange(open_, false)) return;
   loop_.unwatch(stream_->fd());
   if (stall_timer_) loop_.cancel(*stall_timer_);
@@ -36,13 +36,13 @@ void Channel::close() {
   stream_.reset();  // the peer learns of it now, though this object may stay
 }
 
-void Channel::lose(const Error& why) {
+void BufferedConnection::lose(const Error& why) {
   if (!open_) return;
   close();
   handlers_.lost(why);
 }
 
-void Channel::on_event(uint32_t events) {
+void BufferedConnection::on_event(uint32_t events) {
   ending_ = ending_ || (events & ~uint32_t{EPOLLIN | EPOLLOUT}) != 0;
   const MutableByteView buffer = read_buffer();
   for (int reads = 0; open_ && !over(); ++reads) {
@@ -61,7 +61,7 @@ void Channel::on_event(uint32_t events) {
   flush();
 }
 
-void Channel::go_on_later() {
+void BufferedConnection::go_on_later() {
   if (again_timer_) return;
   again_timer_ = loop_.after(Duration{0}, [this] {
     again_timer_.reset();
@@ -70,13 +70,13 @@ void Channel::go_on_later() {
   });
 }
 
-void Channel::pause(bool paused) {
+void BufferedConnection::pause(bool paused) {
   paused_ = paused;
   held_up_ = held_up_ || paused;
   if (open_ && !over()) go_on_later();
 }
 
-void Channel::flush() {
+void BufferedConnection::flush() {
   if (!open_) return;
   held_up_ = held_up_ || over();
   if (outbox_.empty() && !held_up_) return;
@@ -87,14 +87,14 @@ void Channel::flush() {
 }
 
 // Room to write is asked for only while something is left to send.
-void Channel::update_watch() {
+void BufferedConnection::update_watch() {
   const uint32_t output = !outbox_.empty() && stream_->wants_write() ? uint32_t{EPOLLOUT} : 0;
   const uint32_t wanted = EPOLLIN | EPOLLRDHUP | EPOLLET | output;
   if (std::exchange(watched_, wanted) == wanted) return;
   if (const auto changed = loop_.modify(stream_->fd(), watched_); !changed) lose(changed.error());
 }
 
-void Channel::look_for_progress() {
+void BufferedConnection::look_for_progress() {
   const uint64_t taken = outbox_.taken();
   stall_timer_ = loop_.after(options_.stall_timeout, [this, taken] {
     stall_timer_.reset();

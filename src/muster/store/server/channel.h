@@ -13,7 +13,7 @@ namespace muster {
 /// A stream driven by a loop (edge-triggered), with an output queue that has a cap. A peer whose queue is over the cap
 /// is not listened to until it has read enough; one that takes nothing at all for `stall_timeout` meanwhile is given
 /// up. Lives on the loop's thread. Must not be destroyed from within its own handlers: put that off with Loop::post().
-class Channel {
+class BufferedConnection {
  public:
   struct Options {
     size_t max_queue = 64 << 20;
@@ -26,10 +26,10 @@ class Channel {
     std::function<void(const Error&)> lost;
   };
 
-  Channel(Loop& loop, std::unique_ptr<Stream> stream, Options options, Handlers handlers);
-  ~Channel();
-  Channel(const Channel&) = delete;
-  Channel& operator=(const Channel&) = delete;
+  BufferedConnection(Loop& loop, std::unique_ptr<Stream> stream, Options options, Handlers handlers);
+  ~BufferedConnection();
+  BufferedConnection(const BufferedConnection&) = delete;
+  BufferedConnection& operator=(const BufferedConnection&) = delete;
 
   Result<> start();
   /// Append what is to be sent, then flush().

@@ -125,7 +125,7 @@ class Server : public StoreServer {
     return bound;
   }
 
-  void admit(ServerLoop::Newcomer newcomer) {
+  void admit(ServerLoop::AcceptedConnection newcomer) {
     if (!newcomer.plain) newcomer.session = session_of_hello(newcomer.connection.hello);
     if (newcomer.session) return loop_of(*newcomer.session).admit(std::move(newcomer));
     if (!newcomer.plain && to_string(newcomer.connection.hello) != kStoreHello) {

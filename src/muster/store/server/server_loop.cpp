@@ -45,9 +45,9 @@ double seconds_of(std::optional<clockid_t> clock) {
 }  // namespace
 
 // A client that is a proxy: it outlives its connections.
-struct Tier {
+struct ProxyClient {
   SessionId id{};
-  SessionHost host;
+  ServerSession host;
   TimePoint since{};                  // when the link was lost
   TimePoint due{};                    // it wants no frame before
   TimePoint leased_until{INT64_MIN};  // the longest that one was granted for
@@ -57,10 +57,10 @@ struct Tier {
 struct ServerLoop::Client {
   ClientId id;
   ListenerId listener;
-  Address peer;                      // for the log
-  std::unique_ptr<Dialect> dialect;  // or
-  std::unique_ptr<Tier> tier;
-  std::optional<Channel> channel;
+  Address peer;                       // for the log
+  std::unique_ptr<Protocol> dialect;  // or
+  std::unique_ptr<ProxyClient> tier;
+  std::optional<BufferedConnection> channel;
   bool plain = false;     // speaks PyTorch's protocol
   RequestId in_hand = 0;  // its request that must be done before the next is looked at
   bool dirty = false;
@@ -73,7 +73,7 @@ ServerLoop::ServerLoop(Options options, Others others, std::unique_ptr<Loop> loo
     : options_(options),
       others_(std::move(others)),
       loop_(std::move(loop)),
-      abroad_(options.count),
+      remote_replies_(options.count),
       strangers_(loop_->clock()),
       next_client_(options.count + options.index) {}
 
@@ -87,7 +87,7 @@ void ServerLoop::run() {
     // It is woken when there is anything to do, stopping included.
     const Deadline never = Deadline::never();
     while (!stop_) {
-      nap();
+      coalesce();
       loop_->run_once(never);
     }
   });
@@ -112,7 +112,7 @@ void ServerLoop::post(Add add) {
   if (idle) loop_->post([this] { take_inbox(); });
 }
 
-void ServerLoop::admit(Newcomer newcomer) {
+void ServerLoop::admit(AcceptedConnection newcomer) {
   ++load_;
   post([&](Inbox& inbox) { inbox.newcomers.push_back(std::move(newcomer)); });
 }
@@ -135,7 +135,7 @@ void ServerLoop::take_inbox() {
     const std::lock_guard lock(mutex_);
     std::swap(taken, inbox_);
   }
-  for (Newcomer& newcomer : taken.newcomers) welcome(std::move(newcomer));
+  for (AcceptedConnection& newcomer : taken.newcomers) add_client(std::move(newcomer));
   for (const Reply& reply : taken.replies) encode(reply);
   for (const ListenerId listener : taken.closed) {
     std::vector<Client*> theirs;
@@ -176,14 +176,14 @@ ServerLoop::Client& ServerLoop::new_client() {
 
 // The proxy's client as it was left, or a new one.
 ServerLoop::Client& ServerLoop::client_of(const SessionId& session) {
-  if (!std::exchange(looks_after_, true)) look_after_sessions();
+  if (!std::exchange(looks_after_, true)) check_sessions();
   Client*& client = sessions_[session];
   if (client != nullptr) {
     client->channel->close();  // it may have noticed before us that this one is broken
     --load_;
   } else {
     client = &new_client();
-    client->tier = std::make_unique<Tier>();
+    client->tier = std::make_unique<ProxyClient>();
     client->tier->id = session;
     backend_->serves_proxies(sessions_.size());
   }
@@ -191,16 +191,16 @@ ServerLoop::Client& ServerLoop::client_of(const SessionId& session) {
   return *client;
 }
 
-void ServerLoop::welcome(Newcomer newcomer) {
+void ServerLoop::add_client(AcceptedConnection newcomer) {
   Client& client = newcomer.session ? client_of(*newcomer.session) : new_client();
   client.listener = newcomer.listener;
   client.peer = newcomer.connection.peer;
   client.plain = newcomer.plain;
   if (!client.tier) client.dialect = newcomer.plain ? torch_dialect(std::move(newcomer.prefix)) : muster_dialect();
   client.channel.emplace(*loop_, std::move(newcomer.connection.stream),
-                         Channel::Options{options_.max_reply_queue, options_.stall_timeout},
-                         Channel::Handlers{[this, &client](ByteView bytes) { on_input(client, bytes); },
-                                           [this, &client](const Error& why) { on_lost(client, why); }});
+                         BufferedConnection::Options{options_.max_reply_queue, options_.stall_timeout},
+                         BufferedConnection::Handlers{[this, &client](ByteView bytes) { on_input(client, bytes); },
+                                                      [this, &client](const Error& why) { on_lost(client, why); }});
   if (const auto started = client.channel->start(); !started) return lose(client, started.error());
   if (client.plain || !newcomer.connection.leftover.empty()) on_input(client, newcomer.connection.leftover);
 }
@@ -212,12 +212,12 @@ void ServerLoop::on_input(Client& client, ByteView bytes) {
   in_batch_ = true;
   while (!client.lost && !client.channel->over() && take_request(client)) continue;  // the rest waits for the client
   in_batch_ = false;
-  expect_the_rest(client);
+  arm_timeout(client);
   flush();
 }
 
 // Who stops in the middle of a request must go on in time.
-void ServerLoop::expect_the_rest(Client& client) {
+void ServerLoop::arm_timeout(Client& client) {
   if (client.lost || !client.dialect->midway()) return;
   client.heard = loop_->clock().now();
   if (std::exchange(client.expected, true)) return;
@@ -277,7 +277,7 @@ void ServerLoop::flush_soon() {
 
 bool ServerLoop::is_crowded() const { return sessions_.size() >= kCrowd; }
 
-void ServerLoop::nap() const {
+void ServerLoop::coalesce() const {
   if (!flushes_soon_ || !is_crowded()) return;
   std::this_thread::sleep_for(next_flush_ - loop_->clock().now());  // tidy: allow(sleep) until replies may leave
 }
@@ -301,7 +301,7 @@ bool ServerLoop::take_request(Client& client) {
 
 void ServerLoop::submit(Client& client, Request request) {
   count(counters_.operations[static_cast<uint8_t>(request.operation)]);
-  speaker_ = &client;
+  current_client_ = &client;
   if (request.operation == StoreOperation::kStat && others_.stat) {
     Reply reply{client.id, request.id};
     put_stat(others_.stat(), reply);
@@ -309,7 +309,7 @@ void ServerLoop::submit(Client& client, Request request) {
   } else {
     backend_->submit(std::move(request), client.id);
   }
-  speaker_ = nullptr;
+  current_client_ = nullptr;
 }
 
 Backend::Deliver ServerLoop::deliverer() {
@@ -322,14 +322,14 @@ void ServerLoop::distribute(Replies&& replies) {
     if (owner == options_.index) {
       encode(reply);
     } else {
-      abroad_[owner].push_back(std::move(reply));
+      remote_replies_[owner].push_back(std::move(reply));
     }
   }
   if (!in_batch_) flush();
 }
 
 void ServerLoop::encode(const Reply& reply) {
-  Client* client = speaker_;
+  Client* client = current_client_;
   if (client == nullptr || client->id != reply.client) {
     const auto found = clients_.find(reply.client);
     if (found == clients_.end()) return;
@@ -343,7 +343,7 @@ void ServerLoop::encode(const Reply& reply) {
   }
   if (client->in_hand != 0 && client->in_hand == reply.id) {
     client->in_hand = 0;
-    if (client != speaker_) client->channel->pause(false);
+    if (client != current_client_) client->channel->pause(false);
   }
   Bytes& out = client->channel->out();
   const size_t before = out.size();
@@ -389,13 +389,13 @@ size_t ServerLoop::flush() {
     });
   }
   for (unsigned i = 0; i < options_.count; ++i) {
-    if (!abroad_[i].empty()) others_.deliver(i, std::exchange(abroad_[i], {}));
+    if (!remote_replies_[i].empty()) others_.deliver(i, std::exchange(remote_replies_[i], {}));
   }
   return proxies;
 }
 
 void ServerLoop::write_frames(Client& client) {
-  Tier& tier = *client.tier;
+  ProxyClient& tier = *client.tier;
   const TimePoint now = loop_->clock().now();
   const int64_t growth = beat_growth(proxies());
   const Duration lease = std::min(options_.lease_time * growth, backend_->lease_left());
@@ -418,12 +418,12 @@ void ServerLoop::on_lost(Client& client, const Error& why) {
   client.tier->host.link_lost();
 }
 
-void ServerLoop::look_after_sessions() {
+void ServerLoop::check_sessions() {
   const TimePoint now = loop_->clock().now();
   const Duration silence = std::max(std::min(kSilentLink, options_.link_grace), 3 * kBeat * beat_growth(proxies()));
   std::vector<Client*> silent, over;  // ending a session takes it out of sessions_
   for (const auto& [id, client] : sessions_) {
-    Tier& tier = *client->tier;
+    ProxyClient& tier = *client->tier;
     // It may have been granted some since without the right to use them, hence also where none was good for longer.
     if (now > std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(options_.lease_time))) {
       // A grant from before may still be on its way here from another loop, or wait here for the link.
@@ -438,12 +438,12 @@ void ServerLoop::look_after_sessions() {
   }
   for (Client* client : over) lose(*client, {ErrorCode::kTimeout, "the proxy did not come back", kNoRank, {}});
   flush();
-  loop_->after(kSessionTick, [this] { look_after_sessions(); });
+  loop_->after(kSessionTick, [this] { check_sessions(); });
 }
 
 void ServerLoop::bury() {
   flush();  // which may still know them
-  graveyard_.clear();
+  closed_clients_.clear();
 }
 
 void ServerLoop::lose(Client& client, const Error& why) {
@@ -456,9 +456,9 @@ void ServerLoop::lose(Client& client, const Error& why) {
   }
   client.channel->close();
   // We may be inside one of its calls.
-  if (graveyard_.empty()) loop_->post([this] { bury(); });
+  if (closed_clients_.empty()) loop_->post([this] { bury(); });
   auto gone = clients_.extract(client.id);
-  graveyard_.push_back(std::move(gone.mapped()));
+  closed_clients_.push_back(std::move(gone.mapped()));
   counters_.clients.store(clients_.size(), std::memory_order_relaxed);
   --load_;
   backend_->drop(client.id);  // first: what waits for its leases may release its waits, which would be leased again
@@ -470,7 +470,7 @@ void ServerLoop::lose(Client& client, const Error& why) {
 
 // A proxy that is no more uses none. One that was given up may live, and what it passed on to others is theirs.
 void ServerLoop::end_leases(const Client& client) {
-  const Tier& tier = *client.tier;
+  const ProxyClient& tier = *client.tier;
   if (tier.ended && !tier.host.served_proxies()) {
     backend_->revoke(client.id);
     return;

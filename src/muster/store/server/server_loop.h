@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "muster/base/quiet_log.h"
+#include "muster/base/rate_limited_log.h"
 #include "muster/io/connection.h"
 #include "muster/store/server/backend.h"
 #include "muster/store/session.h"
@@ -41,7 +41,7 @@ class ServerLoop {
     std::function<void(unsigned index, Replies)> deliver;
     std::function<StoreStat()> stat;  ///< null: kStat goes to the backend
   };
-  struct Newcomer {
+  struct AcceptedConnection {
     Connection connection;
     bool plain = false;  ///< speaks PyTorch's protocol
     ListenerId listener = 0;
@@ -63,7 +63,7 @@ class ServerLoop {
   void stop();
 
   // The rest is thread-safe.
-  void admit(Newcomer newcomer);
+  void admit(AcceptedConnection newcomer);
   void deliver(Replies replies);
   /// Closes the connections of a listener's clients.
   void close_clients_of(ListenerId listener);
@@ -80,7 +80,7 @@ class ServerLoop {
     std::atomic<uint64_t> clients{0}, bytes_in{0}, bytes_out{0}, messages_in{0}, messages_out{0};
   };
   struct Inbox {
-    std::vector<Newcomer> newcomers;
+    std::vector<AcceptedConnection> newcomers;
     Replies replies;
     std::vector<ListenerId> closed;
     bool empty() const { return newcomers.empty() && replies.empty() && closed.empty(); }
@@ -89,13 +89,13 @@ class ServerLoop {
   template <class Add>
   void post(Add add);
   void take_inbox();
-  void welcome(Newcomer newcomer);
+  void add_client(AcceptedConnection newcomer);
   Client& new_client();
   Client& client_of(const SessionId& session);
   void on_input(Client& client, ByteView bytes);
   void on_frames(Client& client, ByteView bytes);
   bool take_request(Client& client);
-  void expect_the_rest(Client& client);
+  void arm_timeout(Client& client);
   void look_for_the_rest();
   void submit(Client& client, Request request);
   void distribute(Replies&& replies);
@@ -104,11 +104,11 @@ class ServerLoop {
   size_t flush();
   void flush_soon();
   bool is_crowded() const;
-  void nap() const;
+  void coalesce() const;
   void write_frames(Client& client);
   void on_lost(Client& client, const Error& why);
   size_t proxies() const { return sessions_.size() * options_.count; }  // spread evenly over the loops
-  void look_after_sessions();
+  void check_sessions();
   void lose(Client& client, const Error& why);
   void end_leases(const Client& client);
   void bury();
@@ -119,12 +119,12 @@ class ServerLoop {
   std::unordered_map<ClientId, std::unique_ptr<Client>> clients_;
   std::map<SessionId, Client*> sessions_;
   bool looks_after_ = false;
-  std::vector<std::unique_ptr<Client>> graveyard_;
+  std::vector<std::unique_ptr<Client>> closed_clients_;
   std::deque<std::pair<TimePoint, ClientId>> expected_;  // to go on with a request, and since when
   std::vector<Client*> dirty_;                           // to be flushed; those in the graveyard too
-  std::vector<Replies> abroad_;                          // by loop, sent at the end of a batch
-  QuietLog strangers_;                                   // whoever comes to a port that asks for no proof
-  Client* speaker_ = nullptr;                            // whose request is being carried out
+  std::vector<Replies> remote_replies_;                  // by loop, sent at the end of a batch
+  RateLimitedLog strangers_;                                   // whoever comes to a port that asks for no proof
+  Client* current_client_ = nullptr;                     // whose request is being carried out
   bool in_batch_ = false;
   bool flushes_soon_ = false;
   TimePoint next_flush_{};

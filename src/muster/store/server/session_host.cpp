@@ -6,19 +6,19 @@
 
 namespace muster {
 
-void SessionHost::link_up(TimePoint now) {
+void ServerSession::link_up(TimePoint now) {
   link_lost();
   linked_ = true;
   heard_ = now;
   parser_ = FrameParser(kMaxTierFrameBytes);
 }
 
-void SessionHost::link_lost() {
+void ServerSession::link_lost() {
   linked_ = opened_ = beat_ = false;
   session_.disconnect();
 }
 
-Result<SessionHost::Input> SessionHost::receive(ByteView bytes, TimePoint now) {
+Result<ServerSession::Input> ServerSession::receive(ByteView bytes, TimePoint now) {
   heard_ = now;
   parser_.feed(bytes);
   Input input;
@@ -31,7 +31,7 @@ Result<SessionHost::Input> SessionHost::receive(ByteView bytes, TimePoint now) {
   return input;
 }
 
-Result<> SessionHost::open(const Frame& frame) {
+Result<> ServerSession::open(const Frame& frame) {
   MUSTER_ASSIGN(const SessionOpen open, decode_session_open(frame));
   opened_ = true;
   if (open.resumes && !known_) return {};  // told with the next write()
@@ -39,7 +39,7 @@ Result<> SessionHost::open(const Frame& frame) {
   return session_.connect(open.received);
 }
 
-Result<> SessionHost::on_frame(Frame frame, Input& input) {
+Result<> ServerSession::on_frame(Frame frame, Input& input) {
   input.closed = is_session_close(frame);
   if (input.closed) return {};
   if (!session_.connected()) return open(frame);
@@ -55,19 +55,19 @@ Result<> SessionHost::on_frame(Frame frame, Input& input) {
   });
 }
 
-void SessionHost::reply(const Reply& reply) {
+void ServerSession::reply(const Reply& reply) {
   Bytes message = encode_reply(reply);
   if (reply.leased && reply.granted < grants_ended_) withdraw_leases(message);
   session_.put(message);
 }
 
-void SessionHost::end_grants(uint64_t revocations) {
+void ServerSession::end_grants(uint64_t revocations) {
   if (revocations <= grants_ended_) return;
   grants_ended_ = revocations;
   session_.for_each_kept(withdraw_leases);
 }
 
-size_t SessionHost::write(Bytes& out, Duration lease, Duration beat) {
+size_t ServerSession::write(Bytes& out, Duration lease, Duration beat) {
   if (!linked_) return 0;
   size_t frames = 0;
   if (std::exchange(opened_, false)) {
@@ -75,7 +75,7 @@ size_t SessionHost::write(Bytes& out, Duration lease, Duration beat) {
     out.insert(out.end(), opened.begin(), opened.end());
     ++frames;
   }
-  const Pulse pulse{stamp_, lease.count(), beat.count()};
+  const FrameTiming pulse{stamp_, lease.count(), beat.count()};
   const size_t written = session_.write(out, pulse);
   if (written == 0 && session_.connected() && (beat_ || session_.wants_ack())) {
     session_.write_beat(out, pulse);

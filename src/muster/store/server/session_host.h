@@ -8,7 +8,7 @@ namespace muster {
 /// The server's end of a proxy's session. It outlives its links, as does the client that it is for the store: what
 /// waits goes on waiting while the link is away, and replies are kept for the next one. Knows no socket, thread or
 /// clock. Not thread-safe.
-class SessionHost {
+class ServerSession {
  public:
   /// A link is there; what it brings begins with the proxy's open frame.
   void link_up(TimePoint now);
@@ -45,7 +45,7 @@ class SessionHost {
   Result<> on_frame(Frame frame, Input& input);
   Result<> open(const Frame& frame);
 
-  SessionEnd session_;
+  ReliableSession session_;
   FrameParser parser_{kMaxTierFrameBytes};
   bool linked_ = false;
   bool known_ = false;   // a link has been opened before

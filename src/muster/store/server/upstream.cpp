@@ -59,9 +59,10 @@ class Upstream : public Backend {
     pause_ = kFirstPause;
     address_ = connection.peer;
     old_channel_ = std::move(channel_);
-    channel_ = std::make_unique<Channel>(
-        loop_, std::move(connection.stream), Channel::Options{options_.max_queue},
-        Channel::Handlers{[this](ByteView bytes) { on_input(bytes); }, [this](const Error& why) { on_lost(why); }});
+    channel_ = std::make_unique<BufferedConnection>(
+        loop_, std::move(connection.stream), BufferedConnection::Options{options_.max_queue},
+        BufferedConnection::Handlers{[this](ByteView bytes) { on_input(bytes); },
+                                     [this](const Error& why) { on_lost(why); }});
     const Bytes begin = link_.begin(now());
     channel_->out().insert(channel_->out().end(), begin.begin(), begin.end());
     MUSTER_TRY(channel_->start());
@@ -176,7 +177,7 @@ class Upstream : public Backend {
   const UpstreamOptions options_;
   const Deliver deliver_;
   ProxyLink link_;
-  std::unique_ptr<Channel> channel_, old_channel_;
+  std::unique_ptr<BufferedConnection> channel_, old_channel_;
   std::optional<Loop::TimerId> turn_timer_, wake_timer_, retry_timer_;
   TimePoint wake_at_{};
   Address address_;  // of the last link

@@ -111,7 +111,7 @@ void Shard::uncount(ClientId client) {
   if (--waits->second.count == 0) by_client.erase(waits);
 }
 
-Result<Waiter*> Shard::take_in(Request&& request, ClientId client, ShardMask shards) {
+Result<Waiter*> Shard::register_waiter(Request&& request, ClientId client, ShardMask shards) {
   MUSTER_TRY(may_wait(client, request.id));
   ClientWaits& waits = by_client[client];
   Waiter& waiter = waiters[WaiterName{client, request.id}];
@@ -125,7 +125,7 @@ Result<Waiter*> Shard::take_in(Request&& request, ClientId client, ShardMask sha
   return &waiter;
 }
 
-void Shard::put_out(Waiter& waiter) {
+void Shard::unregister_waiter(Waiter& waiter) {
   const auto waits = by_client.find(waiter.client);
   (waiter.previous_of_client != nullptr ? waiter.previous_of_client->next_of_client : waits->second.first) =
       waiter.next_of_client;
@@ -136,7 +136,7 @@ void Shard::put_out(Waiter& waiter) {
 }
 
 void Shard::list(Waiter& waiter, Slot& slot) {
-  Place& place = slot.second.beside();
+  KeyExtras& place = slot.second.beside();
   waiter.at = &slot;
   place.shards |= waiter.shards;
   wide += (waiter.shards & (waiter.shards - 1)) != 0;
@@ -145,7 +145,7 @@ void Shard::list(Waiter& waiter, Slot& slot) {
 }
 
 void Shard::unlist(Waiter& waiter) {
-  Place& place = *waiter.at->second.place;
+  KeyExtras& place = *waiter.at->second.place;
   (waiter.at_barrier() ? place.arrived : place.waiting).remove(waiter);
   if (waiter.at_barrier()) place.arrivals -= waiter.request.weight;
   wide -= (waiter.shards & (waiter.shards - 1)) != 0;

@@ -30,7 +30,7 @@ struct WaitList {
 };
 
 /// What may stand beside a key's value.
-struct Place {
+struct KeyExtras {
   std::list<Bytes> queue;
   WaitList waiting;  ///< for the key, or for something in the queue
   WaitList arrived;  ///< at the barrier
@@ -41,11 +41,11 @@ struct Place {
 
 struct Entry {
   std::optional<Bytes> value;
-  std::unique_ptr<Place> place;  ///< most keys have none
+  std::unique_ptr<KeyExtras> place;  ///< most keys have none
 
   bool has_queue() const { return place && !place->queue.empty(); }
-  Place& beside() {
-    if (!place) place = std::make_unique<Place>();
+  KeyExtras& beside() {
+    if (!place) place = std::make_unique<KeyExtras>();
     return *place;
   }
 };
@@ -112,7 +112,7 @@ struct alignas(64) Shard {
   void set(Slot& slot, Bytes value);
   bool erase(const Key& key);
   Bytes pop(Slot& slot);
-  /// Lets a change wait until the key is free. kResourceExhausted or kProtocol as take_in().
+  /// Lets a change wait until the key is free. kResourceExhausted or kProtocol as register_waiter().
   Result<> hold(const Key& key, Request&& request, ClientId client);
   /// Forgets a change that waits. False if there is none.
   bool forget_held(ClientId client, RequestId id);
@@ -124,9 +124,9 @@ struct alignas(64) Shard {
   void tidy(Slot& slot);
 
   /// Makes this the waiter's home. kResourceExhausted or kProtocol as StoreState says.
-  Result<Waiter*> take_in(Request&& request, ClientId client, ShardMask shards);
+  Result<Waiter*> register_waiter(Request&& request, ClientId client, ShardMask shards);
   /// The waiter is in no list any more.
-  void put_out(Waiter& waiter);
+  void unregister_waiter(Waiter& waiter);
   /// Lists the waiter under a key of this shard, or takes it off that list.
   void list(Waiter& waiter, Slot& slot);
   void unlist(Waiter& waiter);

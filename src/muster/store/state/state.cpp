@@ -161,7 +161,7 @@ Result<> StoreState::Impl::append(Request& request, Replies& released) {
 void StoreState::Impl::push(Request& request, Replies& released) {
   const Key& key = request.keys[0];
   Slot& slot = this->slot(key);
-  Place& place = slot.second.beside();
+  KeyExtras& place = slot.second.beside();
   shard(key).queues += place.queue.empty();
   place.queue.push_back(std::move(request.values[0]));
   // A caller of pop goes first: it takes the value, so that none ever waits while the queue holds something.
@@ -302,8 +302,8 @@ void StoreState::apply(Request&& request, ClientId client, Replies& out) {
   if (request.operation == StoreOperation::kRelease) return give_back(request, client, out);
   ShardMask mask = impl_->shards_of(request);
   while (true) {
-    const Hold hold(impl_->shards.get(), mask);
-    if (changes(request.operation) && impl_->hold_back(request, client, out)) return;
+    const ShardLock hold(impl_->shards.get(), mask);
+    if (changes(request.operation) && impl_->defer(request, client, out)) return;
     const ShardMask wanted = has_wide(impl_->shards.get(), mask) ? mask | impl_->shards_of_released(request) : mask;
     if (wanted == mask) return impl_->run(std::move(request), client, out);
     mask = wanted;
@@ -318,7 +318,7 @@ void StoreState::give_back(const Request& request, ClientId client, Replies& out
       const std::lock_guard lock(shard.mutex);
       if (shard.leases.release(key, client)) shard.take_held(key, freed);
     }
-    go_on(std::move(freed), out);
+    retry(std::move(freed), out);
   }
 }
 
@@ -332,12 +332,12 @@ uint64_t StoreState::revoke(ClientId client, Replies& out) {
       shard.leases.revoke(client, keys);
       for (const Key& key : keys) shard.take_held(key, freed);
     }
-    go_on(std::move(freed), out);
+    retry(std::move(freed), out);
   }
   return impl_->revocations.fetch_add(1, std::memory_order_relaxed) + 1;  // the shards' locks order it
 }
 
-void StoreState::go_on(std::vector<HeldRequest> held, Replies& out) {
+void StoreState::retry(std::vector<HeldRequest> held, Replies& out) {
   for (HeldRequest& request : held) apply(std::move(request.request), request.client, out);
 }
 
@@ -350,7 +350,7 @@ void StoreState::cancel(RequestId id, ClientId client, Replies& out) {
   for (unsigned i = 0; i < impl_->count; ++i) {
     ShardMask mask = ShardMask{1} << i;
     while (true) {
-      const Hold hold(impl_->shards.get(), mask);
+      const ShardLock hold(impl_->shards.get(), mask);
       Waiter* waiter = find(impl_->shards[i]);
       if (waiter == nullptr && !impl_->shards[i].forget_held(client, id)) break;
       if (waiter == nullptr) {
@@ -372,7 +372,7 @@ void StoreState::drop(ClientId client) {
   for (unsigned i = 0; i < impl_->count; ++i) {
     ShardMask mask = ShardMask{1} << i;
     while (true) {
-      const Hold hold(impl_->shards.get(), mask);
+      const ShardLock hold(impl_->shards.get(), mask);
       const auto found = impl_->shards[i].by_client.find(client);
       if (found == impl_->shards[i].by_client.end()) break;
       if (found->second.first == nullptr) {
@@ -390,7 +390,7 @@ void StoreState::drop(ClientId client) {
 StoreStat StoreState::stat() const {
   StoreStat stat;
   for (unsigned i = 0; i < impl_->count; ++i) {
-    const Hold hold(impl_->shards.get(), ShardMask{1} << i);
+    const ShardLock hold(impl_->shards.get(), ShardMask{1} << i);
     stat.keys += impl_->shards[i].keys;
     stat.queues += impl_->shards[i].queues;
     stat.waiters += impl_->shards[i].waiters.size();

@@ -121,7 +121,7 @@ class StoreState {
   struct Impl;
   void cancel(RequestId id, ClientId client, Replies& out);
   void give_back(const Request& request, ClientId client, Replies& out);
-  void go_on(std::vector<HeldRequest> held, Replies& out);
+  void retry(std::vector<HeldRequest> held, Replies& out);
   std::unique_ptr<Impl> impl_;
 };
 

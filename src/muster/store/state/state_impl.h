@@ -53,20 +53,20 @@ struct StoreState::Impl {
 
   void answer_values(const Request& request, Reply& reply);
   bool grant(const std::vector<Key>& keys, Reply& reply);
-  bool hold_back(Request& request, ClientId client, Replies& out);
+  bool defer(Request& request, ClientId client, Replies& out);
 };
 
 /// The locks of some shards, taken in the order of their numbers.
-class Hold {
+class ShardLock {
  public:
-  Hold(Shard* shards, ShardMask mask) : shards_(shards), mask_(mask) {
+  ShardLock(Shard* shards, ShardMask mask) : shards_(shards), mask_(mask) {
     for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.lock();
   }
-  ~Hold() {
+  ~ShardLock() {
     for (ShardMask rest = mask_; rest != 0; rest &= rest - 1) shards_[std::countr_zero(rest)].mutex.unlock();
   }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  ShardLock(const ShardLock&) = delete;
+  ShardLock& operator=(const ShardLock&) = delete;
 
  private:
   Shard* shards_;

@@ -80,7 +80,7 @@ bool StoreState::Impl::grant(const std::vector<Key>& keys, Reply& reply) {
 
 // Whether the request has to wait until leases of its keys are given back. It waits at one of them, and is looked at
 // anew when that is free. True also if it may not wait: it is answered then.
-bool StoreState::Impl::hold_back(Request& request, ClientId client, Replies& out) {
+bool StoreState::Impl::defer(Request& request, ClientId client, Replies& out) {
   const Key* taken = nullptr;
   for (const Key& key : request.keys) {
     if (!shard(key).leases.recall(key, out)) taken = &key;
@@ -106,7 +106,7 @@ bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
     return true;
   }
   const ShardMask mask = shards_of(request);
-  const auto waiter = shards[std::countr_zero(mask)].take_in(std::move(request), reply.client, mask);
+  const auto waiter = shards[std::countr_zero(mask)].register_waiter(std::move(request), reply.client, mask);
   if (!waiter) {
     reply.status = tl::unexpected(waiter.error());
     return true;
@@ -131,7 +131,7 @@ Result<> StoreState::Impl::arrive(Request&& request, ClientId client, Replies& r
                 fmt::format("barrier \"{}\" was given a count of {}, but {} caller(s) already wait there for {}", key,
                             wanted, found->place->arrivals, found->place->barrier_count));
   }
-  MUSTER_ASSIGN(Waiter* const waiter, shard.take_in(std::move(request), client, shards_of(request)));
+  MUSTER_ASSIGN(Waiter* const waiter, shard.register_waiter(std::move(request), client, shards_of(request)));
   Slot& slot = this->slot(waiter->request.keys[0]);
   shard.list(*waiter, slot);
   slot.second.place->barrier_count = wanted;
@@ -195,7 +195,7 @@ void StoreState::Impl::release(Waiter& waiter, Replies& released) {
 
 void StoreState::Impl::forget(Waiter& waiter) {
   shard(waiter.at->first).unlist(waiter);
-  home(waiter).put_out(waiter);
+  home(waiter).unregister_waiter(waiter);
 }
 
 void StoreState::Impl::key_appeared(Slot& slot, Replies& released) {

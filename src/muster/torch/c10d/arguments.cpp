@@ -83,7 +83,7 @@ void check_list(const std::vector<at::Tensor>& list, const at::Tensor& like, int
   }
 }
 
-void check_blocks(const at::Tensor& whole, const at::Tensor& part, int size, const char* title) {
+void check_divisible(const at::Tensor& whole, const at::Tensor& part, int size, const char* title) {
   value_or_throw(check_sendable(whole));
   value_or_throw(check_sendable(part));
   check_argument(whole.scalar_type() == part.scalar_type(), title,

@@ -37,7 +37,7 @@ Rank check_rank(int64_t root, int size, const char* title, const char* what = "r
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& like, int size, const char* title,
                 const char* what);
 /// That `whole` is `size` times `part`, and of its dtype.
-void check_blocks(const at::Tensor& whole, const at::Tensor& part, int size, const char* title);
+void check_divisible(const at::Tensor& whole, const at::Tensor& part, int size, const char* title);
 
 /// Elements of each tensor.
 std::vector<size_t> counts_of(const std::vector<at::Tensor>& tensors);

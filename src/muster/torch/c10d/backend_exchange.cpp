@@ -43,10 +43,10 @@ uint32_t tag_of(int tag, const char* title) {
 
 }  // namespace
 
-TorchBackend::Handle TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                 std::vector<int64_t>& output_splits,
-                                                 std::vector<int64_t>& input_splits,
-                                                 const c10d::AllToAllOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                             std::vector<int64_t>& output_splits,
+                                                             std::vector<int64_t>& input_splits,
+                                                             const c10d::AllToAllOptions& options) {
   Request request = this->request(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp);
   value_or_throw(check_sendable(input));
   value_or_throw(check_sendable(output));
@@ -71,7 +71,8 @@ TorchBackend::Handle TorchBackend::alltoall_base(at::Tensor& output, at::Tensor&
   return launch(std::move(request), input, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::alltoall(Tensors& outputs, Tensors& inputs,
+                                                        const c10d::AllToAllOptions& options) {
   Request request = this->request(c10d::OpType::ALLTOALL, "muster:all_to_all", options.asyncOp);
   check_argument(!inputs.empty(), kAllToAll, "the input list is empty");
   value_or_throw(check_sendable(inputs.front()));
@@ -87,7 +88,7 @@ TorchBackend::Handle TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, c
   return launch(std::move(request), inputs, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::send(Tensors& tensors, int destination, int tag) {
+ProcessGroupMuster::Handle ProcessGroupMuster::send(Tensors& tensors, int destination, int tag) {
   Request request = this->request(c10d::OpType::SEND, "muster:send", /*async=*/true);
   const at::Tensor& tensor = only(tensors, "send");
   const Rank peer = check_rank(destination, size_, "send", "destination");
@@ -95,7 +96,8 @@ TorchBackend::Handle TorchBackend::send(Tensors& tensors, int destination, int t
   return launch(std::move(request), tensors);
 }
 
-TorchBackend::Handle TorchBackend::launch_receive(Tensors& tensors, int source, int tag, c10d::OpType type) {
+ProcessGroupMuster::Handle ProcessGroupMuster::launch_receive(Tensors& tensors, int source, int tag,
+                                                              c10d::OpType type) {
   const bool any = type == c10d::OpType::RECVANYSOURCE;
   Request request = this->request(type, any ? "muster:recvAnySource" : "muster:recv", /*async=*/true);
   const at::Tensor& tensor = only(tensors, "recv");
@@ -105,11 +107,11 @@ TorchBackend::Handle TorchBackend::launch_receive(Tensors& tensors, int source, 
   return launch(std::move(request), tensors);
 }
 
-TorchBackend::Handle TorchBackend::recv(Tensors& tensors, int source, int tag) {
+ProcessGroupMuster::Handle ProcessGroupMuster::recv(Tensors& tensors, int source, int tag) {
   return launch_receive(tensors, source, tag, c10d::OpType::RECV);
 }
 
-TorchBackend::Handle TorchBackend::recvAnysource(Tensors& tensors, int tag) {
+ProcessGroupMuster::Handle ProcessGroupMuster::recvAnysource(Tensors& tensors, int tag) {
   return launch_receive(tensors, kAnyRank, tag, c10d::OpType::RECVANYSOURCE);
 }
 

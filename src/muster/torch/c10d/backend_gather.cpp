@@ -68,7 +68,7 @@ void add_gather_of_several(Request& request, const std::vector<std::vector<at::T
 
 }  // namespace
 
-TorchBackend::Handle TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   Request request = this->request(c10d::OpType::BROADCAST, "muster:broadcast", options.asyncOp);
   if (tensors.size() != 1) check_alike(tensors, "broadcast");
   const Rank root = check_rank(options.rootRank, size_, "broadcast");
@@ -84,8 +84,8 @@ TorchBackend::Handle TorchBackend::broadcast(Tensors& tensors, const c10d::Broad
   return launch(std::move(request), tensors, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::allgather(TensorLists& outputs, Tensors& inputs,
-                                             const c10d::AllgatherOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::allgather(TensorLists& outputs, Tensors& inputs,
+                                                         const c10d::AllgatherOptions& options) {
   Request request = this->request(c10d::OpType::ALLGATHER, "muster:all_gather", options.asyncOp);
   if (inputs.size() > 1) {
     add_gather_of_several(request, outputs, inputs, size_);
@@ -96,8 +96,8 @@ TorchBackend::Handle TorchBackend::allgather(TensorLists& outputs, Tensors& inpu
   return launch(std::move(request), inputs, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                                                       const c10d::AllgatherOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                                   const c10d::AllgatherOptions& options) {
   Request request = this->request(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather", options.asyncOp);
   constexpr const char* kTitle = "all_gather_coalesced";
   check_argument(static_cast<int>(outputs.size()) == size_, kTitle, "takes one output list for each rank, ", size_,
@@ -117,20 +117,20 @@ TorchBackend::Handle TorchBackend::allgather_coalesced(TensorLists& outputs, Ten
   return launch(std::move(request), inputs, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                   const c10d::AllgatherOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                               const c10d::AllgatherOptions& options) {
   Tensors outputs{output};
   Tensors inputs{input};
   return allgather_into_tensor_coalesced(outputs, inputs, options);
 }
 
-TorchBackend::Handle TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                   const c10d::AllgatherOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                               const c10d::AllgatherOptions& options) {
   constexpr const char* kTitle = "all_gather_into_tensor";
   Request request = this->request(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp);
   check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_blocks(outputs[i], inputs[i], size_, kTitle);
+    check_divisible(outputs[i], inputs[i], size_, kTitle);
     BufferView to = request.write(outputs[i]);
     BufferView from = request.read(inputs[i]);
     from = request.apart(std::move(from), to, Request::is_block(from, to, rank_ * from.bytes()));
@@ -140,7 +140,8 @@ TorchBackend::Handle TorchBackend::allgather_into_tensor_coalesced(Tensors& outp
   return launch(std::move(request), inputs, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::gather(TensorLists& outputs, Tensors& inputs,
+                                                      const c10d::GatherOptions& options) {
   Request request = this->request(c10d::OpType::GATHER, "muster:gather", options.asyncOp);
   const at::Tensor& tensor = only(inputs, "gather");
   const Rank root = check_rank(options.rootRank, size_, "gather");
@@ -158,7 +159,8 @@ TorchBackend::Handle TorchBackend::gather(TensorLists& outputs, Tensors& inputs,
   return launch(std::move(request), inputs, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::scatter(Tensors& outputs, TensorLists& inputs,
+                                                       const c10d::ScatterOptions& options) {
   Request request = this->request(c10d::OpType::SCATTER, "muster:scatter", options.asyncOp);
   const at::Tensor& tensor = only(outputs, "scatter");
   const Rank root = check_rank(options.rootRank, size_, "scatter");

@@ -9,17 +9,17 @@
 
 namespace muster {
 
-void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+void ProcessGroupMuster::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   onCompletionHook_ = hook;  // for hasHooks()
   pending_->set_hook(std::move(hook));
 }
 
-void TorchBackend::waitForPendingWorks() {
+void ProcessGroupMuster::waitForPendingWorks() {
   // Every operation ends by its own deadline, and no later than that.
   while (!pending_->drain(timeout_)) continue;
 }
 
-c10d::ErrorType TorchBackend::getError() {
+c10d::ErrorType ProcessGroupMuster::getError() {
   const Result<> status = group_->status();
   if (status) return c10d::ErrorType::SUCCESS;
   switch (status.error().code) {
@@ -32,9 +32,11 @@ c10d::ErrorType TorchBackend::getError() {
   }
 }
 
-void TorchBackend::abort() { group_->abort({ErrorCode::kAborted, "the process group was aborted by its user", rank_}); }
+void ProcessGroupMuster::abort() {
+  group_->abort({ErrorCode::kAborted, "the process group was aborted by its user", rank_});
+}
 
-void TorchBackend::shutdown() {
+void ProcessGroupMuster::shutdown() {
   // The other ranks may be waiting for what this one has begun and not waited for; but nobody waits long to end.
   constexpr std::chrono::seconds kGrace(10);
   if (getpid() != process_) return;
@@ -46,7 +48,7 @@ void TorchBackend::shutdown() {
 }
 
 /// Of a group that is made of this one. Looked at before it is formed.
-TorchBackend::Milliseconds TorchBackend::timeout_of(const c10::intrusive_ptr<Options>& options) const {
+ProcessGroupMuster::Milliseconds ProcessGroupMuster::timeout_of(const c10::intrusive_ptr<Options>& options) const {
   if (!options) return timeout_.load();
   check_argument(options->timeout.count() > 0, "process group", "the timeout must be positive, not ",
                  options->timeout.count(), " ms");
@@ -54,20 +56,20 @@ TorchBackend::Milliseconds TorchBackend::timeout_of(const c10::intrusive_ptr<Opt
 }
 
 /// Null where this rank is no member of the new group.
-c10::intrusive_ptr<TorchBackend> TorchBackend::adopt(std::unique_ptr<Store> store,
-                                                     Result<std::unique_ptr<Group>> formed,
-                                                     Milliseconds timeout) const {
+c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::adopt(std::unique_ptr<Store> store,
+                                                                 Result<std::unique_ptr<Group>> formed,
+                                                                 Milliseconds timeout) const {
   std::unique_ptr<Group> group = value_or_throw(std::move(formed));
   if (group == nullptr) return nullptr;
   value_or_throw(group->set_timeout(timeout));
-  auto backend = c10::make_intrusive<TorchBackend>(std::move(store), std::move(group), timeout, made_);
+  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(store), std::move(group), timeout, made_);
   if (made_) made_(backend);
   return backend;
 }
 
-c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                      const std::vector<int>& ranks,
-                                                      const c10::intrusive_ptr<Options>& options) {
+c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                            const std::vector<int>& ranks,
+                                                            const c10::intrusive_ptr<Options>& options) {
   const Milliseconds timeout = timeout_of(options);
   const std::string name = c10::str(options ? options->group_name : "split", '.', splits_++);
   auto adapted = store_over_c10d(store);
@@ -75,7 +77,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   return adopt(std::move(adapted), std::move(group), timeout);
 }
 
-c10::intrusive_ptr<TorchBackend> TorchBackend::duplicate() {
+c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::duplicate() {
   std::vector<Rank> ranks(group_->membership().size);
   std::iota(ranks.begin(), ranks.end(), 0);
   auto store = value_or_throw(store_->clone());
@@ -83,9 +85,9 @@ c10::intrusive_ptr<TorchBackend> TorchBackend::duplicate() {
   return adopt(std::move(store), std::move(group), timeout_.load());
 }
 
-c10::intrusive_ptr<c10d::Backend> TorchBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
-                                                      const c10::intrusive_ptr<Options>& options, const int& rank,
-                                                      const int& size) {
+c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                            const c10::intrusive_ptr<Options>& options, const int& rank,
+                                                            const int& size) {
   const Milliseconds timeout = timeout_of(options);
   check_argument(size > 0 && rank >= 0 && rank < size, "merge", "rank ", rank, " of ", size, " cannot be");
   auto adapted = store_over_c10d(store);
@@ -94,8 +96,8 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::merge(const c10::intrusive_ptr<c
   return adopt(std::move(adapted), std::move(group), timeout);
 }
 
-c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<int64_t>& excluded, int flags,
-                                                       const c10::intrusive_ptr<Options>& options) {
+c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::shrink(const std::vector<int64_t>& excluded, int flags,
+                                                             const c10::intrusive_ptr<Options>& options) {
   constexpr int kAbort = 1;  // torch.distributed.SHRINK_ABORT
   const Milliseconds timeout = timeout_of(options);
   auto store = value_or_throw(store_->clone());

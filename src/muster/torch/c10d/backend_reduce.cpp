@@ -43,7 +43,7 @@ BufferView combined(Request& request, const std::vector<at::Tensor>& tensors, co
 
 }  // namespace
 
-TorchBackend::Handle TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   Request request = this->request(c10d::OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp);
   check_argument(!tensors.empty(), "all_reduce", "the list of tensors is empty");
   if (tensors.front().layout() == c10::kSparse) return allreduce_sparse(tensors, options);
@@ -54,8 +54,8 @@ TorchBackend::Handle TorchBackend::allreduce(Tensors& tensors, const c10d::Allre
   return launch(std::move(request), tensors, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::allreduce_coalesced(Tensors& tensors,
-                                                       const c10d::AllreduceCoalescedOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tensors,
+                                                                   const c10d::AllreduceCoalescedOptions& options) {
   Request request = this->request(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp);
   for (const at::Tensor& tensor : tensors) {
     value_or_throw(check_sendable(tensor));
@@ -71,7 +71,7 @@ TorchBackend::Handle TorchBackend::allreduce_coalesced(Tensors& tensors,
   return launch(std::move(request), tensors, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   Request request = this->request(c10d::OpType::REDUCE, "muster:reduce", options.asyncOp);
   const at::Tensor& tensor = only(tensors, "reduce");
   const Rank root = check_rank(options.rootRank, size_, "reduce");
@@ -83,8 +83,8 @@ TorchBackend::Handle TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOp
   return launch(std::move(request), tensors, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                                                  const c10d::ReduceScatterOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                              const c10d::ReduceScatterOptions& options) {
   Request request = this->request(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp);
   const at::Tensor& output = only(outputs, kReduceScatter);
   const Tensors& list = only(inputs, kReduceScatter);
@@ -104,21 +104,21 @@ TorchBackend::Handle TorchBackend::reduce_scatter(Tensors& outputs, TensorLists&
   return launch(std::move(request), list, options.timeout);
 }
 
-TorchBackend::Handle TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                        const c10d::ReduceScatterOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                                    const c10d::ReduceScatterOptions& options) {
   Tensors outputs{output};
   Tensors inputs{input};
   return reduce_scatter_tensor_coalesced(outputs, inputs, options);
 }
 
-TorchBackend::Handle TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                   const c10d::ReduceScatterOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   constexpr const char* kTitle = "reduce_scatter_tensor";
   Request request = this->request(inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
                                   "muster:reduce_scatter_tensor", options.asyncOp);
   check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_blocks(inputs[i], outputs[i], size_, kTitle);
+    check_divisible(inputs[i], outputs[i], size_, kTitle);
     BufferView to = request.write(outputs[i]);
     BufferView from = request.read(inputs[i]);
     from = request.apart(std::move(from), to, Request::is_block(to, from, rank_ * to.bytes()));

@@ -9,7 +9,8 @@
 
 namespace muster {
 
-TorchBackend::Handle TorchBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_sparse(Tensors& tensors,
+                                                                const c10d::AllreduceOptions& options) {
   constexpr const char* kTitle = "all_reduce of sparse tensors";
   at::Tensor tensor = only(tensors, kTitle);
   check_argument(tensor.layout() == c10::kSparse && tensor.device().is_cpu(), kTitle,
@@ -20,7 +21,7 @@ TorchBackend::Handle TorchBackend::allreduce_sparse(Tensors& tensors, const c10d
                  "only SUM and AVG are possible");
   const CallOptions how{.timeout = timeout_or_default(options.timeout)};
   Request request(c10d::OpType::_ALLREDUCE_SPARSE, "muster:all_reduce_sparse", /*async=*/false);
-  Inline inline_call(*this, request, tensors);
+  SyncCallScope inline_call(*this, request, tensors);
   {
     const at::NoGradGuard no_grad;
     at::Tensor sum = sum_sparse(*group_, tensor, how);

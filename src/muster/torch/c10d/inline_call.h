@@ -6,9 +6,9 @@
 namespace muster {
 
 /// What is to be seen of a call that runs in the caller's thread: a profiler's event, and the completion hook's.
-class TorchBackend::Inline {
+class ProcessGroupMuster::SyncCallScope {
  public:
-  Inline(const TorchBackend& backend, const Request& request, at::TensorList inputs)
+  SyncCallScope(const ProcessGroupMuster& backend, const Request& request, at::TensorList inputs)
       : backend_(backend), type_(request.type), hooked_(backend.pending_->hooked()), event_(request.title, inputs) {
     if (hooked_) began_ = steady_clock().now();
   }
@@ -19,7 +19,7 @@ class TorchBackend::Inline {
   }
 
  private:
-  const TorchBackend& backend_;
+  const ProcessGroupMuster& backend_;
   const c10d::OpType type_;
   const bool hooked_;
   const ProfilerEvent event_;

@@ -64,13 +64,13 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 BufferView Request::view(const at::Tensor& tensor, Use use, bool apart) {
   value_or_throw(check_sendable(tensor));
   if (is_plain(tensor) && !apart) {
-    if (async) kept_.push_back(tensor);
+    if (async) keep_alive_.push_back(tensor);
     return value_or_throw(view_of(tensor));
   }
   const at::NoGradGuard no_grad;
   const at::Tensor plain = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
   if (use != Use::kWrite) copy_elements(plain, tensor);
-  kept_.push_back(plain);
+  keep_alive_.push_back(plain);
   if (use != Use::kRead) copies_.emplace_back(tensor, plain);
   return value_or_throw(view_of(plain));
 }
@@ -111,7 +111,7 @@ BufferView Request::apart(BufferView input, const BufferView& output, bool allow
   if (allowed || !overlap(input, output)) return input;
   const at::Tensor copy = at::empty({static_cast<int64_t>(input.bytes())}, at::kByte);
   input.read(0, copy.mutable_data_ptr(), input.bytes());
-  kept_.push_back(copy);
+  keep_alive_.push_back(copy);
   return {copy.mutable_data_ptr(), input.count(), input.dtype()};
 }
 
@@ -130,7 +130,7 @@ void Request::join(Request other) {
   append(outputs, other.outputs);
   append(operations, other.operations);
   append(messages, other.messages);
-  append(kept_, other.kept_);
+  append(keep_alive_, other.keep_alive_);
   append(copies_, other.copies_);
 }
 
@@ -144,7 +144,7 @@ void Request::copy_back() {
 
 void Request::release() {
   copies_.clear();
-  kept_.clear();
+  keep_alive_.clear();
 }
 
 }  // namespace muster

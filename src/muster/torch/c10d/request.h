@@ -72,7 +72,7 @@ class Request {
   BufferView view(const at::Tensor& tensor, Use use, bool apart = false);
   BufferView view(const std::vector<at::Tensor>& tensors, Use use);
 
-  std::vector<at::Tensor> kept_;
+  std::vector<at::Tensor> keep_alive_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  ///< to, from
 };
 

@@ -31,7 +31,7 @@ std::vector<int64_t> describe(const at::Tensor& tensor) {
 std::vector<size_t> exchange_counts(Group& group, const at::Tensor& tensor, const CallOptions& options) {
   std::vector<int64_t> mine = describe(tensor);
   const size_t words = mine.size();
-  const Membership& self = group.membership();
+  const GroupSpec& self = group.membership();
   std::vector<int64_t> all(words * self.size);
   value_or_throw(
       group.all_gather({mine.data(), words, Dtype::kInt64}, {all.data(), all.size(), Dtype::kInt64}, options).wait());

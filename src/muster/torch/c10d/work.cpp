@@ -11,12 +11,12 @@
 
 namespace muster {
 
-Pending::Ticket::Ticket(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {
+Pending::InFlightGuard::InFlightGuard(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {
   const std::lock_guard lock(pending_->mutex_);
   ++pending_->count_;
 }
 
-Pending::Ticket::~Ticket() {
+Pending::InFlightGuard::~InFlightGuard() {
   const std::lock_guard lock(pending_->mutex_);
   if (--pending_->count_ == 0) pending_->none_left_.notify_all();
 }
@@ -48,10 +48,10 @@ namespace {
 
 /// What a callback owns: the Work, and with it the tensors, as the caller may drop its handle before the end. The
 /// members' order matters: the ticket is given back once the Work is let go.
-struct Held {
-  Held(std::shared_ptr<Pending> pending, c10::intrusive_ptr<TensorWork> held, size_t parts)
+struct CompletionContext {
+  CompletionContext(std::shared_ptr<Pending> pending, c10::intrusive_ptr<TensorWork> held, size_t parts)
       : ticket(std::move(pending)), work(std::move(held)), running(parts) {}
-  Pending::Ticket ticket;
+  Pending::InFlightGuard ticket;
   c10::intrusive_ptr<TensorWork> work;
   std::atomic<size_t> running;
 };
@@ -76,7 +76,7 @@ void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<m
   work->started_.store(true, std::memory_order_release);
   if (work->parts_done()) return work->settle();
   // Shared, because a std::function must be copyable.
-  const auto held = std::make_shared<Held>(work->pending_, work, work->parts_.size());
+  const auto held = std::make_shared<CompletionContext>(work->pending_, work, work->parts_.size());
   for (const muster::Work& part : work->parts_) {
     part.on_done([held](const Result<>&) {
       if (held->running.fetch_sub(1, std::memory_order_acq_rel) == 1) held->work->settle();
@@ -107,7 +107,7 @@ void TensorWork::settle() {
   const std::exception_ptr exception = outcome();
   ended_ = steady_clock().now();
   request_.release();
-  std::optional<Pending::Ticket> until_told;
+  std::optional<Pending::InFlightGuard> until_told;
   if (pending_->hooked()) until_told.emplace(pending_);
   end(exception);
   if (until_told) pending_->tell(request_.type, sequence_, began_, ended_);
@@ -184,8 +184,8 @@ c10d::WorkResult kind_of(const std::exception_ptr& failure) {
 c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFutureResult() {
   auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   getFuture()->addCallback([result](c10::ivalue::Future& future) {
-    result->markCompleted(static_cast<int64_t>(future.hasError() ? kind_of(future.exception_ptr())
-                                                                 : c10d::WorkResult::SUCCESS));
+    result->markCompleted(
+        static_cast<int64_t>(future.hasError() ? kind_of(future.exception_ptr()) : c10d::WorkResult::SUCCESS));
   });
   return result;
 }

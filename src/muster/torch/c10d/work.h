@@ -20,12 +20,12 @@ class Pending {
  public:
   /// A Work that the group's thread still holds, and with it tensors whose release may need Python's lock; from its
   /// making to its destruction.
-  class Ticket {
+  class InFlightGuard {
    public:
-    explicit Ticket(std::shared_ptr<Pending> pending);
-    ~Ticket();
-    Ticket(const Ticket&) = delete;
-    Ticket& operator=(const Ticket&) = delete;
+    explicit InFlightGuard(std::shared_ptr<Pending> pending);
+    ~InFlightGuard();
+    InFlightGuard(const InFlightGuard&) = delete;
+    InFlightGuard& operator=(const InFlightGuard&) = delete;
 
    private:
     std::shared_ptr<Pending> pending_;  // shared: the last callback may end after the backend

@@ -44,11 +44,11 @@ class NativeHook : public c10d::CommHookInterface {
 };
 
 /// A hook whose reductions have a second step.
-class TwoStepHook : public NativeHook {
+class TwoPhaseHook : public NativeHook {
  public:
-  explicit TwoStepHook(HookGroups groups);
+  explicit TwoPhaseHook(HookGroups groups);
   /// Ends what has not got its result, here and at the other ranks.
-  ~TwoStepHook() override;
+  ~TwoPhaseHook() override;
 
  protected:
   /// Calls `step` with the work's result when all that was begun before has ended, on the sequencer's thread. It

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kPiece = 1 << 20;
 
 /// Quantised lists of `count` elements, one for each rank, in one message. A list is its scales, then its elements.
-struct Records {
+struct QuantizedChunks {
   size_t bytes() const { return blocks * (sizeof(float) + block); }
   float* scales(Rank r) const { return reinterpret_cast<float*>(memory.data_ptr<uint8_t>() + r * bytes()); }
   int8_t* elements(Rank r) const { return reinterpret_cast<int8_t*>(scales(r) + blocks); }
@@ -23,9 +23,9 @@ struct Records {
 };
 
 /// A piece of a bucket between two ranks: each sends all of its own, which is as much as two steps would send.
-class Exchanged {
+class PairwiseChunk {
  public:
-  Exchanged(Records records, size_t count) : records(std::move(records)), error_(count) {}
+  PairwiseChunk(QuantizedChunks records, size_t count) : records(std::move(records)), error_(count) {}
 
   void pack(const float* gradients, Rank self) {
     quantise(records.elements(self), records.scales(self), gradients, 1, error_.data(), error_.size(), records.block);
@@ -38,16 +38,16 @@ class Exchanged {
     add_quantised(gradients, records.elements(1), records.scales(1), error_.size(), records.block);
   }
 
-  const Records records;
+  const QuantizedChunks records;
 
  private:
   std::vector<float> error_;  ///< of what this rank sends
 };
 
 /// A piece of a bucket between more ranks: each averages a shard of it for all.
-class Sharded {
+class ShardedChunk {
  public:
-  Sharded(Records sent, Records received, size_t count, Rank rank, int size)
+  ShardedChunk(QuantizedChunks sent, QuantizedChunks received, size_t count, Rank rank, int size)
       : sent(std::move(sent)),
         received(std::move(received)),
         count_(count),
@@ -85,7 +85,7 @@ class Sharded {
     }
   }
 
-  const Records sent, received;
+  const QuantizedChunks sent, received;
 
  private:
   size_t shard_begin(Rank r) const { return std::min(count_, r * sent.blocks * sent.block); }
@@ -98,9 +98,9 @@ class Sharded {
 };
 
 /// Reduces piece by piece, so that the first one is on its way while the next is quantised.
-class Int8Hook final : public TwoStepHook {
+class Int8Hook final : public TwoPhaseHook {
  public:
-  Int8Hook(HookGroups groups, size_t block) : TwoStepHook(std::move(groups)), block_(block) {}
+  Int8Hook(HookGroups groups, size_t block) : TwoPhaseHook(std::move(groups)), block_(block) {}
 
  private:
   template <class Piece>
@@ -113,14 +113,14 @@ class Int8Hook final : public TwoStepHook {
     const at::Tensor& buffer = bucket.getBuffer();
     const size_t step = piece(1);
     const auto pieces = exchanged_.of(bucket, [&] {
-      return cut<Exchanged>(buffer, step, [&](size_t count) {
-        return std::make_shared<Exchanged>(records((count + block_ - 1) / block_), count);
+      return cut<PairwiseChunk>(buffer, step, [&](size_t count) {
+        return std::make_shared<PairwiseChunk>(records((count + block_ - 1) / block_), count);
       });
     });
     const HookFuture future = new_future();
     const auto outcome = std::make_shared<Result<>>();
     for (size_t i = 0; i < pieces->size(); ++i) {
-      const std::shared_ptr<Exchanged>& piece = (*pieces)[i];
+      const std::shared_ptr<PairwiseChunk>& piece = (*pieces)[i];
       piece->pack(buffer.const_data_ptr<float>() + i * step, rank());
       Group& way = turn_++ % 2 == 0 ? group() : *second();
       const Work work = way.all_gather(piece->records.one(rank()), piece->records.all(), {.async = true});
@@ -139,14 +139,14 @@ class Int8Hook final : public TwoStepHook {
     const at::Tensor& buffer = bucket.getBuffer();
     const size_t step = piece(size());
     const auto pieces = sharded_.of(bucket, [&] {
-      return cut<Sharded>(buffer, step, [&](size_t count) {
+      return cut<ShardedChunk>(buffer, step, [&](size_t count) {
         const size_t blocks = (count + block_ - 1) / block_, shard = (blocks + size() - 1) / size();
-        return std::make_shared<Sharded>(records(shard), records(shard), count, rank(), size());
+        return std::make_shared<ShardedChunk>(records(shard), records(shard), count, rank(), size());
       });
     });
     HookFuture last;
     for (size_t i = 0; i < pieces->size(); ++i) {
-      const std::shared_ptr<Sharded>& piece = (*pieces)[i];
+      const std::shared_ptr<ShardedChunk>& piece = (*pieces)[i];
       piece->pack(buffer.const_data_ptr<float>() + i * step);
       const Work first = group().all_to_all(piece->sent.all(), piece->received.all(), {.async = true});
       last = then(
@@ -159,8 +159,8 @@ class Int8Hook final : public TwoStepHook {
 
   /// Elements of a piece of which each of `ranks` others gets a part: whole blocks.
   size_t piece(int ranks) const { return std::max<size_t>(1, kPiece / block_) * block_ * ranks; }
-  Records records(size_t blocks) const {
-    Records made{blocks, block_, {}};
+  QuantizedChunks records(size_t blocks) const {
+    QuantizedChunks made{blocks, block_, {}};
     made.memory = message(made.bytes() * size(), at::kByte);
     return made;
   }
@@ -174,8 +174,8 @@ class Int8Hook final : public TwoStepHook {
 
   const size_t block_;  ///< in elements
   size_t turn_ = 0;     ///< of the groups
-  BucketStates<Pieces<Exchanged>> exchanged_;
-  BucketStates<Pieces<Sharded>> sharded_;
+  BucketStates<Pieces<PairwiseChunk>> exchanged_;
+  BucketStates<Pieces<ShardedChunk>> sharded_;
 };
 
 }  // namespace

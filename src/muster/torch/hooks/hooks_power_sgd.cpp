@@ -18,7 +18,7 @@ struct Matrix {
   size_t count() const { return rows * columns; }
 };
 /// What is not.
-struct Stretch {
+struct UncompressedRange {
   size_t begin = 0, count = 0;
 };
 
@@ -43,7 +43,7 @@ class PowerSgdBucket {
   /// The first message: what is not compressed, and the matrices times their Q.
   void pack(const float* gradients) {
     float* to = first.data_ptr<float>();
-    for (const Stretch& stretch : stretches_) to = std::copy_n(gradients + stretch.begin, stretch.count, to);
+    for (const UncompressedRange& stretch : stretches_) to = std::copy_n(gradients + stretch.begin, stretch.count, to);
     for (const Matrix& m : matrices_) {
       float* const q = second.data_ptr<float>() + m.q;
       float* const corrected = error_.data() + m.begin;
@@ -62,7 +62,7 @@ class PowerSgdBucket {
   }
   void unpack(float* gradients) {
     const float* from = first.const_data_ptr<float>();
-    for (const Stretch& stretch : stretches_) {
+    for (const UncompressedRange& stretch : stretches_) {
       std::copy_n(from, stretch.count, gradients + stretch.begin);
       from += stretch.count;
     }
@@ -101,7 +101,7 @@ class PowerSgdBucket {
       end = m.begin + m.count();
     }
     stretches_.push_back({end, count_ - end});
-    for (const Stretch& stretch : stretches_) first_count_ += stretch.count;
+    for (const UncompressedRange& stretch : stretches_) first_count_ += stretch.count;
     for (Matrix& m : matrices_) {
       m.p = std::exchange(first_count_, first_count_ + m.rows * m.rank);
       m.q = std::exchange(second_count_, second_count_ + m.columns * m.rank);
@@ -120,13 +120,14 @@ class PowerSgdBucket {
   Random random_;
   std::vector<float> error_;  ///< while a step runs: the gradients with the last step's error
   std::vector<Matrix> matrices_;
-  std::vector<Stretch> stretches_;
+  std::vector<UncompressedRange> stretches_;
   size_t first_count_ = 0, second_count_ = 0;
 };
 
-class PowerSgdHook final : public TwoStepHook {
+class PowerSgdHook final : public TwoPhaseHook {
  public:
-  PowerSgdHook(HookGroups groups, const PowerSgdOptions& options) : TwoStepHook(std::move(groups)), options_(options) {}
+  PowerSgdHook(HookGroups groups, const PowerSgdOptions& options)
+      : TwoPhaseHook(std::move(groups)), options_(options) {}
 
  private:
   HookFuture reduce(c10d::GradBucket& bucket) override {

@@ -23,14 +23,14 @@ size_t bytes_of_mb(double mb) {
 
 class FunctionHook : public c10d::CommHookInterface {
  public:
-  explicit FunctionHook(DistributedModule::Hook hook) : hook_(std::move(hook)) {}
+  explicit FunctionHook(DistributedDataParallelBase::Hook hook) : hook_(std::move(hook)) {}
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override { return hook_(bucket); }
   at::Tensor parseHookResult(const c10::IValue& result) override {
     return c10d::detail::parseCppCommHookResult(result);
   }
 
  private:
-  DistributedModule::Hook hook_;
+  DistributedDataParallelBase::Hook hook_;
 };
 
 /// Tensors of the module, each once, though modules may share it.
@@ -84,8 +84,9 @@ std::unique_ptr<muster::Reducer> make_reducer(const torch::nn::Module& module, c
 
 }  // namespace
 
-DistributedModule::DistributedModule(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Group> group,
-                                     DistributedDataParallelOptions options)
+DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
+                                                         std::shared_ptr<Group> group,
+                                                         DistributedDataParallelOptions options)
     : torch::nn::Module("DistributedDataParallel"), group_(std::move(group)), options_(std::move(options)) {
   check_argument(module != nullptr && group_ != nullptr, kTitle, "it needs a module and a group");
   register_module("module", module);
@@ -97,14 +98,14 @@ DistributedModule::DistributedModule(std::shared_ptr<torch::nn::Module> module, 
   broadcast(*group_, state);
 }
 
-bool DistributedModule::will_reduce() const { return synchronises_ && at::GradMode::is_enabled(); }
+bool DistributedDataParallelBase::will_reduce() const { return synchronises_ && at::GradMode::is_enabled(); }
 
-void DistributedModule::before_forward() {
+void DistributedDataParallelBase::before_forward() {
   if (joining_) meet(will_reduce() ? Step::kBackward : Step::kForward);
   begin_step(will_reduce());
 }
 
-void DistributedModule::begin_step(bool reduces) {
+void DistributedDataParallelBase::begin_step(bool reduces) {
   if (reduces) {
     reducer_->prepare_for_forward();
     reducer_->rebuild_buckets();
@@ -112,7 +113,7 @@ void DistributedModule::begin_step(bool reduces) {
   if (options_.broadcast_buffers && buffers_are_stale_) broadcast(*group_, buffers_to_sync_, source_);
 }
 
-void DistributedModule::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known) {
+void DistributedDataParallelBase::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known) {
   buffers_are_stale_ = will_reduce();
   if (!buffers_are_stale_) return;
   const bool search = options_.find_unused_parameters || options_.static_graph;
@@ -123,7 +124,7 @@ void DistributedModule::after_forward(const std::vector<at::Tensor>& outputs, bo
 }
 
 /// Tells all ranks in join() what this one is about to do; returns the most that any is.
-DistributedModule::Step DistributedModule::meet(Step mine) {
+DistributedDataParallelBase::Step DistributedDataParallelBase::meet(Step mine) {
   std::vector<Step> all(static_cast<size_t>(group_->membership().size));
   value_or_throw(group_->all_gather({&mine, 1, Dtype::kUint8}, {all.data(), all.size(), Dtype::kUint8}).wait());
   const auto first = std::find_if(all.begin(), all.end(), [](Step step) { return step != Step::kNone; });
@@ -137,8 +138,8 @@ DistributedModule::Step DistributedModule::meet(Step mine) {
   return most;
 }
 
-void DistributedModule::join(const std::function<void()>& train, const std::function<void()>& update,
-                             JoinOptions options) {
+void DistributedDataParallelBase::join(const std::function<void()>& train, const std::function<void()>& update,
+                                       JoinOptions options) {
   check_argument(train && update, kTitle, "join() needs something to train with and something to update with");
   check_argument(!options_.skip_all_reduce_unused_parameters, kTitle,
                  "join() cannot do with skip_all_reduce_unused_parameters: a rank without data does not know what the "
@@ -160,14 +161,14 @@ void DistributedModule::join(const std::function<void()>& train, const std::func
   if (options_.broadcast_buffers) broadcast(*group_, buffers_to_sync_, source_);  // what the last one has gathered
 }
 
-void DistributedModule::register_comm_hook(Hook hook) {
+void DistributedDataParallelBase::register_comm_hook(Hook hook) {
   register_comm_hook(std::make_unique<FunctionHook>(std::move(hook)));
 }
-void DistributedModule::register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
+void DistributedDataParallelBase::register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
   reducer_->set_hook(std::move(hook));
 }
 
-std::shared_ptr<torch::nn::Module> DistributedModule::clone(const std::optional<at::Device>&) const {
+std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(const std::optional<at::Device>&) const {
   throw_error({ErrorCode::kUnsupported,
                "a DistributedDataParallel cannot be cloned, for its buckets belong to one module: clone what it "
                "wraps, ddp.module(), and wrap the copy"});

@@ -36,7 +36,7 @@ struct JoinOptions {
 };
 
 /// What DistributedDataParallel is, whatever module it wraps.
-class DistributedModule : public torch::nn::Module {
+class DistributedDataParallelBase : public torch::nn::Module {
  public:
   /// While one lives, backward only adds to this rank's gradients. It counts when forward is called: the first
   /// forward and backward without one reduces what has gathered.
@@ -50,9 +50,10 @@ class DistributedModule : public torch::nn::Module {
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    friend class DistributedModule;
-    explicit NoSync(DistributedModule& model) : model_(model), before_(std::exchange(model.synchronises_, false)) {}
-    DistributedModule& model_;
+    friend class DistributedDataParallelBase;
+    explicit NoSync(DistributedDataParallelBase& model)
+        : model_(model), before_(std::exchange(model.synchronises_, false)) {}
+    DistributedDataParallelBase& model_;
     bool before_;
   };
   NoSync no_sync() { return NoSync(*this); }
@@ -90,8 +91,8 @@ class DistributedModule : public torch::nn::Module {
   std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override;
 
  protected:
-  DistributedModule(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Group> group,
-                    DistributedDataParallelOptions options);
+  DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Group> group,
+                              DistributedDataParallelOptions options);
 
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known);
@@ -142,13 +143,13 @@ struct Wrapped<Holder, std::void_t<typename Holder::ContainedType>> {
 /// that differs by rank throws ErrorException, which names the parameter or buffer and the rank. Wrong use throws
 /// c10::Error. Not thread-safe.
 template <class M>
-class DistributedDataParallel : public DistributedModule {
+class DistributedDataParallel : public DistributedDataParallelBase {
  public:
   using Wrapped = typename detail::Wrapped<M>::Type;
 
   DistributedDataParallel(std::shared_ptr<Wrapped> module, std::shared_ptr<Group> group,
                           DistributedDataParallelOptions options = {})
-      : DistributedModule(module, std::move(group), std::move(options)), module_(std::move(module)) {}
+      : DistributedDataParallelBase(module, std::move(group), std::move(options)), module_(std::move(module)) {}
   DistributedDataParallel(const torch::nn::ModuleHolder<Wrapped>& module, std::shared_ptr<Group> group,
                           DistributedDataParallelOptions options = {})
       : DistributedDataParallel(module.ptr(), std::move(group), std::move(options)) {}

@@ -116,7 +116,7 @@ double ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type, bool
 
 std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::consolidate(Rank to) {
   at::Tensor share;
-  const std::string problem = problem_of([&] {
+  const std::string problem = error_message_of([&] {
     assign_new_parameters();
     copy_options();
     torch::serialize::OutputArchive mine;

@@ -93,14 +93,14 @@ void Reducer::Impl::make_buckets(const BucketPlan& plan) {
   steps.set_plan(options.names, plan);
 }
 
-void Reducer::Impl::give_memory() {
+void Reducer::Impl::allocate_buckets() {
   for (const auto& bucket : buckets) {
     if (bucket->sparse || bucket->flat.defined() || alone()) continue;
     bucket->flat = make_flat(*group, *bucket, dtype);
     if (!options.gradient_as_bucket_view) continue;
     for (size_t position = 0; position < bucket->parameters.size(); ++position) {
       at::Tensor& gradient = parameters[bucket->parameters[position]].mutable_grad();
-      if (gradient.defined()) take_dense(*bucket, position, gradient);
+      if (gradient.defined()) mark_dense_ready(*bucket, position, gradient);
     }
   }
 }

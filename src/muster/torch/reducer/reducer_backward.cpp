@@ -93,10 +93,10 @@ void Reducer::Impl::within_hook(Body body) {
 
 void Reducer::Impl::on_gradient(size_t index) {
   const std::lock_guard lock(mutex);
-  if (!closed) guarded([&] { take_gradient(index); });
+  if (!closed) guarded([&] { accept_gradient(index); });
 }
 
-void Reducer::Impl::take_gradient(size_t index) {
+void Reducer::Impl::accept_gradient(size_t index) {
   if (searches() && std::exchange(used_reduced, false)) used.zero_();  // the last backward's
   if ((searches() || counting()) && parameters[index].grad().defined()) used.mutable_data_ptr<int>()[index] = 1;
   if (!armed) return;
@@ -122,7 +122,7 @@ void Reducer::Impl::take_gradient(size_t index) {
 void Reducer::Impl::begin_backward() {
   begun = true;
   backward_time = steady_clock().now();
-  give_memory();
+  allocate_buckets();
   if (counting()) return;
   if (rebuilds()) order.clear();
   for (const size_t index : unused) {
@@ -143,7 +143,7 @@ void Reducer::Impl::mark_ready(size_t index) {
   if (bucket.sparse) {
     take_sparse(bucket, gradient);
   } else {
-    take_dense(bucket, place.position, gradient);
+    mark_dense_ready(bucket, place.position, gradient);
   }
   if (--bucket.pending > 0) return;
   bucket.times.ready = steady_clock().now();
@@ -151,7 +151,7 @@ void Reducer::Impl::mark_ready(size_t index) {
   begin_full_buckets();
 }
 
-void Reducer::Impl::take_dense(Bucket& bucket, size_t position, at::Tensor& gradient) {
+void Reducer::Impl::mark_dense_ready(Bucket& bucket, size_t position, at::Tensor& gradient) {
   if (alone()) return;
   at::Tensor& view = bucket.view(position);
   if (!gradient.defined()) {
@@ -268,7 +268,7 @@ void Reducer::Impl::shadow() {
   begun = true;
   backward_time = steady_clock().now();
   for (at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
-  give_memory();
+  allocate_buckets();
   order.clear();
   for (size_t i = parameters.size(); i-- > 0;) {
     if (ordered) order.push_back(i);
@@ -319,7 +319,7 @@ void Reducer::Impl::finish() {
   futures.clear();
   forward_work.reset();
   factor = 1;
-  note_times();
+  record_times();
 }
 
 void Reducer::Impl::reduce_now(Bucket& bucket) {
@@ -365,7 +365,7 @@ void Reducer::Impl::end_bucket(Bucket& bucket) {
     }
   }
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-    if (!globally_unused(bucket.parameters[i])) hand_out_gradient(bucket, i, apart);
+    if (!globally_unused(bucket.parameters[i])) finalize_gradient(bucket, i, apart);
   }
 }
 
@@ -399,7 +399,7 @@ bool Reducer::Impl::globally_unused(size_t index) const {
   return used_reduced && used.const_data_ptr<int>()[index] == 0;
 }
 
-void Reducer::Impl::hand_out_gradient(Bucket& bucket, size_t position, const at::Tensor* result) {
+void Reducer::Impl::finalize_gradient(Bucket& bucket, size_t position, const at::Tensor* result) {
   at::Tensor& variable = parameters[bucket.parameters[position]];
   at::Tensor& gradient = variable.mutable_grad();
   if (alone()) {
@@ -420,7 +420,7 @@ void Reducer::Impl::hand_out_gradient(Bucket& bucket, size_t position, const at:
   }
 }
 
-void Reducer::Impl::note_times() {
+void Reducer::Impl::record_times() {
   times.forward = forward_time;
   times.backward = backward_time;
   times.waited = waited_time;

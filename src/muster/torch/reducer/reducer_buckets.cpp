@@ -15,13 +15,13 @@ namespace muster {
 namespace {
 
 /// A bucket that is being filled.
-struct Filling {
+struct OpenBucket {
   std::vector<size_t> members;
   size_t bytes = 0;
   size_t limit = 0;  ///< its place in the list of limits
 };
 
-at::Tensor place_in(const at::Tensor& flat, const at::Tensor& like, size_t offset) {
+at::Tensor view_at(const at::Tensor& flat, const at::Tensor& like, size_t offset) {
   // Not a view in autograd's eyes, which would let nobody detach_() it: libtorch's Optimizer::zero_grad() does.
   const at::AutoDispatchBelowADInplaceOrView no_view;
   const at::Tensor part = flat.narrow(0, static_cast<int64_t>(offset), like.numel());
@@ -33,7 +33,7 @@ at::Tensor place_in(const at::Tensor& flat, const at::Tensor& like, size_t offse
 BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, const std::vector<size_t>& order,
                         const std::vector<bool>& sparse, const std::vector<size_t>& limits) {
   using Kind = std::pair<c10::ScalarType, std::pair<c10::DeviceType, c10::DeviceIndex>>;
-  std::map<Kind, Filling> open;
+  std::map<Kind, OpenBucket> open;
   BucketPlan plan;
   std::vector<size_t> last;  // of each bucket: the place of its last parameter in the order
   for (size_t place = 0; place < order.size(); ++place) {
@@ -43,7 +43,7 @@ BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, const std::ve
       continue;
     }
     const at::Tensor& parameter = parameters[index];
-    Filling& filling = open[{parameter.scalar_type(), {parameter.device().type(), parameter.device().index()}}];
+    OpenBucket& filling = open[{parameter.scalar_type(), {parameter.device().type(), parameter.device().index()}}];
     filling.members.push_back(index);
     filling.bytes += parameter.nbytes();
     if (filling.bytes < limits[filling.limit]) continue;
@@ -101,13 +101,13 @@ at::Tensor& Bucket::view(size_t position) {
   at::Tensor& view = views_[position];
   // Whoever sets a gradient's .data replaces what the view, which is the gradient, refers to.
   if (!view.defined() || view.storage().unsafeGetStorageImpl() != flat.storage().unsafeGetStorageImpl()) {
-    view = place_in(flat, variables[position], offsets[position]);
+    view = view_at(flat, variables[position], offsets[position]);
   }
   return view;
 }
 
 at::Tensor Bucket::view_in(const at::Tensor& result, size_t position) const {
-  return place_in(result, variables[position], offsets[position]);
+  return view_at(result, variables[position], offsets[position]);
 }
 
 size_t Bucket::bytes() const {

@@ -33,14 +33,14 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void guarded(Body body);
   template <class Body>
   void within_hook(Body body);
-  void take_gradient(size_t index);
+  void accept_gradient(size_t index);
   void count_and_reduce();
   void shadow();
   void expect_gradients();
   void arm(const std::vector<at::Tensor>& outputs);
   void begin_backward();
   void mark_ready(size_t index);
-  void take_dense(Bucket& bucket, size_t position, at::Tensor& gradient);
+  void mark_dense_ready(Bucket& bucket, size_t position, at::Tensor& gradient);
   void take_sparse(Bucket& bucket, at::Tensor& gradient);
   bool hands_out_views(const Bucket& bucket, size_t position) const;
   void begin_full_buckets();
@@ -53,8 +53,8 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
   void end_bucket(Bucket& bucket);
   void wait_for_hook(const c10::intrusive_ptr<c10::ivalue::Future>& future, const Bucket* bucket);
   at::Tensor result_of(Bucket& bucket);
-  void hand_out_gradient(Bucket& bucket, size_t position, const at::Tensor* result);
-  void note_times();
+  void finalize_gradient(Bucket& bucket, size_t position, const at::Tensor* result);
+  void record_times();
   Result<> drain();
   void abandon();
   Result<> groups_status() const;
@@ -63,7 +63,8 @@ struct Reducer::Impl : std::enable_shared_from_this<Reducer::Impl> {
 
   void verify() const;
   void make_buckets(const BucketPlan& plan);
-  void give_memory();  ///< to buckets that have none yet: late, as whoever wraps a model first sends it to all ranks
+  void
+  allocate_buckets();  ///< to buckets that have none yet: late, as whoever wraps a model first sends it to all ranks
   BucketPlan plan() const;
   std::vector<size_t> limits() const;
   bool rebuild();

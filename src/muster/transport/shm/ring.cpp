@@ -76,7 +76,7 @@ Result<size_t> RingWriter::write(Transfer& transfer) {
   transfer.copy_to(data_ + tail_ % kRingBytes, first);
   transfer.copy_to(data_, bytes - first);
   tail_ += bytes;
-  control_->writer_core.store(CoreKeeper::current(), std::memory_order_relaxed);
+  control_->writer_core.store(CpuMigrator::current(), std::memory_order_relaxed);
   control_->tail.store(tail_);
   return bytes;
 }

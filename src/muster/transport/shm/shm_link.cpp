@@ -28,14 +28,14 @@ constexpr Duration kDescriptorPatience = std::chrono::milliseconds(100);
 
 class ShmLink final : public LinkBase {
  public:
-  ShmLink(Loop& loop, Opened opened)
+  ShmLink(Loop& loop, NegotiatedLink opened)
       : LinkBase(std::move(opened.peer)),
         loop_(loop),
         stream_(std::move(opened.connection.stream)),
-        frames_(kLargestControlFrame) {
+        frames_(kMaxControlFrame) {
     frames_.feed(opened.connection.leftover);
   }
-  ~ShmLink() override { finish(); }
+  ~ShmLink() override { destroy_pending(); }
   const char* kind() const override { return name(Transport::kShm); }
 
   Result<> start() {
@@ -54,10 +54,10 @@ class ShmLink final : public LinkBase {
   void pump_sends() override;
   void pump_receives() override;
   bool has_unread() const override { return rings_ && rings_->in.has_bytes(); }
-  void leave(const Error* why) override;
+  void shutdown(const Error* why) override;
   void release() override;
-  void ask() override { signal(LinkFrame::kPing); }
-  void bring(ByteView note) override { signal(LinkFrame::kNote, note); }
+  void send_ping() override { signal(LinkFrame::kPing); }
+  void write_control(ByteView note) override { signal(LinkFrame::kNote, note); }
 
   void on_event();
   Result<> read_socket();
@@ -80,7 +80,7 @@ class ShmLink final : public LinkBase {
   Loop::PollerId poller_ = 0;   // 0: none
   TimePoint spin_until_;
   bool moved_ = false;  // bytes, since the last look
-  CoreKeeper core_;
+  CpuMigrator core_;
 };
 
 // ---- the rings
@@ -114,7 +114,7 @@ void ShmLink::pump_receives() {
 /// So few bytes fit a Unix socket whole or not at all. When they do not, so much is unread that the peer cannot miss
 /// that it is wanted.
 void ShmLink::signal(LinkFrame kind, ByteView payload) {
-  std::array<uint8_t, kFrameHeaderBytes + kLargestNote> frame;
+  std::array<uint8_t, kFrameHeaderBytes + kMaxControlMessage> frame;
   const auto header = encode(FrameHeader{static_cast<uint32_t>(payload.size()), static_cast<uint8_t>(kind), 0});
   std::copy(payload.begin(), payload.end(), std::copy(header.begin(), header.end(), frame.begin()));
   const iovec piece{frame.data(), header.size() + payload.size()};
@@ -143,7 +143,7 @@ bool ShmLink::poll() {
     if (now >= spin_until_) park();
   }
   const bool moved = moved_;
-  settle();
+  run_completions();
   return moved;
 }
 
@@ -155,7 +155,7 @@ void ShmLink::park() {
   moved_ = false;
   // The writer may be silent because this end has its core.
   const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
-  if (receiving() && taken[0] == CoreKeeper::current()) core_.move_off(taken);
+  if (receiving() && taken[0] == CpuMigrator::current()) core_.migrate_away(taken);
   pump_receives();  // what came before the flag was seen
   if (is_open()) pump_sends();
 }
@@ -173,7 +173,7 @@ void ShmLink::stop_polling() {
 void ShmLink::on_event() {
   if (Result<> read = read_socket(); !read) {
     loop_.unwatch(stream_->fd());
-    part(link_error(read.error(), peer()));
+    begin_drain(link_error(read.error(), peer()));
   }
   if (is_open() && rings_) {
     rings_->in.park(false);
@@ -181,7 +181,7 @@ void ShmLink::on_event() {
     pump_receives();
     if (is_open()) pump_sends();
   }
-  settle();
+  run_completions();
 }
 
 Result<> ShmLink::read_socket() {
@@ -195,12 +195,12 @@ Result<> ShmLink::read_socket() {
 }
 
 bool ShmLink::take_signal(const Frame& frame) {
-  if (is_note(frame.header)) return noted(frame.payload), true;
+  if (is_note(frame.header)) return deliver_control(frame.payload), true;
   if (frame.header.length > 0) return false;
   const auto kind = static_cast<LinkFrame>(frame.header.kind);
   if (kind == LinkFrame::kPing) signal(LinkFrame::kPong);
   const bool alive = kind == LinkFrame::kPing || kind == LinkFrame::kPong;
-  if (alive) answered();
+  if (alive) on_pong();
   return alive || kind == LinkFrame::kDoorbell;
 }
 
@@ -211,7 +211,7 @@ void ShmLink::handle_frames() {
     if (!*frame) return;
     if (take_signal(**frame)) continue;
     loop_.unwatch(stream_->fd());
-    return part(parse_farewell((*frame)->header, (*frame)->payload, peer()));
+    return begin_drain(parse_farewell((*frame)->header, (*frame)->payload, peer()));
   }
 }
 
@@ -232,10 +232,10 @@ Result<> ShmLink::accept_region() {
 
 // ---- the end
 
-void ShmLink::leave(const Error* why) {
+void ShmLink::shutdown(const Error* why) {
   stop_polling();
   loop_.unwatch(stream_->fd());
-  part_from(loop_, std::move(stream_), encode_farewell(why));
+  linger(loop_, std::move(stream_), encode_farewell(why));
   rings_.reset();
 }
 
@@ -258,7 +258,7 @@ Result<> check_unix(const Address& address) {
               "links through shared memory need a Unix socket, and " + address.to_string() + " is none");
 }
 
-Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, Opened opened, bool connector) {
+Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, NegotiatedLink opened, bool connector) {
   auto link = std::make_unique<ShmLink>(loop, std::move(opened));
   if (connector) MUSTER_TRY(link->offer_region());
   MUSTER_TRY(link->start());
@@ -270,14 +270,16 @@ Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, Opened opened, bool conn
 Result<std::unique_ptr<Listener>> listen_shm_links(Loop& loop, const Address& unix_address, LinkIdentity self,
                                                    LinkHandler handler) {
   MUSTER_TRY(check_unix(unix_address));
-  const auto factory = [](Loop& owner, Opened opened) { return make_shm_link(owner, std::move(opened), false); };
+  const auto factory = [](Loop& owner, NegotiatedLink opened) {
+    return make_shm_link(owner, std::move(opened), false);
+  };
   return listen_for_links(loop, unix_address, without_tls(std::move(self)), LinkHello::Wire::kShm, factory,
                           std::move(handler));
 }
 
 std::unique_ptr<Dial> connect_shm_link(Loop& loop, const Address& unix_address, LinkIdentity self, Rank expected,
                                        const Deadline& deadline, ConnectHandler handler) {
-  const auto factory = [](Loop& owner, Opened opened) -> Result<std::unique_ptr<Link>> {
+  const auto factory = [](Loop& owner, NegotiatedLink opened) -> Result<std::unique_ptr<Link>> {
     MUSTER_TRY(check_unix(opened.connection.peer));
     return make_shm_link(owner, std::move(opened), true);
   };

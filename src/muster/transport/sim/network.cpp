@@ -128,7 +128,7 @@ void Network::dispatch(const Event& event, SimLink& link) {
   const bool parted = partition != partitions_.end();
   switch (event.kind) {
     case Kind::kArrive:
-    case Kind::kRoom:
+    case Kind::kWindowUpdate:
     case Kind::kPing:
     case Kind::kPong:
     case Kind::kNote:

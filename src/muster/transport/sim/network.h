@@ -16,7 +16,7 @@ class SimLink;
 /// what was due for a link that is gone falls to the ground.
 class Network {
  public:
-  enum class Kind : uint8_t { kArrive, kRoom, kPing, kPong, kNote, kPeerCrashed, kPartitioned, kCallback };
+  enum class Kind : uint8_t { kArrive, kWindowUpdate, kPing, kPong, kNote, kPeerCrashed, kPartitioned, kCallback };
 
   Network(uint64_t seed, Faults faults);
   ~Network();

@@ -13,7 +13,7 @@ SimLink::SimLink(Network& network, uint32_t number, Rank self, Rank peer)
     : LinkBase(simulated_peer(peer)), network_(&network), number_(number), self_(self) {}
 
 SimLink::~SimLink() {
-  finish();
+  destroy_pending();
   if (other_ != nullptr) other_->other_ = nullptr;
   if (network_ != nullptr) network_->forget(number_);
 }
@@ -22,64 +22,64 @@ void SimLink::pump_sends() {
   if (network_ == nullptr || crashed_) return;
   while (sending()) {
     Transfer& transfer = next_send();
-    const size_t room = other_ == nullptr ? kLargestParcel : kWindow - other_->unreceived_;
-    size_t bytes = std::min({transfer.remaining(), room, kLargestParcel});
+    const size_t room = other_ == nullptr ? kMaxPacket : kWindow - other_->unreceived_;
+    size_t bytes = std::min({transfer.remaining(), room, kMaxPacket});
     if (bytes == 0) return;
     if (bytes > 1 && network_->random().chance(network_->faults().short_read)) {
       bytes = network_->random().between(1, bytes - 1);
     }
-    Parcel parcel{Bytes(bytes), 0, nullptr};
-    transfer.copy_to(parcel.bytes.data(), bytes);
+    Packet packet{Bytes(bytes), 0, nullptr};
+    transfer.copy_to(packet.bytes.data(), bytes);
     network_->count_sent(self_, bytes);
-    dispatch(std::move(parcel));
+    dispatch(std::move(packet));
     moved_send();
   }
 }
 
-void SimLink::dispatch(Parcel parcel) {
+void SimLink::dispatch(Packet packet) {
   if (network_ == nullptr || other_ == nullptr) return;
-  const double seconds = static_cast<double>(parcel.bytes.size()) / network_->faults().bytes_per_second;
+  const double seconds = static_cast<double>(packet.bytes.size()) / network_->faults().bytes_per_second;
   line_free_ = std::max(network_->now(), line_free_) + Duration(static_cast<int64_t>(seconds * 1e9));
   last_arrival_ = std::max(last_arrival_, line_free_ + network_->parcel_delay());
   network_->schedule(last_arrival_, Network::Kind::kArrive, other_->number_);
-  other_->unreceived_ += parcel.bytes.size();
-  other_->incoming_.push(std::move(parcel));
+  other_->unreceived_ += packet.bytes.size();
+  other_->incoming_.push(std::move(packet));
 }
 
 void SimLink::pump_receives() {
   bool freed = false;
   while (receiving() && has_unread()) {
-    Parcel& parcel = incoming_.front();
-    const size_t bytes = std::min(next_receive().remaining(), parcel.bytes.size() - parcel.taken);
-    next_receive().copy_from(parcel.bytes.data() + parcel.taken, bytes);
-    parcel.taken += bytes;
+    Packet& packet = incoming_.front();
+    const size_t bytes = std::min(next_receive().remaining(), packet.bytes.size() - packet.taken);
+    next_receive().copy_from(packet.bytes.data() + packet.taken, bytes);
+    packet.taken += bytes;
     unreceived_ -= bytes;
     freed = true;
     moved_receive();
-    if (parcel.taken == parcel.bytes.size()) {
+    if (packet.taken == packet.bytes.size()) {
       incoming_.pop();
       --arrived_;
     }
   }
   if (!freed || room_promised_ || network_ == nullptr || other_ == nullptr || !other_->sending()) return;
   room_promised_ = true;
-  network_->schedule(network_->now() + network_->random_delay(), Network::Kind::kRoom, other_->number_);
+  network_->schedule(network_->now() + network_->random_delay(), Network::Kind::kWindowUpdate, other_->number_);
 }
 
 void SimLink::on_event(Network::Kind kind) {
   if (kind == Network::Kind::kArrive) return on_arrival();
-  if (kind == Network::Kind::kRoom) return on_room();
+  if (kind == Network::Kind::kWindowUpdate) return on_room();
   if (crashed_ || !is_open()) return;
   if (kind == Network::Kind::kNote) {
-    noted(notes_.pop());
+    deliver_control(notes_.pop());
   } else {
     if (kind == Network::Kind::kPing) signal(Network::Kind::kPong);
-    answered();
+    on_pong();
   }
-  settle();
+  run_completions();
 }
 
-void SimLink::bring(ByteView note) {
+void SimLink::write_control(ByteView note) {
   if (network_ == nullptr || other_ == nullptr) return;
   other_->notes_.push(Bytes(note.begin(), note.end()));
   signal(Network::Kind::kNote);
@@ -93,22 +93,23 @@ void SimLink::signal(Network::Kind kind) {
 void SimLink::on_arrival() {
   if (crashed_) return;
   ++arrived_;
-  if (const Error* why = incoming_.back().farewell.get(); why != nullptr && arrived_ == incoming_.size()) part(*why);
+  if (const Error* why = incoming_.back().farewell.get(); why != nullptr && arrived_ == incoming_.size())
+    begin_drain(*why);
   pump_receives();
-  settle();
+  run_completions();
 }
 
 void SimLink::on_room() {
   if (other_ != nullptr) other_->room_promised_ = false;
   if (crashed_ || !is_open()) return;
   pump_sends();
-  settle();
+  run_completions();
 }
 
 void SimLink::on_peer_lost(const char* how) {
   if (crashed_) return;
-  part(Error{ErrorCode::kPeerLost, peer().to_string() + " " + how, peer().rank, {}});
-  settle();
+  begin_drain(Error{ErrorCode::kPeerLost, peer().to_string() + " " + how, peer().rank, {}});
+  run_completions();
 }
 
 void SimLink::crash() {
@@ -116,9 +117,9 @@ void SimLink::crash() {
   mute();
 }
 
-void SimLink::leave(const Error* why) {
+void SimLink::shutdown(const Error* why) {
   if (crashed_) return;
-  dispatch(Parcel{{}, 0, std::make_unique<Error>(why != nullptr ? *why : goodbye_error(simulated_peer(self_)))});
+  dispatch(Packet{{}, 0, std::make_unique<Error>(why != nullptr ? *why : goodbye_error(simulated_peer(self_)))});
 }
 
 }  // namespace muster::sim

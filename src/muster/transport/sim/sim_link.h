@@ -25,26 +25,26 @@ class SimLink final : public LinkBase {
   void crash();
 
  private:
-  struct Parcel {
+  struct Packet {
     Bytes bytes;
     size_t taken = 0;
     std::unique_ptr<Error> farewell;  // the last parcel: why the sender closed
   };
   /// A sender may be this far ahead of its receiver, as with a kernel's buffers.
   static constexpr size_t kWindow = size_t{1} << 20;
-  static constexpr size_t kLargestParcel = size_t{256} << 10;
+  static constexpr size_t kMaxPacket = size_t{256} << 10;
 
   void pump_sends() override;
   void pump_receives() override;
   bool has_unread() const override { return arrived_ > 0 && !incoming_.front().farewell; }
-  void leave(const Error* why) override;
+  void shutdown(const Error* why) override;
   void release() override {}
-  void ask() override { signal(Network::Kind::kPing); }
-  void bring(ByteView note) override;
+  void send_ping() override { signal(Network::Kind::kPing); }
+  void write_control(ByteView note) override;
   void signal(Network::Kind kind);
   void on_arrival();
   void on_room();
-  void dispatch(Parcel parcel);
+  void dispatch(Packet packet);
 
   Network* network_;  // null once the world is gone
   uint32_t number_;
@@ -52,7 +52,7 @@ class SimLink final : public LinkBase {
   SimLink* other_ = nullptr;  // null once destroyed
   bool crashed_ = false;
 
-  Fifo<Parcel> incoming_;
+  Fifo<Packet> incoming_;
   Fifo<Bytes> notes_;
   size_t arrived_ = 0;          // how many of the parcels are here already
   size_t unreceived_ = 0;       // bytes sent to this end that it has not taken

@@ -54,7 +54,7 @@ class Parting {
 
 }  // namespace
 
-void part_from(Loop& loop, std::unique_ptr<Stream> stream, Bytes last_words) {
+void linger(Loop& loop, std::unique_ptr<Stream> stream, Bytes last_words) {
   // Shared by the watch, which owns it, and the handler that is running when the watch is dropped.
   const auto parting = std::make_shared<Parting>(loop, std::move(stream), std::move(last_words));
   if (!parting->advance()) return;
@@ -64,7 +64,7 @@ void part_from(Loop& loop, std::unique_ptr<Stream> stream, Bytes last_words) {
     (void)loop.modify(self->fd(), self->interest());
   });
   if (!watched) return;
-  loop.after(kPartingTime, [weak = std::weak_ptr(parting)] {
+  loop.after(kLingerTime, [weak = std::weak_ptr(parting)] {
     if (const auto self = weak.lock()) self->forget();
   });
 }

@@ -34,12 +34,12 @@ constexpr size_t kLookAhead = size_t{32} << 10;  // how far pings are looked for
 constexpr int kMostSignals = 64;                 // unanswered by a sane peer
 constexpr size_t kFarewellSearch = size_t{64} << 20;
 
-static_assert(kAheadBytes >= kFrameHeaderBytes + kLargestControlFrame);
+static_assert(kAheadBytes >= kFrameHeaderBytes + kMaxControlFrame);
 
 class SocketLink final : public LinkBase {
  public:
-  SocketLink(Loop& loop, Opened opened, const char* kind);
-  ~SocketLink() override { finish(); }
+  SocketLink(Loop& loop, NegotiatedLink opened, const char* kind);
+  ~SocketLink() override { destroy_pending(); }
   Result<> start();
   const char* kind() const override { return kind_; }
 
@@ -47,10 +47,10 @@ class SocketLink final : public LinkBase {
   void pump_sends() override;
   void pump_receives() override;
   bool has_unread() const override { return payload_left_ > 0; }
-  void leave(const Error* why) override;
+  void shutdown(const Error* why) override;
   void release() override;
-  void ask() override;
-  void bring(ByteView note) override;
+  void send_ping() override;
+  void write_control(ByteView note) override;
 
   void on_event(uint32_t events);
   void update_watch();
@@ -96,7 +96,7 @@ class SocketLink final : public LinkBase {
   size_t payload_left_ = 0;  // of the data frame that is being received, what is in ahead_ included
 };
 
-SocketLink::SocketLink(Loop& loop, Opened opened, const char* kind)
+SocketLink::SocketLink(Loop& loop, NegotiatedLink opened, const char* kind)
     : LinkBase(std::move(opened.peer)),
       loop_(loop),
       stream_(std::move(opened.connection.stream)),
@@ -114,7 +114,7 @@ Result<> SocketLink::start() {
   MUSTER_TRY(loop_.watch(stream_->fd(), events_, [this](uint32_t events) { on_event(events); }));
   watched_ = true;
   pump_receives();
-  settle();
+  run_completions();
   return {};
 }
 
@@ -122,7 +122,7 @@ void SocketLink::on_event(uint32_t events) {
   if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) gone_ = true;
   pump_receives();
   if (is_open()) pump_sends();
-  settle();
+  run_completions();
 }
 
 /// Asks only for what leads to progress, or a level-triggered loop would spin. A payload that nobody receives yet
@@ -159,7 +159,7 @@ void SocketLink::check_peer() {
   } else {
     update_watch();
   }
-  settle();
+  run_completions();
 }
 
 // ---- sending
@@ -209,12 +209,12 @@ void SocketLink::begin_frame() {
   header_.assign(header.begin(), header.end());
 }
 
-void SocketLink::ask() {
+void SocketLink::send_ping() {
   ++pings_due_;
   pump_sends();
 }
 
-void SocketLink::bring(ByteView note) {
+void SocketLink::write_control(ByteView note) {
   note_due_.assign(note.begin(), note.end());
   pump_sends();
 }
@@ -225,7 +225,7 @@ bool SocketLink::take_signal(const FrameHeader& header, ByteView rest) {
   const auto kind = static_cast<LinkFrame>(header.kind);
   if (is_note(header)) {
     if (rest.size() < header.length) return false;
-    noted(rest.first(header.length));
+    deliver_control(rest.first(header.length));
     return true;
   }
   if (header.length > 0) return false;
@@ -234,7 +234,7 @@ bool SocketLink::take_signal(const FrameHeader& header, ByteView rest) {
   } else if (kind != LinkFrame::kPong) {
     return false;
   }
-  answered();
+  on_pong();
   return true;
 }
 
@@ -313,7 +313,7 @@ bool SocketLink::read_header() {
     take_ahead(kFrameHeaderBytes + header->length);
     return true;
   }
-  const bool small = header->length <= kLargestControlFrame;
+  const bool small = header->length <= kMaxControlFrame;
   if (small && ahead_size() < kFrameHeaderBytes + header->length) return false;
   end(parse_farewell(*header, small ? ahead().subspan(kFrameHeaderBytes, header->length) : ByteView{}, peer()));
   return false;
@@ -386,7 +386,7 @@ void SocketLink::look_ahead(bool& more) {
 // ---- the end
 
 /// What is left of a frame that has begun must go first, or the farewell could not be told from the payload.
-void SocketLink::leave(const Error* why) {
+void SocketLink::shutdown(const Error* why) {
   Bytes words(header_.begin() + static_cast<ptrdiff_t>(header_sent_), header_.end());
   words.resize(header_left() + frame_left_);
   if (frame_left_ > 0) next_send().copy_to(words.data() + header_left(), frame_left_);
@@ -395,7 +395,7 @@ void SocketLink::leave(const Error* why) {
   std::unique_ptr<Stream> stream = std::move(stream_);
   loop_.unwatch(stream->fd());
   loop_.cancel(check_timer_);
-  part_from(loop_, std::move(stream), std::move(words));
+  linger(loop_, std::move(stream), std::move(words));
 }
 
 void SocketLink::release() {
@@ -404,7 +404,7 @@ void SocketLink::release() {
   stream_.reset();
 }
 
-Result<std::unique_ptr<Link>> make_socket_link(Loop& loop, Opened opened, const char* kind) {
+Result<std::unique_ptr<Link>> make_socket_link(Loop& loop, NegotiatedLink opened, const char* kind) {
   auto link = std::make_unique<SocketLink>(loop, std::move(opened), kind);
   MUSTER_TRY(link->start());
   return link;
@@ -412,7 +412,7 @@ Result<std::unique_ptr<Link>> make_socket_link(Loop& loop, Opened opened, const 
 
 LinkFactory socket_factory(const Address& address) {
   const char* kind = name(address.is_unix() ? Transport::kUnix : Transport::kTcp);
-  return [kind](Loop& loop, Opened opened) { return make_socket_link(loop, std::move(opened), kind); };
+  return [kind](Loop& loop, NegotiatedLink opened) { return make_socket_link(loop, std::move(opened), kind); };
 }
 
 }  // namespace
