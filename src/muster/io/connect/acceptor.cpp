@@ -267,7 +267,7 @@ class SocketAcceptor final : public Acceptor {
 
   /// It may be one of ours that had no time: it is told to try again.
   void drop(int fd, const std::string& reason) {
-    pending_.at(fd).negotiation.turn_away(Handshake::Refusal::kFull);
+    pending_.at(fd).negotiation.turn_away(Handshake::Refusal::kCrowded);
     lose(fd, reason);
   }
 

@@ -245,6 +245,8 @@ Error Handshake::refused(uint8_t reason) const {
       return {ErrorCode::kProtocol,
               "the server speaks TLS: set MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA here too"};
     case Refusal::kFull:
+      return {ErrorCode::kResourceExhausted, "the server has no file descriptor left for another connection"};
+    case Refusal::kCrowded:
       return {ErrorCode::kResourceExhausted, "the server has no room for this connection now"};
     case Refusal::kMalformed:
       return {ErrorCode::kProtocol, "the server could not read this process's handshake"};

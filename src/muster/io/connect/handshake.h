@@ -19,7 +19,14 @@ class Handshake {
   static constexpr size_t kMaxHello = 4096;
 
   /// Why a server sends a client away. Sent on the wire: append only.
-  enum class Refusal : uint8_t { kWrongSecret = 1, kMalformed = 2, kWrongUser = 3, kTlsRequired = 4, kFull = 5 };
+  enum class Refusal : uint8_t {
+    kWrongSecret = 1,
+    kMalformed = 2,
+    kWrongUser = 3,
+    kTlsRequired = 4,
+    kFull = 5,     ///< no file descriptor is left
+    kCrowded = 6,  ///< too many connections are in their handshake: the client should try again
+  };
   /// What a server sends before anything else to a client that it does not want to talk to.
   static Bytes refuse(Refusal reason);
   /// The server ends the handshake, wherever it is: take_output() then tells the client why.
