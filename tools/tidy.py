@@ -23,6 +23,7 @@ import tidy_bans
 import tidy_commits
 import tidy_docs
 import tidy_lengths
+import tidy_names
 
 # Which folders of src/muster a folder may include directly; what those may, it may too.
 LAYERS = {
@@ -284,6 +285,11 @@ def check_lengths(tree: Tree) -> Iterator[Finding]:
         yield Finding(path, line, rule, advice)
 
 
+def check_names(tree: Tree) -> Iterator[Finding]:
+    for path, line, rule, advice in tidy_names.check(tree.code):
+        yield Finding(path, line, rule, advice)
+
+
 def check_commits(tree: Tree) -> Iterator[Finding]:
     for path, line, rule, advice in tidy_commits.check(tree.root):
         yield Finding(path, line, rule, advice)
@@ -299,6 +305,7 @@ CHECKS = [
     check_detached,
     check_docs,
     check_lengths,
+    check_names,
     check_commits,
 ]
 
