@@ -285,7 +285,7 @@ TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) 
   }
 }
 
-/// Also one that its host's host communicator does not have, which counts its own places.
+/// Also a rank that this host's communicator does not have.
 TEST(GroupErrorsHosts, AnAbortMayBlameAnyRank) {
   for (const Rank blamed : {3, 100'000}) {
     const auto store = memory_store();

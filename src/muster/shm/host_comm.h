@@ -16,27 +16,27 @@
 
 namespace muster {
 
-/// What ranks of one host share to do collectives: per rank a word for each of the last steps and as many slots, in one
-/// memfd.
+/// Host communicator: the shared memory in which the ranks of one host run collectives. Each rank has one record for
+/// each of the last steps, and four slots. All of it is in one memfd.
 ///
-/// Work goes in steps, numbered alike on every rank. In a step a rank may write its slot, publishes the step, waits for
-/// the ranks whose slots it wants, and reads them. Who has published step k + 2 has finished reading what belongs to
-/// step k, and there are four slots: so a rank may publish the next step before it reads this one, which hides its
-/// waits. Of the words, which small messages travel in, there are more: who only sends small ones runs far ahead, and
-/// looks at its readers once in a while. Single writer per line, no locks. Waits spin, then yield (YieldBudget), then
-/// park on a futex.
+/// Work goes in steps with the same numbers on every rank. In a step, a rank may write its slot, publishes the step,
+/// waits for the ranks whose slots it needs, and reads those. A rank that has published step k + 2 has finished reading
+/// what belongs to step k, and there are four slots. So a rank may publish the next step before it reads this one,
+/// which hides its waits. There are more step records than slots: a rank that only sends small messages, which travel
+/// in the records, runs far ahead and rarely has to check its readers. Each record has a single writer; there are no
+/// locks. Waits spin, then yield (YieldBudget), then park on a futex.
 ///
-///   host communicator.open(tag);                                   // once a call
-///   host communicator.next();  MUSTER_TRY(host communicator.reserve(deadline)); // the own slot and payload may be
-///   written memcpy(host communicator.slot(), data, n);  host communicator.publish(); MUSTER_TRY(host
-///   communicator.wait_all(host communicator.step(), deadline)); read(host communicator.slot(peer, host
-///   communicator.step()));               // until the step after the next is published
+///   comm.open(tag);                                   // once a call
+///   comm.next();  MUSTER_TRY(comm.reserve(deadline)); // the own slot and payload may be written
+///   memcpy(comm.slot(), data, n);  comm.publish();
+///   MUSTER_TRY(comm.wait_all(comm.step(), deadline));
+///   read(comm.slot(peer, comm.step()));               // until the step after the next is published
 ///
-/// One thread at a time. Errors are final: after one, the host communicator is only good for wake_all().
+/// For one thread at a time. Errors are final: after one, only wake_all() may be called.
 class HostComm {
  public:
-  /// What a rank says about the call that a step belongs to. A wait compares it, and all that were said before, with
-  /// the own (a mismatch check at no extra cost: a fingerprint of all travels with the step).
+  /// Describes the call that a step belongs to. A wait compares it, and a fingerprint of all tags before it, with this
+  /// rank's own: a mismatch check at no extra cost.
   using Tag = std::array<uint64_t, 4>;
   /// Asked now and then while a wait for `awaited` is not over: drives the links, and returns the error that ends the
   /// wait, if any. What the awaited rank published before it went still counts.

@@ -14,7 +14,7 @@ struct HostPlanInputs {
   int ranks = 2;
   int cores = 2;
   size_t element = 4;     ///< bytes
-  bool direct = false;    ///< all tensors lie in arenas (run_on_shared_tensors.cpp)
+  bool direct = false;    ///< all tensors lie in arenas (shared_tensors.cpp)
   bool in_place = false;  ///< a rank's own block lies already where it belongs
   bool to_root = false;   ///< all_to_all: the others' blocks for one rank, as Hierarchy makes a gather of it
 };

@@ -188,8 +188,8 @@ Result<> CollectiveEngine::run_by_links(const Operation& operation, const Deadli
   return {};
 }
 
-/// An error of a host's host communicator, which counts places there, as one of the group. Who is late there may
-/// himself be waiting for another host.
+/// Translates an error of the host communicator, whose ranks count from 0 on each host, into one of the group. A rank
+/// that is late there may itself be waiting for another host.
 Error CollectiveEngine::of_group(Error error) {
   if (fatal_) return *fatal_;
   if (auto aborted = abort_requested()) return *aborted;

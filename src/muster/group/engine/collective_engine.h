@@ -14,9 +14,10 @@
 
 namespace muster {
 
-/// Runs one call at a time over a mesh: by the host communicator where all ranks share memory, by host communicators
-/// and links where hosts have several ranks, else by a schedule over the links. Owned by whichever thread holds the
-/// group's turn; only request_abort() and what does not change may be called from elsewhere.
+/// Runs one collective at a time over a mesh: through the host communicator if all ranks share memory, through host
+/// communicators and links if several hosts have several ranks, else by a schedule over links. The thread that holds
+/// the group's execution lock uses it. Other threads may call only request_abort() and the functions marked
+/// thread-safe.
 class CollectiveEngine {
  public:
   /// Where a rank of a group that links all pairs cannot have its part of the shared memory, all do without, and say so

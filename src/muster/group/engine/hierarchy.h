@@ -11,11 +11,11 @@
 
 namespace muster {
 
-/// Collectives over several hosts in two levels: within a host through its host communicator, across hosts with every
-/// rank carrying its share (no leader through which all would have to go). The bytes that cross hosts are the fewest
-/// possible: with H hosts and a tensor of S bytes 2 (H - 1) S in all for all_reduce, (H - 1) S for broadcast (and up to
-/// twice that for reduce); for all_gather each block once into each foreign host, for reduce_scatter the host's sum of
-/// each foreign block once out.
+/// Collectives over several hosts in two levels: within a host through its host communicator, between hosts with every
+/// rank sending its own shard, so that no leader is a bottleneck. As few bytes as possible cross hosts: with H hosts
+/// and a tensor of S bytes 2 (H - 1) S in all for all_reduce, (H - 1) S for broadcast (and up to twice that for
+/// reduce); for all_gather each block once into each foreign host, for reduce_scatter the host's sum of each foreign
+/// block once out.
 ///
 /// all_reduce: reduce_scatter in the host communicator, all_reduce of each slot across hosts, all_gather in the host
 /// communicator; the other collectives likewise. Large tensors go in chunks: one is on its way while the next is

@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-/// Of what else a rank listens for beside its abstract Unix address: "-host communicator", "-messages".
+/// Of what else a rank listens for beside its abstract Unix address: "-team", "-messages".
 Address beside(const std::string& local_address, const std::string& what) {
   return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + what);
 }

@@ -8,9 +8,9 @@
 namespace muster {
 
 /// Certificates for TLS 1.3. Both sides show one, signed by `ca_file`; anything older than 1.3 is refused. Host names
-/// in certificates are not compared with anything, because jobs use addresses: whoever holds a certificate of this CA
-/// is let in, so give a job (or a host communicator) a CA of its own. A certificate that limits its use must allow
-/// client and server.
+/// in certificates are not compared with anything, because jobs use addresses. Every holder of a certificate of
+/// this CA is let in, so give each job (or each group of users) its own CA. A certificate that limits its use must
+/// allow client and server.
 struct TlsFiles {
   std::string certificate_file;  ///< PEM chain
   std::string key_file;          ///< PEM

@@ -6,7 +6,7 @@ namespace muster {
 Result<std::unique_ptr<RendezvousClient>> RendezvousClient::start(std::unique_ptr<Store> store, Options options,
                                                                   Events events) {
   std::unique_ptr<RendezvousClient> made(new RendezvousClient(std::move(store), std::move(options), std::move(events)));
-  // JobEvent from before this node joins cannot concern it.
+  // Events from before this node joins do not concern it.
   MUSTER_ASSIGN(const int64_t told,
                 made->store_->add(made->keys_.news_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
   made->first_news_ = told + 1;

@@ -83,7 +83,7 @@ Result<Assignment> parse_assignment(ByteView bytes);
 /// The job's keys in its store, all under "muster/run/<run id>/":
 ///
 ///   inbox                  queue of Calls to the root
-///   news-count, news/<n>   the JobEvent, numbered from 1
+///   news-count, news/<n>   the events, numbered from 1
 ///   place/<g>/<node id>    the Assignment of a node in generation g
 ///   nodes                  JSON for people: the nodes as the root sees them
 ///   workers/<g>/<node>     JSON [pid, ...] by local rank
