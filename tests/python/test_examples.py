@@ -48,3 +48,29 @@ def test_digits_reach_97_percent_over_slow_links(example: Callable[..., str], op
     accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
     assert len(accuracies) == 12, said
     assert max(accuracies) >= 97, said
+
+
+def test_hello_adds_up_the_ranks(example: Callable[..., str]) -> None:
+    said = example(3, "hello.py")
+    assert sorted(re.findall(r"rank (\d) of 3: the sum is 3", said)) == ["0", "1", "2"], said
+
+
+def test_group_reduces_without_the_dispatcher(example: Callable[..., str]) -> None:
+    assert re.search(r"torch.distributed [\d.]+ us, muster.Group [\d.]+ us", example(2, "group.py"))
+
+
+def test_fsdp2_trains_on_shards(example: Callable[..., str]) -> None:
+    said = example(2, "fsdp2.py")
+    first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+)", said))
+    assert last < first / 2, said
+    shards = [int(count) for count in re.findall(r"keeps (\d+) of 2177", said)]
+    assert sum(shards) == 2177 and max(shards) < 2177, said
+
+
+def test_elastic_goes_on_from_the_last_checkpoint(
+    root: Path, muster: str, run: Callable[..., str], tmp_path: Path
+) -> None:
+    script = [root / "examples/python/elastic.py", "--checkpoint", tmp_path / "elastic.pt", "--fail-at", "5"]
+    said = run([muster, "run", "--nproc-per-node", "2", "--max-restarts", "3", *script])
+    assert re.findall(r"restart (\d): begins at step (\d+)", said) == [("0", "0"), ("1", "5")], said
+    assert "step 10: weights [30.0, 30.0, 30.0, 30.0]" in said, said
