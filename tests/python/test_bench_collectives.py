@@ -16,7 +16,7 @@ from muster.bench.__main__ import main
 from muster.bench.report import BenchFailedError
 
 ROOT = Path(__file__).resolve().parents[2]
-BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/launch"
+BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/cli"
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from muster.bench.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
-BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/launch"
+BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/cli"
 pytestmark = pytest.mark.skipif(not (BESIDE / "muster-store-load").exists(), reason="muster-store-load is not built")
 
 
