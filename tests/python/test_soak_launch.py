@@ -168,5 +168,5 @@ def test_random_kills(launch: Launch, tmp_path: Path) -> None:
         while figures.jobs < len(VICTIMS) or time.monotonic() < end:
             play(launch, script, chance, 1 + figures.jobs % 2, figures)
     finally:
-        print(f"\nseed {SEED}: {figures}", file=sys.stderr)
+        print(f"\nsoak: launcher, seed {SEED}: {figures}", file=sys.stderr)
     assert figures.orphans == 0

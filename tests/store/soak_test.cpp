@@ -256,9 +256,11 @@ TEST_F(Soak, CountsEveryAcknowledgedAddOnce) {
   std::string faults;
   for (int i = 0; i < kFaults; ++i) faults += (i == 0 ? "" : ", ") + std::to_string(injected_[i]) + " " + kNames[i];
   std::printf(
-      "%lld adds acknowledged, %lld ended with an error, %lld lost, %lld doubled; faults: %s, %llu cuts in all\n",
-      static_cast<long long>(done), static_cast<long long>(unknown), static_cast<long long>(clients_->lost()),
-      static_cast<long long>(clients_->doubled()), faults.c_str(), static_cast<unsigned long long>(tiers_.cuts()));
+      "soak: store, seed %llu: %lld adds acknowledged, %lld ended with an error, %lld lost, %lld doubled; faults: %s, "
+      "%llu cuts in all\n",
+      static_cast<unsigned long long>(seed_), static_cast<long long>(done), static_cast<long long>(unknown),
+      static_cast<long long>(clients_->lost()), static_cast<long long>(clients_->doubled()), faults.c_str(),
+      static_cast<unsigned long long>(tiers_.cuts()));
   EXPECT_GT(done, 0);
   clients_.reset();
 }
