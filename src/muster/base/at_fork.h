@@ -9,7 +9,7 @@ namespace muster {
 /// has none of the other threads: a lock that one of them held would stay taken there, and what it guards half changed.
 /// So `before` takes the lock, and the others give it back. Thread-safe.
 ///
-/// A fork takes all such locks at once. So whoever holds one may take no other, and must not fork.
+/// A fork takes all such locks at once. So a thread that holds one may take no other, and must not fork.
 class AtFork {
  public:
   struct Callbacks {

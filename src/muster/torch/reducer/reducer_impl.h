@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "muster/steps/step_recorder.h"
-#include "muster/torch/failure_agreement.h"
 #include "muster/torch/hooks/hooks_base.h"
+#include "muster/torch/reducer/failure_agreement.h"
 #include "muster/torch/reducer/reducer.h"
 #include "muster/torch/reducer/reducer_buckets.h"
 #include "muster/torch/reducer/reducer_unused.h"

@@ -1,4 +1,4 @@
-#include "muster/torch/failure_agreement.h"
+#include "muster/torch/reducer/failure_agreement.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -19,9 +19,9 @@ namespace {
 template <class Points>
 Work begin(Group& group, const std::shared_ptr<Points>& points) {
   constexpr Dtype kBytes = Dtype::kBits8;
-  const Work work = group.all_gather({&points->here, sizeof(FailurePoint), kBytes},
-                                     {points->all.data(), points->all.size() * sizeof(FailurePoint), kBytes},
-                                     {.async = true});
+  const Work work =
+      group.all_gather({&points->here, sizeof(FailurePoint), kBytes},
+                       {points->all.data(), points->all.size() * sizeof(FailurePoint), kBytes}, {.async = true});
   work.on_done([points](const Result<>&) {});  // keeps the memory
   return work;
 }
