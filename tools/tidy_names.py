@@ -28,7 +28,16 @@ RETIRED: dict[str, dict[str, str]] = {
         "kLargestNote": "kMaxControlMessage",
     },
     r"src/muster/(group|flight|collective)/": {"Member": "RankInfo", "Runner": "CollectiveEngine"},
-    r"src/muster/group/": {"Turn": "ExecutionLock", "Untold": "PendingHook"},
+    r"src/muster/group/": {
+        "Rendezvous": "RankExchange",
+        "Turn": "ExecutionLock",
+        "Untold": "HookQueue",
+        "drained_": "Departure",
+        "kLastWords": "kLastReportTime",
+        "kOffer": "kRequestToSend",
+        "untold_": "HookQueue",
+        "watch_process": "monitor_process",
+    },
     r"src/muster/transport/": {"Opening": "LinkNegotiation", "Opened": "NegotiatedLink", "parcel": "packet"},
     r"src/muster/store/": {
         "Channel": "BufferedConnection",

@@ -208,7 +208,9 @@ TEST_P(LinkContract, TellsThePeerWhyItWasClosed) {
   receive_text(right(), into, pending.record());
   std::string own_into(3, '\0');
   receive_text(left(), own_into, own.record());
-  left().close(Error{ErrorCode::kTimeout, "rank 7 did not answer", 7, "all_reduce #41"});
+  Error reason{ErrorCode::kTimeout, "rank 7 did not answer", 7, "all_reduce #41"};
+  reason.phase = GroupPhase::kRunning;
+  left().close(reason);
   EXPECT_FALSE(left().is_open());
   EXPECT_TRUE(own.done());
   EXPECT_EQ(own.result.error().message, "rank 7 did not answer");
@@ -223,6 +225,8 @@ TEST_P(LinkContract, TellsThePeerWhyItWasClosed) {
     EXPECT_EQ(outcome->result.error().message, "rank 7 did not answer");
     EXPECT_EQ(outcome->result.error().rank, 7);
     EXPECT_EQ(outcome->result.error().context, "all_reduce #41");
+    EXPECT_EQ(outcome->result.error().phase, GroupPhase::kRunning);
+    EXPECT_EQ(outcome->result.error().reported_by, 0);
   }
   EXPECT_EQ(closes, 1);
   EXPECT_EQ(seen.rank, 7);

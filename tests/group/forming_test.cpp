@@ -34,14 +34,14 @@ class HeldStore final : public RequestStore {
 
 /// Asks the first rank for the host's shared memory as a rank does, but for the request.
 void connect_and_go(Store& store, const GroupSpec& membership, const Bytes& secret) {
-  Rendezvous rendezvous(store, membership);
-  const auto leader = rendezvous.leader(patience());
+  RankExchange ranks(store, membership);
+  const auto leader = ranks.first_rank(patience());
   ASSERT_TRUE(leader);
   const auto loop = *Loop::create();
   std::optional<Result<Connection>> connection;
-  const auto attempt =
-      dial(*loop, *Address::parse(leader->local_address + "-team"), {.credentials = {secret, nullptr}, .retry = true},
-           patience(), [&](Result<Connection> made) { connection = std::move(made); });
+  const auto attempt = dial(*loop, *Address::parse(leader->local_address + "-host-comm"),
+                            {.credentials = {secret, nullptr}, .retry = true}, patience(),
+                            [&](Result<Connection> made) { connection = std::move(made); });
   ASSERT_TRUE(loop->run_until([&] { return connection.has_value(); }, patience()));
   EXPECT_TRUE(*connection) << connection->error().to_string();
 }

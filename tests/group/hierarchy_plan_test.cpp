@@ -56,7 +56,7 @@ Did run(Collective collective, size_t count) {
     operation.input = {memory.get(), scatters ? count * kRanks : count, Dtype::kFloat32};
     operation.output = {memory.get(), gathers ? count * kRanks : count, Dtype::kFloat32};
   }
-  EXPECT_TRUE(complete(operation, GroupSpec{self, kRanks, {}, 0}));
+  EXPECT_TRUE(validate_and_infer(operation, GroupSpec{self, kRanks, {}, 0}));
   EXPECT_TRUE(Hierarchy(topology, self, levels).run(operation, Deadline::after(std::chrono::seconds(60))));
   return did;
 }

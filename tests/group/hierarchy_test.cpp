@@ -71,7 +71,7 @@ size_t crossing_bytes(const Topology& topology, const Operation& like) {
     const size_t count = like.call.count;
     operation.input = {tensor.get(), scatters ? count * size : count, Dtype::kUint8};
     operation.output = {tensor.get(), gathers ? count * size : count, Dtype::kUint8};
-    EXPECT_TRUE(complete(operation, GroupSpec{rank, size, {}, 0}));
+    EXPECT_TRUE(validate_and_infer(operation, GroupSpec{rank, size, {}, 0}));
     const auto result = Hierarchy(topology, rank, levels).run(operation, Deadline::after(std::chrono::seconds(60)));
     EXPECT_TRUE(result) << result.error().to_string();
   }

@@ -6,7 +6,7 @@
 
 #include "group/ranks.h"
 #include "io/certificates.h"
-#include "muster/group/engine/link_table.h"
+#include "muster/group/links/link_table.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/io/socket.h"
 
@@ -137,10 +137,11 @@ class GroupStreamsOneByOne : public testing::Test {
     ASSERT_TRUE(loop_->run_until([&] { return lanes_[lane] != nullptr; }, patience_));
   }
   Result<> link_with_peer() {
-    return link_table_.link_with({1}, patience_, [] { return std::nullopt; });
+    return link_table_.connect({1}, patience_, [this] { return lost_; });
   }
   void SetUp() override {
-    link_table_.set_places({{"rank 0", "", Transport::kTcp}, {"rank 1", "", Transport::kTcp}});
+    link_table_.set_endpoints({{RankInfo{.rank = 0}, "", Transport::kTcp}, {RankInfo{.rank = 1}, "", Transport::kTcp}});
+    link_table_.set_events({nullptr, [this](Rank, const Error& why) { lost_ = why; }, nullptr});
     address_ = link_table_.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
   }
 
@@ -150,6 +151,7 @@ class GroupStreamsOneByOne : public testing::Test {
   LinkTable link_table_{*loop_, identity_, 2};
   std::string address_;
   std::unique_ptr<Link> lanes_[2];  ///< the peer's ends
+  std::optional<Error> lost_;
 };
 
 TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
@@ -163,11 +165,13 @@ TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
 }
 
 TEST_F(GroupStreamsOneByOne, AreTakenInAlsoOfAPeerThatHasFormedAndLeft) {
-  bool left = false;
-  link_table_.on_link([&](Rank rank, Link& link) {
-    EXPECT_EQ(rank, 1);
-    link.on_close([&](const Error& why) { left = why.code == ErrorCode::kLeft; });
-  });
+  bool reported = false, left = false;
+  link_table_.set_events({[&](Rank rank, LinkTable::Side side, Link&) {
+                            EXPECT_EQ(rank, 1);
+                            EXPECT_EQ(side, LinkTable::Side::kAccepted);
+                            reported = true;
+                          },
+                          [&](Rank, const Error& why) { left = reported && why.code == ErrorCode::kLeft; }, nullptr});
   const auto first = dial(0);
   wait_for(0);
   lanes_[0]->close(has_left("rank 1", 1));

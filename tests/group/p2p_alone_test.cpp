@@ -26,14 +26,14 @@ class P2pAlone : public testing::TestWithParam<Transport> {
  protected:
   void SetUp() override {
     static std::atomic<int> count = 0;
-    const std::string name = "muster-messenger-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+    const std::string name = "muster-p2p-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
     const Address address = Address::unix_abstract(name), deaf = Address::unix_abstract(name + "-deaf");
     ASSERT_TRUE(p2p_->listen(address, GetParam()));
     deaf_ = std::move(*listen_on(deaf));
-    std::vector<P2pEngine::Place> places(2);
-    places[kSelf] = {RankInfo{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
-    places[kPeer] = {RankInfo{.rank = kPeer, .host = "here"}, deaf.to_string(), GetParam()};
-    p2p_->begin(places);
+    std::vector<LinkTable::Endpoint> endpoints(2);
+    endpoints[kSelf] = {RankInfo{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
+    endpoints[kPeer] = {RankInfo{.rank = kPeer, .host = "here"}, deaf.to_string(), GetParam()};
+    p2p_->begin(endpoints);
     address_ = address.to_string();
   }
   void TearDown() override { p2p_->close(); }
@@ -113,10 +113,10 @@ Error end_of_half_a_link(const Error& why) {
   const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // nobody is let in: it tells nothing of the peer
   const auto p2p = *P2pEngine::create(identity(kSelf), 2);
   const std::string address = *p2p->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
-  std::vector<P2pEngine::Place> places(2);
-  places[kSelf] = {RankInfo{.rank = kSelf}, address, Transport::kTcp};
-  places[kPeer] = {RankInfo{.rank = kPeer}, local_address(deaf->get())->to_string(), Transport::kTcp};
-  p2p->begin(places);
+  std::vector<LinkTable::Endpoint> endpoints(2);
+  endpoints[kSelf] = {RankInfo{.rank = kSelf}, address, Transport::kTcp};
+  endpoints[kPeer] = {RankInfo{.rank = kPeer}, local_address(deaf->get())->to_string(), Transport::kTcp};
+  p2p->begin(endpoints);
   Floats word(1);
   const Work receive =
       p2p->receive({word.data(), 1, Dtype::kFloat32}, kPeer, 1, {.timeout = std::chrono::seconds(60), .async = true});

@@ -42,7 +42,7 @@ class Memory {
   void* const data_;
 };
 
-class MessengerLeaving : public testing::TestWithParam<Transport> {
+class P2pLeaving : public testing::TestWithParam<Transport> {
  protected:
   void SetUp() override {
     static std::atomic<int> count = 0;
@@ -53,11 +53,11 @@ class MessengerLeaving : public testing::TestWithParam<Transport> {
     listener_ = std::move(*listen(*listening_, Address::unix_abstract(name + "-peer"), identity(kPeer),
                                   [this](std::unique_ptr<Link> link) { accepted_ = std::move(link); }));
     const std::string addresses[] = {address_.to_string(), listener_->address(), "unix:@" + name + "-nobody"};
-    std::vector<P2pEngine::Place> places;
+    std::vector<LinkTable::Endpoint> endpoints;
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      places.push_back({RankInfo{.rank = rank, .host = "here"}, addresses[rank], GetParam()});
+      endpoints.push_back({RankInfo{.rank = rank, .host = "here"}, addresses[rank], GetParam()});
     }
-    p2p_->begin(places);
+    p2p_->begin(endpoints);
   }
   void TearDown() override { p2p_->close(); }
 
@@ -123,15 +123,15 @@ class MessengerLeaving : public testing::TestWithParam<Transport> {
   std::unique_ptr<Link> accepted_;
 };
 
-TEST_P(MessengerLeaving, DoesNotReadASendThatHasEnded) {
+TEST_P(P2pLeaving, DoesNotReadASendThatHasEnded) {
   uint8_t word = 0;
   const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the P2P engine's thread at work
   Memory memory;
   const Work send = p2p_->send(memory.view(), kPeer, 1, async());
   ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, patience()));
   const MessageHeader offer = hear(*listening_, *accepted_);
-  ASSERT_EQ(offer.kind, MessageKind::kOffer);
-  say(*listening_, *accepted_, {MessageKind::kAccept, 0, offer.id, 0, 0});
+  ASSERT_EQ(offer.kind, MessageKind::kRequestToSend);
+  say(*listening_, *accepted_, {MessageKind::kClearToSend, 0, offer.id, 0, 0});
   ASSERT_EQ(hear(*listening_, *accepted_).kind, MessageKind::kData);
   leave(kPeer);
   const auto result = send.wait();
@@ -142,7 +142,7 @@ TEST_P(MessengerLeaving, DoesNotReadASendThatHasEnded) {
   expect_alive(other, 2);
 }
 
-TEST_P(MessengerLeaving, SendsNothingThatEndedBeforeItsLink) {
+TEST_P(P2pLeaving, SendsNothingThatEndedBeforeItsLink) {
   uint8_t word = 0;
   const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);
   Memory memory;
@@ -154,12 +154,12 @@ TEST_P(MessengerLeaving, SendsNothingThatEndedBeforeItsLink) {
   expect_alive(other, 2);
 }
 
-TEST_P(MessengerLeaving, ReceivesWhatIsUnderWayFromALeaver) {
+TEST_P(P2pLeaving, ReceivesWhatIsUnderWayFromALeaver) {
   Memory memory;
   const Work any = receive(memory.view(), kAnyRank, 5);
   const auto link = link_from(kOther);
-  say(*dialing_, *link, {MessageKind::kOffer, 5, 1, kLongBytes, 0, Dtype::kUint8});
-  ASSERT_EQ(hear(*dialing_, *link).kind, MessageKind::kAccept);
+  say(*dialing_, *link, {MessageKind::kRequestToSend, 5, 1, kLongBytes, 0, Dtype::kUint8});
+  ASSERT_EQ(hear(*dialing_, *link).kind, MessageKind::kClearToSend);
   // Nobody listens at its address any more, so it has left.
   Memory unsent;
   ASSERT_FALSE(p2p_->send(unsent.view(), kOther, 1, async()).wait());
@@ -175,7 +175,7 @@ TEST_P(MessengerLeaving, ReceivesWhatIsUnderWayFromALeaver) {
   EXPECT_TRUE(std::equal(data.begin(), data.end(), memory.bytes()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, MessengerLeaving, testing::Values(Transport::kUnix, Transport::kShm),
+INSTANTIATE_TEST_SUITE_P(Kinds, P2pLeaving, testing::Values(Transport::kUnix, Transport::kShm),
                          [](const auto& info) { return name(info.param); });
 
 }  // namespace

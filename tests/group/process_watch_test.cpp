@@ -1,4 +1,4 @@
-#include "muster/group/engine/process_monitor.h"
+#include "muster/group/links/process_monitor.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -37,7 +37,7 @@ class ProcessWatch : public testing::Test {
 
 TEST_F(ProcessWatch, TellsOfTheEndOfAPeerOfThisHost) {
   bool died = false;
-  const Fd process = watch_process(*loop_, self_, peer_, [&] { died = true; });
+  const Fd process = monitor_process(*loop_, self_, peer_, [&] { died = true; });
   ASSERT_TRUE(process);
   kill(child_, SIGKILL);
   EXPECT_TRUE(loop_->run_until([&] { return died; }, Deadline::after(std::chrono::seconds(60))));
@@ -46,17 +46,17 @@ TEST_F(ProcessWatch, TellsOfTheEndOfAPeerOfThisHost) {
 TEST_F(ProcessWatch, LooksAtNoProcessForAPeerOfAnotherMachine) {
   // Its first PID namespace has the number of this one: every machine numbers it alike.
   peer_.process_domain = "1c6ad1fb-0000-4444-8888-0123456789ab/pid:" + std::to_string(pid_namespace());
-  EXPECT_FALSE(watch_process(*loop_, self_, peer_, [] {}));
+  EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
 TEST_F(ProcessWatch, LooksAtNoProcessForAPeerOfAnotherNamespace) {
   peer_.process_domain = boot_id() + "/pid:" + std::to_string(pid_namespace() + 1);
-  EXPECT_FALSE(watch_process(*loop_, self_, peer_, [] {}));
+  EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
 TEST_F(ProcessWatch, LooksAtNoProcessWhenTheHostCannotBeTold) {
   self_.process_domain = peer_.process_domain = "";
-  EXPECT_FALSE(watch_process(*loop_, self_, peer_, [] {}));
+  EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
 TEST(HostIdentity, IsTheSameForAllProcessesOfAHost) {

@@ -14,7 +14,7 @@ Operation all_reduce_of(size_t count) {
   Operation operation;
   operation.call.collective = Collective::kAllReduce;
   operation.input = operation.output = {memory, count, Dtype::kFloat32};
-  EXPECT_TRUE(complete(operation, GroupSpec{0, 4, {}, 0}));
+  EXPECT_TRUE(validate_and_infer(operation, GroupSpec{0, 4, {}, 0}));
   return operation;
 }
 

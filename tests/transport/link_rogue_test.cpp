@@ -92,11 +92,18 @@ TEST_P(LinkRogue, MayNotSendAnOversizedFarewell) { expect_refused(frame(LinkFram
 TEST_P(LinkRogue, MayNotSendATruncatedFarewell) { expect_refused(frame(LinkFrame::kClose, Bytes(3))); }
 TEST_P(LinkRogue, MayNotSayMoreThanGoodbye) { expect_refused(frame(LinkFrame::kGoodbye, Bytes(3))); }
 TEST_P(LinkRogue, MayNotGiveAReasonThatNobodyKnows) {
-  expect_refused(frame(LinkFrame::kClose, Writer().put(uint8_t{200}).put(3).put_string("x").put_string("").take()));
+  expect_refused(
+      frame(LinkFrame::kClose,
+            Writer().put(uint8_t{200}).put(3).put(GroupPhase::kRunning).put_string("x").put_string("").take()));
 }
 TEST_P(LinkRogue, MayNotBlameARankThatTheGroupDoesNotHave) {
   expect_refused(
-      frame(LinkFrame::kClose, Writer().put(ErrorCode::kTimeout).put(8).put_string("x").put_string("").take()));
+      frame(LinkFrame::kClose,
+            Writer().put(ErrorCode::kTimeout).put(8).put(GroupPhase::kRunning).put_string("x").put_string("").take()));
+}
+TEST_P(LinkRogue, MayNotSendAnUnknownPhase) {
+  expect_refused(frame(LinkFrame::kClose,
+                       Writer().put(ErrorCode::kTimeout).put(1).put(uint8_t{3}).put_string("x").put_string("").take()));
 }
 TEST_P(LinkRogue, MayNotSpeakAnotherProtocol) {
   expect_refused(to_bytes("GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\n\r\n"));

@@ -32,14 +32,19 @@ inline constexpr ErrorCode kLastErrorCode = ErrorCode::kLeft;
 
 const char* name(ErrorCode code);
 
-/// An expected failure. `message` is one sentence: what happened, to whom, and what to try.
+/// How far the rank that reports an error had come with its group. Sent on the wire: append only, never renumber.
+enum class GroupPhase : uint8_t { kForming = 0, kRunning = 1, kLeft = 2 };
+
+/// An expected failure. `message` is one sentence: what happened, to which component, and what to try.
 /// `context` says during what ("all_reduce #41 (float32[1048576], group \"default\")"); outer layers add it.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
   Rank rank = kNoRank;  ///< the rank that caused it, where one is known
   std::string context;
-  int system_error = 0;  ///< the errno that it comes from, 0 for none; not sent on the wire
+  int system_error = 0;                     ///< the errno that it comes from, 0 for none; not sent on the wire
+  GroupPhase phase = GroupPhase::kForming;  ///< of the rank that reports it
+  Rank reported_by = kNoRank;               ///< the peer whose link brought it; kNoRank: found by this rank itself
 
   /// "peer lost: rank 3 closed its link (during all_reduce #41)".
   std::string to_string() const;

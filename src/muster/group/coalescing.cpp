@@ -3,15 +3,15 @@
 namespace muster {
 namespace {
 
-/// Whether `next` can be one operation with `first`. Uneven blocks keep their own, for their layout is theirs.
-bool alike(const Operation& first, const Operation& next) {
+/// Whether the two can run as one operation. Operations with uneven blocks cannot: each has its own layout.
+bool can_merge(const Operation& first, const Operation& next) {
   const Call &a = first.call, &b = next.call;
   return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
          first.factor == next.factor && a.layout == 0 && b.layout == 0 && a.collective != Collective::kBarrier;
 }
 
-/// The blocks of all calls, regrouped: for each rank its block of the first call, of the second, and so on. With one
-/// block (`ranks` is 1), the calls' memory one behind the other.
+/// The blocks of all calls, grouped by rank: for each rank its block of the first call, of the second, and so on. With
+/// one block (`ranks` is 1): the memory of all calls, in order.
 BufferView interleave(const std::vector<const BufferView*>& views, int ranks) {
   std::vector<Segment> segments;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -51,7 +51,7 @@ Operation merge(const std::vector<Operation>& operations, size_t begin, size_t e
 std::vector<Operation> coalesce(std::vector<Operation> operations, int size) {
   std::vector<Operation> merged;
   for (size_t begin = 0, end = 0; begin < operations.size(); begin = end) {
-    for (end = begin + 1; end < operations.size() && alike(operations[begin], operations[end]);) ++end;
+    for (end = begin + 1; end < operations.size() && can_merge(operations[begin], operations[end]);) ++end;
     merged.push_back(end == begin + 1 ? std::move(operations[begin]) : merge(operations, begin, end, size));
   }
   return merged;

@@ -1,4 +1,4 @@
-// Groups made of a group.
+// New groups made of the ranks of a group.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -88,12 +88,12 @@ Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Ran
   if (abort_first) {
     abort(Error{ErrorCode::kAborted, fmt::format("group \"{}\" is being shrunk", self.name), self.rank, {}});
   }
-  // What cannot end well ends by its own deadline.
+  // An operation that cannot succeed ends by its own deadline.
   (void)wait_for_pending(Deadline::after(timeout()));
   std::vector<Rank> all(self.size), stay;
   std::iota(all.begin(), all.end(), 0);
   std::set_difference(all.begin(), all.end(), out.begin(), out.end(), std::back_inserter(stay));
-  // Who excludes others must not meet those who excluded these.
+  // The name has the list, so that ranks which exclude others form another group.
   return form_among(*this, store, stay, fmt::format("shrunk-{}-to-{}", ++shrunk_, digest(stay)));
 }
 

@@ -1,9 +1,9 @@
-// Under "muster/group/<name>/<generation>/monitored/<number>":
+// Keys under "muster/group/<name>/<generation>/monitored/<number>":
 //
-//   here/<rank>  set by each rank but 0 when it comes
-//   verdict      set by rank 0: empty when all came, else who did not
+//   here/<rank>  set by each rank but 0 when it arrives
+//   verdict      set by rank 0: empty if all ranks arrived, else the missing ranks
 //
-// Rank 0 clears away what nobody will read any more. The number keeps a rank that comes late out of later barriers.
+// Rank 0 deletes keys that no rank reads any more. The number keeps a late rank out of later barriers.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-/// How much longer than rank 0 the others wait, to hear from it who is missing.
+/// The other ranks wait this much longer than rank 0, to read from it which ranks are missing.
 constexpr Duration kVerdictTime = std::chrono::seconds(2);
 
 int64_t milliseconds(Duration time) { return std::chrono::duration_cast<std::chrono::milliseconds>(time).count(); }
@@ -38,7 +38,7 @@ class MonitoredBarrier {
     MUSTER_TRY(store_->set(key("verdict", number_), as_bytes(verdict), Deadline::after(kVerdictTime)));
     if (!missing.empty()) return fail(ErrorCode::kTimeout, verdict, missing.front());
     for (const Key& arrival : keys) MUSTER_TRY(store_->delete_key(arrival, Deadline::after(kVerdictTime)));
-    // Whoever came here has read the verdict before this one.
+    // Every rank that arrived has read the previous verdict.
     if (number_ > 1) MUSTER_TRY(store_->delete_key(key("verdict", number_ - 1), Deadline::after(kVerdictTime)));
     return {};
   }

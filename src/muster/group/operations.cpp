@@ -1,4 +1,4 @@
-// The calls of Group as operations. What each rank can check for itself is checked here.
+// The calls of Group as operations, with the checks that a rank can make without the others.
 #include "muster/group/operations.h"
 
 #include <fmt/format.h>
@@ -21,8 +21,8 @@ uint64_t digest(const std::vector<size_t>& counts) {
   return hash | 1;
 }
 
-/// One view is given at every rank, the other perhaps at the root only, and perhaps without elements.
-Result<> take_dtype(Operation& operation, const BufferView& given, const BufferView& other) {
+/// `given` is the view that every rank gives; the other one may be given at the root only, and may be empty.
+Result<> infer_dtype(Operation& operation, const BufferView& given, const BufferView& other) {
   if (given.bytes() > 0 && other.bytes() > 0 && given.dtype() != other.dtype()) {
     return invalid(operation, fmt::format("input and output differ in dtype: {} and {}", name(operation.input.dtype()),
                                           name(operation.output.dtype())));
@@ -31,8 +31,8 @@ Result<> take_dtype(Operation& operation, const BufferView& given, const BufferV
   return {};
 }
 
-/// `whole` is the blocks of all ranks, of which this rank's is as long as `own`.
-Result<> take_blocks(Operation& operation, const BufferView& own, const BufferView& whole, const GroupSpec& self) {
+/// `whole` holds the blocks of all ranks; this rank's block is as long as `own`.
+Result<> infer_blocks(Operation& operation, const BufferView& own, const BufferView& whole, const GroupSpec& self) {
   const auto& counts = operation.counts;
   if (counts.empty()) {
     operation.call.count = own.count();
@@ -56,7 +56,7 @@ Result<> take_blocks(Operation& operation, const BufferView& own, const BufferVi
   return {};
 }
 
-Result<> take_exchange(Operation& operation, const GroupSpec& self) {
+Result<> infer_all_to_all(Operation& operation, const GroupSpec& self) {
   const BufferView &input = operation.input, &output = operation.output;
   const auto &send = operation.counts, &receive = operation.receive_counts;
   const size_t size = self.size;
@@ -80,7 +80,7 @@ Result<> take_exchange(Operation& operation, const GroupSpec& self) {
                   send.size(), receive.size(), total(send), total(receive), size, input.count(), output.count()));
 }
 
-Result<> take_tensor(Operation& operation, const GroupSpec& self) {
+Result<> infer_tensor(Operation& operation, const GroupSpec& self) {
   const bool root = self.rank == operation.call.root;
   const bool everywhere = operation.call.collective != Collective::kReduce;
   const bool sends = operation.call.collective != Collective::kBroadcast || root;
@@ -110,7 +110,7 @@ Operation reduction_of(Collective collective, BufferView&& input, BufferView&& o
 
 size_t total(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
-Result<> complete(Operation& operation, const GroupSpec& self) {
+Result<> validate_and_infer(Operation& operation, const GroupSpec& self) {
   Call& call = operation.call;
   const BufferView &input = operation.input, &output = operation.output;
   call.layout = 0;
@@ -120,46 +120,46 @@ Result<> complete(Operation& operation, const GroupSpec& self) {
   }
   const bool gives_output = call.collective == Collective::kScatter || call.collective == Collective::kReduceScatter ||
                             call.collective == Collective::kBroadcast;
-  MUSTER_TRY(take_dtype(operation, gives_output ? output : input, gives_output ? input : output));
+  MUSTER_TRY(infer_dtype(operation, gives_output ? output : input, gives_output ? input : output));
   if (reduces(call.collective) && !reducible(call.dtype, call.op)) return check_reducible(call.dtype, call.op);
   switch (call.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce:
     case Collective::kBroadcast:
-      return take_tensor(operation, self);
+      return infer_tensor(operation, self);
     case Collective::kAllGather:
-      return take_blocks(operation, input, output, self);
+      return infer_blocks(operation, input, output, self);
     case Collective::kReduceScatter:
-      return take_blocks(operation, output, input, self);
+      return infer_blocks(operation, output, input, self);
     case Collective::kGather:
       call.count = input.count();
-      return self.rank == call.root ? take_blocks(operation, input, output, self) : Result<>{};
+      return self.rank == call.root ? infer_blocks(operation, input, output, self) : Result<>{};
     case Collective::kScatter:
       call.count = output.count();
-      return self.rank == call.root ? take_blocks(operation, output, input, self) : Result<>{};
+      return self.rank == call.root ? infer_blocks(operation, output, input, self) : Result<>{};
     case Collective::kAllToAll:
-      return take_exchange(operation, self);
+      return infer_all_to_all(operation, self);
     case Collective::kBarrier:
       return {};
   }
-  return fail(ErrorCode::kInvalidArgument, "an operation of no known kind");
+  return fail(ErrorCode::kInvalidArgument, "unknown collective");
 }
 
-Work Group::check_and_begin(Operation&& operation, const CallOptions& options) {
-  if (auto right = complete(operation, membership()); !right) return Work(std::move(right));
+Work Group::validate_and_begin(Operation&& operation, const CallOptions& options) {
+  if (auto valid = validate_and_infer(operation, membership()); !valid) return Work(std::move(valid));
   return begin(std::move(operation), options);
 }
 
 Work Group::submit(Operation operation, const CallOptions& options) {
-  return check_and_begin(std::move(operation), options);
+  return validate_and_begin(std::move(operation), options);
 }
 
 Work Group::submit(std::vector<Operation> operations, const CallOptions& options) {
   for (Operation& operation : operations) {
-    if (auto right = complete(operation, membership()); !right) return Work(std::move(right));
+    if (auto valid = validate_and_infer(operation, membership()); !valid) return Work(std::move(valid));
   }
   operations = coalesce(std::move(operations), membership().size);
-  // They run in order, and after a failure all that follow fail with the same error: the last result is that of all.
+  // They run in order, and after a failure all later ones fail with the same error, so the last result is the result.
   Work last{Result<>{}};
   CallOptions ahead = options;
   ahead.async = true;
@@ -171,37 +171,38 @@ Work Group::submit(std::vector<Operation> operations, const CallOptions& options
 }
 
 Work Group::all_reduce(BufferView data, ReduceOp op, const CallOptions& options, double factor) {
-  return check_and_begin(reduction_of(Collective::kAllReduce, BufferView(data), std::move(data), op, factor), options);
+  return validate_and_begin(reduction_of(Collective::kAllReduce, BufferView(data), std::move(data), op, factor),
+                            options);
 }
 
 Work Group::reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options, double factor) {
-  return check_and_begin(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root),
-                         options);
+  return validate_and_begin(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root),
+                            options);
 }
 
 Work Group::broadcast(BufferView data, Rank root, const CallOptions& options) {
-  return check_and_begin(operation_of(Collective::kBroadcast, BufferView(data), std::move(data), root), options);
+  return validate_and_begin(operation_of(Collective::kBroadcast, BufferView(data), std::move(data), root), options);
 }
 
 Work Group::all_gather(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> counts) {
   Operation operation = operation_of(Collective::kAllGather, std::move(input), std::move(output));
   operation.counts = std::move(counts);
-  return check_and_begin(std::move(operation), options);
+  return validate_and_begin(std::move(operation), options);
 }
 
 Work Group::gather(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  return check_and_begin(operation_of(Collective::kGather, std::move(input), std::move(output), root), options);
+  return validate_and_begin(operation_of(Collective::kGather, std::move(input), std::move(output), root), options);
 }
 
 Work Group::scatter(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  return check_and_begin(operation_of(Collective::kScatter, std::move(input), std::move(output), root), options);
+  return validate_and_begin(operation_of(Collective::kScatter, std::move(input), std::move(output), root), options);
 }
 
 Work Group::reduce_scatter(BufferView input, BufferView output, ReduceOp op, const CallOptions& options,
                            std::vector<size_t> counts, double factor) {
   Operation operation = reduction_of(Collective::kReduceScatter, std::move(input), std::move(output), op, factor);
   operation.counts = std::move(counts);
-  return check_and_begin(std::move(operation), options);
+  return validate_and_begin(std::move(operation), options);
 }
 
 Work Group::all_to_all(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> send_counts,
@@ -209,9 +210,9 @@ Work Group::all_to_all(BufferView input, BufferView output, const CallOptions& o
   Operation operation = operation_of(Collective::kAllToAll, std::move(input), std::move(output));
   operation.counts = std::move(send_counts);
   operation.receive_counts = std::move(receive_counts);
-  return check_and_begin(std::move(operation), options);
+  return validate_and_begin(std::move(operation), options);
 }
 
-Work Group::barrier(const CallOptions& options) { return check_and_begin(Operation{}, options); }
+Work Group::barrier(const CallOptions& options) { return validate_and_begin(Operation{}, options); }
 
 }  // namespace muster

@@ -6,15 +6,15 @@
 
 namespace muster {
 
-/// Fills in what a submitted operation leaves open: dtype, count and layout of its call. kInvalidArgument for what this
-/// rank can see to be wrong, kUnsupported for a dtype that the reduction does not take.
-Result<> complete(Operation& operation, const GroupSpec& self);
+/// Infers dtype, count and layout of a submitted operation's call. kInvalidArgument for arguments that this rank can
+/// see to be invalid, kUnsupported for a dtype that the reduction does not support.
+Result<> validate_and_infer(Operation& operation, const GroupSpec& self);
 
 /// Elements of all blocks together.
 size_t total(const std::vector<size_t>& counts);
 
-/// Complete operations with those of one kind that follow each other merged: see Group::submit(). What ranks agree on
-/// in each call they agree on in all of them, so every rank merges alike.
+/// Merges consecutive operations of one kind: see Group::submit(). Whether two can be merged depends only on what all
+/// ranks agree on, so every rank merges the same operations.
 std::vector<Operation> coalesce(std::vector<Operation> operations, int size);
 
 }  // namespace muster

@@ -4,11 +4,11 @@
 
 namespace muster {
 
-Error has_left(const std::string& who, Rank rank) {
-  return {ErrorCode::kLeft, fmt::format("{} has left the group", who), rank, {}};
+Error has_left(const std::string& member, Rank rank) {
+  Error error{ErrorCode::kLeft, fmt::format("{} has left the group", member), rank, {}};
+  error.phase = GroupPhase::kLeft;
+  return error;
 }
-
-bool had_formed(const Error& why) { return why.code == ErrorCode::kLeft || !why.context.empty(); }
 
 Error was_shut_down(const std::string& group, Rank self) {
   return {ErrorCode::kAborted, fmt::format("group \"{}\" was shut down here", group), self, {}};

@@ -5,7 +5,7 @@
 namespace muster {
 namespace {
 
-/// Lets whoever waits move the operation on by itself, where that is possible.
+/// Lets the waiting thread drive the operation, if that is possible.
 void drive(Work::State& state, const Deadline& deadline) {
   std::shared_ptr<WorkDriver> driver;
   {
@@ -19,7 +19,7 @@ void drive(Work::State& state, const Deadline& deadline) {
 
 std::vector<std::function<void(const Result<>&)>> Work::State::finish(Result<> outcome) {
   std::vector<std::function<void(const Result<>&)>> to_call;
-  std::shared_ptr<WorkDriver> done;  // let go without the lock
+  std::shared_ptr<WorkDriver> done;  // destroyed without the lock
   {
     const std::lock_guard lock(mutex);
     done.swap(driver);
@@ -33,7 +33,7 @@ std::vector<std::function<void(const Result<>&)>> Work::State::finish(Result<> o
 
 void Work::take_failure(Result<>&& result) {
   state_ = std::make_shared<State>();
-  (void)state_->finish(std::move(result));  // nobody can have asked yet
+  (void)state_->finish(std::move(result));  // there are no callbacks yet
 }
 
 bool Work::done() const {

@@ -9,7 +9,7 @@
 
 namespace muster {
 
-/// Moves an operation on while somebody waits for it, in that thread.
+/// Drives an operation on the thread that waits for it.
 class WorkDriver {
  public:
   virtual ~WorkDriver() = default;
@@ -17,18 +17,18 @@ class WorkDriver {
   virtual void drive(Work::State& state, const Deadline& deadline) = 0;
 };
 
-/// Shared by the Work's copies and whoever finishes it. `result` does not change any more once `finished`.
+/// Shared by the copies of a Work and the component that finishes it. `result` does not change once `finished`.
 struct Work::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool finished = false;
   Result<> result;
   Rank source = kNoRank;  ///< set before finish()
-  /// Null: others finish it, waiting does not help. Let go by finish(). Shared: a wait may outlast the group.
+  /// Null: a waiting thread cannot drive the operation. Reset by finish(). Shared: a wait may outlast the group.
   std::shared_ptr<WorkDriver> driver;
   std::vector<std::function<void(const Result<>&)>> callbacks;
 
-  /// Wakes those who wait. What is to be called back is left to the caller: one callback may wait for another's work.
+  /// Wakes the waiting threads. Returns the callbacks, for the caller to run: one may wait for the work of another.
   [[nodiscard]] std::vector<std::function<void(const Result<>&)>> finish(Result<> outcome);
 };
 

@@ -14,10 +14,12 @@ Result<Error> parse_close(ByteView payload, int group_size) {
   Error why;
   MUSTER_ASSIGN(why.code, reader.get<ErrorCode>());
   MUSTER_ASSIGN(why.rank, reader.get<int32_t>());
+  MUSTER_ASSIGN(why.phase, reader.get<GroupPhase>());
   MUSTER_ASSIGN(why.message, reader.get_string());
   MUSTER_ASSIGN(why.context, reader.get_string());
   MUSTER_TRY(reader.finish());
   if (why.code > kLastErrorCode) return fail(ErrorCode::kProtocol, "a close frame holds an unknown error code");
+  if (why.phase > GroupPhase::kLeft) return fail(ErrorCode::kProtocol, "a close frame holds an unknown phase");
   if (why.rank < kNoRank || why.rank >= group_size) {
     return fail(ErrorCode::kProtocol, "a close frame blames an impossible rank");
   }
@@ -29,7 +31,7 @@ Result<Error> parse_close(ByteView payload, int group_size) {
 Bytes encode_farewell(const Error* why) {
   if (why == nullptr) return encode_frame(static_cast<uint8_t>(LinkFrame::kGoodbye), {});
   Writer writer;
-  writer.put(why->code).put(int32_t{why->rank});
+  writer.put(why->code).put(int32_t{why->rank}).put(why->phase);
   writer.put_string(std::string_view(why->message).substr(0, kMaxText));
   writer.put_string(std::string_view(why->context).substr(0, kMaxText));
   return encode_frame(static_cast<uint8_t>(LinkFrame::kClose), writer.bytes());
@@ -39,7 +41,9 @@ Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& pe
   if (header.kind == static_cast<uint8_t>(LinkFrame::kGoodbye) && payload.empty()) return goodbye_error(peer);
   if (header.kind == static_cast<uint8_t>(LinkFrame::kClose)) {
     Result<Error> why = parse_close(payload, peer.size);
-    return why ? std::move(*why) : link_error(why.error(), peer);
+    if (!why) return link_error(why.error(), peer);
+    why->reported_by = peer.rank;
+    return std::move(*why);
   }
   return link_error(
       Error{ErrorCode::kProtocol, fmt::format("a frame of kind {} has no place here", header.kind), kNoRank, {}}, peer);

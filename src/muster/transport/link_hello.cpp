@@ -1,6 +1,6 @@
 // The hello of a link, inside of the handshake's proof:
 //
-//   hello := "LNK" version:u8=2 wire:u8 rank:i32 size:i32 generation:u64 pid:i32 group:string host:string
+//   hello := "LNK" version:u8=3 wire:u8 rank:i32 size:i32 generation:u64 pid:i32 group:string host:string
 //            lane:u8 lanes:u8
 //
 //   string := length:u32 bytes[length], at most 1 KiB. Little-endian. wire: 1 socket, 2 shared memory.
@@ -15,7 +15,7 @@ namespace muster {
 namespace {
 
 constexpr std::string_view kHelloMagic = "LNK";
-constexpr uint8_t kVersion = 2;
+constexpr uint8_t kVersion = 3;
 constexpr size_t kLongestName = 1024;
 
 const char* name(LinkHello::Wire wire) { return wire == LinkHello::Wire::kShm ? "shared memory" : "sockets"; }

@@ -9,7 +9,7 @@ namespace {
 
 BufferView none(Dtype dtype) { return {nullptr, 0, dtype}; }
 
-/// `count` elements, from element `first` on.
+/// `count` elements from `first`.
 BufferView slice(const BufferView& view, size_t first, size_t count) {
   const size_t element = size_of(view.dtype());
   if (count == 0) return none(view.dtype());
@@ -27,8 +27,8 @@ Hierarchy::Hierarchy(const Topology& topology, Rank rank, Levels levels)
       local_(topology.host_local_rank[rank]),
       locals_(topology.host_local_size(host_)),
       hosts_(static_cast<int>(topology.hosts.size())),
-      first_slot_(topology.first_shard(host_, local_)),
-      last_slot_(topology.first_shard(host_, local_ + 1)),
+      first_shard_(topology.first_shard(host_, local_)),
+      last_shard_(topology.first_shard(host_, local_ + 1)),
       levels_(std::move(levels)) {}
 
 bool Hierarchy::has(Collective collective) {
@@ -58,18 +58,18 @@ Result<> Hierarchy::run(const Operation& operation, const Deadline& deadline) {
 Result<> Hierarchy::all_reduce(const Operation& operation, const Deadline& deadline) {
   const std::vector<Chunk> all = chunks(operation);
   for (size_t i = 0; i < all.size(); ++i) {
-    const BufferView own = own_part(operation.output, all[i]);
+    const BufferView own = own_shards(operation.output, all[i]);
     Operation here =
         part(operation, Collective::kReduceScatter, slice(operation.output, all[i].offset, all[i].count), own);
     here.counts = local_counts(all[i]);
     MUSTER_TRY(on_host(std::move(here), deadline));
     if (i > 0) MUSTER_TRY(end_across(deadline));
-    queue_slots(operation, Collective::kAllReduce, own, all[i]);
+    queue_shards(operation, Collective::kAllReduce, own, all[i]);
     MUSTER_TRY(begin_across(deadline));
-    if (i > 0) MUSTER_TRY(gather_chunk(operation, all[i - 1], deadline));
+    if (i > 0) MUSTER_TRY(all_gather_chunk(operation, all[i - 1], deadline));
   }
   MUSTER_TRY(end_across(deadline));
-  return gather_chunk(operation, all.back(), deadline);
+  return all_gather_chunk(operation, all.back(), deadline);
 }
 
 Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadline) {
@@ -83,32 +83,32 @@ Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadli
       MUSTER_TRY(on_host(std::move(here), deadline));
     }
     MUSTER_TRY(end_across(deadline));
-    queue_slots(operation, Collective::kBroadcast, own_part(operation.output, chunk), chunk);
+    queue_shards(operation, Collective::kBroadcast, own_shards(operation.output, chunk), chunk);
     MUSTER_TRY(begin_across(deadline));
     if (at_root) continue;
     MUSTER_TRY(end_across(deadline));
-    MUSTER_TRY(gather_chunk(operation, chunk, deadline));
+    MUSTER_TRY(all_gather_chunk(operation, chunk, deadline));
   }
   return end_across(deadline);
 }
 
-/// Inputs stay as they are, so the sums of a host are made in scratch; a rank that is alone there needs none.
+/// Inputs must not change, so a host sums into scratch memory. A rank that is alone on its host needs none.
 Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline) {
   const Rank root = operation.call.root;
   for (const Chunk& chunk : chunks(operation)) {
     const BufferView input = slice(operation.input, chunk.offset, chunk.count);
     BufferView own = input;
     if (locals_ > 1) {
-      own = scratch(bound(chunk, last_slot_) - bound(chunk, first_slot_), operation.call.dtype);
+      own = scratch(bound(chunk, last_shard_) - bound(chunk, first_shard_), operation.call.dtype);
       Operation here = part(operation, Collective::kReduceScatter, input, own);
       here.counts = local_counts(chunk);
       MUSTER_TRY(on_host(std::move(here), deadline));
     }
-    queue_slots(operation, Collective::kReduce, own, chunk);
+    queue_shards(operation, Collective::kReduce, own, chunk);
     MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
     if (locals_ == 1 || host_ != topology_.host_of[root]) continue;
-    // To the root, from each what it carries: the gather that takes blocks of any length is an all_to_all.
+    // Gathers the shards of all ranks at the root. An all_to_all, because gather has blocks of equal length only.
     const bool at_root = topology_.host_local_rank[root] == local_;
     Operation here = part(operation, Collective::kAllToAll, own,
                           at_root ? slice(operation.output, chunk.offset, chunk.count) : none(operation.call.dtype));
@@ -120,39 +120,40 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
   return {};
 }
 
-/// Each block to one rank of every other host, then to all ranks there.
+/// Sends each block to one rank of every other host, and from there to all ranks of that host.
 Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadline) {
-  for (int shard = first_slot_; shard < last_slot_; ++shard) {
+  for (int shard = first_shard_; shard < last_shard_; ++shard) {
     Operation sub =
-        part(operation, Collective::kAllGather, shard == first_slot_ ? operation.input : none(operation.call.dtype),
+        part(operation, Collective::kAllGather, shard == first_shard_ ? operation.input : none(operation.call.dtype),
              blocks(operation, operation.output, shard, shard + 1));
     sub.counts = block_counts(operation, shard);
     queue(std::move(sub), shard);
   }
   MUSTER_TRY(begin_across(deadline));
   MUSTER_TRY(end_across(deadline));
-  Operation here = part(operation, Collective::kAllGather, blocks(operation, operation.output, first_slot_, last_slot_),
-                        blocks(operation, operation.output, 0, topology_.shards));
-  here.counts = carried_counts(operation);
+  Operation here =
+      part(operation, Collective::kAllGather, blocks(operation, operation.output, first_shard_, last_shard_),
+           blocks(operation, operation.output, 0, topology_.shards));
+  here.counts = shard_counts(operation);
   return on_host(std::move(here), deadline);
 }
 
-/// The other way round: the sum of this host's ranks for each block to who carries it, then to the block's owner.
+/// The reverse: each rank reduces its shards within the host, then sends them to the owners of the blocks.
 Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& deadline) {
-  BufferView carried = blocks(operation, operation.input, first_slot_, last_slot_);
+  BufferView sums = blocks(operation, operation.input, first_shard_, last_shard_);
   if (locals_ > 1) {
-    carried = scratch(carried.count(), operation.call.dtype);
+    sums = scratch(sums.count(), operation.call.dtype);
     Operation here =
-        part(operation, Collective::kReduceScatter, blocks(operation, operation.input, 0, topology_.shards), carried);
-    here.counts = carried_counts(operation);
+        part(operation, Collective::kReduceScatter, blocks(operation, operation.input, 0, topology_.shards), sums);
+    here.counts = shard_counts(operation);
     MUSTER_TRY(on_host(std::move(here), deadline));
   }
   size_t offset = 0;
-  for (int shard = first_slot_; shard < last_slot_; ++shard) {
+  for (int shard = first_shard_; shard < last_shard_; ++shard) {
     std::vector<size_t> counts = block_counts(operation, shard);
     const size_t count = total(counts);
-    Operation sub = part(operation, Collective::kReduceScatter, slice(carried, offset, count),
-                         shard == first_slot_ ? operation.output : none(operation.call.dtype));
+    Operation sub = part(operation, Collective::kReduceScatter, slice(sums, offset, count),
+                         shard == first_shard_ ? operation.output : none(operation.call.dtype));
     sub.counts = std::move(counts);
     queue(std::move(sub), shard);
     offset += count;
@@ -163,7 +164,7 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
 
 Result<> Hierarchy::barrier(const Operation& operation, const Deadline& deadline) {
   MUSTER_TRY(on_host(operation, deadline));
-  if (first_slot_ == 0 && last_slot_ > 0) {
+  if (first_shard_ == 0 && last_shard_ > 0) {
     queue(operation, 0);
     MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
@@ -171,7 +172,7 @@ Result<> Hierarchy::barrier(const Operation& operation, const Deadline& deadline
   return on_host(operation, deadline);
 }
 
-// ---- who carries what
+// ---- shards
 
 std::vector<Hierarchy::Chunk> Hierarchy::chunks(const Operation& operation) const {
   const size_t count = operation.call.count;
@@ -194,12 +195,12 @@ std::vector<size_t> Hierarchy::local_counts(const Chunk& chunk) const {
   return counts;
 }
 
-BufferView Hierarchy::own_part(const BufferView& tensor, const Chunk& chunk) const {
-  const size_t begin = bound(chunk, first_slot_);
-  return slice(tensor, begin, bound(chunk, last_slot_) - begin);
+BufferView Hierarchy::own_shards(const BufferView& tensor, const Chunk& chunk) const {
+  const size_t begin = bound(chunk, first_shard_);
+  return slice(tensor, begin, bound(chunk, last_shard_) - begin);
 }
 
-/// Elements that each host has in a slot of an all_gather or reduce_scatter: its owner's block.
+/// Elements of each host in a shard of an all_gather or reduce_scatter: the block of the shard's owner.
 std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int shard) const {
   std::vector<size_t> counts;
   for (int host = 0; host < hosts_; ++host) {
@@ -209,8 +210,8 @@ std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int shar
   return counts;
 }
 
-/// Elements that each rank of this host carries of all blocks.
-std::vector<size_t> Hierarchy::carried_counts(const Operation& operation) const {
+/// Elements of all blocks that each rank of this host sends and receives.
+std::vector<size_t> Hierarchy::shard_counts(const Operation& operation) const {
   std::vector<size_t> counts(locals_, 0);
   for (int local = 0; local < locals_; ++local) {
     const int last = topology_.first_shard(host_, local + 1);
@@ -221,9 +222,9 @@ std::vector<size_t> Hierarchy::carried_counts(const Operation& operation) const 
   return counts;
 }
 
-/// Of all ranks' blocks those that belong to some slots: by slot, then by host.
+/// The blocks that belong to some shards: by shard, then by host.
 BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole, int first_shard,
-                             int last_slot) const {
+                             int last_shard) const {
   const size_t element = size_of(operation.call.dtype);
   std::vector<size_t> offsets(topology_.host_of.size() + 1, 0);
   for (size_t rank = 0; rank + 1 < offsets.size(); ++rank) {
@@ -231,7 +232,7 @@ BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole
     offsets[rank + 1] = offsets[rank] + count * element;
   }
   std::vector<Segment> segments;
-  for (int shard = first_shard; shard < last_slot; ++shard) {
+  for (int shard = first_shard; shard < last_shard; ++shard) {
     for (int host = 0; host < hosts_; ++host) {
       const Rank owner = topology_.owner(host, shard);
       if (owner == kNoRank) continue;
@@ -260,22 +261,22 @@ Operation Hierarchy::part(const Operation& whole, Collective collective, BufferV
 
 Result<> Hierarchy::on_host(Operation operation, const Deadline& deadline) {
   if (locals_ == 1) return {};
-  MUSTER_TRY(complete(operation, GroupSpec{local_, locals_, {}, 0}));
+  MUSTER_TRY(validate_and_infer(operation, GroupSpec{local_, locals_, {}, 0}));
   return levels_.on_host(operation, deadline);
 }
 
-/// Every local rank's part of the chunk to all of them.
-Result<> Hierarchy::gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline) {
-  Operation here = part(whole, Collective::kAllGather, own_part(whole.output, chunk),
+/// Each rank of this host gives its shards of the chunk to the others.
+Result<> Hierarchy::all_gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline) {
+  Operation here = part(whole, Collective::kAllGather, own_shards(whole.output, chunk),
                         slice(whole.output, chunk.offset, chunk.count));
   here.counts = local_counts(chunk);
   return on_host(std::move(here), deadline);
 }
 
-/// What this rank carries of the chunk, `own`, slot by slot.
-void Hierarchy::queue_slots(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk) {
-  const size_t begin = bound(chunk, first_slot_);
-  for (int shard = first_slot_; shard < last_slot_; ++shard) {
+/// Queues this rank's shards of the chunk, `own`, for the exchange between hosts.
+void Hierarchy::queue_shards(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk) {
+  const size_t begin = bound(chunk, first_shard_);
+  for (int shard = first_shard_; shard < last_shard_; ++shard) {
     const size_t from = bound(chunk, shard), to = bound(chunk, shard + 1);
     if (from == to) continue;
     const BufferView tensor = slice(own, from - begin, to - from);
@@ -290,11 +291,11 @@ void Hierarchy::queue(Operation operation, int shard) { waiting_.emplace_back(st
 Result<> Hierarchy::begin_across(const Deadline& deadline) {
   if (waiting_.empty()) return {};
   auto& [operation, shard] = waiting_.front();
-  MUSTER_TRY(complete(operation, GroupSpec{host_, hosts_, {}, 0}));
+  MUSTER_TRY(validate_and_infer(operation, GroupSpec{host_, hosts_, {}, 0}));
   return levels_.begin_across(operation, shard, deadline);
 }
 
-/// All ranks take their slots in order, so that nobody waits for one that its peers come to later.
+/// All ranks take their shards in the same order, so that no rank waits for a shard that its peers exchange later.
 Result<> Hierarchy::end_across(const Deadline& deadline) {
   while (!waiting_.empty()) {
     MUSTER_TRY(levels_.end_across(deadline));

@@ -7,12 +7,12 @@
 namespace muster {
 namespace {
 
-/// Plans that are kept. A training step repeats fewer shapes than this; more would only make the search longer.
+/// Cached plans. A training step repeats fewer shapes than this; more would only make the search longer.
 constexpr size_t kMaxPlans = 64;
-/// A plan of more steps is not kept beside others: the memory would be a surprise.
-constexpr size_t kMostSteps = 1 << 18;
+/// The steps of all cached plans, which limits their memory.
+constexpr size_t kMaxCachedSteps = 1 << 18;
 
-/// What a plan depends on, of an operation or of the problem that it was planned for.
+/// What a plan depends on: taken from an operation, or from the spec of a cached plan.
 using Shape =
     std::tuple<Collective, Rank, int, size_t, size_t, Rank, const std::vector<size_t>&, const std::vector<size_t>&>;
 
@@ -22,10 +22,10 @@ Shape shape(const Operation& operation, Rank self, int size) {
           operation.receive_counts};
 }
 
-template <class P>
-auto shape(P& problem) {
-  return std::tie(problem.collective, problem.rank, problem.size, problem.count, problem.element_bytes, problem.root,
-                  problem.counts, problem.receive_counts);
+template <class Spec>
+auto shape(Spec& spec) {
+  return std::tie(spec.collective, spec.rank, spec.size, spec.count, spec.element_bytes, spec.root, spec.counts,
+                  spec.receive_counts);
 }
 
 }  // namespace
@@ -39,42 +39,42 @@ void ScheduleRunner::choose_by(const Tuning& tuning, std::string kind, int ranks
 Result<const Schedule*> ScheduleRunner::plan(const Operation& operation, Rank self, int size) {
   ++calls_;
   const Shape wanted = shape(operation, self, size);
-  for (last_ = 0; last_ < plans_.size(); ++last_) {
-    if (shape(std::as_const(plans_[last_].problem)) != wanted) continue;
-    plans_[last_].used = calls_;
-    return &plans_[last_].prepared.schedule();
+  for (current_ = 0; current_ < plans_.size(); ++current_) {
+    if (shape(std::as_const(plans_[current_].spec)) != wanted) continue;
+    plans_[current_].last_used = calls_;
+    return &plans_[current_].prepared.schedule();
   }
-  CollectiveSpec problem;
-  shape(problem) = wanted;
-  tuning_.apply(problem, kind_, ranks_per_host_);
-  MUSTER_ASSIGN(Schedule schedule, muster::plan(problem));
-  keep({std::move(problem), PreparedSchedule(std::move(schedule)), calls_});
-  return &plans_[last_].prepared.schedule();
+  CollectiveSpec spec;
+  shape(spec) = wanted;
+  tuning_.apply(spec, kind_, ranks_per_host_);
+  MUSTER_ASSIGN(Schedule schedule, muster::plan(spec));
+  cache({std::move(spec), PreparedSchedule(std::move(schedule)), calls_});
+  return &plans_[current_].prepared.schedule();
 }
 
 void ScheduleRunner::follow(Schedule schedule) {
-  CollectiveSpec nobodys;
-  nobodys.size = 0;
-  keep({std::move(nobodys), PreparedSchedule(std::move(schedule)), ++calls_});
+  CollectiveSpec unmatched;  // by no operation
+  unmatched.size = 0;
+  cache({std::move(unmatched), PreparedSchedule(std::move(schedule)), ++calls_});
 }
 
-/// Behind the others, or in the place of the one that was not used for longest.
-void ScheduleRunner::keep(Plan plan) {
+/// Replaces the least recently used plan if the cache is full.
+void ScheduleRunner::cache(Plan plan) {
   size_t steps = 0;
   for (const Plan& each : plans_) steps += each.prepared.schedule().steps.size();
-  if (plans_.empty() || (plans_.size() < kMaxPlans && steps < kMostSteps)) {
-    last_ = plans_.size();
+  if (plans_.empty() || (plans_.size() < kMaxPlans && steps < kMaxCachedSteps)) {
+    current_ = plans_.size();
     plans_.push_back(std::move(plan));
     return;
   }
-  const auto oldest =
-      std::min_element(plans_.begin(), plans_.end(), [](const Plan& a, const Plan& b) { return a.used < b.used; });
-  last_ = static_cast<size_t>(oldest - plans_.begin());
+  const auto oldest = std::min_element(plans_.begin(), plans_.end(),
+                                       [](const Plan& a, const Plan& b) { return a.last_used < b.last_used; });
+  current_ = static_cast<size_t>(oldest - plans_.begin());
   *oldest = std::move(plan);
 }
 
 void ScheduleRunner::begin(const Operation& operation, std::span<Link* const> links) {
-  PreparedSchedule& prepared = plans_[last_].prepared;
+  PreparedSchedule& prepared = plans_[current_].prepared;
   if (scratch_.size() < prepared.schedule().scratch_bytes) scratch_.resize(prepared.schedule().scratch_bytes);
   links_ = links;
   outcome_.reset();
@@ -85,7 +85,7 @@ void ScheduleRunner::begin(const Operation& operation, std::span<Link* const> li
 
 std::vector<Rank> ScheduleRunner::waiting_for() const {
   std::vector<Rank> ranks;
-  for (const Rank rank : plans_[last_].prepared.waiting_for()) ranks.push_back(links_[rank]->peer().rank);
+  for (const Rank rank : plans_[current_].prepared.waiting_for()) ranks.push_back(links_[rank]->peer().rank);
   return ranks;
 }
 

@@ -6,26 +6,33 @@
 
 namespace muster {
 
-/// Which ranks share a host's memory, and who carries what between hosts. The same at every rank.
+/// A group up to this size links all pairs of ranks when it forms.
+inline constexpr int kMaxFullMesh = 16;
+/// A larger group links a tree when it forms, so that reports of failures reach all ranks, and makes the other links
+/// when a schedule needs them. A rank of the tree has this many children.
+inline constexpr int kTreeWidth = 4;
+inline Rank tree_parent(Rank rank) { return (rank - 1) / kTreeWidth; }
+
+/// Which ranks share a host's memory, and which rank sends what between hosts. The same at every rank.
 ///
-/// What crosses hosts is cut into slots, as many as the largest host has ranks, and each host spreads them over its
-/// ranks in order: with equal hosts each rank carries one, with fewer ranks some carry several.
+/// Data that crosses hosts is cut into shards, as many as the largest host has ranks. Each host spreads the shards over
+/// its ranks in order: one for each rank if the hosts are equal, several for some ranks of a smaller host.
 struct Topology {
   Topology() = default;
   explicit Topology(const std::vector<RankInfo>& members);
 
-  std::vector<std::vector<Rank>> hosts;       ///< the ranks of each, ascending; hosts by their first rank
-  std::vector<int> host_of, host_local_rank;  ///< by rank: its host, and its place there
+  std::vector<std::vector<Rank>> hosts;       ///< the ranks of each host, ascending; hosts by their first rank
+  std::vector<int> host_of, host_local_rank;  ///< by rank: its host, and its index in hosts[host]
   int shards = 1;
 
-  /// Several hosts, one of them with several ranks: worth two levels.
+  /// Several hosts, one of them with several ranks: two levels of communication pay.
   bool layered() const { return hosts.size() > 1 && hosts.size() < host_of.size(); }
   int host_local_size(int host) const { return static_cast<int>(hosts[host].size()); }
-  /// The first slot that the host's rank at place `local` carries; that of place locals(host) is `slots`.
+  /// The first shard of a rank, by its host and its index there; for an index of host_local_size(host): `shards`.
   int first_shard(int host, int local) const { return local * shards / host_local_size(host); }
-  /// The place, on the host, of who carries the slot.
+  /// The index, on the host, of the rank that sends and receives the shard.
   int shard_rank(int host, int shard) const { return ((shard + 1) * host_local_size(host) - 1) / shards; }
-  /// The rank of that host that has the slot for its first, if there is one: whose own block travels in it.
+  /// The rank of the host whose first shard this is, if there is one: its own block travels in it.
   Rank owner(int host, int shard) const;
 };
 

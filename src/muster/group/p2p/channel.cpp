@@ -5,19 +5,14 @@
 namespace muster {
 
 std::string MessageOperation::to_string() const {
-  const std::string who = peer == kAnyRank ? "any rank" : fmt::format("rank {}", peer);
-  return fmt::format("{} {} with tag {} ({}[{}])", receives ? "receive from" : "send to", who, tag, name(data.dtype()),
-                     data.count());
+  const std::string other = peer == kAnyRank ? "any rank" : fmt::format("rank {}", peer);
+  return fmt::format("{} {} with tag {} ({}[{}])", receives ? "receive from" : "send to", other, tag,
+                     name(data.dtype()), data.count());
 }
 
-void MessageChannel::begin(std::unique_ptr<Link> link) {
-  link_ = std::move(link);
+void MessageChannel::begin(Link& link) {
+  link_ = &link;
   read_header();
-}
-
-void MessageChannel::close(const Error& why) {
-  ended_ = true;
-  if (link_) link_->close(why);
 }
 
 void MessageChannel::write(const MessageHeader& header, std::span<const ConstSegment> payload,
@@ -28,16 +23,16 @@ void MessageChannel::write(const MessageHeader& header, std::span<const ConstSeg
   frames_.push(std::move(frame));
   link_->send(segments_, [this](const Result<>& sent) {
     const std::unique_ptr<Frame> done = frames_.pop();
-    if (!sent) return end(sent.error());
-    if (done->written && !ended_) done->written();
+    if (!sent) detach();
+    if (done->written && !detached_) done->written();
   });
 }
 
 void MessageChannel::read_header() {
   const Segment into{header_.data(), header_.size()};
   link_->receive({&into, 1}, [this](const Result<>& received) {
-    if (!received) return end(received.error());
-    if (ended_) return;
+    if (!received) detach();
+    if (detached_) return;
     const auto header = parse_message_header(header_);
     if (!header) return reject(header.error().message);
     handle(*header);
@@ -47,20 +42,14 @@ void MessageChannel::read_header() {
 void MessageChannel::read_payload(std::span<const Segment> into, std::function<void()> then) {
   then_ = std::move(then);
   link_->receive(into, [this](const Result<>& received) {
-    if (!received) return end(received.error());
-    if (!ended_) std::exchange(then_, nullptr)();
+    if (!received) detach();
+    if (!detached_) std::exchange(then_, nullptr)();
   });
 }
 
 void MessageChannel::reject(const std::string& what) {
-  const Error why{ErrorCode::kProtocol, fmt::format("{}: {}", link_->peer().to_string(), what), peer_, {}};
-  link_->close(why);
-  end(why);
-}
-
-void MessageChannel::end(const Error& why) {
-  if (std::exchange(ended_, true)) return;
-  delegate_.ended(*this, why);
+  detach();
+  link_->close(Error{ErrorCode::kProtocol, fmt::format("{}: {}", link_->peer().to_string(), what), peer_, {}});
 }
 
 }  // namespace muster

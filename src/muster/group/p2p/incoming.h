@@ -9,47 +9,47 @@ namespace muster {
 
 class IncomingMessages;
 
-/// A message that came, or was offered, before its receive.
+/// A message that arrived, or was announced, before its receive.
 struct UnexpectedMessage {
   IncomingMessages* channel = nullptr;
   MessageHeader header;
-  Bytes payload;       ///< of an eager one
-  bool whole = false;  ///< the payload is there
-  MessagePtr claimed;  ///< by a receive that waits for the rest of the payload
+  Bytes payload;          ///< of an eager message
+  bool complete = false;  ///< the payload is there
+  MessagePtr receive;     ///< waits for the rest of the payload
 };
 using UnexpectedPtr = std::shared_ptr<UnexpectedMessage>;
 using MessageMatcher = Matcher<MessagePtr, UnexpectedPtr>;
 
-/// One other rank's messages to this one.
+/// Another rank's messages to this rank.
 class IncomingMessages final : public MessageChannel {
  public:
   IncomingMessages(P2pDelegate& delegate, MessageMatcher& matcher, Rank from)
       : MessageChannel(delegate, from), matcher_(matcher) {}
 
-  void open(std::unique_ptr<Link> link) { begin(std::move(link)); }
-  /// Gives one of this channel's unexpected messages to the receive that takes it.
+  void open(Link& link) { begin(link); }
+  /// Gives one of this channel's unexpected messages to its receive.
   void deliver(UnexpectedMessage& message, const MessagePtr& receive);
-  /// Whether nothing of the message will come any more, now that the channel has ended.
-  static bool is_cut_off(const UnexpectedPtr& message) { return !message->whole; }
+  /// Whether the rest of the message is lost, now that the channel has ended.
+  static bool is_cut_off(const UnexpectedPtr& message) { return !message->complete; }
 
  private:
   void handle(const MessageHeader& header) override;
   void on_eager(const MessageHeader& header);
   void on_request_to_send(const MessageHeader& header);
   void on_data(const MessageHeader& header);
-  void skip(size_t bytes);
-  void begin_keeping(const UnexpectedPtr& message);
-  bool suits(const MessageHeader& header, const MessagePtr& receive);
-  void accept(const MessageHeader& offer, const MessagePtr& receive);
-  void used(const MessageHeader& eager) { credit_owed_ += eager.bytes + kMessageHeaderBytes; }
+  void discard(size_t bytes);
+  void keep(const UnexpectedPtr& message);
+  bool matches(const MessageHeader& header, const MessagePtr& receive);
+  void answer(const MessageHeader& request, const MessagePtr& receive);
+  void release_credit(const MessageHeader& eager) { credit_owed_ += eager.bytes + kMessageHeaderBytes; }
   uint64_t take_credit();
 
   MessageMatcher& matcher_;
-  size_t out_ = 0;          ///< of the sender's window: what it may not send before it is given back
-  size_t credit_owed_ = 0;  ///< of that, what can be given back
+  size_t window_used_ = 0;  ///< of the sender's window: bytes that were not given back
+  size_t credit_owed_ = 0;  ///< the part of it that can be given back
   uint64_t last_id_ = 0;
-  size_t offers_ = 0;                                  ///< without an answer
-  std::unordered_map<uint64_t, MessagePtr> accepted_;  ///< by id
+  size_t requests_ = 0;                               ///< announced messages that are not over
+  std::unordered_map<uint64_t, MessagePtr> cleared_;  ///< receives whose bytes arrive, by id
 };
 
 }  // namespace muster

@@ -6,34 +6,35 @@
 
 namespace muster {
 
-/// This rank's messages to one other.
+/// This rank's messages to one other rank. Short messages are sent at once (eagerly) within a window of credits that
+/// the receiver gives back. Longer ones are announced by a request to send (RTS); the receiver answers clear to send
+/// (CTS) or reject.
 class OutgoingMessages final : public MessageChannel {
  public:
   OutgoingMessages(P2pDelegate& delegate, Rank to) : MessageChannel(delegate, to) {}
   ~OutgoingMessages() override { drop_copies(); }
 
-  /// Without a link, short messages are copied and count as sent, as far as the window goes; the others wait.
+  /// Without a link, short messages are copied and count as sent, within the window; the others wait.
   void send(const MessagePtr& operation);
-  void open(std::unique_ptr<Link> link);
-  /// The peer takes nothing any more: closes the link, which holds the memory of sends until then, and forgets what
-  /// waits for it.
-  void abandon(const Error& why);
+  void open(Link& link);
+  /// The peer receives nothing any more: detaches, and forgets all messages.
+  void abandon();
 
  private:
   void drop_copies();
-  void launch(const MessagePtr& operation);
-  void launch_eager(const MessagePtr& operation);
+  void start(const MessagePtr& operation);
+  void send_eagerly(const MessagePtr& operation);
   void handle(const MessageHeader& header) override;
-  void accepted(const MessagePtr& operation);
-  void refused(const MessagePtr& operation, const MessageHeader& wanted);
-  void stream();
+  void on_clear_to_send(const MessagePtr& operation);
+  void on_reject(const MessagePtr& operation, const MessageHeader& wanted);
+  void send_next_piece();
 
   size_t window_ = kEagerWindow;
   uint64_t last_id_ = 0;
-  int copies_ = 0;                                    ///< not yet written
-  Fifo<MessagePtr> waiting_;                          ///< for the link
-  std::unordered_map<uint64_t, MessagePtr> offered_;  ///< by id
-  Fifo<MessagePtr> accepted_;                         ///< the first one's bytes are under way
+  int copies_ = 0;                                      ///< not yet written
+  Fifo<MessagePtr> waiting_;                            ///< for the link
+  std::unordered_map<uint64_t, MessagePtr> announced_;  ///< by id
+  Fifo<MessagePtr> cleared_;                            ///< the first one's bytes are being sent
 };
 
 }  // namespace muster

@@ -1,62 +1,63 @@
-// Operations, links and failures; who drives the loop is in messenger_progress.cpp.
 #include "muster/group/p2p/p2p_engine.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
+#include "muster/group/links/process_monitor.h"
 #include "muster/group/shutdown_errors.h"
-#include "muster/transport/shm/shm_link.h"
 
 namespace muster {
 namespace {
 
-/// A receive that has waited for so long looks whether its sender is there at all.
+/// A receive that has waited this long checks whether its sender still exists.
 constexpr Duration kProbeAfter = 100ms;
-/// More ranks than these are not probed for a receive from any of them.
+/// A receive from any rank does not probe more ranks than these.
 constexpr size_t kMaxProbes = 32;
-/// The messages to a peer bring their own deadlines; the link may take its time.
+/// The messages have their own deadlines, so the link needs none.
 constexpr Duration kDialTime = std::chrono::hours(24);
 
-/// `self`, who is one end of a lane.
-LinkIdentity at(const Lane& lane, LinkIdentity self) {
-  self.lane = lane;
+LinkIdentity without_retry(LinkIdentity self) {
+  self.retry_refused = false;
   return self;
 }
 
 }  // namespace
 
 Result<std::shared_ptr<P2pEngine>> P2pEngine::create(LinkIdentity self, int tcp_streams) {
-  self.retry_refused = false;
-  std::shared_ptr<P2pEngine> p2p(new P2pEngine(std::move(self), tcp_streams));
-  MUSTER_ASSIGN(p2p->loop_, Loop::create());
-  return p2p;
+  MUSTER_ASSIGN(auto loop, Loop::create());
+  return std::shared_ptr<P2pEngine>(new P2pEngine(without_retry(std::move(self)), tcp_streams, std::move(loop)));
+}
+
+P2pEngine::P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop)
+    : self_(std::move(self)), driver_(std::move(loop), *this) {
+  links_.emplace(driver_.loop(), self_, tcp_streams);
+  links_->set_events({[this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
+                      [this](Rank rank, const Error& why) { on_lost(rank, why); },
+                      [this](Rank rank, const Error& why) { return on_dial_failed(rank, why); }});
 }
 
 P2pEngine::~P2pEngine() { close(); }
 
 Result<std::string> P2pEngine::listen(const Address& address, Transport transport) {
-  const auto listen = transport == Transport::kShm ? listen_shm_links : listen_links;
-  MUSTER_ASSIGN(auto listener, listen(*loop_, address, at({0, lanes(transport)}, self_),
-                                      [this](std::unique_ptr<Link> link) { adopt(std::move(link)); }));
-  listeners_.push_back(std::move(listener));
-  return listeners_.back()->address();
+  return links_->listen(address, transport);
 }
 
-void P2pEngine::begin(std::vector<Place> places) {
-  const std::lock_guard lock(mutex_);
-  places_ = std::move(places);
+void P2pEngine::begin(std::vector<LinkTable::Endpoint> endpoints) {
+  const Lock lock = driver_.lock();
+  links_->set_endpoints(std::move(endpoints));
 }
 
 void P2pEngine::on_failure(FailureHandler handler) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = driver_.lock();
   on_failure_ = std::move(handler);
 }
 
 // ---- operations
 
 Work P2pEngine::send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) {
-  Lock lock(mutex_);
+  Lock lock = driver_.lock();
   auto operation = begin_operation(false, std::move(data), to, tag, options);
   if (!operation) return Work(tl::unexpected(operation.error()));
   channel_to(to).send(*operation);
@@ -64,11 +65,11 @@ Work P2pEngine::send(BufferView data, Rank to, uint32_t tag, const CallOptions& 
 }
 
 Work P2pEngine::receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) {
-  Lock lock(mutex_);
-  if (!dead_) loop_->run_pollers();  // the message may be there
+  Lock lock = driver_.lock();
+  if (!failure_) driver_.loop().run_pollers();  // the message may be there
   auto operation = begin_operation(true, std::move(data), from, tag, options);
   if (!operation) {
-    call_back(lock);  // others' messages may have been there
+    driver_.run_callbacks(lock);  // messages of other operations may have been there
     return Work(tl::unexpected(operation.error()));
   }
   if (const UnexpectedPtr message = matcher_.post(from, tag, *operation)) {
@@ -98,140 +99,142 @@ Result<MessagePtr> P2pEngine::begin_operation(bool receives, BufferView data, Ra
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: a rank has no messages for itself; copy the tensor", operation->to_string()));
   }
-  if (dead_) return tl::unexpected(dead_->in(operation->to_string()));
+  if (failure_) return tl::unexpected(failure_->in(operation->to_string()));
   if (!receives) {
     if (const auto why = send_failure(peer)) return tl::unexpected(why->in(operation->to_string()));
   }
   operation->deadline = Deadline::after(options.timeout);
   operation->driver = shared_from_this();
-  operation->place = pending_.size();
+  operation->pending_index = pending_.size();
   pending_.push_back(operation);
-  earliest_ = std::min(earliest_, operation->deadline.when());
+  next_deadline_ = std::min(next_deadline_, operation->deadline.when());
   return operation;
 }
 
 Work P2pEngine::finish_call(Lock& lock, const MessagePtr& operation, const CallOptions& options) {
   if (!options.async) {
-    wait_until(
+    driver_.wait_until(
         lock, [&] { return operation->over; }, Deadline::never());
   }
-  if (has_work()) wake_thread();
-  call_back(lock);
+  if (has_work()) driver_.provide_progress();
+  driver_.run_callbacks(lock);
   if (operation->over && !operation->receives && operation->result) return Work(Result<>());
   return Work(operation);
+}
+
+void P2pEngine::drive(Work::State& state, const Deadline& deadline) {
+  auto& operation = static_cast<MessageOperation&>(state);
+  Lock lock = driver_.lock();
+  driver_.wait_until(
+      lock, [&] { return operation.over; }, deadline);
+  if (has_work()) driver_.provide_progress();
+  driver_.run_callbacks(lock);
 }
 
 void P2pEngine::finish(const MessagePtr& operation, Result<> result) {
   if (operation->over) return;
   operation->over = true;
-  pending_.back()->place = operation->place;
-  std::swap(pending_[operation->place], pending_.back());
+  pending_.back()->pending_index = operation->pending_index;
+  std::swap(pending_[operation->pending_index], pending_.back());
   pending_.pop_back();
-  if (pending_.empty()) earliest_ = TimePoint{INT64_MAX};
+  if (pending_.empty()) next_deadline_ = TimePoint{INT64_MAX};
   if (!result) result = tl::unexpected(result.error().in(operation->to_string()));
   auto callbacks = operation->finish(result);
   for (auto& callback : callbacks) {
-    callbacks_.push_back([callback = std::move(callback), result] { callback(result); });
+    driver_.add_callback([callback = std::move(callback), result] { callback(result); });
   }
-  if (waiting_ > 0) changed_.notify_all();
+  driver_.notify();
+}
+
+void P2pEngine::expire() {
+  const TimePoint now = steady_clock().now();
+  if (now < next_deadline_) return;
+  const std::vector<MessagePtr> pending = pending_;
+  for (const MessagePtr& operation : pending) {
+    if (!operation->over && operation->deadline.when() <= now) time_out(operation);
+  }
+  next_deadline_ = TimePoint{INT64_MAX};
+  for (const MessagePtr& operation : pending_) {
+    next_deadline_ = std::min(next_deadline_, operation->deadline.when());
+  }
+}
+
+void P2pEngine::time_out(const MessagePtr& operation) {
+  const Rank rank = operation->peer == kAnyRank ? operation->source : operation->peer;
+  const std::string peer = rank == kNoRank ? "any rank" : links_->endpoint(rank).member.to_string();
+  if (operation->receives && matcher_.withdraw(operation->peer, operation->tag, operation)) {
+    return finish(operation, fail(ErrorCode::kTimeout,
+                                  fmt::format("nothing came in time from {} with tag {}", peer, operation->tag), rank));
+  }
+  // A part of the message was sent or received, so the link cannot be used for another.
+  const char* what = operation->receives ? "did not send the whole message in time" : "did not receive it in time";
+  fail_all(Error{ErrorCode::kTimeout, fmt::format("{} {} (tag {})", peer, what, operation->tag), rank,
+                 operation->to_string()});
 }
 
 std::optional<Error> P2pEngine::send_failure(Rank to) const {
-  if (dead_) return dead_;
-  const auto gone = gone_.find(to);
-  return gone == gone_.end() ? std::nullopt : std::optional(gone->second);
+  if (failure_) return failure_;
+  const auto departure = departed_.find(to);
+  return departure == departed_.end() ? std::nullopt : std::optional(departure->second.why);
 }
 
 std::optional<Error> P2pEngine::receive_failure(Rank from) const {
-  if (dead_) return dead_;
-  if (from != kAnyRank) return drained_.contains(from) ? send_failure(from) : std::nullopt;
-  if (static_cast<int>(drained_.size()) < self_.size - 1) return std::nullopt;
+  if (failure_) return failure_;
+  if (from != kAnyRank) {
+    const auto departure = departed_.find(from);
+    return departure == departed_.end() || !departure->second.drained ? std::nullopt
+                                                                      : std::optional(departure->second.why);
+  }
+  const auto drained = std::ranges::count_if(departed_, [](const auto& each) { return each.second.drained; });
+  if (drained < self_.size - 1) return std::nullopt;
   return Error{ErrorCode::kLeft, "all other ranks have left the group", kNoRank, {}};
 }
 
 // ---- links
 
 OutgoingMessages& P2pEngine::channel_to(Rank rank) {
-  Outgoing& outgoing = outgoing_[rank];
-  if (!outgoing.channel) {
-    outgoing.channel = std::make_unique<OutgoingMessages>(static_cast<P2pDelegate&>(*this), rank);
-    const int count = lanes(places_[rank].transport);
-    outgoing.dials.resize(count);
-    for (int lane = 0; lane < count && !dead_; ++lane) dial(rank, lane);
-    watch_process(rank);
+  auto& channel = outgoing_[rank];
+  if (!channel) {
+    channel = std::make_unique<OutgoingMessages>(static_cast<P2pDelegate&>(*this), rank);
+    links_->dial(rank, Deadline::after(kDialTime));
+    links_->monitor_process(rank);
   }
-  return *outgoing.channel;
+  return *channel;
 }
 
-void P2pEngine::dial(Rank rank, int lane) {
-  const Place& place = places_[rank];
-  const auto address = Address::parse(place.address);
-  if (!address) return die(address.error());
-  const auto connect = place.transport == Transport::kShm ? connect_shm_link : connect_link;
-  const auto done = [this, rank, lane](Result<std::unique_ptr<Link>> link) { dialled(rank, lane, std::move(link)); };
-  outgoing_[rank].dials[lane] =
-      connect(*loop_, *address, at({lane, lanes(place.transport)}, self_), rank, Deadline::after(kDialTime), done);
-}
-
-void P2pEngine::dialled(Rank rank, int lane, Result<std::unique_ptr<Link>> link) {
-  if (dead_) return;
-  Outgoing& outgoing = outgoing_[rank];
-  outgoing.dials[lane].reset();
-  if (link) {
-    const Lane place{lane, lanes(places_[rank].transport)};
-    auto whole = outgoing.lanes.add(std::move(*link), place, [this, rank](const Error& why) { lost(rank, why); });
-    if (whole) outgoing.channel->open(std::move(whole));
-    return;
-  }
-  Error error = std::move(link).error();
-  error.rank = rank;
-  if (error.code == ErrorCode::kUnavailable) {
-    // It listened when the group was formed.
-    error.message = fmt::format("{} has left the group, or died: {}", places_[rank].member.to_string(), error.message);
-    return left(rank, error);
-  }
-  if (error.code != ErrorCode::kPeerLost && error.code != ErrorCode::kTimeout) return die(error);
-  loop_->after(kProbeAfter, [this, rank, lane] {
-    if (!dead_ && !gone_.contains(rank)) dial(rank, lane);
-  });
-}
-
-void P2pEngine::adopt(std::unique_ptr<Link> link) {
-  const Rank rank = link->peer().rank;
-  if (dead_) return link->close(*dead_);
-  if (incoming_.contains(rank)) {
-    return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} sends already", rank), rank, {}});
-  }
-  watch_process(rank);
-  const Lane lane = link->peer().lane;
-  auto whole = arriving_[rank].add(std::move(link), lane, [this, rank](const Error& why) { lost(rank, why); });
-  if (!whole) return;
-  arriving_.erase(rank);
+void P2pEngine::on_linked(Rank rank, LinkTable::Side side, Link& link) {
+  if (side == LinkTable::Side::kDialed) return outgoing_[rank]->open(link);
+  links_->monitor_process(rank);
   auto& channel = incoming_[rank];
   channel = std::make_unique<IncomingMessages>(static_cast<P2pDelegate&>(*this), matcher_, rank);
-  channel->open(std::move(whole));
+  channel->open(link);
 }
 
-void P2pEngine::watch_process(Rank rank) {
-  if (processes_.contains(rank)) return;
-  const RankInfo& member = places_[rank].member;
-  Fd process = muster::watch_process(*loop_, places_[self_.rank].member, member, [this, rank] {
-    if (dead_ || gone_.contains(rank)) return;
-    die(Error{ErrorCode::kPeerLost, places_[rank].member.to_string() + " died", rank, {}});
-  });
-  if (process) processes_[rank] = std::move(process);
+bool P2pEngine::on_dial_failed(Rank rank, Error why) {
+  why.rank = rank;
+  if (why.code == ErrorCode::kPeerLost || why.code == ErrorCode::kTimeout) return true;
+  if (why.code == ErrorCode::kUnavailable) {
+    // It listened when the group was formed.
+    why.message =
+        fmt::format("{} has left the group, or died: {}", links_->endpoint(rank).member.to_string(), why.message);
+    on_departure(rank, why);
+  } else {
+    fail_all(why);
+  }
+  return false;
 }
 
 void P2pEngine::probe_later(Rank rank) {
   if (probing_ || incoming_.contains(rank)) return;
   probing_ = true;
-  loop_->after(kProbeAfter, [this] {
+  driver_.loop().after(kProbeAfter, [this] {
     probing_ = false;
-    if (!dead_) probe();
+    if (!failure_) probe();
   });
 }
 
-/// A link to the sender tells when it leaves, and refuses when it has.
+/// Dials the ranks from which receives wait for a message: the link reports when such a rank leaves, and cannot be
+/// dialed if it has left.
 void P2pEngine::probe() {
   std::set<Rank> awaited;
   for (const MessagePtr& operation : pending_) {
@@ -241,152 +244,106 @@ void P2pEngine::probe() {
   }
   awaited.erase(self_.rank);
   for (const Rank rank : awaited) {
-    watch_process(rank);
-    if (awaited.size() <= kMaxProbes && !incoming_.contains(rank) && !gone_.contains(rank)) (void)channel_to(rank);
+    links_->monitor_process(rank);
+    if (awaited.size() <= kMaxProbes && !incoming_.contains(rank) && !departed_.contains(rank)) (void)channel_to(rank);
   }
 }
 
 // ---- failures
 
-void P2pEngine::ended(MessageChannel& channel, const Error& why) {
-  if (dead_) return;
-  const Rank rank = channel.peer();
-  lost(rank, why);
-  const auto incoming = incoming_.find(rank);
-  if (!dead_ && incoming != incoming_.end() && incoming->second.get() == &channel) end_receives(rank);
-}
-
-/// A link, or one of its lanes, has ended.
-void P2pEngine::lost(Rank rank, const Error& why) {
-  if (dead_) return;
-  why.code == ErrorCode::kLeft ? left(rank, why) : die(why);
-}
-
-/// What it has sent may still be on its way, or its link be in the hands of the listener. What goes to it ends: the
-/// link first, for the memory of an operation that is over belongs to its caller.
-void P2pEngine::left(Rank rank, const Error& why) {
-  if (!gone_.emplace(rank, why).second) return;
-  if (const auto found = outgoing_.find(rank); found != outgoing_.end()) {
-    Outgoing& outgoing = found->second;
-    for (auto& dial : outgoing.dials) dial.reset();
-    outgoing.lanes.close(why);
-    outgoing.channel->abandon(why);
+void P2pEngine::on_lost(Rank rank, const Error& why) {
+  if (failure_) return;
+  if (why.code == ErrorCode::kLeft) {
+    on_departure(rank, why);
+  } else if (!departed_.contains(rank)) {
+    return fail_all(why);
   }
+  const Link* incoming = links_->link(rank, LinkTable::Side::kAccepted);
+  if (incoming != nullptr && !incoming->is_open()) end_receives(rank);
+}
+
+/// Sends to the rank end at once. Receives may still end well: messages from it may be on their way, or its link be in
+/// the hands of the listener.
+void P2pEngine::on_departure(Rank rank, const Error& why) {
+  if (!departed_.try_emplace(rank, Departure{why}).second) return;
+  if (const auto found = outgoing_.find(rank); found != outgoing_.end()) found->second->abandon();
+  links_->close_dialed(rank, why);  // before the sends end: then their memory belongs to the caller
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) {
     if (!operation->receives && operation->peer == rank) finish(operation, tl::unexpected(why));
   }
-  loop_->after(kLastWords, [this, rank] {
-    const auto incoming = incoming_.find(rank);
-    if (!dead_ && (incoming == incoming_.end() || !incoming->second->is_open())) end_receives(rank);
+  driver_.loop().after(kLastReportTime, [this, rank] {
+    const Link* incoming = links_->link(rank, LinkTable::Side::kAccepted);
+    if (!failure_ && (incoming == nullptr || !incoming->is_open())) end_receives(rank);
   });
 }
 
 /// Nothing more comes from the rank.
 void P2pEngine::end_receives(Rank rank) {
-  drained_.insert(rank);
+  departed_.at(rank).drained = true;
   matcher_.forget(rank, IncomingMessages::is_cut_off);
   const Error why = *receive_failure(rank);
-  const auto nobody = receive_failure(kAnyRank);
+  const auto all_left = receive_failure(kAnyRank);
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) {
     if (!operation->receives) continue;
-    const bool of_rank = operation->peer == rank || (operation->matched && operation->source == rank);
-    if (!of_rank && !(operation->peer == kAnyRank && nobody)) continue;
+    const bool from_rank = operation->peer == rank || (operation->matched && operation->source == rank);
+    if (!from_rank && !(operation->peer == kAnyRank && all_left)) continue;
     matcher_.withdraw(operation->peer, operation->tag, operation);
-    finish(operation, tl::unexpected(of_rank ? why : *nobody));
+    finish(operation, tl::unexpected(from_rank ? why : *all_left));
   }
 }
 
-void P2pEngine::end_all(const Error& why, const Error& to_peers) {
-  dead_ = why;
-  // The links first: the memory of an operation that is over belongs to its caller.
-  for (auto& [rank, outgoing] : outgoing_) {
-    outgoing.channel->close(to_peers);
-    outgoing.lanes.close(to_peers);
-  }
-  for (auto& [rank, lanes] : arriving_) lanes.close(to_peers);
-  for (auto& [rank, channel] : incoming_) channel->close(to_peers);
+void P2pEngine::end_all(const Error& why, Error to_peers) {
+  failure_ = why;
+  if (to_peers.phase != GroupPhase::kLeft) to_peers.phase = GroupPhase::kRunning;
+  for (auto& [rank, channel] : outgoing_) channel->detach();
+  for (auto& [rank, channel] : incoming_) channel->detach();
+  links_->close(to_peers);  // before the operations end: then their memory belongs to the caller
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) finish(operation, tl::unexpected(why));
-  if (waiting_ > 0) changed_.notify_all();
+  driver_.notify();
 }
 
-void P2pEngine::die(const Error& why) {
-  if (dead_) return;
+void P2pEngine::fail_all(const Error& why) {
+  if (failure_) return;
   end_all(why, why);
   if (!on_failure_) return;
-  // Before the callbacks of messages, which may wait for a collective that this ends.
-  callbacks_.insert(callbacks_.begin(), [handler = std::move(on_failure_), why] { handler(why); });
+  // Before the callbacks of messages: they may wait for a collective, which this ends.
+  driver_.add_first_callback([handler = std::move(on_failure_), why] { handler(why); });
   on_failure_ = nullptr;
 }
 
 void P2pEngine::abort(const Error& why) {
-  Lock lock(mutex_);
-  on_failure_ = nullptr;  // whoever aborts knows
-  die(why);
-  if (parked_) loop_->wake();
+  const Lock lock = driver_.lock();
+  on_failure_ = nullptr;  // the caller knows
+  fail_all(why);
+  driver_.wake();
 }
 
-void P2pEngine::call_back() {
-  Lock lock(mutex_);
-  call_back(lock);
+void P2pEngine::run_callbacks() {
+  Lock lock = driver_.lock();
+  driver_.run_callbacks(lock);
 }
-
-void P2pEngine::expire() {
-  const TimePoint now = steady_clock().now();
-  if (now < earliest_) return;
-  const std::vector<MessagePtr> pending = pending_;
-  for (const MessagePtr& operation : pending) {
-    if (!operation->over && operation->deadline.when() <= now) time_out(operation);
-  }
-  earliest_ = TimePoint{INT64_MAX};
-  for (const MessagePtr& operation : pending_) earliest_ = std::min(earliest_, operation->deadline.when());
-}
-
-void P2pEngine::time_out(const MessagePtr& operation) {
-  const Rank rank = operation->peer == kAnyRank ? operation->source : operation->peer;
-  const std::string who = rank == kNoRank ? "any rank" : places_[rank].member.to_string();
-  if (operation->receives && matcher_.withdraw(operation->peer, operation->tag, operation)) {
-    return finish(operation, fail(ErrorCode::kTimeout,
-                                  fmt::format("nothing came in time from {} with tag {}", who, operation->tag), rank));
-  }
-  // Half a message is under way: the link is good for nothing any more.
-  const char* what = operation->receives ? "did not send the whole message in time" : "did not receive it in time";
-  die(Error{ErrorCode::kTimeout, fmt::format("{} {} (tag {})", who, what, operation->tag), rank,
-            operation->to_string()});
-}
-
-// ---- the end
 
 void P2pEngine::close() {
-  Lock lock(mutex_);
-  if (stopping_) return;
+  Lock lock = driver_.lock();
+  if (!links_) return;
   const auto sent = [this] {
-    return dead_ || (copies_ == 0 && std::all_of(pending_.begin(), pending_.end(),
-                                                 [](const MessagePtr& operation) { return operation->receives; }));
+    return failure_ || (copies_ == 0 && std::ranges::all_of(pending_, [](const auto& each) { return each->receives; }));
   };
-  wait_until(lock, sent, Deadline::after(kDrainTime));
+  driver_.wait_until(lock, sent, Deadline::after(kDrainTime));
   on_failure_ = nullptr;
-  if (!dead_) {
+  if (!failure_) {
     const std::string self =
-        places_.empty() ? fmt::format("rank {}", self_.rank) : places_[self_.rank].member.to_string();
+        links_->has_endpoints() ? links_->endpoint(self_.rank).member.to_string() : fmt::format("rank {}", self_.rank);
     end_all(was_shut_down(self_.group, self_.rank), has_left(self, self_.rank));
   }
-  stopping_ = true;
-  if (parked_) loop_->wake();
-  work_.notify_all();
-  call_back(lock);
-  changed_.wait(lock, [this] { return !driving_ && waiting_ == 0 && calling_ == 0; });
-  lock.unlock();
-  if (thread_.joinable()) thread_.join();
-  lock.lock();
-  // The loop's callbacks refer to this.
+  if (!driver_.stop(lock)) return;
+  links_.reset();  // before the channels, which its completions refer to
   outgoing_.clear();
   incoming_.clear();
-  arriving_.clear();
-  listeners_.clear();
-  loop_.reset();
+  driver_.close_loop();
 }
 
 }  // namespace muster

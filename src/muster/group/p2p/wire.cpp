@@ -1,18 +1,20 @@
-// Messages between two ranks, over a link (transport/link.h) that the sender dialled: one for each direction.
+// Messages between two ranks, over a link (transport/link.h) that the sender dialed: one link for each direction.
 //
 //   header := kind:u8 dtype:u8 zero:u8[2] tag:u32 id:u64 bytes:u64 credit:u64      32 bytes, little-endian
 //
 //   from the sender to the receiver
-//   kind 1 eager  := dtype, tag, bytes, then bytes[bytes] a whole message, at most 32 KiB
-//   kind 2 offer  := dtype, tag, id, bytes                a message that waits to be asked for; ids count up from 1
-//   kind 3 data   := id, bytes, then bytes[bytes]         the next bytes of an accepted message; none for an empty one
-//
+//   kind 1 eager            := dtype, tag, bytes, then bytes[bytes]  a whole message, at most 32 KiB
+//   kind 2 request to send  := dtype, tag, id, bytes                 announces a message; ids count up from 1
+//   kind 3 data             := id, bytes, then bytes[bytes]          the next bytes of a message that is cleared to
+//   send;
+//                                                                    none for an empty message
 //   from the receiver to the sender
-//   kind 4 accept := id, credit                           send it
-//   kind 5 refuse := dtype, id, bytes, credit             its receive takes another length or dtype: these
+//   kind 4 clear to send    := id, credit
+//   kind 5 reject           := dtype, id, bytes, credit              the receive has another length or dtype: these
 //
 // Fields that a kind does not name are zero. An eager message costs its sender bytes + 32 of a window of 1 MiB; the
-// receiver's words give back what was received since. Who has no window left offers. Anything else is kProtocol.
+// receiver's answers give back the credit for what was received since. Without credit a sender announces its messages.
+// Anything else is kProtocol.
 #include "muster/group/p2p/wire.h"
 
 #include <fmt/format.h>
@@ -28,10 +30,10 @@ struct Fields {
 constexpr Fields kFields[] = {
     {},                                 // unused
     {true, true, false, true, false},   // eager
-    {true, true, true, true, false},    // offer
+    {true, true, true, true, false},    // request to send
     {false, false, true, true, false},  // data
-    {false, false, true, false, true},  // accept
-    {true, false, true, true, true},    // refuse
+    {false, false, true, false, true},  // clear to send
+    {true, false, true, true, true},    // reject
 };
 
 bool fits(const MessageHeader& header) {
@@ -64,15 +66,15 @@ Result<MessageHeader> parse_message_header(ByteView bytes) {
   MUSTER_ASSIGN(header.bytes, reader.get<uint64_t>());
   MUSTER_ASSIGN(header.credit, reader.get<uint64_t>());
   if (kind == 0 || kind >= std::size(kFields)) {
-    return fail(ErrorCode::kProtocol, fmt::format("a message's header has the unknown kind {}", kind));
+    return fail(ErrorCode::kProtocol, fmt::format("a message header has the unknown kind {}", kind));
   }
   if (dtype >= kDtypeCount) {
-    return fail(ErrorCode::kProtocol, fmt::format("a message's header has the unknown dtype {}", dtype));
+    return fail(ErrorCode::kProtocol, fmt::format("a message header has the unknown dtype {}", dtype));
   }
   header.kind = static_cast<MessageKind>(kind);
   header.dtype = static_cast<Dtype>(dtype);
   if (zero != 0 || !fits(header)) {
-    return fail(ErrorCode::kProtocol, "a message's header has fields that its kind has not");
+    return fail(ErrorCode::kProtocol, "a message header has fields that its kind does not use");
   }
   if (header.kind == MessageKind::kEager && header.bytes > kEagerBytes) {
     return fail(ErrorCode::kProtocol, fmt::format("an eager message of {} bytes is too long", header.bytes));

@@ -7,20 +7,19 @@
 
 namespace muster {
 
-/// What the two ends of a message channel tell each other; the grammar heads messenger_wire.cpp. Append only.
+/// The messages between the ends of a message channel; wire.cpp begins with their grammar. Append only.
 enum class MessageKind : uint8_t {
   kEager = 1,
-  kOffer = 2,
+  kRequestToSend = 2,
   kData = 3,
-  kAccept = 4,
-  kRefuse = 5,
+  kClearToSend = 4,
+  kReject = 5,
 };
 
 inline constexpr size_t kMessageHeaderBytes = 32;
-/// The longest message that goes without being asked for. Also the most that an untrusted length makes a receiver
-/// allocate.
+/// The longest message that is sent eagerly. Also the most that an untrusted length makes a receiver allocate.
 inline constexpr size_t kEagerBytes = size_t{32} << 10;
-/// Bytes of eager messages, each with its header, that may be under way or unexpected at one receiver from one sender.
+/// Bytes of eager messages from one sender, each with its header, that a receiver may have to keep.
 inline constexpr size_t kEagerWindow = size_t{1} << 20;
 
 struct MessageHeader {
@@ -33,7 +32,7 @@ struct MessageHeader {
 };
 
 std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header);
-/// kProtocol for anything that is not a header. Bytes beyond the 32 are not looked at.
+/// kProtocol for anything that is not a header. Ignores bytes after the first 32.
 Result<MessageHeader> parse_message_header(ByteView bytes);
 
 }  // namespace muster

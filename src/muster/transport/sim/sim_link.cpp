@@ -93,8 +93,11 @@ void SimLink::signal(Network::Kind kind) {
 void SimLink::on_arrival() {
   if (crashed_) return;
   ++arrived_;
-  if (const Error* why = incoming_.back().farewell.get(); why != nullptr && arrived_ == incoming_.size())
-    begin_drain(*why);
+  if (const Error* why = incoming_.back().farewell.get(); why != nullptr && arrived_ == incoming_.size()) {
+    Error reported = *why;
+    reported.reported_by = peer().rank;
+    begin_drain(std::move(reported));
+  }
   pump_receives();
   run_completions();
 }

@@ -2,7 +2,8 @@
 //
 //   kind 1 open     := nothing          each end once, first: it agrees to be the link's end
 //   kind 2 data     := bytes[1..16 MiB] the next bytes of the stream; where they are cut means nothing
-//   kind 3 close    := code:u8 rank:i32 message:string context:string   why the link ends; rank is the one to blame
+//   kind 3 close    := code:u8 rank:i32 phase:u8 message:string context:string
+//                     why the link ends: the rank to blame, and how far the sender had come with its group
 //   kind 4 goodbye  := nothing          the link ends without a reason
 //   kind 5 doorbell := nothing          only beside shared memory: look at the rings
 //   kind 6 ping     := nothing          asks for a pong

@@ -1,4 +1,4 @@
-#include "muster/group/engine/process_monitor.h"
+#include "muster/group/links/process_monitor.h"
 
 #include <sys/epoll.h>
 #include <sys/syscall.h>
@@ -8,13 +8,13 @@
 
 namespace muster {
 
-Fd watch_process(Loop& loop, const RankInfo& self, const RankInfo& peer, std::function<void()> died) {
+Fd monitor_process(Loop& loop, const RankInfo& self, const RankInfo& peer, std::function<void()> died) {
   if (!self.shares_processes_with(peer) || peer.pid == self.pid) return {};
   Fd process(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
   if (!process) return {};
   const auto watched =
       loop.watch(process.get(), EPOLLIN, [&loop, fd = process.get(), died = std::move(died)](uint32_t) {
-        loop.after(kLastWords, died);
+        loop.after(kLastReportTime, died);
         loop.unwatch(fd);
       });
   return watched ? std::move(process) : Fd();

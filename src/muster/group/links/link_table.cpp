@@ -1,0 +1,190 @@
+#include "muster/group/links/link_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "muster/group/links/process_monitor.h"
+#include "muster/transport/shm/shm_link.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kRedialDelay = 100ms;
+
+}  // namespace
+
+LinkTable::LinkTable(Loop& loop, LinkIdentity identity, int tcp_streams)
+    : loop_(loop), identity_(std::move(identity)), tcp_streams_(tcp_streams) {}
+
+LinkIdentity LinkTable::identity(Transport transport, int stripe) const {
+  LinkIdentity identity = identity_;
+  identity.lane = {stripe, transport == Transport::kTcp ? tcp_streams_ : 1};
+  return identity;
+}
+
+void LinkTable::set_events(Events events) {
+  events_ = std::move(events);
+  for (const Side side : {Side::kDialed, Side::kAccepted}) {
+    for (auto& [rank, entry] : entries(side)) {
+      if (entry.link) report(rank, side, *entry.link);
+    }
+  }
+}
+
+Result<std::string> LinkTable::listen(const Address& address, Transport transport) {
+  const auto listen = transport == Transport::kShm ? listen_shm_links : listen_links;
+  MUSTER_ASSIGN(auto listener, listen(loop_, address, identity(transport),
+                                      [this](std::unique_ptr<Link> link) { on_accepted(std::move(link)); }));
+  listeners_.push_back(std::move(listener));
+  return listeners_.back()->address();
+}
+
+void LinkTable::dial(Rank rank, const Deadline& deadline) {
+  Entry& entry = dialed_[rank];
+  if (closed_ || entry.link || !entry.dials.empty()) return;
+  entry.dials.resize(identity(endpoints_[rank].transport).lane.count);
+  // A failure may end the dialing at once.
+  for (int stripe = 0; stripe < std::ssize(entry.dials); ++stripe) dial_stripe(rank, stripe, deadline);
+}
+
+void LinkTable::dial_stripe(Rank rank, int stripe, const Deadline& deadline) {
+  const Endpoint& endpoint = endpoints_[rank];
+  const auto address = Address::parse(endpoint.address);
+  if (!address) return on_dialed(rank, stripe, deadline, tl::unexpected(address.error()));
+  const auto connect = endpoint.transport == Transport::kShm ? connect_shm_link : connect_link;
+  dialed_[rank].dials[stripe] = connect(loop_, *address, identity(endpoint.transport, stripe), rank, deadline,
+                                        [this, rank, stripe, deadline](Result<std::unique_ptr<Link>> link) {
+                                          on_dialed(rank, stripe, deadline, std::move(link));
+                                        });
+}
+
+void LinkTable::on_dialed(Rank rank, int stripe, const Deadline& deadline, Result<std::unique_ptr<Link>> link) {
+  dialed_[rank].dials[stripe].reset();
+  if (closed_) {
+    if (link) (*link)->close(*closed_);
+    return;
+  }
+  if (link) return add_stripe(rank, Side::kDialed, std::move(*link), identity(endpoints_[rank].transport, stripe).lane);
+  if (!events_.dial_failed) {
+    if (!dial_failure_) dial_failure_ = link.error().in("linking with " + endpoints_[rank].member.to_string());
+    return;
+  }
+  if (!events_.dial_failed(rank, link.error())) return;
+  loop_.after(kRedialDelay, [this, rank, stripe, deadline] {
+    if (!closed_ && !dialed_[rank].dials.empty()) dial_stripe(rank, stripe, deadline);
+  });
+}
+
+void LinkTable::on_accepted(std::unique_ptr<Link> link) {
+  const Rank rank = link->peer().rank;
+  const Lane stripe = link->peer().lane;
+  if (closed_) return link->close(*closed_);
+  if (this->link(rank, Side::kAccepted) != nullptr) {
+    return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
+  }
+  add_stripe(rank, Side::kAccepted, std::move(link), stripe);
+}
+
+void LinkTable::add_stripe(Rank rank, Side side, std::unique_ptr<Link> link, const Lane& stripe) {
+  Entry& entry = entries(side)[rank];
+  entry.link = entry.stripes.add(std::move(link), stripe, [this, rank](const Error& why) { report_lost(rank, why); });
+  if (entry.link) report(rank, side, *entry.link);
+}
+
+void LinkTable::report(Rank rank, Side side, Link& link) {
+  if (events_.linked) events_.linked(rank, side, link);
+  link.on_close([this, rank](const Error& why) { report_lost(rank, why); });
+}
+
+void LinkTable::report_lost(Rank rank, const Error& why) {
+  if (!closed_ && events_.lost) events_.lost(rank, why);
+}
+
+Result<> LinkTable::connect(const std::vector<Rank>& ranks, const Deadline& deadline,
+                            const std::function<std::optional<Error>()>& interrupted) {
+  const auto linked = [&] { return std::ranges::all_of(ranks, [this](Rank rank) { return link(rank) != nullptr; }); };
+  if (linked()) return {};
+  for (const Rank rank : ranks) {
+    if (rank < identity_.rank) dial(rank, deadline);
+  }
+  std::optional<Error> error;
+  const auto over = [&] {
+    error = interrupted();
+    if (!error) error = dial_failure_;
+    return error || linked();
+  };
+  const auto waited = loop_.run_until(over, deadline);
+  if (error) return tl::unexpected(*error);
+  if (waited) return {};
+  for (const Rank rank : ranks) {
+    if (link(rank) == nullptr) dialed_[rank].dials.clear();
+  }
+  return tl::unexpected(missing(ranks));
+}
+
+Error LinkTable::missing(const std::vector<Rank>& ranks) const {
+  std::string names;
+  Rank first = kNoRank;
+  for (const Rank rank : ranks) {
+    if (link(rank) != nullptr) continue;
+    if (first == kNoRank) first = rank;
+    names += (names.empty() ? "" : ", ") + endpoints_[rank].member.to_string();
+  }
+  // A missing rank may have dialed and failed the handshake.
+  std::string refusals;
+  for (const auto& listener : listeners_) {
+    if (!listener->last_refusal().empty()) refusals += "; meanwhile " + listener->last_refusal();
+  }
+  return Error{ErrorCode::kTimeout, "no link in time with " + names + refusals, first, {}};
+}
+
+void LinkTable::stop_connecting() {
+  listeners_.clear();
+  for (auto& [rank, entry] : dialed_) entry.dials.clear();
+}
+
+Link* LinkTable::link(Rank rank, Side side) const {
+  const Entries& all = side == Side::kDialed ? dialed_ : accepted_;
+  const auto found = all.find(rank);
+  return found == all.end() ? nullptr : found->second.link.get();
+}
+
+Link* LinkTable::link(Rank rank) const {
+  Link* dialed = link(rank, Side::kDialed);
+  return dialed != nullptr ? dialed : link(rank, Side::kAccepted);
+}
+
+void LinkTable::monitor_process(Rank rank) {
+  if (closed_ || processes_.contains(rank)) return;
+  const RankInfo& member = endpoints_[rank].member;
+  Fd process = muster::monitor_process(loop_, endpoints_[identity_.rank].member, member, [this, rank, &member] {
+    report_lost(rank, Error{ErrorCode::kPeerLost, member.to_string() + " died", rank, {}});
+  });
+  if (process) processes_.emplace(rank, std::move(process));
+}
+
+void LinkTable::close_dialed(Rank rank, const Error& why) {
+  const auto found = dialed_.find(rank);
+  if (found == dialed_.end()) return;
+  Entry& entry = found->second;
+  entry.dials.clear();
+  entry.stripes.close(why);
+  if (entry.link) entry.link->close(why);
+}
+
+void LinkTable::close(const Error& why) {
+  if (closed_) return;
+  closed_ = why;
+  for (const auto& [rank, process] : processes_) loop_.unwatch(process.get());
+  processes_.clear();
+  // What is still being dialed goes on: the peer learns the reason once it answers.
+  for (const Side side : {Side::kDialed, Side::kAccepted}) {
+    for (auto& [rank, entry] : entries(side)) {
+      entry.stripes.close(why);
+      if (entry.link) entry.link->close(why);
+    }
+  }
+}
+
+}  // namespace muster

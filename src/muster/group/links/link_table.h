@@ -1,0 +1,110 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/collective/rank_info.h"
+#include "muster/io/fd.h"
+#include "muster/io/loop.h"
+#include "muster/transport/link.h"
+#include "muster/transport/socket/socket_link.h"
+#include "muster/transport/striped_link.h"
+#include "muster/transport/transport.h"
+
+namespace muster {
+
+/// The links of one rank to the other ranks of its group: dials and accepts them, joins the stripes of each, monitors
+/// the processes at the other ends, and closes them all with a reason. The collective engine has one table and the P2P
+/// engine another, because they drive different loops.
+///
+/// Not thread-safe: used by the thread that drives the loop. The events are called on that thread.
+class LinkTable {
+ public:
+  /// The end that opened a link.
+  enum class Side : uint8_t { kDialed, kAccepted };
+  /// A rank and how its table is reached.
+  struct Endpoint {
+    RankInfo member;
+    std::string address;
+    Transport transport = Transport::kTcp;
+  };
+  struct Events {
+    /// All stripes of a link are connected.
+    std::function<void(Rank rank, Side side, Link& link)> linked;
+    /// A link, or a stripe of a link that is not complete, has ended, or the process of the rank has died. One rank may
+    /// be reported several times.
+    std::function<void(Rank rank, const Error& why)> lost;
+    /// A stripe could not be connected. True: the table dials it again soon. Null: connect() returns the error.
+    std::function<bool(Rank rank, const Error& why)> dial_failed;
+  };
+
+  /// `tcp_streams`: connections that a link over TCP consists of.
+  LinkTable(Loop& loop, LinkIdentity identity, int tcp_streams);
+  LinkTable(const LinkTable&) = delete;
+  LinkTable& operator=(const LinkTable&) = delete;
+
+  /// Replaces the events. The new ones hear of every link that exists, and of one that has ended already.
+  void set_events(Events events);
+  /// Accepts links from now on. Returns the address that the other ranks dial.
+  Result<std::string> listen(const Address& address, Transport transport);
+  /// By rank; before any link is dialed.
+  void set_endpoints(std::vector<Endpoint> endpoints) { endpoints_ = std::move(endpoints); }
+  const Endpoint& endpoint(Rank rank) const { return endpoints_[rank]; }
+  bool has_endpoints() const { return !endpoints_.empty(); }
+
+  /// Begins to dial the rank, unless that was done before.
+  void dial(Rank rank, const Deadline& deadline);
+  /// Waits until there is one link to each of the ranks: this table dials lower ranks and waits for higher ranks to
+  /// dial. Ends early with the error of `interrupted`, if it returns one. kTimeout and kPeerLost name the rank.
+  Result<> connect(const std::vector<Rank>& ranks, const Deadline& deadline,
+                   const std::function<std::optional<Error>()>& interrupted);
+  /// Accepts no links and dials none from now on; existing links stay.
+  void stop_connecting();
+
+  /// Null while there is none.
+  Link* link(Rank rank, Side side) const;
+  /// The link of either side.
+  Link* link(Rank rank) const;
+  /// Reports the rank as lost when its process on this host dies. A link alone does not show that: a child of the dead
+  /// process may keep its sockets open.
+  void monitor_process(Rank rank);
+  /// Closes what leads to the rank on the dialed side, also what is still being dialed.
+  void close_dialed(Rank rank, const Error& why);
+  /// Closes all links with `why`, also those that are accepted later. No event is called any more.
+  void close(const Error& why);
+
+ private:
+  /// One direction of dialing between this rank and another.
+  struct Entry {
+    std::unique_ptr<Link> link;
+    LaneSet stripes;                           ///< while the link is not complete
+    std::vector<std::unique_ptr<Dial>> dials;  ///< by stripe
+  };
+  using Entries = std::unordered_map<Rank, Entry>;
+
+  LinkIdentity identity(Transport transport, int stripe = 0) const;
+  Entries& entries(Side side) { return side == Side::kDialed ? dialed_ : accepted_; }
+  void dial_stripe(Rank rank, int stripe, const Deadline& deadline);
+  void on_dialed(Rank rank, int stripe, const Deadline& deadline, Result<std::unique_ptr<Link>> link);
+  void on_accepted(std::unique_ptr<Link> link);
+  void add_stripe(Rank rank, Side side, std::unique_ptr<Link> link, const Lane& stripe);
+  void report(Rank rank, Side side, Link& link);
+  void report_lost(Rank rank, const Error& why);
+  Error missing(const std::vector<Rank>& ranks) const;
+
+  Loop& loop_;
+  const LinkIdentity identity_;
+  const int tcp_streams_;
+  std::vector<Endpoint> endpoints_;
+  Entries dialed_, accepted_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::unordered_map<Rank, Fd> processes_;  ///< pidfds
+  Events events_;
+  std::optional<Error> dial_failure_, closed_;
+};
+
+}  // namespace muster

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <functional>
+
+#include "muster/base/clock.h"
+#include "muster/collective/rank_info.h"
+#include "muster/io/fd.h"
+#include "muster/io/loop.h"
+
+namespace muster {
+
+/// How long a rank waits for the last report of a peer that left or died, and how long a rank that leaves waits until
+/// its own report has been written.
+inline constexpr Duration kLastReportTime = std::chrono::milliseconds(500);
+
+/// Has `loop` call `died` once, kLastReportTime after the process of `peer` has ended: its links may still hold the
+/// report that it left in order. Links alone do not show a death, because a child of the peer, such as a data loader,
+/// keeps the peer's sockets open.
+///
+/// Returns the descriptor that the loop watches, to be unwatched by the caller. Empty if the process cannot be
+/// monitored: it runs on another host, is this process, has ended already, or the kernel is too old. Its links then
+/// tell.
+Fd monitor_process(Loop& loop, const RankInfo& self, const RankInfo& peer, std::function<void()> died);
+
+}  // namespace muster

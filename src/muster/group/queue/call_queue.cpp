@@ -1,0 +1,200 @@
+#include "muster/group/queue/call_queue.h"
+
+#include <fmt/format.h>
+
+#include <system_error>
+
+#include "muster/base/check.h"
+
+namespace muster {
+namespace {
+
+/// Operations that may be queued. A caller that is this far ahead of its peers has a bug.
+constexpr size_t kMaxQueued = 1 << 16;
+
+}  // namespace
+
+CallQueue::CallQueue(Executor& executor, Recorder* recorder, std::string group)
+    : executor_(executor), recorder_(recorder), group_(std::move(group)) {}
+
+CallQueue::~CallQueue() {
+  Lock lock(mutex_);
+  state_ = State::kStopping;
+  changed_.notify_all();
+  while (!threads_.empty()) {  // a thread that runs callbacks may still start another
+    std::thread thread = std::move(threads_.back());
+    threads_.pop_back();
+    lock.unlock();
+    MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(), "a group is destroyed by a callback of its own work");
+    thread.join();
+    lock.lock();
+  }
+}
+
+Work CallQueue::submit(Operation&& operation, Duration timeout, bool async) {
+  if (!async) {
+    operation.call.sequence = execution_lock_.take_if_idle();
+    if (operation.call.sequence != 0) return run_inline(operation, timeout, {});
+  }
+  Lock lock(mutex_);
+  execution_lock_.require_slow_path();
+  HookCall hook = hooks_.begin();
+  if (!async && !execution_lock_.taken() && queue_.empty()) {
+    execution_lock_.take();
+    operation.call.sequence = execution_lock_.next_sequence();
+    lock.unlock();
+    return run_inline(operation, timeout, std::move(hook));
+  }
+  auto queued = enqueue({std::move(operation), timeout, std::make_shared<Work::State>(), std::move(hook)});
+  lock.unlock();
+  if (!queued) return Work(tl::unexpected(queued.error()));
+  changed_.notify_all();
+  if (async) return std::move(*queued);
+  return Work(queued->wait(), queued->sequence());
+}
+
+/// With the execution lock.
+Work CallQueue::run_inline(const Operation& operation, Duration timeout, HookCall&& hook) {
+  hook.stamp(hook.started);
+  auto result = run(operation, timeout, record(operation, Recorder::Start::kNow));
+  hook.stamp(hook.ended);
+  if (!execution_lock_.release_if_idle(operation.call.sequence)) {
+    Lock lock(mutex_);
+    hooks_.complete(std::move(hook), operation.call, result);
+    release(lock);
+    hooks_.run(lock, changed_);
+  }
+  if (!result) executor_.run_callbacks();
+  return Work(std::move(result), operation.call.sequence);
+}
+
+/// With the mutex.
+Result<Work> CallQueue::enqueue(Job job) {
+  if (queue_.size() >= kMaxQueued) {
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("{} operations are queued already, the first is {}; wait for some", kMaxQueued,
+                            queue_.front().operation.call.to_string()));
+  }
+  MUSTER_TRY(provide_thread());
+  job.operation.call.sequence = execution_lock_.next_sequence();
+  job.ticket = record(job.operation, Recorder::Start::kLater);
+  Work work(job.work, job.operation.call.sequence);
+  queue_.push_back(std::move(job));
+  return work;
+}
+
+/// With the mutex or the execution lock, so that operations are recorded in the order of their numbers, except where
+/// threads compete.
+Recorder::Ticket CallQueue::record(const Operation& operation, Recorder::Start start) {
+  return recorder_ != nullptr ? recorder_->submitted(operation, start) : 0;
+}
+
+/// With the mutex: makes sure that a progress thread is free. Callbacks may take long, or wait for another operation of
+/// this group, as DDP's communication hooks do.
+Result<> CallQueue::provide_thread() {
+  if (free_threads_ > 0) return {};
+  try {
+    threads_.emplace_back([this] { run_progress_thread(); });
+    ++free_threads_;
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kResourceExhausted, fmt::format("cannot start a progress thread: {}", error.what()));
+  }
+  return {};
+}
+
+void CallQueue::run_progress_thread() {
+  Lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return queue_.empty() ? state_ == State::kStopping : !execution_lock_.taken(); });
+    if (queue_.empty()) break;
+    Job job = std::move(queue_.front());
+    queue_.pop_front();
+    execution_lock_.take();
+    lock.unlock();
+    if (recorder_ != nullptr) recorder_->started(job.ticket);
+    job.hook.stamp(job.hook.started);
+    const auto result = run(job.operation, job.timeout, job.ticket);
+    job.hook.stamp(job.hook.ended);
+    auto callbacks = job.work->finish(result);
+    lock.lock();
+    hooks_.complete(std::move(job.hook), job.operation.call, result);
+    release(lock);
+    if (result && callbacks.empty() && (!hooks_.pending() || hooks_.running())) continue;
+    --free_threads_;
+    // If no thread can be started, the queued calls wait until these callbacks have returned.
+    if (!queue_.empty()) (void)provide_thread();
+    hooks_.run(lock, changed_);
+    lock.unlock();
+    if (!result) executor_.run_callbacks();
+    for (const auto& callback : callbacks) callback(result);
+    callbacks.clear();
+    lock.lock();
+    ++free_threads_;
+  }
+  --free_threads_;
+}
+
+/// With the execution lock.
+Result<> CallQueue::run(const Operation& operation, Duration timeout, Recorder::Ticket ticket) {
+  auto result = executor_.run(operation, timeout);
+  if (recorder_ != nullptr) recorder_->ended(ticket, result);
+  if (!result) {
+    const std::lock_guard lock(mutex_);
+    if (!first_error_) first_error_ = result.error();
+  }
+  return result;
+}
+
+/// Releases the execution lock; the caller holds it and the mutex. A close() that came too late for the operation that
+/// ends here still reaches the peers.
+void CallQueue::release(Lock& lock) {
+  if (state_ != State::kOpen && first_error_) {
+    const Error why = *first_error_;
+    lock.unlock();
+    executor_.shut_down(why);
+    lock.lock();
+  }
+  const bool awaited = !queue_.empty() || state_ == State::kStopping || waiting_for_all_ > 0;
+  execution_lock_.release(!awaited && !hooks_.pending() && !hooks_.has_hook() && state_ == State::kOpen);
+  if (awaited) changed_.notify_all();
+}
+
+void CallQueue::close(Error why) {
+  Lock lock(mutex_);
+  if (!first_error_) first_error_ = std::move(why);
+  if (state_ == State::kOpen) state_ = State::kClosed;
+  execution_lock_.require_slow_path();
+  if (execution_lock_.taken()) return;  // release() shuts down
+  execution_lock_.take();
+  release(lock);
+}
+
+std::optional<Error> CallQueue::first_error() const {
+  const std::lock_guard lock(mutex_);
+  return first_error_;
+}
+
+/// With the mutex, after require_slow_path(): operations begun whose hooks have not returned.
+size_t CallQueue::pending() const { return queue_.size() + hooks_.size() + (execution_lock_.taken() ? 1 : 0); }
+
+Result<> CallQueue::wait_for_pending(const Deadline& deadline) {
+  Lock lock(mutex_);
+  execution_lock_.require_slow_path();
+  const uint64_t last = execution_lock_.sequence();
+  ++waiting_for_all_;
+  const bool ended =
+      changed_.wait_for(lock, deadline.left(), [&] { return hooks_.completed() >= last || pending() == 0; });
+  --waiting_for_all_;
+  if (ended) return {};
+  return fail(ErrorCode::kTimeout, fmt::format("{} of the {} operations begun in group \"{}\" are still under way",
+                                               pending(), execution_lock_.sequence(), group_));
+}
+
+void CallQueue::set_hook(CompletionHook hook) {
+  std::shared_ptr<const CompletionHook> before;
+  const std::lock_guard lock(mutex_);
+  before = hooks_.set(std::move(hook));
+  execution_lock_.require_slow_path();
+}
+
+}  // namespace muster
