@@ -4,48 +4,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <utility>
 
 #include "muster/base/check.h"
 #include "muster/kernels/reduce.h"
 
 namespace muster::test {
 
-Rendezvous::Rendezvous(Trial& trial, uint64_t seed) : trial_(trial), random_(seed), parties_(trial.size()) {
-  for (Rank rank = 0; rank < trial.size(); ++rank) connect(rank);
-}
-
-// Start of a step: one count for each step it is after, one for its predecessor in its lane (which lets it go when it
-// starts, not when it ends), one for the rank's own start.
-void Rendezvous::connect(Rank rank) {
-  Party& party = parties_[rank];
-  const std::vector<Step>& steps = trial_.schedule(rank).steps;
-  party.unfinished = steps.size();
-  party.next.resize(steps.size());
-  party.waiting.assign(steps.size(), 1);
-  std::map<std::pair<Rank, bool>, uint32_t> lanes;
-  for (uint32_t i = 0; i < steps.size(); ++i) {
-    for (const uint32_t other : {steps[i].after, steps[i].and_after}) {
-      if (other == Step::kNone) continue;
-      party.next[other].push_back(i);
-      ++party.waiting[i];
-    }
-    if (steps[i].peer == kNoRank) continue;
-    const auto lane = std::pair(steps[i].peer, steps[i].kind == Step::Kind::kSend);
-    if (const auto before = lanes.find(lane); before != lanes.end()) {
-      party.next[before->second].push_back(i | 1u << 31);  // the mark of a lane
-      ++party.waiting[i];
-    }
-    lanes[lane] = i;
+Rendezvous::Rendezvous(Trial& trial, uint64_t seed) : trial_(trial), random_(seed) {
+  for (Rank rank = 0; rank < trial.size(); ++rank) {
+    const std::vector<Step>& steps = trial.schedule(rank).steps;
+    parties_.push_back({DependencyGraph(steps), steps.size(), {}});
   }
 }
 
-void Rendezvous::start(Rank rank) {
-  for (uint32_t i = 0; i < parties_[rank].waiting.size(); ++i) {
-    if (--parties_[rank].waiting[i] == 0) begin(rank, i);
-  }
-}
+void Rendezvous::start(Rank rank) { parties_[rank].graph.begin_run(begin_when_ready(rank)); }
 
 void Rendezvous::start_all() {
   for (Rank rank = 0; rank < trial_.size(); ++rank) start(rank);
@@ -60,7 +32,7 @@ void Rendezvous::begin(Rank rank, uint32_t index) {
       break;
     case Step::Kind::kReceive:
     case Step::Kind::kReceiveReduce:
-      hold(rank, index, what.kind == Step::Kind::kReceive ? what.to : what.from, true);
+      hold(rank, index, what.on_link(), true);
       offer(what.peer, rank, {rank, index}, false);
       break;
     case Step::Kind::kCopy:
@@ -68,17 +40,13 @@ void Rendezvous::begin(Rank rank, uint32_t index) {
       actions_.push_back({nullptr, rank, index});
       break;
   }
-  for (const uint32_t next : parties_[rank].next[index]) {
-    if ((next >> 31) != 0 && --parties_[rank].waiting[next & ~(1u << 31)] == 0) begin(rank, next & ~(1u << 31));
-  }
+  parties_[rank].graph.on_started(index, begin_when_ready(rank));
 }
 
 void Rendezvous::end(Rank rank, uint32_t index) {
   --parties_[rank].unfinished;
   std::erase_if(parties_[rank].holds, [&](const Hold& hold) { return hold.step == index; });
-  for (const uint32_t next : parties_[rank].next[index]) {
-    if ((next >> 31) == 0 && --parties_[rank].waiting[next] == 0) begin(rank, next);
-  }
+  parties_[rank].graph.on_ended(index, begin_when_ready(rank));
 }
 
 void Rendezvous::offer(Rank from, Rank to, Transfer transfer, bool send) {
@@ -124,7 +92,7 @@ void Rendezvous::carry(Channel& channel) {
   const Transfer out = channel.sends.front(), in = channel.receives.front();
   const Step& send = step(out.rank, out.step);
   const Step& receive = step(in.rank, in.step);
-  const Range& to = receive.kind == Step::Kind::kReceive ? receive.to : receive.from;
+  const Range& to = receive.on_link();
   const size_t most = std::min(send.from.bytes - out.done, to.bytes - in.done);
   const size_t bytes = random_.chance(0.5) ? most : random_.below(most) + 1;
   std::memcpy(memory(in.rank, to) + in.done, memory(out.rank, send.from) + out.done, bytes);
@@ -164,10 +132,8 @@ void Rendezvous::combine(Rank rank, uint32_t index) {
   touch(rank, index, what.with, false);
   touch(rank, index, what.to, true);
   const Dtype dtype = trial_.dtype();
-  const Range& first = what.from_first ? what.from : what.with;
-  const Range& second = what.from_first ? what.with : what.from;
-  reduce_two(memory(rank, what.to), memory(rank, first), memory(rank, second), what.to.bytes / size_of(dtype), dtype,
-             ReduceOp::kSum);
+  reduce_two(memory(rank, what.to), memory(rank, what.first_operand()), memory(rank, what.second_operand()),
+             what.to.bytes / size_of(dtype), dtype, ReduceOp::kSum);
 }
 
 uint8_t* Rendezvous::memory(Rank rank, const Range& range) {

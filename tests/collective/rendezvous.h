@@ -7,6 +7,7 @@
 
 #include "collective/trial.h"
 #include "muster/base/random.h"
+#include "muster/collective/schedule/dependency_graph.h"
 
 namespace muster::test {
 
@@ -33,10 +34,9 @@ class Rendezvous {
     bool writes;
   };
   struct Party {
-    std::vector<Hold> holds;                  // memory of sends and receives that have not ended
-    std::vector<std::vector<uint32_t>> next;  // by step: the steps that it holds back
-    std::vector<int> waiting;                 // by step: how many hold it back
+    DependencyGraph graph;
     size_t unfinished = 0;
+    std::vector<Hold> holds;  // memory of sends and receives that have not ended
   };
   struct Transfer {
     Rank rank;
@@ -55,7 +55,9 @@ class Rendezvous {
   };
 
   const Step& step(Rank rank, uint32_t index) const { return trial_.schedule(rank).steps[index]; }
-  void connect(Rank rank);
+  auto begin_when_ready(Rank rank) {
+    return [this, rank](uint32_t step) { begin(rank, step); };
+  }
   void begin(Rank rank, uint32_t index);
   void end(Rank rank, uint32_t index);
   void offer(Rank from, Rank to, Transfer transfer, bool send);

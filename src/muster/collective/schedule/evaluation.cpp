@@ -2,37 +2,25 @@
 
 #include <algorithm>
 #include <deque>
-#include <map>
 #include <queue>
 #include <unordered_map>
 
 #include "muster/base/check.h"
+#include "muster/collective/schedule/dependency_graph.h"
 
 namespace muster {
 namespace {
 
 class Evaluation {
  public:
-  Evaluation(std::span<const Schedule> schedules, const Network& network)
-      : schedules_(schedules), network_(network), ranks_(schedules.size()) {
-    for (Rank rank = 0; rank < static_cast<Rank>(schedules.size()); ++rank) connect(rank);
+  Evaluation(std::span<const Schedule> schedules, const Network& network) : schedules_(schedules), network_(network) {
+    for (const Schedule& schedule : schedules) {
+      ranks_.push_back({.graph = DependencyGraph(schedule.steps)});
+      total_ += schedule.steps.size();
+    }
   }
 
-  double run() {
-    for (Rank rank = 0; rank < static_cast<Rank>(ranks_.size()); ++rank) {
-      for (uint32_t i = 0; i < steps(rank).size(); ++i) {
-        if (ranks_[rank].awaited[i] == 0) push(0, Event::kReady, rank, i);
-      }
-    }
-    while (!events_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      now_ = event.time;
-      handle(event);
-    }
-    MUSTER_CHECK(ended_ == total_, "the schedules of all ranks do not fit together");
-    return now_;
-  }
+  double run();
 
  private:
   struct Event {
@@ -46,17 +34,18 @@ class Evaluation {
       return time != other.time ? time > other.time : number > other.number;  // the first is on top
     }
   };
-  struct State {
+  struct RankState {
+    DependencyGraph graph;
     double busy_until = 0;
-    std::vector<uint8_t> awaited;             // by step: how many things hold it back
-    std::vector<std::vector<uint32_t>> next;  // by step: those that wait for its end
-    std::vector<uint32_t> next_in_lane;       // those that wait for its start
   };
   struct Channel {
     size_t arrived = 0;             // bytes that nobody took
     std::deque<uint32_t> receives;  // in order
   };
 
+  auto add_ready(Rank rank) {
+    return [this, rank](uint32_t step) { push(now_, Event::kReady, rank, step); };
+  }
   const std::vector<Step>& steps(Rank rank) const { return schedules_[rank].steps; }
   Channel& channel(Rank from, Rank to) {
     return channels_[static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to)];
@@ -65,42 +54,13 @@ class Evaluation {
     events_.push({time, number_++, kind, rank, step});
   }
 
-  void connect(Rank rank) {
-    State& state = ranks_[rank];
-    const size_t count = steps(rank).size();
-    total_ += count;
-    state.awaited.assign(count, 0);
-    state.next.resize(count);
-    state.next_in_lane.assign(count, Step::kNone);
-    std::map<std::pair<Rank, bool>, uint32_t> lanes;
-    for (uint32_t i = 0; i < count; ++i) {
-      const Step& step = steps(rank)[i];
-      for (const uint32_t other : {step.after, step.and_after}) {
-        if (other == Step::kNone) continue;
-        state.next[other].push_back(i);
-        ++state.awaited[i];
-      }
-      if (step.peer == kNoRank) continue;
-      const auto [lane, first] = lanes.try_emplace({step.peer, step.kind == Step::Kind::kSend}, i);
-      if (first) continue;
-      state.next_in_lane[lane->second] = i;
-      ++state.awaited[i];
-      lane->second = i;
-    }
-  }
-
-  void release_dependency(Rank rank, uint32_t step) {
-    if (--ranks_[rank].awaited[step] == 0) push(now_, Event::kReady, rank, step);
-  }
-
   void handle(const Event& event) {
     const Step& step = steps(event.rank)[event.step];
-    State& state = ranks_[event.rank];
+    DependencyGraph& graph = ranks_[event.rank].graph;
     switch (event.kind) {
       case Event::kReady:
-        if (state.next_in_lane[event.step] != Step::kNone)
-          release_dependency(event.rank, state.next_in_lane[event.step]);
-        if (step.kind == Step::Kind::kReceive || step.kind == Step::Kind::kReceiveReduce) {
+        graph.on_started(event.step, add_ready(event.rank));
+        if (step.receives()) {
           channel(step.peer, event.rank).receives.push_back(event.step);
           take(step.peer, event.rank);
         } else {
@@ -110,7 +70,7 @@ class Evaluation {
       case Event::kEnded:
         ++ended_;
         if (step.kind == Step::Kind::kSend) push(now_ + network_.latency, Event::kArrived, event.rank, event.step);
-        for (const uint32_t next : state.next[event.step]) release_dependency(event.rank, next);
+        graph.on_ended(event.step, add_ready(event.rank));
         break;
       case Event::kArrived:
         channel(event.rank, step.peer).arrived += step.from.bytes;
@@ -124,8 +84,7 @@ class Evaluation {
     Channel& lane = channel(from, to);
     while (!lane.receives.empty()) {
       const uint32_t first = lane.receives.front();
-      const Step& step = steps(to)[first];
-      const size_t bytes = step.kind == Step::Kind::kReceive ? step.to.bytes : step.from.bytes;
+      const size_t bytes = steps(to)[first].on_link().bytes;
       if (lane.arrived < bytes) return;
       lane.arrived -= bytes;
       lane.receives.pop_front();
@@ -147,13 +106,25 @@ class Evaluation {
 
   const std::span<const Schedule> schedules_;
   const Network& network_;
-  std::vector<State> ranks_;
+  std::vector<RankState> ranks_;
   std::unordered_map<uint64_t, Channel> channels_;
   std::priority_queue<Event> events_;
   double now_ = 0;
   uint64_t number_ = 0;
   size_t ended_ = 0, total_ = 0;
 };
+
+double Evaluation::run() {
+  for (Rank rank = 0; rank < static_cast<Rank>(ranks_.size()); ++rank) ranks_[rank].graph.begin_run(add_ready(rank));
+  while (!events_.empty()) {
+    const Event event = events_.top();
+    events_.pop();
+    now_ = event.time;
+    handle(event);
+  }
+  MUSTER_CHECK(ended_ == total_, "the schedules of all ranks do not fit together");
+  return now_;
+}
 
 }  // namespace
 

@@ -9,81 +9,51 @@
 #include <utility>
 
 #include "muster/base/check.h"
+#include "muster/collective/schedule/dependency_graph.h"
 #include "muster/kernels/reduce.h"
 
 namespace muster {
 
-// With a call, the first send to a peer begins with the call's four words and the number of bytes that this run sends
-// to the peer, in the byte order of the machine (a peer of another order would be seen as a mismatch), and the first
-// receive from a peer takes them before its own bytes.
+// With a call, the first send to a peer begins with a header: the call's four words and the number of bytes that this
+// run sends to the peer, in the byte order of the machine (a peer of another order would be seen as a mismatch). The
+// first receive from a peer takes the header before its own bytes.
 //
-// A step waits for the steps named by `after` and `and_after` to end and for the step before it in its lane (same peer,
-// same direction) to start; `awaited` counts these. At zero it becomes ready. Ready steps are started by one loop in
-// drain_ready(): a completion that arrives while that loop is on the stack (links may complete inline) only adds to its
-// queue, so there is no recursion however long the schedule is.
+// A step becomes ready when the dependency graph says so. One loop in drain_ready() starts the ready steps. A
+// completion that arrives while this loop is on the stack (links may complete inline) only adds to its queue, so there
+// is no recursion however long the schedule is.
 struct PreparedSchedule::Run {
-  struct Words {
+  struct CallHeader {
     std::array<uint64_t, 4> call{};
     uint64_t bytes = 0;
-    friend bool operator==(const Words&, const Words&) = default;
+    friend bool operator==(const CallHeader&, const CallHeader&) = default;
   };
-  static_assert(sizeof(Words) == 40, "without gaps: it is sent as it is");
-  /// What is said between this rank and one peer.
-  struct Talk {
-    Words mine, expected, theirs;
-  };
-
-  struct Node {
-    uint8_t awaits = 0;  ///< when a run begins
-    uint8_t awaited = 0;
-    bool in_flight = false;
-    bool first_in_lane = false;
-    uint32_t next_in_lane = Step::kNone;
-    // The steps that wait for this one, as a list through their own nodes: by `after` and by `and_after` apart.
-    uint32_t waiters[2] = {Step::kNone, Step::kNone};
-    uint32_t next_waiter[2] = {Step::kNone, Step::kNone};
+  static_assert(sizeof(CallHeader) == 40, "without gaps: it is sent as it is");
+  /// The headers between this rank and one peer.
+  struct HeaderExchange {
+    CallHeader mine, expected, theirs;
   };
 
-  explicit Run(Schedule what) : schedule(std::move(what)), nodes(schedule.steps.size()) {
-    ready.reserve(nodes.size());
+  explicit Run(Schedule what) : schedule(std::move(what)), graph(schedule.steps) {
+    ready.reserve(schedule.steps.size());
     for (const Step& step : schedule.steps) {
       if (step.peer != kNoRank) peers.push_back(step.peer);
     }
     std::ranges::sort(peers);
     peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-    talks.resize(peers.size());
-    connect();
-  }
-
-  size_t index_of(Rank peer) const {
-    return static_cast<size_t>(std::ranges::lower_bound(peers, peer) - peers.begin());
-  }
-
-  void connect() {
-    std::vector<uint32_t> last_in_lane(2 * peers.size(), Step::kNone);
-    for (uint32_t i = 0; i < nodes.size(); ++i) {
-      const Step& step = schedule.steps[i];
-      wait_for(i, step.after, 0);
-      wait_for(i, step.and_after, 1);
+    headers.resize(peers.size());
+    for (const Step& step : schedule.steps) {
       if (step.peer == kNoRank) continue;
-      const bool sends = step.kind == Step::Kind::kSend;
-      Talk& talk = talks[index_of(step.peer)];
-      (sends ? talk.mine : talk.expected).bytes += (step.kind == Step::Kind::kReceive ? step.to : step.from).bytes;
-      uint32_t& last = last_in_lane[2 * index_of(step.peer) + (sends ? 0 : 1)];
-      nodes[i].first_in_lane = last == Step::kNone;
-      if (last != Step::kNone) {
-        nodes[last].next_in_lane = i;
-        ++nodes[i].awaits;
-      }
-      last = i;
+      HeaderExchange& exchange = headers_with(step.peer);
+      (step.receives() ? exchange.expected : exchange.mine).bytes += step.on_link().bytes;
     }
   }
 
-  void wait_for(uint32_t step, uint32_t other, int list) {
-    if (other == Step::kNone) return;
-    MUSTER_CHECK(other < step, "a step waits for a later one");
-    nodes[step].next_waiter[list] = std::exchange(nodes[other].waiters[list], step);
-    ++nodes[step].awaits;
+  HeaderExchange& headers_with(Rank peer) {
+    return headers[static_cast<size_t>(std::ranges::lower_bound(peers, peer) - peers.begin())];
+  }
+
+  auto add_ready() {
+    return [this](uint32_t step) { ready.push_back(step); };
   }
 
   void start() {
@@ -94,18 +64,15 @@ struct PreparedSchedule::Run {
     MUSTER_CHECK(scratch.bytes() >= schedule.scratch_bytes, "too little scratch for the schedule");
     ready.clear();
     next_ready = 0;
-    unfinished = nodes.size();
+    unfinished = schedule.steps.size();
     failed = false;
     result = {};
-    for (uint32_t i = 0; i < nodes.size(); ++i) {
-      nodes[i].awaited = nodes[i].awaits;
-      if (nodes[i].awaited == 0) ready.push_back(i);
-    }
+    graph.begin_run(add_ready());
     drain_ready();
   }
 
-  void introduce(const Call& call) {
-    for (Talk& talk : talks) talk.mine.call = talk.expected.call = call.pack();
+  void set_call(const Call& call) {
+    for (HeaderExchange& exchange : headers) exchange.mine.call = exchange.expected.call = call.pack();
   }
 
   void drain_ready() {
@@ -120,16 +87,14 @@ struct PreparedSchedule::Run {
 
   void begin(uint32_t index) {
     const Step& step = schedule.steps[index];
-    if (nodes[index].next_in_lane != Step::kNone) release_dependency(nodes[index].next_in_lane);
+    graph.on_started(index, add_ready());
     switch (step.kind) {
       case Step::Kind::kSend:
         send(index);
         break;
       case Step::Kind::kReceive:
-        receive(index, step.to);
-        break;
       case Step::Kind::kReceiveReduce:
-        receive(index, step.from);
+        receive(index);
         break;
       case Step::Kind::kCopy:
         copy(step);
@@ -147,43 +112,42 @@ struct PreparedSchedule::Run {
     const Step& step = schedule.steps[index];
     auto& list = std::get<std::vector<ConstSegment>>(lists);
     list.clear();
-    if (says_call && nodes[index].first_in_lane) list.push_back({&talks[index_of(step.peer)].mine, sizeof(Words)});
+    if (sends_headers && graph.is_first_with_peer(index)) {
+      list.push_back({&headers_with(step.peer).mine, sizeof(CallHeader)});
+    }
     append(list, step.from);
-    launch(index);
+    ++in_flight;
     links[step.peer]->send(list, [this, index](Result<> outcome) { completed(index, std::move(outcome)); });
   }
 
-  void receive(uint32_t index, const Range& into) {
-    Link& link = *links[schedule.steps[index].peer];
-    launch(index);
-    if (says_call && nodes[index].first_in_lane) {
+  void receive(uint32_t index) {
+    const Step& step = schedule.steps[index];
+    Link& link = *links[step.peer];
+    ++in_flight;
+    if (sends_headers && graph.is_first_with_peer(index)) {
       ++in_flight;
-      const Segment words{&talks[index_of(schedule.steps[index].peer)].theirs, sizeof(Words)};
-      link.receive({&words, 1}, [this, index](Result<> outcome) { introduced(index, std::move(outcome)); });
+      const Segment header{&headers_with(step.peer).theirs, sizeof(CallHeader)};
+      link.receive({&header, 1}, [this, index](Result<> outcome) { header_received(index, std::move(outcome)); });
     }
     auto& list = std::get<std::vector<Segment>>(lists);
     list.clear();
-    append(list, into);
+    append(list, step.on_link());
     link.receive(list, [this, index](Result<> outcome) { completed(index, std::move(outcome)); });
   }
 
-  void launch(uint32_t index) {
-    nodes[index].in_flight = true;
-    ++in_flight;
-  }
-
   // These run on the links' loop, perhaps inside begin().
-  void introduced(uint32_t index, Result<> outcome) {
+  void header_received(uint32_t index, Result<> outcome) {
     --in_flight;
-    const Talk& talk = talks[index_of(schedule.steps[index].peer)];
-    if (failed || !outcome || talk.theirs == talk.expected) return;  // a broken link will say so to the step itself
+    const HeaderExchange& exchange = headers_with(schedule.steps[index].peer);
+    // The completion of the step itself reports a broken link.
+    if (failed || !outcome || exchange.theirs == exchange.expected) return;
     const Rank peer = links[schedule.steps[index].peer]->peer().rank;
-    fail_with(Error{ErrorCode::kMismatch, difference(peer, talk), peer, {}});
+    fail_with(Error{ErrorCode::kMismatch, difference(peer, exchange), peer, {}});
   }
 
-  static std::string difference(Rank peer, const Talk& talk) {
-    const Call mine = Call::unpack(talk.mine.call), theirs = Call::unpack(talk.theirs.call);
-    if (talk.theirs.call != talk.mine.call) {
+  static std::string difference(Rank peer, const HeaderExchange& exchange) {
+    const Call mine = Call::unpack(exchange.mine.call), theirs = Call::unpack(exchange.theirs.call);
+    if (exchange.theirs.call != exchange.mine.call) {
       return fmt::format(
           "rank {} called {} where this rank called {}; all ranks must make the same calls in the same "
           "order",
@@ -191,11 +155,10 @@ struct PreparedSchedule::Run {
     }
     const size_t element = size_of(mine.dtype);
     return fmt::format("rank {} sends {} elements to this rank, which expects {} from it", peer,
-                       talk.theirs.bytes / element, talk.expected.bytes / element);
+                       exchange.theirs.bytes / element, exchange.expected.bytes / element);
   }
 
   void completed(uint32_t index, Result<> outcome) {
-    nodes[index].in_flight = false;
     --in_flight;
     if (failed) return;
     if (!outcome) return fail_with(std::move(outcome.error()));
@@ -212,14 +175,7 @@ struct PreparedSchedule::Run {
 
   void end(uint32_t index) {
     --unfinished;
-    for (int list = 0; list < 2; ++list) {
-      for (uint32_t i = nodes[index].waiters[list]; i != Step::kNone; i = nodes[i].next_waiter[list])
-        release_dependency(i);
-    }
-  }
-
-  void release_dependency(uint32_t index) {
-    if (--nodes[index].awaited == 0) ready.push_back(index);
+    graph.on_ended(index, add_ready());
   }
 
   void copy(const Step& step) const {
@@ -232,12 +188,10 @@ struct PreparedSchedule::Run {
   }
 
   void reduce(const Step& step) const {
-    const Range& first = step.from_first ? step.from : step.with;
-    const Range& second = step.from_first ? step.with : step.from;
     const Dtype dtype = buffers.input.dtype();
     for (size_t done_bytes = 0; done_bytes < step.to.bytes;) {
-      const Segment a = at(first, done_bytes);
-      const Segment b = at(second, done_bytes, a.bytes);
+      const Segment a = at(step.first_operand(), done_bytes);
+      const Segment b = at(step.second_operand(), done_bytes, a.bytes);
       const Segment to = at(step.to, done_bytes, b.bytes);
       reduce_two(to.data, a.data, b.data, to.bytes / size_of(dtype), dtype, buffers.op);
       done_bytes += to.bytes;
@@ -257,8 +211,8 @@ struct PreparedSchedule::Run {
   }
 
   const Schedule schedule;
+  DependencyGraph graph;
   std::vector<Rank> peers;
-  std::vector<Node> nodes;
   std::vector<uint32_t> ready;  ///< every step enters once a run, in the order in which they became ready
   size_t next_ready = 0;
   size_t unfinished = 0;
@@ -270,8 +224,8 @@ struct PreparedSchedule::Run {
   std::span<Link* const> links;
   Buffers buffers;
   BufferView scratch;
-  bool says_call = false;
-  std::vector<Talk> talks;  ///< by index in `peers`
+  bool sends_headers = false;
+  std::vector<HeaderExchange> headers;  ///< by index in `peers`
   Completion done;
   Result<> result;
   std::tuple<std::vector<ConstSegment>, std::vector<Segment>> lists;  ///< what a link is told; it keeps its own copy
@@ -294,15 +248,15 @@ void PreparedSchedule::start(std::span<Link* const> links, Buffers buffers, Muta
   run.buffers = std::move(buffers);
   run.scratch = BufferView(scratch.data(), scratch.size(), Dtype::kUint8);
   run.done = std::move(done);
-  run.says_call = call != nullptr;
-  if (call != nullptr) run.introduce(*call);
+  run.sends_headers = call != nullptr;
+  if (call != nullptr) run.set_call(*call);
   run.start();
 }
 
 std::vector<Rank> PreparedSchedule::waiting_for() const {
   std::vector<Rank> ranks;
-  for (size_t i = 0; i < run_->nodes.size(); ++i) {
-    if (run_->nodes[i].in_flight) ranks.push_back(run_->schedule.steps[i].peer);
+  for (uint32_t i = 0; i < run_->schedule.steps.size(); ++i) {
+    if (run_->graph.is_running(i)) ranks.push_back(run_->schedule.steps[i].peer);
   }
   std::ranges::sort(ranks);
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());

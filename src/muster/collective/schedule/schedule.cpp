@@ -13,9 +13,8 @@ std::string describe(const Range& range) {
 }
 
 std::string combined(const Step& step) {
-  const Range& first = step.from_first ? step.from : step.with;
-  const Range& second = step.from_first ? step.with : step.from;
-  return fmt::format("{} op {} -> {}", describe(first), describe(second), describe(step.to));
+  return fmt::format("{} op {} -> {}", describe(step.first_operand()), describe(step.second_operand()),
+                     describe(step.to));
 }
 
 std::string describe(const Step& step) {

@@ -39,6 +39,13 @@ struct Step {
   bool from_first = false;
   uint32_t after = kNone;
   uint32_t and_after = kNone;
+
+  bool receives() const { return kind == Kind::kReceive || kind == Kind::kReceiveReduce; }
+  /// Of a step with a peer: the memory whose bytes the link carries.
+  const Range& on_link() const { return kind == Kind::kReceive ? to : from; }
+  /// Reductions: the operands in the order in which they are combined.
+  const Range& first_operand() const { return from_first ? from : with; }
+  const Range& second_operand() const { return from_first ? with : from; }
 };
 
 /// What one rank does in a collective.
