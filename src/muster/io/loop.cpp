@@ -15,15 +15,13 @@
 #include <vector>
 
 #include "muster/base/check.h"
-#include "muster/base/yield_budget.h"
+#include "muster/base/wait_policy.h"
 #include "muster/io/fd.h"
 
 namespace muster {
 namespace {
 
 constexpr size_t kEventsPerTurn = 512;
-/// Vain turns of pollers before others are let onto the core.
-constexpr int kYieldAfter = 8;
 
 /// epoll's user data: the descriptor, and which of the watches that it has had over time. An event of an earlier watch
 /// on the same number is thus told from one of the present watch.
@@ -87,7 +85,7 @@ struct Loop::Impl {
   std::map<PollerId, std::shared_ptr<std::function<bool()>>> pollers;  // shared for the same reason as handlers
   PollerId last_poller = 0;
   bool woken = false;
-  YieldBudget yields;
+  PollWait poll_wait{kLoopPolls};
 
   std::atomic<bool> wake_pending{false};  // the eventfd is written and not yet read
   std::mutex mutex;
@@ -295,7 +293,8 @@ bool Loop::run_once(const Deadline& deadline) {
   Impl* const outer = std::exchange(Impl::turning, impl_.get());
   bool ran = false;
   impl_->woken = false;
-  for (int vain = 0;; ++vain) {
+  impl_->poll_wait.reset();
+  for (;;) {
     ran |= impl_->run_pollers();
     ran |= impl_->run_tasks();
     ran |= impl_->run_timers();
@@ -304,7 +303,7 @@ bool Loop::run_once(const Deadline& deadline) {
     ran |= impl_->run_events(more ? Duration::zero() : impl_->longest_wait(deadline.left()));
     ran |= impl_->run_tasks();
     if (ran || impl_->woken || deadline.passed()) break;
-    if (spins && vain >= kYieldAfter) impl_->yields.yield();  // whom the pollers wait for may need the core
+    if (spins) impl_->poll_wait.idle();
   }
   Impl::turning = outer;
   return ran;

@@ -1,11 +1,8 @@
 #include "muster/shm/cpu_migrator.h"
 
+#include "muster/base/wait_policy.h"
+
 namespace muster {
-namespace {
-
-constexpr Duration kBetweenMoves = std::chrono::milliseconds(5);
-
-}  // namespace
 
 int usable_cores() {
   cpu_set_t set;
@@ -21,7 +18,7 @@ cpu_set_t usable_core_set() {
 void CpuMigrator::migrate_away(std::span<const uint32_t> taken) {
   const TimePoint now = steady_clock().now();
   if (now < next_) return;
-  next_ = now + kBetweenMoves;
+  next_ = now + kMigrationInterval;
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
   cpu_set_t free = allowed;

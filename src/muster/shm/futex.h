@@ -26,15 +26,6 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Tells the processor that this is a spin loop.
-inline void spin_pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
-
 /// Asks the processor to bring a cache line here that will be written, and waits for nothing.
 inline void fetch_to_write(const void* line) {
 #if defined(__x86_64__)  // the builtin asks for a line that can only be read

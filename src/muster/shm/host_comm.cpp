@@ -13,20 +13,6 @@
 namespace muster {
 namespace {
 
-/// While parked, the watch is asked this often: how late the death of a peer is noticed.
-constexpr Duration kWatchSlice = std::chrono::milliseconds(2);
-/// The longest sleep while a wake may be missed, see announce().
-constexpr Duration kFirstSlice = std::chrono::microseconds(200);
-/// Turns of a spin before parking, some 50 us at most. A spin in vain halves the next, so that ranks which must share
-/// their cores with others soon stop burning them; one that was nearly long enough doubles it.
-constexpr int kMaxSpins = 3000;
-constexpr int kMinSpins = 32;
-/// Whom one waits for may only need the core: giving it away is cheaper than a park.
-constexpr int kYields = 4;
-/// No rank keeps a core for as long between two waits, unless it computes.
-constexpr Duration kTurnTime = std::chrono::milliseconds(1);
-/// After so many spins in vain a rank looks anew which cores the ranks may use.
-constexpr uint32_t kLearnCoresEvery = 64;
 /// A rank says every so many steps where it runs.
 constexpr uint32_t kNoteCoreEvery = 8;
 
@@ -62,14 +48,12 @@ HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, 
       size_(size),
       watch_(std::move(watch)),
       // Many parked ranks that look around often would leave no time for those that work.
-      watch_slice_(kWatchSlice * std::max(1, size / kMaxFlatRanks)),
+      watch_slice_(kParkSlice * std::max(1, size / kMaxFlatRanks)),
       // Spinning only pays while every rank has a core to spin on.
       own_cores_(size <= usable_cores()),  // until the others' cores are known
       core_set_{},
-      max_spins_(own_cores_ ? kMaxSpins : kMinSpins),
-      spins_(max_spins_),
       // In turn, ranks that share a core all have it before one has it again.
-      yields_(kTurnTime * std::max(1, size / usable_cores())),
+      adaptive_wait_(own_cores_, kMaxTurn * std::max(1, size / usable_cores())),
       seen_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
       cores_(static_cast<size_t>(size)),
@@ -109,7 +93,8 @@ void HostComm::publish() {
 }
 
 /// Does not make sure that the word can be seen before it looks for waiters: that would cost every step the time that a
-/// line takes to the other core and back. So a wait may miss its wake, and sleeps no longer than kFirstSlice for that:
+/// line takes to the other core and back. So a wait may miss its wake, and sleeps no longer than kFirstParkSlice for
+/// that:
 ///
 ///   publisher: S: word = step     L: reads waiters        then wakes if it is not 0; S is visible some time after L
 ///   waiter:    W: waiters += 1    R: reads word, sleeps while it is unchanged; the kernel looks at it once more
@@ -119,7 +104,8 @@ void HostComm::publish() {
 ///   sleepers, and in FUTEX_WAIT between queueing and the last look at the word: the waiter either finds S or is woken.
 /// - L does not see W: it came before W (coherence of `waiters`), and so did S in the publisher's program. What is
 ///   missing is only the time until S leaves the core's store buffer: microseconds at most, as a switch to another
-///   thread drains it too. A sleep that begins kFirstSlice after W or later finds S. Those that begin sooner are short.
+///   thread drains it too. A sleep that begins kFirstParkSlice after W or later finds S. Those that begin sooner are
+///   short.
 void HostComm::announce(std::atomic<uint32_t>& word, uint32_t step) {
   word.store(step, std::memory_order_release);
   if (memory_->rank(rank_).waiters.load(std::memory_order_relaxed) != 0) futex_wake_all(word);
@@ -201,16 +187,10 @@ Result<> HostComm::await_leader(uint32_t step, const Deadline& deadline) {
 Result<> HostComm::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
   const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
   if (reached()) return {};
-  for (int i = 0; i < spins_; ++i) {
-    spin_pause();
-    if (reached()) return lengthen_spins();
-  }
-  if (vain_spins_++ % kLearnCoresEvery == 0) learn_core_sets();
+  if (adaptive_wait_.spin(reached)) return {};
+  if (idle_spins_++ % kIdleSpinsPerCoreCheck == 0) learn_core_sets();
   if (own_cores_) migrate_away_from(owner);
-  for (int i = 0; i < kYields && yields_.yield(); ++i) {
-    if (reached()) return lengthen_spins();
-  }
-  spins_ = std::max(kMinSpins, spins_ / 2);
+  if (adaptive_wait_.yield(reached)) return {};
   return park(word, owner, step, deadline);
 }
 
@@ -243,7 +223,7 @@ void HostComm::learn_core_sets() {
       any |= word;
     }
     if (any == 0) {  // it has not attached yet
-      vain_spins_ = 0;
+      idle_spins_ = 0;
       return;
     }
   }
@@ -252,7 +232,7 @@ void HostComm::learn_core_sets() {
   const bool own = size_ <= cores;
   if (own == own_cores_) return;
   own_cores_ = own;
-  spins_ = max_spins_ = own ? kMaxSpins : kMinSpins;
+  adaptive_wait_.set_own_core(own);
 }
 
 /// Off the core that the awaited rank needs, if it is this one: to one that no rank uses.
@@ -264,11 +244,6 @@ void HostComm::migrate_away_from(Rank awaited) {
   publish_cpu();
 }
 
-Result<> HostComm::lengthen_spins() {
-  spins_ = std::min(max_spins_, 2 * spins_);
-  return {};
-}
-
 Result<> HostComm::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {
   const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
   std::atomic<uint32_t>& waiters = memory_->rank(owner).waiters;
@@ -278,8 +253,8 @@ Result<> HostComm::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, 
   for (;;) {
     const uint32_t value = word.load(std::memory_order_seq_cst);
     if (at_least(value, step)) break;
-    const bool just_counted = steady_clock().now() - counted < kFirstSlice;
-    futex_wait(word, value, std::min(just_counted ? kFirstSlice : watch_slice_, deadline.left()));
+    const bool just_counted = steady_clock().now() - counted < kFirstParkSlice;
+    futex_wait(word, value, std::min(just_counted ? kFirstParkSlice : watch_slice_, deadline.left()));
     if (reached()) break;
     result = watch_(owner);
     if (reached()) result = {};

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
-#include "muster/base/yield_budget.h"
+#include "muster/base/wait_policy.h"
 #include "muster/shm/arena.h"
 #include "muster/shm/cpu_migrator.h"
 #include "muster/shm/host_comm_memory.h"
@@ -24,7 +24,7 @@ namespace muster {
 /// what belongs to step k, and there are four slots. So a rank may publish the next step before it reads this one,
 /// which hides its waits. There are more step records than slots: a rank that only sends small messages, which travel
 /// in the records, runs far ahead and rarely has to check its readers. Each record has a single writer; there are no
-/// locks. Waits spin, then yield (YieldBudget), then park on a futex.
+/// locks. Waits spin, then yield, then park on a futex (base/wait_policy.h).
 ///
 ///   comm.open(tag);                                   // once a call
 ///   comm.next();  MUSTER_TRY(comm.reserve(deadline)); // the own slot and payload may be written
@@ -147,7 +147,6 @@ class HostComm {
   Result<> settle(uint32_t step, const Deadline& deadline, bool compare);
   tl::unexpected<Error> differs(Rank peer, uint32_t step);
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
-  Result<> lengthen_spins();
   void publish_cpu();
   void publish_core_set();
   void learn_core_sets();
@@ -171,10 +170,8 @@ class HostComm {
   cpu_set_t core_set_;  ///< what the others know of this rank
   CpuMigrator cpu_migrator_;
   uint32_t core_ = ~0U;
-  int max_spins_;
-  uint32_t vain_spins_ = 0;
-  int spins_;  ///< before the next yield
-  YieldBudget yields_;
+  AdaptiveWait adaptive_wait_;
+  uint32_t idle_spins_ = 0;
   std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
   std::vector<const void*> pointers_;
   std::vector<uint32_t> cores_;  ///< of all ranks: room to look at them

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "muster/base/yield_budget.h"
+#include "muster/base/wait_policy.h"
 #include "muster/io/loop.h"
 
 namespace muster {

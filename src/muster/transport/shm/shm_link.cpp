@@ -11,6 +11,7 @@
 
 #include <array>
 
+#include "muster/base/wait_policy.h"
 #include "muster/io/socket.h"
 #include "muster/shm/cpu_migrator.h"
 #include "muster/transport/link_base.h"
@@ -22,8 +23,6 @@
 namespace muster {
 namespace {
 
-/// How long an end looks at the rings before it sleeps: some times the cost of being woken.
-constexpr Duration kSpin = std::chrono::microseconds(50);
 constexpr Duration kDescriptorPatience = std::chrono::milliseconds(100);
 
 class ShmLink final : public LinkBase {
@@ -128,7 +127,7 @@ void ShmLink::look_out() {
   if (!waits_for_send() && !waits_for_receive()) return stop_polling();
   const bool asleep = (!waits_for_send() || rings_->out.parked()) && (!waits_for_receive() || rings_->in.parked());
   if (poller_ != 0 || asleep) return;
-  spin_until_ = loop_.clock().now() + kSpin;
+  spin_until_ = loop_.clock().now() + kLinkSpin;
   poller_ = loop_.add_poller([this] { return poll(); });
 }
 
@@ -139,7 +138,7 @@ bool ShmLink::poll() {
   if (is_open()) pump_sends();
   if (is_open() && poller_ != 0) {
     const TimePoint now = loop_.clock().now();
-    if (moved_) spin_until_ = now + kSpin;
+    if (moved_) spin_until_ = now + kLinkSpin;
     if (now >= spin_until_) park();
   }
   const bool moved = moved_;

@@ -1,12 +1,12 @@
-#include "muster/base/yield_budget.h"
+#include "muster/base/wait_policy.h"
 
 #include <sched.h>
 
 namespace muster {
 namespace {
 
-/// Yields that take long cost at most one part in so many of the time.
-constexpr int kRareness = 64;
+/// Slow yields take at most one part in so many of the time.
+constexpr int kSlowYieldShare = 64;
 
 }  // namespace
 
@@ -18,7 +18,7 @@ bool YieldBudget::yield() {
   sched_yield();
   const TimePoint after = clock_.now();
   const Duration taken = after - before;
-  if (taken > cheap_) next_ = after + kRareness * taken;
+  if (taken > cheap_) next_ = after + kSlowYieldShare * taken;
   return true;
 }
 

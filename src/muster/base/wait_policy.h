@@ -1,0 +1,129 @@
+#pragma once
+
+#include <algorithm>
+
+#include "muster/base/clock.h"
+
+namespace muster {
+
+// How a thread waits for memory that another thread or process writes, with the constants of all such waits.
+//
+// A wait has up to three phases. The thread spins: it reads the memory again and again. Then it yields: it gives its
+// core to other threads that are ready to run. Then it parks: it sleeps in the kernel until the writer wakes it.
+//
+//   waiter               spins                        yields                      parks
+//   host communicator    32 to 3000 polls, adaptive   at most 4 times             on a futex, 2 ms at a time
+//   loop with pollers    8 polls                      after every further poll    never while it has pollers
+//   shm link             50 us, as a loop's poller    as its loop does            until the peer sends a doorbell
+//   P2P engine           64 polls                     after every further poll    when its loop has no pollers
+//
+// Ranks that share cores hand them to each other by yields, and spins would only delay that. So the host communicator
+// spins only a little unless there is a core for each rank, and both it and the shm link migrate away from a core that
+// the awaited rank uses (shm/cpu_migrator.h).
+
+/// Polls of a long spin, some 50 us in all, and of the shortest one.
+inline constexpr int kMaxSpins = 3000;
+inline constexpr int kMinSpins = 32;
+/// Yields between a spin and a park: the awaited thread may only need the core, and a yield costs less than a park.
+inline constexpr int kYieldsBeforePark = 4;
+/// No rank keeps its core for longer between two waits, unless it computes.
+inline constexpr Duration kMaxTurn = 1ms;
+/// A parked rank drives its links this often. It is the longest time until it notices the death of a peer.
+inline constexpr Duration kParkSlice = 2ms;
+/// The longest sleep while a wake may be missed (HostComm::announce()).
+inline constexpr Duration kFirstParkSlice = 200us;
+/// After so many idle spins a rank reads again which cores the ranks may use.
+inline constexpr unsigned kIdleSpinsPerCoreCheck = 64;
+/// An end of a shm link polls for this long after the last bytes: a multiple of the cost of being woken.
+inline constexpr Duration kLinkSpin = 50us;
+/// Idle polls of a loop, and of the P2P engine, before the thread yields.
+inline constexpr int kLoopPolls = 8;
+inline constexpr int kMessagePolls = 64;
+/// The least time between two migrations of a thread: if other threads want the cores too, they come first.
+inline constexpr Duration kMigrationInterval = 5ms;
+
+/// Tells the processor that this is a spin loop.
+inline void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+/// Yields as long as yields are cheap. For one thread at a time.
+///
+/// Among ranks that share a core a yield is the cheapest hand-over. Beside a thread that computes, a yield costs a
+/// whole time slice, some milliseconds, in each wait of a collective. So after a slow yield there is none for 64 times
+/// as long. The caller parks instead, and the kernel gives a parked thread the core soon after it is woken.
+class YieldBudget {
+ public:
+  /// A yield that takes longer than `cheap` has given the core to a thread that computes.
+  explicit YieldBudget(Duration cheap = kMaxTurn, const Clock& clock = steady_clock());
+  /// Calls sched_yield(). Returns false at once if the budget is used up.
+  bool yield();
+
+ private:
+  const Duration cheap_;
+  const Clock& clock_;
+  TimePoint next_;  ///< no yield before this time
+};
+
+/// The spin and yield phases of a thread that waits often, for one word at a time, and then parks.
+///
+/// A spin that ends in a park halves the next one, so that a rank that shares its core soon stops burning it. A wait
+/// that ends without a park doubles the next spin.
+class AdaptiveWait {
+ public:
+  /// `own_core`: there is a core for each thread that waits. `turn`: see YieldBudget.
+  AdaptiveWait(bool own_core, Duration turn) : yields_(turn) { set_own_core(own_core); }
+  void set_own_core(bool own_core) { spins_ = max_spins_ = own_core ? kMaxSpins : kMinSpins; }
+
+  /// Polls until `done()` or until the spin is over. True if done.
+  template <class Done>
+  bool spin(Done&& done) {
+    for (int i = spins_; i > 0; --i) {
+      spin_pause();
+      if (done()) return lengthen();
+    }
+    return false;
+  }
+  /// Yields a few times. True if done; if not, the caller parks.
+  template <class Done>
+  bool yield(Done&& done) {
+    for (int i = 0; i < kYieldsBeforePark && yields_.yield(); ++i) {
+      if (done()) return lengthen();
+    }
+    spins_ = std::max(kMinSpins, spins_ / 2);
+    return false;
+  }
+  /// Polls of the next spin.
+  int spins() const { return spins_; }
+
+ private:
+  bool lengthen() {
+    spins_ = std::min(max_spins_, 2 * spins_);
+    return true;
+  }
+
+  YieldBudget yields_;
+  int max_spins_ = 0;
+  int spins_ = 0;
+};
+
+/// The same for a thread that polls many things in turn: it yields after every poll, once some in a row found nothing.
+class PollWait {
+ public:
+  explicit PollWait(int polls) : polls_(polls) {}
+  /// A poll found something, or a new wait begins.
+  void reset() { idle_ = 0; }
+  /// A poll found nothing. True if the thread yielded.
+  bool idle() { return ++idle_ > polls_ && yields_.yield(); }
+
+ private:
+  const int polls_;
+  int idle_ = 0;
+  YieldBudget yields_;
+};
+
+}  // namespace muster

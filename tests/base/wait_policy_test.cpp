@@ -1,0 +1,83 @@
+#include "muster/base/wait_policy.h"
+
+#include <gtest/gtest.h>
+
+#include "io/yields.h"
+
+namespace muster {
+namespace {
+
+/// Time passes with every yield.
+class YieldClock final : public Clock {
+ public:
+  TimePoint now() const override { return start + (test::yields() - before) * each; }
+  const long before = test::yields();
+  TimePoint start{1'000};
+  Duration each{};
+};
+
+TEST(YieldBudget, YieldsAsOftenAsAskedWhileThatIsCheap) {
+  YieldClock clock;
+  clock.each = 1ms;
+  YieldBudget budget(1ms, clock);
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(budget.yield());
+  EXPECT_EQ(test::yields() - clock.before, 100);
+}
+
+TEST(YieldBudget, SpendsLittleTimeOnYieldsThatTakeLong) {
+  YieldClock clock;
+  clock.each = 4ms;
+  YieldBudget budget(1ms, clock);
+  EXPECT_TRUE(budget.yield());
+  EXPECT_FALSE(budget.yield());
+  EXPECT_EQ(test::yields() - clock.before, 1);
+  clock.start = clock.start + (64 * clock.each - Duration(1));
+  EXPECT_FALSE(budget.yield());
+  clock.start = clock.start + Duration(1);
+  EXPECT_TRUE(budget.yield()) << "the other thread may have gone";
+  EXPECT_FALSE(budget.yield());
+}
+
+TEST(AdaptiveWait, HalvesTheSpinBeforeAParkAndDoublesItAfterASuccess) {
+  AdaptiveWait wait(true, 1s);
+  EXPECT_EQ(wait.spins(), kMaxSpins);
+  int polls = 0;
+  const auto never = [&] { return ++polls < 0; };
+  EXPECT_FALSE(wait.spin(never));
+  EXPECT_EQ(polls, kMaxSpins);
+  EXPECT_FALSE(wait.yield(never));
+  EXPECT_EQ(wait.spins(), kMaxSpins / 2);
+  EXPECT_TRUE(wait.spin([] { return true; }));
+  EXPECT_EQ(wait.spins(), kMaxSpins);
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(wait.yield(never));
+  EXPECT_EQ(wait.spins(), kMinSpins);
+}
+
+TEST(AdaptiveWait, SpinsLittleIfThreadsShareCores) {
+  AdaptiveWait wait(true, 1s);
+  wait.set_own_core(false);
+  EXPECT_TRUE(wait.spin([] { return true; }));
+  EXPECT_EQ(wait.spins(), kMinSpins);
+  wait.set_own_core(true);
+  EXPECT_EQ(wait.spins(), kMaxSpins);
+}
+
+TEST(AdaptiveWait, YieldsAFewTimesBeforeAPark) {
+  AdaptiveWait wait(true, 1s);
+  const long before = test::yields();
+  EXPECT_FALSE(wait.yield([] { return false; }));
+  EXPECT_EQ(test::yields() - before, kYieldsBeforePark);
+  EXPECT_TRUE(wait.yield([] { return true; }));
+  EXPECT_EQ(test::yields() - before, kYieldsBeforePark + 1);
+}
+
+TEST(PollWait, YieldsAfterSomeIdlePolls) {
+  PollWait wait(3);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(wait.idle());
+  EXPECT_TRUE(wait.idle());
+  wait.reset();
+  EXPECT_FALSE(wait.idle());
+}
+
+}  // namespace
+}  // namespace muster
