@@ -7,15 +7,12 @@
 #include <system_error>
 
 #include "muster/base/log.h"
-#include "muster/shm/futex.h"
 
 namespace muster {
 namespace {
 
 /// The longest sleep, so that no deadline is missed by more.
 constexpr Duration kMaxSleep = 100ms;
-/// Idle turns before the thread yields its core.
-constexpr int kYieldAfter = 64;
 /// One of so many turns asks the kernel for events; the others read shared memory only.
 constexpr unsigned kPollKernelEvery = 16;
 /// The driver's own thread sleeps until it is notified after so many naps without work.
@@ -45,11 +42,10 @@ void P2pDriver::wait_until(Lock& lock, const std::function<bool()>& done, const 
 
 /// Returns once it is done, or there are callbacks: a callback may wait for a message, so it cannot run in here.
 void P2pDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
-  int idle_turns = 0;
+  poll_wait_.reset();
   for (unsigned turn = 1; !done(); ++turn) {
     const bool poll_kernel = turn % kPollKernelEvery == 0;
     const bool moved = poll_kernel ? loop_->poll() : loop_->run_pollers();
-    idle_turns = moved ? 0 : idle_turns + 1;
     if (poll_kernel) {
       client_.expire();
       if (deadline.passed()) return;
@@ -58,11 +54,12 @@ void P2pDriver::take_turns(Lock& lock, const std::function<bool()>& done, const 
     const Duration idle = moved ? Duration::zero() : loop_->idle_time(kMaxSleep);
     if (idle > Duration::zero()) {
       park(lock, std::min(idle, deadline.left()));
-      idle_turns = 0;
+      poll_wait_.reset();
       continue;
     }
     lock.unlock();
-    if (idle_turns < kYieldAfter || !yields_.yield()) spin_pause();
+    if (moved) poll_wait_.reset();
+    if (moved || !poll_wait_.idle()) spin_pause();
     lock.lock();
   }
 }

@@ -83,9 +83,9 @@ class P2pDriver {
   std::mutex mutex_;  ///< over all that follows, and over the client
   std::unique_ptr<Loop> loop_;
   DrivenBy driven_by_ = DrivenBy::kNoThread;
-  bool parked_ = false;  ///< the thread that drives the loop sleeps
-  YieldBudget yields_;   ///< of the thread that drives the loop
-  int waiting_ = 0;      ///< threads that wait for changed_
+  bool parked_ = false;                ///< the thread that drives the loop sleeps
+  PollWait poll_wait_{kMessagePolls};  ///< of the thread that drives the loop
+  int waiting_ = 0;                    ///< threads that wait for changed_
   std::condition_variable changed_;
   std::vector<std::function<void()>> callbacks_;
   int calling_ = 0;  ///< threads within callbacks
