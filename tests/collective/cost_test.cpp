@@ -9,17 +9,17 @@ namespace muster::test {
 namespace {
 
 /// A tensor of `bytes`, or n blocks of so many in all.
-CollectiveSpec problem_of(Collective collective, int size, size_t bytes) {
+CollectiveSpec spec_of(Collective collective, int size, size_t bytes) {
   const bool blocks = !has_root(collective) && collective != Collective::kAllReduce;
   const bool rooted_blocks = collective == Collective::kScatter || collective == Collective::kGather;
   const size_t parts = blocks || rooted_blocks ? static_cast<size_t>(size) : 1;
   return {.collective = collective, .size = size, .count = std::max<size_t>(bytes / 4 / parts, 1), .element_bytes = 4};
 }
 
-double evaluated(const Algorithm& algorithm, CollectiveSpec problem) {
+double evaluated(const Algorithm& algorithm, CollectiveSpec spec) {
   std::vector<Schedule> schedules;
-  for (problem.rank = 0; problem.rank < problem.size; ++problem.rank) schedules.push_back(algorithm.schedule(problem));
-  return evaluate(schedules, problem.network);
+  for (spec.rank = 0; spec.rank < spec.size; ++spec.rank) schedules.push_back(algorithm.schedule(spec));
+  return evaluate(schedules, spec.network);
 }
 
 constexpr int kSizes[] = {2, 3, 4, 7, 8, 16, 31, 64};
@@ -30,8 +30,8 @@ class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
 TEST_P(EveryAlgorithm, TakesAboutAsLongAsPredicted) {
   for (const int size : kSizes) {
     for (const size_t bytes : kBytes) {
-      const CollectiveSpec problem = problem_of(GetParam().collective, size, bytes);
-      const double closed = predict(problem, GetParam()), played = evaluated(GetParam(), problem);
+      const CollectiveSpec spec = spec_of(GetParam().collective, size, bytes);
+      const double closed = predict(spec, GetParam()), played = evaluated(GetParam(), spec);
       EXPECT_LT(closed, 2.2 * played) << size << " ranks, " << bytes << " bytes";
       EXPECT_GT(closed, played / 2) << size << " ranks, " << bytes << " bytes";
     }
@@ -45,11 +45,11 @@ TEST(Choose, TakesWhatIsNearlyTheFastestWhenPlayedThrough) {
     const auto collective = static_cast<Collective>(number);
     for (const int size : kSizes) {
       for (const size_t bytes : kBytes) {
-        const CollectiveSpec problem = problem_of(collective, size, bytes);
+        const CollectiveSpec spec = spec_of(collective, size, bytes);
         double best = 1e9;
-        for (const Algorithm& algorithm : algorithms(collective)) best = std::min(best, evaluated(algorithm, problem));
-        EXPECT_LT(evaluated(*choose(problem), problem), 1.6 * best)
-            << name(collective) << " by " << choose(problem)->name << ", " << size << " ranks, " << bytes << " bytes";
+        for (const Algorithm& algorithm : algorithms(collective)) best = std::min(best, evaluated(algorithm, spec));
+        EXPECT_LT(evaluated(*choose(spec), spec), 1.6 * best)
+            << name(collective) << " by " << choose(spec)->name << ", " << size << " ranks, " << bytes << " bytes";
       }
     }
   }
@@ -57,26 +57,24 @@ TEST(Choose, TakesWhatIsNearlyTheFastestWhenPlayedThrough) {
 
 TEST(Choose, GivesEveryRankTheSame) {
   for (int number = 1; number < kCollectiveCount; ++number) {
-    CollectiveSpec problem{.collective = static_cast<Collective>(number), .size = 5, .count = 1000, .root = 3};
-    const Algorithm* first = choose(problem);
-    for (problem.rank = 0; problem.rank < problem.size; ++problem.rank) EXPECT_EQ(choose(problem), first);
+    CollectiveSpec spec{.collective = static_cast<Collective>(number), .size = 5, .count = 1000, .root = 3};
+    const Algorithm* first = choose(spec);
+    for (spec.rank = 0; spec.rank < spec.size; ++spec.rank) EXPECT_EQ(choose(spec), first);
   }
 }
 
 TEST(Choose, TakesTheAlgorithmThatIsAskedForWhereItFits) {
-  CollectiveSpec problem{.collective = Collective::kAllToAll, .size = 8, .count = 1 << 20};
-  problem.algorithm = find_algorithm(Collective::kAllToAll, "bruck");
-  EXPECT_STREQ(choose(problem)->name, "bruck");
-  problem.counts = problem.receive_counts = std::vector<size_t>(8, 1);
-  EXPECT_STREQ(choose(problem)->name, "pairwise") << "bruck's blocks are equal";
-  problem.collective = Collective::kBarrier;
-  EXPECT_STREQ(choose(problem)->name, "dissemination");
+  CollectiveSpec spec{.collective = Collective::kAllToAll, .size = 8, .count = 1 << 20};
+  spec.algorithm = find_algorithm(Collective::kAllToAll, "bruck");
+  EXPECT_STREQ(choose(spec)->name, "bruck");
+  spec.counts = spec.receive_counts = std::vector<size_t>(8, 1);
+  EXPECT_STREQ(choose(spec)->name, "pairwise") << "bruck's blocks are equal";
+  spec.collective = Collective::kBarrier;
+  EXPECT_STREQ(choose(spec)->name, "dissemination");
 }
 
 TEST(Choose, TakesFewMessagesForSmallTensorsAndFewBytesForLarge) {
-  const auto chosen = [](Collective collective, size_t bytes) {
-    return choose(problem_of(collective, 16, bytes))->name;
-  };
+  const auto chosen = [](Collective collective, size_t bytes) { return choose(spec_of(collective, 16, bytes))->name; };
   EXPECT_STREQ(chosen(Collective::kAllReduce, 8), "recursive_doubling");
   EXPECT_STRNE(chosen(Collective::kAllReduce, 64 << 20), "recursive_doubling");
   EXPECT_STREQ(chosen(Collective::kBroadcast, 8), "binomial");
@@ -86,20 +84,20 @@ TEST(Choose, TakesFewMessagesForSmallTensorsAndFewBytesForLarge) {
 }
 
 TEST(Predict, CountsTurnsWhereRanksOutnumberCores) {
-  CollectiveSpec problem = problem_of(Collective::kAllReduce, 8, 1 << 20);
+  CollectiveSpec spec = spec_of(Collective::kAllReduce, 8, 1 << 20);
   const Algorithm& ring = algorithm(Collective::kAllReduce, "ring");
-  const double alone = predict(problem, ring);
-  problem.network.load = 4;
-  EXPECT_GT(predict(problem, ring), 2 * alone);
+  const double alone = predict(spec, ring);
+  spec.network.load = 4;
+  EXPECT_GT(predict(spec, ring), 2 * alone);
 }
 
 TEST(Evaluate, AddsUpWhatABroadcastToOneTakes) {
-  CollectiveSpec problem = problem_of(Collective::kBroadcast, 2, 1000);
-  problem.network = {.latency = 10, .overhead = 1, .bytes_per_second = 1000, .reduce_bytes_per_second = 1e12};
+  CollectiveSpec spec = spec_of(Collective::kBroadcast, 2, 1000);
+  spec.network = {.latency = 10, .overhead = 1, .bytes_per_second = 1000, .reduce_bytes_per_second = 1e12};
   // The root sends (1 + 1), then its bytes travel (10), then the other receives them (1 + 1).
-  EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), problem), 14, 1e-6);
-  problem.network.load = 3;
-  EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), problem), 22, 1e-6);
+  EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), spec), 14, 1e-6);
+  spec.network.load = 3;
+  EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), spec), 22, 1e-6);
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ void Rendezvous::combine(Rank rank, uint32_t index) {
 }
 
 uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
-  const MutableByteView memory = trial_.memory(rank, range.place);
+  const MutableByteView memory = trial_.memory(rank, range.buffer);
   MUSTER_CHECK(range.bytes > 0 && range.offset + range.bytes <= memory.size(),
                fmt::format("{}: rank {} has a range of {} bytes at {} of {}", trial_.name(), rank, range.bytes,
                            range.offset, memory.size()));

@@ -89,8 +89,8 @@ TEST_P(EverySchedule, WorksWithEveryRoot) {
 }
 
 TEST_P(EverySchedule, IsAPureFunction) {
-  const CollectiveSpec problem{.rank = 3, .size = 11, .count = 1001, .element_bytes = 4, .root = 5, .chunk_bytes = 64};
-  EXPECT_EQ(to_string(GetParam().schedule(problem)), to_string(GetParam().schedule(problem)));
+  const CollectiveSpec spec{.rank = 3, .size = 11, .count = 1001, .element_bytes = 4, .root = 5, .chunk_bytes = 64};
+  EXPECT_EQ(to_string(GetParam().schedule(spec)), to_string(GetParam().schedule(spec)));
 }
 
 bool everybody_waits_for_everybody(Collective collective) { return !has_root(collective); }

@@ -86,7 +86,7 @@ Trial::Trial(const Algorithm& algorithm, const Setting& setting) : algorithm_(al
   Random random(setting_.seed);
   parties_.resize(setting_.size);
   for (Rank rank = 0; rank < setting_.size; ++rank) {
-    schedules_.push_back(algorithm.schedule(problem(rank)));
+    schedules_.push_back(algorithm.schedule(spec(rank)));
     scratch_.emplace_back(schedules_[rank].scratch_bytes, 0xdd);
     Bytes& original = parties_[rank].original;
     original.resize(input_count(rank) * size_of(setting_.dtype));
@@ -105,20 +105,20 @@ void Trial::choose_counts() {
   }
 }
 
-CollectiveSpec Trial::problem(Rank rank) const {
-  CollectiveSpec problem{.collective = algorithm_.collective,
-                         .rank = rank,
-                         .size = setting_.size,
-                         .count = setting_.count,
-                         .element_bytes = size_of(setting_.dtype),
-                         .root = setting_.root,
-                         .chunk_bytes = setting_.chunk_bytes};
-  if (!setting_.uneven) return problem;
-  problem.count = 0;
-  problem.counts = counts_[algorithm_.collective == Collective::kAllToAll ? rank : 0];
-  if (algorithm_.collective != Collective::kAllToAll) return problem;
-  for (const auto& row : counts_) problem.receive_counts.push_back(row[rank]);
-  return problem;
+CollectiveSpec Trial::spec(Rank rank) const {
+  CollectiveSpec spec{.collective = algorithm_.collective,
+                      .rank = rank,
+                      .size = setting_.size,
+                      .count = setting_.count,
+                      .element_bytes = size_of(setting_.dtype),
+                      .root = setting_.root,
+                      .chunk_bytes = setting_.chunk_bytes};
+  if (!setting_.uneven) return spec;
+  spec.count = 0;
+  spec.counts = counts_[algorithm_.collective == Collective::kAllToAll ? rank : 0];
+  if (algorithm_.collective != Collective::kAllToAll) return spec;
+  for (const auto& row : counts_) spec.receive_counts.push_back(row[rank]);
+  return spec;
 }
 
 size_t Trial::input_count(Rank rank) const {
@@ -210,9 +210,9 @@ Buffers Trial::buffers(Rank rank) const {
       .input = view(parties_[rank].input, seed), .output = view(parties_[rank].output, seed + 1), .op = ReduceOp::kSum};
 }
 
-MutableByteView Trial::memory(Rank rank, BufferKind place) {
-  if (place == BufferKind::kScratch) return scratch_[rank];
-  return place == BufferKind::kInput ? parties_[rank].input : parties_[rank].output;
+MutableByteView Trial::memory(Rank rank, BufferKind buffer) {
+  if (buffer == BufferKind::kScratch) return scratch_[rank];
+  return buffer == BufferKind::kInput ? parties_[rank].input : parties_[rank].output;
 }
 
 std::string Trial::fault() const {

@@ -50,7 +50,7 @@ class Trial {
   Buffers buffers(Rank rank) const;
   MutableByteView scratch(Rank rank) { return scratch_[rank]; }
   /// What the schedule's ranges of a place refer to.
-  MutableByteView memory(Rank rank, BufferKind place);
+  MutableByteView memory(Rank rank, BufferKind buffer);
   /// Empty when every rank's output is right and nothing else was written, else the first fault.
   std::string fault() const;
   /// The same of one rank, whatever became of the others.
@@ -64,7 +64,7 @@ class Trial {
     MutableByteView input, output;
   };
 
-  CollectiveSpec problem(Rank rank) const;
+  CollectiveSpec spec(Rank rank) const;
   void choose_counts();
   void lay_out(Rank rank);
   size_t input_count(Rank rank) const;

@@ -100,15 +100,15 @@ TEST_F(Tune, TakesTheAlgorithmsThatTheUserAsksFor) {
   ::setenv("MUSTER_ALGO", "all_reduce=ring,broadcast=chain", 1);
   const auto tuning = load_tuning();
   ASSERT_TRUE(tuning);
-  CollectiveSpec problem{.collective = Collective::kAllReduce, .size = 4, .count = 1};
-  tuning->apply(problem, "tcp", 2);
-  EXPECT_STREQ(choose(problem)->name, "ring");
-  problem.collective = Collective::kBroadcast;
-  tuning->apply(problem, "tcp", 2);
-  EXPECT_STREQ(choose(problem)->name, "chain");
-  problem.collective = Collective::kAllGather;
-  tuning->apply(problem, "tcp", 2);
-  EXPECT_EQ(problem.algorithm, nullptr);
+  CollectiveSpec spec{.collective = Collective::kAllReduce, .size = 4, .count = 1};
+  tuning->apply(spec, "tcp", 2);
+  EXPECT_STREQ(choose(spec)->name, "ring");
+  spec.collective = Collective::kBroadcast;
+  tuning->apply(spec, "tcp", 2);
+  EXPECT_STREQ(choose(spec)->name, "chain");
+  spec.collective = Collective::kAllGather;
+  tuning->apply(spec, "tcp", 2);
+  EXPECT_EQ(spec.algorithm, nullptr);
 }
 
 TEST_F(Tune, TellsTheRightNamesWhereOneIsWrong) {
@@ -153,10 +153,10 @@ TEST_F(Tune, RefusesWhatNoRankWrote) {
 TEST_F(Tune, SaysHowManyRanksShareACore) {
   Tuning tuning;
   tuning.machine.cores = 2;
-  CollectiveSpec problem;
-  tuning.apply(problem, "unix", 8);
-  EXPECT_EQ(problem.network.load, 4);
-  EXPECT_EQ(problem.network.latency, tuning.machine.local.latency);
+  CollectiveSpec spec;
+  tuning.apply(spec, "unix", 8);
+  EXPECT_EQ(spec.network.load, 4);
+  EXPECT_EQ(spec.network.latency, tuning.machine.local.latency);
 }
 
 }  // namespace

@@ -381,7 +381,7 @@ TEST_P(LinkContract, BringsNotesBesideBytesThatNobodyReceivesYet) {
   std::string got(text.size(), '\0');
   Outcome sent, received;
   std::vector<Bytes> notes;
-  right().set_control_handler([&](ByteView note) { notes.emplace_back(note.begin(), note.end()); });
+  right().set_control_handler([&](ByteView message) { notes.emplace_back(message.begin(), message.end()); });
   left().send_control(Bytes{1, 2, 3});
   run_until([&] { return notes.size() == 1; });
   send_text(left(), text, sent.record());

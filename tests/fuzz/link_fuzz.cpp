@@ -53,7 +53,7 @@ Bytes payload_of(ByteView stream) {
     const auto kind = static_cast<LinkFrame>(header->kind);
     const bool data = kind == LinkFrame::kData && header->length > 0;
     const bool signal = (kind == LinkFrame::kPing || kind == LinkFrame::kPong) && header->length == 0;
-    if (!data && !signal && !is_note(*header)) break;
+    if (!data && !signal && !is_control(*header)) break;
     const ByteView part = stream.first(std::min<size_t>(header->length, stream.size()));
     if (data) payload.insert(payload.end(), part.begin(), part.end());
     stream = stream.subspan(part.size());

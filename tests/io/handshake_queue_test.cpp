@@ -26,7 +26,7 @@ TEST(HandshakeQueue, NamesTheOldestSilentConnectionAfterItsGrace) {
   HandshakeQueue queue(4);
   queue.add(1, "a", kStart);
   queue.add(2, "a", kStart + 1ms);
-  queue.heard(1, kStart + 2ms);
+  queue.on_bytes(1, kStart + 2ms);
   EXPECT_EQ(next(queue), 2);
   EXPECT_EQ(queue.next()->due, kStart + 1ms + HandshakeQueue::kSilentGrace);
   queue.remove(2);
@@ -38,7 +38,7 @@ TEST(HandshakeQueue, GivesTimeForEachStepButNotForEver) {
   HandshakeQueue queue(4);
   queue.add(1, "a", kStart);
   TimePoint now = kStart;
-  for (int step = 0; step < 2 * HandshakeQueue::kMaxSteps; ++step) queue.heard(1, now = now + 1ms);
+  for (int step = 0; step < 2 * HandshakeQueue::kMaxSteps; ++step) queue.on_bytes(1, now = now + 1ms);
   EXPECT_EQ(queue.next()->due, kStart + HandshakeQueue::kMaxSteps * Duration(1ms) + HandshakeQueue::kStepGrace);
 }
 
@@ -56,7 +56,7 @@ TEST(HandshakeQueue, LetsTheNetworkWithTheMostConnectionsGiveWay) {
 TEST(HandshakeQueue, KeepsHalfOfTheRoomForANetworkThatAMemberCameFrom) {
   HandshakeQueue queue(8);
   queue.add(1, "member", kStart);
-  queue.prove(1);
+  queue.on_authenticated(1);
   for (int id = 1; id <= 4; ++id) queue.add(id, "member", kStart);
   queue.add(5, "stranger", kStart + 1ms);
   EXPECT_EQ(next(queue), 5);

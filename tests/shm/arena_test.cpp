@@ -214,16 +214,16 @@ struct Foreign {
   }
   static constexpr size_t kBytes = 4096;
   Fd file;
-  Arena::Place place;
+  Arena::Location place;
 };
 
 /// A call uses what it has found, however much else it has to map.
 TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
   PeerMemory peers;
-  const auto map = [&](const Arena::Place& place) { return peers.map(getpid(), place, Foreign::kBytes); };
+  const auto map = [&](const Arena::Location& place) { return peers.map(getpid(), place, Foreign::kBytes); };
   // Files are closed at once, so what is mapped no more can't be mapped again.
-  std::vector<Arena::Place> places;
-  while (places.size() < PeerMemory::kMost) {
+  std::vector<Arena::Location> places;
+  while (places.size() < PeerMemory::kMaxMappings) {
     const Foreign segment;
     ASSERT_TRUE(map(segment.place));
     places.push_back(segment.place);
@@ -239,15 +239,15 @@ TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
 
 TEST(PeerMemory, ForgetsWhichOfItsManySegmentsWereKnownLongestAgo) {
   PeerMemory peers;
-  for (uint64_t segment = 1; segment <= PeerMemory::kMost; ++segment) peers.note_known(segment);
-  peers.note_known(1);  // is known already, and takes nobody's place
+  for (uint64_t segment = 1; segment <= PeerMemory::kMaxMappings; ++segment) peers.add_known(segment);
+  peers.add_known(1);  // is known already, and takes nobody's place
   EXPECT_TRUE(peers.is_known(1));
   EXPECT_TRUE(peers.is_known(2));
-  peers.note_known(PeerMemory::kMost + 1);
+  peers.add_known(PeerMemory::kMaxMappings + 1);
   EXPECT_FALSE(peers.is_known(1));
   EXPECT_TRUE(peers.is_known(2));
-  EXPECT_TRUE(peers.is_known(PeerMemory::kMost + 1));
-  peers.note_known(1);
+  EXPECT_TRUE(peers.is_known(PeerMemory::kMaxMappings + 1));
+  peers.add_known(1);
   EXPECT_TRUE(peers.is_known(1)) << "once it was asked about again";
 }
 

@@ -20,13 +20,13 @@
 namespace muster {
 
 struct HostCommSkip {
-  /// As if steps had passed in which this rank learnt what it knows of all others from one of them.
+  /// Simulates steps in which this rank learns from one other rank that all have published.
   static void skip(HostComm& comm, uint32_t steps) {
     comm.step_ += steps;
     comm.all_published_step_ += steps;
-    for (StepRecord& line : comm.memory_->rank(comm.rank_).lines) {
-      line.step += steps;
-      line.floor += steps;
+    for (StepRecord& record : comm.memory_->rank(comm.rank_).records) {
+      record.step += steps;
+      record.all_published_step += steps;
     }
   }
 };
@@ -141,9 +141,9 @@ TEST(HostComm, EndsAWaitWithWhatTheWatchSays) {
 
 /// Whoever waits for all waits, also when it has not looked at some for half of all numbers that a step can have.
 TEST(HostComm, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
-  for (const bool hub : {false, true}) {
+  for (const bool has_leader : {false, true}) {
     constexpr int kSize = 3;
-    const auto memory = HostCommMemory::allocate(kSize, size_t{32} << 10, hub);
+    const auto memory = HostCommMemory::allocate(kSize, size_t{32} << 10, has_leader);
     ASSERT_TRUE(memory);
     std::vector<std::unique_ptr<HostComm>> comms;
     for (Rank rank = 0; rank < kSize; ++rank) {

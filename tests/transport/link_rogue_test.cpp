@@ -90,7 +90,7 @@ TEST_P(LinkRogue, MayNotOpenTwice) { expect_refused(frame(LinkFrame::kOpen)); }
 TEST_P(LinkRogue, MayNotSendAnEmptyDataFrame) { expect_refused(frame(LinkFrame::kData)); }
 TEST_P(LinkRogue, MayNotSendAnOversizedFarewell) { expect_refused(frame(LinkFrame::kClose, Bytes(100'000))); }
 TEST_P(LinkRogue, MayNotSendATruncatedFarewell) { expect_refused(frame(LinkFrame::kClose, Bytes(3))); }
-TEST_P(LinkRogue, MayNotSayMoreThanGoodbye) { expect_refused(frame(LinkFrame::kGoodbye, Bytes(3))); }
+TEST_P(LinkRogue, MayNotSayMoreThanGoodbye) { expect_refused(frame(LinkFrame::kShutdown, Bytes(3))); }
 TEST_P(LinkRogue, MayNotGiveAReasonThatNobodyKnows) {
   expect_refused(
       frame(LinkFrame::kClose,

@@ -20,7 +20,7 @@ class SteadyClock final : public Clock {
 const SteadyClock kSteadyClock;
 
 // The standard library adds what is left to its own clock, and must not overflow.
-constexpr Duration kLongestLeft = std::chrono::hours(24 * 365);
+constexpr Duration kMaxLeft = std::chrono::hours(24 * 365);
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void Deadline::start() const {
   not_yet_ = Duration::zero();
 }
 
-Duration Deadline::left() const { return std::clamp(when() - clock_->now(), Duration::zero(), kLongestLeft); }
+Duration Deadline::left() const { return std::clamp(when() - clock_->now(), Duration::zero(), kMaxLeft); }
 
 int Deadline::poll_timeout_ms() const {
   const int64_t ns = left().count();

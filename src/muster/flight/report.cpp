@@ -21,15 +21,15 @@ void append(std::string& text, const std::string& more) { text += (text.empty() 
 
 /// Those for whom `record` gives one, by what `same` holds to be the same; in rank order of their first.
 template <class RecordOf, class Same>
-std::vector<RankSet> parties(const std::vector<RankState>& rank_states, RecordOf record_of, Same same) {
+std::vector<RankSet> rank_sets(const std::vector<RankState>& rank_states, RecordOf record_of, Same same) {
   std::vector<RankSet> found;
   for (size_t i = 0; i < rank_states.size(); ++i) {
     const std::optional<Record>& record = record_of(rank_states[i]);
     if (!record) continue;
     const auto like =
         std::find_if(found.begin(), found.end(), [&](const RankSet& p) { return same(*p.record, *record); });
-    RankSet& party = like != found.end() ? *like : found.emplace_back(RankSet{{}, &*record});
-    party.ranks.push_back(static_cast<Rank>(i));
+    RankSet& set = like != found.end() ? *like : found.emplace_back(RankSet{{}, &*record});
+    set.ranks.push_back(static_cast<Rank>(i));
   }
   return found;
 }
@@ -43,13 +43,13 @@ std::string name_them(const std::vector<Rank>& ranks, const std::vector<RankStat
 }
 
 /// The ranks that have begun a call of this number, the minority first.
-std::string arrived(const std::vector<RankSet>& calls, const RankSet& most) {
+std::string describe_calls(const std::vector<RankSet>& calls, const RankSet& most) {
   std::string text;
   const char* verb = nullptr;
-  for (const RankSet& party : calls) {
-    if (&party == &most) continue;
-    text += fmt::format("{}{} {}at {}", text.empty() ? "" : ", ", list_ranks(party.ranks),
-                        verb == nullptr ? are(party.ranks) + std::string(" ") : "", party.record->with_site());
+  for (const RankSet& set : calls) {
+    if (&set == &most) continue;
+    text += fmt::format("{}{} {}at {}", text.empty() ? "" : ", ", list_ranks(set.ranks),
+                        verb == nullptr ? are(set.ranks) + std::string(" ") : "", set.record->with_site());
     verb = "";
   }
   if (calls.size() == 1) {
@@ -59,18 +59,18 @@ std::string arrived(const std::vector<RankSet>& calls, const RankSet& most) {
   return fmt::format("{}, {} at {}", text, rest, most.record->with_site());
 }
 
-std::string behind(const RankSet& party, const std::vector<RankState>& rank_states) {
-  const std::string who = name_them(party.ranks, rank_states);
-  if (party.record->state == RecordState::kRunning) {
-    return fmt::format("{} {} still in {}", who, are(party.ranks), party.record->with_site());
+std::string describe_late(const RankSet& set, const std::vector<RankState>& rank_states) {
+  const std::string who = name_them(set.ranks, rank_states);
+  if (set.record->state == RecordState::kRunning) {
+    return fmt::format("{} {} still in {}", who, are(set.ranks), set.record->with_site());
   }
-  return fmt::format("{} {} not arrived, last seen at {}", who, have(party.ranks), party.record->with_site());
+  return fmt::format("{} {} not arrived, last seen at {}", who, have(set.ranks), set.record->with_site());
 }
 
 /// Those who have not begun the call, the furthest behind first; but for the stopped.
-std::string late(const std::vector<RankState>& rank_states, Rank& culprit) {
+std::string describe_missing(const std::vector<RankState>& rank_states, Rank& culprit) {
   static const std::optional<Record> kNone;
-  std::vector<RankSet> places = parties(
+  std::vector<RankSet> places = rank_sets(
       rank_states, [](const RankState& s) -> auto& { return s.here || s.stopped ? kNone : s.last; }, same_place);
   std::stable_sort(places.begin(), places.end(), [](const RankSet& a, const RankSet& b) {
     return a.record->call.sequence < b.record->call.sequence;
@@ -83,7 +83,7 @@ std::string late(const std::vector<RankState>& rank_states, Rank& culprit) {
   }
   std::string text;
   if (!idle.empty()) append(text, fmt::format("{} {} called nothing yet", name_them(idle, rank_states), have(idle)));
-  for (const RankSet& party : places) append(text, behind(party, rank_states));
+  for (const RankSet& set : places) append(text, describe_late(set, rank_states));
   if (!silent.empty()) {
     append(text,
            fmt::format("{} {} no sign of life", name_them(silent, rank_states), silent.size() == 1 ? "gives" : "give"));
@@ -92,7 +92,7 @@ std::string late(const std::vector<RankState>& rank_states, Rank& culprit) {
   return text;
 }
 
-std::string stopped(const std::vector<RankState>& rank_states, Rank& first) {
+std::string describe_stopped(const std::vector<RankState>& rank_states, Rank& first) {
   std::string text;
   for (size_t i = 0; i < rank_states.size(); ++i) {
     const RankState& rank_state = rank_states[i];
@@ -125,29 +125,29 @@ std::string list_ranks(const std::vector<Rank>& ranks) {
 
 Report compose_report(const std::vector<RankState>& rank_states, Rank self, When when) {
   Report report;
-  const auto calls = parties(
+  const auto calls = rank_sets(
       rank_states, [](const RankState& s) -> auto& { return s.here; }, same_call);
   const auto most = std::max_element(
       calls.begin(), calls.end(), [](const RankSet& a, const RankSet& b) { return a.ranks.size() < b.ranks.size(); });
   report.mismatch = calls.size() > 1;
-  for (const RankSet& party : calls) {
-    if (&party == &*most) continue;
-    const Rank odd = party.ranks[0] != self ? party.ranks[0] : most->ranks[0];
+  for (const RankSet& set : calls) {
+    if (&set == &*most) continue;
+    const Rank odd = set.ranks[0] != self ? set.ranks[0] : most->ranks[0];
     if (report.culprit == kNoRank) report.culprit = odd;
   }
   if (when == When::kInTime) {
-    if (report.mismatch) report.text = arrived(calls, *most);
+    if (report.mismatch) report.text = describe_calls(calls, *most);
     return report;
   }
   Rank missing = kNoRank;
-  const std::string who_is_late = late(rank_states, missing);
+  const std::string who_is_late = describe_missing(rank_states, missing);
   Rank halted = kNoRank;
-  const std::string who_is_stopped = stopped(rank_states, halted);
+  const std::string who_is_stopped = describe_stopped(rank_states, halted);
   if (missing != kNoRank) report.culprit = missing;
   if (halted != kNoRank) report.culprit = halted;
   if (report.culprit == kNoRank) return report;
   const bool some_are_late = missing != kNoRank || (halted != kNoRank && !rank_states[halted].here);
-  if (most != calls.end() && (report.mismatch || some_are_late)) report.text = arrived(calls, *most);
+  if (most != calls.end() && (report.mismatch || some_are_late)) report.text = describe_calls(calls, *most);
   if (!who_is_late.empty()) append(report.text, who_is_late);
   if (!who_is_stopped.empty()) append(report.text, who_is_stopped);
   return report;

@@ -20,7 +20,7 @@ uint64_t namespace_number(const char* file) {
 }
 
 /// Processes without proof that they share a kernel are taken for strangers.
-std::string unlike_any_other() {
+std::string unique_domain() {
   std::array<uint8_t, 16> word;
   fill_unguessable(word);
   return "unknown-" + to_hex(word);
@@ -39,14 +39,14 @@ uint64_t pid_namespace() { return namespace_number("/proc/self/ns/pid"); }
 std::string shared_memory_domain() {
   const std::string boot = boot_id();
   const uint64_t network = namespace_number("/proc/self/ns/net");
-  if (boot.empty() || network == 0) return unlike_any_other();
+  if (boot.empty() || network == 0) return unique_domain();
   return fmt::format("{}/net:{}/uid:{}", boot, network, getuid());
 }
 
 std::string process_domain() {
   const std::string boot = boot_id();
   const uint64_t processes = pid_namespace();
-  if (boot.empty() || processes == 0) return unlike_any_other();
+  if (boot.empty() || processes == 0) return unique_domain();
   return fmt::format("{}/pid:{}", boot, processes);
 }
 

@@ -96,18 +96,18 @@ Operand operand_of(Dtype dtype, bool by_part) {
 }
 
 KernelOp kernel_op(Dtype dtype, ReduceOp op) {
-  const bool truth = dtype == Dtype::kBool;
+  const bool is_bool = dtype == Dtype::kBool;
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
     case ReduceOp::kPremulSum:
-      return truth ? kOr : kAdd;
+      return is_bool ? kOr : kAdd;
     case ReduceOp::kProduct:
-      return truth ? kAnd : kMultiply;
+      return is_bool ? kAnd : kMultiply;
     case ReduceOp::kMin:
-      return truth ? kAnd : kMin;
+      return is_bool ? kAnd : kMin;
     case ReduceOp::kMax:
-      return truth ? kOr : kMax;
+      return is_bool ? kOr : kMax;
     case ReduceOp::kBitAnd:
       return kAnd;
     case ReduceOp::kBitOr:

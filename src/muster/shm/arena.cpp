@@ -168,7 +168,7 @@ void Arena::free(void* data) {
   if (kept > kKeptBytes || segment.inherited) segments_.erase(place);
 }
 
-std::optional<Arena::Place> Arena::find(const void* data, size_t bytes) const {
+std::optional<Arena::Location> Arena::find(const void* data, size_t bytes) const {
   const auto address = reinterpret_cast<uintptr_t>(data);
   const std::shared_lock lock(mutex_);
   auto place = segments_.upper_bound(address);
@@ -176,7 +176,7 @@ std::optional<Arena::Place> Arena::find(const void* data, size_t bytes) const {
   const Segment& segment = *(--place)->second;
   const size_t offset = address - place->first;
   if (segment.inherited || offset >= segment.bytes || bytes > segment.bytes - offset) return std::nullopt;
-  return Place{segment.inode, segment.bytes, offset, segment.file.get()};
+  return Location{segment.inode, segment.bytes, offset, segment.file.get()};
 }
 
 size_t Arena::mapped_bytes() const {

@@ -34,14 +34,14 @@ class Arena {
   void free(void* data);
 
   /// Where memory lies, in terms that another process understands.
-  struct Place {
+  struct Location {
     uint64_t segment = 0;  ///< the file's inode number; never zero
     uint64_t segment_bytes = 0;
     uint64_t offset = 0;
     int fd = -1;  ///< of the file in this process
   };
   /// Nothing unless all of it lies in one segment.
-  std::optional<Place> find(const void* data, size_t bytes) const;
+  std::optional<Location> find(const void* data, size_t bytes) const;
 
   /// Whether there are blocks at all.
   bool in_use() const { return blocks_.load(std::memory_order_relaxed) > 0; }

@@ -26,7 +26,7 @@ void CpuMigrator::migrate_away(std::span<const uint32_t> taken) {
     if (core < CPU_SETSIZE) CPU_CLR(core, &free);
   }
   if (CPU_COUNT(&free) == 0) return;
-  // The first call moves the thread at once, the second allows again what was allowed.
+  // The first call moves the thread at once, the second restores its affinity.
   if (sched_setaffinity(0, sizeof(free), &free) == 0) (void)sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 

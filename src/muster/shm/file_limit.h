@@ -6,8 +6,8 @@
 
 namespace muster {
 
-/// Whether shared memory of so many bytes is within this process's limit on file sizes. To be asked first: beyond it
-/// memory does not fail to grow, the process gets a signal (SIGXFSZ). kResourceExhausted says how to raise it.
+/// kResourceExhausted if shared memory of so many bytes is beyond this process's limit on file sizes. Must be called
+/// before a memfd grows: beyond the limit the kernel sends the process SIGXFSZ instead of an error.
 Result<> check_file_limit(size_t bytes);
 
 }  // namespace muster

@@ -15,7 +15,7 @@ namespace muster {
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 
-/// Sleeps while the word still holds `expected`, at most `timeout`. May wake early. Works between processes.
+/// Sleeps while the word holds `expected`, at most `timeout`. May wake early. Works between processes.
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, Duration timeout) {
   const timespec wait{static_cast<time_t>(timeout.count() / 1'000'000'000),
                       static_cast<long>(timeout.count() % 1'000'000'000)};
@@ -26,9 +26,9 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Asks the processor to bring a cache line here that will be written, and waits for nothing.
+/// Prefetches a cache line in order to write it.
 inline void fetch_to_write(const void* line) {
-#if defined(__x86_64__)  // the builtin asks for a line that can only be read
+#if defined(__x86_64__)  // the builtin prefetches for reading only
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
 #else
   __builtin_prefetch(line, 1);

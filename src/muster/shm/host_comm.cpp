@@ -13,15 +13,15 @@
 namespace muster {
 namespace {
 
-/// A rank says every so many steps where it runs.
-constexpr uint32_t kNoteCoreEvery = 8;
+/// A rank publishes its core every so many steps.
+constexpr uint32_t kStepsPerCoreUpdate = 8;
 
-/// A call may begin so many steps later until what is known of others is refreshed; no call takes as many.
-constexpr uint32_t kRefreshAfter = uint32_t{1} << 24;
+/// A call that begins this many steps after the last refresh() refreshes. No call takes as many steps.
+constexpr uint32_t kRefreshInterval = uint32_t{1} << 24;
 
-/// Any difference in any word, or in the digest of what came before, changes it, but for one chance in 2^64 or so.
+/// Any difference in any word, or in the digest before, changes the result, except with a probability of some 2^-64.
 uint64_t digest(const HostComm::Tag& tag, uint64_t before) {
-  // Products that do not wait for each other: the processor makes them side by side.
+  // The products do not depend on each other, so the processor computes them in parallel.
   const uint64_t sum = before * 0x9e3779b97f4a7c15 + tag[0] * 0xff51afd7ed558ccd + tag[1] * 0xc4ceb9fe1a85ec53 +
                        tag[2] * 0xbf58476d1ce4e5b9 + tag[3] * 0x94d049bb133111eb;
   return sum ^ sum >> 32;
@@ -30,31 +30,30 @@ uint64_t digest(const HostComm::Tag& tag, uint64_t before) {
 }  // namespace
 
 Result<Fd> HostComm::allocate(int size, size_t slot_bytes) {
-  MUSTER_CHECK(size > 0, "a team needs ranks");
+  MUSTER_CHECK(size > 0, "a host communicator needs ranks");
   const HostCommShape shape = host_comm_shape(size, usable_cores(), slot_bytes);
-  return HostCommMemory::allocate(size, shape.slot_bytes, shape.hub);
+  return HostCommMemory::allocate(size, shape.slot_bytes, shape.has_leader);
 }
 
-Result<std::unique_ptr<HostComm>> HostComm::attach(const Fd& memory, Rank rank, int size, Watch watch) {
-  MUSTER_CHECK(rank >= 0 && rank < size, "a rank lies within its team");
+Result<std::unique_ptr<HostComm>> HostComm::attach(const Fd& memory, Rank rank, int size, Progress progress) {
+  MUSTER_CHECK(rank >= 0 && rank < size, "a rank must be below the size of its host communicator");
   MUSTER_ASSIGN(auto shared, HostCommMemory::map(memory, size));
   MUSTER_TRY(shared->populate(memory, rank));
-  return std::unique_ptr<HostComm>(new HostComm(std::move(shared), rank, size, std::move(watch)));
+  return std::unique_ptr<HostComm>(new HostComm(std::move(shared), rank, size, std::move(progress)));
 }
 
-HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, Watch watch)
+HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, Progress progress)
     : memory_(std::move(memory)),
       rank_(rank),
       size_(size),
-      watch_(std::move(watch)),
-      // Many parked ranks that look around often would leave no time for those that work.
-      watch_slice_(kParkSlice * std::max(1, size / kMaxFlatRanks)),
-      // Spinning only pays while every rank has a core to spin on.
-      own_cores_(size <= usable_cores()),  // until the others' cores are known
+      progress_(std::move(progress)),
+      // Many parked ranks that drive their links often would leave no time for the ranks that work.
+      park_slice_(kParkSlice * std::max(1, size / kMaxFlatRanks)),
+      own_cores_(size <= usable_cores()),  // until the cores of the other ranks are known
       core_set_{},
-      // In turn, ranks that share a core all have it before one has it again.
+      // The ranks that share a core take turns, so a yield may take a turn of each.
       adaptive_wait_(own_cores_, kMaxTurn * std::max(1, size / usable_cores())),
-      seen_(static_cast<size_t>(size), 0),
+      seen_steps_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
       cores_(static_cast<size_t>(size)),
       pid_namespace_(pid_namespace()) {
@@ -67,74 +66,75 @@ void HostComm::open(const Tag& tag) {
   tag_ = tag;
   fingerprint_ = digest(tag, fingerprint_);
   own_direct_ = direct_word();
-  if (step_ - refreshed_ >= kRefreshAfter) refresh();
+  if (step_ - refreshed_step_ >= kRefreshInterval) refresh();
 }
 
-/// Who learns from one rank that all have come, as in every broadcast, looks at no other and never meets: what it has
-/// seen of them, and the hub's word, would stand still until the steps have gone half round and it seems to be ahead.
+/// A rank that learns from one rank that all have published, as in every broadcast, reads no other rank's record. Its
+/// seen_steps_, and the leader's word, would stay behind until the steps have wrapped half around and they seem ahead.
 void HostComm::refresh() {
-  refreshed_ = step_;
-  for (uint32_t& seen : seen_) {
+  refreshed_step_ = step_;
+  for (uint32_t& seen : seen_steps_) {
     if (!at_least(seen, all_published_step_)) seen = all_published_step_;
   }
   if (!has_leader() || rank_ != 0) return;
-  std::atomic<uint32_t>& met = memory_->rank(0).met;
-  if (!at_least(met.load(std::memory_order_relaxed), all_published_step_)) announce(met, all_published_step_);
+  std::atomic<uint32_t>& word = memory_->rank(0).all_published_step;
+  if (!at_least(word.load(std::memory_order_relaxed), all_published_step_)) publish_word(word, all_published_step_);
 }
 
 void HostComm::publish() {
-  StepRecord& own = line(rank_, step_);
+  StepRecord& own = record(rank_, step_);
   for (size_t i = 0; i < tag_.size(); ++i) own.tag[i].store(tag_[i], std::memory_order_relaxed);
   own.fingerprint = fingerprint_;
-  own.floor = all_published_step_;
+  own.all_published_step = all_published_step_;
   own.direct = own_direct_;
-  if (step_ % kNoteCoreEvery == 0) publish_cpu();
-  announce(own.step, step_);
+  if (step_ % kStepsPerCoreUpdate == 0) publish_cpu();
+  publish_word(own.step, step_);
 }
 
-/// Does not make sure that the word can be seen before it looks for waiters: that would cost every step the time that a
-/// line takes to the other core and back. So a wait may miss its wake, and sleeps no longer than kFirstParkSlice for
-/// that:
+/// Stores `step` and wakes the ranks that are parked on the word. There is no fence between the store and the load of
+/// `waiters`: it would cost every step the time of a cache-line transfer. So a waiter may miss its wake-up. Therefore
+/// its first sleeps last kFirstParkSlice at most:
 ///
-///   publisher: S: word = step     L: reads waiters        then wakes if it is not 0; S is visible some time after L
-///   waiter:    W: waiters += 1    R: reads word, sleeps while it is unchanged; the kernel looks at it once more
+///   publisher: S: word = step     L: loads waiters         wakes if not 0. S becomes visible some time after L
+///   waiter:    W: waiters += 1    R: loads word            sleeps while it is unchanged; the kernel compares once more
 ///
-/// - L sees W or a later value: it is not 0 until the wait is over, as every waiter stays counted from before its first
-///   look to after its last. So the publisher wakes. The kernel has a full barrier in FUTEX_WAKE before it looks for
-///   sleepers, and in FUTEX_WAIT between queueing and the last look at the word: the waiter either finds S or is woken.
-/// - L does not see W: it came before W (coherence of `waiters`), and so did S in the publisher's program. What is
-///   missing is only the time until S leaves the core's store buffer: microseconds at most, as a switch to another
-///   thread drains it too. A sleep that begins kFirstParkSlice after W or later finds S. Those that begin sooner are
+/// - If L sees W or a later value, this value is not 0 until the wait is over, because each waiter stays counted from
+///   before its first load to after its last. So the publisher wakes. The kernel has a full barrier in FUTEX_WAKE
+///   before it searches for sleepers, and in FUTEX_WAIT between queueing and its last load of the word: the waiter
+///   either finds S or is woken.
+/// - If L does not see W, then L precedes W (coherence of `waiters`), and S precedes L in program order. Only the time
+///   until S leaves the core's store buffer is missing. That is microseconds at most, because a switch to another
+///   thread drains the buffer too. A sleep that begins kFirstParkSlice after W or later finds S; those before are
 ///   short.
-void HostComm::announce(std::atomic<uint32_t>& word, uint32_t step) {
+void HostComm::publish_word(std::atomic<uint32_t>& word, uint32_t step) {
   word.store(step, std::memory_order_release);
   if (memory_->rank(rank_).waiters.load(std::memory_order_relaxed) != 0) futex_wake_all(word);
 }
 
 void HostComm::fetch_ahead() {
-  const StepRecord& following = line(rank_, step_ + 2);
+  const StepRecord& following = record(rank_, step_ + 2);
   fetch_to_write(&following);
   fetch_to_write(&following.tag);
 }
 
 Result<> HostComm::wait(Rank peer, uint32_t step, const Deadline& deadline) {
-  if (!has_come(peer, step)) MUSTER_TRY(await(peer, step, deadline));
-  const StepRecord& theirs = line(peer, step);
-  if (at_least(theirs.floor, all_published_step_)) all_published_step_ = theirs.floor;
-  if (theirs.fingerprint != fingerprint_) return differs(peer, step);
+  if (!has_published(peer, step)) MUSTER_TRY(wait_on_record(peer, step, deadline));
+  const StepRecord& theirs = record(peer, step);
+  if (at_least(theirs.all_published_step, all_published_step_)) all_published_step_ = theirs.all_published_step;
+  if (theirs.fingerprint != fingerprint_) return mismatch_error(peer, step);
   return {};
 }
 
 Result<> HostComm::wait_all(uint32_t step, const Deadline& deadline) {
-  const bool hub = has_leader();
-  if (hub && rank_ != 0) return await_leader(step, deadline);
-  Result<> settled = settle(step, deadline, true);
-  if (!settled) return settled;
-  hub ? announce(memory_->rank(0).met, step) : update_all_direct(step);
-  return settled;
+  const bool leads = has_leader();
+  if (leads && rank_ != 0) return wait_for_leader(step, deadline);
+  Result<> waited = wait_for_others(step, deadline, true);
+  if (!waited) return waited;
+  leads ? publish_word(memory_->rank(0).all_published_step, step) : update_all_direct(step);
+  return waited;
 }
 
-/// By way of a hub nobody sees all ranks' words, so there it stays zero.
+/// Zero with a leader, because then no rank sees the records of all others.
 uint32_t HostComm::direct_word() const {
   const bool possible = direct_ && arena_ && arena_->in_use() && !has_leader();
   return possible ? static_cast<uint32_t>(pid_namespace_) : 0;
@@ -143,44 +143,44 @@ uint32_t HostComm::direct_word() const {
 void HostComm::update_all_direct(uint32_t step) {
   all_direct_ = own_direct_ != 0;
   for (Rank peer = 0; peer < size_ && all_direct_; ++peer) {
-    all_direct_ = peer == rank_ || line(peer, step).direct == own_direct_;
+    all_direct_ = peer == rank_ || record(peer, step).direct == own_direct_;
   }
 }
 
-Result<> HostComm::settle(uint32_t step, const Deadline& deadline, bool compare) {
+Result<> HostComm::wait_for_others(uint32_t step, const Deadline& deadline, bool compare) {
   for (Rank peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    if (!has_come(peer, step)) MUSTER_TRY(await(peer, step, deadline));
-    if (compare && line(peer, step).fingerprint != fingerprint_) return differs(peer, step);
+    if (!has_published(peer, step)) MUSTER_TRY(wait_on_record(peer, step, deadline));
+    if (compare && record(peer, step).fingerprint != fingerprint_) return mismatch_error(peer, step);
   }
   if (at_least(step, all_published_step_)) all_published_step_ = step;
   return {};
 }
 
-tl::unexpected<Error> HostComm::differs(Rank peer, uint32_t step) {
-  const StepRecord& theirs = line(peer, step);
+tl::unexpected<Error> HostComm::mismatch_error(Rank peer, uint32_t step) {
+  const StepRecord& theirs = record(peer, step);
   Tag& foreign = foreign_tag_.emplace();
   for (size_t i = 0; i < foreign.size(); ++i) foreign[i] = theirs.tag[i].load(std::memory_order_relaxed);
   return fail(ErrorCode::kMismatch, fmt::format("rank {} is in another call", peer), peer);
 }
 
-bool HostComm::has_come(Rank peer, uint32_t step) {
-  if (at_least(seen_[peer], step)) return true;
-  if (!at_least(line(peer, step).step.load(std::memory_order_acquire), step)) return false;
-  seen_[peer] = step;
+bool HostComm::has_published(Rank peer, uint32_t step) {
+  if (at_least(seen_steps_[peer], step)) return true;
+  if (!at_least(record(peer, step).step.load(std::memory_order_acquire), step)) return false;
+  seen_steps_[peer] = step;
   return true;
 }
 
-Result<> HostComm::await(Rank peer, uint32_t step, const Deadline& deadline) {
-  MUSTER_TRY(wait_on(line(peer, step).step, peer, step, deadline));
-  seen_[peer] = step;
+Result<> HostComm::wait_on_record(Rank peer, uint32_t step, const Deadline& deadline) {
+  MUSTER_TRY(wait_on(record(peer, step).step, peer, step, deadline));
+  seen_steps_[peer] = step;
   return {};
 }
 
-Result<> HostComm::await_leader(uint32_t step, const Deadline& deadline) {
-  MUSTER_TRY(wait_on(memory_->rank(0).met, 0, step, deadline));
+Result<> HostComm::wait_for_leader(uint32_t step, const Deadline& deadline) {
+  MUSTER_TRY(wait_on(memory_->rank(0).all_published_step, 0, step, deadline));
   if (at_least(step, all_published_step_)) all_published_step_ = step;
-  if (line(0, step).fingerprint != fingerprint_) return differs(0, step);
+  if (record(0, step).fingerprint != fingerprint_) return mismatch_error(0, step);
   return {};
 }
 
@@ -211,7 +211,7 @@ void HostComm::publish_core_set() {
   for (size_t i = 0; i < words.size(); ++i) shared[i].store(words[i], std::memory_order_relaxed);
 }
 
-/// A rank that is bound to some cores sees only those: what matters is how many all ranks have together.
+/// Each rank may be bound to some cores. What matters is how many cores the ranks have together.
 void HostComm::learn_core_sets() {
   publish_core_set();
   std::array<uint64_t, sizeof(cpu_set_t) / sizeof(uint64_t)> together{};
@@ -222,7 +222,7 @@ void HostComm::learn_core_sets() {
       together[i] |= word;
       any |= word;
     }
-    if (any == 0) {  // it has not attached yet
+    if (any == 0) {  // this rank has not attached yet
       idle_spins_ = 0;
       return;
     }
@@ -235,7 +235,7 @@ void HostComm::learn_core_sets() {
   adaptive_wait_.set_own_core(own);
 }
 
-/// Off the core that the awaited rank needs, if it is this one: to one that no rank uses.
+/// If the awaited rank uses this thread's core, migrates to a core that no rank uses.
 void HostComm::migrate_away_from(Rank awaited) {
   publish_cpu();
   if (memory_->rank(awaited).core.load(std::memory_order_relaxed) != core_) return;
@@ -254,13 +254,13 @@ Result<> HostComm::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, 
     const uint32_t value = word.load(std::memory_order_seq_cst);
     if (at_least(value, step)) break;
     const bool just_counted = steady_clock().now() - counted < kFirstParkSlice;
-    futex_wait(word, value, std::min(just_counted ? kFirstParkSlice : watch_slice_, deadline.left()));
+    futex_wait(word, value, std::min(just_counted ? kFirstParkSlice : park_slice_, deadline.left()));
     if (reached()) break;
-    result = watch_(owner);
+    result = progress_(owner);
     if (reached()) result = {};
     if (reached() || !result) break;
     if (deadline.passed()) {
-      result = late(owner, step);
+      result = timeout_error(owner, step);
       break;
     }
   }
@@ -268,12 +268,13 @@ Result<> HostComm::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, 
   return result;
 }
 
-tl::unexpected<Error> HostComm::late(Rank awaited, uint32_t step) const {
+tl::unexpected<Error> HostComm::timeout_error(Rank awaited, uint32_t step) const {
   std::vector<Rank> behind;
   for (Rank peer = 0; peer < size_; ++peer) {
-    if (peer != rank_ && !at_least(line(peer, step).step.load(std::memory_order_acquire), step)) behind.push_back(peer);
+    if (peer != rank_ && !at_least(record(peer, step).step.load(std::memory_order_acquire), step))
+      behind.push_back(peer);
   }
-  if (behind.empty()) behind.push_back(awaited);  // the hub is here, and has not yet said that all are
+  if (behind.empty()) behind.push_back(awaited);  // the leader has come, but has not published that all have
   std::string others;
   for (size_t i = 1; i < behind.size(); ++i) others += fmt::format("{}{}", i == 1 ? "" : ", ", behind[i]);
   return fail(ErrorCode::kTimeout,
@@ -283,37 +284,37 @@ tl::unexpected<Error> HostComm::late(Rank awaited, uint32_t step) const {
 }
 
 void HostComm::give_up(Rank blamed) {
-  const uint32_t word = blamed < 0 ? kBlamesNobody : static_cast<uint32_t>(blamed) + 1;
-  memory_->rank(rank_).gave_up.store(word, std::memory_order_release);
+  const uint32_t word = blamed < 0 ? kBlamesNoRank : static_cast<uint32_t>(blamed) + 1;
+  memory_->rank(rank_).failure.store(word, std::memory_order_release);
   wake_all();
 }
 
 Rank HostComm::blamed_by(Rank quitter) const {
-  const uint32_t word = memory_->rank(quitter).gave_up.load(std::memory_order_acquire);
-  return word == 0 || word == kBlamesNobody ? kNoRank : static_cast<Rank>(word - 1);
+  const uint32_t word = memory_->rank(quitter).failure.load(std::memory_order_acquire);
+  return word == 0 || word == kBlamesNoRank ? kNoRank : static_cast<Rank>(word - 1);
 }
 
 Rank HostComm::quitter() const {
   for (Rank peer = 0; peer < size_; ++peer) {
-    if (peer != rank_ && memory_->rank(peer).gave_up.load(std::memory_order_acquire) != 0) return peer;
+    if (peer != rank_ && memory_->rank(peer).failure.load(std::memory_order_acquire) != 0) return peer;
   }
   return kNoRank;
 }
 
 Result<> HostComm::check() {
-  std::atomic_thread_fence(std::memory_order_acquire);  // after what was read
+  std::atomic_thread_fence(std::memory_order_acquire);  // orders what was read before the loads of `failure`
   const Rank gone = quitter();
   if (gone == kNoRank) return {};
-  MUSTER_TRY(watch_(gone));
-  return fail(ErrorCode::kAborted, fmt::format("rank {} has given up", gone), gone);
+  MUSTER_TRY(progress_(gone));
+  return fail(ErrorCode::kAborted, fmt::format("rank {} has failed", gone), gone);
 }
 
 void HostComm::wake_all() {
   for (Rank peer = 0; peer < size_; ++peer) {
-    // Who comes to wait just now looks around by itself soon.
+    // A rank that begins to wait just now calls its Progress callback by itself soon.
     if (memory_->rank(peer).waiters.load(std::memory_order_seq_cst) == 0) continue;
-    futex_wake_all(memory_->rank(peer).met);
-    for (StepRecord& each : memory_->rank(peer).lines) futex_wake_all(each.step);
+    futex_wake_all(memory_->rank(peer).all_published_step);
+    for (StepRecord& each : memory_->rank(peer).records) futex_wake_all(each.step);
   }
 }
 

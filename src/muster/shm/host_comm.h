@@ -16,15 +16,14 @@
 
 namespace muster {
 
-/// Host communicator: the shared memory in which the ranks of one host run collectives. Each rank has one record for
-/// each of the last steps, and four slots. All of it is in one memfd.
+/// Host communicator: the shared memory in which the ranks of one host run collectives. Each rank has four slots, and
+/// one record for each of the last steps. All of it is in one memfd (host_comm_memory.h: layout and memory order).
 ///
 /// Work goes in steps with the same numbers on every rank. In a step, a rank may write its slot, publishes the step,
-/// waits for the ranks whose slots it needs, and reads those. A rank that has published step k + 2 has finished reading
-/// what belongs to step k, and there are four slots. So a rank may publish the next step before it reads this one,
-/// which hides its waits. There are more step records than slots: a rank that only sends small messages, which travel
-/// in the records, runs far ahead and rarely has to check its readers. Each record has a single writer; there are no
-/// locks. Waits spin, then yield, then park on a futex (base/wait_policy.h).
+/// waits for the ranks whose slots it needs, and reads those slots. A rank that has published step k + 2 has finished
+/// reading step k, and there are four slots. So a rank may publish the next step before it reads this one, which hides
+/// its waits. There are more records than slots: a rank that only sends small messages, which travel in the records,
+/// runs far ahead and rarely has to check its readers. Waits spin, then yield, then park (base/wait_policy.h).
 ///
 ///   comm.open(tag);                                   // once a call
 ///   comm.next();  MUSTER_TRY(comm.reserve(deadline)); // the own slot and payload may be written
@@ -32,153 +31,152 @@ namespace muster {
 ///   MUSTER_TRY(comm.wait_all(comm.step(), deadline));
 ///   read(comm.slot(peer, comm.step()));               // until the step after the next is published
 ///
-/// For one thread at a time. Errors are final: after one, only wake_all() may be called.
+/// For one thread at a time. Errors are final: after one, only wake_all() and give_up() may be called.
 class HostComm {
  public:
-  /// Describes the call that a step belongs to. A wait compares it, and a fingerprint of all tags before it, with this
-  /// rank's own: a mismatch check at no extra cost.
+  /// Describes the call that a step belongs to. A wait compares a fingerprint of it and of all tags before it with this
+  /// rank's own fingerprint, so a check for mismatches costs nothing extra.
   using Tag = std::array<uint64_t, 4>;
-  /// Asked now and then while a wait for `awaited` is not over: drives the links, and returns the error that ends the
-  /// wait, if any. What the awaited rank published before it went still counts.
-  using Watch = std::function<Result<>(Rank awaited)>;
+  /// Called from time to time while this rank waits for `awaited`. It drives the links and returns the error that ends
+  /// the wait, if any. A step that the awaited rank published before it left still ends the wait with success.
+  using Progress = std::function<Result<>(Rank awaited)>;
 
-  /// Made by one rank, attached by all. Slots of many ranks are smaller than `slot_bytes`: all slots of a host
-  /// communicator together have a limit.
+  /// One rank allocates, all ranks attach. Slots of many ranks are smaller than `slot_bytes` (host_comm_shape()).
   static Result<Fd> allocate(int size, size_t slot_bytes = size_t{512} << 10);
-  /// Checks that the memory has the right form for `size` and belongs to this protocol. kResourceExhausted where the
-  /// machine has no memory for the own slots.
-  static Result<std::unique_ptr<HostComm>> attach(const Fd& memory, Rank rank, int size, Watch watch);
+  /// Checks that the memory has the right form for `size` ranks. kResourceExhausted if there is no memory for the own
+  /// slots.
+  static Result<std::unique_ptr<HostComm>> attach(const Fd& memory, Rank rank, int size, Progress progress);
   HostComm(const HostComm&) = delete;
   HostComm& operator=(const HostComm&) = delete;
 
-  /// Lets collectives work on tensors of this arena where they lie, if all ranks have one. Shared with the tensors. To
-  /// be called before the first step.
+  /// Lets collectives work directly on tensors in this arena, if all ranks have one. A shared_ptr, because the tensors
+  /// own the arena too. Must be called before the first step.
   void use(std::shared_ptr<Arena> arena) { arena_ = std::move(arena); }
   const Arena* arena() const { return arena_.get(); }
 
   Rank rank() const { return rank_; }
   int size() const { return size_; }
   size_t slot_bytes() const { return memory_->slot_bytes(); }
-  /// Whether the ranks meet by way of rank 0: they are too many for the cores, and n waits at each of n ranks would
-  /// mostly be switches from one to the other.
-  bool has_leader() const { return memory_->hub(); }
+  /// True if every rank waits for rank 0 alone, and rank 0 for all. So it is with many more ranks than cores, where n
+  /// waits at each of n ranks would mostly be context switches.
+  bool has_leader() const { return memory_->has_leader(); }
 
-  /// Whether there is a core for each rank, as far as this rank knows: of the cores that all of them may use, for each
-  /// may be bound to a few. Looked at anew from time to time where waits are long.
+  /// True if there is a core for each rank, as far as this rank knows. It counts the cores that the ranks together may
+  /// use, because each may be bound to a few, and counts again from time to time while waits are long.
   bool has_own_cores() const { return own_cores_; }
 
-  /// Begins a call: what is published from now on belongs to it.
+  /// Begins a call: the steps from now on belong to it.
   void open(const Tag& tag);
-  /// Goes on to the next step. Waits for nobody, touches nothing.
+  /// Advances to the next step. Does not wait.
   uint32_t next() { return ++step_; }
   uint32_t step() const { return step_; }
   /// Waits until the own slot and payload of this step may be written, and the step published.
   Result<> reserve(const Deadline& deadline) {
-    // What is overwritten was last read in step_ - kHostCommSlots.
+    // The slot's old data was read in step_ - kHostCommSlots.
     const uint32_t needed = step_ - kHostCommSlots + 2;
-    return at_least(all_published_step_, needed) ? Result<>{} : settle(needed, deadline, false);
+    return at_least(all_published_step_, needed) ? Result<>{} : wait_for_others(needed, deadline, false);
   }
-  /// The same where the slot is left alone.
+  /// The same for a step that does not write the slot.
   Result<> reserve_payload(const Deadline& deadline) {
     if (at_least(all_published_step_, step_ - kStepRecords + 2)) return {};
-    return settle(step_ - kStepRecords / 2, deadline, false);  // more than is needed: a look at the others is dear
+    // Waits for more than is needed, because reading the other ranks' records is expensive.
+    return wait_for_others(step_ - kStepRecords / 2, deadline, false);
   }
-  /// Makes them visible to the others.
+  /// Makes the slot and payload of this step visible to the other ranks.
   void publish();
-  /// For who publishes step after step and waits for nobody: has the lines of the step after the next brought here
-  /// meanwhile. On cores far from each other that is half of what such a step takes.
+  /// For a rank that publishes step after step without waiting: prefetches the record of the step after the next one.
+  /// Between distant cores, fetching these cache lines takes half of the time of such a step.
   void fetch_ahead();
 
-  /// Waits until the rank has published the step. kTimeout names the ranks that have not; kMismatch, with the rank,
-  /// says that its tag is another, or one before was: foreign_tag().
+  /// Waits until the rank has published the step. kTimeout names the ranks that have not. kMismatch names the rank if
+  /// its tag, or one before it, differs from this rank's; see foreign_tag().
   Result<> wait(Rank peer, uint32_t step, const Deadline& deadline);
   /// The same for all ranks, one after the other.
-  Result<> wait_each(uint32_t step, const Deadline& deadline) { return settle(step, deadline, true); }
-  /// The same for a step in which every rank waits for all; where there is a hub, rank 0 compares for all.
+  Result<> wait_each(uint32_t step, const Deadline& deadline) { return wait_for_others(step, deadline, true); }
+  /// The same for a step in which every rank waits for all. With a leader, rank 0 compares for all.
   Result<> wait_all(uint32_t step, const Deadline& deadline);
-  /// The tag of the rank that a wait refused, if one did.
+  /// The other rank's tag, after a wait that returned kMismatch.
   const std::optional<Tag>& foreign_tag() const { return foreign_tag_; }
 
-  /// Memory of the current step, and a peer's of a step that was waited for.
+  /// This rank's memory of the current step, and a peer's memory of a step that this rank has waited for.
   uint8_t* slot() { return memory_->slot(rank_, step_); }
   uint8_t* slot(Rank peer, uint32_t step) { return memory_->slot(peer, step); }
-  uint8_t* payload() { return line(rank_, step_).payload; }
-  const uint8_t* payload(Rank peer, uint32_t step) { return line(peer, step).payload; }
+  uint8_t* payload() { return record(rank_, step_).payload; }
+  const uint8_t* payload(Rank peer, uint32_t step) { return record(peer, step).payload; }
 
-  /// Whether at the last wait_all() every rank had tensors in an arena that all could map: all ranks know the same.
+  /// True if at the last wait_all() every rank had tensors in an arena that all ranks can map. Equal at all ranks.
   bool all_direct() const { return all_direct_; }
-  /// Ends that for good. All ranks must do it in the same call.
-  void give_up_direct() {
+  /// Makes all_direct() false for good. All ranks must call it in the same call.
+  void disable_direct() {
     direct_ = all_direct_ = false;
     own_direct_ = 0;
   }
   PeerMemory& peer_memory() { return peer_memory_; }
   pid_t pid(Rank peer) const { return memory_->rank(peer).pid; }
 
-  /// Room for a pointer a rank, so that a call allocates nothing.
+  /// Room for a pointer for each rank, so that a call allocates nothing.
   std::vector<const void*>& pointers() { return pointers_; }
 
-  /// Ends every wait at every rank that maps this memory. The watch gives the reason; this only wakes them.
+  /// Wakes every parked rank that maps this memory. Its Progress callback then finds the reason.
   void wake_all();
-  /// The same, and says that this rank takes no part any more, and whom it blames, in the numbers of the host
-  /// communicator's user.
+  /// Publishes that this rank has failed and which rank of the group it blames (kNoRank: none), and wakes all.
   void give_up(Rank blamed);
-  /// Another rank that has given up; kNoRank: none.
+  /// Another rank that has failed; kNoRank: none.
   Rank quitter() const;
-  /// What it gave up with.
+  /// The rank of the group that it blames.
   Rank blamed_by(Rank quitter) const;
-  /// An error once one has. What was read before may no longer be what its owner meant to be read.
+  /// An error if another rank has failed: that rank may have reused the tensors that were read before this call.
   Result<> check();
 
  private:
-  friend struct HostCommSkip;  // of the tests: lets millions of steps pass
+  friend struct HostCommSkip;  // a test uses it to skip millions of steps
 
-  /// Steps wrap around; of two that are compared, none is 2^31 ahead of the other: refresh() sees to that.
+  /// Steps wrap around. refresh() ensures that no two compared steps are 2^31 apart.
   static bool at_least(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
 
-  HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, Watch watch);
-  StepRecord& line(Rank peer, uint32_t step) const { return memory_->rank(peer).lines[step % kStepRecords]; }
+  HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, Progress progress);
+  StepRecord& record(Rank peer, uint32_t step) const { return memory_->rank(peer).records[step % kStepRecords]; }
   void refresh();
-  bool has_come(Rank peer, uint32_t step);
-  Result<> await(Rank peer, uint32_t step, const Deadline& deadline);
-  Result<> await_leader(uint32_t step, const Deadline& deadline);
+  bool has_published(Rank peer, uint32_t step);
+  Result<> wait_on_record(Rank peer, uint32_t step, const Deadline& deadline);
+  Result<> wait_for_leader(uint32_t step, const Deadline& deadline);
   uint32_t direct_word() const;
   void update_all_direct(uint32_t step);
-  Result<> settle(uint32_t step, const Deadline& deadline, bool compare);
-  tl::unexpected<Error> differs(Rank peer, uint32_t step);
+  Result<> wait_for_others(uint32_t step, const Deadline& deadline, bool compare);
+  tl::unexpected<Error> mismatch_error(Rank peer, uint32_t step);
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
   void publish_cpu();
   void publish_core_set();
   void learn_core_sets();
   void migrate_away_from(Rank awaited);
   Result<> park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
-  void announce(std::atomic<uint32_t>& word, uint32_t step);
-  tl::unexpected<Error> late(Rank awaited, uint32_t step) const;
+  void publish_word(std::atomic<uint32_t>& word, uint32_t step);
+  tl::unexpected<Error> timeout_error(Rank awaited, uint32_t step) const;
 
   std::shared_ptr<HostCommMemory> memory_;
   Rank rank_;
   int size_;
-  Watch watch_;
+  Progress progress_;
   Tag tag_{};
   std::optional<Tag> foreign_tag_;
   uint64_t fingerprint_ = 0;  ///< of all tags so far
   uint32_t step_ = 0;
-  uint32_t all_published_step_ = 0;  ///< a step that all ranks are known to have published
-  uint32_t refreshed_ = 0;           ///< the step in which refresh() was called last
-  const Duration watch_slice_;
-  bool own_cores_;      ///< there is one for each rank
-  cpu_set_t core_set_;  ///< what the others know of this rank
+  uint32_t all_published_step_ = 0;  ///< a step that all ranks have published, as far as this rank knows
+  uint32_t refreshed_step_ = 0;      ///< of the last refresh()
+  const Duration park_slice_;
+  bool own_cores_;
+  cpu_set_t core_set_;  ///< as published
   CpuMigrator cpu_migrator_;
   uint32_t core_ = ~0U;
   AdaptiveWait adaptive_wait_;
   uint32_t idle_spins_ = 0;
-  std::vector<uint32_t> seen_;  ///< the last step each rank was seen to have published: spares reading its line
+  std::vector<uint32_t> seen_steps_;  ///< by rank: the last step that this rank saw published. Saves cache misses
   std::vector<const void*> pointers_;
-  std::vector<uint32_t> cores_;  ///< of all ranks: room to look at them
+  std::vector<uint32_t> cores_;  ///< by rank; room for migrate_away_from()
   std::shared_ptr<Arena> arena_;
   PeerMemory peer_memory_;
   const uint64_t pid_namespace_;
-  uint32_t own_direct_ = 0;  ///< what every step of this call says: lines that others read are better not read here
+  uint32_t own_direct_ = 0;  ///< StepRecord::direct of this call's steps
   bool direct_ = true;
   bool all_direct_ = false;
 };

@@ -22,7 +22,7 @@ struct Header {
   uint64_t magic;
   uint64_t slot_bytes;
   uint32_t size;
-  uint32_t hub;
+  uint32_t has_leader;
 };
 
 constexpr uint64_t kHostCommMagic = 0x34304d4145545355;  // "USTEAM04"
@@ -48,25 +48,26 @@ Registry& registry() {
 }  // namespace
 
 HostCommShape host_comm_shape(int size, int cores, size_t wish) {
-  constexpr size_t kTogether = size_t{64} << 20, kLeast = size_t{32} << 10, kLeastForEach = 64;
+  constexpr size_t kMaxAllSlots = size_t{64} << 20, kMinSlot = size_t{32} << 10, kMinBytesPerRank = 64;
   const auto ranks = static_cast<size_t>(size);
-  const size_t least = std::max(kLeast, (ranks * kLeastForEach + kPage - 1) / kPage * kPage);
-  const size_t share = kTogether / (ranks * kHostCommSlots) / kLeast * kLeast;
-  return {.slot_bytes = std::min(wish, std::max(share, least)), .hub = size > kMaxFlatRanks && size > 2 * cores};
+  const size_t smallest = std::max(kMinSlot, (ranks * kMinBytesPerRank + kPage - 1) / kPage * kPage);
+  const size_t share = kMaxAllSlots / (ranks * kHostCommSlots) / kMinSlot * kMinSlot;
+  return {.slot_bytes = std::min(wish, std::max(share, smallest)),
+          .has_leader = size > kMaxFlatRanks && size > 2 * cores};
 }
 
-Result<Fd> HostCommMemory::allocate(int size, size_t slot_bytes, bool hub) {
+Result<Fd> HostCommMemory::allocate(int size, size_t slot_bytes, bool has_leader) {
   MUSTER_CHECK(size > 0 && size <= kMaxSize && slot_bytes > 0 && slot_bytes % kPage == 0,
-               "a team needs ranks and whole pages");
+               "a host communicator needs ranks and whole pages");
   const size_t bytes = total_bytes(size, slot_bytes);
   MUSTER_TRY(check_file_limit(bytes));
-  Fd memory(memfd_create("muster-team", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Fd memory(memfd_create("muster-host-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) return fail_errno(errno, "cannot create shared memory");
   const auto begin = static_cast<off_t>(slots_begin(size));
   if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 || fallocate(memory.get(), 0, 0, begin) != 0) {
     return fail_errno(errno, fmt::format("cannot get {} bytes of shared memory", bytes));
   }
-  const Header header{kHostCommMagic, slot_bytes, static_cast<uint32_t>(size), hub ? 1U : 0U};
+  const Header header{kHostCommMagic, slot_bytes, static_cast<uint32_t>(size), has_leader ? 1U : 0U};
   if (pwrite(memory.get(), &header, sizeof(header), 0) != sizeof(header)) {
     return fail_errno(errno, "cannot write to shared memory");
   }
@@ -82,7 +83,8 @@ Result<std::shared_ptr<HostCommMemory>> HostCommMemory::map(const Fd& memory, in
   Header header{};
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(memory.get(), &info) != 0 ||
       pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kHostCommMagic) {
-    return fail(ErrorCode::kProtocol, "the shared memory that came from the leader is not a muster team");
+    return fail(ErrorCode::kProtocol,
+                "the shared memory that rank 0 sent is not a host communicator of this version of muster");
   }
   if (header.size != static_cast<uint32_t>(size) || header.slot_bytes == 0 || header.slot_bytes > (1ULL << 32) ||
       header.slot_bytes % kPage != 0 ||
@@ -92,16 +94,17 @@ Result<std::shared_ptr<HostCommMemory>> HostCommMemory::map(const Fd& memory, in
   }
   Registry& known = registry();
   const std::lock_guard lock(known.mutex);
-  std::erase_if(known.mapped, [](const auto& entry) { return entry.second.expired(); });
-  auto& place = known.mapped[{info.st_dev, info.st_ino}];
-  if (auto shared = place.lock()) return shared;
+  std::erase_if(known.mapped, [](const auto& mapping) { return mapping.second.expired(); });
+  auto& entry = known.mapped[{info.st_dev, info.st_ino}];
+  if (auto shared = entry.lock()) return shared;
   const auto bytes = static_cast<size_t>(info.st_size);
   void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (base == MAP_FAILED) {
     return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory (is there a limit, ulimit -v?)", bytes));
   }
-  std::shared_ptr<HostCommMemory> made(new HostCommMemory(base, bytes, size, header.slot_bytes, header.hub != 0));
-  place = made;
+  std::shared_ptr<HostCommMemory> made(
+      new HostCommMemory(base, bytes, size, header.slot_bytes, header.has_leader != 0));
+  entry = made;
   return made;
 }
 
@@ -115,11 +118,11 @@ Result<> HostCommMemory::populate(const Fd& memory, Rank rank) const {
   return {};
 }
 
-HostCommMemory::HostCommMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool hub)
+HostCommMemory::HostCommMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool has_leader)
     : base_(base),
       bytes_(bytes),
       slot_bytes_(slot_bytes),
-      hub_(hub),
+      has_leader_(has_leader),
       ranks_(reinterpret_cast<HostCommRank*>(static_cast<uint8_t*>(base) + kHeaderBytes)),
       slots_(static_cast<uint8_t*>(base) + slots_begin(size)) {}
 

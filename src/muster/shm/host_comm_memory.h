@@ -13,74 +13,96 @@
 
 namespace muster {
 
-/// The memory of a host communicator as all its ranks see it. Each rank writes its own parts only, but for `waiters`.
-///
-///   header | per rank: HostCommRank | per rank: kHostCommSlots slots of slot_bytes
-///
-/// Parts start on cache lines, slots on pages. Ranks that are threads of one process share one mapping.
+// The memory of a host communicator as all its ranks see it:
+//
+//   header | per rank: HostCommRank | per rank: kHostCommSlots slots of slot_bytes
+//
+// Parts start on cache lines, slots on pages. A rank writes only its own parts, except `waiters`. There are no locks.
+//
+// Invariants. Each rank publishes the steps 1, 2, 3, ... in order. The record and the slot of step k hold the data of
+// step k from its publication until the owner publishes a step that uses the same record or slot again. The owner
+// overwrites a slot only when every rank has published a step that is at least two later than the slot's old step
+// (HostComm::reserve()), and a rank publishes step k + 2 only after it has finished to read step k. So nobody reads
+// what is overwritten.
+//
+// Memory order, field by field:
+// - StepRecord::step: the owner stores it with release after it has written the slot and the other fields of the
+//   record. A reader loads it with acquire and reads the rest only if it is at least the step that it waits for. So
+//   the plain fields and the slot need no order of their own.
+// - StepRecord::tag: relaxed atomics. It is read after `step` like the plain fields, but only for an error message,
+//   and then the owner may be writing the tag of a later step: the words must not be torn, and may be newer.
+// - HostCommRank::all_published_step: rank 0 stores it with release after it has loaded the `step` of every rank with
+//   acquire. A rank that loads it with acquire therefore sees all that the other ranks wrote before that step.
+// - HostCommRank::waiters: see HostComm::publish_word().
+// - core, usable_cores: relaxed. They are hints; a stale value costs time only.
+// - pid: written once before the rank publishes its first step, so `step` orders it.
+// - failure: the rank stores it with release when it fails, and readers load it with acquire. HostComm::check() has an
+//   acquire fence before its load: data that was read before the fence is valid if `failure` is still zero, because a
+//   rank reuses its tensors only after it has stored `failure` and then closed its links, which takes system calls.
 inline constexpr uint32_t kHostCommSlots = 4;
-/// Words of steps that a rank has; a multiple of kHostCommSlots.
+/// Step records of each rank; a multiple of kHostCommSlots.
 inline constexpr uint32_t kStepRecords = 32;
-/// What a step carries in the very line that announces it.
+/// Bytes that travel in the cache line that announces a step.
 inline constexpr size_t kStepPayload = 40;
 
-/// So many ranks meet flat even where they share cores.
+/// Up to this many ranks wait for each other without a leader, also where they share cores.
 inline constexpr int kMaxFlatRanks = 16;
 
-/// What follows from the number of a host communicator's ranks, and of the cores that they may use.
+/// What follows from the number of ranks and of the cores that they may use.
 struct HostCommShape {
   size_t slot_bytes;
-  bool hub;  ///< see HostComm::has_leader()
+  bool has_leader;  ///< see HostComm::has_leader()
 };
-/// Slots of `wish` bytes, or smaller ones where there are many: all slots of a host communicator together have a limit.
+/// Slots of `wish` bytes, or smaller ones for many ranks: all slots of a host communicator together have a limit.
 HostCommShape host_comm_shape(int size, int cores, size_t wish = size_t{512} << 10);
 
-/// A rank's word of one step. Readers touch the first cache line only; the second tells what a mismatch was about.
+/// One step of one rank. Readers touch the first cache line only; the second is for the message of a mismatch.
 struct alignas(128) StepRecord {
-  std::atomic<uint32_t> step;  ///< the last step that was published here
-  uint32_t floor;              ///< a step that the writer knows all ranks to have published
-  uint64_t fingerprint;        ///< of the tag
-  uint32_t direct;             ///< zero, or who could map the writer's tensors: the ranks of its pid namespace
+  std::atomic<uint32_t> step;   ///< the last step that was published here
+  uint32_t all_published_step;  ///< a step that all ranks have published, as far as the writer knows
+  uint64_t fingerprint;         ///< of this tag and all before it
+  uint32_t direct;              ///< the PID namespace whose ranks can map the writer's tensors; zero: none
   alignas(8) uint8_t payload[kStepPayload];
   alignas(64) std::atomic<uint64_t> tag[4];
 };
 static_assert(sizeof(StepRecord) == 128 && std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint32_t kBlamesNobody = ~uint32_t{0};
+/// `HostCommRank::failure` of a rank that has failed and blames no rank.
+inline constexpr uint32_t kBlamesNoRank = ~uint32_t{0};
 
 struct HostCommRank {
-  alignas(128) std::atomic<uint32_t> waiters;  ///< ranks parked on one of this rank's words
-  alignas(128) std::atomic<uint32_t> met;      ///< rank 0: the last step that it saw all ranks publish
-  alignas(128) pid_t pid;                      ///< in its namespace
-  std::atomic<uint32_t> core;                  ///< where it ran when it published last
-  /// Those that it may run on, a bit each; all zero: not known yet.
+  alignas(128) std::atomic<uint32_t> waiters;             ///< ranks parked on one of this rank's words
+  alignas(128) std::atomic<uint32_t> all_published_step;  ///< rank 0: the last step that it saw all ranks publish
+  alignas(128) pid_t pid;                                 ///< in its namespace
+  std::atomic<uint32_t> core;                             ///< on which it ran when it published last
+  /// The cores that it may use, a bit each; all zero: not known yet.
   std::atomic<uint64_t> usable_cores[sizeof(cpu_set_t) / sizeof(uint64_t)];
-  /// Not zero once it has failed: one more than the rank of the group that it blames, or kBlamesNobody.
-  std::atomic<uint32_t> gave_up;
-  StepRecord lines[kStepRecords];  ///< of step % kStepRecords
+  /// Zero until it fails; then kBlamesNoRank, or one more than the rank of the group that it blames.
+  std::atomic<uint32_t> failure;
+  StepRecord records[kStepRecords];  ///< of step % kStepRecords
 };
 
 class HostCommMemory {
  public:
-  /// Made by one rank, mapped by all. Sealed against resizing; never has a name, so it can't be left behind.
-  static Result<Fd> allocate(int size, size_t slot_bytes, bool hub);
-  /// Checks that the memory has the right form for `size` and belongs to this protocol. Shared among the ranks of this
-  /// process (hence the shared_ptr): 512 threads with a mapping each would spend more on page tables than on data.
+  /// One rank allocates it, all ranks map it. It is sealed against resizing and has no name, so none can be left over.
+  static Result<Fd> allocate(int size, size_t slot_bytes, bool has_leader);
+  /// Checks that the memory has the right form for `size` ranks. A shared_ptr, because the ranks of one process share a
+  /// mapping: 512 threads with a mapping each would spend more on page tables than on data.
   static Result<std::shared_ptr<HostCommMemory>> map(const Fd& memory, int size);
   ~HostCommMemory();
   HostCommMemory(const HostCommMemory&) = delete;
   HostCommMemory& operator=(const HostCommMemory&) = delete;
 
-  /// Gets the pages of a rank's slots, now and on its own NUMA node: a page that can't be had later is a signal.
+  /// Allocates the pages of a rank's slots now, on its own NUMA node: later, a lack of memory would be a SIGBUS.
   Result<> populate(const Fd& memory, Rank rank) const;
 
   size_t slot_bytes() const { return slot_bytes_; }
-  bool hub() const { return hub_; }
+  bool has_leader() const { return has_leader_; }
   HostCommRank& rank(Rank rank) const { return ranks_[rank]; }
   uint8_t* slot(Rank rank, uint32_t step) const { return slots_ + slot_index(rank, step) * slot_bytes_; }
 
  private:
-  HostCommMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool hub);
+  HostCommMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool has_leader);
   static size_t slot_index(Rank rank, uint32_t step) {
     return static_cast<size_t>(rank) * kHostCommSlots + step % kHostCommSlots;
   }
@@ -88,7 +110,7 @@ class HostCommMemory {
   void* base_;
   size_t bytes_;
   size_t slot_bytes_;
-  bool hub_;
+  bool has_leader_;
   HostCommRank* ranks_;
   uint8_t* slots_;
 };

@@ -12,7 +12,7 @@ PeerMemory::~PeerMemory() {
   for (const Mapping& mapping : mappings_) munmap(mapping.base, mapping.bytes);
 }
 
-Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Place& place, size_t bytes) {
+Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Location& place, size_t bytes) {
   if (place.offset > place.segment_bytes || bytes > place.segment_bytes - place.offset) {
     return fail(ErrorCode::kProtocol, "a tensor in shared memory goes beyond its segment");
   }
@@ -23,7 +23,7 @@ Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Place& place, size_t by
     return mapping->base + place.offset;
   }
   MUSTER_ASSIGN(const Mapping mapping, open(pid, place));
-  if (mappings_.size() == kMost) {
+  if (mappings_.size() == kMaxMappings) {
     munmap(mappings_.front().base, mappings_.front().bytes);
     mappings_.pop_front();
   }
@@ -31,15 +31,15 @@ Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Place& place, size_t by
   return mapping.base + place.offset;
 }
 
-void PeerMemory::note_known(uint64_t segment) {
+void PeerMemory::add_known(uint64_t segment) {
   if (!known_.insert(segment).second) return;
-  known_since_.push_back(segment);
-  if (known_since_.size() <= kMost) return;
-  known_.erase(known_since_.front());
-  known_since_.pop_front();
+  known_order_.push_back(segment);
+  if (known_order_.size() <= kMaxMappings) return;
+  known_.erase(known_order_.front());
+  known_order_.pop_front();
 }
 
-Result<PeerMemory::Mapping> PeerMemory::open(pid_t pid, const Arena::Place& place) {
+Result<PeerMemory::Mapping> PeerMemory::open(pid_t pid, const Arena::Location& place) {
   const std::string path = fmt::format("/proc/{}/fd/{}", pid, place.fd);
   const Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (!file) {

@@ -18,21 +18,21 @@ class PeerMemory {
  public:
   /// Segments that are mapped at a time: their owners give them back without a word, so what was used longest ago must
   /// go some day. No call uses as many.
-  static constexpr size_t kMost = 1024;
+  static constexpr size_t kMaxMappings = 1024;
 
   PeerMemory() = default;
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  /// Where `bytes` at `place` of process `pid` lie here, until kMost others have been asked for. kUnavailable where the
-  /// system does not let processes see each other's files, kProtocol for a place that is none.
-  Result<uint8_t*> map(pid_t pid, const Arena::Place& place, size_t bytes);
+  /// Where `bytes` at `place` of process `pid` lie here, until kMaxMappings others have been asked for. kUnavailable
+  /// where the system does not let processes see each other's files, kProtocol for a place that is none.
+  Result<uint8_t*> map(pid_t pid, const Arena::Location& place, size_t bytes);
 
-  /// Of this process's own segments: those that all peers have mapped before. The last kMost of them: nobody says which
-  /// are still there, and one that is forgotten is only asked about once more.
+  /// Of this process's own segments: those that all peers have mapped before. The last kMaxMappings of them: nobody
+  /// says which are still there, and one that is forgotten is only asked about once more.
   bool is_known(uint64_t segment) const { return known_.contains(segment); }
-  void note_known(uint64_t segment);
+  void add_known(uint64_t segment);
 
  private:
   struct Mapping {
@@ -41,11 +41,11 @@ class PeerMemory {
     uint8_t* base;
     size_t bytes;
   };
-  static Result<Mapping> open(pid_t pid, const Arena::Place& place);
+  static Result<Mapping> open(pid_t pid, const Arena::Location& place);
 
   std::list<Mapping> mappings_;  ///< what was used longest ago first; a few
   std::set<uint64_t> known_;
-  std::deque<uint64_t> known_since_;  ///< the same, what was noted longest ago first
+  std::deque<uint64_t> known_order_;  ///< the same, what was noted longest ago first
 };
 
 }  // namespace muster

@@ -39,7 +39,7 @@ void LinkBase::close(Error why) {
   if (is_open()) {
     shutdown(&why);
     ended_ = std::move(why);
-    tell_ended();
+    fail_pending();
   }
   run_completions();
 }
@@ -47,7 +47,7 @@ void LinkBase::close(Error why) {
 void LinkBase::on_close(std::function<void(const Error&)> handler) {
   close_handler_ = std::move(handler);
   if (!is_open()) {
-    tell_ended();
+    fail_pending();
     run_completions();
   }
 }
@@ -71,9 +71,9 @@ void LinkBase::send_control(ByteView bytes) {
   run_completions();
 }
 
-void LinkBase::deliver_control(ByteView note) {
+void LinkBase::deliver_control(ByteView message) {
   completions_.push(
-      [this, copy = Bytes(note.begin(), note.end())](Result<>) {
+      [this, copy = Bytes(message.begin(), message.end())](Result<>) {
         if (control_handler_) control_handler_(copy);
       },
       {});
@@ -83,7 +83,7 @@ void LinkBase::end(Error why) {
   if (!is_open()) return;
   ended_ = std::move(why);
   release();
-  tell_ended();
+  fail_pending();
 }
 
 void LinkBase::begin_drain(Error why) {
@@ -101,7 +101,7 @@ void LinkBase::destroy_pending() {
   if (is_open()) {
     shutdown(nullptr);
     ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
-    tell_ended();
+    fail_pending();
   }
   completions_.drain();
 }
@@ -116,7 +116,7 @@ void LinkBase::fail_all(Fifo<Transfer>& operations) {
   while (!operations.empty()) completions_.push(operations.pop().take_completion(), tl::unexpected(*ended_));
 }
 
-void LinkBase::tell_ended() {
+void LinkBase::fail_pending() {
   fail_all(sends_);
   fail_all(receives_);
   if (close_handler_) {
@@ -125,7 +125,7 @@ void LinkBase::tell_ended() {
   }
 }
 
-Error goodbye_error(const Peer& peer) {
+Error shutdown_error(const Peer& peer) {
   return Error{ErrorCode::kAborted, peer.to_string() + " closed its link", peer.rank, {}};
 }
 

@@ -27,7 +27,8 @@ class LinkBase : public Link {
 
   explicit LinkBase(Peer peer) : peer_(std::move(peer)) {}
 
-  /// Moves what can be moved now: calls moved_send() and moved_receive(), and end() or part() when the link fails.
+  /// Moves what can be moved now: calls complete_sends() and complete_receives(), and end() or part() when the link
+  /// fails.
   virtual void pump_sends() = 0;
   virtual void pump_receives() = 0;
   /// Whether bytes that the peer sent before it parted wait for a receive.
@@ -41,17 +42,17 @@ class LinkBase : public Link {
   /// The peer has given one.
   void on_pong();
   /// Brings the peer a note, if there is room for it.
-  virtual void write_control(ByteView note) = 0;
+  virtual void write_control(ByteView message) = 0;
   /// The peer has brought one.
-  void deliver_control(ByteView note);
+  void deliver_control(ByteView message);
 
   bool sending() const { return !sends_.empty(); }
   bool receiving() const { return !receives_.empty(); }
   Transfer& next_send() { return sends_.front(); }
   Transfer& next_receive() { return receives_.front(); }
   /// Looks whether the first operation is done; to be called after it was advanced.
-  void moved_send() { complete_done(sends_); }
-  void moved_receive() { complete_done(receives_); }
+  void complete_sends() { complete_done(sends_); }
+  void complete_receives() { complete_done(receives_); }
 
   /// The link is over: all pending and later operations get `why`.
   void end(Error why);
@@ -68,7 +69,7 @@ class LinkBase : public Link {
  private:
   void complete_done(Fifo<Transfer>& operations);
   void fail_all(Fifo<Transfer>& operations);
-  void tell_ended();
+  void fail_pending();
 
   Peer peer_;
   Fifo<Transfer> sends_, receives_;
@@ -80,6 +81,6 @@ class LinkBase : public Link {
 };
 
 /// "rank 3 (host b, pid 812) closed its link", as kAborted: what a link that is destroyed leaves behind.
-Error goodbye_error(const Peer& peer);
+Error shutdown_error(const Peer& peer);
 
 }  // namespace muster

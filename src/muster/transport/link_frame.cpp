@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMaxText = 1024;
 
-Result<Error> parse_close(ByteView payload, int group_size) {
+Result<Error> parse_close_payload(ByteView payload, int group_size) {
   Reader reader(payload);
   Error why;
   MUSTER_ASSIGN(why.code, reader.get<ErrorCode>());
@@ -28,8 +28,8 @@ Result<Error> parse_close(ByteView payload, int group_size) {
 
 }  // namespace
 
-Bytes encode_farewell(const Error* why) {
-  if (why == nullptr) return encode_frame(static_cast<uint8_t>(LinkFrame::kGoodbye), {});
+Bytes encode_close(const Error* why) {
+  if (why == nullptr) return encode_frame(static_cast<uint8_t>(LinkFrame::kShutdown), {});
   Writer writer;
   writer.put(why->code).put(int32_t{why->rank}).put(why->phase);
   writer.put_string(std::string_view(why->message).substr(0, kMaxText));
@@ -37,10 +37,10 @@ Bytes encode_farewell(const Error* why) {
   return encode_frame(static_cast<uint8_t>(LinkFrame::kClose), writer.bytes());
 }
 
-Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& peer) {
-  if (header.kind == static_cast<uint8_t>(LinkFrame::kGoodbye) && payload.empty()) return goodbye_error(peer);
+Error parse_close(const FrameHeader& header, ByteView payload, const Peer& peer) {
+  if (header.kind == static_cast<uint8_t>(LinkFrame::kShutdown) && payload.empty()) return shutdown_error(peer);
   if (header.kind == static_cast<uint8_t>(LinkFrame::kClose)) {
-    Result<Error> why = parse_close(payload, peer.size);
+    Result<Error> why = parse_close_payload(payload, peer.size);
     if (!why) return link_error(why.error(), peer);
     why->reported_by = peer.rank;
     return std::move(*why);

@@ -10,24 +10,24 @@ enum class LinkFrame : uint8_t {
   kOpen = 1,
   kData = 2,
   kClose = 3,
-  kGoodbye = 4,
+  kShutdown = 4,
   kDoorbell = 5,
   kPing = 6,
   kPong = 7,
-  kNote = 8,
+  kControl = 8,
 };
 
 /// No frame but data is longer.
 inline constexpr uint32_t kMaxControlFrame = 3072;
 
 /// A close frame with `why`, or a goodbye for null. Overlong texts are cut.
-Bytes encode_farewell(const Error* why);
+Bytes encode_close(const Error* why);
 /// What a close or goodbye frame from `peer` says; kProtocol for what is neither, or blames a rank that is none.
-Error parse_farewell(const FrameHeader& header, ByteView payload, const Peer& peer);
+Error parse_close(const FrameHeader& header, ByteView payload, const Peer& peer);
 
 /// Whether a frame is a note of a length that one may have.
-inline bool is_note(const FrameHeader& header) {
-  return header.kind == static_cast<uint8_t>(LinkFrame::kNote) && header.length > 0 &&
+inline bool is_control(const FrameHeader& header) {
+  return header.kind == static_cast<uint8_t>(LinkFrame::kControl) && header.length > 0 &&
          header.length <= kMaxControlMessage;
 }
 

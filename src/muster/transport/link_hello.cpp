@@ -16,13 +16,13 @@ namespace {
 
 constexpr std::string_view kHelloMagic = "LNK";
 constexpr uint8_t kVersion = 3;
-constexpr size_t kLongestName = 1024;
+constexpr size_t kMaxNameBytes = 1024;
 
 const char* name(LinkHello::Wire wire) { return wire == LinkHello::Wire::kShm ? "shared memory" : "sockets"; }
 
 Result<std::string> get_name(Reader& reader) {
   MUSTER_ASSIGN(std::string text, reader.get_string());
-  if (text.size() > kLongestName) return fail(ErrorCode::kProtocol, "a link's hello holds a name that is too long");
+  if (text.size() > kMaxNameBytes) return fail(ErrorCode::kProtocol, "a link's hello holds a name that is too long");
   return text;
 }
 
@@ -33,8 +33,8 @@ Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("rank {} of {} cannot have links: ranks go from 0 to size - 1", self.rank, self.size));
   }
-  if (self.group.size() > kLongestName) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("a group's name has at most {} bytes", kLongestName));
+  if (self.group.size() > kMaxNameBytes) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("a group's name has at most {} bytes", kMaxNameBytes));
   }
   if (self.lane.count < 1 || self.lane.count > kMostLanes) {
     return fail(ErrorCode::kInvalidArgument,

@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kOpeningTimeout = 10s;
+constexpr Duration kNegotiationTimeout = 10s;
 constexpr size_t kMaxNegotiations = 1024;
 
 class SocketListener final : public Listener {
@@ -23,7 +23,7 @@ class SocketListener final : public Listener {
     options.credentials = std::move(credentials);
     options.hello = encode(hello_);
     MUSTER_ASSIGN(acceptor_, Acceptor::create(loop_, address, std::move(options),
-                                              [this](Connection connection) { greet(std::move(connection)); }));
+                                              [this](Connection connection) { negotiate(std::move(connection)); }));
     return {};
   }
   std::string address() const override { return acceptor_->address().to_string(); }
@@ -32,20 +32,20 @@ class SocketListener final : public Listener {
   }
 
  private:
-  void greet(Connection connection) {
-    if (openings_.size() >= kMaxNegotiations) {
+  void negotiate(Connection connection) {
+    if (negotiations_.size() >= kMaxNegotiations) {
       return log(LogLevel::kWarning, "too many links are being opened; one more is refused");
     }
     const uint64_t id = next_++;
-    openings_[id] = std::make_unique<LinkNegotiation>(
-        loop_, std::move(connection), hello_, kNoRank, Deadline::after(kOpeningTimeout, loop_.clock()),
-        [this, id](Result<NegotiatedLink> opened) { finish(id, std::move(opened)); });
+    negotiations_[id] = std::make_unique<LinkNegotiation>(
+        loop_, std::move(connection), hello_, kNoRank, Deadline::after(kNegotiationTimeout, loop_.clock()),
+        [this, id](Result<NegotiatedLink> negotiated) { finish(id, std::move(negotiated)); });
   }
 
-  void finish(uint64_t id, Result<NegotiatedLink> opened) {
-    openings_.erase(id);
+  void finish(uint64_t id, Result<NegotiatedLink> negotiated) {
+    negotiations_.erase(id);
     Result<std::unique_ptr<Link>> link =
-        std::move(opened).and_then([this](NegotiatedLink&& agreed) { return factory_(loop_, std::move(agreed)); });
+        std::move(negotiated).and_then([this](NegotiatedLink&& agreed) { return factory_(loop_, std::move(agreed)); });
     if (!link) {
       last_refusal_ = fmt::format("rank {} of group \"{}\" refused a link: {}", hello_.rank, hello_.group,
                                   link.error().to_string());
@@ -59,7 +59,7 @@ class SocketListener final : public Listener {
   const LinkHello hello_;
   const LinkFactory factory_;
   const LinkHandler handler_;
-  std::map<uint64_t, std::unique_ptr<LinkNegotiation>> openings_;
+  std::map<uint64_t, std::unique_ptr<LinkNegotiation>> negotiations_;
   uint64_t next_ = 0;
   std::string last_refusal_;  // of a peer that the acceptor let in
   std::unique_ptr<Acceptor> acceptor_;
@@ -95,11 +95,12 @@ class LinkDial final : public Dial {
       error.message = fmt::format("no link to rank {}: {}", expected_, error.message);
       return finish(tl::unexpected(std::move(error)));
     }
-    opening_.emplace(loop_, std::move(*connection), hello_, expected_, deadline_,
-                     [this](Result<NegotiatedLink> opened) {
-                       finish(std::move(opened).and_then(
-                           [this](NegotiatedLink&& agreed) { return factory_(loop_, std::move(agreed)); }));
-                     });
+    negotiation_.emplace(loop_, std::move(*connection), hello_, expected_, deadline_,
+                         [this](Result<NegotiatedLink> negotiated) {
+                           finish(std::move(negotiated).and_then([this](NegotiatedLink&& agreed) {
+                             return factory_(loop_, std::move(agreed));
+                           }));
+                         });
   }
 
   // The handler may destroy this object, so nothing follows it.
@@ -116,7 +117,7 @@ class LinkDial final : public Dial {
   LinkHello hello_;
   Loop::TimerId refusal_ = 0;
   std::unique_ptr<Dial> dial_;
-  std::optional<LinkNegotiation> opening_;
+  std::optional<LinkNegotiation> negotiation_;
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ void LinkNegotiation::begin() {
 
 Result<> LinkNegotiation::start() {
   if (Result<> agreed = check(); !agreed) {
-    linger(loop_, std::move(connection_.stream), encode_farewell(&agreed.error()));
+    linger(loop_, std::move(connection_.stream), encode_close(&agreed.error()));
     return agreed;
   }
   output_ = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
@@ -48,13 +48,13 @@ Result<> LinkNegotiation::check() {
 
 void LinkNegotiation::advance() {
   write();
-  const Result<bool> opened = read();
-  if (!opened) return finish(tl::unexpected(opened.error()));
-  if (*opened && output_.empty()) {
+  const Result<bool> negotiated = read();
+  if (!negotiated) return finish(tl::unexpected(negotiated.error()));
+  if (*negotiated && output_.empty()) {
     loop_.unwatch(connection_.stream->fd());
     return finish(NegotiatedLink{std::move(connection_), peer_});
   }
-  uint32_t events = *opened ? 0 : uint32_t{EPOLLIN};
+  uint32_t events = *negotiated ? 0 : uint32_t{EPOLLIN};
   if (connection_.stream->wants_write()) events |= EPOLLOUT;
   if (Result<> changed = loop_.modify(connection_.stream->fd(), events); !changed) {
     finish(tl::unexpected(changed.error()));
@@ -80,7 +80,7 @@ Result<bool> LinkNegotiation::read() {
   if (header->kind == static_cast<uint8_t>(LinkFrame::kOpen) && header->length == 0) return true;
   MUSTER_ASSIGN(const bool whole, fill(kFrameHeaderBytes + header->length));
   if (!whole) return false;
-  return tl::unexpected(parse_farewell(*header, ByteView(input_).subspan(kFrameHeaderBytes), peer_));
+  return tl::unexpected(parse_close(*header, ByteView(input_).subspan(kFrameHeaderBytes), peer_));
 }
 
 /// Reads until `input_` has `bytes`, and not one more.

@@ -42,15 +42,15 @@ class StripedLink final : public Link {
   };
 
   template <class AnySegment>
-  void begin(Direction& way, std::span<const AnySegment> segments, Completion completion,
+  void begin(Direction& direction, std::span<const AnySegment> segments, Completion completion,
              void (Link::*move)(std::span<const AnySegment>, Completion));
   template <class AnySegment>
   std::vector<std::vector<AnySegment>> by_lane(uint64_t at, std::span<const AnySegment> segments) const;
-  void complete_done(Direction& way);
-  void fail_all(Direction& way);
+  void complete_done(Direction& direction);
+  void fail_all(Direction& direction);
   void end(const Error& why);
-  void tell_ended();
-  void settle();
+  void fail_pending();
+  void run_completions();
 
   std::vector<std::unique_ptr<Link>> lanes_;
   const Peer peer_;
@@ -60,7 +60,7 @@ class StripedLink final : public Link {
   std::function<void(const Error&)> close_handler_;
   std::function<void(ByteView)> control_handler_;
   CompletionQueue completions_;
-  bool quiet_ = false;  // lanes are being driven: whoever does it calls back afterwards
+  bool driving_ = false;  // lanes are being driven: whoever does it calls back afterwards
 };
 
 StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> lanes)
@@ -69,55 +69,55 @@ StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> lanes)
     lane->on_close([this](const Error& why) {
       ++lanes_lost_;
       if (!loss_) loss_ = why;
-      settle();
+      run_completions();
     });
   }
-  lanes_[0]->set_control_handler([this](ByteView note) {
+  lanes_[0]->set_control_handler([this](ByteView message) {
     completions_.push(
-        [this, copy = Bytes(note.begin(), note.end())](Result<>) {
+        [this, copy = Bytes(message.begin(), message.end())](Result<>) {
           if (control_handler_) control_handler_(copy);
         },
         {});
-    settle();
+    run_completions();
   });
 }
 
 /// The lanes say goodbye, and give back the buffers of what is pending before that is called back.
 StripedLink::~StripedLink() {
-  quiet_ = true;
+  driving_ = true;
   close_handler_ = nullptr;
   control_handler_ = nullptr;
   lanes_.clear();
   if (!ended_)
     ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
-  tell_ended();
+  fail_pending();
   completions_.drain();
 }
 
 template <class AnySegment>
-void StripedLink::begin(Direction& way, std::span<const AnySegment> segments, Completion completion,
+void StripedLink::begin(Direction& direction, std::span<const AnySegment> segments, Completion completion,
                         void (Link::*move)(std::span<const AnySegment>, Completion)) {
   if (ended_) {
     completions_.push(std::move(completion), tl::unexpected(*ended_));
-    return settle();
+    return run_completions();
   }
-  const auto parts = by_lane(way.bytes, segments);
+  const auto parts = by_lane(direction.bytes, segments);
   const auto operation = std::make_shared<Operation>();
   operation->completion = std::move(completion);
   for (const auto& part : parts) operation->parts += part.empty() ? 0 : 1;
-  for (const AnySegment& segment : segments) way.bytes += segment.bytes;
-  way.operations.push(operation);
-  const bool quiet = std::exchange(quiet_, true);
+  for (const AnySegment& segment : segments) direction.bytes += segment.bytes;
+  direction.operations.push(operation);
+  const bool was_driving = std::exchange(driving_, true);
   for (size_t lane = 0; lane < parts.size(); ++lane) {
     if (parts[lane].empty()) continue;
     (lanes_[lane].get()->*move)(parts[lane], [this, operation](Result<> result) {
       --operation->parts;
       if (!result && !operation->error) operation->error = result.error();
-      settle();
+      run_completions();
     });
   }
-  quiet_ = quiet;
-  settle();
+  driving_ = was_driving;
+  run_completions();
 }
 
 /// What each lane carries of the stream's next bytes.
@@ -139,50 +139,50 @@ std::vector<std::vector<AnySegment>> StripedLink::by_lane(uint64_t at, std::span
   return parts;
 }
 
-void StripedLink::complete_done(Direction& way) {
-  while (!ended_ && !way.operations.empty()) {
-    Operation& first = *way.operations.front();
+void StripedLink::complete_done(Direction& direction) {
+  while (!ended_ && !direction.operations.empty()) {
+    Operation& first = *direction.operations.front();
     if (first.error) return end(*first.error);
     if (first.parts > 0) return;
     completions_.push(std::move(first.completion), {});
-    way.operations.pop();
+    direction.operations.pop();
   }
 }
 
-void StripedLink::fail_all(Direction& way) {
-  while (!way.operations.empty()) {
-    completions_.push(std::move(way.operations.pop()->completion), tl::unexpected(*ended_));
+void StripedLink::fail_all(Direction& direction) {
+  while (!direction.operations.empty()) {
+    completions_.push(std::move(direction.operations.pop()->completion), tl::unexpected(*ended_));
   }
 }
 
 void StripedLink::close(Error why) {
   if (!ended_) end(why);
-  settle();
+  run_completions();
 }
 
 void StripedLink::on_close(std::function<void(const Error&)> handler) {
   close_handler_ = std::move(handler);
-  if (ended_) tell_ended();
-  settle();
+  if (ended_) fail_pending();
+  run_completions();
 }
 
 void StripedLink::ping(std::function<void()> pong) {
   lanes_[0]->ping([this, pong = std::move(pong)] {
     completions_.push([pong](Result<>) { pong(); }, {});
-    settle();
+    run_completions();
   });
 }
 
 /// Closed lanes hold no buffers any more.
 void StripedLink::end(const Error& why) {
   ended_ = why;
-  const bool quiet = std::exchange(quiet_, true);
+  const bool was_driving = std::exchange(driving_, true);
   for (const auto& lane : lanes_) lane->close(*ended_);
-  quiet_ = quiet;
-  tell_ended();
+  driving_ = was_driving;
+  fail_pending();
 }
 
-void StripedLink::tell_ended() {
+void StripedLink::fail_pending() {
   fail_all(sends_);
   fail_all(receives_);
   if (close_handler_) {
@@ -192,8 +192,8 @@ void StripedLink::tell_ended() {
 }
 
 /// Calls back. The last statement of every entry point: the link may be gone afterwards.
-void StripedLink::settle() {
-  if (quiet_) return;
+void StripedLink::run_completions() {
+  if (driving_) return;
   complete_done(receives_);
   complete_done(sends_);
   if (!ended_ && lanes_lost_ == lanes_.size()) end(*loss_);
@@ -207,9 +207,9 @@ std::unique_ptr<Link> striped_link(std::vector<std::unique_ptr<Link>> lanes) {
   return std::make_unique<StripedLink>(std::move(lanes));
 }
 
-std::unique_ptr<Link> LaneSet::add(std::unique_ptr<Link> lane, const Lane& place, LossHandler lost) {
-  lanes_.resize(place.count);
-  auto& own = lanes_[place.index];
+std::unique_ptr<Link> LaneSet::add(std::unique_ptr<Link> lane, const Lane& subflow, LossHandler lost) {
+  lanes_.resize(subflow.count);
+  auto& own = lanes_[subflow.index];
   if (own) {
     const Rank rank = lane->peer().rank;
     lane->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});

@@ -23,7 +23,7 @@ class LaneSet {
 
   /// The link if this was the last lane that it lacked, else null. `lost` is called when the lane ends before that. A
   /// lane that is there already is closed with kAlreadyExists.
-  std::unique_ptr<Link> add(std::unique_ptr<Link> lane, const Lane& place, LossHandler lost);
+  std::unique_ptr<Link> add(std::unique_ptr<Link> lane, const Lane& subflow, LossHandler lost);
   /// Of those that are there.
   void close(const Error& why);
 

@@ -3,15 +3,15 @@
 
 namespace muster {
 
-Schedule dissemination_barrier(const CollectiveSpec& problem) {
-  check_problem(problem);
+Schedule dissemination_barrier(const CollectiveSpec& spec) {
+  check_spec(spec);
   ScheduleBuilder builder;
-  if (problem.size == 1) return builder.take();
+  if (spec.size == 1) return builder.take();
   const Range sent = builder.scratch(1), received = builder.scratch(1);
   uint32_t heard = Step::kNone;
-  for (int distance = 1; distance < problem.size; distance *= 2) {
-    builder.send(around(problem, distance), sent, {heard});
-    heard = builder.receive(around(problem, -distance), received, {heard});
+  for (int distance = 1; distance < spec.size; distance *= 2) {
+    builder.send(around(spec, distance), sent, {heard});
+    heard = builder.receive(around(spec, -distance), received, {heard});
   }
   return builder.take();
 }

@@ -8,10 +8,10 @@ namespace {
 
 class BinomialTree {
  public:
-  explicit BinomialTree(const CollectiveSpec& problem)
-      : from_root_(problem),
+  explicit BinomialTree(const CollectiveSpec& spec)
+      : from_root_(spec),
         self_(from_root_.self),
-        reach_(self_ == 0 ? 1 << doubling_rounds(problem.size) : lowest_bit(self_)) {}
+        reach_(self_ == 0 ? 1 << doubling_rounds(spec.size) : lowest_bit(self_)) {}
 
   bool root() const { return self_ == 0; }
   int self() const { return self_; }
@@ -44,20 +44,20 @@ Blocks in_order(const BinomialTree& tree, const Blocks& by_rank) {
 
 /// The blocks of [first, last) in the tree's order, as they lie by rank: in one piece, or in two around the end.
 template <class Body>
-void each_piece(const BinomialTree& tree, const Blocks& by_rank, BufferKind place, int first, int last, Body&& body) {
+void each_piece(const BinomialTree& tree, const Blocks& by_rank, BufferKind buffer, int first, int last, Body&& body) {
   const Rank begin = tree.rank(first);
   const int before_end = std::min(last - first, by_rank.count() - begin);
-  body(by_rank.range(place, begin, begin + before_end));
-  if (before_end < last - first) body(by_rank.range(place, 0, last - first - before_end));
+  body(by_rank.range(buffer, begin, begin + before_end));
+  if (before_end < last - first) body(by_rank.range(buffer, 0, last - first - before_end));
 }
 
 }  // namespace
 
-Schedule binomial_broadcast(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const BinomialTree tree(problem);
+Schedule binomial_broadcast(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const BinomialTree tree(spec);
   const BufferKind source = tree.root() ? BufferKind::kInput : BufferKind::kOutput;
-  const Chunks chunks{0, tensor_bytes(problem), chunk_grain(problem)};
+  const Chunks chunks{0, tensor_bytes(spec), chunk_grain(spec)};
   ScheduleBuilder builder;
   for (uint32_t i = 0; i < chunks.count(); ++i) {
     uint32_t arrived = Step::kNone;
@@ -69,11 +69,11 @@ Schedule binomial_broadcast(const CollectiveSpec& problem) {
 }
 
 // Whoever is not the root sums up in scratch for some chunks, each used again once its sum has left.
-Schedule binomial_reduce(const CollectiveSpec& problem) {
-  check_problem(problem);
+Schedule binomial_reduce(const CollectiveSpec& spec) {
+  check_spec(spec);
   constexpr uint32_t kSums = 4;
-  const BinomialTree tree(problem);
-  const Chunks chunks{0, tensor_bytes(problem), chunk_grain(problem)};
+  const BinomialTree tree(spec);
+  const Chunks chunks{0, tensor_bytes(spec), chunk_grain(spec)};
   const bool leaf = tree.end() == tree.self() + 1;
   ScheduleBuilder builder;
   Slots slots(builder, leaf ? 0 : chunks.largest());
@@ -100,18 +100,18 @@ Schedule binomial_reduce(const CollectiveSpec& problem) {
   return builder.take();
 }
 
-Schedule binomial_scatter(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const BinomialTree tree(problem);
-  const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
+Schedule binomial_scatter(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const BinomialTree tree(spec);
+  const Blocks by_rank = Blocks::of_ranks(spec), blocks = in_order(tree, by_rank);
   ScheduleBuilder builder;
-  const Range own = output(0, by_rank.bytes(problem.rank));
+  const Range own = output(0, by_rank.bytes(spec.rank));
   if (tree.root()) {
     tree.each_child(false, [&](int child, int end) {
       each_piece(tree, by_rank, BufferKind::kInput, child, end,
                  [&](Range piece) { builder.send(tree.rank(child), piece); });
     });
-    builder.copy(by_rank.range(BufferKind::kInput, problem.rank), own);
+    builder.copy(by_rank.range(BufferKind::kInput, spec.rank), own);
     return builder.take();
   }
   const size_t begin = blocks.offset(tree.self() + 1 < blocks.count() ? tree.self() + 1 : tree.self());
@@ -127,14 +127,14 @@ Schedule binomial_scatter(const CollectiveSpec& problem) {
   return builder.take();
 }
 
-Schedule binomial_gather(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const BinomialTree tree(problem);
-  const Blocks by_rank = Blocks::of_ranks(problem), blocks = in_order(tree, by_rank);
-  const Range own = input(0, by_rank.bytes(problem.rank));
+Schedule binomial_gather(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const BinomialTree tree(spec);
+  const Blocks by_rank = Blocks::of_ranks(spec), blocks = in_order(tree, by_rank);
+  const Range own = input(0, by_rank.bytes(spec.rank));
   ScheduleBuilder builder;
   if (tree.root()) {
-    builder.copy(own, by_rank.range(BufferKind::kOutput, problem.rank));
+    builder.copy(own, by_rank.range(BufferKind::kOutput, spec.rank));
     tree.each_child(true, [&](int child, int end) {
       each_piece(tree, by_rank, BufferKind::kOutput, child, end,
                  [&](Range piece) { builder.receive(tree.rank(child), piece); });

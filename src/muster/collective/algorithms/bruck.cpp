@@ -5,20 +5,20 @@ namespace muster {
 
 // Before the round of distance d, rank r has the d blocks from its own on, around the end. It sends them (or as many as
 // are missing there) to r - d and receives as many from r + d. A message that wraps around the end is two steps.
-Schedule bruck_all_gather(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const Blocks blocks = Blocks::of_ranks(problem);
+Schedule bruck_all_gather(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const Blocks blocks = Blocks::of_ranks(spec);
   ScheduleBuilder builder;
-  uint32_t had = builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(BufferKind::kOutput, problem.rank));
+  uint32_t had = builder.copy(input(0, blocks.bytes(spec.rank)), blocks.range(BufferKind::kOutput, spec.rank));
   const auto parts = [&](Rank first, int count, auto&& step) {
-    const int before_end = std::min(count, problem.size - first);
+    const int before_end = std::min(count, spec.size - first);
     step(blocks.range(BufferKind::kOutput, first, first + before_end));
     if (count > before_end) step(blocks.range(BufferKind::kOutput, 0, count - before_end));
   };
-  for (int distance = 1; distance < problem.size; distance *= 2) {
-    const int count = std::min(distance, problem.size - distance);
-    const Rank from = around(problem, distance), to = around(problem, -distance);
-    parts(problem.rank, count, [&](Range range) { builder.send(to, range, {had}); });
+  for (int distance = 1; distance < spec.size; distance *= 2) {
+    const int count = std::min(distance, spec.size - distance);
+    const Rank from = around(spec, distance), to = around(spec, -distance);
+    parts(spec.rank, count, [&](Range range) { builder.send(to, range, {had}); });
     // Each receive waits for the one before, so that the last one stands for all.
     parts(from, count, [&](Range range) { had = last_of(had, builder.receive(from, range, {had})); });
   }
@@ -31,8 +31,8 @@ namespace {
 /// to r + d, all together: after all rounds, block i came from rank r - i.
 class AllToAll {
  public:
-  explicit AllToAll(const CollectiveSpec& problem)
-      : problem_(problem), size_(problem.size), bytes_(tensor_bytes(problem)), held_(builder_.scratch(size_ * bytes_)) {
+  explicit AllToAll(const CollectiveSpec& spec)
+      : spec_(spec), size_(spec.size), bytes_(tensor_bytes(spec)), held_(builder_.scratch(size_ * bytes_)) {
     size_t most = 0;
     for (size_t distance = 1; distance < size_; distance *= 2) most = std::max(most, travelling(distance));
     packed_ = builder_.scratch(most * bytes_);
@@ -40,12 +40,12 @@ class AllToAll {
   }
 
   Schedule build() {
-    const size_t own = problem_.rank * bytes_, behind = size_ * bytes_ - own;
+    const size_t own = spec_.rank * bytes_, behind = size_ * bytes_ - own;
     done_ = builder_.copy(input(own, behind), part(held_, 0, behind));
     done_ = last_of(done_, builder_.copy(input(0, own), part(held_, behind, own), {done_}));
     for (size_t distance = 1; distance < size_; distance *= 2) round(distance);
     for (size_t i = 0; i < size_; ++i) {
-      const Rank from = around(problem_, -static_cast<int>(i));
+      const Rank from = around(spec_, -static_cast<int>(i));
       builder_.copy(part(held_, i * bytes_, bytes_), output(from * bytes_, bytes_), {done_});
     }
     return builder_.take();
@@ -70,7 +70,7 @@ class AllToAll {
 
   // All copies are chained: each stands for those before it.
   void round(size_t distance) {
-    const Rank to = around(problem_, static_cast<int>(distance)), from = around(problem_, -static_cast<int>(distance));
+    const Rank to = around(spec_, static_cast<int>(distance)), from = around(spec_, -static_cast<int>(distance));
     const size_t bytes = travelling(distance) * bytes_;
     each_run(distance, [&](Range run, size_t before) {
       done_ = last_of(done_, builder_.copy(run, part(packed_, before, run.bytes), {done_, sent_}));
@@ -82,7 +82,7 @@ class AllToAll {
     });
   }
 
-  const CollectiveSpec& problem_;
+  const CollectiveSpec& spec_;
   const size_t size_, bytes_;
   ScheduleBuilder builder_;
   Range held_, packed_, arriving_;
@@ -92,10 +92,10 @@ class AllToAll {
 
 }  // namespace
 
-Schedule bruck_all_to_all(const CollectiveSpec& problem) {
-  check_problem(problem);
-  MUSTER_CHECK(problem.counts.empty(), "the blocks of Bruck's all_to_all are equal");
-  return AllToAll(problem).build();
+Schedule bruck_all_to_all(const CollectiveSpec& spec) {
+  check_spec(spec);
+  MUSTER_CHECK(spec.counts.empty(), "the blocks of Bruck's all_to_all are equal");
+  return AllToAll(spec).build();
 }
 
 }  // namespace muster

@@ -52,9 +52,9 @@ struct Half {
   Chunks chunks;
 };
 
-std::vector<Half> halves(const CollectiveSpec& problem, int self, int members) {
-  const size_t first = problem.count / 2 * problem.element_bytes, bytes = tensor_bytes(problem);
-  const size_t grain = chunk_grain(problem);
+std::vector<Half> halves(const CollectiveSpec& spec, int self, int members) {
+  const size_t first = spec.count / 2 * spec.element_bytes, bytes = tensor_bytes(spec);
+  const size_t grain = chunk_grain(spec);
   std::vector<Half> both;
   both.push_back({Tree(self, members, false), {0, first, grain}});
   both.push_back({Tree(self, members, true), {first, bytes - first, grain}});
@@ -63,8 +63,7 @@ std::vector<Half> halves(const CollectiveSpec& problem, int self, int members) {
 
 class DoubleTreeAllReduce {
  public:
-  explicit DoubleTreeAllReduce(const CollectiveSpec& problem)
-      : problem_(problem), halves_(halves(problem, problem.rank, problem.size)) {
+  explicit DoubleTreeAllReduce(const CollectiveSpec& spec) : spec_(spec), halves_(halves(spec, spec.rank, spec.size)) {
     for (const Half& half : halves_) {
       for (int child = 0; child < 2; ++child) {
         slots_.emplace_back(builder_, half.tree.children.empty() ? 0 : half.chunks.largest());
@@ -77,7 +76,7 @@ class DoubleTreeAllReduce {
   // A chunk goes down some chunks after it went up: both directions may share a link, whose steps all ranks must have
   // in the same order, and no chunk should wait there for one whose sum is not made yet.
   Schedule build() {
-    const auto lag = static_cast<uint32_t>(2 * doubling_rounds(problem_.size));
+    const auto lag = static_cast<uint32_t>(2 * doubling_rounds(spec_.size));
     const uint32_t chunks = halves_[1].chunks.count();  // the longer half
     for (uint32_t time = 0; time < chunks + lag; ++time) {
       for (int tree = 0; tree < 2; ++tree) {
@@ -111,7 +110,7 @@ class DoubleTreeAllReduce {
     for (const int child : tree.children) builder_.send(child, here, {had});
   }
 
-  const CollectiveSpec& problem_;
+  const CollectiveSpec& spec_;
   const std::vector<Half> halves_;
   ScheduleBuilder builder_;
   std::vector<Slots> slots_;                 // by tree and child
@@ -121,20 +120,20 @@ class DoubleTreeAllReduce {
 
 }  // namespace
 
-Schedule double_tree_all_reduce(const CollectiveSpec& problem) {
-  check_problem(problem);
-  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : DoubleTreeAllReduce(problem).build();
+Schedule double_tree_all_reduce(const CollectiveSpec& spec) {
+  check_spec(spec);
+  return spec.size == 1 ? copy_input(tensor_bytes(spec)) : DoubleTreeAllReduce(spec).build();
 }
 
 // The trees are of the ranks other than the root, which feeds both.
-Schedule double_tree_broadcast(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const FromRoot ranks(problem);
-  const int members = problem.size - 1;
+Schedule double_tree_broadcast(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const FromRoot ranks(spec);
+  const int members = spec.size - 1;
   ScheduleBuilder builder;
-  if (ranks.self == 0) builder.copy(input(0, tensor_bytes(problem)), output(0, tensor_bytes(problem)));
+  if (ranks.self == 0) builder.copy(input(0, tensor_bytes(spec)), output(0, tensor_bytes(spec)));
   if (members == 0) return builder.take();
-  const std::vector<Half> both = halves(problem, std::max(ranks.self - 1, 0), members);
+  const std::vector<Half> both = halves(spec, std::max(ranks.self - 1, 0), members);
   const int top = static_cast<int>(std::bit_floor(static_cast<unsigned>(members)));
   for (uint32_t chunk = 0; chunk < both[1].chunks.count(); ++chunk) {
     for (const auto& [tree, chunks] : both) {
@@ -144,7 +143,7 @@ Schedule double_tree_broadcast(const CollectiveSpec& problem) {
         builder.send(ranks.rank(1 + (shifted ? top % members : top - 1)), chunks.at(BufferKind::kInput, chunk));
         continue;
       }
-      const Rank parent = tree.parent < 0 ? problem.root : ranks.rank(tree.parent + 1);
+      const Rank parent = tree.parent < 0 ? spec.root : ranks.rank(tree.parent + 1);
       const uint32_t arrived = builder.receive(parent, chunks.at(BufferKind::kOutput, chunk));
       for (const int child : tree.children) {
         builder.send(ranks.rank(child + 1), chunks.at(BufferKind::kOutput, chunk), {arrived});

@@ -8,8 +8,8 @@ namespace {
 /// Both partners combine the lower rank's data first, so that they get the same bits.
 class Doubling {
  public:
-  explicit Doubling(const CollectiveSpec& problem)
-      : rank_(problem.rank), fold_(problem), bytes_(tensor_bytes(problem)), received_(builder_.scratch(bytes_)) {}
+  explicit Doubling(const CollectiveSpec& spec)
+      : rank_(spec.rank), fold_(spec), bytes_(tensor_bytes(spec)), received_(builder_.scratch(bytes_)) {}
 
   Schedule build() {
     if (fold_.folds_away()) {
@@ -46,9 +46,9 @@ class Doubling {
 
 }  // namespace
 
-Schedule recursive_doubling_all_reduce(const CollectiveSpec& problem) {
-  check_problem(problem);
-  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : Doubling(problem).build();
+Schedule recursive_doubling_all_reduce(const CollectiveSpec& spec) {
+  check_spec(spec);
+  return spec.size == 1 ? copy_input(tensor_bytes(spec)) : Doubling(spec).build();
 }
 
 }  // namespace muster

@@ -9,13 +9,12 @@ namespace {
 /// combines its own half. Partial sums lie in `sums`, where the whole buffer has its place.
 class Halving {
  public:
-  Halving(const CollectiveSpec& problem, const Folding& fold, const Blocks& blocks, ScheduleBuilder& builder,
-          Range sums)
+  Halving(const CollectiveSpec& spec, const Folding& fold, const Blocks& blocks, ScheduleBuilder& builder, Range sums)
       : fold_(fold),
         blocks_(blocks),
         builder_(builder),
         sums_(sums),
-        grain_(chunk_grain(problem)),
+        grain_(chunk_grain(spec)),
         slots_(builder, std::min(grain_, blocks.total())) {}
 
   /// A core rank's part: takes what its pair hands over, then halves down to the own block.
@@ -38,8 +37,8 @@ class Halving {
 
  private:
   Range current(int first, int last) const {
-    Range range = blocks_.range(place_, first, last);
-    if (place_ == sums_.place) range.offset += sums_.offset;
+    Range range = blocks_.range(buffer_, first, last);
+    if (buffer_ == sums_.buffer) range.offset += sums_.offset;
     return range;
   }
 
@@ -49,11 +48,11 @@ class Halving {
     const Chunks chunks{0, from.bytes, grain_};
     const uint32_t before = combined_;
     for (uint32_t i = 0; i < chunks.count(); ++i) {
-      const Range chunk = chunks.at(from.place, i);
+      const Range chunk = chunks.at(from.buffer, i);
       combined_ = slots_.receive_reduce(builder_, partner, part(from, chunk.offset, chunk.bytes),
                                         part(sums_, blocks_.offset(first) + chunk.offset, chunk.bytes), before);
     }
-    place_ = sums_.place;
+    buffer_ = sums_.buffer;
   }
 
   const Folding& fold_;
@@ -62,7 +61,7 @@ class Halving {
   const Range sums_;
   const size_t grain_;
   Slots slots_;
-  BufferKind place_ = BufferKind::kInput;
+  BufferKind buffer_ = BufferKind::kInput;
   uint32_t combined_ = Step::kNone;
   std::vector<uint32_t> sent_;
 };
@@ -86,18 +85,18 @@ void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder,
 
 }  // namespace
 
-Schedule halving_all_reduce(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const size_t bytes = tensor_bytes(problem);
-  if (problem.size == 1) return copy_input(bytes);
-  const Folding fold(problem);
+Schedule halving_all_reduce(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const size_t bytes = tensor_bytes(spec);
+  if (spec.size == 1) return copy_input(bytes);
+  const Folding fold(spec);
   ScheduleBuilder builder;
   if (fold.folds_away()) {
     const uint32_t sent = builder.send(fold.partner(), input(0, bytes));
     builder.receive(fold.partner(), output(0, bytes), {sent});
   } else {
-    const Blocks shares = Blocks::shares(problem, fold.core());
-    Halving halving(problem, fold, shares, builder, output(0, bytes));
+    const Blocks shares = Blocks::shares(spec, fold.core());
+    Halving halving(spec, fold, shares, builder, output(0, bytes));
     halving.run();
     gather(fold, shares, builder, halving);
   }
@@ -105,12 +104,12 @@ Schedule halving_all_reduce(const CollectiveSpec& problem) {
 }
 
 // A core rank completes the blocks of both of its pair.
-Schedule halving_reduce_scatter(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const Blocks ranks = Blocks::of_ranks(problem);
-  const Range own = output(0, ranks.bytes(problem.rank));
-  if (problem.size == 1) return copy_input(own.bytes);
-  const Folding fold(problem);
+Schedule halving_reduce_scatter(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const Blocks ranks = Blocks::of_ranks(spec);
+  const Range own = output(0, ranks.bytes(spec.rank));
+  if (spec.size == 1) return copy_input(own.bytes);
+  const Folding fold(spec);
   ScheduleBuilder builder;
   if (fold.folds_away()) {
     const uint32_t sent = builder.send(fold.partner(), input(0, ranks.total()));
@@ -123,12 +122,12 @@ Schedule halving_reduce_scatter(const CollectiveSpec& problem) {
                   ranks.offset(fold.first_of(core)));
   }
   const Range sums = builder.scratch(ranks.total());
-  Halving halving(problem, fold, blocks, builder, sums);
+  Halving halving(spec, fold, blocks, builder, sums);
   halving.run();
   const auto sum = [&](Rank rank) { return part(sums, ranks.offset(rank), ranks.bytes(rank)); };
   if (fold.paired()) builder.send(fold.partner(), sum(fold.partner()), {halving.combined()});
   // The own block of the input, which may be the output, was used by the round before.
-  builder.copy(sum(problem.rank), own, {halving.combined()});
+  builder.copy(sum(spec.rank), own, {halving.combined()});
   return builder.take();
 }
 

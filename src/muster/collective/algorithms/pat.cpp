@@ -16,12 +16,12 @@ struct Sum {
 
 class PatReduceScatter {
  public:
-  explicit PatReduceScatter(const CollectiveSpec& problem)
-      : problem_(problem),
-        blocks_(Blocks::of_ranks(problem)),
-        grain_(chunk_grain(problem)),
+  explicit PatReduceScatter(const CollectiveSpec& spec)
+      : spec_(spec),
+        blocks_(Blocks::of_ranks(spec)),
+        grain_(chunk_grain(spec)),
         slots_(builder_, std::min(grain_, blocks_.largest())),
-        sums_(doubling_rounds(problem.size)) {
+        sums_(doubling_rounds(spec.size)) {
     // Places with the lowest bit 1 are leaves. The last one is the root's, in the output.
     for (size_t level = 1; level < sums_.size(); ++level) {
       sums_[level].range = builder_.scratch(std::min(grain_, blocks_.largest()));
@@ -32,9 +32,9 @@ class PatReduceScatter {
     const auto chunks = static_cast<uint32_t>((blocks_.largest() + grain_ - 1) / grain_);
     for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
       root_ = Step::kNone;
-      for (int place = problem_.size - 1; place > 0; --place) {
-        send(place, chunk);
-        take(place, chunk);
+      for (int position = spec_.size - 1; position > 0; --position) {
+        send(position, chunk);
+        take(position, chunk);
       }
     }
     return builder_.take();
@@ -42,16 +42,16 @@ class PatReduceScatter {
 
  private:
   /// This rank's operand at a place, and nothing where the block has no such chunk.
-  Range operand(int place, uint32_t chunk) const {
-    const Chunks chunks = blocks_.chunks(around(problem_, -place), grain_);
+  Range operand(int position, uint32_t chunk) const {
+    const Chunks chunks = blocks_.chunks(around(spec_, -position), grain_);
     return chunk < chunks.count() ? chunks.at(BufferKind::kInput, chunk) : Range{BufferKind::kInput, 0, 0};
   }
-  Sum& sum_of(int place) { return sums_[std::countr_zero(static_cast<unsigned>(place))]; }
+  Sum& sum_of(int position) { return sums_[std::countr_zero(static_cast<unsigned>(position))]; }
 
-  void send(int place, uint32_t chunk) {
-    const Range own = operand(place, chunk);
-    const Rank parent = around(problem_, -lowest_bit(place));
-    Sum& sum = sum_of(place);
+  void send(int position, uint32_t chunk) {
+    const Range own = operand(position, chunk);
+    const Rank parent = around(spec_, -lowest_bit(position));
+    Sum& sum = sum_of(position);
     if (sum.combined == Step::kNone) {
       builder_.send(parent, own);
     } else {
@@ -62,21 +62,21 @@ class PatReduceScatter {
 
   /// What the child at `child`, which sends now, adds to its parent's place.
   void take(int child, uint32_t chunk) {
-    const int place = child - lowest_bit(child);
-    const Rank from = around(problem_, lowest_bit(child));
-    const Range own = operand(place, chunk);
-    if (place == 0) {
+    const int position = child - lowest_bit(child);
+    const Rank from = around(spec_, lowest_bit(child));
+    const Range own = operand(position, chunk);
+    if (position == 0) {
       const Range result = output(chunk * grain_, own.bytes);
       root_ = slots_.receive_reduce(builder_, from, root_ == Step::kNone ? own : result, result, root_);
       return;
     }
-    Sum& sum = sum_of(place);
+    Sum& sum = sum_of(position);
     const Range to = part(sum.range, 0, own.bytes);
     const bool first = sum.combined == Step::kNone;
     sum.combined = slots_.receive_reduce(builder_, from, first ? own : to, to, first ? sum.left : sum.combined);
   }
 
-  const CollectiveSpec& problem_;
+  const CollectiveSpec& spec_;
   const Blocks blocks_;
   const size_t grain_;
   ScheduleBuilder builder_;
@@ -87,31 +87,31 @@ class PatReduceScatter {
 
 }  // namespace
 
-Schedule pat_reduce_scatter(const CollectiveSpec& problem) {
-  check_problem(problem);
-  return problem.size == 1 ? copy_input(Blocks::of_ranks(problem).total()) : PatReduceScatter(problem).build();
+Schedule pat_reduce_scatter(const CollectiveSpec& spec) {
+  check_spec(spec);
+  return spec.size == 1 ? copy_input(Blocks::of_ranks(spec).total()) : PatReduceScatter(spec).build();
 }
 
-Schedule pat_all_gather(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const Blocks blocks = Blocks::of_ranks(problem);
-  const size_t grain = chunk_grain(problem);
+Schedule pat_all_gather(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const Blocks blocks = Blocks::of_ranks(spec);
+  const size_t grain = chunk_grain(spec);
   const auto chunks = static_cast<uint32_t>((blocks.largest() + grain - 1) / grain);
-  const auto block = [&](int place) { return blocks.chunks(around(problem, -place), grain); };
+  const auto block = [&](int position) { return blocks.chunks(around(spec, -position), grain); };
   ScheduleBuilder builder;
-  builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(BufferKind::kOutput, problem.rank));
-  std::vector<uint32_t> arrived(problem.size, Step::kNone);
+  builder.copy(input(0, blocks.bytes(spec.rank)), blocks.range(BufferKind::kOutput, spec.rank));
+  std::vector<uint32_t> arrived(spec.size, Step::kNone);
   for (uint32_t i = 0; i < chunks; ++i) {
-    for (int place = 1; place < problem.size; ++place) {
-      const int parent = place - lowest_bit(place);
-      const Chunks own{0, blocks.bytes(problem.rank), grain};
-      const Chunks out = parent == 0 ? own : block(parent), in = block(place);
+    for (int position = 1; position < spec.size; ++position) {
+      const int parent = position - lowest_bit(position);
+      const Chunks own{0, blocks.bytes(spec.rank), grain};
+      const Chunks out = parent == 0 ? own : block(parent), in = block(position);
       if (i < out.count()) {
-        builder.send(around(problem, lowest_bit(place)),
+        builder.send(around(spec, lowest_bit(position)),
                      out.at(parent == 0 ? BufferKind::kInput : BufferKind::kOutput, i), {arrived[parent]});
       }
       if (i < in.count()) {
-        arrived[place] = builder.receive(around(problem, -lowest_bit(place)), in.at(BufferKind::kOutput, i));
+        arrived[position] = builder.receive(around(spec, -lowest_bit(position)), in.at(BufferKind::kOutput, i));
       }
     }
   }

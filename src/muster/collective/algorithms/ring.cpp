@@ -10,40 +10,40 @@ namespace {
 /// r - k - 1; then share r + 1 is complete here, and the second pass carries the complete ones round.
 class RingAllReduce {
  public:
-  explicit RingAllReduce(const CollectiveSpec& problem)
-      : problem_(problem),
-        shares_(Blocks::shares(problem, problem.size)),
-        grain_(chunk_grain(problem)),
+  explicit RingAllReduce(const CollectiveSpec& spec)
+      : spec_(spec),
+        shares_(Blocks::shares(spec, spec.size)),
+        grain_(chunk_grain(spec)),
         slots_(builder_, shares_.chunks(0, grain_).largest()),
-        sent_(problem.size),
-        arrived_(problem.size) {}
+        sent_(spec.size),
+        arrived_(spec.size) {}
 
   Schedule build() {
-    for (int k = 0; k < problem_.size - 1; ++k) {
-      send(around(problem_, -k), k == 0 ? BufferKind::kInput : BufferKind::kOutput);
-      combine(around(problem_, -k - 1));
+    for (int k = 0; k < spec_.size - 1; ++k) {
+      send(around(spec_, -k), k == 0 ? BufferKind::kInput : BufferKind::kOutput);
+      combine(around(spec_, -k - 1));
     }
-    for (int k = 0; k < problem_.size - 1; ++k) {
-      send(around(problem_, 1 - k), BufferKind::kOutput);
-      receive(around(problem_, -k));
+    for (int k = 0; k < spec_.size - 1; ++k) {
+      send(around(spec_, 1 - k), BufferKind::kOutput);
+      receive(around(spec_, -k));
     }
     return builder_.take();
   }
 
  private:
   // The chunks of a share leave one by one as they arrive.
-  void send(Rank share, BufferKind place) {
+  void send(Rank share, BufferKind buffer) {
     const Chunks chunks = shares_.chunks(share, grain_);
     for (uint32_t i = 0; i < chunks.count(); ++i) {
       const uint32_t had = arrived_[share].empty() ? Step::kNone : arrived_[share][i];
-      sent_[share].push_back(builder_.send(around(problem_, 1), chunks.at(place, i), {had}));
+      sent_[share].push_back(builder_.send(around(spec_, 1), chunks.at(buffer, i), {had}));
     }
   }
 
   void combine(Rank share) {
     const Chunks chunks = shares_.chunks(share, grain_);
     for (uint32_t i = 0; i < chunks.count(); ++i) {
-      arrived_[share].push_back(slots_.receive_reduce(builder_, around(problem_, -1), chunks.at(BufferKind::kInput, i),
+      arrived_[share].push_back(slots_.receive_reduce(builder_, around(spec_, -1), chunks.at(BufferKind::kInput, i),
                                                       chunks.at(BufferKind::kOutput, i)));
     }
   }
@@ -54,11 +54,11 @@ class RingAllReduce {
     arrived_[share].clear();
     for (uint32_t i = 0; i < chunks.count(); ++i) {
       arrived_[share].push_back(
-          builder_.receive(around(problem_, -1), chunks.at(BufferKind::kOutput, i), {sent_[share][i]}));
+          builder_.receive(around(spec_, -1), chunks.at(BufferKind::kOutput, i), {sent_[share][i]}));
     }
   }
 
-  const CollectiveSpec& problem_;
+  const CollectiveSpec& spec_;
   Blocks shares_;
   size_t grain_;
   ScheduleBuilder builder_;
@@ -71,21 +71,21 @@ class RingAllReduce {
 class RingReduceScatter {
  public:
   /// The own block ends in `result`.
-  RingReduceScatter(const CollectiveSpec& problem, Blocks blocks, ScheduleBuilder& builder, Range result)
-      : problem_(problem),
+  RingReduceScatter(const CollectiveSpec& spec, Blocks blocks, ScheduleBuilder& builder, Range result)
+      : spec_(spec),
         blocks_(std::move(blocks)),
         builder_(builder),
         result_(result),
-        grain_(chunk_grain(problem)),
-        last_use_(problem.size, Step::kNone) {
+        grain_(chunk_grain(spec)),
+        last_use_(spec.size, Step::kNone) {
     const size_t chunk = std::min(grain_, blocks_.largest());
     const auto chunks = static_cast<uint32_t>((blocks_.largest() + grain_ - 1) / grain_);
-    const bool passes_on = problem.size > 2;
+    const bool passes_on = spec.size > 2;
     for (uint32_t i = 0; passes_on && i < 2 * std::min(chunks, kPanel); ++i) {
       slots_.push_back({builder.scratch(chunk), Step::kNone});
     }
     while (panel_ < chunks) {
-      for (int k = 0; k < problem.size - 1; ++k) step(k);
+      for (int k = 0; k < spec.size - 1; ++k) step(k);
       panel_ += kPanel;
     }
   }
@@ -103,9 +103,9 @@ class RingReduceScatter {
   Slot& slot(int k, uint32_t chunk) { return slots_[(k % 2) * (slots_.size() / 2) + chunk - panel_]; }
 
   void step(int k) {
-    const Rank next = around(problem_, 1), previous = around(problem_, -1);
-    const Rank out = (problem_.rank + 2 * problem_.size - k - 1) % problem_.size;
-    const Rank in = (out + problem_.size - 1) % problem_.size;
+    const Rank next = around(spec_, 1), previous = around(spec_, -1);
+    const Rank out = (spec_.rank + 2 * spec_.size - k - 1) % spec_.size;
+    const Rank in = (out + spec_.size - 1) % spec_.size;
     const Chunks sent = blocks_.chunks(out, grain_), received = blocks_.chunks(in, grain_);
     for (uint32_t i = panel_; i < std::min(sent.count(), panel_ + kPanel); ++i) {
       if (k == 0) {
@@ -118,7 +118,7 @@ class RingReduceScatter {
     }
     for (uint32_t i = panel_; i < std::min(received.count(), panel_ + kPanel); ++i) {
       const Range here = received.at(BufferKind::kInput, i);
-      if (k == problem_.size - 2) {
+      if (k == spec_.size - 2) {
         arrived_[i - panel_] = final(previous, here, part(result_, i * grain_, here.bytes));
       } else {
         const Slot& to = slot(k, i);
@@ -130,11 +130,11 @@ class RingReduceScatter {
   }
 
   uint32_t final(Rank previous, Range here, Range to) {
-    if (!arrivals_) arrivals_.emplace(builder_, std::min(grain_, blocks_.bytes(problem_.rank)));
+    if (!arrivals_) arrivals_.emplace(builder_, std::min(grain_, blocks_.bytes(spec_.rank)));
     return arrivals_->receive_reduce(builder_, previous, here, to);
   }
 
-  const CollectiveSpec& problem_;
+  const CollectiveSpec& spec_;
   const Blocks blocks_;
   ScheduleBuilder& builder_;
   const Range result_;
@@ -148,56 +148,55 @@ class RingReduceScatter {
 
 }  // namespace
 
-Schedule ring_all_reduce(const CollectiveSpec& problem) {
-  check_problem(problem);
-  return problem.size == 1 ? copy_input(tensor_bytes(problem)) : RingAllReduce(problem).build();
+Schedule ring_all_reduce(const CollectiveSpec& spec) {
+  check_spec(spec);
+  return spec.size == 1 ? copy_input(tensor_bytes(spec)) : RingAllReduce(spec).build();
 }
 
-Schedule ring_reduce_scatter(const CollectiveSpec& problem) {
-  check_problem(problem);
-  Blocks blocks = Blocks::of_ranks(problem);
-  const Range result = output(0, blocks.bytes(problem.rank));
-  if (problem.size == 1) return copy_input(result.bytes);
+Schedule ring_reduce_scatter(const CollectiveSpec& spec) {
+  check_spec(spec);
+  Blocks blocks = Blocks::of_ranks(spec);
+  const Range result = output(0, blocks.bytes(spec.rank));
+  if (spec.size == 1) return copy_input(result.bytes);
   ScheduleBuilder builder;
-  RingReduceScatter(problem, std::move(blocks), builder, result);
+  RingReduceScatter(spec, std::move(blocks), builder, result);
   return builder.take();
 }
 
 // The shares that the others completed come to the root's output, which may be its input: each once its input was used.
-Schedule ring_reduce(const CollectiveSpec& problem) {
-  check_problem(problem);
-  if (problem.size == 1) return copy_input(tensor_bytes(problem));
-  const Blocks shares = Blocks::shares(problem, problem.size);
-  const bool root = problem.rank == problem.root;
+Schedule ring_reduce(const CollectiveSpec& spec) {
+  check_spec(spec);
+  if (spec.size == 1) return copy_input(tensor_bytes(spec));
+  const Blocks shares = Blocks::shares(spec, spec.size);
+  const bool root = spec.rank == spec.root;
   ScheduleBuilder builder;
-  const Range own =
-      root ? shares.range(BufferKind::kOutput, problem.rank) : builder.scratch(shares.bytes(problem.rank));
-  const RingReduceScatter pass(problem, shares, builder, own);
-  if (!root) builder.send(problem.root, own, {pass.last_use(problem.rank)});
-  for (Rank rank = 0; root && rank < problem.size; ++rank) {
-    if (rank != problem.root) builder.receive(rank, shares.range(BufferKind::kOutput, rank), {pass.last_use(rank)});
+  const Range own = root ? shares.range(BufferKind::kOutput, spec.rank) : builder.scratch(shares.bytes(spec.rank));
+  const RingReduceScatter pass(spec, shares, builder, own);
+  if (!root) builder.send(spec.root, own, {pass.last_use(spec.rank)});
+  for (Rank rank = 0; root && rank < spec.size; ++rank) {
+    if (rank != spec.root) builder.receive(rank, shares.range(BufferKind::kOutput, rank), {pass.last_use(rank)});
   }
   return builder.take();
 }
 
-Schedule ring_all_gather(const CollectiveSpec& problem) {
-  check_problem(problem);
-  const Blocks blocks = Blocks::of_ranks(problem);
-  const size_t grain = chunk_grain(problem);
+Schedule ring_all_gather(const CollectiveSpec& spec) {
+  check_spec(spec);
+  const Blocks blocks = Blocks::of_ranks(spec);
+  const size_t grain = chunk_grain(spec);
   ScheduleBuilder builder;
-  builder.copy(input(0, blocks.bytes(problem.rank)), blocks.range(BufferKind::kOutput, problem.rank));
+  builder.copy(input(0, blocks.bytes(spec.rank)), blocks.range(BufferKind::kOutput, spec.rank));
   std::vector<uint32_t> arrived;
-  for (int k = 0; k < problem.size - 1; ++k) {
-    const Chunks own{0, blocks.bytes(problem.rank), grain};
-    const Chunks out = k == 0 ? own : blocks.chunks(around(problem, -k), grain);
+  for (int k = 0; k < spec.size - 1; ++k) {
+    const Chunks own{0, blocks.bytes(spec.rank), grain};
+    const Chunks out = k == 0 ? own : blocks.chunks(around(spec, -k), grain);
     for (uint32_t i = 0; i < out.count(); ++i) {
-      builder.send(around(problem, 1), out.at(k == 0 ? BufferKind::kInput : BufferKind::kOutput, i),
+      builder.send(around(spec, 1), out.at(k == 0 ? BufferKind::kInput : BufferKind::kOutput, i),
                    {k == 0 ? Step::kNone : arrived[i]});
     }
     arrived.clear();
-    const Chunks in = blocks.chunks(around(problem, -k - 1), grain);
+    const Chunks in = blocks.chunks(around(spec, -k - 1), grain);
     for (uint32_t i = 0; i < in.count(); ++i) {
-      arrived.push_back(builder.receive(around(problem, -1), in.at(BufferKind::kOutput, i)));
+      arrived.push_back(builder.receive(around(spec, -1), in.at(BufferKind::kOutput, i)));
     }
   }
   return builder.take();

@@ -6,7 +6,7 @@ namespace muster {
 
 /// What an algorithm's cost depends on.
 struct CostInputs {
-  explicit CostInputs(const CollectiveSpec& problem);
+  explicit CostInputs(const CollectiveSpec& spec);
 
   double ranks;      ///< n
   double doublings;  ///< ceil(log2 n)
@@ -33,6 +33,6 @@ struct Estimate {
 /// Seconds that the algorithm takes for the problem, all ranks beginning together: a closed form, so that choosing
 /// costs no more than a call. The same at all ranks. How near it is to the schedules themselves, evaluate()
 /// (evaluation.h) tells.
-double predict(const CollectiveSpec& problem, const Algorithm& algorithm);
+double predict(const CollectiveSpec& spec, const Algorithm& algorithm);
 
 }  // namespace muster

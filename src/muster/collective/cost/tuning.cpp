@@ -23,7 +23,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kLongestRecord = 4096;
+constexpr size_t kMaxRecordBytes = 4096;
 
 struct Entry {
   const char* name;
@@ -100,7 +100,7 @@ MachineCosts measured_or_guessed() {
   const std::string path = machine_path();
   std::ifstream file(path);
   if (path.empty() || !file) return guess();
-  std::string text(kLongestRecord, '\0');
+  std::string text(kMaxRecordBytes, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
   if (auto machine = from_json(parse(text))) return *machine;
@@ -110,15 +110,15 @@ MachineCosts measured_or_guessed() {
 
 }  // namespace
 
-void Tuning::apply(CollectiveSpec& problem, std::string_view kind, int ranks_per_host) const {
+void Tuning::apply(CollectiveSpec& spec, std::string_view kind, int ranks_per_host) const {
   const auto* entry = std::ranges::find(kMedia, kind, &Entry::name);
   const LinkCost& medium = machine.*(entry == std::end(kMedia) ? &MachineCosts::tcp : entry->medium);
-  problem.network = {.latency = medium.latency,
-                     .overhead = medium.overhead,
-                     .bytes_per_second = medium.bytes_per_second,
-                     .reduce_bytes_per_second = machine.reduce_bytes_per_second,
-                     .load = static_cast<double>(ranks_per_host) / machine.cores};
-  problem.algorithm = wanted[static_cast<size_t>(problem.collective)];
+  spec.network = {.latency = medium.latency,
+                  .overhead = medium.overhead,
+                  .bytes_per_second = medium.bytes_per_second,
+                  .reduce_bytes_per_second = machine.reduce_bytes_per_second,
+                  .load = static_cast<double>(ranks_per_host) / machine.cores};
+  spec.algorithm = wanted[static_cast<size_t>(spec.collective)];
 }
 
 std::string Tuning::encode() const {
@@ -133,7 +133,7 @@ std::string Tuning::encode() const {
 }
 
 Result<Tuning> Tuning::decode(std::string_view text) {
-  if (text.size() > kLongestRecord) return fail(ErrorCode::kProtocol, "this is no record of a machine");
+  if (text.size() > kMaxRecordBytes) return fail(ErrorCode::kProtocol, "this is no record of a machine");
   const json record = parse(text);
   Tuning tuning;
   MUSTER_ASSIGN(tuning.machine, from_json(record));

@@ -45,7 +45,7 @@ struct Tuning {
   std::array<const Algorithm*, kCollectiveCount> wanted{};  ///< by collective; null: choose
 
   /// Fills in what the choice goes by: links of this kind ("tcp", "unix", "shm"), this many ranks on a host.
-  void apply(CollectiveSpec& problem, std::string_view kind, int ranks_per_host) const;
+  void apply(CollectiveSpec& spec, std::string_view kind, int ranks_per_host) const;
   /// Some 600 bytes of JSON.
   std::string encode() const;
   /// kProtocol for what encode() did not write.

@@ -42,7 +42,7 @@ Result<> one_shot(HostCall& run) {
 }
 
 /// The hub combines for all: n reads by one rank, instead of n by each of n.
-Result<> through_hub(HostCall& run) {
+Result<> through_leader(HostCall& run) {
   const size_t bytes = run.call.bytes();
   MUSTER_TRY(put(run, 0, bytes));
   const uint32_t put_step = run.comm.step();
@@ -156,7 +156,7 @@ class TwoShot {
 Result<> host_all_reduce(HostCall& run) {
   switch (reduce_form(run.call.collective, run.call.bytes(), run.size, run.comm.has_leader())) {
     case ReduceForm::kLeader:
-      return through_hub(run);
+      return through_leader(run);
     case ReduceForm::kOneShot:
       return one_shot(run);
     case ReduceForm::kTwoShots:

@@ -57,14 +57,14 @@ class Uneven {
  public:
   explicit Uneven(HostCall& run) : run_(run) {}
 
-  void announce(size_t largest) {
+  void put_counts(size_t largest) {
     std::memcpy(run_.comm.slot(), run_.operation.counts.data(), run_.size * sizeof(uint64_t));
     const uint64_t bytes = largest;
     std::memcpy(run_.comm.payload(), &bytes, sizeof(bytes));
   }
 
   /// The longest block of all, once everybody's counts are what is expected here.
-  Result<size_t> agree(size_t largest, uint32_t step) {
+  Result<size_t> check_counts(size_t largest, uint32_t step) {
     for (Rank peer = 0; peer < run_.size; ++peer) {
       uint64_t sent, theirs;
       std::memcpy(&sent, run_.comm.slot(peer, step) + run_.rank * sizeof(uint64_t), sizeof(sent));
@@ -125,13 +125,13 @@ Result<> host_all_to_all(HostCall& run) {
   const Pieces pieces(run, even ? largest : SIZE_MAX, even ? 0 : uneven_header(run.size));
   MUSTER_TRY(run.begin(pieces.in_slot()));
   uint32_t step = run.comm.step();
-  if (!even) uneven.announce(largest);
+  if (!even) uneven.put_counts(largest);
   put_pieces(run, pieces, sent, 0, false);
   run.comm.publish();
   run.copy_own(sent.begin(run.rank), received.begin(run.rank), sent.bytes(run.rank));
   MUSTER_TRY(run.comm.wait_all(step, run.deadline));
   if (!even) {
-    MUSTER_ASSIGN(largest, uneven.agree(largest, step));
+    MUSTER_ASSIGN(largest, uneven.check_counts(largest, step));
   }
   const size_t chunks = chunk_count(largest, std::max<size_t>(1, pieces.piece));
   for (size_t index = 0; index < chunks; ++index, ++step) {

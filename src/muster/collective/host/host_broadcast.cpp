@@ -6,7 +6,7 @@ namespace {
 
 /// A step of somebody who only takes. It is published after the root's was seen: then the root's word says that all
 /// ranks are near, and nobody has to look at all of them.
-Result<uint32_t> follow(HostCall& run) {
+Result<uint32_t> receiver_step(HostCall& run) {
   const uint32_t step = run.comm.next();
   MUSTER_TRY(run.comm.wait(run.call.root, step, run.deadline));
   MUSTER_TRY(run.reserve(0));
@@ -27,7 +27,7 @@ Result<> host_broadcast(HostCall& run) {
       run.comm.publish();
       run.comm.fetch_ahead();
     } else {
-      MUSTER_ASSIGN(const uint32_t step, follow(run));
+      MUSTER_ASSIGN(const uint32_t step, receiver_step(run));
       run.operation.output.write(index * chunk, run.area(run.call.root, step, chunk), bytes);
     }
   }
@@ -42,7 +42,7 @@ Result<> host_scatter(HostCall& run) {
   for (size_t index = 0; index < chunks; ++index) {
     const size_t bytes = chunk_bytes(block, index, piece);
     if (run.rank != run.call.root) {
-      MUSTER_ASSIGN(const uint32_t step, follow(run));
+      MUSTER_ASSIGN(const uint32_t step, receiver_step(run));
       run.operation.output.write(index * piece, run.area(run.call.root, step, all) + run.rank * piece, bytes);
       continue;
     }

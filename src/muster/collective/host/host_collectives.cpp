@@ -77,7 +77,7 @@ Result<> dispatch(HostCall& run) {
 }
 
 /// Makes a mismatch say which calls they are.
-void explain_mismatch(const HostComm& comm, const Call& mine, Error& error) {
+void annotate_mismatch(const HostComm& comm, const Call& mine, Error& error) {
   if (error.code != ErrorCode::kMismatch || !comm.foreign_tag()) return;
   const Rank peer = error.rank;
   const std::string theirs = Call::unpack(*comm.foreign_tag()).to_string();
@@ -95,7 +95,7 @@ Result<> run_on_host(HostComm& comm, const Operation& operation, const Deadline&
   comm.open(operation.said().pack());
   HostCall run(comm, operation, deadline);
   auto result = dispatch(run);
-  if (!result) explain_mismatch(comm, operation.said(), result.error());
+  if (!result) annotate_mismatch(comm, operation.said(), result.error());
   return result;
 }
 

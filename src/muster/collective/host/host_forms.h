@@ -25,9 +25,9 @@ inline constexpr size_t kMinSharedTensorBytes = 8 << 10;
 enum class ReduceForm : uint8_t { kOneShot, kLeader, kTwoShots };
 
 /// Of an all_reduce or reduce. `hub`: whether the ranks meet by way of rank 0.
-constexpr ReduceForm reduce_form(Collective collective, size_t bytes, int ranks, bool hub) {
+constexpr ReduceForm reduce_form(Collective collective, size_t bytes, int ranks, bool has_leader) {
   const bool all = collective == Collective::kAllReduce;
-  if (all && hub && bytes <= kHostOneShot) return ReduceForm::kLeader;
+  if (all && has_leader && bytes <= kHostOneShot) return ReduceForm::kLeader;
   return bytes <= (all && ranks == 2 ? kHostOneShotOfTwo : kHostOneShot) ? ReduceForm::kOneShot : ReduceForm::kTwoShots;
 }
 

@@ -103,7 +103,7 @@ class Planner {
   }
 
   void reduction() {
-    const ReduceForm form = reduce_form(question_.collective, question_.bytes, question_.ranks, shape_.hub);
+    const ReduceForm form = reduce_form(question_.collective, question_.bytes, question_.ranks, shape_.has_leader);
     if (form == ReduceForm::kTwoShots) return two_shots();
     cut(question_.bytes, host_chunk(shape_.slot_bytes, question_.element));
     plan_.copied = ranks_ * bytes_;
@@ -208,7 +208,8 @@ double copy_speed(const MemoryCosts& costs, double tensors) {
 }  // namespace
 
 bool goes_direct(const HostPlanInputs& question) {
-  if (question.collective == Collective::kBarrier || host_comm_shape(question.ranks, question.cores).hub) return false;
+  if (question.collective == Collective::kBarrier || host_comm_shape(question.ranks, question.cores).has_leader)
+    return false;
   const bool blocks = question.collective == Collective::kReduceScatter ||
                       question.collective == Collective::kAllToAll || question.collective == Collective::kScatter;
   return question.bytes * (blocks ? question.ranks : 1) >= kMinSharedTensorBytes;

@@ -16,13 +16,13 @@ namespace {
 
 /// What a rank says of its input, in the payload of the first step.
 struct Location {
-  Arena::Place place;
+  Arena::Location place;
   uint32_t known = 0;  ///< whether the peers have mapped this segment before, and so will again
 };
 static_assert(sizeof(Location) <= kStepPayload && std::is_trivially_copyable_v<Location>);
 
 /// Bytes at a rank's location.
-size_t extent(const HostCall& run, Rank rank) {
+size_t bytes_at(const HostCall& run, Rank rank) {
   const HostBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
   switch (run.call.collective) {
     case Collective::kAllGather:
@@ -37,14 +37,14 @@ size_t extent(const HostCall& run, Rank rank) {
   }
 }
 
-bool worth_it(const HostCall& run) {
+bool is_large_enough(const HostCall& run) {
   const Call& call = run.call;
   if (call.collective == Collective::kBarrier || (call.collective == Collective::kAllToAll && call.layout != 0)) {
     return false;
   }
   if (reduces(call.collective) && call.op == ReduceOp::kPremulSum) return false;
   size_t bytes = 0;
-  for (Rank rank = 0; rank < run.size; ++rank) bytes = std::max(bytes, extent(run, rank));
+  for (Rank rank = 0; rank < run.size; ++rank) bytes = std::max(bytes, bytes_at(run, rank));
   return bytes >= kMinSharedTensorBytes;
 }
 
@@ -80,7 +80,7 @@ class Direct {
     Location own;
     const BufferView& input = run_.operation.input;
     if (!needed(run_, run_.rank) || !input.contiguous() || run_.comm.arena() == nullptr) return own;
-    const auto place = run_.comm.arena()->find(input.data(), extent(run_, run_.rank));
+    const auto place = run_.comm.arena()->find(input.data(), bytes_at(run_, run_.rank));
     if (!place) return own;
     own.place = *place;
     own.known = run_.comm.peer_memory().is_known(place->segment) ? 1 : 0;
@@ -114,9 +114,9 @@ class Direct {
     MUSTER_TRY(run_.comm.wait_all(step, run_.deadline));
     bool all = true;
     for (Rank peer = 0; peer < run_.size; ++peer) all = all && run_.comm.payload(peer, step)[0] == 1;
-    if (!all) run_.comm.give_up_direct();
+    if (!all) run_.comm.disable_direct();
     if (!mapped) log(LogLevel::kDebug, "tensors in shared memory are copied: " + mapped.error().message);
-    if (all && needed(run_, run_.rank)) run_.comm.peer_memory().note_known(locations_[run_.rank].place.segment);
+    if (all && needed(run_, run_.rank)) run_.comm.peer_memory().add_known(locations_[run_.rank].place.segment);
     return all;
   }
 
@@ -127,8 +127,8 @@ class Direct {
         at_[peer] = run_.operation.input.data();
         continue;
       }
-      const Arena::Place& place = locations_[peer].place;
-      MUSTER_ASSIGN(at_[peer], run_.comm.peer_memory().map(run_.comm.pid(peer), place, extent(run_, peer)));
+      const Arena::Location& place = locations_[peer].place;
+      MUSTER_ASSIGN(at_[peer], run_.comm.peer_memory().map(run_.comm.pid(peer), place, bytes_at(run_, peer)));
     }
     return {};
   }
@@ -214,7 +214,7 @@ class Direct {
 }  // namespace
 
 Result<bool> run_on_shared_tensors(HostCall& run) {
-  if (!worth_it(run)) return false;
+  if (!is_large_enough(run)) return false;
   return Direct(run).execute();
 }
 

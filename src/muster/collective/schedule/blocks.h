@@ -11,21 +11,21 @@ namespace muster {
 class Blocks {
  public:
   /// The blocks of the ranks, as operation.h has them, by `counts` or equal.
-  static Blocks of_ranks(const CollectiveSpec& problem, const std::vector<size_t>& counts) {
+  static Blocks of_ranks(const CollectiveSpec& spec, const std::vector<size_t>& counts) {
     Blocks blocks;
-    for (Rank rank = 0; rank < problem.size; ++rank) {
-      blocks.append((counts.empty() ? problem.count : counts[rank]) * problem.element_bytes);
+    for (Rank rank = 0; rank < spec.size; ++rank) {
+      blocks.append((counts.empty() ? spec.count : counts[rank]) * spec.element_bytes);
     }
     return blocks;
   }
-  static Blocks of_ranks(const CollectiveSpec& problem) { return of_ranks(problem, problem.counts); }
+  static Blocks of_ranks(const CollectiveSpec& spec) { return of_ranks(spec, spec.counts); }
 
   /// One tensor cut into `parts`, equal but for one element.
-  static Blocks shares(const CollectiveSpec& problem, int parts) {
+  static Blocks shares(const CollectiveSpec& spec, int parts) {
     Blocks blocks;
-    const size_t least = problem.count / parts, longer = problem.count % parts;
+    const size_t least = spec.count / parts, longer = spec.count % parts;
     for (size_t part = 0; part < static_cast<size_t>(parts); ++part) {
-      blocks.append((least + (part < longer ? 1 : 0)) * problem.element_bytes);
+      blocks.append((least + (part < longer ? 1 : 0)) * spec.element_bytes);
     }
     return blocks;
   }
@@ -40,10 +40,10 @@ class Blocks {
     for (int block = 0; block < count(); ++block) most = std::max(most, bytes(block));
     return most;
   }
-  Range range(BufferKind place, int block) const { return {place, offset(block), bytes(block)}; }
+  Range range(BufferKind buffer, int block) const { return {buffer, offset(block), bytes(block)}; }
   /// Blocks [first, last).
-  Range range(BufferKind place, int first, int last) const {
-    return {place, offset(first), offset(last) - offset(first)};
+  Range range(BufferKind buffer, int first, int last) const {
+    return {buffer, offset(first), offset(last) - offset(first)};
   }
   Chunks chunks(int block, size_t grain) const { return {offset(block), bytes(block), grain}; }
 

@@ -199,8 +199,8 @@ struct PreparedSchedule::Run {
   }
 
   const BufferView& place(const Range& range) const {
-    if (range.place == BufferKind::kScratch) return scratch;
-    return range.place == BufferKind::kInput ? buffers.input : buffers.output;
+    if (range.buffer == BufferKind::kScratch) return scratch;
+    return range.buffer == BufferKind::kInput ? buffers.input : buffers.output;
   }
   Segment at(const Range& range, size_t skip, size_t limit = SIZE_MAX) const {
     return place(range).at(range.offset + skip, std::min(limit, range.bytes - skip));

@@ -11,10 +11,10 @@ namespace muster {
 /// ones and the ranks behind them are the core.
 class Folding {
  public:
-  explicit Folding(const CollectiveSpec& problem)
-      : rank_(problem.rank),
-        core_(static_cast<int>(std::bit_floor(static_cast<unsigned>(problem.size)))),
-        extra_(problem.size - core_) {}
+  explicit Folding(const CollectiveSpec& spec)
+      : rank_(spec.rank),
+        core_(static_cast<int>(std::bit_floor(static_cast<unsigned>(spec.size)))),
+        extra_(spec.size - core_) {}
 
   int core() const { return core_; }
   bool paired() const { return rank_ < 2 * extra_; }

@@ -8,8 +8,8 @@ namespace muster {
 namespace {
 
 std::string describe(const Range& range) {
-  static constexpr const char* kPlaces[] = {"input", "output", "scratch"};
-  return fmt::format("{}[{}, {})", kPlaces[static_cast<int>(range.place)], range.offset, range.offset + range.bytes);
+  static constexpr const char* kBuffers[] = {"input", "output", "scratch"};
+  return fmt::format("{}[{}, {})", kBuffers[static_cast<int>(range.buffer)], range.offset, range.offset + range.bytes);
 }
 
 std::string combined(const Step& step) {
@@ -35,9 +35,9 @@ std::string describe(const Step& step) {
 
 }  // namespace
 
-Result<Schedule> plan(const CollectiveSpec& problem) {
-  if (const Algorithm* algorithm = choose(problem)) return algorithm->schedule(problem);
-  return fail(ErrorCode::kUnsupported, fmt::format("{} has no schedule over links", name(problem.collective)));
+Result<Schedule> plan(const CollectiveSpec& spec) {
+  if (const Algorithm* algorithm = choose(spec)) return algorithm->schedule(spec);
+  return fail(ErrorCode::kUnsupported, fmt::format("{} has no schedule over links", name(spec.collective)));
 }
 
 std::string to_string(const Schedule& schedule) {

@@ -14,7 +14,7 @@ namespace muster {
 enum class BufferKind : uint8_t { kInput, kOutput, kScratch };
 
 struct Range {
-  BufferKind place = BufferKind::kOutput;
+  BufferKind buffer = BufferKind::kOutput;
   size_t offset = 0;  ///< bytes
   size_t bytes = 0;
 };
@@ -83,7 +83,7 @@ struct CollectiveSpec {
 };
 
 /// The schedule of the algorithm that is chosen for the problem: the given one, else the fastest by predict() (cost.h).
-Result<Schedule> plan(const CollectiveSpec& problem);
+Result<Schedule> plan(const CollectiveSpec& spec);
 
 /// For tests and `explain`: one line a step.
 std::string to_string(const Schedule& schedule);

@@ -63,7 +63,7 @@ inline uint32_t last_of(uint32_t first, uint32_t second) { return second == Step
 inline Range input(size_t offset, size_t bytes) { return {BufferKind::kInput, offset, bytes}; }
 inline Range output(size_t offset, size_t bytes) { return {BufferKind::kOutput, offset, bytes}; }
 inline Range part(const Range& whole, size_t offset, size_t bytes) {
-  return {whole.place, whole.offset + offset, bytes};
+  return {whole.buffer, whole.offset + offset, bytes};
 }
 
 /// A span of bytes cut into chunks of equal size, the last one shorter.
@@ -74,9 +74,9 @@ struct Chunks {
 
   uint32_t count() const { return static_cast<uint32_t>((bytes + grain - 1) / grain); }
   size_t largest() const { return std::min(bytes, grain); }
-  Range at(BufferKind place, uint32_t index) const {
+  Range at(BufferKind buffer, uint32_t index) const {
     const size_t start = index * grain;
-    return {place, offset + start, std::min(grain, bytes - start)};
+    return {buffer, offset + start, std::min(grain, bytes - start)};
   }
 };
 
@@ -108,15 +108,13 @@ inline Schedule copy_input(size_t bytes) {
 }
 
 /// Bytes of a chunk: whole elements, at least one.
-inline size_t chunk_grain(const CollectiveSpec& problem) {
-  return std::max(problem.chunk_bytes / problem.element_bytes, size_t{1}) * problem.element_bytes;
+inline size_t chunk_grain(const CollectiveSpec& spec) {
+  return std::max(spec.chunk_bytes / spec.element_bytes, size_t{1}) * spec.element_bytes;
 }
-inline size_t tensor_bytes(const CollectiveSpec& problem) { return problem.count * problem.element_bytes; }
+inline size_t tensor_bytes(const CollectiveSpec& spec) { return spec.count * spec.element_bytes; }
 
 /// `rank` plus `steps` around the ring; steps >= -size.
-inline Rank around(const CollectiveSpec& problem, int steps) {
-  return (problem.rank + problem.size + steps) % problem.size;
-}
+inline Rank around(const CollectiveSpec& spec, int steps) { return (spec.rank + spec.size + steps) % spec.size; }
 
 /// The greatest power of two that divides `position`.
 inline int lowest_bit(int position) { return position & -position; }
@@ -126,22 +124,22 @@ inline int doubling_rounds(int size) { return std::bit_width(static_cast<unsigne
 
 /// Ranks counted from the root, which is 0.
 struct FromRoot {
-  explicit FromRoot(const CollectiveSpec& problem)
-      : root(problem.root), size(problem.size), self((problem.rank - problem.root + problem.size) % problem.size) {}
+  explicit FromRoot(const CollectiveSpec& spec)
+      : root(spec.root), size(spec.size), self((spec.rank - spec.root + spec.size) % spec.size) {}
   Rank rank(int relative) const { return (relative + root) % size; }
   Rank root;
   int size;
   int self;
 };
 
-inline void check_problem(const CollectiveSpec& problem) {
-  MUSTER_CHECK(problem.size > 0 && problem.rank >= 0 && problem.rank < problem.size, "a rank lies in [0, size)");
-  MUSTER_CHECK(problem.root >= 0 && problem.root < problem.size, "the root lies in [0, size)");
-  MUSTER_CHECK(problem.element_bytes > 0, "elements have bytes");
+inline void check_spec(const CollectiveSpec& spec) {
+  MUSTER_CHECK(spec.size > 0 && spec.rank >= 0 && spec.rank < spec.size, "a rank lies in [0, size)");
+  MUSTER_CHECK(spec.root >= 0 && spec.root < spec.size, "the root lies in [0, size)");
+  MUSTER_CHECK(spec.element_bytes > 0, "elements have bytes");
   const auto of_ranks = [&](const std::vector<size_t>& counts) {
-    return counts.empty() || counts.size() == static_cast<size_t>(problem.size);
+    return counts.empty() || counts.size() == static_cast<size_t>(spec.size);
   };
-  MUSTER_CHECK(of_ranks(problem.counts) && of_ranks(problem.receive_counts), "counts are one for each rank");
+  MUSTER_CHECK(of_ranks(spec.counts) && of_ranks(spec.receive_counts), "counts are one for each rank");
 }
 
 }  // namespace muster

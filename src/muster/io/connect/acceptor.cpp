@@ -53,7 +53,7 @@ class SocketAcceptor final : public Acceptor {
         options_(std::move(options)),
         handler_(std::make_shared<const Handler>(std::move(handler))),
         file_(address_),
-        strangers_(loop.clock()),
+        refusal_log_(loop.clock()),
         queue_(options_.max_pending) {}
 
   ~SocketAcceptor() override {
@@ -85,7 +85,7 @@ class SocketAcceptor final : public Acceptor {
   void on_readable() {
     const std::weak_ptr<const Handler> alive = handler_;
     for (int i = 0; i < kAcceptsPerTurn; ++i) {
-      if (pending_.size() >= options_.max_pending && !may_give_way()) return wait_for_room();
+      if (pending_.size() >= options_.max_pending && !may_evict()) return wait_for_eviction();
       Address peer;
       auto accepted = accept_from(listener_.get(), &peer);
       if (!accepted && accepted.error().code == ErrorCode::kResourceExhausted) {
@@ -95,38 +95,38 @@ class SocketAcceptor final : public Acceptor {
           if (!*refused) break;
         } else if (!is_ready(listener_.get())) {
           break;
-        } else if (may_give_way()) {
-          give_way();
+        } else if (may_evict()) {
+          evict_one();
           if (alive.expired()) return;  // a handler has destroyed this object
         } else {
-          return wait_for_room();
+          return wait_for_eviction();
         }
         continue;
       }
       if (!accepted) return pause(accepted.error());
       if (!*accepted) break;
-      while (pending_.size() >= options_.max_pending && may_give_way()) {
-        give_way();
+      while (pending_.size() >= options_.max_pending && may_evict()) {
+        evict_one();
         if (alive.expired()) return;
       }
       if (options_.plain) {
-        greet_plain(std::move(**accepted), peer);
+        accept_plain(std::move(**accepted), peer);
       } else {
-        greet(std::move(**accepted), peer);
+        begin_handshake(std::move(**accepted), peer);
       }
       if (alive.expired()) return;
     }
     listen();
   }
 
-  bool may_give_way() const {
+  bool may_evict() const {
     const auto candidate = queue_.next();
     return candidate && candidate->due <= loop_.clock().now();
   }
 
   /// Closes the connection that is to give way to a newcomer, unless it has just sent something. May destroy this
   /// object, as advance() may.
-  void give_way() {
+  void evict_one() {
     const int fd = queue_.next()->id;
     if (is_ready(fd)) return advance(fd, EPOLLIN);
     const bool silent = queue_.is_silent(fd);
@@ -135,7 +135,7 @@ class SocketAcceptor final : public Acceptor {
   }
 
   /// Newcomers wait in the kernel's backlog until somebody gives way.
-  void wait_for_room() {
+  void wait_for_eviction() {
     full_ = true;
     listen();
     loop_.cancel(room_timer_);
@@ -165,7 +165,7 @@ class SocketAcceptor final : public Acceptor {
     const bool somebody = accepted && *accepted;
     if (somebody) {
       const int fd = (*accepted)->get();
-      if (!options_.plain) tell(fd, Handshake::Refusal::kFull);
+      if (!options_.plain) send_refusal(fd, Handshake::Refusal::kFull);
       refused(name_of(fd, peer), "this process has no file descriptor left; raise its limit (ulimit -n)");
     }
     if (somebody) accepted->reset();
@@ -176,7 +176,7 @@ class SocketAcceptor final : public Acceptor {
 
   /// Out of memory, say: the connection stays in the backlog, and asking again at once would spin.
   void pause(const Error& error) {
-    strangers_.warn(fmt::format("{} cannot accept connections for now: {}", address_.to_string(), error.message));
+    refusal_log_.warn(fmt::format("{} cannot accept connections for now: {}", address_.to_string(), error.message));
     paused_ = true;
     listen();
     resume_timer_ = loop_.after(kExhaustedPause, [this] {
@@ -185,29 +185,29 @@ class SocketAcceptor final : public Acceptor {
     });
   }
 
-  void greet_plain(Fd socket, const Address& peer) {
-    if (!may_connect(socket.get(), peer)) return;
+  void accept_plain(Fd socket, const Address& peer) {
+    if (!is_allowed_user(socket.get(), peer)) return;
     const auto handler = handler_;
     (*handler)(Connection{plain_stream(std::move(socket)), {}, peer, {}});
   }
 
-  void greet(Fd socket, const Address& peer) {
+  void begin_handshake(Fd socket, const Address& peer) {
     const int fd = socket.get();
-    if (!may_connect(fd, peer)) return;
+    if (!is_allowed_user(fd, peer)) return;
     const std::string name = name_of(fd, peer);
     auto begun = Negotiation::begin(std::move(socket), Handshake::Side::kServer, options_.credentials, options_.hello);
-    if (!begun) return strangers_.warn(fmt::format("cannot greet {}: {}", name, begun.error().message));
+    if (!begun) return refusal_log_.warn(fmt::format("cannot greet {}: {}", name, begun.error().message));
     const auto watched = loop_.watch(fd, EPOLLIN, [this, fd](uint32_t events) { advance(fd, events); });
-    if (!watched) return strangers_.warn(fmt::format("cannot greet {}: {}", name, watched.error().message));
+    if (!watched) return refusal_log_.warn(fmt::format("cannot greet {}: {}", name, watched.error().message));
     const TimePoint now = loop_.clock().now();
     const auto first = std::min(options_.greeting_timeout, options_.handshake_timeout);
-    const auto timeout = loop_.at(now + first, [this, fd] { look_for_greeting(fd); });
+    const auto timeout = loop_.at(now + first, [this, fd] { check_greeting(fd); });
     pending_.emplace(fd, Pending{std::move(*begun), peer, name, now, timeout});
     queue_.add(fd, network_of(peer), now);
     if (is_ready(fd)) advance(fd, EPOLLIN);  // a member's greeting is mostly there
   }
 
-  void look_for_greeting(int fd) {
+  void check_greeting(int fd) {
     Pending& pending = pending_.at(fd);
     const bool silent = queue_.is_silent(fd) && !is_ready(fd);
     if (silent && options_.greeting_timeout < options_.handshake_timeout) {
@@ -224,17 +224,17 @@ class SocketAcceptor final : public Acceptor {
   }
 
   /// A Unix socket's peer has a uid that the kernel vouches for.
-  bool may_connect(int fd, const Address& peer) {
+  bool is_allowed_user(int fd, const Address& peer) {
     if (!address_.is_unix()) return true;
     const auto who = unix_peer(fd);
     if (who && (who->uid == geteuid() || who->uid == 0)) return true;
     refused(name_of(fd, peer), who ? fmt::format("it belongs to user {}", who->uid) : who.error().message);
     if (options_.plain) return false;
-    tell(fd, Handshake::Refusal::kWrongUser);
+    send_refusal(fd, Handshake::Refusal::kWrongUser);
     return false;
   }
 
-  static void tell(int fd, Handshake::Refusal refusal) {
+  static void send_refusal(int fd, Handshake::Refusal refusal) {
     const Bytes reason = Handshake::refuse(refusal);
     (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits a fresh socket's buffer
   }
@@ -250,16 +250,16 @@ class SocketAcceptor final : public Acceptor {
   // May call the handler, which may destroy this object.
   void advance(int fd, uint32_t events) {
     Pending& pending = pending_.at(fd);
-    if ((events & EPOLLIN) != 0) queue_.heard(fd, loop_.clock().now());
+    if ((events & EPOLLIN) != 0) queue_.on_bytes(fd, loop_.clock().now());
     const auto done = pending.negotiation.advance();
-    if (!done) return lose(fd, done.error().message);
+    if (!done) return refuse(fd, done.error().message);
     if (!*done) {
       const auto changed = loop_.modify(fd, pending.negotiation.interest());
       MUSTER_CHECK(changed.has_value(), changed.error().message);
       return;
     }
     Connection connection = std::move(pending.negotiation).finish(pending.peer);
-    queue_.prove(fd);
+    queue_.on_authenticated(fd);
     forget(fd);
     const auto handler = handler_;
     (*handler)(std::move(connection));
@@ -267,11 +267,11 @@ class SocketAcceptor final : public Acceptor {
 
   /// It may be one of ours that had no time: it is told to try again.
   void drop(int fd, const std::string& reason) {
-    pending_.at(fd).negotiation.turn_away(Handshake::Refusal::kCrowded);
-    lose(fd, reason);
+    pending_.at(fd).negotiation.reject(Handshake::Refusal::kCrowded);
+    refuse(fd, reason);
   }
 
-  void lose(int fd, const std::string& reason) {
+  void refuse(int fd, const std::string& reason) {
     refused(pending_.at(fd).name, reason);
     queue_.remove(fd);
     forget(fd);
@@ -279,7 +279,7 @@ class SocketAcceptor final : public Acceptor {
 
   void refused(const std::string& name, const std::string& reason) {
     last_refusal_ = fmt::format("{} refused {}: {}", address_.to_string(), name, reason);
-    strangers_.warn(last_refusal_);
+    refusal_log_.warn(last_refusal_);
   }
 
   void forget(int fd) {
@@ -299,7 +299,7 @@ class SocketAcceptor final : public Acceptor {
   // Shared, so that a handler which destroys its acceptor survives until it returns.
   const std::shared_ptr<const Handler> handler_;
   const SocketFile file_;
-  RateLimitedLog strangers_;
+  RateLimitedLog refusal_log_;
   std::string last_refusal_;
   bool paused_ = false;  // no more can be accepted for now
   bool full_ = false;    // until one of queue_ gives way

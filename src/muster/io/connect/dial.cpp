@@ -14,7 +14,7 @@ namespace muster {
 namespace {
 
 constexpr Duration kFirstPause = 5ms;
-constexpr Duration kLongestPause = 500ms;
+constexpr Duration kMaxPause = 500ms;
 
 uint64_t fresh_seed() {
   std::array<uint8_t, sizeof(uint64_t)> bytes;
@@ -82,7 +82,7 @@ class Dialer final : public Dial {
     last_problem_ = without_prefix(error.message);
     const auto pause =
         Duration(static_cast<int64_t>(static_cast<double>(pause_.count()) * (0.5 + random_.uniform() / 2)));
-    pause_ = std::min(pause_ * 2, kLongestPause);
+    pause_ = std::min(pause_ * 2, kMaxPause);
     next_ = loop_.after(pause, [this] { attempt(); });
   }
 

@@ -90,7 +90,7 @@ Bytes Handshake::refuse(Refusal reason) {
   return greeting(kRefusalSide, nonce);
 }
 
-void Handshake::turn_away(Refusal reason) {
+void Handshake::reject(Refusal reason) {
   MUSTER_CHECK(side_ == Side::kServer && state_ != State::kDone,
                "only a server turns away, and not whom it has let in");
   const Bytes words = state_ == State::kAwaitProof ? Bytes{kRefused, static_cast<uint8_t>(reason)} : refuse(reason);

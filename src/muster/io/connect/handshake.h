@@ -30,7 +30,7 @@ class Handshake {
   /// What a server sends before anything else to a client that it does not want to talk to.
   static Bytes refuse(Refusal reason);
   /// The server ends the handshake, wherever it is: take_output() then tells the client why.
-  void turn_away(Refusal reason);
+  void reject(Refusal reason);
 
   /// Takes bytes from the peer; kAuthentication for a wrong secret, kProtocol for anything that is not this protocol
   /// (named: "speaks HTTP", "speaks TLS", "a different version of muster"). Returns how many bytes it used: what

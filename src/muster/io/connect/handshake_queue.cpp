@@ -29,7 +29,7 @@ void HandshakeQueue::add(int id, const std::string& network, TimePoint now) {
   entries_[id] = {&found->first, &found->second, now, 0, silent_.insert(silent_.end(), id)};
 }
 
-void HandshakeQueue::heard(int id, TimePoint now) {
+void HandshakeQueue::on_bytes(int id, TimePoint now) {
   Entry& entry = entries_.at(id);
   if (entry.steps == kMaxSteps) return;
   begun_.splice(begun_.end(), entry.steps == 0 ? silent_ : begun_, entry.place);
@@ -45,7 +45,7 @@ void HandshakeQueue::remove(int id) {
   entries_.erase(found);
 }
 
-void HandshakeQueue::prove(int id) {
+void HandshakeQueue::on_authenticated(int id) {
   Entry& entry = entries_.at(id);
   if (!entry.network->has_members && members_.size() < kMaxMembers) {
     entry.network->has_members = true;

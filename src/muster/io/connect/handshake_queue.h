@@ -36,11 +36,11 @@ class HandshakeQueue {
 
   void add(int id, const std::string& network, TimePoint now);
   /// The connection has sent something.
-  void heard(int id, TimePoint now);
+  void on_bytes(int id, TimePoint now);
   bool is_silent(int id) const { return entries_.at(id).steps == 0; }
   void remove(int id);
   /// The connection has proved itself: a member is where it comes from. It is removed.
-  void prove(int id);
+  void on_authenticated(int id);
 
   struct Candidate {
     int id;

@@ -73,8 +73,8 @@ void Negotiation::refuse_plain_client() {
   (void)send(fd(), reason.data(), reason.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void Negotiation::turn_away(Handshake::Refusal reason) {
-  if (!handshake_.done()) handshake_.turn_away(reason);  // or it does not take the last of the server's words
+void Negotiation::reject(Handshake::Refusal reason) {
+  if (!handshake_.done()) handshake_.reject(reason);  // or it does not take the last of the server's words
   (void)flush();
 }
 

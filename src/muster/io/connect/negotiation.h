@@ -17,7 +17,7 @@ class Negotiation {
   int fd() const { return stream_->fd(); }
   /// Tells the client, as far as it listens, why the server does not go on. A client that is still busy with TLS just
   /// sees the end.
-  void turn_away(Handshake::Refusal reason);
+  void reject(Handshake::Refusal reason);
   /// Only after advance() returned true.
   Connection finish(Address peer) &&;
 

@@ -23,16 +23,16 @@
 namespace muster {
 namespace {
 
-constexpr Duration kDescriptorPatience = std::chrono::milliseconds(100);
+constexpr Duration kDescriptorTimeout = std::chrono::milliseconds(100);
 
 class ShmLink final : public LinkBase {
  public:
-  ShmLink(Loop& loop, NegotiatedLink opened)
-      : LinkBase(std::move(opened.peer)),
+  ShmLink(Loop& loop, NegotiatedLink negotiated)
+      : LinkBase(std::move(negotiated.peer)),
         loop_(loop),
-        stream_(std::move(opened.connection.stream)),
+        stream_(std::move(negotiated.connection.stream)),
         frames_(kMaxControlFrame) {
-    frames_.feed(opened.connection.leftover);
+    frames_.feed(negotiated.connection.leftover);
   }
   ~ShmLink() override { destroy_pending(); }
   const char* kind() const override { return name(Transport::kShm); }
@@ -56,7 +56,7 @@ class ShmLink final : public LinkBase {
   void shutdown(const Error* why) override;
   void release() override;
   void send_ping() override { signal(LinkFrame::kPing); }
-  void write_control(ByteView note) override { signal(LinkFrame::kNote, note); }
+  void write_control(ByteView message) override { signal(LinkFrame::kControl, message); }
 
   void on_event();
   Result<> read_socket();
@@ -67,7 +67,7 @@ class ShmLink final : public LinkBase {
 
   bool waits_for_send() const { return sending() && rings_.has_value(); }
   bool waits_for_receive() const { return receiving() && rings_.has_value(); }
-  void look_out();
+  void update_polling();
   bool poll();
   void park();
   void stop_polling();
@@ -91,10 +91,10 @@ void ShmLink::pump_sends() {
     if (*written == 0) break;
     moved_ = true;
     budget -= std::min(budget, *written);
-    moved_send();
+    complete_sends();
     if (rings_->out.claim_wake()) signal(LinkFrame::kDoorbell);
   }
-  look_out();
+  update_polling();
 }
 
 void ShmLink::pump_receives() {
@@ -104,10 +104,10 @@ void ShmLink::pump_receives() {
     if (*read == 0) break;
     moved_ = true;
     budget -= std::min(budget, *read);
-    moved_receive();
+    complete_receives();
     if (rings_->in.claim_wake()) signal(LinkFrame::kDoorbell);
   }
-  look_out();
+  update_polling();
 }
 
 /// So few bytes fit a Unix socket whole or not at all. When they do not, so much is unread that the peer cannot miss
@@ -123,7 +123,7 @@ void ShmLink::signal(LinkFrame kind, ByteView payload) {
 // ---- waiting
 
 /// Sees to it that what is pending is looked after: by spinning first, then asleep until the peer rings.
-void ShmLink::look_out() {
+void ShmLink::update_polling() {
   if (!waits_for_send() && !waits_for_receive()) return stop_polling();
   const bool asleep = (!waits_for_send() || rings_->out.parked()) && (!waits_for_receive() || rings_->in.parked());
   if (poller_ != 0 || asleep) return;
@@ -194,7 +194,7 @@ Result<> ShmLink::read_socket() {
 }
 
 bool ShmLink::take_signal(const Frame& frame) {
-  if (is_note(frame.header)) return deliver_control(frame.payload), true;
+  if (is_control(frame.header)) return deliver_control(frame.payload), true;
   if (frame.header.length > 0) return false;
   const auto kind = static_cast<LinkFrame>(frame.header.kind);
   if (kind == LinkFrame::kPing) signal(LinkFrame::kPong);
@@ -210,20 +210,20 @@ void ShmLink::handle_frames() {
     if (!*frame) return;
     if (take_signal(**frame)) continue;
     loop_.unwatch(stream_->fd());
-    return begin_drain(parse_farewell((*frame)->header, (*frame)->payload, peer()));
+    return begin_drain(parse_close((*frame)->header, (*frame)->payload, peer()));
   }
 }
 
 Result<> ShmLink::offer_region() {
   Fd fd;
   MUSTER_ASSIGN(RingRegion region, RingRegion::create(fd));
-  MUSTER_TRY(send_fd(stream_->fd(), fd.get(), Deadline::after(kDescriptorPatience)));
+  MUSTER_TRY(send_fd(stream_->fd(), fd.get(), Deadline::after(kDescriptorTimeout)));
   rings_.emplace(std::move(region), 0);
   return {};
 }
 
 Result<> ShmLink::accept_region() {
-  MUSTER_ASSIGN(const Fd fd, receive_fd(stream_->fd(), Deadline::after(kDescriptorPatience)));
+  MUSTER_ASSIGN(const Fd fd, receive_fd(stream_->fd(), Deadline::after(kDescriptorTimeout)));
   MUSTER_ASSIGN(RingRegion region, RingRegion::open(fd));
   rings_.emplace(std::move(region), 1);
   return {};
@@ -234,7 +234,7 @@ Result<> ShmLink::accept_region() {
 void ShmLink::shutdown(const Error* why) {
   stop_polling();
   loop_.unwatch(stream_->fd());
-  linger(loop_, std::move(stream_), encode_farewell(why));
+  linger(loop_, std::move(stream_), encode_close(why));
   rings_.reset();
 }
 
@@ -257,8 +257,8 @@ Result<> check_unix(const Address& address) {
               "links through shared memory need a Unix socket, and " + address.to_string() + " is none");
 }
 
-Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, NegotiatedLink opened, bool connector) {
-  auto link = std::make_unique<ShmLink>(loop, std::move(opened));
+Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, NegotiatedLink negotiated, bool connector) {
+  auto link = std::make_unique<ShmLink>(loop, std::move(negotiated));
   if (connector) MUSTER_TRY(link->offer_region());
   MUSTER_TRY(link->start());
   return link;
@@ -269,8 +269,8 @@ Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, NegotiatedLink opened, b
 Result<std::unique_ptr<Listener>> listen_shm_links(Loop& loop, const Address& unix_address, LinkIdentity self,
                                                    LinkHandler handler) {
   MUSTER_TRY(check_unix(unix_address));
-  const auto factory = [](Loop& owner, NegotiatedLink opened) {
-    return make_shm_link(owner, std::move(opened), false);
+  const auto factory = [](Loop& owner, NegotiatedLink negotiated) {
+    return make_shm_link(owner, std::move(negotiated), false);
   };
   return listen_for_links(loop, unix_address, without_tls(std::move(self)), LinkHello::Wire::kShm, factory,
                           std::move(handler));
@@ -278,9 +278,9 @@ Result<std::unique_ptr<Listener>> listen_shm_links(Loop& loop, const Address& un
 
 std::unique_ptr<Dial> connect_shm_link(Loop& loop, const Address& unix_address, LinkIdentity self, Rank expected,
                                        const Deadline& deadline, ConnectHandler handler) {
-  const auto factory = [](Loop& owner, NegotiatedLink opened) -> Result<std::unique_ptr<Link>> {
-    MUSTER_TRY(check_unix(opened.connection.peer));
-    return make_shm_link(owner, std::move(opened), true);
+  const auto factory = [](Loop& owner, NegotiatedLink negotiated) -> Result<std::unique_ptr<Link>> {
+    MUSTER_TRY(check_unix(negotiated.connection.peer));
+    return make_shm_link(owner, std::move(negotiated), true);
   };
   return dial_link(loop, unix_address, without_tls(std::move(self)), LinkHello::Wire::kShm, expected, deadline, factory,
                    std::move(handler));

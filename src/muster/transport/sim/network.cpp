@@ -11,7 +11,7 @@ Network::Network(uint64_t seed, Faults faults) : random_(seed), faults_(faults) 
 
 Network::~Network() {
   for (SimLink* link : links_) {
-    if (link != nullptr) link->leave_world();
+    if (link != nullptr) link->detach();
   }
 }
 
@@ -21,7 +21,7 @@ Duration Network::random_delay() {
   return Duration(static_cast<int64_t>(random_.between(low, std::max(low, high))));
 }
 
-Duration Network::parcel_delay() {
+Duration Network::packet_delay() {
   Duration delay = random_delay();
   while (faults_.drop > 0 && random_.chance(faults_.drop)) {
     ++drops_;
@@ -41,8 +41,8 @@ std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>> Network::connect(Rank a,
     links_of_[link->self()].push_back(link->number());
   }
   if (const auto found = partitions_.find(pair_of(a, b)); found != partitions_.end()) {
-    watch_partition(*first, found->second.number);
-    watch_partition(*second, found->second.number);
+    schedule_partition(*first, found->second.number);
+    schedule_partition(*second, found->second.number);
   }
   return {std::move(first), std::move(second)};
 }
@@ -83,12 +83,12 @@ void Network::partition(Rank a, Rank b) {
   if (!added) return;
   for_each_link(a, [&, number = entry->second.number](SimLink& link) {
     if (link.peer().rank != b) return;
-    watch_partition(link, number);
-    if (link.other() != nullptr) watch_partition(*link.other(), number);
+    schedule_partition(link, number);
+    if (link.other() != nullptr) schedule_partition(*link.other(), number);
   });
 }
 
-void Network::watch_partition(SimLink& link, uint64_t number) {
+void Network::schedule_partition(SimLink& link, uint64_t number) {
   schedule(now() + faults_.loss_detected_after, Kind::kPartitioned, link.number(), number);
 }
 
@@ -125,14 +125,14 @@ void Network::dispatch(const Event& event, SimLink& link) {
   }
   const auto partition =
       partitions_.empty() ? partitions_.end() : partitions_.find(pair_of(link.self(), link.peer().rank));
-  const bool parted = partition != partitions_.end();
+  const bool partitioned = partition != partitions_.end();
   switch (event.kind) {
     case Kind::kArrive:
     case Kind::kWindowUpdate:
     case Kind::kPing:
     case Kind::kPong:
-    case Kind::kNote:
-      if (parted) {
+    case Kind::kControl:
+      if (partitioned) {
         partition->second.held.push_back(event);
       } else {
         link.on_event(event.kind);
@@ -142,7 +142,7 @@ void Network::dispatch(const Event& event, SimLink& link) {
       link.on_peer_lost("crashed");
       break;
     case Kind::kPartitioned:
-      if (parted && partition->second.number == event.detail) link.on_peer_lost("cannot be reached");
+      if (partitioned && partition->second.number == event.detail) link.on_peer_lost("cannot be reached");
       break;
     case Kind::kCallback:
       break;

@@ -16,7 +16,7 @@ class SimLink;
 /// what was due for a link that is gone falls to the ground.
 class Network {
  public:
-  enum class Kind : uint8_t { kArrive, kWindowUpdate, kPing, kPong, kNote, kPeerCrashed, kPartitioned, kCallback };
+  enum class Kind : uint8_t { kArrive, kWindowUpdate, kPing, kPong, kControl, kPeerCrashed, kPartitioned, kCallback };
 
   Network(uint64_t seed, Faults faults);
   ~Network();
@@ -27,7 +27,7 @@ class Network {
   const Faults& faults() const { return faults_; }
   Duration random_delay();
   /// How long a parcel takes that is on the line now: a random delay, after as many retransmissions as it needs.
-  Duration parcel_delay();
+  Duration packet_delay();
 
   std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>> connect(Rank a, Rank b);
   void forget(uint32_t link) { links_[link] = nullptr; }
@@ -73,7 +73,7 @@ class Network {
   static Pair pair_of(Rank a, Rank b) { return a < b ? Pair{a, b} : Pair{b, a}; }
   void run_callback(uint64_t order);
   void dispatch(const Event& event, SimLink& link);
-  void watch_partition(SimLink& link, uint64_t number);
+  void schedule_partition(SimLink& link, uint64_t number);
   template <class Visitor>
   void for_each_link(Rank rank, Visitor visit);
 

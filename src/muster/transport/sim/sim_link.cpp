@@ -32,7 +32,7 @@ void SimLink::pump_sends() {
     transfer.copy_to(packet.bytes.data(), bytes);
     network_->count_sent(self_, bytes);
     dispatch(std::move(packet));
-    moved_send();
+    complete_sends();
   }
 }
 
@@ -40,7 +40,7 @@ void SimLink::dispatch(Packet packet) {
   if (network_ == nullptr || other_ == nullptr) return;
   const double seconds = static_cast<double>(packet.bytes.size()) / network_->faults().bytes_per_second;
   line_free_ = std::max(network_->now(), line_free_) + Duration(static_cast<int64_t>(seconds * 1e9));
-  last_arrival_ = std::max(last_arrival_, line_free_ + network_->parcel_delay());
+  last_arrival_ = std::max(last_arrival_, line_free_ + network_->packet_delay());
   network_->schedule(last_arrival_, Network::Kind::kArrive, other_->number_);
   other_->unreceived_ += packet.bytes.size();
   other_->incoming_.push(std::move(packet));
@@ -55,23 +55,23 @@ void SimLink::pump_receives() {
     packet.taken += bytes;
     unreceived_ -= bytes;
     freed = true;
-    moved_receive();
+    complete_receives();
     if (packet.taken == packet.bytes.size()) {
       incoming_.pop();
       --arrived_;
     }
   }
-  if (!freed || room_promised_ || network_ == nullptr || other_ == nullptr || !other_->sending()) return;
-  room_promised_ = true;
+  if (!freed || window_update_pending_ || network_ == nullptr || other_ == nullptr || !other_->sending()) return;
+  window_update_pending_ = true;
   network_->schedule(network_->now() + network_->random_delay(), Network::Kind::kWindowUpdate, other_->number_);
 }
 
 void SimLink::on_event(Network::Kind kind) {
   if (kind == Network::Kind::kArrive) return on_arrival();
-  if (kind == Network::Kind::kWindowUpdate) return on_room();
+  if (kind == Network::Kind::kWindowUpdate) return on_window_update();
   if (crashed_ || !is_open()) return;
-  if (kind == Network::Kind::kNote) {
-    deliver_control(notes_.pop());
+  if (kind == Network::Kind::kControl) {
+    deliver_control(controls_.pop());
   } else {
     if (kind == Network::Kind::kPing) signal(Network::Kind::kPong);
     on_pong();
@@ -79,10 +79,10 @@ void SimLink::on_event(Network::Kind kind) {
   run_completions();
 }
 
-void SimLink::write_control(ByteView note) {
+void SimLink::write_control(ByteView message) {
   if (network_ == nullptr || other_ == nullptr) return;
-  other_->notes_.push(Bytes(note.begin(), note.end()));
-  signal(Network::Kind::kNote);
+  other_->controls_.push(Bytes(message.begin(), message.end()));
+  signal(Network::Kind::kControl);
 }
 
 void SimLink::signal(Network::Kind kind) {
@@ -93,7 +93,7 @@ void SimLink::signal(Network::Kind kind) {
 void SimLink::on_arrival() {
   if (crashed_) return;
   ++arrived_;
-  if (const Error* why = incoming_.back().farewell.get(); why != nullptr && arrived_ == incoming_.size()) {
+  if (const Error* why = incoming_.back().close_reason.get(); why != nullptr && arrived_ == incoming_.size()) {
     Error reported = *why;
     reported.reported_by = peer().rank;
     begin_drain(std::move(reported));
@@ -102,8 +102,8 @@ void SimLink::on_arrival() {
   run_completions();
 }
 
-void SimLink::on_room() {
-  if (other_ != nullptr) other_->room_promised_ = false;
+void SimLink::on_window_update() {
+  if (other_ != nullptr) other_->window_update_pending_ = false;
   if (crashed_ || !is_open()) return;
   pump_sends();
   run_completions();
@@ -122,7 +122,7 @@ void SimLink::crash() {
 
 void SimLink::shutdown(const Error* why) {
   if (crashed_) return;
-  dispatch(Packet{{}, 0, std::make_unique<Error>(why != nullptr ? *why : goodbye_error(simulated_peer(self_)))});
+  dispatch(Packet{{}, 0, std::make_unique<Error>(why != nullptr ? *why : shutdown_error(simulated_peer(self_)))});
 }
 
 }  // namespace muster::sim

@@ -14,7 +14,7 @@ class SimLink final : public LinkBase {
   const char* kind() const override { return "sim"; }
 
   void join(SimLink* other) { other_ = other; }
-  void leave_world() { network_ = nullptr; }
+  void detach() { network_ = nullptr; }
   Rank self() const { return self_; }
   uint32_t number() const { return number_; }
   SimLink* other() const { return other_; }
@@ -28,7 +28,7 @@ class SimLink final : public LinkBase {
   struct Packet {
     Bytes bytes;
     size_t taken = 0;
-    std::unique_ptr<Error> farewell;  // the last parcel: why the sender closed
+    std::unique_ptr<Error> close_reason;  // the last parcel: why the sender closed
   };
   /// A sender may be this far ahead of its receiver, as with a kernel's buffers.
   static constexpr size_t kWindow = size_t{1} << 20;
@@ -36,14 +36,14 @@ class SimLink final : public LinkBase {
 
   void pump_sends() override;
   void pump_receives() override;
-  bool has_unread() const override { return arrived_ > 0 && !incoming_.front().farewell; }
+  bool has_unread() const override { return arrived_ > 0 && !incoming_.front().close_reason; }
   void shutdown(const Error* why) override;
   void release() override {}
   void send_ping() override { signal(Network::Kind::kPing); }
-  void write_control(ByteView note) override;
+  void write_control(ByteView message) override;
   void signal(Network::Kind kind);
   void on_arrival();
-  void on_room();
+  void on_window_update();
   void dispatch(Packet packet);
 
   Network* network_;  // null once the world is gone
@@ -53,12 +53,12 @@ class SimLink final : public LinkBase {
   bool crashed_ = false;
 
   Fifo<Packet> incoming_;
-  Fifo<Bytes> notes_;
-  size_t arrived_ = 0;          // how many of the parcels are here already
-  size_t unreceived_ = 0;       // bytes sent to this end that it has not taken
-  bool room_promised_ = false;  // the other end is about to learn that there is room
-  TimePoint line_free_;         // when the line from here to the other end has carried what was sent
-  TimePoint last_arrival_;      // of what was sent from here
+  Fifo<Bytes> controls_;
+  size_t arrived_ = 0;                  // how many of the parcels are here already
+  size_t unreceived_ = 0;               // bytes sent to this end that it has not taken
+  bool window_update_pending_ = false;  // the other end is about to learn that there is room
+  TimePoint line_free_;                 // when the line from here to the other end has carried what was sent
+  TimePoint last_arrival_;              // of what was sent from here
 };
 
 }  // namespace muster::sim

@@ -8,28 +8,28 @@
 namespace muster {
 namespace {
 
-class Parting {
+class LingeringClose {
  public:
-  Parting(Loop& loop, std::unique_ptr<Stream> stream, Bytes words)
-      : loop_(loop), stream_(std::move(stream)), words_(std::move(words)) {}
+  LingeringClose(Loop& loop, std::unique_ptr<Stream> stream, Bytes bytes)
+      : loop_(loop), stream_(std::move(stream)), bytes_(std::move(bytes)) {}
 
   /// False when there is nothing left to do.
   bool advance() { return write() && discard(); }
   int fd() const { return stream_->fd(); }
-  uint32_t interest() const { return said_ ? EPOLLIN : EPOLLIN | EPOLLOUT; }
+  uint32_t interest() const { return all_sent_ ? EPOLLIN : EPOLLIN | EPOLLOUT; }
   void forget() { loop_.unwatch(fd()); }  // the watch owns this
 
  private:
   bool write() {
-    while (gone_ < words_.size()) {
-      const iovec piece{words_.data() + gone_, words_.size() - gone_};
+    while (sent_ < bytes_.size()) {
+      const iovec piece{bytes_.data() + sent_, bytes_.size() - sent_};
       const Result<size_t> written = stream_->write({&piece, 1});
       if (!written) return false;
       if (*written == 0) return true;
-      gone_ += *written;
+      sent_ += *written;
     }
-    if (!said_) shutdown(fd(), SHUT_WR);
-    said_ = true;
+    if (!all_sent_) shutdown(fd(), SHUT_WR);
+    all_sent_ = true;
     return true;
   }
 
@@ -47,24 +47,24 @@ class Parting {
 
   Loop& loop_;
   std::unique_ptr<Stream> stream_;
-  Bytes words_;
-  size_t gone_ = 0;
-  bool said_ = false;
+  Bytes bytes_;
+  size_t sent_ = 0;
+  bool all_sent_ = false;
 };
 
 }  // namespace
 
-void linger(Loop& loop, std::unique_ptr<Stream> stream, Bytes last_words) {
+void linger(Loop& loop, std::unique_ptr<Stream> stream, Bytes final_bytes) {
   // Shared by the watch, which owns it, and the handler that is running when the watch is dropped.
-  const auto parting = std::make_shared<Parting>(loop, std::move(stream), std::move(last_words));
-  if (!parting->advance()) return;
-  const auto watched = loop.watch(parting->fd(), parting->interest(), [parting, &loop](uint32_t) {
-    const auto self = parting;
+  const auto closing = std::make_shared<LingeringClose>(loop, std::move(stream), std::move(final_bytes));
+  if (!closing->advance()) return;
+  const auto watched = loop.watch(closing->fd(), closing->interest(), [closing, &loop](uint32_t) {
+    const auto self = closing;
     if (!self->advance()) return self->forget();
     (void)loop.modify(self->fd(), self->interest());
   });
   if (!watched) return;
-  loop.after(kLingerTime, [weak = std::weak_ptr(parting)] {
+  loop.after(kLingerTime, [weak = std::weak_ptr(closing)] {
     if (const auto self = weak.lock()) self->forget();
   });
 }

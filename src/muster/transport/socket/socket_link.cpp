@@ -27,19 +27,19 @@
 namespace muster {
 namespace {
 
-constexpr uint32_t kSendFrame = 1u << 20;
-constexpr uint32_t kLargestData = 16u << 20;
-constexpr size_t kAheadBytes = 4096;             // a header and a control frame, or a short message whole
-constexpr size_t kPieces = 32;                   // per system call
-constexpr size_t kLookAhead = size_t{32} << 10;  // how far pings are looked for behind what nobody receives yet
-constexpr int kMostSignals = 64;                 // unanswered by a sane peer
-constexpr size_t kFarewellSearch = size_t{64} << 20;
+constexpr uint32_t kSendFrameBytes = 1u << 20;
+constexpr uint32_t kMaxDataFrame = 16u << 20;
+constexpr size_t kReadAheadBytes = 4096;            // a header and a control frame, or a short message whole
+constexpr size_t kMaxPieces = 32;                   // per system call
+constexpr size_t kMaxReadAhead = size_t{32} << 10;  // how far pings are looked for behind what nobody receives yet
+constexpr int kMaxPongsDue = 64;                    // unanswered by a sane peer
+constexpr size_t kMaxCloseSearch = size_t{64} << 20;
 
-static_assert(kAheadBytes >= kFrameHeaderBytes + kMaxControlFrame);
+static_assert(kReadAheadBytes >= kFrameHeaderBytes + kMaxControlFrame);
 
 class SocketLink final : public LinkBase {
  public:
-  SocketLink(Loop& loop, NegotiatedLink opened, const char* kind);
+  SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind);
   ~SocketLink() override { destroy_pending(); }
   Result<> start();
   const char* kind() const override { return kind_; }
@@ -51,36 +51,38 @@ class SocketLink final : public LinkBase {
   void shutdown(const Error* why) override;
   void release() override;
   void send_ping() override;
-  void write_control(ByteView note) override;
+  void write_control(ByteView message) override;
 
   void on_event(uint32_t events);
   void update_watch();
   void check_peer();
 
   /// Something to write beside the payload: a ping, a pong, a note, or the rest of a header.
-  bool signalling() const { return pings_due_ + pongs_due_ > 0 || !note_due_.empty() || header_left() > 0; }
+  bool signalling() const { return pings_due_ + pongs_due_ > 0 || !control_due_.empty() || header_left() > 0; }
   size_t header_left() const { return header_.size() - header_sent_; }
   void begin_frame();
   bool take_signal(const FrameHeader& header, ByteView rest);
   void write_failed(const Error& error);
-  Error find_farewell(Error otherwise);
+  Error find_close_reason(Error otherwise);
 
-  bool use_ahead();
+  bool use_read_ahead();
   bool read_header();
   Result<size_t> read_more(bool& more);
-  bool may_look_ahead() const { return !gone_ && payload_left_ < kLookAhead && ahead_size() < kLookAhead; }
-  void look_ahead(bool& more);
-  iovec ahead_room();
-  size_t ahead_size() const { return ahead_end_ - ahead_begin_; }
-  ByteView ahead() const { return ByteView(ahead_).subspan(ahead_begin_, ahead_size()); }
-  void take_ahead(size_t bytes);
+  bool may_scan_ahead() const {
+    return !peer_closed_ && payload_left_ < kMaxReadAhead && read_ahead_size() < kMaxReadAhead;
+  }
+  void scan_ahead(bool& more);
+  iovec read_ahead_room();
+  size_t read_ahead_size() const { return read_ahead_end_ - read_ahead_begin_; }
+  ByteView read_ahead() const { return ByteView(read_ahead_).subspan(read_ahead_begin_, read_ahead_size()); }
+  void drop_read_ahead(size_t bytes);
 
   Loop& loop_;
   std::unique_ptr<Stream> stream_;
   const char* const kind_;
   const bool has_tcp_;
   bool watched_ = false;
-  bool gone_ = false;  // the peer has closed; what it sent may still be unread
+  bool peer_closed_ = false;  // the peer has closed; what it sent may still be unread
   uint32_t events_ = 0;
   Loop::TimerId check_timer_ = 0;
 
@@ -88,24 +90,24 @@ class SocketLink final : public LinkBase {
   size_t header_sent_ = 0;
   size_t frame_left_ = 0;  // payload of it that has not gone
   int pings_due_ = 0, pongs_due_ = 0;
-  Bytes note_due_;
+  Bytes control_due_;
 
   // What was read before it was known what it is. A payload that nobody has asked for stays in the kernel, but for what
   // fits in here.
-  Bytes ahead_;
-  size_t ahead_begin_ = 0, ahead_end_ = 0;
-  size_t payload_left_ = 0;  // of the data frame that is being received, what is in ahead_ included
+  Bytes read_ahead_;
+  size_t read_ahead_begin_ = 0, read_ahead_end_ = 0;
+  size_t payload_left_ = 0;  // of the data frame that is being received, what is in read_ahead_ included
 };
 
-SocketLink::SocketLink(Loop& loop, NegotiatedLink opened, const char* kind)
-    : LinkBase(std::move(opened.peer)),
+SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind)
+    : LinkBase(std::move(negotiated.peer)),
       loop_(loop),
-      stream_(std::move(opened.connection.stream)),
+      stream_(std::move(negotiated.connection.stream)),
       kind_(kind),
-      has_tcp_(!opened.connection.peer.is_unix()),
-      ahead_(std::move(opened.connection.leftover)),
-      ahead_end_(ahead_.size()) {
-  ahead_.resize(std::max(kAheadBytes, ahead_.size()));
+      has_tcp_(!negotiated.connection.peer.is_unix()),
+      read_ahead_(std::move(negotiated.connection.leftover)),
+      read_ahead_end_(read_ahead_.size()) {
+  read_ahead_.resize(std::max(kReadAheadBytes, read_ahead_.size()));
   watch_idle_tcp(stream_->fd());
 }
 
@@ -120,7 +122,7 @@ Result<> SocketLink::start() {
 }
 
 void SocketLink::on_event(uint32_t events) {
-  if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) gone_ = true;
+  if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) peer_closed_ = true;
   pump_receives();
   if (is_open()) pump_sends();
   run_completions();
@@ -130,8 +132,8 @@ void SocketLink::on_event(uint32_t events) {
 /// silences EPOLLIN; once the peer has closed, EPOLLHUP cannot be silenced but by not watching at all, and what there
 /// is to read will be found by the next receive.
 void SocketLink::update_watch() {
-  const bool reading = receiving() || payload_left_ == 0 || may_look_ahead();
-  uint32_t events = gone_ ? 0 : uint32_t{EPOLLRDHUP};
+  const bool reading = receiving() || payload_left_ == 0 || may_scan_ahead();
+  uint32_t events = peer_closed_ ? 0 : uint32_t{EPOLLRDHUP};
   if (reading) events |= EPOLLIN;
   if (sending() || signalling() || (reading && stream_->wants_write())) events |= EPOLLOUT;
   if (events == 0) {
@@ -169,7 +171,7 @@ void SocketLink::pump_sends() {
   size_t budget = kTurnBytes;
   while ((sending() || signalling()) && budget > 0) {
     if (header_left() == 0 && frame_left_ == 0) begin_frame();
-    std::array<iovec, kPieces> pieces;
+    std::array<iovec, kMaxPieces> pieces;
     pieces[0] = {header_.data() + header_sent_, header_left()};
     const size_t first = header_left() > 0 ? 1 : 0;
     size_t count = first;
@@ -183,7 +185,7 @@ void SocketLink::pump_sends() {
     if (of_payload > 0) {
       frame_left_ -= of_payload;
       next_send().advance(of_payload);
-      moved_send();
+      complete_sends();
     }
     budget -= std::min(budget, *written);
   }
@@ -193,9 +195,9 @@ void SocketLink::pump_sends() {
 void SocketLink::begin_frame() {
   LinkFrame kind = LinkFrame::kData;
   header_sent_ = 0;
-  if (!note_due_.empty()) {
-    header_ = encode_frame(static_cast<uint8_t>(LinkFrame::kNote), note_due_);
-    return note_due_.clear();
+  if (!control_due_.empty()) {
+    header_ = encode_frame(static_cast<uint8_t>(LinkFrame::kControl), control_due_);
+    return control_due_.clear();
   }
   if (pongs_due_ > 0) {
     --pongs_due_;
@@ -204,7 +206,7 @@ void SocketLink::begin_frame() {
     --pings_due_;
     kind = LinkFrame::kPing;
   } else {
-    frame_left_ = std::min<size_t>(next_send().remaining(), kSendFrame);
+    frame_left_ = std::min<size_t>(next_send().remaining(), kSendFrameBytes);
   }
   const auto header = encode(FrameHeader{static_cast<uint32_t>(frame_left_), static_cast<uint8_t>(kind), 0});
   header_.assign(header.begin(), header.end());
@@ -215,8 +217,8 @@ void SocketLink::send_ping() {
   pump_sends();
 }
 
-void SocketLink::write_control(ByteView note) {
-  note_due_.assign(note.begin(), note.end());
+void SocketLink::write_control(ByteView message) {
+  control_due_.assign(message.begin(), message.end());
   pump_sends();
 }
 
@@ -224,13 +226,13 @@ void SocketLink::write_control(ByteView note) {
 /// next turn of the loop.
 bool SocketLink::take_signal(const FrameHeader& header, ByteView rest) {
   const auto kind = static_cast<LinkFrame>(header.kind);
-  if (is_note(header)) {
+  if (is_control(header)) {
     if (rest.size() < header.length) return false;
     deliver_control(rest.first(header.length));
     return true;
   }
   if (header.length > 0) return false;
-  if (kind == LinkFrame::kPing && pongs_due_ < kMostSignals) {
+  if (kind == LinkFrame::kPing && pongs_due_ < kMaxPongsDue) {
     ++pongs_due_;
   } else if (kind != LinkFrame::kPong) {
     return false;
@@ -242,25 +244,26 @@ bool SocketLink::take_signal(const FrameHeader& header, ByteView rest) {
 /// The peer has closed, and may have left the reason behind what it sent: the link is over, so that may be skipped.
 void SocketLink::write_failed(const Error& error) {
   pump_receives();
-  if (is_open()) end(find_farewell(link_error(error, peer())));
+  if (is_open()) end(find_close_reason(link_error(error, peer())));
 }
 
-Error SocketLink::find_farewell(Error otherwise) {
+Error SocketLink::find_close_reason(Error otherwise) {
   Bytes waste(size_t{64} << 10);
-  for (size_t searched = 0; searched < kFarewellSearch;) {
-    const size_t skip = std::min(payload_left_, ahead_size());
-    take_ahead(skip);
+  for (size_t searched = 0; searched < kMaxCloseSearch;) {
+    const size_t skip = std::min(payload_left_, read_ahead_size());
+    drop_read_ahead(skip);
     payload_left_ -= skip;
     if (payload_left_ == 0 && read_header()) continue;
     if (!is_open()) break;
-    const iovec piece = payload_left_ > 0 ? iovec{waste.data(), std::min(payload_left_, waste.size())} : ahead_room();
+    const iovec piece =
+        payload_left_ > 0 ? iovec{waste.data(), std::min(payload_left_, waste.size())} : read_ahead_room();
     const Result<size_t> got = stream_->read({&piece, 1});
     if (!got || *got == 0) break;
     searched += *got;
     if (payload_left_ > 0) {
       payload_left_ -= *got;
     } else {
-      ahead_end_ += *got;
+      read_ahead_end_ += *got;
     }
   }
   return otherwise;
@@ -272,13 +275,13 @@ void SocketLink::pump_receives() {
   size_t budget = kTurnBytes;
   bool more = true;
   while (is_open()) {
-    if (use_ahead()) continue;
+    if (use_read_ahead()) continue;
     if (!is_open()) return;
     const bool unwanted = payload_left_ > 0 && !receiving();
     const bool enough = budget == 0 && !stream_->has_buffered();
-    if ((unwanted && !may_look_ahead()) || enough || !more) break;
+    if ((unwanted && !may_scan_ahead()) || enough || !more) break;
     if (unwanted) {
-      look_ahead(more);
+      scan_ahead(more);
       continue;
     }
     const Result<size_t> got = read_more(more);
@@ -288,65 +291,65 @@ void SocketLink::pump_receives() {
   if (is_open()) update_watch();
 }
 
-/// Makes something of the bytes in ahead_; false when it needs more, or a receive.
-bool SocketLink::use_ahead() {
+/// Makes something of the bytes in read_ahead_; false when it needs more, or a receive.
+bool SocketLink::use_read_ahead() {
   if (payload_left_ == 0) return read_header();
-  if (!receiving() || ahead_size() == 0) return false;
-  const size_t bytes = std::min({payload_left_, ahead_size(), next_receive().remaining()});
-  next_receive().copy_from(ahead().data(), bytes);
-  moved_receive();
+  if (!receiving() || read_ahead_size() == 0) return false;
+  const size_t bytes = std::min({payload_left_, read_ahead_size(), next_receive().remaining()});
+  next_receive().copy_from(read_ahead().data(), bytes);
+  complete_receives();
   payload_left_ -= bytes;
-  take_ahead(bytes);
+  drop_read_ahead(bytes);
   return true;
 }
 
 /// True when a data frame begins, or a signal was read. A farewell or an error ends the link.
 bool SocketLink::read_header() {
-  if (ahead_size() < kFrameHeaderBytes) return false;
-  const Result<FrameHeader> header = decode_frame_header(ahead().first(kFrameHeaderBytes), kLargestData);
+  if (read_ahead_size() < kFrameHeaderBytes) return false;
+  const Result<FrameHeader> header = decode_frame_header(read_ahead().first(kFrameHeaderBytes), kMaxDataFrame);
   if (!header) return end(link_error(header.error(), peer())), false;
   if (header->kind == static_cast<uint8_t>(LinkFrame::kData) && header->length > 0) {
     payload_left_ = header->length;
-    take_ahead(kFrameHeaderBytes);
+    drop_read_ahead(kFrameHeaderBytes);
     return true;
   }
-  if (take_signal(*header, ahead().subspan(kFrameHeaderBytes))) {
-    take_ahead(kFrameHeaderBytes + header->length);
+  if (take_signal(*header, read_ahead().subspan(kFrameHeaderBytes))) {
+    drop_read_ahead(kFrameHeaderBytes + header->length);
     return true;
   }
   const bool small = header->length <= kMaxControlFrame;
-  if (small && ahead_size() < kFrameHeaderBytes + header->length) return false;
-  end(parse_farewell(*header, small ? ahead().subspan(kFrameHeaderBytes, header->length) : ByteView{}, peer()));
+  if (small && read_ahead_size() < kFrameHeaderBytes + header->length) return false;
+  end(parse_close(*header, small ? read_ahead().subspan(kFrameHeaderBytes, header->length) : ByteView{}, peer()));
   return false;
 }
 
-void SocketLink::take_ahead(size_t bytes) {
-  ahead_begin_ += bytes;
-  if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
+void SocketLink::drop_read_ahead(size_t bytes) {
+  read_ahead_begin_ += bytes;
+  if (read_ahead_begin_ == read_ahead_end_) read_ahead_begin_ = read_ahead_end_ = 0;
 }
 
-iovec SocketLink::ahead_room() {
-  if (ahead_begin_ > 0) {
-    std::copy(ahead().begin(), ahead().end(), ahead_.begin());
-    ahead_end_ = ahead_size();
-    ahead_begin_ = 0;
+iovec SocketLink::read_ahead_room() {
+  if (read_ahead_begin_ > 0) {
+    std::copy(read_ahead().begin(), read_ahead().end(), read_ahead_.begin());
+    read_ahead_end_ = read_ahead_size();
+    read_ahead_begin_ = 0;
   }
-  return {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
+  return {read_ahead_.data() + read_ahead_end_, read_ahead_.size() - read_ahead_end_};
 }
 
-/// Reads the rest of a payload straight into the caller's segments, and then what follows it into ahead_. Returns the
-/// number of bytes; sets `more` to whether there may be more to read.
+/// Reads the rest of a payload straight into the caller's segments, and then what follows it into read_ahead_. Returns
+/// the number of bytes; sets `more` to whether there may be more to read.
 Result<size_t> SocketLink::read_more(bool& more) {
-  std::array<iovec, kPieces> pieces;
+  std::array<iovec, kMaxPieces> pieces;
   size_t count = 0;
   size_t direct = 0;
   if (payload_left_ > 0) {
-    count = next_receive().describe(std::span(pieces).first(kPieces - 1), payload_left_);
+    count = next_receive().describe(std::span(pieces).first(kMaxPieces - 1), payload_left_);
     for (size_t i = 0; i < count; ++i) direct += pieces[i].iov_len;
   }
   size_t wanted = direct;
   if (direct == payload_left_) {
-    pieces[count] = ahead_room();
+    pieces[count] = read_ahead_room();
     wanted += pieces[count++].iov_len;
   }
   MUSTER_ASSIGN(const size_t got, stream_->read(std::span(pieces).first(count)));
@@ -354,30 +357,31 @@ Result<size_t> SocketLink::read_more(bool& more) {
   const size_t landed = std::min(got, direct);
   if (landed > 0) {
     next_receive().advance(landed);
-    moved_receive();
+    complete_receives();
     payload_left_ -= landed;
   }
-  ahead_end_ += got - landed;
+  read_ahead_end_ += got - landed;
   return got;
 }
 
 /// Takes the signals that came behind a payload which nobody receives yet: a peer that waits for something else must
 /// still show that it is alive. The bytes stay as they are.
-void SocketLink::look_ahead(bool& more) {
-  if (ahead_size() == ahead_.size()) ahead_.resize(std::min(kLookAhead, 2 * ahead_.size()));
-  const iovec room = ahead_room();
+void SocketLink::scan_ahead(bool& more) {
+  if (read_ahead_size() == read_ahead_.size()) read_ahead_.resize(std::min(kMaxReadAhead, 2 * read_ahead_.size()));
+  const iovec room = read_ahead_room();
   const Result<size_t> got = stream_->read({&room, 1});
-  if (!got) gone_ = true;  // what it sent before can still be received; the next read says this again
+  if (!got) peer_closed_ = true;  // what it sent before can still be received; the next read says this again
   more = got && *got == room.iov_len;
-  ahead_end_ += got.value_or(0);
-  for (size_t at = payload_left_; at + kFrameHeaderBytes <= ahead_size();) {
-    const Result<FrameHeader> header = decode_frame_header(ahead().subspan(at, kFrameHeaderBytes), kLargestData);
+  read_ahead_end_ += got.value_or(0);
+  for (size_t at = payload_left_; at + kFrameHeaderBytes <= read_ahead_size();) {
+    const Result<FrameHeader> header = decode_frame_header(read_ahead().subspan(at, kFrameHeaderBytes), kMaxDataFrame);
     if (!header) return;  // to be reported in its turn
     const size_t bytes = kFrameHeaderBytes + header->length;
-    if (take_signal(*header, ahead().subspan(at + kFrameHeaderBytes))) {
-      const auto signal = ahead_.begin() + static_cast<ptrdiff_t>(ahead_begin_ + at);
-      std::copy(signal + static_cast<ptrdiff_t>(bytes), ahead_.begin() + static_cast<ptrdiff_t>(ahead_end_), signal);
-      ahead_end_ -= bytes;
+    if (take_signal(*header, read_ahead().subspan(at + kFrameHeaderBytes))) {
+      const auto signal = read_ahead_.begin() + static_cast<ptrdiff_t>(read_ahead_begin_ + at);
+      std::copy(signal + static_cast<ptrdiff_t>(bytes), read_ahead_.begin() + static_cast<ptrdiff_t>(read_ahead_end_),
+                signal);
+      read_ahead_end_ -= bytes;
     } else {
       at += bytes;
     }
@@ -391,8 +395,8 @@ void SocketLink::shutdown(const Error* why) {
   Bytes words(header_.begin() + static_cast<ptrdiff_t>(header_sent_), header_.end());
   words.resize(header_left() + frame_left_);
   if (frame_left_ > 0) next_send().copy_to(words.data() + header_left(), frame_left_);
-  const Bytes farewell = encode_farewell(why);
-  words.insert(words.end(), farewell.begin(), farewell.end());
+  const Bytes close_reason = encode_close(why);
+  words.insert(words.end(), close_reason.begin(), close_reason.end());
   std::unique_ptr<Stream> stream = std::move(stream_);
   loop_.unwatch(stream->fd());
   loop_.cancel(check_timer_);
@@ -405,15 +409,15 @@ void SocketLink::release() {
   stream_.reset();
 }
 
-Result<std::unique_ptr<Link>> make_socket_link(Loop& loop, NegotiatedLink opened, const char* kind) {
-  auto link = std::make_unique<SocketLink>(loop, std::move(opened), kind);
+Result<std::unique_ptr<Link>> make_socket_link(Loop& loop, NegotiatedLink negotiated, const char* kind) {
+  auto link = std::make_unique<SocketLink>(loop, std::move(negotiated), kind);
   MUSTER_TRY(link->start());
   return link;
 }
 
 LinkFactory socket_factory(const Address& address) {
   const char* kind = name(address.is_unix() ? Transport::kUnix : Transport::kTcp);
-  return [kind](Loop& loop, NegotiatedLink opened) { return make_socket_link(loop, std::move(opened), kind); };
+  return [kind](Loop& loop, NegotiatedLink negotiated) { return make_socket_link(loop, std::move(negotiated), kind); };
 }
 
 }  // namespace

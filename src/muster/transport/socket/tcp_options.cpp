@@ -12,7 +12,7 @@ namespace {
 constexpr int kIdleSeconds = 15;
 constexpr int kProbeSeconds = 5;
 constexpr int kProbes = 3;
-constexpr int kFewestUnanswered = 3;  // segments or window probes, so that one long pause between probes is no silence
+constexpr int kMinUnanswered = 3;  // segments or window probes, so that one long pause between probes is no silence
 
 bool set_option(int socket, int level, int option, int value) {
   return setsockopt(socket, level, option, &value, sizeof value) == 0;
@@ -34,7 +34,7 @@ Result<> check_tcp_peer(int socket) {
   if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
   const int unanswered = info.tcpi_retransmits + info.tcpi_probes;
   const auto silence = std::chrono::milliseconds(info.tcpi_last_ack_recv);
-  if (unanswered < kFewestUnanswered || silence < kTcpSilence) return {};
+  if (unanswered < kMinUnanswered || silence < kTcpSilence) return {};
   return fail(ErrorCode::kTimeout,
               "its host has not answered for " + std::to_string(silence.count() / 1000) + " seconds");
 }
