@@ -126,15 +126,15 @@ TEST(GroupStreams, AreTheConnectionsOfALink) {
 class GroupStreamsOneByOne : public testing::Test {
  protected:
   /// Goes on while somebody drives the loop.
-  std::unique_ptr<Dial> dial(int lane) {
+  std::unique_ptr<Dial> dial(int subflow) {
     LinkIdentity peer = identity_;
     peer.rank = 1;
-    peer.lane = {lane, 2};
+    peer.subflow = {subflow, 2};
     return connect_link(*loop_, Address::parse(address_).value(), peer, 0, patience_,
-                        [this, lane](Result<std::unique_ptr<Link>> link) { lanes_[lane] = std::move(link).value(); });
+                        [this, subflow](Result<std::unique_ptr<Link>> link) { subflows_[subflow] = std::move(link).value(); });
   }
-  void wait_for(int lane) {
-    ASSERT_TRUE(loop_->run_until([&] { return lanes_[lane] != nullptr; }, patience_));
+  void wait_for(int subflow) {
+    ASSERT_TRUE(loop_->run_until([&] { return subflows_[subflow] != nullptr; }, patience_));
   }
   Result<> link_with_peer() {
     return link_table_.connect({1}, patience_, [this] { return lost_; });
@@ -150,14 +150,14 @@ class GroupStreamsOneByOne : public testing::Test {
   const LinkIdentity identity_{0, 2, "test", 0, {to_bytes("a secret of the tests"), nullptr}};
   LinkTable link_table_{*loop_, identity_, 2};
   std::string address_;
-  std::unique_ptr<Link> lanes_[2];  ///< the peer's ends
+  std::unique_ptr<Link> subflows_[2];  ///< the peer's ends
   std::optional<Error> lost_;
 };
 
 TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
   const auto dialled = dial(0);
   wait_for(0);
-  lanes_[0].reset();
+  subflows_[0].reset();
   const auto linked = link_with_peer();
   ASSERT_FALSE(linked);
   EXPECT_NE(linked.error().code, ErrorCode::kTimeout) << linked.error().to_string();
@@ -174,12 +174,12 @@ TEST_F(GroupStreamsOneByOne, AreTakenInAlsoOfAPeerThatHasFormedAndLeft) {
                           [&](Rank, const Error& why) { left = reported && why.code == ErrorCode::kLeft; }, nullptr});
   const auto first = dial(0);
   wait_for(0);
-  lanes_[0]->close(has_left("rank 1", 1));
+  subflows_[0]->close(has_left("rank 1", 1));
   const auto second = dial(1);
   const auto linked = link_with_peer();  // sees the end of the one before it takes the other in
   ASSERT_TRUE(linked) << linked.error().to_string();
   wait_for(1);
-  lanes_[1]->close(has_left("rank 1", 1));
+  subflows_[1]->close(has_left("rank 1", 1));
   ASSERT_TRUE(loop_->run_until([&] { return left; }, patience_));
 }
 

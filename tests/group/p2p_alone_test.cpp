@@ -122,7 +122,7 @@ Error end_of_half_a_link(const Error& why) {
       p2p->receive({word.data(), 1, Dtype::kFloat32}, kPeer, 1, {.timeout = std::chrono::seconds(60), .async = true});
   const auto loop = *Loop::create();
   LinkIdentity peer = identity(kPeer);
-  peer.lane = {1, 2};
+  peer.subflow = {1, 2};
   std::unique_ptr<Link> link;
   const auto dial = connect_link(*loop, *Address::parse(address), peer, kSelf, patience(),
                                  [&](Result<std::unique_ptr<Link>> made) { link = std::move(made).value(); });

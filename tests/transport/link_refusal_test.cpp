@@ -60,7 +60,7 @@ TEST_P(LinkRefusal, NamesBothWorldSizes) {
 
 TEST_P(LinkRefusal, NamesBothNumbersOfConnections) {
   LinkIdentity other = identity(1);
-  other.lane = {2, 4};
+  other.subflow = {2, 4};
   const Ends ends = refuse(identity(0), other, 0);
   EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
   EXPECT_THAT(ends.connector.message, AllOf(HasSubstr("of 1 connections"), HasSubstr("rank 1 of 4")));

@@ -10,7 +10,7 @@ namespace {
 
 class LoopPair final : public LinkPair {
  public:
-  static std::unique_ptr<LinkPair> make(const ProcessLinkKind& kind, int lanes) {
+  static std::unique_ptr<LinkPair> make(const ProcessLinkKind& kind, int subflows) {
     auto pair = std::make_unique<LoopPair>();
     auto loop = Loop::create();
     if (!loop) return nullptr;
@@ -19,7 +19,7 @@ class LoopPair final : public LinkPair {
     auto listener = kind.listen(*pair->loop_, kind.identity(0),
                                 [&](std::unique_ptr<Link> link) { left.push_back(std::move(link)); });
     if (!listener) return nullptr;
-    for (size_t count = 1; count <= static_cast<size_t>(lanes); ++count) {
+    for (size_t count = 1; count <= static_cast<size_t>(subflows); ++count) {
       const auto dial = kind.connect(*pair->loop_, (*listener)->address(), kind.identity(1), 0, patience(),
                                      [&](Result<std::unique_ptr<Link>> link) {
                                        ASSERT_TRUE(link) << link.error().to_string();
@@ -28,8 +28,8 @@ class LoopPair final : public LinkPair {
       const auto both = [&] { return left.size() == count && right.size() == count; };
       if (!pair->loop_->run_until(both, patience())) return nullptr;
     }
-    pair->left = lanes == 1 ? std::move(left[0]) : striped_link(std::move(left));
-    pair->right = lanes == 1 ? std::move(right[0]) : striped_link(std::move(right));
+    pair->left = subflows == 1 ? std::move(left[0]) : striped_link(std::move(left));
+    pair->right = subflows == 1 ? std::move(right[0]) : striped_link(std::move(right));
     return pair;
   }
   ~LoopPair() override {

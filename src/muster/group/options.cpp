@@ -28,9 +28,9 @@ Result<GroupOptions> group_options_from_environment() {
     const std::string_view number(text);
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), options.tcp_streams);
     if (error != std::errc() || end != number.data() + number.size() || options.tcp_streams < 1 ||
-        options.tcp_streams > kMostLanes) {
+        options.tcp_streams > kMaxSubflows) {
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("MUSTER_TCP_STREAMS='{}' is not a number from 1 to {}", number, kMostLanes));
+                  fmt::format("MUSTER_TCP_STREAMS='{}' is not a number from 1 to {}", number, kMaxSubflows));
     }
   }
   if (const char* secret = std::getenv("MUSTER_SECRET")) {

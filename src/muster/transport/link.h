@@ -13,7 +13,7 @@
 namespace muster {
 
 /// Which of a link's connections (striped_link.h) this is.
-struct Lane {
+struct Subflow {
   int index = 0;
   int count = 1;
 };
@@ -25,8 +25,8 @@ struct Peer {
   pid_t pid = 0;
   uint64_t generation = 0;
   std::string address;
-  int size = 0;    ///< of its group: the ranks that it may blame are below
-  Lane lane = {};  ///< of the link that it dialled
+  int size = 0;          ///< of its group: the ranks that it may blame are below
+  Subflow subflow = {};  ///< of the link that it dialled
 
   /// "rank 3 (host b, pid 812)".
   std::string to_string() const;

@@ -1,7 +1,7 @@
 // The hello of a link, inside of the handshake's proof:
 //
 //   hello := "LNK" version:u8=3 wire:u8 rank:i32 size:i32 generation:u64 pid:i32 group:string host:string
-//            lane:u8 lanes:u8
+//            subflow:u8 subflows:u8
 //
 //   string := length:u32 bytes[length], at most 1 KiB. Little-endian. wire: 1 socket, 2 shared memory.
 #include "muster/transport/link_hello.h"
@@ -36,18 +36,18 @@ Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire) {
   if (self.group.size() > kMaxNameBytes) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("a group's name has at most {} bytes", kMaxNameBytes));
   }
-  if (self.lane.count < 1 || self.lane.count > kMostLanes) {
+  if (self.subflow.count < 1 || self.subflow.count > kMaxSubflows) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("a link has 1 to {} lanes, not {}", kMostLanes, self.lane.count));
+                fmt::format("a link has 1 to {} subflows, not {}", kMaxSubflows, self.subflow.count));
   }
-  return LinkHello{wire, self.rank, self.size, self.generation, getpid(), self.group, host_name(), self.lane};
+  return LinkHello{wire, self.rank, self.size, self.generation, getpid(), self.group, host_name(), self.subflow};
 }
 
 Bytes encode(const LinkHello& hello) {
   Writer writer;
   writer.put_raw(as_bytes(kHelloMagic)).put(kVersion).put(hello.wire).put(int32_t{hello.rank}).put(int32_t{hello.size});
   writer.put(hello.generation).put(int32_t{hello.pid}).put_string(hello.group).put_string(hello.host);
-  writer.put(static_cast<uint8_t>(hello.lane.index)).put(static_cast<uint8_t>(hello.lane.count));
+  writer.put(static_cast<uint8_t>(hello.subflow.index)).put(static_cast<uint8_t>(hello.subflow.count));
   return writer.take();
 }
 
@@ -69,8 +69,8 @@ Result<LinkHello> parse_hello(ByteView bytes) {
   MUSTER_ASSIGN(hello.pid, reader.get<int32_t>());
   MUSTER_ASSIGN(hello.group, get_name(reader));
   MUSTER_ASSIGN(hello.host, get_name(reader));
-  MUSTER_ASSIGN(hello.lane.index, reader.get<uint8_t>());
-  MUSTER_ASSIGN(hello.lane.count, reader.get<uint8_t>());
+  MUSTER_ASSIGN(hello.subflow.index, reader.get<uint8_t>());
+  MUSTER_ASSIGN(hello.subflow.count, reader.get<uint8_t>());
   MUSTER_TRY(reader.finish());
   return hello;
 }
@@ -94,10 +94,10 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
     return refuse(
         fmt::format("has world size {}, rank {} has {}; start all with the same", peer.size, self.rank, self.size));
   }
-  if (peer.lane.count != self.lane.count || peer.lane.index >= self.lane.count) {
+  if (peer.subflow.count != self.subflow.count || peer.subflow.index >= self.subflow.count) {
     return refuse(
         fmt::format("makes a link of {} connections, rank {} of {}; set MUSTER_TCP_STREAMS alike at all ranks",
-                    peer.lane.count, self.rank, self.lane.count));
+                    peer.subflow.count, self.rank, self.subflow.count));
   }
   if (peer.rank < 0 || peer.rank >= self.size || peer.rank == self.rank) {
     return refuse(fmt::format("links to rank {} of {}: two processes with one rank?", self.rank, self.size));
@@ -109,7 +109,7 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
 }
 
 Peer peer_of(const LinkHello& hello, const Address& address) {
-  return Peer{hello.rank, hello.host, hello.pid, hello.generation, address.to_string(), hello.size, hello.lane};
+  return Peer{hello.rank, hello.host, hello.pid, hello.generation, address.to_string(), hello.size, hello.subflow};
 }
 
 }  // namespace muster

@@ -4,7 +4,7 @@
 
 namespace muster {
 
-inline constexpr int kMostLanes = 16;
+inline constexpr int kMaxSubflows = 16;
 
 /// What the two ends of a link tell each other in the handshake. The grammar heads hello.cpp.
 struct LinkHello {
@@ -16,11 +16,11 @@ struct LinkHello {
   pid_t pid = 0;
   std::string group;
   std::string host;
-  Lane lane = {};
+  Subflow subflow = {};
 };
 
 /// This process's own. kInvalidArgument when the identity makes no sense (rank outside of 0..size-1, endless name, more
-/// than kMostLanes).
+/// than kMaxSubflows).
 Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire);
 Bytes encode(const LinkHello& hello);
 /// kProtocol for anything that is not a hello.

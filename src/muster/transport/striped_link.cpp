@@ -13,7 +13,7 @@ namespace {
 
 class StripedLink final : public Link {
  public:
-  explicit StripedLink(std::vector<std::unique_ptr<Link>> lanes);
+  explicit StripedLink(std::vector<std::unique_ptr<Link>> subflows);
   ~StripedLink() override;
   void send(std::span<const ConstSegment> from, Completion completion) override {
     begin(sends_, from, std::move(completion), &Link::send);
@@ -24,20 +24,20 @@ class StripedLink final : public Link {
   void close(Error why) override;
   void on_close(std::function<void(const Error&)> handler) override;
   void ping(std::function<void()> pong) override;
-  void send_control(ByteView bytes) override { lanes_[0]->send_control(bytes); }
+  void send_control(ByteView bytes) override { subflows_[0]->send_control(bytes); }
   void set_control_handler(std::function<void(ByteView)> handler) override { control_handler_ = std::move(handler); }
   bool is_open() const override { return !ended_; }
   const Peer& peer() const override { return peer_; }
-  const char* kind() const override { return lanes_[0]->kind(); }
+  const char* kind() const override { return subflows_[0]->kind(); }
 
  private:
   struct Operation {
-    size_t parts = 0;  // that lanes still have
+    size_t parts = 0;  // that subflows still have
     std::optional<Error> error;
     Completion completion;
   };
   struct Direction {
-    uint64_t bytes = 0;  // of the stream, given to lanes so far
+    uint64_t bytes = 0;  // of the stream, given to subflows so far
     Fifo<std::shared_ptr<Operation>> operations;
   };
 
@@ -45,34 +45,34 @@ class StripedLink final : public Link {
   void begin(Direction& direction, std::span<const AnySegment> segments, Completion completion,
              void (Link::*move)(std::span<const AnySegment>, Completion));
   template <class AnySegment>
-  std::vector<std::vector<AnySegment>> by_lane(uint64_t at, std::span<const AnySegment> segments) const;
+  std::vector<std::vector<AnySegment>> by_subflow(uint64_t at, std::span<const AnySegment> segments) const;
   void complete_done(Direction& direction);
   void fail_all(Direction& direction);
   void end(const Error& why);
   void fail_pending();
   void run_completions();
 
-  std::vector<std::unique_ptr<Link>> lanes_;
+  std::vector<std::unique_ptr<Link>> subflows_;
   const Peer peer_;
   Direction sends_, receives_;
-  size_t lanes_lost_ = 0;
+  size_t subflows_lost_ = 0;
   std::optional<Error> loss_, ended_;
   std::function<void(const Error&)> close_handler_;
   std::function<void(ByteView)> control_handler_;
   CompletionQueue completions_;
-  bool driving_ = false;  // lanes are being driven: whoever does it calls back afterwards
+  bool driving_ = false;  // subflows are being driven: whoever does it calls back afterwards
 };
 
-StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> lanes)
-    : lanes_(std::move(lanes)), peer_(lanes_.front()->peer()) {
-  for (const auto& lane : lanes_) {
-    lane->on_close([this](const Error& why) {
-      ++lanes_lost_;
+StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> subflows)
+    : subflows_(std::move(subflows)), peer_(subflows_.front()->peer()) {
+  for (const auto& subflow : subflows_) {
+    subflow->on_close([this](const Error& why) {
+      ++subflows_lost_;
       if (!loss_) loss_ = why;
       run_completions();
     });
   }
-  lanes_[0]->set_control_handler([this](ByteView message) {
+  subflows_[0]->set_control_handler([this](ByteView message) {
     completions_.push(
         [this, copy = Bytes(message.begin(), message.end())](Result<>) {
           if (control_handler_) control_handler_(copy);
@@ -82,12 +82,12 @@ StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> lanes)
   });
 }
 
-/// The lanes say goodbye, and give back the buffers of what is pending before that is called back.
+/// The subflows say goodbye, and give back the buffers of what is pending before that is called back.
 StripedLink::~StripedLink() {
   driving_ = true;
   close_handler_ = nullptr;
   control_handler_ = nullptr;
-  lanes_.clear();
+  subflows_.clear();
   if (!ended_)
     ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
   fail_pending();
@@ -101,16 +101,16 @@ void StripedLink::begin(Direction& direction, std::span<const AnySegment> segmen
     completions_.push(std::move(completion), tl::unexpected(*ended_));
     return run_completions();
   }
-  const auto parts = by_lane(direction.bytes, segments);
+  const auto parts = by_subflow(direction.bytes, segments);
   const auto operation = std::make_shared<Operation>();
   operation->completion = std::move(completion);
   for (const auto& part : parts) operation->parts += part.empty() ? 0 : 1;
   for (const AnySegment& segment : segments) direction.bytes += segment.bytes;
   direction.operations.push(operation);
   const bool was_driving = std::exchange(driving_, true);
-  for (size_t lane = 0; lane < parts.size(); ++lane) {
-    if (parts[lane].empty()) continue;
-    (lanes_[lane].get()->*move)(parts[lane], [this, operation](Result<> result) {
+  for (size_t subflow = 0; subflow < parts.size(); ++subflow) {
+    if (parts[subflow].empty()) continue;
+    (subflows_[subflow].get()->*move)(parts[subflow], [this, operation](Result<> result) {
       --operation->parts;
       if (!result && !operation->error) operation->error = result.error();
       run_completions();
@@ -120,16 +120,16 @@ void StripedLink::begin(Direction& direction, std::span<const AnySegment> segmen
   run_completions();
 }
 
-/// What each lane carries of the stream's next bytes.
+/// What each subflow carries of the stream's next bytes.
 template <class AnySegment>
-std::vector<std::vector<AnySegment>> StripedLink::by_lane(uint64_t at, std::span<const AnySegment> segments) const {
-  std::vector<std::vector<AnySegment>> parts(lanes_.size());
+std::vector<std::vector<AnySegment>> StripedLink::by_subflow(uint64_t at, std::span<const AnySegment> segments) const {
+  std::vector<std::vector<AnySegment>> parts(subflows_.size());
   for (AnySegment segment : segments) {
     while (segment.bytes > 0) {
       const size_t bytes = std::min<size_t>(segment.bytes, kStripeBytes - at % kStripeBytes);
       AnySegment piece = segment;
       piece.bytes = bytes;
-      parts[at / kStripeBytes % lanes_.size()].push_back(piece);
+      parts[at / kStripeBytes % subflows_.size()].push_back(piece);
       at += bytes;
       using Byte = std::conditional_t<std::is_same_v<AnySegment, Segment>, uint8_t, const uint8_t>;
       segment.data = static_cast<Byte*>(segment.data) + bytes;
@@ -167,17 +167,17 @@ void StripedLink::on_close(std::function<void(const Error&)> handler) {
 }
 
 void StripedLink::ping(std::function<void()> pong) {
-  lanes_[0]->ping([this, pong = std::move(pong)] {
+  subflows_[0]->ping([this, pong = std::move(pong)] {
     completions_.push([pong](Result<>) { pong(); }, {});
     run_completions();
   });
 }
 
-/// Closed lanes hold no buffers any more.
+/// Closed subflows hold no buffers any more.
 void StripedLink::end(const Error& why) {
   ended_ = why;
   const bool was_driving = std::exchange(driving_, true);
-  for (const auto& lane : lanes_) lane->close(*ended_);
+  for (const auto& subflow : subflows_) subflow->close(*ended_);
   driving_ = was_driving;
   fail_pending();
 }
@@ -196,37 +196,37 @@ void StripedLink::run_completions() {
   if (driving_) return;
   complete_done(receives_);
   complete_done(sends_);
-  if (!ended_ && lanes_lost_ == lanes_.size()) end(*loss_);
+  if (!ended_ && subflows_lost_ == subflows_.size()) end(*loss_);
   completions_.run();
 }
 
 }  // namespace
 
-std::unique_ptr<Link> striped_link(std::vector<std::unique_ptr<Link>> lanes) {
-  MUSTER_CHECK(!lanes.empty(), "a link needs a lane");
-  return std::make_unique<StripedLink>(std::move(lanes));
+std::unique_ptr<Link> striped_link(std::vector<std::unique_ptr<Link>> subflows) {
+  MUSTER_CHECK(!subflows.empty(), "a link needs a subflow");
+  return std::make_unique<StripedLink>(std::move(subflows));
 }
 
-std::unique_ptr<Link> LaneSet::add(std::unique_ptr<Link> lane, const Lane& subflow, LossHandler lost) {
-  lanes_.resize(subflow.count);
-  auto& own = lanes_[subflow.index];
+std::unique_ptr<Link> SubflowSet::add(std::unique_ptr<Link> link, const Subflow& subflow, LossHandler lost) {
+  subflows_.resize(subflow.count);
+  auto& own = subflows_[subflow.index];
   if (own) {
-    const Rank rank = lane->peer().rank;
-    lane->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
+    const Rank rank = link->peer().rank;
+    link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
     return nullptr;
   }
-  own = std::move(lane);
-  if (std::count(lanes_.begin(), lanes_.end(), nullptr) == 0) {
-    auto lanes = std::exchange(lanes_, {});
-    return lanes.size() == 1 ? std::move(lanes[0]) : striped_link(std::move(lanes));
+  own = std::move(link);
+  if (std::count(subflows_.begin(), subflows_.end(), nullptr) == 0) {
+    auto subflows = std::exchange(subflows_, {});
+    return subflows.size() == 1 ? std::move(subflows[0]) : striped_link(std::move(subflows));
   }
   own->on_close(std::move(lost));
   return nullptr;
 }
 
-void LaneSet::close(const Error& why) {
-  for (const auto& lane : lanes_) {
-    if (lane) lane->close(why);
+void SubflowSet::close(const Error& why) {
+  for (const auto& subflow : subflows_) {
+    if (subflow) subflow->close(why);
   }
 }
 

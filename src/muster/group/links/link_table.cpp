@@ -17,9 +17,9 @@ constexpr Duration kRedialDelay = 100ms;
 LinkTable::LinkTable(Loop& loop, LinkIdentity identity, int tcp_streams)
     : loop_(loop), identity_(std::move(identity)), tcp_streams_(tcp_streams) {}
 
-LinkIdentity LinkTable::identity(Transport transport, int stripe) const {
+LinkIdentity LinkTable::identity(Transport transport, int subflow) const {
   LinkIdentity identity = identity_;
-  identity.lane = {stripe, transport == Transport::kTcp ? tcp_streams_ : 1};
+  identity.subflow = {subflow, transport == Transport::kTcp ? tcp_streams_ : 1};
   return identity;
 }
 
@@ -43,52 +43,52 @@ Result<std::string> LinkTable::listen(const Address& address, Transport transpor
 void LinkTable::dial(Rank rank, const Deadline& deadline) {
   Entry& entry = dialed_[rank];
   if (closed_ || entry.link || !entry.dials.empty()) return;
-  entry.dials.resize(identity(endpoints_[rank].transport).lane.count);
+  entry.dials.resize(identity(endpoints_[rank].transport).subflow.count);
   // A failure may end the dialing at once.
-  for (int stripe = 0; stripe < std::ssize(entry.dials); ++stripe) dial_stripe(rank, stripe, deadline);
+  for (int subflow = 0; subflow < std::ssize(entry.dials); ++subflow) dial_subflow(rank, subflow, deadline);
 }
 
-void LinkTable::dial_stripe(Rank rank, int stripe, const Deadline& deadline) {
+void LinkTable::dial_subflow(Rank rank, int subflow, const Deadline& deadline) {
   const Endpoint& endpoint = endpoints_[rank];
   const auto address = Address::parse(endpoint.address);
-  if (!address) return on_dialed(rank, stripe, deadline, tl::unexpected(address.error()));
+  if (!address) return on_dialed(rank, subflow, deadline, tl::unexpected(address.error()));
   const auto connect = endpoint.transport == Transport::kShm ? connect_shm_link : connect_link;
-  dialed_[rank].dials[stripe] = connect(loop_, *address, identity(endpoint.transport, stripe), rank, deadline,
-                                        [this, rank, stripe, deadline](Result<std::unique_ptr<Link>> link) {
-                                          on_dialed(rank, stripe, deadline, std::move(link));
+  dialed_[rank].dials[subflow] = connect(loop_, *address, identity(endpoint.transport, subflow), rank, deadline,
+                                        [this, rank, subflow, deadline](Result<std::unique_ptr<Link>> link) {
+                                          on_dialed(rank, subflow, deadline, std::move(link));
                                         });
 }
 
-void LinkTable::on_dialed(Rank rank, int stripe, const Deadline& deadline, Result<std::unique_ptr<Link>> link) {
-  dialed_[rank].dials[stripe].reset();
+void LinkTable::on_dialed(Rank rank, int subflow, const Deadline& deadline, Result<std::unique_ptr<Link>> link) {
+  dialed_[rank].dials[subflow].reset();
   if (closed_) {
     if (link) (*link)->close(*closed_);
     return;
   }
-  if (link) return add_stripe(rank, Side::kDialed, std::move(*link), identity(endpoints_[rank].transport, stripe).lane);
+  if (link) return add_subflow(rank, Side::kDialed, std::move(*link), identity(endpoints_[rank].transport, subflow).subflow);
   if (!events_.dial_failed) {
     if (!dial_failure_) dial_failure_ = link.error().in("linking with " + endpoints_[rank].member.to_string());
     return;
   }
   if (!events_.dial_failed(rank, link.error())) return;
-  loop_.after(kRedialDelay, [this, rank, stripe, deadline] {
-    if (!closed_ && !dialed_[rank].dials.empty()) dial_stripe(rank, stripe, deadline);
+  loop_.after(kRedialDelay, [this, rank, subflow, deadline] {
+    if (!closed_ && !dialed_[rank].dials.empty()) dial_subflow(rank, subflow, deadline);
   });
 }
 
 void LinkTable::on_accepted(std::unique_ptr<Link> link) {
   const Rank rank = link->peer().rank;
-  const Lane stripe = link->peer().lane;
+  const Subflow subflow = link->peer().subflow;
   if (closed_) return link->close(*closed_);
   if (this->link(rank, Side::kAccepted) != nullptr) {
     return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
   }
-  add_stripe(rank, Side::kAccepted, std::move(link), stripe);
+  add_subflow(rank, Side::kAccepted, std::move(link), subflow);
 }
 
-void LinkTable::add_stripe(Rank rank, Side side, std::unique_ptr<Link> link, const Lane& stripe) {
+void LinkTable::add_subflow(Rank rank, Side side, std::unique_ptr<Link> link, const Subflow& subflow) {
   Entry& entry = entries(side)[rank];
-  entry.link = entry.stripes.add(std::move(link), stripe, [this, rank](const Error& why) { report_lost(rank, why); });
+  entry.link = entry.subflows.add(std::move(link), subflow, [this, rank](const Error& why) { report_lost(rank, why); });
   if (entry.link) report(rank, side, *entry.link);
 }
 
@@ -169,7 +169,7 @@ void LinkTable::close_dialed(Rank rank, const Error& why) {
   if (found == dialed_.end()) return;
   Entry& entry = found->second;
   entry.dials.clear();
-  entry.stripes.close(why);
+  entry.subflows.close(why);
   if (entry.link) entry.link->close(why);
 }
 
@@ -181,7 +181,7 @@ void LinkTable::close(const Error& why) {
   // What is still being dialed goes on: the peer learns the reason once it answers.
   for (const Side side : {Side::kDialed, Side::kAccepted}) {
     for (auto& [rank, entry] : entries(side)) {
-      entry.stripes.close(why);
+      entry.subflows.close(why);
       if (entry.link) entry.link->close(why);
     }
   }

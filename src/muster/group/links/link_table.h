@@ -17,7 +17,7 @@
 
 namespace muster {
 
-/// The links of one rank to the other ranks of its group: dials and accepts them, joins the stripes of each, monitors
+/// The links of one rank to the other ranks of its group: dials and accepts them, joins the subflows of each, monitors
 /// the processes at the other ends, and closes them all with a reason. The collective engine has one table and the P2P
 /// engine another, because they drive different loops.
 ///
@@ -33,12 +33,12 @@ class LinkTable {
     Transport transport = Transport::kTcp;
   };
   struct Events {
-    /// All stripes of a link are connected.
+    /// All subflows of a link are connected.
     std::function<void(Rank rank, Side side, Link& link)> linked;
-    /// A link, or a stripe of a link that is not complete, has ended, or the process of the rank has died. One rank may
+    /// A link, or a subflow of a link that is not complete, has ended, or the process of the rank has died. One rank may
     /// be reported several times.
     std::function<void(Rank rank, const Error& why)> lost;
-    /// A stripe could not be connected. True: the table dials it again soon. Null: connect() returns the error.
+    /// A subflow could not be connected. True: the table dials it again soon. Null: connect() returns the error.
     std::function<bool(Rank rank, const Error& why)> dial_failed;
   };
 
@@ -81,17 +81,17 @@ class LinkTable {
   /// One direction of dialing between this rank and another.
   struct Entry {
     std::unique_ptr<Link> link;
-    LaneSet stripes;                           ///< while the link is not complete
-    std::vector<std::unique_ptr<Dial>> dials;  ///< by stripe
+    SubflowSet subflows;                           ///< while the link is not complete
+    std::vector<std::unique_ptr<Dial>> dials;  ///< by subflow
   };
   using Entries = std::unordered_map<Rank, Entry>;
 
-  LinkIdentity identity(Transport transport, int stripe = 0) const;
+  LinkIdentity identity(Transport transport, int subflow = 0) const;
   Entries& entries(Side side) { return side == Side::kDialed ? dialed_ : accepted_; }
-  void dial_stripe(Rank rank, int stripe, const Deadline& deadline);
-  void on_dialed(Rank rank, int stripe, const Deadline& deadline, Result<std::unique_ptr<Link>> link);
+  void dial_subflow(Rank rank, int subflow, const Deadline& deadline);
+  void on_dialed(Rank rank, int subflow, const Deadline& deadline, Result<std::unique_ptr<Link>> link);
   void on_accepted(std::unique_ptr<Link> link);
-  void add_stripe(Rank rank, Side side, std::unique_ptr<Link> link, const Lane& stripe);
+  void add_subflow(Rank rank, Side side, std::unique_ptr<Link> link, const Subflow& subflow);
   void report(Rank rank, Side side, Link& link);
   void report_lost(Rank rank, const Error& why);
   Error missing(const std::vector<Rank>& ranks) const;

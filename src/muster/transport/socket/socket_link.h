@@ -13,7 +13,7 @@ struct LinkIdentity {
   std::string group;        ///< group name; must be equal at both ends
   uint64_t generation = 0;  ///< must be equal: a link of a dead generation is refused with kMismatch
   Credentials credentials;
-  Lane lane = {};  ///< the count must be equal at both ends
+  Subflow subflow = {};  ///< the count must be equal at both ends
   /// Whether a connection that is refused is tried again until the deadline: the peer may not be up yet.
   bool retry_refused = true;
 };
