@@ -33,10 +33,11 @@ struct Operation {
   double factor = 1;
   /// Where in the program it was called, for reports: a number that flight/call_site.h gives; zero: not known.
   uint32_t site = 0;
-  /// The call that this operation is a part of, if it is: what ranks compare, and errors name, is that one.
-  const Call* whole = nullptr;
+  /// The caller's call, if this operation is a part of another one.
+  const Call* parent = nullptr;
 
-  const Call& said() const { return whole != nullptr ? *whole : call; }
+  /// The call that ranks compare and errors name.
+  const Call& reported_call() const { return parent != nullptr ? *parent : call; }
 };
 
 }  // namespace muster

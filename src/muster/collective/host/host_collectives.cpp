@@ -92,10 +92,10 @@ void annotate_mismatch(const HostComm& comm, const Call& mine, Error& error) {
 }  // namespace
 
 Result<> run_on_host(HostComm& comm, const Operation& operation, const Deadline& deadline) {
-  comm.open(operation.said().pack());
+  comm.open(operation.reported_call().pack());
   HostCall run(comm, operation, deadline);
   auto result = dispatch(run);
-  if (!result) annotate_mismatch(comm, operation.said(), result.error());
+  if (!result) annotate_mismatch(comm, operation.reported_call(), result.error());
   return result;
 }
 

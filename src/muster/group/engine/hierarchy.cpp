@@ -251,7 +251,7 @@ Operation Hierarchy::part(const Operation& whole, Collective collective, BufferV
   operation.call = whole.call;
   operation.call.collective = collective;
   operation.call.root = 0;
-  operation.whole = &whole.said();
+  operation.parent = &whole.reported_call();
   const bool sums = whole.call.op == ReduceOp::kAverage || whole.call.op == ReduceOp::kPremulSum;
   if (sums) operation.call.op = ReduceOp::kSum;
   operation.input = std::move(input);

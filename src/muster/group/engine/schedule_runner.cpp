@@ -80,7 +80,7 @@ void ScheduleRunner::begin(const Operation& operation, std::span<Link* const> li
   outcome_.reset();
   prepared.start(
       links, Buffers{operation.input, operation.output, operation.call.op}, scratch_,
-      [this](Result<> result) { outcome_ = std::move(result); }, &operation.said());
+      [this](Result<> result) { outcome_ = std::move(result); }, &operation.reported_call());
 }
 
 std::vector<Rank> ScheduleRunner::waiting_for() const {
