@@ -283,18 +283,18 @@ tl::unexpected<Error> HostComm::timeout_error(Rank awaited, uint32_t step) const
               behind[0]);
 }
 
-void HostComm::give_up(Rank blamed) {
+void HostComm::mark_failed(Rank blamed) {
   const uint32_t word = blamed < 0 ? kBlamesNoRank : static_cast<uint32_t>(blamed) + 1;
   memory_->rank(rank_).failure.store(word, std::memory_order_release);
   wake_all();
 }
 
-Rank HostComm::blamed_by(Rank quitter) const {
-  const uint32_t word = memory_->rank(quitter).failure.load(std::memory_order_acquire);
+Rank HostComm::rank_blamed_by(Rank peer) const {
+  const uint32_t word = memory_->rank(peer).failure.load(std::memory_order_acquire);
   return word == 0 || word == kBlamesNoRank ? kNoRank : static_cast<Rank>(word - 1);
 }
 
-Rank HostComm::quitter() const {
+Rank HostComm::failed_peer() const {
   for (Rank peer = 0; peer < size_; ++peer) {
     if (peer != rank_ && memory_->rank(peer).failure.load(std::memory_order_acquire) != 0) return peer;
   }
@@ -303,7 +303,7 @@ Rank HostComm::quitter() const {
 
 Result<> HostComm::check() {
   std::atomic_thread_fence(std::memory_order_acquire);  // orders what was read before the loads of `failure`
-  const Rank gone = quitter();
+  const Rank gone = failed_peer();
   if (gone == kNoRank) return {};
   MUSTER_TRY(progress_(gone));
   return fail(ErrorCode::kAborted, fmt::format("rank {} has failed", gone), gone);

@@ -31,7 +31,7 @@ namespace muster {
 ///   MUSTER_TRY(comm.wait_all(comm.step(), deadline));
 ///   read(comm.slot(peer, comm.step()));               // until the step after the next is published
 ///
-/// For one thread at a time. Errors are final: after one, only wake_all() and give_up() may be called.
+/// For one thread at a time. Errors are final: after one, only wake_all() and mark_failed() may be called.
 class HostComm {
  public:
   /// Describes the call that a step belongs to. A wait compares a fingerprint of it and of all tags before it with this
@@ -120,11 +120,11 @@ class HostComm {
   /// Wakes every parked rank that maps this memory. Its Progress callback then finds the reason.
   void wake_all();
   /// Publishes that this rank has failed and which rank of the group it blames (kNoRank: none), and wakes all.
-  void give_up(Rank blamed);
+  void mark_failed(Rank blamed);
   /// Another rank that has failed; kNoRank: none.
-  Rank quitter() const;
+  Rank failed_peer() const;
   /// The rank of the group that it blames.
-  Rank blamed_by(Rank quitter) const;
+  Rank rank_blamed_by(Rank peer) const;
   /// An error if another rank has failed: that rank may have reused the tensors that were read before this call.
   Result<> check();
 

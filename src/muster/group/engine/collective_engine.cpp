@@ -180,7 +180,7 @@ Result<> CollectiveEngine::watch(Rank awaited) {
   mesh_.loop->poll();
   if (detector_.interrupted()) return tl::unexpected(*detector_.interruption());
   if (const Error* lost = detector_.lost(awaited)) return tl::unexpected(*lost);
-  if (const Rank failed = comm_->quitter(); failed != kNoRank) return tl::unexpected(report_of_failed_rank(failed));
+  if (const Rank failed = comm_->failed_peer(); failed != kNoRank) return tl::unexpected(report_of_failed_rank(failed));
   return diagnosis_.check_desync(links_);
 }
 
@@ -205,7 +205,7 @@ Error CollectiveEngine::report_of_failed_rank(Rank host_rank) {
   if (links_[failed] != nullptr) discard_bytes(*links_[failed], std::make_shared<Bytes>(size_t{64} << 10));
   if (detector_.wait_for_report()) return *detector_.failure();
   std::string what = mesh_.members[failed].to_string() + " has failed";
-  Rank blamed = comm_->blamed_by(host_rank);
+  Rank blamed = comm_->rank_blamed_by(host_rank);
   if (blamed < 0 || blamed >= spec_.size || blamed == failed) {
     blamed = failed;
   } else {
@@ -223,7 +223,7 @@ void CollectiveEngine::request_abort(Error why) {
 
 void CollectiveEngine::shut_down(const Error& why) {
   if (detector_.is_shut_down()) return;
-  if (comm_ && why.phase != GroupPhase::kLeft) comm_->give_up(why.rank);
+  if (comm_ && why.phase != GroupPhase::kLeft) comm_->mark_failed(why.rank);
   detector_.shut_down(why);
   if (comm_) comm_->wake_all();
 }
