@@ -33,8 +33,8 @@ TEST(Random, StaysWithinItsBoundsAndReachesAllOfThem) {
 
 TEST(Random, UnguessableBytesDiffer) {
   std::array<uint8_t, 32> a{}, b{};
-  fill_unguessable(a);
-  fill_unguessable(b);
+  fill_secure_random(a);
+  fill_secure_random(b);
   EXPECT_NE(a, b);
 }
 

@@ -42,7 +42,7 @@ uint64_t Random::below(uint64_t bound) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(next()) * bound) >> 64);
 }
 
-void fill_unguessable(std::span<uint8_t> out) {
+void fill_secure_random(std::span<uint8_t> out) {
   size_t done = 0;
   while (done < out.size()) {
     const ssize_t n = getrandom(out.data() + done, out.size() - done, 0);

@@ -23,7 +23,7 @@ class Random {
   uint64_t state_[4];
 };
 
-/// Bytes that nobody can guess (getrandom): secrets, nonces, names. Aborts if the kernel has none.
-void fill_unguessable(std::span<uint8_t> out);
+/// Random bytes from the kernel (getrandom) for secrets, nonces and names. Aborts if it fails.
+void fill_secure_random(std::span<uint8_t> out);
 
 }  // namespace muster

@@ -22,7 +22,7 @@ uint64_t namespace_number(const char* file) {
 /// Processes without proof that they share a kernel are taken for strangers.
 std::string unique_domain() {
   std::array<uint8_t, 16> word;
-  fill_unguessable(word);
+  fill_secure_random(word);
   return "unknown-" + to_hex(word);
 }
 

@@ -44,7 +44,7 @@ OperationClass way_of(StoreOperation operation) {
 class FileStore : public RequestStore {
  public:
   FileStore(std::string path, std::unique_ptr<FileLog> log) : path_(std::move(path)), log_(std::move(log)) {
-    fill_unguessable({reinterpret_cast<uint8_t*>(&self_), sizeof self_});
+    fill_secure_random({reinterpret_cast<uint8_t*>(&self_), sizeof self_});
   }
 
   Result<std::unique_ptr<Store>> clone() override { return file_store(path_); }

@@ -40,7 +40,7 @@ Result<bool> get_flag(Reader& in) {
 
 SessionId fresh_session_id() {
   SessionId id;
-  fill_unguessable(id);
+  fill_secure_random(id);
   return id;
 }
 

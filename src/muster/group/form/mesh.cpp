@@ -93,7 +93,7 @@ class MeshBuilder {
   /// False: the group that has this name now is over; there may be a next one.
   Result<bool> try_to_meet(RankInfo& self) {
     do {
-      fill_unguessable({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
+      fill_secure_random({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
     } while (self.gave_up());
     identity_ = LinkIdentity{spec_.rank, spec_.size, ranks_.spec().name, spec_.generation, options_.credentials};
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
@@ -141,7 +141,7 @@ class MeshBuilder {
     if (allowed_.front() == Transport::kTcp) return {};
     local_transport_ = allowed_.front();
     std::array<uint8_t, 12> name;
-    fill_unguessable(name);
+    fill_secure_random(name);
     const Address address = Address::unix_abstract("muster-" + to_hex(name));
     MUSTER_ASSIGN(local_address_, mesh_.link_table->listen(address, local_transport_));
     MUSTER_TRY(mesh_.p2p->listen(related_address(local_address_, "-messages"), local_transport_));

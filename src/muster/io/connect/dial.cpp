@@ -18,7 +18,7 @@ constexpr Duration kMaxPause = 500ms;
 
 uint64_t fresh_seed() {
   std::array<uint8_t, sizeof(uint64_t)> bytes;
-  fill_unguessable(bytes);
+  fill_secure_random(bytes);
   uint64_t seed;
   std::memcpy(&seed, bytes.data(), sizeof seed);
   return seed;

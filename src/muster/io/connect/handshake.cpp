@@ -80,7 +80,7 @@ uint16_t u16_at(const Bytes& bytes, size_t offset) {
 Handshake::Handshake(Side side, ByteView secret, ByteView hello)
     : side_(side), secret_(secret.begin(), secret.end()), hello_(hello.begin(), hello.end()), nonce_(kNonceBytes) {
   MUSTER_CHECK(hello.size() <= kMaxHello, "a hello has at most 4096 bytes");
-  fill_unguessable(nonce_);
+  fill_secure_random(nonce_);
   if (side_ == Side::kClient) send_greeting();
 }
 
@@ -262,7 +262,7 @@ const Bytes& Handshake::peer_hello() const { return peer_hello_; }
 
 Bytes generate_secret() {
   Bytes secret(32);
-  fill_unguessable(secret);
+  fill_secure_random(secret);
   return secret;
 }
 

@@ -33,7 +33,7 @@ Result<bool> renew(EtcdClient& client, int64_t lease, const Deadline& deadline) 
 
 std::string new_id() {
   Bytes id(16);
-  fill_unguessable(id);
+  fill_secure_random(id);
   return to_hex(id);
 }
 

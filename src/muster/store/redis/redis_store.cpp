@@ -35,7 +35,7 @@ std::string milliseconds(Duration duration) {
 
 std::string new_token() {
   Bytes token(16);
-  fill_unguessable(token);
+  fill_secure_random(token);
   return to_hex(token);
 }
 

@@ -24,7 +24,7 @@ constexpr Duration kRefusedGrace = 1s;
 Random seeded() {
   uint64_t seed = 0;
   uint8_t bytes[sizeof seed];
-  fill_unguessable(bytes);
+  fill_secure_random(bytes);
   std::memcpy(&seed, bytes, sizeof seed);
   return Random(seed);
 }
