@@ -19,7 +19,7 @@ CollectiveSpec spec_of(Collective collective, int size, size_t bytes) {
 double evaluated(const Algorithm& algorithm, CollectiveSpec spec) {
   std::vector<Schedule> schedules;
   for (spec.rank = 0; spec.rank < spec.size; ++spec.rank) schedules.push_back(algorithm.schedule(spec));
-  return evaluate(schedules, spec.network);
+  return evaluate(schedules, spec.costs);
 }
 
 constexpr int kSizes[] = {2, 3, 4, 7, 8, 16, 31, 64};
@@ -87,16 +87,16 @@ TEST(Predict, CountsTurnsWhereRanksOutnumberCores) {
   CollectiveSpec spec = spec_of(Collective::kAllReduce, 8, 1 << 20);
   const Algorithm& ring = algorithm(Collective::kAllReduce, "ring");
   const double alone = predict(spec, ring);
-  spec.network.load = 4;
+  spec.costs.load = 4;
   EXPECT_GT(predict(spec, ring), 2 * alone);
 }
 
 TEST(Evaluate, AddsUpWhatABroadcastToOneTakes) {
   CollectiveSpec spec = spec_of(Collective::kBroadcast, 2, 1000);
-  spec.network = {.latency = 10, .overhead = 1, .bytes_per_second = 1000, .reduce_bytes_per_second = 1e12};
+  spec.costs = {.link = {.latency = 10, .overhead = 1, .bytes_per_second = 1000}, .reduce_bytes_per_second = 1e12};
   // The root sends (1 + 1), then its bytes travel (10), then the other receives them (1 + 1).
   EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), spec), 14, 1e-6);
-  spec.network.load = 3;
+  spec.costs.load = 3;
   EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), spec), 22, 1e-6);
 }
 

@@ -155,8 +155,8 @@ TEST_F(Tune, SaysHowManyRanksShareACore) {
   tuning.machine.cores = 2;
   CollectiveSpec spec;
   tuning.apply(spec, "unix", 8);
-  EXPECT_EQ(spec.network.load, 4);
-  EXPECT_EQ(spec.network.latency, tuning.machine.local.latency);
+  EXPECT_EQ(spec.costs.load, 4);
+  EXPECT_EQ(spec.costs.link.latency, tuning.machine.local.latency);
 }
 
 }  // namespace

@@ -51,8 +51,8 @@ std::string candidates(const CollectiveSpec& problem) {
   std::vector<Schedule> schedules;
   CollectiveSpec of_rank = problem;
   for (of_rank.rank = 0; of_rank.rank < problem.size; ++of_rank.rank) schedules.push_back(chosen->schedule(of_rank));
-  return text + fmt::format("  step by step, {} takes {}\n", chosen->name,
-                            readable_time(evaluate(schedules, problem.network)));
+  return text +
+         fmt::format("  step by step, {} takes {}\n", chosen->name, readable_time(evaluate(schedules, problem.costs)));
 }
 
 std::string steps_of(const Question& question, const CollectiveSpec& problem) {

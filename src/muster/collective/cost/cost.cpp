@@ -40,11 +40,11 @@ CostInputs::CostInputs(const CollectiveSpec& spec)
 double CostInputs::chunks(double of_bytes) const { return std::max(1.0, std::ceil(of_bytes / chunk)); }
 
 double predict(const CollectiveSpec& spec, const Algorithm& algorithm) {
-  const Network& network = spec.network;
+  const CostModel& costs = spec.costs;
   const Estimate estimate = algorithm.estimate(CostInputs(spec));
-  const double busy = estimate.messages * network.overhead + estimate.bytes / network.bytes_per_second +
-                      estimate.reduced / network.reduce_bytes_per_second;
-  return estimate.rounds * network.latency + std::max(1.0, network.load) * busy;
+  const double busy = estimate.messages * costs.link.overhead + estimate.bytes / costs.link.bytes_per_second +
+                      estimate.reduced / costs.reduce_bytes_per_second;
+  return estimate.rounds * costs.link.latency + std::max(1.0, costs.load) * busy;
 }
 
 bool fits(const Algorithm& algorithm, const CollectiveSpec& spec) {

@@ -25,11 +25,12 @@ using nlohmann::json;
 
 constexpr size_t kMaxRecordBytes = 4096;
 
-struct Entry {
+struct LinkEntry {
   const char* name;
-  LinkCost MachineCosts::*medium;
+  LinkCost MachineCosts::*cost;
 };
-constexpr Entry kMedia[] = {{"tcp", &MachineCosts::tcp}, {"unix", &MachineCosts::local}, {"shm", &MachineCosts::shm}};
+constexpr LinkEntry kLinks[] = {
+    {"tcp", &MachineCosts::tcp}, {"unix", &MachineCosts::local}, {"shm", &MachineCosts::shm}};
 
 struct MemoryEntry {
   const char* name;
@@ -50,8 +51,8 @@ MachineCosts guess() {
 
 json to_json(const MachineCosts& machine) {
   json record;
-  for (const auto& [name, medium] : kMedia) {
-    const LinkCost& values = machine.*medium;
+  for (const auto& [name, cost] : kLinks) {
+    const LinkCost& values = machine.*cost;
     record[name] = {
         {"latency", values.latency}, {"overhead", values.overhead}, {"bytes_per_second", values.bytes_per_second}};
   }
@@ -77,11 +78,11 @@ Result<MachineCosts> from_json(const json& record) {
   double cores = 0;
   bool good = record.is_object() && read(record, "reduce_bytes_per_second", machine.reduce_bytes_per_second) &&
               read(record, "cores", cores) && cores < 1e6;
-  for (const auto& [name, medium] : kMedia) {
+  for (const auto& [name, cost] : kLinks) {
     good = good && record.contains(name) && record[name].is_object() &&
-           read(record[name], "latency", (machine.*medium).latency) &&
-           read(record[name], "overhead", (machine.*medium).overhead) &&
-           read(record[name], "bytes_per_second", (machine.*medium).bytes_per_second);
+           read(record[name], "latency", (machine.*cost).latency) &&
+           read(record[name], "overhead", (machine.*cost).overhead) &&
+           read(record[name], "bytes_per_second", (machine.*cost).bytes_per_second);
   }
   if (good && record.contains("memory")) {
     machine.memory.measured = true;
@@ -111,13 +112,11 @@ MachineCosts measured_or_guessed() {
 }  // namespace
 
 void Tuning::apply(CollectiveSpec& spec, std::string_view kind, int ranks_per_host) const {
-  const auto* entry = std::ranges::find(kMedia, kind, &Entry::name);
-  const LinkCost& medium = machine.*(entry == std::end(kMedia) ? &MachineCosts::tcp : entry->medium);
-  spec.network = {.latency = medium.latency,
-                  .overhead = medium.overhead,
-                  .bytes_per_second = medium.bytes_per_second,
-                  .reduce_bytes_per_second = machine.reduce_bytes_per_second,
-                  .load = static_cast<double>(ranks_per_host) / machine.cores};
+  const auto* entry = std::ranges::find(kLinks, kind, &LinkEntry::name);
+  const LinkCost& link = machine.*(entry == std::end(kLinks) ? &MachineCosts::tcp : entry->cost);
+  spec.costs = {.link = link,
+                .reduce_bytes_per_second = machine.reduce_bytes_per_second,
+                .load = static_cast<double>(ranks_per_host) / machine.cores};
   spec.algorithm = wanted[static_cast<size_t>(spec.collective)];
 }
 

@@ -8,14 +8,6 @@
 
 namespace muster {
 
-/// What links of one kind cost between two ranks of this machine; see Network.
-struct LinkCost {
-  double latency = 15e-6;
-  double overhead = 4e-6;
-  double bytes_per_second = 2e9;
-  friend bool operator==(const LinkCost&, const LinkCost&) = default;
-};
-
 /// What ranks pay that share a host's memory; see team_plan.h.
 struct MemoryCosts {
   double wait = 0.2e-6;                   ///< seconds of a step in which two ranks, each on a core, wait for each other

@@ -13,7 +13,7 @@ namespace {
 
 class Evaluation {
  public:
-  Evaluation(std::span<const Schedule> schedules, const Network& network) : schedules_(schedules), network_(network) {
+  Evaluation(std::span<const Schedule> schedules, const CostModel& costs) : schedules_(schedules), costs_(costs) {
     for (const Schedule& schedule : schedules) {
       ranks_.push_back({.graph = DependencyGraph(schedule.steps)});
       total_ += schedule.steps.size();
@@ -69,7 +69,7 @@ class Evaluation {
         break;
       case Event::kEnded:
         ++ended_;
-        if (step.kind == Step::Kind::kSend) push(now_ + network_.latency, Event::kArrived, event.rank, event.step);
+        if (step.kind == Step::Kind::kSend) push(now_ + costs_.link.latency, Event::kArrived, event.rank, event.step);
         graph.on_ended(event.step, add_ready(event.rank));
         break;
       case Event::kArrived:
@@ -96,16 +96,16 @@ class Evaluation {
     const Step& step = steps(rank)[index];
     const auto bytes = static_cast<double>(std::max(step.from.bytes, step.to.bytes));
     double seconds = 0;
-    if (step.peer != kNoRank) seconds += network_.overhead + bytes / network_.bytes_per_second;
+    if (step.peer != kNoRank) seconds += costs_.link.overhead + bytes / costs_.link.bytes_per_second;
     const bool combines = step.kind != Step::Kind::kSend && step.kind != Step::Kind::kReceive;
-    if (combines) seconds += bytes / network_.reduce_bytes_per_second;
+    if (combines) seconds += bytes / costs_.reduce_bytes_per_second;
     double& busy_until = ranks_[rank].busy_until;
-    busy_until = std::max(busy_until, now_) + seconds * std::max(1.0, network_.load);
+    busy_until = std::max(busy_until, now_) + seconds * std::max(1.0, costs_.load);
     push(busy_until, Event::kEnded, rank, index);
   }
 
   const std::span<const Schedule> schedules_;
-  const Network& network_;
+  const CostModel& costs_;
   std::vector<RankState> ranks_;
   std::unordered_map<uint64_t, Channel> channels_;
   std::priority_queue<Event> events_;
@@ -128,8 +128,8 @@ double Evaluation::run() {
 
 }  // namespace
 
-double evaluate(std::span<const Schedule> schedules, const Network& network) {
-  return Evaluation(schedules, network).run();
+double evaluate(std::span<const Schedule> schedules, const CostModel& costs) {
+  return Evaluation(schedules, costs).run();
 }
 
 }  // namespace muster

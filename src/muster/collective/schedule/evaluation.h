@@ -6,8 +6,8 @@
 
 namespace muster {
 
-/// Seconds that the schedules of all ranks take together over the network, all beginning at once: every step of every
-/// rank is played through, each rank doing one thing at a time. What predict() (cost.h) estimates without doing so.
-double evaluate(std::span<const Schedule> schedules, const Network& network);
+/// Seconds that the schedules of all ranks take if all begin together. Simulates every step of every rank; a rank does
+/// one thing at a time. predict() (cost.h) estimates the same by a formula.
+double evaluate(std::span<const Schedule> schedules, const CostModel& costs);
 
 }  // namespace muster

@@ -54,14 +54,20 @@ struct Schedule {
   size_t scratch_bytes = 0;
 };
 
-/// What messages between the ranks cost: LogP with bytes (Culler et al. 1993; Alexandrov et al. 1995).
-struct Network {
-  double latency = 15e-6;                ///< seconds from the end of a send until its bytes can be received
-  double overhead = 4e-6;                ///< seconds of CPU for a message, at either end
-  double bytes_per_second = 2e9;         ///< what an end puts through while it sends or receives
-  double reduce_bytes_per_second = 6e9;  ///< what a core combines, or copies
+/// Costs of a link, by LogP with bytes (Culler et al. 1993; Alexandrov et al. 1995).
+struct LinkCost {
+  double latency = 15e-6;         ///< seconds from the end of a send until its bytes can be received
+  double overhead = 4e-6;         ///< seconds of CPU for a message, at either end
+  double bytes_per_second = 2e9;  ///< throughput of an end while it sends or receives
+  friend bool operator==(const LinkCost&, const LinkCost&) = default;
+};
+
+/// What the choice of an algorithm depends on, besides the call.
+struct CostModel {
+  LinkCost link;
+  double reduce_bytes_per_second = 6e9;  ///< bytes that a core combines or copies
   double load = 1;                       ///< ranks for each core of their host: beyond 1 they take turns
-  friend bool operator==(const Network&, const Network&) = default;
+  friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 
 struct Algorithm;  // algorithms.h
@@ -78,7 +84,7 @@ struct CollectiveSpec {
   Rank root = 0;
   std::vector<size_t> counts, receive_counts;  ///< elements of the ranks' blocks, where these differ: see operation.h
   size_t chunk_bytes = 1 << 18;                ///< pipelining grain of large messages, rounded down to whole elements
-  Network network;                             ///< what the choice of an algorithm goes by: the same at all ranks
+  CostModel costs;                             ///< the same at all ranks
   const Algorithm* algorithm = nullptr;        ///< to be taken where it fits, whatever it costs; see tuning.h
 };
 
