@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ class Progress:
 
 
 def train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader, epoch: int, progress: Progress
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader[Any], epoch: int, progress: Progress
 ) -> float:
     """One pass over this rank's share; returns the mean loss of all ranks."""
     model.train()
@@ -140,7 +141,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     training, held_out = load_digits(arguments.data)
-    sampler = DistributedSampler(training, seed=0)
+    sampler: DistributedSampler[Any] = DistributedSampler(training, seed=0)
     batches = DataLoader(training, batch_size=max(1, arguments.batch // size), sampler=sampler)
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 STEPS = 30
 
@@ -33,6 +34,6 @@ for step in range(STEPS):
     optimizer.step()
     if rank == 0 and step in (0, STEPS - 1):
         print(f"step {step + 1}/{STEPS}: loss {loss.item():.3f}")
-shard = sum(parameter.to_local().numel() for parameter in model.parameters())
+shard = sum(parameter.to_local().numel() for parameter in model.parameters() if isinstance(parameter, DTensor))
 print(f"rank {rank} keeps {shard} of {sum(parameter.numel() for parameter in model.parameters())} elements")
 dist.destroy_process_group()

@@ -8,6 +8,7 @@ every so many steps. docs/slow_links.md says what either costs and saves.
 """
 
 import argparse
+from typing import Any
 
 import muster.hooks
 import torch
@@ -40,13 +41,13 @@ def main() -> None:
     dist.init_process_group("muster")
     torch.manual_seed(0)
     training, held_out = load_digits(DATA)
-    sampler = DistributedSampler(training, seed=0)
+    sampler: DistributedSampler[Any] = DistributedSampler(training, seed=0)
     batches = DataLoader(training, batch_size=max(1, 64 // dist.get_world_size()), sampler=sampler)
     model = make_model()
     if not arguments.outer:
         model = DistributedDataParallel(model)
         model.register_comm_hook(None, HOOKS[arguments.hook]())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     if arguments.outer == "diloco":
         optimizer = DiLoCo(optimizer, sync_every=arguments.sync_every, hook=HOOKS[arguments.hook]())
     elif arguments.outer == "local_sgd":
@@ -55,7 +56,7 @@ def main() -> None:
     for epoch in range(1, arguments.epochs + 1):
         sampler.set_epoch(epoch)
         loss = train_epoch(model, optimizer, batches, epoch, progress)
-        if arguments.outer and epoch == arguments.epochs:
+        if isinstance(optimizer, (DiLoCo, LocalSGD)) and epoch == arguments.epochs:
             optimizer.synchronize()  # until here ranks differ
         progress.epoch(epoch, loss, accuracy_of(model, held_out))
     dist.destroy_process_group()

@@ -31,7 +31,7 @@ def load() -> None:
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
     for scheme in ("redis", "redis+unix", "etcd", "etcds"):
         with contextlib.suppress(RuntimeError):  # registered already, by an earlier import or by somebody else
-            register_rendezvous_handler(scheme, _rendezvous)  # type: ignore[no-untyped-call]
+            register_rendezvous_handler(scheme, _rendezvous)
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
         # Forget that the package was imported, so that the user's own `import muster` runs it and hears of the problem.
         sys.modules.pop("muster", None)

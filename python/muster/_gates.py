@@ -23,7 +23,7 @@ def lift() -> None:
         c10d.monitored_barrier = dist.monitored_barrier = _routed(c10d.monitored_barrier, _monitored_barrier)
         c10d._set_pg_timeout = _routed(c10d._set_pg_timeout, _set_pg_timeout)
         c10d._coalescing_manager = _cancelling(c10d._coalescing_manager)
-        dist._coalescing_manager = c10d._coalescing_manager  # type: ignore[attr-defined]
+        dist._coalescing_manager = c10d._coalescing_manager
 
 
 def _ours(group: dist.ProcessGroup | None) -> bool:

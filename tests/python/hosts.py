@@ -114,13 +114,13 @@ class Host:
         inside = ["env", f"--chdir={Path.cwd()}", f"LD_PRELOAD={preloaded()}"]
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *spaces, *inside]
 
-    def popen(self, command: Sequence[str | Path], **options: Any) -> Any:
+    def popen(self, command: Sequence[object], **options: Any) -> Any:
         """As subprocess.Popen; what is started is the command itself, and a process of this host."""
         words = [*self.prefix(pid=False), *map(str, command)]
         with children_in_pid_namespace_of(self.first_process):
             return subprocess.Popen(words, **options)
 
-    def start(self, command: Sequence[str | Path], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    def start(self, command: Sequence[object], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
         environment = {**os.environ, **(env or {})}
         started: subprocess.Popen[str] = self.popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

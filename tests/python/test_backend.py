@@ -222,7 +222,7 @@ def with_options(rank: int) -> None:
     # What torch's own code passes along, and what another backend of the same group is to have.
     dist.barrier(dist.new_group(timeout=half_a_minute, pg_options=Options("muster", half_a_minute)))
     with pytest.warns(UserWarning, match="pg_options are of the backend 'gloo'"):
-        group = dist.new_group(pg_options=dist.ProcessGroupGloo._Options())
+        group = dist.new_group(pg_options=dist.ProcessGroupGloo._Options())  # type: ignore[attr-defined]
     dist.barrier(group)
 
 

@@ -103,9 +103,8 @@ def monitored(rank: int) -> None:
     gloo = dist.new_group(backend="gloo")
     dist.monitored_barrier(gloo)  # torch's own
     if rank != 0:
-        dist.monitored_barrier(
-            dist.GroupMember.NON_GROUP_MEMBER
-        )  # what torch gives for a group of others: does nothing
+        other: Any = dist.GroupMember.NON_GROUP_MEMBER  # torch's group handle at ranks outside the group
+        dist.monitored_barrier(other)
     dist.barrier()
 
 

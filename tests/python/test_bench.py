@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,23 @@ def test_what_an_operation_must_give_is_what_it_gives() -> None:
     """The table's own definitions, with a stand-in for c10d that any rank count can be asked."""
     from muster.bench.operations import OPERATIONS, Tensors, filled
 
+    def expected(name: str, tensors: Tensors) -> torch.Tensor:
+        result = OPERATIONS[name].expected(tensors)
+        assert result is not None
+        return result
+
     for ranks, rank in ((3, 0), (3, 2), (4, 1)):
         inputs = [filled(other, 5 * ranks, torch.float32) for other in range(ranks)]
+        total = torch.stack(inputs).sum(0)
         own = Tensors(rank, ranks, inputs[rank], torch.empty(5))
         gathered = Tensors(rank, ranks, inputs[rank][:5], torch.empty(5 * ranks))
-        assert OPERATIONS["reduce_scatter"].expected(own).equal(sum(inputs)[5 * rank :][:5])
-        assert OPERATIONS["scatter"].expected(own).equal(inputs[0][5 * rank :][:5])
-        assert OPERATIONS["all_gather"].expected(gathered).equal(torch.cat([one[:5] for one in inputs]))
+        assert expected("reduce_scatter", own).equal(total[5 * rank :][:5])
+        assert expected("scatter", own).equal(inputs[0][5 * rank :][:5])
+        assert expected("all_gather", gathered).equal(torch.cat([one[:5] for one in inputs]))
         exchanged = torch.cat([one[5 * rank :][:5] for one in inputs])
         whole = Tensors(rank, ranks, inputs[rank], torch.empty(5 * ranks))
-        assert OPERATIONS["all_to_all"].expected(whole).equal(exchanged)
-        assert OPERATIONS["all_reduce"].expected(whole).equal(sum(inputs))
+        assert expected("all_to_all", whole).equal(exchanged)
+        assert expected("all_reduce", whole).equal(total)
         assert (OPERATIONS["reduce"].expected(whole) is None) == (rank != 0)
 
 
@@ -124,7 +131,9 @@ def test_sums_that_a_dtype_cannot_hold_may_be_rounded_and_no_others() -> None:
     def reduce(wrong: int) -> None:
         data = torch.empty(20, dtype=dtype)
         tensors = Tensors(0, ranks, data, data)
-        rounded = sum(filled(rank, 20, dtype) for rank in reversed(range(ranks))) + wrong
+        rounded = torch.full((20,), wrong, dtype=dtype)
+        for rank in reversed(range(ranks)):
+            rounded += filled(rank, 20, dtype)
         assert failure(OPERATIONS["all_reduce"], tensors, lambda: data.copy_(rounded)) == ""
 
     reduce(0)
@@ -145,7 +154,7 @@ def test_cold_memory_is_another_tensor_at_every_call() -> None:
     assert len(pointers) == 8
     assert all(one.input.numel() == 3 and one.output.equal(torch.zeros(6)) for one in pool)
     seen: list[int] = []
-    turns = in_turn([lambda place=place: seen.append(place) for place in range(3)])
+    turns = in_turn([partial(seen.append, place) for place in range(3)])
     for _ in range(4):
         turns()
     assert seen == [0, 1, 2, 0]

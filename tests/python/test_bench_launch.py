@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import marked_processes
@@ -94,7 +95,7 @@ def test_memory_is_the_median_of_the_repeats() -> None:
 
         fork_time = import_time
 
-    rows = list(launch._starts(Bench(), 3))  # type: ignore[arg-type]
+    rows: list[Any] = list(launch._starts(Bench(), 3))  # type: ignore[arg-type]
     assert [row for row in rows if row[0] == "PSS"] == [("PSS", "MiB", 2, 2, 0)] * 2
 
 

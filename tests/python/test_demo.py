@@ -29,7 +29,7 @@ def test_digits_reach_97_percent_and_leave_a_picture(
 
 
 def test_digits_draw_a_bar_on_a_terminal(root: Path, release_build: Path, tmp_path: Path) -> None:
-    run = [release_build / "src/muster/cli/muster", "run", "--nproc-per-node=2"]
+    run: list[str | Path] = [release_build / "src/muster/cli/muster", "run", "--nproc-per-node=2"]
     one_epoch = [*run, root / "examples/python/digits.py", "--epochs=1", "--plot", tmp_path / "digits.png"]
     said = shown_on_a_terminal(one_epoch, {**os.environ, "MUSTER_PYTHON": sys.executable}).decode()
     assert re.search("epoch  1/1 █+·+ loss ", said), said  # half-way

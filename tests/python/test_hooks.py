@@ -1,9 +1,12 @@
 """muster.hooks: the native communication hooks by themselves, and under muster.nn.DistributedDataParallel."""
 
+from collections.abc import Callable
+
 import muster.nn
 import pytest
 import torch
 from ranks import run_ranks
+from torch.distributed import distributed_c10d
 
 from muster import hooks
 
@@ -30,7 +33,7 @@ def averages(rank: int) -> list[tuple[str, torch.Tensor]]:
 
 def test_hooks_average_alike_at_all_ranks() -> None:
     first, second = run_ranks(2, averages)
-    expected = sum(torch.randn(40, 50, generator=torch.Generator().manual_seed(rank)) for rank in range(2)) / 2
+    expected = torch.stack([torch.randn(40, 50, generator=torch.Generator().manual_seed(r)) for r in range(2)]).mean(0)
     losses = {}
     for (name, result), (_, other) in zip(first, second, strict=True):
         assert torch.equal(result, other), name
@@ -44,13 +47,14 @@ def test_hooks_average_alike_at_all_ranks() -> None:
 
 
 def test_options_that_cannot_be_are_refused_where_a_hook_is_made() -> None:
-    for make, text in (
+    wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: hooks.int8(100), "int8 hook: the block must be a multiple of 64 elements, not 100"),
         (lambda: hooks.int8(0), "int8 hook: the block must be a multiple of 64 elements, not 0"),
         (lambda: hooks.top_k(2), "top-k hook: the ratio must be above 0 and at most 1, not 2"),
         (lambda: hooks.power_sgd(0), "PowerSGD hook: the rank must be positive"),
         (lambda: hooks.power_sgd(least_gain=0.5), "PowerSGD hook: the least gain must be at least 1, not 0.5"),
-    ):
+    ]
+    for make, text in wrong:
         with pytest.raises(ValueError) as caught:
             make()
         assert str(caught.value).split("\n")[0] == f"invalid argument: {text}"
@@ -59,7 +63,7 @@ def test_options_that_cannot_be_are_refused_where_a_hook_is_made() -> None:
 def with_another_backend(rank: int) -> str:
     from muster._C import Averager
 
-    backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+    backend = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     with pytest.raises(ValueError) as caught:
         Averager(hooks.int8(), backend)
     return str(caught.value)

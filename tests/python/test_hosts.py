@@ -214,7 +214,15 @@ def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(
     agents = []
     for node, host in enumerate(hosts):
         ahead = ["unshare", "--time", "--fork", "--monotonic", "100000"] if node == 1 else []
-        command = [*ahead, release_build / "src/muster/cli/muster", "run", "--nnodes", "2", "--node-rank", str(node)]
+        command = [
+            *ahead,
+            release_build / "src/muster/cli/muster",
+            "run",
+            "--nnodes",
+            "2",
+            "--node-rank",
+            str(node),
+        ]
         command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, trace]
         agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
     try:
@@ -276,7 +284,7 @@ def test_a_process_with_the_number_of_a_rank_of_another_host_may_end(
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
     binary = release_build / "src/muster/cli/muster"
-    agents = []
+    agents: list[subprocess.Popen[str]] = []
     others: list[subprocess.Popen[str]] = []
 
     def all_there(what: str) -> bool:
@@ -286,7 +294,16 @@ def test_a_process_with_the_number_of_a_rank_of_another_host_may_end(
     try:
         for node, host in enumerate(hosts):
             host.next_pid(1000 * (node + 1))  # so that the numbers of one's ranks are free on the other
-            command = [binary, "run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2"]
+            command = [
+                binary,
+                "run",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(node),
+                "--nproc-per-node",
+                "2",
+            ]
             command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, tmp_path]
             agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
         wait_until(lambda: all_there("pid"), START_PATIENCE)

@@ -21,6 +21,8 @@ Pair = namedtuple("Pair", "sums products")
 class Net(nn.Module):
     """Takes and returns all kinds of things; its weight is used twice."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
@@ -95,9 +97,9 @@ class Meeting(nn.Module):
 
 def overlapping(rank: int) -> None:
     torch.set_num_threads(1)
-    model = DataParallel(Meeting(3), 3)
-    model(torch.ones(6, 2)).sum().backward()
-    assert model.module.weight.grad.tolist() == [6, 6]
+    module = Meeting(3)
+    DataParallel(module, 3)(torch.ones(6, 2)).sum().backward()
+    assert module.weight.grad is not None and module.weight.grad.tolist() == [6, 6]
 
 
 def test_forwards_of_the_replicas_go_on_at_the_same_time() -> None:
@@ -122,15 +124,16 @@ def refusing(rank: int) -> None:
     with pytest.raises(RuntimeError, match=r"on device cpu \(device_ids\[0\]\) but weight is on device meta"):
         DataParallel(nn.Linear(2, 2, device="meta"), 2)(torch.ones(2, 2))
     with pytest.raises(TypeError, match="a list of devices, or how many replicas to run on the CPU, not 'cpu'"):
-        DataParallel(nn.Linear(2, 2), "cpu")  # type: ignore[arg-type]
-    for devices in (0, []):
+        DataParallel(nn.Linear(2, 2), "cpu")
+    empty: tuple[Any, ...] = (0, [])
+    for devices in empty:
         with pytest.raises(ValueError, match="device_ids"):
             DataParallel(nn.Linear(2, 2), devices)
 
 
 def lambda_module(result: object) -> nn.Module:
     module = nn.Module()
-    module.forward = lambda *inputs: result  # type: ignore[method-assign]
+    module.forward = lambda *inputs: result
     return module
 
 

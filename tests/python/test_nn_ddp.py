@@ -91,7 +91,7 @@ class Convolution(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4).eval(), nn.ReLU(), nn.Flatten())
         self.last = nn.Linear(4 * WIDTH // 2, CLASSES)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.body(x.view(-1, 2, 1, WIDTH // 2)))
@@ -185,7 +185,7 @@ def test_ranks_that_share_no_memory_train_alike(link: dict[str, str], transport:
 def cases(draw: st.DrawFn) -> Case:
     model = draw(st.sampled_from(sorted(MODELS)))
     static = draw(st.booleans()) and model != "branches"
-    options = {
+    options: dict[str, Any] = {
         "static_graph": static,
         "find_unused_parameters": model == "branches" or draw(st.booleans()),
         "gradient_as_bucket_view": draw(st.booleans()),
@@ -260,7 +260,7 @@ def joining(rank: int, by_initial: bool, hook: bool) -> str:
             x, y = batch(step + 100 * each, 1)
             reference.steps = step
             losses.append(F.cross_entropy(reference(x), y))
-        (sum(losses) / (2 if by_initial else len(still))).backward()
+        (torch.stack(losses).sum() / (2 if by_initial else len(still))).backward()
         expected.step()
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -331,7 +331,7 @@ def compiled(rank: int, backend: str) -> None:
     torch.manual_seed(2)
     module = perceptron()
     reference = copy.deepcopy(module)
-    model = torch.compile(DistributedDataParallel(module), backend=backend)
+    model: Any = torch.compile(DistributedDataParallel(module), backend=backend)
     expect_gradients_of_the_joined_batch(rank, model, reference, steps=3)
 
 
@@ -456,8 +456,8 @@ def normalizing(rank: int) -> None:
         (2 * (model(x[part]) ** 3).sum()).backward()  # twice: gradients are averaged, and this is a sum
         for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(module.buffers(), reference.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for mine, expected in zip(module.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(mine, expected)
     module.eval(), reference.eval()
     torch.testing.assert_close(module(x), reference(x))
     with pytest.raises(ValueError, match=r"SyncBatchNorm layers only work with GPU modules, and 0 is one: .* muster"):

@@ -214,7 +214,7 @@ def failing_at_all_ranks(rank: int) -> None:
     torch.manual_seed(1)
     module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     expected = copy.deepcopy(module)
-    sum(expected(torch.full((1, 4), each + 1.0)).sum() / 2 for each in range(2)).backward()  # type: ignore[union-attr]
+    sum(expected(torch.full((1, 4), each + 1.0)).sum() / 2 for each in range(2)).backward()
     model = DistributedDataParallel(module, bucket_cap_mb=0)
     failing: list[str] = []
 
@@ -343,7 +343,7 @@ def use_both(rank: int) -> None:
                 act(model, torch.full((2, 3), rank + 1.0))
                 optimizer.step()
             trained.append(list(model.parameters()))
-        torch.testing.assert_close(*trained, msg=lambda text, use=use: f"{use.__name__}: {text}")
+        torch.testing.assert_close(*trained, msg=f"{use.__name__}: {{}}".format)
 
 
 def test_backward_without_its_forward_does_what_it_does_with_torchs_class(ranks: RankPool) -> None:

@@ -163,12 +163,12 @@ def with_collectives_in_backward(rank: int) -> str:
 
         def maybe_increase_iter(self, bucket: Any) -> None:  # called in the end
             Meeting.reduced.set()
-            super().maybe_increase_iter(bucket)
+            super().maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]
 
     torch.manual_seed(1)
     first, last = torch.nn.Linear(32, 32, bias=False), torch.nn.Linear(32, 32, bias=False)
     module = torch.nn.Sequential(first, last)
-    module.forward = lambda x: last(Meeting.apply(first(x)))  # type: ignore[method-assign]
+    module.forward = lambda x: last(Meeting.apply(first(x)))  # type: ignore[method-assign,no-untyped-call]
     model = DistributedDataParallel(module, bucket_cap_mb=4096 / 2**20)
     model.register_comm_hook(State(None, start_powerSGD_iter=2), power.powerSGD_hook)
     for _ in range(4):

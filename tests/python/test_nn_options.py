@@ -62,7 +62,7 @@ def delaying(rank: int, layers: list[str]) -> None:
         reference.zero_grad()
         F.cross_entropy(reference(x), y).backward()
         for (name, ours), theirs in zip(module.named_parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(ours.grad, theirs.grad, msg=f"{name}: {{}}".format)
 
 
 @pytest.mark.parametrize("layers", [["first"], ["first", "last"]])
@@ -93,7 +93,7 @@ def starting_apart(rank: int) -> None:
     assert group.sequence == before, "nothing is compared or sent"
     assert module.weight.tolist() == [[rank, rank]]
     model(torch.full((1, 2), rank + 1.0)).sum().backward()
-    assert module.weight.grad.tolist() == [[1.5, 1.5]], "averaged all the same"
+    assert module.weight.grad is not None and module.weight.grad.tolist() == [[1.5, 1.5]], "averaged all the same"
 
 
 def test_models_may_start_as_each_rank_has_them(ranks: RankPool) -> None:
@@ -105,12 +105,12 @@ def keeping_buffers(rank: int, options: dict[str, bool]) -> list[float]:
     module = nn.Linear(2, 1)
     module.register_buffer("mine", torch.tensor(float(rank)))
     seen: list[float] = []
-    module.register_forward_pre_hook(lambda module, inputs: seen.append(float(module.mine)))
+    module.register_forward_pre_hook(lambda module, inputs: seen.append(float(module.get_buffer("mine"))))
     model = DistributedDataParallel(module, **options)
-    seen.append(float(module.mine))
+    seen.append(float(module.get_buffer("mine")))
     for _ in range(2):
         model(torch.ones(1, 2)).sum().backward()
-        module.mine.fill_(10.0 + rank)
+        module.get_buffer("mine").fill_(10.0 + rank)
     return seen
 
 

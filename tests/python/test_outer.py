@@ -128,10 +128,10 @@ def compressing(rank: int) -> list[torch.Tensor]:
         sync_every=1,
         hook=hooks.power_sgd(rank=2, start=0),
     )
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape)
-    model[0].grad = torch.outer(torch.randn(20), torch.randn(30))
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    gradients = [torch.randn(parameter.shape) for parameter in model.parameters()]
+    gradients[0] = torch.outer(torch.randn(20), torch.randn(30))
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient.clone()
     optimizer.step()
     return gradients + [-parameter.detach() for parameter in model.parameters()]
 

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from ranks import run_ranks
 from torch import nn
+from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 SIZE = 4
+functional: Any = _functional_collectives  # untyped, and accepts group.WORLD only at run time
 wait = functional.wait_tensor
 
 
@@ -80,7 +81,7 @@ def placements(rank: int) -> None:
     total = torch.stack([each(r, 8, 2) for r in range(SIZE)]).sum(0)
     torch.testing.assert_close(partial.redistribute(mesh, [Shard(0)]).to_local(), total[2 * rank : 2 * rank + 2])
     torch.testing.assert_close(partial.full_tensor(), total)
-    product = rows @ distribute_tensor(torch.ones(6, 3), mesh, [Replicate()])
+    product: Any = rows @ distribute_tensor(torch.ones(6, 3), mesh, [Replicate()])
     torch.testing.assert_close(product.full_tensor(), whole @ torch.ones(6, 3))
 
 

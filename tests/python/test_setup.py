@@ -67,8 +67,13 @@ def test_root_and_sudo_without_a_password_install_what_is_missing(
     program(tmp_path, "apt-get", f'echo "$@" >> "{tmp_path}/apt"')
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     said: list[str] = []
-    run = setup.run
-    monkeypatch.setattr(setup, "run", lambda command, doing: (said.append(" ".join(command)), run(command, doing)))
+    original = setup.run
+
+    def run(command: list[str], doing: str) -> None:
+        said.append(" ".join(command))
+        original(command, doing)
+
+    monkeypatch.setattr(setup, "run", run)
     setup.install_packages()
     assert all(command.startswith(f"{prefix}env DEBIAN_FRONTEND=noninteractive") for command in said)
     assert (tmp_path / "apt").read_text().splitlines() == [

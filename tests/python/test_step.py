@@ -122,11 +122,14 @@ class Later(torch.autograd.Function):
         return gradient
 
 
+later: Any = Later.apply
+
+
 def with_layers_before(rank: int) -> list[tuple[int, int, muster.StepReport]]:
     model = make()
     steps = []
     for _ in range(STEPS):
-        model(Later.apply(torch.randn(8, 64, requires_grad=True))).sum().backward()
+        model(later(torch.randn(8, 64, requires_grad=True))).sum().backward()
         steps.append((Later.began, Later.ended, muster.step_report(model)))
     return steps
 
@@ -177,7 +180,7 @@ def test_a_step_of_a_running_job_is_told_and_drawn_from_outside(tmp_path: Path) 
     try:
         for each in ranks:
             assert each.stdout is not None and each.stdout.readline() == "trained\n"
-        words = [command, "trace", "-o", tmp_path / "step.png", *(str(each.pid) for each in ranks)]
+        words: list[str | Path] = [command, "trace", "-o", tmp_path / "step.png", *(str(each.pid) for each in ranks)]
         said = subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
         for each in ranks:
             each.communicate(timeout=60)  # closes its input

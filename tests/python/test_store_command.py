@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SECRET = "5ec2e7" * 8
+Words = list["str | Path"]
 Ask = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
@@ -49,7 +50,7 @@ def ask(muster: Path, server: Server) -> Ask:
     def run(
         *words: str, stdin: bytes = b"", url: str = server.said[0], **env: str
     ) -> "subprocess.CompletedProcess[bytes]":
-        command = [muster, "store", "--store", url, *words]
+        command: Words = [muster, "store", "--store", url, *words]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment(**env))
 
     return run
@@ -93,7 +94,18 @@ def test_what_is_not_there_has_a_status_of_its_own(ask: Ask) -> None:
 
 def test_watch_prints_what_changes(ask: Ask, muster: Path, server: Server) -> None:
     ask("set", "watched/a", "1")
-    words = [muster, "store", "--store", server.said[0], "watch", "watched/", "--interval", "0.02", "--count", "4"]
+    words: Words = [
+        muster,
+        "store",
+        "--store",
+        server.said[0],
+        "watch",
+        "watched/",
+        "--interval",
+        "0.02",
+        "--count",
+        "4",
+    ]
     watch = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
     assert watch.stdout is not None
     said = []
@@ -168,7 +180,7 @@ def test_wrong_words_are_one_line(muster: Path, words: list[str], said: str) -> 
 
 def test_who_waits_for_a_store_is_told(muster: Path, tmp_path: Path) -> None:
     url = f"unix:{tmp_path}/late"
-    words = [muster, "store", "--store", url, "--timeout", "60", "add", "k", "5"]
+    words: Words = [muster, "store", "--store", url, "--timeout", "60", "add", "k", "5"]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
         assert waiting.stderr is not None
         said = waiting.stderr.readline()
@@ -179,14 +191,14 @@ def test_who_waits_for_a_store_is_told(muster: Path, tmp_path: Path) -> None:
 
 
 def test_a_store_that_does_not_come_is_out_of_reach(muster: Path, tmp_path: Path) -> None:
-    words = [muster, "store", "--store", f"unix:{tmp_path}/nobody", "--timeout", "0.1", "ls"]
+    words: Words = [muster, "store", "--store", f"unix:{tmp_path}/nobody", "--timeout", "0.1", "ls"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode == 3
     assert "nothing answered" in done.stderr
 
 
 def test_a_proxy_says_what_it_waits_for(muster: Path, tmp_path: Path) -> None:
-    words = [muster, "store", "serve", "--listen", f"unix:{tmp_path}/p", "--upstream", f"unix:{tmp_path}/late"]
+    words: Words = [muster, "store", "serve", "--listen", f"unix:{tmp_path}/p", "--upstream", f"unix:{tmp_path}/late"]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
         assert waiting.stderr is not None and waiting.stdout is not None
         said = waiting.stderr.readline()
@@ -199,7 +211,7 @@ def test_a_proxy_says_what_it_waits_for(muster: Path, tmp_path: Path) -> None:
 
 
 def test_an_open_store_on_the_network_needs_a_secret(muster: Path) -> None:
-    words = [muster, "store", "serve", "--listen", "0.0.0.0:0"]
+    words: Words = [muster, "store", "serve", "--listen", "0.0.0.0:0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment(MUSTER_SECRET=""))
     assert done.returncode == 2
     assert "--secret-file" in done.stderr
@@ -207,7 +219,7 @@ def test_an_open_store_on_the_network_needs_a_secret(muster: Path) -> None:
 
 def test_within_a_job_it_sees_the_jobs_store(muster: Path) -> None:
     script = f'"{muster}" store set "from $RANK" "$RANK" && "{muster}" store get --wait "from $((1 - RANK))"'
-    words = [muster, "run", "--nproc-per-node", "2", "--no-python", "sh", "-c", script]
+    words: Words = [muster, "run", "--nproc-per-node", "2", "--no-python", "sh", "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
     assert done.returncode == 0, done.stderr
     assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["0", "1"]

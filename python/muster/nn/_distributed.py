@@ -173,7 +173,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         if config is not None and (dtype := config.reduce_dtype or config.param_dtype) is not None:
             self.reducer._set_reduction_dtype(dtype)
 
-    @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined, untyped-decorator]
+    @torch._disable_dynamo(recursive=False)
     def _run_in_low_precision(self, *inputs: Any, **kwargs: Any) -> Any:
         with self._low_precision.active(self.module):
             return super()._run_ddp_forward(*inputs, **kwargs)

@@ -37,7 +37,7 @@ class SyncBatchNorm(_TorchSyncBatchNorm):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
         if input.device.type != "cpu":
-            return super().forward(input)  # type: ignore[no-any-return]
+            return super().forward(input)
         group = self.process_group or (dist.group.WORLD if dist.is_initialized() else None)
         if not self.training or group is None or group.size() == 1:
             return _BatchNorm.forward(self, input)
@@ -46,7 +46,7 @@ class SyncBatchNorm(_TorchSyncBatchNorm):  # type: ignore[misc]
         output, mean, variance, count = _normalize(input, self.weight, self.bias, self.eps, group)
         if self.track_running_stats:
             self._track(mean, variance, count)
-        return output  # type: ignore[no-any-return]
+        return output
 
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         with torch.no_grad():
@@ -83,7 +83,7 @@ class _Normalize(torch.autograd.Function):
         return output.to(x.dtype), mean, variance, total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance, total = ctx.saved_tensors
         dims, shape = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
