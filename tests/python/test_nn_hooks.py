@@ -28,11 +28,12 @@ def power_sgd(name: str, wrap: bool = False) -> Registration:
     return register
 
 
-def quantization(name: str) -> Registration:
+def quantization(name: str, own_group: bool = False) -> Registration:
     def register(model: DistributedDataParallel) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
 
-        model.register_comm_hook(None, getattr(quantization_hooks, name))
+        group = torch.distributed.new_group() if own_group else None
+        model.register_comm_hook(group, getattr(quantization_hooks, name))
 
     return register
 
@@ -95,6 +96,7 @@ HOOKS: dict[str, Registration] = {
     "bf16 around batched PowerSGD": power_sgd("batched_powerSGD_hook", wrap=True),
     "quantized by tensor": quantization("quantization_pertensor_hook"),
     "quantized by channel": quantization("quantization_perchannel_hook"),
+    "quantized over another group": quantization("quantization_pertensor_hook", own_group=True),
     "post-localSGD": post_local_sgd,
     "own": own,
     "concatenated": concatenated,

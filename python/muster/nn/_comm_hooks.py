@@ -1,19 +1,21 @@
-"""torch's communication hooks as they run here: some of those that come with torch expect NCCL's ways."""
+"""Adapts the communication hooks that come with torch: some of them rely on how NCCL works."""
 
 from __future__ import annotations
 
-import functools
-import types
+import inspect
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
 from muster import _C
-from muster._group import all_gather_into, backend_of
+from muster._group import backend_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,50 +29,94 @@ _WRAPPERS = {
     "fp16_compress_wrapper_hook": default_hooks.fp16_compress_wrapper,
     "bf16_compress_wrapper_hook": default_hooks.bf16_compress_wrapper,
 }
+_ProcessGroup: Any = dist.ProcessGroup  # Any: the stubs know only some of its methods' overloads
 
 
 def gradients_of(bucket: GradBucket) -> list[Tensor]:
-    """In their parameters' memory formats, as they lie in the bucket: its own gradients() reads all row by row."""
+    """The gradients in their parameters' memory formats, as the bucket stores them. bucket.gradients() reads all of
+    them row by row."""
     dense = torch.ops.aten.is_non_overlapping_and_dense
     pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
     return [each.as_strided(like.shape, like.stride()) if dense(like) else each for each, like in pairs]
 
 
-def adapt(hook: Any, group: dist.ProcessGroup, own_groups: list[Backend]) -> Hook:
-    """The hook, or what to call in its place for a model of that group. All its ranks must call. Groups that it is
-    given are added to `own_groups`.
+def adapt_torch_hook(hook: Any, group: dist.ProcessGroup, own_groups: list[Backend]) -> Hook:
+    """Returns the hook, or a replacement that does the same over muster. All ranks of `group`, the model's, must call
+    this. Appends the groups that the replacement uses to `own_groups`.
     """
-    if wrap := _WRAPPERS.get(getattr(hook, "__name__", "")):
-        return wrap(adapt(hook.__closure__[0].cell_contents, group, own_groups))
-    if getattr(hook, "__name__", "") == "hook_then_optimizer_wrapper":
-        return lambda state, bucket: hook(state, _InParametersFormats(bucket))
-    if hook is power_sgd.batched_powerSGD_hook:
-        hook = _with_globals(hook, _orthogonalize=_orthogonalize, dist=_Apart(group, own_groups))
-        return _OneBucketAtATime(functools.partial(_with_own_buffer, hook))
-    if hook is power_sgd.powerSGD_hook:
-        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group, own_groups)))
+    name = getattr(hook, "__name__", "")
+    if wrap := _WRAPPERS.get(name):
+        return wrap(adapt_torch_hook(inspect.getclosurevars(hook).nonlocals["hook"], group, own_groups))
+    if name == "hook_then_optimizer_wrapper":
+        return lambda state, bucket: hook(state, _BucketView(bucket, gradients=lambda: gradients_of(bucket)))
+    if hook not in (power_sgd.powerSGD_hook, power_sgd.batched_powerSGD_hook, *_QUANTIZING):
+        return hook
+    backend = _C.duplicate_backend(backend_of(group))
+    own_groups.append(backend)
+    dedicated = _HookGroup(group, backend)
+
+    def group_for(given: dist.ProcessGroup | None) -> _HookGroup:
+        given = given or distributed_c10d._get_default_group()
+        return dedicated if given is group else _HookGroup(given, given)
+
     if hook in _QUANTIZING:
-        return _OneBucketAtATime(_with_globals(hook, dist=_Apart(group, own_groups)))
-    return hook  # type: ignore[no-any-return]
+        return _SerializedHook(lambda given, bucket: hook(group_for(given), bucket))
+    run: Hook = _batched_power_sgd if hook is power_sgd.batched_powerSGD_hook else power_sgd.powerSGD_hook
+    return _SerializedHook(lambda state, bucket: run(_PowerSgdState(state, group_for), bucket))
 
 
-class _InParametersFormats:
-    """A bucket for a hook that gives its gradients to an optimizer."""
+class _HookGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group for the operations of a hook, over a backend of the same ranks.
 
-    def __init__(self, bucket: GradBucket) -> None:
+    The model's own group cannot take them: the model may have collectives in backward (SyncBatchNorm), and the order of
+    those and of a hook's later operations differs between ranks.
+    """
+
+    def __init__(self, ranks: dist.ProcessGroup, backend: Backend | dist.ProcessGroup) -> None:
+        super().__init__(ranks.rank(), ranks.size())
+        self._backend: Any = backend
+
+    def allreduce(self, tensors: list[Tensor], options: object) -> Any:
+        return self._backend.allreduce(tensors, options)
+
+    def allgather(self, outputs: object, inputs: list[Tensor], options: object) -> Any:
+        """Gathers into one tensor, which is the value of the future, as NCCL has it. The hooks read nothing else."""
+        (tensor,) = inputs
+        return self._backend._allgather_base(tensor.new_empty(self.size(), *tensor.shape), tensor)
+
+
+class _PowerSgdState:
+    """torch's PowerSGDState with another process group."""
+
+    def __init__(self, state: Any, group_for: Callable[[dist.ProcessGroup | None], _HookGroup]) -> None:
+        vars(self).update(_state=state, _group_for=group_for)
+
+    @property
+    def process_group(self) -> _HookGroup:
+        return self._group_for(self._state.process_group)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._state, name, value)
+
+
+class _BucketView:
+    """A bucket with other methods in place of some."""
+
+    def __init__(self, bucket: GradBucket, **methods: Callable[[], Any]) -> None:
         self._bucket = bucket
+        vars(self).update(methods)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bucket, name)
 
-    def gradients(self) -> list[Tensor]:
-        return gradients_of(self._bucket)
 
-
-class _OneBucketAtATime:
-    """For hooks that begin another operation when one has ended, which all ranks have to do in the same order. Over
-    NCCL such a callback runs at once, in the thread that calls the hook; here it runs when the operation is done, by
-    when another bucket's may have been begun at one rank, and not yet at another.
+class _SerializedHook:
+    """Runs a hook for one bucket at a time. For hooks that start another operation when one has completed: all ranks
+    must do that in the same order. Over NCCL such a callback runs at once, in the thread that calls the hook. Here it
+    runs when the operation completes; by then a rank may have started another bucket's, which others have not.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -86,47 +132,13 @@ class _OneBucketAtATime:
         return future
 
 
-def _with_own_buffer(hook: Hook, state: object, bucket: GradBucket) -> Future[Tensor]:
-    """For a hook that resizes the bucket, whose memory the ranks of this host share."""
-    bucket.set_buffer(bucket.buffer().clone())
-    return hook(state, bucket)  # type: ignore[no-any-return]
-
-
-class _Apart:
-    """torch.distributed for such a hook, whose operations over the model's group go over another of the same ranks: the
-    model may have collectives in backward (SyncBatchNorm), and which comes first, these or a callback's, differs by
-    rank. The future of its all_gather() holds all ranks' parts in one tensor, as NCCL's does.
+def _batched_power_sgd(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """PowerSGD of the whole bucket as one square matrix. torch's own batched hook fails: its orthogonalization takes
+    three dimensions only. It would also resize the bucket, whose memory the ranks of this host share.
     """
-
-    def __init__(self, group: dist.ProcessGroup, own_groups: list[Backend]) -> None:
-        self._group = group
-        self._own: Any = _C.duplicate_backend(backend_of(group))
-        own_groups.append(self._own)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(dist, name)
-
-    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
-        if group is self._group:
-            return self._own.allreduce([tensor])
-        return dist.all_reduce(tensor, group=group, async_op=async_op)
-
-    def all_gather(self, parts: list[Tensor], tensor: Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
-        gathered = tensor.new_empty(len(parts), *tensor.shape)
-        if group is self._group:
-            return self._own._allgather_base(gathered, tensor)
-        work = all_gather_into(gathered, tensor, group)
-        return work if async_op else work.wait()
-
-
-def _orthogonalize(matrices: Tensor) -> None:
-    """torch's, which takes a stack of matrices; the batched hook gives it a single one."""
-    orthogonalize: Any = power_sgd._orthogonalize
-    orthogonalize(matrices if matrices.dim() == 3 else matrices.unsqueeze(0))
-
-
-def _with_globals(hook: Any, **names: object) -> Hook:
-    """A function of torch's that finds these under names of its module."""
-    changed = types.FunctionType(hook.__code__, {**hook.__globals__, **names}, hook.__name__)
-    changed.__defaults__ = hook.__defaults__
-    return functools.update_wrapper(changed, hook)
+    flat = bucket.buffer()
+    side = math.isqrt(max(flat.numel() - 1, 0)) + 1
+    padded = F.pad(flat, (0, side**2 - flat.numel()))
+    square = _BucketView(bucket, buffer=lambda: padded, gradients=lambda: [padded.view(side, side)])
+    future: Future[Tensor] = power_sgd.powerSGD_hook(state, square)  # type: ignore[arg-type]
+    return future.then(lambda done: done.value()[: flat.numel()])

@@ -17,7 +17,7 @@ from torch.distributed.utils import _sync_module_states, _verify_param_shape_acr
 
 from muster import _C, hooks
 from muster._group import Group, backend_of
-from muster.nn._comm_hooks import adapt, gradients_of
+from muster.nn._comm_hooks import adapt_torch_hook, gradients_of
 from muster.nn._logger import Logger
 from muster.nn._mixed_precision import LowPrecision
 from muster.nn._reducer import Reducer
@@ -266,6 +266,6 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     def _set_hook(self, state: object, hook: Callable[..., Any], name: str) -> None:
         own_groups: list[Backend] = []
-        self.reducer._register_comm_hook(state, adapt(hook, self.process_group, own_groups), own_groups)
+        self.reducer._register_comm_hook(state, adapt_torch_hook(hook, self.process_group, own_groups), own_groups)
         self._comm_hooks.append((hook, state))
         self.logger._set_comm_hook_name(name)
