@@ -51,7 +51,7 @@ def ip(*words: str) -> None:
 
 
 @functools.cache
-def why_not() -> str:
+def missing_capability() -> str:
     """Why this machine lets nobody make a host; empty where it does. Root in a container may lack the right."""
     tools = ("ip", "unshare", "nsenter", "mount", "hostname", "cc")
     if os.geteuid() != 0 or not all(map(shutil.which, tools)):
@@ -176,7 +176,7 @@ def made_hosts(network: str, count: int) -> Iterator[list[Host]]:
 
 def require() -> None:
     """Skips where hosts can't be made, or with MUSTER_REQUIRE_HOSTS=1 fails."""
-    if reason := why_not():
+    if reason := missing_capability():
         if os.environ.get("MUSTER_REQUIRE_HOSTS") == "1":
             pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and {reason}", pytrace=False)
         pytest.skip(reason)

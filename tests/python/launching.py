@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0  # seconds: for a loaded machine; nothing here takes that long
-START_PATIENCE = 5 * PATIENCE  # for workers that import torch beside other programs
+TIMEOUT = 120.0  # seconds: for a loaded machine; nothing here takes that long
+START_TIMEOUT = 5 * TIMEOUT  # for workers that import torch beside other programs
 
 
 def find_muster() -> str | None:
@@ -51,8 +51,8 @@ def free_port() -> int:
             return int(free.getsockname()[1])
 
 
-def wait_until(done: Callable[[], bool], patience: float = PATIENCE) -> None:
-    deadline = time.monotonic() + patience
+def wait_until(done: Callable[[], bool], timeout: float = TIMEOUT) -> None:
+    deadline = time.monotonic() + timeout
     while not done():
         assert time.monotonic() < deadline
         subprocess.run(["true"], check=True)  # gives others the CPU
@@ -71,12 +71,12 @@ def shown_on_a_terminal(command: Sequence[str | Path], env: dict[str, str]) -> b
     shown = b""
     with subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        patience = threading.Timer(PATIENCE, process.kill)
-        patience.start()
+        timeout = threading.Timer(TIMEOUT, process.kill)
+        timeout.start()
         with contextlib.suppress(OSError):  # a terminal's end
             while chunk := os.read(ours, 4096):
                 shown += chunk
-    patience.cancel()
+    timeout.cancel()
     os.close(ours)
     assert process.returncode == 0, shown.decode(errors="replace")
     return shown
@@ -131,7 +131,7 @@ class Job:
 
     def expect(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
         """Waits until `pattern` has come `count` times, on stdout or stderr."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         with self._news:
             while len(found := list(re.finditer(pattern, self.out + self.err))) < count:
                 left = deadline - time.monotonic()
@@ -150,14 +150,14 @@ class Job:
 
     def finish(self) -> int:
         """Waits for the end of everything; the exit status (negative: a signal)."""
-        status = self.process.wait(PATIENCE)
+        status = self.process.wait(TIMEOUT)
         for reader in self._readers:
-            reader.join(PATIENCE)
+            reader.join(TIMEOUT)
         return status
 
     def left_behind(self) -> list[int]:
         """The job's processes that are still there after a long time; normally none, at once."""
-        deadline = time.monotonic() + PATIENCE / 2
+        deadline = time.monotonic() + TIMEOUT / 2
         while (left := marked_processes(self.mark)) and time.monotonic() < deadline:
             threading.Event().wait(0.01)
         return left

@@ -100,7 +100,7 @@ class Bridge:
         self.cut_until = time.monotonic() + float(seconds)
         self.figures.cuts += 1
 
-    def patience(self) -> float | None:
+    def timeout(self) -> float | None:
         """For how long there is nothing to do, in milliseconds."""
         due = [self.on_the_way[0][0]] if self.on_the_way else []
         due += [self.cut_until] if self.cut_sides else []
@@ -111,7 +111,7 @@ class Bridge:
         for file in (*self.devices, 0):
             poll.register(file, select.POLLIN)
         while True:
-            for file, _ in poll.poll(self.patience()):
+            for file, _ in poll.poll(self.timeout()):
                 if file == 0:
                     lines = os.read(0, 4096).decode().splitlines()
                     if not lines:

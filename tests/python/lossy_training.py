@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hosts import Host
-from launching import PATIENCE, START_PATIENCE
+from launching import START_TIMEOUT, TIMEOUT
 
 SECRET = "00112233445566778899aabbccddeeff"
 
@@ -93,25 +93,25 @@ class Training:
     def errors(self) -> list[dict[str, object]]:
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("error.[0-9]"))]
 
-    def wait_until(self, done: Callable[[], bool], patience: float = PATIENCE, errors_expected: bool = False) -> None:
-        deadline = time.monotonic() + patience
+    def wait_until(self, done: Callable[[], bool], timeout: float = TIMEOUT, errors_expected: bool = False) -> None:
+        deadline = time.monotonic() + timeout
         while not done():
             assert time.monotonic() < deadline, f"{self.rounds()} rounds and {self.errors()}"
             assert errors_expected or not self.errors(), self.errors()
             for agent in self.agents:
-                assert agent.poll() is None, agent.communicate(timeout=PATIENCE)[0]
+                assert agent.poll() is None, agent.communicate(timeout=TIMEOUT)[0]
             threading.Event().wait(0.02)
 
     def wait_for_rounds(self, count: int) -> None:
         """Until there are so many more."""
         wanted = self.rounds() + count
-        self.wait_until(lambda: self.rounds() >= wanted, PATIENCE if self.rounds() > 0 else START_PATIENCE)
+        self.wait_until(lambda: self.rounds() >= wanted, TIMEOUT if self.rounds() > 0 else START_TIMEOUT)
 
     def end(self) -> list[str]:
         (self.folder / "stop").touch()
-        return [agent.communicate(timeout=PATIENCE)[0] for agent in self.agents]
+        return [agent.communicate(timeout=TIMEOUT)[0] for agent in self.agents]
 
     def close(self) -> None:
         for agent in self.agents:
             agent.kill()
-            agent.wait(PATIENCE)
+            agent.wait(TIMEOUT)

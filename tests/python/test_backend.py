@@ -133,7 +133,7 @@ def any_strides(rank: int) -> None:
     assert [u.tolist() for u in uneven] == [[[0.0, 0.0]], [[1.0, 1.0], [1.0, 1.0]]]
 
 
-def test_tensors_may_have_any_strides_and_all_gather_uneven_shapes() -> None:
+def test_any_strides_and_uneven_all_gather() -> None:
     run_ranks(2, any_strides)
 
 
@@ -161,11 +161,11 @@ def async_work(rank: int) -> None:
     dist.barrier(async_op=True).wait()
 
 
-def test_asynchronous_work_finishes_and_completes_futures() -> None:
+def test_async_work_completes_futures() -> None:
     run_ranks(2, async_work)
 
 
-def objects(rank: int) -> None:
+def object_collectives(rank: int) -> None:
     gathered: list[object] = [None] * 3
     dist.all_gather_object(gathered, {"rank": rank, "name": "x" * rank})
     assert gathered == [{"rank": r, "name": "x" * r} for r in range(3)]
@@ -174,8 +174,8 @@ def objects(rank: int) -> None:
     assert shared == ["from 2", 2]
 
 
-def test_object_collectives_work_over_it() -> None:
-    run_ranks(3, objects)
+def test_object_collectives_work() -> None:
+    run_ranks(3, object_collectives)
 
 
 def many_groups(rank: int) -> None:
@@ -195,11 +195,11 @@ def many_groups(rank: int) -> None:
     dist.destroy_process_group(mine)
 
 
-def test_sub_groups_and_other_backends_live_side_by_side() -> None:
+def test_subgroups_and_other_backends_coexist() -> None:
     run_ranks(4, many_groups)
 
 
-def under_gloo(rank: int) -> None:
+def muster_groups_in_gloo_job(rank: int) -> None:
     group = dist.new_group(backend="muster")
     data = torch.ones(3)
     dist.all_reduce(data, group=group)
@@ -207,8 +207,8 @@ def under_gloo(rank: int) -> None:
     assert data.tolist() == [4.0] * 3
 
 
-def test_a_gloo_world_can_have_muster_groups() -> None:
-    run_ranks(2, under_gloo, backend="gloo")
+def test_a_gloo_job_can_have_muster_subgroups() -> None:
+    run_ranks(2, muster_groups_in_gloo_job, backend="gloo")
 
 
 def with_options(rank: int) -> None:
@@ -226,7 +226,7 @@ def with_options(rank: int) -> None:
     dist.barrier(group)
 
 
-def test_options_that_are_not_understood_are_not_ignored() -> None:
+def test_unknown_options_raise() -> None:
     run_ranks(2, with_options)
 
 
@@ -236,11 +236,11 @@ def by_device(rank: int) -> None:
     assert data.tolist() == [2.0] * 3
 
 
-def test_it_can_be_named_for_a_device() -> None:
+def test_backend_can_be_given_per_device() -> None:
     run_ranks(2, by_device, backend="cpu:muster")
 
 
-def again(rank: int, path: str) -> None:
+def recreate_group(rank: int, path: str) -> None:
     for round_number in range(3):
         dist.destroy_process_group()
         dist.init_process_group("muster", store=dist.FileStore(path, 2), rank=rank, world_size=2)
@@ -249,11 +249,11 @@ def again(rank: int, path: str) -> None:
         assert data.item() == 2 * round_number + 1
 
 
-def test_groups_can_be_made_again_over_the_same_store(tmp_path: object) -> None:
-    run_ranks(2, again, f"{tmp_path}/store")
+def test_a_store_can_be_reused_for_a_new_group(tmp_path: object) -> None:
+    run_ranks(2, recreate_group, f"{tmp_path}/store")
 
 
-def other_subgroups(rank: int, path: str) -> None:
+def recreate_subgroup(rank: int, path: str) -> None:
     first = dist.new_group([0, 1])
     if rank < 2:
         dist.all_reduce(torch.ones(1), group=first)
@@ -267,11 +267,11 @@ def other_subgroups(rank: int, path: str) -> None:
         assert data.item() == 2
 
 
-def test_a_subgroup_made_again_with_other_ranks_finds_them(tmp_path: object) -> None:
-    run_ranks(3, other_subgroups, f"{tmp_path}/store")
+def test_a_recreated_subgroup_finds_its_new_ranks(tmp_path: object) -> None:
+    run_ranks(3, recreate_subgroup, f"{tmp_path}/store")
 
 
-def chained(rank: int) -> None:
+def start_in_callback(rank: int) -> None:
     """As torch's PowerSGD hook does: the callback of one all-reduce starts another and waits for it."""
     outcomes = []
     for _ in range(20):
@@ -289,10 +289,10 @@ def chained(rank: int) -> None:
 
 
 def test_a_callback_may_start_another_operation_and_wait_for_it() -> None:
-    run_ranks(2, chained)
+    run_ranks(2, start_in_callback)
 
 
-def inferring(rank: int) -> None:
+def in_inference_mode(rank: int) -> None:
     with torch.inference_mode():
         outputs = [torch.empty(10_000) for _ in range(2)]
         dist.all_gather(outputs, torch.full((10_000,), float(rank)), async_op=True).wait()
@@ -302,11 +302,11 @@ def inferring(rank: int) -> None:
         assert strided.eq(2).all()
 
 
-def test_it_works_in_inference_mode() -> None:
-    run_ranks(2, inferring)
+def test_collectives_work_in_inference_mode() -> None:
+    run_ranks(2, in_inference_mode)
 
 
-def debugged(rank: int) -> None:
+def with_debug_detail(rank: int) -> None:
     assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     data = torch.ones(4)
     dist.all_reduce(data)
@@ -314,22 +314,22 @@ def debugged(rank: int) -> None:
     assert data.tolist() == [2.0] * 4
 
 
-def test_detailed_debugging_works_over_it() -> None:
-    run_ranks(2, debugged, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+def test_debug_level_detail_works() -> None:
+    run_ranks(2, with_debug_detail, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 
 
-def refusals(rank: int) -> None:
+def unsupported_calls(rank: int) -> None:
     with pytest.raises(NotImplementedError, match="float8_e5m2 cannot be reduced with sum"):
         dist.all_reduce(torch.ones(2).to(torch.float8_e5m2))
     with pytest.raises(ValueError, match="the group has 2 ranks"):
         dist.distributed_c10d._get_default_group().allgather([[torch.ones(1)]], [torch.ones(1)]).wait()
 
 
-def test_what_it_cannot_do_is_one_sentence() -> None:
-    run_ranks(2, refusals)
+def test_unsupported_calls_raise_a_clear_error() -> None:
+    run_ranks(2, unsupported_calls)
 
 
-def alone(rank: int) -> str:
+def group_of_one(rank: int) -> str:
     import muster
 
     group = dist.new_group(timeout=timedelta(seconds=60))
@@ -345,11 +345,11 @@ def alone(rank: int) -> str:
     return "ok"
 
 
-def test_a_rank_that_does_not_come_is_a_timeout() -> None:
-    assert run_ranks(2, alone) == ["ok", "ok"]
+def test_a_missing_rank_raises_a_timeout() -> None:
+    assert run_ranks(2, group_of_one) == ["ok", "ok"]
 
 
-def widow(rank: int, how: int) -> tuple[str, int | None] | None:
+def name_dead_rank(rank: int, how: int) -> tuple[str, int | None] | None:
     import muster
 
     dist.all_reduce(torch.ones(1))
@@ -361,15 +361,15 @@ def widow(rank: int, how: int) -> tuple[str, int | None] | None:
     return str(caught.value), caught.value.rank
 
 
-def test_a_rank_that_dies_is_named_by_all_others() -> None:
-    answers = run_ranks(3, widow, signal.SIGKILL, lost=(1,))
+def test_all_ranks_name_a_rank_that_died() -> None:
+    answers = run_ranks(3, name_dead_rank, signal.SIGKILL, lost=(1,))
     for answer in (answers[0], answers[2]):
         message, rank = answer
         assert rank == 1
         assert "rank 1" in message
 
 
-def disagreeing(rank: int) -> str:
+def call_different_operations(rank: int) -> str:
     import muster
 
     with pytest.raises(muster.Error) as caught:
@@ -380,12 +380,12 @@ def disagreeing(rank: int) -> str:
     return type(caught.value).__name__
 
 
-def test_ranks_that_call_different_operations_hear_of_it() -> None:
+def test_different_operations_raise_a_mismatch() -> None:
     for transport in ("shm", "unix"):
-        assert run_ranks(3, disagreeing, env={"MUSTER_TRANSPORT": transport}) == ["MismatchError"] * 3
+        assert run_ranks(3, call_different_operations, env={"MUSTER_TRANSPORT": transport}) == ["MismatchError"] * 3
 
 
-def aborted(rank: int) -> None:
+def abort_pending(rank: int) -> None:
     import muster
 
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -398,11 +398,11 @@ def aborted(rank: int) -> None:
         dist.barrier()
 
 
-def test_abort_ends_what_is_pending() -> None:
-    run_ranks(2, aborted)
+def test_abort_fails_pending_works() -> None:
+    run_ranks(2, abort_pending)
 
 
-def forking(rank: int) -> None:
+def drop_group_in_child(rank: int) -> None:
     dist.all_reduce(torch.ones(1), async_op=True).wait()
     child = os.fork()
     if child == 0:
@@ -415,10 +415,10 @@ def forking(rank: int) -> None:
 
 
 def test_a_forked_child_may_drop_the_group() -> None:
-    run_ranks(2, forking)
+    run_ranks(2, drop_group_in_child)
 
 
-def test_muster_timeout_stands_in_for_torchs_default_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muster_timeout_replaces_only_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.constants import default_pg_timeout
 
     from muster import _backend

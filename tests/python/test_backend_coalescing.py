@@ -13,7 +13,7 @@ import muster
 SIZE = 3
 
 
-def cancelled(rank: int) -> None:
+def cancel_blocks(rank: int) -> None:
     """Blocks that fail, and calls after them, which must be made as if there had been none."""
     group, cpu = c10d._get_default_group(), torch.device("cpu")
 
@@ -49,5 +49,5 @@ def cancelled(rank: int) -> None:
         group._end_coalescing(cpu)
 
 
-def test_a_block_that_fails_leaves_nothing_behind() -> None:
-    run_ranks(SIZE, cancelled)
+def test_a_failed_coalescing_block_is_discarded() -> None:
+    run_ranks(SIZE, cancel_blocks)

@@ -45,7 +45,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([tensor, torch.zeros_like(tensor)], dim=1)[:, 0]
 
 
-def moves(rank: int) -> None:
+def check_moves_at_rank(rank: int) -> None:
     for dtype in DTYPES:
         for count in COUNTS:
             check_moves(rank, dtype, count)
@@ -154,17 +154,17 @@ def check_reductions(rank: int, dtype: torch.dtype, count: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix"])
-def test_every_dtype_and_count_arrives_where_it_belongs(transport: str) -> None:
-    run_ranks(SIZE, moves, env={"MUSTER_TRANSPORT": transport})
+def test_every_dtype_and_count_is_moved(transport: str) -> None:
+    run_ranks(SIZE, check_moves_at_rank, env={"MUSTER_TRANSPORT": transport})
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix"])
-def test_every_dtype_that_torch_has_moves(transport: str) -> None:
+def test_every_dtype_of_torch_is_moved(transport: str) -> None:
     run_ranks(SIZE, moves_whatever_torch_has, env={"MUSTER_TRANSPORT": transport})
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix"])
-def test_every_dtype_and_count_is_added_up(transport: str) -> None:
+def test_every_dtype_and_count_is_reduced(transport: str) -> None:
     run_ranks(SIZE, reductions, env={"MUSTER_TRANSPORT": transport})
 
 
@@ -227,7 +227,7 @@ def strides(rank: int) -> None:
     assert torch.equal(output, values(rank, 4))
 
 
-def factors(rank: int) -> None:
+def premultiplied_sums(rank: int) -> None:
     data = torch.full((5,), 2.0)
     dist.all_reduce(data, op=dist._make_nccl_premul_sum(rank + 0.5))
     assert data.tolist() == [2.0 * (0.5 + 1.5 + 2.5)] * 5
@@ -352,7 +352,7 @@ def slots(wrong: int) -> list[list[Tensor]]:
     return [[torch.ones(2 if rank == wrong else 1)] for rank in range(SIZE)]
 
 
-def several(rank: int) -> None:
+def several_tensors(rank: int) -> None:
     """Several tensors per rank, as only c10d's own methods take them."""
     group = c10d._get_default_group()
     mine = [torch.full((2, 3), float(2 * rank + i)) for i in range(2)]
@@ -377,7 +377,7 @@ def several(rank: int) -> None:
         assert [each.unique().tolist() for each in row] == [[float(i)] for i in range(2 * SIZE)]
 
 
-def refused(rank: int) -> None:
+def wrong_arguments(rank: int) -> None:
     group: Any = c10d._get_default_group()
     ones = torch.ones
     wrong: list[tuple[str, Callable[[], object]]] = [
@@ -420,13 +420,25 @@ def refused(rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [uneven, shared_memory, strides, factors, sparse, messages, batched, coalesced, several, refused]
+    "body",
+    [
+        uneven,
+        shared_memory,
+        strides,
+        premultiplied_sums,
+        sparse,
+        messages,
+        batched,
+        coalesced,
+        several_tensors,
+        wrong_arguments,
+    ],
 )
 def test_three_ranks(body: Callable[[int], None]) -> None:
     run_ranks(SIZE, body)
 
 
-def alone(rank: int) -> None:
+def group_of_one(rank: int) -> None:
     data = torch.arange(4.0)
     dist.all_reduce(data)
     dist.broadcast(data, src=0)
@@ -450,11 +462,11 @@ def alone(rank: int) -> None:
     assert objects == ["me"]
 
 
-def test_one_rank_alone() -> None:
-    run_ranks(1, alone)
+def test_group_of_one_rank() -> None:
+    run_ranks(1, group_of_one)
 
 
-def huge(rank: int, count: int) -> None:
+def over_4_gib(rank: int, count: int) -> None:
     data = torch.zeros(count, dtype=torch.uint8)
     data[-5:] = rank + 1
     dist.all_reduce(data)
@@ -470,4 +482,4 @@ def huge(rank: int, count: int) -> None:
 
 @pytest.mark.skipif("MUSTER_TEST_HUGE" not in os.environ, reason="needs 9 GiB: set MUSTER_TEST_HUGE=1")
 def test_tensors_over_4_gib() -> None:
-    run_ranks(2, huge, (4 << 30) + 5, timeout=600)
+    run_ranks(2, over_4_gib, (4 << 30) + 5, timeout=600)

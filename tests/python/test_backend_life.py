@@ -27,7 +27,7 @@ def backend() -> Any:
     return world()._get_backend(torch.device("cpu"))
 
 
-def splitting(rank: int) -> None:
+def split_groups(rank: int) -> None:
     assert backend().supports_splitting
     for _ in range(2):  # a group may be split again
         part = world().split_group([0, 2], group_name=None)
@@ -44,7 +44,7 @@ def splitting(rank: int) -> None:
     assert data.item() == 3
 
 
-def shrinking(rank: int) -> None:
+def shrink_group(rank: int) -> None:
     data = torch.ones(1)
     dist.all_reduce(data)
     if rank == 1:
@@ -108,7 +108,7 @@ def monitored(rank: int) -> None:
     dist.barrier()
 
 
-def subdividing(rank: int) -> None:
+def make_subgroups(rank: int) -> None:
     """Each rank splits its own half; torch gives both halves' parts the same names."""
     half, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]])
     assert isinstance(half, dist.ProcessGroup)
@@ -132,7 +132,7 @@ def timeouts(rank: int) -> None:
     dist.barrier()
 
 
-def told(rank: int) -> None:
+def name_the_mismatch(rank: int) -> None:
     seen: list[Any] = []
     world()._register_on_completion_hook(seen.append)
     dist.all_reduce(torch.ones(1))
@@ -161,7 +161,7 @@ def profiled(rank: int) -> None:
     assert ("muster:all_gather", [[2]]) in events
 
 
-def direct(rank: int) -> None:
+def direct_collectives(rank: int) -> None:
     group = muster.Group.from_process_group()
     assert (group.rank, group.size, group.transport) == (rank, 3, muster.transport())
     data = torch.full((4,), float(rank))
@@ -290,7 +290,16 @@ def groups_in_threads(rank: int) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        *(splitting, monitored, subdividing, timeouts, told, direct, direct_messages, allocated),
+        *(
+            split_groups,
+            monitored,
+            make_subgroups,
+            timeouts,
+            name_the_mismatch,
+            direct_collectives,
+            direct_messages,
+            allocated,
+        ),
         groups_in_threads,
     ],
 )
@@ -303,15 +312,15 @@ def test_profilers_show_its_operations_with_their_shapes() -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm,tcp", "tcp"])
-def test_errors_have_the_types_that_c10d_gives_them(transport: str) -> None:
+def test_error_types_match_c10d(transport: str) -> None:
     run_ranks(3, error_types, lost=(1,), env={"MUSTER_TRANSPORT": transport})
 
 
 def test_survivors_shrink_a_group_whose_rank_died() -> None:
-    run_ranks(3, shrinking, lost=(1,))
+    run_ranks(3, shrink_group, lost=(1,))
 
 
-def test_the_gates_are_lifted_once_and_only_for_muster() -> None:
+def test_torch_patches_apply_once_and_only_to_muster() -> None:
     from muster import _gates
 
     before = dist.monitored_barrier

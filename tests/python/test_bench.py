@@ -32,7 +32,7 @@ def asked(arguments: list[str]) -> int | str | None:
         return end.code
 
 
-def test_a_quick_run_prints_a_table_and_writes_rows_and_a_picture(tmp_path: Path) -> None:
+def test_quick_run_writes_table_json_and_plot(tmp_path: Path) -> None:
     rows_file, picture, table = tmp_path / "made/too/rows.json", tmp_path / "made/bench.png", tmp_path / "rows.md"
     done = bench(
         *("collectives", "--quick", "--ops", "all_reduce,all_to_all_single,barrier", "--ranks", "2"),
@@ -64,7 +64,7 @@ def test_a_quick_run_prints_a_table_and_writes_rows_and_a_picture(tmp_path: Path
     assert drawn == f"drawn: {picture}"
 
 
-def test_beside_a_load_late_calls_have_a_row(tmp_path: Path) -> None:
+def test_background_load_adds_p95_rows(tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
     words = ["all_reduce", "--quick", "--ranks", "2", "--sizes", "64Ki", "--ways", "shared", "--load", "1", "--bind"]
     done = bench(*words, "--json", str(rows_file))
@@ -76,12 +76,12 @@ def test_beside_a_load_late_calls_have_a_row(tmp_path: Path) -> None:
     assert asked(["collectives", "--quick", "--load", "-1"]) == 2
 
 
-def test_an_operation_s_name_is_a_benchmark() -> None:
+def test_an_operation_name_is_a_benchmark() -> None:
     assert parse(["all_reduce", "--ranks", "2"]).ops == "all_reduce"
     assert parse(["all_reduce", "--ranks", "2"]).bench == "collectives"
 
 
-def test_what_an_operation_must_give_is_what_it_gives() -> None:
+def test_expected_results_match_the_definitions() -> None:
     """The table's own definitions, with a stand-in for c10d that any rank count can be asked."""
     from muster.bench.operations import OPERATIONS, Tensors, filled
 
@@ -105,7 +105,7 @@ def test_what_an_operation_must_give_is_what_it_gives() -> None:
         assert (OPERATIONS["reduce"].expected(whole) is None) == (rank != 0)
 
 
-def test_an_operation_that_one_side_lacks_is_said_in_its_row() -> None:
+def test_an_unsupported_operation_is_noted_in_its_row() -> None:
     from muster.bench.collectives import _row
 
     result = {"op": "all_to_all", "bytes": 8, "buffers": "warm", "seconds": {"muster": 1e-6}, "notes": {"gloo": "no"}}
@@ -113,7 +113,7 @@ def test_an_operation_that_one_side_lacks_is_said_in_its_row() -> None:
     assert (row.muster, row.peer, row.ratio, row.note) == (1.0, 0.0, 0, "gloo: no")
 
 
-def test_a_wrong_result_ends_the_bench() -> None:
+def test_a_wrong_result_stops_the_benchmark() -> None:
     from muster.bench.measuring import failure
     from muster.bench.operations import OPERATIONS, Tensors
 
@@ -122,7 +122,7 @@ def test_a_wrong_result_ends_the_bench() -> None:
         failure(OPERATIONS["all_reduce"], Tensors(1, 2, data, data), lambda: None)
 
 
-def test_sums_that_a_dtype_cannot_hold_may_be_rounded_and_no_others() -> None:
+def test_only_inexact_sums_may_be_rounded() -> None:
     from muster.bench.measuring import failure
     from muster.bench.operations import OPERATIONS, Tensors, filled
 
@@ -144,7 +144,7 @@ def test_sums_that_a_dtype_cannot_hold_may_be_rounded_and_no_others() -> None:
         reduce(1)
 
 
-def test_cold_memory_is_another_tensor_at_every_call() -> None:
+def test_cold_memory_changes_tensors_between_calls() -> None:
     from muster.bench.memory import in_turn, make_tensors
     from muster.bench.operations import OPERATIONS, Tensors
 
@@ -185,7 +185,7 @@ def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsy
     assert says in capsys.readouterr().err
 
 
-def test_a_rank_that_fails_is_shown() -> None:
+def test_a_failed_rank_is_reported() -> None:
     from muster.bench.ranks import RanksFailedError, run_ranks
 
     with pytest.raises(RanksFailedError, match=r"rank [01] ended with status 1") as caught:
@@ -193,9 +193,7 @@ def test_a_rank_that_fails_is_shown() -> None:
     assert "KeyError" in str(caught.value)
 
 
-def test_the_place_of_a_rank_comes_before_the_users_own_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_placement_overrides_user_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from muster.bench.ranks import Place, RanksFailedError, run_ranks
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
@@ -209,7 +207,7 @@ def test_the_place_of_a_rank_comes_before_the_users_own_settings(
 @pytest.mark.parametrize(
     ("name", "reason"), [("file/rows", "Not a directory|File exists"), ("folder", "it is a folder")]
 )
-def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+def test_unwritable_files_are_refused_before_measuring(
     tmp_path: Path, option: str, name: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -221,7 +219,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_bench_goes_on_where_this_machine_cannot_run_one(root: Path, tmp_path: Path) -> None:
+def test_make_bench_skips_what_cannot_run_here(root: Path, tmp_path: Path) -> None:
     asked, program = tmp_path / "asked", tmp_path / ".venv/bin/muster"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ntest "$2" != mpi && test "$2 $3" != "ddp --network"\n')
@@ -237,7 +235,7 @@ def test_make_bench_goes_on_where_this_machine_cannot_run_one(root: Path, tmp_pa
     ]
 
 
-def test_ranks_that_hang_are_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_ranks_are_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     from muster.bench import ranks
 
     started: list[subprocess.Popen[bytes]] = []

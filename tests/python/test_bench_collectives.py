@@ -31,7 +31,7 @@ def measured(words: list[str], tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not (BESIDE / jobs.PROGRAM).exists(), reason=f"{jobs.PROGRAM} is not built")
-def test_the_same_program_over_muster_answers_and_ends_with_its_driver(tmp_path: Path) -> None:
+def test_load_program_exits_with_its_driver(tmp_path: Path) -> None:
     with jobs.running(["muster"], 2, tmp_path, 60) as running:
         job = running["muster"]
         assert job.ask("prepare", "all_gather", 10, 1, 3, "ordinary") == ["16", "16"]  # two blocks of whole elements
@@ -41,7 +41,7 @@ def test_the_same_program_over_muster_answers_and_ends_with_its_driver(tmp_path:
 
 
 @pytest.mark.skipif(not (BESIDE / jobs.PROGRAM).exists(), reason=f"{jobs.PROGRAM} is not built")
-def test_a_job_whose_rank_dies_is_named_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_dead_rank_is_named_and_no_process_is_left(tmp_path: Path) -> None:
     with pytest.raises(BenchFailedError, match="muster"), jobs.running(["muster"], 2, tmp_path, 60) as running:
         processes = list(running["muster"].processes)
         processes[1].send_signal(signal.SIGKILL)
@@ -51,9 +51,7 @@ def test_a_job_whose_rank_dies_is_named_and_leaves_no_process(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mpi", jobs.MPIS)
-def test_muster_and_an_mpi_are_measured_in_one_run(
-    mpi: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_muster_and_mpi_are_measured_together(mpi: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["mpi", "--vs", mpi, "--ranks", "2", "--sizes", "8", "--ops", "all_reduce,barrier"]
     if not jobs.available(mpi):
         assert main(words) == 1
@@ -80,7 +78,7 @@ def test_bytes_between_two_nodes_are_counted(tmp_path: Path) -> None:
     assert f"musterbench{os.getpid()}" not in left
 
 
-def test_a_network_may_cap_each_connection(tmp_path: Path) -> None:
+def test_network_rate_per_connection(tmp_path: Path) -> None:
     require()
     words = ["network", "--ops", "all_reduce", "--sizes", "1Mi", "--crossing", "", "--local", "1"]
     one, three = measured([*words, "--connection-rate", "200mbit", "--streams", "1,3"], tmp_path)
@@ -92,14 +90,14 @@ def test_a_network_may_cap_each_connection(tmp_path: Path) -> None:
     assert (one["note"], three["note"]) == ("", "")
 
 
-def test_the_lower_bound_of_what_crosses() -> None:
+def test_lower_bound_of_bytes_between_nodes() -> None:
     result = {"op": "all_to_all_single", "bytes": 4096, "sent": {"muster": 8192, "gloo": 8192}, "notes": {}}
     row = network._bytes_row(2, "2 nodes of 2", "gloo", result)
     # Each of the node's two ranks has half of its 4 KiB for the other node.
     assert (row.muster, row.floor, row.unit) == (8.0, 4.0, "KiB")
 
 
-def test_messages_between_nodes_have_a_bus_bandwidth_and_so_has_their_table(tmp_path: Path) -> None:
+def test_network_rows_have_a_bus_bandwidth(tmp_path: Path) -> None:
     result = {"op": "all_gather_into_tensor", "bytes": 4 << 20, "seconds": {"muster": 1e-3, "gloo": 2e-3}, "notes": {}}
     row = network._time_row(2, "2 nodes of 2", "gloo", result)
     # Of 4 ranks each gets three quarters from others.

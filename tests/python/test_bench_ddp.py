@@ -21,7 +21,7 @@ import pytest
 import torch
 from forks import CONTEXT, Process
 from hosts import require
-from launching import PATIENCE
+from launching import TIMEOUT
 from muster.bench import ddp
 from muster.bench.__main__ import main
 from muster.bench.ddp_models import MODELS
@@ -71,7 +71,7 @@ def test_one_rank_has_an_overhead() -> None:
     assert all(math.isfinite(share) for share in result["overhead"].values())
 
 
-def test_memory_is_that_of_all_ranks_while_they_train() -> None:
+def test_memory_is_measured_during_training() -> None:
     results = run_ranks(2, measured, {"part": "memory", "ways": ["muster"]}, backend="gloo")
     assert results[0] == results[1]
     # The model, its gradients, and what is shared with others counted once.
@@ -80,19 +80,19 @@ def test_memory_is_that_of_all_ranks_while_they_train() -> None:
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("mlp", 25e6), ("transformer", 10e6), ("resnet18", 11.2e6)])
-def test_models_have_the_size_that_is_said(name: str, parameters: float) -> None:
+def test_models_have_the_documented_size(name: str, parameters: float) -> None:
     with torch.device("meta"):
         model = MODELS[name].make()
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(parameters, rel=0.01)
 
 
-def test_models_take_their_batches() -> None:
+def test_models_accept_their_batches() -> None:
     for case in (MODELS["resnet18"], MODELS["transformer"], MODELS["tiny"]):
         inputs, targets = case.batch()
         assert len(case.make()(inputs)) == len(targets)
 
 
-def test_a_network_has_the_rate_that_is_asked_for() -> None:
+def test_network_has_the_requested_rate() -> None:
     require()
     with two_nodes("1gbit") as nodes:
         for node in nodes:
@@ -101,7 +101,7 @@ def test_a_network_has_the_rate_that_is_asked_for() -> None:
             assert "rate 1Gbit" in shown
 
 
-def test_the_floor_of_a_network_is_what_its_rate_says() -> None:
+def test_wire_time_follows_the_rate() -> None:
     assert ddp.wire_time(125_000_000, "1gbit") == 1
     assert ddp.wire_time(1000, "16kbit") == 0.5
     assert ddp.wire_time(1, "8bit") == 1
@@ -123,24 +123,24 @@ def hold_a_network(made: Connection) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_network_behind(number: signal.Signals) -> None:
+def test_a_signal_removes_the_network(number: signal.Signals) -> None:
     require()
     here, there = CONTEXT.Pipe()
     process = Process(target=hold_a_network, args=(there,))
     process.start()
     try:
-        assert here.poll(PATIENCE)
+        assert here.poll(TIMEOUT)
         namespaces = here.recv()
         assert len(namespaces) == 2
         os.kill(process.pid, number)
-        process.join(PATIENCE)
+        process.join(TIMEOUT)
     finally:
         process.kill()
     assert process.exitcode == 128 + number
     assert not [name for name in namespaces if Path("/run/netns", name).exists()]
 
 
-def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ddp", "--models", "vgg"]) == 2
     assert "--models takes mlp, transformer, resnet18, tiny; 'vgg' is none of them" in capsys.readouterr().err
     assert main(["ddp", "--ranks", "1"]) == 2

@@ -48,7 +48,7 @@ def without_torch(monkeypatch: pytest.MonkeyPatch, muster: str, tmp_path: Path) 
     return f"MUSTER_TEST_MARK={tmp_path}"
 
 
-def test_every_way_to_start_is_timed_beside_torchrun(without_torch: str, tmp_path: Path) -> None:
+def test_every_start_method_is_timed_with_torchrun(without_torch: str, tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
     assert main(["launch", "--quick", "--workers", "2", "--json", str(rows_file)]) == 0
     rows = {(row["case"], row["metric"]): row for row in json.loads(rows_file.read_text())}
@@ -62,7 +62,7 @@ def test_every_way_to_start_is_timed_beside_torchrun(without_torch: str, tmp_pat
     assert marked_processes(without_torch) == []
 
 
-def test_the_users_own_warm_zygote_stays_out_of_it(
+def test_the_users_warm_zygote_is_not_used(
     without_torch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, muster: str
 ) -> None:
     temporary = tmp_path / ("temporary" * 10)  # a socket's path may have 108 bytes
@@ -109,7 +109,7 @@ def test_a_launcher_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch)
         assert process.returncode == -signal.SIGKILL
 
 
-def test_a_job_that_fails_is_shown_with_its_last_words(
+def test_a_failed_job_is_reported_with_its_output(
     without_torch: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch, "WORKER", "raise SystemExit('no barrier today')")

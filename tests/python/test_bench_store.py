@@ -26,7 +26,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_cases_are_measured_beside_torch_and_the_floor(tmp_path: Path) -> None:
+def test_cases_are_measured_with_torch_and_the_floor(tmp_path: Path) -> None:
     done = bench(
         *("store", "--quick", "--cases", "add,multi_get,barrier,killed", "--connections", "4"),
         *("--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")),
@@ -51,7 +51,7 @@ def test_cases_are_measured_beside_torch_and_the_floor(tmp_path: Path) -> None:
     assert drawn == f"drawn: {tmp_path / 'rows.png'}"
 
 
-def test_a_start_up_through_tiers_costs_the_root_fewer_messages(tmp_path: Path) -> None:
+def test_tiers_reduce_the_messages_of_the_root(tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
     files = ("--json", str(rows_file), "--plot", str(tmp_path / "rows.png"))
     done = bench("storm", "--quick", "--workers", "32", "--storms", "64", "--fanout", "4", *files)
@@ -80,7 +80,7 @@ def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsy
     assert says in capsys.readouterr().err
 
 
-def test_a_load_generator_that_is_missing_is_named(
+def test_a_missing_load_generator_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MUSTER_BIN", str(tmp_path / "muster"))

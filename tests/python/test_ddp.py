@@ -53,7 +53,7 @@ def make(unused: bool) -> Net:
     return net
 
 
-def distributed(rank: int, size: int, options: dict[str, Any], unused: bool) -> State:
+def train_distributed(rank: int, size: int, options: dict[str, Any], unused: bool) -> State:
     torch.set_num_threads(1)
     net = make(unused)
     if rank > 0:
@@ -64,7 +64,7 @@ def distributed(rank: int, size: int, options: dict[str, Any], unused: bool) -> 
     return {name: value.detach().numpy() for name, value in net.state_dict().items()}
 
 
-def alone(rank: int, size: int, unused: bool) -> State:
+def train_one_process(rank: int, size: int, unused: bool) -> State:
     torch.set_num_threads(1)
     net = make(unused)
     train(net, size, slice(None))
@@ -82,15 +82,15 @@ def alone(rank: int, size: int, unused: bool) -> State:
     ],
 )
 def test_ddp_equals_one_process_on_the_whole_batch(size: int, options: dict[str, Any], unused: bool) -> None:
-    (expected,) = run_ranks(1, alone, size, unused)
-    states = run_ranks(size, distributed, size, options, unused)
+    (expected,) = run_ranks(1, train_one_process, size, unused)
+    states = run_ranks(size, train_distributed, size, options, unused)
     for state in states:
         for name, value in state.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
             np.testing.assert_array_equal(value, states[0][name], err_msg=f"{name} differs between ranks")
 
 
-def accumulating(rank: int) -> float:
+def accumulate_gradients(rank: int) -> float:
     model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
     x = torch.full((1, 2), float(rank + 1))
     with model.no_sync():
@@ -101,11 +101,11 @@ def accumulating(rank: int) -> float:
     return float(model.module.weight.grad[0, 0])
 
 
-def test_ddp_accumulates_without_communication_when_asked() -> None:
-    assert run_ranks(2, accumulating) == [3.0, 3.0]
+def test_ddp_no_sync_accumulates_locally() -> None:
+    assert run_ranks(2, accumulate_gradients) == [3.0, 3.0]
 
 
-def hooked(rank: int) -> list[float]:
+def chain_hooks(rank: int) -> list[float]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
@@ -118,10 +118,10 @@ def hooked(rank: int) -> list[float]:
 
 
 def test_ddp_hooks_chain_on_its_futures() -> None:
-    assert run_ranks(2, hooked) == [[0.5] * 3] * 2
+    assert run_ranks(2, chain_hooks) == [[0.5] * 3] * 2
 
 
-def broadcasting_buffers(rank: int) -> float:
+def broadcast_buffers(rank: int) -> float:
     torch.manual_seed(rank)
     model = DistributedDataParallel(nn.BatchNorm1d(2))
     for _ in range(2):
@@ -133,10 +133,10 @@ def broadcasting_buffers(rank: int) -> float:
 
 
 def test_ddp_broadcasts_buffers() -> None:
-    assert run_ranks(2, broadcasting_buffers) == [3.0, 3.0]
+    assert run_ranks(2, broadcast_buffers) == [3.0, 3.0]
 
 
-def mismatched(rank: int) -> str:
+def wrap_different_models(rank: int) -> str:
     try:
         DistributedDataParallel(nn.Linear(2 + rank, 1))
     except RuntimeError as error:
@@ -144,5 +144,5 @@ def mismatched(rank: int) -> str:
     return ""
 
 
-def test_ddp_still_notices_models_that_differ() -> None:
-    assert "appears not to match" in run_ranks(2, mismatched)[1]
+def test_ddp_detects_models_that_differ() -> None:
+    assert "appears not to match" in run_ranks(2, wrap_different_models)[1]

@@ -11,7 +11,7 @@ from launching import shown_on_a_terminal
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_digits_reach_97_percent_and_leave_a_picture(
+def test_digits_reach_97_percent_and_draw_a_plot(
     ranks: int, root: Path, release_build: Path, run: Callable[..., str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "curve/digits.png"

@@ -20,9 +20,7 @@ def example(root: Path, muster: str, run: Callable[..., str]) -> Callable[..., s
     return start
 
 
-def test_chars_learn_to_write_and_go_on_from_a_checkpoint_on_fewer_ranks(
-    example: Callable[..., str], tmp_path: Path
-) -> None:
+def test_chars_resume_from_a_checkpoint_on_fewer_ranks(example: Callable[..., str], tmp_path: Path) -> None:
     checkpoint = ["--checkpoint", tmp_path / "chars.pt"]
     first = example(2, "chars.py", "--steps", "50", *checkpoint)
     second = example(1, "chars.py", "--steps", "60", *checkpoint)
@@ -34,7 +32,7 @@ def test_chars_learn_to_write_and_go_on_from_a_checkpoint_on_fewer_ranks(
     assert len(second[second.index("60/60") :]) > 300, "it wrote no lines"
 
 
-def test_every_rank_of_many_has_text_to_train_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chars_gives_every_rank_data(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chars = runpy.run_path(str(root / "examples/python/chars.py"))
     monkeypatch.setattr(dist, "get_world_size", lambda: 40)
     for rank in (0, 39):
@@ -67,9 +65,7 @@ def test_fsdp2_trains_on_shards(example: Callable[..., str]) -> None:
     assert sum(shards) == 2177 and max(shards) < 2177, said
 
 
-def test_elastic_goes_on_from_the_last_checkpoint(
-    root: Path, muster: str, run: Callable[..., str], tmp_path: Path
-) -> None:
+def test_elastic_resumes_from_its_checkpoint(root: Path, muster: str, run: Callable[..., str], tmp_path: Path) -> None:
     script = [root / "examples/python/elastic.py", "--checkpoint", tmp_path / "elastic.pt", "--fail-at", "5"]
     said = run([muster, "run", "--nproc-per-node", "2", "--max-restarts", "3", *script])
     assert re.findall(r"restart (\d): begins at step (\d+)", said) == [("0", "0"), ("1", "5")], said

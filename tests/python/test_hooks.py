@@ -46,7 +46,7 @@ def test_hooks_average_alike_at_all_ranks() -> None:
     assert losses["power_sgd(rank=2, start=0)"] < 0.95
 
 
-def test_options_that_cannot_be_are_refused_where_a_hook_is_made() -> None:
+def test_invalid_hook_options_raise_at_creation() -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: hooks.int8(100), "int8 hook: the block must be a multiple of 64 elements, not 100"),
         (lambda: hooks.int8(0), "int8 hook: the block must be a multiple of 64 elements, not 0"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hosts import Host, ip, two_hosts, two_lossy_hosts
-from launching import PATIENCE, START_PATIENCE, wait_until
+from launching import START_TIMEOUT, TIMEOUT, wait_until
 from lossy_training import Training
 
 SECRET = "00112233445566778899aabbccddeeff"
@@ -71,9 +71,7 @@ dist.destroy_process_group()
 """
 
 
-def test_no_ports_but_the_roots_and_those_for_messages_stay_open_to_the_network(
-    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
-) -> None:
+def test_only_documented_ports_stay_open(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
     script = tmp_path / "report.py"
     script.write_text(REPORT)
     (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
@@ -83,7 +81,7 @@ def test_no_ports_but_the_roots_and_those_for_messages_stay_open_to_the_network(
     assert other_said.count("sum ok; 2 ports open") == 2, other_said
 
 
-def test_hosts_meet_in_a_file_that_they_share(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
+def test_hosts_rendezvous_in_a_shared_file(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
     script = tmp_path / "report.py"
     script.write_text(REPORT)
     meeting = f"file://{tmp_path}/meeting"
@@ -147,7 +145,7 @@ except muster.Error as error:
 """
 
 
-def test_every_rank_of_hosts_that_are_parted_ends_by_its_deadline(
+def test_partitioned_ranks_fail_at_their_deadline(
     hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "parted.py"
@@ -159,31 +157,31 @@ def test_every_rank_of_hosts_that_are_parted_ends_by_its_deadline(
         command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, tmp_path]
         agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
 
-    def all_there(what: str) -> bool:
+    def all_written(what: str) -> bool:
         return all((tmp_path / f"{what}.{rank}").exists() for rank in range(4))
 
     try:
-        wait_until(lambda: all_there("running"))
+        wait_until(lambda: all_written("running"))
         ip("-n", hosts[1].namespace, "link", "set", "veth0", "down")
-        wait_until(lambda: all_there("error"))
+        wait_until(lambda: all_written("error"))
         errors = [json.loads((tmp_path / f"error.{rank}").read_text()) for rank in range(4)]
     finally:
         for agent in agents:
             agent.terminate()
         for agent in agents:
-            agent.communicate(timeout=PATIENCE)
+            agent.communicate(timeout=TIMEOUT)
     for rank, error in enumerate(errors):
         assert error["kind"] in ("TimeoutError", "PeerLostError"), error
         assert error["rank"] // 2 != rank // 2, f"the other host is to blame: {error}"
         assert f"rank {error['rank']} " in error["text"], error
 
 
-def test_a_partition_that_outlasts_the_deadline_names_the_other_side(release_build: Path, tmp_path: Path) -> None:
+def test_a_long_partition_names_the_other_side(release_build: Path, tmp_path: Path) -> None:
     with two_lossy_hosts(seed=1, loss=0.01, delay=0.02, jitter=0.01, reorder=0.05) as (hosts, network):
         training = Training(hosts, release_build / "src/muster/cli/muster", tmp_path, 1, timeout=8)
         try:
             training.wait_for_rounds(2)
-            network.cut(10 * PATIENCE)
+            network.cut(10 * TIMEOUT)
             training.wait_until(lambda: len(training.errors()) == 4, errors_expected=True)
         finally:
             training.close()
@@ -206,9 +204,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="another clock takes util-linux's unshare")
-def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(
-    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
-) -> None:
+def test_trace_corrects_clocks_of_hosts(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
     script, trace = tmp_path / "traced.py", tmp_path / "trace.json"
     script.write_text(TRACED)
     agents = []
@@ -226,7 +222,7 @@ def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(
         command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, trace]
         agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
     try:
-        said = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+        said = [agent.communicate(timeout=TIMEOUT)[0] for agent in agents]
     finally:
         for agent in agents:
             agent.kill()
@@ -278,7 +274,7 @@ print("all is well", flush=True)
 """
 
 
-def test_a_process_with_the_number_of_a_rank_of_another_host_may_end(
+def test_a_local_pid_equal_to_a_remote_ranks_may_exit(
     hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "watched.py"
@@ -287,7 +283,7 @@ def test_a_process_with_the_number_of_a_rank_of_another_host_may_end(
     agents: list[subprocess.Popen[str]] = []
     others: list[subprocess.Popen[str]] = []
 
-    def all_there(what: str) -> bool:
+    def all_written(what: str) -> bool:
         assert all(agent.poll() is None for agent in agents)
         return all((tmp_path / f"{what}.{rank}").exists() for rank in range(4))
 
@@ -306,31 +302,29 @@ def test_a_process_with_the_number_of_a_rank_of_another_host_may_end(
             ]
             command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, tmp_path]
             agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
-        wait_until(lambda: all_there("pid"), START_PATIENCE)
+        wait_until(lambda: all_written("pid"), START_TIMEOUT)
         pids = [int((tmp_path / f"pid.{rank}").read_text()) for rank in range(4)]
         others += [hosts[1 - rank // 2].occupy(pid) for rank, pid in enumerate(pids)]
         (tmp_path / "numbers_taken").touch()
-        wait_until(lambda: all_there("formed"))
+        wait_until(lambda: all_written("formed"))
         for process in others:
             process.kill()
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT)
         (tmp_path / "others_ended").touch()
-        said = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+        said = [agent.communicate(timeout=TIMEOUT)[0] for agent in agents]
     finally:
         for process in (*agents, *others):
             process.kill()
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT)
     assert [agent.returncode for agent in agents] == [0, 0], said
     assert all(text.count("all is well") == 2 for text in said), said
 
 
-def test_hosts_are_as_machines_are(hosts: tuple[Host, Host]) -> None:
+def test_hosts_look_like_separate_machines(hosts: tuple[Host, Host]) -> None:
     """What the other tests stand on."""
     look = "import os; print(os.getpid(), os.stat('/proc/self/ns/pid').st_ino, os.uname().nodename,"
     look += " open('/proc/sys/kernel/random/boot_id').read())"
-    first, second = (
-        host.start([sys.executable, "-c", look]).communicate(timeout=PATIENCE)[0].split() for host in hosts
-    )
+    first, second = (host.start([sys.executable, "-c", look]).communicate(timeout=TIMEOUT)[0].split() for host in hosts)
     assert first[:2] == second[:2]  # the process and its PID namespace have the same numbers
     assert first[2] != second[2]
     assert first[3] != second[3]

@@ -29,13 +29,13 @@ def other_build(folder: Path) -> Path:
     return folder
 
 
-def test_without_torch_one_sentence_says_what_to_install() -> None:
+def test_missing_torch_is_reported() -> None:
     status, line = python("import muster", PACKAGE, site=False)
     assert status == 1
     assert line.startswith("ImportError: muster needs PyTorch, which is not installed: run `pip install torch==")
 
 
-def test_another_torch_is_named_beside_the_one_it_was_built_against(tmp_path: Path) -> None:
+def test_a_wrong_torch_version_is_reported(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text('__version__ = "1.0.0+cpu"\n')
     status, line = python("import muster", tmp_path, PACKAGE)
@@ -44,7 +44,7 @@ def test_another_torch_is_named_beside_the_one_it_was_built_against(tmp_path: Pa
     assert "but torch 1.0.0+cpu is installed: run `pip install torch==" in line
 
 
-def test_an_unbuilt_tree_says_so(tmp_path: Path) -> None:
+def test_an_unbuilt_tree_is_reported(tmp_path: Path) -> None:
     shutil.copytree(
         PACKAGE / "muster", tmp_path / "muster", ignore=shutil.ignore_patterns("__pycache__", "_build.py", "_C*.so")
     )
@@ -53,7 +53,7 @@ def test_an_unbuilt_tree_says_so(tmp_path: Path) -> None:
     assert line.startswith("ImportError: muster is not built: run `make`")
 
 
-def test_another_interpreter_than_the_one_it_was_built_for_is_named(tmp_path: Path) -> None:
+def test_a_wrong_python_version_is_reported(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE / "muster", tmp_path / "muster", ignore=shutil.ignore_patterns("__pycache__", "_C*.so"))
     status, line = python("import muster", tmp_path)
     assert status == 1
@@ -67,7 +67,7 @@ def test_another_interpreter_than_the_one_it_was_built_for_is_named(tmp_path: Pa
         "import torch.distributed as d; d.init_process_group('muster', store=d.HashStore(), rank=0, world_size=1)",
     ],
 )
-def test_a_muster_for_another_torch_leaves_import_torch_alone(tmp_path: Path, use: str) -> None:
+def test_another_torch_does_not_break_import_torch(tmp_path: Path, use: str) -> None:
     """The entry point runs inside `import torch`; the error waits until muster is wanted."""
     there = tmp_path / "there"
     code = f"import torch, pathlib\npathlib.Path({str(there)!r}).touch()\n{use}"
@@ -77,7 +77,7 @@ def test_a_muster_for_another_torch_leaves_import_torch_alone(tmp_path: Path, us
     assert line.startswith("ImportError: this muster was built against torch 1.2.3, but torch "), line
 
 
-def test_import_torch_registers_the_backend_and_loads_nothing_native() -> None:
+def test_import_torch_registers_without_loading_native() -> None:
     code = (
         "import sys, torch, torch.distributed as d; "
         "print('muster' in d.Backend.backend_list, d.Backend.default_device_backend_map['cpu'], "
@@ -86,7 +86,7 @@ def test_import_torch_registers_the_backend_and_loads_nothing_native() -> None:
     assert python(code) == (0, "True gloo False False")
 
 
-def test_import_muster_registers_it_where_autoload_is_off() -> None:
+def test_import_registers_the_backend_without_autoload() -> None:
     code = (
         "import torch.distributed as d; names = d.Backend.backend_list; before = 'muster' in names; "
         "import muster; print(before, 'muster' in names)"
@@ -103,7 +103,7 @@ def test_init_process_group_needs_no_import() -> None:
     assert python(code) == (0, "[1.0, 1.0, 1.0] False")
 
 
-def test_the_package_has_what_it_says() -> None:
+def test_all_exports_exist() -> None:
     code = (
         "import muster; assert all(getattr(muster, n) is not None for n in muster.__all__); print(muster.__version__)"
     )
@@ -133,7 +133,7 @@ print("end", flush=True)
         "",
     ],
 )
-def test_a_program_may_end_without_destroying_its_groups(tmp_path: Path, ending: str) -> None:
+def test_a_program_may_exit_with_open_groups(tmp_path: Path, ending: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(TWO_RANKS.format(ending=ending))
     commands = [[sys.executable, str(script), str(rank), str(tmp_path / "store")] for rank in range(2)]

@@ -57,7 +57,7 @@ def build(run: Run, source: Path, folder: Path, prefix_path: str) -> None:
     run(["cmake", "--build", folder], timeout=900)
 
 
-def test_the_core_builds_and_runs_with_no_torch_in_sight(prefix: Path, run: Run, tmp_path: Path) -> None:
+def test_the_core_builds_and_runs_without_torch(prefix: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(CORE_CMAKE)
     (tmp_path / "main.cpp").write_text(CORE_MAIN)
     build(run, tmp_path, tmp_path / "build", str(prefix))
@@ -66,7 +66,7 @@ def test_the_core_builds_and_runs_with_no_torch_in_sight(prefix: Path, run: Run,
     assert not re.search(r"libtorch|libc10|libpython", libraries)
 
 
-def test_asking_for_torch_without_torch_says_what_is_missing(prefix: Path, run: Run, tmp_path: Path) -> None:
+def test_missing_torch_component_is_reported(prefix: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(CORE_CMAKE.replace("COMPONENTS core", "COMPONENTS core torch"))
     (tmp_path / "main.cpp").write_text(CORE_MAIN)
     with pytest.raises(pytest.fail.Exception, match="Torch"):
@@ -145,20 +145,20 @@ def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]
         ("chars --steps", "chars: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --steps "),
     ],
 )
-def test_examples_in_cpp_refuse_what_they_do_not_know(built_examples: Path, command: str, said: str) -> None:
+def test_cpp_examples_refuse_unknown_options(built_examples: Path, command: str, said: str) -> None:
     name, *arguments = command.split()
     refused = subprocess.run([built_examples / name, *arguments], capture_output=True, text=True, timeout=60)
     assert (refused.returncode, refused.stderr) == (1, said + "\n")
 
 
-def test_digits_in_cpp_build_against_the_package_and_reach_97_percent(examples: Callable[..., str]) -> None:
+def test_cpp_digits_build_and_reach_97_percent(examples: Callable[..., str]) -> None:
     said = examples("digits")
     accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
     assert len(accuracies) == 12, said
     assert accuracies[-1] >= 97, said
 
 
-def test_chars_learn_to_write_and_go_on_from_a_checkpoint(examples: Callable[..., str], tmp_path: Path) -> None:
+def test_chars_learn_and_resume_from_a_checkpoint(examples: Callable[..., str], tmp_path: Path) -> None:
     arguments = ["--checkpoint", tmp_path / "chars.pt"]
     first = examples("chars", "--steps", "50", *arguments)
     second = examples("chars", "--steps", "100", "--hook", "int8", *arguments)

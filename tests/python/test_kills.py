@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE, Job, Launch, find_muster, free_port, is_gone, marked_processes, wait_until
+from launching import TIMEOUT, Job, Launch, find_muster, free_port, is_gone, marked_processes, wait_until
 
-DEAF = "trap '' TERM\necho ready $$\nwhile :; do sleep 1000 & wait; done\n"
-FAIL_WHEN_TOLD = 'while [ ! -e "$(dirname "$0")/fail" ]; do sleep 0.05; done\nexit 3\n'
+IGNORE_SIGTERM = "trap '' TERM\necho ready $$\nwhile :; do sleep 1000 & wait; done\n"
+FAIL_ON_REQUEST = 'while [ ! -e "$(dirname "$0")/fail" ]; do sleep 0.05; done\nexit 3\n'
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def start(launch: Launch, tmp_path: Path) -> Launch:
     """start(words..., code=...) starts one node of this test's job; `code` is a shell's."""
     secret = secrets.token_hex(32)
 
-    def start_node(*words: str, code: str = DEAF) -> Job:
+    def start_node(*words: str, code: str = IGNORE_SIGTERM) -> Job:
         script = tmp_path / secrets.token_hex(4)
         script.write_text("#!/bin/sh\n" + code)
         script.chmod(0o700)
@@ -34,51 +34,51 @@ def start(launch: Launch, tmp_path: Path) -> Launch:
 
 
 @pytest.fixture
-def place() -> list[str]:
+def two_nodes() -> list[str]:
     """Of a job of two nodes."""
     return ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
 
 
-def end(job: Job, whom: str) -> None:
-    os.kill(job.agent() if whom == "agent" else job.process.pid, signal.SIGKILL)
+def end(job: Job, victim: str) -> None:
+    os.kill(job.agent() if victim == "agent" else job.process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("whom", ["agent", "launcher"])
-def test_while_it_waits_for_the_root(start: Launch, place: list[str], whom: str) -> None:
-    job = start(*place, "--node-rank=1")
+@pytest.mark.parametrize("victim", ["agent", "launcher"])
+def test_death_while_waiting_for_the_root(start: Launch, two_nodes: list[str], victim: str) -> None:
+    job = start(*two_nodes, "--node-rank=1")
     job.expect("waiting for node 0")
-    end(job, whom)
+    end(job, victim)
     assert job.finish() in (137, -9)
     assert job.left_behind() == []
 
 
-@pytest.mark.parametrize("whom", ["agent", "launcher"])
-def test_while_the_root_waits_for_nodes(start: Launch, place: list[str], whom: str) -> None:
-    root = start(*place, "--node-rank=0")
+@pytest.mark.parametrize("victim", ["agent", "launcher"])
+def test_death_while_the_root_waits_for_nodes(start: Launch, two_nodes: list[str], victim: str) -> None:
+    root = start(*two_nodes, "--node-rank=0")
     root.expect("1 of 2 nodes")
-    end(root, whom)
+    end(root, victim)
     assert root.finish() in (137, -9)
     assert root.left_behind() == []
     # Its place is free: the job can be started again at the same address.
-    jobs = [start(*place, f"--node-rank={rank}", code="exit 0\n") for rank in range(2)]
+    jobs = [start(*two_nodes, f"--node-rank={rank}", code="exit 0\n") for rank in range(2)]
     assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
 
 
-@pytest.mark.parametrize("whom", ["agent", "launcher"])
-def test_while_it_ends_workers_that_do_not_want_to(start: Launch, whom: str) -> None:
+@pytest.mark.parametrize("victim", ["agent", "launcher"])
+def test_death_while_stopping_stubborn_workers(start: Launch, victim: str) -> None:
     job = start("--nproc-per-node=2", "--shutdown-timeout=1000")
     pids = [int(found[1]) for found in job.expect(r"ready (\d+)", 2)]
     job.send(signal.SIGTERM)
     job.expect("stopping the workers")
-    end(job, whom)
+    end(job, victim)
     assert job.finish() in (137, -9)
     wait_until(lambda: all(map(is_gone, pids)))
     assert job.left_behind() == []
 
 
-def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place: list[str], tmp_path: Path) -> None:
-    words = [*place, "--max-restarts=3", "--timeout=5"]
-    first = start(*words, "--node-rank=0", code=FAIL_WHEN_TOLD)
+def test_a_node_is_lost_during_failure_handling(start: Launch, two_nodes: list[str], tmp_path: Path) -> None:
+    words = [*two_nodes, "--max-restarts=3", "--timeout=5"]
+    first = start(*words, "--node-rank=0", code=FAIL_ON_REQUEST)
     # Its workers do not end by themselves, so the restart that the first node's failure brings waits for it.
     second = start(*words, "--node-rank=1", "--shutdown-timeout=1000")
     second.expect(r"ready \d+")  # and is deaf
@@ -92,8 +92,8 @@ def test_a_node_that_is_lost_while_a_failure_is_dealt_with(start: Launch, place:
         assert job.left_behind() == []
 
 
-def test_the_root_dies_in_a_restart(start: Launch, place: list[str]) -> None:
-    words = [*place, "--max-restarts=1000"]
+def test_the_root_dies_in_a_restart(start: Launch, two_nodes: list[str]) -> None:
+    words = [*two_nodes, "--max-restarts=1000"]
     root = start(*words, "--node-rank=0", code="exit 3\n")
     other = start(*words, "--node-rank=1", "--shutdown-timeout=1")
     other.expect("exited with status 3")
@@ -105,24 +105,24 @@ def test_the_root_dies_in_a_restart(start: Launch, place: list[str]) -> None:
         assert job.left_behind() == []
 
 
-def test_a_node_dies_in_a_barrier_and_another_takes_its_place_at_once(start: Launch, place: list[str]) -> None:
+def test_a_node_lost_in_a_barrier_is_replaced(start: Launch, two_nodes: list[str]) -> None:
     # No sign of life is missed: its guard says that it is dead, and what its worker waited for is withdrawn.
     tiers = ["--enable-tiered-parallel-tcpstore", "--rdzv-conf=heartbeat_timeout=1000", "--max-restarts=1"]
     code = f"echo ready $RANK\nexec {find_muster()} store barrier b $((3 - MUSTER_GENERATION))\n"
-    root = start(*place, *tiers, code=code)
-    lost = start(*place, *tiers, "--node-rank=1", code=code)
+    root = start(*two_nodes, *tiers, code=code)
+    lost = start(*two_nodes, *tiers, "--node-rank=1", code=code)
     for job in (root, lost):
         job.expect("ready")
     end(lost, "agent")
     root.expect("lost host .*: its agent was killed")
-    heir = start(*place, *tiers, "--node-rank=1", code=code)
+    heir = start(*two_nodes, *tiers, "--node-rank=1", code=code)
     assert [root.finish(), heir.finish()] == [0, 0], root.err + heir.err
     assert lost.finish() == 137
     for job in (root, lost, heir):
         assert job.left_behind() == []
 
 
-def test_what_a_job_leaves_that_is_killed_altogether_is_removed_by_the_next(
+def test_files_of_a_killed_job_are_removed_by_the_next(
     start: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = tmp_path / "temporary"
@@ -146,13 +146,13 @@ def test_what_a_job_leaves_that_is_killed_altogether_is_removed_by_the_next(
 
 
 @pytest.fixture
-def chain(place: list[str]) -> list[str]:
+def chain(two_nodes: list[str]) -> list[str]:
     """Of a job of three nodes: the second one's proxy is all that the third one's knows of the first."""
     tiers = ["--enable-tiered-parallel-tcpstore", "--store-fanout=1", "--rdzv-conf=heartbeat_timeout=3"]
-    return ["--nnodes=3", "--max-restarts=1", *place[1:], *tiers]
+    return ["--nnodes=3", "--max-restarts=1", *two_nodes[1:], *tiers]
 
 
-def test_middle_proxies_that_die_at_the_start_and_at_the_end(start: Launch, chain: list[str]) -> None:
+def test_middle_proxies_die_at_start_and_end(start: Launch, chain: list[str]) -> None:
     root = start(*chain, "--node-rank=0")
     root.expect("1 of 3 nodes")  # or the next one, which has no rank, may be first at the root's address
     middle = start(*chain)
@@ -178,8 +178,8 @@ def test_the_root_dies_above_a_middle_proxy(start: Launch, chain: list[str], ran
     # Nobody follows it: not a node that could listen at its address, and nobody waits as long as for the first one.
     jobs = []
     for rank in range(3):
-        place = [f"--node-rank={rank}"] if ranked or rank == 0 else []
-        jobs.append(start(*chain, *place, "--timeout=1000"))
+        two_nodes = [f"--node-rank={rank}"] if ranked or rank == 0 else []
+        jobs.append(start(*chain, *two_nodes, "--timeout=1000"))
         jobs[0].expect(f"{rank + 1} of 3 nodes|ready")
     for job in jobs:
         job.expect(r"ready \d+")
@@ -201,11 +201,11 @@ STEPS = {
 
 @pytest.mark.parametrize("tiers", [[], ["--enable-tiered-parallel-tcpstore"]], ids=["plain", "tiered"])
 @pytest.mark.parametrize("step", ["barrier", "end"])
-def test_the_root_dies_while_workers_are_at_work(start: Launch, place: list[str], step: str, tiers: list[str]) -> None:
+def test_the_root_dies_while_workers_run(start: Launch, two_nodes: list[str], step: str, tiers: list[str]) -> None:
     code = STEPS[step] + "while :; do sleep 1000 & wait; done\n"
     # The root's workers are deaf, so that its agent is there until it is killed.
     times = ["--shutdown-timeout=1000", "--shutdown-timeout=1"]
-    root, other = (start(*place, *tiers, f"--node-rank={rank}", times[rank], code=code) for rank in range(2))
+    root, other = (start(*two_nodes, *tiers, f"--node-rank={rank}", times[rank], code=code) for rank in range(2))
     pids = [int(job.expect(r"ready (\d+)")[0][1]) for job in (root, other)]
     if step == "end":
         other.send(signal.SIGTERM)
@@ -222,52 +222,54 @@ def test_the_root_dies_while_workers_are_at_work(start: Launch, place: list[str]
         assert job.left_behind() == []
 
 
-IMPORTS_FOR_EVER = "import os, signal\nos.write(2, b'importing %d\\n' % os.getpid())\nwhile True: signal.pause()\n"
+IMPORT_FOREVER = "import os, signal\nos.write(2, b'importing %d\\n' % os.getpid())\nwhile True: signal.pause()\n"
 
 
-@pytest.mark.parametrize("whom", ["zygote", "every_zygote", "agent"])
-def test_while_the_zygote_imports(launch: Launch, script: Callable[[str], Path], tmp_path: Path, whom: str) -> None:
+@pytest.mark.parametrize("victim", ["zygote", "every_zygote", "agent"])
+def test_death_while_the_zygote_imports(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path, victim: str
+) -> None:
     pytest.importorskip("torch")
     module = tmp_path / "long_import.py"
-    module.write_text(IMPORTS_TILL_TOLD if whom == "zygote" else IMPORTS_FOR_EVER)
+    module.write_text(IMPORT_UNTIL_TOLD if victim == "zygote" else IMPORT_FOREVER)
     words = ["--no-warm", "--preload=long_import", "--nproc-per-node=2"]
     env = {"PYTHONPATH": str(tmp_path), "PET_START_METHOD": "zygote"}
     job = launch(*words, script("print('child of', os.getppid())"), env=env)
     zygotes = [int(job.expect(r"importing (\d+)")[0][1])]
     agent = job.agent()
-    if whom == "agent":
-        end(job, whom)
+    if victim == "agent":
+        end(job, victim)
         assert job.finish() == 137
     else:
         # One is replaced. Where that goes on something is wrong, and workers are better started without.
-        for number in range(1 if whom == "zygote" else 3):
+        for number in range(1 if victim == "zygote" else 3):
             zygotes.append(int(job.expect(r"importing (\d+)", number + 1)[number][1]))
             os.kill(zygotes[-1], signal.SIGKILL)
-        if whom == "zygote":
+        if victim == "zygote":
             zygotes.append(int(job.expect(r"importing (\d+)", 2)[1][1]))
             module.with_name(module.name + ".told").touch()
         assert job.finish() == 0, job.err
-        parent = zygotes[-1] if whom == "zygote" else agent
+        parent = zygotes[-1] if victim == "zygote" else agent
         assert job.out.count(f"child of {parent}\n") == 2, job.out
     wait_until(lambda: all(map(is_gone, zygotes)))
     assert job.left_behind() == []
 
 
-IMPORTS_TILL_TOLD = """import os
+IMPORT_UNTIL_TOLD = """import os
 os.write(2, b'importing %d\\n' % os.getpid())
 while not os.path.exists(__file__ + '.told'): os.sched_yield()
 """
 
 
-@pytest.mark.parametrize("whom", ["root", "member", "member_with_an_heir"])
-def test_an_agent_of_two_dies_while_their_zygotes_import(
-    launch: Launch, script: Callable[[str], Path], place: list[str], tmp_path: Path, whom: str
+@pytest.mark.parametrize("victim", ["root", "member", "member_with_an_heir"])
+def test_one_agent_dies_while_zygotes_import(
+    launch: Launch, script: Callable[[str], Path], two_nodes: list[str], tmp_path: Path, victim: str
 ) -> None:
     pytest.importorskip("torch")
     module = tmp_path / "long_import.py"
-    module.write_text(IMPORTS_TILL_TOLD)
-    restarts = int(whom == "member_with_an_heir")
-    words = ["--no-warm", "--preload=long_import", f"--max-restarts={restarts}", *place, script("print('ran')")]
+    module.write_text(IMPORT_UNTIL_TOLD)
+    restarts = int(victim == "member_with_an_heir")
+    words = ["--no-warm", "--preload=long_import", f"--max-restarts={restarts}", *two_nodes, script("print('ran')")]
     env = {"PYTHONPATH": str(tmp_path), "PET_START_METHOD": "zygote", "MUSTER_SECRET": secrets.token_hex(32)}
 
     def start(rank: int) -> Job:
@@ -277,7 +279,7 @@ def test_an_agent_of_two_dies_while_their_zygotes_import(
     zygotes = [int(job.expect(r"importing (\d+)")[0][1]) for job in jobs]
     for job in jobs:
         job.expect("generation_began")
-    lost, kept = jobs if whom == "root" else reversed(jobs)
+    lost, kept = jobs if victim == "root" else reversed(jobs)
     end(lost, "agent")
     if restarts:
         kept.expect("its agent was killed")
@@ -288,7 +290,7 @@ def test_an_agent_of_two_dies_while_their_zygotes_import(
         assert "[rank 0] ran" in kept.out and "[rank 1] ran" in jobs[2].out
     else:
         assert kept.finish() == 1
-        assert ("lost the job's store at tcp://" if whom == "root" else "its agent was killed") in kept.err, kept.err
+        assert ("lost the job's store at tcp://" if victim == "root" else "its agent was killed") in kept.err, kept.err
     assert lost.finish() == 137
     wait_until(lambda: all(map(is_gone, zygotes)))
     for job in jobs:
@@ -296,7 +298,7 @@ def test_an_agent_of_two_dies_while_their_zygotes_import(
 
 
 @pytest.mark.parametrize("before", [[], ["sh", "-c", '"$0" "$@"; echo over']], ids=["alone", "under_a_shell"])
-def test_a_terminal_that_is_closed_ends_everything(muster: str, before: list[str]) -> None:
+def test_closing_the_terminal_ends_the_job(muster: str, before: list[str]) -> None:
     ours, theirs = pty.openpty()
     mark = f"MUSTER_TEST_MARK={uuid.uuid4().hex}"
     child = "trap '' HUP; sleep 1000 & setsid sleep 1001 & while :; do echo ready; sleep 0.1; done"
@@ -307,11 +309,11 @@ def test_a_terminal_that_is_closed_ends_everything(muster: str, before: list[str
     try:
         shown = b""
         while shown.count(b"ready") < 4:
-            assert select.select([ours], [], [], PATIENCE)[0], shown
+            assert select.select([ours], [], [], TIMEOUT)[0], shown
             shown += os.read(ours, 4096)
         assert marked_processes(mark) != []
         os.close(ours)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
         wait_until(lambda: marked_processes(mark) == [])
     finally:
         process.kill()

@@ -36,14 +36,14 @@ class Net(nn.Module):
         return {"both": both, "loss": hidden.square().mean(), "nothing": None, "names": [x]}
 
 
-def training(rank: int) -> None:
+def compare_training(rank: int) -> None:
     torch.manual_seed(4)
-    alone = Net()
-    module = copy.deepcopy(alone)
+    module_alone = Net()
+    module = copy.deepcopy(module_alone)
     model = DataParallel(module, 3)
     x, more = torch.randn(7, 5, requires_grad=True), torch.randn(7, 5)
     again = x.detach().clone().requires_grad_()
-    ours, expected = model(x, options={"more": [more]}), alone(again, options={"more": [more]})
+    ours, expected = model(x, options={"more": [more]}), module_alone(again, options={"more": [more]})
     torch.testing.assert_close(ours["both"], expected["both"])
     assert isinstance(ours["both"], Pair)
     assert ours["loss"].shape == (3,)  # one a replica
@@ -51,15 +51,15 @@ def training(rank: int) -> None:
     for each in (ours, expected):
         (each["both"].sums * each["both"].products).sum().backward()
     torch.testing.assert_close(x.grad, again.grad)
-    for left, right in zip(module.parameters(), alone.parameters(), strict=True):
+    for left, right in zip(module.parameters(), module_alone.parameters(), strict=True):
         torch.testing.assert_close(left.grad, right.grad)
     assert module.seen == 3, "the first replica's part: the buffers of the others are dropped"
     assert torch.get_num_threads() == 4
 
 
-def computing(rank: int) -> None:
+def compare_forward(rank: int) -> None:
     torch.set_num_threads(4)
-    training(rank)
+    compare_training(rank)
     model = DataParallel(nn.Linear(3, 2), [torch.device("cpu")] * 2, output_device=torch.device("cpu"))
     assert model(torch.ones(1, 3)).shape == (1, 2)  # less than there are devices
     assert DataParallel(nn.Linear(3, 2))(torch.ones(2, 3)).shape == (2, 2)
@@ -78,32 +78,32 @@ def computing(rank: int) -> None:
     assert list(pickle.loads(pickle.dumps(model)).state_dict()) == ["module.weight", "module.bias"]
 
 
-def test_replicas_on_the_cpu_do_what_the_module_does() -> None:
-    run_ranks(1, computing)
+def test_cpu_replicas_match_the_module() -> None:
+    run_ranks(1, compare_forward)
 
 
-class Meeting(nn.Module):
+class BarrierModule(nn.Module):
     """No replica's forward ends before all have begun."""
 
     def __init__(self, replicas: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
-        self.everyone = threading.Barrier(replicas)
+        self.barrier = threading.Barrier(replicas)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.everyone.wait(30)
+        self.barrier.wait(30)
         return x * self.weight
 
 
-def overlapping(rank: int) -> None:
+def run_concurrently(rank: int) -> None:
     torch.set_num_threads(1)
-    module = Meeting(3)
+    module = BarrierModule(3)
     DataParallel(module, 3)(torch.ones(6, 2)).sum().backward()
     assert module.weight.grad is not None and module.weight.grad.tolist() == [6, 6]
 
 
-def test_forwards_of_the_replicas_go_on_at_the_same_time() -> None:
-    run_ranks(1, overlapping)
+def test_replicas_run_concurrently() -> None:
+    run_ranks(1, run_concurrently)
 
 
 class Failing(nn.Module):
@@ -113,7 +113,7 @@ class Failing(nn.Module):
         return x
 
 
-def refusing(rank: int) -> None:
+def wrong_uses(rank: int) -> None:
     torch.set_num_threads(1)
     with pytest.raises(KeyError, match=r"in replica 1 on device cpu(?s:.*)too much"):
         DataParallel(Failing(), 2)(torch.arange(4.0))
@@ -137,5 +137,5 @@ def lambda_module(result: object) -> nn.Module:
     return module
 
 
-def test_wrong_uses_are_refused_and_a_replicas_error_is_raised() -> None:
-    run_ranks(1, refusing)
+def test_wrong_uses_and_replica_errors_raise() -> None:
+    run_ranks(1, wrong_uses)

@@ -177,7 +177,7 @@ def compare_over(rank: int, link: dict[str, str], transport: str, compress: bool
 
 @pytest.mark.parametrize(("link", "transport"), [({"MUSTER_TRANSPORT": "tcp"}, "tcp"), ({}, "shm+tcp")])
 @pytest.mark.parametrize("compress", [False, True])
-def test_ranks_that_share_no_memory_train_alike(link: dict[str, str], transport: str, compress: bool) -> None:
+def test_training_without_shared_memory_matches(link: dict[str, str], transport: str, compress: bool) -> None:
     assert len(set(run_ranks(4, compare_over, link, transport, compress))) == 1
 
 
@@ -234,7 +234,7 @@ def test_two_runs_with_one_seed_give_the_same_bits(ranks: RankPool, model: str) 
     ranks.run(train_twice, model)
 
 
-def joining(rank: int, by_initial: bool, hook: bool) -> str:
+def join_uneven(rank: int, by_initial: bool, hook: bool) -> str:
     torch.manual_seed(3)
     reference = Branches()
     model = DistributedDataParallel(
@@ -253,14 +253,14 @@ def joining(rank: int, by_initial: bool, hook: bool) -> str:
             optimizer.step()
             assert model.module.branches[1 - model.module.steps % 2].weight.grad is None, "nobody has used it"
     for step in range(5):
-        still = [each for each in range(2) if step < batches[each]]
+        active = [each for each in range(2) if step < batches[each]]
         expected.zero_grad()
         losses = []
-        for each in still:
+        for each in active:
             x, y = batch(step + 100 * each, 1)
             reference.steps = step
             losses.append(F.cross_entropy(reference(x), y))
-        (torch.stack(losses).sum() / (2 if by_initial else len(still))).backward()
+        (torch.stack(losses).sum() / (2 if by_initial else len(active))).backward()
         expected.step()
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -270,15 +270,15 @@ def joining(rank: int, by_initial: bool, hook: bool) -> str:
 
 @pytest.mark.parametrize("by_initial", [True, False])
 @pytest.mark.parametrize("hook", [False, True])
-def test_ranks_may_have_less_data_than_others_within_join(ranks: RankPool, by_initial: bool, hook: bool) -> None:
-    assert len(set(ranks.run(joining, by_initial, hook))) == 1
+def test_join_handles_uneven_data(ranks: RankPool, by_initial: bool, hook: bool) -> None:
+    assert len(set(ranks.run(join_uneven, by_initial, hook))) == 1
 
 
-def test_ranks_may_join_under_checks_of_every_collective() -> None:
-    assert len(set(run_ranks(2, joining, True, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))) == 1
+def test_join_works_with_debug_checks() -> None:
+    assert len(set(run_ranks(2, join_uneven, True, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))) == 1
 
 
-def leaving_early(rank: int) -> str:
+def throw_on_early_end(rank: int) -> str:
     model = DistributedDataParallel(nn.Linear(2, 1))
     with pytest.raises(RuntimeError) as caught, model.join(throw_on_early_termination=True):
         for _ in range(2 + rank):
@@ -286,8 +286,8 @@ def leaving_early(rank: int) -> str:
     return str(caught.value)
 
 
-def test_join_may_raise_as_soon_as_a_rank_has_no_data(ranks: RankPool) -> None:
-    assert all("exhausted" in text for text in ranks.run(leaving_early))
+def test_join_can_raise_when_a_rank_has_no_data(ranks: RankPool) -> None:
+    assert all("exhausted" in text for text in ranks.run(throw_on_early_end))
 
 
 def expect_gradients_of_the_joined_batch(
@@ -305,7 +305,7 @@ def expect_gradients_of_the_joined_batch(
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def detaching(rank: int) -> None:
+def detach_gradients(rank: int) -> None:
     torch.manual_seed(2)
     reference = perceptron()
     model = DistributedDataParallel(copy.deepcopy(reference))
@@ -323,11 +323,11 @@ def detaching(rank: int) -> None:
         assert ours.grad.data_ptr() == place
 
 
-def test_gradients_that_are_views_may_be_detached(ranks: RankPool) -> None:
-    ranks.run(detaching)
+def test_gradient_views_can_be_detached(ranks: RankPool) -> None:
+    ranks.run(detach_gradients)
 
 
-def compiled(rank: int, backend: str) -> None:
+def train_compiled(rank: int, backend: str) -> None:
     torch.manual_seed(2)
     module = perceptron()
     reference = copy.deepcopy(module)
@@ -340,7 +340,7 @@ SLOW = pytest.mark.skipif("MUSTER_TEST_SLOW" not in os.environ, reason="calls a 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=SLOW)])
 def test_models_may_be_compiled(ranks: RankPool, backend: str) -> None:
-    ranks.run(compiled, backend)
+    ranks.run(train_compiled, backend)
 
 
 class Checkpointed(nn.Module):
@@ -354,7 +354,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.body, x, use_reentrant=self.reentrant)
 
 
-def checkpointed(rank: int, reentrant: bool) -> None:
+def train_checkpointed(rank: int, reentrant: bool) -> None:
     torch.manual_seed(2)
     reference = perceptron()
     model = DistributedDataParallel(
@@ -364,11 +364,11 @@ def checkpointed(rank: int, reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activations_may_be_computed_again(ranks: RankPool, reentrant: bool) -> None:
-    ranks.run(checkpointed, reentrant)
+def test_activation_checkpointing_works(ranks: RankPool, reentrant: bool) -> None:
+    ranks.run(train_checkpointed, reentrant)
 
 
-def train_half_way(model: nn.Module, part: slice, broken: bool) -> float:
+def train_with_autocast(model: nn.Module, part: slice, broken: bool) -> float:
     """Three steps in bfloat16, the second with an infinite loss where it is broken; returns the scale in the end."""
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.5), torch.amp.GradScaler("cpu", init_scale=16.0)
     for step in range(3):
@@ -387,23 +387,23 @@ def train_half_way(model: nn.Module, part: slice, broken: bool) -> float:
     return scaler.get_scale()
 
 
-def half_way(rank: int) -> str:
+def autocast_and_scale(rank: int) -> str:
     torch.manual_seed(5)
     reference = perceptron()
     model = DistributedDataParallel(copy.deepcopy(reference))
     part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
-    assert train_half_way(model, part, broken=rank == 1) == 8, "halved, also where the loss was finite"
-    train_half_way(reference, slice(None), broken=True)
+    assert train_with_autocast(model, part, broken=rank == 1) == 8, "halved, also where the loss was finite"
+    train_with_autocast(reference, slice(None), broken=True)
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-3)
     return digest(model.module)
 
 
 def test_autocast_and_gradient_scaling_work(ranks: RankPool) -> None:
-    assert len(set(ranks.run(half_way))) == 1
+    assert len(set(ranks.run(autocast_and_scale))) == 1
 
 
-def stored(rank: int, folder: str) -> None:
+def save_and_load(rank: int, folder: str) -> None:
     model = DistributedDataParallel(nn.BatchNorm1d(3))
     stock = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(3))
     assert list(model.state_dict()) == list(stock.state_dict())
@@ -415,11 +415,11 @@ def stored(rank: int, folder: str) -> None:
     assert again.module.bias.grad.tolist() == [2.0] * 3
 
 
-def test_states_are_those_of_torchs_class_and_models_may_be_pickled(ranks: RankPool, tmp_path: Any) -> None:
-    ranks.run(stored, str(tmp_path))
+def test_state_dicts_match_torch_and_models_pickle(ranks: RankPool, tmp_path: Any) -> None:
+    ranks.run(save_and_load, str(tmp_path))
 
 
-def telling(rank: int) -> None:
+def check_logging_data(rank: int) -> None:
     model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.001)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for step in range(3):
@@ -438,11 +438,11 @@ def telling(rank: int) -> None:
     assert told["forward_compute_time_start"] <= told["backward_compute_time_start"] <= told["backward_comm_time_end"]
 
 
-def test_logging_data_and_profiles_tell_of_the_plan_and_the_times(ranks: RankPool) -> None:
-    ranks.run(telling)
+def test_logging_data_has_buckets_and_times(ranks: RankPool) -> None:
+    ranks.run(check_logging_data)
 
 
-def normalizing(rank: int) -> None:
+def compare_batch_norm(rank: int) -> None:
     torch.manual_seed(6)
     reference = nn.Sequential(nn.Linear(WIDTH, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.BatchNorm1d(5, momentum=None))
     module = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(reference))
@@ -464,5 +464,5 @@ def normalizing(rank: int) -> None:
         DistributedDataParallel(nn.Sequential(nn.SyncBatchNorm(2), nn.Linear(2, 2)))
 
 
-def test_batch_norms_may_take_the_batches_of_all_ranks_together(ranks: RankPool) -> None:
-    ranks.run(normalizing)
+def test_sync_batch_norm_matches_the_joined_batch(ranks: RankPool) -> None:
+    ranks.run(compare_batch_norm)

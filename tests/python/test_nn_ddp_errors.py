@@ -23,7 +23,7 @@ import muster
 from muster import hooks
 
 
-class Two(nn.Module):
+class TwoLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.used, self.spare = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -34,14 +34,14 @@ class Two(nn.Module):
         return x
 
 
-def differing(rank: int) -> str:
+def different_models(rank: int) -> str:
     with pytest.raises(muster.MismatchError) as caught:
         DistributedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2 + rank)))
     return str(caught.value)
 
 
-def test_models_that_differ_are_told_apart_by_parameter_and_rank(ranks: RankPool) -> None:
-    for text in ranks.run(differing):
+def test_different_models_are_reported_by_parameter(ranks: RankPool) -> None:
+    for text in ranks.run(different_models):
         assert "1.weight" in text
         assert "rank 1" in text
         assert "[3, 3]" in text
@@ -87,7 +87,7 @@ DIFFERING = {
 }
 
 
-def differing_elsewhere(rank: int) -> None:
+def different_buffers_and_names(rank: int) -> None:
     for make, text in DIFFERING.items():
         with pytest.raises(muster.MismatchError, match=text):
             DistributedDataParallel(make(rank))
@@ -97,8 +97,8 @@ def differing_elsewhere(rank: int) -> None:
     DistributedDataParallel(ignoring)
 
 
-def test_buffers_frozen_parameters_and_names_that_differ_are_told_too(ranks: RankPool) -> None:
-    ranks.run(differing_elsewhere)
+def test_different_buffers_and_names_are_reported(ranks: RankPool) -> None:
+    ranks.run(different_buffers_and_names)
 
 
 def of_another_backend(rank: int) -> None:
@@ -106,22 +106,22 @@ def of_another_backend(rank: int) -> None:
     with pytest.raises(
         TypeError, match=r'needs a process group .* "muster", not "gloo": .* init_process_group\("muster"\)'
     ):
-        DistributedDataParallel(Two(), process_group=gloo)
+        DistributedDataParallel(TwoLayers(), process_group=gloo)
 
 
-def elsewhere(rank: int) -> None:
+def on_another_device(rank: int) -> None:
     with pytest.raises(ValueError, match=r"the parameter used.weight is on meta: use torch.nn.parallel"):
-        DistributedDataParallel(Two().to("meta"), init_sync=False)
+        DistributedDataParallel(TwoLayers().to("meta"), init_sync=False)
     with pytest.raises(RuntimeError, match="not needed when a module doesn't have any parameter that requires"):
-        DistributedDataParallel(Two().requires_grad_(False))
+        DistributedDataParallel(TwoLayers().requires_grad_(False))
     with pytest.raises(TypeError, match=r"wraps a torch\.nn\.Module, not <function"):
-        DistributedDataParallel(elsewhere)
+        DistributedDataParallel(on_another_device)
     with pytest.raises(ValueError, match="bucket_cap_mb is a size in MiB, from 0 up, not -1"):
-        DistributedDataParallel(Two(), bucket_cap_mb=-1)
+        DistributedDataParallel(TwoLayers(), bucket_cap_mb=-1)
 
 
-def unused(rank: int) -> str:
-    model = DistributedDataParallel(Two())
+def leave_parameter_unused(rank: int) -> str:
+    model = DistributedDataParallel(TwoLayers())
     model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration") as caught:
         model(torch.ones(1, 2))
@@ -131,12 +131,12 @@ def unused(rank: int) -> str:
 
 
 def test_a_parameter_that_gets_no_gradient_is_named(ranks: RankPool) -> None:
-    for text in ranks.run(unused):
+    for text in ranks.run(leave_parameter_unused):
         assert "spare.weight" in text
         assert "find_unused_parameters=True" in text
 
 
-def twice(rank: int) -> None:
+def wrap_twice(rank: int) -> None:
     from torch.utils.checkpoint import checkpoint
 
     class Shared(nn.Module):
@@ -158,7 +158,7 @@ def twice(rank: int) -> None:
     assert "ready only once" in told["error"]
 
 
-def hooking(rank: int) -> None:
+def register_wrong_hooks(rank: int) -> None:
     def hook(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
         raise OverflowError("no more")
 
@@ -244,7 +244,7 @@ def failing_at_all_ranks(rank: int) -> None:
                 torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_after_a_hook_that_failed_at_all_ranks_the_next_step_is_right(ranks: RankPool) -> None:
+def test_step_after_a_failed_hook_is_correct(ranks: RankPool) -> None:
     ranks.run(failing_at_all_ranks)
 
 
@@ -280,7 +280,7 @@ def test_another_thread_may_call_the_reducer_while_a_hook_runs(ranks: RankPool) 
     ranks.run(registering_during_backward)
 
 
-def never_completing(rank: int) -> None:
+def hook_without_result(rank: int) -> None:
     hasty = dist.new_group()
     model = DistributedDataParallel(nn.Linear(2, 1), process_group=hasty)
     model.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
@@ -289,12 +289,12 @@ def never_completing(rank: int) -> None:
         model(torch.ones(1, 2)).sum().backward()
 
 
-def test_a_future_that_a_hook_never_completes_is_a_timeout(ranks: RankPool) -> None:
-    ranks.run(never_completing)
+def test_an_incomplete_hook_future_times_out(ranks: RankPool) -> None:
+    ranks.run(hook_without_result)
 
 
-@pytest.mark.parametrize("case", [of_another_backend, elsewhere, twice, hooking])
-def test_wrong_uses_are_refused_with_a_sentence(ranks: RankPool, case: object) -> None:
+@pytest.mark.parametrize("case", [of_another_backend, on_another_device, wrap_twice, register_wrong_hooks])
+def test_wrong_uses_raise_clear_errors(ranks: RankPool, case: object) -> None:
     ranks.run(case)  # type: ignore[arg-type]
 
 
@@ -346,20 +346,20 @@ def use_both(rank: int) -> None:
         torch.testing.assert_close(*trained, msg=f"{use.__name__}: {{}}".format)
 
 
-def test_backward_without_its_forward_does_what_it_does_with_torchs_class(ranks: RankPool) -> None:
+def test_backward_without_forward_matches_torch(ranks: RankPool) -> None:
     ranks.run(use_both)
 
 
-def changing(rank: int) -> list[str]:
-    def replace(module: Two) -> None:
+def change_parameters(rank: int) -> list[str]:
+    def replace(module: TwoLayers) -> None:
         module.used.weight = nn.Parameter(torch.ones(2, 2))
 
-    def freeze(module: Two) -> None:
+    def freeze(module: TwoLayers) -> None:
         module.used.weight.requires_grad_(False)
 
     texts = []
     for change in (replace, freeze, lambda module: module.double()):
-        model = DistributedDataParallel(Two(), find_unused_parameters=False)
+        model = DistributedDataParallel(TwoLayers(), find_unused_parameters=False)
         change(model.module)
         with pytest.raises(RuntimeError) as caught:
             for _ in range(2):
@@ -368,14 +368,14 @@ def changing(rank: int) -> list[str]:
     return texts
 
 
-def test_parameters_that_were_changed_after_wrapping_are_named(ranks: RankPool) -> None:
-    for replaced, frozen, widened in ranks.run(changing):
+def test_parameters_changed_after_wrapping_are_named(ranks: RankPool) -> None:
+    for replaced, frozen, widened in ranks.run(change_parameters):
         assert "used.weight" in replaced
         assert "used.weight" in frozen
         assert "used.weight) has another dtype" in widened
 
 
-def starving(rank: int) -> None:
+def end_data_early(rank: int) -> None:
     """Rank 1 has one batch less."""
     hasty = dist.new_group()
     model = DistributedDataParallel(nn.Linear(2, 1), process_group=hasty)
@@ -388,8 +388,8 @@ def starving(rank: int) -> None:
     dist.barrier()
 
 
-def test_a_rank_without_data_outside_of_join_is_named_by_those_that_wait_for_it(ranks: RankPool) -> None:
-    ranks.run(starving)
+def test_a_rank_without_data_is_named_by_the_others(ranks: RankPool) -> None:
+    ranks.run(end_data_early)
 
 
 def with_fp16(model: Any) -> None:
@@ -419,7 +419,7 @@ HOOKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def losing(rank: int, hook: str) -> list[float] | None:
+def lose_rank_in_backward(rank: int, hook: str) -> list[float] | None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))), bucket_cap_mb=0.0002)
@@ -450,7 +450,7 @@ def losing(rank: int, hook: str) -> list[float] | None:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_when_a_rank_dies_in_backward_the_others_name_it_and_train_on(hook: str) -> None:
-    first, lost, last = run_ranks(3, losing, hook, lost=(1,))
+def test_ranks_survive_a_death_in_backward(hook: str) -> None:
+    first, lost, last = run_ranks(3, lose_rank_in_backward, hook, lost=(1,))
     assert lost is None
     assert first == last

@@ -59,7 +59,7 @@ def built_in(name: str) -> Registration:
     return lambda model: model._register_builtin_comm_hook(getattr(torch.distributed.BuiltinCommHookType, name))
 
 
-def own(model: DistributedDataParallel) -> None:
+def custom_hook(model: DistributedDataParallel) -> None:
     """Answers when its operation has ended, and gives another tensor than the bucket's."""
 
     def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
@@ -70,7 +70,7 @@ def own(model: DistributedDataParallel) -> None:
     model.register_comm_hook({"buckets": []}, average)
 
 
-def concatenated(model: DistributedDataParallel) -> None:
+def concatenating_hook(model: DistributedDataParallel) -> None:
     """Gives a tensor made of the gradients, which takes the bucket for these and nothing else."""
 
     def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
@@ -98,8 +98,8 @@ HOOKS: dict[str, Registration] = {
     "quantized by channel": quantization("quantization_perchannel_hook"),
     "quantized over another group": quantization("quantization_pertensor_hook", own_group=True),
     "post-localSGD": post_local_sgd,
-    "own": own,
-    "concatenated": concatenated,
+    "own": custom_hook,
+    "concatenated": concatenating_hook,
 }
 
 
@@ -108,7 +108,7 @@ def compare_with(rank: int, hook: str, case: Case) -> str:
 
 
 @pytest.mark.parametrize("view", [True, False])
-def test_hooks_of_torch_run_with_their_signatures(ranks: RankPool, view: bool) -> None:
+def test_torch_hooks_average_gradients(ranks: RankPool, view: bool) -> None:
     for hook in HOOKS:
         exact = hook in ("allreduce", "built-in allreduce", "post-localSGD", "own", "concatenated")
         options = {"gradient_as_bucket_view": view, "bucket_cap_mb": 0.001}
@@ -124,7 +124,7 @@ def test_two_runs_with_one_seed_compress_to_the_same_bits(ranks: RankPool) -> No
     ranks.run(train_twice_with_power_sgd)
 
 
-class Meeting(torch.autograd.Function):
+class CollectiveInBackward(torch.autograd.Function):
     """A collective of the model's own in backward, as SyncBatchNorm's. Rank 0 begins it after all operations of the
     bucket before it, rank 1 before the second of these.
     """
@@ -133,18 +133,18 @@ class Meeting(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        Meeting.step += 1
-        Meeting.reduced.clear()
+        CollectiveInBackward.step += 1
+        CollectiveInBackward.reduced.clear()
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         if torch.distributed.get_rank() == 0:
-            assert Meeting.reduced.wait(30)
+            assert CollectiveInBackward.reduced.wait(30)
         sum_of_ones = torch.ones(3)
         work = torch.distributed.all_reduce(sum_of_ones, async_op=True)
         if torch.distributed.get_rank() == 1:
-            _get_default_store().set(f"meeting {Meeting.step}", "begun")
+            _get_default_store().set(f"meeting {CollectiveInBackward.step}", "begun")
         work.wait()
         assert sum_of_ones.tolist() == [2, 2, 2]
         return gradient
@@ -157,20 +157,20 @@ def with_collectives_in_backward(rank: int) -> str:
         @property
         def process_group(self) -> None:  # asked for before a bucket's first operation
             if rank == 0:
-                _get_default_store().wait([f"meeting {Meeting.step}"])
+                _get_default_store().wait([f"meeting {CollectiveInBackward.step}"])
 
         @process_group.setter
         def process_group(self, value: object) -> None:
             pass
 
         def maybe_increase_iter(self, bucket: Any) -> None:  # called in the end
-            Meeting.reduced.set()
+            CollectiveInBackward.reduced.set()
             super().maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]
 
     torch.manual_seed(1)
     first, last = torch.nn.Linear(32, 32, bias=False), torch.nn.Linear(32, 32, bias=False)
     module = torch.nn.Sequential(first, last)
-    module.forward = lambda x: last(Meeting.apply(first(x)))  # type: ignore[method-assign,no-untyped-call]
+    module.forward = lambda x: last(CollectiveInBackward.apply(first(x)))  # type: ignore[method-assign,no-untyped-call]
     model = DistributedDataParallel(module, bucket_cap_mb=4096 / 2**20)
     model.register_comm_hook(State(None, start_powerSGD_iter=2), power.powerSGD_hook)
     for _ in range(4):
@@ -179,11 +179,11 @@ def with_collectives_in_backward(rank: int) -> str:
     return digest(model.module)
 
 
-def test_models_with_collectives_of_their_own_may_have_hooks_of_two_steps(ranks: RankPool) -> None:
+def test_two_phase_hooks_with_collectives_in_backward(ranks: RankPool) -> None:
     assert len(set(ranks.run(with_collectives_in_backward))) == 1
 
 
-def meeting_now_and_then(rank: int) -> None:
+def average_periodically(rank: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
@@ -215,11 +215,11 @@ def meeting_now_and_then(rank: int) -> None:
     torch.distributed.destroy_process_group(alone)
 
 
-def test_ranks_may_train_apart_and_average_their_models_now_and_then(ranks: RankPool) -> None:
-    ranks.run(meeting_now_and_then)
+def test_post_local_sgd_averages_periodically(ranks: RankPool) -> None:
+    ranks.run(average_periodically)
 
 
-def overlapping(rank: int, model_name: str) -> None:
+def optimize_in_backward(rank: int, model_name: str) -> None:
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     torch.manual_seed(1)
@@ -243,5 +243,5 @@ def overlapping(rank: int, model_name: str) -> None:
 
 
 @pytest.mark.parametrize("model_name", ["perceptron", "convolution"])
-def test_optimizers_may_run_within_backward(ranks: RankPool, model_name: str) -> None:
-    ranks.run(overlapping, model_name)
+def test_optimizers_in_backward_match(ranks: RankPool, model_name: str) -> None:
+    ranks.run(optimize_in_backward, model_name)

@@ -81,12 +81,12 @@ def train(rank: int, name: str, config: _MixedPrecision, options: dict[str, Any]
     return digest(module)
 
 
-def test_gradients_are_those_of_low_precision_copies_averaged(ranks: RankPool) -> None:
+def test_gradients_match_low_precision_copies(ranks: RankPool) -> None:
     for case in CASES:
         assert len(set(ranks.run(train, *case))) == 1, case
 
 
-def computing_again(rank: int) -> None:
+def recompute_forward(rank: int) -> None:
     plain = perceptron()
     checkpointed = Checkpointed(copy.deepcopy(plain), reentrant=False)
     for module in (plain, checkpointed):
@@ -95,11 +95,11 @@ def computing_again(rank: int) -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_what_is_computed_again_in_backward_is_so_in_low_precision(ranks: RankPool) -> None:
-    ranks.run(computing_again)
+def test_checkpoints_recompute_in_low_precision(ranks: RankPool) -> None:
+    ranks.run(recompute_forward)
 
 
-def accumulating(rank: int) -> None:
+def accumulate_gradients(rank: int) -> None:
     torch.manual_seed(4)
     model = DistributedDataParallel(perceptron(), mixed_precision=EXACT)
     model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook)
@@ -115,11 +115,11 @@ def accumulating(rank: int) -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_gradients_accumulate_in_full_precision_and_hooks_may_reduce_them(ranks: RankPool) -> None:
-    ranks.run(accumulating)
+def test_gradients_accumulate_in_full_precision(ranks: RankPool) -> None:
+    ranks.run(accumulate_gradients)
 
 
-def buffered(rank: int) -> None:
+def cast_buffers(rank: int) -> None:
     config = _MixedPrecision(BF16, torch.float32, BF16)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)), mixed_precision=config)
     model(batch(0, 1)[0]).sum().backward()
@@ -129,5 +129,5 @@ def buffered(rank: int) -> None:
     assert {each.dtype for each in model.parameters()} == {torch.float32}
 
 
-def test_real_buffers_are_cast_for_good(ranks: RankPool) -> None:
-    ranks.run(buffered)
+def test_buffers_are_cast_permanently(ranks: RankPool) -> None:
+    ranks.run(cast_buffers)

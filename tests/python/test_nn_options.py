@@ -23,7 +23,7 @@ import muster
 KNOWN = inspect.signature(nn.parallel.DistributedDataParallel).parameters  # torch 2.11 has fewer
 
 
-class Half(nn.Module):
+class HalfDelayed(nn.Module):
     """A layer that does not learn between two that do."""
 
     def __init__(self) -> None:
@@ -35,21 +35,21 @@ class Half(nn.Module):
         return self.last(self.fixed(torch.tanh(self.first(x))))
 
 
-def delaying(rank: int, layers: list[str]) -> None:
+def delay_all_reduce(rank: int, layers: list[str]) -> None:
     """Their gradients are averaged at once, when that of the input has come: the last one. Rank 1 is late with it."""
     torch.manual_seed(4)
-    module = Half()
+    module = HalfDelayed()
     reference = copy.deepcopy(module)
     delayed = [(name, each) for name, each in module.named_parameters() if name.split(".")[0] in layers]
     leaf = nn.Parameter(torch.empty(PER_RANK, WIDTH))
     step = 0
 
-    def dawdle(gradient: Tensor) -> None:
+    def delay_until_returned(gradient: Tensor) -> None:
         with contextlib.suppress(RuntimeError):  # rank 0 waits, too
             _get_default_store().wait([f"{layers} {step}"], timedelta(seconds=0.3))
 
     if rank == 1:
-        leaf.register_hook(dawdle)
+        leaf.register_hook(delay_until_returned)
     model = DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=leaf)
     for step in range(3):
         x, y = batch(step, 2)
@@ -66,12 +66,12 @@ def delaying(rank: int, layers: list[str]) -> None:
 
 
 @pytest.mark.parametrize("layers", [["first"], ["first", "last"]])
-def test_backward_ends_when_delayed_gradients_are_averaged(ranks: RankPool, layers: list[str]) -> None:
-    ranks.run(delaying, layers)
+def test_backward_waits_for_delayed_gradients(ranks: RankPool, layers: list[str]) -> None:
+    ranks.run(delay_all_reduce, layers)
 
 
-def delaying_another(rank: int) -> None:
-    module = Half()
+def delay_different_parameters(rank: int) -> None:
+    module = HalfDelayed()
     module.first.weight = nn.Parameter(torch.zeros(8, 6) if rank == 0 else torch.zeros(6, 8))
     delayed = [("first.weight", module.first.weight)]
     with pytest.raises(muster.MismatchError, match=r"rank 1 has first.weight: Float\[6, 8\], rank 0 has .*\[8, 6\]"):
@@ -80,11 +80,11 @@ def delaying_another(rank: int) -> None:
         )
 
 
-def test_delayed_parameters_that_differ_are_told_too(ranks: RankPool) -> None:
-    ranks.run(delaying_another)
+def test_different_delayed_parameters_are_reported(ranks: RankPool) -> None:
+    ranks.run(delay_different_parameters)
 
 
-def starting_apart(rank: int) -> None:
+def start_without_sync(rank: int) -> None:
     group = muster.Group.from_process_group(dist.group.WORLD)
     module = nn.Linear(2, 1, bias=False)
     nn.init.constant_(module.weight, rank)
@@ -96,11 +96,11 @@ def starting_apart(rank: int) -> None:
     assert module.weight.grad is not None and module.weight.grad.tolist() == [[1.5, 1.5]], "averaged all the same"
 
 
-def test_models_may_start_as_each_rank_has_them(ranks: RankPool) -> None:
-    ranks.run(starting_apart)
+def test_init_sync_can_be_disabled(ranks: RankPool) -> None:
+    ranks.run(start_without_sync)
 
 
-def keeping_buffers(rank: int, options: dict[str, bool]) -> list[float]:
+def buffers_seen(rank: int, options: dict[str, bool]) -> list[float]:
     """Of a buffer: after construction, within forward, and within a second forward to which it has been changed."""
     module = nn.Linear(2, 1)
     module.register_buffer("mine", torch.tensor(float(rank)))
@@ -123,15 +123,15 @@ def keeping_buffers(rank: int, options: dict[str, bool]) -> list[float]:
         ({"broadcast_buffers": False}, [1, 1, 11]),
     ],
 )
-def test_buffers_are_rank_zeros_when_they_are_to_be(
+def test_buffers_are_broadcast_when_configured(
     ranks: RankPool, options: dict[str, bool], expected: list[float]
 ) -> None:
     if not options.keys() <= KNOWN.keys():
         pytest.skip("this torch has no such option")
-    assert ranks.run(keeping_buffers, options) == [[0, 0, 10], expected]
+    assert ranks.run(buffers_seen, options) == [[0, 0, 10], expected]
 
 
-def over_a_mesh(rank: int) -> None:
+def use_device_mesh(rank: int) -> None:
     mesh = dist.init_device_mesh("cpu", (2,))
     model = DistributedDataParallel(nn.Linear(2, 1, bias=False), device_mesh=mesh)
     assert model.process_group == mesh.get_group()
@@ -141,11 +141,11 @@ def over_a_mesh(rank: int) -> None:
         DistributedDataParallel(nn.Linear(2, 1), process_group=dist.group.WORLD, device_mesh=mesh)
 
 
-def test_the_group_may_be_a_device_meshs(ranks: RankPool) -> None:
-    ranks.run(over_a_mesh)
+def test_device_mesh_can_give_the_group(ranks: RankPool) -> None:
+    ranks.run(use_device_mesh)
 
 
-def skipping(rank: int, skip: bool) -> int:
+def skip_unused_buckets(rank: int, skip: bool) -> int:
     """How many collectives a backward has whose model uses one branch of three."""
     torch.manual_seed(4)
     reference = Branches()
@@ -166,7 +166,7 @@ def skipping(rank: int, skip: bool) -> int:
 
 
 @pytest.mark.skipif("skip_all_reduce_unused_params" not in KNOWN, reason="this torch has no such option")
-def test_buckets_of_parameters_that_nobody_uses_are_not_sent_where_asked(ranks: RankPool) -> None:
+def test_buckets_of_unused_parameters_can_be_skipped(ranks: RankPool) -> None:
     buckets, used_map, unused = 8, 1, 4  # a bucket for each parameter
-    assert ranks.run(skipping, False) == [buckets + used_map] * 2
-    assert ranks.run(skipping, True) == [buckets + used_map - unused] * 2
+    assert ranks.run(skip_unused_buckets, False) == [buckets + used_map] * 2
+    assert ranks.run(skip_unused_buckets, True) == [buckets + used_map - unused] * 2

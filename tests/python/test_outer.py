@@ -51,7 +51,7 @@ def local_sgd(rank: int) -> dict[str, torch.Tensor]:
     return seen
 
 
-def alone(steps: int, begin: torch.Tensor, rank: int, first: int) -> torch.Tensor:
+def train_one_rank(steps: int, begin: torch.Tensor, rank: int, first: int) -> torch.Tensor:
     """Parameters after steps of one rank's own."""
     model = make_model()
     torch.nn.utils.vector_to_parameters(begin.clone(), model.parameters())
@@ -61,11 +61,11 @@ def alone(steps: int, begin: torch.Tensor, rank: int, first: int) -> torch.Tenso
     return parameters(model)
 
 
-def test_local_sgd_averages_after_warm_up_steps_and_then_now_and_then() -> None:
+def test_local_sgd_averages_after_warmup_and_periodically() -> None:
     first, second = run_ranks(2, local_sgd)
     together = {name for name in first if torch.equal(first[name], second[name])}
     assert together == {"begin", "1", "2", "3", "6"}
-    expected = (alone(3, first["3"], 0, 4) + alone(3, first["3"], 1, 4)) / 2
+    expected = (train_one_rank(3, first["3"], 0, 4) + train_one_rank(3, first["3"], 1, 4)) / 2
     torch.testing.assert_close(first["6"], expected)
 
 
@@ -87,7 +87,7 @@ def test_diloco_with_a_plain_outer_step_is_averaging() -> None:
     for step in range(3):
         begin = runs[0][step]
         assert torch.equal(begin, runs[1][step])
-        expected = (alone(1, begin, 0, step + 1) + alone(1, begin, 1, step + 1)) / 2
+        expected = (train_one_rank(1, begin, 0, step + 1) + train_one_rank(1, begin, 1, step + 1)) / 2
         torch.testing.assert_close(runs[0][step + 1], expected)
 
 
@@ -95,7 +95,7 @@ def test_diloco_makes_an_outer_step_with_nesterov_momentum() -> None:
     runs = run_ranks(2, diloco, {"sync_every": 2}, 4)
     begin, momentum = runs[0][0], torch.zeros_like(runs[0][0])
     for step in (2, 4):
-        reached = (alone(2, begin, 0, step - 1) + alone(2, begin, 1, step - 1)) / 2
+        reached = (train_one_rank(2, begin, 0, step - 1) + train_one_rank(2, begin, 1, step - 1)) / 2
         gradient = begin - reached
         momentum = 0.9 * momentum + gradient if step > 2 else gradient
         begin = begin - 0.7 * (gradient + 0.9 * momentum)
@@ -103,7 +103,7 @@ def test_diloco_makes_an_outer_step_with_nesterov_momentum() -> None:
         assert torch.equal(runs[0][step], runs[1][step])
 
 
-def test_diloco_in_fragments_that_are_averaged_while_steps_go_on() -> None:
+def test_diloco_overlaps_fragments_with_steps() -> None:
     options = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1}
     first, second = run_ranks(2, diloco, options, 8, hooks.int8)
     assert not torch.equal(first[8], second[8]), "half of what is each rank's own stays"
@@ -118,7 +118,7 @@ def test_diloco_in_fragments_that_are_averaged_while_steps_go_on() -> None:
     assert [step for step, (_, back) in enumerate(equal) if back] == [0, 3, 7, 9]
 
 
-def compressing(rank: int) -> list[torch.Tensor]:
+def compress_outer_step(rank: int) -> list[torch.Tensor]:
     """What one outer step adds to two matrices and a vector, the first of which go one row up at each rank."""
     torch.manual_seed(rank)
     model = torch.nn.ParameterList(torch.zeros(shape) for shape in ((20, 30), (30, 20), (30,)))
@@ -136,8 +136,8 @@ def compressing(rank: int) -> list[torch.Tensor]:
     return gradients + [-parameter.detach() for parameter in model.parameters()]
 
 
-def test_diloco_compresses_each_matrix_by_itself() -> None:
-    first, second = run_ranks(2, compressing)
+def test_diloco_compresses_each_matrix_separately() -> None:
+    first, second = run_ranks(2, compress_outer_step)
     averages = [(a + b) / 2 for a, b in zip(first[:3], second[:3], strict=True)]
     thin, full, vector = first[3:]
     torch.testing.assert_close(thin, averages[0], rtol=1e-4, atol=1e-4)
@@ -160,12 +160,12 @@ def converge_with_each(rank: int) -> list[float]:
     return [converge(rank, hook) for hook in (None, hooks.bf16(), hooks.int8())]
 
 
-def test_diloco_converges_however_averages_are_sent() -> None:
+def test_diloco_converges_with_each_hook() -> None:
     for losses in run_ranks(2, converge_with_each):
         assert max(losses) < 0.2, "from 1 without training"
 
 
-def resumed(rank: int, make: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def train_and_resume(rank: int, make: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """After twelve steps, of which one run makes the last six from a checkpoint."""
     straight, stopped = make_model(), make_model()
     plain, before = make(straight), make(stopped)
@@ -191,16 +191,16 @@ def make_diloco(model: torch.nn.Module, **options: Any) -> DiLoCo:
 
 
 def resume_each(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [resumed(rank, make) for make in (make_local_sgd, make_diloco)]
+    return [train_and_resume(rank, make) for make in (make_local_sgd, make_diloco)]
 
 
-def test_training_goes_on_from_a_checkpoint() -> None:
+def test_training_resumes_from_a_checkpoint() -> None:
     for runs in run_ranks(2, resume_each):
         for straight, fresh in runs:
             assert torch.equal(straight, fresh)
 
 
-def as_optimizer(rank: int) -> tuple[float, int]:
+def use_as_optimizer(rank: int) -> tuple[float, int]:
     model = make_model()
     optimizer = LocalSGD(sgd(model), sync_every=2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
@@ -228,12 +228,12 @@ def as_optimizer(rank: int) -> tuple[float, int]:
     return float(optimizer.param_groups[0]["lr"]), len(counted)
 
 
-def test_they_are_optimizers() -> None:
-    assert run_ranks(2, as_optimizer) == [(0.025, 4)] * 2
+def test_wrappers_behave_as_optimizers() -> None:
+    assert run_ranks(2, use_as_optimizer) == [(0.025, 4)] * 2
     assert isinstance(muster.optim.LocalSGD, type) and issubclass(LocalSGD, torch.optim.Optimizer)
 
 
-def scaled(rank: int) -> tuple[list[torch.Tensor], float]:
+def scale_gradients(rank: int) -> tuple[list[torch.Tensor], float]:
     """One step with a scaler, whose gradients are 1, and one whose are infinite."""
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = LocalSGD(torch.optim.SGD([weight], lr=1.0, fused=True), sync_every=1)
@@ -248,8 +248,8 @@ def scaled(rank: int) -> tuple[list[torch.Tensor], float]:
     return seen, scaler.get_scale()
 
 
-def test_a_gradient_scaler_scales_back_before_a_fused_step() -> None:
-    for seen, scale in run_ranks(2, scaled):
+def test_grad_scaler_unscales_before_a_fused_step() -> None:
+    for seen, scale in run_ranks(2, scale_gradients):
         assert torch.equal(seen[0], torch.full((2,), -1.0))
         assert torch.equal(seen[1], seen[0]), "infinite gradients are no step"
         assert scale == 512

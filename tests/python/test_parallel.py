@@ -21,15 +21,15 @@ functional: Any = _functional_collectives  # untyped, and accepts group.WORLD on
 wait = functional.wait_tensor
 
 
-def each(rank: int, *shape: int) -> torch.Tensor:
+def tensor_of(rank: int, *shape: int) -> torch.Tensor:
     """Another tensor at every rank, known to all."""
     return torch.arange(int(np.prod(shape)), dtype=torch.float32).view(shape) + 100 * rank
 
 
 def functional_collectives(rank: int) -> None:
     world = dist.group.WORLD
-    mine = each(rank, 8, 3)
-    all_ranks = [each(r, 8, 3) for r in range(SIZE)]
+    mine = tensor_of(rank, 8, 3)
+    all_ranks = [tensor_of(r, 8, 3) for r in range(SIZE)]
     total = torch.stack(all_ranks).sum(0)
     torch.testing.assert_close(wait(functional.all_reduce(mine, "sum", world)), total)
     torch.testing.assert_close(wait(functional.all_reduce(mine, "avg", world)), total / SIZE)
@@ -59,17 +59,17 @@ def uneven_all_to_all(rank: int) -> None:
     torch.testing.assert_close(wait(got), want)
 
 
-def compiled(rank: int) -> None:
+def compile_collectives(rank: int) -> None:
     """Dynamo captures these by itself; the graph calls the functional forms."""
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
 
-    torch.testing.assert_close(step(each(rank, 5)), sum(each(r, 5) for r in range(SIZE)) * 2 + 1)
+    torch.testing.assert_close(step(tensor_of(rank, 5)), sum(tensor_of(r, 5) for r in range(SIZE)) * 2 + 1)
 
 
-def placements(rank: int) -> None:
+def redistribute_placements(rank: int) -> None:
     mesh = init_device_mesh("cpu", (SIZE,))
     whole = torch.arange(7 * 6, dtype=torch.float32).view(7, 6)  # 7 rows on 4 ranks: the last has one
     rows = distribute_tensor(whole, mesh, [Shard(0)])
@@ -77,8 +77,8 @@ def placements(rank: int) -> None:
     columns = rows.redistribute(mesh, [Shard(1)])
     torch.testing.assert_close(columns.full_tensor(), whole)
     torch.testing.assert_close(rows.redistribute(mesh, [Replicate()]).to_local(), whole)
-    partial = DTensor.from_local(each(rank, 8, 2), mesh, [Partial()], run_check=False)
-    total = torch.stack([each(r, 8, 2) for r in range(SIZE)]).sum(0)
+    partial = DTensor.from_local(tensor_of(rank, 8, 2), mesh, [Partial()], run_check=False)
+    total = torch.stack([tensor_of(r, 8, 2) for r in range(SIZE)]).sum(0)
     torch.testing.assert_close(partial.redistribute(mesh, [Shard(0)]).to_local(), total[2 * rank : 2 * rank + 2])
     torch.testing.assert_close(partial.full_tensor(), total)
     product: Any = rows @ distribute_tensor(torch.ones(6, 3), mesh, [Replicate()])
@@ -117,7 +117,7 @@ def train(net: nn.Module, rank: int | None) -> list[float]:
     return losses
 
 
-def sharded(rank: int, mesh_shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def train_sharded(rank: int, mesh_shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """FSDP2, or its hybrid form on a mesh of two dimensions: each rank trains on its part of the batch."""
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
@@ -143,16 +143,16 @@ def tensor_parallel(rank: int) -> list[float]:
 
 @pytest.mark.parametrize(
     "body",
-    [functional_collectives, uneven_all_to_all, compiled, placements, two_dimensional_mesh],
+    [functional_collectives, uneven_all_to_all, compile_collectives, redistribute_placements, two_dimensional_mesh],
     ids=lambda f: f.__name__,
 )
-def test_gives_what_the_definition_says(body: Any) -> None:
+def test_parallel_apis_match_their_definitions(body: Any) -> None:
     run_ranks(SIZE, body)
 
 
 @pytest.mark.parametrize("mesh_shape", [(SIZE,), (2, 2)], ids=["fsdp", "hybrid"])
 def test_sharded_training_equals_training_on_the_whole_batch(mesh_shape: tuple[int, ...]) -> None:
-    states = run_ranks(SIZE, sharded, mesh_shape)
+    states = run_ranks(SIZE, train_sharded, mesh_shape)
     whole = model()
     train(whole, None)
     for name, value in whole.state_dict().items():
@@ -161,7 +161,7 @@ def test_sharded_training_equals_training_on_the_whole_batch(mesh_shape: tuple[i
         np.testing.assert_allclose(states[0][name], value.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_tensor_parallel_training_equals_training_of_the_whole_model() -> None:
+def test_tensor_parallel_training_matches_one_process() -> None:
     expected = train(two_layers(), None)
     for losses in run_ranks(SIZE, tensor_parallel):
         np.testing.assert_allclose(losses, expected, rtol=1e-4)

@@ -45,7 +45,7 @@ def _record(rank: int, path: str) -> tuple[list[dict[str, Any]], int]:
     return group["operations"], line
 
 
-def test_operations_are_recorded_with_the_lines_that_called_them(tmp_path: Path) -> None:
+def test_operations_are_recorded_with_call_sites(tmp_path: Path) -> None:
     for operations, line in run_ranks(2, _record, str(tmp_path)):
         reduce, broadcast = operations
         assert (reduce["operation"], reduce["dtype"], reduce["count"], reduce["op"]) == (
@@ -79,7 +79,7 @@ def _refuse_pickles(rank: int, path: str) -> None:
             muster.trace(f"{path}/part.json", part)
 
 
-def test_no_rank_unpickles_what_another_sends(tmp_path: Path) -> None:
+def test_traces_are_never_unpickled(tmp_path: Path) -> None:
     run_ranks(3, _refuse_pickles, str(tmp_path))
     for name, ranks in (("trace", 3), ("step", 3), ("part", 2)):
         events = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
@@ -119,7 +119,7 @@ dist.all_reduce(torch.ones(5))
 """
 
 
-def test_a_hang_is_seen_from_the_shell(tmp_path: Path) -> None:
+def test_dump_shows_a_hang(tmp_path: Path) -> None:
     command = find_muster()
     assert command is not None
     script = tmp_path / "hang.py"
@@ -168,7 +168,7 @@ def test_a_hang_is_seen_from_the_shell(tmp_path: Path) -> None:
             rank.communicate()
 
 
-def test_a_process_without_groups_is_said_to_have_none() -> None:
+def test_dump_of_a_process_without_groups() -> None:
     command = find_muster()
     assert command is not None
     result = subprocess.run([command, "dump", str(os.getpid())], capture_output=True, text=True, check=False)

@@ -140,22 +140,20 @@ def test_a_survivor_forms_a_group_with_a_fresh_process(actor: Callable[[], Actor
         assert run(same(join_and_leave, *order), url_of_new_port()) == [3, 3]
 
 
-def restarted() -> None:
+def form_after_restarts() -> None:
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
 
 
-def test_a_survivor_that_was_restarted_less_often_is_found(actor: Callable[[], Actor]) -> None:
+def test_ranks_with_different_restart_counts_form(actor: Callable[[], Actor]) -> None:
     """As where each replica is a job of its own, and one of them had to be restarted."""
     old, fresh = actor(), actor()
-    fresh.begin(restarted)
+    fresh.begin(form_after_restarts)
     fresh.end()
     assert run(same(join_and_leave, old, fresh), url_of_new_port()) == [3, 3]
 
 
 @pytest.mark.parametrize("first", ["old", "fresh"])
-def test_generations_meet_in_one_store_whoever_comes_first(
-    actor: Callable[[], Actor], tmp_path: Path, first: str
-) -> None:
+def test_generations_form_in_one_store_in_any_order(actor: Callable[[], Actor], tmp_path: Path, first: str) -> None:
     path = str(tmp_path / "store")
     old, lost = actor(), actor()
     for _ in range(3):
@@ -194,7 +192,7 @@ def try_to_join(rank: int, size: int, path: str, limit: float) -> str:
     return ""
 
 
-def test_the_successor_of_one_that_gave_up_is_met(actor: Callable[[], Actor], tmp_path: Path) -> None:
+def test_a_successor_rank_is_found(actor: Callable[[], Actor], tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     impatient, successor, other = actor(), actor(), actor()
     impatient.begin(try_to_join, 0, 2, path, 0.2)

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE, Job, find_muster, free_port, wait_until
+from launching import TIMEOUT, Job, find_muster, free_port, wait_until
 
 Node = Callable[..., Job]
 
 # A worker of a few milliseconds: says where it stands, then does what the test's lines say.
-SAY = 'echo "generation $MUSTER_GENERATION restart $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE"\n'
-LAST = 'while [ ! -e "$(dirname "$0")/enough" ]; do sleep 0.05; done\n'
+PRINT_GENERATION = (
+    'echo "generation $MUSTER_GENERATION restart $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE"\n'
+)
+WAIT_FOR_END = 'while [ ! -e "$(dirname "$0")/enough" ]; do sleep 0.05; done\n'
 
 
 @pytest.fixture
@@ -28,9 +30,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
     port, secret = free_port(), secrets.token_hex(32)
     jobs: list[Job] = []
 
-    def start(*words: str, code: str = LAST, endpoint: bool = True) -> Job:
+    def start(*words: str, code: str = WAIT_FOR_END, endpoint: bool = True) -> Job:
         script = tmp_path / f"worker{len(jobs)}"
-        script.write_text("#!/bin/sh\n" + SAY + code)
+        script.write_text("#!/bin/sh\n" + PRINT_GENERATION + code)
         script.chmod(0o700)
         place = ["--master-addr=127.0.0.1", f"--master-port={port}"] if endpoint else []
         command = [str(find_muster()), "run", *place, *words, "--no-python", str(script)]
@@ -54,7 +56,7 @@ def test_a_failed_worker_restarts_the_job(node: Node) -> None:
     assert job.left_behind() == []
 
 
-def test_the_last_failure_is_the_jobs(node: Node) -> None:
+def test_the_last_failure_is_reported(node: Node) -> None:
     code = "exit $((7 + MUSTER_GENERATION))\n"
     job = node("--standalone", "--nproc-per-node=1", "--max-restarts=2", code=code, endpoint=False)
     assert job.finish() == 9
@@ -69,7 +71,7 @@ def test_failures_on_two_nodes_at_once_are_one_restart(node: Node) -> None:
         assert "generation 1 restart 1" in job.out
 
 
-def test_a_user_who_ends_a_job_ends_it_for_good(node: Node) -> None:
+def test_an_interrupted_job_does_not_restart(node: Node) -> None:
     jobs = [node("--nnodes=2", f"--node-rank={rank}", "--max-restarts=5") for rank in range(2)]
     for job in jobs:
         job.expect("generation 0")
@@ -80,7 +82,7 @@ def test_a_user_who_ends_a_job_ends_it_for_good(node: Node) -> None:
         assert job.left_behind() == []
 
 
-def test_stock_stores_of_a_restarted_job_read_nothing_of_the_dead_one(tmp_path: Path) -> None:
+def test_restarted_stores_start_empty(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(
@@ -124,7 +126,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("nnodes", "tiers"), [(1, []), (2, []), (2, ["--enable-tiered-parallel-tcpstore"])], ids=["one", "two", "tiered"]
 )
-def test_gloo_dials_nobody_of_the_dead_generation(tmp_path: Path, nnodes: int, tiers: list[str]) -> None:
+def test_gloo_connects_only_within_a_generation(tmp_path: Path, nnodes: int, tiers: list[str]) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(GLOO)
@@ -150,7 +152,7 @@ def test_gloo_dials_nobody_of_the_dead_generation(tmp_path: Path, nnodes: int, t
 ELASTIC = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2")
 
 
-def test_nodes_join_leave_and_are_lost_while_a_job_goes_on(node: Node, tmp_path: Path) -> None:
+def test_nodes_join_leave_and_fail_during_a_job(node: Node, tmp_path: Path) -> None:
     first = node(*ELASTIC)
     first.expect("generation 0 restart 0 rank 0 of 1")
     second = node(*ELASTIC)
@@ -171,10 +173,10 @@ def test_nodes_join_leave_and_are_lost_while_a_job_goes_on(node: Node, tmp_path:
         assert job.left_behind() == []
 
 
-def test_a_node_takes_the_roots_address_once_it_is_free(node: Node, tmp_path: Path) -> None:
+def test_a_node_takes_over_the_root_address(node: Node, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     with socket.create_server(("127.0.0.1", 0)) as other:
-        other.settimeout(PATIENCE)
+        other.settimeout(TIMEOUT)
         port = other.getsockname()[1]
         job = node(*ELASTIC, "--master-addr=127.0.0.1", f"--master-port={port}", endpoint=False)
         newcomer, _ = other.accept()
@@ -183,13 +185,13 @@ def test_a_node_takes_the_roots_address_once_it_is_free(node: Node, tmp_path: Pa
     assert "generation 0 restart 0 rank 0 of 1" in job.out
 
 
-def test_too_few_nodes_end_with_a_sentence(node: Node) -> None:
+def test_too_few_nodes_end_with_a_clear_error(node: Node) -> None:
     job = node("--nnodes=2:3", "--timeout=1")
     assert job.finish() == 1
     assert "of at least 2 nodes (--nnodes 2:3) only 1 came within 1 s" in job.err
 
 
-def test_a_node_whose_program_is_missing_ends_the_job_for_all(node: Node, tmp_path: Path) -> None:
+def test_a_missing_program_on_one_node_ends_the_job(node: Node, tmp_path: Path) -> None:
     first = node("--nnodes=2", "--node-rank=0")
     missing = tmp_path / "missing"
     second = node("--nnodes=2", "--node-rank=1", "--no-python", str(missing))
@@ -208,11 +210,11 @@ def server_words(kind: str, port: int, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-Outside = tuple[list[str], "subprocess.Popen[bytes]"]
+ExternalServer = tuple[list[str], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(params=["redis", "etcd"])
-def outside(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outside]:
+def external_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ExternalServer]:
     """The options of a rendezvous in a real server that is no part of the job, and that server."""
     port = free_port()
     words = server_words(request.param, port, tmp_path)
@@ -220,7 +222,7 @@ def outside(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outside]
         pytest.skip(f"there is no {words[0]}")
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
@@ -234,17 +236,17 @@ def outside(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outside]
 
 
 @pytest.fixture
-def outside_store(outside: Outside) -> list[str]:
-    return outside[0]
+def external_store(external_server: ExternalServer) -> list[str]:
+    return external_server[0]
 
 
 @pytest.mark.parametrize(
     "tiers", [[], ["--enable-tiered-parallel-tcpstore", "--store-fanout=1"]], ids=["plain", "tiered"]
 )
-def test_a_job_outlives_its_root_where_the_rendezvous_does(
-    node: Node, outside_store: list[str], tmp_path: Path, tiers: list[str]
+def test_a_job_survives_its_root_with_an_external_store(
+    node: Node, external_store: list[str], tmp_path: Path, tiers: list[str]
 ) -> None:
-    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *outside_store, *tiers)
+    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *external_store, *tiers)
     root = node(*words, endpoint=False)
     root.expect("generation 0")
     others = [node(*words, endpoint=False) for _ in range(2)]
@@ -264,7 +266,7 @@ def test_a_job_outlives_its_root_where_the_rendezvous_does(
         assert job.left_behind() == []
 
 
-def generations(jobs: Sequence[Job]) -> dict[int, list[tuple[int, int]]]:
+def generations_seen(jobs: Sequence[Job]) -> dict[int, list[tuple[int, int]]]:
     """Who said that it was in which generation: (rank, world size)."""
     found: dict[int, list[tuple[int, int]]] = {}
     for job in jobs:
@@ -273,19 +275,21 @@ def generations(jobs: Sequence[Job]) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def test_of_nodes_that_all_may_be_the_root_one_is(node: Node, outside_store: list[str], tmp_path: Path) -> None:
-    jobs = [node("--nnodes=4", *outside_store, endpoint=False) for _ in range(4)]
+def test_exactly_one_node_becomes_the_root(node: Node, external_store: list[str], tmp_path: Path) -> None:
+    jobs = [node("--nnodes=4", *external_store, endpoint=False) for _ in range(4)]
     for job in jobs:
         job.expect("of 4")
     (tmp_path / "enough").touch()
     assert [job.finish() for job in jobs] == [0] * 4, "".join(job.err for job in jobs)
-    assert {number: sorted(ranks) for number, ranks in generations(jobs).items()} == {0: [(i, 4) for i in range(4)]}
+    assert {number: sorted(ranks) for number, ranks in generations_seen(jobs).items()} == {
+        0: [(i, 4) for i in range(4)]
+    }
     for job in jobs:
         assert job.left_behind() == []
 
 
-def test_a_root_that_stood_still_decides_nothing_any_more(node: Node, outside_store: list[str], tmp_path: Path) -> None:
-    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *outside_store)
+def test_a_resumed_root_makes_no_decisions(node: Node, external_store: list[str], tmp_path: Path) -> None:
+    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *external_store)
     root = node(*words, endpoint=False)
     root.expect("generation 0")
     others = [node(*words, endpoint=False) for _ in range(2)]
@@ -308,15 +312,15 @@ def test_a_root_that_stood_still_decides_nothing_any_more(node: Node, outside_st
     (tmp_path / "enough").touch()
     assert [job.finish() for job in others] == [0, 0], others[0].err
     root.finish()
-    for number, ranks in generations(jobs).items():
+    for number, ranks in generations_seen(jobs).items():
         assert len(set(ranks)) == len(ranks), f"two roots began generation {number}: {ranks}"
         assert len({size for _, size in ranks}) == 1, f"two roots began generation {number}: {ranks}"
     for job in jobs:
         assert job.left_behind() == []
 
 
-def test_a_rendezvous_that_is_gone_ends_the_job_with_its_own_reason(node: Node, outside: Outside) -> None:
-    words, server = outside
+def test_a_lost_rendezvous_is_the_reported_reason(node: Node, external_server: ExternalServer) -> None:
+    words, server = external_server
     jobs = [node("--nnodes=2", "--rdzv-conf=heartbeat_timeout=1", *words, endpoint=False) for _ in range(2)]
     for job in jobs:
         job.expect(r"rank \d of 2")
@@ -329,8 +333,8 @@ def test_a_rendezvous_that_is_gone_ends_the_job_with_its_own_reason(node: Node, 
         assert job.left_behind() == []
 
 
-def test_a_rendezvous_that_stands_still_is_waited_for(node: Node, outside: Outside, tmp_path: Path) -> None:
-    words, server = outside
+def test_a_stopped_rendezvous_is_waited_for(node: Node, external_server: ExternalServer, tmp_path: Path) -> None:
+    words, server = external_server
     jobs = [node("--nnodes=2", "--rdzv-conf=heartbeat_timeout=1", *words, endpoint=False) for _ in range(2)]
     for job in jobs:
         job.expect(r"rank \d of 2")
@@ -345,7 +349,7 @@ def test_a_rendezvous_that_stands_still_is_waited_for(node: Node, outside: Outsi
 
 
 @pytest.mark.parametrize("kind", ["redis", "etcd"])
-def test_a_rendezvous_that_refuses_is_named_at_once(node: Node, kind: str) -> None:
+def test_a_refusing_rendezvous_is_named_at_once(node: Node, kind: str) -> None:
     if shutil.which(server_words(kind, 0, Path())[0]) is None:
         pytest.skip("this build may have no client for it")
     place = f"127.0.0.1:{free_port()}"
@@ -356,11 +360,11 @@ def test_a_rendezvous_that_refuses_is_named_at_once(node: Node, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["redis", "etcd"])
-def test_a_signal_is_heeded_while_the_rendezvous_is_silent(node: Node, kind: str) -> None:
+def test_signals_work_while_the_rendezvous_is_silent(node: Node, kind: str) -> None:
     if shutil.which(server_words(kind, 0, Path())[0]) is None:
         pytest.skip("this build may have no client for it")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(PATIENCE)
+        silent.settimeout(TIMEOUT)
         endpoint = f"--rdzv-endpoint=127.0.0.1:{silent.getsockname()[1]}"
         job = node("--nnodes=2", f"--rdzv-backend={kind}", endpoint, "--timeout=300", endpoint=False)
         with silent.accept()[0]:
@@ -369,7 +373,7 @@ def test_a_signal_is_heeded_while_the_rendezvous_is_silent(node: Node, kind: str
     assert "SIGINT on host" in job.err
 
 
-def test_with_a_file_the_roots_death_ends_the_job_with_a_sentence(node: Node, tmp_path: Path) -> None:
+def test_root_death_with_a_file_ends_with_a_clear_error(node: Node, tmp_path: Path) -> None:
     meeting = tmp_path / "rendezvous"
     words = ("--nnodes=2", f"--rdzv-endpoint=file://{meeting}", "--rdzv-conf=heartbeat_timeout=2")
     root = node(*words, endpoint=False)
@@ -385,7 +389,7 @@ def test_with_a_file_the_roots_death_ends_the_job_with_a_sentence(node: Node, tm
         assert job.left_behind() == []
 
 
-def test_torchruns_store_type_meets_in_a_file(node: Node, tmp_path: Path) -> None:
+def test_torchrun_store_type_file_works(node: Node, tmp_path: Path) -> None:
     meeting = tmp_path / "rendezvous"
     words = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting}")
     jobs = [node(*words, code="exit 0\n", endpoint=False) for _ in range(2)]
@@ -394,10 +398,10 @@ def test_torchruns_store_type_meets_in_a_file(node: Node, tmp_path: Path) -> Non
     assert meeting.exists()
 
 
-@pytest.mark.parametrize("outside", ["etcd"], indirect=True)
-def test_an_etcd_prefix_keeps_two_jobs_of_one_name_apart(node: Node, outside_store: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("external_server", ["etcd"], indirect=True)
+def test_an_etcd_prefix_keeps_two_jobs_of_one_name_apart(node: Node, external_store: list[str], tmp_path: Path) -> None:
     prefixes = [f"--rdzv-conf=last_call_timeout=0,etcd_prefix=/team-{team}" for team in range(2)]
-    jobs = [node("--nnodes=1:2", prefix, *outside_store, endpoint=False) for prefix in prefixes]
+    jobs = [node("--nnodes=1:2", prefix, *external_store, endpoint=False) for prefix in prefixes]
     for job in jobs:
         job.expect("generation 0 restart 0 rank 0 of 1")
     (tmp_path / "enough").touch()
@@ -405,7 +409,7 @@ def test_an_etcd_prefix_keeps_two_jobs_of_one_name_apart(node: Node, outside_sto
     assert "of 2" not in jobs[0].out + jobs[1].out
 
 
-def test_a_file_can_be_met_in_again(node: Node, tmp_path: Path) -> None:
+def test_a_rendezvous_file_can_be_reused(node: Node, tmp_path: Path) -> None:
     for _ in range(2):
         jobs = [
             node("--nnodes=2", f"--rdzv-endpoint=file://{tmp_path}/rendezvous", code="exit 0\n", endpoint=False)

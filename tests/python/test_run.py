@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from launching import Launch, free_port, is_gone, shown_on_a_terminal, wait_until
 
-WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
+WAIT_FOREVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 
 
 def test_workers_get_torchruns_environment(launch: Launch, script: Callable[[str], Path]) -> None:
@@ -41,7 +41,7 @@ def test_arguments_after_the_script_are_its_own(launch: Launch, script: Callable
     assert job.out == "[rank 0] ['--nproc-per-node', '7', '-m', 'x y']\n"
 
 
-def test_a_module_and_a_program(launch: Launch) -> None:
+def test_modules_and_programs_run(launch: Launch) -> None:
     job = launch("-m", "platform")
     assert job.finish() == 0 and "Linux" in job.out
     job = launch("--no-python", "--nproc_per_node=2", "sh", "-c", "echo $RANK of $WORLD_SIZE")
@@ -57,7 +57,7 @@ def test_the_exit_status_is_the_failing_workers(launch: Launch, status: int) -> 
 
 
 def test_a_worker_that_raises_ends_the_job_and_is_shown(launch: Launch, script: Callable[[str], Path]) -> None:
-    job = launch("--nproc-per-node=4", script(f"if rank == 2: raise ValueError('boom 7')\n{WAIT_FOR_EVER}"))
+    job = launch("--nproc-per-node=4", script(f"if rank == 2: raise ValueError('boom 7')\n{WAIT_FOREVER}"))
     assert job.finish() == 1
     report = job.err[job.err.index("muster: rank") :]
     assert re.match(r"muster: rank 2 \(host \S+, pid \d+\) exited with status 1", report)
@@ -66,9 +66,7 @@ def test_a_worker_that_raises_ends_the_job_and_is_shown(launch: Launch, script: 
     assert job.left_behind() == []
 
 
-def test_what_the_other_ranks_wrote_last_is_shown_however_late_it_is_read(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_last_output_of_other_ranks_is_shown(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     text = f"""
 said, told = {str(tmp_path / "said")!r}, {str(tmp_path / "told")!r}
 print('ready', flush=True)
@@ -122,7 +120,7 @@ def test_the_launchers_own_error_file_says_why_the_job_failed(
 
 
 def test_a_worker_that_is_killed_ends_the_job(launch: Launch, script: Callable[[str], Path]) -> None:
-    job = launch("--nproc-per-node=3", script(WAIT_FOR_EVER))
+    job = launch("--nproc-per-node=3", script(WAIT_FOREVER))
     pids = {m[1]: int(m[2]) for m in job.expect(r"\[rank (\d)] ready (\d+)", 3)}
     os.kill(pids["1"], signal.SIGKILL)
     assert job.finish() == 137
@@ -134,7 +132,7 @@ def test_a_worker_that_is_killed_ends_the_job(launch: Launch, script: Callable[[
 def test_a_signal_to_the_launcher_ends_everything(
     launch: Launch, script: Callable[[str], Path], number: signal.Signals
 ) -> None:
-    job = launch("--nproc-per-node=2", script(WAIT_FOR_EVER))
+    job = launch("--nproc-per-node=2", script(WAIT_FOREVER))
     job.expect("ready", 2)
     job.send(number)
     assert job.finish() == 128 + number
@@ -146,7 +144,7 @@ STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(launch: Launch, script: Callable[[str], Path]) -> None:
-    job = launch("--shutdown-timeout=0.2", "--nproc-per-node=2", script(STUBBORN + WAIT_FOR_EVER))
+    job = launch("--shutdown-timeout=0.2", "--nproc-per-node=2", script(STUBBORN + WAIT_FOREVER))
     job.expect("ready", 2)
     job.send(signal.SIGTERM)
     assert job.finish() == 143
@@ -155,7 +153,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(launch: Launch, script: Callabl
 
 
 def test_a_second_interrupt_kills_at_once(launch: Launch, script: Callable[[str], Path]) -> None:
-    job = launch("--shutdown-timeout=100000", script(STUBBORN + WAIT_FOR_EVER))
+    job = launch("--shutdown-timeout=100000", script(STUBBORN + WAIT_FOREVER))
     job.expect("ready")
     job.send(signal.SIGINT)
     job.expect("SIGINT on host")
@@ -164,8 +162,8 @@ def test_a_second_interrupt_kills_at_once(launch: Launch, script: Callable[[str]
     assert job.left_behind() == []
 
 
-def test_a_stopped_worker_is_ended_too(launch: Launch, script: Callable[[str], Path]) -> None:
-    job = launch("--shutdown-timeout=100000", script(WAIT_FOR_EVER))
+def test_a_stopped_worker_is_killed(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--shutdown-timeout=100000", script(WAIT_FOREVER))
     pid = int(job.expect(r"ready (\d+)")[0][1])
     os.kill(pid, signal.SIGSTOP)
     job.send(signal.SIGTERM)
@@ -184,16 +182,18 @@ subprocess.Popen(deaf, start_new_session=True)
 if os.fork() == 0:
     subprocess.Popen(deaf, start_new_session=True)
     os._exit(0)
-{WAIT_FOR_EVER}"""
+{WAIT_FOREVER}"""
 
 
-@pytest.mark.parametrize("whom", ["launcher", "agent"])
-def test_nothing_is_left_when_the_launcher_is_killed(launch: Launch, script: Callable[[str], Path], whom: str) -> None:
+@pytest.mark.parametrize("victim", ["launcher", "agent"])
+def test_nothing_is_left_when_the_launcher_is_killed(
+    launch: Launch, script: Callable[[str], Path], victim: str
+) -> None:
     job = launch("--nproc-per-node=2", script(FAMILY))
     job.expect("ready", 2)
     job.expect("child", 6)
-    os.kill(job.process.pid if whom == "launcher" else job.agent(), signal.SIGKILL)
-    assert job.finish() == (-9 if whom == "launcher" else 137)
+    os.kill(job.process.pid if victim == "launcher" else job.agent(), signal.SIGKILL)
+    assert job.finish() == (-9 if victim == "launcher" else 137)
     assert job.left_behind() == []
 
 
@@ -210,14 +210,14 @@ def test_nothing_is_left_when_a_worker_fails(launch: Launch, script: Callable[[s
     assert job.left_behind() == []
 
 
-def test_what_workers_leave_behind_is_ended_after_success(launch: Launch) -> None:
+def test_orphans_are_killed_after_success(launch: Launch) -> None:
     job = launch("--shutdown-timeout=0.2", "--no-python", "sh", "-c", "sleep 1000 & setsid sleep 1001 & exit 0")
     assert job.finish() == 0
     assert "left behind" in job.err
     assert job.left_behind() == []
 
 
-def test_lines_stay_whole_and_in_order_however_they_are_written(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_lines_stay_whole_and_in_order(launch: Launch, script: Callable[[str], Path]) -> None:
     text = """
 for i in range(2000):
     line = f'{rank} {i} ' + 'x' * (i * 37 % 300)
@@ -237,7 +237,7 @@ for i in range(2000):
             assert lines == [f"{i} " + "x" * (i * 37 % 300) for i in range(2000)]
 
 
-def test_any_bytes_pass_and_the_last_line_needs_no_end(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_arbitrary_bytes_and_unterminated_lines_pass(launch: Launch, script: Callable[[str], Path]) -> None:
     job = launch(script("os.write(1, b'\\xff\\xfe\\x00\\n' + b'y' * 70000 + b'\\nlast')"))
     assert job.finish() == 0
     prefix = b"[rank 0] "
@@ -246,7 +246,7 @@ def test_any_bytes_pass_and_the_last_line_needs_no_end(launch: Launch, script: C
     ]  # fmt: skip
 
 
-def test_a_slow_reader_loses_nothing(muster: str, script: Callable[[str], Path]) -> None:
+def test_a_slow_reader_loses_no_output(muster: str, script: Callable[[str], Path]) -> None:
     path = script("for i in range(40000): print(i, 'z' * 100)\nprint('end', file=sys.stderr)")
     command = [muster, "run", "--nproc-per-node=2", str(path)]
     env = {**os.environ, "MUSTER_PYTHON": sys.executable}
@@ -262,9 +262,7 @@ def test_a_slow_reader_loses_nothing(muster: str, script: Callable[[str], Path])
         assert numbers == [str(i) for i in range(40000)]
 
 
-def test_a_reader_that_is_gone_costs_only_the_output(
-    muster: str, tmp_path: Path, script: Callable[[str], Path]
-) -> None:
+def test_a_closed_output_pipe_does_not_end_the_job(muster: str, tmp_path: Path, script: Callable[[str], Path]) -> None:
     path = script(f"for i in range(10000): print(i)\nopen({str(tmp_path / 'done')!r}, 'w')")
     env = {**os.environ, "MUSTER_PYTHON": sys.executable}
     command = [muster, "run", str(path)]
@@ -275,7 +273,7 @@ def test_a_reader_that_is_gone_costs_only_the_output(
     assert (tmp_path / "done").exists()
 
 
-def test_rank_0_reads_what_the_launcher_is_given(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
+def test_rank_0_reads_the_launchers_stdin(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "input").write_text("some words")
     with open(tmp_path / "input") as file:
         job = launch("--nproc-per-node=2", script("print(repr(sys.stdin.read()))"), stdin=file.fileno())
@@ -283,7 +281,7 @@ def test_rank_0_reads_what_the_launcher_is_given(launch: Launch, script: Callabl
     assert sorted(job.out.splitlines()) == ["[rank 0] 'some words'", "[rank 1] ''"]
 
 
-def test_on_a_terminal_bars_are_drawn_in_place(muster: str, script: Callable[[str], Path]) -> None:
+def test_progress_bars_work_on_a_terminal(muster: str, script: Callable[[str], Path]) -> None:
     path = script("for i in range(3): sys.stderr.write(f'\\r{i}|'); sys.stderr.flush()\nprint(file=sys.stderr)")
     env = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"MUSTER_PYTHON": sys.executable}
     shown = shown_on_a_terminal([muster, "run", path], env)
@@ -377,9 +375,7 @@ def names(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("words", [["--master-addr=silent"], ["--rdzv-endpoint=redis://silent"]], ids=["own", "redis"])
-def test_a_signal_is_heeded_while_no_name_server_answers(
-    launch: Launch, names: dict[str, str], words: list[str]
-) -> None:
+def test_signals_work_while_no_name_server_answers(launch: Launch, names: dict[str, str], words: list[str]) -> None:
     job = launch("--nnodes=2", "--timeout=1000", *words, "-m", "platform", env=names)
     job.expect("looking up")
     job.send(signal.SIGTERM)
@@ -387,7 +383,7 @@ def test_a_signal_is_heeded_while_no_name_server_answers(
     assert job.left_behind() == []
 
 
-def test_a_name_without_a_dot_is_waited_for(launch: Launch, names: dict[str, str]) -> None:
+def test_a_short_host_name_is_retried(launch: Launch, names: dict[str, str]) -> None:
     words = ["--nnodes=2", "--node-rank=0", "--master-addr=late", f"--master-port={free_port()}"]
     job = launch(*words, "-m", "platform", env=names)
     job.expect("1 of 2 nodes")
@@ -395,7 +391,7 @@ def test_a_name_without_a_dot_is_waited_for(launch: Launch, names: dict[str, str
     assert job.finish() == 143, job.err
 
 
-def test_stock_torch_stores_meet_through_the_nodes_port(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_torch_stores_connect_to_the_nodes_port(launch: Launch, script: Callable[[str], Path]) -> None:
     pytest.importorskip("torch")
     text = """
 from datetime import timedelta
@@ -436,9 +432,7 @@ def test_the_help_and_the_version(muster: str) -> None:
         (["status", "--jsn"], "muster: status: The following argument was not expected: --jsn"),
     ],
 )
-def test_words_that_are_no_command_line_are_answered_with_what_may_be_meant(
-    muster: str, words: list[str], answer: str
-) -> None:
+def test_unknown_commands_get_suggestions(muster: str, words: list[str], answer: str) -> None:
     done = subprocess.run([muster, *words], capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and answer in done.stderr
 
@@ -457,7 +451,7 @@ def test_python_commands_go_to_python(muster: str, tmp_path: Path) -> None:
     assert words[-4:] == ["muster.bench", "all_reduce", "--vs", "gloo"]
 
 
-def test_bench_under_a_python_without_muster_says_what_to_do(muster: str, tmp_path: Path) -> None:
+def test_bench_without_the_package_says_what_to_do(muster: str, tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)

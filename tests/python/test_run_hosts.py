@@ -32,7 +32,7 @@ def test_workers_of_many_hosts_meet_at_a_barrier(count: int, tiers: tuple[str, .
                 job.close()
 
 
-def test_a_host_that_vanishes_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_vanished_host_is_named_and_others_continue(tmp_path: Path) -> None:
     secret = secrets.token_hex(32)
     enough = tmp_path / "enough"
     code = f"echo rank $RANK of $WORLD_SIZE; [ -e {enough} ] || exec sleep 1000"

@@ -48,7 +48,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         job.close()
 
 
-WAIT_FOR_EVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
+WAIT_FOREVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
 
 
 def the_first_to_end(one: Job, other: Job) -> tuple[Job, Job]:
@@ -67,7 +67,7 @@ def test_two_nodes_are_one_job(node: Node) -> None:
     assert sorted(second.out.splitlines()) == ["[rank 1] 1 0 3 2", "[rank 2] 1 1 3 2"]
 
 
-def test_the_order_in_which_nodes_start_makes_no_difference(node: Node) -> None:
+def test_nodes_can_start_in_any_order(node: Node) -> None:
     second = node(1)
     second.expect("waiting for node 0")
     first = node(0)
@@ -126,7 +126,7 @@ def has_ipv6_loopback() -> bool:
 
 
 @pytest.mark.parametrize(("given", "got"), [(None, "127.0.0.1"), ("lo", "lo")])
-def test_workers_listen_on_the_way_to_the_root_unless_told_otherwise(
+def test_workers_listen_on_the_interface_to_the_root(
     node: Node, monkeypatch: pytest.MonkeyPatch, given: str | None, got: str
 ) -> None:
     monkeypatch.delenv("MUSTER_INTERFACE", raising=False)
@@ -138,7 +138,7 @@ def test_workers_listen_on_the_way_to_the_root_unless_told_otherwise(
 
 
 def test_a_failing_node_ends_the_others_with_its_report(node: Node) -> None:
-    first = node(0, code=WAIT_FOR_EVER)
+    first = node(0, code=WAIT_FOREVER)
     second = node(1, code="raise KeyError('only here')")
     assert (first.finish(), second.finish()) == (1, 1)
     for job in (first, second):
@@ -148,7 +148,7 @@ def test_a_failing_node_ends_the_others_with_its_report(node: Node) -> None:
 
 
 def test_an_interrupt_on_one_node_ends_all(node: Node) -> None:
-    jobs = [node(0, code=WAIT_FOR_EVER), node(1, code=WAIT_FOR_EVER)]
+    jobs = [node(0, code=WAIT_FOREVER), node(1, code=WAIT_FOREVER)]
     for job in jobs:
         job.expect("ready")
     jobs[1].send(signal.SIGINT)
@@ -158,12 +158,12 @@ def test_an_interrupt_on_one_node_ends_all(node: Node) -> None:
         assert job.left_behind() == []
 
 
-@pytest.mark.parametrize("whom", ["launcher", "agent"])
-def test_a_lost_root_ends_the_job_with_a_sentence(node: Node, whom: str) -> None:
-    first, second = node(0, code=WAIT_FOR_EVER), node(1, code=WAIT_FOR_EVER)
+@pytest.mark.parametrize("victim", ["launcher", "agent"])
+def test_a_lost_root_ends_the_job_with_a_clear_error(node: Node, victim: str) -> None:
+    first, second = node(0, code=WAIT_FOREVER), node(1, code=WAIT_FOREVER)
     first.expect("ready")
     second.expect("ready")
-    if whom == "launcher":
+    if victim == "launcher":
         # The root's own agent sees that, and has time to say so.
         os.kill(first.process.pid, signal.SIGKILL)
         assert second.finish() == 137
@@ -215,7 +215,7 @@ def test_a_node_rank_that_is_given_twice_is_refused(node: Node) -> None:
 
 def test_a_second_node_0_is_refused(node: Node) -> None:
     first = node(0)
-    node_1 = node(1, code=WAIT_FOR_EVER)
+    node_1 = node(1, code=WAIT_FOREVER)
     node_1.expect("ready")
     second = node(0)
     assert second.finish() == 1
@@ -268,7 +268,7 @@ def test_nodes_that_disagree_about_their_number_are_refused(node: Node) -> None:
     assert "--nnodes 2" in refused.err and "--nnodes 3" in refused.err
 
 
-def test_the_node_that_is_told_so_is_the_root(node: Node) -> None:
+def test_the_configured_node_is_the_root(node: Node) -> None:
     # Where both could listen at the address: the first to come would otherwise.
     second = node(None, "--rdzv-conf=is_host=false", code="print('node', os.environ['GROUP_RANK'])")
     second.expect("waiting for node 0")
@@ -277,9 +277,9 @@ def test_the_node_that_is_told_so_is_the_root(node: Node) -> None:
     assert (first.out, second.out) == ("[rank 0] node 0\n", "[rank 1] node 1\n")
 
 
-def test_a_node_that_does_not_keep_alive_is_lost(node: Node) -> None:
+def test_a_node_without_keep_alive_is_lost(node: Node) -> None:
     words = ["--rdzv-conf=keep_alive_interval=0.5,keep_alive_max_attempt=4"]
-    first, second = node(0, *words, code=WAIT_FOR_EVER), node(1, *words, code=WAIT_FOR_EVER)
+    first, second = node(0, *words, code=WAIT_FOREVER), node(1, *words, code=WAIT_FOREVER)
     for job in (first, second):
         job.expect("ready")
     os.kill(second.agent(), signal.SIGSTOP)
@@ -288,7 +288,7 @@ def test_a_node_that_does_not_keep_alive_is_lost(node: Node) -> None:
     assert first.left_behind() == []
 
 
-def test_a_root_waits_close_timeout_for_who_is_yet_to_come(node: Node, tmp_path: Path) -> None:
+def test_the_root_waits_close_timeout_for_late_nodes(node: Node, tmp_path: Path) -> None:
     # Its own command cannot run, which the others must hear.
     words = ["--rdzv-conf=close_timeout=1000", "--no-python", str(tmp_path / "missing")]
     first = node(0, *words)
@@ -298,25 +298,25 @@ def test_a_root_waits_close_timeout_for_who_is_yet_to_come(node: Node, tmp_path:
     assert (first.finish(), second.finish()) == (127, 127), first.err + second.err
 
 
-def test_nodes_that_do_not_come_in_join_timeout_are_named(node: Node) -> None:
+def test_nodes_missing_after_join_timeout_are_named(node: Node) -> None:
     first = node(0, "--rdzv-conf=join_timeout=1.5", nnodes=3)
     assert first.finish() == 1
     assert "of 3 nodes, nodes 1, 2 did not come within 1.5 s" in first.err
 
 
-def test_nodes_that_do_not_come_are_named(node: Node) -> None:
+def test_missing_nodes_are_named(node: Node) -> None:
     first = node(0, "--timeout=1", nnodes=3)
     assert first.finish() == 1
     assert "of 3 nodes, nodes 1, 2 did not come" in first.err
 
 
-def test_a_root_that_does_not_come_is_named(node: Node) -> None:
+def test_a_missing_root_is_named(node: Node) -> None:
     second = node(1, "--timeout=0.5")
     assert second.finish() == 1
     assert re.search(r"node 0 did not answer at tcp://127.0.0.1:\d+ within 0.5 s", second.err), second.err
 
 
-def test_a_wait_for_a_name_that_is_not_known_is_told(node: Node) -> None:
+def test_waiting_for_an_unknown_host_is_reported(node: Node) -> None:
     # libc knows no name under .invalid (RFC 6761) without a look at the network, but one of a cluster may come.
     second = node(1, "--timeout=100", master="root.job.invalid")
     second.expect("--master-addr: host 'root.job.invalid' is unknown")
@@ -324,7 +324,7 @@ def test_a_wait_for_a_name_that_is_not_known_is_told(node: Node) -> None:
     assert second.finish() != 0
 
 
-def test_a_root_that_is_something_else_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_foreign_server_as_root_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         words = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "platform"]
@@ -343,7 +343,7 @@ def test_a_worker_that_cannot_start_on_one_node_ends_the_job(node: Node, tmp_pat
     bad = tmp_path / "bad"
     bad.write_text("#!/no/such/interpreter\n")
     bad.chmod(0o700)
-    first = node(0, code=WAIT_FOR_EVER)
+    first = node(0, code=WAIT_FOREVER)
     # The script that the fixture adds becomes the program's argument.
     second = node(1, "--no-python", str(bad))
     assert (first.finish(), second.finish()) == (127, 127)

@@ -13,64 +13,58 @@ from pathlib import Path
 
 import pytest
 from hosts import two_hosts
-from launching import PATIENCE, Launch, free_port, wait_until
+from launching import TIMEOUT, Launch, free_port, wait_until
 
-SPEAK = "print(f'out {rank}', flush=True); print(f'err {rank}', file=sys.stderr, flush=True)\n"
+PRINT_STREAMS = "print(f'out {rank}', flush=True); print(f'err {rank}', file=sys.stderr, flush=True)\n"
 
 
 def read_tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def the_run(folder: Path, run_id: str) -> Path:
+def run_directory(folder: Path, run_id: str) -> Path:
     """The one folder of a run in a log folder."""
     (run,) = folder.iterdir()
     assert run.name.startswith(f"{run_id}_")
     return run
 
 
-def test_a_log_folder_keeps_every_stream_beside_the_console(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path
-) -> None:
-    job = launch("--log-dir", tmp_path / "logs", "--rdzv-id=j/1", "--nproc-per-node=2", script(SPEAK))
+def test_a_log_directory_keeps_every_stream(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
+    job = launch("--log-dir", tmp_path / "logs", "--rdzv-id=j/1", "--nproc-per-node=2", script(PRINT_STREAMS))
     assert job.finish() == 0, job.err
-    assert read_tree(the_run(tmp_path / "logs", "j_1") / "attempt_0") == {
+    assert read_tree(run_directory(tmp_path / "logs", "j_1") / "attempt_0") == {
         "0/stdout.log": "out 0\n", "0/stderr.log": "err 0\n", "1/stdout.log": "out 1\n", "1/stderr.log": "err 1\n",
     }  # fmt: skip
     assert sorted(job.out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
 
 
-def test_redirected_streams_are_not_shown_and_teed_ones_are(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_redirected_and_teed_streams(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     job = launch("--log-dir", tmp_path / "logs", "--rdzv-id=j", "--nproc_per_node=3",
-                 "-r", "0:3,1:1", "--tee", "1:1,2:2", script(SPEAK))  # fmt: skip
+                 "-r", "0:3,1:1", "--tee", "1:1,2:2", script(PRINT_STREAMS))  # fmt: skip
     assert job.finish() == 0, job.err
-    assert read_tree(the_run(tmp_path / "logs", "j") / "attempt_0") == {
+    assert read_tree(run_directory(tmp_path / "logs", "j") / "attempt_0") == {
         "0/stdout.log": "out 0\n", "0/stderr.log": "err 0\n", "1/stdout.log": "out 1\n", "2/stderr.log": "err 2\n",
     }  # fmt: skip
     assert sorted(job.out.splitlines()) == ["[rank 1] out 1", "[rank 2] out 2"]
     assert sorted(job.err.splitlines()) == ["[rank 1] err 1", "[rank 2] err 2"]
 
 
-def test_redirected_output_without_a_folder_is_kept_and_named(
+def test_redirected_output_gets_a_named_directory(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    job = launch("-r3", script(SPEAK), env={"TMPDIR": str(tmp_path)})
+    job = launch("-r3", script(PRINT_STREAMS), env={"TMPDIR": str(tmp_path)})
     assert job.finish() == 0, job.err
     folder = Path(job.err.split("the workers' output is kept in ")[1].strip())
     assert folder.is_relative_to(tmp_path)
     assert (folder / "attempt_0/0/stdout.log").read_text() == "out 0\n"
 
 
-def test_no_other_user_can_prepare_the_folder_of_redirected_output(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_output_directory_is_private(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     temporary, trap = tmp_path / "temporary", tmp_path / "trap"
     temporary.mkdir()
     trap.mkdir()
     (temporary / "muster").symlink_to(trap)
-    job = launch("-r3", "--rdzv-id=j", script(SPEAK), env={"TMPDIR": str(temporary)})
+    job = launch("-r3", "--rdzv-id=j", script(PRINT_STREAMS), env={"TMPDIR": str(temporary)})
     assert job.finish() == 0, job.err
     assert list(trap.iterdir()) == []
     (folder,) = temporary.glob("muster_j_??????")
@@ -79,30 +73,28 @@ def test_no_other_user_can_prepare_the_folder_of_redirected_output(
 
 
 @pytest.mark.parametrize("value", ["/no/such/folder", ""])
-def test_a_temporary_folder_that_is_missing_is_not_used(
-    launch: Launch, script: Callable[[str], Path], value: str
-) -> None:
+def test_a_missing_temporary_directory_is_not_used(launch: Launch, script: Callable[[str], Path], value: str) -> None:
     text = "os.chdir('/')\nprint(os.environ['TORCHELASTIC_ERROR_FILE'])"
     job = launch(script(text), env={"TMPDIR": value})
     assert job.finish() == 0, job.err
     assert job.out.startswith("[rank 0] /tmp/muster-")
 
 
-def test_a_terminal_that_nobody_reads_holds_neither_workers_nor_signals_up(muster: str, tmp_path: Path) -> None:
+def test_an_unread_terminal_does_not_block_the_job(muster: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     code = f"yes {'y' * 99} | head -c 300000; touch {tmp_path}/written; exec sleep 1000"
     with subprocess.Popen([muster, "run", "--no-python", "/bin/sh", "-c", code], stdout=theirs) as process:
         try:
             wait_until((tmp_path / "written").exists)
             process.terminate()
-            assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+            assert process.wait(TIMEOUT) == 128 + signal.SIGTERM
         finally:
             os.close(ours)
             os.close(theirs)
             process.kill()
 
 
-def test_a_failing_workers_traceback_is_shown_even_where_its_stderr_is_redirected(
+def test_redirected_traceback_of_a_failure_is_shown(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     job = launch("--log-dir", tmp_path / "logs", "-r3", script("raise ValueError('boom')"))
@@ -114,19 +106,17 @@ def test_an_error_file_is_kept_in_the_log_folder(launch: Launch, script: Callabl
     write = "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{}')"
     job = launch("--log-dir", tmp_path / "logs", "--rdzv-id=j", script(write))
     assert job.finish() == 0, job.err
-    assert (the_run(tmp_path / "logs", "j") / "attempt_0/0/error.json").read_text() == "{}"
+    assert (run_directory(tmp_path / "logs", "j") / "attempt_0/0/error.json").read_text() == "{}"
 
 
-def test_filters_choose_who_is_shown_and_which_lines_are_kept_twice(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_filters_select_ranks_to_show_and_tee(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     text = "print('loss 1'); print('step a,b'); print('nothing')\nprint('warning', file=sys.stderr)"
     job = launch("--log-dir", tmp_path / "logs", "--rdzv-id=j", "--nproc-per-node=2", "--local-ranks-filter=1",
                  "--duplicate-stdout-filters", "loss,a,,b", "--duplicate_stderr_filters=warn",
                  script(text))  # fmt: skip
     assert job.finish() == 0, job.err
     assert job.out == "[rank 1] loss 1\n[rank 1] step a,b\n[rank 1] nothing\n"
-    attempt = the_run(tmp_path / "logs", "j") / "attempt_0"
+    attempt = run_directory(tmp_path / "logs", "j") / "attempt_0"
     assert sorted((attempt / "filtered_stdout.log").read_text().splitlines()) == [
         "[rank 0] loss 1", "[rank 0] step a,b", "[rank 1] loss 1", "[rank 1] step a,b",
     ]  # fmt: skip
@@ -144,14 +134,14 @@ def test_torchruns_template_makes_the_prefix(launch: Launch, script: Callable[[s
     assert job.out == "[trainer0]: hello\n"
 
 
-def test_a_log_folder_that_cannot_be_made_is_named(launch: Launch, tmp_path: Path) -> None:
+def test_an_unwritable_log_directory_is_named(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     job = launch("--log-dir", tmp_path / "file", "-m", "platform")
     assert job.finish() == 1
     assert f"{tmp_path}/file" in job.err
 
 
-def test_a_signal_that_is_named_ends_the_job(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_configured_signal_ends_the_job(launch: Launch, script: Callable[[str], Path]) -> None:
     job = launch("--signals-to-handle=SIGUSR1", script("print('ready', flush=True)\nwhile True: signal.pause()"))
     job.expect("ready")
     job.send(signal.SIGUSR1)
@@ -173,7 +163,7 @@ def test_a_virtual_local_rank_hides_the_other_devices(launch: Launch, script: Ca
     assert sorted(job.out.splitlines()) == ["[rank 0] 0 4", "[rank 1] 0 6"]
 
 
-def test_a_run_path_runs_the_script_with_its_words(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_run_path_passes_the_arguments(launch: Launch, script: Callable[[str], Path]) -> None:
     path = script("print(__name__, sys.argv)")
     job = launch("--run-path", path, "--lr", "1")
     assert job.finish() == 0, job.err
@@ -228,7 +218,7 @@ def run_and_read(*words: str | Path, env: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
-def test_a_dry_run_says_everything_but_the_secret(muster: str, script: Callable[[str], Path]) -> None:
+def test_a_dry_run_prints_all_but_the_secret(muster: str, script: Callable[[str], Path]) -> None:
     path = script("print('started')")
     out = run_and_read(muster, "run", "--dry-run", "--nnodes=2", "--node-rank=1", "--master-addr=10.9.8.7",
                        "--nproc-per-node=2", "--rdzv-id=j", path, "--lr", "3",
@@ -250,9 +240,7 @@ VALUES = {
 }  # fmt: skip
 
 
-def test_every_option_of_torchruns_is_taken_with_dashes_and_underscores(
-    muster: str, script: Callable[[str], Path]
-) -> None:
+def test_all_torchrun_options_and_spellings_work(muster: str, script: Callable[[str], Path]) -> None:
     pytest.importorskip("torch")
     from torch.distributed.run import get_args_parser
 
@@ -270,14 +258,14 @@ def test_every_option_of_torchruns_is_taken_with_dashes_and_underscores(
                 assert done.returncode == 0 or "hwloc" in done.stderr, f"{spelled} {value}: {done.stderr}"
 
 
-def test_what_has_no_effect_is_said_at_once(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_options_without_effect_are_reported(launch: Launch, script: Callable[[str], Path]) -> None:
     job = launch("--monitor-interval=1", "--rdzv-conf=read_timeout=9", script("print('well')"))
     assert job.finish() == 0 and "well" in job.out
     assert "muster: --monitor-interval has no effect: " in job.err
     assert "muster: --rdzv-conf read_timeout has no effect: " in job.err
 
 
-def test_a_dry_run_of_what_is_missing_fails_as_the_run_would(muster: str, tmp_path: Path) -> None:
+def test_a_dry_run_fails_for_a_missing_program(muster: str, tmp_path: Path) -> None:
     done = subprocess.run([muster, "run", "--dry-run", str(tmp_path / "none.py")], capture_output=True, text=True)
     assert done.returncode == 127 and "none.py" in done.stderr
 
@@ -290,7 +278,7 @@ def complete(muster: str, *words: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_commands_options_and_their_words(muster: str) -> None:
+def test_bash_completes_commands_and_options(muster: str) -> None:
     assert complete(muster, "muster", "com") == ["completion"]
     assert complete(muster, "muster", "run", "--max") == ["--max-restarts"]
     assert complete(muster, "muster", "run", "--rdzv-backend", "") == [
@@ -308,7 +296,7 @@ def test_bash_completes_subcommands_and_their_options(muster: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_ones(muster: str, shell: str, tmp_path: Path) -> None:
+def test_completion_scripts_are_valid(muster: str, shell: str, tmp_path: Path) -> None:
     text = run_and_read(muster, "completion", shell)
     assert "--rdzv-endpoint" in text or "-l rdzv-endpoint" in text
     if shutil.which(shell):
@@ -345,7 +333,7 @@ exec sh -c "$2"
     return path
 
 
-WAIT_FOR_EVER = "print('ready', flush=True)\nwhile True: signal.pause()\n"
+WAIT_FOREVER = "print('ready', flush=True)\nwhile True: signal.pause()\n"
 
 
 def test_hosts_are_started_over_ssh(
@@ -364,7 +352,7 @@ def test_hosts_are_started_over_ssh(
 
 
 def test_a_failure_on_one_host_ends_all(launch: Launch, script: Callable[[str], Path], fake_ssh: Path) -> None:
-    path = script("if rank == 1: sys.exit(5)\n" + WAIT_FOR_EVER)
+    path = script("if rank == 1: sys.exit(5)\n" + WAIT_FOREVER)
     job = launch("--hosts=127.0.0.1,localhost", path, env={"MUSTER_SSH": str(fake_ssh)})
     assert job.finish() == 5
     assert "rank 1 (host" in job.err and "exited with status 5" in job.err
@@ -374,7 +362,7 @@ def test_a_failure_on_one_host_ends_all(launch: Launch, script: Callable[[str], 
 def test_a_host_that_cannot_be_reached_ends_the_job(
     launch: Launch, script: Callable[[str], Path], fake_ssh: Path
 ) -> None:
-    job = launch("--hosts=127.0.0.1,gone", "--ssh", fake_ssh, script(WAIT_FOR_EVER))
+    job = launch("--hosts=127.0.0.1,gone", "--ssh", fake_ssh, script(WAIT_FOREVER))
     assert job.finish() == 255
     assert "[gone] no route to gone" in job.err and "`muster run` on gone exited with status 255" in job.err
     assert job.left_behind() == []
@@ -384,7 +372,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job(
 ON_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 
 
-def test_an_ssh_that_would_ask_fails_rather_than_stops(launch: Launch, fake_ssh: Path) -> None:
+def test_ssh_fails_instead_of_prompting(launch: Launch, fake_ssh: Path) -> None:
     fake_ssh.write_text("#!/bin/sh\nstty -echo < /dev/tty || exit 255\necho password:\nread answer < /dev/tty\n")
     job = launch("--hosts=127.0.0.1", "--ssh", fake_ssh, "x.py", before=[sys.executable, "-c", ON_A_TERMINAL])
     assert job.finish() == 255, job.out
@@ -392,9 +380,7 @@ def test_an_ssh_that_would_ask_fails_rather_than_stops(launch: Launch, fake_ssh:
     assert job.left_behind() == []
 
 
-def test_a_host_that_falls_silent_does_not_keep_a_job_that_has_ended(
-    launch: Launch, script: Callable[[str], Path], fake_ssh: Path
-) -> None:
+def test_a_silent_host_does_not_delay_the_end(launch: Launch, script: Callable[[str], Path], fake_ssh: Path) -> None:
     fake_ssh.write_text('#!/bin/sh\ntest "$1" = silent && exec cat > /dev/null\nexec sh -c "$2"\n')
     times = "--rdzv-conf=last_call_timeout=0,close_timeout=0"
     job = launch("--hosts=127.0.0.1,silent", "--nnodes=1:2", times, "--shutdown-timeout=0", "--ssh", fake_ssh,
@@ -405,10 +391,10 @@ def test_a_host_that_falls_silent_does_not_keep_a_job_that_has_ended(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_hosts_end_with_the_one_who_started_them(
+def test_hosts_end_with_their_launcher(
     launch: Launch, script: Callable[[str], Path], fake_ssh: Path, number: signal.Signals
 ) -> None:
-    job = launch("--hosts=127.0.0.1,localhost", "--ssh", fake_ssh, script(WAIT_FOR_EVER))
+    job = launch("--hosts=127.0.0.1,localhost", "--ssh", fake_ssh, script(WAIT_FOREVER))
     job.expect("ready", 2)
     job.send(number)
     assert job.finish() == (130 if number == signal.SIGINT else -9)
@@ -421,9 +407,7 @@ def test_an_ssh_that_is_missing_is_named(launch: Launch) -> None:
     assert "/no/such/ssh" in job.err
 
 
-def test_hosts_that_are_apart_meet_over_their_network(
-    muster: str, script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_separate_hosts_connect_over_the_network(muster: str, script: Callable[[str], Path], tmp_path: Path) -> None:
     path = script("print(rank, os.environ['MUSTER_INTERFACE'])")
     with two_hosts() as hosts:
         ssh = tmp_path / "ssh"
@@ -471,9 +455,7 @@ def real_ssh(tmp_path: Path) -> Iterator[str]:
 def test_hosts_are_started_and_ended_over_a_real_ssh(
     launch: Launch, script: Callable[[str], Path], real_ssh: str
 ) -> None:
-    job = launch(
-        "--hosts=127.0.0.1,localhost", "--ssh", real_ssh, script("print(rank, os.getppid())\n" + WAIT_FOR_EVER)
-    )
+    job = launch("--hosts=127.0.0.1,localhost", "--ssh", real_ssh, script("print(rank, os.getppid())\n" + WAIT_FOREVER))
     job.expect("ready", 2)
     job.send(signal.SIGKILL)
     job.finish()

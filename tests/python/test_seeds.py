@@ -27,7 +27,7 @@ assert all(torch.equal(weight, weights[0]) for weight in weights)
 print("trained", dist.get_rank(), "of", dist.get_world_size())
 dist.destroy_process_group()
 """
-PATIENCE = 200  # seconds: sixteen processes import torch on a loaded machine
+TIMEOUT = 200  # seconds: sixteen processes import torch on a loaded machine
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def environment(address: str, secret: str = "", port: int = 29517) -> dict[str, 
     return {**names, "MUSTER_SECRET": secret, "OMP_NUM_THREADS": "1"}
 
 
-def everybody_trained(output: str, size: int) -> bool:
+def all_ranks_trained(output: str, size: int) -> bool:
     return all(f"[rank {rank}] trained {rank} of {size}" in output for rank in range(size))
 
 
@@ -62,10 +62,10 @@ def test_one_node_with_eight_workers(folder: Path) -> None:
     done = subprocess.run(
         command(ONE_NODE),
         cwd=folder, env={**os.environ, **environment("127.0.0.1", port=free_port())},
-        capture_output=True, text=True, timeout=PATIENCE,
+        capture_output=True, text=True, timeout=TIMEOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert everybody_trained(done.stdout, 8), done.stdout
+    assert all_ranks_trained(done.stdout, 8), done.stdout
 
 
 TWO_NODES = (
@@ -84,9 +84,9 @@ def test_two_nodes_with_sixteen_workers(folder: Path, tiers: str, monkeypatch: p
 
         nodes = [start(rank, host) for rank, host in enumerate(hosts)]
         try:
-            output = "".join(node.communicate(timeout=PATIENCE)[0] for node in nodes)
+            output = "".join(node.communicate(timeout=TIMEOUT)[0] for node in nodes)
         finally:
             for node in nodes:
                 node.kill()
     assert [node.returncode for node in nodes] == [0, 0], output
-    assert everybody_trained(output, 16), output
+    assert all_ranks_trained(output, 16), output

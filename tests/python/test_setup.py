@@ -46,7 +46,7 @@ def test_nothing_missing_runs_no_apt(setup: ModuleType, tmp_path: Path) -> None:
     setup.install_packages()  # there is no apt-get here to run
 
 
-def test_an_ordinary_user_is_given_the_exact_command(
+def test_a_normal_user_gets_the_exact_command(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(tmp_path, *all_but(setup, "ninja-build", "libssl-dev"))
@@ -57,7 +57,7 @@ def test_an_ordinary_user_is_given_the_exact_command(
 
 
 @pytest.mark.parametrize(("uid", "prefix"), [(0, ""), (1000, "sudo -n ")])
-def test_root_and_sudo_without_a_password_install_what_is_missing(
+def test_root_and_sudo_install_missing_packages(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, prefix: str
 ) -> None:
     installed(tmp_path, *all_but(setup, "ccache"))
@@ -82,15 +82,13 @@ def test_root_and_sudo_without_a_password_install_what_is_missing(
     ]
 
 
-def test_a_failing_command_is_shown_with_what_it_said(setup: ModuleType, tmp_path: Path) -> None:
+def test_a_failing_command_is_shown_with_its_output(setup: ModuleType, tmp_path: Path) -> None:
     program(tmp_path, "apt-get", "echo 'E: no network'; exit 100")
     with pytest.raises(setup.SetupError, match=r"(?s)E: no network.*`apt-get update` failed with status 100"):
         setup.run(["apt-get", "update"], "apt-get update")
 
 
-def test_another_python_of_the_distribution_has_packages_of_its_own(
-    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_match_the_python_version(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     default = tmp_path / "python3"
     monkeypatch.setattr(setup, "DEFAULT_PYTHON", default)
     own = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -110,7 +108,7 @@ def test_another_python_of_the_distribution_has_packages_of_its_own(
         ("Debian clang version 14.0.6", "14.0.6", True),
     ],
 )
-def test_an_old_compiler_is_told_from_a_new_one(
+def test_old_and_new_compilers_are_distinguished(
     setup: ModuleType, tmp_path: Path, banner: str, version: str, new_enough: bool
 ) -> None:
     compiler(tmp_path, "c++", banner, version)
@@ -130,16 +128,14 @@ def old_compiler(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path
 
 
-def test_beside_an_old_compiler_a_newer_one_is_used(setup: ModuleType, old_compiler: Path) -> None:
+def test_a_newer_compiler_is_preferred(setup: ModuleType, old_compiler: Path) -> None:
     compiler(old_compiler, "g++-13", "g++-13 (Ubuntu) 13.1.0", "13")
     setup.check_compiler()
     setup.check_compiler()  # a second time changes nothing
     assert (old_compiler / ".venv/bin/c++").resolve() == old_compiler / "bin/g++-13"
 
 
-def test_beside_an_old_compiler_root_installs_a_newer_one(
-    setup: ModuleType, old_compiler: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_installs_a_newer_compiler(setup: ModuleType, old_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def apt_install(packages: list[str]) -> None:
@@ -152,7 +148,7 @@ def test_beside_an_old_compiler_root_installs_a_newer_one(
     assert (old_compiler / ".venv/bin/c++").resolve() == old_compiler / "bin/g++-12"
 
 
-def test_an_ordinary_user_with_an_old_compiler_is_given_the_command(
+def test_a_user_with_an_old_compiler_gets_the_command(
     setup: ModuleType, old_compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -160,7 +156,7 @@ def test_an_ordinary_user_with_an_old_compiler_is_given_the_command(
         setup.check_compiler()
 
 
-def test_an_old_compiler_that_was_asked_for_is_refused(
+def test_an_old_configured_compiler_is_refused(
     setup: ModuleType, old_compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler(old_compiler, "g++-10", "g++-10 (Ubuntu) 10.5.0", "10")
@@ -170,7 +166,7 @@ def test_an_old_compiler_that_was_asked_for_is_refused(
 
 
 @pytest.mark.parametrize("works", [False, True])
-def test_a_half_made_environment_is_made_again(
+def test_an_incomplete_environment_is_recreated(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
     venv = tmp_path / ".venv"
@@ -187,7 +183,7 @@ def test_a_half_made_environment_is_made_again(
     assert venv.exists() == works
 
 
-def test_no_compiler_at_all_is_said(setup: ModuleType) -> None:
+def test_a_missing_compiler_is_reported(setup: ModuleType) -> None:
     with pytest.raises(setup.SetupError, match="no C\\+\\+ compiler"):
         setup.check_compiler()
 
@@ -211,7 +207,7 @@ def test_the_development_install_is_found_as_a_distribution(
 
 
 @pytest.mark.parametrize(("there", "asked"), [(None, True), ("2.12.1", True), ("2.13.0", False), ("2.13.0+cpu", False)])
-def test_another_torch_than_the_one_that_is_wanted_is_replaced(
+def test_another_torch_version_is_replaced(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str | None, asked: bool
 ) -> None:
     site = tmp_path / ".venv/lib/python3.11/site-packages"

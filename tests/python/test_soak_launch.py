@@ -63,7 +63,7 @@ class Figures:
     orphans: int = 0
 
     def __str__(self) -> str:
-        kills = ", ".join(f"{count} {whom}" for whom, count in sorted(self.kills.items())) or "none"
+        kills = ", ".join(f"{count} {victim}" for victim, count in sorted(self.kills.items())) or "none"
         return (
             f"{self.jobs} jobs ({self.finished} ended well), kills: {kills}; {self.orphans} processes left behind; "
             f"the guilty rank named in {self.named} of {self.live_workers} kills of live workers"
@@ -109,7 +109,7 @@ def freeze_and_kill(victim: Victim) -> bool:
     return False
 
 
-def play(launch: Launch, script: Path, chance: random.Random, nodes: int, figures: Figures) -> None:
+def run_job(launch: Launch, script: Path, chance: random.Random, nodes: int, figures: Figures) -> None:
     """One job, one kill of something that is drawn, at a moment that is drawn."""
     restarts = chance.choice([0, 1])
     kind = VICTIMS[figures.jobs % len(VICTIMS)]
@@ -166,7 +166,7 @@ def test_random_kills(launch: Launch, tmp_path: Path) -> None:
     end = time.monotonic() + SECONDS
     try:
         while figures.jobs < len(VICTIMS) or time.monotonic() < end:
-            play(launch, script, chance, 1 + figures.jobs % 2, figures)
+            run_job(launch, script, chance, 1 + figures.jobs % 2, figures)
     finally:
         print(f"\nsoak: launcher, seed {SEED}: {figures}", file=sys.stderr)
     assert figures.orphans == 0

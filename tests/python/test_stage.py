@@ -18,7 +18,7 @@ def stage(tmp_path: Path) -> list[str]:
     return [sys.executable, str(tmp_path / "tools/stage.py")]
 
 
-def test_a_stage_that_works_is_one_line_and_its_summary(stage: list[str], tmp_path: Path) -> None:
+def test_a_successful_stage_prints_one_line_and_summary(stage: list[str], tmp_path: Path) -> None:
     command = ["sh", "-c", "echo noise; echo 3 tests passed; echo errors too >&2"]
     done = subprocess.run([*stage, "unit tests", "--summary", "passed", "--", *command], capture_output=True, text=True)
     assert done.returncode == 0
@@ -29,7 +29,7 @@ def test_a_stage_that_works_is_one_line_and_its_summary(stage: list[str], tmp_pa
     assert (tmp_path / "build/log/unit-tests.txt").read_text() == "noise\n3 tests passed\nerrors too\n"
 
 
-def test_a_stage_that_fails_shows_the_end_of_its_log_and_its_status(stage: list[str], tmp_path: Path) -> None:
+def test_a_failed_stage_shows_its_log_and_status(stage: list[str], tmp_path: Path) -> None:
     command = ["sh", "-c", "seq 1000; echo broken; exit 3"]
     done = subprocess.run([*stage, "build", "--", *command], capture_output=True, text=True)
     assert done.returncode == 3
@@ -40,7 +40,7 @@ def test_a_stage_that_fails_shows_the_end_of_its_log_and_its_status(stage: list[
     assert len(lines) < 200
 
 
-def test_a_stage_that_a_signal_ends_fails_as_a_shell_would_say(stage: list[str]) -> None:
+def test_a_signaled_stage_has_the_shells_status(stage: list[str]) -> None:
     assert subprocess.run([*stage, "x", "--", "sh", "-c", "kill -9 $$"], capture_output=True).returncode == 128 + 9
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import PATIENCE, Job, find_muster, free_port, wait_until
+from launching import TIMEOUT, Job, find_muster, free_port, wait_until
 
 
 def status(*words: str) -> "subprocess.CompletedProcess[str]":
     command = [str(find_muster()), "status", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_status_shows_a_running_job_and_forgets_it_afterwards(runtime: Path) -> None:
+def test_status_shows_only_running_jobs(runtime: Path) -> None:
     assert status().returncode == 1
     assert status("nobody").stdout == "no job nobody of this user runs on this host\n"
     words = ["--standalone", "--rdzv-id=shown", "--nproc-per-node=2", "--max-restarts=1"]
@@ -73,15 +73,15 @@ def said_pids(entry: dict[str, Any]) -> list[int]:
     return [pid for node in entry.get("nodes", []) for pid in node.get("pids", []) if pid != 0]
 
 
-def test_a_watcher_sees_the_job_until_it_ends(runtime: Path) -> None:
+def test_status_watch_follows_the_job(runtime: Path) -> None:
     words = ["--standalone", "--rdzv-id=watched", "--nproc-per-node=2", "--max-restarts=1"]
     code = "echo generation $MUSTER_GENERATION pid $$; [ $MUSTER_GENERATION = 1 ] || exit 3; exec sleep 1000"
     job = Job([str(find_muster()), "run", *words, "--no-python", "/bin/sh", "-c", code])
     pids = sorted(int(match[1]) for match in job.expect(r"\] generation 1 pid (\d+)\n", 2))
     command = [str(find_muster()), "status", "--watch", "--json", "watched"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
-        patience = threading.Timer(PATIENCE, watcher.kill)
-        patience.start()
+        timeout = threading.Timer(TIMEOUT, watcher.kill)
+        timeout.start()
         try:
             assert watcher.stdout
             last: dict[str, Any] = {}
@@ -93,14 +93,14 @@ def test_a_watcher_sees_the_job_until_it_ends(runtime: Path) -> None:
             assert watcher.wait() == 1
             assert job.finish() == 143
         finally:
-            patience.cancel()
+            timeout.cancel()
             job.close()
     assert shown == [], "it goes on until there is no job"
     assert (last["generation"], last["restarts"], last["nodes"][0]["node_rank"]) == (1, 1, 0)
     assert sorted(last["nodes"][0]["pids"]) == pids
 
 
-def test_who_is_missing_and_who_has_come_is_shown(runtime: Path) -> None:
+def test_status_shows_missing_and_present_nodes(runtime: Path) -> None:
     words = ["--nnodes=2", "--rdzv-id=both", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     env = {"MUSTER_SECRET": secrets.token_hex(32)}
 

@@ -44,7 +44,7 @@ def train(model: Any, steps: int, work: int = 0) -> None:
         model(torch.randn(8, 64)).sum().backward()
 
 
-def reported(rank: int, folder: str) -> muster.StepReport:
+def report_and_save(rank: int, folder: str) -> muster.StepReport:
     model = make()
     with pytest.raises(ValueError, match="has not averaged gradients yet"):
         muster.step_report(model)
@@ -63,8 +63,8 @@ def reported(rank: int, folder: str) -> muster.StepReport:
     return report
 
 
-def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
-    reports = run_ranks(2, reported, str(tmp_path))
+def test_a_step_report_has_a_plan_and_a_plot(tmp_path: Path) -> None:
+    reports = run_ranks(2, report_and_save, str(tmp_path))
     for rank, report in enumerate(reports):
         assert report.step == STEPS
         names = [name for bucket in report.plan for name in bucket.parameters]
@@ -94,8 +94,8 @@ def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
             assert (ours.full, ours.ended) == pytest.approx((told.full, told.ended), abs=1e-5)
     assert len(found) == 2
     first, second = (report._begin / 1e9 + report.forward for report in reports)
-    later = [max(0, first - second), max(0, second - first)]
-    assert _step_plot.delays(found) == pytest.approx(later, abs=1e-5), "ranks of one host share a clock"
+    slow_backward = [max(0, first - second), max(0, second - first)]
+    assert _step_plot.delays(found) == pytest.approx(slow_backward, abs=1e-5), "ranks of one host share a clock"
     assert _step_plot.delays({"": found[next(iter(found))]}) == [0]
     pytest.importorskip("matplotlib")
     _step_plot.draw(found, tmp_path / "trace.png")
@@ -103,7 +103,7 @@ def test_a_step_is_reported_with_its_plan_and_drawn(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-class Later(torch.autograd.Function):
+class SlowBackward(torch.autograd.Function):
     """Backward of a layer outside the model, which runs after the model's. Notes when it began and ended."""
 
     began = ended = 0
@@ -114,28 +114,28 @@ class Later(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        Later.began = time.monotonic_ns()
+        SlowBackward.began = time.monotonic_ns()
         burden = torch.full((256, 256), 1 / 256)
         for _ in range(50):
             burden = burden @ burden
-        Later.ended = time.monotonic_ns()
+        SlowBackward.ended = time.monotonic_ns()
         return gradient
 
 
-later: Any = Later.apply
+slow_backward: Any = SlowBackward.apply
 
 
-def with_layers_before(rank: int) -> list[tuple[int, int, muster.StepReport]]:
+def train_with_outside_layers(rank: int) -> list[tuple[int, int, muster.StepReport]]:
     model = make()
     steps = []
     for _ in range(STEPS):
-        model(later(torch.randn(8, 64, requires_grad=True))).sum().backward()
-        steps.append((Later.began, Later.ended, muster.step_report(model)))
+        model(slow_backward(torch.randn(8, 64, requires_grad=True))).sum().backward()
+        steps.append((SlowBackward.began, SlowBackward.ended, muster.step_report(model)))
     return steps
 
 
-def test_layers_outside_the_model_count_as_backward_not_as_waiting() -> None:
-    for steps in run_ranks(2, with_layers_before):
+def test_layers_outside_the_model_count_as_backward() -> None:
+    for steps in run_ranks(2, train_with_outside_layers):
         counted = 0
         for began, ended, report in steps:
             waited_from = report._begin + 1e9 * (report.forward + report.backward)
@@ -160,7 +160,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_step_of_a_running_job_is_told_and_drawn_from_outside(tmp_path: Path) -> None:
+def test_trace_plots_a_step_of_a_running_job(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = find_muster()
     assert command is not None
@@ -197,7 +197,7 @@ def test_a_step_of_a_running_job_is_told_and_drawn_from_outside(tmp_path: Path) 
     assert len(re.findall(r"^ +0 .* ms  4.bias ... 2.weight \(4\) \(2.weight\)$", said, re.M)) == 2, said
 
 
-def test_advice_on_a_step_seen_from_outside_is_that_of_the_program() -> None:
+def test_advice_from_a_trace_matches_the_program() -> None:
     def event(name: str, begin: float, end: float, **arguments: Any) -> dict[str, Any]:
         return {
             "name": name,
@@ -228,14 +228,14 @@ def test_advice_on_a_step_seen_from_outside_is_that_of_the_program() -> None:
     )
 
 
-def straggling(rank: int) -> muster.StragglerReport:
+def train_with_straggler(rank: int) -> muster.StragglerReport:
     model = make()
     train(model, 40, 40 if rank == 2 else 0)
     return muster.straggler_report(model, 30)
 
 
-def test_the_rank_with_more_to_do_is_found_by_all() -> None:
-    reports = run_ranks(3, straggling)
+def test_all_ranks_find_the_straggler() -> None:
+    reports = run_ranks(3, train_with_straggler)
     for report in reports:
         assert (report.steps, report.rank) == (30, 2), str(report)
         assert report.share > 0.5 and report.behind > 0
@@ -244,12 +244,12 @@ def test_the_rank_with_more_to_do_is_found_by_all() -> None:
         assert "rank 2 was last in " in str(report)
 
 
-def alone(rank: int) -> tuple[str, int | None, float]:
+def report_of_one_rank(rank: int) -> tuple[str, int | None, float]:
     model = make()
     train(model, 2)
     report = muster.straggler_report(model)
     return str(report), report.rank, muster.step_report(model).communication
 
 
-def test_one_rank_has_nobody_to_wait_for() -> None:
-    assert run_ranks(1, alone) == [("there is one rank: nobody waits", None, 0)]
+def test_a_single_rank_has_no_straggler() -> None:
+    assert run_ranks(1, report_of_one_rank) == [("there is one rank: nobody waits", None, 0)]

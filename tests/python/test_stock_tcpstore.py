@@ -139,7 +139,7 @@ def test_timeouts_leave_the_connection_usable(connect: Callable[[], Any]) -> Non
         assert store.get("k") == b"v"
 
 
-def test_a_release_that_crosses_a_cancellation_is_swallowed(connect: Callable[[], Any]) -> None:
+def test_a_release_after_a_cancellation_is_dropped(connect: Callable[[], Any]) -> None:
     """The wait ends at about the moment at which the key comes, again and again: the stream must stay in step."""
     setting, waiting = connect(), connect()
     for i in range(60):
@@ -176,7 +176,7 @@ def test_clones_and_prefixes(connect: Callable[[], Any]) -> None:
     assert store.get("p/k") == b"w"
 
 
-def test_an_add_to_text_costs_the_connection_only(connect: Callable[[], Any]) -> None:
+def test_add_to_text_closes_only_that_connection(connect: Callable[[], Any]) -> None:
     store = connect()
     store.set("text", "no number")
     with pytest.raises(dist.DistError):
@@ -184,7 +184,7 @@ def test_an_add_to_text_costs_the_connection_only(connect: Callable[[], Any]) ->
     assert connect().get("text") == b"no number"
 
 
-def test_a_timeout_names_the_keys_and_how_long_it_was(connect: Callable[[], Any]) -> None:
+def test_a_timeout_names_keys_and_duration(connect: Callable[[], Any]) -> None:
     store = connect()
     with pytest.raises(dist.DistStoreError, match=r"wait timeout after 30ms, keys: .*/missing"):
         store.wait(["missing"], timedelta(milliseconds=30))
@@ -244,7 +244,7 @@ def test_a_queue_is_first_in_first_out(connect: Callable[[], Any]) -> None:
     assert store.queue_pop("q") == b"kept"
 
 
-def test_tenants_with_prefixes_do_not_meet(connect: Callable[[], Any]) -> None:
+def test_prefixes_isolate_clients(connect: Callable[[], Any]) -> None:
     store = connect()
     tenants = [dist.PrefixStore(f"tenant {i}", store) for i in range(3)]
     for i, tenant in enumerate(tenants):
@@ -260,7 +260,7 @@ def test_tenants_with_prefixes_do_not_meet(connect: Callable[[], Any]) -> None:
     assert tenants[2].check(["k"])
 
 
-def test_workers_that_are_waited_for_leave_one_key(port: int) -> None:
+def test_waiting_for_workers_leaves_one_key(port: int) -> None:
     def join(_: int) -> TCPStore:
         return TCPStore("127.0.0.1", port, 4, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=True)
 
@@ -269,7 +269,7 @@ def test_workers_that_are_waited_for_leave_one_key(port: int) -> None:
     assert [store.num_keys() for store in stores] == [1] * 4
 
 
-def test_a_crowd_counts_and_meets(connect: Callable[[], Any]) -> None:
+def test_many_clients_count_and_meet(connect: Callable[[], Any]) -> None:
     def work(store: Any) -> bytes:
         for _ in range(50):
             store.add("sum", 1)
@@ -281,7 +281,7 @@ def test_a_crowd_counts_and_meets(connect: Callable[[], Any]) -> None:
         assert list(pool.map(work, [connect() for _ in range(8)])) == [b"400"] * 8
 
 
-def test_garbage_is_cut_off(port: int) -> None:
+def test_garbage_closes_the_connection(port: int) -> None:
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x01\x02\x03\x04", b"\x00\xce\xf7\x85\x3c\xff"):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             client.sendall(garbage)

@@ -52,7 +52,7 @@ def test_a_muster_store_is_a_torch_store() -> None:
     assert store.get("group/k") == b"inner"
 
 
-def test_its_waits_end_as_torchs_do() -> None:
+def test_wait_timeouts_match_torch() -> None:
     thirty = timedelta(milliseconds=30)
     for timeout in (0.03, thirty):
         store: Any = muster.store("memory:", timeout=timeout)
@@ -63,7 +63,7 @@ def test_its_waits_end_as_torchs_do() -> None:
         store.wait(["nobody"], timedelta(milliseconds=20))
 
 
-def test_wrong_addresses_are_one_sentence() -> None:
+def test_wrong_addresses_raise_clear_errors() -> None:
     with pytest.raises(ValueError, match="file://"):
         muster.store("gopher://localhost")
     with pytest.raises(muster.Error, match=r"127\.0\.0\.1:1"):
@@ -151,7 +151,7 @@ def absent(rank: int) -> str:
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-def test_ranks_that_do_not_come_are_named() -> None:
+def test_missing_ranks_are_named() -> None:
     (message,) = run_ranks(1, absent)
     assert message.startswith("TimeoutError: ")
     assert "1" in message

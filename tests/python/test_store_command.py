@@ -56,12 +56,12 @@ def ask(muster: Path, server: Server) -> Ask:
     return run
 
 
-def test_it_says_where_it_serves(server: Server) -> None:
+def test_serve_prints_its_addresses(server: Server) -> None:
     assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.said[0])
     assert re.fullmatch(r"TCPStore clients of PyTorch: 127\.0\.0\.1:\d+", server.said[1])
 
 
-def test_values_go_in_and_out_as_they_are(ask: Ask) -> None:
+def test_values_pass_unchanged(ask: Ask) -> None:
     anything = bytes(range(256))
     assert ask("set", "bytes/any", "--file", "-", stdin=anything).returncode == 0
     assert ask("get", "bytes/any").stdout == anything
@@ -83,7 +83,7 @@ def test_counters_and_deletions(ask: Ask) -> None:
     assert ask("barrier", "alone", "1").returncode == 0
 
 
-def test_what_is_not_there_has_a_status_of_its_own(ask: Ask) -> None:
+def test_a_missing_key_has_its_own_exit_status(ask: Ask) -> None:
     absent = ask("get", "nobody")
     assert (absent.returncode, absent.stdout) == (1, b"")
     assert b'there is no key "nobody"' in absent.stderr
@@ -92,7 +92,7 @@ def test_what_is_not_there_has_a_status_of_its_own(ask: Ask) -> None:
     assert b"waited in vain" in in_vain.stderr
 
 
-def test_watch_prints_what_changes(ask: Ask, muster: Path, server: Server) -> None:
+def test_watch_prints_changes(ask: Ask, muster: Path, server: Server) -> None:
     ask("set", "watched/a", "1")
     words: Words = [
         muster,
@@ -125,7 +125,7 @@ def test_stat_counts(ask: Ask) -> None:
     assert b"operations" in ask("stat").stdout
 
 
-def test_a_stranger_is_refused(ask: Ask) -> None:
+def test_an_unauthenticated_client_is_refused(ask: Ask) -> None:
     refused = ask("get", "k", MUSTER_SECRET="aa" * 32)
     assert refused.returncode == 3
     assert b"secret" in refused.stderr
@@ -171,14 +171,14 @@ def test_a_proxy_serves_the_same_keys(ask: Ask, muster: Path, server: Server, tm
         (["--store", "redis://127.0.0.1:1", "ls"], "cannot reach Redis"),  # which nothing is gained by waiting for
     ],
 )
-def test_wrong_words_are_one_line(muster: Path, words: list[str], said: str) -> None:
+def test_wrong_arguments_are_reported_in_one_line(muster: Path, words: list[str], said: str) -> None:
     done = subprocess.run([muster, "store", *words], capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode in (2, 3)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_who_waits_for_a_store_is_told(muster: Path, tmp_path: Path) -> None:
+def test_waiting_for_a_store_is_reported(muster: Path, tmp_path: Path) -> None:
     url = f"unix:{tmp_path}/late"
     words: Words = [muster, "store", "--store", url, "--timeout", "60", "add", "k", "5"]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
@@ -190,14 +190,14 @@ def test_who_waits_for_a_store_is_told(muster: Path, tmp_path: Path) -> None:
     assert server.end() == 0
 
 
-def test_a_store_that_does_not_come_is_out_of_reach(muster: Path, tmp_path: Path) -> None:
+def test_an_absent_store_is_unreachable(muster: Path, tmp_path: Path) -> None:
     words: Words = [muster, "store", "--store", f"unix:{tmp_path}/nobody", "--timeout", "0.1", "ls"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode == 3
     assert "nothing answered" in done.stderr
 
 
-def test_a_proxy_says_what_it_waits_for(muster: Path, tmp_path: Path) -> None:
+def test_a_proxy_reports_its_missing_upstream(muster: Path, tmp_path: Path) -> None:
     words: Words = [muster, "store", "serve", "--listen", f"unix:{tmp_path}/p", "--upstream", f"unix:{tmp_path}/late"]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
         assert waiting.stderr is not None and waiting.stdout is not None
@@ -217,7 +217,7 @@ def test_an_open_store_on_the_network_needs_a_secret(muster: Path) -> None:
     assert "--secret-file" in done.stderr
 
 
-def test_within_a_job_it_sees_the_jobs_store(muster: Path) -> None:
+def test_in_a_job_the_command_uses_the_jobs_store(muster: Path) -> None:
     script = f'"{muster}" store set "from $RANK" "$RANK" && "{muster}" store get --wait "from $((1 - RANK))"'
     words: Words = [muster, "run", "--nproc-per-node", "2", "--no-python", "sh", "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())

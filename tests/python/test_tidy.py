@@ -97,11 +97,11 @@ def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
         ("tests/python/test_x.py", "def test_x():\n" + "    pass\n" * 70, "1: length"),
     ],
 )  # fmt: skip
-def test_finds(tmp_path: Path, path: str, text: str, expected: str) -> None:
+def test_each_rule_finds_its_violation(tmp_path: Path, path: str, text: str, expected: str) -> None:
     assert tidy(tmp_path, {**CLEAN, path: text}) == [f"{path}:{expected}"]
 
 
-def test_environment_variables_are_those_that_are_documented(tmp_path: Path) -> None:
+def test_environment_variables_match_the_docs(tmp_path: Path) -> None:
     code = '#include "muster/base/a.h"\nconst char* name = "MUSTER_NEW";\n'
     documents = {"README.md": "[testing](docs/testing.md), [variables](docs/environment.md)\n"}
     files = {**CLEAN, **documents, "src/muster/base/a.cpp": code}
@@ -112,12 +112,12 @@ def test_environment_variables_are_those_that_are_documented(tmp_path: Path) -> 
     ]
 
 
-def test_what_stands_in_comments_and_strings_is_not_code(tmp_path: Path) -> None:
+def test_comments_and_strings_are_not_code(tmp_path: Path) -> None:
     text = '#include "muster/base/a.h"\n// throw rand()\nconst char* s = "throw";  /* assert(x) */\n'
     assert tidy(tmp_path, {**CLEAN, "src/muster/base/a.cpp": text}) == []
 
 
-def test_a_reason_lets_a_line_off_but_a_bare_comment_does_not(tmp_path: Path) -> None:
+def test_an_allow_comment_needs_a_reason(tmp_path: Path) -> None:
     let_off = '#include "muster/base/a.h"\nint f() {\n  // tidy: allow(sleep) the peer is not ours\n  usleep(3);\n}\n'
     assert tidy(tmp_path / "a", {**CLEAN, "src/muster/base/a.cpp": let_off}) == []
     bare = let_off.replace(" the peer is not ours", "")
@@ -140,7 +140,7 @@ def test_the_length_ratchet_only_shrinks(tmp_path: Path, counts: str, expected: 
     assert tidy(tmp_path, {**CLEAN, "src/muster/base/a.cpp": LONG, "tools/tidy_lengths.txt": counts}) == expected
 
 
-def test_functions_are_told_from_classes_namespaces_and_lambdas(tmp_path: Path) -> None:
+def test_functions_are_measured_alone(tmp_path: Path) -> None:
     inner = "  g();\n" * 30
     text = (
         '#include "muster/base/a.h"\nnamespace muster {\nnamespace {\nstruct Big {\n'
@@ -169,7 +169,7 @@ SUBJECTS = {
 
 
 @pytest.mark.parametrize("year", [2026, 2099])
-def test_commits_since_the_rule_have_a_component_and_an_order(tmp_path: Path, year: int) -> None:
+def test_commit_subjects_are_checked(tmp_path: Path, year: int) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     when = f"{year}-01-01T00:00:00Z"
     environment = {**os.environ, "GIT_COMMITTER_DATE": when, "GIT_AUTHOR_DATE": when}

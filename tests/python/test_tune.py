@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE
+from launching import TIMEOUT
 
 CHOSEN = r"^ *-> (\w+)"
 Result = subprocess.CompletedProcess[str]
@@ -21,10 +21,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(muster: str, *words: str) -> Result:
-    return subprocess.run([muster, *words], capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run([muster, *words], capture_output=True, text=True, timeout=TIMEOUT)
 
 
-def test_tune_measures_once_and_keeps_what_it_found(muster: str, cache: Path) -> None:
+def test_tune_keeps_its_measurements(muster: str, cache: Path) -> None:
     assert call(muster, "tune", "--show").stdout.startswith("guessed")
     assert not cache.exists(), "showing measures nothing"
     measured = call(muster, "tune")
@@ -41,7 +41,7 @@ def test_tune_measures_once_and_keeps_what_it_found(muster: str, cache: Path) ->
     assert [path.name for path in cache.parent.iterdir()] == [cache.name], "no half-written file stays"
 
 
-def test_a_damaged_record_is_named_and_guesses_stand_in(muster: str, cache: Path) -> None:
+def test_a_damaged_record_falls_back_to_defaults(muster: str, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text('{"tcp": 3}')
     shown = call(muster, "tune", "--show")
@@ -50,7 +50,7 @@ def test_a_damaged_record_is_named_and_guesses_stand_in(muster: str, cache: Path
     assert shown.stdout.startswith("guessed")
 
 
-def test_explain_prints_the_candidates_the_choice_and_its_steps(muster: str, cache: Path) -> None:
+def test_explain_prints_candidates_choice_and_steps(muster: str, cache: Path) -> None:
     said = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--links", "tcp", "--all").stdout
     assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node, links: tcp; costs of this machine: guessed")
     times = {name: float(time) for name, time in re.findall(r"^\W+(\w+) +([\d.]+) ms$", said, re.MULTILINE)}
@@ -61,7 +61,7 @@ def test_explain_prints_the_candidates_the_choice_and_its_steps(muster: str, cac
     assert {"send", "receive"} <= set(steps)
 
 
-def test_explain_of_one_host_goes_by_what_its_memory_costs(muster: str, cache: Path) -> None:
+def test_explain_uses_the_hosts_memory_costs(muster: str, cache: Path) -> None:
     words = ("explain", "all_reduce", "--bytes", "1Mi", "--ranks", "2")
     assert "guessed" in call(muster, *words).stdout
     medium = {"latency": 1e-5, "overhead": 1e-6, "bytes_per_second": 1e9}
@@ -82,7 +82,7 @@ def test_explain_of_one_host_goes_by_what_its_memory_costs(muster: str, cache: P
     assert times == ["11.1 us", "9.00 ms"], "nine waits, and what 1.5 MiB of copies and half of that combined take"
 
 
-def test_what_was_measured_changes_the_choice(muster: str, cache: Path) -> None:
+def test_measurements_change_the_choice(muster: str, cache: Path) -> None:
     words = ("explain", "all_reduce", "--bytes", "64Ki", "--ranks", "16", "--links", "tcp")
     chosen = set()
     for latency, speed in ((1e-1, 1e12), (1e-9, 1e5)):
@@ -96,9 +96,7 @@ def test_what_was_measured_changes_the_choice(muster: str, cache: Path) -> None:
     assert "recursive_doubling" in chosen and len(chosen) == 2, chosen
 
 
-def test_explain_obeys_muster_algo_and_refuses_what_it_does_not_know(
-    muster: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explain_obeys_muster_algo(muster: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("explain", "broadcast", "--bytes", "1Ki", "--ranks", "8", "--nodes", "8")
     monkeypatch.setenv("MUSTER_ALGO", "broadcast=chain")
     assert "-> chain" in call(muster, *words).stdout

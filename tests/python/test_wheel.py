@@ -42,7 +42,7 @@ def clean(wheel: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_the_wheel_holds_the_package_the_binary_and_the_entry_point(wheel: Path) -> None:
+def test_the_wheel_contains_all_parts(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
@@ -59,7 +59,7 @@ def requirements(metadata: bytes) -> list[str]:
     return [line for line in email.message_from_bytes(metadata).get_all("Requires-Dist", []) if "extra ==" not in line]
 
 
-def test_the_wheel_needs_the_torch_that_it_loads(wheel: Path) -> None:
+def test_the_wheel_pins_its_torch(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         (release,) = re.findall(r'TORCH = "(.*)"', archive.read("muster/_build.py").decode())
@@ -83,14 +83,14 @@ importlib.metadata.version = hide
 """
 
 
-def test_a_wheel_is_said_to_need_the_torch_that_is_installed(root: Path, tmp_path: Path) -> None:
+def test_wheel_metadata_pins_the_installed_torch(root: Path, tmp_path: Path) -> None:
     done = backend("prepare_metadata_for_build_wheel", tmp_path, root)
     assert done.returncode == 0, done.stdout + done.stderr
     (metadata,) = tmp_path.glob("*.dist-info/METADATA")
     assert requirements(metadata.read_bytes()) == [f"torch=={torch.__version__.split('+')[0]}", "numpy"]
 
 
-def test_sources_leave_the_torch_to_their_wheels(root: Path, tmp_path: Path) -> None:
+def test_the_source_package_does_not_pin_torch(root: Path, tmp_path: Path) -> None:
     """Whoever makes them need not have one."""
     done = backend("build_sdist", tmp_path, root, HIDE_TORCH)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -105,7 +105,7 @@ def test_sources_leave_the_torch_to_their_wheels(root: Path, tmp_path: Path) -> 
     assert email.message_from_bytes(metadata).get_all("Dynamic") == ["Requires-Dist"]
 
 
-def test_a_wheel_without_a_torch_to_build_against_is_refused(root: Path, tmp_path: Path) -> None:
+def test_building_a_wheel_without_torch_fails(root: Path, tmp_path: Path) -> None:
     done = backend("prepare_metadata_for_build_wheel", tmp_path, root, HIDE_TORCH)
     assert done.returncode != 0
     assert "install torch" in done.stderr
@@ -116,13 +116,13 @@ def test_digits_train_in_a_clean_environment(clean: Path, root: Path, run: Run, 
     script.write_text((root / "examples/python/digits.py").read_text())
     data = root / "examples/data/digits.csv.gz"
     command = [clean / "bin/muster", "run", "--nproc-per-node", "2", script, "--data", data]
-    outside = {"PATH": f"{clean}/bin:/usr/bin:/bin", "PYTHONPATH": "", "MUSTER_PYTHON": ""}
-    said = run([*command, "--plot", tmp_path / "curve.png"], env=outside, cwd=tmp_path)
+    clean_path = {"PATH": f"{clean}/bin:/usr/bin:/bin", "PYTHONPATH": "", "MUSTER_PYTHON": ""}
+    said = run([*command, "--plot", tmp_path / "curve.png"], env=clean_path, cwd=tmp_path)
     accuracies = [float(number) for number in re.findall(r"epoch .*held-out accuracy +([\d.]+)%", said)]
     assert accuracies[-1] >= 97, said
 
 
-def test_the_environment_imports_the_wheel_and_not_this_tree(clean: Path, root: Path, tmp_path: Path) -> None:
+def test_the_environment_imports_the_wheel(clean: Path, root: Path, tmp_path: Path) -> None:
     code = "import muster; print(muster.__file__)"
     done = subprocess.run([clean / "bin/python", "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

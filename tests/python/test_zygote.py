@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE, Job, Launch, is_gone, wait_until
+from launching import TIMEOUT, Job, Launch, is_gone, wait_until
 
 pytest.importorskip("torch")
 
-NOBODY = 65534
+NOBODY_UID = 65534
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def settings(runtime: Path) -> dict[str, str]:
 
 def call(muster: str, settings: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     command = [muster, "warm", *words]
-    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def warm(muster: str, settings: dict[str, str]) -> Iterator[dict[str, str]]:
     wait_until(lambda: call(muster, settings, "status").returncode == 1)
 
 
-SAY_ALL = """
+PRINT_CONTEXT = """
 import __main__, multiprocessing.process, random, threading
 import numpy as np
 import torch
@@ -109,8 +109,8 @@ def test_a_dump_of_a_job_shows_its_forked_workers(launch: Launch, muster: str, s
         job.finish()
 
 
-def test_a_forked_worker_finds_what_a_started_one_does(launch: Launch, script: Callable[[str], Path]) -> None:
-    path = script(SAY_ALL)
+def test_a_forked_worker_sees_what_a_spawned_one_sees(launch: Launch, script: Callable[[str], Path]) -> None:
+    path = script(PRINT_CONTEXT)
     relative = os.path.relpath(path)
     forked = launch("--nproc-per-node=2", relative, "--x", "a b")
     started = launch("--start-method=spawn", "--nproc-per-node=2", relative, "--x", "a b")
@@ -119,7 +119,7 @@ def test_a_forked_worker_finds_what_a_started_one_does(launch: Launch, script: C
     assert len(drawn) == 2 and all(one != other for one, other in zip(*drawn, strict=True))
 
 
-def test_a_forked_module_is_run_as_python_does(launch: Launch, tmp_path: Path) -> None:
+def test_a_forked_module_runs_as_in_python(launch: Launch, tmp_path: Path) -> None:
     package = tmp_path / "some_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -142,7 +142,7 @@ def test_a_forked_module_is_run_as_python_does(launch: Launch, tmp_path: Path) -
         "1 / 0", "raise KeyboardInterrupt", "int('x' * 3", "raise ValueError from KeyError(1)",
     ],
 )  # fmt: skip
-def test_a_forked_worker_ends_as_a_started_one_does(launch: Launch, script: Callable[[str], Path], end: str) -> None:
+def test_a_forked_worker_exits_as_a_spawned_one(launch: Launch, script: Callable[[str], Path], end: str) -> None:
     text = "import atexit, ctypes, threading\natexit.register(print, 'at exit')\nsys.stdout.write('no newline')\n"
     text += "ctypes.CDLL(None).printf(b' in C')\n"
     if not end.startswith("os."):  # those do not wait for threads
@@ -173,9 +173,7 @@ if __name__ == '__main__':
     assert sorted(job.out.splitlines()) == ["[rank 0] fork [42]", "[rank 0] spawn [42]"]
 
 
-def test_a_module_beside_the_script_that_hides_an_imported_one_is_honoured(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_module_that_shadows_an_import_is_used(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "fractions.py").write_text("from builtins import int as Fraction\nmine = True\n")
     job = launch("--nproc-per-node=2", script("import fractions; print(fractions.mine)"))
     assert job.finish() == 0, job.err
@@ -213,10 +211,12 @@ while True: signal.pause()
 """
 
 
-@pytest.mark.parametrize("whom", ["worker", "zygote", "agent", "launcher", "both", "nobody"])
+@pytest.mark.parametrize("victim", ["worker", "zygote", "agent", "launcher", "both", "nobody"])
 @pytest.mark.parametrize("kind", ["warm", "cold"])
-def test_nothing_is_left_whoever_is_killed(launch: Launch, script: Callable[[str], Path], whom: str, kind: str) -> None:
-    if kind == "cold" and whom not in ("zygote", "agent", "both"):
+def test_no_process_is_left_after_any_kill(
+    launch: Launch, script: Callable[[str], Path], victim: str, kind: str
+) -> None:
+    if kind == "cold" and victim not in ("zygote", "agent", "both"):
         pytest.skip("the same as warm, and an import each")
     words = ["--no-warm"] if kind == "cold" else []
     job = launch(*words, "--shutdown-timeout=0.2", "--nproc-per-node=2", script(FAMILY))
@@ -226,11 +226,11 @@ def test_nothing_is_left_whoever_is_killed(launch: Launch, script: Callable[[str
     agent, launcher = job.agent(), job.process.pid
     victims = {"worker": [int(ready[0][1])], "zygote": [zygote], "agent": [agent], "launcher": [launcher]}
     victims["both"] = [agent, launcher]
-    if whom == "both":
+    if victim == "both":
         os.kill(launcher, signal.SIGSTOP)  # so that neither has time to end anything
-    for victim in victims.get(whom, []):
-        os.kill(victim, signal.SIGKILL)
-    if whom == "nobody":
+    for pid in victims.get(victim, []):
+        os.kill(pid, signal.SIGKILL)
+    if victim == "nobody":
         job.send(signal.SIGTERM)
     assert job.finish() in (137, -9, 143)
     wait_until(lambda: all(map(is_gone, [*pids, zygote])))
@@ -254,11 +254,11 @@ print('generation', os.environ['MUSTER_GENERATION'])
 
 
 @pytest.mark.parametrize("name", ["import", "barrier", "end"])
-@pytest.mark.parametrize("whom", ["worker", "zygote"])
-def test_a_restart_follows_at_whichever_step_one_is_killed(
-    launch: Launch, script: Callable[[str], Path], name: str, whom: str
+@pytest.mark.parametrize("victim", ["worker", "zygote"])
+def test_a_kill_at_any_step_restarts_the_job(
+    launch: Launch, script: Callable[[str], Path], name: str, victim: str
 ) -> None:
-    job = launch("--nproc-per-node=2", "--max-restarts=1", script(STEPS), name, whom)
+    job = launch("--nproc-per-node=2", "--max-restarts=1", script(STEPS), name, victim)
     assert job.finish() == 0, job.err
     assert job.out.count("generation 1") == 2
     assert job.left_behind() == []
@@ -277,7 +277,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_lost_zygote_is_replaced_by_another_of_the_warm_one(
+def test_a_lost_zygote_is_replaced(
     muster: str, warm: dict[str, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     keeper = int(re.search(r"pid (\d+)", call(muster, warm, "status").stdout)[1])  # type: ignore[index]
@@ -292,9 +292,7 @@ def test_a_lost_zygote_is_replaced_by_another_of_the_warm_one(
     assert job.left_behind() == []
 
 
-def test_an_unsafe_preload_is_refused_by_its_name(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_an_unsafe_preload_is_refused(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
@@ -306,7 +304,7 @@ def test_an_unsafe_preload_is_refused_by_its_name(
     assert "--preload no_such_module cannot be imported" in job.err
 
 
-def test_a_preload_that_opens_a_device_is_refused_by_its_name(
+def test_a_preload_that_opens_a_device_is_refused(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     # A file stands for the device: the test tells the zygote so, from the module that it imports.
@@ -323,16 +321,16 @@ def test_a_preload_that_opens_a_device_is_refused_by_its_name(
     assert "ran" not in job.out
 
 
-def as_nobody(act: Callable[[], bool]) -> int:
+def run_as_nobody(act: Callable[[], bool]) -> int:
     """The pid of a child of another user's, which ends with 0 where `act` is true."""
     pid = os.fork()
     if pid == 0:
         status = 2
         try:
-            signal.alarm(int(PATIENCE))
+            signal.alarm(int(TIMEOUT))
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(NOBODY_UID)
+            os.setuid(NOBODY_UID)
             status = 0 if act() else 1
         finally:
             os._exit(status)
@@ -340,11 +338,11 @@ def as_nobody(act: Callable[[], bool]) -> int:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_no_other_user_is_answered_by_a_warm_zygote(muster: str, warm: dict[str, str], runtime: Path) -> None:
+def test_a_warm_zygote_refuses_other_users(muster: str, warm: dict[str, str], runtime: Path) -> None:
     before = call(muster, warm, "status")
     (path,) = (runtime / "muster").glob("warm-*")
 
-    def is_turned_away() -> bool:
+    def is_refused() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
             client.connect(str(path))
             with contextlib.suppress(BrokenPipeError):
@@ -358,7 +356,7 @@ def test_no_other_user_is_answered_by_a_warm_zygote(muster: str, warm: dict[str,
     for place in modes:
         place.chmod(0o777)
     try:
-        assert os.waitpid(as_nobody(is_turned_away), 0)[1] == 0
+        assert os.waitpid(run_as_nobody(is_refused), 0)[1] == 0
     finally:
         for place, mode in modes.items():
             place.chmod(mode)
@@ -368,9 +366,7 @@ def test_no_other_user_is_answered_by_a_warm_zygote(muster: str, warm: dict[str,
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_a_socket_that_another_user_serves_is_nobodys_warm_zygote(
-    muster: str, settings: dict[str, str], own_runtime: Path
-) -> None:
+def test_a_warm_socket_of_another_user_is_ignored(muster: str, settings: dict[str, str], own_runtime: Path) -> None:
     env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
     assert call(muster, env, "status").returncode == 1
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -383,7 +379,7 @@ def test_a_socket_that_another_user_serves_is_nobodys_warm_zygote(
             client, _ = server.accept()
             return client.recv(4096) == b""
 
-        pid = as_nobody(is_asked_nothing)
+        pid = run_as_nobody(is_asked_nothing)
         os.close(write)
         assert os.read(read, 1) == b"x"
         os.close(read)
@@ -392,7 +388,7 @@ def test_a_socket_that_another_user_serves_is_nobodys_warm_zygote(
     assert done.returncode == 1 and "no zygote is kept warm" in done.stdout
 
 
-def test_a_python_without_torch_starts_its_workers_itself(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_without_torch_workers_are_spawned(launch: Launch, script: Callable[[str], Path]) -> None:
     path = script("print('fine')")
     bare = path.parent / "python3"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
@@ -403,7 +399,7 @@ def test_a_python_without_torch_starts_its_workers_itself(launch: Launch, script
     assert "cannot import torch" in job.err
 
 
-def test_the_warm_zygote_is_used_and_says_so(
+def test_the_warm_zygote_is_used_and_reported(
     muster: str, warm: dict[str, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     status = call(muster, warm, "status")
@@ -417,7 +413,7 @@ def test_the_warm_zygote_is_used_and_says_so(
     assert job.finish() == 143
 
 
-def test_a_run_is_as_its_launcher_not_as_the_warm_zygote(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_run_inherits_from_its_launcher(launch: Launch, script: Callable[[str], Path]) -> None:
     path = script("import resource\nprint(os.getcwd(), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.umask(0))")
     shell = f'ulimit -n 77; umask 027; cd {path.parent}; exec "$0" "$@"'
     job = launch(path, before=["sh", "-c", shell])
@@ -425,7 +421,7 @@ def test_a_run_is_as_its_launcher_not_as_the_warm_zygote(launch: Launch, script:
     assert job.out == f"[rank 0] {path.parent} 77 {0o027}\n"
 
 
-def test_a_changed_package_makes_the_warm_zygote_new(
+def test_a_changed_package_restarts_the_warm_zygote(
     muster: str, settings: dict[str, str], own_runtime: Path, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
     (tmp_path / "version.py").write_text("number = 1\n")
@@ -445,9 +441,7 @@ def test_a_changed_package_makes_the_warm_zygote_new(
     assert call(muster, env, "status").returncode == 1
 
 
-def test_a_warm_zygote_that_stops_late_leaves_its_successors_socket(
-    muster: str, settings: dict[str, str], own_runtime: Path
-) -> None:
+def test_a_late_stop_keeps_the_successors_socket(muster: str, settings: dict[str, str], own_runtime: Path) -> None:
     env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
     assert call(muster, env).returncode == 0
     pid = int(re.search(r"pid (\d+)", call(muster, env, "status").stdout)[1])  # type: ignore[index]
@@ -464,9 +458,7 @@ def test_a_warm_zygote_that_stops_late_leaves_its_successors_socket(
     assert not path.exists()
 
 
-def test_an_idle_warm_zygote_ends_and_a_broken_one_says_why(
-    muster: str, settings: dict[str, str], own_runtime: Path
-) -> None:
+def test_idle_and_broken_warm_zygotes_end(muster: str, settings: dict[str, str], own_runtime: Path) -> None:
     env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
     done = call(muster, env, "--preload=no_such_module")
     assert done.returncode == 1 and "--preload no_such_module cannot be imported" in done.stderr

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launching import PATIENCE
+from launching import TIMEOUT
 
 # The package as the zygote has it, without muster around it.
 FAILED_FORK = """
@@ -28,9 +28,9 @@ for module in ('platform', sys.argv[2]):
 """
 
 
-def test_a_worker_that_cannot_be_forked_costs_no_descriptor(tmp_path: Path, root: Path) -> None:
+def test_a_failed_fork_leaks_no_descriptor(tmp_path: Path, root: Path) -> None:
     words = [sys.executable, "-c", FAILED_FORK, str(root / "python" / "muster"), str(tmp_path / "script.py")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "failed 7 cannot fork a worker: no more processes\n" * 2
 
@@ -59,7 +59,7 @@ assert said == [f'ended {pids[1]} 9', f'ended {pids[0]} 256', 'empty'], said
 """
 
 
-def test_of_workers_that_ended_at_once_the_killed_one_is_told_of_first(root: Path) -> None:
+def test_killed_workers_are_reported_before_failed_ones(root: Path) -> None:
     words = [sys.executable, "-c", ENDED_AT_ONCE, str(root / "python" / "muster")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
