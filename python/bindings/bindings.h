@@ -12,6 +12,7 @@ void raise(const Error& error);
 void bind_backend(py::module_& module);
 void bind_group(py::module_& module);
 void bind_hooks(py::module_& module);
+void bind_optim(py::module_& module);
 /// Also has every call record the line that makes it.
 void bind_recorder(py::module_& module);
 void bind_reducer(py::module_& module);

@@ -49,16 +49,24 @@ class Arguments {
       values_[i] = value;
       return;
     }
+    for (const auto& [old, renamed] : kRenamed) {
+      if (PyUnicode_CompareWithASCIIString(name, old) != 0) continue;
+      const std::string text = c10::str(function, "(): the argument ", old, " is now called ", renamed);
+      if (PyErr_WarnEx(PyExc_DeprecationWarning, text.c_str(), 1) != 0) throw py::error_already_set();
+      return take(function, names, py::str(renamed).ptr(), value);
+    }
     throw py::type_error(c10::str(function, "() has no argument ", PyUnicode_AsUTF8(name)));
   }
+
+  /// Accepted for one release.
+  static constexpr std::array<std::pair<const char*, const char*>, 2> kRenamed{{{"to", "dst"}, {"source", "src"}}};
 
   std::array<PyObject*, N> values_{};
 };
 
 const at::Tensor& tensor_of(PyObject* object) {
   if (object == nullptr || !THPVariable_Check(object)) {
-    throw py::type_error(
-        c10::str("a tensor is needed here, not ", object == nullptr ? "nothing" : Py_TYPE(object)->tp_name));
+    throw py::type_error(c10::str("expected a tensor, got ", object == nullptr ? "nothing" : Py_TYPE(object)->tp_name));
   }
   return THPVariable_Unpack(object);
 }
@@ -97,11 +105,11 @@ c10d::ReduceOp op_of(PyObject* object) {
     if (given == name) return op;
   }
   throw py::value_error(c10::str("\"", given,
-                                 "\" is no reduce operation; these are: sum, avg, product, min, max, band, "
+                                 "\" is not a reduce operation; use one of sum, avg, product, min, max, band, "
                                  "bor, bxor"));
 }
 
-/// A number, or a timedelta as torch.distributed takes it.
+/// Takes a number, or a timedelta as torch.distributed does.
 double seconds_of(PyObject* timeout) {
   if (PyFloat_Check(timeout) == 0 && PyObject_HasAttrString(timeout, "total_seconds") == 1)
     return py::handle(timeout).attr("total_seconds")().cast<double>();
@@ -136,7 +144,7 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-/// Runs `call` without the GIL. Its Work for Python: None where it has ended.
+/// Runs `call` without the GIL. Returns its Work, or None if it is complete.
 template <class Call>
 PyObject* run(Call call) {
   ProcessGroupMuster::Handle work;
@@ -148,7 +156,7 @@ PyObject* run(Call call) {
   return py::cast(std::move(work)).release().ptr();
 }
 
-/// What is thrown becomes a Python exception.
+/// Turns C++ exceptions into Python's.
 template <class Body>
 PyObject* guarded(Body body) {
   try {
@@ -198,9 +206,9 @@ PyObject* broadcast(PyObject* self, Given given, Py_ssize_t count, PyObject* key
   });
 }
 
-PyObject* all_gather_into(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
+PyObject* all_gather_into_tensor(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
   return guarded([&] {
-    const Arguments<4> arguments("all_gather_into", {"output", "input", "async_op", "timeout"}, 2, given, count,
+    const Arguments<4> arguments("all_gather_into_tensor", {"output", "input", "async_op", "timeout"}, 2, given, count,
                                  keywords);
     const auto options = options_of<c10d::AllgatherOptions>(arguments, 2);
     at::Tensor output = tensor_of(arguments[0]);
@@ -243,7 +251,7 @@ PyObject* barrier(PyObject* self, Given given, Py_ssize_t count, PyObject* keywo
   });
 }
 
-/// A Work for `async_op`; else what `after` makes of the finished one.
+/// Returns a Work for `async_op`, else what `after` makes of the completed one.
 template <class Call, class After>
 PyObject* message(PyObject* async, Call call, After after) {
   if (async != nullptr && PyObject_IsTrue(async) == 1) return run(call);
@@ -258,29 +266,27 @@ PyObject* message(PyObject* async, Call call, After after) {
 
 PyObject* send(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
   return guarded([&] {
-    const Arguments<4> arguments("send", {"tensor", "to", "tag", "async_op"}, 2, given, count, keywords);
+    const Arguments<4> arguments("send", {"tensor", "dst", "tag", "async_op"}, 2, given, count, keywords);
     Tensors tensors{tensor_of(arguments[0])};
-    const int to = static_cast<int>(integer_of(arguments[1], -1));
+    const int dst = static_cast<int>(integer_of(arguments[1], -1));
     const int tag = static_cast<int>(integer_of(arguments[2], 0));
     return message(
-        arguments[3], [&] { return backend_of(self).send(tensors, to, tag); },
+        arguments[3], [&] { return backend_of(self).send(tensors, dst, tag); },
         [](c10d::Work&) -> PyObject* { Py_RETURN_NONE; });
   });
 }
 
 PyObject* recv(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
   return guarded([&] {
-    const Arguments<4> arguments("recv", {"tensor", "source", "tag", "async_op"}, 1, given, count, keywords);
+    const Arguments<4> arguments("recv", {"tensor", "src", "tag", "async_op"}, 1, given, count, keywords);
     Tensors tensors{tensor_of(arguments[0])};
-    const int source = static_cast<int>(integer_of(arguments[1], -1));
+    const int src = static_cast<int>(integer_of(arguments[1], -1));
     const int tag = static_cast<int>(integer_of(arguments[2], 0));
     const bool any = arguments[1] == nullptr;
     return message(
         arguments[3],
-        [&] {
-          return any ? backend_of(self).recvAnysource(tensors, tag) : backend_of(self).recv(tensors, source, tag);
-        },
-        [&](c10d::Work& work) { return PyLong_FromLong(any ? work.sourceRank() : source); });
+        [&] { return any ? backend_of(self).recvAnysource(tensors, tag) : backend_of(self).recv(tensors, src, tag); },
+        [&](c10d::Work& work) { return PyLong_FromLong(any ? work.sourceRank() : src); });
   });
 }
 
@@ -358,45 +364,48 @@ void bind_group(py::module_& module) {
   static std::array<PyMethodDef, 12> methods{{
       method("all_reduce", &all_reduce,
              "all_reduce($self, tensor, op='sum', async_op=False, timeout=None)\n--\n\n"
-             "Combines the ranks' tensors, in place at all of them."),
+             "Combines the tensors of all ranks, in place at each rank."),
       method("reduce", &reduce,
              "reduce($self, tensor, root, op='sum', async_op=False, timeout=None)\n--\n\n"
-             "Combines the ranks' tensors, in place at the root; the others' stay as they are."),
+             "Combines the tensors of all ranks, in place at the root. The tensors of the other ranks do not change."),
       method("broadcast", &broadcast,
              "broadcast($self, tensor, root, async_op=False, timeout=None)\n--\n\n"
-             "Gives all ranks the root's tensor, in place."),
-      method("all_gather_into", &all_gather_into,
-             "all_gather_into($self, output, input, async_op=False, timeout=None)\n--\n\n"
-             "Writes the ranks' inputs to output one behind the other: it has size times as many elements."),
+             "Copies the root's tensor to all ranks, in place."),
+      method(
+          "all_gather_into_tensor", &all_gather_into_tensor,
+          "all_gather_into_tensor($self, output, input, async_op=False, timeout=None)\n--\n\n"
+          "Writes the inputs of all ranks to output, in rank order. output has size times as many elements as input."),
       method("reduce_scatter", &reduce_scatter,
              "reduce_scatter($self, output, input, op='sum', async_op=False, timeout=None)\n--\n\n"
-             "Combines the ranks' inputs, and gives each rank its block: output is one of input's size blocks."),
+             "Combines the inputs of all ranks. Each rank gets its block in output; input has size blocks."),
       method("all_to_all_single", &all_to_all_single,
              "all_to_all_single($self, output, input, output_splits=None, input_splits=None, async_op=False, "
              "timeout=None)\n--\n\n"
-             "Sends a block of input to each rank, and writes theirs to output. Splits are rows of the first "
-             "dimension by rank;\nwithout them all blocks are equal."),
+             "Sends one block of input to each rank, and writes the blocks that arrive to output. Splits are rows of "
+             "the first "
+             "dimension, by rank;\nwithout them all blocks are equal."),
       method("barrier", &barrier,
              "barrier($self, async_op=False, timeout=None)\n--\n\n"
-             "Returns when all ranks have come."),
-      method("send", &send,
-             "send($self, tensor, to, tag=0, async_op=False)\n--\n\n"
-             "To one rank, which must call recv() with the same tag. Returns when the tensor may be written to again."),
+             "Returns when all ranks have called it."),
+      method(
+          "send", &send,
+          "send($self, tensor, dst, tag=0, async_op=False)\n--\n\n"
+          "Sends to one rank, which must call recv() with the same tag. Returns when the tensor may be changed again."),
       method("recv", &recv,
-             "recv($self, tensor, source=None, tag=0, async_op=False)\n--\n\n"
-             "From one rank, or whoever sends first. Returns the rank that sent it."),
+             "recv($self, tensor, src=None, tag=0, async_op=False)\n--\n\n"
+             "Receives from one rank, or without src from the first that sends. Returns the sender's rank."),
       method("_empty", &empty, "_empty($self, count, dtype)\n--\n\nBehind Group.empty()."),
       {"abort", &abort, METH_NOARGS,
-       "abort($self)\n--\n\nEnds the group: calls that wait, and all later ones, raise muster.AbortedError."},
+       "abort($self)\n--\n\nAborts the group: pending and later calls raise muster.AbortedError."},
       {},
   }};
   static std::array<PyGetSetDef, 7> properties{{
-      {"rank", &get<&rank_of>, nullptr, "This process' number in the group, from 0.", nullptr},
-      {"size", &get<&size_of_group>, nullptr, "How many ranks the group has.", nullptr},
-      {"name", &get<&name_of>, nullptr, "The group's, as in messages and `muster dump`.", nullptr},
-      {"timeout", &get<&timeout_of>, nullptr, "Of calls that name none, in seconds.", nullptr},
-      {"sequence", &get<&sequence_of>, nullptr, "How many collectives have begun.", nullptr},
-      {"transport", &get<&transport_of>, nullptr, "What joins the ranks: \"shm\", \"unix\", \"tcp\", ...", nullptr},
+      {"rank", &get<&rank_of>, nullptr, "The rank of this process in the group.", nullptr},
+      {"size", &get<&size_of_group>, nullptr, "The number of ranks.", nullptr},
+      {"name", &get<&name_of>, nullptr, "The group's name, as in error messages and `muster dump`.", nullptr},
+      {"timeout", &get<&timeout_of>, nullptr, "The timeout of calls that name none, in seconds.", nullptr},
+      {"sequence", &get<&sequence_of>, nullptr, "The number of collectives that were started.", nullptr},
+      {"transport", &get<&transport_of>, nullptr, "How the ranks are linked: \"shm\", \"unix\", \"tcp\", ...", nullptr},
       {},
   }};
   static std::array<PyType_Slot, 5> slots{{

@@ -6,33 +6,6 @@
 namespace muster::python {
 namespace {
 
-using Future = c10::intrusive_ptr<c10::ivalue::Future>;
-
-/// A hook for tensors that are no gradients: muster.optim's.
-class Averager {
- public:
-  Averager(const NativeHook& hook, const c10::intrusive_ptr<c10d::Backend>& backend)
-      : hook_(hook.make(muster_backend(backend))) {}
-
-  Future begin(size_t index, size_t count, const at::Tensor& flat, const std::vector<at::Tensor>& parameters) {
-    c10d::GradBucket bucket = bucket_of(index, count, flat, parameters);
-    return hook_->runHook(bucket);
-  }
-
- private:
-  Hook hook_;
-};
-
-class PendingAverage {
- public:
-  explicit PendingAverage(Future future) : future_(std::move(future)) {}
-  bool done() const { return future_->completed(); }
-  void wait() const { future_->waitAndThrow(); }
-
- private:
-  Future future_;
-};
-
 NativeHook half(const char* name, at::ScalarType wire) {
   return {name, false, [wire](HookGroups groups) { return half_hook(std::move(groups), wire); }};
 }
@@ -47,7 +20,6 @@ c10::intrusive_ptr<ProcessGroupMuster> muster_backend(const c10::intrusive_ptr<c
 }
 
 void bind_hooks(py::module_& module) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<NativeHook>(module, "NativeHook")
       .def_property_readonly("name", &NativeHook::name)
       .def("__repr__", [](const NativeHook& hook) { return "muster.hooks." + hook.name(); })
@@ -77,23 +49,10 @@ void bind_hooks(py::module_& module) {
           [](size_t rank, uint64_t start, double least_gain, uint64_t seed) {
             const PowerSgdOptions options{rank, start, least_gain, seed};
             options.check();
-            return NativeHook(c10::str("power_sgd(rank=", rank, ", start=", start, ")"), true,
+            return NativeHook(c10::str("power_sgd(rank=", rank, ", start_powerSGD_iter=", start, ")"), true,
                               [options](HookGroups groups) { return power_sgd_hook(std::move(groups), options); });
           },
-          py::arg("rank"), py::arg("start"), py::arg("least_gain"), py::arg("seed"));
-  py::class_<PendingAverage>(module, "PendingAverage")
-      .def("done", &PendingAverage::done)
-      .def("wait", &PendingAverage::wait, NoGil());
-  py::class_<Averager>(module, "Averager")
-      .def(py::init<const NativeHook&, const c10::intrusive_ptr<c10d::Backend>&>(), py::arg("hook"), py::arg("backend"),
-           NoGil())
-      .def(
-          "begin",
-          [](Averager& averager, size_t index, size_t count, const at::Tensor& flat,
-             const std::vector<at::Tensor>& parameters) {
-            return PendingAverage(averager.begin(index, count, flat, parameters));
-          },
-          py::arg("index"), py::arg("count"), py::arg("flat"), py::arg("parameters"), NoGil());
+          py::arg("rank"), py::arg("start_powerSGD_iter"), py::arg("min_compression_rate"), py::arg("seed"));
 }
 
 }  // namespace muster::python

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_C, module) {
   muster::python::bind_backend(module);
   muster::python::bind_group(module);
   muster::python::bind_hooks(module);
+  muster::python::bind_optim(module);
   muster::python::bind_recorder(module);
   muster::python::bind_reducer(module);
   muster::python::bind_step(module);

@@ -18,27 +18,24 @@ py::dict describe(const StepReport& report) {
   py::list buckets;
   for (const StepReport::Bucket& bucket : report.buckets) buckets.append(describe(bucket));
   const BackwardTimes& times = report.times;
-  return py::dict(
-      py::arg("step") = times.iteration, py::arg("forward") = times.forward.ns, py::arg("backward") = times.backward.ns,
-      py::arg("waited") = times.waited.ns, py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets,
-      py::arg("communication") = report.communication.count(), py::arg("exposed") = report.exposed.count(),
-      py::arg("hidden") = report.hidden(), py::arg("advice") = report.advice, py::arg("text") = report.to_string());
+  return py::dict(py::arg("step") = times.iteration, py::arg("forward") = times.forward.ns,
+                  py::arg("backward") = times.backward.ns, py::arg("last_gradient") = times.waited.ns,
+                  py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets,
+                  py::arg("communication") = report.communication.count(), py::arg("exposed") = report.exposed.count(),
+                  py::arg("overlap_ratio") = report.hidden(), py::arg("advice") = report.advice,
+                  py::arg("text") = report.to_string());
 }
 
 py::dict describe_step(const Reducer& reducer) {
   return describe(step_report(reducer.times(), reducer.names(), reducer.bucket_parameters(), reducer.bucket_bytes()));
 }
 
-/// `times` as Reducer.times() gives them, of a step of another process.
-py::dict describe_seen_step(const py::dict& times, const std::vector<std::string>& names,
-                            const std::vector<std::vector<size_t>>& plan, const std::vector<size_t>& bytes) {
+/// For a step of another process. `times`: what its Reducer.times() returned.
+py::dict describe_step_from_times(const py::dict& times, const std::vector<std::string>& names,
+                                  const std::vector<std::vector<size_t>>& plan, const std::vector<size_t>& bytes) {
   const auto time = [](const py::handle& of, const char* name) { return TimePoint{of[name].cast<int64_t>()}; };
-  BackwardTimes seen{times["iteration"].cast<uint64_t>(),
-                     time(times, "forward"),
-                     time(times, "backward"),
-                     time(times, "waited"),
-                     time(times, "ended"),
-                     {}};
+  BackwardTimes seen{times["iteration"].cast<uint64_t>(), time(times, "forward"), time(times, "backward"),
+                     time(times, "last_gradient"),        time(times, "ended"),   {}};
   for (const py::handle& bucket : times["buckets"]) {
     seen.buckets.push_back({time(bucket, "first_ready"), time(bucket, "ready"), time(bucket, "begun"),
                             time(bucket, "ended"), bucket["last_parameter"].cast<size_t>()});
@@ -53,12 +50,12 @@ py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
   }();
   py::list ranks;
   for (const StragglerReport::OfRank& rank : report.ranks) {
-    ranks.append(py::dict(py::arg("last") = rank.last, py::arg("behind") = rank.behind,
-                          py::arg("outside") = rank.longer.outside, py::arg("forward") = rank.longer.forward,
+    ranks.append(py::dict(py::arg("last") = rank.last, py::arg("lag") = rank.behind,
+                          py::arg("between_steps") = rank.longer.outside, py::arg("forward") = rank.longer.forward,
                           py::arg("backward") = rank.longer.backward));
   }
   return py::dict(py::arg("steps") = report.steps, py::arg("step") = report.step, py::arg("rank") = report.latest(),
-                  py::arg("stands_out") = report.stands_out(), py::arg("ranks") = ranks,
+                  py::arg("is_significant") = report.stands_out(), py::arg("ranks") = ranks,
                   py::arg("text") = report.to_string());
 }
 
@@ -66,7 +63,7 @@ py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
 
 void bind_step(py::module_& module) {
   module.def("step_report", &describe_step, py::arg("reducer"));
-  module.def("seen_step_report", &describe_seen_step, py::arg("times"), py::arg("names"), py::arg("plan"),
+  module.def("step_report_from_times", &describe_step_from_times, py::arg("times"), py::arg("names"), py::arg("plan"),
              py::arg("bytes"));
   module.def("find_stragglers", &describe_stragglers, py::arg("reducer"), py::arg("steps"));
 }

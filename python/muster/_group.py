@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from typing_extensions import deprecated
 
 from muster import _C
 
@@ -37,6 +38,10 @@ class Group(_C.Group):
         """
         sizes = torch.Size(size for each in shape for size in ([each] if isinstance(each, int) else each))
         return self._empty(math.prod(sizes), dtype or torch.get_default_dtype()).view(sizes)
+
+    @deprecated("renamed to all_gather_into_tensor")
+    def all_gather_into(self, *arguments: Any, **named: Any) -> Work | None:
+        return self.all_gather_into_tensor(*arguments, **named)
 
     @staticmethod
     def from_process_group(group: dist.ProcessGroup | None = None) -> Group:
@@ -90,7 +95,7 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
     """
     size, leads = dist.get_world_size(group), dist.get_rank(group) == 0
     lengths = torch.empty(size, dtype=torch.int64)
-    all_gather_into(lengths, torch.tensor([len(own)]), group).wait()
+    all_gather_into_tensor(lengths, torch.tensor([len(own)]), group).wait()
     longest = int(lengths.max())
     mine = torch.zeros(longest, dtype=torch.uint8)
     mine[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else mine[:0]
@@ -100,6 +105,6 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
     return [tensor[:length].numpy().tobytes() for tensor, length in pairs]
 
 
-def all_gather_into(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> Work:
+def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> Work:
     """Of any backend. torch.distributed's own function has another name, and the old one a warning, from 2.13 on."""
     return group._allgather_base(output, tensor)

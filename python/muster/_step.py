@@ -1,4 +1,4 @@
-"""What a step of muster.nn.DistributedDataParallel waited for, and which rank the others wait for."""
+"""Reports of training steps of muster.nn.DistributedDataParallel: what a step waited for, and for which rank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import deprecated
 
 from muster import _C, _recorder
 
@@ -18,35 +20,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are reduced together. Times are in seconds from the first gradient of the step's backward on."""
+    """Gradients that are reduced together. Times are in seconds since the first gradient of the step's backward."""
 
     parameters: list[str]
     bytes: int
-    last: str  # the parameter whose gradient filled it
-    first: float  # its first gradient had come
-    full: float  # its last one had
-    started: float  # its reduction: it was full, and those before it had ended
+    last: str  # the parameter whose gradient completed the bucket
+    first: float  # when its first gradient arrived
+    full: float  # when its last gradient arrived
+    started: float  # when its reduction started: it was full, and the buckets before it had ended
     ended: float
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """The last step that averaged gradients, as this rank saw it; str() is for people. Durations are in seconds.
+    """The last step that averaged gradients, as this rank saw it. str() formats it. Durations are in seconds.
 
-    A reduction includes waiting for the other ranks: straggler_report() says for which.
+    A reduction includes waiting for the other ranks; straggler_report() tells for which one.
     """
 
     step: int  # from 1
     forward: float
-    backward: float  # from the first gradient to the last, with layers outside the model that follow
-    waiting: float  # after that until all were reduced
-    communication: float  # during which at least one bucket was being reduced
-    exposed: float  # of that, after the last gradient
-    hidden: float  # 1 - exposed / communication; 1 where there was none
+    backward: float  # from the first gradient to the last, including layers outside the model that run after it
+    waiting: float  # from then until all gradients were reduced
+    communication: float  # the time during which at least one bucket was being reduced
+    exposed: float  # the part of it after the last gradient
+    overlap_ratio: float  # 1 - exposed / communication; 1 without communication
     plan: list[Bucket]  # in the order of reduction
     advice: list[str]
     _text: str = field(repr=False)
     _begin: int = field(repr=False)  # monotonic clock, in nanoseconds
+
+    @property
+    @deprecated("renamed to overlap_ratio")
+    def hidden(self) -> float:
+        return self.overlap_ratio
 
     def __str__(self) -> str:
         return self._text.rstrip("\n")
@@ -54,8 +61,8 @@ class StepReport:
     def save(self, path: str | os.PathLike[str], group: dist.ProcessGroup | None = None) -> None:
         """Draws the step to a .png (needs matplotlib), or writes a trace for https://ui.perfetto.dev to a .json.
 
-        The trace has the recorded operations of this time too. With `group` all its ranks must call this, and its
-        rank 0 writes one trace of all of them.
+        The trace also contains the operations that were recorded during the step. With `group`, all its ranks must
+        call this, and its rank 0 writes one trace of all of them.
         """
         if Path(path).suffix not in (".png", ".json"):
             raise ValueError(f"a step is drawn to a .png or written to a .json, not to {os.fspath(path)!r}")
@@ -67,28 +74,40 @@ class StepReport:
         _recorder.write(self._cut(json.loads(_C.trace())), path, group)
 
     def _cut(self, trace: dict[str, Any]) -> dict[str, Any]:
-        """What happened in this step."""
+        """Keeps the events of this step."""
         since = (self._begin - trace["otherData"]["begin_monotonic_ns"]) / 1000
         until = since + 1e6 * (self.forward + self.backward + self.waiting)
-        events = []
-        for event in trace["traceEvents"]:
-            if "ts" in event and (event["ts"] > until or event["ts"] + event["dur"] < since):
-                continue
-            events.append(event)
+        events = [
+            event
+            for event in trace["traceEvents"]
+            if "ts" not in event or (event["ts"] <= until and event["ts"] + event["dur"] >= since)
+        ]
         return {**trace, "traceEvents": events}
 
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """Which rank the others wait for; str() is for people. The same at all ranks. Durations are in seconds."""
+    """The rank that the others wait for, the same at all ranks. str() formats it. Durations are in seconds."""
 
     steps: int  # that were compared
-    rank: int | None  # the one that was last most often; None without steps, or where there is one rank
-    share: float  # of the steps
-    behind: float  # after the last but one, on average over these steps
-    stands_out: bool  # False: ranks take turns, or it is too little to matter
-    ranks: list[dict[str, float]]  # by rank: "last", "behind", and by how much its parts of a step are longer
+    rank: int | None  # the rank that was last most often; None without steps, or with a single rank
+    share: float  # of the steps in which it was last
+    lag: float  # behind the last but one, on average over these steps
+    is_significant: bool  # False: the ranks take turns, or the lag is too small to matter
+    ranks: list[
+        dict[str, float]
+    ]  # by rank: steps in which it was "last", its "lag", and the excess of its step's parts
     _text: str = field(repr=False)
+
+    @property
+    @deprecated("renamed to lag")
+    def behind(self) -> float:
+        return self.lag
+
+    @property
+    @deprecated("renamed to is_significant")
+    def stands_out(self) -> bool:
+        return self.is_significant
 
     def __str__(self) -> str:
         return self._text
@@ -105,60 +124,56 @@ def _reducer_of(model: DistributedDataParallel) -> _C.Reducer:
 
 
 def step_report(model: DistributedDataParallel) -> StepReport:
-    """Of the last backward of `model` that averaged gradients; to be called before the next one begins."""
+    """Reports the last backward of `model` that averaged gradients. Must be called before the next backward starts."""
     raw = _C.step_report(_reducer_of(model))
     if raw["step"] == 0:
         raise ValueError(
             "the model has not averaged gradients yet: ask for a report after a backward outside no_sync()"
         )
+    return report_from(raw)
 
-    return report_of(raw)
 
+def report_from(raw: dict[str, Any]) -> StepReport:
+    """`raw`: what _C.step_report() returned."""
 
-def report_of(raw: dict[str, Any]) -> StepReport:
-    """Of what _C.step_report() gives."""
+    def seconds(end: int, begin: int) -> float:
+        return (end - begin) / 1e9 if begin else 0.0
 
-    def seconds(later: int, sooner: int) -> float:
-        return (later - sooner) / 1e9 if sooner else 0.0
-
-    times = ("first", "full", "started", "ended")
     plan = [
-        Bucket(
-            bucket["parameters"],
-            bucket["bytes"],
-            bucket["last"],
-            *(seconds(bucket[name], raw["backward"]) for name in times),
-        )
+        Bucket(**{**bucket, **{name: seconds(bucket[name], raw["backward"]) for name in bucket if name in _TIMES}})
         for bucket in raw["buckets"]
     ]
     return StepReport(
-        raw["step"],
-        seconds(raw["backward"], raw["forward"]),
-        seconds(raw["waited"], raw["backward"]),
-        seconds(raw["ended"], raw["waited"]),
-        raw["communication"] / 1e9,
-        raw["exposed"] / 1e9,
-        raw["hidden"],
-        plan,
-        raw["advice"],
-        raw["text"],
-        raw["forward"] or raw["backward"],
+        step=raw["step"],
+        forward=seconds(raw["backward"], raw["forward"]),
+        backward=seconds(raw["last_gradient"], raw["backward"]),
+        waiting=seconds(raw["ended"], raw["last_gradient"]),
+        communication=raw["communication"] / 1e9,
+        exposed=raw["exposed"] / 1e9,
+        overlap_ratio=raw["overlap_ratio"],
+        plan=plan,
+        advice=raw["advice"],
+        _text=raw["text"],
+        _begin=raw["forward"] or raw["backward"],
     )
+
+
+_TIMES = ("first", "full", "started", "ended")
 
 
 def straggler_report(model: DistributedDataParallel, steps: int = 200) -> StragglerReport:
     """Compares the last `steps` (at most 1024) of all ranks, which must all call this after the same step.
 
-    One all_gather of 16 bytes a step. Between reports a step costs a few readings of the clock and no message.
+    Costs one all_gather of 16 bytes per step. Between reports a step reads the clock a few times and sends nothing.
     """
     raw = _C.find_stragglers(_reducer_of(model), steps)
     late = raw["ranks"][raw["rank"]] if raw["rank"] >= 0 else None
     return StragglerReport(
-        raw["steps"],
-        raw["rank"] if late else None,
-        late["last"] / raw["steps"] if late else 0.0,
-        late["behind"] if late else 0.0,
-        raw["stands_out"],
-        raw["ranks"],
-        raw["text"],
+        steps=raw["steps"],
+        rank=raw["rank"] if late else None,
+        share=late["last"] / raw["steps"] if late else 0.0,
+        lag=late["lag"] if late else 0.0,
+        is_significant=raw["is_significant"],
+        ranks=raw["ranks"],
+        _text=raw["text"],
     )

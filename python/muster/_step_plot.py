@@ -74,5 +74,5 @@ def _draw_step(panel: Any, rank: str, report: StepReport, later: float) -> None:
     count = len(names)
     panel.set_yticks(range(count + 1), ["the step", *(names if count <= _NAMED else [""] * count)], fontsize=8)
     panel.invert_yaxis()
-    share = f"{1e3 * report.communication:.3g} ms of communication, {report.hidden:.0%} hidden"
+    share = f"{1e3 * report.communication:.3g} ms of communication, {report.overlap_ratio:.0%} hidden"
     panel.set_title(f"{rank}step {report.step}: {share}", fontsize=10)

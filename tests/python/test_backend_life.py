@@ -180,7 +180,7 @@ def direct_collectives(rank: int) -> None:
     group.reduce(data, root=1, op="product")
     assert data.tolist() == [8.0 if rank == 1 else 2.0] * 4
     output = torch.empty(6)
-    work = group.all_gather_into(output, torch.full((2,), float(rank)), async_op=True)
+    work = group.all_gather_into_tensor(output, torch.full((2,), float(rank)), async_op=True)
     assert isinstance(work, dist.Work)
     work.wait()
     assert output.tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
@@ -198,8 +198,8 @@ def direct_collectives(rank: int) -> None:
         (TypeError, "at most 4", (data,) * 5, {}),
         (TypeError, "no argument root", (data,), {"root": 1}),
         (TypeError, "twice", (data, "sum"), {"op": "sum"}),
-        (TypeError, "a tensor is needed here, not list", ([1.0],), {}),
-        (ValueError, "no reduce operation", (data, "mean of all"), {}),
+        (TypeError, "expected a tensor, got list", ([1.0],), {}),
+        (ValueError, "not a reduce operation", (data, "mean of all"), {}),
         (ValueError, "must be positive", (data,), {"timeout": -1}),
         (ValueError, "must be positive", (data,), {"timeout": timedelta(seconds=-1)}),
         (NotImplementedError, "on meta", (torch.ones(1, device="meta"),), {}),
@@ -228,15 +228,21 @@ def direct_collectives(rank: int) -> None:
 
 
 def direct_messages(rank: int) -> None:
-    group = muster.group()
+    group: Any = muster.group()
     if rank == 0:
         group.send(torch.arange(3), 1)
-        group.send(torch.arange(3), to=1, tag=7, async_op=True).wait()  # type: ignore[union-attr]
+        group.send(torch.arange(3), dst=1, tag=7, async_op=True).wait()
+        with pytest.warns(DeprecationWarning, match="the argument to is now called dst"):
+            group.send(torch.arange(3), to=1)
     elif rank == 1:
         received = torch.empty(3, dtype=torch.int64)
         assert group.recv(received, tag=7) == 0
-        assert group.recv(received, 0) == 0
+        assert group.recv(received, src=0) == 0
         assert received.tolist() == [0, 1, 2]
+        with pytest.warns(DeprecationWarning, match="the argument source is now called src"):
+            assert group.recv(received, source=0) == 0
+        with pytest.warns(DeprecationWarning, match="renamed to all_gather_into_tensor"), pytest.raises(TypeError):
+            group.all_gather_into()
     group.barrier()
 
 

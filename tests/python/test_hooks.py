@@ -1,33 +1,38 @@
 """muster.hooks: the native communication hooks by themselves, and under muster.nn.DistributedDataParallel."""
 
 from collections.abc import Callable
+from functools import partial
 
 import muster.nn
+import muster.optim
 import pytest
 import torch
 from ranks import run_ranks
-from torch.distributed import distributed_c10d
 
 from muster import hooks
 
-ALL = [hooks.all_reduce(), hooks.fp16(), hooks.bf16(), hooks.int8(), hooks.top_k(0.25), hooks.power_sgd(2, start=0)]
+ALL = [
+    hooks.all_reduce(),
+    hooks.fp16(),
+    hooks.bf16(),
+    hooks.int8(),
+    hooks.top_k(0.25),
+    hooks.power_sgd(2, start_powerSGD_iter=0),
+]
 
 
 def averages(rank: int) -> list[tuple[str, torch.Tensor]]:
-    """Of one gradient, by each hook, in eight steps."""
-    from muster._C import Averager
-    from muster._group import backend_of
-
+    """The average of one gradient over eight steps, for each hook. DiLoCo subtracts it from the parameter each time."""
     gradient = torch.randn(40, 50, generator=torch.Generator().manual_seed(rank))
     results = []
     for hook in ALL:
-        averager = Averager(hook, backend_of(None))
-        total = torch.zeros(40, 50)
+        parameter = torch.nn.Parameter(torch.zeros(40, 50))
+        plain = partial(torch.optim.SGD, lr=1.0)
+        optimizer = muster.optim.DiLoCo(plain([parameter]), outer_optimizer=plain, sync_every=1, hook=hook)
+        parameter.grad = gradient
         for _ in range(8):
-            tensor = gradient.clone()
-            averager.begin(0, 1, tensor.view(-1), [gradient]).wait()
-            total += tensor
-        results.append((hook.name, total / 8))
+            optimizer.step()
+        results.append((hook.name, -parameter.detach() / 8))
     return results
 
 
@@ -43,7 +48,7 @@ def test_hooks_average_alike_at_all_ranks() -> None:
     assert losses["bf16()"] < 1e-2
     assert losses["int8(block=256)"] < 1e-2, "the error of eight steps is that of one"
     assert losses["top_k(ratio=0.25)"] < 0.6
-    assert losses["power_sgd(rank=2, start=0)"] < 0.95
+    assert losses["power_sgd(rank=2, start_powerSGD_iter=0)"] < 0.95
 
 
 def test_invalid_hook_options_raise_at_creation() -> None:
@@ -52,7 +57,10 @@ def test_invalid_hook_options_raise_at_creation() -> None:
         (lambda: hooks.int8(0), "int8 hook: the block must be a multiple of 64 elements, not 0"),
         (lambda: hooks.top_k(2), "top-k hook: the ratio must be above 0 and at most 1, not 2"),
         (lambda: hooks.power_sgd(0), "PowerSGD hook: the rank must be positive"),
-        (lambda: hooks.power_sgd(least_gain=0.5), "PowerSGD hook: the least gain must be at least 1, not 0.5"),
+        (
+            lambda: hooks.power_sgd(min_compression_rate=0.5),
+            "PowerSGD hook: the least gain must be at least 1, not 0.5",
+        ),
     ]
     for make, text in wrong:
         with pytest.raises(ValueError) as caught:
@@ -61,11 +69,9 @@ def test_invalid_hook_options_raise_at_creation() -> None:
 
 
 def with_another_backend(rank: int) -> str:
-    from muster._C import Averager
-
-    backend = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    parameter = torch.nn.Parameter(torch.zeros(4))
     with pytest.raises(ValueError) as caught:
-        Averager(hooks.int8(), backend)
+        muster.optim.DiLoCo(torch.optim.SGD([parameter]), hook=hooks.int8())
     return str(caught.value)
 
 

@@ -108,7 +108,7 @@ def test_diloco_overlaps_fragments_with_steps() -> None:
     first, second = run_ranks(2, diloco, options, 8, hooks.int8)
     assert not torch.equal(first[8], second[8]), "half of what is each rank's own stays"
     assert torch.equal(first[-1], second[-1])
-    free = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "mixing": 0.0}
+    free = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "merge_alpha": 0.0}
     first, second = run_ranks(2, diloco, free, 8)
     half = next(make_model().parameters()).numel()  # the first fragment
     equal = [
@@ -126,7 +126,7 @@ def compress_outer_step(rank: int) -> list[torch.Tensor]:
         torch.optim.SGD(model.parameters(), lr=1.0),
         outer_optimizer=PLAIN,
         sync_every=1,
-        hook=hooks.power_sgd(rank=2, start=0),
+        hook=hooks.power_sgd(rank=2, start_powerSGD_iter=0),
     )
     gradients = [torch.randn(parameter.shape) for parameter in model.parameters()]
     gradients[0] = torch.outer(torch.randn(20), torch.randn(30))
@@ -213,13 +213,19 @@ def use_as_optimizer(rank: int) -> tuple[float, int]:
         optimizer.add_param_group({"params": []})
     with pytest.raises(ValueError, match="fragments must be between 1 and 4, not 9"):
         DiLoCo(sgd(model), sync_every=20, fragments=9)
-    with pytest.raises(ValueError, match="below sync_every"):
+    with pytest.raises(ValueError, match="less than sync_every"):
         DiLoCo(sgd(model), sync_every=2, delay=2)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="sync_every must be positive"):
         LocalSGD(sgd(model), sync_every=0)
+    with pytest.raises(ValueError, match="warmup must not be negative, got -1"):
+        LocalSGD(sgd(model), warmup=-1)
+    with pytest.raises(ValueError, match="no parameter requires a gradient"):
+        LocalSGD(sgd(model), params=[])
+    with pytest.warns(DeprecationWarning, match="the argument mixing is now called merge_alpha"):
+        DiLoCo(sgd(model), mixing=0.5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"LocalSGD wraps an optimizer, .*, not <generator"):
         LocalSGD(model.parameters())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"hook is one of muster\.hooks, .*int8\(\), not <function"):
+    with pytest.raises(TypeError, match=r"hook must be one of muster\.hooks, .*int8\(\), not <function"):
         DiLoCo(sgd(model), hook=muster.hooks.int8)  # type: ignore[arg-type]
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"LocalSGD belongs to a process group.*state_dict"):

@@ -75,7 +75,7 @@ def test_a_step_report_has_a_plan_and_a_plot(tmp_path: Path) -> None:
             assert 0 <= bucket.first <= bucket.full <= bucket.started <= bucket.ended
             assert bucket.first <= report.backward
         assert report.plan[-1].ended <= report.backward + report.waiting + 1e-9
-        assert 0 <= report.hidden <= 1
+        assert 0 <= report.overlap_ratio <= 1
         assert str(report).startswith(f"step {STEPS}: forward ")
         assert len(str(report).splitlines()) == 2 + len(report.plan) + len(report.advice)
 
@@ -220,7 +220,7 @@ def test_advice_from_a_trace_matches_the_program() -> None:
     ((name, report),) = reports_of({"traceEvents": events}).items()
     assert name == "rank 0, "
     assert (report.step, report.forward, report.backward, report.waiting) == (7, 0.04, 0.05, 0.02)
-    assert (report.communication, report.hidden) == (0.02, 0)
+    assert (report.communication, report.overlap_ratio) == (0.02, 0)
     assert report.plan[0].parameters == ["head.bias", "head.weight"]
     (advice,) = report.advice
     assert advice.endswith(
@@ -238,7 +238,7 @@ def test_all_ranks_find_the_straggler() -> None:
     reports = run_ranks(3, train_with_straggler)
     for report in reports:
         assert (report.steps, report.rank) == (30, 2), str(report)
-        assert report.share > 0.5 and report.behind > 0
+        assert report.share > 0.5 and report.lag > 0
         assert report.ranks[2]["last"] == round(30 * report.share)
         assert str(report) == str(reports[0])
         assert "rank 2 was last in " in str(report)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import _C, _step_plot
-from muster._step import StepReport, report_of
+from muster._step import StepReport, report_from
 
 _SHOWN = 16  # ranks in one picture
 
@@ -52,12 +52,14 @@ def _report(step: int, events: list[dict[str, Any]]) -> StepReport:
         "iteration": step,
         "forward": _nanoseconds(forward["ts"]) if forward else 0,
         "backward": _nanoseconds(begin),
-        "waited": _nanoseconds(_end(backward)),
+        "last_gradient": _nanoseconds(_end(backward)),
         "ended": _nanoseconds(end),
         "buckets": [_bucket(of, numbers) for of in buckets],
     }
     plan = [[numbers[name] for name in of["reduction"]["args"].get("parameters", [])] for of in buckets]
-    return report_of(_C.seen_step_report(times, names, plan, [of["reduction"]["args"]["bytes"] for of in buckets]))
+    return report_from(
+        _C.step_report_from_times(times, names, plan, [of["reduction"]["args"]["bytes"] for of in buckets])
+    )
 
 
 def _end(event: dict[str, Any]) -> float:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import muster
-from muster._group import all_gather_into, process_group_of
+from muster._group import all_gather_into_tensor, process_group_of
 from muster.bench.groups import Groups
 from muster.bench.memory import COLD_FROM, cold_pool_bytes, copying, in_turn, make_tensors, slots
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
@@ -122,7 +122,7 @@ def agreed(reason: str) -> str:
     """The reason of the first rank that has one."""
     text = reason.encode()
     lengths = torch.empty(dist.get_world_size(), dtype=torch.int64)
-    all_gather_into(lengths, torch.tensor([len(text)]), process_group_of(None)).wait()
+    all_gather_into_tensor(lengths, torch.tensor([len(text)]), process_group_of(None)).wait()
     first = next((rank for rank, length in enumerate(lengths.tolist()) if length > 0), None)
     if first is None:
         return ""

@@ -180,7 +180,7 @@ OPERATIONS: dict[str, Operation] = {
         _gathered,
         bus=_shared_out,
         output_blocks=True,
-        direct=lambda tensors, group: lambda: group.all_gather_into(tensors.output, tensors.input),
+        direct=lambda tensors, group: lambda: group.all_gather_into_tensor(tensors.output, tensors.input),
     ),
     "gather": Operation(_gather, _at_root(_gathered), bus=_shared_out, output_blocks=True),
     "scatter": Operation(_scatter, _block, bus=_shared_out, input_blocks=True),

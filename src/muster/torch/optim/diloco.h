@@ -51,7 +51,11 @@ class DiLoCo {
   void zero_grad() { inner_.zero_grad(); }
   /// Collective: an outer step of all parameters now; after it all ranks' are the same. For the end of training.
   void synchronize();
+  /// Waits for averages that are in flight, and uses them. Collective, after the same step at all ranks.
+  void finish();
   uint64_t steps() const { return steps_; }
+  /// For a program that restores the state by itself.
+  void set_steps(uint64_t steps) { steps_ = steps; }
 
   /// Averages on their way are waited for and used first, so all ranks must call it after the same step. The model's
   /// parameters are not part of it.
@@ -60,7 +64,6 @@ class DiLoCo {
 
  private:
   class Fragment;
-  void finish();
 
   torch::optim::Optimizer& inner_;
   const DiLoCoOptions options_;

@@ -35,6 +35,8 @@ class LocalSGD {
   /// Collective: averages now, as after the last step.
   void synchronize();
   uint64_t steps() const { return steps_; }
+  /// For a program that restores the state by itself.
+  void set_steps(uint64_t steps) { steps_ = steps; }
 
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
