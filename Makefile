@@ -43,7 +43,7 @@ test: lint build
 	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # One that this machine cannot run (mpi without MPI, network without root) says so, and costs the others nothing.
-BENCHES := collectives mpi network ddp ddp-network store storm
+BENCHES := collectives mpi network ddp ddp-network store startup-load
 BENCH_collectives := collectives --ranks 2,4,8 --buffers warm,cold
 BENCH_mpi := mpi --buffers warm,cold
 BENCH_ddp-network := ddp --network

@@ -41,7 +41,7 @@ def test_quick_run_writes_table_json_and_plot(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     header, *lines, drawn = done.stdout.splitlines()
-    assert header.split()[:6] == ["operation", "ranks", "bytes", "buffers", "muster", "us"]
+    assert header.split()[:6] == ["case", "ranks", "bytes", "buffers", "metric", "muster"]
     rows = json.loads(rows_file.read_text())
     assert len(lines) == len(rows)
     assert len(table.read_text().splitlines()) == 2 + len(rows)
@@ -66,7 +66,19 @@ def test_quick_run_writes_table_json_and_plot(tmp_path: Path) -> None:
 
 def test_background_load_adds_p95_rows(tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
-    words = ["all_reduce", "--quick", "--ranks", "2", "--sizes", "64Ki", "--ways", "shared", "--load", "1", "--bind"]
+    words = [
+        "all_reduce",
+        "--quick",
+        "--ranks",
+        "2",
+        "--sizes",
+        "64Ki",
+        "--variants",
+        "shared",
+        "--load",
+        "1",
+        "--bind",
+    ]
     done = bench(*words, "--json", str(rows_file))
     assert done.returncode == 0, done.stderr
     median, late = json.loads(rows_file.read_text())[:2]
@@ -229,9 +241,9 @@ def test_make_bench_skips_what_cannot_run_here(root: Path, tmp_path: Path) -> No
     assert done.returncode == 2
     assert "make bench: not measured: mpi ddp-network\n" in done.stderr
     measured = [line.split() for line in asked.read_text().splitlines()]
-    assert [words[1] for words in measured] == ["collectives", "mpi", "network", "ddp", "ddp", "store", "storm"]
+    assert [words[1] for words in measured] == ["collectives", "mpi", "network", "ddp", "ddp", "store", "startup-load"]
     assert [words[words.index("--json") + 1] for words in measured[4:]] == [
-        f"out/{name}.json" for name in ("ddp-network", "store", "storm")
+        f"out/{name}.json" for name in ("ddp-network", "store", "startup-load")
     ]
 
 

@@ -81,10 +81,10 @@ def test_the_users_warm_zygote_is_not_used(
 
 def test_memory_is_the_median_of_the_repeats() -> None:
     class Bench:
-        ways = dict.fromkeys(("torchrun", "zygote", "warm", "spawn"))
+        variants = dict.fromkeys(("torchrun", "zygote", "warm", "spawn"))
         shares = iter([1] * 4 + [2] * 4 + [9] * 4)
 
-        def start(self, way: None) -> tuple[float, list[launch.Passed]]:
+        def start(self, variant: None) -> tuple[float, list[launch.Passed]]:
             return 0, [launch.Passed(1, 1, next(self.shares) * 2**20)]
 
         def row(self, case: str, metric: str, *values: object) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""`muster bench store` and `muster bench storm`: what they print and refuse. Never what they measure."""
+"""`muster bench store` and `muster bench startup-load`: what they print and refuse. Never what they measure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_cases_are_measured_with_torch_and_the_floor(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     header, *lines, drawn = done.stdout.splitlines()
-    assert header.split()[:5] == ["case", "ranks", "metric", "unit", "muster"]
+    assert header.split()[:4] == ["case", "ranks", "metric", "muster"]
     assert len({len(line) for line in (header, *lines)}) == 1, "columns are aligned"
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(rows) == len(lines)
@@ -54,16 +54,16 @@ def test_cases_are_measured_with_torch_and_the_floor(tmp_path: Path) -> None:
 def test_tiers_reduce_the_messages_of_the_root(tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
     files = ("--json", str(rows_file), "--plot", str(tmp_path / "rows.png"))
-    done = bench("storm", "--quick", "--workers", "32", "--storms", "64", "--fanout", "4", *files)
+    done = bench("startup-load", "--quick", "--workers", "32", "--loads", "64", "--fanout", "4", *files)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
     rows = {(row["case"], row["metric"]): row for row in json.loads(rows_file.read_text())}
-    for case in ("start-up, full mesh", "start-up, peers at powers of 2", "storm, ring and tree"):
+    for case in ("start-up, full mesh", "start-up, peers at powers of 2", "load, ring and tree"):
         tiers, direct = (rows[f"{case}, {how}", "root messages"] for how in ("tiers", "no tiers"))
         assert tiers["muster"] < direct["muster"] / 2
         # Without tiers muster's server and torch's are asked the same, and muster counts what the generator counts.
         assert direct["muster"] == pytest.approx(direct["peer"], rel=0.05)
-    assert ("storm, ring and tree, middle tier", "root CPU") in rows
+    assert ("load, ring and tree, middle tier", "root CPU") in rows
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_tiers_reduce_the_messages_of_the_root(tmp_path: Path) -> None:
     [
         (["store", "--cases", "sort"], "--cases takes connect, set, get"),
         (["store", "--connections", "1,none"], "--connections takes numbers from 1 on"),
-        (["storm", "--workers", "8,1"], "--workers and --storms take numbers from 2 on"),
-        (["storm", "--storms", "many"], "--workers and --storms take numbers from 2 on, as in 128,1024; 'many' is not"),
+        (["startup-load", "--workers", "8,1"], "--workers takes numbers from 2 on"),
+        (["storm", "--storms", "many"], "--loads takes numbers from 2 on, as in 2,4; 'many' is not that"),
     ],
 )
 def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,14 @@ from typing import Any, NoReturn, cast
 from muster.bench import plot
 from muster.bench.benches import BENCHES
 from muster.bench.operations import OPERATIONS
-from muster.bench.report import BenchFailedError, Row, write_json
+from muster.bench.report import BenchFailedError, Row, Table, write_json, write_markdown
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """An operation's name stands for `collectives --ops` with it: muster bench all_reduce --ranks 2."""
+    """The name of an operation stands for `collectives --ops NAME`: muster bench all_reduce --ranks 2."""
+    if arguments and arguments[0] == "storm":
+        print("muster bench: storm is now called startup-load", file=sys.stderr)
+        arguments = ["startup-load", *arguments[1:]]
     if arguments and arguments[0] in OPERATIONS:
         arguments = ["collectives", "--ops", *arguments]
     epilog = f"An operation alone is a benchmark too: {', '.join(OPERATIONS)}."
@@ -88,11 +91,10 @@ def main(arguments: list[str]) -> int:
         return 2
     bench = BENCHES[options.bench]
     rows: list[Row] = []
+    table = Table()
     try:
         with _signals_as_exits(), contextlib.closing(cast("Any", bench.run(options))) as measured:
             for row in measured:
-                if not rows:
-                    table = bench.TABLE(row)
                 rows.append(row)
                 table.add(row)
     except ValueError as error:
@@ -104,7 +106,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         write_json(options.json, rows)
     if options.markdown:
-        bench.write_markdown(options.markdown, rows)
+        write_markdown(options.markdown, rows)
     if options.plot and rows:
         bench.write_plot(options.plot, rows)
         print(f"drawn: {options.plot}")

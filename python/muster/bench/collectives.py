@@ -10,21 +10,17 @@ from typing import Any
 
 from muster.bench.measuring import measure
 from muster.bench.operations import OPERATIONS
-from muster.bench.plot import write_size_plot
+from muster.bench.plot import write_size_plot as write_plot
 from muster.bench.ranks import run_ranks
-from muster.bench.report import Row, SizeTable, Table, bus_bandwidth, parse_size, write_size_markdown
+from muster.bench.report import Row, bus_bandwidth, parse_names, parse_numbers, parse_size
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "add_arguments", "measure", "run", "write_plot"]
 
 SUMMARY = "every collective and send/recv over processes of this host, against gloo"
 PEERS: tuple[str, ...] = ("gloo",)
-TABLE: type[Table] = SizeTable
 BUFFERS = ("warm", "cold")
-WAYS = ("shared", "direct")
+VARIANTS = ("shared", "direct")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
-
-write_plot = write_size_plot
-write_markdown = write_size_markdown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,26 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load", type=int, default=0, metavar="N", help="N processes compute beside the ranks (0)")
     parser.add_argument("--bind", action="store_true", help="each rank is bound to a core before it joins the others")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
-    parser.add_argument("--ways", default=",".join(WAYS), help="of muster, beside ordinary c10d (default: %(default)s)")
+    parser.add_argument(
+        "--variants", "--ways", default=",".join(VARIANTS), help="of muster, beside ordinary c10d (%(default)s)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields a row for each number of ranks, operation, size and kind of buffers."""
     if arguments.load < 0:
         raise ValueError(f"--load takes a number of processes, not {arguments.load}")
-    counts = rank_counts(arguments.ranks)
-    options = {
-        "ops": list(OPERATIONS) if arguments.ops == "all" else chosen("--ops", arguments.ops, OPERATIONS),
-        "sizes": [parse_size(text) for text in arguments.sizes.split(",")],
-        "buffers": chosen("--buffers", arguments.buffers, BUFFERS),
-        "ways": chosen("--ways", arguments.ways, WAYS) if arguments.ways else [],
+    counts = parse_numbers("--ranks", arguments.ranks, 2)
+    options = common_options(arguments) | {
+        "buffers": parse_names("--buffers", arguments.buffers, BUFFERS),
+        "variants": parse_names("--variants", arguments.variants, VARIANTS) if arguments.variants else [],
         "dtype": arguments.dtype,
         "bind": arguments.bind,
         "calls": arguments.load > 0,
-        "peer": arguments.vs,
-        "rounds": 3 if arguments.quick else 7,
-        "seconds": 0.03 if arguments.quick else 0.15,
-        "timeout": arguments.timeout,
     }
     for ranks in counts:
         rows = []
@@ -66,23 +58,23 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         yield from means(rows)
 
 
-def rank_counts(text: str) -> list[int]:
-    counts = [int(word) if word.isdigit() else 0 for word in text.split(",")]
-    if min(counts) < 2:
-        raise ValueError(f"--ranks takes numbers from 2 on, as in 2,4; {text!r} is not that")
-    return counts
-
-
-def chosen(option: str, text: str, known: Any) -> list[str]:
-    words = text.split(",")
-    for word in words:
-        if word not in known:
-            raise ValueError(f"{option} takes {', '.join(known)}; {word!r} is none of them")
-    return words
+def common_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What measuring.measure() takes, as far as all benchmarks of collectives have options for it."""
+    return {
+        "ops": parse_names("--ops", arguments.ops, OPERATIONS),
+        "sizes": [parse_size(text) for text in arguments.sizes.split(",")],
+        "buffers": ["warm"],
+        "variants": [],
+        "dtype": "float32",
+        "peer": arguments.vs,
+        "rounds": 3 if arguments.quick else 7,
+        "seconds": 0.03 if arguments.quick else 0.15,
+        "timeout": arguments.timeout,
+    }
 
 
 def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
-    microseconds = {way: 1e6 * seconds for way, seconds in result["seconds"].items()}
+    microseconds = {variant: 1e6 * seconds for variant, seconds in result["seconds"].items()}
     muster, other = microseconds.pop("muster", 0.0), microseconds.pop(peer, 0.0)
     return Row(
         bench="collectives",
@@ -94,22 +86,20 @@ def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
         muster=muster,
         peer=other,
         peer_name=peer,
-        ratio=other / muster if muster else 0,
         floor=microseconds.pop("floor", 0.0),
         busbw=bus_bandwidth(result["bytes"], OPERATIONS[result["op"]].bus(ranks), muster),
         buffers=result["buffers"],
         also=microseconds,
-        note="; ".join(f"{way}: {reason}" for way, reason in result["notes"].items()),
+        note="; ".join(f"{variant}: {reason}" for variant, reason in result["notes"].items()),
     )
 
 
 def _late_row(row: Row, late: dict[str, float]) -> Row:
     """The same case, by the call that 95 of 100 are faster than."""
     muster, peer = 1e6 * late.get("muster", 0.0), 1e6 * late.get(row.peer_name, 0.0)
-    ratio = peer / muster if muster else 0
-    also = {way: 1e6 * late[way] for way in row.also if way in late}
+    also = {variant: 1e6 * late[variant] for variant in row.also if variant in late}
     return dataclasses.replace(
-        row, case=f"{row.case}, p95", muster=muster, peer=peer, ratio=ratio, floor=0.0, busbw=None, also=also, note=""
+        row, case=f"{row.case}, p95", muster=muster, peer=peer, ratio=-1, floor=0.0, busbw=None, also=also, note=""
     )
 
 
@@ -120,4 +110,4 @@ def means(rows: list[Row]) -> Iterator[Row]:
         if len(ratios) > 1:
             last = next(row for row in rows if row.case == case)
             mean = statistics.geometric_mean(ratios)
-            yield Row(last.bench, case, last.ranks, 0, "geometric mean", "", 0, 0, last.peer_name, mean, 0)
+            yield Row(last.bench, case, last.ranks, "geometric mean", "", 0, 0, last.peer_name, ratio=mean)

@@ -8,27 +8,24 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from muster.bench.collectives import chosen
 from muster.bench.ddp_models import MODELS
 from muster.bench.ddp_training import FLOAT32, measure
 from muster.bench.namespaces import INTERFACE, check_rate, two_nodes
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
-from muster.bench.report import CaseTable, Row, Table, write_markdown
+from muster.bench.report import Row, parse_names
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "add_arguments", "measure", "run", "write_plot"]
 
 SUMMARY = "training steps with muster's DDP, against torch's over gloo, and torch's over muster's backend"
 PEERS: tuple[str, ...] = ("gloo",)
-TABLE: type[Table] = CaseTable
 PARTS = ("steps", "alone", "memory")
-# Whose DDP, and over what.
-WAYS = ("muster", "stock", "gloo")
+VARIANTS = ("muster", "stock", "gloo")
 HOOKS = [("muster", FLOAT32), ("muster", "bf16"), ("muster", "int8"), ("gloo", FLOAT32), ("gloo", "fp16")]
 # Of the gradients' bytes, by either of two ranks; int8 has a scale for every 256 elements.
 _SENT = {FLOAT32: 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
 # What a step exposes is a difference of two: below this it is noise.
-_LEAST_EXPOSED = 1e-4
+_MIN_EXPOSED = 1e-4
 # For times: memory that was freed stays with the process. By default glibc gives most of it back to the system, and
 # which way's step then has page faults, a tenth of its time, depends on what the way before it had freed.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
@@ -48,9 +45,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.ranks < 2:
         raise ValueError(f"--ranks takes a number from 2 on; {arguments.ranks} is not that")
     check_rate("--rate", arguments.rate)
-    parts = ["network"] if arguments.network else chosen("--parts", arguments.parts, PARTS)
+    parts = ["network"] if arguments.network else parse_names("--parts", arguments.parts, PARTS)
     models = arguments.models or ("mlp" if arguments.network else ",".join(name for name in MODELS if name != "tiny"))
-    for model in chosen("--models", models, MODELS):
+    for model in parse_names("--models", models, MODELS):
         for part in parts:
             yield from _RUNS[part](arguments, model)
 
@@ -63,32 +60,32 @@ def _measured(
     arguments: argparse.Namespace, ranks: int, options: dict[str, Any], place: Callable[[int], Place] = _here
 ) -> dict[str, Any]:
     """Rank 0's result."""
-    options = {"ways": WAYS, "rounds": 5 if arguments.quick else 21, "timeout": arguments.timeout, **options}
+    options = {"variants": VARIANTS, "rounds": 5 if arguments.quick else 21, "timeout": arguments.timeout, **options}
     (result,) = run_ranks("ddp", ranks, options, arguments.timeout, place)
     return result
 
 
 def _steps(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     result = _measured(arguments, arguments.ranks, {"part": "steps", "model": model})
-    milliseconds = {way: 1e3 * seconds for way, seconds in result["step"].items()}
+    milliseconds = {variant: 1e3 * seconds for variant, seconds in result["step"].items()}
     yield _row(model, arguments.ranks, result["bytes"], "step", "ms", milliseconds, milliseconds["bare"])
-    exposed = {way: 1e3 * max(seconds, _LEAST_EXPOSED) for way, seconds in result["exposed"].items()}
+    exposed = {variant: 1e3 * max(seconds, _MIN_EXPOSED) for variant, seconds in result["exposed"].items()}
     yield _row(model, arguments.ranks, result["bytes"], "exposed", "ms", exposed, 1e3 * result["copy"])
 
 
 def _alone(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     result = _measured(arguments, 1, {"part": "alone", "model": model})
-    percent = {way: 100 * share for way, share in result["overhead"].items()}
+    percent = {variant: 100 * share for variant, share in result["overhead"].items()}
     yield dataclasses.replace(_row(model, 1, 0, "overhead", "%", percent, 0), ratio=0)
 
 
 def _memory(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     """Each way in processes of its own."""
     peak = {}
-    for way in WAYS:
-        options = {"part": "memory", "model": model, "ways": [way]}
+    for variant in VARIANTS:
+        options = {"part": "memory", "model": model, "variants": [variant]}
         result = _measured(arguments, arguments.ranks, options, lambda rank: Place())
-        peak[way] = result["peak"] / 2**20
+        peak[variant] = result["peak"] / 2**20
     yield _row(model, arguments.ranks, result["bytes"], "peak memory", "MiB", peak, result["base"] / 2**20)
 
 
@@ -102,11 +99,11 @@ def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     steps, size = result["step"], result["bytes"]
     floors = {hook: max(steps["bare"], share * wire_time(size, arguments.rate)) for hook, share in _SENT.items()}
     for hook in dict.fromkeys(hook for _, hook in HOOKS):
-        seconds = {way: steps.get(f"{way} {hook}", 0) for way in ("muster", "gloo")}
-        milliseconds = {way: 1e3 * each for way, each in seconds.items()}
+        seconds = {variant: steps.get(f"{variant} {hook}", 0) for variant in ("muster", "gloo")}
+        milliseconds = {variant: 1e3 * each for variant, each in seconds.items()}
         yield _row(f"{model}, {hook}", 2, size, f"step at {arguments.rate}", "ms", milliseconds, 1e3 * floors[hook])
         if hook != FLOAT32:
-            gains = {way: steps[f"{way} {FLOAT32}"] / each if each else 0 for way, each in seconds.items()}
+            gains = {variant: steps[f"{variant} {FLOAT32}"] / each if each else 0 for variant, each in seconds.items()}
             most = floors[FLOAT32] / floors[hook]
             yield dataclasses.replace(_row(f"{model}, {hook}", 2, size, "against float32", "x", gains, most), ratio=0)
 
@@ -133,7 +130,6 @@ def _row(case: str, ranks: int, size: int, metric: str, unit: str, figures: dict
         muster=muster,
         peer=peer,
         peer_name="gloo",
-        ratio=peer / muster if muster else 0,
         floor=floor,
         also={"stock": figures["stock"]} if "stock" in figures else {},
     )

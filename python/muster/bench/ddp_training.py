@@ -32,12 +32,12 @@ _SAMPLE_EVERY = 0.002  # seconds between two looks at the resident memory
 class Trainer:
     """A model, wrapped in one way, with what a step of it needs. `bare` is not wrapped."""
 
-    def __init__(self, case: Case, way: str, hook: str, groups: Groups) -> None:
+    def __init__(self, case: Case, variant: str, hook: str, groups: Groups) -> None:
         torch.manual_seed(1)
         model = case.make()
-        self.wrapped = _wrap(model, way, groups)
+        self.wrapped = _wrap(model, variant, groups)
         if hook != FLOAT32:
-            _register(self.wrapped, way, hook, groups)
+            _register(self.wrapped, variant, hook, groups)
         self._batch = case.batch()
         self._optimizer = torch.optim.SGD(model.parameters(), _RATE)
         self._loss = nn.CrossEntropyLoss()
@@ -55,24 +55,24 @@ class Trainer:
             self.step()
 
 
-def _wrap(model: nn.Module, way: str, groups: Groups) -> Any:
+def _wrap(model: nn.Module, variant: str, groups: Groups) -> Any:
     """bare; gloo and stock: torch's DDP over Gloo and over muster's backend; muster: muster's own."""
-    if way == "bare":
+    if variant == "bare":
         return model
-    if way == "muster":
+    if variant == "muster":
         from muster.nn import DistributedDataParallel
 
         return DistributedDataParallel(model, process_group=groups["muster"])
-    group = groups["gloo" if way == "gloo" else "muster"]
+    group = groups["gloo" if variant == "gloo" else "muster"]
     return nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
 
 
-def _register(model: Any, way: str, hook: str, groups: Groups) -> None:
-    if way == "muster":
+def _register(model: Any, variant: str, hook: str, groups: Groups) -> None:
+    if variant == "muster":
         hooks = importlib.import_module("muster.hooks")
         model.register_comm_hook(None, getattr(hooks, hook)())
     elif hook == "fp16":  # over Gloo torch has no bf16
-        model.register_comm_hook(groups[way], default_hooks.fp16_compress_hook)
+        model.register_comm_hook(groups[variant], default_hooks.fp16_compress_hook)
     else:
         raise ValueError(f"torch has no hook {hook}")
 
@@ -87,19 +87,19 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
     """Step times of every way with and without communication; the difference is what was not hidden."""
-    trainers = {way: Trainer(case, way, FLOAT32, groups) for way in (*options["ways"], "bare")}
+    trainers = {variant: Trainer(case, variant, FLOAT32, groups) for variant in (*options["variants"], "bare")}
     calls: dict[str, Callable[[], None]] = {}
-    for way, trainer in trainers.items():
-        calls[way] = trainer.step
-        if way != "bare":
-            calls[f"{way} alone"] = trainer.step_alone
+    for variant, trainer in trainers.items():
+        calls[variant] = trainer.step
+        if variant != "bare":
+            calls[f"{variant} alone"] = trainer.step_alone
     size = trainers["bare"].gradient_bytes
     calls["copy"] = _copying(size)
     times = interleave_steps(calls, options["rounds"])
     return {
         "bytes": size,
-        "step": {way: statistics.median(times[way]) for way in trainers},
-        "exposed": {way: _difference(times[way], times[f"{way} alone"]) for way in options["ways"]},
+        "step": {variant: statistics.median(times[variant]) for variant in trainers},
+        "exposed": {variant: _difference(times[variant], times[f"{variant} alone"]) for variant in options["variants"]},
         "copy": statistics.median(times["copy"]),
     }
 
@@ -108,24 +108,24 @@ def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
     """What hooks and buckets add to the step of a single rank, as a share of it."""
     # Two models that are alike may differ by 2 %, by where their memory lies and what ran before: so there are several
     # for each way, once in this order and once in the other.
-    ways = [*options["ways"], "bare"]
-    order = (ways + ways[::-1]) * (_MODELS_ALONE // 2)
-    steps = {f"{way} {i}": Trainer(case, way, FLOAT32, groups).step for i, way in enumerate(order)}
+    variants = [*options["variants"], "bare"]
+    order = (variants + variants[::-1]) * (_MODELS_ALONE // 2)
+    steps = {f"{variant} {i}": Trainer(case, variant, FLOAT32, groups).step for i, variant in enumerate(order)}
     times = interleave_steps(steps, options["rounds"])
 
-    def means(way: str) -> list[float]:
+    def means(variant: str) -> list[float]:
         """By round."""
-        columns = [column for name, column in times.items() if name.split()[0] == way]
+        columns = [column for name, column in times.items() if name.split()[0] == variant]
         return [statistics.fmean(line) for line in zip(*columns, strict=True)]
 
     bare = means("bare")
-    overhead = {way: _difference(means(way), bare) / statistics.median(bare) for way in options["ways"]}
+    overhead = {variant: _difference(means(variant), bare) / statistics.median(bare) for variant in options["variants"]}
     return {"bare": statistics.median(bare), "overhead": overhead}
 
 
 def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
     """Step times by "way hook", and of the bare model."""
-    trainers = {f"{way} {hook}": Trainer(case, way, hook, groups) for way, hook in options["hooks"]}
+    trainers = {f"{variant} {hook}": Trainer(case, variant, hook, groups) for variant, hook in options["hooks"]}
     trainers["bare"] = Trainer(case, "bare", FLOAT32, groups)
     times = interleave_steps({name: trainer.step for name, trainer in trainers.items()}, options["rounds"])
     size = next(iter(trainers.values())).gradient_bytes
@@ -165,15 +165,15 @@ def _copying(size: int) -> Callable[[], None]:
 def _memory(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
     """The most resident memory of a rank while it trains in one way: each page by how many processes have it."""
     before = _proportional()
-    (way,) = options["ways"]
-    trainer = Trainer(case, way, FLOAT32, groups)
+    (variant,) = options["variants"]
+    trainer = Trainer(case, variant, FLOAT32, groups)
     with _peak() as peak:
         for _ in range(options["rounds"]):
             trainer.step()
-    most = torch.tensor([max(peak), before, _high_water()], dtype=torch.float64)
+    most = torch.tensor([max(peak), before], dtype=torch.float64)
     dist.all_reduce(most)
-    peak_bytes, base, high = (most / dist.get_world_size()).tolist()
-    return {"peak": peak_bytes, "base": base, "high_water": high, "bytes": trainer.gradient_bytes}
+    peak_bytes, base = (most / dist.get_world_size()).tolist()
+    return {"peak": peak_bytes, "base": base, "bytes": trainer.gradient_bytes}
 
 
 @contextlib.contextmanager
@@ -196,12 +196,5 @@ def _peak() -> Iterator[list[int]]:
 
 
 def _proportional() -> int:
-    return _kilobytes("/proc/self/smaps_rollup", "Pss:") << 10
-
-
-def _high_water() -> int:
-    return _kilobytes("/proc/self/status", "VmHWM:") << 10
-
-
-def _kilobytes(path: str, name: str) -> int:
-    return next(int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.startswith(name))
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))

@@ -20,6 +20,6 @@ class Groups:
             self._groups[backend] = dist.new_group(backend=backend, timeout=self._timeout)
         return self._groups[backend]
 
-    def renew(self, backend: str) -> None:
-        """The next use makes another group: an operation that failed may have ended this one."""
+    def recreate(self, backend: str) -> None:
+        """Makes another group at the next use: an operation that failed may have ended this one."""
         dist.destroy_process_group(self._groups.pop(backend))

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.bench.plot import write_ratio_plot as write_plot
-from muster.bench.report import BenchFailedError, CaseTable, Row, Table, write_markdown
+from muster.bench.report import BenchFailedError, Row
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_markdown", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 
 SUMMARY = "from the command to the workers' first barrier, and from a killed worker to the next, against torchrun"
 PEERS: tuple[str, ...] = ("torchrun",)
-TABLE: type[Table] = CaseTable
 
 # Every worker leaves when it passed the barrier (CLOCK_MONOTONIC, the same for all), its pid and its share of memory.
 WORKER = """
@@ -61,7 +60,7 @@ _PATIENCE = 60  # seconds: for a launcher that was told to end its workers
 
 
 @dataclass
-class Way:
+class Variant:
     """One launcher with its options."""
 
     command: list[str]
@@ -101,11 +100,11 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _starts(bench: Launching, repeats: int) -> Iterator[Row]:
-    times: dict[str, list[float]] = {name: [] for name in bench.ways}
-    shares: dict[str, list[float]] = {name: [] for name in bench.ways}
+    times: dict[str, list[float]] = {name: [] for name in bench.variants}
+    shares: dict[str, list[float]] = {name: [] for name in bench.variants}
     for _ in range(repeats):
-        for name, way in bench.ways.items():
-            begin, workers = bench.start(way)
+        for name, variant in bench.variants.items():
+            begin, workers = bench.start(variant)
             times[name].append(max(worker.at for worker in workers) - begin)
             shares[name].append(statistics.mean(worker.pss for worker in workers) / 2**20)
     median = {name: statistics.median(values) for name, values in times.items()}
@@ -123,7 +122,7 @@ def _restarts(bench: Launching, repeats: int) -> Iterator[Row]:
     times: dict[str, list[float]] = {"torchrun": [], "zygote": []}
     for _ in range(repeats):
         for name, values in times.items():
-            values.append(bench.restart(bench.ways[name]))
+            values.append(bench.restart(bench.variants[name]))
     peer, muster = (statistics.median(values) for values in times.values())
     yield bench.row("SIGKILL of one worker to next barrier", "time", "s", muster, peer, bench.fork_time())
 
@@ -141,19 +140,19 @@ class Launching:
         self._muster = muster
         self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "MUSTER_PYTHON": sys.executable}
         own = [muster, "run", f"--nproc-per-node={workers}"]
-        self.ways = {
-            "torchrun": Way(
+        self.variants = {
+            "torchrun": Variant(
                 [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"],
                 "gloo",
                 {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
             ),
-            "zygote": Way([*own, "--no-warm"], "muster"),
-            "warm": Way(own, "muster"),
-            "spawn": Way([*own, "--start-method=spawn"], "muster"),
+            "zygote": Variant([*own, "--no-warm"], "muster"),
+            "warm": Variant(own, "muster"),
+            "spawn": Variant([*own, "--start-method=spawn"], "muster"),
         }
 
     def row(self, case: str, metric: str, unit: str, muster: float, peer: float, floor: float) -> Row:
-        return Row("launch", case, self._workers, 0, metric, unit, muster, peer, "torchrun", peer / muster, floor)
+        return Row("launch", case, self._workers, metric, unit, muster, peer, "torchrun", floor)
 
     @contextlib.contextmanager
     def warmed(self) -> Iterator[None]:
@@ -173,16 +172,16 @@ class Launching:
         """Of as many bare forks of a process that has imported torch, one after the other."""
         return float(self._call([sys.executable, "-c", FORKS, str(self._workers)]))
 
-    def start(self, way: Way) -> tuple[float, list[Passed]]:
+    def start(self, variant: Variant) -> tuple[float, list[Passed]]:
         """When the command was given, and the workers at their first barrier."""
-        with self._job(way, [], stay=False) as (begin, process, folder):
+        with self._job(variant, [], stay=False) as (begin, process, folder):
             workers = self._await(process, folder, restarts=0)
             self._finish(process, folder)
             return begin, workers
 
-    def restart(self, way: Way) -> float:
+    def restart(self, variant: Variant) -> float:
         """From the end of one worker to the barrier that all have passed again, in seconds."""
-        with self._job(way, ["--max-restarts=1"], stay=True) as (_, process, folder):
+        with self._job(variant, ["--max-restarts=1"], stay=True) as (_, process, folder):
             workers = self._await(process, folder, restarts=0)
             begin = time.monotonic()
             os.kill(workers[1].pid, signal.SIGKILL)
@@ -191,13 +190,19 @@ class Launching:
             return max(worker.at for worker in again) - begin
 
     @contextlib.contextmanager
-    def _job(self, way: Way, options: list[str], stay: bool) -> Iterator[tuple[float, subprocess.Popen[bytes], Path]]:
+    def _job(
+        self, variant: Variant, options: list[str], stay: bool
+    ) -> Iterator[tuple[float, subprocess.Popen[bytes], Path]]:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        words = [*way.command, *options, str(self._script), way.backend, str(folder), str(int(stay))]
+        words = [*variant.command, *options, str(self._script), variant.backend, str(folder), str(int(stay))]
         with open(folder / "log", "wb") as log:
             begin = time.monotonic()
             process = subprocess.Popen(
-                words, env={**self._environment, **way.environment}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                words,
+                env={**self._environment, **variant.environment},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
             )
         try:
             yield begin, process, folder

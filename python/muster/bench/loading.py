@@ -39,17 +39,15 @@ def row_beside_torch(
 ) -> Row:
     """A row of figures of the load generator. More is better for rates, less for all else; 0: not measured."""
     muster, peer, floor = (metric.factor * figure for figure in (muster, peer, floor))
-    better, worse = (muster, peer) if metric.shown == "rate" else (peer, muster)
     return Row(
         bench=bench,
         case=case,
         ranks=ranks,
-        bytes=0,
         metric=metric.shown,
         unit=metric.unit,
         muster=muster,
         peer=peer,
         peer_name=f"torch {torch.__version__.partition('+')[0]}",
-        ratio=better / worse if worse else 0,
+        ratio=-1 if metric.shown != "rate" else muster / peer if peer else 0,
         floor=floor,
     )

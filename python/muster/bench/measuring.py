@@ -20,7 +20,7 @@ __all__ = ["measure"]
 
 
 @dataclass
-class Way:
+class Variant:
     """One way to carry out an operation."""
 
     group: str
@@ -44,7 +44,7 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
     ordinary = make_tensors(operation, like, count, _ordinary)
     calls: dict[str, Call] = {}
     notes: dict[str, str] = {}
-    for way, what in _ways(groups, operation, options).items():
+    for variant, what in _variants(groups, operation, options).items():
         tensors = make_tensors(operation, like, count, what.allocate) if what.allocate else ordinary
         if what.direct and operation.direct:
             direct = muster.group(groups[what.group])
@@ -53,10 +53,10 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
             bound = [operation.call(one, groups[what.group]) for one in tensors]
         reason = agreed(failure(operation, tensors[0], bound[0]))
         if reason:
-            notes[way] = reason
-            groups.renew(what.group)
+            notes[variant] = reason
+            groups.recreate(what.group)
         else:
-            calls[way] = in_turn(bound)
+            calls[variant] = in_turn(bound)
     if size:
         calls["floor"] = in_turn([copying(one) for one in ordinary])
     late: dict[str, float] = {}
@@ -65,22 +65,24 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
     else:
         seconds = interleave(calls, options["rounds"], options["seconds"])
     for times in (seconds, late):
-        for way in times.keys() - {"floor"}:
-            times[way] /= operation.messages
+        for variant in times.keys() - {"floor"}:
+            times[variant] /= operation.messages
     return {"bytes": size, "seconds": seconds, "late": late, "notes": notes}
 
 
-def _ways(groups: Groups, operation: Operation, options: dict[str, Any]) -> dict[str, Way]:
-    ways = {"muster": Way("muster")}
+def _variants(groups: Groups, operation: Operation, options: dict[str, Any]) -> dict[str, Variant]:
+    variants = {"muster": Variant("muster")}
     if options["peer"]:
-        ways[options["peer"]] = Way(options["peer"])
+        variants[options["peer"]] = Variant(options["peer"])
     cpu = torch.device("cpu")
     backend = groups["muster"]._get_backend(cpu)
-    if "shared" in options["ways"] and backend.supports_tensor_alloc(cpu):
-        ways["shared"] = Way("muster", lambda size: backend.allocate_tensor(size, dtype=torch.uint8, device=cpu))
-    if "direct" in options["ways"] and operation.direct:
-        ways["direct"] = Way("muster", direct=True)
-    return ways
+    if "shared" in options["variants"] and backend.supports_tensor_alloc(cpu):
+        variants["shared"] = Variant(
+            "muster", lambda size: backend.allocate_tensor(size, dtype=torch.uint8, device=cpu)
+        )
+    if "direct" in options["variants"] and operation.direct:
+        variants["direct"] = Variant("muster", direct=True)
+    return variants
 
 
 def _ordinary(size: int) -> torch.Tensor:

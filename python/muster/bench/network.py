@@ -11,20 +11,19 @@ import torch
 import torch.distributed as dist
 
 from muster.bench import measuring
-from muster.bench.collectives import chosen
+from muster.bench.collectives import common_options
 from muster.bench.groups import Groups
 from muster.bench.memory import make_tensors
 from muster.bench.namespaces import INTERFACE, check_rate, sent_bytes, two_nodes
 from muster.bench.operations import OPERATIONS
 from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
-from muster.bench.report import CaseTable, Row, Table, bus_bandwidth, format_size, parse_size, write_markdown
+from muster.bench.report import Row, bus_bandwidth, format_size, parse_numbers, parse_size
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "measure", "run", "write_markdown", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "add_arguments", "measure", "run", "write_plot"]
 
 SUMMARY = "collectives between two network namespaces, against gloo over TCP, and the bytes that cross"
 PEERS: tuple[str, ...] = ("gloo",)
-TABLE: type[Table] = CaseTable
 
 _COUNTED_CALLS = 8
 # Bytes that the busier node must send at the least, as a share of the message, where each of 2 nodes has `local` ranks
@@ -50,28 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local", default="1,2", metavar="N,...", help="ranks of each node (default: %(default)s)")
 
 
-def _numbers(option: str, text: str, most: int) -> list[int]:
-    numbers = [int(word) if word.isdigit() else 0 for word in text.split(",")]
-    if min(numbers) < 1 or max(numbers) > most:
-        raise ValueError(f"{option} takes numbers from 1 to {most}, as in 1,2; {text!r} is not that")
-    return numbers
-
-
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """For each number of ranks a node: times, then the bytes that cross."""
-    options = {
-        "ops": chosen("--ops", arguments.ops, OPERATIONS),
-        "sizes": [parse_size(text) for text in arguments.sizes.split(",")],
-        "crossing": [parse_size(text) for text in arguments.crossing.split(",")] if arguments.crossing else [],
-        "buffers": ["warm"],
-        "ways": [],
-        "dtype": "float32",
-        "peer": arguments.vs,
-        "rounds": 3 if arguments.quick else 7,
-        "seconds": 0.03 if arguments.quick else 0.15,
-        "timeout": arguments.timeout,
-    }
-    numbers = (_numbers("--local", arguments.local, 1024), _numbers("--streams", arguments.streams, 16))
+    crossing = [parse_size(text) for text in arguments.crossing.split(",")] if arguments.crossing else []
+    options = common_options(arguments) | {"crossing": crossing}
+    numbers = (
+        parse_numbers("--local", arguments.local, 1, 1024),
+        parse_numbers("--streams", arguments.streams, 1, 16),
+    )
     if arguments.connection_rate:
         check_rate("--connection-rate", arguments.connection_rate)
     for local, streams in itertools.product(*numbers):
@@ -88,14 +73,14 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _time_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
-    seconds = {way: 1e6 * seconds for way, seconds in result["seconds"].items()}
+    seconds = {variant: 1e6 * seconds for variant, seconds in result["seconds"].items()}
     row = _row(local, where, peer, result, "time", "us", seconds, seconds.get("floor", 0.0))
     row.busbw = bus_bandwidth(row.bytes, OPERATIONS[result["op"]].bus(row.ranks), row.muster)
     return row
 
 
 def _bytes_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
-    sent = {way: count / 1024 for way, count in result["sent"].items()}
+    sent = {variant: count / 1024 for variant, count in result["sent"].items()}
     bound = result["bytes"] * _CROSSING[result["op"]](local)
     return _row(local, where, peer, result, "sent across", "KiB", sent, bound / 1024)
 
@@ -121,9 +106,8 @@ def _row(
         muster=muster,
         peer=other,
         peer_name=peer,
-        ratio=other / muster if muster else 0,
         floor=floor,
-        note="; ".join(f"{way}: {reason}" for way, reason in result["notes"].items()),
+        note="; ".join(f"{variant}: {reason}" for variant, reason in result["notes"].items()),
     )
 
 
@@ -140,11 +124,11 @@ def _count(groups: Groups, name: str, size: int, options: dict[str, Any]) -> dic
     like = measuring.shapes(operation, size, torch.float32)
     tensors = make_tensors(operation, like, 1, lambda size: torch.empty(size, dtype=torch.uint8))[0]
     sent, notes = {}, {}
-    for way in ("muster", options["peer"]):
-        call = operation.call(tensors, groups[way])
+    for variant in ("muster", options["peer"]):
+        call = operation.call(tensors, groups[variant])
         if reason := measuring.agreed(measuring.failure(operation, tensors, call)):
-            notes[way] = reason
-            groups.renew(way)
+            notes[variant] = reason
+            groups.recreate(variant)
             continue
         dist.barrier()
         before = sent_bytes()
@@ -153,5 +137,5 @@ def _count(groups: Groups, name: str, size: int, options: dict[str, Any]) -> dic
         dist.barrier()  # the other ranks of this node have sent theirs too
         counted = torch.tensor([sent_bytes() - before])
         dist.all_reduce(counted, op=dist.ReduceOp.MAX)
-        sent[way] = int(counted) / _COUNTED_CALLS
+        sent[variant] = int(counted) / _COUNTED_CALLS
     return {"op": name, "bytes": max(like.input.nbytes, like.output.nbytes), "sent": sent, "notes": notes}

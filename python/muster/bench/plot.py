@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +18,33 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def write_size_plot(path: Path, rows: list[Row]) -> None:
-    """Time against size: a line of panels for each operation, a panel for each number of ranks."""
+@contextlib.contextmanager
+def _panels(path: Path, lines: int, columns: int, width: float, height: float) -> Iterator[Any]:
+    """An array of panels, of this size each, which are saved when the block ends."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    figure, panels = plt.subplots(lines, columns, figsize=(width * columns, height * lines), squeeze=False)
+    yield panels
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def write_size_plot(path: Path, rows: list[Row]) -> None:
+    """Time by size: a line of panels for each operation, a panel for each number of ranks."""
     rows = [row for row in rows if row.bytes]
     cases, counts = list(dict.fromkeys(row.case for row in rows)), sorted({row.ranks for row in rows})
-    size = (5.2 * len(counts), 4.2 * len(cases))
-    figure, panels = plt.subplots(len(cases), len(counts), figsize=size, squeeze=False)
-    for line, case in zip(panels, cases, strict=True):
-        for panel, ranks in zip(line, counts, strict=True):
-            _draw_sizes(panel, [row for row in rows if (row.case, row.ranks) == (case, ranks)])
-            panel.set_title(f"{case}, {ranks} ranks")
-    if rows:
-        panels[0][0].set_ylabel(f"{rows[0].metric}, {rows[0].unit}")
-        panels[0][0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with _panels(path, len(cases), len(counts), 5.2, 4.2) as panels:
+        for line, case in zip(panels, cases, strict=True):
+            for panel, ranks in zip(line, counts, strict=True):
+                _draw_sizes(panel, [row for row in rows if (row.case, row.ranks) == (case, ranks)])
+                panel.set_title(f"{case}, {ranks} ranks")
+        if rows:
+            panels[0][0].set_ylabel(f"{rows[0].metric}, {rows[0].unit}")
+            panels[0][0].legend(frameon=False)
 
 
 def _draw_sizes(panel: Any, rows: list[Row]) -> None:
@@ -52,8 +60,8 @@ def _draw_sizes(panel: Any, rows: list[Row]) -> None:
                 panel.loglog(*zip(*points, strict=True), style, color=color, label=name + suffix)
     for row in rows:
         if row.ratio and row.buffers != "cold":
-            place = {"textcoords": "offset points", "xytext": (0, -14), "ha": "center"}
-            panel.annotate(f"{row.ratio:.1f}x", (row.bytes, row.muster), fontsize=8, color=MUSTER, **place)
+            position = {"textcoords": "offset points", "xytext": (0, -14), "ha": "center"}
+            panel.annotate(f"{row.ratio:.1f}x", (row.bytes, row.muster), fontsize=8, color=MUSTER, **position)
     sizes = sorted({row.bytes for row in rows})
     panel.set_xticks(sizes, [format_size(size) for size in sizes], rotation=30, ha="right")
     panel.set_xlabel("bytes")
@@ -63,52 +71,36 @@ def _draw_sizes(panel: Any, rows: list[Row]) -> None:
 
 
 def write_ratio_plot(path: Path, rows: list[Row]) -> None:
-    """How many times better than the peer, a bar for each row that has one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """How many times better than the peer muster is: a bar for each row with a ratio."""
     shown = [row for row in rows if row.ratio][::-1]
-    figure, panel = plt.subplots(figsize=(9, 1.2 + 0.24 * len(shown)))
-    labels = [f"{row.case}, {row.ranks:,}: {row.metric}" for row in shown]
-    ratios = [row.ratio for row in shown]
-    panel.barh(range(len(shown)), ratios, color=[MUSTER if ratio >= 1 else PEER for ratio in ratios])
-    for place, row in enumerate(shown):
-        panel.annotate(f" {row.ratio:.2f}x", (row.ratio, place), va="center", fontsize=8)
-    panel.set_yticks(range(len(shown)), labels, fontsize=8)
-    panel.set_xscale("log")
-    panel.axvline(1, color=FLOOR, linestyle="--")
-    panel.margins(x=0.15, y=0.01)
-    panel.set_xlabel(f"times better than {rows[0].peer_name}")
-    figure.suptitle(f"{rows[0].bench}: muster beside {rows[0].peer_name}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with _panels(path, 1, 1, 9, 1.4 + 0.24 * len(shown)) as ((panel,),):
+        ratios = [row.ratio for row in shown]
+        panel.barh(range(len(shown)), ratios, color=[MUSTER if ratio >= 1 else PEER for ratio in ratios])
+        for index, row in enumerate(shown):
+            panel.annotate(f" {row.ratio:.2f}x", (row.ratio, index), va="center", fontsize=8)
+        labels = [f"{row.case}, {row.ranks:,}: {row.metric}" for row in shown]
+        panel.set_yticks(range(len(shown)), labels, fontsize=8)
+        panel.set_xscale("log")
+        panel.axvline(1, color=FLOOR, linestyle="--")
+        panel.margins(x=0.15, y=0.01)
+        panel.set_xlabel(f"times better than {rows[0].peer_name}")
+        panel.set_title(f"{rows[0].bench}: muster and {rows[0].peer_name}")
 
 
 def write_scale_plot(path: Path, rows: list[Row], metrics: list[str]) -> None:
-    """Each metric against the number of ranks, a line for each case and one for the peer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(metrics), figsize=(5.6 * len(metrics), 4.4), squeeze=False)
-    for panel, metric in zip(panels[0], metrics, strict=True):
-        shown = [row for row in rows if row.metric == metric]
-        lines: dict[str, dict[int, float]] = {}
-        for row in shown:
-            lines.setdefault(f"muster, {row.case}", {})[row.ranks] = row.muster
-            if row.peer:
-                lines.setdefault(row.peer_name, {})[row.ranks] = row.peer
-        for name, points in lines.items():
-            color = {"color": PEER} if not name.startswith("muster") else {}
-            panel.loglog(sorted(points), [points[ranks] for ranks in sorted(points)], "o-", label=name, **color)
-        panel.set_title(f"{metric}, {shown[0].unit}" if shown else metric)
-        panel.set_xlabel("ranks")
-        panel.grid(True, alpha=0.25)
-    panels[0][0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    """Each metric by the number of ranks, with a line for each case and one for the peer."""
+    with _panels(path, 1, len(metrics), 5.6, 4.4) as panels:
+        for panel, metric in zip(panels[0], metrics, strict=True):
+            shown = [row for row in rows if row.metric == metric]
+            lines: dict[str, dict[int, float]] = {}
+            for row in shown:
+                lines.setdefault(f"muster, {row.case}", {})[row.ranks] = row.muster
+                if row.peer:
+                    lines.setdefault(row.peer_name, {})[row.ranks] = row.peer
+            for name, points in lines.items():
+                color = {"color": PEER} if not name.startswith("muster") else {}
+                panel.loglog(sorted(points), [points[ranks] for ranks in sorted(points)], "o-", label=name, **color)
+            panel.set_title(f"{metric}, {shown[0].unit}" if shown else metric)
+            panel.set_xlabel("ranks")
+            panel.grid(True, alpha=0.25)
+        panels[0][0].legend(frameon=False, fontsize=8)

@@ -1,37 +1,41 @@
-"""What every benchmark hands back, as a table and as JSON."""
+"""The rows that benchmarks produce, as tables and as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 
 class BenchFailedError(RuntimeError):
-    """A benchmark could not be carried out; the message says which part failed, and how."""
+    """A benchmark failed; the message says which part of it, and why."""
 
 
 @dataclass
 class Row:
-    """One measured case. `ratio` > 1 means that muster is better. `floor`: what the machine needs at the least."""
+    """One measured case. A figure of 0 was not measured."""
 
     bench: str
     case: str
     ranks: int
-    bytes: int
     metric: str
     unit: str
     muster: float
     peer: float
     peer_name: str
-    ratio: float
-    floor: float
+    floor: float = 0.0  # the least that the machine needs
+    ratio: float = -1.0  # above 1 muster is better; by default, that of figures of which less is better
+    bytes: int = 0
     busbw: float | None = None  # GB/s
-    buffers: str = ""  # "warm" or "cold", where that is a question
-    also: dict[str, float] = field(default_factory=dict)  # what other ways of muster took, by their names
-    note: str = ""  # why something was not measured
+    buffers: str = ""  # "warm" or "cold", where that matters
+    also: dict[str, float] = field(default_factory=dict)  # figures of other variants, by name
+    note: str = ""  # why a figure is missing
+
+    def __post_init__(self) -> None:
+        if self.ratio < 0:
+            self.ratio = self.peer / self.muster if self.muster else 0.0
 
 
 def parse_size(text: str) -> int:
@@ -46,6 +50,23 @@ def parse_size(text: str) -> int:
     return int(number) * factor
 
 
+def parse_numbers(option: str, text: str, least: int, most: int | None = None) -> list[int]:
+    numbers = [int(word) if word.isdigit() else -1 for word in text.split(",")]
+    if min(numbers) < least or max(numbers) > (most or max(numbers)):
+        bounds = f"from {least} to {most}" if most else f"from {least} on"
+        raise ValueError(f"{option} takes numbers {bounds}, as in {least},{2 * least}; {text!r} is not that")
+    return numbers
+
+
+def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
+    """Names out of `known`, or "all" of them."""
+    names = list(known) if text == "all" else text.split(",")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option} takes {', '.join(known)}; {name!r} is none of them")
+    return names
+
+
 def format_size(count: int) -> str:
     for suffix, unit in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if count >= unit:
@@ -53,114 +74,59 @@ def format_size(count: int) -> str:
     return f"{count} B"
 
 
-def format_figure(value: float) -> str:
-    """Three digits that matter: 0.052, 0.520, 5.20, 13.1, 719, 21,534."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.{1 if value >= 10 else 2 if value >= 1 else 3}f}"
-
-
-class Table(Protocol):
-    """Prints rows as they come, in columns wide enough for any figure."""
-
-    def __init__(self, first: Row) -> None: ...
-
-    def add(self, row: Row) -> None: ...
-
-
-# What a row may have in `also`, by benchmark.
-_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared", "unrecorded"), "ddp": ("stock",)}
-_BUS_NAME = "busbw GB/s"
-_WITH_BUS = ("collectives", "mpi", "network")  # benchmarks of messages
+def format_figure(value: float | None, unit: str = "") -> str:
+    """Three significant digits: 0.052, 0.520, 5.20, 13.1, 719, 21,534. Empty for a figure that was not measured."""
+    if not value:
+        return ""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f} {unit}".strip()
 
 
 def bus_bandwidth(count: int, factor: float, microseconds: float) -> float | None:
-    """GB/s of a message of `count` bytes, as nccl-tests defines it: its `factor` is the operation's Operation.bus()."""
+    """GB/s of a message of `count` bytes, as nccl-tests defines it. `factor`: Operation.bus() of the operation."""
     return count * factor / (microseconds * 1e3) if count and microseconds else None
 
 
-_FIRST_NAMES = ("operation", "ranks", "bytes", "buffers")
+# The names that `also` of a benchmark's rows may have.
+_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared", "unrecorded"), "ddp": ("stock",)}
 
 
-class SizeTable:
-    """One metric over operations, numbers of ranks and bytes. A figure that was not measured stays empty."""
-
-    def __init__(self, first: Row) -> None:
-        names = _size_names(first)
-        self._widths = [-22, 5, 9, 7, *(max(len(name), 10) for name in names[4:-1]), -1]
-        print(_line(names, self._widths))
-
-    def add(self, row: Row) -> None:
-        print(_line(_size_cells(row), self._widths), flush=True)
-
-
-def _size_names(row: Row) -> list[str]:
-    timed = [f"{name} {row.unit}" for name in ("muster", row.peer_name)]
-    also = [f"{name} {row.unit}" for name in _ALSO[row.bench]]
-    return [*_FIRST_NAMES, *timed, "ratio", f"floor {row.unit}", "of floor", _BUS_NAME, *also, "note"]
+def _cells(row: Row) -> dict[str, str]:
+    """The cells of a row by the names of their columns, which are the same for all rows of a benchmark."""
+    cells = {"case": row.case, "ranks": f"{row.ranks:,}"}
+    if row.bench in ("collectives", "mpi"):
+        cells |= {"bytes": format_size(row.bytes) if row.bytes else "", "buffers": row.buffers}
+    cells |= {"metric": row.metric, "muster": format_figure(row.muster, row.unit)}
+    cells |= {row.peer_name: format_figure(row.peer, row.unit), "ratio": f"{row.ratio:.2f}x" if row.ratio else ""}
+    cells["floor"] = format_figure(row.floor, row.unit)
+    cells |= {name: format_figure(row.also.get(name), row.unit) for name in _ALSO.get(row.bench, ())}
+    if row.bench in ("collectives", "mpi", "network"):
+        cells |= {"busbw GB/s": format_figure(row.busbw), "note": row.note}
+    return cells
 
 
-def _size_cells(row: Row) -> list[str]:
-    size = format_size(row.bytes) if row.bytes else row.metric.replace("time", "")
-    cells = [row.case, str(row.ranks), size, row.buffers, _figure(row.muster), _figure(row.peer)]
-    cells += [f"{row.ratio:.1f}x" if row.ratio else "", _figure(row.floor)]
-    cells += [f"{row.floor / row.muster:.0%}" if row.floor and row.muster else "", _figure(row.busbw)]
-    return [*cells, *(_figure(row.also.get(name)) for name in _ALSO[row.bench]), row.note]
+class Table:
+    """Prints rows as they come, in columns that are wide enough for any figure."""
 
-
-def _figure(value: float | None) -> str:
-    return format_figure(value) if value else ""
-
-
-class CaseTable:
-    """Cases of different kinds, each row with a metric and a unit of its own. A figure of 0 was not measured."""
-
-    def __init__(self, first: Row) -> None:
-        self._also, self._bus = _ALSO.get(first.bench, ()), first.bench in _WITH_BUS
-        names = ["case", "ranks", "metric", "unit", "muster", first.peer_name, "ratio", "floor", *self._also]
-        names += [_BUS_NAME] * self._bus
-        self._widths = [-40, 7, -16, -8, 11, max(len(first.peer_name), 11), 8, *(11 for _ in names[7:])]
-        print(_line(names, self._widths))
+    def __init__(self) -> None:
+        self._widths: list[int] = []  # negative: aligned to the left
 
     def add(self, row: Row) -> None:
-        cells = [row.case, f"{row.ranks:,}", row.metric, row.unit]
-        cells += [format_figure(value) if value else "" for value in (row.muster, row.peer)]
-        cells += [f"{row.ratio:.2f}x" if row.ratio else "", format_figure(row.floor) if row.floor else ""]
-        cells += [_figure(row.also.get(name)) for name in self._also]
-        cells += [_figure(row.busbw)] * self._bus
-        print(_line(cells, self._widths), flush=True)
+        cells = _cells(row)
+        if not self._widths:
+            left = {"case": -24 if "buffers" in cells else -40, "metric": -16, "note": -1}
+            self._widths = [left.get(name, max(len(name), 7 if name in ("ranks", "ratio") else 12)) for name in cells]
+            self._print(list(cells))
+        self._print(list(cells.values()))
 
-
-def _line(cells: list[str], widths: list[int]) -> str:
-    """Cells to the right of their columns, or to the left where a width is negative."""
-    padded = (cell.ljust(-width) if width < 0 else cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-    return "  ".join(padded)
+    def _print(self, cells: list[str]) -> None:
+        pairs = zip(cells, self._widths, strict=True)
+        print("  ".join(cell.ljust(-width) if width < 0 else cell.rjust(width) for cell, width in pairs), flush=True)
 
 
 def write_markdown(path: Path, rows: list[Row]) -> None:
-    """A table for a document. A figure of 0 was not measured."""
-    also = _ALSO.get(rows[0].bench, ()) if rows else ()
-    bus = bool(rows) and rows[0].bench in _WITH_BUS
-    names = ["case", "ranks", "metric", "muster", rows[0].peer_name if rows else "peer", "ratio", "floor", *also]
-    names += [_BUS_NAME] * bus
-    lines = []
-    for row in rows:
-        muster, peer, floor, *others = (
-            f"{format_figure(value)} {row.unit}".strip() if value else ""
-            for value in (row.muster, row.peer, row.floor, *(row.also.get(name) for name in also))
-        )
-        ratio = f"{row.ratio:.2f}x" if row.ratio else ""
-        lines.append([row.case, f"{row.ranks:,}", row.metric, muster, peer, ratio, floor, *others])
-        lines[-1] += [_figure(row.busbw)] * bus
-    _write_table(path, names, lines)
-
-
-def write_size_markdown(path: Path, rows: list[Row]) -> None:
-    """The table that SizeTable prints."""
-    _write_table(path, _size_names(rows[0]) if rows else [], [_size_cells(row) for row in rows])
-
-
-def _write_table(path: Path, names: list[str], lines: list[list[str]]) -> None:
+    lines = [list(_cells(row).values()) for row in rows]
+    names = list(_cells(rows[0])) if rows else []
     shown = ["| " + " | ".join(cells) + " |" for cells in (names, *lines)]
     shown.insert(1, "|---" * len(names) + "|")
     path.write_text("\n".join(shown) + "\n")

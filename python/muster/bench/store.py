@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 from muster.bench.loading import Figures, Metric, load, row_beside_torch
 from muster.bench.plot import write_ratio_plot as write_plot
-from muster.bench.report import BenchFailedError, CaseTable, Row, Table, write_markdown
+from muster.bench.report import BenchFailedError, Row, parse_names, parse_numbers
 from muster.bench.servers import Server, muster_server, torch_server
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_markdown", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 
 SUMMARY = "the store's server, against torch's libuv TCPStore"
 PEERS: tuple[str, ...] = ("tcpstore",)
-TABLE: type[Table] = CaseTable
 
 # By what the load generator calls them.
 _METRICS = {
@@ -66,19 +65,15 @@ def _cases(quick: bool) -> list[Case]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cases", metavar="NAME,...", help="only these of the load generator's cases")
+    parser.add_argument("--cases", metavar="NAME,...", default="all", help="only these of the load generator's cases")
     parser.add_argument("--connections", metavar="N,...", help="instead of each case's own numbers of clients")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields the rows of each case and number of clients."""
     cases = _cases(arguments.quick)
-    wanted = set(arguments.cases.split(",")) if arguments.cases else {case.name for case in cases}
-    if unknown := wanted - {case.name for case in cases}:
-        raise ValueError(f"--cases takes {', '.join(dict.fromkeys(c.name for c in cases))}; not {min(unknown)}")
-    counts = [int(text) if text.isdigit() else 0 for text in (arguments.connections or "1").split(",")]
-    if min(counts) < 1:
-        raise ValueError(f"--connections takes numbers from 1 on, as in 1,256; {arguments.connections!r} is not that")
+    wanted = parse_names("--cases", arguments.cases, dict.fromkeys(case.name for case in cases))
+    counts = parse_numbers("--connections", arguments.connections or "1", 1)
     for case in (case for case in cases if case.name in wanted):
         for connections in counts if arguments.connections else case.connections:
             yield from _measure(case, connections, arguments)

@@ -1,4 +1,4 @@
-"""Measures several ways of doing the same in turn, so that the machine's moods fall on all of them alike."""
+"""Measures several variants in turn, so that a change in the machine's load affects all of them alike."""
 
 from __future__ import annotations
 
@@ -9,67 +9,64 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-# Rounds stop being repeated when a case has taken this many times longer than planned.
-_MOST_REPEATS = 20_000
-# Single calls of a round whose times are kept.
-_MOST_CALLS = 1_000
+_MAX_REPEATS = 20_000
+_MAX_CALLS = 1_000  # whose times are kept, in a round of single calls
 
 
-def interleave(ways: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, float]:
-    """Seconds that one call of each way takes: the median over `rounds` of A B C, A B C, ... rounds.
+def interleave(variants: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, float]:
+    """Returns the seconds that one call of each variant takes: the median over `rounds` of A B C, A B C, ...
 
-    Every rank calls this with the same ways. A round repeats a way for about `seconds`; its time is that of the
+    All ranks call this with the same variants. A round repeats a variant for about `seconds`; its time is that of the
     slowest rank.
     """
-    repeats = {name: _repeats(way, seconds) for name, way in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    repeats = {name: _repeats(variant, seconds) for name, variant in variants.items()}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
-        for name, way in ways.items():
-            times[name].append(_slowest(_time(way, repeats[name])) / repeats[name])
+        for name, variant in variants.items():
+            times[name].append(_time(variant, repeats[name]) / repeats[name])
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def interleave_calls(
-    ways: dict[str, Callable[[], None]], rounds: int, seconds: float
+    variants: dict[str, Callable[[], None]], rounds: int, seconds: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """As interleave(), but of single calls: median and 95th percentile. A call's time is the slowest rank's."""
-    repeats = {name: min(_MOST_CALLS, _repeats(way, seconds)) for name, way in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    """As interleave(), for single calls: the median and the 95th percentile of the slowest rank's times."""
+    repeats = {name: min(_MAX_CALLS, _repeats(variant, seconds)) for name, variant in variants.items()}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
-        for name, way in ways.items():
+        for name, variant in variants.items():
             dist.barrier()
-            taken = torch.tensor([_once(way) for _ in range(repeats[name])], dtype=torch.float64)
+            taken = torch.tensor([_call(variant) for _ in range(repeats[name])], dtype=torch.float64)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
             times[name] += taken.tolist()
     late = {name: sorted(values)[len(values) * 95 // 100] for name, values in times.items()}
     return {name: statistics.median(values) for name, values in times.items()}, late
 
 
-def _once(way: Callable[[], None]) -> float:
+def find_repeats(timed: Callable[[int], float], seconds: float, most: int) -> int:
+    """How many calls take `seconds`, at most `most`. `timed`: the seconds of as many calls; it also warms up."""
+    repeats = 1
+    while (taken := timed(repeats)) < seconds / 4 and repeats < most:
+        repeats *= 4
+    return max(1, min(most, round(repeats * seconds / max(taken, 1e-9))))
+
+
+def _repeats(variant: Callable[[], None], seconds: float) -> int:
+    return find_repeats(lambda repeats: _time(variant, repeats), seconds, _MAX_REPEATS)
+
+
+def _call(variant: Callable[[], None]) -> float:
     begin = time.perf_counter()
-    way()
+    variant()
     return time.perf_counter() - begin
 
 
-def _repeats(way: Callable[[], None], seconds: float) -> int:
-    """How many calls fill `seconds`: found by doubling, agreed by all ranks; this also warms up."""
-    repeats = 1
-    while True:
-        taken = _slowest(_time(way, repeats))
-        if taken >= seconds / 4 or repeats >= _MOST_REPEATS:
-            return max(1, min(_MOST_REPEATS, round(repeats * seconds / max(taken, 1e-9))))
-        repeats *= 4
-
-
-def _time(way: Callable[[], None], repeats: int) -> float:
+def _time(variant: Callable[[], None], repeats: int) -> float:
+    """The seconds of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(repeats):
-        way()
-    return time.perf_counter() - begin
-
-
-def _slowest(seconds: float) -> float:
-    value = torch.tensor([seconds], dtype=torch.float64)
+        variant()
+    value = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value.item())

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from muster.bench.loading import Figures, Metric, load, row_beside_torch
 from muster.bench.plot import write_ratio_plot, write_scale_plot
-from muster.bench.report import BenchFailedError, CaseTable, Row, Table, write_markdown
+from muster.bench.report import BenchFailedError, Row, parse_numbers
 from muster.bench.servers import Server, muster_server, torch_server
 
-__all__ = ["PEERS", "SUMMARY", "TABLE", "add_arguments", "run", "write_markdown", "write_plot"]
+__all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 
 SUMMARY = "a job's start-up at the store's root, through tiers and without"
 PEERS: tuple[str, ...] = ("tcpstore",)
-TABLE: type[Table] = CaseTable
 
 _PER_NODE = 8
 _MANY_NODES = 100  # over which `--store-fanout auto` has a middle tier
@@ -29,45 +28,42 @@ _METRICS = {
     "messages": Metric("root messages", ""),
     "bytes": Metric("root bytes", "KiB", 1 / 1024),
 }
-_STORM = "ring"
+_LOAD_EXCHANGE = "ring"
 _EXCHANGES = {"full": "full mesh", "doubling": "peers at powers of 2", "ring": "ring and tree"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="N,...", help="instead of the start-ups' own numbers of workers")
-    parser.add_argument("--storms", metavar="N,...", help="instead of the storms' own numbers; 0: no storm")
+    parser.add_argument("--loads", "--storms", metavar="N,...", help="numbers of simulated workers; 0: none")
     parser.add_argument("--fanout", type=int, metavar="N", help="proxies of a middle one; 0: no middle tier (auto)")
 
 
 def write_plot(path: Path, rows: list[Row]) -> None:
-    """The storms, if there are any: how the root's work grows."""
-    if storms := [row for row in rows if row.case.startswith("storm")]:
-        write_scale_plot(path, storms, ["root CPU", "root messages"])
+    """Draws how the root's work grows with simulated workers, if there are any."""
+    if loads := [row for row in rows if row.case.startswith("load")]:
+        write_scale_plot(path, loads, ["root CPU", "root messages"])
     else:
         write_ratio_plot(path, rows)
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Start-ups: muster's tiers and torch without them, then both without. Storms: the same, as far as torch goes."""
+    """Start-ups of real workers, then of simulated ones (loads): over tiers of proxies, and without them."""
     quick = arguments.quick
-    full = _numbers(arguments.workers, [128] if quick else [1024])
-    doubling = _numbers(arguments.workers, [512] if quick else [1024, 4096])
-    storms = _numbers(arguments.storms, [2048] if quick else [2048, 16384, 96000])
+    full = _numbers("--workers", arguments.workers, [128] if quick else [1024])
+    doubling = _numbers("--workers", arguments.workers, [512] if quick else [1024, 4096])
+    loads = _numbers("--loads", arguments.loads, [2048] if quick else [2048, 16384, 96000])
     for workers in full:
         yield from _startup(workers, "full", arguments)
     for workers in doubling:
         yield from _startup(workers, "doubling", arguments)
-    for workers in storms:
-        yield from _storm(workers, arguments)
+    for workers in loads:
+        yield from _load_root(workers, arguments)
 
 
-def _numbers(text: str | None, usual: list[int]) -> list[int]:
+def _numbers(option: str, text: str | None, usual: list[int]) -> list[int]:
     if text is None:
         return usual
-    numbers = [int(word) if word.isdigit() else -1 for word in text.split(",")]
-    if any(number < 0 or number == 1 for number in numbers):
-        raise ValueError(f"--workers and --storms take numbers from 2 on, as in 128,1024; {text!r} is not that")
-    return [number for number in numbers if number]
+    return [] if text == "0" else parse_numbers(option, text, 2)
 
 
 def _startup(workers: int, exchange: str, arguments: argparse.Namespace) -> Iterator[Row]:
@@ -106,19 +102,19 @@ def _proxies(above: Server, count: int, secret: str) -> contextlib.AbstractConte
 def _workers(
     asked: Server, stat: Server | None, root: Server, workers: int, exchange: str, timeout: float, secret: str = ""
 ) -> Figures:
-    """Workers that speak PyTorch's protocol to `asked`; in a storm without agents, for its proxies have none."""
+    """Workers that speak PyTorch's protocol to `asked`; without agents in a load, because its proxies have none."""
     words = ["startup", "--servers", ",".join(asked.addresses), "--pid", str(root.pid), "--timeout", str(timeout)]
     words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", exchange]
-    words += ["--no-agents"] if exchange == _STORM else []
+    words += ["--no-agents"] if exchange == _LOAD_EXCHANGE else []
     return load(words + (["--root", stat.urls[0]] if stat else []), secret)
 
 
-def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
-    case = "storm, ring and tree"
+def _load_root(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
+    case = "load, ring and tree"
     peer: Figures = {}
     try:
         with torch_server() as stock:
-            peer = _workers(stock, None, stock, workers, _STORM, arguments.timeout)
+            peer = _workers(stock, None, stock, workers, _LOAD_EXCHANGE, arguments.timeout)
     except BenchFailedError as error:
         print(f"note: {workers:,} workers by themselves and torch's server: {error}", file=sys.stderr)
     secret = secrets.token_hex(32)
@@ -132,7 +128,7 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
             yield from _rows(f"{case}, middle tier", workers, figures, peer)
     try:
         with muster_server(secret=secret) as root:
-            direct = _workers(root, root, root, workers, _STORM, arguments.timeout, secret)
+            direct = _workers(root, root, root, workers, _LOAD_EXCHANGE, arguments.timeout, secret)
     except BenchFailedError as error:
         print(f"note: {workers:,} workers by themselves and muster's server: {error}", file=sys.stderr)
     else:
@@ -142,11 +138,11 @@ def _storm(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
 def _behind(root: Server, urls: list[str], workers: int, timeout: float, secret: str) -> Figures:
     """Simulated workers behind real proxies of what is at `urls`."""
     words = ["storm", "--urls", ",".join(urls), "--root", root.urls[0], "--pid", str(root.pid)]
-    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", _STORM]
+    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", _LOAD_EXCHANGE]
     return load([*words, "--timeout", str(timeout)], secret)
 
 
 def _rows(case: str, workers: int, muster: Figures, peer: Figures) -> Iterator[Row]:
     for name, metric in _METRICS.items():
         if name in muster:
-            yield row_beside_torch("storm", case, workers, metric, muster[name], peer.get(name, 0))
+            yield row_beside_torch("startup-load", case, workers, metric, muster[name], peer.get(name, 0))
