@@ -286,7 +286,7 @@ def check_lengths(tree: Tree) -> Iterator[Finding]:
 
 
 def check_names(tree: Tree) -> Iterator[Finding]:
-    for path, line, rule, advice in tidy_names.check(tree.code):
+    for path, line, rule, advice in tidy_names.check(tree.code, tree.text):
         yield Finding(path, line, rule, advice)
 
 

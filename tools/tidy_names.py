@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
-CODE = re.compile(r"^(src|tests|benchmarks|examples|python/bindings)/.*\.(h|inc|cpp)$")
+CODE = re.compile(r"^(src|tests|benchmarks|examples|python)/.*\.(h|inc|cpp|pyi?)$")
 
 # By the folders in which a name is retired: what it is called now.
 RETIRED: dict[str, dict[str, str]] = {
@@ -54,19 +56,57 @@ RETIRED: dict[str, dict[str, str]] = {
         "WorkerHost": "WorkerLauncher",
         "complain": "print_error",
     },
+    r"python/muster/": {
+        "Averager": "DiLoCo",
+        "OuterOptimizer": "PeriodicSyncOptimizer",
+        "PendingAverage": "DiLoCo",
+        "_Apart": "_HookGroup",
+        "_HOMES": "_LAZY_IMPORTS",
+        "_OneBucketAtATime": "_SerializedHook",
+        "_Surroundings": "_ThreadLocalState",
+        "_gates": "_torch_patches",
+        "seen_step_report": "step_report_from_times",
+    },
+    r"python/muster/_zygote/": {
+        "ALSO": "COMMON_MODULES",
+        "HELPFUL": "BACKEND_MODULES",
+        "Tops": "ImportedPackages",
+        "_occupied": "_has_children",
+        "_told": "_asked_to_end",
+    },
+    r"python/muster/bench/": {"Way": "Variant", "renew": "recreate"},
+    r"tests/python/": {
+        "PATIENCE": "TIMEOUT",
+        "dawdle": "delay_until_returned",
+        "losing": "lose_rank_in_backward",
+        "outside": "external_server",
+        "starving": "end_data_early",
+        "whom": "victim",
+        "widow": "name_dead_rank",
+    },
     r"src/muster/torch/": {"Filling": "OpenBucket", "TwoStepHook": "TwoPhaseHook", "give_memory": "allocate_buckets"},
 }
 
 Row = tuple[str, int, str, str]  # path, line, rule, advice
 
 
-def check(code: dict[str, str]) -> Iterator[Row]:
-    """`code`: the C++ files, their comments and literals blanked."""
-    for path, text in code.items():
-        if not CODE.match(path):
-            continue
+def check(code: dict[str, str], text: dict[str, str]) -> Iterator[Row]:
+    """`code`: the C++ files, without comments and literals. `text`: all files, those of Python among them."""
+    python = {path: text[path] for path in text if path.endswith((".py", ".pyi"))}
+    for path, source in {**code, **python}.items():
         now = {old: new for folder, names in RETIRED.items() if re.match(folder, path) for old, new in names.items()}
-        pattern = re.compile(rf"\b({'|'.join(now)})\b")
-        for number, line in enumerate(text.split("\n"), start=1):
-            for match in pattern.finditer(line):
-                yield path, number, "retired-name", f"{match[1]} is called {now[match[1]]}"
+        if CODE.match(path) and any(old in source for old in now):
+            for line, name in _identifiers(path, source):
+                if name in now:
+                    yield path, line, "retired-name", f"{name} is called {now[name]}"
+
+
+def _identifiers(path: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line numbers and identifiers."""
+    if not path.endswith((".py", ".pyi")):
+        for number, line in enumerate(source.split("\n"), start=1):
+            yield from ((number, name) for name in re.findall(r"\w+", line))
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], token.string

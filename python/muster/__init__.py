@@ -1,17 +1,17 @@
 """muster: a distributed training runtime for PyTorch.
 
-Most programs never import this: run them with `muster run`, and `init_process_group("muster")` works as soon as
-torch is imported. What is here beside that:
+Most programs never import this package: `init_process_group("muster")` works as soon as torch is imported. The package
+also has:
 
     muster.store(url)       a key-value store that the processes of a job share, usable as a torch.distributed.Store
     muster.transport()      how the ranks of a group are linked
-    muster.group()          a process group's collectives without torch's dispatcher: muster.Group
-    muster.monitored_barrier()  names the ranks that do not come
+    muster.group()          the collectives of a process group without torch's dispatcher: muster.Group
+    muster.monitored_barrier()  a barrier that names missing ranks
     muster.nn               DistributedDataParallel and DataParallel
-    muster.hooks, muster.optim   for slow links: gradients compressed, LocalSGD and DiLoCo
-    muster.dump(), muster.trace(path)   the last operations of this process' groups; a trace of them, or of all ranks
-    muster.step_report(model), muster.straggler_report(model)   what training with muster.nn waits for, and for whom
-    muster.Error            what operations raise, and its children (muster.errors)
+    muster.hooks, muster.optim   for slow links: compressed gradients, LocalSGD and DiLoCo
+    muster.dump(), muster.trace(path)   the last operations of this process's groups; a trace of them, or of all ranks
+    muster.step_report(model), muster.straggler_report(model)   what a training step waits for, and for which rank
+    muster.Error            the base class of the errors of muster's operations (muster.errors)
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = [
     "transport",
 ]
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "store": "muster._store",
     "transport": "muster._backend",
     **dict.fromkeys(("dump", "trace"), "muster._recorder"),
@@ -75,7 +75,7 @@ _HOMES = {
     **dict.fromkeys(("Group", "group", "monitored_barrier"), "muster._group"),
 }
 
-# `import torch` imports this package to register the backend: then nothing may be loaded, and nothing may fail.
+# `import torch` imports this package to register the backend. Then it must load nothing, and must not fail.
 if not _requirements.torch_is_being_imported():
     _requirements.check()
     from muster import _autoload
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()
-    value = getattr(importlib.import_module(_HOMES.get(name, "muster.errors")), name)
+    value = getattr(importlib.import_module(_LAZY_IMPORTS.get(name, "muster.errors")), name)
     globals()[name] = value
     return value
 

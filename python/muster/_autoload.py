@@ -1,8 +1,8 @@
-"""The entry point torch.backends: `import torch` calls load(), so that init_process_group("muster") needs no import,
-and any backend takes init_method="redis://..." and "etcd://...".
+"""The entry point torch.backends: `import torch` calls load(), so init_process_group("muster") needs no import, and all
+backends accept init_method="redis://..." and "etcd://...".
 
-It runs in every process that imports torch, so it costs microseconds, loads nothing native, and does not fail: with a
-torch that muster was not built against, the error comes when a group is made or muster is imported.
+It runs in every process that imports torch. Therefore it takes microseconds, loads nothing native, and does not fail:
+with a torch that muster was not built against, the error comes when a group is created or muster is imported.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def load() -> None:
         return
     from torch.distributed.rendezvous import register_rendezvous_handler
 
-    from muster import _gates
+    from muster import _torch_patches
 
-    _gates.lift()
+    _torch_patches.install()
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
     for scheme in ("redis", "redis+unix", "etcd", "etcds"):
-        with contextlib.suppress(RuntimeError):  # registered already, by an earlier import or by somebody else
+        with contextlib.suppress(RuntimeError):  # already registered, by an earlier import or another package
             register_rendezvous_handler(scheme, _rendezvous)
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
-        # Forget that the package was imported, so that the user's own `import muster` runs it and hears of the problem.
+        # Forget that the package was imported, so that the user's own `import muster` raises the error.
         sys.modules.pop("muster", None)
 
 

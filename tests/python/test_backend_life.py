@@ -327,9 +327,9 @@ def test_survivors_shrink_a_group_whose_rank_died() -> None:
 
 
 def test_torch_patches_apply_once_and_only_to_muster() -> None:
-    from muster import _gates
+    from muster import _torch_patches
 
     before = dist.monitored_barrier
-    _gates.lift()
+    _torch_patches.install()
     assert dist.monitored_barrier is before
     assert c10d.monitored_barrier is before

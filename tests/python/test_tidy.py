@@ -59,6 +59,7 @@ def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n#include "other.h"\n', "2: include-path"),
         ("src/muster/io/b.cpp", '#include "muster/base/deep/a.h"\n', "1: private"),
         ("src/muster/io/b.cpp", "class Messenger;\n", "1: retired-name"),
+        ("python/muster/bench/a.py", '"""A Way."""\n\nclass Way: ...\n', "3: retired-name"),
         ("src/muster/io/b.cpp", "#include <torch/torch.h>\n", "1: torch-include"),
         ("src/muster/io/b.cpp", "#include <c10/util/Logging.h>\n", "1: torch-include"),
         ("src/muster/base/new.cpp", "int n();\n", "1: unlisted"),

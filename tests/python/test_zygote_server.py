@@ -10,10 +10,10 @@ from launching import TIMEOUT
 FAILED_FORK = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from _zygote.preload import Tops
+from _zygote.preload import ImportedPackages
 from _zygote.server import Server
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-server = Server(theirs, Tops(frozenset()))
+server = Server(theirs, ImportedPackages(frozenset()))
 def fork(): raise BlockingIOError(11, 'no more processes')
 os.fork = fork
 before = sorted(os.listdir('/proc/self/fd'))
@@ -39,10 +39,10 @@ def test_a_failed_fork_leaks_no_descriptor(tmp_path: Path, root: Path) -> None:
 ENDED_AT_ONCE = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from _zygote.preload import Tops
+from _zygote.preload import ImportedPackages
 from _zygote.server import Server
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-server = Server(theirs, Tops(frozenset()))
+server = Server(theirs, ImportedPackages(frozenset()))
 pids = []
 for fate in ('exit', 'kill'):
     pid = os.fork()
@@ -52,8 +52,8 @@ for fate in ('exit', 'kill'):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     pids.append(pid)
 server._workers.update(pids)
-server._occupied = True
-server._look_after()
+server._has_children = True
+server._check_children()
 said = [ours.recv(4096).decode() for _ in range(3)]
 assert said == [f'ended {pids[1]} 9', f'ended {pids[0]} 256', 'empty'], said
 """

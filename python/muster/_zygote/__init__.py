@@ -1,5 +1,5 @@
-"""The zygote: imports torch once and forks a node's workers from it. Run by `muster run` and `muster warm`.
+"""The zygote imports torch once and forks a node's workers. `muster run` and `muster warm` start it.
 
-The `muster` program carries the text of this package, so that it needs nothing but torch in the Python that it starts;
-what it and the zygote tell each other heads src/muster/launch/workers/zygote.cpp.
+The `muster` program contains the text of this package, so the Python that it starts needs nothing but torch. Their
+protocol is described at the top of src/muster/launch/workers/zygote.cpp.
 """

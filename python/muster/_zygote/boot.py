@@ -1,10 +1,10 @@
-"""Loads the modules of this package from the text that the `muster` program hands over as descriptor 3."""
+"""Loads the modules of this package from the text that the `muster` program passes as descriptor 3."""
 
 import sys
 
 at_start = frozenset(sys.modules)
 if not getattr(sys.flags, "safe_path", False):
-    sys.path.pop(0)  # the current folder, for `python -c`: what is imported before a fork must not come from there
+    sys.path.pop(0)  # `python -c` adds the current directory, from which nothing may be imported before a fork
 
 import os  # noqa: E402
 import types  # noqa: E402
@@ -24,7 +24,7 @@ def load() -> None:
         module.__path__ = []
         sys.modules[full] = module
         exec(compile(text, f"<{full.replace('_', ' ').strip()}>", "exec"), module.__dict__)
-    vars(sys.modules[PACKAGE]).update(TEXT=whole)  # for a start anew
+    vars(sys.modules[PACKAGE]).update(TEXT=whole)  # for a restart
 
 
 load()

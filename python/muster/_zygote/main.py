@@ -1,4 +1,4 @@
-"""What a Python that was started with this package's text is: a zygote of one run, or the one that is kept warm."""
+"""The entry point: the zygote of one run, or the warm zygote that serves several runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import warm
-from .preload import Tops
+from .preload import ImportedPackages
 from .server import serve
 from .worker import run
 
@@ -15,12 +15,12 @@ SOCKET = 4
 
 
 def main(words: Sequence[str], at_start: frozenset[str]) -> None:
-    """Returns in workers, when their program has; then the interpreter ends as it always does."""
+    """Returns in workers only, after their program has returned; then the interpreter exits as usual."""
     role, *rest = words
     channel = socket.socket(fileno=SOCKET)
     channel.set_inheritable(False)
     own = [name for name in sys.modules if name.startswith(str(__package__))]
-    request = (serve if role == "cold" else warm.keep)(channel, rest, Tops(at_start))
+    request = (serve if role == "cold" else warm.serve_runs)(channel, rest, ImportedPackages(at_start))
     for name in own:
         del sys.modules[name]
     run(request.command)

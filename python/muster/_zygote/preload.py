@@ -1,4 +1,4 @@
-"""What is imported before the forks, and whether it survives them."""
+"""Imports modules before the forks, and checks that they survive a fork."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterable, Sequence
 
 from .processes import threads
 
-# An open one means that a library has begun to use the device, and no child can share that.
+# An open one means that a library has a device context, which a forked process cannot use.
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci", "/dev/accel")
-# What init_process_group("muster") loads, where it is installed.
-HELPFUL = ("muster._backend", "multiprocessing.util")
+# What init_process_group("muster") imports, if muster is installed.
+BACKEND_MODULES = ("muster._backend", "multiprocessing.util")
 
 
 class RefusedError(Exception):
-    """A module that was asked for leaves what no fork survives; the message names it."""
+    """A module of --preload does not survive a fork; the message names it."""
 
 
 class UnfitError(Exception):
-    """Workers have to be started the ordinary way."""
+    """Workers must be started without a zygote."""
 
 
-def import_all(preload: Sequence[str], also: Iterable[str] = ()) -> None:
-    """torch, each module of `preload`, checked on its own, and whichever of `also` can be imported."""
-    gc.disable()  # nothing that is imported is garbage; become() turns it on again
+def import_all(preload: Sequence[str], optional: Iterable[str] = ()) -> None:
+    """Imports torch, each module of `preload` (checked one by one), and those of `optional` that can be imported."""
+    gc.disable()  # imports leave no garbage; become_worker() enables it again
     try:
         importlib.import_module("torch")
     except ImportError as error:
@@ -45,20 +45,20 @@ def import_all(preload: Sequence[str], also: Iterable[str] = ()) -> None:
             raise RefusedError(
                 f"--preload {name} opens {files[0]}, whose context no forked worker can use; leave it out"
             )
-    for name in (*HELPFUL, *also):
+    for name in (*BACKEND_MODULES, *optional):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     _check_threads(started)
     if files := _devices():
         raise UnfitError(f"importing torch opens {files[0]}, whose context no forked worker can use")
-    # The collector leaves these pages alone, so they stay shared. Not collected before: that takes a ninth of the start
-    # and finds little.
+    # The collector then does not write to these pages, so they stay shared. It does not run first: that takes a ninth
+    # of the start and finds little.
     gc.freeze()
 
 
 def _check_threads(started: dict[int, str]) -> None:
-    # A library that knows of forks ends its threads before each and starts them again when it needs them, as OpenBLAS
-    # does. So a thread that is still there after a fork is one that the workers would lack.
+    # A library with fork handlers, such as OpenBLAS, ends its threads before a fork and starts them when it needs them.
+    # So the workers would lack the threads that still exist after this fork.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -81,42 +81,42 @@ def _devices() -> list[str]:
 
 
 def import_for(script: str) -> bool:
-    """What the script is about to import of torch: better once here than in every worker. False: nothing."""
+    """Imports the modules of torch that the script imports, once for all workers. Returns False if there are none."""
     try:
         with open(script, "rb") as file:
             text = file.read(1 << 20).decode(errors="replace")
     except OSError:
-        return False  # a folder; or whatever the worker will say
+        return False  # a directory, or an error that the worker will report
     names = set(re.findall(r"^\s*(?:import|from)\s+(torch(?:\.\w+)+)", text, re.MULTILINE))
     if re.search(r"\boptim\b|\.compile\b", text):
-        names.add("torch._dynamo")  # the first optimizer imports it: eight hundred modules
+        names.add("torch._dynamo")  # imported by the first optimizer: 800 modules
     missing = sorted(name for name in names if name not in sys.modules)
     for name in missing:
-        with contextlib.suppress(Exception):  # the script's own affair
+        with contextlib.suppress(Exception):  # the script will report it
             importlib.import_module(name)
     return bool(missing)
 
 
-class Tops:
-    """The first names of the modules that were imported since the interpreter started."""
+class ImportedPackages:
+    """The top-level names of the modules that were imported since the interpreter started."""
 
     def __init__(self, at_start: frozenset[str]):
         self._at_start = at_start
         self.names: set[str] = set()
 
-    def look(self) -> None:
+    def update(self) -> None:
         self.names = {name.partition(".")[0] for name in sys.modules if name not in self._at_start}
 
 
-def hidden_by(folder: str, tops: set[str]) -> str:
-    """A module of `folder` that comes before one of `tops` on a worker's sys.path; empty when there is none."""
+def shadowing_module(folder: str, packages: set[str]) -> str:
+    """The path of a module in `folder` that would shadow one of `packages` in a worker, or an empty string."""
     try:
         names = os.listdir(folder or ".")
     except OSError:
         return ""
     for entry in names:
         name = entry.partition(".")[0]
-        if name not in tops:
+        if name not in packages:
             continue
         path = os.path.join(folder, entry)
         package = os.path.join(path, "__init__.py")

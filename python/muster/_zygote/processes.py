@@ -1,4 +1,4 @@
-"""Processes and their threads, as the kernel shows them."""
+"""Processes and threads, from /proc and prctl(2)."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """From now on a descendant whose parent dies becomes this process' child."""
+    """Makes orphaned descendants children of this process."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process when `parent`, which forked it, dies."""
+    """Has the kernel kill this process when its parent dies."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)  # it died before the line above took effect
 
 
 def skip_destructors() -> None:
-    """When this process exits, the static destructors of what is loaded by now are left out: libtorch's take 0.15 s, to
-    free what the kernel frees anyway. Those of later libraries still run, and C's streams are flushed."""
-    if hasattr(_LIBC, "on_exit") and "LD_PRELOAD" not in os.environ:  # a profiler may write its file in one
+    """Skips the static destructors of the libraries that are loaded now when this process exits. libtorch's take 0.15 s
+    and free only memory. Those of later libraries still run, and C's streams are flushed."""
+    if hasattr(_LIBC, "on_exit") and "LD_PRELOAD" not in os.environ:  # a profiler may write its file in a destructor
         _LIBC.on_exit(_LIBC._exit, None)
-        _LIBC.on_exit(_LIBC.fcloseall, None)  # the last one is called first
+        _LIBC.on_exit(_LIBC.fcloseall, None)  # runs in reverse order
 
 
 def children() -> dict[int, str]:
-    """This process' children that still run, with their names."""
+    """The running children of this process, with their names."""
     found = {}
     for pid in _child_pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
@@ -58,22 +58,22 @@ def _child_pids() -> Iterator[int]:
         yield from (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def send(pid: int, number: int) -> None:
-    """To a child that is not reaped: nobody else can have its number."""
+def send_signal(pid: int, number: int) -> None:
+    """For a child that is not reaped yet, so its pid cannot be reused."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-        os.kill(pid, signal.SIGCONT)  # a stopped process would never see it
+        os.kill(pid, signal.SIGCONT)  # a stopped process does not handle it
 
 
-def send_group(pid: int, number: int) -> None:
-    """To the group that a child leads."""
+def send_signal_to_group(pid: int, number: int) -> None:
+    """For the process group that a child leads."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
         os.killpg(pid, signal.SIGCONT)
 
 
 def threads() -> dict[int, str]:
-    """The threads of this process beside its first, with their names."""
+    """The threads of this process, without the main thread, with their names."""
     names = {}
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
@@ -83,8 +83,8 @@ def threads() -> dict[int, str]:
 
 
 def use_huge_pages() -> None:
-    """Lays this process' own memory in huge pages where the kernel can: a fork copies an entry for each page, and one
-    of a process that has imported torch then takes a quarter of the time. A child's write still copies 4 KiB only."""
+    """Moves this process' private memory to huge pages if the kernel can. A fork copies an entry per page: after
+    `import torch` it then takes a quarter of the time. A write in a child still copies only 4 KiB."""
     with open("/proc/self/maps") as file:
         areas = [line.split() for line in file]
     for bounds, access, _, _, inode, *_ in areas:
@@ -97,7 +97,7 @@ def use_huge_pages() -> None:
 
 
 def set_title(words: list[str]) -> None:
-    """What ps shows: takes the place of this process' arguments, as far as they reach."""
+    """Sets what ps shows. Overwrites the arguments of this process, and is cut to their length."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: 48 and 49 in proc(5)

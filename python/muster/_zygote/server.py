@@ -1,4 +1,4 @@
-"""The zygote of one run: forks workers for its agent, reports their ends, and ends what is left of them."""
+"""The zygote of one run: forks workers for its agent, reports their exits, and ends their orphans."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from .preload import RefusedError, Tops, UnfitError, hidden_by, import_all, import_for
-from .processes import PR_SET_PDEATHSIG, adopt_orphans, children, prctl, send, send_group
-from .worker import THREADS_AT_IMPORT, Request, become, replace_environment, set_blas_threads, threads_wanted
+from .preload import ImportedPackages, RefusedError, UnfitError, import_all, import_for, shadowing_module
+from .processes import PR_SET_PDEATHSIG, adopt_orphans, children, prctl, send_signal, send_signal_to_group
+from .worker import THREADS_AT_IMPORT, Request, become_worker, replace_environment, set_blas_threads, threads_wanted
 
 MAX_MESSAGE = 64 << 10
 MAX_PAYLOAD = 16 << 20
@@ -21,7 +21,7 @@ KILL_PAUSE_MS = 10
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
-    """A message, its descriptors and flags. The descriptors are not inherited, as recv_fds() would have it."""
+    """Returns a message, its descriptors and flags. Unlike recv_fds(), makes the descriptors non-inheritable."""
     data, fds, flags, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -29,35 +29,35 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
 
 
 class Server:
-    """Everything below it is its own to end: when the agent's end of the channel closes, all of it dies."""
+    """Kills all of its descendants when the agent closes its end of the channel."""
 
-    def __init__(self, channel: socket.socket, tops: Tops):
+    def __init__(self, channel: socket.socket, packages: ImportedPackages):
         self._channel = channel
-        self._tops = tops
+        self._packages = packages
         self._pid = os.getpid()
         self._workers: set[int] = set()
-        self._told: set[int] = set()  # orphans that were asked to end
-        self._mode = ""  # "term": orphans are asked to end as they appear; "kill": whatever appears is killed
-        self._occupied = False  # there may be children, and "empty" was not said since
+        self._asked_to_end: set[int] = set()  # orphans that got SIGTERM
+        self._mode = ""  # "term": SIGTERM for each new orphan; "kill": SIGKILL for all children
+        self._has_children = False  # there may be children, and "empty" was not reported since
         self._closing = False
         self._blas_threads = THREADS_AT_IMPORT
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
 
-    def say(self, *words: object) -> None:
+    def report(self, *words: object) -> None:
         try:
             self._channel.send(" ".join(map(str, words)).encode(errors="replace")[:MAX_MESSAGE])
         except OSError:
             self._closing = True
 
     def serve(self) -> Request | None:
-        """Until the agent has gone and nothing is left: None. In a forked worker: what it is to be."""
+        """Returns None after the agent has gone and no child is left, and in a forked worker its request."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._channel, select.POLLIN)
-        while self._occupied or not self._closing:
-            killing = self._mode == "kill" and self._occupied
+        while self._has_children or not self._closing:
+            killing = self._mode == "kill" and self._has_children
             ready = dict(poll.poll(KILL_PAUSE_MS if killing else None))
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -69,13 +69,13 @@ class Server:
             if self._closing and self._mode != "kill":
                 poll.unregister(self._channel)
                 self._mode = "kill"
-            self._look_after()
+            self._check_children()
         return None
 
     def _receive(self) -> Request | None:
         try:
             data, fds, flags = receive(self._channel)
-        except ConnectionResetError:  # the agent has gone without having read all that was said to it
+        except ConnectionResetError:  # the agent closed it with unread reports
             data, fds, flags = b"", [], 0
         if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             self._closing = True
@@ -85,105 +85,107 @@ class Server:
             with open(fds[0], "rb") as payload:
                 payload.seek(0)
                 return Request(rest, payload.read(MAX_PAYLOAD), fds[1:])
-        for fd in fds:  # of no message that takes any
+        for fd in fds:  # the message takes none
             os.close(fd)
         if verb in ("term", "kill"):
-            self._occupied = True  # so that "empty" is said, also where there was nothing
+            self._has_children = True  # so that "empty" is reported in any case
             self._mode = verb
-            self._told.clear()
+            self._asked_to_end.clear()
             for pid in self._workers:
-                send_group(pid, signal.SIGTERM if verb == "term" else signal.SIGKILL)
+                send_signal_to_group(pid, signal.SIGTERM if verb == "term" else signal.SIGKILL)
         elif verb == "left":
-            self.say("left", *(f"{pid}\n{name}\n" for pid, name in children().items() if pid not in self._workers))
+            self.report("left", *(f"{pid}\n{name}\n" for pid, name in children().items() if pid not in self._workers))
         return None
 
     def _start(self, request: Request) -> bool:
-        """Forks; true in the child."""
+        """Forks. Returns True in the child."""
         self._mode = ""
         pid = self._fork(request)
         if pid == 0:
-            become(request, self._pid, [self._channel.detach(), self._wake, self._wake_end])
+            become_worker(request, self._pid, [self._channel.detach(), self._wake, self._wake_end])
             return True
         for fd in request.stdio:
             os.close(fd)
         if pid < 0:
             return False
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here too, for a signal may come before the child has done it
-        self._occupied = True
+            os.setpgid(pid, pid)  # here as well: a signal may come before the child has done it
+        self._has_children = True
         self._workers.add(pid)
-        self.say("started", request.tag, pid)
+        self.report("started", request.tag, pid)
         return False
 
     def _fork(self, request: Request) -> int:
-        """As os.fork(); -1 where there is no child, and the agent was told why."""
-        if not self._occupied and not self._prepare(request):
+        """As os.fork(), but returns -1 after reporting a failure to the agent."""
+        if not self._has_children and not self._prepare(request):
             return -1
         try:
             return os.fork()
         except OSError as error:
-            self.say("failed", request.tag, f"cannot fork a worker: {error.strerror}")
+            self.report("failed", request.tag, f"cannot fork a worker: {error.strerror}")
             return -1
 
     def _prepare(self, request: Request) -> bool:
-        if path := hidden_by(request.folder, self._tops.names):
-            self.say("unfit", f"{path} comes before a module that the zygote has imported")
+        if path := shadowing_module(request.folder, self._packages.names):
+            self.report("unfit", f"{path} comes before a module that the zygote has imported")
             return False
         wanted = threads_wanted(request.environment)
         if wanted not in (0, self._blas_threads):
             set_blas_threads(wanted)
             self._blas_threads = wanted
         if request.script and import_for(request.script):
-            self._tops.look()
-        replace_environment(request.environment)  # workers then change what differs
+            self._packages.update()
+        replace_environment(request.environment)  # so that workers change little of it
         gc.freeze()
         return True
 
     def _reap(self) -> bool:
-        """False when no child is left. waitpid() goes by age: of those that ended since the last look, one that a
-        signal ended is told of first, for it is likely to be why the others failed."""
+        """Returns False when no child is left. waitpid() reports the oldest child first. Here children that a signal
+        killed come first, because their death is probably why the others failed."""
         ended: list[tuple[int, int]] = []
         left = False
         with contextlib.suppress(ChildProcessError):
             while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
-                self._told.discard(child[0])
+                self._asked_to_end.discard(child[0])
                 ended.append(child)
             left = True
         for pid, status in sorted(ended, key=lambda child: not os.WIFSIGNALED(child[1])):
             if pid in self._workers:
                 self._workers.remove(pid)
-                self.say("ended", pid, status)
+                self.report("ended", pid, status)
         return left
 
-    def _look_after(self) -> None:
+    def _check_children(self) -> None:
         if self._mode == "kill":
             for pid in self._workers:
-                send_group(pid, signal.SIGKILL)
+                send_signal_to_group(pid, signal.SIGKILL)
             for pid in children():
-                send(pid, signal.SIGKILL)
-        if self._occupied and not self._reap():
-            self._occupied = False
-            self.say("empty")
-        if self._mode == "term" and self._occupied:
+                send_signal(pid, signal.SIGKILL)
+        if self._has_children and not self._reap():
+            self._has_children = False
+            self.report("empty")
+        if self._mode == "term" and self._has_children:
             for pid in children():
-                if pid not in self._workers and pid not in self._told:
-                    self._told.add(pid)
-                    send(pid, signal.SIGTERM)
+                if pid not in self._workers and pid not in self._asked_to_end:
+                    self._asked_to_end.add(pid)
+                    send_signal(pid, signal.SIGTERM)
 
 
-def serve(channel: socket.socket, preload: Sequence[str] | None, tops: Tops) -> Request:
-    """Returns in workers. `preload`: None where everything was imported before."""
+def serve(channel: socket.socket, preload: Sequence[str] | None, packages: ImportedPackages) -> Request:
+    """Returns in workers only. `preload`: None if everything is imported already."""
     adopt_orphans()
-    server = Server(channel, tops)
+    server = Server(channel, packages)
     if preload is not None:
         try:
             import_all(preload)
         except (RefusedError, UnfitError) as error:
-            server.say("refused" if isinstance(error, RefusedError) else "unfit", error)
+            server.report("refused" if isinstance(error, RefusedError) else "unfit", error)
             os._exit(0)
-        tops.look()
-        prctl(PR_SET_PDEATHSIG, 0)  # from now on the channel tells of the agent's end, and there may be more to end
-    server.say("ready", os.getpid())
+        packages.update()
+        prctl(
+            PR_SET_PDEATHSIG, 0
+        )  # from now on the channel shows that the agent died, and there may be children to end
+    server.report("ready", os.getpid())
     request = server.serve()
     if request is None:
         os._exit(0)

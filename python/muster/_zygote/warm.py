@@ -1,4 +1,4 @@
-"""The zygote that `muster warm` keeps between runs: for each run it forks one of its own, which serves that run."""
+"""The zygote that `muster warm` keeps between runs. It forks another zygote for each run."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .preload import RefusedError, Tops, UnfitError, import_all
-from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send, set_title, use_huge_pages
+from .preload import ImportedPackages, RefusedError, UnfitError, import_all
+from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send_signal, set_title, use_huge_pages
 from .server import receive, serve
 from .worker import Request
 
-CLIENT_TIMEOUT = 2.0  # for one of the user's own processes to say what it wants
-# What a training script is likely to import next, and what nobody waits for here.
-ALSO = ("torch._dynamo", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor")
-# What must be alike in whoever asks and in the zygote: a fork gives it to the workers.
+CLIENT_TIMEOUT = 2.0  # for a client to send its request
+# What training scripts usually import next. Nothing waits for this import.
+COMMON_MODULES = ("torch._dynamo", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor")
+# What must be equal in the agent and in the zygote, because a fork passes it to the workers.
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 STATUS = ("Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
 
 
 class Fingerprint:
-    """What was imported, and where more would be looked for, with their times of change."""
+    """The modification times of the imported files and of the directories that are searched for more."""
 
     def __init__(self) -> None:
-        self._seen = {path: _state(path) for path in self._paths()}
+        self._states = {path: _state(path) for path in self._paths()}
 
-    def holds(self) -> bool:
-        return all(_state(path) == state for path, state in self._seen.items())
+    def is_current(self) -> bool:
+        return all(_state(path) == state for path, state in self._states.items())
 
     @staticmethod
     def _paths() -> set[str]:
@@ -52,7 +52,7 @@ def _state(path: str) -> tuple[int, int] | None:
     return info.st_mtime_ns, info.st_size
 
 
-class Warm:
+class WarmZygote:
     def __init__(self, listener: socket.socket, inode: int, idle: float, preload: Sequence[str]):
         self._listener = listener
         self._path = listener.getsockname()
@@ -72,21 +72,21 @@ class Warm:
 
     def warm_up(self) -> None:
         try:
-            import_all(self._preload, ALSO)
+            import_all(self._preload, COMMON_MODULES)
             self._fingerprint = Fingerprint()
             use_huge_pages()
         except (RefusedError, UnfitError) as error:
             self._failure = str(error)
-            self._stopping = True  # once whoever started this has been told
+            self._stopping = True  # after the client that started it has read the failure
         self._ends_at = time.monotonic() + self._idle
 
-    def keep(self) -> socket.socket | None:
-        """Until it is no longer wanted: None. In a forked zygote: its channel to the agent of its run."""
+    def serve_runs(self) -> socket.socket | None:
+        """Returns None when it was stopped or idle, and in a forked zygote the channel to the agent of its run."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._listener, select.POLLIN)
         if self._failure and poll.poll(CLIENT_TIMEOUT * 1e3):
-            self._answer()
+            self._serve_client()
         while self._runs or not self._stopping:
             if self._runs:
                 self._ends_at = time.monotonic() + self._idle
@@ -97,37 +97,37 @@ class Warm:
                     os.read(self._wake, 4096)
             self._reap()
             if self._listener.fileno() in ready:
-                channel = self._answer()
+                channel = self._serve_client()
                 if channel is not None:
                     return channel
             elif not self._runs and time.monotonic() >= self._ends_at:
                 self._stop()
             if self._stopping and self._listener.fileno() >= 0:
                 poll.unregister(self._listener)
-                self._leave()
-        self._leave()
+                self._stop_listening()
+        self._stop_listening()
         return None
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _leave(self) -> None:
+    def _stop_listening(self) -> None:
         if self._listener.fileno() >= 0:
             with contextlib.suppress(OSError):
-                if os.lstat(self._path).st_ino == self._inode:  # else it is that of a successor
+                if os.lstat(self._path).st_ino == self._inode:  # else it belongs to a successor
                     os.unlink(self._path)
             self._listener.close()
 
     def _reap(self) -> None:
-        """A run's zygote ends what it forked; what is left of one that was killed itself ends here."""
+        """Reaps the zygotes of runs, and kills the orphans of those that were killed."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self._runs.discard(pid)
         for pid in children():
             if pid not in self._runs:
-                send(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
 
-    def _answer(self) -> socket.socket | None:
+    def _serve_client(self) -> socket.socket | None:
         client, _ = self._listener.accept()
         with client:
             pid, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -142,13 +142,13 @@ class Warm:
                     os.close(fd)
                 if data == b"stop":
                     self._stopping = True
-                client.send(self._describe().encode(errors="replace"))
+                client.send(self._status_text().encode(errors="replace"))
             except OSError:
-                pass  # it went away
+                pass  # the client has closed the connection
         return None
 
-    def _describe(self) -> str:
-        """Lines of a name and a value."""
+    def _status_text(self) -> str:
+        """One line with a name and a value for each fact."""
         facts = {
             "pid": os.getpid(),
             "python": sys.executable,
@@ -160,23 +160,23 @@ class Warm:
         return "".join(f"{name} {value}\n" for name, value in facts.items())
 
     def _run(self, agent: int, channel: socket.socket, output: int) -> socket.socket | None:
-        """Forks a zygote for the run; its channel in the child."""
+        """Forks a zygote for the run. Returns its channel in the child."""
         pid = -1
         if self._failure:
             _refuse(channel, self._failure)
-        elif self._fingerprint is None or not self._fingerprint.holds():
-            _refuse(channel, "what the warm zygote imported has changed since; it is made anew")
+        elif self._fingerprint is None or not self._fingerprint.is_current():
+            _refuse(channel, "a module that the warm zygote imported has changed; it restarts")
             if not self._runs:
                 self._start_again()
-        elif reason := _difference(agent):
+        elif reason := _incompatibility(agent):
             _refuse(channel, reason)
         else:
             pid = os.fork()
         if pid == 0:
             try:
-                self._become_run(agent, output)
+                self._adopt_context(agent, output)
             except (OSError, ValueError) as error:
-                _refuse(channel, f"the warm zygote cannot be what the run is: {error}")
+                _refuse(channel, f"the warm zygote cannot take over the run's settings: {error}")
                 os._exit(0)
             return channel
         if pid > 0:
@@ -185,8 +185,8 @@ class Warm:
         os.close(output)
         return None
 
-    def _become_run(self, agent: int, output: int) -> None:
-        """Takes from the agent what its own child would have inherited."""
+    def _adopt_context(self, agent: int, output: int) -> None:
+        """Applies what a child of the agent would have inherited."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -209,7 +209,7 @@ class Warm:
         set_title([f"muster: zygote of the run of {agent}"])
 
     def _start_again(self) -> None:
-        """The same process with a fresh interpreter; whoever connects meanwhile waits in the listener's queue."""
+        """Restarts the interpreter in this process. New clients wait in the listener's queue meanwhile."""
         text = os.memfd_create("muster-zygote")
         os.write(text, sys.modules[str(__package__)].TEXT.encode())
         os.lseek(text, 0, os.SEEK_SET)
@@ -229,8 +229,8 @@ def _status(pid: int | str) -> dict[str, str]:
         return {words[0]: " ".join(words[1:]) for words in map(str.split, file) if words}
 
 
-def _difference(agent: int) -> str:
-    """Why a fork of this process would not be what a child of the agent is; empty when it would."""
+def _incompatibility(agent: int) -> str:
+    """Why a fork of this process cannot replace a child of the agent, or an empty string."""
     try:
         for name in NAMESPACES:
             if os.readlink(f"/proc/self/ns/{name}") != os.readlink(f"/proc/{agent}/ns/{name}"):
@@ -240,7 +240,7 @@ def _difference(agent: int) -> str:
             if own.get(name) != other.get(name):
                 return f"the warm zygote has other rights ({name.strip(':')} in /proc/PID/status)"
         if os.readlink("/proc/self/root") != os.readlink(f"/proc/{agent}/root"):
-            return "the warm zygote has another root folder"
+            return "the warm zygote has another root directory"
     except OSError as error:
         return f"the warm zygote cannot see the run: {error}"
     return ""
@@ -252,7 +252,7 @@ def _cgroup(pid: int | str) -> str:
 
 
 def _enter_cgroup(agent: int) -> None:
-    """The run's limits and accounts hold for its workers too. The user's own sessions may differ."""
+    """Applies the limits and accounting of the run's cgroup. Differences between a user's own sessions are ignored."""
     own, other = _cgroup("self"), _cgroup(agent)
     if own == other:
         return
@@ -265,22 +265,22 @@ def _enter_cgroup(agent: int) -> None:
             raise
 
 
-kept: list[Warm] = []  # never freed: in a worker that would copy thousands of the pages that it shares
+keep_alive: list[WarmZygote] = []  # never freed: in a worker that would copy thousands of shared pages
 
 
-def keep(listener: socket.socket, words: Sequence[str], tops: Tops) -> Request:
-    """`words`: seconds without a run after which it ends, the inode of the listener's path when it was bound, then the
-    modules to preload. Returns in workers only."""
+def serve_runs(listener: socket.socket, words: Sequence[str], packages: ImportedPackages) -> Request:
+    """Returns in workers only. `words`: the idle timeout in seconds, the inode of the listener's path when it was
+    bound, then the modules to preload."""
     adopt_orphans()
     idle, inode, *preload = words
     os.chdir("/")
-    warm = Warm(listener, int(inode), float(idle), preload)
-    kept.append(warm)
+    warm = WarmZygote(listener, int(inode), float(idle), preload)
+    keep_alive.append(warm)
     set_title(["muster: warm zygote", sys.executable, *preload])
     warm.warm_up()
-    tops.look()
-    channel = warm.keep()
+    packages.update()
+    channel = warm.serve_runs()
     if channel is None:
         os._exit(0)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
-    return serve(channel, None, tops)
+    return serve(channel, None, packages)

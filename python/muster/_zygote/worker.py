@@ -1,4 +1,4 @@
-"""What a forked worker does before and around its program, so that the program finds a Python of its own."""
+"""Makes a forked worker look like a Python process of its own, and runs its program."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from types import CodeType, ModuleType, TracebackType
 
 from .processes import PR_SET_CHILD_SUBREAPER, die_with, prctl, set_title, skip_destructors
 
-OWN = "<muster zygote"  # begins the file name of all code of this package
+OWN_FILE_PREFIX = "<muster zygote"  # of all code of this package
 
 
 class Request:
-    """What a worker is to be: NUL-terminated words, as zygote.cpp has them."""
+    """What a worker runs: NUL-terminated words, in the format of zygote.cpp."""
 
     def __init__(self, tag: str, payload: bytes, stdio: Sequence[int]):
         cpus, count, *words = payload.split(b"\0")[:-1]
@@ -31,19 +31,19 @@ class Request:
 
     @property
     def script(self) -> str:
-        """Its path; empty for a module."""
+        """The path of the script, or an empty string for a module or -c."""
         return "" if self.command[2].startswith("-") else self.command[2]
 
     @property
     def folder(self) -> str:
-        """What will be the first of sys.path."""
+        """The first entry of the worker's sys.path."""
         if not self.script:
             return os.getcwd()
         return self.script if os.path.isdir(self.script) else os.path.dirname(os.path.realpath(self.script))
 
 
-def become(request: Request, parent: int, unwanted: Sequence[int]) -> None:
-    """In the child: everything that an exec would have given it. `unwanted`: the parent's descriptors."""
+def become_worker(request: Request, parent: int, unwanted: Sequence[int]) -> None:
+    """Runs in the child. Sets up everything that exec would have. `unwanted`: descriptors of the parent."""
     os.setpgid(0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
     die_with(parent)
@@ -64,7 +64,7 @@ def become(request: Request, parent: int, unwanted: Sequence[int]) -> None:
 
 
 def replace_environment(environment: dict[bytes, bytes]) -> None:
-    """Writes only what differs: a write to memory that processes share copies the page."""
+    """Writes only what differs, because a write to a shared page copies it."""
     for name in [name for name in os.environb if name not in environment]:
         del os.environb[name]
     for name, value in environment.items():
@@ -73,7 +73,7 @@ def replace_environment(environment: dict[bytes, bytes]) -> None:
 
 
 def threads_wanted(environment: Mapping[bytes, bytes]) -> int:
-    """By OMP_NUM_THREADS; 0 where it does not say."""
+    """The value of OMP_NUM_THREADS, or 0."""
     number = environment.get(b"OMP_NUM_THREADS", b"").partition(b",")[0]
     return int(number) if number.isdigit() else 0
 
@@ -82,14 +82,14 @@ THREADS_AT_IMPORT = threads_wanted(os.environb)
 
 
 def set_torch_threads() -> None:
-    """OMP_NUM_THREADS was read when torch was imported; this process may have been given another."""
+    """torch read OMP_NUM_THREADS at import; this process may have another value."""
     now = threads_wanted(os.environb)
     if now not in (0, THREADS_AT_IMPORT):
         sys.modules["torch"].set_num_threads(now)
 
 
 def set_blas_threads(number: int) -> None:
-    """OpenBLAS starts all of its threads to do this, and they spin: so it is done before the forks, which end them."""
+    """Called before the forks: OpenBLAS starts all of its threads here, they spin, and a fork ends them."""
     with open("/proc/self/maps") as file:
         blas = re.search(r"/\S*openblas\S*\.so\S*", file.read())
     if blas is None:
@@ -102,7 +102,7 @@ def set_blas_threads(number: int) -> None:
 
 
 def reseed() -> None:
-    """What drew its randomness at import must differ between workers, as it does between processes."""
+    """Gives each worker its own random state, where it was drawn at import."""
     if (process := sys.modules.get("multiprocessing.process")) is not None:
         process.current_process().authkey = os.urandom(32)
         vars(process).update(ORIGINAL_DIR=os.getcwd())
@@ -111,7 +111,7 @@ def reseed() -> None:
 
 
 def program(command: Sequence[str]) -> Callable[[], object]:
-    """What `python -u <words>` would run as __main__, with sys.argv and sys.path as it would have them."""
+    """Returns what `python -u <words>` would run as __main__, with its sys.argv and sys.path."""
     words = list(command[2:])
     sys.orig_argv[:] = command
     main = ModuleType("__main__")
@@ -127,7 +127,7 @@ def program(command: Sequence[str]) -> Callable[[], object]:
         return lambda: exec(compile(words[1], "<string>", "exec", dont_inherit=True), main.__dict__)
     sys.argv[:] = words
     importer = importlib.import_module("pkgutil").get_importer(words[0])
-    if importer is not None:  # a folder or an archive with a __main__.py
+    if importer is not None:  # a directory or an archive with a __main__.py
         sys.path.insert(0, words[0])
         return lambda: importlib.import_module("runpy")._run_module_as_main("__main__", False)
     _set_path(os.path.dirname(os.path.realpath(words[0])))
@@ -154,8 +154,8 @@ def _load(path: str, main: ModuleType) -> CodeType:
 
 
 def run(command: Sequence[str]) -> None:
-    """Runs the worker's program. What it raises goes on to the interpreter, which ends as it always does: exit status,
-    atexit, threads, output."""
+    """Runs the worker's program. Its exceptions reach the interpreter, which exits as usual: exit status, atexit,
+    threads, output."""
     try:
         program(command)()
     except SystemExit:
@@ -170,7 +170,7 @@ def _hide_own_frames() -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         trace = trace and trace.tb_next  # the command that loaded this package
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN):
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FILE_PREFIX):
             trace = trace.tb_next
         hook(kind, error.with_traceback(trace), trace)
 

@@ -209,7 +209,7 @@ def _replicate(module: nn.Module, device: torch.device, index: int) -> Any:
     return copy(module)
 
 
-class _Surroundings:
+class _ThreadLocalState:
     """What torch keeps for each thread, as it is in the thread that calls."""
 
     def __init__(self, devices: list[torch.device]) -> None:
@@ -221,7 +221,7 @@ class _Surroundings:
         ]
 
     @contextlib.contextmanager
-    def entered(self, device: torch.device) -> Iterator[None]:
+    def applied(self, device: torch.device) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
@@ -233,12 +233,12 @@ class _Surroundings:
 
 
 def _apply(replicas: list[nn.Module], parts: list[Any], devices: list[torch.device]) -> list[Any]:
-    surroundings = _Surroundings(devices)
+    state = _ThreadLocalState(devices)
 
     def call(index: int) -> Any:
         inputs, kwargs = parts[index]
         try:
-            with surroundings.entered(devices[index]):
+            with state.applied(devices[index]):
                 return replicas[index](*inputs, **kwargs)
         except Exception:
             return _ExceptionWrapper(where=f"in replica {index} on device {devices[index]}")

@@ -1,8 +1,8 @@
-"""What torch.distributed 2.13 refuses to backends that are not named "gloo" or "nccl", though they could do it; and its
-coalescing blocks, which it keeps where they fail.
+"""Patches of torch.distributed 2.13. It refuses some calls to backends that are not named "gloo" or "nccl", and keeps a
+coalescing block that failed.
 
-torch offers no hook for these, so lift() puts a function in the place of each that asks whose group it is, and hands
-every group that is not muster's to torch's own. `import torch` calls it, before anybody has the names.
+torch offers no hooks for these. install() replaces each function by one that passes groups of other backends on to
+torch's own. `import torch` calls it, before other code can import the names.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 
-def lift() -> None:
-    """Once; further calls do nothing."""
+def install() -> None:
+    """Further calls do nothing."""
     if not hasattr(c10d.monitored_barrier, "_muster"):
         c10d.monitored_barrier = dist.monitored_barrier = _routed(c10d.monitored_barrier, _monitored_barrier)
         c10d._set_pg_timeout = _routed(c10d._set_pg_timeout, _set_pg_timeout)
@@ -28,7 +28,7 @@ def lift() -> None:
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
     group = group or c10d._get_default_group()
-    if group not in c10d._world.pg_map:  # a group without this rank, of which torch only hands out a number
+    if group not in c10d._world.pg_map:  # torch's placeholder at ranks outside the group
         return False
     return "muster" in str(c10d._world.pg_backend_config.get(group, ""))
 
@@ -48,7 +48,7 @@ def _routed(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[
 
 
 def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's manager, which keeps its block where an exception leaves it: later calls would be added to that one."""
+    """torch's manager, which keeps its block after an exception: later calls would be added to it."""
 
     @functools.wraps(original)
     @contextlib.contextmanager
