@@ -51,7 +51,7 @@ int run_here(const RunOptions& options, const std::string& own_path) {
     if (monitor_is_gone()) scratch.remove();
     return status;
   };
-  return run_guarded(agent, options.signals, [&] {
+  return run_monitored(agent, options.signals, [&] {
     remove_dead_status_files(current_environment());
     last_word.say(options.secret);
   });

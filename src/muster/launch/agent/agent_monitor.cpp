@@ -69,8 +69,8 @@ int be_guard(pid_t agent, const sigset_t& signals, const std::function<void()>& 
 
 bool monitor_is_gone() { return ::getppid() != guard_pid; }
 
-int run_guarded(const std::function<int()>& agent, const std::vector<int>& pass_on,
-                const std::function<void()>& killed) {
+int run_monitored(const std::function<int()>& agent, const std::vector<int>& pass_on,
+                  const std::function<void()>& killed) {
   ::signal(SIGCHLD, SIG_DFL);  // whoever started this may have left it ignored, and then nothing can be waited for
   sigset_t signals, old_mask;
   sigemptyset(&signals);

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "muster/launch/rendezvous/rendezvous_messages.h"
+
+namespace muster {
+
+enum class AgentPhase {
+  kConnecting,  ///< looks for the job's root; there are no workers
+  kJoining,     ///< waits for a generation in which this node has a place; there are no workers
+  kRunning,     ///< workers of a generation were started; they may have ended since
+  kLeaving,     ///< as kRunning; this node has told the root that it leaves, and the root stops the generation
+  kStopping,    ///< workers are being stopped; AfterStop says what follows
+  kEnding,      ///< the outcome is known, and workers are being stopped
+  kDone,        ///< the outcome is known, and there are no workers
+};
+
+/// What the agent's state machine asks for. None of these may call the state machine.
+class AgentActions {
+ public:
+  virtual ~AgentActions() = default;
+  /// Leaves the root that was lost and looks for the next one; root_found() or root_not_found() follows.
+  virtual void reconnect() = 0;
+  virtual void join() = 0;
+  /// To the root; lost without one.
+  virtual void send(NodeEvent event) = 0;
+  /// Events of workers follow, and those of the last generation never do.
+  virtual Result<> start_workers(const Assignment& assignment) = 0;
+  /// SIGTERM to all workers, and SIGKILL after the shutdown timeout. workers_gone() follows.
+  virtual void stop_workers() = 0;
+  /// SIGKILL to all workers.
+  virtual void kill_workers() = 0;
+  virtual void notice(const std::string& text) = 0;
+  /// What the job waits for.
+  virtual void progress(const std::string& text) = 0;
+};
+
+/// Where the root is, and what happens without it.
+struct RootInfo {
+  std::string url;
+  bool is_here = false;  ///< this node is the root
+  bool moves = false;    ///< another node becomes the root when this one is lost
+  bool direct = true;    ///< no other node's proxy is between this node and the root
+};
+
+/// Decides what one node's agent does, from the first search for the root to the job's outcome. It knows no store, no
+/// process, no thread and no clock: events go in, and AgentActions come out.
+///
+///   phase        event                                        next phase
+///   kConnecting  root found                                   kJoining
+///                root not found                               kDone
+///   kJoining     start                                        kRunning
+///                evicted                                      kJoining (joins again)
+///                root lost                                    kConnecting
+///                SIGTERM of an elastic job's node             kDone (tells the root that it leaves)
+///   kRunning     stop, evicted, root lost                     kStopping
+///                SIGTERM of an elastic job's node             kLeaving
+///   kLeaving     stop, evicted, root lost, second signal      kStopping
+///   kStopping    workers gone: generation was stopped         kJoining
+///                              evicted                        kJoining (joins again)
+///                              root lost                      kConnecting
+///                              this node leaves               kDone
+///   with workers an outcome, or a signal                      kEnding
+///   without      an outcome, or a signal                      kDone
+///   kEnding      workers gone                                 kDone
+class AgentStateMachine {
+ public:
+  AgentStateMachine(AgentActions& actions, std::string host, bool elastic)
+      : actions_(actions), host_(std::move(host)), elastic_(elastic) {}
+
+  void root_found(RootInfo root);
+  /// `outcome`: the job's, if nothing else explains it.
+  void root_not_found(Outcome outcome);
+  void root_lost(const Error& why);
+  void job_event(const JobEvent& event, const std::optional<Assignment>& assignment);
+  void workers_succeeded() { send(NodeEvent::Kind::kDone); }
+  /// A worker of the current generation has failed, for the first time.
+  void worker_failed(Outcome failure);
+  /// No process of the current generation is left here. May be said again.
+  void workers_gone();
+  /// `monitor_is_gone`: the signal says that the agent's monitor was killed.
+  void signalled(int number, bool monitor_is_gone);
+  /// The job ends, for a reason that only this node knows.
+  void end(Outcome outcome);
+  /// The same, where this node's workers cannot be started.
+  void start_failed(const Error& error);
+  /// Only this node ends.
+  void finish(Outcome outcome);
+
+  AgentPhase phase() const { return phase_; }
+  bool has_workers() const { return phase_ >= AgentPhase::kRunning && phase_ <= AgentPhase::kEnding; }
+  /// Of this generation's workers on this node.
+  const std::optional<Outcome>& failure() const { return failure_; }
+  /// From kEnding on.
+  const std::optional<Outcome>& outcome() const { return outcome_; }
+
+ private:
+  /// In ascending order of priority.
+  enum class AfterStop { kNextGeneration, kRejoin, kReconnect, kLeave };
+
+  void start(const Assignment& assignment, const std::string& text);
+  void stop(AfterStop next);
+  void continue_after_stop();
+  void leave(int number, const std::string& signal);
+  void finish_without_root(Outcome outcome);
+  void send(NodeEvent::Kind kind, Outcome outcome = {});
+  void say(const std::string& text);
+
+  AgentActions& actions_;
+  const std::string host_;
+  const bool elastic_;
+  AgentPhase phase_ = AgentPhase::kConnecting;
+  AfterStop after_stop_ = AfterStop::kNextGeneration;  // while kLeaving and kStopping
+  int generation_ = 0;                                 // the last in which this node had a place
+  RootInfo root_;
+  std::string root_loss_;  // while reconnecting to a root that does not move: why the root was lost
+  std::string last_notice_;
+  std::optional<Outcome> failure_, outcome_;
+};
+
+}  // namespace muster

@@ -1,0 +1,107 @@
+#include "muster/launch/agent/root_connection.h"
+
+#include "muster/io/connect/handshake.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kGoodbyeTime = std::chrono::seconds(2);  // to a root that may be lost
+constexpr Duration kTierPause = std::chrono::milliseconds(20);
+
+}  // namespace
+
+RootConnection::RootConnection(Loop& loop, const RunOptions& options, DeathNotice& death_notice, Events events)
+    : loop_(loop),
+      options_(options),
+      death_notice_(death_notice),
+      events_(std::move(events)),
+      id_(to_hex(ByteView(generate_secret()).first(8))) {}
+
+RootConnection::~RootConnection() {
+  cancelled_ = true;
+  if (connector_.joinable()) connector_.join();
+  disconnect();
+}
+
+// The server goes first: this ends the waits of the other members' threads, even if the root is gone.
+void RootConnection::disconnect() {
+  if (claim_timer_ != 0) loop_.cancel(claim_timer_);
+  claim_timer_ = 0;
+  coordinator_.reset();
+  node_.server.reset();
+  client_.reset();
+  node_.give_up_root(options_.run_id, Deadline::after(kGoodbyeTime));
+  node_ = {};
+  status_.store_found("", {});
+}
+
+void RootConnection::connect(bool again) {
+  connector_ = std::thread([this, again] {
+    const NodeStoreEvents events{
+        [this](std::string text) { loop_.post([this, text = std::move(text)] { events_.notice(text); }); },
+        &cancelled_};
+    opened_ = open_node_store(options_, events, again);
+    loop_.post([this] {
+      connector_.join();
+      events_.connected(open());
+    });
+  });
+}
+
+Result<> RootConnection::open() {
+  MUSTER_ASSIGN(node_, *std::exchange(opened_, std::nullopt));
+  death_notice_.prepare({node_.upstream, node_.session, node_.root_url, JobKeys(options_.run_id).inbox(),
+                         encode(NodeEvent{NodeEvent::Kind::kKilled, id_})});
+  const auto lost = [this](const Error& why) { loop_.post([this, why] { events_.lost(why); }); };
+  if (node_.root) {
+    MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
+    MUSTER_ASSIGN(coordinator_, Coordinator::start(std::move(store), options_.run_id, rendezvous_options(options_),
+                                                   {node_.external_store.get(), node_.claim.get()}, lost));
+    if (node_.claim) watch_claim();
+  }
+  MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
+  const auto news = [this](const JobEvent& event, const std::optional<Assignment>& assignment) {
+    loop_.post([this, event, assignment] { events_.news(event, assignment); });
+  };
+  MUSTER_ASSIGN(client_, RendezvousClient::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout},
+                                                 {news, lost}));
+  status_.store_found(node_.url, node_.secret);
+  return {};
+}
+
+// The workers are stopped before a new root starts its own.
+void RootConnection::watch_claim() {
+  claim_timer_ = loop_.after(options_.heartbeat_timeout / 10, [this] {
+    if (node_.claim->held()) return watch_claim();
+    claim_timer_ = 0;
+    events_.lost(fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root").value());
+  });
+}
+
+void RootConnection::send(NodeEvent event) {
+  if (client_) client_->send(std::move(event));
+}
+
+void RootConnection::publish(const Key& key, const std::string& json) {
+  if (client_) client_->publish(key, to_bytes(json));
+}
+
+void RootConnection::join(NodeInfo node) {
+  // The workers of a job whose root does not move expect rank 0 there.
+  if (node_.root && !node_.external_store) node.wanted = 0;
+  if (client_) client_->join(std::move(node));
+}
+
+void RootConnection::leave(int expected, Duration patience) {
+  if (!client_) return;
+  client_->send({NodeEvent::Kind::kBye});
+  const bool heard = client_->flush(Deadline::after(kGoodbyeTime));
+  // Nodes whose proxies report to this one's send their last events through it.
+  const Deadline deadline = Deadline::after(kLeaveTime);
+  const auto has_tier_below = [this] { return node_.server->stat().clients > 1; };
+  if (options_.store_fanout > 0 && !coordinator_)
+    while (node_.server && has_tier_below() && !deadline.passed()) loop_.run_once(Deadline::after(kTierPause));
+  if (heard && coordinator_) (void)coordinator_->await_all_left(expected, Deadline::after(patience));
+}
+
+}  // namespace muster

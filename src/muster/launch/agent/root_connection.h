@@ -1,0 +1,70 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "muster/io/loop.h"
+#include "muster/launch/agent/death_notice.h"
+#include "muster/launch/agent/node_store.h"
+#include "muster/launch/agent/status_file.h"
+#include "muster/launch/rendezvous/coordinator.h"
+#include "muster/launch/rendezvous/rendezvous_client.h"
+
+namespace muster {
+
+/// A node's connection to the job's root: finds the root or becomes it, and passes events both ways. For the thread
+/// that drives the loop; all events come there.
+///
+/// It has 13 fields, because it owns a thread, what that thread finds, and what must be destroyed with it in one order.
+class RootConnection {
+ public:
+  struct Events {
+    std::function<void(const std::string&)> notice;  ///< for the user
+    std::function<void(Result<>)> connected;         ///< what came of connect()
+    std::function<void(const JobEvent&, const std::optional<Assignment>&)> news;
+    std::function<void(const Error&)> lost;  ///< may be reported several times
+  };
+
+  /// `death_notice` is filled in for the agent's monitor. Borrows `options` and `death_notice`.
+  RootConnection(Loop& loop, const RunOptions& options, DeathNotice& death_notice, Events events);
+  ~RootConnection();
+  RootConnection(const RootConnection&) = delete;
+  RootConnection& operator=(const RootConnection&) = delete;
+
+  /// Resolving names, connecting and waiting for the root all block: a thread of its own does it. `again`: see
+  /// open_node_store().
+  void connect(bool again);
+  void disconnect();
+  /// To the root; nothing is sent without one.
+  void send(NodeEvent event);
+  void publish(const Key& key, const std::string& json);
+  void join(NodeInfo node);
+  /// Tells the root that this node needs it no longer, and waits until no other node needs this one: the root waits
+  /// until `expected` nodes have heard the outcome, for `patience`.
+  void leave(int expected, Duration patience);
+
+  NodeStore& node() { return node_; }
+
+ private:
+  Result<> open();
+  void watch_claim();
+
+  Loop& loop_;
+  const RunOptions& options_;
+  DeathNotice& death_notice_;
+  const Events events_;
+  const std::string id_;
+  StatusFile status_{current_environment(), options_.run_id};
+  std::atomic<bool> cancelled_ = false;
+  std::thread connector_;
+  std::optional<Result<NodeStore>> opened_;  // written by the connector, read after it was joined
+  NodeStore node_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<RendezvousClient> client_;
+  Loop::TimerId claim_timer_ = 0;
+};
+
+}  // namespace muster
