@@ -32,7 +32,7 @@ class FakeAgent {
     };
     events.lost = [](const Error&) {};
     member_ = RendezvousClient::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
-    NodeInfo node{id, "host-" + id, 1, 2, min_nodes, max_nodes};
+    NodeInfo node{id, "host-" + id, "", 1, 2, min_nodes, max_nodes};
     node.max_restarts = max_restarts;
     member_->join(node);
   }

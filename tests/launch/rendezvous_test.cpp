@@ -32,7 +32,7 @@ class Rendezvouses : public ::testing::Test {
 
   std::vector<JobEvent> join(const std::string& id, std::optional<int> wanted = {}, int nproc = 1, int last_rank = -1,
                              int last_nnodes = 0) {
-    NodeInfo node{id, "host-" + id, 100, nproc, options_.min_nodes, options_.max_nodes, "default", wanted};
+    NodeInfo node{id, "host-" + id, "", 100, nproc, options_.min_nodes, options_.max_nodes, "default", wanted};
     node.last_rank = last_rank;
     node.last_nnodes = last_nnodes;
     node.max_restarts = options_.max_restarts;
@@ -133,7 +133,7 @@ TEST_F(Rendezvouses, ANewAgentTakesTheRankOfADeadOne) {
 TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
   make(2, 3);
   NodeEvent other{NodeEvent::Kind::kJoin, "b"};
-  other.node = {"b", "h", 1, 1, 2, 4};
+  other.node = {"b", "h", "", 1, 1, 2, 4};
   const auto news = rendezvous_->handle(other, now_);
   ASSERT_THAT(news, Are(Kind::kRefused));
   EXPECT_THAT(news.front().text, HasSubstr("--nnodes 2:4"));
@@ -143,7 +143,7 @@ TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
 TEST_F(Rendezvouses, NodesThatDisagreeAboutTheRestartsAreRefused) {
   make(2, 2, /*max_restarts=*/3);
   NodeEvent other{NodeEvent::Kind::kJoin, "b"};
-  other.node = {"b", "h", 1, 1, 2, 2};
+  other.node = {"b", "h", "", 1, 1, 2, 2};
   other.node.max_restarts = 1;
   const auto news = rendezvous_->handle(other, now_);
   ASSERT_THAT(news, Are(Kind::kRefused));
@@ -405,7 +405,7 @@ TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
   make(3, 3);
   for (const auto& [id, role, nproc] : {std::tuple{"a", "actor", 2}, {"b", "learner", 3}, {"c", "actor", 4}}) {
     NodeEvent call{NodeEvent::Kind::kJoin, id};
-    call.node = {id, "h", 1, nproc, 3, 3, role};
+    call.node = {id, "h", "", 1, nproc, 3, 3, role};
     rendezvous_->handle(call, now_);
   }
   const auto& places = rendezvous_->places();
@@ -426,7 +426,7 @@ TEST_F(Rendezvouses, WhoComesWhenAllIsOverIsToldTheOutcome) {
 
 TEST(RendezvousMessages, AreReadAsTheyWereWritten) {
   NodeEvent call{NodeEvent::Kind::kJoin, "id", 3};
-  call.node = {"id", "h\xff", 7, 4, 2, 5, "role", 1, 3, 4};
+  call.node = {"id", "h\xff", "boot/pid:1", 7, 4, 2, 5, "role", 1, 3, 4};
   const NodeEvent read = parse_call(encode(call)).value();
   EXPECT_EQ(read.node.wanted, 1);
   EXPECT_EQ(read.node.nproc, 4);

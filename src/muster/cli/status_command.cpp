@@ -40,7 +40,8 @@ std::optional<json> read_living(const std::filesystem::path& path) {
   std::array<char, 4096> text{};
   const ssize_t size = ::pread(file.get(), text.data(), text.size(), 0);
   json value = parse(std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))));
-  if (!value.is_object() || !value.contains("store") || !value.contains("secret") || !value.contains("run_id"))
+  if (!value.is_object() || !value.contains("store") || !value.contains("secret") || !value.contains("run_id") ||
+      !value.contains("process_domain"))
     return std::nullopt;
   return value;
 }
@@ -72,12 +73,14 @@ Result<json> look_into(const json& agent) {
   return job;
 }
 
-// Of a job's agents here one speaks for all.
+// Several agents of one job on this host: the first shows all nodes. Agents on other hosts may have the same PID.
 bool is_shown(const json& jobs, const json& agent) {
+  const auto is_agent = [&](const json& node) {
+    return node["pid"] == agent["pid"] && node.value("process_domain", json()) == agent["process_domain"];
+  };
   return std::any_of(jobs.begin(), jobs.end(), [&](const json& job) {
-    if (job["run_id"] != agent["run_id"] || !job.contains("nodes")) return false;
-    const json& nodes = job["nodes"];
-    return std::any_of(nodes.begin(), nodes.end(), [&](const json& node) { return node["pid"] == agent["pid"]; });
+    return job["run_id"] == agent["run_id"] && job.contains("nodes") &&
+           std::any_of(job["nodes"].begin(), job["nodes"].end(), is_agent);
   });
 }
 

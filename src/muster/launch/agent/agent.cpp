@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "muster/base/host_name.h"
+#include "muster/io/host_identity.h"
 #include "muster/launch/agent/agent_monitor.h"
 #include "muster/launch/agent/agent_state_machine.h"
 #include "muster/launch/agent/event_log.h"
@@ -165,6 +166,7 @@ void Agent::reconnect() {
 void Agent::join() {
   NodeInfo node;
   node.host = host_;
+  node.process_domain = process_domain();
   node.pid = static_cast<int>(::getpid());
   node.nproc = options_.nproc;
   node.min_nodes = options_.nnodes_min;

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "muster/io/host_identity.h"
 #include "muster/launch/agent/status_file.h"
 #include "muster/launch/locked_file.h"
 #include "muster/launch/user_folder.h"
@@ -34,7 +35,11 @@ void StatusFile::store_found(const std::string& url, ByteView secret) { write(ur
 
 void StatusFile::write(const std::string& url, ByteView secret) {
   if (!file_) return;
-  const nlohmann::json value = {{"run_id", run_id_}, {"pid", ::getpid()}, {"store", url}, {"secret", to_hex(secret)}};
+  const nlohmann::json value = {{"run_id", run_id_},
+                                {"pid", ::getpid()},
+                                {"process_domain", process_domain()},
+                                {"store", url},
+                                {"secret", to_hex(secret)}};
   const std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   // A reader that comes in between finds half of it, takes that for no JSON, and looks again.
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0) file_.reset();

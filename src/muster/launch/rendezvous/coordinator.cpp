@@ -135,6 +135,7 @@ Result<> Coordinator::publish_nodes() {
   for (const auto& node : rendezvous_.nodes()) {
     nodes.push_back({{"host", node.info.host},
                      {"pid", node.info.pid},
+                     {"process_domain", node.info.process_domain},
                      {"workers", node.info.nproc},
                      {"node_rank", node.node_rank},
                      {"state", node.state},

@@ -93,6 +93,7 @@ json describe(const NodeInfo& node) {
   json value = {{"host", node.host},      {"pid", node.pid},       {"nproc", node.nproc},
                 {"min", node.min_nodes},  {"max", node.max_nodes}, {"last", node.last_rank},
                 {"of", node.last_nnodes}, {"role", node.role},     {"restarts", node.max_restarts}};
+  value["process_domain"] = node.process_domain;
   if (node.wanted) value["rank"] = *node.wanted;
   return value;
 }
@@ -101,6 +102,7 @@ NodeInfo read_node(Fields& fields, const std::string& id) {
   NodeInfo node;
   node.id = id;
   node.host = fields.text("host");
+  if (fields.has("process_domain")) node.process_domain = fields.text("process_domain");
   node.pid = fields.number("pid", 0, INT32_MAX);
   node.nproc = fields.number("nproc", 1, kMaxWorkers);
   node.max_nodes = fields.number("max", 1, kMaxNodes);

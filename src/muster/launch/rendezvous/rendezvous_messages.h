@@ -12,6 +12,7 @@ namespace muster {
 struct NodeInfo {
   std::string id;  ///< of this agent's process: nobody else's, ever
   std::string host;
+  std::string process_domain;  ///< in which `pid` names the agent: see io/host_identity.h
   int pid = 0;
   int nproc = 1;
   int min_nodes = 1, max_nodes = 1;
