@@ -80,5 +80,45 @@ TEST(RunningChildren, ListsOrphansThatThisProcessAdopted) {
   for (const int fd : ends) ::close(fd);
 }
 
+// Waits until `pid` can be reaped, and does not reap it.
+void await_end(pid_t pid) {
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
+}
+
+TEST(ReapChildren, ListsSignalledChildrenFirst) {
+  const pid_t exited = ::fork();
+  if (exited == 0) ::_exit(3);
+  const pid_t killed = fork_child(), running = fork_child();
+  ::kill(killed, SIGKILL);
+  await_end(exited);
+  await_end(killed);
+  const auto reaped = reap_children();
+  ASSERT_EQ(reaped.ended.size(), 2u);
+  EXPECT_EQ(reaped.ended[0].pid, killed);
+  EXPECT_EQ(WTERMSIG(reaped.ended[0].status), SIGKILL);
+  EXPECT_EQ(reaped.ended[1].pid, exited);
+  EXPECT_EQ(WEXITSTATUS(reaped.ended[1].status), 3);
+  EXPECT_FALSE(reaped.none_left);
+  ::kill(running, SIGKILL);
+  reap_child(running);
+  EXPECT_TRUE(reap_children().none_left);
+}
+
+TEST(ReapChildren, LeavesNoneOfATreeOfOrphans) {
+  adopt_orphans();
+  sigset_t child_ended, before;
+  sigemptyset(&child_ended);
+  sigaddset(&child_ended, SIGCHLD);
+  ASSERT_EQ(::sigprocmask(SIG_BLOCK, &child_ended, &before), 0);
+  if (::fork() == 0) {
+    if (::fork() == 0) fork_child();
+    while (true) ::pause();
+  }
+  EXPECT_TRUE(kill_all_children(Deadline::after(std::chrono::seconds(60))));
+  EXPECT_TRUE(reap_children().none_left);
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
 }  // namespace
 }  // namespace muster

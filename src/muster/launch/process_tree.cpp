@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
@@ -51,8 +52,8 @@ std::vector<pid_t> numbers_in(const char* folder) {
   return numbers;
 }
 
-// This process' children and maybe others. The kernel lists those of each thread; where it was built without that, all
-// processes are looked at, of which a large host has thousands.
+// The children of this process, and maybe other processes. The kernel lists the children of each thread; a kernel that
+// was built without that list leaves a search of all processes, and a large host has thousands.
 std::vector<pid_t> possible_children() {
   std::vector<pid_t> children;
   for (const pid_t thread : numbers_in("/proc/self/task")) {
@@ -72,6 +73,10 @@ bool has_ended(const Fd& process, Duration patience) {
   return !process || ::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) > 0;
 }
 
+void kill_process(const Fd& process) {
+  if (process) ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+}
+
 void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 std::vector<ChildProcess> running_children() {
@@ -83,18 +88,33 @@ std::vector<ChildProcess> running_children() {
   return children;
 }
 
+ReapedChildren reap_children() {
+  ReapedChildren reaped;
+  EndedChild child;
+  while ((child.pid = ::waitpid(-1, &child.status, WNOHANG)) > 0) reaped.ended.push_back(child);
+  reaped.none_left = child.pid < 0 && errno == ECHILD;
+  const auto was_signalled = [](const EndedChild& ended) { return WIFSIGNALED(ended.status); };
+  std::stable_partition(reaped.ended.begin(), reaped.ended.end(), was_signalled);
+  return reaped;
+}
+
+void reap_child(pid_t pid) {
+  while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void kill_children() {
+  for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
+}
+
 bool kill_all_children(const Deadline& deadline) {
   sigset_t child_ended;
   sigemptyset(&child_ended);
   sigaddset(&child_ended, SIGCHLD);
-  const timespec look_again{0, 2'000'000};  // no signal tells of a new orphan
+  const timespec look_again{0, 2'000'000};
   while (true) {
-    for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
-    // Each level of a tree becomes visible when the one above has died.
-    pid_t reaped = 0;
-    do reaped = ::waitpid(-1, nullptr, WNOHANG);
-    while (reaped > 0);
-    if (reaped < 0 && errno == ECHILD) return true;
+    kill_children();
+    if (reap_children().none_left) return true;
     if (deadline.passed()) return false;
     ::sigtimedwait(&child_ended, nullptr, &look_again);
   }

@@ -1,6 +1,7 @@
 #include "muster/launch/signals.h"
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <array>
@@ -22,22 +23,29 @@ void note(int number) {
 
 }  // namespace
 
-Result<std::unique_ptr<SignalPipe>> SignalPipe::open(std::vector<int> signals) {
+Result<std::unique_ptr<SignalPipe>> SignalPipe::open(Loop& loop, std::vector<int> signals,
+                                                     std::function<void(int)> signalled,
+                                                     std::function<void()> child_ended) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return fail_errno(errno, "cannot make a pipe for signals");
-  std::unique_ptr<SignalPipe> made(new SignalPipe(Fd(ends[0]), Fd(ends[1]), std::move(signals)));
+  signals.push_back(SIGCHLD);
+  std::unique_ptr<SignalPipe> made(new SignalPipe(loop, Fd(ends[0]), Fd(ends[1]), std::move(signals)));
   write_end = ends[1];
   for (const int number : made->signals_) {
     struct sigaction action {
     }, old{};
     action.sa_handler = note;  // no SA_RESTART: a write that blocks gives way to a signal
     ::sigaction(number, nullptr, &old);
-    if (old.sa_handler != SIG_IGN) ::sigaction(number, &action, nullptr);
+    if (old.sa_handler != SIG_IGN || number == SIGCHLD) ::sigaction(number, &action, nullptr);
   }
+  MUSTER_TRY(loop.watch(ends[0], EPOLLIN,
+                        [self = made.get(), signalled = std::move(signalled),
+                         child_ended = std::move(child_ended)](uint32_t) { self->dispatch(signalled, child_ended); }));
   return made;
 }
 
 SignalPipe::~SignalPipe() {
+  loop_.unwatch(read_.get());
   for (const int number : signals_) {
     struct sigaction old {};
     ::sigaction(number, nullptr, &old);
@@ -46,9 +54,16 @@ SignalPipe::~SignalPipe() {
   write_end = -1;
 }
 
-int SignalPipe::take() {
-  unsigned char byte = 0;
-  return ::read(read_.get(), &byte, 1) == 1 ? byte : 0;
+void SignalPipe::dispatch(const std::function<void(int)>& signalled, const std::function<void()>& child_ended) const {
+  bool has_ended_child = false;
+  for (unsigned char number = 0; ::read(read_.get(), &number, 1) == 1;) {
+    if (number == SIGCHLD) {
+      has_ended_child = true;
+    } else {
+      signalled(number);
+    }
+  }
+  if (has_ended_child) child_ended();
 }
 
 }  // namespace muster

@@ -1,31 +1,33 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
-#include "muster/base/error.h"
 #include "muster/io/fd.h"
+#include "muster/io/loop.h"
 
 namespace muster {
 
-/// Turns signals into readable bytes, so that a loop can wait for them. One at a time in a process. A signal that is
-/// ignored (nohup) stays so.
+/// Turns signals into callbacks on a loop. At most one exists in a process at a time. A signal that is ignored (nohup)
+/// stays ignored, except SIGCHLD: without it no child could be reaped.
 class SignalPipe {
  public:
-  static Result<std::unique_ptr<SignalPipe>> open(std::vector<int> signals);
+  /// `signalled` is called for each of `signals`, and `child_ended` once for any number of children that have ended.
+  static Result<std::unique_ptr<SignalPipe>> open(Loop& loop, std::vector<int> signals,
+                                                  std::function<void(int)> signalled,
+                                                  std::function<void()> child_ended);
   /// The signals have their default effect again.
   ~SignalPipe();
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
 
-  /// Readable when a signal has come.
-  int fd() const { return read_.get(); }
-  /// The next that has come; 0 when there is none.
-  int take();
-
  private:
-  SignalPipe(Fd read, Fd write, std::vector<int> signals)
-      : read_(std::move(read)), write_(std::move(write)), signals_(std::move(signals)) {}
+  SignalPipe(Loop& loop, Fd read, Fd write, std::vector<int> signals)
+      : loop_(loop), read_(std::move(read)), write_(std::move(write)), signals_(std::move(signals)) {}
+  void dispatch(const std::function<void(int)>& signalled, const std::function<void()>& child_ended) const;
+
+  Loop& loop_;
   Fd read_, write_;
   std::vector<int> signals_;
 };

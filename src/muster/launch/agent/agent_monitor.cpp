@@ -18,10 +18,10 @@ namespace {
 
 constexpr Duration kKillTime = std::chrono::seconds(10);
 
-pid_t guard_pid = 0;  // set before the fork, read by the one thread of each process
+pid_t monitor_pid = 0;  // set before the fork, read by the one thread of each process
 
 [[noreturn]] void be_agent(const std::function<int()>& agent, const sigset_t& old_mask) {
-  ::setpgid(0, 0);  // a Ctrl-C at the terminal is the guard's to pass on, once
+  ::setpgid(0, 0);  // a Ctrl-C at the terminal is passed on by the monitor, once
   ::signal(SIGTTOU, SIG_IGN);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (monitor_is_gone()) ::_exit(128 + SIGKILL);
@@ -34,29 +34,20 @@ int exit_status(int status) {
   return 128 + WTERMSIG(status);
 }
 
-// Reaps what has ended; true once the agent has.
-bool reap(pid_t agent, int& agent_status) {
-  bool ended = false;
-  int status = 0;
-  for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-    if (pid != agent) continue;
-    ended = true;
-    agent_status = status;
-  }
-  return ended;
-}
-
-int be_guard(pid_t agent, const sigset_t& signals, const std::function<void()>& killed) {
-  adopt_orphans();
-  int status = 0;
+// Passes signals on until the agent ends, and returns how it ended.
+int await_agent(pid_t agent, const sigset_t& signals) {
   while (true) {
     const int number = ::sigwaitinfo(&signals, nullptr);
-    if (number == SIGCHLD) {
-      if (reap(agent, status)) break;
-    } else if (number > 0) {
-      ::kill(agent, number);
-    }
+    if (number > 0 && number != SIGCHLD) ::kill(agent, number);
+    if (number != SIGCHLD) continue;
+    for (const auto& child : reap_children().ended)
+      if (child.pid == agent) return child.status;
   }
+}
+
+int be_monitor(pid_t agent, const sigset_t& signals, const std::function<void()>& killed) {
+  adopt_orphans();
+  const int status = await_agent(agent, signals);
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
     log(LogLevel::kError, "muster run: its agent was killed; ending the workers");
   if (!kill_all_children(Deadline::after(kKillTime)))
@@ -67,20 +58,20 @@ int be_guard(pid_t agent, const sigset_t& signals, const std::function<void()>& 
 
 }  // namespace
 
-bool monitor_is_gone() { return ::getppid() != guard_pid; }
+bool monitor_is_gone() { return ::getppid() != monitor_pid; }
 
 int run_monitored(const std::function<int()>& agent, const std::vector<int>& pass_on,
                   const std::function<void()>& killed) {
-  ::signal(SIGCHLD, SIG_DFL);  // whoever started this may have left it ignored, and then nothing can be waited for
+  ::signal(SIGCHLD, SIG_DFL);  // if its parent ignored it, no child could be reaped
   sigset_t signals, old_mask;
   sigemptyset(&signals);
   sigaddset(&signals, SIGCHLD);
   for (const int number : pass_on) sigaddset(&signals, number);
   ::sigprocmask(SIG_BLOCK, &signals, &old_mask);
-  guard_pid = ::getpid();
+  monitor_pid = ::getpid();
   const pid_t pid = ::fork();
   if (pid == 0) be_agent(agent, old_mask);
-  if (pid > 0) return be_guard(pid, signals, killed);
+  if (pid > 0) return be_monitor(pid, signals, killed);
   log(LogLevel::kError, std::string("muster run: cannot fork: ") + std::strerror(errno));
   return 1;
 }

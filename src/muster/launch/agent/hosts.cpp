@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/epoll.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <sstream>
 
 #include "muster/io/connect/handshake.h"
@@ -21,7 +20,7 @@
 #include "muster/launch/output/worker_output.h"
 #include "muster/launch/process_tree.h"
 #include "muster/launch/signals.h"
-#include "muster/launch/workers/worker.h"
+#include "muster/launch/workers/spawn_launcher.h"
 #include "muster/store/url.h"
 
 namespace muster {
@@ -89,10 +88,9 @@ std::vector<std::string> node_options(const RunOptions& options, size_t node) {
 // One host's agent, as seen from here.
 struct Node {
   std::string host;
-  pid_t pid = 0;
+  pid_t pid = 0;  // 0: not started, or ended
   Fd in;
   std::unique_ptr<WorkerOutput> out, err;
-  bool gone = false;
 };
 
 class HostsRun {
@@ -104,9 +102,8 @@ class HostsRun {
 
  private:
   Result<> start();
-  Result<Node> start_node(size_t number, const std::string& folder, const Bytes& secret);
-  void on_signals();
-  void reap();
+  Result<> start_node(size_t number, const std::string& directory, const Bytes& secret);
+  void on_signal(int number);
   void on_end(Node& node, int wait_status);
   void end_the_silent();
   void stop(const std::string& why, Duration grace);
@@ -114,15 +111,17 @@ class HostsRun {
   void close_inputs();
   void kill();
   bool gone() const {
-    return std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.gone; });
+    return std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.pid == 0; });
   }
 
   const RunOptions& options_;
   std::string own_path_;
   Loop& loop_;
   Console console_;
+  SpawnLauncher launcher_{loop_};
   std::unique_ptr<SignalPipe> signals_;
   std::vector<Node> nodes_;
+  std::optional<Error> start_error_;
   Loop::TimerId timer_ = 0;
   bool stopping_ = false;
   int status_ = 0;
@@ -131,88 +130,74 @@ class HostsRun {
 HostsRun::~HostsRun() {
   if (timer_ != 0) loop_.cancel(timer_);
   console_.on_room({});
-  if (signals_) loop_.unwatch(signals_->fd());
 }
 
-Result<Node> HostsRun::start_node(size_t number, const std::string& folder, const Bytes& secret) {
+Result<> HostsRun::start_node(size_t number, const std::string& directory, const Bytes& secret) {
   Node node;
   node.host = options_.hosts[number].host;
   const Environment environment = current_environment();
-  auto words = host_command(options_, number, own_path_, folder, environment);
+  auto words = host_command(options_, number, own_path_, directory, environment);
   MUSTER_ASSIGN(words.front(), find_program(words.front(), environment));
   MUSTER_ASSIGN(WorkerPipes pipes, WorkerPipes::open(/*keep_stdin=*/false));
   std::array<int, 2> input{};
   if (::pipe2(input.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot make a pipe for " + node.host);
   pipes.in.reset(input[0]);
   node.in.reset(input[1]);
-  MUSTER_ASSIGN(node.pid, spawn(WorkerSpec{0, words, environment, false, {}, /*has_terminal=*/false}, pipes));
-  const std::string lines = host_input(options_, secret);  // they fit into the pipe: this does not block
-  if (::write(node.in.get(), lines.data(), lines.size()) < 0)
-    return fail_errno(errno, "cannot pass the job's secret to the agent of " + node.host);
   const std::string prefix = fmt::format("[{}] ", node.host);
   node.out = std::make_unique<WorkerOutput>(loop_, console_, std::move(pipes.read_out),
                                             WorkerOutput::Sinks{&console_.out(), prefix, {}, {}, {}});
   node.err = std::make_unique<WorkerOutput>(loop_, console_, std::move(pipes.read_err),
                                             WorkerOutput::Sinks{&console_.err(), prefix, {}, {}, {}});
-  return node;
+  nodes_.push_back(std::move(node));
+  launcher_.start({static_cast<int>(number), words, environment, false, {}, /*has_terminal=*/false}, std::move(pipes));
+  if (start_error_) return tl::unexpected(*start_error_);
+  const std::string lines = host_input(options_, secret);  // they fit into the pipe: this does not block
+  if (::write(nodes_.back().in.get(), lines.data(), lines.size()) < 0)
+    return fail_errno(errno, "cannot pass the job's secret to the agent of " + nodes_.back().host);
+  return {};
 }
 
 Result<> HostsRun::start() {
   adopt_orphans();
-  auto signals = options_.signals;
-  signals.push_back(SIGCHLD);
-  MUSTER_ASSIGN(signals_, SignalPipe::open(signals));
-  MUSTER_TRY(loop_.watch(signals_->fd(), EPOLLIN, [this](uint32_t) { on_signals(); }));
+  launcher_.attach({
+      [this](int number, pid_t pid) { nodes_[static_cast<size_t>(number)].pid = pid; },
+      [this](const Error& error) { start_error_ = error; },
+      [this](pid_t pid, int status) {
+        const auto node = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& n) { return n.pid == pid; });
+        if (node != nodes_.end()) on_end(*node, status);
+      },
+  });
+  MUSTER_ASSIGN(signals_, SignalPipe::open(
+                              loop_, options_.signals, [this](int number) { on_signal(number); },
+                              [this] { launcher_.child_ended(); }));
   console_.on_room([this] {
     for (auto& node : nodes_) node.out->resume(), node.err->resume();
   });
   std::error_code ignored;
-  const std::string folder = std::filesystem::current_path(ignored).string();
+  const std::string directory = std::filesystem::current_path(ignored).string();
   const Bytes secret = options_.secret.empty() ? generate_secret() : options_.secret;
-  for (size_t number = 0; number < options_.hosts.size(); ++number) {
-    MUSTER_ASSIGN(Node node, start_node(number, folder, secret));
-    nodes_.push_back(std::move(node));
-  }
+  for (size_t number = 0; number < options_.hosts.size(); ++number) MUSTER_TRY(start_node(number, directory, secret));
   return {};
 }
 
-void HostsRun::on_signals() {
-  bool child_ended = false;
-  for (int number = 0; (number = signals_->take()) != 0;) {
-    if (number == SIGCHLD) {
-      child_ended = true;
-    } else if (stopping_) {
-      kill();
-    } else {
-      status_ = 128 + number;
-      stop(fmt::format("SIG{}: stopping the hosts (once more kills the connections)", ::sigabbrev_np(number)), {});
-    }
-  }
-  if (child_ended) reap();
-}
-
-void HostsRun::reap() {
-  int status = 0;
-  for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-    const auto node =
-        std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& n) { return n.pid == pid && !n.gone; });
-    if (node != nodes_.end()) on_end(*node, status);
-  }
+void HostsRun::on_signal(int number) {
+  if (stopping_) return kill();
+  status_ = 128 + number;
+  stop(fmt::format("SIG{}: stopping the hosts (once more kills the connections)", ::sigabbrev_np(number)), {});
 }
 
 void HostsRun::on_end(Node& node, int wait_status) {
-  node.gone = true;
+  const WorkerExit exit = worker_exit(0, node.host, std::exchange(node.pid, 0), wait_status);
   node.in.reset();
   for (auto* output : {node.out.get(), node.err.get()}) {
     output->drain();
     output->finish();
   }
-  const WorkerExit exit = worker_exit(0, node.host, node.pid, wait_status);
   if (stopping_) return;
   // The job has ended well, so its other agents leave; of a host without power ssh may never hear.
   if (exit.ok())
     return later(options_.shutdown_timeout + options_.close_timeout + kLeaveTime, &HostsRun::end_the_silent);
-  const auto left = std::count_if(nodes_.begin(), nodes_.end(), [](const Node& n) { return !n.gone; });
+  const auto left = std::count_if(nodes_.begin(), nodes_.end(), [](const Node& n) { return n.pid != 0; });
   if (options_.elastic() && left >= options_.nnodes_min)
     return console_.notice(fmt::format("lost {} ({}): {} hosts are left", node.host, exit.to_string(), left));
   status_ = exit.status();
@@ -229,7 +214,7 @@ void HostsRun::stop(const std::string& why, Duration grace) {
 void HostsRun::end_the_silent() {
   std::string silent;
   for (const auto& node : nodes_)
-    if (!node.gone) silent += (silent.empty() ? "" : ", ") + node.host;
+    if (node.pid != 0) silent += (silent.empty() ? "" : ", ") + node.host;
   stop(fmt::format("the job has ended, but not the connection to {}: closing it", silent), {});
 }
 
@@ -244,10 +229,8 @@ void HostsRun::close_inputs() {
 }
 
 void HostsRun::kill() {
-  for (auto& node : nodes_) {
-    node.in.reset();
-    if (!node.gone) ::kill(-node.pid, SIGKILL);
-  }
+  for (auto& node : nodes_) node.in.reset();
+  launcher_.kill();
 }
 
 int HostsRun::run() {

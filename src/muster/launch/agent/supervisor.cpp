@@ -1,14 +1,9 @@
 #include "muster/launch/agent/supervisor.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/epoll.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
 #include <fstream>
-#include <iterator>
 
 #include "muster/launch/workers/spawn_launcher.h"
 
@@ -44,11 +39,11 @@ Supervisor::Supervisor(Loop& loop, Console& console, Options options, Events eve
 
 Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& console, Options options, Events events) {
   std::unique_ptr<Supervisor> made(new Supervisor(loop, console, std::move(options), std::move(events)));
-  std::vector<int> signals = made->options_.signals;
-  signals.push_back(SIGCHLD);
-  MUSTER_ASSIGN(made->signals_, SignalPipe::open(signals));
   auto* self = made.get();
-  MUSTER_TRY(loop.watch(self->signals_->fd(), EPOLLIN, [self](uint32_t) { self->on_signals(); }));
+  MUSTER_ASSIGN(self->signals_,
+                SignalPipe::open(
+                    loop, self->options_.signals, [self](int number) { self->events_.signalled(number); },
+                    [self] { self->host_.child_ended(); }));
   self->host_.attach(self->host_events());
   console.on_room([self] {
     for (auto& slot : self->slots_) slot.out->resume(), slot.err->resume();
@@ -60,7 +55,6 @@ Supervisor::~Supervisor() {
   host_.attach({});
   if (timer_ != 0) loop_.cancel(timer_);
   console_.on_room({});
-  if (signals_) loop_.unwatch(signals_->fd());
 }
 
 WorkerLauncher::Events Supervisor::host_events() {
@@ -115,18 +109,6 @@ void Supervisor::start_failed(const Error& error) {
   if (starting_) return;  // start() returns it
   stop();
   if (events_.start_failed) events_.start_failed(error);
-}
-
-void Supervisor::on_signals() {
-  bool child_ended = false;
-  for (int number = 0; (number = signals_->take()) != 0;) {
-    if (number == SIGCHLD) {
-      child_ended = true;
-    } else {
-      events_.signalled(number);
-    }
-  }
-  if (child_ended) host_.child_ended();
 }
 
 void Supervisor::worker_ended(Slot& slot, int wait_status) {

@@ -75,7 +75,6 @@ class Supervisor {
   Supervisor(Loop& loop, Console& console, Options options, Events events);
   WorkerLauncher::Events host_events();
   Result<WorkerPipes> add_slot(const WorkerSpec& spec);
-  void on_signals();
   void worker_ended(Slot& slot, int wait_status);
   void start_failed(const Error& error);
   void report_failure(const Slot& slot);

@@ -1,9 +1,5 @@
 #include "muster/launch/workers/spawn_launcher.h"
 
-#include <sys/wait.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <utility>
 
@@ -28,7 +24,7 @@ void SpawnLauncher::start(const WorkerSpec& spec, WorkerPipes pipes) {
 
 void SpawnLauncher::terminate() {
   mode_ = Mode::kTerminate;
-  told_.clear();
+  terminated_.clear();
   signal_workers(SIGTERM);
   reap();
 }
@@ -38,12 +34,12 @@ void SpawnLauncher::kill() {
   keep_killing();
 }
 
-// An orphan becomes visible here when its parent has died, and of that nobody is told: so this looks again and again.
+// No signal announces an orphan, so this repeats.
 void SpawnLauncher::keep_killing() {
   if (timer_ != 0) loop_.cancel(timer_);
   timer_ = 0;
   signal_workers(SIGKILL);
-  for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
+  kill_children();
   reap();
   if (mode_ == Mode::kKill) timer_ = loop_.after(kKillPause, [this] { keep_killing(); });
 }
@@ -55,45 +51,35 @@ void SpawnLauncher::list_left(std::function<void(const std::vector<ChildProcess>
   answer(left);
 }
 
-// waitpid() goes by age. Of workers that ended since the last look one that a signal ended is told of first: it is more
-// likely to be why the others failed than the other way round.
-bool SpawnLauncher::reap_workers() {
-  std::vector<std::pair<pid_t, int>> ended;
-  int status = 0;
-  pid_t pid = 0;
-  while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
-    told_.erase(pid);
-    if (workers_.erase(pid) > 0) ended.emplace_back(pid, status);
-  }
-  const bool childless = pid < 0 && errno == ECHILD;
-  std::stable_partition(ended.begin(), ended.end(), [](const auto& worker) { return WIFSIGNALED(worker.second); });
-  for (const auto& [worker, how] : ended) events_.ended(worker, how);
-  return childless;
-}
-
 void SpawnLauncher::reap() {
-  if (std::exchange(reaping_, true)) return;  // from an event: what there is to do is done after it
-  const bool childless = reap_workers();
+  if (std::exchange(reaping_, true)) return;  // called by an event: the outer call continues after it
+  auto reaped = reap_children();
+  // All of them before the first event, which may signal the other workers: the PIDs of these are free now.
+  std::erase_if(reaped.ended, [this](const EndedChild& child) {
+    terminated_.erase(child.pid);
+    return workers_.erase(child.pid) == 0;
+  });
+  for (const auto& worker : reaped.ended) events_.ended(worker.pid, worker.status);
   reaping_ = false;
-  if (mode_ == Mode::kTerminate) signal_orphans(SIGTERM);
-  if (!childless) return;
+  if (mode_ == Mode::kTerminate) terminate_orphans();
+  if (!reaped.none_left) return;
   mode_ = Mode::kRun;
   events_.empty();
 }
 
 void SpawnLauncher::signal_workers(int number) {
   for (const pid_t pid : workers_) {
-    // The group outlives its leader while a member is left, and no other process can get its number meanwhile. Once
-    // all are gone the number is free: so only groups whose leader is not reaped, and orphans one by one.
+    // The group's number stays taken until its leader is reaped and all members are gone. After that another group may
+    // get it: so only groups whose leader is not yet reaped are signalled, and orphans one by one.
     ::kill(-pid, number);
     if (number != SIGKILL) ::kill(-pid, SIGCONT);  // a stopped process would never see it
   }
 }
 
-void SpawnLauncher::signal_orphans(int number) {
+void SpawnLauncher::terminate_orphans() {
   for (const auto& child : running_children()) {
-    if (workers_.contains(child.pid) || !told_.insert(child.pid).second) continue;
-    ::kill(child.pid, number);
+    if (workers_.contains(child.pid) || !terminated_.insert(child.pid).second) continue;
+    ::kill(child.pid, SIGTERM);
     ::kill(child.pid, SIGCONT);
   }
 }

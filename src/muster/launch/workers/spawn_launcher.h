@@ -1,11 +1,13 @@
 #pragma once
 
+#include <set>
+
 #include "muster/io/loop.h"
 #include "muster/launch/workers/worker_launcher.h"
 
 namespace muster {
 
-/// Workers as children of this process, which must have called adopt_orphans() and has no other children.
+/// Starts workers as children of this process, which must have called adopt_orphans() and has no other children.
 class SpawnLauncher : public WorkerLauncher {
  public:
   explicit SpawnLauncher(Loop& loop) : loop_(loop) {}
@@ -20,13 +22,13 @@ class SpawnLauncher : public WorkerLauncher {
  private:
   enum class Mode { kRun, kTerminate, kKill };
   void reap();
-  bool reap_workers();
   void signal_workers(int number);
-  void signal_orphans(int number);
+  void terminate_orphans();
   void keep_killing();
 
   Loop& loop_;
-  std::set<pid_t> workers_, told_;
+  std::set<pid_t> workers_;
+  std::set<pid_t> terminated_;  // orphans that were sent SIGTERM
   Mode mode_ = Mode::kRun;
   bool reaping_ = false;
   Loop::TimerId timer_ = 0;

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include <cerrno>
 #include <csignal>
 #include <system_error>
+
+#include "muster/launch/process_tree.h"
 
 namespace muster {
 namespace {
@@ -75,8 +76,7 @@ Result<> await_exec(int error_pipe, pid_t pid, const std::string& program) {
   do got = ::read(error_pipe, &error, sizeof(error));
   while (got < 0 && errno == EINTR);
   if (got != sizeof(error)) return {};
-  while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  reap_child(pid);
   const std::string reason = std::generic_category().message(error);
   if (error == ENOENT)  // the program was found before: it is the interpreter on its first line that is missing
     return fail(ErrorCode::kNotFound, "cannot start '" + program + "': " + reason + " (it, or its interpreter)");

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <set>
 #include <vector>
 
 #include "muster/launch/process_tree.h"

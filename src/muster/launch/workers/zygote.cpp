@@ -21,7 +21,6 @@
 #include <fmt/ranges.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,10 +42,6 @@ constexpr Duration kWarmTime = std::chrono::seconds(20);  // for a warm zygote t
 constexpr Duration kRetryTime = std::chrono::milliseconds(2);
 constexpr Duration kSweepPause = std::chrono::milliseconds(10);
 constexpr int kMostKilledImports = 3;  // one after the other
-
-void kill_process(const Fd& process) {
-  if (process) ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
-}
 
 std::string payload(const WorkerSpec& spec) {
   std::string text = fmt::format("{}", fmt::join(spec.cpus, ",")) + '\0';
@@ -80,7 +75,8 @@ Zygote::Zygote(Loop& loop, Console& console, Options options)
       [this](const Error& error) { events_.failed(error); },
       [this](pid_t pid, int status) { events_.ended(pid, status); },
       [this] {
-        if (state_ == State::kUnfit) events_.empty();  // while sweeping there is more to wait for
+        if (state_ == State::kSweeping) return finish_sweep();
+        events_.empty();
       },
   });
   launch();
@@ -194,7 +190,8 @@ void Zygote::list_left(std::function<void(const std::vector<ChildProcess>&)> ans
 
 void Zygote::child_ended() {
   if (state_ == State::kUnfit || state_ == State::kSweeping) return local_.child_ended();
-  if (child_ != 0 && ::waitpid(child_, &child_status_, WNOHANG) == child_) child_ = 0;
+  for (const auto& child : reap_children().ended)
+    if (child.pid == child_) child_status_ = child.status, child_ = 0;
 }
 
 // Of the child, whose end of the channel is closed.
@@ -308,19 +305,13 @@ void Zygote::lost() {
   for (const pid_t pid : pids) events_.ended(pid, SIGKILL);
   if (waited_for)
     events_.failed({ErrorCode::kAborted, "the zygote ended before it had started all workers", kNoRank, ""});
-  sweep();
+  local_.kill();  // the orphans of workers are children of this process now; those of a warm zygote are its parent's
 }
 
-// Workers die with the zygote by the kernel's word. What they had started has become this process' child, or is ended
-// by the process that keeps zygotes warm.
-void Zygote::sweep() {
-  for (const auto& child : running_children()) ::kill(child.pid, SIGKILL);
-  int ended = 0;
-  do ended = ::waitpid(-1, nullptr, WNOHANG);
-  while (ended > 0);
-  const bool childless = ended < 0 && errno == ECHILD;
+// This process has no more children. Workers of a warm zygote are not its children; the kernel kills them, too.
+void Zygote::finish_sweep() {
   std::erase_if(workers_, [](const auto& worker) { return has_ended(worker.second); });
-  if (!childless || !workers_.empty()) return set_timer(kSweepPause, [this] { sweep(); });
+  if (!workers_.empty()) return set_timer(kSweepPause, [this] { finish_sweep(); });
   set_timer({}, {});
   state_ = State::kNone;
   if (options_.again) launch();  // it imports while the other nodes stop their workers
@@ -338,8 +329,7 @@ void Zygote::end_process() {
   process_.reset();
   if (child_ != 0) {
     ::kill(child_, SIGKILL);
-    while (::waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
-    }
+    reap_child(child_);
   }
   child_ = 0;
 }

@@ -63,7 +63,7 @@ class Zygote : public WorkerLauncher {
   void start_elsewhere(const std::string& why);
   void lost();
   bool was_killed();
-  void sweep();
+  void finish_sweep();
   void close_channel();
   void end_process();
   void set_timer(Duration delay, std::function<void()> then);

@@ -1,0 +1,72 @@
+#include "muster/launch/signals.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "muster/launch/process_tree.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr Duration kPatience = std::chrono::seconds(60);
+
+class SignalPipeTest : public ::testing::Test {
+ protected:
+  void open() {
+    pipe_ = SignalPipe::open(
+                *loop_, {SIGUSR1, SIGUSR2}, [this](int number) { signals_.push_back(number); }, [this] { ++ends_; })
+                .value();
+  }
+  bool until(const std::function<bool()>& done) {
+    return loop_->run_until(done, Deadline::after(kPatience)).has_value();
+  }
+
+  std::unique_ptr<Loop> loop_ = Loop::create().value();
+  std::unique_ptr<SignalPipe> pipe_;
+  std::vector<int> signals_;
+  int ends_ = 0;
+};
+
+TEST_F(SignalPipeTest, ReportsEachSignalOnTheLoop) {
+  open();
+  ::raise(SIGUSR2);
+  ::raise(SIGUSR1);
+  EXPECT_THAT(signals_, IsEmpty());
+  EXPECT_TRUE(until([&] { return signals_.size() == 2; }));
+  EXPECT_THAT(signals_, ElementsAre(SIGUSR2, SIGUSR1));
+  EXPECT_EQ(ends_, 0);
+}
+
+TEST_F(SignalPipeTest, LeavesIgnoredSignalsIgnored) {
+  ::signal(SIGUSR1, SIG_IGN);
+  open();
+  ::raise(SIGUSR1);
+  ::raise(SIGUSR2);
+  EXPECT_TRUE(until([&] { return !signals_.empty(); }));
+  EXPECT_THAT(signals_, ElementsAre(SIGUSR2));
+  ::signal(SIGUSR1, SIG_DFL);
+}
+
+// A parent that ignores SIGCHLD passes this on; then the kernel keeps no status of a child that has ended.
+TEST_F(SignalPipeTest, ReportsEndsOfChildrenThoughTheParentIgnoredThem) {
+  ::signal(SIGCHLD, SIG_IGN);
+  open();
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(5);
+  EXPECT_TRUE(until([&] { return ends_ > 0; }));
+  const auto reaped = reap_children();
+  ASSERT_EQ(reaped.ended.size(), 1u);
+  EXPECT_EQ(reaped.ended[0].pid, child);
+  EXPECT_EQ(WEXITSTATUS(reaped.ended[0].status), 5);
+  pipe_.reset();
+  ::signal(SIGCHLD, SIG_DFL);
+}
+
+}  // namespace
+}  // namespace muster
