@@ -117,7 +117,7 @@ void bind_reducer(py::module_& module) {
       .def("_get_local_used_map", &Reducer::used_map, WithoutLock())
       .def("_set_static_graph", &Reducer::set_static_graph, WithoutLock())
       .def("_ddp_graph_static", &Reducer::graph_is_static)
-      .def("_is_counting", &Reducer::is_counting)
+      .def("_in_first_static_iteration", &Reducer::in_first_static_iteration)
       .def("_delay_all_reduce", &Reducer::delay_all_reduce, WithoutLock())
       .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
       .def(

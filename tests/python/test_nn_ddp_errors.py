@@ -80,7 +80,7 @@ def other_names(rank: int) -> nn.Module:
 
 
 DIFFERING = {
-    other_buffers: r"buffer 0 differs: rank 1 has wide: Float\[2, 3\], rank 0 has wide: Float\[6\] ",
+    other_buffers: r"buffer 0 differs: rank 1 has wide: Float\[2, 3\], rank 0 has wide: Float\[6\]",
     other_frozen_shape: r"rank 1 has second.weight: Float\[4, 2\] without gradient, rank 0 has .* Float\[3, 2\]",
     other_frozen_set: r"rank 1 has first.weight: Float\[2, 2\], rank 0 has .* Float\[2, 2\] without gradient",
     other_names: r"rank 1 has one.weight: Float\[2, 2\], rank 0 has 0.weight: Float\[2, 2\]",

@@ -187,7 +187,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
         """What torch keeps as a flag. The reducer knows better: the first backward may be under no_sync()."""
-        return not self.reducer._is_counting()
+        return not self.reducer._in_first_static_iteration()
 
     @_static_graph_delay_allreduce_enqueued.setter
     def _static_graph_delay_allreduce_enqueued(self, value: bool) -> None:

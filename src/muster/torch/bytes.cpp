@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "muster/torch/collectives.h"
@@ -38,18 +39,18 @@ torch::serialize::InputArchive from_bytes(const at::Tensor& bytes) {
   return archive;
 }
 
-std::vector<at::Tensor> gather_bytes(Group& group, const at::Tensor& bytes, Rank to) {
+std::vector<at::Tensor> gather_bytes(Group& group, const at::Tensor& bytes, Rank dst) {
   const auto [self, size] = std::pair{group.membership().rank, static_cast<size_t>(group.membership().size)};
   const std::vector<int64_t> lengths = all_gather_number(group, bytes.numel());
   std::vector<size_t> sent(size), received(size);
-  sent[static_cast<size_t>(to)] = bytes.nbytes();
-  if (self == to) received.assign(lengths.begin(), lengths.end());
+  sent[static_cast<size_t>(dst)] = bytes.nbytes();
+  if (self == dst) received.assign(lengths.begin(), lengths.end());
   int64_t total = 0;
   for (const size_t length : received) total += static_cast<int64_t>(length);
   const at::Tensor all = at::empty({total}, at::kByte);
   value_or_throw(
       group.all_to_all(value_or_throw(view_of(bytes)), value_or_throw(view_of(all)), {}, sent, received).wait());
-  return self == to ? all.split_with_sizes(lengths) : std::vector<at::Tensor>();
+  return self == dst ? all.split_with_sizes(lengths) : std::vector<at::Tensor>();
 }
 
 at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root) {
@@ -59,6 +60,11 @@ at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root) {
   at::Tensor result = here ? bytes : at::empty({length.item<int64_t>()}, at::kByte);
   if (result.numel() > 0) broadcast(group, result, root);
   return result;
+}
+
+std::string broadcast_text(Group& group, const std::string& text, Rank root) {
+  const at::Tensor bytes = broadcast_bytes(group, bytes_of(text), root);
+  return {static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()};
 }
 
 std::string error_message_of(const std::function<void()>& body) {
@@ -72,13 +78,17 @@ std::string error_message_of(const std::function<void()>& body) {
   }
 }
 
-void agree(Group& group, const std::string& problem) {
+std::optional<Failure> first_failure(Group& group, const std::string& problem) {
   const std::vector<int64_t> lengths = all_gather_number(group, static_cast<int64_t>(problem.size()));
-  for (size_t rank = 0; rank < lengths.size(); ++rank) {
-    if (lengths[rank] == 0) continue;
-    const at::Tensor said = broadcast_bytes(group, bytes_of(problem), static_cast<Rank>(rank));
-    const std::string text(static_cast<const char*>(said.const_data_ptr()), said.nbytes());
-    throw ErrorException({ErrorCode::kIo, "rank " + std::to_string(rank) + " " + text, static_cast<Rank>(rank)});
+  const auto first = std::find_if(lengths.begin(), lengths.end(), [](int64_t length) { return length > 0; });
+  if (first == lengths.end()) return std::nullopt;
+  const auto rank = static_cast<Rank>(first - lengths.begin());
+  return Failure{rank, broadcast_text(group, problem, rank)};
+}
+
+void throw_if_any_failed(Group& group, const std::string& problem) {
+  if (const auto failure = first_failure(group, problem)) {
+    throw ErrorException({ErrorCode::kIo, c10::str("rank ", failure->rank, " ", failure->text), failure->rank});
   }
 }
 

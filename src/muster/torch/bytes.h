@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,22 +11,30 @@
 
 #include "muster/group/group.h"
 
-// Archives, and what else has no length that all ranks know, as tensors uint8[N] that travel.
+// Sends archives and texts, whose length only the sender knows, as tensors uint8[N]. All functions that take a group
+// are collective.
 namespace muster {
 
 at::Tensor to_bytes(torch::serialize::OutputArchive& archive);
 torch::serialize::InputArchive from_bytes(const at::Tensor& bytes);
 
-/// At rank `to` everybody's bytes, by rank; nothing at the others. Collective.
-std::vector<at::Tensor> gather_bytes(Group& group, const at::Tensor& bytes, Rank to);
-/// Root's bytes at every rank; the others' argument does not matter. Collective.
+/// Returns the bytes of all ranks, by rank, at rank `dst`; an empty list at the other ranks.
+std::vector<at::Tensor> gather_bytes(Group& group, const at::Tensor& bytes, Rank dst);
+/// Returns the root's bytes. The argument of the other ranks is ignored.
 at::Tensor broadcast_bytes(Group& group, const at::Tensor& bytes, Rank root);
+std::string broadcast_text(Group& group, const std::string& text, Rank root);
 
-/// Runs `body`; what it throws, as text.
+/// Runs `body`. Returns the message of the exception that it throws, or an empty string.
 std::string error_message_of(const std::function<void()>& body);
 
-/// Collective: if any rank says what went wrong with it (empty: nothing), all throw the same ErrorException, with what
-/// the first of them said and its rank. So no rank goes on alone, to wait for those that do not.
-void agree(Group& group, const std::string& problem);
+struct Failure {
+  Rank rank;
+  std::string text;
+};
+/// The first rank whose `problem` is not empty, the same at all ranks.
+std::optional<Failure> first_failure(Group& group, const std::string& problem);
+/// If any rank has a problem, all ranks throw the same ErrorException with the first one, so that no rank goes on alone
+/// and waits for the others.
+void throw_if_any_failed(Group& group, const std::string& problem);
 
 }  // namespace muster

@@ -173,14 +173,11 @@ void State::check_alike(Group& group) const {
   for (const Entry& entry : entries_) {
     if (entry.gather) own += c10::str(own.empty() ? "" : ", ", "'", entry.name, "'");
   }
-  torch::serialize::OutputArchive archive;
-  archive.write("gathered", c10::IValue(own));
-  torch::serialize::InputArchive first = from_bytes(broadcast_bytes(group, to_bytes(archive), 0));
-  c10::IValue expected;
-  first.read("gathered", expected);
-  if (own == expected.toStringRef()) return agree(group, "");
-  agree(group, c10::str("has other sharded optimizers in its state: ", own.empty() ? "none" : own, ", rank 0 ",
-                        expected.toStringRef().empty() ? "none" : expected.toStringRef()));
+  const std::string expected = broadcast_text(group, own, 0);
+  const auto list = [](const std::string& names) { return names.empty() ? "none" : names; };
+  throw_if_any_failed(
+      group,
+      own == expected ? "" : "has other sharded optimizers in its state: " + list(own) + ", rank 0 " + list(expected));
 }
 
 void save(Group& group, const std::string& path, const State& state) {
@@ -211,14 +208,14 @@ void save(Group& group, const std::string& path, const State& state) {
       write_atomically(archive, path);
     });
   }
-  agree(group, problem.empty() ? problem : "could not save the checkpoint: " + problem);
+  throw_if_any_failed(group, problem.empty() ? problem : "could not save the checkpoint: " + problem);
 }
 
 bool exists(Group& group, const std::string& path) {
   at::Tensor found = at::scalar_tensor(false, at::kBool);
   std::error_code failure;
   if (group.membership().rank == 0) found.fill_(std::filesystem::exists(path, failure));
-  agree(group, failure ? "could not look for the checkpoint " + path + ": " + failure.message() : "");
+  throw_if_any_failed(group, failure ? "could not look for the checkpoint " + path + ": " + failure.message() : "");
   broadcast(group, found, 0);
   return found.item<bool>();
 }
@@ -227,7 +224,7 @@ void load(Group& group, const std::string& path, State& state) {
   at::Tensor bytes;
   std::string problem;
   if (group.membership().rank == 0) problem = error_message_of([&] { bytes = read_file(path); });
-  agree(group, problem.empty() ? problem : "could not load the checkpoint: " + problem);
+  throw_if_any_failed(group, problem.empty() ? problem : "could not load the checkpoint: " + problem);
   bytes = broadcast_bytes(group, bytes, 0);
   std::string during = "the file";
   problem = error_message_of([&] {
@@ -241,7 +238,8 @@ void load(Group& group, const std::string& path, State& state) {
       entry.load(nested);
     }
   });
-  agree(group, problem.empty() ? problem : "could not load " + during + " of the checkpoint " + path + ": " + problem);
+  throw_if_any_failed(
+      group, problem.empty() ? problem : "could not load " + during + " of the checkpoint " + path + ": " + problem);
 }
 
 }  // namespace muster::checkpoint

@@ -63,11 +63,11 @@ bool wait_until(const HookFuture& future, const Deadline& deadline) {
   return waiter->done;
 }
 
-void settle(const HookFuture& future, const Result<>& outcome, const at::Tensor& result) {
-  if (outcome) {
-    future->markCompleted(result);
+void complete(const HookFuture& future, const Result<>& result, c10::IValue value) {
+  if (result) {
+    future->markCompleted(std::move(value));
   } else {
-    future->setError(to_exception(outcome.error()));
+    future->setError(to_exception(result.error()));
   }
 }
 
@@ -98,7 +98,7 @@ HookFuture NativeHook::average(const at::Tensor& buffer) const {
   }
   group()
       .all_reduce(value_or_throw(view_of(buffer)), ReduceOp::kAverage, {.async = true})
-      .on_done([future, buffer](const Result<>& result) { settle(future, result, buffer); });
+      .on_done([future, buffer](const Result<>& result) { complete(future, result, buffer); });
   return future;
 }
 
@@ -149,7 +149,7 @@ class HalfHook final : public NativeHook {
         .all_reduce({halves->data_ptr(), count, dtype_}, ReduceOp::kSum, {.async = true})
         .on_done([future, buffer, halves, count, dtype = dtype_](const Result<>& result) {
           if (result) widen(buffer.data_ptr<float>(), halves->const_data_ptr(), count, dtype);
-          settle(future, result, buffer);
+          complete(future, result, buffer);
         });
     return future;
   }

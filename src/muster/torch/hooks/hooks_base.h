@@ -17,8 +17,8 @@ using HookFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 HookFuture new_future();
 /// False if the future is not complete when the deadline comes.
 bool wait_until(const HookFuture& future, const Deadline& deadline);
-/// The future becomes `result`, or the error.
-void settle(const HookFuture& future, const Result<>& outcome, const at::Tensor& result);
+/// Completes the future with `value`, or with the error of `result`.
+void complete(const HookFuture& future, const Result<>& result, c10::IValue value);
 
 /// What all hooks share: buckets that need no compression, and ends.
 class NativeHook : public c10d::CommHookInterface {
@@ -75,7 +75,7 @@ class TwoPhaseHook : public NativeHook {
       } else {
         second->abort(result.error());  // the other ranks may be waiting there
       }
-      settle(future, result, buffer);
+      complete(future, result, buffer);
     });
     return future;
   }

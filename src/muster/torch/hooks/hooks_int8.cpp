@@ -128,7 +128,7 @@ class Int8Hook final : public TwoPhaseHook {
       after(work, future, [=, begin = i * step](const Result<>& result) {
         if (*outcome) *outcome = result;
         if (*outcome) piece->average_into(buffer.data_ptr<float>() + begin);
-        if (last) settle(future, *outcome, buffer);
+        if (last) complete(future, *outcome, buffer);
       });
     }
     return future;

@@ -64,7 +64,7 @@ class TopKHook final : public NativeHook {
                     {state->received.data_ptr(), state->words() * size(), Dtype::kInt32}, {.async = true})
         .on_done([future, state, buffer, size = size()](const Result<>& result) {
           if (result) state->unpack(buffer.data_ptr<float>(), size);
-          settle(future, result, buffer);
+          complete(future, result, buffer);
         });
     return future;
   }

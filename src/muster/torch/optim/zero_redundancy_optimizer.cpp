@@ -123,7 +123,7 @@ std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::consolidate(Rank to) 
     local_->save(mine);
     share = to_bytes(mine);
   });
-  agree(*group_, problem.empty() ? problem : "could not save its share of the optimizer: " + problem);
+  throw_if_any_failed(*group_, problem.empty() ? problem : "could not save its share of the optimizer: " + problem);
   const std::vector<at::Tensor> all = gather_bytes(*group_, share, to);
   if (group_->membership().rank != to) return nullptr;
   auto whole = make_(param_groups_);

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +33,9 @@ struct ReducerOptions {
   bool verify = true;  ///< that all ranks have the same model: one exchange, so all ranks alike
   /// What is verified: all parameters of the model, frozen ones too, and its buffers. Without any: the reducer's own.
   NamedTensors model_parameters, model_buffers;
-  std::vector<bool> sparse;  ///< by parameter: its gradient is sparse; empty: none is
+  std::vector<bool> sparse;                       ///< by parameter: its gradient is sparse; empty: none is
+  std::optional<at::ScalarType> reduction_dtype;  ///< gradients of real parameters are reduced in it
+  bool optimizer_in_backward = false;             ///< see Reducer::set_optimizer_in_backward()
   /// Told of a failure before it leaves a backward. May throw something else in its place: Python's exceptions.
   std::function<void(const ErrorException&)> on_failure;
 };
@@ -106,8 +109,8 @@ class Reducer {
   at::Tensor used_map() const;
   /// Whether the set of unused parameters has never changed.
   bool graph_is_static() const;
-  /// The graph is static, and its first backward is yet to come: delay_all_reduce() would reduce.
-  bool is_counting() const;
+  /// The graph is static and its first backward has not been reduced yet: delay_all_reduce() will reduce it.
+  bool in_first_static_iteration() const;
   /// Throws what is wrong if the last backward has not been finished.
   void check_finished() const;
   /// What was wrong last in a backward, or was noted here; empty if nothing was.
@@ -128,6 +131,7 @@ class Reducer {
 
  private:
   struct Impl;
+  class Locked;
   std::shared_ptr<Impl> impl_;  // shared with the hooks, which may outlive this in autograd's threads
 };
 

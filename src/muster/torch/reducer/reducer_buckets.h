@@ -9,61 +9,94 @@
 #include <ATen/core/ivalue.h>
 
 #include "muster/torch/c10d/work.h"
-#include "muster/torch/reducer/reducer.h"
+#include "muster/torch/reducer/reducer_context.h"
+#include "muster/torch/reducer/reducer_unused.h"
 
 namespace muster {
 
 /// Parameters by bucket, in the order of reduction.
 using BucketPlan = std::vector<std::vector<size_t>>;
 
-/// Fills buckets with the parameters in the order given, a bucket for each dtype and device at a time, until they have
-/// `limits` bytes: the first of a kind the first limit, and so on, the rest the last. A sparse parameter has a bucket
-/// of its own. Buckets are in the order in which they become full.
-BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, const std::vector<size_t>& order,
-                        const std::vector<bool>& sparse, const std::vector<size_t>& limits);
+/// Fills buckets with the parameters in the order given, one bucket for each dtype and device at a time, until a bucket
+/// has the bytes that the options allow: the first limit applies to the first bucket of a kind, and so on; the last
+/// limit applies to all further ones. A sparse parameter has a bucket of its own. Buckets are in the order in which
+/// they become full.
+BucketPlan plan_buckets(const ReducerContext& context, const std::vector<size_t>& order);
 
-/// Gradients of one dtype and device, one behind the other in one flat tensor, each at a multiple of 64 bytes unless a
-/// hook is to see them without gaps; what lies between them is zero. Shared with the callbacks of its reduction, which
-/// need its memory until they are done.
-struct Bucket {
+/// Where the gradients of some parameters lie in one buffer: one after the other, each at a multiple of 64 bytes unless
+/// a user's hook reads the buffer, which expects no gaps. Gaps are zero.
+struct BucketLayout {
   std::vector<size_t> parameters;
-  std::vector<size_t> offsets, lengths;  ///< by position, in elements
-  std::vector<at::Tensor> variables;     ///< the parameters themselves
-  size_t size = 0;                       ///< of the flat tensor, in elements
-  at::Tensor flat;  ///< undefined before the first backward and where nothing is reduced; a sparse one's gradient
-  bool sparse = false;
+  std::vector<at::Tensor> variables;  ///< the parameters themselves
+  std::vector<size_t> offsets;        ///< by position, in elements
+  size_t size = 0;                    ///< of the buffer, in elements
+  bool sparse = false;                ///< one parameter, whose sparse gradient takes the buffer's place
 
-  // Of one backward.
-  size_t pending = 0;    ///< gradients that have not come yet
-  bool skipped = false;  ///< unused at all ranks, and not reduced
+  BucketLayout(const ReducerContext& context, std::vector<size_t> members, bool aligned);
+  /// The gradient at `position` of a buffer, with its parameter's shape and strides (contiguous if these are not
+  /// dense).
+  at::Tensor view_in(const at::Tensor& buffer, size_t position) const;
+  c10d::GradBucket grad_bucket(size_t index, size_t count, at::Tensor buffer) const;
+  /// Zeros: sparse, or dense in the group's arena if it has one that reduces the dtype.
+  at::Tensor zeros(const ReducerContext& context) const;
+};
+
+/// One bucket and its reduction in the current backward. Shared with the callbacks of that reduction, which need the
+/// buffer until they are done.
+struct Bucket : BucketLayout {
+  using BucketLayout::BucketLayout;
+
+  /// Undefined before the first backward and at a single rank without a hook; a sparse bucket's gradient.
+  at::Tensor buffer;
+  size_t pending = 0;    ///< gradients that have not arrived yet
+  bool skipped = false;  ///< not reduced, as no rank uses its parameters
   std::optional<Work> work;
-  c10::intrusive_ptr<c10::ivalue::Future> future;  ///< the hook's, in place of `work`
+  c10::intrusive_ptr<c10::ivalue::Future> future;  ///< the hook's, instead of `work`
   std::optional<ProfilerEvent> event;
   BucketTimes times;
-  std::atomic<int64_t> ended = 0;  ///< as `times.ended`, written by the thread that ends it
+  std::atomic<int64_t> ended = 0;  ///< as `times.ended`, written by the thread that completes the reduction
 
-  /// The place of a gradient, with its parameter's shape and strides (if these are dense, else contiguous).
-  at::Tensor& view(size_t position);
-  /// The same within another tensor, laid out as `flat`.
-  at::Tensor view_in(const at::Tensor& result, size_t position) const;
-  /// Of the gradients, without what lies between them.
-  size_t bytes() const;
-  c10d::GradBucket grad_bucket(size_t index, size_t count, at::Tensor buffer) const;
   void begin_backward();
+  at::Tensor& view(size_t position);
+  /// Bytes of the gradients, without gaps.
+  size_t bytes() const;
 
  private:
   std::vector<at::Tensor> views_;
 };
 
-/// Without memory. `sparse`: it is for one parameter's sparse gradient. `aligned`: gradients begin at multiples of 64
-/// bytes.
-std::shared_ptr<Bucket> make_bucket(const std::vector<at::Tensor>& parameters, std::vector<size_t> members, bool sparse,
-                                    bool aligned);
-/// A flat tensor of zeros, in the group's arena where it has one and the dtype can be reduced there. `dtype`: its own,
-/// if not the parameters' and these are real.
-at::Tensor make_flat(Group& group, const Bucket& bucket, std::optional<at::ScalarType> dtype);
+/// A reducer's buckets: moves gradients into them, and the results back to the parameters.
+class GradientBuckets {
+ public:
+  explicit GradientBuckets(const ReducerContext& context) : context_(context) {}
 
-/// Copies what has the same shape. Small dense tensors at a memcpy's cost.
-void copy_gradient(at::Tensor& to, const at::Tensor& from);
+  /// Replaces all buckets; they have no memory yet.
+  void build(const BucketPlan& plan, bool aligned);
+  /// Gives buckets their buffers. Late, because the program may first send the model to all ranks.
+  void allocate();
+  void begin_backward();
+  /// Moves the parameter's gradient into its bucket, zeros if it has none. Returns the bucket.
+  Bucket& store(size_t index);
+  /// Makes `result`, the reduced buffer, the gradients of the bucket's parameters, except those that no rank used.
+  void hand_out(Bucket& bucket, const at::Tensor& result, const UsedParameters& used);
+
+  BucketPlan plan() const;
+  const std::vector<std::shared_ptr<Bucket>>& all() const { return all_; }
+  size_t index_of(const Bucket& bucket) const { return slots_[bucket.parameters.front()].bucket; }
+
+ private:
+  struct BucketSlot {
+    size_t bucket = 0, position = 0;
+  };
+
+  void store_dense(Bucket& bucket, size_t position);
+  void store_sparse(Bucket& bucket);
+  bool hands_out_views(const Bucket& bucket, size_t position) const;
+  void finalize_gradient(Bucket& bucket, size_t position, const at::Tensor* result);
+
+  const ReducerContext& context_;
+  std::vector<std::shared_ptr<Bucket>> all_;  // shared with the callbacks of their reductions
+  std::vector<BucketSlot> slots_;             ///< by parameter
+};
 
 }  // namespace muster

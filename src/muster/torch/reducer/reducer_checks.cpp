@@ -1,4 +1,4 @@
-// What went wrong, in words that torch's reducer begins with, too: programs and tests look for them.
+// Errors of wrong use. Each begins as that of torch's reducer: programs and tests search for these words.
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -6,30 +6,14 @@
 
 namespace muster {
 
-std::string Reducer::Impl::name_of(size_t index) const {
-  if (index < options.names.size() && !options.names[index].empty()) {
-    return c10::str(index, " (", options.names[index], ")");
-  }
-  return std::to_string(index);
-}
-
-/// The parameters that got no gradient.
-std::string Reducer::Impl::missing() const {
-  std::string names, indices;
-  for (size_t i = 0; i < ready.size(); ++i) {
-    const bool came = options.static_graph && begun ? calls_left[i] == 0 : ready[i] != 0;
-    if (came) continue;
-    indices += c10::str(indices.empty() ? "" : " ", i);
-    if (i < options.names.size()) names += c10::str(names.empty() ? "" : ", ", options.names[i]);
-  }
-  const Rank rank = group->membership().rank;
-  std::string text = c10::str("\nParameter indices which did not receive grad for rank ", rank, ": ", indices);
-  if (!names.empty()) text += c10::str("\nParameters which did not receive grad for rank ", rank, ": ", names);
-  return text;
+std::string ReducerContext::name_of(size_t index) const {
+  const bool named = index < options.names.size() && !options.names[index].empty();
+  return named ? c10::str(index, " (", options.names[index], ")") : std::to_string(index);
 }
 
 void Reducer::Impl::check_finished() const {
-  if (!unfinished) return;
+  const bool reducing = phase == Phase::kReducing || phase == Phase::kWaiting;
+  if (phase != Phase::kMisused && !(reducing && arrivals.any())) return;
   std::string text = "Expected to have finished reduction in the prior iteration before starting a new one. ";
   if (options.static_graph) {
     text +=
@@ -38,24 +22,23 @@ void Reducer::Impl::check_finished() const {
         "True.";
   } else if (!options.find_unused_parameters) {
     text +=
-        "Some parameters got no gradient in it: see that all `forward` function outputs participate in calculating "
+        "Some parameters got no gradient in it: check that all `forward` function outputs participate in calculating "
         "loss, or look for unused parameters in each iteration, by passing the keyword argument "
         "`find_unused_parameters=True` to DistributedDataParallel.";
   } else {
     text +=
-        "Since `find_unused_parameters=True` is enabled, this means that not all outputs of forward take part in the "
+        "Since `find_unused_parameters=True` is enabled, this means that some outputs of forward take no part in the "
         "loss, or that forward returned tensors in a type that could not be searched.";
   }
-  TORCH_CHECK(false, text, missing());
-}
-
-void Reducer::Impl::check_hooked() const {
-  for (size_t i = 0; i < accumulators.size(); ++i) {
-    TORCH_CHECK(torch::autograd::impl::try_get_grad_accumulator(parameters[i]) == accumulators[i], "parameter ",
-                name_of(i),
-                " has another dtype or device than when it was wrapped, or was loaded by torch::load(), and ",
-                "the reducer does not see its gradients any more: make a new DistributedDataParallel after that");
+  std::string names, indices;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (options.static_graph ? static_graph.calls_left(i) == 0 : arrivals.has_arrived(i)) continue;
+    indices += c10::str(indices.empty() ? "" : " ", i);
+    if (i < options.names.size()) names += c10::str(names.empty() ? "" : ", ", options.names[i]);
   }
+  text += c10::str("\nParameter indices which did not receive grad for rank ", rank(), ": ", indices);
+  if (!names.empty()) text += c10::str("\nParameters which did not receive grad for rank ", rank(), ": ", names);
+  TORCH_CHECK(false, text);
 }
 
 void Reducer::Impl::throw_marked_twice(size_t index) const {
@@ -65,7 +48,7 @@ void Reducer::Impl::throw_marked_twice(size_t index) const {
       named ? " with name " + options.names[index] : std::string(),
       " has been marked as ready twice in this backward: it is used outside of forward, or by several reentrant "
       "backwards (checkpoints of the same part)",
-      options.find_unused_parameters ? ", or it was taken for unused and got a gradient after all" : "",
+      options.find_unused_parameters ? ", or forward did not seem to use it and it got a gradient after all" : "",
       ". A static graph (_set_static_graph()) allows this if the graph is the same in every iteration.");
 }
 

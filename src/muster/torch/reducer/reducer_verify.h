@@ -1,13 +1,13 @@
 #pragma once
 
-#include "muster/group/group.h"
-#include "muster/torch/reducer/reducer.h"
+#include "muster/torch/reducer/reducer_context.h"
 
 namespace muster {
 
-/// Throws at every rank unless all have as many parameters and buffers, equal in name, shape, strides, dtype, device
-/// type and whether they require gradients. The error names the first that differs, the first rank where it does, and
-/// what both have. One small exchange if all is well. All ranks must call.
-void verify_model(Group& group, const NamedTensors& parameters, const NamedTensors& buffers);
+/// Collective. Throws at every rank unless all have the same parameters and buffers: equal in number, name, shape,
+/// strides, dtype, device type and whether they require gradients. The error names the first rank that differs from
+/// rank 0, its first tensor that differs, and what both ranks have. One small exchange if all ranks are alike.
+/// Compares options.model_parameters and model_buffers, or the context's parameters if there are none.
+void verify_model(const ReducerContext& context);
 
 }  // namespace muster

@@ -1,0 +1,149 @@
+#include "muster/torch/reducer/reduction_queue.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/torch/c10d/sparse.h"
+#include "muster/torch/exception.h"
+#include "muster/torch/tensor.h"
+
+namespace muster {
+
+template <class Body>
+auto ReductionQueue::with_hook_errors(Body body) const {
+  try {
+    return body();
+  } catch (const ErrorException&) {
+    throw;
+  } catch (...) {
+    value_or_throw(groups_status());
+    throw;
+  }
+}
+
+void ReductionQueue::set_hook(std::unique_ptr<c10d::CommHookInterface> hook,
+                              std::vector<std::shared_ptr<Group>> groups) {
+  hook_ = std::move(hook);
+  hook_groups_ = std::move(groups);
+}
+
+/// Sparse and accelerator buckets are reduced at the end of backward, by blocking calls.
+bool ReductionQueue::is_deferred(const Bucket& bucket) const {
+  return !bucket.skipped && !hook_ && !is_single_rank() && (bucket.sparse || !bucket.buffer.device().is_cpu());
+}
+
+void ReductionQueue::submit_full(bool last_inline) {
+  const auto& all = buckets_.all();
+  while (!all_begun() && all[begun_]->pending == 0) {
+    const size_t index = begun_++;
+    if (!all[index]->skipped && !is_single_rank()) submit(index, last_inline && all_begun());
+  }
+}
+
+void ReductionQueue::submit(size_t index, bool inline_call) {
+  const std::shared_ptr<Bucket>& bucket = buckets_.all()[index];
+  const double factor = join_scale_.factor(context_.size(), hook_ != nullptr && !is_native());
+  if (factor != 1) bucket->buffer.mul_(factor);
+  if (is_deferred(*bucket)) return;
+  bucket->times.begun = steady_clock().now();
+  if (hook_) {
+    run_hook(index, bucket);
+    return;
+  }
+  bucket->event.emplace("muster:all_reduce", bucket->buffer);
+  bucket->work =
+      context_.group->all_reduce(value_or_throw(view_of(bucket->buffer)), ReduceOp::kAverage, {.async = !inline_call});
+  bucket->work->on_done([bucket](const Result<>&) { bucket->ended = steady_clock().now().ns; });
+}
+
+void ReductionQueue::run_hook(size_t index, const std::shared_ptr<Bucket>& bucket) {
+  c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets_.all().size(), bucket->buffer);
+  bucket->future = with_hook_errors([&] { return hook_->runHook(grad_bucket); });
+  bucket->future->addCallback([bucket](c10::ivalue::Future&) { bucket->ended = steady_clock().now().ns; });
+}
+
+void ReductionQueue::reduce_deferred() {
+  for (const auto& bucket : buckets_.all()) {
+    if (!is_deferred(*bucket)) continue;
+    bucket->times.begun = steady_clock().now();
+    if (bucket->sparse) {
+      bucket->buffer.copy_(sum_sparse(*context_.group, bucket->buffer).div_(context_.size()));
+    } else {
+      const at::Tensor host = bucket->buffer.cpu();
+      value_or_throw(context_.group->all_reduce(value_or_throw(view_of(host)), ReduceOp::kAverage).wait());
+      bucket->buffer.copy_(host);
+    }
+  }
+}
+
+void ReductionQueue::wait_for_hooks() const {
+  for (const auto& bucket : buckets_.all()) {
+    if (bucket->future) wait_for_future(bucket->future, bucket.get());
+  }
+}
+
+/// A hook that waits for operations has their deadlines; for any other hook the group's timeout is the deadline.
+void ReductionQueue::wait_for_future(const HookFuture& future, const Bucket* bucket) const {
+  Group& group = *context_.group;
+  if (wait_until(future, Deadline::after(group.timeout()))) return;
+  const std::string which =
+      bucket != nullptr ? c10::str(" of bucket ", buckets_.index_of(*bucket)) : " for the end of backward";
+  const Error error{ErrorCode::kTimeout,
+                    c10::str("the communication hook's future", which, " is not complete after ",
+                             std::chrono::duration<double>(group.timeout()).count(), " s, the group's timeout"),
+                    context_.rank()};
+  group.abort(error);  // the other ranks would wait for this one
+  throw_error(error);
+}
+
+at::Tensor ReductionQueue::result_of(Bucket& bucket) const {
+  if (bucket.work) value_or_throw(bucket.work->wait());
+  bucket.event.reset();
+  at::Tensor result = bucket.buffer;
+  if (bucket.future) {
+    wait_for_future(bucket.future, &bucket);
+    with_hook_errors([&] { bucket.future->waitAndThrow(); });
+    result = hook_->parseHookResult(bucket.future->value());
+    TORCH_CHECK(bucket.sparse || result.numel() == bucket.buffer.numel(), "a communication hook returned ",
+                result.numel(), " elements for a bucket of ", bucket.buffer.numel());
+  }
+  const int64_t ended = bucket.ended;  // 0 if the completing thread has not written it yet
+  bucket.times.ended = ended >= bucket.times.begun.ns && ended != 0 ? TimePoint{ended} : steady_clock().now();
+  return result;
+}
+
+void ReductionQueue::finish() {
+  for (const auto& future : futures_) {
+    wait_for_future(future, nullptr);
+    with_hook_errors([&] { future->waitAndThrow(); });
+  }
+  futures_.clear();
+  join_scale_.reset();
+}
+
+Result<> ReductionQueue::drain() {
+  constexpr Duration kGrace = std::chrono::seconds(10);  // in a dead group nothing runs for longer
+  Group& group = *context_.group;
+  const Deadline deadline =
+      Deadline::after(group.status() ? group.timeout() : std::min<Duration>(kGrace, group.timeout()));
+  bool complete = true;
+  for (const auto& bucket : buckets_.all()) {
+    if (bucket->work) static_cast<void>(bucket->work->wait());
+    if (bucket->future) complete = wait_until(bucket->future, deadline) && complete;
+  }
+  for (const auto& future : std::exchange(futures_, {})) complete = wait_until(future, deadline) && complete;
+  join_scale_.reset();
+  if (complete) return {};
+  return fail(ErrorCode::kTimeout, "a backward failed, and a communication hook's future that it left never completes",
+              context_.rank());
+}
+
+Result<> ReductionQueue::groups_status() const {
+  MUSTER_TRY(context_.group->status());
+  for (const auto& group : hook_groups_) MUSTER_TRY(group->status());
+  return {};
+}
+
+}  // namespace muster
