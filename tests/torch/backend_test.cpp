@@ -3,6 +3,7 @@
 #include <future>
 #include <latch>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -71,6 +72,25 @@ TEST(ProcessGroupMuster, TellsAnAbortFromALateRank) {
         EXPECT_EQ(backend.getError(), c10d::ErrorType::COMM_ERROR);
       },
       /*together=*/false);
+}
+
+TEST(ProcessGroupMuster, SparseAllReduceReportsItsOwnNumber) {
+  test::run_backends(1, [](ProcessGroupMuster& backend) {
+    Group& group = backend.group();
+    const uint64_t before = group.sequence();
+    std::optional<muster::Work> other;
+    group.on_completion([&](const Finished&) {
+      // As if another thread made a call right after the last operation of the all-reduce.
+      if (group.sequence() == before + 3 && !other) other = group.barrier({.async = true});
+    });
+    Tensors tensors{at::ones({3}).to_sparse()};
+    const auto work = backend.allreduce(tensors, c10d::AllreduceOptions());
+    EXPECT_EQ(group.sequence(), before + 4) << "the other call was made before the all-reduce returned";
+    EXPECT_EQ(work->getSequencenumber(), before + 3);
+    ASSERT_TRUE(other);
+    EXPECT_TRUE(other->wait());
+    group.on_completion(nullptr);
+  });
 }
 
 TEST(ProcessGroupMuster, GathersUnevenTensors) {

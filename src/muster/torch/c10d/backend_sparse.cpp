@@ -22,13 +22,13 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_sparse(Tensors& tensors
   const CallOptions how{.timeout = timeout_or_default(options.timeout)};
   Request request(c10d::OpType::_ALLREDUCE_SPARSE, "muster:all_reduce_sparse", /*async=*/false);
   SyncCallScope inline_call(*this, request, tensors);
+  uint64_t sequence = 0;
   {
     const at::NoGradGuard no_grad;
-    at::Tensor sum = sum_sparse(*group_, tensor, how);
+    at::Tensor sum = sum_sparse(*group_, tensor, how, &sequence);
     if (op.op_ == c10d::ReduceOp::AVG) sum.div_(size_);
     tensor.copy_(sum);
   }
-  const uint64_t sequence = group_->sequence();  // of its last collective, unless another thread calls too
   inline_call.end({}, sequence);
   if (!options.asyncOp) return nullptr;
   request.outputs = tensors;

@@ -51,7 +51,7 @@ std::vector<size_t> exchange_counts(Group& group, const at::Tensor& tensor, cons
 
 /// The ranks' tensors one behind the other, along the first dimension, of which rank r has counts[r].
 at::Tensor gather_rows(Group& group, const at::Tensor& rows, const std::vector<size_t>& counts,
-                       const CallOptions& options) {
+                       const CallOptions& options, uint64_t* sequence = nullptr) {
   const at::Tensor input = rows.contiguous();
   std::vector<int64_t> shape = input.sizes().vec();
   shape.front() = std::accumulate(counts.begin(), counts.end(), int64_t{0});
@@ -60,20 +60,21 @@ at::Tensor gather_rows(Group& group, const at::Tensor& rows, const std::vector<s
   for (size_t i = 1; i < shape.size(); ++i) row *= static_cast<size_t>(shape[i]);
   std::vector<size_t> elements;
   for (const size_t count : counts) elements.push_back(count * row);
-  value_or_throw(
-      group.all_gather(value_or_throw(view_of(input)), value_or_throw(view_of(output)), options, std::move(elements))
-          .wait());
+  const Work work =
+      group.all_gather(value_or_throw(view_of(input)), value_or_throw(view_of(output)), options, std::move(elements));
+  value_or_throw(work.wait());
+  if (sequence != nullptr) *sequence = work.sequence();
   return output;
 }
 
 }  // namespace
 
-at::Tensor sum_sparse(Group& group, const at::Tensor& tensor, const CallOptions& options) {
+at::Tensor sum_sparse(Group& group, const at::Tensor& tensor, const CallOptions& options, uint64_t* sequence) {
   const at::NoGradGuard no_grad;
   const at::Tensor mine = tensor.coalesce();
   const std::vector<size_t> counts = exchange_counts(group, mine, options);
   const at::Tensor indices = gather_rows(group, mine._indices().t(), counts, options).t();
-  const at::Tensor values = gather_rows(group, mine._values(), counts, options);
+  const at::Tensor values = gather_rows(group, mine._values(), counts, options, sequence);
   return at::sparse_coo_tensor(indices, values, tensor.sizes()).coalesce();
 }
 
