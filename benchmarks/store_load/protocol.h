@@ -7,7 +7,7 @@
 
 namespace muster::load {
 
-/// What one client sends, and the bytes that answer it. The grammar heads store/protocol/dialect_torch.cpp.
+/// What one client sends, and the bytes that answer it. The grammar heads store/protocol/protocol_torch.cpp.
 struct Step {
   Bytes request;
   size_t reply_bytes = 0;

@@ -10,7 +10,7 @@
 
 #include "cases.h"
 #include "muster/io/socket.h"
-#include "muster/store/protocol/dialect.h"
+#include "muster/store/protocol/protocol.h"
 #include "muster/store/server/server.h"
 #include "startup.h"
 #include "storm.h"

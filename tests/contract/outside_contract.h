@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "contract/claim_contract.h"
-#include "store/server_process.h"
+#include "store/external_server.h"
 
 namespace muster {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "muster/store/protocol/dialect.h"
+#include "muster/store/protocol/protocol.h"
 
 namespace muster {
 

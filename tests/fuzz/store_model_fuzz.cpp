@@ -5,8 +5,8 @@
 #include <deque>
 
 #include "muster/base/check.h"
-#include "muster/store/protocol/dialect.h"
 #include "muster/store/protocol/messages.h"
+#include "muster/store/protocol/protocol.h"
 #include "store/store_model.h"
 #include "store/torch_client.h"
 

@@ -5,7 +5,7 @@
 #include "muster/base/check.h"
 #include "muster/store/protocol/messages.h"
 #include "muster/store/proxy/proxy_link.h"
-#include "muster/store/server/session_host.h"
+#include "muster/store/server/server_session.h"
 
 namespace muster {
 namespace {

@@ -7,7 +7,7 @@
 #include "sim/tier_sim.h"
 #include "store/linear_check.h"
 #include "store/linear_run.h"
-#include "store/linear_whims.h"
+#include "store/random_requests.h"
 
 namespace muster {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "muster/base/check.h"
-#include "muster/store/server/session_host.h"
+#include "muster/store/server/server_session.h"
 
 namespace muster {
 

@@ -4,7 +4,7 @@
 #include <set>
 #include <thread>
 
-#include "store/linear_whims.h"
+#include "store/random_requests.h"
 
 namespace muster {
 namespace {

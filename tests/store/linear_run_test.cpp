@@ -4,7 +4,7 @@
 
 #include "store/expect.h"
 #include "store/fault_relay.h"
-#include "store/server_world.h"
+#include "store/test_server.h"
 
 namespace muster {
 namespace {

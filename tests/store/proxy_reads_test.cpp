@@ -3,7 +3,7 @@
 #include <set>
 
 #include "muster/base/random.h"
-#include "store/proxy_world.h"
+#include "store/proxy_fixture.h"
 
 namespace muster {
 namespace {

@@ -1,4 +1,4 @@
-#include "store/proxy_world.h"
+#include "store/proxy_fixture.h"
 
 namespace muster {
 namespace {

@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "muster/io/fd.h"
-#include "store/server_world.h"
+#include "store/test_server.h"
 
 namespace muster {
 

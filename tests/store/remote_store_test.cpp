@@ -1,7 +1,7 @@
 #include <unistd.h>
 
 #include "contract/store_contract.h"
-#include "store/server_world.h"
+#include "store/test_server.h"
 
 namespace muster {
 namespace {

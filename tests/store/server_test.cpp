@@ -12,7 +12,7 @@
 #include "muster/store/protocol/messages.h"
 #include "store/expect.h"
 #include "store/raw_client.h"
-#include "store/server_world.h"
+#include "store/test_server.h"
 
 namespace muster {
 namespace {

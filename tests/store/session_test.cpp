@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "muster/store/proxy/proxy_link.h"
-#include "muster/store/server/session_host.h"
+#include "muster/store/server/server_session.h"
 #include "store/expect.h"
 
 namespace muster {

@@ -15,8 +15,8 @@
 #include "store/expect.h"
 #include "store/fault_relay.h"
 #include "store/linear_run.h"
-#include "store/server_world.h"
 #include "store/store_process.h"
+#include "store/test_server.h"
 
 namespace muster {
 namespace {

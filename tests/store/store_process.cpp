@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "store/server_world.h"
+#include "store/test_server.h"
 
 namespace muster {
 

@@ -9,8 +9,8 @@
 #include "muster/transport/socket/socket_link.h"
 #include "store/expect.h"
 #include "store/linear_run.h"
-#include "store/server_world.h"
 #include "store/store_process.h"
+#include "store/test_server.h"
 
 namespace muster {
 namespace {

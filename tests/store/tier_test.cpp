@@ -17,7 +17,7 @@
 #include "store/expect.h"
 #include "store/fault_relay.h"
 #include "store/raw_client.h"
-#include "store/server_world.h"
+#include "store/test_server.h"
 
 namespace muster {
 namespace {

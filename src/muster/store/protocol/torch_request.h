@@ -6,7 +6,7 @@
 
 namespace muster {
 
-/// What a client of PyTorch's TCPStore asks for: the first byte of its requests. The grammar heads dialect_torch.cpp.
+/// What a client of PyTorch's TCPStore asks for: the first byte of its requests. The grammar heads protocol_torch.cpp.
 enum class TorchQuery : uint8_t {
   kValidate,
   kSet,

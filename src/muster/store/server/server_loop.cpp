@@ -4,9 +4,9 @@
 #include <pthread.h>
 
 #include "muster/base/log.h"
-#include "muster/store/protocol/dialect.h"
-#include "muster/store/server/channel.h"
-#include "muster/store/server/session_host.h"
+#include "muster/store/protocol/protocol.h"
+#include "muster/store/server/buffered_connection.h"
+#include "muster/store/server/server_session.h"
 #include "muster/store/state/lease.h"
 
 namespace muster {

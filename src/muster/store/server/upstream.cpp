@@ -11,7 +11,7 @@
 #include "muster/store/connect.h"
 #include "muster/store/proxy/proxy_link.h"
 #include "muster/store/server/backend.h"
-#include "muster/store/server/channel.h"
+#include "muster/store/server/buffered_connection.h"
 
 namespace muster {
 namespace {

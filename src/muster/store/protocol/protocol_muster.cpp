@@ -1,7 +1,7 @@
 // Muster's own dialect: the frames of messages.cpp, requests one way and replies the other.
 
-#include "muster/store/protocol/dialect.h"
 #include "muster/store/protocol/messages.h"
+#include "muster/store/protocol/protocol.h"
 
 namespace muster {
 namespace {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "muster/base/random.h"
-#include "muster/store/protocol/dialect.h"
+#include "muster/store/protocol/protocol.h"
 
 namespace muster {
 namespace {

@@ -32,7 +32,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "muster/store/protocol/dialect.h"
+#include "muster/store/protocol/protocol.h"
 #include "muster/store/protocol/torch_request.h"
 
 namespace muster {

@@ -16,7 +16,7 @@
 #include "muster/store/stat.h"
 #include "store/expect.h"
 #include "store/linear_client.h"
-#include "store/server_world.h"
+#include "store/test_server.h"
 #include "store/torch_client.h"
 
 namespace muster {

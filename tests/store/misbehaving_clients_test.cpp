@@ -12,7 +12,7 @@
 
 #include "store/expect.h"
 #include "store/raw_client.h"
-#include "store/server_world.h"
+#include "store/test_server.h"
 #include "store/torch_client.h"
 
 namespace muster {

@@ -1,4 +1,4 @@
-#include "store/server_process.h"
+#include "store/external_server.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

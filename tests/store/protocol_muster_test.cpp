@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
 #include "muster/base/random.h"
-#include "muster/store/protocol/dialect.h"
 #include "muster/store/protocol/messages.h"
+#include "muster/store/protocol/protocol.h"
 
 namespace muster {
 namespace {

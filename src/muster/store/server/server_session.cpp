@@ -1,4 +1,4 @@
-#include "muster/store/server/session_host.h"
+#include "muster/store/server/server_session.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "store/linear_whims.h"
+#include "store/random_requests.h"
 
 namespace muster {
 

@@ -22,9 +22,9 @@ class Protocol {
   virtual bool midway() const { return false; }
 };
 
-/// See the head of dialect_muster.cpp for the grammar.
+/// See the head of protocol_muster.cpp for the grammar.
 std::unique_ptr<Protocol> muster_dialect();
-/// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of dialect_torch.cpp. Its clients see only keys
+/// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of protocol_torch.cpp. Its clients see only keys
 /// that begin with `prefix`, and do not see the prefix.
 std::unique_ptr<Protocol> torch_dialect(Key prefix = {});
 

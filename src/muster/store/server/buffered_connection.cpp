@@ -1,4 +1,4 @@
-#include "muster/store/server/channel.h"
+#include "muster/store/server/buffered_connection.h"
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
