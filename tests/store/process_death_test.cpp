@@ -1,10 +1,6 @@
-// Real processes that are killed or stopped: servers while clients wait on them, and clients in the middle of every
-// operation. Whoever lives is told, by name, and nothing is left behind.
+// Processes that are killed or stopped: servers while clients wait, and clients in the middle of every operation. The
+// survivors get an error that names the server, and nothing is left behind.
 #include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,6 +12,7 @@
 #include "muster/store/stat.h"
 #include "store/expect.h"
 #include "store/linear_client.h"
+#include "store/store_process.h"
 #include "store/test_server.h"
 #include "store/torch_client.h"
 
@@ -24,64 +21,9 @@ namespace {
 
 Deadline soon() { return test_deadline(); }
 
-/// A server in a process of its own.
-class ServerProcess {
- public:
-  explicit ServerProcess(const std::string& upstream = "", std::optional<SessionId> session = {},
-                         Duration link_grace = 2s) {
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      StoreServerOptions options;
-      options.tiered = true;
-      options.link_grace = link_grace;
-      options.session = session;
-      const TestServer server(upstream, options);
-      const std::string words = server.tcp_url() + " " + server.torch_address().to_string() + "\n";
-      if (write(ends[1], words.data(), words.size()) < 0) _exit(1);
-      while (true) pause();
-    }
-    close(ends[1]);
-    char words[256] = {};
-    for (size_t length = 0; std::string_view(words).find('\n') == std::string_view::npos;) {
-      const ssize_t n = read(ends[0], words + length, sizeof words - 1 - length);
-      if (n <= 0) break;
-      length += static_cast<size_t>(n);
-    }
-    close(ends[0]);
-    const std::string text = words;
-    url_ = text.substr(0, text.find(' '));
-    torch_ = text.substr(text.find(' ') + 1, text.find('\n') - text.find(' ') - 1);
-  }
-  ~ServerProcess() { end(); }
-  ServerProcess(const ServerProcess&) = delete;
-  ServerProcess& operator=(const ServerProcess&) = delete;
-
-  const std::string& url() const { return url_; }
-  Address torch_address() const { return *Address::parse(torch_); }
-  // Returns when none of the server's threads runs any more.
-  void stop() const {
-    kill(pid_, SIGSTOP);
-    waitpid(pid_, nullptr, WUNTRACED);
-  }
-  void retry() const { kill(pid_, SIGCONT); }
-  void end() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-  std::string url_, torch_;
-};
-
 std::string address_in(const std::string& url) { return url.substr(url.find("://") + 3); }
 
-// One thread for each kind of wait, and one that says once all of them are about to wait.
+// One thread for each kind of wait. The constructor returns when all threads are about to wait.
 class Waiting {
  public:
   explicit Waiting(const std::string& url) {
@@ -130,7 +72,7 @@ void await_stat(const std::string& url, const std::function<bool(const StoreStat
   if (!stat) ADD_FAILURE() << stat.error().to_string();
 }
 
-// At least so many: a proxy lets readers of one key share a wait, where they come at one time.
+// At least so many: a proxy may merge the waits of several readers of one key.
 void await_waiters(const std::string& url, uint64_t count) {
   await_stat(url, [count](const StoreStat& stat) { return stat.waiters >= count; });
 }
@@ -139,49 +81,50 @@ void await_no_waiter(const std::string& url) {
   await_stat(url, [](const StoreStat& stat) { return stat.waiters == 0; });
 }
 
-TEST(StoreKill, EveryWaitIsToldThatTheServerDied) {
-  ServerProcess server;
+TEST(ProcessDeath, EndsEveryWaitWithTheDeadServersName) {
+  StoreProcess server;
   Waiting waiting(server.url());
   await_waiters(server.url(), 5);
-  server.end();
+  server.kill();
   for (const Result<>& outcome : waiting.outcomes()) {
     expect_error(outcome, ErrorCode::kPeerLost, address_in(server.url()));
   }
 }
 
-TEST(StoreKill, EveryWaitIsToldThroughAProxyThatTheRootDied) {
-  ServerProcess root;
-  const ServerProcess proxy(root.url());
+TEST(ProcessDeath, EndsEveryWaitThroughAProxyWhenTheRootDies) {
+  StoreProcess root;
+  const StoreProcess proxy(root.url());
   Waiting waiting(proxy.url());
   await_waiters(root.url(), 3);
-  root.end();
+  root.kill();
   for (const Result<>& outcome : waiting.outcomes()) {
     expect_error(outcome, ErrorCode::kPeerLost, address_in(root.url()));
   }
 }
 
-TEST(StoreKill, AProxysDeathWithdrawsWhatItsClientsWaitedFor) {
-  const ServerProcess root;
-  ServerProcess proxy(root.url());
+TEST(ProcessDeath, WithdrawsTheWaitsOfADeadProxysClients) {
+  const StoreProcess root;
+  StoreProcess proxy(root.url());
   Waiting waiting(proxy.url());
   await_waiters(root.url(), 3);
-  proxy.end();
+  proxy.kill();
   for (const Result<>& outcome : waiting.outcomes()) {
     expect_error(outcome, ErrorCode::kPeerLost, address_in(proxy.url()));
   }
   const auto store = open_or_fail(root.url());
-  EXPECT_EQ(store->add("still", 1, soon()), 1) << "the root does not mind";
+  EXPECT_EQ(store->add("still", 1, soon()), 1) << "the root still works";
   await_no_waiter(root.url());
-  expect_error(store->barrier("lonely", 2, Deadline::after(Duration{0})), ErrorCode::kTimeout);  // nobody is there
+  expect_error(store->barrier("lonely", 2, Deadline::after(Duration{0})),
+               ErrorCode::kTimeout);  // no other caller waits
 }
 
-TEST(StoreKill, WhoSaysThatAProxyDiedSparesTheRootTheWait) {
-  const ServerProcess root("", {}, std::chrono::hours(1));
+TEST(ProcessDeath, CloseSessionEndsADeadProxysWaitsAtOnce) {
+  const StoreProcess root(StoreProcess::Options{.link_grace = std::chrono::hours(1)});
   const SessionId session = fresh_session_id();
-  ServerProcess proxy(root.url(), session);
+  StoreProcess proxy(StoreProcess::Options{.upstream = root.url(), .session = session});
   Waiting waiting(proxy.url());
   await_waiters(root.url(), 3);
-  proxy.end();
+  proxy.kill();
   EXPECT_OK(close_session(root.url(), {test_secret(), nullptr}, session, soon()));
   for (const Result<>& outcome : waiting.outcomes()) {
     expect_error(outcome, ErrorCode::kPeerLost, address_in(proxy.url()));
@@ -189,7 +132,7 @@ TEST(StoreKill, WhoSaysThatAProxyDiedSparesTheRootTheWait) {
   await_no_waiter(root.url());
 }
 
-// Adds one to its own counter until it is told that the server is gone; how many were confirmed.
+// Adds one to its own counter until the server is lost. Returns the number of confirmed adds.
 int64_t add_until_lost(Store& store, const Key& key, const std::string& lost) {
   for (int64_t done = 0;; ++done) {
     const auto added = store.add(key, 1, soon());
@@ -201,10 +144,10 @@ int64_t add_until_lost(Store& store, const Key& key, const std::string& lost) {
   }
 }
 
-TEST(StoreKill, AMiddleProxysDeathUnderLoadIsToldToAllBelowAndHarmsNobodyElse) {
-  const ServerProcess root;
-  ServerProcess middle(root.url());
-  const ServerProcess below(middle.url()), beside(root.url());
+TEST(ProcessDeath, ReportsAMiddleProxysDeathToItsClientsOnly) {
+  const StoreProcess root;
+  StoreProcess middle(root.url());
+  const StoreProcess below(middle.url()), beside(root.url());
   std::atomic<int> at_work = 0;
   std::array<int64_t, 4> confirmed{};
   std::vector<std::thread> workers;
@@ -219,7 +162,7 @@ TEST(StoreKill, AMiddleProxysDeathUnderLoadIsToldToAllBelowAndHarmsNobodyElse) {
   const auto elsewhere = open_or_fail(beside.url());
   while (at_work < std::ssize(confirmed)) std::this_thread::yield();
   for (int i = 1; i <= 100; ++i) EXPECT_EQ(elsewhere->add("elsewhere", 1, soon()), i);
-  middle.end();
+  middle.kill();
   for (int i = 101; i <= 200; ++i) EXPECT_EQ(elsewhere->add("elsewhere", 1, soon()), i);
   for (auto& worker : workers) worker.join();
   for (size_t i = 0; i < confirmed.size(); ++i) {
@@ -230,10 +173,10 @@ TEST(StoreKill, AMiddleProxysDeathUnderLoadIsToldToAllBelowAndHarmsNobodyElse) {
   }
 }
 
-TEST(StoreKill, AStoppedServerIsATimeoutThatNamesItAndGoesOnLater) {
-  const ServerProcess root;
-  const ServerProcess proxy(root.url());
-  for (const ServerProcess* asked : {&root, &proxy}) {
+TEST(ProcessDeath, ReportsAStoppedServerAsATimeout) {
+  const StoreProcess root;
+  const StoreProcess proxy(root.url());
+  for (const StoreProcess* asked : {&root, &proxy}) {
     const auto store = open_or_fail(asked->url());
     const Key key = "of " + asked->url();
     EXPECT_OK(store->set(key, as_bytes("v"), soon()));
@@ -241,7 +184,7 @@ TEST(StoreKill, AStoppedServerIsATimeoutThatNamesItAndGoesOnLater) {
     expect_error(store->add(key + "'s counter", 1, Deadline::after(50ms)), ErrorCode::kTimeout,
                  address_in(asked->url()));
     expect_error(store->get("never", Deadline::after(50ms)), ErrorCode::kTimeout, address_in(asked->url()));
-    root.retry();
+    root.resume();
     EXPECT_EQ(store->get(key, soon()), to_bytes("v"));
     EXPECT_EQ(store->add(key + "'s counter", 1, soon()), 2) << "the first add was late, not lost";
   }
@@ -255,8 +198,8 @@ int open_descriptors() {
   return count;
 }
 
-// Every operation once, as a client would send it last.
-std::vector<Request> last_words() {
+// Every operation once.
+std::vector<Request> all_operations() {
   return {{StoreOperation::kSet, 1, {"k"}, {to_bytes("v")}},
           {StoreOperation::kGet, 1, {"never"}},
           {StoreOperation::kCompareSet, 1, {"k"}, {{}, to_bytes("w")}},
@@ -275,8 +218,8 @@ std::vector<Request> last_words() {
           {StoreOperation::kBarrier, 1, {"b"}, {}, 1000000}};
 }
 
-// What is left of clients that died: nothing, as soon as the server has noticed.
-void expect_nobody(Store& store, int descriptors) {
+// Nothing is left of dead clients once the server has noticed.
+void expect_no_clients(Store& store, int descriptors) {
   const Deadline deadline = soon();
   while (!deadline.passed()) {
     const auto stat = store.stat(soon());
@@ -287,21 +230,21 @@ void expect_nobody(Store& store, int descriptors) {
                 << descriptors;
 }
 
-TEST(StoreKill, ThousandClientsThatDieInEveryOperationLeaveNothingBehind) {
+TEST(ProcessDeath, LeavesNothingBehindOfAThousandDeadClients) {
   const TestServer root;
   const TestServer proxy(root.tcp_url());
   const auto store = open_or_fail(root.unix_url());
   const int descriptors = open_descriptors();
   for (int round = 0; round < 32; ++round) {
     const TestServer& asked = round % 2 == 0 ? root : proxy;
-    for (const Request& request : last_words()) {
+    for (const Request& request : all_operations()) {
       die_asking(round % 4 < 2 ? asked.tcp_url() : asked.unix_url(), test_secret(), request);
       Request without_wait = request;
       without_wait.immediate = true;
       TorchClient(asked.torch_address()).send(*torch_request(without_wait));
     }
   }
-  expect_nobody(*store, descriptors);
+  expect_no_clients(*store, descriptors);
   EXPECT_EQ(store->check({"never"}, soon()), false);
   expect_error(store->barrier("b", 2, Deadline::after(Duration{0})), ErrorCode::kTimeout);  // no arrival is left
 }

@@ -1,10 +1,12 @@
-// A store server for tests in other languages: prints the port of its torch dialect, then serves until its standard
-// input ends. With --proxy it is a proxy of a root in the same process, so that requests take the longer way, with
-// --tiered one that merges, and answers from leases. --alone is for store_process.h.
+// A store server for tests in Python and for store_process.h (--alone). It prints the port for PyTorch's clients, then
+// serves until its standard input ends. With --proxy it is a proxy of a root in the same process; with --tiered the
+// proxy also merges requests and answers from leases.
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 
 #include "muster/store/server/server.h"
@@ -35,15 +37,19 @@ int serve(bool through_proxy, bool tiered) {
   return 0;
 }
 
-// The root, or a proxy of `upstream`. Prints its addresses: muster's dialect, torch's.
-int serve_alone(std::string_view secret, const std::string& upstream) {
+// The arguments after --alone: the secret, the upstream or "", the grace of a link in ms, and the session in hex or "".
+// Prints its addresses: that of muster's protocol, and that of PyTorch's.
+int serve_alone(const char* const* arguments) {
   StoreServerOptions options;
-  options.credentials.secret = to_bytes(secret);
+  options.credentials.secret = to_bytes(arguments[0]);
   options.torch_listen = {*Address::parse("127.0.0.1:0")};
   options.muster_listen = {*Address::parse("127.0.0.1:0")};
-  options.upstream = upstream;
+  options.upstream = arguments[1];
   options.tiered = true;
-  options.link_grace = 5s;
+  options.link_grace = std::chrono::milliseconds(std::strtol(arguments[2], nullptr, 10));
+  if (const auto session = from_hex(arguments[3]); session && !session->empty()) {
+    std::copy(session->begin(), session->end(), options.session.emplace().begin());
+  }
   const auto server = StoreServer::start(options, Deadline::after(30s));
   if (!server) return std::fprintf(stderr, "%s\n", server.error().to_string().c_str()), 1;
   std::printf("%s %s\n", (*server)->muster_addresses()[0].to_string().c_str(),
@@ -58,7 +64,7 @@ int serve_alone(std::string_view secret, const std::string& upstream) {
 }  // namespace muster
 
 int main(int argc, char** argv) {
-  const std::string_view how = argc > 1 ? argv[1] : "";
-  if (how == "--alone") return muster::serve_alone(argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "");
-  return muster::serve(how == "--proxy" || how == "--tiered", how == "--tiered");
+  const std::string_view mode = argc > 1 ? argv[1] : "";
+  if (mode == "--alone" && argc == 6) return muster::serve_alone(argv + 2);
+  return muster::serve(mode == "--proxy" || mode == "--tiered", mode == "--tiered");
 }

@@ -9,14 +9,15 @@
 
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "store/test_server.h"
 
 namespace muster {
 
-StoreProcess::StoreProcess(const std::string& upstream) { start(upstream); }
+StoreProcess::StoreProcess(const Options& options) { start(options); }
 
-void StoreProcess::start(const std::string& upstream) {
+void StoreProcess::start(const Options& options) {
   int input[2], output[2];
   ASSERT_EQ(pipe2(input, O_CLOEXEC), 0);
   ASSERT_EQ(pipe2(output, O_CLOEXEC), 0);
@@ -27,13 +28,20 @@ void StoreProcess::start(const std::string& upstream) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
-  std::string words[] = {MUSTER_STORE_SERVE, "--alone", to_string(test_secret()), upstream};
-  char* const arguments[] = {words[0].data(), words[1].data(), words[2].data(), words[3].data(), nullptr};
-  const int failed = posix_spawn(&pid_, arguments[0], &actions, nullptr, arguments, environ);
+  std::string words[] = {MUSTER_STORE_SERVE,
+                         "--alone",
+                         to_string(test_secret()),
+                         options.upstream,
+                         std::to_string(std::chrono::ceil<std::chrono::milliseconds>(options.link_grace).count()),
+                         options.session ? to_hex(*options.session) : ""};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const int failed = posix_spawn(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) pid_ = -1;
   ASSERT_EQ(failed, 0) << words[0];
-  their_output.reset();  // so that its end is the end of what is read
+  their_output.reset();  // so that the reads below end if the server dies
   std::string text;
   char bytes[256];
   for (ssize_t n = 0; text.find('\n') == std::string::npos && (n = read(ours.get(), bytes, sizeof bytes)) > 0;) {
@@ -58,14 +66,14 @@ void StoreProcess::kill() {
   pid_ = -1;
 }
 
-void StoreProcess::stop() {
+void StoreProcess::stop() const {
   if (pid_ <= 0) return;
   ::kill(pid_, SIGSTOP);
   siginfo_t info{};
   waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT);
 }
 
-void StoreProcess::resume() {
+void StoreProcess::resume() const {
   if (pid_ > 0) ::kill(pid_, SIGCONT);
 }
 

@@ -2,19 +2,27 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 
 #include "muster/io/address.h"
 #include "muster/io/fd.h"
+#include "muster/store/session.h"
 
 namespace muster {
 
-/// A store server (the program store_serve) in a process of its own, with the secret of test_secret(). It ends with
-/// this object, or with the test.
+/// A store server (the program store_serve) in a process of its own, with the secret of test_secret(). The process ends
+/// with this object, or with the test.
 class StoreProcess {
  public:
-  /// With an upstream: a tiered proxy of it. Fails the test if it does not start.
-  explicit StoreProcess(const std::string& upstream = "");
+  struct Options {
+    std::string upstream{};  ///< set: a tiered proxy of it
+    Duration link_grace = 5s;
+    std::optional<SessionId> session{};
+  };
+  /// Fails the test if the server does not start.
+  explicit StoreProcess(const std::string& upstream = "") : StoreProcess(Options{upstream}) {}
+  explicit StoreProcess(const Options& options);
   ~StoreProcess() { kill(); }
   StoreProcess(const StoreProcess&) = delete;
   StoreProcess& operator=(const StoreProcess&) = delete;
@@ -23,21 +31,22 @@ class StoreProcess {
   const Address& torch_address() const { return torch_; }
   std::string url() const { return "tcp://" + address_.to_string(); }
   bool runs() const;
-  /// SIGKILL; returns when it is gone.
+  /// Sends SIGKILL, and returns when the process has ended.
   void kill();
-  /// SIGSTOP; returns when none of its threads runs. And SIGCONT.
-  void stop();
-  void resume();
+  /// Sends SIGSTOP, and returns when none of its threads runs.
+  void stop() const;
+  /// Sends SIGCONT.
+  void resume() const;
 
   size_t descriptors() const;
-  /// Of memory, resident.
+  /// Resident memory.
   size_t bytes() const;
 
  private:
-  void start(const std::string& upstream);
+  void start(const Options& options);
 
   pid_t pid_ = -1;
-  Fd input_;  // it ends with it
+  Fd input_;  // the server ends with it
   Address address_, torch_;
 };
 
