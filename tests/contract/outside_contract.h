@@ -8,7 +8,7 @@
 
 namespace muster {
 
-/// A server of somebody else's in which a store keeps what it is given, started for one test.
+/// A store in an external server, which is started for one test.
 struct OutsideServer {
   std::unique_ptr<ServerProcess> process;  ///< null where it is not installed
   std::string url;
@@ -32,7 +32,7 @@ class OutsideContract : public testing::TestWithParam<StartOutsideServer> {
   std::unique_ptr<Store> store_;
 };
 
-TEST_P(OutsideContract, SaysThatItsServerDiedAndComesBackWithIt) {
+TEST_P(OutsideContract, ReportsADeadServerAndReconnects) {
   std::atomic<int> waiting = 0;
   std::vector<std::thread> threads;
   const auto lost = [&](const auto& wait) {
@@ -43,7 +43,7 @@ TEST_P(OutsideContract, SaysThatItsServerDiedAndComesBackWithIt) {
       expect_error(wait(*mine), ErrorCode::kPeerLost, server_.host);
     });
   };
-  lost([](Store& s) { return s.get("nobody sets this", soon()); });
+  lost([](Store& s) { return s.get("never set", soon()); });
   lost([](Store& s) { return s.wait({"nor this"}, soon()); });
   lost([](Store& s) { return s.queue_pop("an empty queue", soon()); });
   lost([](Store& s) { return s.barrier("a lonely barrier", 2, soon()); });
@@ -58,13 +58,13 @@ TEST_P(OutsideContract, SaysThatItsServerDiedAndComesBackWithIt) {
   EXPECT_EQ(store_->get("k", soon()), to_bytes("again"));
 }
 
-TEST_P(OutsideContract, DoesNotHangWithAServerThatDoes) {
+TEST_P(OutsideContract, ReturnsAtTheDeadlineIfTheServerHangs) {
   server_.process->stop();
   expect_error(store_->set("k", {}, Deadline::after(20ms)), ErrorCode::kTimeout, "set(\"k\")");
   expect_error(open_store(server_.url, {}, Deadline::after(20ms)), ErrorCode::kTimeout, server_.host);
 }
 
-TEST_P(OutsideContract, LetsGoOfWhatADeadProcessClaimed) {
+TEST_P(OutsideContract, ReleasesTheLocksOfADeadProcess) {
   const pid_t pid = fork();
   if (pid == 0) {
     const auto mine = open_when_up(server_.url);
@@ -75,7 +75,7 @@ TEST_P(OutsideContract, LetsGoOfWhatADeadProcessClaimed) {
   EXPECT_OK(store_->wait({"claimed"}, soon()));
   EXPECT_EQ(store_->claims("", soon())->at("root"), to_bytes("child"));
   // Longer than it would live if its holder did not.
-  expect_error(store_->wait({"nobody sets this"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
+  expect_error(store_->wait({"never set"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
   expect_error(store_->claim("root", {}, 60s, soon()), ErrorCode::kAlreadyExists);
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);

@@ -131,7 +131,7 @@ TEST_P(StoreContract, AddsExactlyWhenManyAdd) {
   EXPECT_EQ(store_->add("sum", 0, soon()), 50 * 36);
 }
 
-TEST_P(StoreContract, RefusesToAddToWhatIsNoNumber) {
+TEST_P(StoreContract, RefusesToAddToANonNumber) {
   EXPECT_OK(store_->set("text", as_bytes("12 monkeys"), soon()));
   expect_error(store_->add("text", 1, soon()), ErrorCode::kInvalidArgument, "text");
   EXPECT_EQ(store_->get("text", soon()), to_bytes("12 monkeys"));
@@ -243,8 +243,8 @@ TEST_P(StoreContract, LetsThreadsShareOneHandle) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST_P(StoreContract, GivesUpAtTheDeadlineAndNamesTheKeys) {
-  expect_error(store_->get("nobody sets this", shortly()), ErrorCode::kTimeout, "nobody sets this");
+TEST_P(StoreContract, TimesOutAtTheDeadlineAndNamesTheKeys) {
+  expect_error(store_->get("never set", shortly()), ErrorCode::kTimeout, "never set");
   expect_error(store_->wait({"this neither", "nor that"}, shortly()), ErrorCode::kTimeout, "nor that");
   expect_error(store_->multi_get({"or this"}, shortly()), ErrorCode::kTimeout, "or this");
   expect_error(store_->queue_pop("an empty queue", shortly()), ErrorCode::kTimeout, "an empty queue");
@@ -253,7 +253,7 @@ TEST_P(StoreContract, GivesUpAtTheDeadlineAndNamesTheKeys) {
   EXPECT_EQ(store_->get("afterwards", soon()), to_bytes("it still works"));
 }
 
-TEST_P(StoreContract, HandsQueueItemsOutInOrder) {
+TEST_P(StoreContract, GivesOutQueueItemsInOrder) {
   EXPECT_EQ(store_->queue_length("q", soon()), 0);
   for (int i = 0; i < 10; ++i) EXPECT_OK(store_->queue_push("q", to_bytes(std::to_string(i)), soon()));
   EXPECT_EQ(store_->queue_length("q", soon()), 10);
@@ -263,7 +263,7 @@ TEST_P(StoreContract, HandsQueueItemsOutInOrder) {
   EXPECT_EQ(store_->check({"q"}, soon()), false);
 }
 
-TEST_P(StoreContract, HandsEachQueueItemToOneTaker) {
+TEST_P(StoreContract, GivesEachQueueItemToOneCaller) {
   std::atomic<int64_t> sum = 0;
   in_threads(6, [&](int i, Store& store) {
     for (int n = 1; n <= 20; ++n) {
@@ -280,7 +280,7 @@ TEST_P(StoreContract, HandsEachQueueItemToOneTaker) {
   EXPECT_EQ(store_->queue_length("jobs", soon()), 0);
 }
 
-TEST_P(StoreContract, LosesNoQueueItemToATakerThatGaveUp) {
+TEST_P(StoreContract, LosesNoQueueItemToATimedOutPop) {
   expect_error(store_->queue_pop("q", shortly()), ErrorCode::kTimeout);
   EXPECT_OK(store_->queue_push("q", as_bytes("kept"), soon()));
   EXPECT_EQ(store_->queue_pop("q", soon()), to_bytes("kept"));
@@ -299,16 +299,16 @@ TEST_P(StoreContract, ReusesABarrier) {
   EXPECT_OK(store_->barrier("alone", 1, soon()));
 }
 
-TEST_P(StoreContract, WithdrawsAnArrivalThatGaveUp) {
+TEST_P(StoreContract, WithdrawsATimedOutArrival) {
   expect_error(store_->barrier("b", 2, shortly()), ErrorCode::kTimeout);
   expect_error(store_->barrier("b", 2, shortly()), ErrorCode::kTimeout);
   in_threads(2, [](int, Store& store) { EXPECT_OK(store.barrier("b", 2, soon())); });
 }
 
-TEST_P(StoreContract, TellsWhoeverDisagreesAboutABarrier) {
+TEST_P(StoreContract, ReportsDifferentBarrierCounts) {
   expect_error(store_->barrier("b", 0, soon()), ErrorCode::kInvalidArgument, "count");
   in_threads(2, [](int i, Store& store) {
-    // One insists on 2. The other asks for 3 without waiting until it is told that somebody is there already.
+    // One caller waits with a count of 2. The other one tries 3 until it is told that a caller waits already.
     const auto retry = [&](int64_t count, const Deadline& deadline, ErrorCode code) {
       Result<> outcome = store.barrier("b", count, deadline);
       while (!outcome && outcome.error().code == code) {
@@ -331,7 +331,7 @@ TEST_P(StoreContract, ClonesSeeTheSameData) {
   EXPECT_EQ((*copy)->get("k", soon()), to_bytes("w"));
 }
 
-TEST_P(StoreContract, AnswersEvenWhenTheDeadlineHasPassedIfItNeedNotWait) {
+TEST_P(StoreContract, AnswersAfterTheDeadlineIfItNeedNotWait) {
   EXPECT_OK(store_->set("k", as_bytes("v"), soon()));
   // What is decided on the spot may still be answered; what has to wait must not hang.
   const auto value = store_->get("k", already());

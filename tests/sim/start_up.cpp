@@ -40,11 +40,11 @@ StartUp::StartUp(Options options, uint64_t seed)
 }
 
 Result<> StartUp::run() {
-  // Each worker has its steps, one per level of the tree among them, and a proxy its grace.
+  // The time for all steps of a worker, with one per level of the tree, and for the grace of a proxy's link.
   const TimePoint deadline = tiers_.time().now() + (options_.patience * (6 + levels()) + 2 * options_.tiers.grace);
   const auto alive = [this](const Worker& worker) { return !tiers_.crashed(worker.node); };
   while (true) {
-    // A crash takes its workers with it: they are not waited for.
+    // The workers of a crashed node are not waited for.
     for (int steps = 0; steps < 10'000 && ended_ < workers(); ++steps) tiers_.time().step();
     if (!broken_.empty()) return fail(ErrorCode::kMismatch, broken_);
     const bool over = std::all_of(workers_.begin(), workers_.end(),
@@ -138,20 +138,20 @@ void StartUp::advance(size_t index, const Reply& reply) {
     case Step::kGather:
       return gather(index, reply);
     case Step::kTable:
-      if (reply.values.at(0) != to_bytes(std::to_string(workers()))) return broke("the all-gather lost somebody");
+      if (reply.values.at(0) != to_bytes(std::to_string(workers()))) return broke("the all-gather lost a worker");
       worker.step = Step::kBarrier;
       ++at_barrier_;
       return ask(index, {StoreOperation::kBarrier, 0, {"ready"}, {}, workers()});
     case Step::kBarrier:
-      if (at_barrier_ < workers()) return broke("the barrier let somebody go before it was full");
+      if (at_barrier_ < workers()) return broke("the barrier released a worker before it was full");
       return end(worker, {});
     case Step::kDone:
       return;
   }
 }
 
-// A leader counts those below it: it waits for what its children wrote, and writes their sum. Whoever leads nothing
-// more goes on to read the table. The values are short: what is tested is who hears of whom.
+// A leader waits for the counts of its children and writes their sum. A worker that leads no further level goes on to
+// read the table. The values are short, because only the order of the messages is tested.
 void StartUp::gather(size_t index, const Reply& reply) {
   Worker& worker = workers_[index];
   if (leads(worker.rank, worker.level + 1) && worker.level < levels()) {

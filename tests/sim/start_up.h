@@ -8,9 +8,9 @@
 
 namespace muster {
 
-/// The start of a job over simulated tiers: every worker registers (a counter gives it its rank), publishes its
-/// address, reads those of log2(N) peers, takes part in an all-gather along a tree of keys, and passes a barrier.
-/// Whatever happens, each ends with success or a named error before its deadline.
+/// The start of a job over simulated proxies. Each worker registers (a counter gives it its rank), publishes its
+/// address, reads those of log2(N) peers, takes part in an all-gather along a tree of keys, and passes a barrier. Under
+/// all faults each worker ends with success or a named error before its deadline.
 class StartUp {
  public:
   struct Options {
@@ -22,7 +22,7 @@ class StartUp {
   StartUp(Options options, uint64_t seed);
 
   TierSim& tiers() { return tiers_; }
-  /// Until every worker has ended. kMismatch if the store broke its word, kTimeout if somebody hangs.
+  /// Runs until every worker has ended. kMismatch if the store gave a wrong answer, kTimeout if a worker hangs.
   Result<> run();
 
   int workers() const { return static_cast<int>(workers_.size()); }

@@ -44,7 +44,7 @@ void report(const char* what, uint64_t seed, StartUp& job) {
   }
 }
 
-// Runs a job for each seed. `harm` does to it what the test is about; everybody must succeed, or end with an error.
+// Runs a job for each seed. `harm` injects the test's faults. Every worker must succeed or end with an error.
 void run_jobs(const char* what, const StartUp::Options& options, bool all_succeed,
               const std::function<void(StartUp&)>& harm) {
   for (int round = 0; round < rounds_or(3); ++round) {
@@ -72,7 +72,7 @@ TEST(SimulatedStart, SucceedsThroughAMiddleTier) {
   run_jobs("middle tier", job(workers_or(2000), 32), true, [](StartUp&) {});
 }
 
-TEST(SimulatedStart, SucceedsThoughLinksAreCut) {
+TEST(SimulatedStart, SucceedsWhenLinksAreCut) {
   for (const int fanout : {0, 32}) {
     StartUp::Options options = job(workers_or(1000), fanout);
     options.tiers.cut = 0.02;

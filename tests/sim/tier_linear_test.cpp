@@ -1,5 +1,5 @@
-// Clients of simulated tiers, whose histories must be linearisable: what real servers show once in a long while, seeds
-// show in seconds. MUSTER_ROUNDS=100000 MUSTER_SEED=1 hunts, MUSTER_ROUNDS=1 MUSTER_SEED=n plays one run again.
+// Histories of clients of simulated proxies must be linearizable. Seeds find in seconds what real servers show rarely.
+// MUSTER_ROUNDS=100000 MUSTER_SEED=1 searches, MUSTER_ROUNDS=1 MUSTER_SEED=n repeats one run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,25 +15,26 @@ namespace {
 constexpr int kClients = 9;
 constexpr int kCalls = 60;
 
-// Clients on every node of the tiers, each with one call at a time. Waits are given up after a while; some clients die
-// as they ask, and another takes their place.
-class Crowd {
+// Clients on every node, each with one call at a time. Waits are cancelled after a timeout. Some clients die with a
+// call on its way, and a new client replaces them.
+class SimulatedClients {
  public:
-  Crowd(TierSim::Options options, uint64_t seed)
+  SimulatedClients(TierSim::Options options, uint64_t seed)
       : nodes_(options.nodes),
         tiers_(std::move(options), seed, [this](int, Reply reply) { on_reply(std::move(reply)); }) {
     for (int i = 0; i < kClients; ++i) {
-      members_.push_back({Whims(seed, i, true, /*wide=*/seed % 2 == 0), {}, static_cast<ClientId>(i), i % nodes_});
+      members_.push_back(
+          {RandomRequests(seed, i, true, /*wide=*/seed % 2 == 0), {}, static_cast<ClientId>(i), i % nodes_});
       tiers_.time().after(Duration(tiers_.random().below(2'000'000)), [this, i] { next(i); });
     }
   }
 
   TierSim& tiers() { return tiers_; }
 
-  /// The node is no more for a while. What its clients asked for may be done; others take their places elsewhere.
+  /// Ends the node for a while. Its clients' calls may have taken effect; new clients on other nodes replace them.
   void crash(int node) {
     if (tiers_.crashed(node)) return;
-    tiers_.crash(node, /*told=*/tiers_.random().chance(0.5));
+    tiers_.crash(node, /*reported=*/tiers_.random().chance(0.5));
     for (int i = 0; i < kClients; ++i) {
       if (members_[static_cast<size_t>(i)].node == node) leave(i);
     }
@@ -52,7 +53,7 @@ class Crowd {
 
  private:
   struct Member {
-    Whims whims;
+    RandomRequests requests;
     Call call;
     ClientId client;
     int node;
@@ -66,7 +67,7 @@ class Crowd {
       ++finished_;
       return;
     }
-    member.call = {index, member.whims.next(), tiers_.time().now()};
+    member.call = {index, member.requests.next(), tiers_.time().now()};
     Request& request = member.call.request;
     request.id = static_cast<RequestId>(member.calls);
     member.asks = true;
@@ -74,7 +75,7 @@ class Crowd {
     if (member.asks && tiers_.random().chance(0.02)) return die(index);
     if (!may_wait(request)) return;
     const int call = member.calls;
-    tiers_.time().after(member.whims.patience(), [this, index, call] {
+    tiers_.time().after(member.requests.patience(), [this, index, call] {
       Member& late = members_[static_cast<size_t>(index)];
       if (late.calls != call || !late.asks) return;
       tiers_.submit(late.node, late.client, {StoreOperation::kCancel, late.call.request.id});
@@ -87,7 +88,7 @@ class Crowd {
     leave(index);
   }
 
-  // Its client is no more; another takes its place, where there is a node.
+  // Replaces the client by a new one on a live node.
   void leave(int index) {
     Member& member = members_[static_cast<size_t>(index)];
     member.client += kClients;
@@ -103,11 +104,11 @@ class Crowd {
     Member& member = members_[static_cast<size_t>(index)];
     if (member.client != reply.client) return;  // its client is dead
     if (!member.asks || reply.id != member.call.request.id) {
-      broken_ = "a client got a reply that it did not ask for, or got it twice";
+      broken_ = "a client got an unexpected reply, or got one twice";
       return;
     }
     const auto failed = [&](ErrorCode code) { return !reply.status && reply.status.error().code == code; };
-    if (failed(ErrorCode::kPeerLost)) {  // its proxy is of no more use, and ends
+    if (failed(ErrorCode::kPeerLost)) {  // its proxy has lost the root, and ends
       tiers_.time().after(Duration{0}, [this, node = member.node] { crash(node); });
       return;
     }
@@ -142,7 +143,7 @@ struct Scene {
 
 class LinearTiers : public testing::TestWithParam<Scene> {};
 
-TEST_P(LinearTiers, ShowOneStore) {
+TEST_P(LinearTiers, KeepHistoriesLinearizable) {
   const Scene& scene = GetParam();
   TierSim::Options options;
   options.nodes = scene.nodes;
@@ -151,19 +152,19 @@ TEST_P(LinearTiers, ShowOneStore) {
   options.cut = scene.cut;
   for (int round = 0; round < rounds_or(40); ++round) {
     const uint64_t seed = seed_or(1) + static_cast<uint64_t>(round);
-    Crowd crowd(options, seed);
+    SimulatedClients clients(options, seed);
     Random random(seed);
     for (int i = 0; i < scene.partitions; ++i) {
       const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scene.nodes - 1)));
       const Duration how_long(random.below(12'000'000'000));
-      crowd.tiers().time().after(Duration(random.below(300'000'000)),
-                                 [&crowd, node, how_long] { crowd.tiers().partition(node, how_long); });
+      clients.tiers().time().after(Duration(random.below(300'000'000)),
+                                   [&clients, node, how_long] { clients.tiers().partition(node, how_long); });
     }
     for (int i = 0; i < scene.crashes; ++i) {
       const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scene.nodes - 1)));
-      crowd.tiers().time().after(Duration(random.below(300'000'000)), [&crowd, node] { crowd.crash(node); });
+      clients.tiers().time().after(Duration(random.below(300'000'000)), [&clients, node] { clients.crash(node); });
     }
-    const auto verdict = crowd.run();
+    const auto verdict = clients.run();
     ASSERT_TRUE(verdict.has_value()) << scene.name << ", seed " << seed << ": " << verdict.error().to_string();
   }
 }

@@ -69,7 +69,7 @@ TEST(EtcdStore, KeepsPrefixesApart) {
   EXPECT_EQ(open_when_up(server.url("/apart/"))->get("k", soon()), to_bytes("a"));
 }
 
-TEST(EtcdStore, NamesServersThatAreNotThere) {
+TEST(EtcdStore, NamesMissingServers) {
   const std::string a = "127.0.0.1:" + std::to_string(free_port()), b = "127.0.0.1:" + std::to_string(free_port());
   const auto store = open_store("etcd://" + a + "," + b, {}, soon());
   if (!store && store.error().code == ErrorCode::kUnsupported) GTEST_SKIP() << store.error().message;
@@ -97,7 +97,7 @@ struct TlsEtcd {
                     "https"};
 };
 
-TEST(EtcdStore, SpeaksTls) {
+TEST(EtcdStore, UsesTls) {
   const TlsEtcd etcd;
   NEEDS(etcd.server);
   const auto store = open_when_up(etcd.url(etcd.authority.ca_file(), etcd.ours));
@@ -112,7 +112,7 @@ TEST(EtcdStore, SpeaksTls) {
   waiter.join();
 }
 
-TEST(EtcdStore, SaysWhoseCertificateIsNotTrusted) {
+TEST(EtcdStore, ReportsUntrustedCertificates) {
   const TlsEtcd etcd;
   NEEDS(etcd.server);
   open_when_up(etcd.url(etcd.authority.ca_file(), etcd.ours));
@@ -128,7 +128,7 @@ TEST(EtcdStore, SaysWhoseCertificateIsNotTrusted) {
   expect_error(open_store(etcd.server.url(), {}, soon()), ErrorCode::kUnavailable, etcd.server.host());
 }
 
-TEST(EtcdStore, SaysWhatIsTooLargeForEtcd) {
+TEST(EtcdStore, ReportsRequestsThatAreTooLarge) {
   const auto& server = EtcdServer::shared();
   NEEDS(server);
   const auto store = open_when_up(server.url("/large"));

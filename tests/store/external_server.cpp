@@ -95,7 +95,7 @@ std::unique_ptr<Store> open_when_up(const std::string& url) {
       ADD_FAILURE() << store.error().to_string();
       return nullptr;
     }
-    // tidy: allow(sleep) another program starts, and tells nobody when it is up
+    // tidy: allow(sleep) another program starts and does not report when it is ready
     std::this_thread::sleep_for(10ms);
   }
 }

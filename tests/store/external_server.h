@@ -10,20 +10,20 @@
 
 namespace muster {
 
-/// A server of somebody else's that a test starts: in a folder of its own, ended with the test and by its own pid.
+/// A server that is not muster's, started by a test in a directory of its own. It ends with the test.
 class ServerProcess {
  public:
-  /// `words`: program and arguments; "{folder}" stands for the folder. Null where the program is not installed: the
-  /// test skips then, but fails where MUSTER_REQUIRE_STORES is set.
+  /// `words`: program and arguments; "{folder}" stands for the directory. Null if the program is not installed: then
+  /// the test is skipped, or fails if MUSTER_REQUIRE_STORES is set.
   static std::unique_ptr<ServerProcess> start(std::vector<std::string> words);
   ~ServerProcess();
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
-  /// Ends it with SIGKILL, and starts it again with what its folder holds.
+  /// Ends it with SIGKILL. And starts it again with the data of its directory.
   void kill();
   void restart();
-  /// It is there, and none of its threads runs any more; kill() ends it all the same.
+  /// Stops all its threads; kill() still ends it.
   void stop();
   const std::string& folder() const { return folder_; }
 

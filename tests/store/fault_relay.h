@@ -35,7 +35,7 @@ class FaultRelay {
   void retarget(Address target);
   /// Ends all connections there are, with what is on its direction. Thread-safe, as are the following.
   void cut_all();
-  /// Nothing moves and nobody is let in until it is called with false.
+  /// Stops all traffic and accepts no connection until it is called with false.
   void hold(bool held);
   uint64_t cuts() const { return cuts_; }
 

@@ -126,7 +126,7 @@ TEST(FileStore, SurvivesKilledWriters) {
   }
 }
 
-TEST(FileStore, SaysThatTheDiskIsFull) {
+TEST(FileStore, ReportsAFullDisk) {
   const auto store = file_store("/dev/full");
   if (!store) GTEST_SKIP() << store.error().to_string();
   expect_error((*store)->set("k", as_bytes("v"), soon()), ErrorCode::kResourceExhausted, "No space left");

@@ -120,14 +120,14 @@ class Search {
       found.push_back(i);
       if (calls_[i]->reply) end = std::min(end, calls_[i]->returned.ns);
     }
-    // Any order of trying is right; a good one finds an answer soon. What nobody was told of goes last.
+    // Any order of attempts is correct; a good one finds the result soon. Calls without a reply go last.
     const auto due = [&](size_t i) { return calls_[i]->reply ? calls_[i]->returned.ns : INT64_MAX; };
     std::stable_sort(found.begin(), found.end(), [&](size_t a, size_t b) { return due(a) < due(b); });
     return found;
   }
 
   bool place_one_of(std::vector<size_t>& candidates) {
-    // One that only looked, and saw what is there now, may as well come now: nothing is lost by trying no other.
+    // A read that fits the present state may come now: no other order can be better.
     for (const size_t index : candidates) {
       if (!only_looked(*calls_[index]) || !fits(index)) continue;
       candidates.clear();
@@ -215,7 +215,7 @@ class Search {
   std::vector<size_t> furthest_, stuck_;
 };
 
-// Keys that one call names belong together; a call that names none, or a prefix, joins them all.
+// The keys of one call belong together; a call without keys, or with a prefix, joins all of them.
 class Parts {
  public:
   explicit Parts(const History& history) {
@@ -259,9 +259,9 @@ class Parts {
   bool joined_ = false;
 };
 
-// Barriers of one key: every round is `count` callers whose calls have a moment in common. Whoever returns first was
-// let go at that moment at the latest, so a round is closed there, with those who return next; a caller whose return is
-// unknown may stay for ever and goes last.
+// Barriers of one key: each round has `count` callers whose calls overlap at one moment. The first caller that returns
+// was released by then, so its round ends there, together with the callers that return next. A caller whose return is
+// unknown may wait for ever and goes last.
 Result<> check_barrier(Part calls) {
   const auto end = [](const Call* call) { return call->reply ? call->returned.ns : INT64_MAX; };
   std::sort(calls.begin(), calls.end(), [&](const Call* a, const Call* b) { return end(a) < end(b); });
@@ -274,7 +274,7 @@ Result<> check_barrier(Part calls) {
     calls.erase(std::remove_if(calls.begin(), calls.end(), takes_part), calls.end());
     if (wanted > 0) {
       return fail(ErrorCode::kMismatch,
-                  fmt::format("a barrier was short of {} caller(s) when it let go {}", wanted, describe_call(first)));
+                  fmt::format("a barrier lacked {} caller(s) when it released {}", wanted, describe_call(first)));
     }
   }
   return {};

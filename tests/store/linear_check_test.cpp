@@ -42,7 +42,7 @@ TEST(LinearCheck, AcceptsOneClientAfterAnother) {
   EXPECT_OK(Story().verdict());
 }
 
-TEST(LinearCheck, AcceptsAnyOrderOfWhatOverlaps) {
+TEST(LinearCheck, AcceptsAnyOrderOfOverlappingCalls) {
   Story story;
   story.then(1, 0, 10, set("k", "a")).then(2, 0, 10, set("k", "b")).then(3, 1, 2, get("k"), saw("b"));
   EXPECT_OK(story.then(3, 3, 4, get("k"), saw("a")).verdict());
@@ -62,7 +62,7 @@ TEST(LinearCheck, RejectsAReadThatGoesBackInTime) {
   expect_error(story.verdict(), ErrorCode::kMismatch);
 }
 
-TEST(LinearCheck, RejectsAReadOfWhatNobodyWroteAndOneBeforeTheWrite) {
+TEST(LinearCheck, RejectsAReadOfAnUnwrittenValue) {
   expect_error(Story().then(1, 0, 1, set("k", "a")).then(2, 0, 1, get("k"), saw("b")).verdict(), ErrorCode::kMismatch);
   expect_error(Story().then(1, 2, 3, set("k", "a")).then(2, 0, 1, get("k"), saw("a")).verdict(), ErrorCode::kMismatch);
 }
@@ -79,7 +79,7 @@ TEST(LinearCheck, RejectsAnAddThatWasDoneTwice) {
   expect_error(story.verdict(), ErrorCode::kMismatch);
 }
 
-TEST(LinearCheck, LetsWhatWasLostHappenOnceOrNever) {
+TEST(LinearCheck, AcceptsALostCallOnceOrNever) {
   Story lost_add;
   lost_add.then(1, 0, 1, add("n", 1), number(1)).lost(2, 2, add("n", 10));
   EXPECT_OK(Story(lost_add).then(1, 3, 4, add("n", 1), number(2)).verdict());
@@ -90,13 +90,13 @@ TEST(LinearCheck, LetsWhatWasLostHappenOnceOrNever) {
                ErrorCode::kMismatch);
 }
 
-TEST(LinearCheck, DoesNotLetWhatWasLostHappenBeforeItWasAsked) {
+TEST(LinearCheck, RejectsAnEffectBeforeItsLostCall) {
   Story story;
   story.then(1, 0, 1, add("n", 1), number(11)).lost(2, 2, add("n", 10));
   expect_error(story.verdict(), ErrorCode::kMismatch);
 }
 
-TEST(LinearCheck, KnowsCompareSetAndDelete) {
+TEST(LinearCheck, ChecksCompareSetAndDelete) {
   const Request swap{StoreOperation::kCompareSet, 0, {"k"}, {to_bytes(""), to_bytes("mine")}};
   const Request remove{StoreOperation::kDelete, 0, {"k"}};
   EXPECT_OK(Story().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, remove, number(1)).verdict());
@@ -124,7 +124,7 @@ TEST(LinearCheck, RejectsAMultiGetThatSeesHalfAMultiSet) {
   expect_error(Story(story).then(2, 3, 4, read, values("1", "2")).verdict(), ErrorCode::kMismatch);
 }
 
-TEST(LinearCheck, CountsTheKeysOfAll) {
+TEST(LinearCheck, CountsTheKeysOfAllClients) {
   const Request count{StoreOperation::kNumKeys};
   Story story;
   story.then(1, 0, 1, set("a", "")).then(1, 2, 9, set("b", ""));
@@ -148,7 +148,7 @@ TEST(LinearCheck, RejectsAPopOutOfOrder) {
                ErrorCode::kMismatch);
 }
 
-TEST(LinearCheck, LetsALostPopTakeAnElement) {
+TEST(LinearCheck, AcceptsThatALostPopTookAnItem) {
   Story story;
   story.then(1, 0, 1, push("q", "x")).then(1, 2, 3, push("q", "y")).lost(2, 4, pop("q"));
   EXPECT_OK(Story(story).then(3, 6, 7, pop("q"), saw("y")).verdict());
@@ -157,7 +157,7 @@ TEST(LinearCheck, LetsALostPopTakeAnElement) {
 
 TEST(LinearCheck, RejectsABarrierThatIsNotFull) {
   EXPECT_OK(Story().then(1, 0, 5, barrier("b", 2)).then(2, 4, 6, barrier("b", 2)).verdict());
-  expect_error(Story().then(1, 0, 5, barrier("b", 2)).verdict(), ErrorCode::kMismatch, "short of 1");
+  expect_error(Story().then(1, 0, 5, barrier("b", 2)).verdict(), ErrorCode::kMismatch, "lacked 1");
   expect_error(Story().then(1, 0, 5, barrier("b", 2)).then(2, 6, 7, barrier("b", 2)).verdict(), ErrorCode::kMismatch);
   Story rounds;
   rounds.then(1, 0, 5, barrier("b", 2)).then(2, 4, 6, barrier("b", 2)).then(1, 6, 9, barrier("b", 2));
@@ -166,13 +166,13 @@ TEST(LinearCheck, RejectsABarrierThatIsNotFull) {
   EXPECT_OK(Story(rounds).then(2, 7, 8, barrier("b", 2)).verdict());
 }
 
-TEST(LinearCheck, SaysThatItGaveUp) {
+TEST(LinearCheck, ReportsThatItGaveUp) {
   History history;
   for (int i = 0; i < 12; ++i) {
     const Request append{StoreOperation::kAppend, 0, {"k"}, {to_bytes(std::to_string(i))}};
     history.push_back({i, append, {0}, {100}, Reply{}});
   }
-  history.push_back({99, get("k"), {101}, {102}, saw("nobody wrote this")});
+  history.push_back({99, get("k"), {101}, {102}, saw("never written")});
   expect_error(check_history(history, 1000), ErrorCode::kResourceExhausted);
 }
 
@@ -213,7 +213,7 @@ struct Generated {
   History history;
 };
 
-TEST(LinearCheck, AcceptsWhatTheModelItselfAnswered) {
+TEST(LinearCheck, AcceptsTheModelsOwnAnswers) {
   for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_OK(check_history(Generated(seed, 500).history));
 }
 

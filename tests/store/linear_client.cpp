@@ -27,7 +27,7 @@ class StoreClient : public RecordedClient {
     const ErrorCode code = reply.status.error().code;
     const bool lost = code == ErrorCode::kPeerLost;
     const bool barrier = request.operation == StoreOperation::kBarrier;
-    // Who has waited in vain for the server's last word does not know what became of what he asked for.
+    // Without the server's answer to its cancellation, a client does not know whether the request was carried out.
     const bool unheard = steady_clock().now() >= deadline.when() + kCancelGrace;
     const bool no_effect = certain_ && !unheard && (request.operation == StoreOperation::kQueuePop || barrier);
     if (code == ErrorCode::kTimeout && (no_effect || (!barrier && !changes(request.operation)))) {

@@ -36,7 +36,7 @@ class RecordedClient {
 std::unique_ptr<RecordedClient> recorded(std::unique_ptr<Store> store, bool certain);
 /// Speaks PyTorch's protocol; null if it cannot connect.
 std::unique_ptr<RecordedClient> recorded_torch(const Address& address);
-/// A process that dies while it asks: its request is sent, in muster's dialect, and its connection closed at once.
+/// A process that dies while it asks: its request is sent, in muster's protocol, and its connection closed at once.
 void die_asking(const std::string& url, ByteView secret, const Request& request);
 
 }  // namespace muster

@@ -9,9 +9,9 @@
 namespace muster {
 namespace {
 
-constexpr Duration kPatience = 60s;  // for what is answered at once unless the connection is gone
+constexpr Duration kPatience = 60s;  // for requests that need not wait
 
-// Makes one call and writes down what became of it. False if the client is of no more use.
+// Makes one call and records the result. False if the client is lost.
 bool record(RecordedClient& client, Call call, Duration patience, History& history) {
   call.request = client.adapt(std::move(call.request));
   const Deadline deadline = Deadline::after(may_wait(call.request) ? patience : kPatience);
@@ -24,23 +24,23 @@ bool record(RecordedClient& client, Call call, Duration patience, History& histo
 }
 
 void play(const LinearRun& run, int number, History& history) {
-  Whims whims(run.seed, number, run.barriers, run.wide);
+  RandomRequests requests(run.seed, number, run.barriers, run.wide);
   std::unique_ptr<RecordedClient> client;
   for (int i = 0; i < run.calls; ++i) {
     if (!client) client = run.open(number);
     if (!client) return;
-    Call call{number, whims.next()};
-    if (run.die && whims.random().chance(0.02)) {
+    Call call{number, requests.next()};
+    if (run.die && requests.random().chance(0.02)) {
       call.invoked = steady_clock().now();
       run.die(call.request);
       history.push_back(std::move(call));
-    } else if (!record(*client, std::move(call), whims.patience(), history)) {
+    } else if (!record(*client, std::move(call), requests.patience(), history)) {
       client.reset();
     }
   }
 }
 
-// Reads every key once more, and empties the queues: what is left tells whether calls of unknown end have happened.
+// Reads every key once more, and empties the queues. This shows whether calls without an answer took effect.
 void look_at_the_rest(const LinearRun& run, History& history) {
   const auto client = run.open(run.clients);
   if (!client) return;

@@ -12,19 +12,19 @@ struct LinearRun {
   uint64_t seed = 1;  ///< keys begin with it, so that several runs may share a server
   int clients = 8;
   int calls = 100;  ///< of each client
-  /// A client, new or in the place of one that was lost; null if there is no reaching the store.
+  /// Makes a client, also in place of a lost one; null if the store cannot be reached.
   std::function<std::unique_ptr<RecordedClient>(int client)> open;
-  /// Called for some requests: a client that asks for it and dies. May be empty.
+  /// Called for some requests: a client that sends the request and dies. May be empty.
   std::function<void(const Request&)> die;
   bool barriers = true;
-  bool wide = false;  ///< see Whims: the server must hold no keys of other runs
+  bool wide = false;  ///< see RandomRequests: the server must hold no keys of other runs
 };
 
-/// Clients in threads of their own ask at random for what the store can do, on few keys, so that they meet. At the end
-/// one more client, from `open(clients)`, looks at what is left.
+/// Clients in threads of their own send random requests for few keys, so that they compete. At the end one more client,
+/// from `open(clients)`, reads the final state.
 History run_clients(const LinearRun& run);
 
-/// From MUSTER_SEED, MUSTER_ROUNDS, or what is given.
+/// MUSTER_SEED and MUSTER_ROUNDS, or the given values.
 uint64_t seed_or(uint64_t usual);
 int rounds_or(int usual);
 

@@ -50,9 +50,9 @@ void expect_linearisable(const LinearRun& run) {
   if (!verdict) ADD_FAILURE() << "seed " << run.seed << ": " << verdict.error().to_string();
 }
 
-class LinearTower : public testing::TestWithParam<int> {};
+class LinearStores : public testing::TestWithParam<int> {};
 
-TEST_P(LinearTower, AnswersAsOneStoreWould) {
+TEST_P(LinearStores, KeepsHistoriesLinearizable) {
   const uint64_t seed = seed_or(1);
   for (int round = 0; round < rounds_or(2); ++round) {
     const Tower tower(GetParam());
@@ -62,21 +62,21 @@ TEST_P(LinearTower, AnswersAsOneStoreWould) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Proxies, LinearTower, testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Proxies, LinearStores, testing::Values(0, 1, 2));
 
-TEST(LinearFaults, ProxiesWhoseLinksBreakShowOneStore) {
+TEST(LinearFaults, BrokenProxyLinksKeepHistoriesLinearizable) {
   const uint64_t seed = seed_or(1);
   uint64_t cuts = 0;
   for (int round = 0; round < rounds_or(2); ++round) {
     const Tower tower(2, {.cut = 0.02, .split = 0.1, .delay = 0.1}, seed + round);
-    // Clients whose own connections hold are certain of what they are told: nothing is lost on the way.
+    // Clients whose own connections do not break lose no reply.
     expect_linearisable(run_on(tower, seed + round, true));
     for (const auto& relay : tower.relays) cuts += relay->cuts();
   }
   EXPECT_GT(cuts, 0U) << "nothing was tested";
 }
 
-TEST(LinearFaults, ClientsWhoseConnectionsBreakSeeOneStore) {
+TEST(LinearFaults, BrokenConnectionsKeepHistoriesLinearizable) {
   const Tower tower(1);
   const uint64_t seed = seed_or(1);
   uint64_t cuts = 0;

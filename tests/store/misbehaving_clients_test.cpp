@@ -1,5 +1,5 @@
-// Clients that do harm while others work: what the others get done, and in what order, must not change. And systems
-// that have run out of something: a full disk, no descriptor left.
+// Clients that misbehave while others work: the results and the order of the others must not change. And systems
+// without resources: a full disk, no descriptor left.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -25,10 +25,10 @@ Bytes said(Request request) {
   return *torch_request(request);
 }
 
-// Everything at once that a client can do wrong without being cut off for it at once.
-class Harm {
+// Does all at once that a client can do wrong without being closed at once.
+class BadClients {
  public:
-  explicit Harm(const TestServer& server) {
+  explicit BadClients(const TestServer& server) {
     const Bytes set = said({StoreOperation::kSet, 1, {"half"}, {Bytes(100, 1)}});
     const Bytes get = said({StoreOperation::kGet, 1, {"big"}});
     Bytes many;
@@ -52,7 +52,7 @@ class Harm {
   std::vector<RawClient> clients_;
 };
 
-TEST(Harm, HoldsUpNobodyElse) {
+TEST(MisbehavingClients, DelayNoOtherClient) {
   StoreServerOptions options;
   options.threads = 4;
   options.few_clients = 1;
@@ -61,7 +61,7 @@ TEST(Harm, HoldsUpNobodyElse) {
   const TestServer root("", options);
   const TestServer proxy(root.tcp_url(), options);
   EXPECT_OK(open_or_fail(root.tcp_url())->set("big", Bytes(1 << 16), soon()));
-  const Harm to_root(root), to_proxy(proxy);
+  const BadClients to_root(root), to_proxy(proxy);
   constexpr int kWorkers = 6, kRounds = 50;
   std::vector<std::thread> workers;
   for (int i = 0; i < kWorkers; ++i) {
@@ -82,7 +82,7 @@ TEST(Harm, HoldsUpNobodyElse) {
   EXPECT_EQ(open_or_fail(root.tcp_url())->check({"half"}, soon()), false) << "half a request has no effect";
 }
 
-TEST(Harm, ATorchClientThatDoesNotWaitForItsRepliesGetsThemInOrder) {
+TEST(MisbehavingClients, GetRepliesInOrderIfTheyPipelineRequests) {
   StoreServerOptions options;
   options.tiered = true;
   const TestServer root;
@@ -123,7 +123,7 @@ bool says(const Result<>& result, ErrorCode code, const std::string& words) {
   return as_expected;
 }
 
-TEST(OutOf, DiskAFileStoreSaysSoAndKeepsWhatItHas) {
+TEST(OutOf, DiskAFileStoreReportsItAndKeepsItsData) {
   std::string folder = testing::TempDir() + "/muster-full-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   const std::string path = folder + "/store";
@@ -141,7 +141,7 @@ TEST(OutOf, DiskAFileStoreSaysSoAndKeepsWhatItHas) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(OutOf, DescriptorsAClientAndAServerSaySo) {
+TEST(OutOf, DescriptorsClientAndServerReportIt) {
   const TestServer server;
   EXPECT_TRUE(in_child([&] {
     const int next = dup(0);

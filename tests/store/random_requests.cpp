@@ -19,14 +19,14 @@ bool may_wait(const Request& request) {
   }
 }
 
-Whims::Whims(uint64_t seed, int client, bool barriers, bool wide)
+RandomRequests::RandomRequests(uint64_t seed, int client, bool barriers, bool wide)
     : random_(seed * 1000003 + static_cast<uint64_t>(client)),
       prefix_(std::to_string(seed) + "/"),
       client_(client),
       barriers_(barriers),
       wide_(wide) {}
 
-Request Whims::next() {
+Request RandomRequests::next() {
   ++calls_;
   if (wide_ && random_.chance(0.05)) return about_all();
   const uint64_t kind = random_.below(barriers_ ? 20 : 19);
@@ -37,13 +37,13 @@ Request Whims::next() {
   return {StoreOperation::kBarrier, 0, {key("b", 1)}, {}, 2};
 }
 
-// Now and then everyone moves on to new keys: what is about leases and waiters happens while a key is young.
-Key Whims::key(const char* kind, uint64_t count) {
+// All clients move on to new keys from time to time: leases and waiters matter while a key is new.
+Key RandomRequests::key(const char* kind, uint64_t count) {
   return prefix_ + kind + std::to_string(random_.below(count)) + "." + std::to_string(calls_ / kCallsPerKey);
 }
-Bytes Whims::value() { return to_bytes(std::to_string(client_) + "." + std::to_string(serial_++)); }
+Bytes RandomRequests::value() { return to_bytes(std::to_string(client_) + "." + std::to_string(serial_++)); }
 
-Request Whims::about_value() {
+Request RandomRequests::about_value() {
   const Key mine = key("r", 2);
   switch (random_.below(8)) {
     case 0:
@@ -62,14 +62,14 @@ Request Whims::about_value() {
   }
 }
 
-Request Whims::about_counter() {
+Request RandomRequests::about_counter() {
   const Key mine = key("n", 1);
   if (random_.chance(0.2)) return {StoreOperation::kGet, 0, {mine}};
   if (random_.chance(0.1)) return {StoreOperation::kDelete, 0, {mine}};
   return {StoreOperation::kAdd, 0, {mine}, {}, static_cast<int64_t>(random_.between(1, 1000))};
 }
 
-Request Whims::about_queue() {
+Request RandomRequests::about_queue() {
   const Key mine = key("q", 1);
   switch (random_.below(6)) {
     case 0:
@@ -84,7 +84,7 @@ Request Whims::about_queue() {
   }
 }
 
-Request Whims::about_several() {
+Request RandomRequests::about_several() {
   const std::vector<Key> both{key("m", 1), key("o", 1)};
   switch (random_.below(5)) {
     case 0:
@@ -98,7 +98,7 @@ Request Whims::about_several() {
   }
 }
 
-Request Whims::about_all() {
+Request RandomRequests::about_all() {
   if (random_.chance(0.3)) return {StoreOperation::kNumKeys};
   if (random_.chance(0.3)) return {StoreOperation::kNumKeys, 0, {prefix_ + "r"}};
   return {StoreOperation::kListKeys, 0, {prefix_ + (random_.chance(0.5) ? "" : "m")}};

@@ -8,15 +8,15 @@
 
 namespace muster {
 
-/// What one client of a history asks for, at random but from a seed: all operations that concern single keys, on few
-/// keys, so that clients meet. Keys begin with the seed, a slash, and q if they are queues', b if barriers'.
-class Whims {
+/// The requests of one client of a history, random from a seed: all operations on single keys, with few keys, so that
+/// clients compete. Keys begin with the seed and a slash, then q for queues and b for barriers.
+class RandomRequests {
  public:
-  /// `wide`: now and then it counts or lists all keys, too. That joins a history's keys, which is then hard to check.
-  Whims(uint64_t seed, int client, bool barriers, bool wide = false);
+  /// `wide`: sometimes counts or lists all keys too. A history with such requests is expensive to check.
+  RandomRequests(uint64_t seed, int client, bool barriers, bool wide = false);
 
   Request next();
-  /// How long it waits for what may not come.
+  /// The timeout of a wait that may never end.
   Duration patience() { return Duration(random_.below(8'000'000)); }
   Random& random() { return random_; }
 
@@ -38,7 +38,7 @@ class Whims {
   Bytes last_;
 };
 
-/// Whether the request waits for something that another client does.
+/// True if the request may wait for another client.
 bool may_wait(const Request& request);
 
 }  // namespace muster

@@ -78,9 +78,9 @@ TEST(RedisStore, KeepsDatabasesAndPrefixesApart) {
   EXPECT_EQ(same->get("k", soon()), to_bytes("a"));
 }
 
-TEST(RedisStore, NamesAServerThatIsNotThere) {
-  const std::string nobody = "127.0.0.1:" + std::to_string(free_port());
-  expect_error(open_store("redis://" + nobody, {}, soon()), ErrorCode::kUnavailable, nobody);
+TEST(RedisStore, NamesAMissingServer) {
+  const std::string unused = "127.0.0.1:" + std::to_string(free_port());
+  expect_error(open_store("redis://" + unused, {}, soon()), ErrorCode::kUnavailable, unused);
 }
 
 TEST(RedisStore, NeedsThePasswordThatTheServerDemands) {
@@ -93,7 +93,7 @@ TEST(RedisStore, NeedsThePasswordThatTheServerDemands) {
   expect_error(open_store("redis://:wrong" + host, {}, soon()), ErrorCode::kAuthentication, "WRONGPASS");
 }
 
-TEST(RedisStore, SaysThatTheServerIsFull) {
+TEST(RedisStore, ReportsAFullServer) {
   RedisServer server({"--maxmemory", "1mb", "--maxmemory-policy", "noeviction"});
   NEEDS(server);
   const auto store = open_when_up(server.url(""));

@@ -108,7 +108,7 @@ TEST_F(Threads, LoseNoCancellation) {
   while (server_.server->stat().waiters > 0) std::this_thread::yield();
 }
 
-TEST_F(Threads, ForgetACrowdThatLeavesAtOnce) {
+TEST_F(Threads, ForgetManyClientsThatLeaveAtOnce) {
   constexpr int kCrowd = 300;
   std::vector<RawClient> crowd;
   for (int i = 0; i < kCrowd; ++i) {
@@ -150,7 +150,7 @@ TEST_F(Threads, KeepTheKeysOfEachListenerApart) {
   expect_error(server_.server->add_torch_listener(*second, ""), ErrorCode::kUnavailable, second->to_string());
 }
 
-TEST_F(Threads, TellWhatTheyDid) {
+TEST_F(Threads, ReportWhatTheyDid) {
   const auto store = open_or_fail(server_.tcp_url());
   EXPECT_OK(store->set("k", Bytes(1000), soon()));
   EXPECT_OK(store->set("l", {}, soon()));
@@ -214,7 +214,7 @@ class PoorServer {
   uint16_t ports_[2] = {};
 };
 
-TEST(FewDescriptors, RefusesNewcomersAndServesTheOthers) {
+TEST(FewDescriptors, RefusesNewClientsAndServesTheOthers) {
   const PoorServer server;
   std::vector<RawClient> clients;
   const Bytes hello = *from_hex("00cef7853c0d01000000");
@@ -229,13 +229,13 @@ TEST(FewDescriptors, RefusesNewcomersAndServesTheOthers) {
   }
   EXPECT_TRUE(refused);
   ASSERT_GT(clients.size(), 3U);
-  auto newcomer = open_store(server.url(), test_secret(), Deadline::after(300ms));
+  auto late = open_store(server.url(), test_secret(), Deadline::after(300ms));
   // A server that was busy for that long has given no reason.
-  for (const Deadline deadline = test_deadline(); !newcomer && !deadline.passed();) {
-    if (newcomer.error().message.find("descriptor") != std::string::npos) break;
-    newcomer = open_store(server.url(), test_secret(), Deadline::after(300ms));
+  for (const Deadline deadline = test_deadline(); !late && !deadline.passed();) {
+    if (late.error().message.find("descriptor") != std::string::npos) break;
+    late = open_store(server.url(), test_secret(), Deadline::after(300ms));
   }
-  expect_error(newcomer, ErrorCode::kTimeout, "descriptor");
+  expect_error(late, ErrorCode::kTimeout, "descriptor");
   clients.front().send_hex("0402000000000000002f6e0500000000000000");
   EXPECT_EQ(clients.front().receive(8), (Bytes{5, 0, 0, 0, 0, 0, 0, 0}));
   clients.erase(clients.begin() + 3, clients.end());

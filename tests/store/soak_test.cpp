@@ -1,6 +1,6 @@
-// Clients of a root and of two tiers of proxies add, while connections are cut, links stall, processes are stopped and
-// killed, the root with all that it held among them. Every add that was acknowledged is counted exactly once. Short as
-// it is; as long as MUSTER_SOAK_SECONDS says.
+// Clients of a root and of two tiers of proxies add to counters, while connections are cut, links stall, and processes
+// are stopped and killed, also the root. Every acknowledged add is counted exactly once. MUSTER_SOAK_SECONDS makes the
+// test longer.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -27,13 +27,13 @@ TimePoint now() { return steady_clock().now(); }
 constexpr size_t kTiers = 3;  // the root, a proxy of it, and one of that
 constexpr int kClientsPerTier = 2;
 
-/// What is known of a counter: adds of one that were acknowledged, and adds of which nobody knows.
+/// The adds to a counter: the acknowledged ones, and those without an answer.
 struct Tally {
   int64_t acknowledged = 0, unknown = 0;
 };
 
-/// Servers in processes of their own. Each is reached through relays: by the tier below over a bad one, by clients over
-/// a good one.
+/// Servers in processes of their own, behind relays: the tier below connects through a bad relay, clients through a
+/// good one.
 class Tiers {
  public:
   explicit Tiers(uint64_t seed) {
@@ -54,7 +54,7 @@ class Tiers {
     return all;
   }
 
-  /// Kills the tier. What is below it has lost its session, and is started anew with it.
+  /// Kills the tier. The tiers below have lost their sessions and are restarted too.
   void restart(size_t tier) {
     processes_[tier]->kill();
     start_from(tier);
@@ -73,8 +73,8 @@ class Tiers {
   std::array<std::unique_ptr<StoreProcess>, kTiers> processes_;
 };
 
-/// Client threads that add until they are told to stop, and what they know of their counters. A client whose store is
-/// lost opens it again and takes a counter of its own that is new, so each holds at most one add that nobody knows of.
+/// Client threads that add until they are stopped, and the tallies of their counters. A client whose store is lost
+/// opens it again and uses a new counter, so each counter has at most one add without an answer.
 class Clients {
  public:
   explicit Clients(const Tiers& tiers) {

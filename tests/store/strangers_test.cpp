@@ -27,7 +27,7 @@ uint64_t announced_seed() {
   return seed;
 }
 
-TEST(Strangers, HoldUpNoMemberOfAStore) {
+TEST(UnauthenticatedPeers, DelayNoMemberOfAStore) {
   raise_descriptor_limit();
   StoreProcess root;
   StoreProcess proxy(root.url());
@@ -63,7 +63,7 @@ TEST(Strangers, HoldUpNoMemberOfAStore) {
               strangers.figures().c_str());
 }
 
-TEST(Strangers, HoldUpNoLink) {
+TEST(UnauthenticatedPeers, DelayNoLink) {
   raise_descriptor_limit();
   const auto loop = std::move(*Loop::create());
   const auto self = [](Rank rank) {

@@ -8,7 +8,7 @@
 namespace muster {
 namespace {
 
-// A store that answers as it is told, and says how often it was asked.
+// A store with scripted answers, which counts the requests.
 class FakeStore {
  public:
   RenewedTtlLock::Store store() {
@@ -44,7 +44,7 @@ bool comes_to_be_lost(const TtlLock& claim) {
   return !claim.held();
 }
 
-TEST(RenewedTtlLock, RenewsItselfUntilItIsGivenUp) {
+TEST(RenewedTtlLock, RenewsItselfUntilItIsReleased) {
   FakeStore fake;
   {
     const RenewedTtlLock claim(fake.store(), steady_clock().now(), 30s);
@@ -56,7 +56,7 @@ TEST(RenewedTtlLock, RenewsItselfUntilItIsGivenUp) {
   fake.wait_for_renewals(3);
 }
 
-TEST(RenewedTtlLock, IsLostWhenTheStoreSaysSo) {
+TEST(RenewedTtlLock, IsLostWhenTheStoreReportsIt) {
   FakeStore fake;
   fake.answer(false);
   {
@@ -66,14 +66,14 @@ TEST(RenewedTtlLock, IsLostWhenTheStoreSaysSo) {
   EXPECT_EQ(fake.released, 0) << "it is another's by now";
 }
 
-TEST(RenewedTtlLock, IsLostWhenTheStoreIsSilentForItsTimeToLive) {
+TEST(RenewedTtlLock, IsLostAfterItsTimeToLiveWithoutAnswer) {
   FakeStore fake;
   fake.answer(fail(ErrorCode::kPeerLost, "gone"));
   const RenewedTtlLock claim(fake.store(), steady_clock().now(), 300ms);
   EXPECT_TRUE(comes_to_be_lost(claim));
 }
 
-TEST(RenewedTtlLock, AsksAgainSoonWhereTheStoreDidNotSay) {
+TEST(RenewedTtlLock, RetriesSoonAfterAnError) {
   FakeStore fake;
   fake.answer(fail(ErrorCode::kTimeout, "busy"));
   const RenewedTtlLock claim(fake.store(), steady_clock().now(), 9s);
@@ -84,7 +84,7 @@ TEST(RenewedTtlLock, AsksAgainSoonWhereTheStoreDidNotSay) {
   EXPECT_TRUE(claim.held());
 }
 
-TEST(RenewedTtlLock, CountsItsTimeFromWhenItWasAskedFor) {
+TEST(RenewedTtlLock, LivesFromTheTimeOfTheRequest) {
   FakeStore fake;
   const RenewedTtlLock late(fake.store(), TimePoint{steady_clock().now().ns - Duration(10s).count()}, 5s);
   EXPECT_FALSE(late.held());

@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-TEST(Url, HasItsParts) {
+TEST(Url, SplitsIntoItsParts) {
   auto url = Url::parse("redis://me:se%40cret@a.example:1,[::1],c/one/two%2F?x=1&y=&z", 6379);
   ASSERT_TRUE(url.has_value()) << url.error().to_string();
   EXPECT_EQ(url->scheme, "redis");
@@ -35,7 +35,7 @@ TEST(Url, NeedsNoLoginAndNoPath) {
   EXPECT_TRUE(Url::parse("redis+unix:///run/redis.sock", 0)->hosts.empty());
 }
 
-TEST(Url, RefusesNonsenseAndHidesThePassword) {
+TEST(Url, RefusesInvalidUrlsAndHidesThePassword) {
   for (const char* text : {"redis", "redis://host:99999", "redis://:p@,", "redis://a/%4", "redis://a/%zz"}) {
     expect_error(Url::parse(text, 1), ErrorCode::kInvalidArgument, "URL");
   }
@@ -47,7 +47,7 @@ TEST(Url, RefusesNonsenseAndHidesThePassword) {
   EXPECT_EQ(without_password("memory:"), "memory:");
 }
 
-TEST(OpenStore, SaysWhichUrlsThereAre) {
+TEST(OpenStore, ListsTheKnownUrls) {
   const Deadline soon = Deadline::after(60s);
   expect_error(open_store("gopher://me:hidden@host", {}, soon), ErrorCode::kInvalidArgument, "redis://host:port");
   expect_error(open_store("redis://a,b", {}, soon), ErrorCode::kInvalidArgument, "one host");
