@@ -29,15 +29,15 @@ class Answering {
 
   Bytes answer(const Step& step) {
     Bytes out;
-    dialect_->feed(step.request);
-    for (auto request = dialect_->next(out); request && *request; request = dialect_->next(out)) {
-      for (const Reply& reply : state_.apply(std::move(**request), 1)) EXPECT_TRUE(dialect_->encode(reply, out));
+    protocol_->feed(step.request);
+    for (auto request = protocol_->next(out); request && *request; request = protocol_->next(out)) {
+      for (const Reply& reply : state_.apply(std::move(**request), 1)) EXPECT_TRUE(protocol_->encode(reply, out));
     }
     return out;
   }
 
  private:
-  std::unique_ptr<Protocol> dialect_ = torch_dialect();
+  std::unique_ptr<Protocol> protocol_ = torch_protocol();
   StoreState state_;
 };
 

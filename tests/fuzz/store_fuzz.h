@@ -7,8 +7,8 @@
 
 namespace muster {
 
-/// Plays a hostile client against a dialect and a store: the first byte says how the rest is cut into reads.
-inline void play_client(Protocol& dialect, ByteView input) {
+/// Plays a hostile client against a protocol and a store: the first byte says how the rest is cut into reads.
+inline void play_client(Protocol& protocol, ByteView input) {
   if (input.empty()) return;
   const size_t chunk = size_t{1} + input[0];
   input = input.subspan(1);
@@ -17,15 +17,15 @@ inline void play_client(Protocol& dialect, ByteView input) {
   constexpr ClientId kClient = 1;
   while (!input.empty()) {
     const size_t size = std::min(chunk, input.size());
-    dialect.feed(input.first(size));
+    protocol.feed(input.first(size));
     input = input.subspan(size);
     while (true) {
-      auto request = dialect.next(out);
+      auto request = protocol.next(out);
       if (!request) return;  // cut off
       if (!*request) break;
       for (const Reply& reply : state.apply(std::move(**request), kClient)) {
         if (reply.client != kClient) std::abort();
-        if (!dialect.encode(reply, out)) return;
+        if (!protocol.encode(reply, out)) return;
       }
     }
     out.clear();

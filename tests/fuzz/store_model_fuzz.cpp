@@ -1,4 +1,4 @@
-// Random requests of several clients, as bytes of both dialects, to a store of one shard and to one of four; every
+// Random requests of several clients, as bytes of both protocols, to a store of one shard and to one of four; every
 // answer and every release is compared with a plain model that keeps those who wait in a list. Four bytes of input make
 // one request: who, what, which keys, which value.
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Asked {
   ClientId client;
 };
 
-// What the store must answer, found by looking through everybody who waits.
+// The expected answers, found by a search through all waiters.
 class PlainStore {
  public:
   Replies apply(const Request& request, ClientId client) {
@@ -119,10 +119,10 @@ bool same(Replies a, Replies b, const Request& request) {
 }
 
 struct Client {
-  explicit Client(bool torch) : dialect(torch ? torch_dialect() : muster_dialect()), torch(torch) {
-    if (torch) dialect->feed(torch_hello());
+  explicit Client(bool torch) : protocol(torch ? torch_protocol() : muster_protocol()), torch(torch) {
+    if (torch) protocol->feed(torch_hello());
   }
-  std::unique_ptr<Protocol> dialect;
+  std::unique_ptr<Protocol> protocol;
   bool torch;
   RequestId last_id = 0;
 };
@@ -140,17 +140,17 @@ class Players {
       Client& client = clients_[number];
       if (client.torch &&
           (request.operation == StoreOperation::kStat || request.operation == StoreOperation::kCancel)) {
-        client.dialect->feed(Bytes{kTorchCancelWait});
+        client.protocol->feed(Bytes{kTorchCancelWait});
       } else if (client.torch) {
-        if (const auto bytes = torch_request(request)) client.dialect->feed(*bytes);
+        if (const auto bytes = torch_request(request)) client.protocol->feed(*bytes);
       } else {
         if (request.operation != StoreOperation::kCancel) request.id = ++client.last_id;
-        client.dialect->feed(*encode_request(request));
+        client.protocol->feed(*encode_request(request));
       }
       listen(client, number);
     }
     for (ClientId number = 0; number < 4; ++number) leave(number);
-    MUSTER_CHECK(single_.waiters() == 0 && sharded_.waiters() == 0, "somebody waits who is gone");
+    MUSTER_CHECK(single_.waiters() == 0 && sharded_.waiters() == 0, "a request of a removed client still waits");
   }
 
  private:
@@ -209,7 +209,7 @@ class Players {
   void listen(Client& client, ClientId number) {
     Bytes out;
     while (true) {
-      auto request = client.dialect->next(out);
+      auto request = client.protocol->next(out);
       MUSTER_CHECK(request.has_value(), "a right request was refused");
       if (!*request) return;
       const Replies expected = plain_.apply(**request, number);
@@ -220,7 +220,7 @@ class Players {
       for (const Reply& reply : answers) {
         Client& to = clients_[reply.client];
         // The protocol of torch has no errors: such a client is cut off, and another comes.
-        if (!to.dialect->encode(reply, out)) leave(reply.client);
+        if (!to.protocol->encode(reply, out)) leave(reply.client);
       }
     }
   }

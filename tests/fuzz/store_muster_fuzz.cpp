@@ -25,6 +25,6 @@ void read_as_message(ByteView input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   muster::read_as_message({data, size});
-  muster::play_client(*muster::muster_dialect(), {data, size});
+  muster::play_client(*muster::muster_protocol(), {data, size});
   return 0;
 }

@@ -1,5 +1,5 @@
-// What comes over a link between tiers, read by either end: the first byte says how the rest is cut into reads. However
-// it is cut, the server hears the same requests and the same end, and the proxy lives.
+// The bytes of a proxy's link, read by either end. The first byte says how the rest is cut into reads. However it is
+// cut, the server reads the same requests and the same end, and the proxy keeps running.
 #include <algorithm>
 
 #include "muster/base/check.h"
@@ -12,10 +12,10 @@ namespace {
 
 constexpr TimePoint kNow{1'000'000'000};
 
-struct Heard {
+struct Outcome {
   Bytes requests;  // encoded again
   bool ended = false;
-  friend bool operator==(const Heard&, const Heard&) = default;
+  friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
 template <class Each>
@@ -25,26 +25,26 @@ void in_pieces(ByteView stream, size_t piece, Each each) {
   }
 }
 
-Heard serve(ByteView stream, size_t piece) {
-  ServerSession host;
-  host.link_up(kNow);
-  Heard heard;
+Outcome serve(ByteView stream, size_t piece) {
+  ServerSession session(steady_clock());
+  session.link_up();
+  Outcome outcome;
   in_pieces(stream, piece, [&](ByteView bytes) {
-    const auto input = host.receive(bytes, kNow);
-    heard.ended = !input || input->closed;
+    const auto input = session.receive(bytes);
+    outcome.ended = !input || input->closed;
     if (!input) return false;
     for (const Request& request : input->requests) {
       const Bytes again = *encode_request(request);
-      heard.requests.insert(heard.requests.end(), again.begin(), again.end());
+      outcome.requests.insert(outcome.requests.end(), again.begin(), again.end());
     }
     Bytes out;
-    host.write(out, 1s);
-    return !heard.ended;
+    session.write(out);
+    return !outcome.ended;
   });
-  return heard;
+  return outcome;
 }
 
-void be_answered(ByteView stream, size_t piece) {
+void play_proxy(ByteView stream, size_t piece) {
   ProxyLink link({{true}, "fuzz"}, SessionId{});
   link.begin(kNow);
   for (const StoreOperation operation :
@@ -70,10 +70,10 @@ void be_answered(ByteView stream, size_t piece) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const muster::ByteView stream(data + 1, size - 1);
-  const muster::Heard whole = muster::serve(stream, stream.size());
-  const muster::Heard cut = muster::serve(stream, size_t{1} + data[0]);
+  const muster::Outcome whole = muster::serve(stream, stream.size());
+  const muster::Outcome cut = muster::serve(stream, size_t{1} + data[0]);
   MUSTER_CHECK(whole.ended == cut.ended, "the end depends on how the bytes were cut");
   MUSTER_CHECK(whole.ended || whole.requests == cut.requests, "requests depend on how they were cut");
-  muster::be_answered(stream, size_t{1} + data[0]);
+  muster::play_proxy(stream, size_t{1} + data[0]);
   return 0;
 }

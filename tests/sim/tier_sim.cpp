@@ -8,29 +8,28 @@
 
 namespace muster {
 
-// A proxy with its link to the parent, and what the parent keeps of it; or the root.
+// The root; or a proxy, its link, and the parent's end of its session.
 struct TierSim::Node {
-  int number = 0;     // its place
-  size_t serial = 0;  // among all that ever were
+  int number = 0;
+  size_t serial = 0;  // never used again, unlike the number
   Duration clock_error{};
   bool crashed = false;
-  bool touched = false;  // a flush is due
+  bool flush_scheduled = false;
   TimePoint wakes{INT64_MAX};
   std::unique_ptr<StoreState> state;  // the root's
   std::unique_ptr<ProxyLink> up;      // a proxy's
   std::vector<int> children;
 
-  // The link to the parent. What was sent on an earlier one falls to the ground.
+  // The link to the parent. Packets of earlier links are dropped.
   uint64_t link = 0;
   bool linked = false;
   TimePoint last_arrival[2];
   TimePoint partitioned_until;
   TimePoint unlinked_since;
 
-  // The parent's end of this child's session.
-  std::optional<ServerSession> host;
-  bool revoked = false;    // its leases, since it was heard last
-  bool has_input = false;  // the host may have something to send
+  std::optional<ServerSession> session;  // the parent's end
+  bool write_due = false;                // the parent's end may have something to send
+  size_t proxies = 0;                    // children with a session
 };
 
 namespace {
@@ -45,39 +44,39 @@ SessionId session_id(size_t serial) {
 
 TierSim::TierSim(Options options, uint64_t seed, std::function<void(int, Reply)> deliver)
     : options_(std::move(options)), random_(seed), deliver_(std::move(deliver)) {
-  places_.resize(static_cast<size_t>(options_.nodes));
+  current_.resize(static_cast<size_t>(options_.nodes));
   for (int i = 0; i < options_.nodes; ++i) {
-    settle(i);
+    add_node(i);
     if (i > 0) parent_of(at(i)).children.push_back(i);
   }
-  for (Node* node : places_) {
+  for (Node* node : current_) {
     if (node->up) time_.after(Duration(random_.below(1'000'000)), [this, node] { dial(*node); });
   }
-  time_.after(1s, [this] { look_for_the_silent(); });
+  time_.after(1s, [this] { check_sessions(); });
 }
 
-TierSim::Node& TierSim::settle(int place) {
+TierSim::Node& TierSim::add_node(int number) {
   Node& node = *nodes_.emplace_back(std::make_unique<Node>());
-  node.number = place;
+  node.number = number;
   node.serial = nodes_.size() - 1;
   node.clock_error = Duration(static_cast<int64_t>(random_.below(uint64_t{1} << 44)));
-  if (place == 0) node.state = std::make_unique<StoreState>();
-  if (place > 0) {
+  if (number == 0) node.state = std::make_unique<StoreState>();
+  if (number > 0) {
     node.up = std::make_unique<ProxyLink>(ProxyLink::Options{options_.proxy, "the root"}, session_id(node.serial));
   }
-  places_[static_cast<size_t>(place)] = &node;
+  current_[static_cast<size_t>(number)] = &node;
   return node;
 }
 
 TierSim::~TierSim() = default;
 
 TimePoint TierSim::local_time(const Node& node) const { return time_.now() + node.clock_error; }
-ClientId TierSim::session_of(const Node& node) { return kFirstSession + static_cast<ClientId>(node.serial); }
+ClientId TierSim::session_client(const Node& node) { return kFirstSession + static_cast<ClientId>(node.serial); }
 TierSim::Node& TierSim::parent_of(const Node& node) {
   return at(muster::parent_of(node.number, options_.nodes, options_.fanout));
 }
-bool TierSim::crashed(int node) const { return places_[static_cast<size_t>(node)]->crashed; }
-size_t TierSim::root_waiters() const { return places_[0]->state->waiters(); }
+bool TierSim::crashed(int node) const { return current_[static_cast<size_t>(node)]->crashed; }
+size_t TierSim::root_waiters() const { return current_[0]->state->waiters(); }
 
 void TierSim::submit(int node, ClientId client, Request request) {
   Node& asked = at(node);
@@ -88,11 +87,11 @@ void TierSim::drop(int node, ClientId client) {
   Node& asked = at(node);
   if (asked.crashed) return;
   if (asked.up) {
-    asked.up->drop(client, local_time(asked));
+    asked.up->drop(client);
   } else {
     asked.state->drop(client);
   }
-  touch(asked);
+  schedule_flush(asked);
 }
 
 void TierSim::ask(Node& node, ClientId client, Request request) {
@@ -101,7 +100,7 @@ void TierSim::ask(Node& node, ClientId client, Request request) {
   } else {
     handle_replies(node, node.state->apply(std::move(request), client));
   }
-  touch(node);
+  schedule_flush(node);
 }
 
 void TierSim::handle_replies(Node& node, Replies replies) {
@@ -111,23 +110,23 @@ void TierSim::handle_replies(Node& node, Replies replies) {
       continue;
     }
     Node& child = *nodes_[reply.client - kFirstSession];
-    if (!child.host) continue;
-    if (node.up) child.host->end_grants(node.up->grants_ended());
-    child.host->reply(reply);
-    child.has_input = true;
-    touch(node);
+    if (!child.session) continue;
+    if (node.up) child.session->end_grants(node.up->grants_ended());
+    child.session->reply(reply);
+    child.write_due = true;
+    schedule_flush(node);
   }
 }
 
 // ---- a node's turns
 
-void TierSim::touch(Node& node) {
-  if (std::exchange(node.touched, true)) return;
+void TierSim::schedule_flush(Node& node) {
+  if (std::exchange(node.flush_scheduled, true)) return;
   time_.after(Duration{0}, [this, &node] { flush(node); });
 }
 
 void TierSim::flush(Node& node) {
-  node.touched = false;
+  node.flush_scheduled = false;
   if (node.crashed) return;
   if (node.up) {
     Bytes out;
@@ -135,19 +134,19 @@ void TierSim::flush(Node& node) {
     if (!out.empty()) send(node, /*up=*/true, std::move(out));
     handle_replies(node, node.up->take_replies());
   }
-  const Duration lease = node.up ? node.up->lease_left(local_time(node)) : Duration(kLeaseTime);
-  for (const int number : node.children) {
-    Node& child = at(number);
-    if (!std::exchange(child.has_input, false) || !child.host) continue;
+  const Duration lease_left = node.up ? node.up->lease_left(local_time(node)) : Duration::max();
+  for (const int child_number : node.children) {
+    Node& child = at(child_number);
+    if (!std::exchange(child.write_due, false) || !child.session) continue;
     Bytes out;
-    if (node.up) child.host->end_grants(node.up->grants_ended());
-    child.host->write(out, lease);
+    if (node.up) child.session->end_grants(node.up->grants_ended());
+    child.session->write(out, node.proxies, lease_left);
     if (!out.empty()) send(child, /*up=*/false, std::move(out));
   }
-  wake_at_need(node);
+  arm_wake(node);
 }
 
-void TierSim::wake_at_need(Node& node) {
+void TierSim::arm_wake(Node& node) {
   if (!node.up) return;
   const auto local = node.up->next_wake();
   if (!local) return;
@@ -157,7 +156,7 @@ void TierSim::wake_at_need(Node& node) {
   time_.at(when, [this, &node] {
     if (node.crashed) return;
     if (node.linked && node.up->silent(local_time(node))) break_link(node);
-    touch(node);
+    schedule_flush(node);
   });
 }
 
@@ -167,7 +166,7 @@ void TierSim::dial(Node& node) {
   if (node.crashed || node.linked || node.up->lost()) return;
   if (time_.now() - node.unlinked_since > options_.grace) {
     node.up->give_up("no link for too long");
-    return touch(node);
+    return schedule_flush(node);
   }
   const Duration again = options_.redial / 2 + Duration(random_.below(static_cast<uint64_t>(options_.redial.count())));
   if (parent_of(node).crashed || node.partitioned_until > time_.now()) {
@@ -175,11 +174,11 @@ void TierSim::dial(Node& node) {
   }
   ++node.link;
   node.linked = true;
-  if (!node.host) node.host.emplace();
-  count_proxies(parent_of(node));
-  node.host->link_up(time_.now());
+  if (!node.session) node.session.emplace(time_, SessionExpiry::Limits{kLeaseTime, options_.grace});
+  update_proxy_count(parent_of(node));
+  node.session->link_up();
   send(node, /*up=*/true, node.up->begin(local_time(node)));
-  touch(node);
+  schedule_flush(node);
 }
 
 void TierSim::break_link(Node& child) {
@@ -188,8 +187,8 @@ void TierSim::break_link(Node& child) {
   child.unlinked_since = time_.now();
   child.up->link_lost();
   // The parent may notice before the proxy dials again, or not.
-  if (random_.chance(0.5) && child.host) child.host->link_lost();
-  touch(child);
+  if (random_.chance(0.5) && child.session) child.session->link_lost();
+  schedule_flush(child);
   time_.after(Duration(random_.below(static_cast<uint64_t>(options_.redial.count()))), [this, &child] { dial(child); });
 }
 
@@ -200,22 +199,28 @@ void TierSim::cut(int node) {
 
 void TierSim::partition(int node, Duration how_long) { at(node).partitioned_until = time_.now() + how_long; }
 
-void TierSim::crash(int place, bool told) {
-  Node& node = at(place);
+void TierSim::crash(int number, bool reported) {
+  Node& node = at(number);
   node.crashed = true;
   for (const auto& below : nodes_) {
-    if (below->up && &parent_of(*below) == &node) below->host.reset();
+    if (below->up && &parent_of(*below) == &node) below->session.reset();
   }
   for (const int child : node.children) {
     time_.after(Duration(random_.below(1'000'000)), [this, child] { break_link(at(child)); });
   }
-  if (told) time_.after(Duration(random_.below(1'000'000)), [this, &node] { end_session(node, /*told=*/true); });
+  if (!reported) return;
+  time_.after(Duration(random_.below(1'000'000)), [this, &node] {
+    if (!node.session || parent_of(node).crashed) return;
+    node.session->link_up();
+    (void)node.session->receive(encode_session_close());
+    end_session(node);
+  });
 }
 
-void TierSim::restart(int place) {
-  MUSTER_CHECK(place > 0 && crashed(place), "what the root held is lost with it");
-  const std::vector<int> children = at(place).children;
-  Node& node = settle(place);
+void TierSim::restart(int number) {
+  MUSTER_CHECK(number > 0 && crashed(number), "only a crashed proxy can be restarted");
+  const std::vector<int> children = at(number).children;
+  Node& node = add_node(number);
   node.children = children;
   for (const int child : children) break_link(at(child));
   dial(node);
@@ -242,11 +247,11 @@ void TierSim::send(Node& child, bool up, Bytes bytes) {
 void TierSim::arrive(Node& child, bool up, uint64_t link, Packet packet) {
   if (link != child.link || !child.linked) return;
   Node& receiver = up ? parent_of(child) : child;
-  if (receiver.crashed || (up && !child.host)) return;
+  if (receiver.crashed || (up && !child.session)) return;
   if (up) {
-    parent_hears(child, packet.bytes);
+    parent_receives(child, packet.bytes);
   } else {
-    child_hears(child, packet.bytes);
+    child_receives(child, packet.bytes);
   }
   if (packet.cut_after && link == child.link) {
     ++cuts_;
@@ -254,64 +259,65 @@ void TierSim::arrive(Node& child, bool up, uint64_t link, Packet packet) {
   }
 }
 
-void TierSim::child_hears(Node& child, ByteView bytes) {
+void TierSim::child_receives(Node& child, ByteView bytes) {
   if (const auto heard = child.up->receive(bytes, local_time(child)); !heard) {
     child.linked = false;
     child.unlinked_since = time_.now();
   }
-  touch(child);
+  schedule_flush(child);
 }
 
 // ---- the parent's end of a session
 
-void TierSim::parent_hears(Node& child, ByteView bytes) {
+void TierSim::parent_receives(Node& child, ByteView bytes) {
   Node& parent = parent_of(child);
-  auto input = child.host->receive(bytes, time_.now());
-  MUSTER_CHECK(input.has_value(), "a proxy broke the grammar between tiers");
+  auto input = child.session->receive(bytes);
+  MUSTER_CHECK(input.has_value(), "a proxy sent a frame that the grammar does not allow");
   if (parent.number == 0) root_frames_ += input->frames;
-  child.revoked = false;
-  child.has_input = true;
-  for (Request& request : input->requests) ask(parent, session_of(child), std::move(request));
-  touch(parent);
+  child.write_due = true;
+  for (Request& request : input->requests) ask(parent, session_client(child), std::move(request));
+  schedule_flush(parent);
 }
 
-void TierSim::look_for_the_silent() {
+void TierSim::check_sessions() {
   for (const auto& node : nodes_) {
-    if (!node->host || parent_of(*node).crashed) continue;
-    const Duration silence = time_.now() - node->host->heard();
-    if (silence > kLeaseEnd && !std::exchange(node->revoked, true)) revoke(*node);
-    if (silence > options_.grace + 5s) end_session(*node, /*told=*/false);
+    if (!node->session || parent_of(*node).crashed) continue;
+    const SessionExpiry::Expired expired = node->session->expired(parent_of(*node).proxies);
+    if (expired.leases) revoke(*node);
+    if (expired.link) {
+      break_link(*node);
+      node->session->link_lost();
+    }
+    if (expired.session) end_session(*node);
   }
-  time_.after(1s, [this] { look_for_the_silent(); });
+  time_.after(1s, [this] { check_sessions(); });
 }
 
 void TierSim::revoke(Node& child) {
   Node& parent = parent_of(child);
   Replies replies;
-  const ClientId session = session_of(child);
+  const ClientId session = session_client(child);
   const uint64_t revocations = parent.up ? parent.up->revoke(session) : parent.state->revoke(session, replies);
-  if (child.host) child.host->end_grants(revocations);
+  if (child.session) child.session->end_grants(revocations);
   handle_replies(parent, std::move(replies));
-  touch(parent);
+  schedule_flush(parent);
 }
 
-void TierSim::end_session(Node& child, bool told) {
-  if (!child.host || parent_of(child).crashed) return;
+void TierSim::end_session(Node& child) {
   Node& parent = parent_of(child);
-  const bool unused = told && !child.host->served_proxies();
-  const TimePoint until = unused ? time_.now() : child.host->heard() + kLeaseEnd;
-  child.host.reset();
-  count_proxies(parent);
-  drop(parent.number, session_of(child));
-  time_.at(until, [this, &parent, &child] {
+  const TimePoint leases_end = child.session->leases_end();
+  child.session.reset();
+  update_proxy_count(parent);
+  drop(parent.number, session_client(child));
+  time_.at(leases_end, [this, &parent, &child] {
     if (!parent.crashed) revoke(child);
   });
 }
 
-void TierSim::count_proxies(Node& parent) {
-  if (!parent.up) return;
-  const auto has_session = [this](int child) { return at(child).host.has_value(); };
-  parent.up->serves_proxies(static_cast<size_t>(std::ranges::count_if(parent.children, has_session)));
+void TierSim::update_proxy_count(Node& parent) {
+  const auto has_session = [this](int child) { return at(child).session.has_value(); };
+  parent.proxies = static_cast<size_t>(std::ranges::count_if(parent.children, has_session));
+  if (parent.up) parent.up->serves_proxies(parent.proxies);
 }
 
 }  // namespace muster

@@ -11,41 +11,41 @@
 
 namespace muster {
 
-/// The store's tiers without sockets: node 0 is the root, every other node a proxy with a link to its parent, all on
-/// one virtual clock. Links are as TCP shows itself: ordered bytes that come late, until a link is cut, anywhere; then
-/// the proxy dials again. Each node's own clock is off by hours. One seed, one run.
+/// A store server and its proxies without sockets. Node 0 is the root, every other node is a proxy with a link to its
+/// parent. All run on one virtual clock. Links behave like TCP: bytes arrive in order and late, until the link is cut
+/// at any byte; then the proxy dials again. Each proxy's own clock is off by hours. The same seed gives the same run.
 class TierSim {
  public:
   struct Options {
     int nodes = 1;
-    int fanout = 0;  ///< 0: all proxies hang on the root
+    int fanout = 0;  ///< proxies below each node; 0: all are below the root
     Proxy::Options proxy{.merge = true};
     Duration min_delay = 20us, max_delay = 500us;
-    double cut = 0;  ///< chance that a write is cut somewhere, and the link with it
+    double cut = 0;  ///< the chance that a write cuts the link at one of its bytes
     Duration redial = 50ms;
-    Duration grace = 30s;  ///< how long a session outlives its link, at both ends
+    Duration grace = 30s;  ///< how long both ends keep a session without a link
   };
-  /// `deliver` gets the replies of a node's own clients.
+  /// `deliver` gets the replies for a node's own clients.
   TierSim(Options options, uint64_t seed, std::function<void(int node, Reply)> deliver);
   ~TierSim();
 
   VirtualTime& time() { return time_; }
   Random& random() { return random_; }
-  /// A client of the node asks. Numbers of clients are below kFirstSession, and each node's own.
+  /// A request of a client of the node. Each node has its own client numbers, below kFirstSession.
   void submit(int node, ClientId client, Request request);
   void drop(int node, ClientId client);
-  /// The node's link to its parent breaks now, and is dialled again.
+  /// Breaks the node's link to its parent. The node dials again.
   void cut(int node);
-  /// Nothing passes the node's link for so long, and neither end is told.
+  /// Holds back all bytes of the node's link for so long. Neither end sees an error.
   void partition(int node, Duration how_long);
-  /// The node is no more, nor are its clients. `told`: its guard lets the parent know that nobody comes back.
-  void crash(int node, bool told = false);
-  /// A proxy that crashed is started anew: it remembers nothing.
+  /// Ends the node and its clients. `reported`: its agent closes its session at the parent, see close_session().
+  void crash(int node, bool reported = false);
+  /// Starts a new proxy in place of one that crashed. It remembers nothing.
   void restart(int node);
   bool crashed(int node) const;
 
-  uint64_t root_frames() const { return root_frames_; }  ///< that came to the root
-  uint64_t root_bytes() const { return root_bytes_; }    ///< that came to the root and left it
+  uint64_t root_frames() const { return root_frames_; }  ///< received by the root
+  uint64_t root_bytes() const { return root_bytes_; }    ///< received and sent by the root
   size_t root_waiters() const;
   uint64_t cuts() const { return cuts_; }
 
@@ -59,32 +59,32 @@ class TierSim {
   };
 
   TimePoint local_time(const Node& node) const;
-  static ClientId session_of(const Node& node);
-  Node& at(int place) { return *places_[static_cast<size_t>(place)]; }
+  static ClientId session_client(const Node& node);
+  Node& at(int number) { return *current_[static_cast<size_t>(number)]; }
   Node& parent_of(const Node& node);
-  Node& settle(int place);
-  void touch(Node& node);
+  Node& add_node(int number);
+  void schedule_flush(Node& node);
   void flush(Node& node);
-  void wake_at_need(Node& node);
+  void arm_wake(Node& node);
   void handle_replies(Node& node, Replies replies);
   void dial(Node& node);
   void break_link(Node& child);
   void send(Node& child, bool up, Bytes bytes);
   void arrive(Node& child, bool up, uint64_t link, Packet packet);
-  void child_hears(Node& child, ByteView bytes);
-  void parent_hears(Node& child, ByteView bytes);
+  void child_receives(Node& child, ByteView bytes);
+  void parent_receives(Node& child, ByteView bytes);
   void ask(Node& parent, ClientId client, Request request);
-  void look_for_the_silent();
+  void check_sessions();
   void revoke(Node& child);
-  void end_session(Node& child, bool told);
-  void count_proxies(Node& parent);
+  void end_session(Node& child);
+  void update_proxy_count(Node& parent);
 
   const Options options_;
   VirtualTime time_;
   Random random_;
   std::function<void(int, Reply)> deliver_;
   std::vector<std::unique_ptr<Node>> nodes_;  // also those that crashed and were replaced
-  std::vector<Node*> places_;                 // who is where
+  std::vector<Node*> current_;                // by number
   uint64_t root_frames_ = 0, root_bytes_ = 0, cuts_ = 0;
 };
 

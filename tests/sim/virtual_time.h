@@ -8,18 +8,18 @@
 
 namespace muster {
 
-/// A clock that jumps to what happens next. The same calls give the same run.
-class VirtualTime {
+/// A clock that jumps to the next event. The same calls give the same run.
+class VirtualTime : public Clock {
  public:
-  TimePoint now() const { return now_; }
+  TimePoint now() const override { return now_; }
   void at(TimePoint when, std::function<void()> what) {
     events_.push({std::max(when, now_), order_++, std::move(what)});
   }
   void after(Duration delay, std::function<void()> what) { at(now_ + delay, std::move(what)); }
-  /// False when nothing is left to happen.
+  /// False if no event is left.
   bool step() {
     if (events_.empty()) return false;
-    Event event = std::move(const_cast<Event&>(events_.top()));  // moving what is no part of the order
+    Event event = std::move(const_cast<Event&>(events_.top()));  // the order does not depend on what moves
     events_.pop();
     now_ = event.when;
     ++steps_;
@@ -33,7 +33,7 @@ class VirtualTime {
     TimePoint when;
     uint64_t order;
     std::function<void()> what;
-    bool operator<(const Event& other) const {  // the earliest is the greatest
+    bool operator<(const Event& other) const {  // the queue's top is the greatest: the earliest
       return when != other.when ? other.when < when : other.order < order;
     }
   };

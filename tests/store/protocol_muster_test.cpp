@@ -23,7 +23,7 @@ Result<Reply> round_trip(const Reply& reply) {
   return decode_reply(frame.header, frame.payload);
 }
 
-TEST(MusterDialect, CarriesEveryFieldOfARequest) {
+TEST(MusterProtocol, CarriesEveryFieldOfARequest) {
   for (uint8_t operation = 1; operation <= static_cast<uint8_t>(StoreOperation::kCancel); ++operation) {
     const Request request{static_cast<StoreOperation>(operation),
                           1ULL << 63,
@@ -42,7 +42,7 @@ TEST(MusterDialect, CarriesEveryFieldOfARequest) {
   }
 }
 
-TEST(MusterDialect, CarriesValuesAndErrorsInReplies) {
+TEST(MusterProtocol, CarriesValuesAndErrorsInReplies) {
   const auto values = round_trip(Reply{0, 9, {}, {{1}, {}}, {"k"}, -1});
   ASSERT_TRUE(values && values->status);
   EXPECT_EQ(values->id, 9U);
@@ -56,7 +56,7 @@ TEST(MusterDialect, CarriesValuesAndErrorsInReplies) {
   EXPECT_EQ(error->status.error().rank, 3);
 }
 
-TEST(MusterDialect, ReadsRequestsHoweverTheyAreCut) {
+TEST(MusterProtocol, ReadsRequestsHoweverTheyAreCut) {
   Bytes stream;
   for (RequestId id = 0; id < 50; ++id) {
     const Bytes frame = *encode_request({StoreOperation::kSet, id, {"key"}, {Bytes(id * 13, 7)}});
@@ -64,20 +64,20 @@ TEST(MusterDialect, ReadsRequestsHoweverTheyAreCut) {
   }
   Random random(20240611);
   for (int round = 0; round < 20; ++round) {
-    const auto dialect = muster_dialect();
+    const auto protocol = muster_protocol();
     RequestId expected = 0;
     for (size_t at = 0; at < stream.size();) {
       const size_t count = std::min<size_t>(random.between(1, 700), stream.size() - at);
-      dialect->feed(ByteView(stream).subspan(at, count));
+      protocol->feed(ByteView(stream).subspan(at, count));
       at += count;
       Bytes out;
-      while (auto request = *dialect->next(out)) EXPECT_EQ(request->id, expected++);
+      while (auto request = *protocol->next(out)) EXPECT_EQ(request->id, expected++);
     }
     EXPECT_EQ(expected, 50U);
   }
 }
 
-TEST(MusterDialect, RefusesWhatTheGrammarDoesNotAllow) {
+TEST(MusterProtocol, RefusesWhatTheGrammarDoesNotAllow) {
   const Bytes good = *encode_request({StoreOperation::kSet, 1, {"key"}, {{1, 2, 3}}});
   const Frame frame = parse(good);
   const auto broken = [&](auto change) {
@@ -94,10 +94,10 @@ TEST(MusterDialect, RefusesWhatTheGrammarDoesNotAllow) {
   EXPECT_TRUE(broken([](Frame& f) { f.header.kind = 100; }));
   EXPECT_TRUE(broken([](Frame& f) { f.header.flags = 8; }));
   EXPECT_TRUE(broken([](Frame& f) { std::fill_n(f.payload.begin() + 16, 4, 0xff); })) << "four billion keys";
-  const auto dialect = muster_dialect();
-  dialect->feed(encode(FrameHeader{kMaxMessageBytes + 1, 1, 0}));
+  const auto protocol = muster_protocol();
+  protocol->feed(encode(FrameHeader{kMaxMessageBytes + 1, 1, 0}));
   Bytes out;
-  EXPECT_EQ(dialect->next(out).error().code, ErrorCode::kProtocol);
+  EXPECT_EQ(protocol->next(out).error().code, ErrorCode::kProtocol);
 }
 
 }  // namespace

@@ -21,13 +21,13 @@ constexpr std::string_view kQueuePop = "0f02000000000000002f71";
 constexpr std::string_view kBarrier = "1204000000000000002f6261720100000000000000";
 constexpr std::string_view kCancel = "0c";
 
-class TorchDialect : public testing::Test {
+class TorchProtocol : public testing::Test {
  protected:
-  TorchDialect() { feed(kConnect); }
+  TorchProtocol() { feed(kConnect); }
 
-  void feed(std::string_view hex) { dialect_->feed(*from_hex(hex)); }
+  void feed(std::string_view hex) { protocol_->feed(*from_hex(hex)); }
   std::optional<Request> next() {
-    auto request = dialect_->next(out_);
+    auto request = protocol_->next(out_);
     EXPECT_TRUE(request.has_value()) << request.error().to_string();
     return request ? *request : std::nullopt;
   }
@@ -39,24 +39,24 @@ class TorchDialect : public testing::Test {
   }
   std::string said() { return to_hex(std::exchange(out_, {})); }
   std::string reply(const Reply& reply) {
-    EXPECT_TRUE(dialect_->encode(reply, out_).has_value());
+    EXPECT_TRUE(protocol_->encode(reply, out_).has_value());
     return said();
   }
   std::string refusal() {
-    const auto request = dialect_->next(out_);
+    const auto request = protocol_->next(out_);
     return request ? "" : request.error().to_string();
   }
 
-  std::unique_ptr<Protocol> dialect_ = torch_dialect();
+  std::unique_ptr<Protocol> protocol_ = torch_protocol();
   Bytes out_;
 };
 
-TEST_F(TorchDialect, ValidatesAndAnswersThePingItself) {
+TEST_F(TorchProtocol, AnswersValidateAndPingItself) {
   EXPECT_FALSE(next().has_value());
   EXPECT_EQ(said(), "4a1d0000");
 }
 
-TEST_F(TorchDialect, ReadsAndAnswersWhatAClientSends) {
+TEST_F(TorchProtocol, ReadsRequestsAndWritesReplies) {
   next();
   said();
   const Request set = send(kSet);
@@ -92,7 +92,7 @@ TEST_F(TorchDialect, ReadsAndAnswersWhatAClientSends) {
   EXPECT_EQ(send("07").operation, StoreOperation::kNumKeys);
 }
 
-TEST_F(TorchDialect, ConfirmsACancellationAtOnceAndSwallowsALateRelease) {
+TEST_F(TorchProtocol, ConfirmsACancellationAndDropsALateRelease) {
   next();
   said();
   const Request wait = send(kWait);
@@ -104,7 +104,7 @@ TEST_F(TorchDialect, ConfirmsACancellationAtOnceAndSwallowsALateRelease) {
   EXPECT_EQ(reply({0, wait.id, fail(ErrorCode::kAborted, "cancelled")}), "");
 }
 
-TEST_F(TorchDialect, ConfirmsACancellationOfWhatWasReleased) {
+TEST_F(TorchProtocol, ConfirmsTheCancellationOfAReleasedWait) {
   next();
   said();
   EXPECT_EQ(reply({0, send(kWait).id}), "00");
@@ -113,13 +113,13 @@ TEST_F(TorchDialect, ConfirmsACancellationOfWhatWasReleased) {
   EXPECT_EQ(said(), "01");
 }
 
-TEST_F(TorchDialect, CannotSayAnError) {
+TEST_F(TorchProtocol, CannotEncodeAnError) {
   next();
   const Request add = send(kAdd);
-  EXPECT_FALSE(dialect_->encode({0, add.id, fail(ErrorCode::kInvalidArgument, "no number")}, out_).has_value());
+  EXPECT_FALSE(protocol_->encode({0, add.id, fail(ErrorCode::kInvalidArgument, "no number")}, out_).has_value());
 }
 
-TEST_F(TorchDialect, ReadsRequestsHoweverTheyAreCut) {
+TEST_F(TorchProtocol, ReadsRequestsHoweverTheyAreCut) {
   std::string hex(kConnect);
   for (const auto part : {kSet, kWait, kGet, kCompareSet, kAdd, kCheck, kMultiSet, kMultiGet, kQueuePop, kBarrier}) {
     hex += part;
@@ -127,11 +127,11 @@ TEST_F(TorchDialect, ReadsRequestsHoweverTheyAreCut) {
   const Bytes stream = *from_hex(hex);
   Random random(7);
   for (int round = 0; round < 50; ++round) {
-    dialect_ = torch_dialect();
+    protocol_ = torch_protocol();
     int count = 0;
     for (size_t at = 0; at < stream.size();) {
       const size_t size = std::min<size_t>(random.between(1, 30), stream.size() - at);
-      dialect_->feed(ByteView(stream).subspan(at, size));
+      protocol_->feed(ByteView(stream).subspan(at, size));
       at += size;
       while (next()) ++count;
     }
@@ -139,19 +139,19 @@ TEST_F(TorchDialect, ReadsRequestsHoweverTheyAreCut) {
   }
 }
 
-TEST_F(TorchDialect, RefusesStrangers) {
+TEST_F(TorchProtocol, RefusesOtherProtocols) {
   for (const std::string_view first : {"0001020304", "010100", "474554202f"}) {
-    dialect_ = torch_dialect();
+    protocol_ = torch_protocol();
     feed(first);
     EXPECT_NE(refusal(), "") << first;
   }
 }
 
-TEST_F(TorchDialect, RefusesUnknownOperationsAndLengthsOverTheCap) {
+TEST_F(TorchProtocol, RefusesUnknownOperationsAndLargeLengths) {
   for (const std::string_view wrong :
        {"13", "ff", "03ffffffffffffffff", "030100010000000000", "0102000000000000002f6bffffffffffffff7f",
         "06ffffffffffffffff", "0bffffff0000000000"}) {
-    dialect_ = torch_dialect();
+    protocol_ = torch_protocol();
     feed(kConnect);
     next();
     feed(wrong);
@@ -159,7 +159,7 @@ TEST_F(TorchDialect, RefusesUnknownOperationsAndLengthsOverTheCap) {
   }
 }
 
-TEST_F(TorchDialect, ReadsALongListThatTrickles) {
+TEST_F(TorchProtocol, ReadsALongListThatComesSlowly) {
   // A reader that began anew with every byte would take hours.
   constexpr uint64_t kKeys = 100'000;
   next();
@@ -167,7 +167,7 @@ TEST_F(TorchDialect, ReadsALongListThatTrickles) {
   wait.put(uint8_t{6}).put(kKeys);
   for (uint64_t i = 0; i < kKeys; ++i) wait.put(uint64_t{1}).put(static_cast<uint8_t>(i));
   for (const uint8_t& byte : wait.bytes()) {
-    dialect_->feed({&byte, 1});
+    protocol_->feed({&byte, 1});
     if (&byte != &wait.bytes().back()) {
       ASSERT_FALSE(next().has_value());
     }
@@ -178,8 +178,8 @@ TEST_F(TorchDialect, ReadsALongListThatTrickles) {
   EXPECT_EQ(request->keys[257], std::string("\x01"));
 }
 
-TEST_F(TorchDialect, ShowsAPrefixToTheStoreAlone) {
-  dialect_ = torch_dialect("generation/7");
+TEST_F(TorchProtocol, HidesThePrefixFromClients) {
+  protocol_ = torch_protocol("generation/7");
   feed(kConnect);
   next();
   said();

@@ -8,12 +8,12 @@
 
 namespace muster {
 
-inline constexpr ClientId kProxy = 100, kStranger = 200;
+inline constexpr ClientId kProxy = 100, kOtherClient = 200;
 
-// A proxy before a store, with nothing but function calls between them.
-class World {
+// A proxy and a store, connected by function calls.
+class ProxyFixture {
  public:
-  explicit World(Proxy::Options options = merging()) : proxy(options) { lease(kLeaseTime); }
+  explicit ProxyFixture(Proxy::Options options = merging()) : proxy(options) { lease(kLeaseTime); }
   static Proxy::Options merging() {
     Proxy::Options options;
     options.merge = true;
@@ -26,13 +26,13 @@ class World {
     proxy.submit({operation, id, std::move(keys), std::move(values), number}, client, now);
   }
   void get(ClientId client, RequestId id, Key key) { ask(client, id, StoreOperation::kGet, {std::move(key)}); }
-  /// Takes what goes up now, and leaves it on its way.
+  /// Takes the requests that go up now, and keeps them on their way.
   std::vector<Request> up() {
     std::vector<Request> requests = proxy.take_requests(now);
     travelling.insert(travelling.end(), requests.begin(), requests.end());
     return requests;
   }
-  /// What is on its way arrives, and the replies come back; until all is quiet.
+  /// Delivers requests and replies until none is on its way.
   void settle() {
     for (up(); !travelling.empty(); up()) {
       for (Request& request : std::exchange(travelling, {})) down(root.apply(std::move(request), kProxy));
@@ -43,17 +43,17 @@ class World {
       if (reply.client == kProxy) proxy.receive(std::move(reply), now);
     }
   }
-  /// A request of another node. What it releases here arrives.
+  /// A request of another node. Replies to this node arrive.
   Replies elsewhere(StoreOperation operation, std::vector<Key> keys, std::vector<Bytes> values = {},
                     int64_t number = 0) {
-    Replies replies = root.apply({operation, ++last_id, std::move(keys), std::move(values), number}, kStranger);
+    Replies replies = root.apply({operation, ++last_id, std::move(keys), std::move(values), number}, kOtherClient);
     down(replies);
     return replies;
   }
   void set(const Key& key, const std::string& value) { elsewhere(StoreOperation::kSet, {key}, {to_bytes(value)}); }
 
   /// "client:id=number or text or error", in order.
-  std::vector<std::string> heard() {
+  std::vector<std::string> replies() {
     std::vector<std::string> result;
     for (const Reply& reply : proxy.take_replies()) {
       std::string text = std::to_string(reply.client) + ":" + std::to_string(reply.id) + "=";
@@ -71,6 +71,6 @@ class World {
   std::vector<Request> travelling;
   RequestId last_id = 0;
 };
-using Heard = std::vector<std::string>;
+using Texts = std::vector<std::string>;
 
 }  // namespace muster

@@ -9,216 +9,215 @@ namespace muster {
 namespace {
 
 TEST(Proxy, ReadsAKeyOnceForAllItsClients) {
-  World world;
-  for (ClientId client = 1; client <= 8; ++client) world.get(client, 1, "address");
-  EXPECT_EQ(world.up().size(), 1U);
-  world.get(9, 1, "address");
-  EXPECT_EQ(world.up().size(), 0U) << "it joins the one that is on its way";
-  world.settle();
-  EXPECT_EQ(world.heard(), Heard{});
-  world.set("address", "x");
-  EXPECT_EQ(world.heard().size(), 9U);
-  world.get(1, 2, "address");
-  world.ask(2, 2, StoreOperation::kWait, {"address"});
-  world.ask(3, 2, StoreOperation::kCheck, {"address"});
-  EXPECT_EQ(world.heard(), (Heard{"1:2=x;", "2:2=0", "3:2=1"}));
-  EXPECT_EQ(world.up().size(), 0U);
+  ProxyFixture node;
+  for (ClientId client = 1; client <= 8; ++client) node.get(client, 1, "address");
+  EXPECT_EQ(node.up().size(), 1U);
+  node.get(9, 1, "address");
+  EXPECT_EQ(node.up().size(), 0U) << "it joins the one that is on its way";
+  node.settle();
+  EXPECT_EQ(node.replies(), Texts{});
+  node.set("address", "x");
+  EXPECT_EQ(node.replies().size(), 9U);
+  node.get(1, 2, "address");
+  node.ask(2, 2, StoreOperation::kWait, {"address"});
+  node.ask(3, 2, StoreOperation::kCheck, {"address"});
+  EXPECT_EQ(node.replies(), (Texts{"1:2=x;", "2:2=0", "3:2=1"}));
+  EXPECT_EQ(node.up().size(), 0U);
 }
 
 TEST(Proxy, AsksOnlyForTheKeysThatItLacks) {
-  World world;
-  for (const Key key : {"a", "b", "c"}) world.set(key, "value of " + key);
-  world.get(1, 1, "b");
-  world.settle();
-  world.ask(1, 2, StoreOperation::kMultiGet, {"c", "b", "a", "c"});
-  const auto requests = world.up();
+  ProxyFixture node;
+  for (const Key key : {"a", "b", "c"}) node.set(key, "value of " + key);
+  node.get(1, 1, "b");
+  node.settle();
+  node.ask(1, 2, StoreOperation::kMultiGet, {"c", "b", "a", "c"});
+  const auto requests = node.up();
   ASSERT_EQ(requests.size(), 1U);
   EXPECT_EQ(requests[0].keys, (std::vector<Key>{"c", "a"}));
-  world.settle();
-  EXPECT_EQ(world.heard(), (Heard{"1:1=value of b;", "1:2=value of c;value of b;value of a;value of c;"}));
+  node.settle();
+  EXPECT_EQ(node.replies(), (Texts{"1:1=value of b;", "1:2=value of c;value of b;value of a;value of c;"}));
 }
 
 TEST(Proxy, NeverWaitsForAnothersKeys) {
-  World world;
-  world.ask(1, 1, StoreOperation::kMultiGet, {"there", "never"});
-  world.settle();
-  world.set("there", "x");
-  world.get(2, 1, "there");
-  world.settle();
-  EXPECT_EQ(world.heard(), Heard{"2:1=x;"});
+  ProxyFixture node;
+  node.ask(1, 1, StoreOperation::kMultiGet, {"there", "never"});
+  node.settle();
+  node.set("there", "x");
+  node.get(2, 1, "there");
+  node.settle();
+  EXPECT_EQ(node.replies(), Texts{"2:1=x;"});
 }
 
 TEST(Proxy, GivesAKeyBackBeforeItChanges) {
-  World world;
-  world.set("k", "old");
-  world.get(1, 1, "k");
-  world.settle();
-  EXPECT_EQ(world.heard(), Heard{"1:1=old;"});
-  EXPECT_EQ(world.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")}).size(), 1U)
-      << "a recall, and no answer yet";
-  EXPECT_EQ(world.root.apply({StoreOperation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("old"));
-  world.get(1, 2, "k");
-  world.settle();
-  EXPECT_EQ(world.root.apply({StoreOperation::kGet, 1, {"k"}}, kStranger)[0].values[0], to_bytes("new"));
-  world.heard();
-  world.get(1, 3, "k");
-  world.settle();
-  EXPECT_EQ(world.heard(), Heard{"1:3=new;"});
+  ProxyFixture node;
+  node.set("k", "old");
+  node.get(1, 1, "k");
+  node.settle();
+  EXPECT_EQ(node.replies(), Texts{"1:1=old;"});
+  EXPECT_EQ(node.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")}).size(), 1U) << "a recall, and no answer yet";
+  EXPECT_EQ(node.root.apply({StoreOperation::kGet, 1, {"k"}}, kOtherClient)[0].values[0], to_bytes("old"));
+  node.get(1, 2, "k");
+  node.settle();
+  EXPECT_EQ(node.root.apply({StoreOperation::kGet, 1, {"k"}}, kOtherClient)[0].values[0], to_bytes("new"));
+  node.replies();
+  node.get(1, 3, "k");
+  node.settle();
+  EXPECT_EQ(node.replies(), Texts{"1:3=new;"});
 }
 
-TEST(Proxy, KeepsNoGrantThatCrossesARecall) {
-  World world;
-  world.set("k", "old");
-  world.ask(1, 1, StoreOperation::kWait, {"k"});
-  world.settle();
-  world.get(1, 2, "k");
-  world.proxy.take_replies();
-  world.ask(2, 1, StoreOperation::kMultiGet, {"k", "l"});
-  world.up();
-  Replies granted = world.root.apply(std::exchange(world.travelling, {})[0], kProxy);
-  world.set("l", "x");
-  world.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")});  // the recall comes first
-  world.settle();
-  world.down(std::move(granted));
-  world.heard();
-  world.get(3, 1, "k");
-  world.settle();
-  EXPECT_EQ(world.heard(), Heard{"3:1=new;"});
+TEST(Proxy, DropsAGrantThatCrossesARecall) {
+  ProxyFixture node;
+  node.set("k", "old");
+  node.ask(1, 1, StoreOperation::kWait, {"k"});
+  node.settle();
+  node.get(1, 2, "k");
+  node.proxy.take_replies();
+  node.ask(2, 1, StoreOperation::kMultiGet, {"k", "l"});
+  node.up();
+  Replies granted = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
+  node.set("l", "x");
+  node.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")});  // the recall comes first
+  node.settle();
+  node.down(std::move(granted));
+  node.replies();
+  node.get(3, 1, "k");
+  node.settle();
+  EXPECT_EQ(node.replies(), Texts{"3:1=new;"});
 }
 
 TEST(Proxy, AnswersLateReadersOfAFetchOnlyWithLeases) {
-  World world;
-  world.set("k", "old");
-  world.lease(Duration{-1});
-  world.now = world.now + kLeaseTime;
-  world.lease(Duration{0});
-  world.get(1, 1, "k");
-  world.up();
-  Replies old = world.root.apply(std::exchange(world.travelling, {})[0], kProxy);
+  ProxyFixture node;
+  node.set("k", "old");
+  node.lease(Duration{-1});
+  node.now = node.now + kLeaseTime;
+  node.lease(Duration{0});
+  node.get(1, 1, "k");
+  node.up();
+  Replies old = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
   Replies revoked;
-  world.root.revoke(kProxy, revoked);
-  world.set("k", "new");
-  world.get(2, 1, "k");  // invoked when the new value is there
-  EXPECT_EQ(world.up().size(), 0U);
-  world.down(std::move(old));
-  world.settle();
-  EXPECT_EQ(world.heard(), (Heard{"1:1=old;", "2:1=new;"}));
+  node.root.revoke(kProxy, revoked);
+  node.set("k", "new");
+  node.get(2, 1, "k");  // invoked when the new value is there
+  EXPECT_EQ(node.up().size(), 0U);
+  node.down(std::move(old));
+  node.settle();
+  EXPECT_EQ(node.replies(), (Texts{"1:1=old;", "2:1=new;"}));
 }
 
 TEST(Proxy, ForgetsEverythingWhenItsLeasesEnd) {
-  World world;
-  world.set("k", "old");
-  world.get(1, 1, "k");
-  world.settle();
-  world.now = world.now + kLeaseTime;
+  ProxyFixture node;
+  node.set("k", "old");
+  node.get(1, 1, "k");
+  node.settle();
+  node.now = node.now + kLeaseTime;
   Replies freed;
-  world.root.revoke(kProxy, freed);
-  world.set("k", "new");
-  world.get(1, 2, "k");
-  EXPECT_EQ(world.heard(), Heard{"1:1=old;"});
-  world.lease(kLeaseTime);
-  world.get(1, 3, "k");
-  world.settle();
-  EXPECT_EQ(world.heard(), (Heard{"1:2=new;", "1:3=new;"}));
+  node.root.revoke(kProxy, freed);
+  node.set("k", "new");
+  node.get(1, 2, "k");
+  EXPECT_EQ(node.replies(), Texts{"1:1=old;"});
+  node.lease(kLeaseTime);
+  node.get(1, 3, "k");
+  node.settle();
+  EXPECT_EQ(node.replies(), (Texts{"1:2=new;", "1:3=new;"}));
 }
 
-TEST(Proxy, AnswersReadersOfAKeyThatItsNodeMade) {
-  World world;
-  world.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("old")});
-  world.settle();
-  world.get(2, 1, "k");
-  EXPECT_EQ(world.heard(), (Heard{"1:1=0", "2:1=old;"}));
-  world.ask(2, 2, StoreOperation::kSet, {"k"}, 0, {to_bytes("ours")});
-  EXPECT_EQ(world.up().size(), 2U) << "given back first, so that the server need not ask";
+TEST(Proxy, AnswersReadsOfAKeyThatItsNodeSet) {
+  ProxyFixture node;
+  node.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("old")});
+  node.settle();
+  node.get(2, 1, "k");
+  EXPECT_EQ(node.replies(), (Texts{"1:1=0", "2:1=old;"}));
+  node.ask(2, 2, StoreOperation::kSet, {"k"}, 0, {to_bytes("ours")});
+  EXPECT_EQ(node.up().size(), 2U) << "given back first, so that the server need not ask";
 }
 
-TEST(Proxy, KeepsNothingOfAKeyThatChangedSinceItWasMade) {
-  World world;
-  world.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("old")});
-  world.up();
-  Replies granted = world.root.apply(std::exchange(world.travelling, {})[0], kProxy);
+TEST(Proxy, DropsASetKeyThatChangedMeanwhile) {
+  ProxyFixture node;
+  node.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("old")});
+  node.up();
+  Replies granted = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
   EXPECT_TRUE(granted[0].leased);
-  world.set("k", "new");  // its recall is faster
-  world.settle();
-  world.down(std::move(granted));
-  world.get(2, 1, "k");
-  world.settle();
-  EXPECT_EQ(world.heard(), (Heard{"1:1=0", "2:1=new;"}));
-  world.ask(1, 2, StoreOperation::kSet, {"j"}, 0, {to_bytes("first")});
-  world.up();
-  world.ask(2, 2, StoreOperation::kSet, {"j"}, 0, {to_bytes("second")});
-  world.settle();
-  world.get(3, 1, "j");
-  world.settle();
-  EXPECT_EQ(world.heard(), (Heard{"1:2=0", "2:2=0", "3:1=second;"}));
+  node.set("k", "new");  // its recall is faster
+  node.settle();
+  node.down(std::move(granted));
+  node.get(2, 1, "k");
+  node.settle();
+  EXPECT_EQ(node.replies(), (Texts{"1:1=0", "2:1=new;"}));
+  node.ask(1, 2, StoreOperation::kSet, {"j"}, 0, {to_bytes("first")});
+  node.up();
+  node.ask(2, 2, StoreOperation::kSet, {"j"}, 0, {to_bytes("second")});
+  node.settle();
+  node.get(3, 1, "j");
+  node.settle();
+  EXPECT_EQ(node.replies(), (Texts{"1:2=0", "2:2=0", "3:1=second;"}));
 }
 
-TEST(Proxy, GrantsNoLeaseToAProxyBelowThatIsGone) {
+TEST(Proxy, GrantsNoLeaseToARemovedProxy) {
   for (const bool gone : {false, true}) {
-    World world;
+    ProxyFixture node;
     Request set{StoreOperation::kSet, 1, {"k"}, {to_bytes("old")}};
     set.lease = true;
-    world.proxy.submit(std::move(set), 1, world.now);
-    world.up();
-    if (gone) world.proxy.drop(1, world.now);
-    world.settle();
-    world.set("k", "new");
-    EXPECT_EQ(world.proxy.take_replies().size(), gone ? 0U : 2U) << "an answer and a recall";
+    node.proxy.submit(std::move(set), 1, node.now);
+    node.up();
+    if (gone) node.proxy.drop(1);
+    node.settle();
+    node.set("k", "new");
+    EXPECT_EQ(node.proxy.take_replies().size(), gone ? 0U : 2U) << "an answer and a recall";
   }
 }
 
-TEST(Proxy, GoesOnForTheOthersWhenOneReaderLeaves) {
-  World world;
-  world.get(1, 1, "k");
-  world.get(2, 1, "k");
-  world.settle();
-  world.ask(1, 1, StoreOperation::kCancel, {});
-  world.settle();
-  EXPECT_EQ(world.heard(), Heard{"1:1=aborted"});
-  EXPECT_EQ(world.root.waiters(), 1U);
-  world.set("k", "x");
-  EXPECT_EQ(world.heard(), Heard{"2:1=x;"});
-  world.get(3, 1, "never");
-  world.settle();
-  world.proxy.drop(3, world.now);
-  world.settle();
-  EXPECT_EQ(world.root.waiters(), 0U) << "the last reader takes the request along";
+TEST(Proxy, ContinuesAFetchWhenOneReaderLeaves) {
+  ProxyFixture node;
+  node.get(1, 1, "k");
+  node.get(2, 1, "k");
+  node.settle();
+  node.ask(1, 1, StoreOperation::kCancel, {});
+  node.settle();
+  EXPECT_EQ(node.replies(), Texts{"1:1=aborted"});
+  EXPECT_EQ(node.root.waiters(), 1U);
+  node.set("k", "x");
+  EXPECT_EQ(node.replies(), Texts{"2:1=x;"});
+  node.get(3, 1, "never");
+  node.settle();
+  node.proxy.drop(3);
+  node.settle();
+  EXPECT_EQ(node.root.waiters(), 0U) << "the last reader takes the request along";
 }
 
-TEST(Proxy, GivesBackWhatDoesNotFit) {
-  Proxy::Options options = World::merging();
+TEST(Proxy, GivesBackLeasesOverTheCacheLimit) {
+  Proxy::Options options = ProxyFixture::merging();
   options.max_cached_keys = 2;
-  World world(options);
+  ProxyFixture node(options);
   for (int i = 0; i < 5; ++i) {
     const Key key = std::to_string(i);
-    world.set(key, "x");
-    world.get(1, RequestId(i), key);
-    world.settle();
+    node.set(key, "x");
+    node.get(1, RequestId(i), key);
+    node.settle();
   }
-  EXPECT_EQ(world.heard().size(), 5U);
-  EXPECT_EQ(world.elsewhere(StoreOperation::kSet, {"0"}, {to_bytes("y")}).size(), 1U) << "answered at once: not leased";
-  world.get(1, 9, "4");
-  EXPECT_EQ(world.heard(), Heard{"1:9=x;"});
+  EXPECT_EQ(node.replies().size(), 5U);
+  EXPECT_EQ(node.elsewhere(StoreOperation::kSet, {"0"}, {to_bytes("y")}).size(), 1U) << "answered at once: not leased";
+  node.get(1, 9, "4");
+  EXPECT_EQ(node.replies(), Texts{"1:9=x;"});
 }
 
-TEST(Proxy, StopsLeasingWhatChangesAgainAndAgain) {
-  World world;
+TEST(Proxy, StopsLeasingKeysThatKeepChanging) {
+  ProxyFixture node;
   int recalls = 0;
   for (int i = 0; i < 6; ++i) {
-    world.elsewhere(StoreOperation::kAdd, {"counter"}, {}, 1);
-    world.settle();
-    world.get(1, RequestId(i), "counter");
-    world.settle();
-    recalls += world.root.apply({StoreOperation::kAdd, 1, {"counter"}, {}, 0}, kStranger)[0].recall;
-    for (const Reply& reply : world.root.apply({StoreOperation::kRelease, 0, {"counter"}}, kProxy)) (void)reply;
-    world.lease(Duration{0});
-    world.now = world.now + kLeaseTime;
-    world.lease(kLeaseTime);
+    node.elsewhere(StoreOperation::kAdd, {"counter"}, {}, 1);
+    node.settle();
+    node.get(1, RequestId(i), "counter");
+    node.settle();
+    recalls += node.root.apply({StoreOperation::kAdd, 1, {"counter"}, {}, 0}, kOtherClient)[0].recall;
+    for (const Reply& reply : node.root.apply({StoreOperation::kRelease, 0, {"counter"}}, kProxy)) (void)reply;
+    node.lease(Duration{0});
+    node.now = node.now + kLeaseTime;
+    node.lease(kLeaseTime);
   }
   EXPECT_EQ(recalls, LeaseTable::kMaxRecalls);
 }
 
-TEST(Leases, OfOneHolderCountOnceHoweverOftenTheyEnd) {
+TEST(Leases, OfOneHolderAreCountedOnce) {
   LeaseTable leases;
   std::vector<Key> freed;
   for (int i = 0; i < 10; ++i) {
@@ -235,7 +234,7 @@ TEST(Leases, OfOneHolderCountOnceHoweverOftenTheyEnd) {
   EXPECT_EQ(leases.size(), 0U);
 }
 
-TEST(Leases, AreForgottenOfKeysThatWereTakenBackLongAgo) {
+TEST(Leases, AreForgottenForKeysRecalledLongAgo) {
   LeaseTable leases;
   const auto take_back = [&](const Key& key) {
     Replies recalls;
@@ -266,7 +265,7 @@ TEST(Leases, AreForgottenWithTheirHolders) {
 }
 
 // Against a plain set of who holds what.
-TEST(Leases, RecallThoseWhoHoldTheKeyAndNobodyElse) {
+TEST(Leases, AreRecalledFromAllHoldersOfTheKey) {
   Random random(1);
   LeaseTable leases;
   std::set<std::pair<Key, ClientId>> held;

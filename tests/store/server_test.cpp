@@ -27,7 +27,7 @@ bool works(const TestServer& server) {
   return store && store->add("works", 1, soon()).has_value();
 }
 
-TEST(StoreServer, RefusesAWrongSecretAndLogsWhoHadIt) {
+TEST(StoreServer, RefusesAWrongSecretAndLogsThePeer) {
   testing::internal::CaptureStderr();
   {
     const TestServer server;
@@ -48,7 +48,7 @@ TEST(StoreServer, NamesATakenPort) {
                std::to_string(server.server->muster_addresses()[0].port()));
 }
 
-TEST(StoreServer, CutsStrangersOff) {
+TEST(StoreServer, ClosesUnauthenticatedPeers) {
   const TestServer server;
   for (const std::string_view garbage :
        {"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "SSH-2.0-x\r\n"}) {
@@ -61,7 +61,7 @@ TEST(StoreServer, CutsStrangersOff) {
   EXPECT_TRUE(works(server));
 }
 
-TEST(StoreServer, CutsOffAMemberWhoBreaksTheGrammar) {
+TEST(StoreServer, ClosesAMemberThatBreaksTheGrammar) {
   const TestServer server;
   for (const Bytes& wrong : {encode_frame(200, {}), encode_frame(1, Bytes(5)), Bytes(8, 0xff)}) {
     const auto connection = connect_to_store(server.tcp_url(), {test_secret(), nullptr}, soon());
@@ -76,7 +76,7 @@ TEST(StoreServer, CutsOffAMemberWhoBreaksTheGrammar) {
   EXPECT_TRUE(works(server));
 }
 
-TEST(StoreServer, LeavesHalfARequestWithoutEffect) {
+TEST(StoreServer, IgnoresAnIncompleteRequest) {
   const TestServer server;
   torch_client(server).send_hex("0102000000000000002f6b0a00000000000000");  // set "/k" to ten bytes that never come
   {
@@ -114,7 +114,7 @@ Bytes many_gets(int count) {
   return requests;
 }
 
-TEST(StoreServer, CutsOffAClientThatNeverReads) {
+TEST(StoreServer, ClosesAClientThatNeverReads) {
   StoreServerOptions options;
   options.max_reply_queue = 1 << 20;
   options.stall_timeout = 50ms;
@@ -126,7 +126,7 @@ TEST(StoreServer, CutsOffAClientThatNeverReads) {
   EXPECT_TRUE(works(server));
 }
 
-TEST(StoreServer, CutsOffAMemberThatNeverReads) {
+TEST(StoreServer, ClosesAMemberThatNeverReads) {
   StoreServerOptions options;
   options.max_reply_queue = 1 << 20;
   options.stall_timeout = 50ms;
@@ -158,7 +158,7 @@ RawClient welcome_client(const TestServer& server) {
   return torch_client(server);
 }
 
-TEST(StoreServer, CutsOffAClientThatStopsInTheMiddleOfARequest) {
+TEST(StoreServer, ClosesAClientThatStopsWithinARequest) {
   StoreServerOptions options;
   options.request_timeout = 50ms;
   const TestServer server("", options);
@@ -206,7 +206,7 @@ TEST(StoreServer, ForgetsAClientThatIsKilledWhileItWaits) {
     expect_error(probe, ErrorCode::kMismatch);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
-    // Its arrival is withdrawn: the count may differ now, and nobody else is there.
+    // Its arrival is withdrawn: the count may differ now, and no other caller waits.
     while (!probe && probe.error().code == ErrorCode::kMismatch) probe = store->barrier("/b", 3, Deadline::after(20ms));
     expect_error(probe, ErrorCode::kTimeout);
   }
@@ -293,7 +293,7 @@ TEST(OpenStore, OpensMemoryAndFilesToo) {
   EXPECT_EQ(unlink(path.c_str()), 0);
 }
 
-TEST(OpenStore, ListsTheSchemesThatItKnows) {
+TEST(OpenStore, ListsTheKnownSchemes) {
   expect_error(open_store("gopher://localhost", {}, soon()), ErrorCode::kInvalidArgument, "unix:@name");
   expect_error(open_store("tcp://localhost", {}, soon()), ErrorCode::kInvalidArgument, "port");
 }

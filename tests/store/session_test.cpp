@@ -7,6 +7,7 @@
 #include "muster/store/proxy/proxy_link.h"
 #include "muster/store/server/server_session.h"
 #include "store/expect.h"
+#include "store/manual_clock.h"
 
 namespace muster {
 namespace {
@@ -17,7 +18,7 @@ Bytes message(int number) { return encode_frame(1, to_bytes(std::to_string(numbe
 struct Pair {
   struct Side {
     ReliableSession end{{64, 1 << 20}};  // a few messages a frame
-    FrameParser parser{kMaxTierFrameBytes};
+    FrameParser parser{kMaxSessionFrameBytes};
     Bytes incoming;
     std::vector<std::string> got;
   };
@@ -27,7 +28,7 @@ struct Pair {
     for (Side* side : {&a, &b}) {
       side->end.disconnect();
       side->incoming.clear();
-      side->parser = FrameParser(kMaxTierFrameBytes);
+      side->parser = FrameParser(kMaxSessionFrameBytes);
     }
     const uint64_t a_has = a.end.received(), b_has = b.end.received();
     EXPECT_OK(a.end.connect(b_has));
@@ -85,7 +86,7 @@ TEST(ReliableSession, DeliversEveryMessageOnceWhereverTheLinkIsCut) {
   }
 }
 
-TEST(ReliableSession, KeepsWhatIsPutWithoutALink) {
+TEST(ReliableSession, KeepsMessagesWithoutALink) {
   Pair pair;
   for (int i = 0; i < 5; ++i) pair.a.end.put(message(i));
   pair.write();
@@ -96,34 +97,34 @@ TEST(ReliableSession, KeepsWhatIsPutWithoutALink) {
   EXPECT_EQ(pair.b.got, numbers(5));
 }
 
-TEST(ReliableSession, ForgetsWhatTheOtherEndHas) {
+TEST(ReliableSession, ForgetsAcknowledgedMessages) {
   Pair pair;
   pair.connect();
   pair.a.end.put(message(0));
   pair.write();
   EXPECT_GT(pair.a.end.unacknowledged(), 0U);
   Pair::deliver(pair.b, SIZE_MAX);
-  pair.b.end.write_beat(pair.a.incoming, {});
+  pair.b.end.write_keepalive(pair.a.incoming, {});
   Pair::deliver(pair.a, SIZE_MAX);
   EXPECT_EQ(pair.a.end.unacknowledged(), 0U);
 }
 
-TEST(ReliableSession, AsksForAnAnswerAfterManyBytes) {
+TEST(ReliableSession, WantsAnAcknowledgementAfterManyBytes) {
   ReliableSession end({64, 100}), other;
   EXPECT_OK(end.connect(0));
   EXPECT_OK(other.connect(0));
   other.put(encode_frame(1, Bytes(200)));
   Bytes bytes;
   other.write(bytes, {});
-  FrameParser parser(kMaxTierFrameBytes);
+  FrameParser parser(kMaxSessionFrameBytes);
   parser.feed(bytes);
   EXPECT_TRUE(end.receive(**parser.next()).has_value());
   EXPECT_TRUE(end.wants_ack());
-  end.write_beat(bytes, {});
+  end.write_keepalive(bytes, {});
   EXPECT_FALSE(end.wants_ack());
 }
 
-TEST(ReliableSession, RefusesNumbersThatCannotBe) {
+TEST(ReliableSession, RefusesImpossibleSequenceNumbers) {
   ReliableSession end;
   expect_error(end.connect(1), ErrorCode::kProtocol, "says that it has 1 frames");
   EXPECT_OK(end.connect(0));
@@ -139,57 +140,61 @@ TEST(ReliableSession, RefusesNumbersThatCannotBe) {
   EXPECT_EQ(end.received(), 1U);
 }
 
-TEST(ProxyLink, GivesSignsOfLifeAsOftenAsTheServerWantsThem) {
-  constexpr TimePoint kBegin{1'000'000'000};
-  EXPECT_EQ(beat_growth(100), 1);
-  EXPECT_EQ(beat_growth(4096), 4);
-  EXPECT_EQ(beat_growth(100'000), kMaxBeatGrowth);
+TEST(ProxyLink, SendsKeepalivesAsOftenAsTheServerWants) {
+  EXPECT_EQ(interval_growth(100), 1);
+  EXPECT_EQ(interval_growth(4096), 4);
+  EXPECT_EQ(interval_growth(100'000), kMaxIntervalGrowth);
   for (const int64_t growth : {1, 8}) {
+    const size_t proxies = static_cast<size_t>(growth) * kProxiesPerInterval;
+    ManualClock clock;
+    const TimePoint begin = clock.now();
     ProxyLink link({{true}, "above"});
-    ServerSession host;
-    host.link_up(kBegin);
-    EXPECT_OK(host.receive(link.begin(kBegin), kBegin));
-    link.submit({StoreOperation::kGet, 1, {"never"}}, 1, kBegin);
+    ServerSession session(clock);
+    session.link_up();
+    EXPECT_OK(session.receive(link.begin(begin)));
+    link.submit({StoreOperation::kGet, 1, {"never"}}, 1, begin);
     Bytes down, up;
-    host.write(down, kLeaseTime * growth, kBeat * growth);
-    EXPECT_OK(link.receive(down, kBegin));
-    link.write(up, kBegin);
-    EXPECT_OK(host.receive(up, kBegin));
-    host.reply({1, 99});
+    session.write(down, proxies);
+    EXPECT_OK(link.receive(down, begin));
+    link.write(up, begin);
+    EXPECT_OK(session.receive(up));
+    session.reply({1, 99});
     down.clear();
-    host.write(down, kLeaseTime * growth, kBeat * growth);
-    EXPECT_OK(link.receive(down, kBegin));
-    EXPECT_EQ(link.next_wake(), kBegin + kBeat * growth);
-    EXPECT_EQ(link.lease_left(kBegin), kLeaseTime * growth);
-    EXPECT_EQ(link.silent(kBegin + 20s), growth == 1);
+    session.write(down, proxies);
+    EXPECT_OK(link.receive(down, begin));
+    EXPECT_EQ(link.next_wake(), begin + kKeepaliveInterval * growth);
+    EXPECT_EQ(link.lease_left(begin), kLeaseTime * growth);
+    EXPECT_EQ(link.silent(begin + 20s), growth == 1);
   }
 }
 
-// A root, its end of a proxy's session, and the proxy. Time passes at need.
-struct LeasedWorld {
-  static constexpr ClientId kProxy = 99, kStranger = 98;
+// A root, its end of a proxy's session, and the proxy, with a clock that the test moves.
+struct LeaseFixture {
+  static constexpr ClientId kProxy = 99, kOtherClient = 98;
 
-  LeasedWorld() {
-    host.link_up(now);
-    EXPECT_OK(host.receive(link.begin(now), now));
+  LeaseFixture() {
+    session.link_up();
+    EXPECT_OK(session.receive(link.begin(clock.now())));
     exchange();
     // The first frame of the proxy starts its leases.
     ask(StoreOperation::kAdd, "n");
     pass(1s);
   }
-  void ask(StoreOperation operation, const Key& key) { link.submit({operation, ++last_id, {key}, {}, 1}, 1, now); }
+  void ask(StoreOperation operation, const Key& key) {
+    link.submit({operation, ++last_id, {key}, {}, 1}, 1, clock.now());
+  }
   /// Carries what is to be sent, both ways, until nothing is.
   void exchange() {
     for (bool more = true; more;) {
       Bytes up, down;
-      link.write(up, now);
-      auto input = host.receive(up, now);
+      link.write(up, clock.now());
+      auto input = session.receive(up);
       ASSERT_TRUE(input.has_value()) << input.error().to_string();
       for (Request& request : input->requests) {
-        for (const Reply& reply : root.apply(std::move(request), kProxy)) host.reply(reply);
+        for (const Reply& reply : root.apply(std::move(request), kProxy)) session.reply(reply);
       }
-      host.write(down, kLeaseTime);
-      EXPECT_OK(link.receive(down, now));
+      session.write(down);
+      EXPECT_OK(link.receive(down, clock.now()));
       for (const Reply& reply : link.take_replies()) {
         if (!reply.values.empty()) values.push_back(to_string(reply.values[0]));
       }
@@ -197,42 +202,42 @@ struct LeasedWorld {
     }
   }
   void pass(Duration time) {
-    for (const TimePoint end = now + time; now < end; exchange()) now = now + 100ms;
+    for (const TimePoint end = clock.now() + time; clock.now() < end; exchange()) clock.pass(100ms);
   }
   /// Another client's set; what it releases for the proxy.
   Replies set(const char* value) {
-    Replies replies = root.apply({StoreOperation::kSet, ++last_id, {"k"}, {to_bytes(value)}}, kStranger);
-    EXPECT_TRUE(std::ranges::any_of(replies, [](const Reply& reply) { return reply.client == kStranger; }))
-        << "somebody holds a lease";
-    std::erase_if(replies, [](const Reply& reply) { return reply.client == kStranger; });
+    Replies replies = root.apply({StoreOperation::kSet, ++last_id, {"k"}, {to_bytes(value)}}, kOtherClient);
+    EXPECT_TRUE(std::ranges::any_of(replies, [](const Reply& reply) { return reply.client == kOtherClient; }))
+        << "a client holds a lease";
+    std::erase_if(replies, [](const Reply& reply) { return reply.client == kOtherClient; });
     return replies;
   }
   void revoke() {
     Replies freed;
-    host.end_grants(root.revoke(kProxy, freed));
+    session.end_grants(root.revoke(kProxy, freed));
   }
 
-  TimePoint now{1'000'000'000};
+  ManualClock clock;
   StoreState root;
-  ServerSession host;
+  ServerSession session{clock};
   ProxyLink link{{{true}, "above"}};
   RequestId last_id = 0;
   std::vector<std::string> values;
 };
 
-// It comes from another thread of the server, after the proxy's leases were revoked and it was heard again.
-TEST(ProxyLink, UsesNoLeaseThatWasRevokedWhileTheGrantWasOnItsWay) {
-  LeasedWorld world;
+// The grant comes from another thread of the server, after the proxy's leases were revoked and it sent a frame again.
+TEST(ProxyLink, DropsALeaseRevokedWhileItsGrantWasOnItsWay) {
+  LeaseFixture world;
   world.ask(StoreOperation::kGet, "k");
   world.exchange();
   const Replies granted = world.set("old");
   ASSERT_EQ(granted.size(), 1U);
   EXPECT_TRUE(granted[0].leased);
-  world.now = world.now + 2 * kLeaseEnd;
+  world.clock.pass(3 * kLeaseTime);
   world.revoke();
   world.pass(5s);
-  EXPECT_GT(world.link.lease_left(world.now), Duration{0});
-  world.host.reply(granted[0]);
+  EXPECT_GT(world.link.lease_left(world.clock.now()), Duration{0});
+  world.session.reply(granted[0]);
   world.pass(100ms);
   EXPECT_EQ(world.values, std::vector<std::string>{"old"}) << "it is the answer, and no more";
   world.set("new");
@@ -241,27 +246,27 @@ TEST(ProxyLink, UsesNoLeaseThatWasRevokedWhileTheGrantWasOnItsWay) {
   EXPECT_EQ(world.values, (std::vector<std::string>{"old", "new"}));
 }
 
-TEST(ProxyLink, UsesNoLeaseThatWasRevokedWhileTheGrantWaitedForTheLink) {
-  LeasedWorld world;
+TEST(ProxyLink, DropsALeaseRevokedWhileItsGrantWasQueued) {
+  LeaseFixture world;
   world.ask(StoreOperation::kGet, "k");
   world.exchange();
-  for (const Reply& reply : world.set("old")) world.host.reply(reply);
-  world.now = world.now + 2 * kLeaseEnd;
+  for (const Reply& reply : world.set("old")) world.session.reply(reply);
+  world.clock.pass(3 * kLeaseTime);
   world.revoke();
-  Bytes beat;
-  world.link.write(beat, world.now);  // heard before anything is written: leases of now
-  EXPECT_OK(world.host.receive(beat, world.now));
+  Bytes keepalive;
+  world.link.write(keepalive, world.clock.now());  // received before anything is written: new leases
+  EXPECT_OK(world.session.receive(keepalive));
   world.pass(100ms);
-  EXPECT_GT(world.link.lease_left(world.now), Duration{0});
+  EXPECT_GT(world.link.lease_left(world.clock.now()), Duration{0});
   world.set("new");
   world.ask(StoreOperation::kGet, "k");
   world.pass(100ms);
   EXPECT_EQ(world.values, (std::vector<std::string>{"old", "new"}));
 }
 
-TEST(ProxyLink, UsesALeaseThatWasGrantedSinceTheLastRevocation) {
-  LeasedWorld world;
-  world.now = world.now + 2 * kLeaseEnd;
+TEST(ProxyLink, UsesALeaseGrantedAfterTheLastRevocation) {
+  LeaseFixture world;
+  world.clock.pass(3 * kLeaseTime);
   world.revoke();
   world.pass(1s);
   EXPECT_TRUE(world.set("v").empty());
@@ -274,38 +279,39 @@ TEST(ProxyLink, UsesALeaseThatWasGrantedSinceTheLastRevocation) {
   EXPECT_EQ(answers[0].values, std::vector<Bytes>{to_bytes("v")});
 }
 
-TEST(ProxyLink, OfManyProxiesSendsAndWantsFramesMoreSeldom) {
-  constexpr TimePoint kBegin{1'000'000'000};
+TEST(ProxyLink, OfManyProxiesSendsFewerFrames) {
+  ManualClock clock;
+  const TimePoint begin = clock.now();
   ProxyLink link({{true}, "above"});
-  ServerSession host;
-  host.link_up(kBegin);
+  ServerSession session(clock);
+  session.link_up();
   Bytes down, up;
   const auto go_up = [&](TimePoint now) {
     up.clear();
     link.write(up, now);
-    EXPECT_OK(host.receive(up, now));
+    EXPECT_OK(session.receive(up));
     return !up.empty();
   };
-  EXPECT_OK(host.receive(link.begin(kBegin), kBegin));
-  host.write(down, kLeaseTime);
-  EXPECT_OK(link.receive(down, kBegin));
-  EXPECT_EQ(host.pace(), 0ms);
+  EXPECT_OK(session.receive(link.begin(begin)));
+  session.write(down);
+  EXPECT_OK(link.receive(down, begin));
+  EXPECT_EQ(session.min_interval(), 0ms);
   link.serves_proxies(100);
-  link.submit({StoreOperation::kGet, 1, {"first"}}, 1, kBegin);
-  EXPECT_TRUE(go_up(kBegin)) << "nothing was sent before";
-  EXPECT_EQ(host.pace(), 40ms);
-  link.submit({StoreOperation::kGet, 1, {"second"}}, 2, kBegin + 1ms);
-  EXPECT_FALSE(go_up(kBegin + 1ms));
-  EXPECT_EQ(link.next_wake(), kBegin + 40ms);
+  link.submit({StoreOperation::kGet, 1, {"first"}}, 1, begin);
+  EXPECT_TRUE(go_up(begin)) << "nothing was sent before";
+  EXPECT_EQ(session.min_interval(), 40ms);
+  link.submit({StoreOperation::kGet, 1, {"second"}}, 2, begin + 1ms);
+  EXPECT_FALSE(go_up(begin + 1ms));
+  EXPECT_EQ(link.next_wake(), begin + 40ms);
   link.serves_proxies(1000);
-  EXPECT_FALSE(go_up(kBegin + 49ms));
-  EXPECT_TRUE(go_up(kBegin + 50ms));
-  EXPECT_EQ(host.pace(), kLongestPace);
+  EXPECT_FALSE(go_up(begin + 49ms));
+  EXPECT_TRUE(go_up(begin + 50ms));
+  EXPECT_EQ(session.min_interval(), kMaxMinInterval);
 }
 
 TEST(SessionFrames, SurviveTheWireAndRefuseOthers) {
   const auto frame_of = [](const Bytes& bytes) {
-    FrameParser parser(kMaxTierFrameBytes);
+    FrameParser parser(kMaxSessionFrameBytes);
     parser.feed(bytes);
     return **parser.next();
   };
@@ -320,11 +326,11 @@ TEST(SessionFrames, SurviveTheWireAndRefuseOthers) {
   expect_error(decode_session_open(frame_of(encode(SessionOpened{}))), ErrorCode::kProtocol);
   EXPECT_TRUE(is_session_close(frame_of(encode_session_close())));
   const SessionId id = fresh_session_id();
-  EXPECT_EQ(session_of_hello(tier_hello(id)), id);
+  EXPECT_EQ(session_of_hello(proxy_hello(id)), id);
   EXPECT_FALSE(session_of_hello(as_bytes("muster store")).has_value());
 }
 
-TEST(SessionFrames, RefuseAMessageThatIsCutShort) {
+TEST(SessionFrames, RefuseATruncatedMessage) {
   const Bytes whole = message(1);
   const auto count = [](ByteView bytes) {
     int messages = 0;

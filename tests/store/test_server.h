@@ -14,7 +14,7 @@ namespace muster {
 inline Bytes test_secret() { return to_bytes("the secret of this test's job"); }
 inline Deadline test_deadline() { return Deadline::after(60s); }
 
-/// A server on a free loopback port, an abstract Unix socket and a port for torch's dialect.
+/// A server on a free loopback port, an abstract Unix socket and a port for torch's protocol.
 struct TestServer {
   explicit TestServer(const std::string& upstream = "", StoreServerOptions options = {}) {
     static int serial = 0;

@@ -44,7 +44,7 @@ void in_threads(int count, const std::function<void(int)>& body) {
   for (auto& thread : threads) thread.join();
 }
 
-// What changes the store is done exactly once however often the link breaks: counted afterwards.
+// Changes of the store are done exactly once, however often the link breaks. The test counts them afterwards.
 void run_workers(const std::vector<std::string>& urls, int rounds) {
   const int workers = static_cast<int>(urls.size());
   std::atomic<int> wins = 0;
@@ -78,7 +78,7 @@ void run_workers(const std::vector<std::string>& urls, int rounds) {
   EXPECT_EQ(store->queue_length("jobs", soon()), 0);
 }
 
-TEST(Tiers, DoEverythingOnceWhereverLinksAreCut) {
+TEST(ProxyTiers, DoEverythingOnceWhenLinksAreCut) {
   for (const bool merge : {false, true}) {
     const TestServer root;
     RelayFaults faults;
@@ -95,7 +95,7 @@ TEST(Tiers, DoEverythingOnceWhereverLinksAreCut) {
   }
 }
 
-TEST(Tiers, KeepWhatWaitsWhileTheLinkIsAway) {
+TEST(ProxyTiers, KeepWaitsWhileThereIsNoLink) {
   const TestServer root;
   FaultRelay relay(root.server->muster_addresses()[0], {}, 1);
   const TestServer proxy(relay.url(), tiered());
@@ -120,7 +120,7 @@ TEST(Tiers, KeepWhatWaitsWhileTheLinkIsAway) {
   });
 }
 
-TEST(Tiers, SayThatTheServerIsGoneWhenItDoesNotComeBack) {
+TEST(ProxyTiers, ReportAServerThatDoesNotComeBack) {
   const TestServer root("", tiered(300ms));
   FaultRelay relay(root.server->muster_addresses()[0], {}, 1);
   const TestServer proxy(relay.url(), tiered(300ms));
@@ -133,14 +133,14 @@ TEST(Tiers, SayThatTheServerIsGoneWhenItDoesNotComeBack) {
   while (root.server->stat().clients > 1) std::this_thread::yield();  // its session is forgotten too
 }
 
-TEST(Tiers, NoticeThatTheServerWasStartedAnew) {
+TEST(ProxyTiers, NoticeARestartedServer) {
   auto root = std::make_unique<TestServer>();
   const Address address = root->server->muster_addresses()[0];
   FaultRelay relay(address, {}, 1);
   const TestServer proxy(relay.url(), tiered());
   const auto store = open_or_fail(proxy.unix_url());
   EXPECT_OK(store->set("k", as_bytes("v"), soon()));
-  relay.hold(true);  // or the proxy, refused for long, would know that nobody is there
+  relay.hold(true);  // else the proxy is refused, and knows that there is no server
   root.reset();
   StoreServerOptions options;
   options.credentials.secret = test_secret();
@@ -148,22 +148,22 @@ TEST(Tiers, NoticeThatTheServerWasStartedAnew) {
   const auto again = StoreServer::start(options, soon());
   ASSERT_TRUE(again.has_value()) << again.error().to_string();
   relay.hold(false);
-  expect_error(store->get("never", soon()), ErrorCode::kPeerLost, "started anew");
+  expect_error(store->get("never", soon()), ErrorCode::kPeerLost, "restarted");
   while ((*again)->stat().clients > 0) std::this_thread::yield();  // the proxy lives, and has let go of the link
 }
 
-TEST(Tiers, EndTheSessionOfOneThatNeverSaysAWord) {
+TEST(ProxyTiers, EndTheSessionOfASilentProxy) {
   const TestServer root("", tiered(300ms));
   std::vector<Connection> mute;
   for (int i = 0; i < 3; ++i)
     mute.push_back(
-        connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), tier_hello(fresh_session_id())).value());
+        connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), proxy_hello(fresh_session_id())).value());
   while (root.server->stat().clients < 3) std::this_thread::yield();
   while (root.server->stat().clients > 0) std::this_thread::yield();
   EXPECT_OK(open_or_fail(root.tcp_url())->set("k", as_bytes("v"), soon()));
 }
 
-TEST(Tiers, AskForANodesStartUpOnce) {
+TEST(ProxyTiers, AskForANodesStartUpOnce) {
   constexpr int kWorkers = 8, kKeys = 200;
   const TestServer root;
   const TestServer proxy(root.tcp_url(), tiered());
@@ -179,10 +179,10 @@ TEST(Tiers, AskForANodesStartUpOnce) {
     EXPECT_OK(store->barrier("b", kWorkers, soon()));
   });
   const uint64_t operations = root.server->stat().operations - before.operations;
-  EXPECT_LE(operations, uint64_t(kKeys + 3 * kWorkers)) << "each key is read about once, whoever asks";
+  EXPECT_LE(operations, uint64_t(kKeys + 3 * kWorkers)) << "each key is read about once for all clients";
 }
 
-TEST(Tiers, NeverReadWhatWasChangedBefore) {
+TEST(ProxyTiers, NeverReadAnOldValue) {
   const TestServer root;
   const TestServer left(root.tcp_url(), tiered()), right(root.unix_url(), tiered());
   std::atomic<int> published = 0;
@@ -205,8 +205,8 @@ TEST(Tiers, NeverReadWhatWasChangedBefore) {
   });
 }
 
-// PyTorch's client does not wait for its sets: what it asks next must see them, whoever holds leases of the key.
-TEST(Tiers, LetNoRequestOfATCPStoreClientOvertakeItsSet) {
+// PyTorch's client does not wait for its sets. Its next request must see them, even if other clients hold leases.
+TEST(ProxyTiers, LetNoRequestOfATCPStoreClientOvertakeItsSet) {
   const TestServer root;
   const TestServer mine(root.tcp_url(), tiered()), other(root.tcp_url(), tiered());
   std::atomic<bool> over = false;
@@ -234,12 +234,13 @@ TEST(Tiers, LetNoRequestOfATCPStoreClientOvertakeItsSet) {
   });
 }
 
-TEST(Tiers, AnswerEachOfACrowdOfProxies) {
+TEST(ProxyTiers, AnswerEachOfManyProxies) {
   const TestServer root;
   const auto loop = Loop::create();
   ASSERT_TRUE(loop.has_value());
-  UpstreamOptions options{root.tcp_url(), {test_secret(), nullptr}};
-  options.merge = true;
+  StoreServerOptions options = tiered();
+  options.credentials.secret = test_secret();
+  options.upstream = root.tcp_url();
   constexpr size_t kProxies = 100;
   size_t answered = 0;
   std::vector<std::unique_ptr<Backend>> proxies;
@@ -255,8 +256,8 @@ TEST(Tiers, AnswerEachOfACrowdOfProxies) {
   EXPECT_EQ(open_or_fail(root.unix_url())->add("n", 0, soon()), 300);
 }
 
-// A proxy that holds a lease and is never heard again.
-TEST(Tiers, ChangeAKeyThatADeadProxyHolds) {
+// A proxy that holds a lease and sends nothing more.
+TEST(ProxyTiers, ChangeAKeyThatADeadProxyHolds) {
   StoreServerOptions options;
   options.lease_time = 400ms;
   const TestServer root("", options);
@@ -278,7 +279,7 @@ TEST(Tiers, ChangeAKeyThatADeadProxyHolds) {
 class RawProxy {
  public:
   explicit RawProxy(const TestServer& root)
-      : connection_(connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), tier_hello(fresh_session_id()))
+      : connection_(connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), proxy_hello(fresh_session_id()))
                         .value()) {
     write(encode(SessionOpen{}));
     EXPECT_TRUE(decode_session_opened(next_frame()).has_value());
@@ -307,7 +308,7 @@ class RawProxy {
   /// Whether the server has closed the link, whatever it said before.
   bool is_cut_off() {
     Bytes beat;
-    session_.write_beat(beat, {});
+    session_.write_keepalive(beat, {});
     return muster::is_cut_off(connection_.stream->fd(), beat);
   }
 
@@ -328,12 +329,12 @@ class RawProxy {
 
   Connection connection_;
   ReliableSession session_;
-  FrameParser parser_{kMaxTierFrameBytes};
+  FrameParser parser_{kMaxSessionFrameBytes};
   std::deque<Reply> heard_;
 };
 
 // What waits for a lease that it had may release what it waited for: that must not make it a holder again.
-TEST(Tiers, LeaseNothingToAProxyThatHasEnded) {
+TEST(ProxyTiers, LeaseNothingToAProxyThatHasEnded) {
   const TestServer root;
   const auto store = open_or_fail(root.unix_url());
   EXPECT_OK(store->set("held", as_bytes("old"), soon()));
@@ -353,7 +354,7 @@ TEST(Tiers, LeaseNothingToAProxyThatHasEnded) {
 }
 
 // The root hears of its end at once. A proxy below does not, and goes on answering from what was passed on to it.
-TEST(Tiers, ChangeAKeyThatProxiesBelowADeadOneHold) {
+TEST(ProxyTiers, ChangeAKeyThatProxiesBelowADeadOneHold) {
   for (const bool held_before : {false, true}) {
     StoreServerOptions options;
     options.lease_time = 1s;
@@ -378,7 +379,7 @@ TEST(Tiers, ChangeAKeyThatProxiesBelowADeadOneHold) {
   }
 }
 
-TEST(Tiers, LeaseAgainToAProxyThatWasSilentForLong) {
+TEST(ProxyTiers, LeaseAgainToAProxyThatWasSilent) {
   StoreServerOptions options;
   options.lease_time = 400ms;  // much less than the time between two signs of life
   const TestServer root("", options);
@@ -397,7 +398,7 @@ TEST(Tiers, LeaseAgainToAProxyThatWasSilentForLong) {
   EXPECT_FALSE(deadline.passed()) << "every read goes to the root";
 }
 
-TEST(Tiers, CutOffAProxyThatNeverReads) {
+TEST(ProxyTiers, CloseAProxyThatNeverReads) {
   StoreServerOptions options;
   options.max_reply_queue = 1 << 20;
   options.stall_timeout = 50ms;
@@ -412,12 +413,12 @@ TEST(Tiers, CutOffAProxyThatNeverReads) {
   EXPECT_OK(store->set("k", {}, soon()));
 }
 
-TEST(Tiers, CutOffAProxyThatBreaksTheProtocol) {
+TEST(ProxyTiers, CloseAProxyThatBreaksTheProtocol) {
   const TestServer root;
   const SessionId id = fresh_session_id();
   for (const Bytes& wrong : {encode_frame(1, {}), encode_frame(192, Bytes(3)), encode_frame(194, Bytes(40)),
                              encode_frame(192, Bytes(10, 9)), Bytes(8, 0xff)}) {
-    const auto connection = connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), tier_hello(id));
+    const auto connection = connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), proxy_hello(id));
     ASSERT_TRUE(connection.has_value()) << connection.error().to_string();
     const iovec segment{const_cast<uint8_t*>(wrong.data()), wrong.size()};
     EXPECT_TRUE(connection->stream->write({&segment, 1}).has_value());

@@ -9,7 +9,7 @@
 namespace muster {
 
 /// What a stock TCPStore client sends for a request; nothing for what its protocol has not. Shares no code with the
-/// dialect. A get, multi_get or queue_pop is what a stock client sends after its WAIT: it does not wait.
+/// protocol. A get, multi_get or queue_pop is what a stock client sends after its WAIT: it does not wait.
 std::optional<Bytes> torch_request(const Request& request);
 /// Whether the protocol answers the request at all.
 bool torch_answers(StoreOperation operation);

@@ -30,7 +30,7 @@ DialOptions store_dial_options(const Address& address, const Credentials& creden
   return options;
 }
 
-// A name may have several addresses of which the server listens on some: all are dialled, the first to answer wins.
+// The server may listen on some of the addresses of a name only, so all are dialed and the first connection is taken.
 Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline,
                                     ByteView hello) {
   MUSTER_ASSIGN(const auto addresses, addresses_of_store(url));
@@ -46,7 +46,7 @@ Result<Connection> connect_to_store(const std::string& url, const Credentials& c
       if (outcome && !connection) connection = std::move(*outcome);
       if (outcome) return;
       ++failures;
-      // A server that answered and refused says more than an address where nobody is.
+      // The error of a server that answered says more than that of an address without a server.
       if (!error || refusal(outcome.error())) error = outcome.error();
     }));
   }
@@ -55,14 +55,14 @@ Result<Connection> connect_to_store(const std::string& url, const Credentials& c
   while (!done()) loop->run_once(deadline.or_sooner(loop->clock().now() + 1s));  // each dial ends at the deadline
   if (!connection) return tl::unexpected(error->in("connecting to the store at " + url));
   if (to_string(connection->hello) != kStoreHello) {
-    return fail(ErrorCode::kProtocol, "what answers at " + url + " is muster, but no store");
+    return fail(ErrorCode::kProtocol, "the muster server at " + url + " is no store");
   }
   return std::move(*connection);
 }
 
 Result<> close_session(const std::string& url, const Credentials& credentials, const SessionId& session,
                        const Deadline& deadline) {
-  MUSTER_ASSIGN(const Connection connection, connect_to_store(url, credentials, deadline, tier_hello(session)));
+  MUSTER_ASSIGN(const Connection connection, connect_to_store(url, credentials, deadline, proxy_hello(session)));
   Bytes close = encode_session_close();
   const iovec segment{close.data(), close.size()};
   MUSTER_ASSIGN(const size_t sent, connection.stream->write({&segment, 1}));

@@ -1,12 +1,12 @@
-// What a file store's file holds, numbers little-endian:
+// The file of a file store. Numbers are little-endian:
 //
 //   file   := "MUSTLOG1" record*
 //   record := checksum:u64 client:u64 frame         checksum: FNV-1a of what follows it in the record
 //   frame  := a request, as in messages.cpp
 //
 // Only the holder of the lock appends. A record that is too short or does not match its checksum is still being
-// written, or its writer was killed: for a reader the file ends before it, and the next holder of the lock cuts it off.
-// A record that matches is never changed again, so readers need no lock.
+// written, or its writer was killed. Readers take it for the end of the file, and the next holder of the lock truncates
+// it. A record with a correct checksum never changes, so readers need no lock.
 
 #include "muster/store/file_log.h"
 
@@ -61,11 +61,11 @@ tl::unexpected<Error> FileLog::failed(const char* action) const {
 
 Result<uint64_t> FileLog::size() const {
   struct stat status {};
-  if (fstat(fd_.get(), &status) != 0) return failed("look at");
+  if (fstat(fd_.get(), &status) != 0) return failed("stat");
   return static_cast<uint64_t>(status.st_size);
 }
 
-// False when the file ends before that.
+// False if the file ends before that.
 Result<bool> FileLog::read_at(uint64_t offset, MutableByteView into) const {
   while (!into.empty()) {
     const ssize_t n = pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset));
@@ -78,7 +78,7 @@ Result<bool> FileLog::read_at(uint64_t offset, MutableByteView into) const {
   return true;
 }
 
-// False when what is left is not a whole record.
+// False if the rest is not a whole record.
 Result<bool> FileLog::read_record(uint64_t size, const Apply& apply) {
   if (size - end_ < kRecordHeaderBytes) return false;
   Bytes record(kRecordHeaderBytes);
@@ -99,13 +99,13 @@ Result<bool> FileLog::read_record(uint64_t size, const Apply& apply) {
 
 Result<> FileLog::catch_up(const Apply& apply) {
   MUSTER_ASSIGN(const uint64_t size, this->size());
-  if (size < end_) return fail(ErrorCode::kProtocol, "the file store " + path_ + " was cut short by somebody else");
+  if (size < end_) return fail(ErrorCode::kProtocol, "the file store " + path_ + " was truncated by another program");
   if (end_ == 0) {
     if (size < kLogMagic.size()) return {};  // new, or its first writer was killed
     Bytes magic(kLogMagic.size());
     MUSTER_ASSIGN(const bool whole, read_at(0, magic));
     if (!whole || to_string(magic) != kLogMagic) {
-      return fail(ErrorCode::kProtocol, path_ + " is not a file store of muster's; give it a file of its own");
+      return fail(ErrorCode::kProtocol, path_ + " is not a muster file store; use another path");
     }
     end_ = kLogMagic.size();
   }
@@ -123,7 +123,7 @@ Result<> FileLog::write_end(ByteView bytes) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
       const auto error = failed("append to");
-      // What was written is torn and would be ignored; cutting it off at once only gives the space back.
+      // The incomplete record would be ignored. Truncating it only frees the space.
       if (ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return error;
       return error;
     }
@@ -145,7 +145,7 @@ Result<FileLog::Outcome> FileLog::append(const Request& request, ClientId client
   MUSTER_TRY(catch_up(apply));
   if (!wanted()) return Outcome::kNotWanted;
   MUSTER_ASSIGN(const uint64_t size, this->size());
-  if (size > end_ && ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return failed("mend");
+  if (size > end_ && ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return failed("repair");
   if (end_ == 0) MUSTER_TRY(write_end(as_bytes(kLogMagic)));
   MUSTER_TRY(write_end(record));
   apply(request, client);

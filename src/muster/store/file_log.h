@@ -9,21 +9,21 @@
 
 namespace muster {
 
-/// A file that several processes append requests to; the grammar heads file_log.cpp. Whoever applies them from the
-/// start reaches the same StoreState. Writers, in one process or several, are kept apart by flock(); readers need no
-/// lock. Nothing here waits. Not thread-safe.
+/// A file to which several processes append requests; see file_log.cpp for the grammar. Every process that applies them
+/// from the start gets the same StoreState. Writers exclude each other with flock(); readers need no lock. No function
+/// waits. Not thread-safe.
 class FileLog {
  public:
   /// Creates the file when it is missing.
   static Result<std::unique_ptr<FileLog>> open(const std::string& path);
 
   using Apply = std::function<void(Request request, ClientId client)>;
-  /// Reads what was appended since the last call, in order. kProtocol when the file holds something else.
+  /// Reads the requests that were appended since the last call, in order. kProtocol if the file is not a log.
   Result<> catch_up(const Apply& apply);
 
   enum class Outcome { kAppended, kBusy, kNotWanted };
-  /// Unless another writer is at it (kBusy): catches up, asks `wanted`, then appends the request and applies it; nobody
-  /// else can append in between. On an error the file is as it was.
+  /// Takes the lock (kBusy if another writer holds it), catches up and asks `wanted`, then appends the request and
+  /// applies it. After an error the file is unchanged.
   Result<Outcome> append(const Request& request, ClientId client, const Apply& apply,
                          const std::function<bool()>& wanted);
 
@@ -37,7 +37,7 @@ class FileLog {
 
   std::string path_;
   Fd fd_;
-  uint64_t end_ = 0;  // up to where this object has read: the header and whole records
+  uint64_t end_ = 0;  // the bytes that were read: the header and whole records
 };
 
 }  // namespace muster

@@ -11,36 +11,11 @@
 namespace muster {
 namespace {
 
-constexpr Duration kShortestLook = 1ms;
-constexpr Duration kLongestLook = 50ms;
+constexpr Duration kMinPollPause = 1ms;
+constexpr Duration kMaxPollPause = 50ms;
 
-// How an operation meets the log.
-enum class OperationClass {
-  kLook,    // read the log, then ask the state; a wait is released by what is read later
-  kAppend,  // becomes part of the log
-  kTake,    // becomes part of the log once there is something to take
-};
-
-OperationClass way_of(StoreOperation operation) {
-  switch (operation) {
-    case StoreOperation::kGet:
-    case StoreOperation::kMultiGet:
-    case StoreOperation::kWait:
-    case StoreOperation::kCheck:
-    case StoreOperation::kNumKeys:
-    case StoreOperation::kQueueLength:
-    case StoreOperation::kListKeys:
-    case StoreOperation::kStat:
-      return OperationClass::kLook;
-    case StoreOperation::kQueuePop:
-      return OperationClass::kTake;
-    default:
-      return OperationClass::kAppend;
-  }
-}
-
-// Every process keeps its own StoreState and brings it up to date from the log, so the state machine is the same as
-// everywhere else. Waiting is polling: a call reads the log again after a pause that grows.
+// Every process has its own StoreState and updates it from the log. A waiting call polls: it reads the log again after
+// a pause that grows.
 class FileStore : public RequestStore {
  public:
   FileStore(std::string path, std::unique_ptr<FileLog> log) : path_(std::move(path)), log_(std::move(log)) {
@@ -76,37 +51,36 @@ class FileStore : public RequestStore {
   };
 
   Result<> drive(Call& call, const Deadline& deadline) {
-    for (Duration pause = kShortestLook;; pause = std::min(pause * 2, kLongestLook)) {
+    for (Duration pause = kMinPollPause;; pause = std::min(pause * 2, kMaxPollPause)) {
       {
         const std::lock_guard lock(mutex_);
         MUSTER_ASSIGN(const bool busy, step(call));
         if (call.reply) return {};
-        if (busy) pause = kShortestLook;  // another writer is done in no time
+        if (busy) pause = kMinPollPause;  // the other writer is done soon
       }
       if (deadline.passed()) return give_up(call);
-      // tidy: allow(sleep) a file tells nobody that it grew, over NFS least of all
+      // tidy: allow(sleep) nothing notifies of a growing file, least of all over NFS
       std::this_thread::sleep_for(std::min(pause, deadline.left()));
     }
   }
 
-  // One attempt, under the mutex. Whatever is read from the log goes to the calls that it answers. True if another
-  // writer was at it.
+  // One attempt, under the mutex. Requests from the log may answer any call. True if another writer held the lock.
   Result<bool> step(Call& call) {
-    const OperationClass way = way_of(call.request.operation);
-    if (call.submitted || way == OperationClass::kLook) {
+    if (call.submitted || has(call.request.operation, kReadOnly)) {
       MUSTER_TRY(log_->catch_up(apply()));
       if (!call.submitted) deliver(call.request, self_);
       call.submitted = true;
       return false;
     }
-    const auto wanted = [&] { return way == OperationClass::kAppend || queue_holds_something(call.request.keys[0]); };
+    const bool pops = call.request.operation == StoreOperation::kQueuePop;
+    const auto wanted = [&] { return !pops || queue_holds_something(call.request.keys[0]); };
     MUSTER_ASSIGN(const auto outcome, log_->append(call.request, self_, apply(), wanted));
     call.submitted = outcome == FileLog::Outcome::kAppended;
     return outcome == FileLog::Outcome::kBusy;
   }
 
-  // The time is up. An arrival at a barrier is on record and must be withdrawn, unless the barrier was released
-  // meanwhile; other waits are known to this process only.
+  // After the deadline. An arrival at a barrier is in the log and must be withdrawn, unless it was released meanwhile.
+  // Other waits are known to this process only.
   Result<> give_up(Call& call) {
     const Request cancel{StoreOperation::kCancel, call.request.id};
     const bool on_record = call.submitted && call.request.operation == StoreOperation::kBarrier;
@@ -119,8 +93,8 @@ class FileStore : public RequestStore {
         if (call.reply && (call.reply->status || call.reply->status.error().code != ErrorCode::kAborted)) return {};
         if (call.reply || !on_record) break;
       }
-      // tidy: allow(sleep) the other writer holds the lock for a moment
-      std::this_thread::sleep_for(kShortestLook);
+      // tidy: allow(sleep) the other writer holds the lock for a short time
+      std::this_thread::sleep_for(kMinPollPause);
     }
     return tl::unexpected(timed_out(call.request, "the file store " + path_));
   }
@@ -143,7 +117,7 @@ class FileStore : public RequestStore {
   }
 
   const std::string path_;
-  ClientId self_ = 0;  // this object's among all that append to the file
+  ClientId self_ = 0;  // this object's number; random, because many may append to the file
   std::mutex mutex_;
   std::unique_ptr<FileLog> log_;
   StoreState state_;

@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-// The claims of one memory, shared by it and by whoever holds one.
+// The locks of one memory store, shared with their holders.
 struct Claims {
   std::mutex mutex;
   std::map<Key, Bytes> held;
@@ -29,7 +29,7 @@ class MemoryClaim : public TtlLock {
   const Key name_;
 };
 
-// What the clones share. Each call waits on its own condition variable, so that a release wakes whom it concerns.
+// Shared by the clones. Each call waits on its own condition variable, so a release wakes only the calls that it ends.
 class SharedMemory {
  public:
   Result<Reply> call(Request request, const Deadline& deadline) {
@@ -81,7 +81,7 @@ class MemoryStore : public RequestStore {
     Claims& claims = *memory_->claims();
     const std::lock_guard lock(claims.mutex);
     if (!claims.held.emplace(name, Bytes(value.begin(), value.end())).second) {
-      return fail(ErrorCode::kAlreadyExists, "the claim \"" + name + "\" is held by another");
+      return lock_is_held(name);
     }
     return std::make_unique<MemoryClaim>(memory_->claims(), name);
   }

@@ -28,7 +28,7 @@ class PrefixStore : public Store {
   Result<bool> delete_key(const Key& key, const Deadline& deadline) override {
     return base_.delete_key(full(key), deadline);
   }
-  // The whole store's, as torch's PrefixStore has it.
+  // Counts the keys of the whole store, as torch's PrefixStore does.
   Result<int64_t> num_keys(const Deadline& deadline) override { return base_.num_keys(deadline); }
   Result<> append(const Key& key, ByteView value, const Deadline& deadline) override {
     return base_.append(full(key), value, deadline);

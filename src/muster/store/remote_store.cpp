@@ -1,5 +1,5 @@
-// No thread of its own: one of the callers that wait (the reader) polls the socket for all of them, and hands the job
-// on when its own reply has come. A single caller therefore writes, polls and reads, with no hand-off.
+// The store has no thread. One of the waiting callers, the reader, polls the socket for all of them. When its own reply
+// has come, another caller becomes the reader. A single caller writes, polls and reads without any hand-over.
 
 #include "muster/store/remote_store.h"
 
@@ -53,13 +53,13 @@ class RemoteStore : public RequestStore {
 
  private:
   struct Call {
-    std::condition_variable turn;  // its reply is there, or it is to read
+    std::condition_variable turn;  // signaled when its reply has come, or when it becomes the reader
     std::optional<Reply> reply;
     bool sleeps = false;
     bool done() const { return reply.has_value(); }
   };
 
-  // All of the following run under the mutex.
+  // The caller of the following functions holds the mutex.
 
   void send(ByteView frame) {
     outbox_.tail().insert(outbox_.tail().end(), frame.begin(), frame.end());
@@ -70,7 +70,7 @@ class RemoteStore : public RequestStore {
     if (const auto written = outbox_.flush(*stream_); !written) lose(written.error());
   }
 
-  // Until the call has its reply, the connection is lost or the deadline has passed.
+  // Returns when the call has its reply, the connection is lost or the deadline has passed.
   void drive(std::unique_lock<std::mutex>& lock, Call& call, const Deadline& deadline) {
     while (!call.done() && !lost_ && !deadline.passed()) {
       if (!reader_ || !outbox_.empty()) {
@@ -83,7 +83,7 @@ class RemoteStore : public RequestStore {
     }
   }
 
-  // Only one thread reads, but any whose request is not all sent yet helps to send.
+  // Only the reader reads. Any caller writes while output is left.
   void poll_socket(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
     const bool reads = !reader_;
     const bool writes = !outbox_.empty() || stream_->wants_write();
@@ -116,7 +116,7 @@ class RemoteStore : public RequestStore {
       MUSTER_ASSIGN(auto reply, next_reply(parser_));
       if (!reply) return {};
       const auto found = calls_.find(reply->id);
-      if (found == calls_.end()) continue;  // it gave up
+      if (found == calls_.end()) continue;  // its caller has timed out
       found->second->reply = std::move(reply);
       found->second->turn.notify_one();
     }

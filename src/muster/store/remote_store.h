@@ -5,8 +5,8 @@
 
 namespace muster {
 
-/// A store behind a server that speaks the muster dialect at "tcp://..." or "unix:...". Calls from several threads
-/// share the one connection and may all wait at once.
+/// A store in muster's server at "tcp://..." or "unix:...". Calls from several threads share one connection and may
+/// wait at the same time.
 Result<std::unique_ptr<Store>> remote_store(const std::string& url, Credentials credentials, const Deadline& deadline);
 
 }  // namespace muster

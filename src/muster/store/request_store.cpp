@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "muster/base/random.h"
 #include "muster/store/stat.h"
 
 namespace muster {
@@ -13,57 +16,62 @@ Request make(StoreOperation operation, std::vector<Key> keys, std::vector<Bytes>
 
 Bytes copy(ByteView view) { return Bytes(view.begin(), view.end()); }
 
-// A reply without the value it must have comes from a broken server.
-Result<Bytes> only_value(Reply&& reply) {
-  if (reply.values.size() == 1) return std::move(reply.values[0]);
-  return fail(ErrorCode::kProtocol, fmt::format("the store answered with {} values instead of 1", reply.values.size()));
+// A server that answers with another number of values is broken.
+Result<Bytes> only_value(Result<Reply>&& reply) {
+  if (!reply) return tl::unexpected(std::move(reply).error());
+  if (reply->values.size() == 1) return std::move(reply->values[0]);
+  return fail(ErrorCode::kProtocol,
+              fmt::format("the store answered with {} values instead of 1", reply->values.size()));
+}
+
+Result<int64_t> number(const Result<Reply>& reply) {
+  return reply.map([](const Reply& answer) { return answer.number; });
+}
+
+Result<bool> flag(const Result<Reply>& reply) {
+  return reply.map([](const Reply& answer) { return answer.number != 0; });
+}
+
+Result<> status(const Result<Reply>& reply) {
+  return reply.map([](const Reply&) {});
 }
 
 }  // namespace
 
 Result<> RequestStore::set(const Key& key, ByteView value, const Deadline& deadline) {
-  MUSTER_TRY(call(make(StoreOperation::kSet, {key}, {copy(value)}), deadline));
-  return {};
+  return status(call(make(StoreOperation::kSet, {key}, {copy(value)}), deadline));
 }
 
 Result<Bytes> RequestStore::get(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kGet, {key}), deadline));
-  return only_value(std::move(reply));
+  return only_value(call(make(StoreOperation::kGet, {key}), deadline));
 }
 
 Result<Bytes> RequestStore::compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kCompareSet, {key}, {copy(expected), copy(desired)}), deadline));
-  return only_value(std::move(reply));
+  return only_value(call(make(StoreOperation::kCompareSet, {key}, {copy(expected), copy(desired)}), deadline));
 }
 
 Result<int64_t> RequestStore::add(const Key& key, int64_t amount, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kAdd, {key}, {}, amount), deadline));
-  return reply.number;
+  return number(call(make(StoreOperation::kAdd, {key}, {}, amount), deadline));
 }
 
 Result<bool> RequestStore::check(const std::vector<Key>& keys, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kCheck, keys), deadline));
-  return reply.number != 0;
+  return flag(call(make(StoreOperation::kCheck, keys), deadline));
 }
 
 Result<> RequestStore::wait(const std::vector<Key>& keys, const Deadline& deadline) {
-  MUSTER_TRY(call(make(StoreOperation::kWait, keys), deadline));
-  return {};
+  return status(call(make(StoreOperation::kWait, keys), deadline));
 }
 
 Result<bool> RequestStore::delete_key(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kDelete, {key}), deadline));
-  return reply.number != 0;
+  return flag(call(make(StoreOperation::kDelete, {key}), deadline));
 }
 
 Result<int64_t> RequestStore::num_keys(const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kNumKeys, {}), deadline));
-  return reply.number;
+  return number(call(make(StoreOperation::kNumKeys, {}), deadline));
 }
 
 Result<> RequestStore::append(const Key& key, ByteView value, const Deadline& deadline) {
-  MUSTER_TRY(call(make(StoreOperation::kAppend, {key}, {copy(value)}), deadline));
-  return {};
+  return status(call(make(StoreOperation::kAppend, {key}, {copy(value)}), deadline));
 }
 
 Result<std::vector<Bytes>> RequestStore::multi_get(const std::vector<Key>& keys, const Deadline& deadline) {
@@ -75,38 +83,48 @@ Result<std::vector<Bytes>> RequestStore::multi_get(const std::vector<Key>& keys,
 
 Result<> RequestStore::multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values,
                                  const Deadline& deadline) {
-  MUSTER_TRY(call(make(StoreOperation::kMultiSet, keys, values), deadline));
-  return {};
+  return status(call(make(StoreOperation::kMultiSet, keys, values), deadline));
 }
 
 Result<> RequestStore::queue_push(const Key& key, ByteView value, const Deadline& deadline) {
-  MUSTER_TRY(call(make(StoreOperation::kQueuePush, {key}, {copy(value)}), deadline));
-  return {};
+  return status(call(make(StoreOperation::kQueuePush, {key}, {copy(value)}), deadline));
 }
 
 Result<Bytes> RequestStore::queue_pop(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kQueuePop, {key}), deadline));
-  return only_value(std::move(reply));
+  return only_value(call(make(StoreOperation::kQueuePop, {key}), deadline));
 }
 
 Result<int64_t> RequestStore::queue_length(const Key& key, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kQueueLength, {key}), deadline));
-  return reply.number;
+  return number(call(make(StoreOperation::kQueueLength, {key}), deadline));
 }
 
 Result<std::vector<Key>> RequestStore::list_keys(std::string_view prefix, const Deadline& deadline) {
   MUSTER_ASSIGN(Reply reply, call(make(StoreOperation::kListKeys, {Key(prefix)}), deadline));
+  std::sort(reply.keys.begin(), reply.keys.end());
   return std::move(reply.keys);
 }
 
 Result<> RequestStore::barrier(const Key& key, int64_t count, const Deadline& deadline) {
-  MUSTER_TRY(call(make(StoreOperation::kBarrier, {key}, {}, count), deadline));
-  return {};
+  return status(call(make(StoreOperation::kBarrier, {key}, {}, count), deadline));
 }
 
 Result<StoreStat> RequestStore::stat(const Deadline& deadline) {
   MUSTER_ASSIGN(const Reply reply, call(make(StoreOperation::kStat, {}), deadline));
   return stat_of(reply);
+}
+
+Result<Reply> ExternalStore::call(Request request, const Deadline& deadline) {
+  MUSTER_TRY(validate(request));
+  Result<Reply> reply = carry_out(request, deadline);
+  if (reply) return reply;
+  if (reply.error().code != ErrorCode::kTimeout) return tl::unexpected(reply.error().in(describe(request)));
+  return tl::unexpected(timed_out(request, server()));
+}
+
+std::string random_token() {
+  Bytes token(16);
+  fill_unguessable(token);
+  return to_hex(token);
 }
 
 std::string describe(const Request& request) {
@@ -121,7 +139,7 @@ std::string describe(const Request& request) {
 }
 
 Result<StoreStat> Store::stat(const Deadline&) {
-  return fail(ErrorCode::kUnsupported, "this store does not count what it does; ask the store of a running job");
+  return fail(ErrorCode::kUnsupported, "this store keeps no statistics; ask the store of a running job");
 }
 
 Deadline with_grace(const Deadline& deadline) { return Deadline::after(deadline.left() + kCancelGrace); }
@@ -132,13 +150,13 @@ Error timed_out(const Request& request, const std::string& where) {
     case StoreOperation::kGet:
     case StoreOperation::kMultiGet:
     case StoreOperation::kWait:
-      reason = "waited in vain for what no process has set yet; look for the one that should have";
+      reason = "timed out: no process has set the key; look for the one that should have";
       break;
     case StoreOperation::kQueuePop:
-      reason = "waited in vain, nothing was pushed";
+      reason = "timed out: no process has pushed an item";
       break;
     case StoreOperation::kBarrier:
-      reason = "waited in vain for the other callers; look for the one that did not arrive";
+      reason = "timed out: not all callers have arrived; look for the missing ones";
       break;
     default:
       break;

@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// Every operation of Store in terms of one: send a Request, wait for its Reply. Thread-safe if call() is.
+/// Implements every operation of Store by one: send a Request, wait for its Reply. Thread-safe if call() is.
 class RequestStore : public Store {
  public:
   Result<> set(const Key& key, ByteView value, const Deadline& deadline) override;
@@ -29,17 +29,29 @@ class RequestStore : public Store {
   Result<StoreStat> stat(const Deadline& deadline) override;
 
  protected:
-  /// The reply, its status already looked at. `request.id` is for the implementation to fill in.
+  /// Returns the reply, or its status if that is an error. The implementation sets `request.id`.
   virtual Result<Reply> call(Request request, const Deadline& deadline) = 0;
 };
 
-/// For the last word on a call whose time is up: a taken queue item or a released barrier may cross its cancellation.
+/// A store in a server that is not muster's.
+class ExternalStore : public RequestStore {
+ protected:
+  /// Errors name the request and the server.
+  Result<Reply> call(Request request, const Deadline& deadline) final;
+  virtual Result<Reply> carry_out(Request& request, const Deadline& deadline) = 0;
+  /// For messages: "Redis at host:port".
+  virtual std::string server() const = 0;
+};
+
+/// How long a call waits for the answer to its cancellation: it may have taken a queue item, or passed a barrier.
 inline constexpr Duration kCancelGrace = std::chrono::seconds(1);
-/// For the last exchange with a server of such a call: what is decided there must be known here.
+/// For an exchange with a server that must not be given up in the middle.
 Deadline with_grace(const Deadline& deadline);
-/// kTimeout for `request`, which names its keys and `where` the store is.
+/// 32 hexadecimal digits that no other call returns.
+std::string random_token();
+/// kTimeout for `request`. Names its keys and `where` the store is.
 Error timed_out(const Request& request, const std::string& where);
-/// "get(\"a\")", "wait(\"a\", \"b\" and 3 more)": for messages.
+/// For messages: "get(\"a\")", "wait(\"a\", \"b\" and 3 more)".
 std::string describe(const Request& request);
 
 }  // namespace muster

@@ -1,13 +1,13 @@
-// The frames on a link between tiers, after the handshake, numbers little-endian:
+// The frames on the link between a proxy and its server, after the handshake. Numbers are little-endian:
 //
-//   open    := frame(kind = 192, payload = version:u8(2) received:u64 resumes:u8)    the proxy's, first of all
+//   open    := frame(kind = 192, payload = version:u8(2) received:u64 resumes:u8)    the proxy's first frame
 //   opened  := frame(kind = 193, payload = received:u64 known:u8)                    the server's answer
-//   data    := frame(kind = 194, payload = sequence:u64 received:u64 stamp:i64 lease:i64 beat:i64 message*)
-//   close   := frame(kind = 195)           the proxy's, last of all; or all that its guard sends when it has died
-//   message := request | reply         frames of messages.cpp; requests go up, replies down
+//   data    := frame(kind = 194, payload = sequence:u64 received:u64 stamp:i64 lease:i64 interval:i64 message*)
+//   close   := frame(kind = 195)           the proxy's last frame, or the only one: see close_session()
+//   message := request | reply             frames of messages.cpp; requests go up, replies down
 //
-// `sequence` counts the data frames of a session from 1, in each direction; 0 is a beat, which holds no message.
-// `received` is the greatest sequence that the sender has of the other end.
+// `sequence` counts the data frames of a session from 1, in each direction; 0 is a keepalive, which holds no message.
+// `received` is the greatest sequence number that the sender has received.
 
 #include "muster/store/session.h"
 
@@ -26,13 +26,13 @@ constexpr size_t kDataHeaderBytes = 5 * sizeof(uint64_t);
 
 Result<> expect_kind(const Frame& frame, uint8_t kind) {
   if (frame.header.kind == kind && frame.header.flags == 0) return {};
-  return fail(ErrorCode::kProtocol, fmt::format("a link between tiers brought a frame of kind {} where {} must come",
-                                                frame.header.kind, kind));
+  return fail(ErrorCode::kProtocol,
+              fmt::format("a proxy's link brought a frame of kind {} instead of {}", frame.header.kind, kind));
 }
 
 Result<bool> get_flag(Reader& in) {
   MUSTER_ASSIGN(const auto flag, in.get<uint8_t>());
-  if (flag > 1) return fail(ErrorCode::kProtocol, fmt::format("a flag between tiers is {}", flag));
+  if (flag > 1) return fail(ErrorCode::kProtocol, fmt::format("a flag on a proxy's link is {}, not 0 or 1", flag));
   return flag == 1;
 }
 
@@ -44,13 +44,13 @@ SessionId fresh_session_id() {
   return id;
 }
 
-Bytes tier_hello(const SessionId& id) { return Writer().put_raw(as_bytes(kTierHello)).put_raw(id).take(); }
+Bytes proxy_hello(const SessionId& id) { return Writer().put_raw(as_bytes(kProxyHello)).put_raw(id).take(); }
 
 std::optional<SessionId> session_of_hello(ByteView hello) {
   SessionId id;
-  if (hello.size() != kTierHello.size() + id.size()) return std::nullopt;
-  if (to_string(hello.first(kTierHello.size())) != kTierHello) return std::nullopt;
-  const ByteView rest = hello.subspan(kTierHello.size());
+  if (hello.size() != kProxyHello.size() + id.size()) return std::nullopt;
+  if (to_string(hello.first(kProxyHello.size())) != kProxyHello) return std::nullopt;
+  const ByteView rest = hello.subspan(kProxyHello.size());
   std::copy(rest.begin(), rest.end(), id.begin());
   return id;
 }
@@ -76,8 +76,9 @@ Result<SessionOpen> decode_session_open(const Frame& frame) {
   SessionOpen open;
   MUSTER_ASSIGN(const auto version, in.get<uint8_t>());
   if (version != kVersion) {
-    return fail(ErrorCode::kProtocol,
-                fmt::format("a proxy speaks version {} of the protocol between tiers, this is {}", version, kVersion));
+    return fail(ErrorCode::kProtocol, fmt::format("a proxy uses version {} of the session protocol, this server uses "
+                                                  "{}; run one version of muster on all nodes",
+                                                  version, kVersion));
   }
   MUSTER_ASSIGN(open.received, in.get<uint64_t>());
   MUSTER_ASSIGN(open.resumes, get_flag(in));
@@ -112,10 +113,10 @@ Result<> ReliableSession::connect(uint64_t peer_received) {
 }
 
 Result<> ReliableSession::acknowledge(uint64_t sequence) {
-  const uint64_t oldest = last_ - kept_.size();  // what was acknowledged before
+  const uint64_t oldest = last_ - kept_.size();  // acknowledged before
   if (sequence < oldest || sequence > last_) {
     return fail(ErrorCode::kProtocol,
-                fmt::format("the other tier says that it has {} frames, but {} to {} can be", sequence, oldest, last_));
+                fmt::format("the other end says that it has {} frames, expected {} to {}", sequence, oldest, last_));
   }
   while (!kept_.empty() && kept_.front().sequence <= sequence) {
     bytes_ -= kept_.front().messages.size();
@@ -124,22 +125,22 @@ Result<> ReliableSession::acknowledge(uint64_t sequence) {
   return {};
 }
 
-size_t ReliableSession::write(Bytes& out, const FrameTiming& pulse) {
+size_t ReliableSession::write(Bytes& out, const FrameTiming& timing) {
   if (!connected_ || sent_ == last_) return 0;
   for (size_t i = kept_.size() - (last_ - sent_); i < kept_.size(); ++i) {
-    write_frame(out, kept_[i].sequence, kept_[i].messages, pulse);
+    write_frame(out, kept_[i].sequence, kept_[i].messages, timing);
   }
   return last_ - std::exchange(sent_, last_);
 }
 
-void ReliableSession::write_beat(Bytes& out, const FrameTiming& pulse) {
-  if (connected_) write_frame(out, 0, {}, pulse);
+void ReliableSession::write_keepalive(Bytes& out, const FrameTiming& timing) {
+  if (connected_) write_frame(out, 0, {}, timing);
 }
 
-void ReliableSession::write_frame(Bytes& out, uint64_t sequence, ByteView messages, const FrameTiming& pulse) {
+void ReliableSession::write_frame(Bytes& out, uint64_t sequence, ByteView messages, const FrameTiming& timing) {
   Writer writer;
   writer.put_raw(encode(FrameHeader{static_cast<uint32_t>(kDataHeaderBytes + messages.size()), kDataKind, 0}));
-  writer.put(sequence).put(received_).put(pulse.stamp).put(pulse.lease).put(pulse.beat);
+  writer.put(sequence).put(received_).put(timing.stamp).put(timing.lease).put(timing.interval);
   out.insert(out.end(), writer.bytes().begin(), writer.bytes().end());
   out.insert(out.end(), messages.begin(), messages.end());
   unacked_input_ = 0;
@@ -151,21 +152,21 @@ Result<ReliableSession::Received> ReliableSession::receive(Frame frame) {
   Received received;
   MUSTER_ASSIGN(const auto sequence, in.get<uint64_t>());
   MUSTER_ASSIGN(const auto has, in.get<uint64_t>());
-  MUSTER_ASSIGN(received.pulse.stamp, in.get<int64_t>());
-  MUSTER_ASSIGN(received.pulse.lease, in.get<int64_t>());
-  MUSTER_ASSIGN(received.pulse.beat, in.get<int64_t>());
+  MUSTER_ASSIGN(received.timing.stamp, in.get<int64_t>());
+  MUSTER_ASSIGN(received.timing.lease, in.get<int64_t>());
+  MUSTER_ASSIGN(received.timing.interval, in.get<int64_t>());
   if (has > sent_) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("the other tier says that it has frame {}, but {} were sent to it", has, sent_));
   }
   MUSTER_TRY(acknowledge(has));
-  received.beat = sequence == 0;
-  if (received.beat) {
+  received.keepalive = sequence == 0;
+  if (received.keepalive) {
     MUSTER_TRY(in.finish());
     return received;
   }
   if (sequence > received_ + 1) {
-    return fail(ErrorCode::kProtocol, fmt::format("frame {} follows frame {} between tiers", sequence, received_));
+    return fail(ErrorCode::kProtocol, fmt::format("frame {} follows frame {} on a proxy's link", sequence, received_));
   }
   received.fresh = sequence > received_;
   if (!received.fresh) return received;

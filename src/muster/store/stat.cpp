@@ -1,4 +1,4 @@
-// A server's figures in a reply:
+// The figures of a server in a reply:
 //
 //   keys[i]   := "clients" | "keys" | ... | "operation/" name(StoreOperation)
 //   values[i] := u64, little-endian; times are microseconds

@@ -17,9 +17,9 @@ using Key = std::string;
 class TtlLock;
 struct StoreStat;
 
-/// A key-value store that the processes of a job share: every operation of torch's c10d::Store.
-/// All implementations are thread-safe. A missing or late answer is kTimeout and names the keys; a lost server is
-/// kPeerLost with its address.
+/// A key-value store that the processes of a job share, with every operation of torch's c10d::Store. All
+/// implementations are thread-safe. A call that is not answered in time is kTimeout and names the keys; a lost server
+/// is kPeerLost and names the address.
 class Store {
  public:
   virtual ~Store() = default;
@@ -27,59 +27,60 @@ class Store {
   virtual Result<> set(const Key& key, ByteView value, const Deadline& deadline) = 0;
   /// Waits until the key exists.
   virtual Result<Bytes> get(const Key& key, const Deadline& deadline) = 0;
-  /// Sets `desired` if the value equals `expected` (an absent key equals empty), and returns the value afterwards; an
-  /// absent key with a non-empty `expected` returns `expected`, as torch's stores do.
+  /// Sets `desired` if the value equals `expected` (an absent key equals an empty value), and returns the new value.
+  /// For an absent key and a non-empty `expected` it returns `expected`, as torch's stores do.
   virtual Result<Bytes> compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) = 0;
-  /// Adds to a counter (decimal text, as torch keeps it; absent is 0) and returns the sum.
+  /// Adds to a counter and returns the sum. The value is decimal text, as in torch; an absent key counts as 0.
   virtual Result<int64_t> add(const Key& key, int64_t amount, const Deadline& deadline) = 0;
-  /// Whether all keys exist now.
+  /// True if all keys exist now.
   virtual Result<bool> check(const std::vector<Key>& keys, const Deadline& deadline) = 0;
   virtual Result<> wait(const std::vector<Key>& keys, const Deadline& deadline) = 0;
-  /// True if the key was there.
+  /// True if the key existed.
   virtual Result<bool> delete_key(const Key& key, const Deadline& deadline) = 0;
   virtual Result<int64_t> num_keys(const Deadline& deadline) = 0;
   virtual Result<> append(const Key& key, ByteView value, const Deadline& deadline) = 0;
-  /// Waits until all exist; values in the order of the keys.
+  /// Waits until all keys exist. Returns the values in the order of the keys.
   virtual Result<std::vector<Bytes>> multi_get(const std::vector<Key>& keys, const Deadline& deadline) = 0;
   virtual Result<> multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values,
                              const Deadline& deadline) = 0;
   virtual Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) = 0;
-  /// Oldest first; waits until there is one. After kTimeout nothing was taken, unless the server stood still for a
-  /// second beyond the deadline: then what it took is lost.
+  /// Takes the oldest item; waits until there is one. After kTimeout no item was taken, unless the server did not
+  /// answer for a second after the deadline: then an item that it took is lost.
   virtual Result<Bytes> queue_pop(const Key& key, const Deadline& deadline) = 0;
   virtual Result<int64_t> queue_length(const Key& key, const Deadline& deadline) = 0;
+  /// Sorted. A server scans a store of over 4,000 keys in steps: keys that are set or deleted meanwhile may be among
+  /// the result or not.
   virtual Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) = 0;
-  /// Returns when `count` callers have arrived at `key`. Reusable: the next `count` form the next round.
+  /// Returns when `count` callers have arrived at `key`. The next `count` callers form the next round.
   virtual Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) = 0;
-  /// What the store holds and has done (stat.h): of the server at the root, where there is one. kUnsupported by those
-  /// that do not count.
+  /// Figures of the store, or of the root server (stat.h). kUnsupported by stores that keep none.
   virtual Result<StoreStat> stat(const Deadline& deadline);
-  /// Claims `name` for this process (claim.h): others see it in claims() until it is given up, or until `time_to_live`
-  /// after its holder died. kAlreadyExists while another holds it. Claims are a space of their own beside the keys.
-  /// kUnsupported but for memory, Redis and etcd.
+  /// Takes the lock `name` for this process (ttl_lock.h). Other processes see it in claims() until it is released, or
+  /// until `time_to_live` after its holder died. kAlreadyExists while another process holds it. Locks are not keys.
+  /// Only memory, Redis and etcd stores have locks; others are kUnsupported.
   virtual Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
                                                  const Deadline& deadline);
-  /// The names beginning with `prefix` that are held now, with the values that their holders gave.
+  /// The locks with this prefix that are held now, with the values of their holders.
   virtual Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline);
-  /// Another handle on the same data, with its own connection where there is one.
+  /// Another handle on the same data, with a connection of its own if there is a server.
   virtual Result<std::unique_ptr<Store>> clone() = 0;
 };
 
-/// Adds "prefix/" to every key of a store that it borrows (the borrowed one must outlive it).
+/// Adds "prefix/" to every key. Borrows the base store, which must outlive it.
 std::unique_ptr<Store> prefix_store(std::string prefix, Store& base);
-/// The same, owning the store below.
+/// Owns the base store.
 std::unique_ptr<Store> prefix_store(std::string prefix, std::unique_ptr<Store> base);
-/// In this process' memory; clones share it.
+/// A store in this process's memory, which clones share.
 std::unique_ptr<Store> memory_store();
-/// In a file that several processes open (also over NFS with working locks). The file is created when it is missing.
+/// A store in a file that several processes open, also over NFS if its locks work. Creates the file if it is missing.
 Result<std::unique_ptr<Store>> file_store(const std::string& path);
 
-/// Opens by URL: "file:///path", "tcp://host:port" (muster's own dialect), "unix:/path" or "unix:@name", "memory:",
-/// "redis://..." (redis_store.h) and "etcd://..." (etcd_store.h); a build may lack the last two: kUnsupported.
-/// An unknown scheme is kInvalidArgument and lists those that are known. `secret`: the job's, see io/handshake.h.
+/// Opens a store by URL: "file:///path", "tcp://host:port" (muster's own protocol), "unix:/path" or "unix:@name",
+/// "memory:", "redis://..." (redis_store.h) and "etcd://..." (etcd_store.h). The last two are kUnsupported in a build
+/// without them. An unknown scheme is kInvalidArgument. `secret`: the job's, see io/handshake.h.
 Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline);
-/// What `muster run` gave this process: MUSTER_STORE (a URL) and MUSTER_SECRET (hex). With MUSTER_GENERATION set, the
-/// keys of that generation of the job.
+/// The store that `muster run` gave this process: MUSTER_STORE is its URL, MUSTER_SECRET the secret in hex. With
+/// MUSTER_GENERATION set, only the keys of that generation of the job.
 Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline);
 
 }  // namespace muster

@@ -5,8 +5,8 @@ namespace muster {
 RenewedTtlLock::RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live)
     : store_(std::move(store)),
       time_to_live_(time_to_live),
-      lives_until_(claimed + time_to_live),
-      thread_([this] { keep_up(); }) {}
+      expires_(claimed + time_to_live),
+      thread_([this] { renew_until_ended(); }) {}
 
 RenewedTtlLock::~RenewedTtlLock() {
   {
@@ -20,32 +20,36 @@ RenewedTtlLock::~RenewedTtlLock() {
 
 bool RenewedTtlLock::held() const {
   const std::lock_guard lock(mutex_);
-  return steady_clock().now() < lives_until_;
+  return steady_clock().now() < expires_;
 }
 
-// An answer may be late, so the time to live counts from when the question was sent. Where none came, it is asked again
-// soon: the store may have stood still for a moment only.
-void RenewedTtlLock::keep_up() {
+// An answer may be late, so the time to live counts from when the request was sent. A request without an answer is
+// repeated soon.
+void RenewedTtlLock::renew_until_ended() {
   const Duration third = time_to_live_ / 3;
   Duration pause = third;
   std::unique_lock lock(mutex_);
   while (!ended_.wait_for(lock, pause, [this] { return ends_; })) {
     const TimePoint asked = steady_clock().now();
-    if (asked >= lives_until_) return;
-    const Deadline deadline = Deadline::after(third).or_sooner(lives_until_);
+    if (asked >= expires_) return;
+    const Deadline deadline = Deadline::after(third).or_sooner(expires_);
     lock.unlock();
     const Result<bool> renewed = store_.renew(deadline);
     lock.lock();
-    if (steady_clock().now() >= lives_until_) return;  // as held() may have said already
+    if (steady_clock().now() >= expires_) return;  // as held() may have said already
     pause = renewed ? third : third / 20;
-    if (renewed && !*renewed) lives_until_ = asked;  // it is another's, or nobody's
-    if (renewed && *renewed) lives_until_ = asked + time_to_live_;
+    if (renewed && !*renewed) expires_ = asked;  // lost
+    if (renewed && *renewed) expires_ = asked + time_to_live_;
   }
+}
+
+tl::unexpected<Error> lock_is_held(const Key& name) {
+  return fail(ErrorCode::kAlreadyExists, "another process holds the lock \"" + name + "\"");
 }
 
 Result<std::unique_ptr<TtlLock>> Store::claim(const Key&, ByteView, Duration, const Deadline&) {
   return fail(ErrorCode::kUnsupported,
-              "this store keeps no claims, for it ends with the process that serves it; use redis:// or etcd://");
+              "this store has no locks, because it ends with the process that serves it; use redis:// or etcd://");
 }
 
 Result<std::map<Key, Bytes>> Store::claims(std::string_view, const Deadline&) { return std::map<Key, Bytes>{}; }

@@ -10,41 +10,43 @@
 
 namespace muster {
 
-/// A name that one process holds for as long as it lives: Store::claim() makes it. A thread of its own renews it every
-/// third of its time to live; destroying it gives the name up at once. Must not outlive the program's main().
-/// Thread-safe.
+/// A lock that one process holds while it lives, made by Store::claim(). A thread renews it three times per time to
+/// live. Destroying it releases the lock at once. Must not outlive the program's main(). Thread-safe.
 class TtlLock {
  public:
   virtual ~TtlLock() = default;
-  /// False once the name may be another's, because nothing was heard from the store for the whole time to live or the
-  /// store forgot the claim. Never true again then. Ask before every step that only the holder may take.
+  /// False once another process may hold the lock: the store has not answered for the time to live, or has lost the
+  /// lock. Then it stays false. Check before every step that only the holder may take.
   virtual bool held() const = 0;
 };
 
-/// How stores whose claims expire keep one up.
+/// A lock that expires unless it is renewed.
 class RenewedTtlLock : public TtlLock {
  public:
   struct Store {
-    /// Whether the claim still stood and lives on for its time to live; an error when the store did not say.
+    /// True if the lock was still held and lives on for its time to live; an error if the store did not answer.
     std::function<Result<bool>(const Deadline&)> renew;
     std::function<void(const Deadline&)> release;
   };
-  /// `claimed`: when the request that made the claim was sent.
+  /// `claimed`: when the request that took the lock was sent.
   RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live);
   ~RenewedTtlLock() override;
   bool held() const override;
 
  private:
-  void keep_up();
+  void renew_until_ended();
 
   const Store store_;
   const Duration time_to_live_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   bool ends_ = false;
-  TimePoint lives_until_;
+  TimePoint expires_;
   std::thread thread_;
 };
+
+/// kAlreadyExists, for a name that another process holds.
+tl::unexpected<Error> lock_is_held(const Key& name);
 
 using Claim [[deprecated("renamed to TtlLock")]] = TtlLock;
 

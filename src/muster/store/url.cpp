@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMaxUrl = 4096;
 
-// Cuts off and returns what is before `mark`; all of it, leaving nothing, when there is no such mark.
+// Removes and returns the text before `mark`, or all of it if there is no mark.
 std::string_view cut(std::string_view& rest, char mark) {
   const size_t at = rest.find(mark);
   const std::string_view head = rest.substr(0, at);
@@ -27,7 +27,7 @@ Result<std::string> decode(std::string_view text) {
     const auto byte = from_hex(text.substr(i + 1, 2));
     if (!byte || byte->size() != 1) {
       return fail(ErrorCode::kInvalidArgument,
-                  "a % in a URL comes before two hexadecimal digits; write %25 for itself");
+                  "two hexadecimal digits must follow % in a URL; write %25 for a % character");
     }
     decoded += static_cast<char>(byte->front());
     i += 2;

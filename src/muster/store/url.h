@@ -14,15 +14,15 @@ namespace muster {
 struct Url {
   std::string scheme;
   std::string user, password;
-  std::vector<HostPort> hosts;  ///< empty where there is none ("redis+unix:///run/redis.sock")
+  std::vector<HostPort> hosts;  ///< empty in "redis+unix:///run/redis.sock"
   std::string path;             ///< without its leading slash
   std::map<std::string, std::string> query;
 
-  /// A host without a port gets `default_port`. kInvalidArgument says what is wrong, and never shows the password.
+  /// A host without a port gets `default_port`. The message of kInvalidArgument never shows the password.
   static Result<Url> parse(std::string_view text, uint16_t default_port);
-  /// Takes `name` out of the query; `otherwise` when it is not there.
+  /// Removes `name` from the query and returns its value; `otherwise` if there is none.
   std::string take(const std::string& name, const std::string& otherwise);
-  /// kInvalidArgument names what is left in the query: a parameter that nobody took.
+  /// kInvalidArgument if the query has parameters left that were not taken.
   Result<> finish(std::string_view known) const;
 };
 

@@ -10,10 +10,10 @@ namespace {
 using etcd::Json;
 
 constexpr size_t kIdleRequests = 8;
-// Of an endpoint that does not answer at all, while there are others to ask.
+// The timeout for an endpoint while there are others.
 constexpr Duration kPatience = 3s;
 
-// gRPC's numbers, which the gateway passes on.
+// gRPC's status codes, which the gateway passes on.
 ErrorCode code_of(int64_t grpc, std::string_view message) {
   if (message.find("user name is empty") != std::string_view::npos) return ErrorCode::kAuthentication;
   if (message.find("authentication failed") != std::string_view::npos) return ErrorCode::kAuthentication;
@@ -80,7 +80,7 @@ Result<> EtcdClient::log_in(const Deadline& deadline) {
   return {};
 }
 
-// To the endpoint that answered last, and to the others in turn while none can be reached.
+// Tries the endpoint that answered last, then the others.
 Result<Http::Answer> EtcdClient::post(const char* path, const std::string& body, Kind kind, const Deadline& deadline,
                                       const Http::OnLine& on_line) {
   MUSTER_ASSIGN(std::unique_ptr<Http> http, take());
@@ -125,14 +125,14 @@ Error EtcdClient::refusal(const Http::Answer& answer) const {
 Result<Json> EtcdClient::call(const char* path, const Json& body, Kind kind, const Deadline& deadline) {
   const std::string text = body.dump();
   MUSTER_ASSIGN(Http::Answer answer, post(path, text, kind, deadline));
-  if (answer.status == 401 && !target_.user.empty()) {  // tokens end when they are not used
+  if (answer.status == 401 && !target_.user.empty()) {  // unused tokens expire
     MUSTER_TRY(log_in(deadline));
     MUSTER_ASSIGN(answer, post(path, text, kind, deadline));
   }
   if (answer.status != 200) return tl::unexpected(refusal(answer));
   Json json = Json::parse(answer.body, nullptr, false);
   if (json.is_object()) return json;
-  return fail(ErrorCode::kProtocol, target_.name() + " answered with something that is no JSON object");
+  return fail(ErrorCode::kProtocol, target_.name() + "'s answer is not a JSON object");
 }
 
 Result<> EtcdClient::watch(const std::vector<EtcdRange>& ranges, int64_t revision, const Deadline& deadline) {
@@ -142,8 +142,7 @@ Result<> EtcdClient::watch(const std::vector<EtcdRange>& ranges, int64_t revisio
     create["start_revision"] = std::to_string(revision + 1);
     body += Json{{"create_request", create}}.dump();
   }
-  // etcd tells what happened between `revision` and the watch only at the next of its rounds, every 100 ms: look
-  // instead.
+  // etcd reports changes between `revision` and the start of the watch only after up to 100 ms. So check for them here.
   const auto changed_already = [&](const Json& result) {
     if (etcd::revision(result) <= revision) return false;
     return std::any_of(ranges.begin(), ranges.end(), [&](const EtcdRange& watched) {
@@ -152,7 +151,7 @@ Result<> EtcdClient::watch(const std::vector<EtcdRange>& ranges, int64_t revisio
       return found && etcd::key_of(*found).found;
     });
   };
-  // Also an end of the watch, or an error, is a reason to look again: whoever looks will hear of it.
+  // The end of the watch and errors end the wait too: the caller reads again and sees the error.
   std::string last;
   const auto goes_on = [&](std::string_view line) {
     last = line;

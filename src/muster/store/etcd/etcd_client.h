@@ -26,10 +26,10 @@ struct EtcdTarget {
 struct EtcdRange {
   std::string key, end{};
 };
-/// All keys that begin so. `prefix` ends with a character, not with 0xff.
+/// All keys with this prefix, which must not end with the byte 0xff.
 EtcdRange keys_below(std::string prefix);
 
-/// What etcd says of one key; `found` false when there is none.
+/// A key in etcd; `found` is false if there is none.
 struct EtcdKey {
   bool found = false;
   std::string key;
@@ -37,43 +37,44 @@ struct EtcdKey {
   int64_t changed = 0;  ///< the revision of its last change
 };
 
-/// The parts of a transaction (etcd's API reference, etcdserverpb): JSON as its gateway reads it.
+/// The parts of a transaction as JSON for etcd's gateway (etcd's API reference, etcdserverpb).
 namespace etcd {
 using Json = nlohmann::json;
 Json range(const EtcdRange& range, Json options = Json::object());
 Json put(const std::string& key, ByteView value, int64_t lease = 0);
 Json remove(const EtcdRange& range);
-/// `key` was last changed at `revision`; 0: there is none.
+/// Condition: `key` was last changed at `revision`; 0: it does not exist.
 Json unchanged(const std::string& key, int64_t revision);
-/// No key of the range is there.
+/// Condition: no key of the range exists.
 Json empty(const EtcdRange& range);
+/// Condition: the key has this value.
 Json holds(const std::string& key, ByteView value);
 Json transaction(std::vector<Json> compare, std::vector<Json> success, std::vector<Json> failure = {});
 
-/// Of answers, which nobody vouches for: what is missing or of another type is 0 or empty.
+/// Read answers, which may be malformed: a part that is missing or of another type is 0 or empty.
 int64_t number(const Json& object, const char* name);
 std::string text(const Json& object, const char* name);
 const Json& part(const Json& object, const char* name);
 /// The keys that a range found.
 std::vector<EtcdKey> keys_of(const Json& answer);
 EtcdKey key_of(const Json& answer);
-/// The answer to the nth operation of a transaction that was of `kind`: "response_range", ...
+/// The answer to the operation `index` of a transaction, of this kind: "response_range", ...
 const Json& response(const Json& answer, size_t index, const char* kind);
 int64_t revision(const Json& answer);
 }  // namespace etcd
 
-/// Calls of etcd's version 3 API by its JSON gateway. Of several endpoints the one that answered last is asked first.
-/// Thread-safe.
+/// Calls etcd's version 3 API through its JSON gateway. Of several endpoints, the one that answered last is tried
+/// first. Thread-safe.
 class EtcdClient {
  public:
-  /// Unless an endpoint answers now: kUnavailable, or kAuthentication when it refuses.
+  /// kUnavailable if no endpoint answers, kAuthentication if it refuses the login.
   static Result<std::shared_ptr<EtcdClient>> connect(EtcdTarget target, const Deadline& deadline);
 
-  /// `body` to "/v3/<path>". What only reads is asked of the next endpoint too when one breaks off in the middle; what
-  /// may have changed something is kPeerLost then.
+  /// Posts `body` to "/v3/<path>". If an endpoint fails during the request, a read is repeated at the next one; a
+  /// change is kPeerLost, because it may have been carried out.
   enum class Kind { kReads, kChanges };
   Result<etcd::Json> call(const char* path, const etcd::Json& body, Kind kind, const Deadline& deadline);
-  /// Returns once something in one of the ranges changed after `revision`, or at the deadline.
+  /// Returns once a key of the ranges has changed after `revision`, or at the deadline.
   Result<> watch(const std::vector<EtcdRange>& ranges, int64_t revision, const Deadline& deadline);
 
   const EtcdTarget& target() const { return target_; }

@@ -1,6 +1,6 @@
 #include "muster/store/etcd/etcd_http.h"
 
-#define CURL_DISABLE_TYPECHECK  // its macros know only functions, and here they are pointers
+#define CURL_DISABLE_TYPECHECK  // the macros do not work with function pointers
 #include <curl/curl.h>
 #include <dlfcn.h>
 
@@ -50,7 +50,7 @@ const Curl& curl() {
   return loaded;
 }
 
-// What comes in, for one request.
+// The answer to one request.
 struct Sink {
   std::string bytes;
   const Http::OnLine& on_line;
@@ -90,7 +90,7 @@ class CurlHttp : public Http {
  public:
   explicit CurlHttp(CURL* handle) : handle_(handle) {
     set(CURLOPT_NOSIGNAL, 1L);
-    set(CURLOPT_PROXY, "");  // the way to the cluster's own service is not the way to the world
+    set(CURLOPT_PROXY, "");  // proxies are for servers outside the cluster
     set(CURLOPT_ERRORBUFFER, error_.data());
     set(CURLOPT_WRITEFUNCTION, &write_to_sink);
     set(CURLOPT_TCP_KEEPALIVE, 1L);
@@ -135,13 +135,15 @@ class CurlHttp : public Http {
   }
 
   HttpFailure failure(CURLcode outcome) {
-    curl_off_t sending = 0, greeted = 0;  // when it began, and when TLS was agreed on if it was now; in microseconds
+    curl_off_t sending = 0, greeted = 0;  // times in us; greeted: of the TLS handshake, 0 if this request made none
     curl().getinfo(handle_, CURLINFO_PRETRANSFER_TIME_T, &sending);
     curl().getinfo(handle_, CURLINFO_APPCONNECT_TIME_T, &greeted);
     std::string text = error_[0] != '\0' ? error_.data() : curl().strerror(outcome);
-    // In TLS 1.3 a server looks at the client's certificate when the client takes the handshake for done.
+    // In TLS 1.3 a server checks the client's certificate after the client's side of the handshake.
     const bool ended = outcome == CURLE_RECV_ERROR || outcome == CURLE_SEND_ERROR || outcome == CURLE_GOT_NOTHING;
-    if (ended && greeted > 0) text += "; it may not accept the client's certificate, for TLS was just agreed on";
+    if (ended && greeted > 0)
+      text +=
+          "; the server may not accept the client's certificate, as the connection ended right after the TLS handshake";
     return {Error{code_of(outcome), text, kNoRank, {}}, sending > 0};
   }
 
@@ -154,7 +156,7 @@ class CurlHttp : public Http {
 Result<std::unique_ptr<Http>> Http::create() {
   CURL* handle = curl().loaded ? curl().init() : nullptr;
   if (handle == nullptr) {
-    return fail(ErrorCode::kUnsupported, "etcd:// stores need libcurl, which is not on this machine: install libcurl4");
+    return fail(ErrorCode::kUnsupported, "etcd:// stores need libcurl, which is not installed: install libcurl4");
   }
   return std::make_unique<CurlHttp>(handle);
 }

@@ -20,17 +20,17 @@ struct HttpRequest {
   HttpFiles files;
 };
 
-/// Why a request failed, and whether it can have reached the server.
+/// Why a request failed, and whether the server may have received it.
 struct HttpFailure {
   Error error;
   bool was_sent = false;
 };
 
-/// POSTs JSON by libcurl, which is loaded when the first object is made: programs that never open an etcd store do not
-/// pay for the two dozen libraries that it brings. Keeps its connection for the next request. Not thread-safe.
+/// POSTs JSON with libcurl. libcurl is loaded with the first object, because it loads two dozen other libraries, which
+/// most programs do not need. Keeps its connection for the next request. Not thread-safe.
 class Http {
  public:
-  /// kUnsupported when libcurl is not installed.
+  /// kUnsupported if libcurl is not installed.
   static Result<std::unique_ptr<Http>> create();
   virtual ~Http() = default;
 
@@ -38,8 +38,8 @@ class Http {
     long status = 0;
     std::string body;
   };
-  /// `on_line`: given each line of a streamed answer as it comes; once it returns false the request is over, and so is
-  /// the connection. Without it the whole body is collected.
+  /// `on_line` gets each line of a streamed answer when it comes. If it returns false, the request ends and the
+  /// connection is closed. Without it the whole body is collected.
   using OnLine = std::function<bool(std::string_view)>;
   virtual tl::expected<Answer, HttpFailure> post(const HttpRequest& request, const Deadline& deadline,
                                                  const OnLine& on_line = {}) = 0;

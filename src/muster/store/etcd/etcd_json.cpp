@@ -30,7 +30,6 @@ Bytes from_base64(const std::string& text) {
 std::string to_base64(std::string_view text) { return to_base64(as_bytes(text)); }
 
 Json ranged(const EtcdRange& range, Json object) {
-  // To etcd an empty key is none, and a zero byte is the first of all.
   object["key"] = to_base64(range.key);
   if (!range.end.empty()) object["range_end"] = to_base64(range.end);
   return object;
@@ -82,7 +81,7 @@ const Json& part(const Json& object, const char* name) {
   return object.is_object() && found != object.end() ? *found : kNothing;
 }
 
-// The gateway writes 64-bit numbers as text, and leaves zeros out.
+// The gateway writes 64-bit numbers as text, and omits zeros.
 int64_t number(const Json& object, const char* name) {
   const Json& found = part(object, name);
   if (found.is_number_integer()) return found.get<int64_t>();

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "muster/base/random.h"
 #include "muster/store/ttl_lock.h"
 
 namespace muster {
@@ -14,7 +13,7 @@ using etcd::Json;
 
 constexpr int kLeaseSeconds = 60;
 constexpr Duration kRenewAfter = 15s;
-constexpr Duration kGoodFor = 40s;  // without a renewal; the rest is for clocks that run differently
+constexpr Duration kGoodFor = 40s;  // after a renewal; the rest is for clock drift
 
 Result<int64_t> grant(EtcdClient& client, int64_t seconds, const Deadline& deadline) {
   MUSTER_ASSIGN(const Json answer,
@@ -22,7 +21,7 @@ Result<int64_t> grant(EtcdClient& client, int64_t seconds, const Deadline& deadl
   return etcd::number(answer, "ID");
 }
 
-// False when there is no such lease any more.
+// False if the lease has ended.
 Result<bool> renew(EtcdClient& client, int64_t lease, const Deadline& deadline) {
   MUSTER_ASSIGN(const Json answer,
                 client.call("lease/keepalive", {{"ID", std::to_string(lease)}}, EtcdClient::Kind::kReads, deadline));
@@ -30,12 +29,6 @@ Result<bool> renew(EtcdClient& client, int64_t lease, const Deadline& deadline) 
 }
 
 }  // namespace
-
-std::string new_id() {
-  Bytes id(16);
-  fill_secure_random(id);
-  return to_hex(id);
-}
 
 std::string EtcdSpace::framed(const char* kind, const Key& key) const {
   return fmt::format("{}{}{:08x}{}", prefix_, kind, key.size(), key);
@@ -53,7 +46,7 @@ Result<Json> EtcdSpace::transact(const Json& transaction, const Deadline& deadli
 Result<int64_t> EtcdSpace::lease(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   TimePoint now = steady_clock().now();
-  // All must have the same one, or some of them would never be renewed.
+  // All callers must use the same lease, or some leases would never be renewed.
   const auto good = [&] { return lease_ != 0 && now < renewed_ + (asking_ ? kGoodFor : kRenewAfter); };
   while (!good() && asking_) {
     if (deadline.passed()) return fail(ErrorCode::kTimeout, "etcd did not renew a lease in time");
@@ -88,7 +81,7 @@ Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::s
                                             const Deadline& deadline) {
   const std::string key = space.claim(name);
   const TimePoint asked = steady_clock().now();
-  // etcd counts seconds, and may give more of them than it was asked for: the holder counts on what it asked for.
+  // etcd's leases are whole seconds, and may be longer than requested. The holder uses the requested time.
   MUSTER_ASSIGN(const int64_t lease,
                 grant(*client, std::chrono::ceil<std::chrono::seconds>(time_to_live).count(), deadline));
   const auto release = [client, lease](const Deadline& until) {
@@ -103,7 +96,7 @@ Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::s
   }
   release(deadline);
   if (!taken) return tl::unexpected(taken.error());
-  return fail(ErrorCode::kAlreadyExists, fmt::format("the claim \"{}\" is held by another", name));
+  return lock_is_held(name);
 }
 
 }  // namespace muster

@@ -10,14 +10,14 @@
 
 namespace muster {
 
-/// What one store keeps in etcd, for its prefix P. <key> in the middle of a name comes after its length (8 hexadecimal
-/// digits), so that no name is the beginning of another's.
+/// The names of a store's data in etcd. P is the store's prefix. A <key> in the middle of a name follows its length (8
+/// hexadecimal digits), so no name is a prefix of another key's names.
 ///
 ///   P/k/<key>                            the keys and their values
-///   P/q/<length><key>/<id>               a queue's items, in the order in which they were made
-///   P/b/<length><key>/round              a barrier's round, from 0; changed also when an arrival is withdrawn
+///   P/q/<length><key>/<id>               a queue's items, in the order of their creation
+///   P/b/<length><key>/round              a barrier's round, from 0; written again when an arrival is withdrawn
 ///   P/b/<length><key>/a/<round>/<count>/<id>   its arrivals in that round, 16 digits each; they have a lease
-///   P/c/<name>                           a claim, with the lease that its holder renews
+///   P/c/<name>                           a lock, with the lease that its holder renews
 class EtcdSpace {
  public:
   EtcdSpace(std::shared_ptr<EtcdClient> client, std::string prefix)
@@ -31,8 +31,8 @@ class EtcdSpace {
   EtcdClient& client() const { return *client_; }
   Result<etcd::Json> range(const EtcdRange& range, etcd::Json options, const Deadline& deadline) const;
   Result<etcd::Json> transact(const etcd::Json& transaction, const Deadline& deadline) const;
-  /// A lease of this store, for what must not outlive its process by more than a minute. Whoever waits asks for it now
-  /// and then, which renews it.
+  /// The lease of this store, for keys that must not outlive the process by more than a minute. Waiting calls ask for
+  /// it from time to time, which renews it.
   Result<int64_t> lease(const Deadline& deadline);
 
  private:
@@ -42,15 +42,12 @@ class EtcdSpace {
 
   const std::shared_ptr<EtcdClient> client_;
   const std::string prefix_;
-  std::mutex mutex_;  // of what follows; never held while etcd is asked
+  std::mutex mutex_;  // guards the members below; not held during requests
   std::condition_variable asked_;
   int64_t lease_ = 0;
   TimePoint renewed_;
-  bool asking_ = false;  // one caller asks etcd for all
+  bool asking_ = false;  // one caller renews it for all
 };
-
-/// 32 hexadecimal digits that nobody else has.
-std::string new_id();
 
 /// Store::barrier() over etcd.
 Result<> etcd_barrier(EtcdSpace& space, const Key& key, int64_t count, const Deadline& deadline);

@@ -16,10 +16,10 @@ namespace {
 
 using etcd::Json;
 
-constexpr size_t kMaxOperations = 128;  // of a transaction, unless the server allows more
-constexpr Duration kWatchTime = 20s;    // for a watch on a connection that died without a word
+constexpr size_t kMaxOperations = 128;  // of a transaction, by etcd's default
+constexpr Duration kWatchTime = 20s;    // then the connection may be dead
 
-class EtcdStore : public RequestStore {
+class EtcdStore : public ExternalStore {
  public:
   EtcdStore(std::shared_ptr<EtcdClient> client, const std::string& prefix)
       : client_(client), prefix_(prefix), space_(std::move(client), prefix) {}
@@ -32,10 +32,10 @@ class EtcdStore : public RequestStore {
   Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline) override;
 
  protected:
-  Result<Reply> call(Request request, const Deadline& deadline) override;
+  Result<Reply> carry_out(Request& request, const Deadline& deadline) override;
+  std::string server() const override { return client_->target().name(); }
 
  private:
-  Result<Reply> carry_out(Request& request, const Deadline& deadline);
   Result<Reply> do_set(const Request& request, const Deadline& deadline);
   Result<Reply> do_compare_set(const Request& request, const Deadline& deadline);
   Result<Reply> change(const Request& request, const Deadline& deadline,
@@ -45,14 +45,13 @@ class EtcdStore : public RequestStore {
   Result<Reply> do_multi_set(const Request& request, const Deadline& deadline);
   Result<Reply> count(const Request& request, const Deadline& deadline);
   Result<Reply> do_list_keys(const Request& request, const Deadline& deadline);
-  Result<Reply> do_check(const Request& request, const Deadline& deadline);
   Result<Reply> do_wait(const Request& request, const Deadline& deadline);
   Result<Reply> pop(const Request& request, const Deadline& deadline);
 
-  // One look at the keys of a get or wait.
+  // What a get or wait sees.
   struct Look {
-    size_t missing = 0;    // the first that is not there; the number of keys when all are
-    int64_t revision = 0;  // as of which
+    size_t missing = 0;    // index of the first missing key, or the number of keys
+    int64_t revision = 0;  // of etcd's data
     std::vector<Bytes> values;
   };
   Result<Look> look(const Request& request, size_t from, const Deadline& deadline);
@@ -65,35 +64,30 @@ class EtcdStore : public RequestStore {
   EtcdSpace space_;
 };
 
-Result<Reply> EtcdStore::call(Request request, const Deadline& deadline) {
-  MUSTER_TRY(validate(request));
-  Result<Reply> reply = carry_out(request, deadline);
-  if (reply) return reply;
-  if (reply.error().code != ErrorCode::kTimeout) return tl::unexpected(reply.error().in(describe(request)));
-  return tl::unexpected(timed_out(request, client_->target().name()));
-}
-
 Result<Reply> EtcdStore::carry_out(Request& request, const Deadline& deadline) {
+  const Deadline at_once = with_grace(deadline);
   switch (request.operation) {
     case StoreOperation::kSet:
     case StoreOperation::kQueuePush:
     case StoreOperation::kDelete:
-      return do_set(request, with_grace(deadline));
+      return do_set(request, at_once);
     case StoreOperation::kCompareSet:
-      return do_compare_set(request, with_grace(deadline));
+      return do_compare_set(request, at_once);
     case StoreOperation::kAdd:
-      return do_add(request, with_grace(deadline));
+      return do_add(request, at_once);
     case StoreOperation::kAppend:
-      return do_append(request, with_grace(deadline));
+      return do_append(request, at_once);
     case StoreOperation::kMultiSet:
-      return do_multi_set(request, with_grace(deadline));
+      return do_multi_set(request, at_once);
     case StoreOperation::kNumKeys:
     case StoreOperation::kQueueLength:
-      return count(request, with_grace(deadline));
+      return count(request, at_once);
     case StoreOperation::kListKeys:
-      return do_list_keys(request, with_grace(deadline));
-    case StoreOperation::kCheck:
-      return do_check(request, with_grace(deadline));
+      return do_list_keys(request, at_once);
+    case StoreOperation::kCheck: {
+      MUSTER_ASSIGN(const Look seen, look(request, 0, at_once));
+      return number_reply(seen.missing == request.keys.size());
+    }
     case StoreOperation::kQueuePop:
       return pop(request, deadline);
     case StoreOperation::kBarrier:
@@ -108,19 +102,17 @@ Result<Reply> EtcdStore::carry_out(Request& request, const Deadline& deadline) {
   }
 }
 
-// ---- what is done at once
+// ---- operations that do not wait
 
 Result<Reply> EtcdStore::do_set(const Request& request, const Deadline& deadline) {
   const Key& key = request.keys[0];
   Json operation;
   if (request.operation == StoreOperation::kSet) operation = etcd::put(space_.data(key), request.values[0]);
   if (request.operation == StoreOperation::kQueuePush)
-    operation = etcd::put(space_.queue(key) + new_id(), request.values[0]);
+    operation = etcd::put(space_.queue(key) + random_token(), request.values[0]);
   if (request.operation == StoreOperation::kDelete) operation = etcd::remove({space_.data(key)});
   MUSTER_ASSIGN(const Json answer, space_.transact(etcd::transaction({}, {operation}), deadline));
-  Reply reply;
-  reply.number = etcd::number(etcd::response(answer, 0, "response_delete_range"), "deleted");
-  return reply;
+  return number_reply(etcd::number(etcd::response(answer, 0, "response_delete_range"), "deleted"));
 }
 
 Result<Reply> EtcdStore::do_compare_set(const Request& request, const Deadline& deadline) {
@@ -136,7 +128,7 @@ Result<Reply> EtcdStore::do_compare_set(const Request& request, const Deadline& 
     if (etcd::part(answer, "succeeded").is_boolean()) {
       reply.values = {desired};
     } else if (absent && now.found && now.value.empty()) {
-      continue;  // empty, as an absent key is
+      continue;  // an empty value equals an absent key
     } else {
       reply.values = {now.found ? now.value : expected};
     }
@@ -144,7 +136,7 @@ Result<Reply> EtcdStore::do_compare_set(const Request& request, const Deadline& 
   }
 }
 
-// Puts what `next` makes of the key's value, unless another was faster; then tries again with what that one put.
+// Writes the value that `next` returns for the present one. Repeats if another client changed the key meanwhile.
 Result<Reply> EtcdStore::change(const Request& request, const Deadline& deadline,
                                 const std::function<Result<Bytes>(const EtcdKey&)>& next) {
   const std::string key = space_.data(request.keys[0]);
@@ -160,7 +152,7 @@ Result<Reply> EtcdStore::change(const Request& request, const Deadline& deadline
       return reply;
     }
     now = etcd::key_of(etcd::response(answer, 0, "response_range"));
-    if (deadline.passed()) return fail(ErrorCode::kTimeout, "others were faster, every time");
+    if (deadline.passed()) return fail(ErrorCode::kTimeout, "other clients changed the key at every attempt");
   }
 }
 
@@ -171,13 +163,10 @@ Result<Reply> EtcdStore::do_add(const Request& request, const Deadline& deadline
                   sum = 0;
                   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), sum);
                   if (!text.empty() && (error != std::errc{} || rest != text.data() + text.size())) {
-                    return fail(ErrorCode::kInvalidArgument,
-                                fmt::format("adding to key \"{}\" needs a decimal number there", request.keys[0]));
+                    return not_a_number(request.keys[0]);
                   }
                   if (__builtin_add_overflow(sum, request.number, &sum)) {
-                    return fail(
-                        ErrorCode::kInvalidArgument,
-                        fmt::format("adding {} to key \"{}\" would overflow 64 bits", request.number, request.keys[0]));
+                    return add_overflow(request.keys[0], request.number);
                   }
                   return to_bytes(std::to_string(sum));
                 }));
@@ -206,7 +195,7 @@ Result<Reply> EtcdStore::do_multi_set(const Request& request, const Deadline& de
   };
   const Result<> whole = at_once(0, puts.size());
   if (whole) return Reply{};
-  // More than the server takes at once: in as few parts as it does.
+  // The server takes fewer keys in one transaction, so write them in parts.
   if (puts.size() <= kMaxOperations || whole.error().message.find("too many operations") == std::string::npos) {
     return tl::unexpected(whole.error());
   }
@@ -221,9 +210,7 @@ Result<Reply> EtcdStore::count(const Request& request, const Deadline& deadline)
   const Key prefix = request.keys.empty() ? Key() : request.keys[0];
   const EtcdRange counted = keys_below(queue ? space_.queue(prefix) : space_.data(prefix));
   MUSTER_ASSIGN(const Json answer, space_.range(counted, {{"count_only", true}}, deadline));
-  Reply reply;
-  reply.number = etcd::number(answer, "count");
-  return reply;
+  return number_reply(etcd::number(answer, "count"));
 }
 
 Result<Reply> EtcdStore::do_list_keys(const Request& request, const Deadline& deadline) {
@@ -231,13 +218,6 @@ Result<Reply> EtcdStore::do_list_keys(const Request& request, const Deadline& de
                 space_.range(keys_below(space_.data(request.keys[0])), {{"keys_only", true}}, deadline));
   Reply reply;
   for (const EtcdKey& found : etcd::keys_of(answer)) reply.keys.push_back(found.key.substr(space_.data("").size()));
-  return reply;
-}
-
-Result<Reply> EtcdStore::do_check(const Request& request, const Deadline& deadline) {
-  MUSTER_ASSIGN(const Look seen, look(request, 0, deadline));
-  Reply reply;
-  reply.number = seen.missing == request.keys.size() ? 1 : 0;
   return reply;
 }
 
@@ -251,10 +231,10 @@ Result<std::map<Key, Bytes>> EtcdStore::claims(std::string_view prefix, const De
   return result;
 }
 
-// ---- what may wait
+// ---- operations that may wait
 
-// Whether the keys are there, from the one numbered `from` on, all as of one revision; with their values unless only
-// their presence is asked for. Large requests go in parts.
+// Reads the keys from index `from` on, all at one revision, with their values unless only their presence matters. Large
+// requests go in parts.
 Result<EtcdStore::Look> EtcdStore::look(const Request& request, size_t from, const Deadline& deadline) {
   const bool sees_queues = request.operation == StoreOperation::kWait || request.operation == StoreOperation::kCheck;
   const size_t part = kMaxOperations / 2;
@@ -282,7 +262,7 @@ Result<EtcdStore::Look> EtcdStore::look(const Request& request, size_t from, con
 }
 
 Result<Reply> EtcdStore::do_wait(const Request& request, const Deadline& deadline) {
-  size_t from = 0;  // goes on from the key that was missing, and over all of them once none is
+  size_t from = 0;  // continues at the missing key; once none is missing, all keys are read at one revision
   while (true) {
     const bool last = deadline.passed();
     MUSTER_ASSIGN(Look seen, look(request, from, with_grace(deadline)));
@@ -316,8 +296,7 @@ Result<Reply> EtcdStore::pop(const Request& request, const Deadline& deadline) {
       MUSTER_ASSIGN(const Json taken, space_.transact(etcd::transaction({etcd::unchanged(oldest.key, oldest.changed)},
                                                                         {etcd::remove({oldest.key})}),
                                                       with_grace(deadline)));
-      Reply reply;
-      reply.number = etcd::number(answer, "count");
+      Reply reply = number_reply(etcd::number(answer, "count"));
       reply.values.push_back(std::move(oldest.value));
       if (etcd::part(taken, "succeeded").is_boolean()) return reply;
     }
@@ -336,7 +315,7 @@ Result<std::unique_ptr<Store>> etcd_store(const std::string& text, const Deadlin
   std::string prefix = url.take("prefix", url.path);
   MUSTER_TRY(url.finish(target.https ? "prefix, ca, cert and key" : "prefix; certificates go with etcds://"));
   if (target.hosts.empty())
-    return fail(ErrorCode::kInvalidArgument, "an etcd:// URL names its hosts: etcd://a,b,c/job");
+    return fail(ErrorCode::kInvalidArgument, "an etcd:// URL must have hosts: etcd://a,b,c/job");
   while (prefix.ends_with('/')) prefix.pop_back();
   if (prefix.empty()) prefix = "muster";
   MUSTER_ASSIGN(auto client, EtcdClient::connect(std::move(target), deadline));

@@ -1,4 +1,4 @@
-// The store's messages, one io/frame.h frame each, numbers little-endian:
+// The store's messages, one frame of io/frame.h each. Numbers are little-endian:
 //
 //   request := frame(kind = StoreOperation, flags = immediate + 2 * lease + 4 * weighted,
 //                    payload = id:u64 number:i64 keys:list values:list [weight:u32 if weighted])
@@ -8,7 +8,7 @@
 //   list    := count:u32 bytes[count]
 //   bytes   := length:u32 u8[length]
 //
-// `id` is the client's number for the request. Replies come in any order: a request that waits holds up no other. A
+// `id` is the client's number for the request. Replies come in any order, so a waiting request does not delay others. A
 // cancel carries the id of the request that it ends, and has no reply of its own.
 
 #include "muster/store/protocol/messages.h"
@@ -22,7 +22,7 @@
 namespace muster {
 namespace {
 
-// Of a request, and of a reply. Only proxies ask for leases and weigh arrivals.
+// Flags of requests and of replies. Only proxies ask for leases and use weights.
 constexpr uint8_t kImmediateFlag = 1, kLeaseFlag = 2, kWeightedFlag = 4;
 constexpr uint8_t kLeasedFlag = 1, kRecallFlag = 2;
 
@@ -46,12 +46,13 @@ Writer& put_lists(Writer& out, const std::vector<Key>& keys, const std::vector<B
   return out;
 }
 
-// Each item has at least its length, so a count that the rest cannot hold is refused before anything is allocated.
+// Each item takes at least the bytes of its length, so a count that cannot be right is refused before memory is
+// allocated.
 Result<uint32_t> get_count(Reader& in) {
   MUSTER_ASSIGN(const auto count, in.get<uint32_t>());
   if (count <= in.remaining() / sizeof(uint32_t)) return count;
   return fail(ErrorCode::kProtocol,
-              fmt::format("a store message announces {} items in {} bytes", count, in.remaining()));
+              fmt::format("a store message of {1} more bytes cannot hold {0} items", count, in.remaining()));
 }
 
 Result<> get_lists(Reader& in, std::vector<Key>& keys, std::vector<Bytes>& values) {
@@ -94,7 +95,7 @@ Result<Bytes> encode_request(const Request& request) {
 }
 
 Result<Request> decode_request(const FrameHeader& header, ByteView payload) {
-  if (header.kind < static_cast<uint8_t>(StoreOperation::kSet) || header.kind > static_cast<uint8_t>(kLastOperation) ||
+  if (header.kind < static_cast<uint8_t>(StoreOperation::kSet) || header.kind >= std::size(kOperations) ||
       header.flags > (kImmediateFlag | kLeaseFlag | kWeightedFlag)) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("no store request has kind {} and flags {}", header.kind, header.flags));

@@ -7,24 +7,24 @@
 
 namespace muster {
 
-/// The frames of muster's own store dialect; messages.cpp has the grammar. The file store's log holds them too.
+/// The frames of muster's own store protocol and of the file store's log. The grammar heads messages.cpp.
 inline constexpr uint8_t kReplyKind = 128;
-/// The greatest payload of a request or a reply: a value as large as the limit, and what goes with it.
+/// The largest payload of a request or a reply: a value of the largest size, its key and the headers.
 inline constexpr uint32_t kMaxMessageBytes = kMaxValueBytes + (8 << 20);
 
-/// kResourceExhausted when the keys and values together are over kMaxMessageBytes.
+/// kResourceExhausted if the keys and values together exceed kMaxMessageBytes.
 Result<Bytes> encode_request(const Request& request);
-/// A reply over kMaxMessageBytes is encoded as the error that it is too large.
+/// A reply over kMaxMessageBytes is encoded as an error instead.
 Bytes encode_reply(const Reply& reply);
 
-/// Takes it out of encoded replies, one after another, that they grant leases.
+/// Clears the lease flag of encoded replies, which follow each other.
 void withdraw_leases(Bytes& replies);
 
-/// Of bytes that nobody vouches for: kProtocol for anything that the grammar does not allow.
+/// The bytes may be hostile: kProtocol for anything that the grammar does not allow.
 Result<Request> decode_request(const FrameHeader& header, ByteView payload);
-/// The reply's client is left 0: a connection knows whose it is.
+/// Leaves the reply's client 0.
 Result<Reply> decode_reply(const FrameHeader& header, ByteView payload);
-/// How every client reads: the next reply of what the parser was fed, or nothing when it has no whole one yet.
+/// The parser's next reply, or nothing if there is no whole one yet.
 Result<std::optional<Reply>> next_reply(FrameParser& parser);
 
 }  // namespace muster

@@ -5,17 +5,17 @@
 
 namespace muster {
 
-/// What an idle client's buffer may keep of its memory: most clients are idle.
+/// The capacity that the buffer of an idle client may keep: most clients are idle.
 inline constexpr size_t kKeptCapacity = 512;
 
 /// Bytes on their way to a stream that may not take them all at once. Not thread-safe.
 class Outbox {
  public:
-  /// Append what is to be sent here.
+  /// Append output here.
   Bytes& tail() { return bytes_; }
   size_t size() const { return bytes_.size() - sent_; }
   bool empty() const { return size() == 0; }
-  /// How many bytes the stream has taken so far, in all.
+  /// Total bytes that the stream has taken.
   uint64_t taken() const { return taken_; }
   /// Writes until the stream takes no more.
   Result<> flush(Stream& stream);

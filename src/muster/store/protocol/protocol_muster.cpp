@@ -1,4 +1,4 @@
-// Muster's own dialect: the frames of messages.cpp, requests one way and replies the other.
+// Muster's own protocol: frames of messages.cpp, requests one way and replies the other way.
 
 #include "muster/store/protocol/messages.h"
 #include "muster/store/protocol/protocol.h"
@@ -6,7 +6,7 @@
 namespace muster {
 namespace {
 
-class MusterDialect : public Protocol {
+class MusterProtocol : public Protocol {
  public:
   void feed(ByteView bytes) override { parser_.feed(bytes); }
 
@@ -29,6 +29,6 @@ class MusterDialect : public Protocol {
 
 }  // namespace
 
-std::unique_ptr<Protocol> muster_dialect() { return std::make_unique<MusterDialect>(); }
+std::unique_ptr<Protocol> muster_protocol() { return std::make_unique<MusterProtocol>(); }
 
 }  // namespace muster

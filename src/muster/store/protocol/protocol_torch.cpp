@@ -1,5 +1,5 @@
-// PyTorch's TCPStore protocol, as its clients of torch 2.11 to 2.13 speak it (checked against them byte by byte, with
-// use_libuv on and off). Numbers are little-endian; the first byte of a request is its operation:
+// PyTorch's TCPStore protocol of torch 2.11 to 2.13, checked against its clients byte by byte with use_libuv on and
+// off. Numbers are little-endian; the first byte of a request is its operation:
 //
 //   request := 0 VALIDATE magic:u32(0x3C85F7CE)                first of all, no reply
 //            | 1 SET key value                                  no reply
@@ -23,9 +23,9 @@
 //   keys    := count:u64 key*
 //   key, value, bytes := length:u64 u8[length]
 //
-// A client waits for one thing at a time: it sends WAIT before GET, MULTI_GET and a blocking QUEUE_POP, keeps the
-// time itself, and ends a WAIT or a BARRIER that took too long with CANCEL_WAIT. The cancellation is confirmed at once;
-// a release that crosses it is swallowed. The protocol has no errors: a request that fails costs the connection.
+// A client has one request at a time. It sends WAIT before GET, MULTI_GET and a blocking QUEUE_POP. It measures the
+// timeout itself, and ends a WAIT or BARRIER that took too long with CANCEL_WAIT. The server confirms the cancellation
+// at once; a release that crosses it is dropped. The protocol has no errors: the server closes the connection instead.
 
 #include <fmt/format.h>
 
@@ -42,29 +42,6 @@ constexpr uint32_t kTorchMagic = 0x3C85F7CE;
 constexpr uint8_t kStopWaiting = 0;
 constexpr uint8_t kWaitCancelled = 1;
 
-// In the order of TorchQuery; those without one are answered here.
-constexpr StoreOperation kOperations[] = {
-    StoreOperation{},
-    StoreOperation::kSet,
-    StoreOperation::kCompareSet,
-    StoreOperation::kGet,
-    StoreOperation::kAdd,
-    StoreOperation::kCheck,
-    StoreOperation::kWait,
-    StoreOperation::kNumKeys,
-    StoreOperation::kDelete,
-    StoreOperation::kAppend,
-    StoreOperation::kMultiGet,
-    StoreOperation::kMultiSet,
-    StoreOperation::kCancel,
-    StoreOperation{},
-    StoreOperation::kQueuePush,
-    StoreOperation::kQueuePop,
-    StoreOperation::kQueueLength,
-    StoreOperation::kListKeys,
-    StoreOperation::kBarrier,
-};
-
 template <class T>
 void put(Bytes& out, T value) {
   const auto* p = reinterpret_cast<const uint8_t*>(&value);
@@ -76,9 +53,9 @@ void put_bytes(Bytes& out, ByteView bytes) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-class TorchDialect : public Protocol {
+class TorchProtocol : public Protocol {
  public:
-  explicit TorchDialect(Key prefix) : reader_(std::move(prefix)) {}
+  explicit TorchProtocol(Key prefix) : reader_(std::move(prefix)) {}
 
   void feed(ByteView bytes) override { reader_.feed(bytes); }
   bool midway() const override { return reader_.midway(); }
@@ -88,8 +65,8 @@ class TorchDialect : public Protocol {
     while (true) {
       MUSTER_ASSIGN(const bool whole, reader_.next(read));
       if (!whole) return std::nullopt;
-      if (read.query == TorchQuery::kValidate) MUSTER_TRY(check_magic(read.number));
-      if (!understand(read, out)) continue;  // answered here
+      if (read.query == TorchRequest::kValidate) MUSTER_TRY(check_magic(read.number));
+      if (!translate(read, out)) continue;  // answered here
       Request& request = read.request;
       if (request.operation != StoreOperation::kCancel) {
         request.id = next_id_++;
@@ -154,31 +131,26 @@ class TorchDialect : public Protocol {
 
   static Result<> check_magic(uint32_t number) {
     if (number == kTorchMagic) return {};
-    return fail(ErrorCode::kProtocol,
-                fmt::format("a client shows {:#010x} instead of TCPStore's magic number", number));
+    return fail(ErrorCode::kProtocol, fmt::format("a client sent {:#010x} instead of TCPStore's magic number", number));
   }
 
-  // Puts the request into the store's terms. False when nothing is left to do for the store.
-  bool understand(TorchRequest& read, Bytes& out) {
+  // Completes the request for the store. False if it was answered here.
+  bool translate(TorchRequest& read, Bytes& out) {
     Request& request = read.request;
-    request.operation = kOperations[static_cast<uint8_t>(read.query)];
-    switch (read.query) {
-      case TorchQuery::kValidate:
-        return false;
-      case TorchQuery::kPing:
-        put(out, read.number);
-        return false;
-      case TorchQuery::kCancelWait:
+    if (read.query == TorchRequest::kPing) put(out, read.number);
+    if (read.query == TorchRequest::kPing || read.query == TorchRequest::kValidate) return false;
+    switch (request.operation) {
+      case StoreOperation::kCancel:
         return cancel(request, out);
-      case TorchQuery::kGet:
-      case TorchQuery::kMultiGet:
-      case TorchQuery::kQueuePop:
+      case StoreOperation::kGet:
+      case StoreOperation::kMultiGet:
+      case StoreOperation::kQueuePop:
         request.immediate = true;
         return true;
-      case TorchQuery::kGetNumKeys:
+      case StoreOperation::kNumKeys:
         if (!reader_.prefix().empty()) request.keys.push_back(reader_.prefix());
         return true;
-      case TorchQuery::kListKeys:
+      case StoreOperation::kListKeys:
         request.keys.push_back(reader_.prefix());
         return true;
       default:
@@ -203,6 +175,6 @@ class TorchDialect : public Protocol {
 
 }  // namespace
 
-std::unique_ptr<Protocol> torch_dialect(Key prefix) { return std::make_unique<TorchDialect>(std::move(prefix)); }
+std::unique_ptr<Protocol> torch_protocol(Key prefix) { return std::make_unique<TorchProtocol>(std::move(prefix)); }
 
 }  // namespace muster

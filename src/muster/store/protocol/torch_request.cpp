@@ -11,40 +11,42 @@
 namespace muster {
 namespace {
 
-// What follows a query's byte.
+// The operation that a query stands for, and what follows its byte.
 struct Shape {
+  StoreOperation operation{};
   bool short_number = false, key = false;
   int values = 0;
   bool number = false;
   bool list = false, list_has_values = false;
 };
 
+using Op = StoreOperation;
 constexpr Shape kShapes[] = {
     /* validate */ {.short_number = true},
-    /* set */ {.key = true, .values = 1},
-    /* compare_set */ {.key = true, .values = 2},
-    /* get */ {.key = true},
-    /* add */ {.key = true, .number = true},
-    /* check */ {.list = true},
-    /* wait */ {.list = true},
-    /* getnumkeys */ {},
-    /* delete_key */ {.key = true},
-    /* append */ {.key = true, .values = 1},
-    /* multi_get */ {.list = true},
-    /* multi_set */ {.list = true, .list_has_values = true},
-    /* cancel_wait */ {},
+    /* set */ {.operation = Op::kSet, .key = true, .values = 1},
+    /* compare_set */ {.operation = Op::kCompareSet, .key = true, .values = 2},
+    /* get */ {.operation = Op::kGet, .key = true},
+    /* add */ {.operation = Op::kAdd, .key = true, .number = true},
+    /* check */ {.operation = Op::kCheck, .list = true},
+    /* wait */ {.operation = Op::kWait, .list = true},
+    /* getnumkeys */ {.operation = Op::kNumKeys},
+    /* delete_key */ {.operation = Op::kDelete, .key = true},
+    /* append */ {.operation = Op::kAppend, .key = true, .values = 1},
+    /* multi_get */ {.operation = Op::kMultiGet, .list = true},
+    /* multi_set */ {.operation = Op::kMultiSet, .list = true, .list_has_values = true},
+    /* cancel_wait */ {.operation = Op::kCancel},
     /* ping */ {.short_number = true},
-    /* queue_push */ {.key = true, .values = 1},
-    /* queue_pop */ {.key = true},
-    /* queue_len */ {.key = true},
-    /* list_keys */ {},
-    /* barrier */ {.key = true, .number = true},
+    /* queue_push */ {.operation = Op::kQueuePush, .key = true, .values = 1},
+    /* queue_pop */ {.operation = Op::kQueuePop, .key = true},
+    /* queue_len */ {.operation = Op::kQueueLength, .key = true},
+    /* list_keys */ {.operation = Op::kListKeys},
+    /* barrier */ {.operation = Op::kBarrier, .key = true, .number = true},
 };
 
 }  // namespace
 
-// Reads from the bytes that are there. take() and its kin return false when the bytes do not reach, and wanted() then
-// says how many would; or when something is not allowed, and error() then says what.
+// Reads from the bytes that have come. A function returns false if there are too few, then wanted() says how many are
+// needed; or if something is not allowed, then error() says what.
 class TorchRequestReader::Cursor {
  public:
   Cursor(ByteView bytes, size_t before, const Key& prefix) : bytes_(bytes), before_(before), prefix_(prefix) {}
@@ -95,7 +97,7 @@ class TorchRequestReader::Cursor {
   }
 
   const ByteView bytes_;
-  const size_t before_;  // of the same request, read earlier
+  const size_t before_;  // bytes of the same request that were read earlier
   const Key& prefix_;
   size_t position_ = 0;
   size_t wanted_ = 0;
@@ -131,21 +133,22 @@ Result<bool> TorchRequestReader::next(TorchRequest& out) {
   return false;
 }
 
-// A whole request, or the beginning of a list.
+// Reads a whole request, or the beginning of a list.
 bool TorchRequestReader::read_head(Cursor& in) {
   partial_ = {};
   uint8_t query = 0;
   if (!in.take(query)) return false;
-  if (!begun_ && query != static_cast<uint8_t>(TorchQuery::kValidate)) {
-    in.refuse("a client does not begin as a TCPStore client does; it is none, or older than torch 2.0");
+  if (!begun_ && query != TorchRequest::kValidate) {
+    in.refuse("the first byte is not that of a TCPStore client of torch 2.0 or newer");
     return false;
   }
   if (query >= std::size(kShapes)) {
-    in.refuse(fmt::format("a TCPStore client asks for operation {}, which torch 2.13 does not have", query));
+    in.refuse(fmt::format("a TCPStore client sent operation {}, which torch 2.13 does not have", query));
     return false;
   }
-  partial_.query = static_cast<TorchQuery>(query);
+  partial_.query = query;
   const Shape& shape = kShapes[query];
+  partial_.request.operation = shape.operation;
   if (shape.list) return in.take(items_left_) && in.within(items_left_, kMaxKeysPerRequest, "a list of keys");
   if (shape.short_number && !in.take(partial_.number)) return false;
   begun_ = true;
@@ -159,7 +162,7 @@ bool TorchRequestReader::read_head(Cursor& in) {
 bool TorchRequestReader::read_item(Cursor& in) {
   Request& request = partial_.request;
   if (!in.take_key(request)) return false;
-  if (kShapes[static_cast<uint8_t>(partial_.query)].list_has_values && !in.take_value(request)) {
+  if (kShapes[partial_.query].list_has_values && !in.take_value(request)) {
     request.keys.pop_back();
     return false;
   }

@@ -6,37 +6,16 @@
 
 namespace muster {
 
-/// What a client of PyTorch's TCPStore asks for: the first byte of its requests. The grammar heads protocol_torch.cpp.
-enum class TorchQuery : uint8_t {
-  kValidate,
-  kSet,
-  kCompareSet,
-  kGet,
-  kAdd,
-  kCheck,
-  kWait,
-  kGetNumKeys,
-  kDeleteKey,
-  kAppend,
-  kMultiGet,
-  kMultiSet,
-  kCancelWait,
-  kPing,
-  kQueuePush,
-  kQueuePop,
-  kQueueLength,
-  kListKeys,
-  kBarrier,
-};
-
+/// One request of a client of PyTorch's TCPStore. The grammar heads protocol_torch.cpp.
 struct TorchRequest {
-  TorchQuery query{};
-  Request request{};    ///< keys, values and number as they came, each key after the prefix
+  static constexpr uint8_t kValidate = 0, kPing = 13;
+  uint8_t query = 0;    ///< its first byte
+  Request request{};    ///< not for validate and ping; each key comes after the prefix
   uint32_t number = 0;  ///< validate: the magic number; ping: the nonce
 };
 
 /// Cuts a client's bytes into requests, of which the first must be a validate. A list is read item by item as it comes,
-/// so that however a request is cut, each of its bytes is looked at about once. Not thread-safe.
+/// so each byte is read about once, however the request is cut. Not thread-safe.
 class TorchRequestReader {
  public:
   explicit TorchRequestReader(Key prefix) : prefix_(std::move(prefix)) {}
@@ -45,7 +24,7 @@ class TorchRequestReader {
   /// does not allow.
   Result<bool> next(TorchRequest& out);
   const Key& prefix() const { return prefix_; }
-  /// Whether bytes are missing that the client must send: of a request that has begun, or the very first one.
+  /// True while a request is incomplete, or the first one has not come.
   bool midway() const { return !begun_ || buffer_.size() > consumed_ || items_left_ > 0; }
 
  private:
@@ -56,10 +35,10 @@ class TorchRequestReader {
   const Key prefix_;
   Bytes buffer_;
   size_t consumed_ = 0;
-  bool begun_ = false;        // its first request came
-  size_t wanted_ = 1;         // bytes without which another attempt is in vain
-  TorchRequest partial_;      // a list of which some items are here
-  size_t partial_bytes_ = 0;  // that they took
+  bool begun_ = false;        // the first request came
+  size_t wanted_ = 1;         // bytes needed before another attempt can succeed
+  TorchRequest partial_;      // a list of which some items have come
+  size_t partial_bytes_ = 0;  // that these items took
   uint64_t items_left_ = 0;
 };
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "muster/store/proxy/proxy_parts.h"
-
 namespace muster {
 
 using proxy::Caller;
@@ -13,8 +11,8 @@ namespace proxy {
 
 RequestId Passthrough::submit(Request request, ClientId client) {
   const Caller caller{client, request.id};
-  const bool answered = is_answered(request.operation);
-  const RequestId id = out_.send(Part::kPlain, std::move(request));
+  const bool answered = !muster::has(request.operation, kNoTorchReply);
+  const RequestId id = out_.send(Part::kPassthrough, std::move(request));
   callers_[id] = caller;
   by_client_[client][caller.id] = {id, answered};
   return id;
@@ -61,12 +59,7 @@ void Passthrough::fail(const Error& why) {
 namespace {
 
 constexpr size_t kMaxPending = 1 << 18;
-constexpr size_t kMaxKeptSet = 64 << 10;  // bytes of a value that is kept while it is on its way
-
-bool reads(StoreOperation operation) {
-  return operation == StoreOperation::kGet || operation == StoreOperation::kMultiGet ||
-         operation == StoreOperation::kWait || operation == StoreOperation::kCheck;
-}
+constexpr size_t kMaxKeptSet = 64 << 10;  // the largest value that is kept while its set is on its way
 
 }  // namespace
 
@@ -75,133 +68,98 @@ bool takes_back(StoreOperation operation) {
          operation == StoreOperation::kWithdraw;
 }
 
-struct Proxy::Impl {
-  explicit Impl(const Options& given)
-      : options(given), barriers(out, given.merge ? given.longest_hold : Duration{0}), reads(out, given) {}
-
-  void submit(Request request, ClientId client, TimePoint now);
-  void cancel(const Caller& caller);
-  void forward(Request request, ClientId client);
-
-  const Options options;
-  proxy::Output out;
-  proxy::Passthrough plain{out};
-  proxy::Adds adds{out};
-  proxy::Barriers barriers;
-  proxy::Reads reads;
-};
-
-Proxy::Proxy(Options options) : impl_(std::make_unique<Impl>(options)) {}
-Proxy::~Proxy() = default;
-Proxy::Proxy(Proxy&&) noexcept = default;
-Proxy& Proxy::operator=(Proxy&&) noexcept = default;
+Proxy::Proxy(Options options)
+    : options_(options), barriers_(out_, options.merge ? options.max_hold : Duration{0}), reads_(out_, options) {}
 
 void Proxy::submit(Request request, ClientId client, TimePoint now) {
   const Caller caller{client, request.id};
-  const bool answered = request.operation != StoreOperation::kCancel && request.operation != StoreOperation::kRelease;
   Result<> valid = validate(request);
   if (valid && !takes_back(request.operation) && pending() >= kMaxPending) {
     valid = muster::fail(ErrorCode::kResourceExhausted, "too many requests wait at this node's proxy");
   }
-  if (valid) return impl_->submit(std::move(request), client, now);
-  if (answered) impl_->out.refuse(caller, valid.error());
-}
-
-void Proxy::refuse(const Request& request, ClientId client, const Error& why) {
-  impl_->out.refuse({client, request.id}, why);
-}
-
-void Proxy::Impl::submit(Request request, ClientId client, TimePoint now) {
   switch (request.operation) {
     case StoreOperation::kCancel:
-      return cancel({client, request.id});
+      if (valid) cancel(caller);
+      return;
     case StoreOperation::kRelease:
-      return reads.release(request, client);
-    case StoreOperation::kWithdraw:
-      return barriers.withdraw(request, client);
-    case StoreOperation::kBarrier:
-      return barriers.submit(std::move(request), client, now);
+      if (valid) reads_.release(request, client);
+      return;
     default:
       break;
   }
-  if (options.merge && muster::reads(request.operation)) return reads.submit(std::move(request), client, now);
+  if (!valid) return out_.refuse(caller, valid.error());
+  if (request.operation == StoreOperation::kWithdraw) return barriers_.withdraw(request, client);
+  if (request.operation == StoreOperation::kBarrier) return barriers_.submit(std::move(request), client, now);
+  if (options_.merge && has(request.operation, kReadsKeys)) return reads_.submit(std::move(request), client, now);
   forward(std::move(request), client);
 }
 
-// What changes keys. They are given back first, so that the server need not ask for them.
-void Proxy::Impl::forward(Request request, ClientId client) {
+// Leases of the keys that the request changes are given back first, so the server need not recall them.
+void Proxy::forward(Request request, ClientId client) {
   const Caller caller{client, request.id};
-  if (plain.has(caller))
-    return out.refuse(caller, Error{ErrorCode::kProtocol, "a request of this number is already waiting"});
+  if (passthrough_.has(caller))
+    return out_.refuse(caller, Error{ErrorCode::kProtocol, "a request of this number is already waiting"});
   const auto below = request.lease ? std::optional(client) : std::nullopt;
   request.lease = false;
   for (const Key& key : request.keys) {
-    if (reads.holds(key)) reads.give_back(key);
+    if (reads_.holds(key)) reads_.give_back(key);
   }
-  if (options.merge && request.operation == StoreOperation::kAdd) return adds.submit(std::move(request), client);
-  const bool keeps = options.merge && request.operation == StoreOperation::kSet &&
-                     request.values[0].size() <= std::min(kMaxKeptSet, options.max_cached_bytes / 8);
-  if (!keeps) return void(plain.submit(std::move(request), client));
+  if (options_.merge && request.operation == StoreOperation::kAdd) return adds_.submit(std::move(request), client);
+  const bool keeps = options_.merge && request.operation == StoreOperation::kSet &&
+                     request.values[0].size() <= std::min(kMaxKeptSet, options_.max_cached_bytes / 8);
+  if (!keeps) return void(passthrough_.submit(std::move(request), client));
   request.lease = true;
   Key key = request.keys[0];
   Bytes value = request.values[0];
-  reads.expect(plain.submit(std::move(request), client), std::move(key), std::move(value), below);
+  reads_.expect(passthrough_.submit(std::move(request), client), std::move(key), std::move(value), below);
 }
 
-void Proxy::Impl::cancel(const Caller& caller) {
-  if (!reads.cancel(caller) && !barriers.cancel(caller)) plain.cancel(caller);
+void Proxy::cancel(const Caller& caller) {
+  if (!reads_.cancel(caller) && !barriers_.cancel(caller)) passthrough_.cancel(caller);
 }
 
-void Proxy::drop(ClientId client, TimePoint) {
-  impl_->reads.drop(client);
-  impl_->barriers.drop(client);
-  impl_->plain.drop(client);
+void Proxy::drop(ClientId client) {
+  reads_.drop(client);
+  barriers_.drop(client);
+  passthrough_.drop(client);
 }
 
 void Proxy::receive(Reply reply, TimePoint now) {
   if (reply.recall) {
-    for (const Key& key : reply.keys) impl_->reads.give_back(key);
+    for (const Key& key : reply.keys) reads_.give_back(key);
     return;
   }
   switch (proxy::part_of(reply.id)) {
-    case Part::kPlain:
-      reply.leased = impl_->reads.take_set(reply, now);
-      reply.granted = impl_->reads.revocations();
-      return impl_->plain.receive(std::move(reply));
+    case Part::kPassthrough:
+      reply.leased = reads_.take_set(reply, now);
+      reply.granted = reads_.revocations();
+      return passthrough_.receive(std::move(reply));
     case Part::kAdd:
-      return impl_->adds.receive(std::move(reply));
+      return adds_.receive(std::move(reply));
     case Part::kBarrier:
-      return impl_->barriers.receive(std::move(reply));
+      return barriers_.receive(std::move(reply));
     case Part::kRead:
-      return impl_->reads.receive(std::move(reply), now);
+      return reads_.receive(std::move(reply), now);
   }
 }
 
-void Proxy::set_lease_end(TimePoint until, TimePoint now) { impl_->reads.set_lease_end(until, now); }
-uint64_t Proxy::revoke(ClientId client) { return impl_->reads.revoke(client); }
-uint64_t Proxy::grants_ended() const { return impl_->reads.grants_ended(); }
-void Proxy::give_back_all() { impl_->reads.give_back_all(); }
-
 std::vector<Request> Proxy::take_requests(TimePoint now) {
-  impl_->adds.flush();
-  impl_->barriers.flush(now);
-  impl_->reads.flush();
-  return std::exchange(impl_->out.requests, {});
+  adds_.flush();
+  barriers_.flush(now);
+  reads_.flush();
+  return std::exchange(out_.requests, {});
 }
 
-Replies Proxy::take_replies() { return std::exchange(impl_->out.replies, {}); }
-std::optional<TimePoint> Proxy::next_wake() const { return impl_->barriers.next_wake(); }
-
 void Proxy::fail(const Error& why) {
-  impl_->plain.fail(why);
-  impl_->adds.fail(why);
-  impl_->barriers.fail(why);
-  impl_->reads.fail(why);
-  impl_->out.requests.clear();
+  passthrough_.fail(why);
+  adds_.fail(why);
+  barriers_.fail(why);
+  reads_.fail(why);
+  out_.requests.clear();
 }
 
 size_t Proxy::pending() const {
-  return impl_->plain.pending() + impl_->adds.pending() + impl_->barriers.pending() + impl_->reads.pending();
+  return passthrough_.pending() + adds_.pending() + barriers_.pending() + reads_.pending();
 }
 
 int parent_of(int node, int nodes, int fanout) {

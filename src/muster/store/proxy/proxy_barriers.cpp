@@ -5,7 +5,7 @@
 namespace muster::proxy {
 namespace {
 
-// The more callers a barrier counts, the longer it takes anyhow, and the more gather meanwhile.
+// A factor of the hold time: a barrier of many callers takes long anyway, and holding gathers more of them.
 int64_t patience(int64_t count) { return std::clamp<int64_t>(count / 1024, 1, 32); }
 
 }  // namespace
@@ -28,7 +28,7 @@ void Barriers::submit(Request request, ClientId client, TimePoint now) {
   Group& group = held->second.group;
   group.members.push_back({caller, request.weight});
   group.weight += request.weight;
-  if (longest_hold_.count() > 0) return;
+  if (max_hold_.count() > 0) return;
   send(std::move(group));
   held_.erase(held);
 }
@@ -65,7 +65,7 @@ void Barriers::send(Group group) {
 
 void Barriers::receive(Reply reply) {
   if (const auto withdrawal = withdrawals_.extract(reply.id); !withdrawal.empty()) {
-    // A refusal says that the server is lost, which releases nobody.
+    // A refusal means that the server is lost: it released none of them.
     return taken_back(withdrawal.mapped(),
                       reply.status ? static_cast<uint32_t>(reply.number) : withdrawal.mapped().weight);
   }
@@ -83,7 +83,7 @@ void Barriers::receive(Reply reply) {
   sent_.erase(group);
 }
 
-// To those that are not on their way back, the oldest first. What is left over was released of those that are.
+// Releases callers that do not withdraw, the oldest first. The rest of `count` belongs to callers that withdraw.
 void Barriers::release(RequestId id, Group& group, uint32_t count) {
   for (size_t i = 0; i < group.members.size() && count > 0;) {
     Member& member = group.members[i];
@@ -111,20 +111,20 @@ void Barriers::answer(const Caller& caller, uint32_t count) {
   out_.answer(caller, std::move(reply));
 }
 
-// Holding pays where the arrivals of a round left in several requests, and does not where one comes alone.
+// The hold time grows if a round's arrivals left in several requests, and shrinks if a caller was alone.
 void Barriers::learn(const Key& key) {
   const auto round = rounds_.extract(key);
   if (round.empty()) return;
-  const Duration shortest = longest_hold_ / 16;
+  const Duration shortest = max_hold_ / 16;
   expected_ = round.mapped().arrived;
   if (round.mapped().requests > 1) {
-    hold_ = std::clamp(hold_ * 2, shortest, longest_hold_);
+    hold_ = std::clamp(hold_ * 2, shortest, max_hold_);
   } else if (round.mapped().arrived == 1) {
     hold_ = hold_ / 2 < shortest ? Duration{0} : hold_ / 2;
   }
 }
 
-// ---- arrivals that are taken back
+// ---- withdrawals
 
 bool Barriers::cancel(const Caller& caller) {
   const auto where = where_.find(caller);
@@ -179,7 +179,7 @@ uint32_t Barriers::take_from_held(const Caller& caller, uint32_t weight) {
   return 0;
 }
 
-// The answer: `count` were taken back, so the others of the withdrawal were released before.
+// The answer: `count` arrivals were taken back, so the others were released before.
 void Barriers::taken_back(const Withdrawal& withdrawal, uint32_t count) {
   const auto group = sent_.find(withdrawal.group);
   if (group != sent_.end()) {

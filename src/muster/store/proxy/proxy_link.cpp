@@ -24,10 +24,8 @@ void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
   proxy_.refuse(request, client, *refusal);
 }
 
-void ProxyLink::drop(ClientId client, TimePoint now) { proxy_.drop(client, now); }
-
-// What it holds may be passed on only once the server knows that there is somebody below: pace() tells it with each
-// frame. So leases from before are given back, and later ones were asked for by such a frame.
+// Leases may be passed on only if the server knew of proxies below when it granted them: every frame says so by its
+// interval. So leases from before are given back.
 void ProxyLink::serves_proxies(size_t count) {
   if (proxies_ == 0 && count > 0) proxy_.give_back_all();
   proxies_ = static_cast<int64_t>(count);
@@ -38,7 +36,7 @@ Duration ProxyLink::lease_left(TimePoint now) const { return now < lease_end_ ? 
 Bytes ProxyLink::begin(TimePoint now) {
   linked_ = true;
   heard_ = written_ = now;
-  parser_ = FrameParser(kMaxTierFrameBytes);
+  parser_ = FrameParser(kMaxSessionFrameBytes);
   return encode(SessionOpen{session_.received(), resumes_});
 }
 
@@ -54,7 +52,7 @@ Result<> ProxyLink::receive(ByteView bytes, TimePoint now) {
     if (frame && !*frame) return {};
     Result<> taken = frame ? on_frame(std::move(**frame), now) : tl::unexpected(frame.error());
     if (taken) continue;
-    // What comes after cannot be understood, on this link or another.
+    // Later input cannot be understood either, on this link or the next.
     if (!lost_) give_up(taken.error().message);
     return taken;
   }
@@ -62,7 +60,7 @@ Result<> ProxyLink::receive(ByteView bytes, TimePoint now) {
 
 Result<> ProxyLink::on_opened(const Frame& frame) {
   MUSTER_ASSIGN(const SessionOpened opened, decode_session_opened(frame));
-  if (!opened.known) return fail(ErrorCode::kPeerLost, "it does not know this node any more, so it was started anew");
+  if (!opened.known) return fail(ErrorCode::kPeerLost, "it does not know this node any more: it was restarted");
   MUSTER_TRY(session_.connect(opened.received));
   resumes_ = true;
   return {};
@@ -72,15 +70,16 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
   heard_ = now;
   if (!session_.connected()) return on_opened(frame);
   MUSTER_ASSIGN(const auto received, session_.receive(std::move(frame)));
-  const TimePoint end = TimePoint{received.pulse.stamp} + Duration(received.pulse.lease);
+  const TimePoint end = TimePoint{received.timing.stamp} + Duration(received.timing.lease);
   proxy_.set_lease_end(end, now);
   lease_end_ = std::max(lease_end_, end);
-  beat_ = std::clamp(Duration(received.pulse.beat), kBeat, kMaxBeatGrowth * kBeat);
-  if (timing_ && received.pulse.stamp >= sent_.ns && received.pulse.stamp <= now.ns) {
+  keepalive_interval_ =
+      std::clamp(Duration(received.timing.interval), kKeepaliveInterval, kMaxIntervalGrowth * kKeepaliveInterval);
+  if (timing_ && received.timing.stamp >= sent_.ns && received.timing.stamp <= now.ns) {
     timing_ = false;
-    // The server may have had nothing to say for a while: what is long counts for little.
-    const Duration trip = now - TimePoint{received.pulse.stamp};
-    round_trip_ = std::min(trip, round_trip_ + std::max<Duration>(round_trip_ / 8, kShortestGap / 8));
+    // The server may have had nothing to send for a while, so a long time raises the estimate only a little.
+    const Duration trip = now - TimePoint{received.timing.stamp};
+    round_trip_ = std::min(trip, round_trip_ + std::max<Duration>(round_trip_ / 8, kMinGap / 8));
   }
   return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
     MUSTER_ASSIGN(Reply reply, decode_reply(header, payload));
@@ -91,28 +90,30 @@ Result<> ProxyLink::on_frame(Frame frame, TimePoint now) {
 
 Duration ProxyLink::gap() const {
   const auto waiting = static_cast<int64_t>(proxy_.pending());
-  if (waiting > kMany) return std::max(pace(), std::min(waiting * kGapPerRequest, kLongestGapOfMany));
-  return std::max(pace(), std::clamp(2 * round_trip_, kShortestGap, kLongestGap));
+  if (waiting > kManyRequests) return std::max(min_interval(), std::min(waiting * kGapPerRequest, kMaxGapOfMany));
+  return std::max(min_interval(), std::clamp(2 * round_trip_, kMinGap, kMaxGap));
 }
 
-TimePoint ProxyLink::beat_due() const {
-  const bool idle = proxy_.pending() == 0 && written_ - asked_ >= kIdleBeat;
-  return written_ + (idle ? std::max(kIdleBeat, beat_) : beat_);
+TimePoint ProxyLink::keepalive_due() const {
+  const bool idle = proxy_.pending() == 0 && written_ - asked_ >= kIdleInterval;
+  return written_ + (idle ? std::max(kIdleInterval, keepalive_interval_) : keepalive_interval_);
 }
 
-bool ProxyLink::silent(TimePoint now) const { return linked_ && now - heard_ > std::max(kSilence, 2 * beat_ + kBeat); }
+bool ProxyLink::silent(TimePoint now) const {
+  return linked_ && now - heard_ > std::max(kSilence, 2 * keepalive_interval_ + kKeepaliveInterval);
+}
 
 void ProxyLink::write(Bytes& out, TimePoint now) {
   if (lost_ || !session_.connected()) return;
   gathers_ = options_.proxy.merge && proxy_.pending() > 1 && now < sent_ + gap();
   if (!gathers_) put_requests(now);
   const size_t before = out.size();
-  const FrameTiming pulse{now.ns, 0, pace().count()};
-  if (session_.write(out, pulse) > 0) {
+  const FrameTiming timing{now.ns, 0, min_interval().count()};
+  if (session_.write(out, timing) > 0) {
     sent_ = now;
     timing_ = true;
   }
-  if (out.size() == before && (session_.wants_ack() || now >= beat_due())) session_.write_beat(out, pulse);
+  if (out.size() == before && (session_.wants_ack() || now >= keepalive_due())) session_.write_keepalive(out, timing);
   if (out.size() != before) written_ = now;
 }
 
@@ -134,7 +135,7 @@ std::optional<TimePoint> ProxyLink::next_wake() const {
   if (lost_ || !linked_) return std::nullopt;
   if (session_.connected() && gathers_) return sent_ + gap();
   const auto wake = session_.connected() ? proxy_.next_wake() : std::nullopt;
-  return wake ? std::min(*wake, beat_due()) : beat_due();
+  return wake ? std::min(*wake, keepalive_due()) : keepalive_due();
 }
 
 void ProxyLink::give_up(const std::string& why) {

@@ -1,24 +1,33 @@
 #pragma once
 
-// The parts of a Proxy, each a state machine of its own: what they share is where their output goes.
+// The parts of a Proxy. Each is a state machine of its own; they share only the output.
 
 #include <deque>
 #include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "muster/store/proxy/proxy.h"
 #include "muster/store/state/lease.h"
 
 namespace muster::proxy {
 
-/// Whose request went up under a number. The number says it: serial * 4 + part.
-enum class Part : uint8_t { kPlain = 0, kAdd = 1, kBarrier = 2, kRead = 3 };
+struct Options {
+  bool merge = false;  ///< see Proxy
+  size_t max_cached_bytes = 64 << 20;
+  size_t max_cached_keys = 1 << 18;
+  /// How long an arrival at a barrier waits for others of this node; longer at a barrier of thousands. It adapts
+  /// itself, and is much shorter where no other caller comes.
+  Duration max_hold = std::chrono::milliseconds(1);
+};
+
+/// The part that sent a request to the server above. The request's number is serial * 4 + part.
+enum class Part : uint8_t { kPassthrough = 0, kAdd = 1, kBarrier = 2, kRead = 3 };
 inline Part part_of(RequestId id) { return static_cast<Part>(id & 3); }
 
-/// A client's request, by the client's own number.
+/// A client's request, named by the client's own number for it.
 struct Caller {
   ClientId client = 0;
   RequestId id = 0;
@@ -50,11 +59,11 @@ struct Output {
   }
 };
 
-/// Requests that go up one by one.
+/// Requests that go up one by one and unchanged.
 class Passthrough {
  public:
   explicit Passthrough(Output& out) : out_(out) {}
-  /// Returns the number under which it goes up.
+  /// Returns the number of the request that goes up.
   RequestId submit(Request request, ClientId client);
   bool has(const Caller& caller) const;
   /// False if the caller has no such request here.
@@ -68,15 +77,15 @@ class Passthrough {
   Output& out_;
   std::unordered_map<RequestId, Caller> callers_;
   struct Sent {
-    RequestId id;   // ours
-    bool answered;  // or it is carried out although its client leaves: is_answered()
+    RequestId id;   // of the request that went up
+    bool answered;  // if not, it is carried out although its client leaves: kNoTorchReply
   };
-  std::unordered_map<ClientId, std::unordered_map<RequestId, Sent>> by_client_;  // by their number
+  std::unordered_map<ClientId, std::unordered_map<RequestId, Sent>> by_client_;  // by the client's number
 };
 
-/// Adds to one key: while one is on its way those that come meanwhile are summed up, and leave as the next. Only
-/// amounts of the same sign are merged: then no sum on the way is beyond the last one, and what overflows alone
-/// overflows merged. What is refused merged was not applied, and is tried again one by one.
+/// Adds to one key: while one is on its way, later ones are summed up and leave as the next request. Only amounts of
+/// the same sign are merged. Then no partial sum exceeds the last one, so a merged add overflows exactly if one of its
+/// parts would. A merged add that is refused was not applied; its parts are then sent one by one.
 class Adds {
  public:
   explicit Adds(Output& out) : out_(out) {}
@@ -110,16 +119,17 @@ class Adds {
   size_t pending_ = 0;
 };
 
-/// Arrivals at barriers. Those of the same key and count that come within the hold leave as one request.
+/// Arrivals at barriers. Those of the same key and count that come within the hold time leave as one request.
 ///
-/// What is taken back of a request on its way is settled by the answer to the withdrawal, which says how many arrivals
-/// were taken back; the others were released before. Until then a release goes to the other arrivals.
+/// An arrival that is withdrawn after its request has left may have been released already. The answer to the withdrawal
+/// says how many arrivals were taken back; the others were released. Until the answer comes, released arrivals are
+/// assigned to callers that do not withdraw.
 class Barriers {
  public:
-  /// A hold of 0 sends every request as it comes.
-  Barriers(Output& out, Duration longest_hold) : out_(out), longest_hold_(longest_hold), hold_(longest_hold) {}
+  /// With a hold time of 0 every request leaves at once.
+  Barriers(Output& out, Duration max_hold) : out_(out), max_hold_(max_hold), hold_(max_hold) {}
   void submit(Request request, ClientId client, TimePoint now);
-  /// A proxy below takes back arrivals.
+  /// A proxy below withdraws arrivals.
   void withdraw(const Request& request, ClientId client);
   /// False if the caller has no such request here.
   bool cancel(const Caller& caller);
@@ -134,7 +144,7 @@ class Barriers {
   struct Member {
     Caller caller;
     uint32_t weight;           // arrivals that wait
-    uint32_t withdrawing = 0;  // of these, on their way back
+    uint32_t withdrawing = 0;  // those of them that are being withdrawn
   };
   struct Group {
     Key key;
@@ -150,9 +160,9 @@ class Barriers {
     RequestId group;
     Caller caller;
     uint32_t weight;
-    std::optional<RequestId> answer_to;  // a proxy's number for it; none: a client cancelled, or is gone
+    std::optional<RequestId> answer_to;  // the proxy's request; none if a client cancelled or left
   };
-  // This node's part of a round that is under way.
+  // This node's part of the present round of a barrier.
   struct Round {
     uint32_t arrived = 0;
     uint32_t requests = 0;
@@ -162,7 +172,7 @@ class Barriers {
   void send(Group group);
   void release(RequestId id, Group& group, uint32_t count);
   void answer(const Caller& caller, uint32_t count);
-  // Takes back up to `weight` arrivals of the caller's.
+  // Withdraws up to `weight` arrivals of the caller.
   void take_back(const Caller& caller, RequestId group, uint32_t weight, std::optional<RequestId> answer_to);
   void taken_back(const Withdrawal& withdrawal, uint32_t count);
   void report(const Withdrawal& withdrawal, uint32_t count);
@@ -171,39 +181,40 @@ class Barriers {
   void learn(const Key& key);
 
   Output& out_;
-  const Duration longest_hold_;
+  const Duration max_hold_;
   Duration hold_;
-  uint32_t expected_ = UINT32_MAX;  // arrivals that made up the latest round of this node
+  uint32_t expected_ = UINT32_MAX;  // this node's arrivals in the latest round
   std::map<HeldKey, Held> held_;
   std::unordered_map<RequestId, Group> sent_;
-  std::map<Caller, RequestId> where_;  // 0: held
+  std::map<Caller, RequestId> where_;  // the request that the caller is part of; 0: held
   std::unordered_map<Key, Round> rounds_;
   std::unordered_map<RequestId, Withdrawal> withdrawals_;
 };
 
-/// Reads: from the leased keys where all of a request's are, else by a fetch that those who read the same keys share.
+/// Reads: answered from leased keys if all of a request's keys are leased, else by a fetch that readers of the same
+/// keys share.
 ///
-/// Why that is linearisable: a lease means that the value cannot have changed since it was read above, so at the
-/// moment of an answer all of its values are current. A reader that comes while a fetch is on its way is answered by
-/// it only if the fetch brings leases; otherwise the fetch may have been carried out before the reader came, and the
-/// reader goes up on its own.
+/// Why this is linearizable: a leased value cannot have changed since it was read above, so all values of an answer are
+/// current when it is given. A reader that joins a fetch on its way uses the result only if it comes with leases.
+/// Otherwise the fetch may have been carried out before the reader's request, and the reader sends a request of its
+/// own.
 class Reads {
  public:
-  Reads(Output& out, const Proxy::Options& options) : out_(out), options_(options) {}
+  Reads(Output& out, const Options& options) : out_(out), options_(options) {}
   void submit(Request request, ClientId client, TimePoint now);
   /// False if the caller has no such request here.
   bool cancel(const Caller& caller);
   void drop(ClientId client);
   void receive(Reply reply, TimePoint now);
-  /// The server above wants the key back, or a client of this node is about to change it: gives it back as soon as
+  /// The server above recalls the key, or a client of this node is about to change it. Gives its lease back as soon as
   /// no client holds a lease of it.
   void give_back(const Key& key);
   void give_back_all();
-  /// Where it is held, or soon may be. What is about to change is given back before the server has to ask.
+  /// True if the key is leased, or may be soon.
   bool holds(const Key& key) const { return cache_.contains(key) || latest_set_.contains(key); }
-  /// A set of this value goes up under this number, and may bring a lease; `below`: the proxy that would like one too.
+  /// A set of this value went up under this number and may bring a lease. `below`: a client that wants one too.
   void expect(RequestId set, Key key, Bytes value, std::optional<ClientId> below);
-  /// Takes the answer to a set, and says whether the proxy below that asked for it has a lease now.
+  /// Takes the answer to a set. True if the client below gets a lease.
   bool take_set(const Reply& reply, TimePoint now);
   void release(const Request& request, ClientId client);
   uint64_t revoke(ClientId client);
@@ -217,13 +228,13 @@ class Reads {
  private:
   using ReaderId = uint64_t;
   struct Cached {
-    std::optional<Bytes> value;  // none: only that the key is there
+    std::optional<Bytes> value;  // none: it is only known that the key exists
     std::list<Key>::iterator age;
   };
   struct Reader {
     Caller caller;
     Request request;
-    std::set<RequestId> fetches;  // that it waits for
+    std::set<RequestId> fetches;  // it waits for all of them
   };
   // A set on its way.
   struct Set {
@@ -234,10 +245,10 @@ class Reads {
   struct Fetch {
     Request request;
     std::set<ReaderId> readers;
-    std::set<ReaderId> initiators;  // of the readers: those for whom its reply is the whole answer, leased or not
-    bool shared = true;             // others may join
+    std::set<ReaderId> initiators;  // readers that its reply answers completely, leased or not
+    bool shared = true;             // other readers may join
     bool sent = false;
-    bool stale = false;  // a key of it was given back meanwhile: it brings no leases
+    bool stale = false;  // one of its keys was given back meanwhile, so it brings no leases
   };
 
   bool usable(const Key& key, bool with_value) const;
@@ -251,7 +262,7 @@ class Reads {
   RequestId start(Request request, bool shared);
   void leave(ReaderId id);
   Fetch close(RequestId id);
-  void answer_founder(const Reader& founder, const Fetch& fetch, const Reply& reply);
+  void answer_initiator(const Reader& initiator, const Fetch& fetch, const Reply& reply);
   void install(const Fetch& fetch, const Reply& reply);
   void keep(const Key& key, std::optional<Bytes> value);
   void make_room();
@@ -259,22 +270,22 @@ class Reads {
   void freed(const std::vector<Key>& keys);
 
   Output& out_;
-  const Proxy::Options options_;
+  const Options options_;
   TimePoint lease_end_{INT64_MIN};
   std::unordered_map<Key, Cached> cache_;
-  std::list<Key> lru_;  // the key that was used last first
+  std::list<Key> lru_;  // the most recently used key first
   size_t cached_bytes_ = 0;
-  std::set<Key> giving_back_;         // to be said with the next flush
-  LeaseTable below_;                  // what clients that are proxies hold of it
-  uint64_t revocations_ = 0;          // of one of them, or of all
-  uint64_t grants_ended_ = 0;         // how many there had been when those of all ended
-  std::unordered_set<Key> recalled_;  // to be given back once they have done so
+  std::set<Key> giving_back_;         // given back with the next flush
+  LeaseTable below_;                  // leases of clients that are proxies
+  uint64_t revocations_ = 0;          // of one client's leases, or of all
+  uint64_t grants_ended_ = 0;         // revocations_ when the leases of all clients ended
+  std::unordered_set<Key> recalled_;  // given back once all clients have done so
 
   std::map<RequestId, Fetch> fetches_;
   std::vector<RequestId> unsent_;
-  std::unordered_map<Key, std::vector<RequestId>> fetching_;  // the shared ones
-  std::unordered_map<RequestId, Set> sets_;                   // whose keys did not change meanwhile
-  std::unordered_map<Key, RequestId> latest_set_;             // of sets_
+  std::unordered_map<Key, std::vector<RequestId>> fetching_;  // shared fetches of a key
+  std::unordered_map<RequestId, Set> sets_;                   // sets on their way; their keys did not change since
+  std::unordered_map<Key, RequestId> latest_set_;             // of sets_, by key
   std::map<ReaderId, Reader> readers_;
   std::map<Caller, ReaderId> by_caller_;
   ReaderId last_reader_ = 0;

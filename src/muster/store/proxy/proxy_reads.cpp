@@ -64,7 +64,7 @@ bool Reads::answer_from_cache(const Reader& reader, TimePoint now) {
   return true;
 }
 
-// To a proxy below, what this one holds itself.
+// Grants a client that is a proxy leases of keys that this proxy holds leases of.
 void Reads::grant(const Reader& reader, Reply& reply) {
   const auto& keys = reader.request.keys;
   reply.leased = reader.request.lease && !keys.empty() && std::all_of(keys.begin(), keys.end(), [&](const Key& key) {
@@ -83,7 +83,7 @@ void Reads::finish(ReaderId id) {
 
 // ---- fetches
 
-// Fetches under way that bring nothing but what is asked for: one that waits for another key too may never end.
+// Fetches on their way that bring none but the wanted keys: one that waits for other keys too may never end.
 std::vector<RequestId> Reads::joinable(const std::vector<Key>& keys, bool with_values) const {
   std::map<RequestId, size_t> covers;
   for (const Key& key : keys) {
@@ -123,7 +123,7 @@ void Reads::attach(ReaderId id, RequestId fetch_id) {
   Fetch& fetch = fetches_.at(fetch_id);
   reader.fetches.insert(fetch_id);
   fetch.readers.insert(id);
-  // A later fetch of the same reader makes no difference: the first one's keys are then not all that it asks for.
+  // This is the reader's only fetch if it brings all of its keys.
   const bool brings_all = unique_keys(reader.request.keys).size() == fetch.request.keys.size();
   const bool brings_values = wants_values(fetch.request.operation) || !wants_values(reader.request.operation);
   if (!fetch.sent && brings_all && brings_values) fetch.initiators.insert(id);
@@ -170,7 +170,7 @@ void Reads::receive(Reply reply, TimePoint now) {
     Reader& reader = readers_.at(id);
     reader.fetches.erase(reply.id);
     if (fetch.initiators.contains(id)) {
-      answer_founder(reader, fetch, reply);
+      answer_initiator(reader, fetch, reply);
       leave(id);
     } else if (reader.fetches.empty() && answer_from_cache(reader, now)) {
       finish(id);
@@ -180,21 +180,21 @@ void Reads::receive(Reply reply, TimePoint now) {
   }
 }
 
-void Reads::answer_founder(const Reader& founder, const Fetch& fetch, const Reply& reply) {
-  if (!reply.status) return out_.refuse(founder.caller, reply.status.error());
+void Reads::answer_initiator(const Reader& initiator, const Fetch& fetch, const Reply& reply) {
+  if (!reply.status) return out_.refuse(initiator.caller, reply.status.error());
   Reply mine;
   mine.number = reply.number;
-  if (!wants_values(founder.request.operation)) {
-    // Nothing but the word that it is there.
-  } else if (founder.request.keys == fetch.request.keys) {
+  if (!wants_values(initiator.request.operation)) {
+    // The keys exist: there is nothing else to say.
+  } else if (initiator.request.keys == fetch.request.keys) {
     mine.values = reply.values;
   } else {
     std::unordered_map<std::string_view, size_t> places;
     for (size_t i = 0; i < fetch.request.keys.size(); ++i) places[fetch.request.keys[i]] = i;
-    for (const Key& key : founder.request.keys) mine.values.push_back(reply.values.at(places.at(key)));
+    for (const Key& key : initiator.request.keys) mine.values.push_back(reply.values.at(places.at(key)));
   }
-  if (reply.leased) grant(founder, mine);
-  out_.answer(founder.caller, std::move(mine));
+  if (reply.leased) grant(initiator, mine);
+  out_.answer(initiator.caller, std::move(mine));
 }
 
 // ---- readers that leave
@@ -282,7 +282,8 @@ bool Reads::take_set(const Reply& reply, TimePoint now) {
   return set.below && cache_.contains(set.key) && below_.grant(set.key, *set.below);
 }
 
-// Whoever says that it does not use its leases of a key must not take new ones from replies that cross the word.
+// A proxy that has given back its leases of a key must not take new ones from replies that were sent before the server
+// knew. So the fetches on their way become stale.
 void Reads::give_back(const Key& key) {
   uncache(key);
   if (const auto set = latest_set_.extract(key); !set.empty()) sets_.erase(set.mapped());
@@ -333,7 +334,7 @@ uint64_t Reads::revoke(ClientId client) {
 
 void Reads::set_lease_end(TimePoint until, TimePoint now) {
   if (now >= lease_end_) {
-    // Those that proxies below got have ended with it.
+    // The leases of proxies below have ended too.
     cache_.clear();
     lru_.clear();
     cached_bytes_ = 0;
@@ -356,7 +357,7 @@ void Reads::flush() {
     words.back().keys.push_back(key);
   }
   giving_back_.clear();
-  // First of all: what follows may ask for the same keys again.
+  // Before all other requests, which may read the same keys again.
   out_.requests.insert(out_.requests.begin(), std::make_move_iterator(words.begin()),
                        std::make_move_iterator(words.end()));
 }

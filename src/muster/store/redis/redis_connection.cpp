@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-// False at the deadline, not when a signal ends a wait.
+// False at the deadline. Signals do not end the wait.
 bool wait_for(int fd, short events, const Deadline& deadline) {
   pollfd poll{fd, events, 0};
   do {
@@ -29,7 +29,7 @@ Result<Fd> connect_to(const Address& address, const Deadline& deadline) {
   return socket;
 }
 
-// A name may have several addresses: the first that answers is taken.
+// A name may have several addresses. Takes the first that answers.
 Result<Fd> connect_to(const RedisTarget& target, const Deadline& deadline) {
   if (!target.unix_path.empty()) {
     MUSTER_ASSIGN(const Address address, Address::parse("unix:" + target.unix_path));
@@ -44,7 +44,7 @@ Result<Fd> connect_to(const RedisTarget& target, const Deadline& deadline) {
   return socket;
 }
 
-// Redis begins its errors with a word that says of which kind they are.
+// The first word of a Redis error says its kind.
 ErrorCode code_of(std::string_view text) {
   const auto is = [&](auto... words) { return (text.starts_with(words) || ...); };
   if (is("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH")) return ErrorCode::kAuthentication;
@@ -71,7 +71,7 @@ Result<std::unique_ptr<RedisConnection>> RedisConnection::connect(const RedisTar
     const RedisWords without = {"AUTH", target.password};
     MUSTER_TRY(connection->call(target.user.empty() ? without : with_user, deadline));
   }
-  // Also without a database of its own: a server that wants a password says so now.
+  // Also for the default database: a server that wants a password refuses this command.
   MUSTER_TRY(connection->call({"SELECT", target.database}, deadline));
   return connection;
 }
@@ -130,7 +130,7 @@ Result<RedisReply> RedisConnection::call(const RedisWords& words, const Deadline
   Result<> sent = send(words, deadline);
   if (sent) {
     auto reply = receive(deadline);
-    // The answer to a question that was given up would be taken for that to the next one.
+    // A late answer would be taken for that to the next command.
     if (!reply && reply.error().code == ErrorCode::kTimeout) broken_ = true;
     return reply;
   }

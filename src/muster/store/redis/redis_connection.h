@@ -13,12 +13,12 @@
 
 namespace muster {
 
-/// Where a Redis server is, and who we are there.
+/// The address of a Redis server, and the login.
 struct RedisTarget {
-  std::string host;  ///< with `port`; or empty, and then unix_path says where
+  std::string host;  ///< empty: unix_path is the address
   uint16_t port = 6379;
   std::string unix_path;
-  std::string user, password;  ///< no password: none is sent
+  std::string user, password;  ///< no login without a password
   std::string database = "0";
 
   std::string name() const;  ///< for messages: "Redis at host:port"
@@ -30,8 +30,8 @@ struct FreeRedisReply {
 using RedisReply = std::unique_ptr<redisReply, FreeRedisReply>;
 using RedisWords = std::vector<std::string_view>;
 
-/// One connection to a Redis server: hiredis writes and reads the protocol, the socket is ours, so that every wait has
-/// a deadline. After an error of I/O the connection is of no use any more: broken(). Not thread-safe.
+/// A connection to a Redis server. hiredis encodes and decodes the protocol; this class does the I/O, so every wait has
+/// a deadline. After an I/O error it is broken() and cannot be used again. Not thread-safe.
 class RedisConnection {
  public:
   static Result<std::unique_ptr<RedisConnection>> connect(const RedisTarget& target, const Deadline& deadline);
@@ -40,12 +40,12 @@ class RedisConnection {
   RedisConnection& operator=(const RedisConnection&) = delete;
 
   Result<> send(const RedisWords& words, const Deadline& deadline);
-  /// The next reply. One that is an error (-ERR ...) is an Error whose message is what Redis says.
+  /// The next reply. A Redis error (-ERR ...) is an Error with Redis's message.
   Result<RedisReply> receive(const Deadline& deadline);
   Result<RedisReply> call(const RedisWords& words, const Deadline& deadline);
 
   bool broken() const { return broken_; }
-  /// Whether it is still good after a time of rest: nothing came, not even its end.
+  /// True if an idle connection can be used again: it has no input, and has not ended.
   bool at_rest() const;
 
  private:

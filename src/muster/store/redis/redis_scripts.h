@@ -1,16 +1,16 @@
 #pragma once
 
-// What Redis runs for each operation, at once and alone (Lua, EVAL). What one store keeps there, for its prefix P,
-// which is KEYS[1] of every script:
+// The Lua script of each operation, which Redis runs atomically (EVAL). The data of a store with prefix P, which is
+// KEYS[1] of every script:
 //
 //   P:data            hash    the keys and their values
 //   P:queue:<key>     list    a queue
-//   P:barrier:<key>   hash    "count", and for each arrival its id: until when its caller waits (ms since 1970)
-//   P:claims          hash    a name: until when it lives (16 digits, ms since 1970), its token (32 digits), its value
-//   P:event:<key>     channel told when the key or a queue item of that name appears, or the barrier is released
+//   P:barrier:<key>   hash    "count", and for each arrival's id the end of its wait (ms since 1970)
+//   P:claims          hash    for each lock its expiry (16 digits, ms since 1970), token (32 digits) and value
+//   P:event:<key>     channel with a message when the key or a queue item appears, or the barrier is released
 //
-// A script that may have to wait answers with a list when it is done. Otherwise with the number of the key that it
-// misses, counted from 1; its first argument is the number with which to go on.
+// A script that may have to wait returns a list when it is done, and otherwise the number of the missing key, from 1.
+// Its first argument is the number of the key to continue with.
 
 namespace muster::redis_scripts {
 
@@ -28,7 +28,7 @@ for i = 1, #ARGV, 2 do
 end
 return 1)";
 
-// The values of the keys.
+// Returns the values of the keys.
 inline constexpr const char* kGet = R"(
 local data, values = KEYS[1]..':data', {}
 for i = tonumber(ARGV[1]) + 1, #ARGV do
@@ -41,7 +41,7 @@ for i = 2, #ARGV do
 end
 return values)";
 
-// Nothing, once all keys or queues of their names are there.
+// Returns an empty list once each key, or a queue of that name, exists.
 inline constexpr const char* kWait = R"(
 local function absent(i)
   if redis.call('HEXISTS', KEYS[1]..':data', ARGV[i]) == 1 then return false end
@@ -63,7 +63,7 @@ redis.call('HSET', data, key, desired)
 if not now then redis.call('PUBLISH', KEYS[1]..':event:'..key, '') end
 return desired)";
 
-// The sum as text: Lua's numbers have 53 bits.
+// Returns the sum as text, because Lua's numbers have 53 bits.
 inline constexpr const char* kAdd = R"(
 local data, key = KEYS[1]..':data', ARGV[1]
 local before = redis.call('HGET', data, key)
@@ -93,16 +93,16 @@ redis.call('RPUSH', KEYS[1]..':queue:'..ARGV[1], ARGV[2])
 redis.call('PUBLISH', KEYS[1]..':event:'..ARGV[1], '')
 return 1)";
 
-// The length before, and the item.
+// Returns the length before the pop, and the item.
 inline constexpr const char* kPop = R"(
 local queue = KEYS[1]..':queue:'..ARGV[2]
 local item = redis.call('LPOP', queue)
 if not item then return 1 end
 return {redis.call('LLEN', queue) + 1, item})";
 
-// Arguments: 1, key, count, id, for how many ms the caller waits. An arrival is gone from the hash once it is released,
-// so its caller need only look for it. Those of callers that died are swept out a minute after they would have given
-// up. Nothing when released; how many arrived, and their count, when the count is another than that of those who wait.
+// Arguments: 1, key, count, id, timeout in ms. A released arrival is removed from the hash, so its caller checks
+// whether it is still there. Arrivals of dead callers are removed a minute after their timeout. Returns an empty list
+// if the caller is released; the number of waiting callers and their count if the counts differ.
 inline constexpr const char* kArrive = R"(
 local barrier, count = KEYS[1]..':barrier:'..ARGV[2], ARGV[3]
 local time = redis.call('TIME')
@@ -127,14 +127,14 @@ inline constexpr const char* kReleased = R"(
 if redis.call('HEXISTS', KEYS[1]..':barrier:'..ARGV[2], ARGV[4]) == 1 then return 1 end
 return {})";
 
-// 1 if the arrival was still there.
+// Returns 1 if the arrival was still there.
 inline constexpr const char* kWithdraw = R"(
 local barrier = KEYS[1]..':barrier:'..ARGV[2]
 local gone = redis.call('HDEL', barrier, ARGV[4])
 if redis.call('HLEN', barrier) <= 1 then redis.call('DEL', barrier) end
 return gone)";
 
-// Arguments: name, token, ms to live, value. 1 if the name was free.
+// Arguments: name, token, time to live in ms, value. Returns 1 if the lock was free.
 inline constexpr const char* kClaim = R"(
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -144,7 +144,7 @@ local until_then = string.format('%016.0f', now + tonumber(ARGV[3]))
 redis.call('HSET', KEYS[1]..':claims', ARGV[1], until_then..ARGV[2]..ARGV[4])
 return 1)";
 
-// As kClaim; 1 if the claim still was this token's and not over. Not to live any more (0 ms) gives it up.
+// Arguments as kClaim. Returns 1 if this token still held the lock. A time to live of 0 ms releases it.
 inline constexpr const char* kRenew = R"(
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

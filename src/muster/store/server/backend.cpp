@@ -1,13 +1,21 @@
 #include "muster/store/server/backend.h"
 
+#include <deque>
+
 namespace muster {
 namespace {
 
 class LocalBackend : public Backend {
  public:
-  LocalBackend(StoreState& state, Deliver deliver) : state_(state), deliver_(std::move(deliver)) {}
+  LocalBackend(StoreState& state, Loop& loop, Deliver deliver)
+      : state_(state), loop_(loop), deliver_(std::move(deliver)) {}
 
   void submit(Request request, ClientId client) override {
+    if (is_scan(request) && validate(request)) {
+      scans_.emplace_back(std::move(request), client);
+      if (scans_.size() == 1) continue_scan();
+      return;
+    }
     state_.apply(std::move(request), client, replies_);
     if (!replies_.empty()) deliver_(std::move(replies_));
     replies_.clear();
@@ -24,15 +32,30 @@ class LocalBackend : public Backend {
   Duration lease_left() const override { return Duration::max(); }
 
  private:
+  // One step a turn, one scan at a time: other clients are served in between.
+  void continue_scan() {
+    const bool done = state_.scan(scans_.front());
+    if (done) {
+      replies_.push_back(std::move(scans_.front().reply));
+      scans_.pop_front();
+    }
+    if (!scans_.empty()) loop_.post([this] { continue_scan(); });
+    if (!done) return;
+    deliver_(std::move(replies_));
+    replies_.clear();
+  }
+
   StoreState& state_;
+  Loop& loop_;
   Deliver deliver_;
-  Replies replies_;  // kept, so that a request allocates none
+  std::deque<Scan> scans_;  // the first one has begun
+  Replies replies_;         // kept, so that a request allocates none
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> local_backend(StoreState& state, Backend::Deliver deliver) {
-  return std::make_unique<LocalBackend>(state, std::move(deliver));
+std::unique_ptr<Backend> local_backend(StoreState& state, Loop& loop, Backend::Deliver deliver) {
+  return std::make_unique<LocalBackend>(state, loop, std::move(deliver));
 }
 
 }  // namespace muster

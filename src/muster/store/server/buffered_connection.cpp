@@ -7,9 +7,9 @@
 
 namespace muster {
 namespace {
-constexpr int kReadsPerTurn = 16;  // then others get their turn
+constexpr int kReadsPerTurn = 16;  // then other connections get their turn
 
-// One for all channels of a thread: what it holds is handed on before another one reads.
+// Shared by all connections of a thread: the input is consumed before another connection reads.
 MutableByteView read_buffer() {
   thread_local Bytes buffer(Stream::kReadBytes);
   return buffer;
@@ -32,8 +32,8 @@ void BufferedConnection::close() {
   if (!std::exchange(open_, false)) return;
   loop_.unwatch(stream_->fd());
   if (stall_timer_) loop_.cancel(*stall_timer_);
-  if (again_timer_) loop_.cancel(*again_timer_);
-  stream_.reset();  // the peer learns of it now, though this object may stay
+  if (continue_timer_) loop_.cancel(*continue_timer_);
+  stream_.reset();  // the peer sees the end now, even if this object lives on
 }
 
 void BufferedConnection::lose(const Error& why) {
@@ -43,11 +43,11 @@ void BufferedConnection::lose(const Error& why) {
 }
 
 void BufferedConnection::on_event(uint32_t events) {
-  ending_ = ending_ || (events & ~uint32_t{EPOLLIN | EPOLLOUT}) != 0;
+  hung_up_ = hung_up_ || (events & ~uint32_t{EPOLLIN | EPOLLOUT}) != 0;
   const MutableByteView buffer = read_buffer();
   for (int reads = 0; open_ && !over(); ++reads) {
     if (reads == kReadsPerTurn) {
-      go_on_later();  // epoll tells of the rest only once
+      continue_later();  // epoll does not report the rest again
       break;
     }
     const iovec segment{buffer.data(), buffer.size()};
@@ -56,52 +56,52 @@ void BufferedConnection::on_event(uint32_t events) {
     if (*n == 0) break;
     handlers_.input(buffer.first(*n));
     if (!open_) return;
-    if (*n < buffer.size() && !ending_ && stream_->short_read_is_last()) break;
+    if (*n < buffer.size() && !hung_up_ && stream_->short_read_is_last()) break;
   }
   flush();
 }
 
-void BufferedConnection::go_on_later() {
-  if (again_timer_) return;
-  again_timer_ = loop_.after(Duration{0}, [this] {
-    again_timer_.reset();
-    if (std::exchange(held_up_, false)) handlers_.input({});
+void BufferedConnection::continue_later() {
+  if (continue_timer_) return;
+  continue_timer_ = loop_.after(Duration{0}, [this] {
+    continue_timer_.reset();
+    if (std::exchange(input_left_, false)) handlers_.input({});
     on_event(0);
   });
 }
 
 void BufferedConnection::pause(bool paused) {
   paused_ = paused;
-  held_up_ = held_up_ || paused;
-  if (open_ && !over()) go_on_later();
+  input_left_ = input_left_ || paused;
+  if (open_ && !over()) continue_later();
 }
 
 void BufferedConnection::flush() {
   if (!open_) return;
-  held_up_ = held_up_ || over();
-  if (outbox_.empty() && !held_up_) return;
+  input_left_ = input_left_ || over();
+  if (outbox_.empty() && !input_left_) return;
   if (const auto written = outbox_.flush(*stream_); !written) return lose(written.error());
-  if (over() && !paused_ && !stall_timer_) look_for_progress();
-  update_watch();
-  if (open_ && held_up_ && !over()) go_on_later();
+  if (over() && !paused_ && !stall_timer_) arm_stall_timer();
+  update_events();
+  if (open_ && input_left_ && !over()) continue_later();
 }
 
-// Room to write is asked for only while something is left to send.
-void BufferedConnection::update_watch() {
+// Waits for the stream to be writable only while output is left.
+void BufferedConnection::update_events() {
   const uint32_t output = !outbox_.empty() && stream_->wants_write() ? uint32_t{EPOLLOUT} : 0;
   const uint32_t wanted = EPOLLIN | EPOLLRDHUP | EPOLLET | output;
   if (std::exchange(watched_, wanted) == wanted) return;
   if (const auto changed = loop_.modify(stream_->fd(), watched_); !changed) lose(changed.error());
 }
 
-void BufferedConnection::look_for_progress() {
+void BufferedConnection::arm_stall_timer() {
   const uint64_t taken = outbox_.taken();
   stall_timer_ = loop_.after(options_.stall_timeout, [this, taken] {
     stall_timer_.reset();
     if (!over()) return;
-    if (outbox_.taken() != taken) return look_for_progress();
+    if (outbox_.taken() != taken) return arm_stall_timer();
     lose(Error{ErrorCode::kResourceExhausted,
-               fmt::format("it left {} of replies unread for {} ms", format_bytes(outbox_.size()),
+               fmt::format("it has read none of {} of replies for {} ms", format_bytes(outbox_.size()),
                            options_.stall_timeout.count() / 1'000'000),
                kNoRank,
                {}});

@@ -10,9 +10,9 @@
 
 namespace muster {
 
-/// A stream driven by a loop (edge-triggered), with an output queue that has a cap. A peer whose queue is over the cap
-/// is not listened to until it has read enough; one that takes nothing at all for `stall_timeout` meanwhile is given
-/// up. Lives on the loop's thread. Must not be destroyed from within its own handlers: put that off with Loop::post().
+/// A stream driven by a loop (edge-triggered), with an output queue. While the queue is longer than its limit, no input
+/// is read. A peer that then takes nothing for `stall_timeout` is lost. Used by the loop's thread. Must not be
+/// destroyed from its own handlers: use Loop::post().
 class BufferedConnection {
  public:
   struct Options {
@@ -20,9 +20,9 @@ class BufferedConnection {
     Duration stall_timeout = std::chrono::seconds(30);
   };
   struct Handlers {
-    /// Bytes that arrived. Called with none when the channel is not over() any more: go on with what is left.
+    /// Takes input. Called without bytes when over() has ended: continue with the input that was left.
     std::function<void(ByteView)> input;
-    /// Once, and the last call: the peer closed, the stream broke, or the peer does not read.
+    /// The last call: the peer closed the connection, the stream broke, or the peer does not read.
     std::function<void(const Error&)> lost;
   };
 
@@ -32,10 +32,10 @@ class BufferedConnection {
   BufferedConnection& operator=(const BufferedConnection&) = delete;
 
   Result<> start();
-  /// Append what is to be sent, then flush().
+  /// Append the output here, then call flush().
   Bytes& out() { return outbox_.tail(); }
+  /// True while no input is taken: paused, or too much output waits.
   bool over() const { return paused_ || outbox_.size() > options_.max_queue; }
-  /// Paused, it is over() until it is told to go on.
   void pause(bool paused);
   void flush();
   /// Closes the stream. No handler is called any more.
@@ -44,9 +44,9 @@ class BufferedConnection {
  private:
   void on_event(uint32_t events);
   void lose(const Error& why);
-  void update_watch();
-  void go_on_later();
-  void look_for_progress();
+  void update_events();
+  void continue_later();
+  void arm_stall_timer();
 
   Loop& loop_;
   std::unique_ptr<Stream> stream_;
@@ -55,11 +55,11 @@ class BufferedConnection {
   Outbox outbox_;
   uint32_t watched_ = 0;
   bool open_ = false;
-  bool ending_ = false;  // the kernel has seen the peer's end
+  bool hung_up_ = false;  // the kernel has reported the end of the peer's data, or an error
   bool paused_ = false;
-  bool held_up_ = false;  // input was left because it was over
+  bool input_left_ = false;  // input was left because of over()
   std::optional<Loop::TimerId> stall_timer_;
-  std::optional<Loop::TimerId> again_timer_;  // bytes are left where epoll does not see them
+  std::optional<Loop::TimerId> continue_timer_;  // for bytes that epoll does not report again
 };
 
 }  // namespace muster

@@ -13,16 +13,16 @@
 namespace muster {
 namespace {
 
-constexpr unsigned kMostThreads = 16;
-constexpr unsigned kShards = 32;  // so that even as many threads seldom meet
+constexpr unsigned kMaxThreads = 16;
+constexpr unsigned kShards = 32;  // so that even so many threads rarely want the same one
 
 unsigned thread_count(const StoreServerOptions& options) {
-  if (!options.upstream.empty()) return 1;  // a proxy's work is its one link
+  if (!options.upstream.empty()) return 1;  // a proxy's one link limits it
   if (options.threads > 0) return options.threads;
-  return std::clamp(std::thread::hardware_concurrency() / 2, 1U, kMostThreads);
+  return std::clamp(std::thread::hardware_concurrency() / 2, 1U, kMaxThreads);
 }
 
-// The first loop accepts and shakes hands, and gives each connection to a loop.
+// The first loop accepts connections, does the handshake, and gives each connection to a loop.
 class Server : public StoreServer {
  public:
   explicit Server(StoreServerOptions options)
@@ -35,17 +35,13 @@ class Server : public StoreServer {
   Result<> start(const Deadline& deadline) {
     MUSTER_TRY(make_loops());
     for (const Address& address : options_.muster_listen) {
-      MUSTER_ASSIGN(muster_addresses_.emplace_back(), listen(address, /*plain=*/false, {}));
+      MUSTER_ASSIGN(muster_addresses_.emplace_back(), listen(address, /*tcpstore=*/false, {}));
     }
     for (const Address& address : options_.torch_listen) {
-      MUSTER_ASSIGN(torch_addresses_.emplace_back(), listen(address, /*plain=*/true, {}));
+      MUSTER_ASSIGN(torch_addresses_.emplace_back(), listen(address, /*tcpstore=*/true, {}));
     }
     if (!options_.upstream.empty()) {
-      UpstreamOptions upstream{options_.upstream, options_.credentials};
-      upstream.merge = options_.tiered;
-      upstream.link_grace = options_.link_grace;
-      upstream.session = options_.session;
-      MUSTER_ASSIGN(auto backend, upstream_backend(first().loop(), std::move(upstream), deadline, first().deliverer()));
+      MUSTER_ASSIGN(auto backend, upstream_backend(first().loop(), options_, deadline, first().deliverer()));
       first().set_backend(std::move(backend));
     }
     for (const auto& loop : loops_) loop->run();
@@ -56,7 +52,7 @@ class Server : public StoreServer {
   const std::vector<Address>& torch_addresses() const override { return torch_addresses_; }
 
   Result<Address> add_torch_listener(const Address& address, Key prefix) override {
-    return on_first_loop([&] { return listen(address, /*plain=*/true, std::move(prefix)); });
+    return on_first_loop([&] { return listen(address, /*tcpstore=*/true, std::move(prefix)); });
   }
 
   void remove_torch_listener(const Address& address) override {
@@ -87,20 +83,13 @@ class Server : public StoreServer {
     if (options_.upstream.empty()) others.stat = [this] { return stat(); };
     for (unsigned i = 0; i < threads_; ++i) {
       MUSTER_ASSIGN(auto loop, Loop::create());
-      const ServerLoop::Options options{i,
-                                        threads_,
-                                        options_.max_reply_queue,
-                                        options_.stall_timeout,
-                                        options_.request_timeout,
-                                        options_.link_grace,
-                                        options_.lease_time};
-      auto& added = loops_.emplace_back(std::make_unique<ServerLoop>(options, others, std::move(loop)));
-      if (options_.upstream.empty()) added->set_backend(local_backend(state_, added->deliverer()));
+      auto& added = loops_.emplace_back(std::make_unique<ServerLoop>(options_, i, threads_, others, std::move(loop)));
+      if (options_.upstream.empty()) added->set_backend(local_backend(state_, added->loop(), added->deliverer()));
     }
     return {};
   }
 
-  // Runs `task` on the first loop's thread and waits for what it returns.
+  // Runs `task` on the first loop's thread and returns its result.
   template <class Task>
   std::invoke_result_t<Task> on_first_loop(Task task) {
     std::promise<std::invoke_result_t<Task>> promise;
@@ -109,15 +98,15 @@ class Server : public StoreServer {
     return future.get();
   }
 
-  Result<Address> listen(const Address& address, bool plain, Key prefix) {
+  Result<Address> listen(const Address& address, bool tcpstore, Key prefix) {
     Acceptor::Options options;
-    options.plain = plain;
-    if (!plain) options.credentials = options_.credentials;
+    options.plain = tcpstore;
+    if (!tcpstore) options.credentials = options_.credentials;
     if (address.is_unix()) options.credentials.tls = nullptr;
-    if (!plain) options.hello = to_bytes(kStoreHello);
+    if (!tcpstore) options.hello = to_bytes(kStoreHello);
     const ListenerId id = next_listener_++;
-    const auto admit = [this, plain, id, prefix](Connection connection) {
-      this->admit({std::move(connection), plain, id, prefix, {}});
+    const auto admit = [this, tcpstore, id, prefix](Connection connection) {
+      this->admit({std::move(connection), tcpstore, id, prefix, {}});
     };
     MUSTER_ASSIGN(auto acceptor, Acceptor::create(first().loop(), address, std::move(options), admit));
     const Address bound = acceptor->address();
@@ -125,18 +114,18 @@ class Server : public StoreServer {
     return bound;
   }
 
-  void admit(ServerLoop::AcceptedConnection newcomer) {
-    if (!newcomer.plain) newcomer.session = session_of_hello(newcomer.connection.hello);
-    if (newcomer.session) return loop_of(*newcomer.session).admit(std::move(newcomer));
-    if (!newcomer.plain && to_string(newcomer.connection.hello) != kStoreHello) {
+  void admit(ServerLoop::AcceptedConnection accepted) {
+    if (!accepted.tcpstore) accepted.session = session_of_hello(accepted.connection.hello);
+    if (accepted.session) return loop_of(*accepted.session).admit(std::move(accepted));
+    if (!accepted.tcpstore && to_string(accepted.connection.hello) != kStoreHello) {
       log(LogLevel::kWarning,
-          "store: refused " + newcomer.connection.peer.to_string() + ", which wants something else than a store");
+          "store: refused " + accepted.connection.peer.to_string() + ": it is no client of a store");
       return;
     }
-    choose_loop().admit(std::move(newcomer));
+    choose_loop().admit(std::move(accepted));
   }
 
-  // A session comes back to the loop where it was.
+  // A session stays with its loop.
   ServerLoop& loop_of(const SessionId& id) {
     size_t hash = 0;
     std::memcpy(&hash, id.data(), sizeof hash);
@@ -157,7 +146,7 @@ class Server : public StoreServer {
   StoreState state_;
   std::vector<Address> muster_addresses_, torch_addresses_;
   std::vector<std::unique_ptr<ServerLoop>> loops_;
-  // Of the first loop's thread, once it runs.
+  // Only the first loop's thread uses these, once it runs.
   ListenerId next_listener_ = 0;
   std::map<ListenerId, std::unique_ptr<Acceptor>> acceptors_;
 };

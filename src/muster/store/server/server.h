@@ -13,47 +13,47 @@
 namespace muster {
 
 struct StoreServerOptions {
-  Credentials credentials;             ///< demanded on the muster dialect's TCP and Unix listeners
-  std::vector<Address> muster_listen;  ///< muster's dialect: TCP (port 0 picks one) or Unix
-  /// PyTorch's TCPStore protocol, unauthenticated: loopback unless the user insists.
+  Credentials credentials;             ///< that clients of muster's protocol must have
+  std::vector<Address> muster_listen;  ///< for muster's protocol: TCP (port 0 picks one) or Unix
+  /// For PyTorch's TCPStore protocol, which has no authentication: loopback unless the user wants otherwise.
   std::vector<Address> torch_listen;
-  /// Bytes queued for a client before it is not listened to any more; one that then reads nothing for `stall_timeout`
-  /// is cut off.
+  /// With more bytes queued for a client, the server stops reading from it. If the client then reads nothing for
+  /// `stall_timeout`, its connection is closed.
   size_t max_reply_queue = 64 << 20;
   Duration stall_timeout = std::chrono::seconds(30);
-  /// A client of PyTorch's protocol that stops in the middle of a request, or says nothing to begin with, for so long
-  /// is cut off too.
+  /// A client of PyTorch's protocol that sends no first request, or stops in the middle of one, for so long is closed
+  /// too.
   Duration request_timeout = std::chrono::seconds(60);
-  /// 0: one for every two cores, at most 16: the kernel's part of the work is as much again, and those whom the server
-  /// answers need a core too. A proxy has one.
+  /// 0: half the number of cores, at most 16. The kernel's part of the work takes as long again, and the clients need
+  /// cores too. A proxy has one thread.
   unsigned threads = 0;
-  /// As many clients share a thread before another one is used: one thread that is awake serves them with less work
-  /// than several that wake in turn.
+  /// A second thread is used once the first has this many clients, and so on: one thread that stays awake does less
+  /// work than several that wake in turn.
   size_t few_clients = 128;
-  /// Empty: this server holds the data (the root). Otherwise it forwards every request over one multiplexed,
-  /// authenticated link to the server there (a node's proxy).
+  /// Empty: this server is the root, which holds the data. Otherwise it is a proxy, which forwards requests over one
+  /// authenticated link to the server at this URL.
   std::string upstream;  ///< "tcp://host:port" or "unix:..."
-  /// Who it is for that server, for the only one to be so; none: chosen at the start. Whoever knows that it has died
-  /// may say so there: close_session().
+  /// The proxy's identity, which must be unique; none: chosen at the start. A process that knows that the proxy has
+  /// died can end its session: close_session().
   std::optional<SessionId> session;
-  /// As a proxy: answers its clients' reads from leases, and merges their adds and arrivals (proxy.h). Otherwise each
-  /// request goes up by itself.
+  /// A proxy with this option answers reads from leases, and merges adds and barrier arrivals (proxy.h). Without it,
+  /// each request goes up unchanged.
   bool tiered = false;
-  /// How long a proxy's link may be away: the proxy tries to come back, the server keeps what it waits for.
+  /// How long a proxy and its server keep a session without a link. The proxy tries to reconnect meanwhile.
   Duration link_grace = std::chrono::seconds(30);
-  /// For how long proxies may use leases without a sign of life from here; with very many of them, longer (lease.h). A
-  /// change of a key that a silent proxy holds waits a little longer than this.
+  /// How long a proxy may use leases after its latest keepalive; with very many proxies, longer (lease.h). A change of
+  /// a key that a silent proxy holds waits a little longer than this.
   Duration lease_time = std::chrono::seconds(4);
 };
 
-/// Long enough for any server to start, and to reach an upstream that is starting too.
+/// Enough time for a server to start and to reach an upstream that is starting too.
 inline constexpr Duration kServerStartTime = 30s;
 
-/// Serves the store from its own threads until destroyed: every connection belongs to one of them, and threads that
-/// work on different keys do not wait for each other.
+/// Serves the store from its own threads until it is destroyed. A connection belongs to one thread. Threads that work
+/// on different keys rarely wait for each other.
 class StoreServer {
  public:
-  /// With an upstream: returns once it is connected, or with its error at the deadline.
+  /// With an upstream: returns once it is connected, or fails at the deadline.
   static Result<std::unique_ptr<StoreServer>> start(StoreServerOptions options, const Deadline& deadline);
   virtual ~StoreServer() = default;
   /// As bound (ports filled in), in the order of the options.
@@ -62,12 +62,12 @@ class StoreServer {
 
   // The following may be called from any thread.
 
-  /// Opens another listener of PyTorch's protocol (port 0 picks one) and returns its address. Its clients' keys get
-  /// `prefix` before them, unseen by the clients, so that a restarted job finds nothing of the one before.
+  /// Opens another listener for PyTorch's protocol (port 0 picks one) and returns its address. `prefix` is added to its
+  /// clients' keys, and the clients do not see it. So a restarted job finds no keys of the one before.
   virtual Result<Address> add_torch_listener(const Address& address, Key prefix) = 0;
-  /// Closes the listener and the connections of its clients. Nothing happens if there is none at the address.
+  /// Closes the listener and its clients' connections. Does nothing if there is no listener at the address.
   virtual void remove_torch_listener(const Address& address) = 0;
-  /// Of this server. A proxy counts what passes through it, and holds no keys.
+  /// The figures of this server. A proxy counts the requests that pass through it; it has no keys.
   virtual StoreStat stat() const = 0;
 };
 

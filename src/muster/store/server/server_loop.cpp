@@ -7,35 +7,30 @@
 #include "muster/store/protocol/protocol.h"
 #include "muster/store/server/buffered_connection.h"
 #include "muster/store/server/server_session.h"
-#include "muster/store/state/lease.h"
 
 namespace muster {
 namespace {
 
-// PyTorch's protocol has no numbers: replies come in the order of the requests, and what gets none is taken for done
-// when it is sent. Only a wait is overtaken, by the word that ends it.
-bool goes_in_turn(StoreOperation operation) {
+// PyTorch's protocol has no request numbers. Replies must come in the order of the requests, and a client takes a
+// request without a reply for done when it is sent. Only the cancellation of a wait overtakes the wait.
+bool must_finish_first(StoreOperation operation) {
   return operation != StoreOperation::kWait && operation != StoreOperation::kBarrier &&
          operation != StoreOperation::kCancel;
 }
 
-// Between two rounds of sending to proxies, twice as long as the last one took: replies gather meanwhile.
-constexpr Duration kShortestFlushGap = 100us, kLongestFlushGap = 4ms;
-// A crowd of proxies makes it longer the more of them ask at the same time, and the thread sleeps meanwhile: frames
-// would wake it one by one, for replies that wait anyhow.
-constexpr size_t kCrowd = 8;
+// Replies to proxies gather for a while before they are sent: twice as long as the last round of sending took.
+constexpr Duration kMinFlushGap = 100us, kMaxFlushGap = 4ms;
+// With many proxies the gap grows with the number of those that asked in the last round. The thread sleeps meanwhile:
+// frames would wake it one by one, for replies that wait anyhow.
+constexpr size_t kManyProxies = 8;
 constexpr Duration kFlushGapPerProxy = 300us;
-constexpr Duration kSessionTick = 500ms;
-constexpr Duration kSilentLink = 20s;  // or the grace of a link; three signs of life that did not come, if longer
+constexpr Duration kSessionCheckInterval = 500ms;
 
 void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
 }
 
-// How long a lease may be used by a clock that does not run as ours does.
-Duration with_clocks_apart(Duration lease) { return lease * 5 / 4; }
-
-// Zero where the thread has not begun, or has ended.
+// Zero before the thread starts and after it ends.
 double seconds_of(std::optional<clockid_t> clock) {
   timespec used{};
   if (!clock || clock_gettime(*clock, &used) != 0) return 0;
@@ -44,47 +39,46 @@ double seconds_of(std::optional<clockid_t> clock) {
 
 }  // namespace
 
-// A client that is a proxy: it outlives its connections.
+// What a client is that is a proxy. It outlives its connections.
 struct ProxyClient {
   SessionId id{};
-  ServerSession host;
-  TimePoint since{};                  // when the link was lost
-  TimePoint due{};                    // it wants no frame before
-  TimePoint leased_until{INT64_MIN};  // the longest that one was granted for
-  bool ended = false;                 // the proxy is no more
+  ServerSession session;
+  TimePoint next_frame{};  // no frame before this time: see ServerSession::min_interval()
 };
 
 struct ServerLoop::Client {
   ClientId id;
   ListenerId listener;
-  Address peer;                       // for the log
-  std::unique_ptr<Protocol> dialect;  // or
-  std::unique_ptr<ProxyClient> tier;
-  std::optional<BufferedConnection> channel;
-  bool plain = false;     // speaks PyTorch's protocol
-  RequestId in_hand = 0;  // its request that must be done before the next is looked at
+  Address peer;                        // for the log
+  std::unique_ptr<Protocol> protocol;  // null for a proxy
+  std::unique_ptr<ProxyClient> proxy;
+  std::optional<BufferedConnection> connection;
+  bool tcpstore = false;     // uses PyTorch's protocol
+  RequestId unfinished = 0;  // the request that must be answered before the next is read
   bool dirty = false;
   bool lost = false;
-  bool expected = false;  // to go on with its request
-  TimePoint heard{};      // when it last did
 };
 
-ServerLoop::ServerLoop(Options options, Others others, std::unique_ptr<Loop> loop)
+ServerLoop::ServerLoop(const StoreServerOptions& options, unsigned index, unsigned count, Others others,
+                       std::unique_ptr<Loop> loop)
     : options_(options),
+      index_(index),
+      count_(count),
       others_(std::move(others)),
       loop_(std::move(loop)),
-      remote_replies_(options.count),
-      strangers_(loop_->clock()),
-      next_client_(options.count + options.index) {}
+      request_timeouts_(loop_->clock(), options.request_timeout),
+      remote_replies_(count),
+      unauthenticated_log_(loop_->clock()),
+      next_client_(count + index) {}
 
 ServerLoop::~ServerLoop() { stop(); }
 
 void ServerLoop::run() {
   thread_ = std::thread([this] {
-    pthread_setname_np(pthread_self(), fmt::format("store {}", options_.index).c_str());
+    pthread_setname_np(pthread_self(), fmt::format("store {}", index_).c_str());
     clockid_t clock;
-    if (pthread_getcpuclockid(pthread_self(), &clock) == 0) clock_ = clock;
-    // It is woken when there is anything to do, stopping included.
+    if (pthread_getcpuclockid(pthread_self(), &clock) == 0) cpu_clock_ = clock;
+    // Every task wakes the loop, stop() too.
     const Deadline never = Deadline::never();
     while (!stop_) {
       coalesce();
@@ -99,7 +93,7 @@ void ServerLoop::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-// ---- what other threads ask for
+// ---- called by other threads
 
 template <class Add>
 void ServerLoop::post(Add add) {
@@ -112,9 +106,9 @@ void ServerLoop::post(Add add) {
   if (idle) loop_->post([this] { take_inbox(); });
 }
 
-void ServerLoop::admit(AcceptedConnection newcomer) {
+void ServerLoop::admit(AcceptedConnection accepted) {
   ++load_;
-  post([&](Inbox& inbox) { inbox.newcomers.push_back(std::move(newcomer)); });
+  post([&](Inbox& inbox) { inbox.accepted.push_back(std::move(accepted)); });
 }
 
 void ServerLoop::deliver(Replies replies) {
@@ -135,7 +129,7 @@ void ServerLoop::take_inbox() {
     const std::lock_guard lock(mutex_);
     std::swap(taken, inbox_);
   }
-  for (AcceptedConnection& newcomer : taken.newcomers) add_client(std::move(newcomer));
+  for (AcceptedConnection& accepted : taken.accepted) add_client(std::move(accepted));
   for (const Reply& reply : taken.replies) encode(reply);
   for (const ListenerId listener : taken.closed) {
     std::vector<Client*> theirs;
@@ -159,7 +153,7 @@ void ServerLoop::add_to(StoreStat& stat) const {
   stat.bytes_out += counters_.bytes_out;
   stat.messages_in += counters_.messages_in;
   stat.messages_out += counters_.messages_out;
-  stat.cpu_seconds += seconds_of(clock_);
+  stat.cpu_seconds += seconds_of(cpu_clock_);
   ++stat.threads;
 }
 
@@ -167,135 +161,125 @@ void ServerLoop::add_to(StoreStat& stat) const {
 
 ServerLoop::Client& ServerLoop::new_client() {
   const ClientId id = next_client_;
-  next_client_ += options_.count;
+  next_client_ += count_;
   Client& client = *clients_.emplace(id, std::make_unique<Client>()).first->second;
   client.id = id;
   count(counters_.clients);
   return client;
 }
 
-// The proxy's client as it was left, or a new one.
-ServerLoop::Client& ServerLoop::client_of(const SessionId& session) {
-  if (!std::exchange(looks_after_, true)) check_sessions();
+// The client that the proxy had before, or a new one.
+ServerLoop::Client& ServerLoop::proxy_client(const SessionId& session) {
+  if (!std::exchange(checks_sessions_, true)) check_sessions();
   Client*& client = sessions_[session];
   if (client != nullptr) {
-    client->channel->close();  // it may have noticed before us that this one is broken
+    client->connection->close();  // the proxy may have seen first that it is broken
     --load_;
   } else {
     client = &new_client();
-    client->tier = std::make_unique<ProxyClient>();
-    client->tier->id = session;
+    client->proxy.reset(
+        new ProxyClient{session, ServerSession(loop_->clock(), {options_.lease_time, options_.link_grace})});
     backend_->serves_proxies(sessions_.size());
   }
-  client->tier->host.link_up(loop_->clock().now());
+  client->proxy->session.link_up();
   return *client;
 }
 
-void ServerLoop::add_client(AcceptedConnection newcomer) {
-  Client& client = newcomer.session ? client_of(*newcomer.session) : new_client();
-  client.listener = newcomer.listener;
-  client.peer = newcomer.connection.peer;
-  client.plain = newcomer.plain;
-  if (!client.tier) client.dialect = newcomer.plain ? torch_dialect(std::move(newcomer.prefix)) : muster_dialect();
-  client.channel.emplace(*loop_, std::move(newcomer.connection.stream),
-                         BufferedConnection::Options{options_.max_reply_queue, options_.stall_timeout},
-                         BufferedConnection::Handlers{[this, &client](ByteView bytes) { on_input(client, bytes); },
-                                                      [this, &client](const Error& why) { on_lost(client, why); }});
-  if (const auto started = client.channel->start(); !started) return lose(client, started.error());
-  if (client.plain || !newcomer.connection.leftover.empty()) on_input(client, newcomer.connection.leftover);
+void ServerLoop::add_client(AcceptedConnection accepted) {
+  Client& client = accepted.session ? proxy_client(*accepted.session) : new_client();
+  client.listener = accepted.listener;
+  client.peer = accepted.connection.peer;
+  client.tcpstore = accepted.tcpstore;
+  if (!client.proxy)
+    client.protocol = accepted.tcpstore ? torch_protocol(std::move(accepted.prefix)) : muster_protocol();
+  client.connection.emplace(*loop_, std::move(accepted.connection.stream),
+                            BufferedConnection::Options{options_.max_reply_queue, options_.stall_timeout},
+                            BufferedConnection::Handlers{[this, &client](ByteView bytes) { on_input(client, bytes); },
+                                                         [this, &client](const Error& why) { on_lost(client, why); }});
+  if (const auto started = client.connection->start(); !started) return lose(client, started.error());
+  if (client.tcpstore || !accepted.connection.leftover.empty()) on_input(client, accepted.connection.leftover);
 }
 
 void ServerLoop::on_input(Client& client, ByteView bytes) {
   count(counters_.bytes_in, bytes.size());
-  if (client.tier) return on_frames(client, bytes);
-  client.dialect->feed(bytes);
+  if (client.proxy) return on_frames(client, bytes);
+  client.protocol->feed(bytes);
   in_batch_ = true;
-  while (!client.lost && !client.channel->over() && take_request(client)) continue;  // the rest waits for the client
+  while (!client.lost && !client.connection->over() && take_request(client))
+    continue;  // the rest waits until the client reads
   in_batch_ = false;
-  arm_timeout(client);
+  const bool incomplete = !client.lost && client.protocol->midway();
+  if (incomplete && request_timeouts_.heard(client.id)) arm_request_timeout();
   flush();
 }
 
-// Who stops in the middle of a request must go on in time.
-void ServerLoop::arm_timeout(Client& client) {
-  if (client.lost || !client.dialect->midway()) return;
-  client.heard = loop_->clock().now();
-  if (std::exchange(client.expected, true)) return;
-  expected_.push_back({client.heard, client.id});
-  if (expected_.size() == 1) loop_->at(client.heard + options_.request_timeout, [this] { look_for_the_rest(); });
-}
-
-void ServerLoop::look_for_the_rest() {
-  const TimePoint now = loop_->clock().now();
-  const auto too_long = [&](TimePoint since) { return now - since >= options_.request_timeout; };
-  while (!expected_.empty() && too_long(expected_.front().first)) {
-    const auto found = clients_.find(expected_.front().second);
-    expected_.pop_front();
-    if (found == clients_.end()) continue;
-    Client& client = *found->second;
-    client.expected = false;
-    if (client.channel->over() || !client.dialect->midway()) continue;  // looked at again with its next input
-    if (too_long(client.heard)) {
+void ServerLoop::arm_request_timeout() {
+  const auto when = request_timeouts_.next();
+  if (!when) return;
+  loop_->at(*when, [this] {
+    for (const ClientId id : request_timeouts_.take_expired()) {
+      const auto found = clients_.find(id);
+      if (found == clients_.end()) continue;
+      Client& client = *found->second;
+      // A client that is not read from is checked again after its next input.
+      if (client.connection->over() || !client.protocol->midway()) continue;
       lose(client, {ErrorCode::kTimeout, "it stopped in the middle of a request", kNoRank, {}});
-    } else {
-      client.expected = true;
-      expected_.push_back({now, client.id});
     }
-  }
-  if (expected_.empty()) return;
-  loop_->at(expected_.front().first + options_.request_timeout, [this] { look_for_the_rest(); });
+    arm_request_timeout();
+  });
 }
 
-// A proxy's frames, each of which may hold many requests and counts as one message.
+// A frame of a proxy may hold many requests. It counts as one message.
 void ServerLoop::on_frames(Client& client, ByteView bytes) {
-  auto input = client.tier->host.receive(bytes, loop_->clock().now());
+  auto input = client.proxy->session.receive(bytes);
   if (!input) return lose(client, input.error());
   count(counters_.messages_in, input->frames);
   mark_dirty(client);
   in_batch_ = true;
   for (Request& request : input->requests) submit(client, std::move(request));
   in_batch_ = false;
-  client.tier->ended = input->closed;
   if (input->closed) lose(client, {ErrorCode::kPeerLost, "the proxy has ended", kNoRank, {}});
-  if (!input->requests.empty()) return flush_soon();
-  flush();  // a new link, or a sign of life
+  if (!input->requests.empty()) return schedule_flush();
+  flush();  // a new link, or a keepalive
 }
 
-// When all that came in this turn was carried out, or a little later where proxies ask all the time: the requests of
-// many of them release the same others.
-void ServerLoop::flush_soon() {
-  if (std::exchange(flushes_soon_, true)) return;
+// Flushes once all input of this turn is carried out, or a little later while proxies keep asking: requests of many
+// proxies often release the same waiters.
+void ServerLoop::schedule_flush() {
+  if (std::exchange(flush_scheduled_, true)) return;
   loop_->at(next_flush_, [this] {
     const TimePoint begun = loop_->clock().now();
     const auto written = static_cast<int64_t>(flush());
     const TimePoint now = loop_->clock().now();
-    flushes_soon_ = false;
-    const Duration gap = std::max(2 * (now - begun), is_crowded() ? (written - 1) * kFlushGapPerProxy : Duration{0});
-    next_flush_ = now + std::clamp(gap, kShortestFlushGap, kLongestFlushGap);
+    flush_scheduled_ = false;
+    const Duration gap =
+        std::max(2 * (now - begun), has_many_proxies() ? (written - 1) * kFlushGapPerProxy : Duration{0});
+    next_flush_ = now + std::clamp(gap, kMinFlushGap, kMaxFlushGap);
   });
 }
 
-bool ServerLoop::is_crowded() const { return sessions_.size() >= kCrowd; }
+bool ServerLoop::has_many_proxies() const { return sessions_.size() >= kManyProxies; }
 
 void ServerLoop::coalesce() const {
-  if (!flushes_soon_ || !is_crowded()) return;
+  if (!flush_scheduled_ || !has_many_proxies()) return;
   std::this_thread::sleep_for(next_flush_ - loop_->clock().now());  // tidy: allow(sleep) until replies may leave
 }
 
-// False when there is none left, or the client broke the protocol.
+// False if there is no whole request, or the client broke the protocol.
 bool ServerLoop::take_request(Client& client) {
-  Bytes& out = client.channel->out();
+  Bytes& out = client.connection->out();
   const size_t answered = out.size();
-  auto request = client.dialect->next(out);
+  auto request = client.protocol->next(out);
   if (out.size() != answered) mark_dirty(client);
   count(counters_.bytes_out, out.size() - answered);
   if (!request) lose(client, request.error());
   if (!request || !*request) return false;
   count(counters_.messages_in);
-  if (client.plain && goes_in_turn((*request)->operation)) client.in_hand = (*request)->id;
+  const bool finish_first = client.tcpstore ? must_finish_first((*request)->operation) : is_scan(**request);
+  if (finish_first) client.unfinished = (*request)->id;
   submit(client, std::move(**request));
-  // It may be on its way to another server, or held back until leases are.
-  if (client.in_hand != 0 && !client.lost) client.channel->pause(true);
+  // Another server carries it out, or it waits until leases are given back, or it scans many keys.
+  if (client.unfinished != 0 && !client.lost) client.connection->pause(true);
   return true;
 }
 
@@ -318,8 +302,8 @@ Backend::Deliver ServerLoop::deliverer() {
 
 void ServerLoop::distribute(Replies&& replies) {
   for (Reply& reply : replies) {
-    const auto owner = static_cast<unsigned>(reply.client % options_.count);
-    if (owner == options_.index) {
+    const auto owner = static_cast<unsigned>(reply.client % count_);
+    if (owner == index_) {
       encode(reply);
     } else {
       remote_replies_[owner].push_back(std::move(reply));
@@ -336,18 +320,18 @@ void ServerLoop::encode(const Reply& reply) {
     client = found->second.get();
   }
   if (client->lost) return;
-  if (client->tier) {
-    client->tier->host.end_grants(backend_->grants_ended());
-    client->tier->host.reply(reply);
+  if (client->proxy) {
+    client->proxy->session.end_grants(backend_->grants_ended());
+    client->proxy->session.reply(reply);
     return mark_dirty(*client);
   }
-  if (client->in_hand != 0 && client->in_hand == reply.id) {
-    client->in_hand = 0;
-    if (client != current_client_) client->channel->pause(false);
+  if (client->unfinished != 0 && client->unfinished == reply.id) {
+    client->unfinished = 0;
+    if (client != current_client_) client->connection->pause(false);
   }
-  Bytes& out = client->channel->out();
+  Bytes& out = client->connection->out();
   const size_t before = out.size();
-  const auto encoded = client->dialect->encode(reply, out);
+  const auto encoded = client->protocol->encode(reply, out);
   if (!encoded) return lose(*client, encoded.error());
   if (out.size() == before) return;  // a request without a reply
   count(counters_.messages_out);
@@ -359,8 +343,8 @@ void ServerLoop::mark_dirty(Client& client) {
   if (!std::exchange(client.dirty, true)) dirty_.push_back(&client);
 }
 
-// Sends what a batch of requests or replies has produced: one write per client, one message per other loop.
-// Returns to how many proxies it wrote; those that want a pause first are held back.
+// Sends what a batch of requests or replies has produced: one write per client, one message per other loop. Proxies
+// that want fewer frames are left for later. Returns the number of proxies that it wrote to.
 size_t ServerLoop::flush() {
   const TimePoint now = loop_->clock().now();
   TimePoint earliest = kNever;
@@ -368,81 +352,72 @@ size_t ServerLoop::flush() {
   std::vector<Client*> early;
   for (size_t i = 0; i < dirty_.size(); ++i) {  // a write that fails may add to it
     Client& client = *dirty_[i];
-    if (client.tier && !client.lost && now < client.tier->due) {
+    if (client.proxy && !client.lost && now < client.proxy->next_frame) {
       early.push_back(&client);
-      earliest = std::min(earliest, client.tier->due);
+      earliest = std::min(earliest, client.proxy->next_frame);
       continue;
     }
     client.dirty = false;
-    if (client.tier) {
+    if (client.proxy) {
       write_frames(client);
       ++proxies;
     }
-    client.channel->flush();
+    client.connection->flush();
   }
   dirty_.swap(early);
-  if (earliest < held_until_) {
-    held_until_ = earliest;
+  if (earliest < paced_flush_) {
+    paced_flush_ = earliest;
     loop_->at(earliest, [this] {
-      held_until_ = kNever;
-      flush_soon();
+      paced_flush_ = kNever;
+      schedule_flush();
     });
   }
-  for (unsigned i = 0; i < options_.count; ++i) {
+  for (unsigned i = 0; i < count_; ++i) {
     if (!remote_replies_[i].empty()) others_.deliver(i, std::exchange(remote_replies_[i], {}));
   }
   return proxies;
 }
 
 void ServerLoop::write_frames(Client& client) {
-  ProxyClient& tier = *client.tier;
-  const TimePoint now = loop_->clock().now();
-  const int64_t growth = beat_growth(proxies());
-  const Duration lease = std::min(options_.lease_time * growth, backend_->lease_left());
-  tier.host.end_grants(backend_->grants_ended());
-  tier.due = now + tier.host.pace();
-  tier.leased_until = std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(lease));
-  Bytes& out = client.channel->out();
+  ProxyClient& proxy = *client.proxy;
+  proxy.session.end_grants(backend_->grants_ended());
+  proxy.next_frame = loop_->clock().now() + proxy.session.min_interval();
+  Bytes& out = client.connection->out();
   const size_t before = out.size();
-  count(counters_.messages_out, tier.host.write(out, lease, kBeat * growth));
+  count(counters_.messages_out, proxy.session.write(out, proxies(), backend_->lease_left()));
   count(counters_.bytes_out, out.size() - before);
-  if (tier.host.linked() || tier.host.unacknowledged() <= options_.max_reply_queue) return;
+  if (proxy.session.linked() || proxy.session.unacknowledged() <= options_.max_reply_queue) return;
   lose(client, {ErrorCode::kResourceExhausted, "too many replies wait for its link", kNoRank, {}});
 }
 
-// A proxy may come back.
+// A proxy may reconnect.
 void ServerLoop::on_lost(Client& client, const Error& why) {
-  if (!client.tier || !client.tier->host.known()) return lose(client, why);
+  if (!client.proxy || !client.proxy->session.known()) return lose(client, why);
   log(LogLevel::kDebug, fmt::format("store: the link to {} is lost: {}", client.peer.to_string(), why.message));
-  client.tier->since = loop_->clock().now();
-  client.tier->host.link_lost();
+  client.proxy->session.link_lost();
 }
 
 void ServerLoop::check_sessions() {
-  const TimePoint now = loop_->clock().now();
-  const Duration silence = std::max(std::min(kSilentLink, options_.link_grace), 3 * kBeat * beat_growth(proxies()));
   std::vector<Client*> silent, over;  // ending a session takes it out of sessions_
   for (const auto& [id, client] : sessions_) {
-    ProxyClient& tier = *client->tier;
-    // It may have been granted some since without the right to use them, hence also where none was good for longer.
-    if (now > std::max(tier.leased_until, tier.host.heard() + with_clocks_apart(options_.lease_time))) {
-      // A grant from before may still be on its way here from another loop, or wait here for the link.
-      tier.host.end_grants(backend_->revoke(client->id));
-    }
-    if (tier.host.linked() && now - tier.host.heard() > silence) silent.push_back(client);
-    if (!tier.host.linked() && now - tier.since > options_.link_grace) over.push_back(client);
+    ServerSession& session = client->proxy->session;
+    const SessionExpiry::Expired expired = session.expired(proxies());
+    // A grant from before may still be on its way here from another loop, or wait here for the link.
+    if (expired.leases) session.end_grants(backend_->revoke(client->id));
+    if (expired.link) silent.push_back(client);
+    if (expired.session) over.push_back(client);
   }
   for (Client* client : silent) {
-    client->channel->close();
-    on_lost(*client, {ErrorCode::kTimeout, "nothing came over it", kNoRank, {}});
+    client->connection->close();
+    on_lost(*client, {ErrorCode::kTimeout, "the link was silent for too long", kNoRank, {}});
   }
-  for (Client* client : over) lose(*client, {ErrorCode::kTimeout, "the proxy did not come back", kNoRank, {}});
+  for (Client* client : over) lose(*client, {ErrorCode::kTimeout, "the proxy did not reconnect", kNoRank, {}});
   flush();
-  loop_->after(kSessionTick, [this] { check_sessions(); });
+  loop_->after(kSessionCheckInterval, [this] { check_sessions(); });
 }
 
-void ServerLoop::bury() {
-  flush();  // which may still know them
+void ServerLoop::destroy_closed_clients() {
+  flush();  // dirty_ may hold some of them
   closed_clients_.clear();
 }
 
@@ -451,32 +426,29 @@ void ServerLoop::lose(Client& client, const Error& why) {
   const bool usual = why.code == ErrorCode::kPeerLost;
   if (const LogLevel level = usual ? LogLevel::kDebug : LogLevel::kWarning; log_enabled(level)) {
     const std::string line = fmt::format("store: dropped client {}: {}", client.peer.to_string(), why.message);
-    if (client.plain && !usual) strangers_.warn(line);
-    if (!client.plain || usual) log(level, line);
+    if (client.tcpstore && !usual) unauthenticated_log_.warn(line);
+    if (!client.tcpstore || usual) log(level, line);
   }
-  client.channel->close();
-  // We may be inside one of its calls.
-  if (closed_clients_.empty()) loop_->post([this] { bury(); });
-  auto gone = clients_.extract(client.id);
-  closed_clients_.push_back(std::move(gone.mapped()));
+  client.connection->close();
+  // A call of the client may be on the stack.
+  if (closed_clients_.empty()) loop_->post([this] { destroy_closed_clients(); });
+  closed_clients_.push_back(std::move(clients_.extract(client.id).mapped()));
   counters_.clients.store(clients_.size(), std::memory_order_relaxed);
   --load_;
-  backend_->drop(client.id);  // first: what waits for its leases may release its waits, which would be leased again
-  if (!client.tier) return;
-  sessions_.erase(client.tier->id);
+  backend_->drop(client.id);  // before its leases end: that may release its waits, which would be granted new leases
+  if (!client.proxy) return;
+  sessions_.erase(client.proxy->id);
   backend_->serves_proxies(sessions_.size());
   end_leases(client);
 }
 
-// A proxy that is no more uses none. One that was given up may live, and what it passed on to others is theirs.
 void ServerLoop::end_leases(const Client& client) {
-  const ProxyClient& tier = *client.tier;
-  if (tier.ended && !tier.host.served_proxies()) {
+  const TimePoint end = client.proxy->session.leases_end();
+  if (end <= loop_->clock().now()) {
     backend_->revoke(client.id);
     return;
   }
-  const TimePoint until = std::max(tier.leased_until, loop_->clock().now());
-  loop_->at(until, [this, id = client.id] { backend_->revoke(id); });
+  loop_->at(end, [this, id = client.id] { backend_->revoke(id); });
 }
 
 }  // namespace muster

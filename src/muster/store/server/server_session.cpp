@@ -6,48 +6,49 @@
 
 namespace muster {
 
-void ServerSession::link_up(TimePoint now) {
+void ServerSession::link_up() {
   link_lost();
-  linked_ = true;
-  heard_ = now;
-  parser_ = FrameParser(kMaxTierFrameBytes);
+  expiry_.link_up();
+  parser_ = FrameParser(kMaxSessionFrameBytes);
 }
 
 void ServerSession::link_lost() {
-  linked_ = opened_ = beat_ = false;
+  expiry_.link_lost();
+  opened_due_ = keepalive_due_ = false;
   session_.disconnect();
 }
 
-Result<ServerSession::Input> ServerSession::receive(ByteView bytes, TimePoint now) {
-  heard_ = now;
+Result<ServerSession::Input> ServerSession::receive(ByteView bytes) {
+  expiry_.heard();
   parser_.feed(bytes);
   Input input;
-  while (!input.closed) {
+  while (!closed_) {
     MUSTER_ASSIGN(auto frame, parser_.next());
     if (!frame) break;
     ++input.frames;
     MUSTER_TRY(on_frame(std::move(*frame), input));
   }
+  input.closed = closed_;
   return input;
 }
 
 Result<> ServerSession::open(const Frame& frame) {
   MUSTER_ASSIGN(const SessionOpen open, decode_session_open(frame));
-  opened_ = true;
-  if (open.resumes && !known_) return {};  // told with the next write()
+  opened_due_ = true;
+  if (open.resumes && !known_) return {};  // the next write() says so
   known_ = true;
   return session_.connect(open.received);
 }
 
 Result<> ServerSession::on_frame(Frame frame, Input& input) {
-  input.closed = is_session_close(frame);
-  if (input.closed) return {};
+  closed_ = is_session_close(frame);
+  if (closed_) return {};
   if (!session_.connected()) return open(frame);
   MUSTER_ASSIGN(const auto received, session_.receive(std::move(frame)));
-  stamp_ = received.pulse.stamp;
-  pace_ = std::clamp(Duration(received.pulse.beat), Duration{0}, kLongestPace);
-  served_proxies_ = served_proxies_ || pace_ > Duration{0};
-  beat_ = beat_ || received.beat;
+  stamp_ = received.timing.stamp;
+  min_interval_ = std::clamp(Duration(received.timing.interval), Duration{0}, kMaxMinInterval);
+  served_proxies_ = served_proxies_ || min_interval_ > Duration{0};
+  keepalive_due_ = keepalive_due_ || received.keepalive;
   return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
     MUSTER_ASSIGN(Request request, decode_request(header, payload));
     input.requests.push_back(std::move(request));
@@ -67,21 +68,22 @@ void ServerSession::end_grants(uint64_t revocations) {
   session_.for_each_kept(withdraw_leases);
 }
 
-size_t ServerSession::write(Bytes& out, Duration lease, Duration beat) {
-  if (!linked_) return 0;
+size_t ServerSession::write(Bytes& out, size_t proxies, Duration lease_left) {
+  if (!linked()) return 0;
   size_t frames = 0;
-  if (std::exchange(opened_, false)) {
+  if (std::exchange(opened_due_, false)) {
     const Bytes opened = encode(SessionOpened{session_.received(), session_.connected()});
     out.insert(out.end(), opened.begin(), opened.end());
     ++frames;
   }
-  const FrameTiming pulse{stamp_, lease.count(), beat.count()};
-  const size_t written = session_.write(out, pulse);
-  if (written == 0 && session_.connected() && (beat_ || session_.wants_ack())) {
-    session_.write_beat(out, pulse);
+  const SessionExpiry::Grant grant = expiry_.grant(proxies, lease_left);
+  const FrameTiming timing{stamp_, grant.lease.count(), grant.keepalive_interval.count()};
+  const size_t written = session_.write(out, timing);
+  if (written == 0 && session_.connected() && (keepalive_due_ || session_.wants_ack())) {
+    session_.write_keepalive(out, timing);
     ++frames;
   }
-  beat_ = false;
+  keepalive_due_ = false;
   return frames + written;
 }
 

@@ -1,59 +1,60 @@
 #pragma once
 
+#include "muster/store/server/expiry.h"
 #include "muster/store/session.h"
-#include "muster/store/state/lease.h"
 
 namespace muster {
 
-/// The server's end of a proxy's session. It outlives its links, as does the client that it is for the store: what
-/// waits goes on waiting while the link is away, and replies are kept for the next one. Knows no socket, thread or
-/// clock. Not thread-safe.
+/// The server's end of a proxy's session. It outlives its links: while there is none, requests go on waiting, and
+/// replies are kept for the next link. Knows no socket and no thread. Not thread-safe.
 class ServerSession {
  public:
-  /// A link is there; what it brings begins with the proxy's open frame.
-  void link_up(TimePoint now);
+  explicit ServerSession(const Clock& clock, SessionExpiry::Limits limits = {}) : expiry_(clock, limits) {}
+
+  /// There is a link. Its first bytes are the proxy's open frame.
+  void link_up();
   void link_lost();
-  bool linked() const { return linked_; }
-  /// When the proxy was last heard.
-  TimePoint heard() const { return heard_; }
+  bool linked() const { return expiry_.linked(); }
 
   struct Input {
     std::vector<Request> requests;
     size_t frames = 0;
-    bool closed = false;  ///< the proxy has ended: so has the session
+    bool closed = false;  ///< the proxy has ended, and its session with it
   };
-  /// How much time the proxy wants between two frames, at most kLongestPace.
-  Duration pace() const { return pace_; }
-  /// Whether the proxy has ever said that it serves proxies itself: then it may have passed its leases on.
-  bool served_proxies() const { return served_proxies_; }
+  /// The least time that the proxy wants between two frames, at most kMaxMinInterval.
+  Duration min_interval() const { return min_interval_; }
   /// Takes bytes of the link. An error ends the session.
-  Result<Input> receive(ByteView bytes, TimePoint now);
+  Result<Input> receive(ByteView bytes);
 
   void reply(const Reply& reply);
-  /// What was granted to the proxy before so many revocations (Reply::granted) has ended: what waits here says nothing
-  /// of it any more, nor does a reply that comes later.
+  /// Leases granted before so many revocations (Reply::granted) have ended: replies that wait here, or come later, do
+  /// not grant them any more.
   void end_grants(uint64_t revocations);
-  /// Appends what is to be sent now; returns how many frames that are. `lease`: for how long after it was last heard
-  /// the proxy may use leases; `beat`: how often it is to give a sign of life.
-  size_t write(Bytes& out, Duration lease, Duration beat = kBeat);
+  /// Appends what is to be sent now, and returns the number of frames. See SessionExpiry::grant().
+  size_t write(Bytes& out, size_t proxies = 1, Duration lease_left = Duration::max());
   /// Bytes that the proxy is not known to have.
   size_t unacknowledged() const { return session_.unacknowledged(); }
-  /// Whether the proxy has found here what it expects: false for a session of a server that was here before.
+  /// False if the proxy expects the session of an earlier server, which is lost.
   bool known() const { return known_; }
+
+  SessionExpiry::Expired expired(size_t proxies) const { return expiry_.expired(proxies); }
+  /// For a session that is over: when nothing uses its leases any more. A proxy that has ended uses none, but it may
+  /// have passed them on to proxies of its own.
+  TimePoint leases_end() const { return closed_ && !served_proxies_ ? TimePoint{INT64_MIN} : expiry_.leases_end(); }
 
  private:
   Result<> on_frame(Frame frame, Input& input);
   Result<> open(const Frame& frame);
 
+  SessionExpiry expiry_;
   ReliableSession session_;
-  FrameParser parser_{kMaxTierFrameBytes};
-  bool linked_ = false;
-  bool known_ = false;   // a link has been opened before
-  bool opened_ = false;  // answer to the open frame is due
-  bool beat_ = false;    // answer to a beat is due
-  TimePoint heard_{};
-  int64_t stamp_ = 0;
-  Duration pace_{};
+  FrameParser parser_{kMaxSessionFrameBytes};
+  bool known_ = false;          // a link has been opened before
+  bool closed_ = false;         // the proxy has ended
+  bool opened_due_ = false;     // the answer to the open frame
+  bool keepalive_due_ = false;  // the answer to a keepalive
+  int64_t stamp_ = 0;           // the latest of the proxy's clock
+  Duration min_interval_{};
   uint64_t grants_ended_ = 0;
   bool served_proxies_ = false;
 };

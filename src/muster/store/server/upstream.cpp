@@ -16,10 +16,11 @@
 namespace muster {
 namespace {
 
-constexpr Duration kAttemptTime = 10s;  // of one attempt to reconnect
-constexpr Duration kFirstPause = 5ms, kLongestPause = 1s;
-// A server whose address refuses connections for so long has ended, and with it what it held: waiting would be in vain.
+constexpr Duration kAttemptTimeout = 10s;  // of one attempt to reconnect
+constexpr Duration kMinPause = 5ms, kMaxPause = 1s;
+// A server whose address refuses connections for so long has ended, and its data is lost: there is no use in waiting.
 constexpr Duration kRefusedGrace = 1s;
+constexpr size_t kMaxQueue = size_t{1} << 30;  // bytes that wait for the link
 
 Random seeded() {
   uint64_t seed = 0;
@@ -29,59 +30,58 @@ Random seeded() {
   return Random(seed);
 }
 
-// Somebody is at the address, but nobody listens.
+// The host answers, but no server listens.
 bool is_refusal(const Error& error) { return error.system_error == ECONNREFUSED; }
 
 class Upstream : public Backend {
  public:
-  Upstream(Loop& loop, UpstreamOptions options, Deliver deliver)
+  Upstream(Loop& loop, const StoreServerOptions& options, Deliver deliver)
       : loop_(loop),
-        options_(std::move(options)),
+        options_(options),
         deliver_(std::move(deliver)),
-        link_({{options_.merge}, options_.url, options_.max_queue},
-              options_.session ? *options_.session : fresh_session_id()) {}
+        link_({{options.tiered}, options.upstream}, options.session ? *options.session : fresh_session_id()) {}
 
   ~Upstream() override {
-    if (channel_) {
+    if (connection_) {
       const Bytes close = encode_session_close();
-      channel_->out().insert(channel_->out().end(), close.begin(), close.end());
-      channel_->flush();
+      connection_->out().insert(connection_->out().end(), close.begin(), close.end());
+      connection_->flush();
     }
     for (const auto timer : {turn_timer_, wake_timer_, retry_timer_}) {
       if (timer) loop_.cancel(*timer);
     }
   }
 
-  Bytes hello() const { return tier_hello(link_.session()); }
+  Bytes hello() const { return proxy_hello(link_.session()); }
 
   Result<> attach(Connection connection) {
     refused_since_.reset();
-    pause_ = kFirstPause;
+    pause_ = kMinPause;
     address_ = connection.peer;
-    old_channel_ = std::move(channel_);
-    channel_ = std::make_unique<BufferedConnection>(
-        loop_, std::move(connection.stream), BufferedConnection::Options{options_.max_queue},
+    old_connection_ = std::move(connection_);
+    connection_ = std::make_unique<BufferedConnection>(
+        loop_, std::move(connection.stream), BufferedConnection::Options{kMaxQueue},
         BufferedConnection::Handlers{[this](ByteView bytes) { on_input(bytes); },
                                      [this](const Error& why) { on_lost(why); }});
     const Bytes begin = link_.begin(now());
-    channel_->out().insert(channel_->out().end(), begin.begin(), begin.end());
-    MUSTER_TRY(channel_->start());
-    channel_->flush();
+    connection_->out().insert(connection_->out().end(), begin.begin(), begin.end());
+    MUSTER_TRY(connection_->start());
+    connection_->flush();
     if (!connection.leftover.empty()) on_input(connection.leftover);
     return {};
   }
 
   void submit(Request request, ClientId client) override {
     link_.submit(std::move(request), client, now());
-    take_turn_soon();
+    schedule_turn();
   }
   void drop(ClientId client) override {
-    link_.drop(client, now());
-    take_turn_soon();
+    link_.drop(client);
+    schedule_turn();
   }
   uint64_t revoke(ClientId client) override {
     const uint64_t revocations = link_.revoke(client);
-    take_turn_soon();
+    schedule_turn();
     return revocations;
   }
   uint64_t grants_ended() const override { return link_.grants_ended(); }
@@ -91,8 +91,8 @@ class Upstream : public Backend {
  private:
   TimePoint now() const { return loop_.clock().now(); }
 
-  // What comes in one turn of the loop goes up in one frame.
-  void take_turn_soon() {
+  // Requests of one turn of the loop go up in one frame.
+  void schedule_turn() {
     if (turn_timer_) return;
     turn_timer_ = loop_.after(Duration{0}, [this] {
       turn_timer_.reset();
@@ -101,10 +101,10 @@ class Upstream : public Backend {
   }
 
   void take_turn() {
-    if (link_.lost()) channel_.reset();  // the server above sees at once that nobody comes back
-    if (channel_) {
-      link_.write(channel_->out(), now());
-      channel_->flush();
+    if (link_.lost()) connection_.reset();  // the server above sees at once that the session is over
+    if (connection_) {
+      link_.write(connection_->out(), now());
+      connection_->flush();
     }
     Replies replies = link_.take_replies();
     if (!replies.empty()) deliver_(std::move(replies));
@@ -114,7 +114,7 @@ class Upstream : public Backend {
     wake_at_ = *next;
     wake_timer_ = loop_.at(wake_at_, [this] {
       wake_timer_.reset();
-      if (link_.silent(now())) on_lost({ErrorCode::kTimeout, "nothing came over the link any more", kNoRank, {}});
+      if (link_.silent(now())) on_lost({ErrorCode::kTimeout, "the link was silent for too long", kNoRank, {}});
       take_turn();
     });
   }
@@ -122,27 +122,28 @@ class Upstream : public Backend {
   void on_input(ByteView bytes) {
     if (link_.receive(bytes, now())) return take_turn();
     log(LogLevel::kError, link_.lost()->message);
-    channel_->close();
-    take_turn_soon();  // not within the channel's call
+    connection_->close();
+    schedule_turn();  // the connection's call is on the stack
   }
 
   // ---- when the link breaks
 
   void on_lost(const Error& why) {
     if (link_.lost()) return;
-    channel_->close();
+    connection_->close();
     link_.link_lost();
     lost_since_ = now();
     reason_ = why.message;
-    log(LogLevel::kInfo, fmt::format("the link to the store at {} broke ({}); reconnecting", options_.url, reason_));
+    log(LogLevel::kInfo,
+        fmt::format("the link to the store at {} broke ({}); reconnecting", options_.upstream, reason_));
     attempt();
   }
 
-  // Where the server was. Dialling all addresses of its name could break what the first of them has just mended: to
-  // the server the session's last link is the one that counts.
+  // Dials the address of the last link only. The server keeps the newest link of a session, so dialing all addresses of
+  // its name could break a new link at once.
   void attempt() {
     dial_ = dial(loop_, address_, store_dial_options(address_, options_.credentials, hello()),
-                 Deadline::after(kAttemptTime, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),
+                 Deadline::after(kAttemptTimeout, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),
                  [this](Result<Connection> outcome) { on_dialled(std::move(outcome)); });
   }
 
@@ -160,7 +161,7 @@ class Upstream : public Backend {
     if (ended || now() - lost_since_ >= options_.link_grace) return give_up();
     const auto pause =
         Duration(static_cast<int64_t>(static_cast<double>(pause_.count()) * (0.5 + random_.uniform() / 2)));
-    pause_ = std::min(pause_ * 2, refused_since_ ? kRefusedGrace / 4 : kLongestPause);
+    pause_ = std::min(pause_ * 2, refused_since_ ? kRefusedGrace / 4 : kMaxPause);
     retry_timer_ = loop_.after(pause, [this] {
       retry_timer_.reset();
       attempt();
@@ -174,10 +175,10 @@ class Upstream : public Backend {
   }
 
   Loop& loop_;
-  const UpstreamOptions options_;
+  const StoreServerOptions& options_;
   const Deliver deliver_;
   ProxyLink link_;
-  std::unique_ptr<BufferedConnection> channel_, old_channel_;
+  std::unique_ptr<BufferedConnection> connection_, old_connection_;
   std::optional<Loop::TimerId> turn_timer_, wake_timer_, retry_timer_;
   TimePoint wake_at_{};
   Address address_;  // of the last link
@@ -185,16 +186,17 @@ class Upstream : public Backend {
   TimePoint lost_since_{};
   std::optional<TimePoint> refused_since_;
   std::string reason_;
-  Duration pause_ = kFirstPause;
+  Duration pause_ = kMinPause;
   Random random_ = seeded();
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> upstream_backend(Loop& loop, UpstreamOptions options, const Deadline& deadline,
-                                                  Backend::Deliver deliver) {
+Result<std::unique_ptr<Backend>> upstream_backend(Loop& loop, const StoreServerOptions& options,
+                                                  const Deadline& deadline, Backend::Deliver deliver) {
   auto upstream = std::make_unique<Upstream>(loop, options, std::move(deliver));
-  MUSTER_ASSIGN(Connection connection, connect_to_store(options.url, options.credentials, deadline, upstream->hello()));
+  MUSTER_ASSIGN(Connection connection,
+                connect_to_store(options.upstream, options.credentials, deadline, upstream->hello()));
   MUSTER_TRY(upstream->attach(std::move(connection)));
   return upstream;
 }

@@ -34,10 +34,10 @@ bool LeaseTable::grant(const Key& key, ClientId holder) {
   return true;
 }
 
-bool LeaseTable::holds(const Holder& holder) const { return clients_.at(holder.client).term == holder.term; }
+bool LeaseTable::is_current(const Holder& holder) const { return clients_.at(holder.client).term == holder.term; }
 
-// What is counted of a lease that is no more.
-void LeaseTable::take_out(const Holder& holder) {
+// Updates the counts when a lease is removed.
+void LeaseTable::remove_lease(const Holder& holder) {
   const auto found = clients_.find(holder.client);
   Client& client = found->second;
   --leases_;
@@ -47,13 +47,13 @@ void LeaseTable::take_out(const Holder& holder) {
     --client.ended;
     --ended_;
   }
-  if (client.leases == 0 && client.ended == 0) clients_.erase(found);  // no lease names its term any more
+  if (client.leases == 0 && client.ended == 0) clients_.erase(found);  // no lease refers to its term
 }
 
-size_t LeaseTable::take_out_ended(Record& record) {
+size_t LeaseTable::remove_ended(Record& record) {
   return std::erase_if(record.holders, [this](const Holder& holder) {
-    if (holds(holder)) return false;
-    take_out(holder);
+    if (is_current(holder)) return false;
+    remove_lease(holder);
     return true;
   });
 }
@@ -63,9 +63,9 @@ bool LeaseTable::recall(const Key& key, Replies& out) {
   if (found == records_.end()) return true;
   Record& record = found->second;
   if (record.recalling) return false;
-  take_out_ended(record);
+  remove_ended(record);
   if (record.holders.empty()) {
-    rest(found);
+    make_idle(found);
     return true;
   }
   record.recalling = true;
@@ -81,8 +81,8 @@ bool LeaseTable::recall(const Key& key, Replies& out) {
   return false;
 }
 
-// True if the last of the holders that were asked has given the key back.
-bool LeaseTable::settle(Record& record) {
+// True if the last holder of a recalled key has given it back.
+bool LeaseTable::finish_recall(Record& record) {
   if (!record.recalling || !record.holders.empty()) return false;
   record.recalling = false;
   return true;
@@ -94,15 +94,15 @@ bool LeaseTable::release(const Key& key, ClientId holder) {
   Record& record = found->second;
   std::erase_if(record.holders, [&](const Holder& lease) {
     if (lease.client != holder) return false;
-    take_out(lease);
+    remove_lease(lease);
     return true;
   });
   if (const auto owed = owed_.find(holder); owed != owed_.end()) {
     owed->second.erase(key);
     if (owed->second.empty()) owed_.erase(owed);
   }
-  const bool freed = settle(record);
-  if (record.holders.empty()) rest(found);
+  const bool freed = finish_recall(record);
+  if (record.holders.empty()) make_idle(found);
   return freed;
 }
 
@@ -121,8 +121,8 @@ void LeaseTable::revoke(ClientId holder, std::vector<Key>& freed) {
   if (ended_ > std::max(kMaxEnded, leases_ / 2)) sweep();
 }
 
-// A key that nobody holds.
-void LeaseTable::rest(Records::iterator record) {
+// Takes a key without holders off the table, or remembers that it was recalled.
+void LeaseTable::make_idle(Records::iterator record) {
   if (record->second.recalls == 0) {
     records_.erase(record);
   } else if (!record->second.idle) {
@@ -138,11 +138,11 @@ void LeaseTable::forget_idle() {
   }
 }
 
-// A key that is being taken back has no holders but those that owe it, so none is freed here.
+// The holders of a key that is being recalled all still owe it, so no such key becomes free here.
 void LeaseTable::sweep() {
   for (auto it = records_.begin(); it != records_.end();) {
     const auto record = it++;
-    if (take_out_ended(record->second) == 0 || !record->second.holders.empty()) continue;
+    if (remove_ended(record->second) == 0 || !record->second.holders.empty()) continue;
     if (record->second.recalls == 0) {
       records_.erase(record);
     } else {

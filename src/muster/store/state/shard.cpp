@@ -36,61 +36,61 @@ bool Shard::erase(const Key& key) {
 }
 
 Bytes Shard::pop(Slot& slot) {
-  std::list<Bytes>& queue = slot.second.place->queue;
+  std::list<Bytes>& queue = slot.second.extras->queue;
   Bytes value = std::move(queue.front());
   queue.pop_front();
   queues -= queue.empty();
   return value;
 }
 
-Result<> Shard::hold(const Key& key, Request&& request, ClientId client) {
+Result<> Shard::defer(const Key& key, Request&& request, ClientId client) {
   MUSTER_TRY(may_wait(client, request.id));
   ClientWaits& waits = by_client[client];
-  auto& there = held[key];
+  auto& there = deferred[key];
   const RequestId id = request.id;
-  waits.held[id] = {key, there.insert(there.end(), {std::move(request), client})};
+  waits.deferred[id] = {key, there.insert(there.end(), {std::move(request), client})};
   ++waits.count;
   return {};
 }
 
-bool Shard::forget_held(ClientId client, RequestId id) {
+bool Shard::forget_deferred(ClientId client, RequestId id) {
   const auto waits = by_client.find(client);
   if (waits == by_client.end()) return false;
-  const auto place = waits->second.held.extract(id);
+  const auto place = waits->second.deferred.extract(id);
   if (place.empty()) return false;
-  const auto there = held.find(place.mapped().key);
+  const auto there = deferred.find(place.mapped().key);
   there->second.erase(place.mapped().at);
-  if (there->second.empty()) held.erase(there);
+  if (there->second.empty()) deferred.erase(there);
   uncount(client);
   return true;
 }
 
-void Shard::drop_held(ClientId client) {
+void Shard::drop_deferred(ClientId client) {
   const auto waits = by_client.find(client);
   if (waits == by_client.end()) return;
   std::vector<RequestId> answered;
-  for (const auto& [id, place] : waits->second.held) {
-    if (is_answered(place.at->request.operation)) answered.push_back(id);
+  for (const auto& [id, place] : waits->second.deferred) {
+    if (!has(place.at->request.operation, kNoTorchReply)) answered.push_back(id);
   }
-  for (const RequestId id : answered) forget_held(client, id);
+  for (const RequestId id : answered) forget_deferred(client, id);
 }
 
-void Shard::take_held(const Key& key, std::vector<HeldRequest>& out) {
-  auto found = held.extract(key);
+void Shard::take_deferred(const Key& key, std::vector<DeferredRequest>& out) {
+  auto found = deferred.extract(key);
   if (found.empty()) return;
-  for (const HeldRequest& one : found.mapped()) {
-    by_client.at(one.client).held.erase(one.request.id);
+  for (const DeferredRequest& one : found.mapped()) {
+    by_client.at(one.client).deferred.erase(one.request.id);
     uncount(one.client);
   }
   out.insert(out.end(), std::make_move_iterator(found.mapped().begin()), std::make_move_iterator(found.mapped().end()));
 }
 
 void Shard::tidy(Slot& slot) {
-  if (auto& place = slot.second.place; place && place->waiting.empty() && place->arrived.empty()) {
-    place->shards = 0;
-    if (place->queue.empty()) place.reset();
+  if (auto& extras = slot.second.extras; extras && extras->waiting.empty() && extras->arrived.empty()) {
+    extras->shards = 0;
+    if (extras->queue.empty()) extras.reset();
   }
-  if (!slot.second.value && !slot.second.place) entries.erase(entries.find(slot.first));
+  if (!slot.second.value && !slot.second.extras) entries.erase(entries.find(slot.first));
 }
 
 Result<> Shard::may_wait(ClientId client, RequestId id) const {
@@ -100,7 +100,7 @@ Result<> Shard::may_wait(ClientId client, RequestId id) const {
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("one client may wait for {} requests at a time, and this one does", kMaxWaitsPerClient));
   }
-  if (waiters.contains(WaiterName{client, id}) || waits->second.held.contains(id)) {
+  if (waiters.contains(WaiterName{client, id}) || waits->second.deferred.contains(id)) {
     return fail(ErrorCode::kProtocol, fmt::format("request number {} is already waiting", id));
   }
   return {};
@@ -136,19 +136,19 @@ void Shard::unregister_waiter(Waiter& waiter) {
 }
 
 void Shard::list(Waiter& waiter, Slot& slot) {
-  KeyExtras& place = slot.second.beside();
+  KeyExtras& extras = slot.second.ensure_extras();
   waiter.at = &slot;
-  place.shards |= waiter.shards;
-  wide += (waiter.shards & (waiter.shards - 1)) != 0;
-  if (waiter.at_barrier()) place.arrivals += waiter.request.weight;
-  (waiter.at_barrier() ? place.arrived : place.waiting).push_back(waiter);
+  extras.shards |= waiter.shards;
+  multi_shard_waiters += (waiter.shards & (waiter.shards - 1)) != 0;
+  if (waiter.at_barrier()) extras.arrivals += waiter.request.weight;
+  (waiter.at_barrier() ? extras.arrived : extras.waiting).push_back(waiter);
 }
 
 void Shard::unlist(Waiter& waiter) {
-  KeyExtras& place = *waiter.at->second.place;
-  (waiter.at_barrier() ? place.arrived : place.waiting).remove(waiter);
-  if (waiter.at_barrier()) place.arrivals -= waiter.request.weight;
-  wide -= (waiter.shards & (waiter.shards - 1)) != 0;
+  KeyExtras& extras = *waiter.at->second.extras;
+  (waiter.at_barrier() ? extras.arrived : extras.waiting).remove(waiter);
+  if (waiter.at_barrier()) extras.arrivals -= waiter.request.weight;
+  multi_shard_waiters -= (waiter.shards & (waiter.shards - 1)) != 0;
   tidy(*std::exchange(waiter.at, nullptr));
 }
 

@@ -13,14 +13,14 @@
 
 namespace muster {
 
-/// The tables of StoreState, private to it. Keys are spread over shards; all that concerns a key is in its own shard
-/// and guarded by that shard's mutex. A set of shards is a bit mask.
+/// The tables of StoreState, private to it. Keys are spread over shards. Everything about a key is in its shard,
+/// guarded by the shard's mutex. A set of shards is a bit mask.
 using ShardMask = uint32_t;
 inline constexpr unsigned kMaxShards = 32;
 
 struct Waiter;
 
-/// Waiters in the order in which they came here. Each is in one list at a time, and any one can leave cheaply.
+/// Waiters in the order of their arrival. A waiter is in one list at a time, and can leave at constant cost.
 struct WaitList {
   Waiter* first = nullptr;
   Waiter* last = nullptr;
@@ -29,35 +29,35 @@ struct WaitList {
   void remove(Waiter& waiter);
 };
 
-/// What may stand beside a key's value.
+/// What a key may have besides its value.
 struct KeyExtras {
   std::list<Bytes> queue;
-  WaitList waiting;  ///< for the key, or for something in the queue
+  WaitList waiting;  ///< for the key, or for an item of the queue
   WaitList arrived;  ///< at the barrier
   int64_t arrivals = 0, barrier_count = 0;
-  /// The shards that those who wait here are concerned with. May name too many until nobody waits.
+  /// All shards of the waiters' keys. May name too many as long as there are waiters.
   ShardMask shards = 0;
 };
 
 struct Entry {
   std::optional<Bytes> value;
-  std::unique_ptr<KeyExtras> place;  ///< most keys have none
+  std::unique_ptr<KeyExtras> extras;  ///< most keys have none
 
-  bool has_queue() const { return place && !place->queue.empty(); }
-  KeyExtras& beside() {
-    if (!place) place = std::make_unique<KeyExtras>();
-    return *place;
+  bool has_queue() const { return extras && !extras->queue.empty(); }
+  KeyExtras& ensure_extras() {
+    if (!extras) extras = std::make_unique<KeyExtras>();
+    return *extras;
   }
 };
-using Slot = std::pair<const Key, Entry>;  ///< stays where it is as long as it holds anything
+using Slot = std::pair<const Key, Entry>;  ///< its address stays the same while it is not empty
 
-/// A request that waits. It belongs to its home, the first shard of its keys, and is listed in the shard of the key
-/// that it waits for: whoever changes it holds all the shards of its keys.
+/// A request that waits. It is stored in its home, the first shard of its keys, and listed in the shard of the key that
+/// it waits for. A thread that changes it holds the locks of all shards of its keys.
 struct Waiter {
   ClientId client = 0;
   Request request{};
   ShardMask shards = 0;
-  size_t cursor = 0;  ///< the missing key that it is listed under; those before it were seen
+  size_t cursor = 0;  ///< the missing key that it is listed under; the keys before it existed
   Slot* at = nullptr;
   Waiter* previous = nullptr;
   Waiter* next = nullptr;
@@ -67,16 +67,16 @@ struct Waiter {
   bool at_barrier() const { return request.operation == StoreOperation::kBarrier; }
 };
 
-/// A change that waits until leases are given back. It counts as one of its client's waits, and can be cancelled.
-struct HeldRequest {
+/// A change that waits until leases are given back. It counts as one of its client's waits and can be cancelled.
+struct DeferredRequest {
   Request request;
   ClientId client;
 };
 
-/// Where in Shard::held one is.
-struct HeldPlace {
+/// The position of a DeferredRequest in Shard::deferred.
+struct DeferredPosition {
   Key key;
-  std::list<HeldRequest>::iterator at;
+  std::list<DeferredRequest>::iterator at;
 };
 
 struct WaiterName {
@@ -92,34 +92,34 @@ struct HashWaiterName {
 
 struct alignas(64) Shard {
   std::mutex mutex;
-  std::unordered_map<Key, Entry> entries;  // none that holds nothing
-  size_t keys = 0, queues = 0;             // how many of the entries have a value, a queue
-  size_t wide = 0;                         // waiters listed here that concern other shards too
+  std::unordered_map<Key, Entry> entries;  // no empty ones
+  size_t keys = 0, queues = 0;             // entries with a value, with a queue
+  size_t multi_shard_waiters = 0;          // waiters listed here that have keys in other shards too
 
-  // Of the waiters whose home is here, and of the changes that wait here for leases.
+  // A client's waiters whose home is this shard, and its changes that wait here for leases.
   struct ClientWaits {
     Waiter* first = nullptr;
     size_t count = 0;  // of both
-    std::unordered_map<RequestId, HeldPlace> held;
+    std::unordered_map<RequestId, DeferredPosition> deferred;
   };
   std::unordered_map<WaiterName, Waiter, HashWaiterName> waiters;
   std::unordered_map<ClientId, ClientWaits> by_client;
 
   LeaseTable leases;
-  std::unordered_map<Key, std::list<HeldRequest>> held;
+  std::unordered_map<Key, std::list<DeferredRequest>> deferred;
 
   Entry* find(const Key& key);
   void set(Slot& slot, Bytes value);
   bool erase(const Key& key);
   Bytes pop(Slot& slot);
-  /// Lets a change wait until the key is free. kResourceExhausted or kProtocol as register_waiter().
-  Result<> hold(const Key& key, Request&& request, ClientId client);
+  /// Lets a change wait until the key has no leases. kResourceExhausted or kProtocol as register_waiter().
+  Result<> defer(const Key& key, Request&& request, ClientId client);
   /// Forgets a change that waits. False if there is none.
-  bool forget_held(ClientId client, RequestId id);
-  /// Forgets the client's changes that would be answered (is_answered()).
-  void drop_held(ClientId client);
+  bool forget_deferred(ClientId client, RequestId id);
+  /// Forgets the client's changes, but for those with kNoTorchReply.
+  void drop_deferred(ClientId client);
   /// Moves out what waited until the key was free.
-  void take_held(const Key& key, std::vector<HeldRequest>& out);
+  void take_deferred(const Key& key, std::vector<DeferredRequest>& out);
   /// Forgets an entry that holds nothing any more.
   void tidy(Slot& slot);
 

@@ -6,12 +6,13 @@
 #include <bit>
 #include <charconv>
 
-#include "muster/base/check.h"
 #include "muster/store/stat.h"
 #include "muster/store/state/state_impl.h"
 
 namespace muster {
 namespace {
+
+constexpr size_t kBucketsPerStep = 8192;  // of a scan: some 100 us
 
 Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
   int64_t value = 0;
@@ -20,35 +21,13 @@ Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
   if (begin == end) return value;
   const auto [rest, error] = std::from_chars(begin, end, value);
   if (error == std::errc{} && rest == end) return value;
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("add to key \"{}\" needs a decimal number there, but it holds {} bytes of something else",
-                          key, text.size()));
+  return not_a_number(key);
 }
 
-// What may release waiters.
-bool writes(StoreOperation operation) {
-  switch (operation) {
-    case StoreOperation::kSet:
-    case StoreOperation::kCompareSet:
-    case StoreOperation::kAdd:
-    case StoreOperation::kAppend:
-    case StoreOperation::kQueuePush:
-    case StoreOperation::kMultiSet:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// What changes a value that may be leased.
-bool changes(StoreOperation operation) {
-  return operation == StoreOperation::kDelete || (writes(operation) && operation != StoreOperation::kQueuePush);
-}
-
-// Whether anybody waits in these shards who is concerned with others too.
-bool has_wide(const Shard* shards, ShardMask held) {
+// True if a waiter in these shards has keys in other shards too.
+bool has_multi_shard_waiters(const Shard* shards, ShardMask held) {
   for (ShardMask rest = held; rest != 0; rest &= rest - 1) {
-    if (shards[std::countr_zero(rest)].wide > 0) return true;
+    if (shards[std::countr_zero(rest)].multi_shard_waiters > 0) return true;
   }
   return false;
 }
@@ -57,38 +36,25 @@ Result<> cancelled() { return fail(ErrorCode::kAborted, "the request was cancell
 
 }  // namespace
 
-bool is_answered(StoreOperation operation) {
-  switch (operation) {
-    case StoreOperation::kSet:
-    case StoreOperation::kMultiSet:
-    case StoreOperation::kAppend:
-    case StoreOperation::kQueuePush:
-      return false;
-    default:
-      return true;
-  }
-}
-
 ShardMask StoreState::Impl::shards_of(const Request& request) const {
-  if (request.operation == StoreOperation::kNumKeys || request.operation == StoreOperation::kListKeys)
-    return everywhere();
+  if (request.operation == StoreOperation::kNumKeys) return everywhere();
   ShardMask mask = 0;
   for (const Key& key : request.keys) mask |= ShardMask{1} << index(key);
   return mask;
 }
 
-// Who waits for a key that the request writes may wait for keys of other shards too, and is released with all held.
+// The shards of all waiters that the request may release: their locks are held when they are released.
 ShardMask StoreState::Impl::shards_of_released(const Request& request) const {
   ShardMask mask = 0;
-  if (!writes(request.operation)) return mask;
+  if (!has(request.operation, kMayRelease)) return mask;
   for (const Key& key : request.keys) {
     const Entry* entry = shard(key).find(key);
-    if (entry != nullptr && entry->place) mask |= entry->place->shards;
+    if (entry != nullptr && entry->extras) mask |= entry->extras->shards;
   }
   return mask;
 }
 
-// ---- what changes the store
+// ---- requests that change the store
 
 void StoreState::Impl::store(const Key& key, Bytes value, Replies& released) {
   Shard& shard = this->shard(key);
@@ -97,7 +63,7 @@ void StoreState::Impl::store(const Key& key, Bytes value, Replies& released) {
   key_appeared(slot, released);
 }
 
-// Who makes a key is likely to be near to who reads it next.
+// The client that creates a key often has the next reader on its node, so it gets a lease of the new key.
 void StoreState::Impl::set(Request& request, Reply& reply, Replies& released) {
   const Key& key = request.keys[0];
   const bool fresh = request.lease && !present(StoreOperation::kGet, key);
@@ -128,14 +94,11 @@ Result<> StoreState::Impl::add(Request& request, Reply& reply, Replies& released
   if (exists) {
     MUSTER_ASSIGN(sum, parse_counter(key, *found->second.value));
   }
-  if (__builtin_add_overflow(sum, request.number, &sum)) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("adding {} to key \"{}\" would overflow 64 bits", request.number, key));
-  }
+  if (__builtin_add_overflow(sum, request.number, &sum)) return add_overflow(key, request.number);
   char text[24];
   const auto written = std::to_chars(std::begin(text), std::end(text), sum);
   if (exists) {
-    found->second.value->assign(text, written.ptr);  // whoever waits for the key has been released
+    found->second.value->assign(text, written.ptr);  // no client waits for a key that exists
   } else {
     store(key, Bytes(text, written.ptr), released);
   }
@@ -161,12 +124,12 @@ Result<> StoreState::Impl::append(Request& request, Replies& released) {
 void StoreState::Impl::push(Request& request, Replies& released) {
   const Key& key = request.keys[0];
   Slot& slot = this->slot(key);
-  KeyExtras& place = slot.second.beside();
-  shard(key).queues += place.queue.empty();
-  place.queue.push_back(std::move(request.values[0]));
-  // A caller of pop goes first: it takes the value, so that none ever waits while the queue holds something.
+  KeyExtras& extras = slot.second.ensure_extras();
+  shard(key).queues += extras.queue.empty();
+  extras.queue.push_back(std::move(request.values[0]));
+  // Waiting pops are served before waits, so that none of them waits while the queue has items.
   for (const StoreOperation concerned : {StoreOperation::kQueuePop, StoreOperation::kWait}) {
-    for (Waiter *waiter = place.waiting.first, *next; waiter != nullptr; waiter = next) {
+    for (Waiter *waiter = extras.waiting.first, *next; waiter != nullptr; waiter = next) {
       next = waiter->next;
       if (waiter->request.operation == concerned && advance(*waiter, released)) return;
     }
@@ -194,7 +157,7 @@ Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& releas
       for (size_t i = 0; i < request.keys.size(); ++i) {
         shard(request.keys[i]).set(slot(request.keys[i]), std::move(request.values[i]));
       }
-      // Not before all are there: whoever waits for one of them reads the others too.
+      // After all keys are set: a waiter for one of them may read the others too.
       for (const Key& key : request.keys) key_appeared(slot(key), released);
       return {};
     default:
@@ -202,47 +165,43 @@ Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& releas
   }
 }
 
-// ---- what only looks
+// ---- requests that change nothing
 
-int64_t StoreState::Impl::count_keys(const Request& request) const {
-  int64_t total = 0;
-  for (unsigned i = 0; i < count; ++i) {
-    if (request.keys.empty()) total += static_cast<int64_t>(shards[i].keys);
-    if (request.keys.empty()) continue;
-    total += std::count_if(shards[i].entries.begin(), shards[i].entries.end(), [&](const Slot& slot) {
-      return slot.second.value && slot.first.starts_with(request.keys[0]);
-    });
-  }
-  return total;
+bool is_scan(const Request& request) {
+  return request.operation == StoreOperation::kListKeys ||
+         (request.operation == StoreOperation::kNumKeys && !request.keys.empty());
 }
 
-void StoreState::Impl::list_keys(const Key& prefix, Reply& reply) const {
-  for (unsigned i = 0; i < count; ++i) {
-    for (const auto& [key, entry] : shards[i].entries) {
-      if (entry.value && key.starts_with(prefix)) reply.keys.push_back(key);
-    }
-  }
-  std::sort(reply.keys.begin(), reply.keys.end());
-}
+Scan::Scan(Request scanned, ClientId client) : request(std::move(scanned)), reply{client, request.id} {}
 
-void StoreState::Impl::read(const Request& request, Reply& reply) const {
-  switch (request.operation) {
-    case StoreOperation::kCheck:
-      reply.number = missing(request, 0) == request.keys.size();
-      return;
-    case StoreOperation::kNumKeys:
-      reply.number = count_keys(request);
-      return;
-    case StoreOperation::kListKeys:
-      return list_keys(request.keys[0], reply);
-    case StoreOperation::kQueueLength: {
-      const Entry* found = shard(request.keys[0]).find(request.keys[0]);
-      reply.number = found != nullptr && found->place ? static_cast<int64_t>(found->place->queue.size()) : 0;
-      return;
+// The keys of a table move to other buckets when the table grows. The scan then starts over with this table.
+bool StoreState::scan(Scan& scan) const {
+  const ShardLock lock(impl_->shards.get(), impl_->everywhere());
+  const Key& prefix = scan.request.keys[0];
+  const bool lists = scan.request.operation == StoreOperation::kListKeys;
+  size_t left = kBucketsPerStep;
+  for (; scan.shard < impl_->count; ++scan.shard, scan.bucket = 0) {
+    const auto& entries = impl_->shards[scan.shard].entries;
+    if (scan.bucket > 0 && entries.bucket_count() != scan.buckets) {
+      scan.bucket = 0;
+      scan.reply.keys.resize(scan.listed);
+      scan.reply.number = scan.counted;
     }
-    default:
-      MUSTER_CHECK(false, "not an operation that only looks");
+    if (scan.bucket == 0) {
+      scan.buckets = entries.bucket_count();
+      scan.listed = scan.reply.keys.size();
+      scan.counted = scan.reply.number;
+    }
+    for (; scan.bucket < scan.buckets; ++scan.bucket) {
+      if (left-- == 0) return false;
+      for (auto it = entries.begin(scan.bucket); it != entries.end(scan.bucket); ++it) {
+        if (!it->second.value || !it->first.starts_with(prefix)) continue;
+        if (lists) scan.reply.keys.push_back(it->first);
+        if (!lists) ++scan.reply.number;
+      }
+    }
   }
+  return true;
 }
 
 // ---- dispatch
@@ -250,16 +209,21 @@ void StoreState::Impl::read(const Request& request, Reply& reply) const {
 void StoreState::Impl::run(Request&& request, ClientId client, Replies& out) {
   const size_t own = out.size();
   Reply reply{client, request.id};
-  out.emplace_back();  // its place is before those that it releases
+  out.emplace_back();  // before the replies to the waiters that it releases
   switch (request.operation) {
     case StoreOperation::kCheck:
+      reply.number = missing(request, 0) == request.keys.size();
+      break;
     case StoreOperation::kNumKeys:
+      for (unsigned i = 0; i < count; ++i) reply.number += static_cast<int64_t>(shards[i].keys);
+      break;
     case StoreOperation::kQueueLength:
-    case StoreOperation::kListKeys:
-      read(request, reply);
+      if (const Entry* found = shard(request.keys[0]).find(request.keys[0]); found != nullptr && found->extras) {
+        reply.number = static_cast<int64_t>(found->extras->queue.size());
+      }
       break;
     case StoreOperation::kBarrier:
-      out.pop_back();  // the one that releases is released like the others
+      out.pop_back();  // the last caller is released in order with the others
       reply.status = arrive(std::move(request), client, out);
       if (reply.status) return;
       out.emplace_back();
@@ -299,24 +263,31 @@ void StoreState::apply(Request&& request, ClientId client, Replies& out) {
     out.push_back({client, request.id});
     return put_stat(stat(), out.back());
   }
-  if (request.operation == StoreOperation::kRelease) return give_back(request, client, out);
+  if (request.operation == StoreOperation::kRelease) return release_leases(request, client, out);
+  if (is_scan(request)) {
+    Scan scan(std::move(request), client);
+    while (!this->scan(scan)) continue;
+    out.push_back(std::move(scan.reply));
+    return;
+  }
   ShardMask mask = impl_->shards_of(request);
   while (true) {
     const ShardLock hold(impl_->shards.get(), mask);
-    if (changes(request.operation) && impl_->defer(request, client, out)) return;
-    const ShardMask wanted = has_wide(impl_->shards.get(), mask) ? mask | impl_->shards_of_released(request) : mask;
+    if (has(request.operation, kChangesKeys) && impl_->defer(request, client, out)) return;
+    const ShardMask wanted =
+        has_multi_shard_waiters(impl_->shards.get(), mask) ? mask | impl_->shards_of_released(request) : mask;
     if (wanted == mask) return impl_->run(std::move(request), client, out);
     mask = wanted;
   }
 }
 
-void StoreState::give_back(const Request& request, ClientId client, Replies& out) {
+void StoreState::release_leases(const Request& request, ClientId client, Replies& out) {
   for (const Key& key : request.keys) {
-    std::vector<HeldRequest> freed;
+    std::vector<DeferredRequest> freed;
     {
       Shard& shard = impl_->shard(key);
       const std::lock_guard lock(shard.mutex);
-      if (shard.leases.release(key, client)) shard.take_held(key, freed);
+      if (shard.leases.release(key, client)) shard.take_deferred(key, freed);
     }
     retry(std::move(freed), out);
   }
@@ -325,23 +296,24 @@ void StoreState::give_back(const Request& request, ClientId client, Replies& out
 uint64_t StoreState::revoke(ClientId client, Replies& out) {
   for (unsigned i = 0; i < impl_->count; ++i) {
     Shard& shard = impl_->shards[i];
-    std::vector<HeldRequest> freed;
+    std::vector<DeferredRequest> freed;
     {
       const std::lock_guard lock(shard.mutex);
       std::vector<Key> keys;
       shard.leases.revoke(client, keys);
-      for (const Key& key : keys) shard.take_held(key, freed);
+      for (const Key& key : keys) shard.take_deferred(key, freed);
     }
     retry(std::move(freed), out);
   }
-  return impl_->revocations.fetch_add(1, std::memory_order_relaxed) + 1;  // the shards' locks order it
+  return impl_->revocations.fetch_add(1, std::memory_order_relaxed) + 1;  // the shards' locks give the order
 }
 
-void StoreState::retry(std::vector<HeldRequest> held, Replies& out) {
-  for (HeldRequest& request : held) apply(std::move(request.request), request.client, out);
+void StoreState::retry(std::vector<DeferredRequest> held, Replies& out) {
+  for (DeferredRequest& request : held) apply(std::move(request.request), request.client, out);
 }
 
-// A waiter is found in its home, and may then need more shards to be held: by then it may be gone, or be another one.
+// A waiter is found with its home's lock, but more locks may be needed. Once they are held, the search is repeated, as
+// the waiter may be gone.
 void StoreState::cancel(RequestId id, ClientId client, Replies& out) {
   const auto find = [&](Shard& home) {
     const auto found = home.waiters.find(WaiterName{client, id});
@@ -352,7 +324,7 @@ void StoreState::cancel(RequestId id, ClientId client, Replies& out) {
     while (true) {
       const ShardLock hold(impl_->shards.get(), mask);
       Waiter* waiter = find(impl_->shards[i]);
-      if (waiter == nullptr && !impl_->shards[i].forget_held(client, id)) break;
+      if (waiter == nullptr && !impl_->shards[i].forget_deferred(client, id)) break;
       if (waiter == nullptr) {
         out.push_back({client, id, cancelled()});
         return;
@@ -376,7 +348,7 @@ void StoreState::drop(ClientId client) {
       const auto found = impl_->shards[i].by_client.find(client);
       if (found == impl_->shards[i].by_client.end()) break;
       if (found->second.first == nullptr) {
-        impl_->shards[i].drop_held(client);
+        impl_->shards[i].drop_deferred(client);
         break;
       }
       Waiter& waiter = *found->second.first;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/store/state/operation.h"
 #include "muster/store/store.h"
 
 namespace muster {
@@ -12,95 +13,86 @@ namespace muster {
 using ClientId = uint64_t;
 using RequestId = uint64_t;
 
-/// Sent on the wire and written to file stores: append only.
-enum class StoreOperation : uint8_t {
-  kSet = 1,
-  kGet = 2,
-  kCompareSet = 3,
-  kAdd = 4,
-  kCheck = 5,
-  kWait = 6,
-  kDelete = 7,
-  kNumKeys = 8,
-  kAppend = 9,
-  kMultiGet = 10,
-  kMultiSet = 11,
-  kQueuePush = 12,
-  kQueuePop = 13,
-  kQueueLength = 14,
-  kListKeys = 15,
-  kBarrier = 16,
-  kCancel = 17,  ///< of the request `id`
-  kStat = 18,    ///< what the store holds and has done, see stat.h
-  // Between tiers only:
-  kWithdraw = 21,  ///< takes back `weight` arrivals of the barrier request `number` at the key, as far as they wait
-  kRelease = 22,   ///< the client does not use its leases of the keys any more; no reply
-};
-inline constexpr StoreOperation kLastOperation = StoreOperation::kRelease;
-/// PyTorch's protocol has no replies to sets, appends and pushes: a client may leave as soon as it has sent one, which
-/// is carried out nonetheless.
-bool is_answered(StoreOperation operation);
-/// "set", "multi_get", ...
-const char* name(StoreOperation operation);
-
 inline constexpr size_t kMaxKeyBytes = 64 << 10;
 inline constexpr size_t kMaxValueBytes = size_t{1} << 30;
 inline constexpr size_t kMaxKeysPerRequest = 1 << 20;
 inline constexpr size_t kMaxWaitsPerClient = 1 << 16;
 
-/// One operation, whatever dialect it came in. Which fields count depends on the operation.
+/// One operation, from a client of either protocol. The operation says which fields matter.
 struct Request {
   StoreOperation operation{};
   RequestId id = 0;           ///< the client's own number for it; the reply carries it
   std::vector<Key> keys;      ///< list_keys: the prefix; num_keys: a prefix, or none for all
   std::vector<Bytes> values;  ///< set, append, push: one; compare_set: expected, desired; multi_set: one per key
   int64_t number = 0;         ///< add: the amount; barrier: the count
-  /// get, multi_get, queue_pop: reply at once. A missing value is empty, as torch's protocol wants it; a pop from an
-  /// empty queue has no value and number 0.
+  /// get, multi_get, queue_pop: reply at once. A missing value is empty, as in PyTorch's protocol; a pop from an empty
+  /// queue gives no value and number 0.
   bool immediate = false;
-  /// get, multi_get, wait: the client would keep what it reads, see lease.h; set: it would keep a key that is new.
+  /// get, multi_get, wait: the client wants leases of what it reads, see lease.h; set: of a key that is new.
   bool lease = false;
-  uint32_t weight = 1;  ///< barrier: the arrivals that it stands for; withdraw: how many of them to take back
+  uint32_t weight = 1;  ///< barrier: the number of arrivals; withdraw: the number to take back
 };
 
 struct Reply {
   ClientId client = 0;
   RequestId id = 0;
-  Result<> status{};  ///< an error, or the fields below
+  Result<> status{};  ///< an error; otherwise the fields below count
   std::vector<Bytes> values;
-  std::vector<Key> keys;  ///< list_keys, sorted
-  /// add: the sum; num_keys, queue_length: the number; check and delete: 0 or 1; queue_pop: the length before it;
-  /// barrier: how many of its arrivals are released (the others wait on); withdraw: how many were taken back
+  std::vector<Key> keys;  ///< list_keys, in any order
+  /// add: the sum; num_keys, queue_length: the number; check, delete: 0 or 1; queue_pop: the length before the pop;
+  /// barrier: how many of its arrivals are released (the others go on waiting); withdraw: how many were taken back
   int64_t number = 0;
-  bool leased = false;   ///< the client holds leases of all the keys that it asked for
-  bool recall = false;   ///< answers nothing: the client must release its leases of `keys`
-  uint64_t granted = 0;  ///< if leased: how many revocations there had been by then; not sent
+  bool leased = false;   ///< the client gets leases of all the keys that it asked for
+  bool recall = false;   ///< not an answer: the client must release its leases of `keys`
+  uint64_t granted = 0;  ///< if leased: the number of revocations at that time; not sent
 };
 using Replies = std::vector<Reply>;
+inline Reply number_reply(int64_t number) {
+  Reply reply;
+  reply.number = number;
+  return reply;
+}
 
-/// Whether the request can be carried out at all: its keys and values are as many as the operation takes, and within
-/// the limits above. kInvalidArgument or kResourceExhausted otherwise.
+/// Checks the numbers of keys and values and the limits above. kInvalidArgument or kResourceExhausted.
 Result<> validate(const Request& request);
 
-struct HeldRequest;
+// The errors that every kind of store reports alike.
+tl::unexpected<Error> barrier_mismatch(const Key& key, int64_t count, int64_t waiting, int64_t their_count);
+tl::unexpected<Error> not_a_number(const Key& key);
+tl::unexpected<Error> add_overflow(const Key& key, int64_t amount);
 
-/// The store as a state machine: it knows no socket, no thread and no clock, so that the server, the memory store, the
-/// file store and the simulator share it. A request that must wait gives no reply yet; the reply comes out of the later
-/// apply() that releases it. Waiters are indexed by key and by client: a client that leaves costs what it waits for.
-/// What is released comes after the answer to the request that released it, in the order in which it came to wait for
-/// that key.
+/// Whether the operation looks at every key of the store: list_keys, and num_keys with a prefix.
+bool is_scan(const Request& request);
+
+/// A scan goes in steps, so that a large store serves other requests in between. See StoreState::scan().
+struct Scan {
+  Scan(Request scanned, ClientId client);
+  Request request;
+  Reply reply;
+  unsigned shard = 0;              ///< where the next step begins
+  size_t bucket = 0, buckets = 0;  ///< of the shard's table
+  size_t listed = 0;               ///< keys of the reply from earlier shards
+  int64_t counted = 0;             ///< the reply's number from earlier shards
+};
+
+struct DeferredRequest;
+
+/// The store as a state machine. It knows no socket, thread or clock; the server, the memory store, the file store and
+/// the simulator share it. A request that must wait has no reply yet: a later apply() that releases it returns the
+/// reply. A reply comes before those of the waiters that the request released; these come in the order of their arrival
+/// at the key. Waiters are indexed by key and by client, so a client that leaves costs time for its own waits only.
 ///
-/// As in torch's stores, a queue stands beside the keys: num_keys, list_keys and delete_key do not see it, check and
-/// wait do while it holds something, and a push releases one waiter only, the oldest. A barrier is no key either. An
-/// arrival that is cancelled or dropped is withdrawn; one whose count differs from those already waiting is kMismatch.
-/// kCancel answers the request that it ends with kAborted; if that has been answered already, nothing happens. A client
-/// may have kMaxWaitsPerClient requests that wait, whatever for, in each shard.
+/// As in torch's stores, a queue is not a key. num_keys, list_keys and delete_key ignore queues; check and wait see a
+/// queue while it has items; a push releases the oldest waiter only. A barrier is not a key either. An arrival that is
+/// cancelled or dropped is withdrawn. An arrival with another count than those that wait is kMismatch. kCancel answers
+/// the request that it ends with kAborted, and does nothing if that was answered already. A client may have
+/// kMaxWaitsPerClient waiting requests in each shard.
 ///
-/// A client that asks for it is granted leases of what it reads, and of keys that it makes (lease.h): until they are
-/// given back or revoked, a change of such a key is held back, and those who hold leases are sent recalls.
+/// A client that asks for leases gets them for keys that it reads or creates (lease.h). A change of a leased key waits
+/// until the leases are given back or revoked; the holders get recalls.
 ///
-/// Thread-safe. Keys are spread over shards with a lock each; a request, and whoever it releases, holds those of all
-/// its keys at once, so that every operation is atomic whatever the number of shards.
+/// Thread-safe. Each shard has a lock. A request holds the locks of all its keys, and of all keys of the waiters that
+/// it releases. So every operation but a long scan() is atomic, whatever the number of shards.
 class StoreState {
  public:
   explicit StoreState(unsigned shards = 1);
@@ -108,11 +100,15 @@ class StoreState {
   Replies apply(Request request, ClientId client);
   /// The same; appends the replies to `out`.
   void apply(Request&& request, ClientId client, Replies& out);
-  /// The client is gone: what it waits for is forgotten, but for changes that are not answered (is_answered()).
+  /// The client has left: its waiting requests are forgotten, but for changes with kNoTorchReply.
   void drop(ClientId client);
-  /// The client's leases have ended (lease.h); appends the replies to what waited for them. Returns how many
-  /// revocations there have been: grants of fewer (Reply::granted) that are still on their way to it have ended, too.
+  /// The client's leases have ended (lease.h). Appends the replies to requests that waited for that. Returns the number
+  /// of revocations: leases granted before so many (Reply::granted) that are still on their way have ended too.
   uint64_t revoke(ClientId client, Replies& out);
+  /// Takes the next step of a valid scan. True if it was the last one: the reply is complete. One step covers a store
+  /// of up to about 4,000 keys, so its scan is atomic. The scan of a larger store reports every key that exists all the
+  /// time; a key that is set or deleted meanwhile may be reported or not.
+  bool scan(Scan& scan) const;
   size_t waiters() const;
   /// Keys, queues and waiters.
   StoreStat stat() const;
@@ -120,8 +116,8 @@ class StoreState {
  private:
   struct Impl;
   void cancel(RequestId id, ClientId client, Replies& out);
-  void give_back(const Request& request, ClientId client, Replies& out);
-  void retry(std::vector<HeldRequest> held, Replies& out);
+  void release_leases(const Request& request, ClientId client, Replies& out);
+  void retry(std::vector<DeferredRequest> held, Replies& out);
   std::unique_ptr<Impl> impl_;
 };
 

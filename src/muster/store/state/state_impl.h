@@ -7,13 +7,14 @@
 
 namespace muster {
 
-/// Every function is called with the shards concerned held.
+/// The caller of every function holds the locks of the shards of all keys that it uses.
 struct StoreState::Impl {
   explicit Impl(unsigned shard_count) : count(shard_count), shards(std::make_unique<Shard[]>(shard_count)) {}
 
   const unsigned count;
   const std::unique_ptr<Shard[]> shards;
-  // Counted when all shards know of one: what was granted in a shard before it knew has a smaller number.
+  // Counts a revocation after all shards have carried it out. So a lease that a shard granted before has a smaller
+  // number.
   std::atomic<uint64_t> revocations{0};
 
   unsigned index(const Key& key) const { return count == 1 ? 0 : std::hash<Key>()(key) % count; }
@@ -26,9 +27,6 @@ struct StoreState::Impl {
 
   void run(Request&& request, ClientId client, Replies& out);
   Result<> write(Request& request, Reply& reply, Replies& released);
-  void read(const Request& request, Reply& reply) const;
-  int64_t count_keys(const Request& request) const;
-  void list_keys(const Key& prefix, Reply& reply) const;
 
   void set(Request& request, Reply& reply, Replies& released);
   Result<> compare_set(Request& request, Reply& reply, Replies& released);
@@ -56,7 +54,7 @@ struct StoreState::Impl {
   bool defer(Request& request, ClientId client, Replies& out);
 };
 
-/// The locks of some shards, taken in the order of their numbers.
+/// Holds the locks of some shards, taken in the order of their numbers, so that two threads cannot deadlock.
 class ShardLock {
  public:
   ShardLock(Shard* shards, ShardMask mask) : shards_(shards), mask_(mask) {

@@ -1,10 +1,9 @@
-// What may wait: reads of missing keys, pops, barriers, and changes of keys that are leased.
+// Requests that may wait: reads of missing keys, pops, barriers, and changes of leased keys.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "muster/base/check.h"
 #include "muster/store/state/state_impl.h"
 
 namespace muster {
@@ -20,14 +19,14 @@ bool StoreState::Impl::present(StoreOperation operation, const Key& key) const {
   return found->value || (sees_queues && found->has_queue());
 }
 
-// The first key from `from` on that is not there; the number of keys when all are.
+// The index of the first missing key from `from` on, or the number of keys if none is missing.
 size_t StoreState::Impl::missing(const Request& request, size_t from) const {
   while (from < request.keys.size() && present(request.operation, request.keys[from])) ++from;
   return from;
 }
 
-// Whether every key is there now. `cursor` moves on to the one to wait for, so that a waiter for many keys looks at
-// each about once, and starts over only if one that it saw was deleted.
+// True if every key exists. Otherwise `cursor` moves to the next missing key. So a waiter for many keys checks each
+// about once; it starts over only at the end, because a key may have been deleted since.
 bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
   const size_t keys = request.keys.size();
   const bool from_start = cursor == 0;
@@ -36,20 +35,20 @@ bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
   return cursor == keys;
 }
 
-// The reply of a get, multi_get, queue_pop, wait or barrier that has what it asked for (or does not insist).
+// Fills the reply of a get, multi_get, queue_pop or wait that is released, or that is immediate.
 void StoreState::Impl::answer(const Request& request, Reply& reply) {
   if (request.operation == StoreOperation::kQueuePop) {
     Shard& shard = this->shard(request.keys[0]);
     const auto found = shard.entries.find(request.keys[0]);
     if (found == shard.entries.end() || !found->second.has_queue()) return;
-    reply.number = static_cast<int64_t>(found->second.place->queue.size());
+    reply.number = static_cast<int64_t>(found->second.extras->queue.size());
     reply.values.push_back(shard.pop(*found));
   } else if (request.operation != StoreOperation::kWait || request.lease) {
     answer_values(request, reply);
   }
 }
 
-// A wait that is granted leases gets the values too where they are small: who waits for a key mostly reads it next.
+// A wait that is granted leases gets small values too, because a client that waits for a key usually reads it next.
 void StoreState::Impl::answer_values(const Request& request, Reply& reply) {
   const bool waits = request.operation == StoreOperation::kWait;
   bool all = true;
@@ -66,7 +65,7 @@ void StoreState::Impl::answer_values(const Request& request, Reply& reply) {
   if (waits && (!reply.leased || bytes > kMaxValuesOfWait)) reply.values.clear();
 }
 
-// Leases of all the keys, or of none.
+// Grants leases of all the keys, or of none.
 bool StoreState::Impl::grant(const std::vector<Key>& keys, Reply& reply) {
   reply.granted = revocations.load(std::memory_order_relaxed);
   if (keys.size() > 1 &&
@@ -78,24 +77,24 @@ bool StoreState::Impl::grant(const std::vector<Key>& keys, Reply& reply) {
   return granted;
 }
 
-// Whether the request has to wait until leases of its keys are given back. It waits at one of them, and is looked at
-// anew when that is free. True also if it may not wait: it is answered then.
+// True if the request must wait until leases of its keys are given back. It waits at one of the keys, and is applied
+// again when that one is free. Also true if it may not wait: then it is answered with an error.
 bool StoreState::Impl::defer(Request& request, ClientId client, Replies& out) {
   const Key* taken = nullptr;
   for (const Key& key : request.keys) {
     if (!shard(key).leases.recall(key, out)) taken = &key;
   }
   if (taken == nullptr) return false;
-  request.lease = false;   // nobody may be left to hold one
-  const Key key = *taken;  // of the request, which moves
+  request.lease = false;   // its client may have left when it is carried out
+  const Key key = *taken;  // a copy, as the request moves
   const RequestId id = request.id;
-  if (const auto holds = shard(key).hold(key, std::move(request), client); !holds) {
-    out.push_back({client, id, tl::unexpected(holds.error())});
+  if (const auto deferred = shard(key).defer(key, std::move(request), client); !deferred) {
+    out.push_back({client, id, tl::unexpected(deferred.error())});
   }
   return true;
 }
 
-// False if the request waits now, and its reply comes later.
+// False if the request waits; its reply comes later.
 bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
   size_t cursor = 0;
   if (request.immediate || ready(request, cursor)) {
@@ -120,31 +119,25 @@ bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
 Result<> StoreState::Impl::arrive(Request&& request, ClientId client, Replies& released) {
   const Key& key = request.keys[0];
   const int64_t wanted = request.number;
-  if (wanted < 1) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("barrier \"{}\" was given a count of {}, it takes 1 or more", key, wanted));
-  }
   Shard& shard = this->shard(key);
   const Entry* found = shard.find(key);
-  if (found != nullptr && found->place && found->place->arrivals > 0 && found->place->barrier_count != wanted) {
-    return fail(ErrorCode::kMismatch,
-                fmt::format("barrier \"{}\" was given a count of {}, but {} caller(s) already wait there for {}", key,
-                            wanted, found->place->arrivals, found->place->barrier_count));
+  if (found != nullptr && found->extras && found->extras->arrivals > 0 && found->extras->barrier_count != wanted) {
+    return barrier_mismatch(key, wanted, found->extras->arrivals, found->extras->barrier_count);
   }
   MUSTER_ASSIGN(Waiter* const waiter, shard.register_waiter(std::move(request), client, shards_of(request)));
   Slot& slot = this->slot(waiter->request.keys[0]);
   shard.list(*waiter, slot);
-  slot.second.place->barrier_count = wanted;
-  // The last round may leave nobody, and then the slot is gone.
-  for (int64_t rounds = slot.second.place->arrivals / wanted; rounds > 0; --rounds) release_round(slot, released);
+  slot.second.extras->barrier_count = wanted;
+  // Computed once: the slot may be gone after the last round.
+  for (int64_t rounds = slot.second.extras->arrivals / wanted; rounds > 0; --rounds) release_round(slot, released);
   return {};
 }
 
-// Lets go of as many arrivals as the barrier counts, the oldest first. A request that stands for more waits on with
-// the rest.
+// Releases as many arrivals as the barrier counts, the oldest first. A request that stands for more arrivals goes on
+// waiting with the rest.
 void StoreState::Impl::release_round(Slot& slot, Replies& released) {
-  for (int64_t left = slot.second.place->barrier_count; left > 0;) {
-    Waiter& waiter = *slot.second.place->arrived.first;
+  for (int64_t left = slot.second.extras->barrier_count; left > 0;) {
+    Waiter& waiter = *slot.second.extras->arrived.first;
     const auto count = static_cast<uint32_t>(std::min<int64_t>(left, waiter.request.weight));
     left -= count;
     Reply& reply = released.emplace_back();
@@ -155,11 +148,11 @@ void StoreState::Impl::release_round(Slot& slot, Replies& released) {
   }
 }
 
-// Arrivals that do not wait any more; the waiter is forgotten with its last one.
+// Removes arrivals; the waiter is forgotten with its last one.
 void StoreState::Impl::take_back(Waiter& waiter, uint32_t count) {
   if (count == waiter.request.weight) return forget(waiter);
   waiter.request.weight -= count;
-  waiter.at->second.place->arrivals -= count;
+  waiter.at->second.extras->arrivals -= count;
 }
 
 void StoreState::Impl::withdraw(const Request& request, Reply& reply) {
@@ -171,7 +164,7 @@ void StoreState::Impl::withdraw(const Request& request, Reply& reply) {
   take_back(found->second, count);
 }
 
-// Lets a waiter look again. True if it was released; otherwise it waits for its next missing key.
+// Checks a waiter again. True if it was released; otherwise it waits for its next missing key.
 bool StoreState::Impl::advance(Waiter& waiter, Replies& released) {
   size_t cursor = waiter.cursor;
   if (ready(waiter.request, cursor)) {
@@ -199,8 +192,8 @@ void StoreState::Impl::forget(Waiter& waiter) {
 }
 
 void StoreState::Impl::key_appeared(Slot& slot, Replies& released) {
-  if (!slot.second.place) return;
-  for (Waiter *waiter = slot.second.place->waiting.first, *next; waiter != nullptr; waiter = next) {
+  if (!slot.second.extras) return;
+  for (Waiter *waiter = slot.second.extras->waiting.first, *next; waiter != nullptr; waiter = next) {
     next = waiter->next;
     if (waiter->request.operation != StoreOperation::kQueuePop) advance(*waiter, released);
   }

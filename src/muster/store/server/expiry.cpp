@@ -1,0 +1,75 @@
+#include "muster/store/server/expiry.h"
+
+#include <algorithm>
+
+namespace muster {
+namespace {
+
+// The shortest silence after which a link is dead, unless the grace of a link is shorter.
+constexpr Duration kSilentLink = 20s;
+constexpr int kMissedKeepalives = 3;
+
+// How long a lease lasts on a clock that runs a quarter slower than this one.
+Duration with_clock_drift(Duration lease) { return lease * 5 / 4; }
+
+}  // namespace
+
+void SessionExpiry::link_up() {
+  linked_ = true;
+  heard();
+}
+
+void SessionExpiry::link_lost() {
+  if (linked_) unlinked_since_ = clock_->now();
+  linked_ = false;
+}
+
+SessionExpiry::Grant SessionExpiry::grant(size_t proxies, Duration lease_left) {
+  const int64_t growth = interval_growth(proxies);
+  const Duration lease = std::min(limits_.lease_time * growth, lease_left);
+  leases_end_ = std::max(leases_end_, heard_ + with_clock_drift(lease));
+  return {lease, kKeepaliveInterval * growth};
+}
+
+SessionExpiry::Expired SessionExpiry::expired(size_t proxies) const {
+  const TimePoint now = clock_->now();
+  const Duration keepalives = kMissedKeepalives * kKeepaliveInterval * interval_growth(proxies);
+  const Duration silence = std::max(std::min(kSilentLink, limits_.link_grace), keepalives);
+  Expired expired;
+  // A lease that was granted since may come with no right to use it. It ends like one that holds for the usual time.
+  expired.leases = now > std::max(leases_end_, heard_ + with_clock_drift(limits_.lease_time));
+  expired.link = linked_ && now - heard_ > silence;
+  expired.session = !linked_ && now - unlinked_since_ > limits_.link_grace;
+  return expired;
+}
+
+bool RequestTimeouts::heard(ClientId client) {
+  const TimePoint now = clock_.now();
+  const auto [found, added] = heard_.insert_or_assign(client, now);
+  if (added) queue_.emplace_back(now, client);
+  return added && queue_.size() == 1;
+}
+
+std::optional<TimePoint> RequestTimeouts::next() const {
+  if (queue_.empty()) return std::nullopt;
+  return queue_.front().first + timeout_;
+}
+
+std::vector<ClientId> RequestTimeouts::take_expired() {
+  std::vector<ClientId> expired;
+  const TimePoint now = clock_.now();
+  while (!queue_.empty() && now - queue_.front().first >= timeout_) {
+    const ClientId client = queue_.front().second;
+    queue_.pop_front();
+    const auto found = heard_.find(client);
+    if (now - found->second < timeout_) {
+      queue_.emplace_back(now, client);
+      continue;
+    }
+    expired.push_back(client);
+    heard_.erase(found);
+  }
+  return expired;
+}
+
+}  // namespace muster
