@@ -66,6 +66,15 @@ def test_the_core_builds_and_runs_without_torch(prefix: Path, run: Run, tmp_path
     assert not re.search(r"libtorch|libc10|libpython", libraries)
 
 
+def test_the_core_example_joins_a_job_without_torch(prefix: Path, run: Run, root: Path, tmp_path: Path) -> None:
+    build(run, root / "examples/cpp_core", tmp_path / "build", str(prefix))
+    program = tmp_path / "build/pi"
+    said = run([prefix / "bin/muster", "run", "--nproc-per-node", "3", "--no-python", program])
+    assert sorted(re.findall(r"rank (\d) of 3: pi is 3.141593", said)) == ["0", "1", "2"], said
+    alone = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    assert (alone.returncode, alone.stderr) == (1, "pi: invalid argument: start this with `muster run`\n")
+
+
 def test_missing_torch_component_is_reported(prefix: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(CORE_CMAKE.replace("COMPONENTS core", "COMPONENTS core torch"))
     (tmp_path / "main.cpp").write_text(CORE_MAIN)

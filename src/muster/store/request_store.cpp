@@ -123,7 +123,7 @@ Result<Reply> ExternalStore::call(Request request, const Deadline& deadline) {
 
 std::string random_token() {
   Bytes token(16);
-  fill_unguessable(token);
+  fill_secure_random(token);
   return to_hex(token);
 }
 
