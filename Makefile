@@ -7,7 +7,8 @@
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
 # make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
 # make soak    the tests that go on for as long as they may, for SECONDS=1800 in all; prints their figures
-# make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/testing.md)
+# make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/project/testing.md)
+# make docs    the documentation as a site, out/site/index.html
 # make wheel   dist/torch_muster-*.whl                    make clean    remove build/, dist/ and out/
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -16,7 +17,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test bench format asan tsan fuzz soak arm64 peer nightly wheel tidy clean setup build lint
+.PHONY: demo test bench format asan tsan fuzz soak arm64 peer nightly wheel docs tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -104,6 +105,12 @@ nightly: build peer
 	@$(MAKE) --no-print-directory fuzz FUZZ_SEED=$(SEED) FUZZ_SECONDS=$$(($(ROUNDS) / 100))
 	@$(MAKE) --no-print-directory asan tsan
 	@if command -v apt-get > /dev/null; then $(MAKE) --no-print-directory arm64; else echo "arm64: left out, Debian only"; fi
+
+docs:
+	@$(PYTHON3) tools/setup.py --docs
+	@$(STAGE) configure -- cmake --preset release
+	@$(STAGE) build -- cmake --build --preset release --target muster _C -j $(JOBS)
+	@NO_MKDOCS_2_WARNING=1 $(STAGE) docs --summary '^(WARNING|ERROR)' -- mkdocs build
 
 wheel: setup
 	@CXX=$(if $(filter environment,$(origin CXX)),$(CXX),c++) $(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist

@@ -21,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+REQUIREMENTS = ROOT / "tools/requirements.txt"
+DOCS_REQUIREMENTS = ROOT / "tools/requirements_docs.txt"
 STAMP = VENV / "muster-requirements.sha256"  # which of the requirements are installed
 TORCH = "torch==2.13.0"
 BINARY = ROOT / "build/release/src/muster/cli/muster"
@@ -190,11 +192,15 @@ def install_python_packages() -> None:
     pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if installed_version("torch") != TORCH.partition("==")[2]:
         run([*pip, TORCH], f"pip install {TORCH}")
-    requirements = ROOT / "tools/requirements.txt"
+    install_requirements(REQUIREMENTS, STAMP)
+
+
+def install_requirements(requirements: Path, stamp: Path) -> None:
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    if not STAMP.exists() or STAMP.read_text() != digest:
-        run([*pip, "-r", str(requirements)], "pip install -r tools/requirements.txt")
-        STAMP.write_text(digest)
+    if not stamp.exists() or stamp.read_text() != digest:
+        pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*pip, "-r", str(requirements)], f"pip install -r tools/{requirements.name}")
+        stamp.write_text(digest)
 
 
 def write(path: Path, text: str, executable: bool = False) -> None:
@@ -231,7 +237,9 @@ def install_for_development() -> None:
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", action="store_true", help="also install what `make docs` needs")
+    arguments = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036
         print("setup: muster needs Python 3.10 or newer", file=sys.stderr)
         return 1
@@ -240,6 +248,8 @@ def main() -> int:
         make_venv()
         check_compiler()
         install_python_packages()
+        if arguments.docs:
+            install_requirements(DOCS_REQUIREMENTS, STAMP.with_name("muster-requirements-docs.sha256"))
         install_for_development()
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-VARIABLES = "docs/environment.md"
-# Where a program's users meet variables; tests have their own, which docs/testing.md is about.
+VARIABLES = "docs/reference/environment.md"
+# Where a program's users meet variables; tests have their own, which docs/project/testing.md is about.
 READERS = re.compile(r"(src/muster|python/muster)/.*\.(cpp|h|py)$")
 
 Finding = tuple[str, int, str, str]  # path, line, rule, advice

@@ -2,7 +2,7 @@
 
     muster run --nproc-per-node 2 examples/python/group.py
 
-It has no autograd and no graph capture: docs/collectives.md.
+It has no autograd and no graph capture: docs/reference/collectives.md.
 """
 
 import time

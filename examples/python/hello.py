@@ -2,7 +2,7 @@
 
     muster run --nproc-per-node 4 examples/python/hello.py
 
-docs/collectives.md lists the other calls.
+docs/reference/collectives.md lists the other calls.
 """
 
 import torch

@@ -4,7 +4,7 @@
     muster run --nproc-per-node 2 examples/python/slow_links.py --outer diloco --hook bf16
 
 With --hook alone every step averages gradients, compressed. With --outer each rank trains on its own, and all meet
-every so many steps. docs/slow_links.md says what either costs and saves.
+every so many steps. docs/howto/slow_links.md says what either costs and saves.
 """
 
 import argparse

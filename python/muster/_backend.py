@@ -52,7 +52,7 @@ def _check(given: object, timeout: timedelta) -> None:
     elif type(given) is not Options:
         raise TypeError(
             f"the muster backend has no pg_options, but was given {given!r}: use the argument timeout= and the "
-            "environment variables of docs/environment.md"
+            "environment variables of docs/reference/environment.md"
         )
     elif given._timeout != timeout:
         raise ValueError(

@@ -52,7 +52,7 @@ void randomize(Bytes& bytes, Dtype dtype, Random& random) {
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
 }
 
-/// How often what a rank adds is rounded on its way to a result, at the most: docs/collectives.md.
+/// How often what a rank adds is rounded on its way to a result, at the most: docs/reference/collectives.md.
 int roundings(const Algorithm& algorithm, int size) {
   const std::string_view name = algorithm.name;
   const int doublings = std::bit_width(static_cast<unsigned>(size - 1));

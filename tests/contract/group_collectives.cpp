@@ -335,8 +335,8 @@ TEST_P(GroupContract, AveragesOfHalvesAreFiniteWhereTheirSumIsNot) {
   });
 }
 
-/// Against float64, as docs/collectives.md has it: on one host a sum is rounded once, over links at most where another
-/// rank's elements are added.
+/// Against float64, as docs/reference/collectives.md has it: on one host a sum is rounded once, over links at most
+/// where another rank's elements are added.
 template <class T>
 void expect_rounded_sums(Group& group, Dtype dtype, double half_place) {
   const auto [rank, size, name, generation] = group.membership();

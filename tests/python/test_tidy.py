@@ -104,11 +104,11 @@ def test_each_rule_finds_its_violation(tmp_path: Path, path: str, text: str, exp
 
 def test_environment_variables_match_the_docs(tmp_path: Path) -> None:
     code = '#include "muster/base/a.h"\nconst char* name = "MUSTER_NEW";\n'
-    documents = {"README.md": "[testing](docs/testing.md), [variables](docs/environment.md)\n"}
+    documents = {"README.md": "[testing](docs/testing.md), [variables](docs/reference/environment.md)\n"}
     files = {**CLEAN, **documents, "src/muster/base/a.cpp": code}
-    assert tidy(tmp_path / "a", {**files, "docs/environment.md": "`MUSTER_NEW`\n"}) == []
-    assert tidy(tmp_path / "b", {**files, "docs/environment.md": "`MUSTER_OLD`\n"}) == [
-        "docs/environment.md:1: stale",
+    assert tidy(tmp_path / "a", {**files, "docs/reference/environment.md": "`MUSTER_NEW`\n"}) == []
+    assert tidy(tmp_path / "b", {**files, "docs/reference/environment.md": "`MUSTER_OLD`\n"}) == [
+        "docs/reference/environment.md:1: stale",
         "src/muster/base/a.cpp:2: undocumented",
     ]
 

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     buffers = parse_names("--buffers", arguments.buffers, BUFFERS)
     mpis = [mpi for mpi in MPIS if arguments.vs in ("all", mpi) and available(mpi)]
     if not mpis:
-        raise BenchFailedError("no MPI to measure beside: docs/benchmarks.md names the packages, then build again")
+        raise BenchFailedError("no MPI to measure beside: install one that docs/howto/benchmarks.md names, and build")
     for ranks in parse_numbers("--ranks", arguments.ranks, 2):
         rows = []
         with (

@@ -61,8 +61,8 @@ def _optimize_in_backward(
 
 class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[misc]
     """torch.nn.parallel.DistributedDataParallel with all of its arguments and methods, whose gradients are averaged by
-    muster while backward runs. For modules on the CPU, over a process group of the muster backend. docs/ddp.md says
-    what differs from torch's; it is little: gradient_as_bucket_view is True by default, bf16 hooks run on the CPU,
+    muster while backward runs. For modules on the CPU, over a process group of the muster backend. docs/howto/ddp.md
+    says what differs from torch's; it is little: gradient_as_bucket_view is True by default, bf16 hooks run on the CPU,
     and errors name ranks and parameters.
 
     Raises muster.PeerLostError and its like (muster.errors) from the constructor, forward and backward when another
