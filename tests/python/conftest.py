@@ -24,7 +24,19 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # Files that take long begin first, so that at the end all processes have something to do.
-LONGEST = ("zygote", "demo", "hosts", "import", "run_nodes", "stock_tcpstore", "kills", "wheel", "install", "bench")
+LONGEST = (
+    "zygote",
+    "demo",
+    "docs_run",
+    "hosts",
+    "import",
+    "run_nodes",
+    "stock_tcpstore",
+    "kills",
+    "wheel",
+    "install",
+    "bench",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
