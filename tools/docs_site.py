@@ -89,7 +89,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     # GitHub wants `\\|` in the code of a table, Python's Markdown shows the backslash.
     markdown = re.sub(r"`[^`\n]*`", lambda code: code.group().replace("\\|", "|"), LINK.sub(link, markdown))
-    return OUTPUT_OF.sub(lambda found: output_of(found.group(1)), markdown)
+    return OUTPUT_OF.sub(lambda found: shown_output(found.group(1)), markdown)
+
+
+def shown_output(command: str) -> str:
+    """A picture or a table as it is, anything else as text."""
+    output = output_of(command)
+    if output.startswith("<svg"):
+        return f"<figure>\n{output}</figure>"
+    return output if "\n|--" in output else fenced(output)
 
 
 def output_of(command: str) -> str:

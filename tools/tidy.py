@@ -49,6 +49,7 @@ PUBLIC_HEADERS = {
     "collective/host/host_plan.h",
     "collective/schedule/evaluation.h",
     "collective/schedule/execution.h",
+    "collective/schedule/rounds.h",
     "collective/schedule/schedule.h",
     "collective/schedule/schedule_builder.h",
     "io/connect/handshake.h",

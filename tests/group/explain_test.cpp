@@ -93,6 +93,39 @@ TEST(Explain, AnswersForEveryCollective) {
   }
 }
 
+TEST(Explain, ShowsTheSlicesOfARingInATable) {
+  Tuning tuning;
+  tuning.wanted = *parse_wanted("all_reduce=ring");
+  const auto text = explain_table({.ranks = 3}, tuning);
+  ASSERT_TRUE(text);
+  EXPECT_THAT(*text, AllOf(HasSubstr("all_reduce by ring on 3 ranks\n\n| round | messages"),
+                           HasSubstr("| start |                                                | a0 b0 c0 "),
+                           HasSubstr("| 1     | 0->1: a0, 1->2: b1, 2->0: c2"), HasSubstr("| a0 b0 [c0+c2] "),
+                           HasSubstr("| 4 ")));
+  EXPECT_THAT(*text, Not(HasSubstr("| 5 ")));
+}
+
+TEST(Explain, DrawsAnArrowForEachMessage) {
+  const auto text = explain_picture({.collective = Collective::kAllToAll, .ranks = 4}, {});
+  ASSERT_TRUE(text);
+  size_t arrows = 0;
+  for (size_t at = 0; (at = text->find("<line ", at)) != std::string::npos; ++at) ++arrows;
+  EXPECT_EQ(arrows, 4 * 3) << *text;
+  EXPECT_THAT(*text, AllOf(HasSubstr("<svg "), HasSubstr(">d0<"), HasSubstr("</svg>\n"), Not(HasSubstr("\n\n"))));
+}
+
+TEST(Explain, DrawsEveryCollectiveOnOneToSixteenRanks) {
+  for (int number = 1; number < kCollectiveCount; ++number) {
+    for (const int ranks : {1, 2, 3, 16}) {
+      const Question question{.collective = static_cast<Collective>(number), .ranks = ranks, .root = ranks - 1};
+      EXPECT_TRUE(explain_table(question, {})) << number;
+      EXPECT_TRUE(explain_picture(question, {})) << number;
+    }
+  }
+  EXPECT_THAT(explain_table({.ranks = 17}, {}).error().message, HasSubstr("1 to 16 ranks, got 17"));
+  EXPECT_THAT(explain_picture({.ranks = 3, .nodes = 2}, {}).error().message, HasSubstr("every node has as many ranks"));
+}
+
 TEST(Explain, RefusesQuestionsWithoutSense) {
   for (const Question& question :
        {Question{.ranks = 0}, Question{.ranks = 3, .nodes = 2}, Question{.ranks = 2, .root = 2},

@@ -12,7 +12,7 @@ namespace muster {
 int explain_command(const std::string&, const std::vector<std::string>& words) {
   Question question;
   std::string collective;
-  bool all = false;
+  bool all = false, table = false, picture = false;
   CLI::App app(
       "How a collective would run: its form in shared memory, or its algorithm over links, steps and predicted times.",
       "muster explain");
@@ -30,12 +30,16 @@ int explain_command(const std::string&, const std::vector<std::string>& words) {
   app.add_option("--links", question.kind, "what joins nodes (tcp); on one node: as if ranks shared no memory")
       ->type_name("tcp|unix|shm");
   app.add_flag("--all", all, "every step, however many there are");
+  auto* as_table = app.add_flag("--table", table, "what each rank holds after each round of messages over links");
+  app.add_flag("--picture", picture, "the messages over links as an SVG picture")->excludes(as_table);
   if (const auto end = parse_command_line(app, words)) return *end;
   if (all) question.most_steps = SIZE_MAX;
   const auto answer = [&]() -> Result<std::string> {
     MUSTER_ASSIGN(question.collective, collective_named(collective));
     MUSTER_ASSIGN(const Tuning tuning, load_tuning());
-    return explain(question, tuning);
+    return table     ? explain_table(question, tuning)
+           : picture ? explain_picture(question, tuning)
+                     : explain(question, tuning);
   }();
   if (answer) return std::fputs(answer->c_str(), stdout) < 0;
   return print_error("explain", answer.error().message, 2);

@@ -24,16 +24,11 @@ std::string readable_time(double seconds) {
   return seconds < 1 ? fmt::format("{:.2f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
 }
 
-bool in_blocks(Collective collective) {
-  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
-         collective == Collective::kScatter || collective == Collective::kGather || collective == Collective::kAllToAll;
-}
-
 CollectiveSpec flat(const Question& question) {
   CollectiveSpec problem{.collective = question.collective, .rank = question.rank, .size = question.ranks};
   problem.element_bytes = kElementBytes;
   problem.root = question.root;
-  const size_t parts = kElementBytes * (in_blocks(question.collective) ? question.ranks : 1);
+  const size_t parts = kElementBytes * (is_in_blocks(question.collective) ? question.ranks : 1);
   problem.count = question.collective == Collective::kBarrier ? 0 : (question.bytes + parts - 1) / parts;
   return problem;
 }
@@ -165,6 +160,18 @@ std::string in_levels(const Question& question, const Tuning& tuning, int locals
 }
 
 }  // namespace
+
+bool is_in_blocks(Collective collective) {
+  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
+         collective == Collective::kScatter || collective == Collective::kGather || collective == Collective::kAllToAll;
+}
+
+Result<CollectiveSpec> spec_over_links(const Question& question, const Tuning& tuning) {
+  MUSTER_TRY(check(question));
+  CollectiveSpec spec = flat(question);
+  tuning.apply(spec, question.kind, question.ranks / question.nodes);
+  return spec;
+}
 
 Result<std::string> explain(const Question& question, const Tuning& tuning) {
   MUSTER_TRY(check(question));

@@ -24,6 +24,16 @@ struct Question {
 /// a question without sense.
 Result<std::string> explain(const Question& question, const Tuning& tuning);
 
+/// What the algorithm over links does with each slice of a tensor, in rounds of messages: a table in Markdown, or a
+/// picture as SVG. "a0" is slice a of rank 0's input. kInvalidArgument for more than 16 ranks.
+Result<std::string> explain_table(const Question& question, const Tuning& tuning);
+Result<std::string> explain_picture(const Question& question, const Tuning& tuning);
+
+/// The question as a problem for links alone; kInvalidArgument for a question without sense.
+Result<CollectiveSpec> spec_over_links(const Question& question, const Tuning& tuning);
+/// Whether the collective's input or output is a block for each rank.
+bool is_in_blocks(Collective collective);
+
 /// The collective of this name ("all_reduce"); kInvalidArgument lists the names.
 Result<Collective> collective_named(std::string_view name);
 
