@@ -67,8 +67,8 @@ class Playback {
   }
 
   std::span<SliceValue> slices(Rank rank, const Range& range) {
-    const bool same = range.place == BufferKind::kInput && in_place(problem_.collective);
-    Memory& memory = ranks_[rank].memory[same ? 1 : static_cast<size_t>(range.place)];
+    const bool same = range.buffer == BufferKind::kInput && in_place(problem_.collective);
+    Memory& memory = ranks_[rank].memory[same ? 1 : static_cast<size_t>(range.buffer)];
     // A barrier's byte is no slice.
     if (problem_.count == 0) return std::span(memory).first(0);
     return std::span(memory).subspan(slice_of(range.offset), slice_of(range.bytes));
