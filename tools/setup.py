@@ -5,7 +5,7 @@ Every step looks first and does only what is missing, so a second run takes a fr
 Python 3.10 with its standard library.
 """
 
-from __future__ import annotations  # so that an older Python reaches main() and is told so
+from __future__ import annotations  # so that an older Python reaches the check in main()
 
 import argparse
 import hashlib
@@ -23,17 +23,17 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 REQUIREMENTS = ROOT / "tools/requirements.txt"
 DOCS_REQUIREMENTS = ROOT / "tools/requirements_docs.txt"
-STAMP = VENV / "muster-requirements.sha256"  # which of the requirements are installed
+STAMP = VENV / "muster-requirements.sha256"  # of the requirements that are installed
 TORCH = "torch==2.13.0"
 BINARY = ROOT / "build/release/src/muster/cli/muster"
 
-# What the build and the tests need from the distribution.
+# Packages of the distribution that the build and the tests need.
 PACKAGES = [
     "ccache",
     "cmake",
     "etcd-server",  # the tests of etcd:// stores start one
     "g++",
-    "git",  # tools/tidy.py asks it which files there are
+    "git",  # tools/tidy.py lists files with it
     "iproute2",  # the several-hosts test joins network namespaces
     "libcli11-dev",
     "libcurl4-openssl-dev",  # etcd:// stores
@@ -45,26 +45,26 @@ PACKAGES = [
     "libhwloc-dev",  # muster run --numa-binding
     "libspdlog-dev",
     "libssl-dev",
-    "mold",  # links what is built in a sixth of the time
+    "mold",  # a fast linker
     "ninja-build",
     "nlohmann-json3-dev",
     "openssl",  # the TLS tests make certificates
     "redis-server",  # the tests of redis:// stores start one
     "zlib1g-dev",  # examples/cpp reads a compressed file
 ]
-# Only where `python3` is the distribution's own: others bring their headers and venv along.
+# Only for the distribution's `python3`; others include their headers and venv.
 PYTHON_PACKAGES = ["python3-dev", "python3-venv"]
 DEFAULT_PYTHON = Path("/usr/bin/python3")
 OLDEST_COMPILER = {"g++": 12, "clang++": 14}
-NEWER_COMPILERS = ["g++-12", "g++-13", "g++-14"]  # names beside an old c++; the first is installed
+NEWER_COMPILERS = ["g++-12", "g++-13", "g++-14"]  # alternatives to an old c++; the first one is installed
 
 
 class SetupError(Exception):
-    """Something that only the user can mend; the text says how."""
+    """A problem that the user must solve; the text says how."""
 
 
 def run(command: list[str], doing: str) -> None:
-    """Runs quietly; on failure shows what the command said."""
+    """Runs a command without output; on failure shows its output."""
     print(f"setup: {doing}", flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode != 0:
@@ -73,7 +73,7 @@ def run(command: list[str], doing: str) -> None:
 
 
 def python_packages() -> list[str]:
-    """The headers and venv of the distribution's Python in use: one beside its default has packages of its own."""
+    """The packages with headers and venv of the Python in use. A non-default Python has its own packages."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     if DEFAULT_PYTHON.resolve().name in (version, "python3"):
         return PYTHON_PACKAGES
@@ -82,7 +82,7 @@ def python_packages() -> list[str]:
 
 def missing_packages() -> list[str]:
     if shutil.which("dpkg-query") is None:
-        return []  # not a Debian: CMake names what it does not find
+        return []  # not Debian: CMake reports what is missing
     wanted = list(PACKAGES)
     if Path(sys.base_prefix) == Path("/usr"):
         wanted += python_packages()
@@ -96,7 +96,7 @@ def missing_packages() -> list[str]:
 
 
 def may_install() -> list[str] | None:
-    """The prefix that makes a command root's, or None where that would need a password."""
+    """The prefix that runs a command as root, or None if that needs a password."""
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0:
@@ -123,7 +123,7 @@ def apt_install(missing: list[str]) -> None:
 
 
 def compiler_version(compiler: str) -> tuple[str, str, bool]:
-    """Its kind, its version, and whether that is new enough."""
+    """Returns the compiler's kind, its version, and whether that is new enough."""
     banner = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     kind = "clang++" if "clang" in banner else "g++"
     version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout.strip()
@@ -132,7 +132,7 @@ def compiler_version(compiler: str) -> tuple[str, str, bool]:
 
 
 def check_compiler() -> None:
-    """Leaves a compiler that is new enough: $CXX, or c++, or beside an old c++ the g++ 12 that it installs."""
+    """Finds a compiler that is new enough: $CXX, or c++; if c++ is old, installs g++ 12."""
     named = os.environ.get("CXX")
     compiler = named or "c++"
     if shutil.which(compiler) is None:
@@ -153,7 +153,7 @@ def check_compiler() -> None:
 
 
 def use_compiler(name: str) -> None:
-    """The Makefile puts .venv/bin in front of PATH, and CMake takes what is called c++ there."""
+    """Links the compiler as .venv/bin/c++. The Makefile puts that directory first on PATH, where CMake finds it."""
     found, link = shutil.which(name), VENV / "bin/c++"
     if found is None:
         raise SetupError(f"{name} is not on PATH although it was installed: set CXX to a g++ 12 or newer")
@@ -163,10 +163,10 @@ def use_compiler(name: str) -> None:
 
 
 def make_venv() -> None:
-    """Makes .venv, again where an earlier attempt broke off: without python3-venv it ends up without pip."""
+    """Makes .venv, and again if an earlier attempt failed: without python3-venv it lacks pip."""
     python = VENV / "bin/python"
     if STAMP.exists() and python.exists():
-        return  # pip has worked here
+        return  # complete
     if python.exists() and subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode == 0:
         return
     if VENV.exists():
@@ -183,7 +183,7 @@ def site_packages() -> Path:
 
 
 def installed_version(package: str) -> str | None:
-    """In .venv, without the part that names a build of it (+cpu); None where it is not there."""
+    """The version in .venv without the build (+cpu), or None."""
     found = importlib.metadata.distributions(name=package, path=[str(site_packages())])
     return next((distribution.version.partition("+")[0] for distribution in found), None)
 
@@ -213,7 +213,7 @@ def write(path: Path, text: str, executable: bool = False) -> None:
 
 
 def install_for_development() -> None:
-    """Makes .venv see python/muster, the entry point and the built binary, as the wheel would install them."""
+    """Installs python/muster, the entry point and the built binary in .venv, as the wheel does."""
     site = site_packages()
     if any(d.read_text("WHEEL") for d in importlib.metadata.distributions(name="torch-muster", path=[str(site)])):
         raise SetupError("a torch-muster wheel is installed in .venv: `.venv/bin/pip uninstall torch-muster` first")

@@ -57,7 +57,7 @@ def core_tests(build: Path) -> list[SoakTest]:
 
 
 def run(test: SoakTest, share: float, log: Path) -> bool:
-    """Shows its figures as they come. One that prints none has failed, or was skipped."""
+    """Shows the figures as they arrive. A test without figures has failed or was skipped."""
     print(f"{test.name} ({share:.0f} s)", flush=True)
     environment = {**os.environ, "MUSTER_SOAK_SECONDS": str(share)}
     said: list[str] = []

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The project's own lint: what no compiler or formatter checks. Prints `path:line: rule: what to do`; status 1 if any.
+"""The project's own lint, beyond compilers and formatters. Prints `path:line: rule: what to do`; status 1 if any.
 
     tools/tidy.py [--root FOLDER]
 
@@ -25,7 +25,7 @@ import tidy_docs
 import tidy_lengths
 import tidy_names
 
-# Which folders of src/muster a folder may include directly; what those may, it may too.
+# The folders of src/muster that a folder may include directly. It may also include what those may include.
 LAYERS = {
     "base": [],
     "io": ["base"],
@@ -41,7 +41,7 @@ LAYERS = {
     "cli": ["launch", "group"],
     "torch": ["group", "steps", "store"],
 }
-# A header in a layer's own folder is public. One in a folder inside it is for that layer alone, unless it is here.
+# A header at the top of a layer's folder is public. A header in a subfolder is private unless it is listed here.
 PUBLIC_HEADERS = {
     "collective/cost/cost.h",
     "collective/cost/tuning.h",
@@ -75,7 +75,7 @@ MAY_SEE_TORCH = ("src/muster/torch/", "python/bindings/", "tests/torch/", "examp
 CODE = (".h", ".inc", ".cpp")
 MAX_COLUMNS = 120
 COLUMNS_CHECKED = (*CODE, ".py", ".pyi", ".md", ".cmake", ".sh", ".toml", "CMakeLists.txt")
-# Python files that a tool finds by name, so that nothing needs to mention them.
+# Python files that tools find by name, without a mention.
 FOUND_BY_NAME = re.compile(r"(^|/)(__init__|__main__|conftest|test_\w+)\.pyi?$")
 
 
@@ -119,7 +119,7 @@ class Tree:
 
 
 def blank_comments_and_strings(text: str) -> str:
-    """The same lines with comments and the insides of literals blanked; #include lines stay as they are."""
+    """Blanks comments and the contents of literals, except in #include lines."""
     token = re.compile(
         r'(?P<include>^[ \t]*#[ \t]*include[^\n]*)|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|//[^\n]*|/\*.*?\*/'
         r"""|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'""",
@@ -182,7 +182,7 @@ def check_layer(path: str, number: int, layer: str, target: str) -> Iterator[Fin
 
 
 def check_folders(tree: Tree) -> Iterator[Finding]:
-    """No folder of src/muster holds so many files that a reader cannot take them in."""
+    """No folder of src/muster has too many files for a reader."""
     pairs: dict[str, set[str]] = {}
     for path in tree.code:
         if path.startswith("src/muster/"):
@@ -249,7 +249,7 @@ def check_bans(tree: Tree) -> Iterator[Finding]:
 
 
 def check_detached(tree: Tree) -> Iterator[Finding]:
-    """What a ban of lines cannot see: a thread without a name, over several lines, or with any name."""
+    """Finds detached threads that a ban of single lines cannot see."""
     for path, code in tree.code.items():
         for thread in re.finditer(r"\bstd::thread\b(?:\s+(\w+))?\s*(?=[({;])", code):
             name = thread.group(1)
@@ -267,7 +267,7 @@ def check_detached(tree: Tree) -> Iterator[Finding]:
 
 
 def after_brackets(code: str, at: int) -> int:
-    """Behind the brackets that open at `at`."""
+    """The position after the brackets that open at `at`."""
     depth = 0
     for place in range(at, len(code)):
         depth += (code[place] in "({[") - (code[place] in ")}]")

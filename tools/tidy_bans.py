@@ -1,4 +1,4 @@
-"""The table of tidy.py: what is not written here, and what is written instead."""
+"""The table of tidy.py: banned code, and what to write instead."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ BANS = [
         "say what is missing and why it can wait"),
 ]
 # fmt: on
-# These hold in comments and strings too.
+# These also apply to comments and strings.
 IN_COMMENTS = {"machine", "todo"}

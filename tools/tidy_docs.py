@@ -1,4 +1,4 @@
-"""What documents say that can be checked: links lead somewhere, environment variables are those that are read."""
+"""Checks documents: links have targets, and environment variables are those that the code reads."""
 
 import posixpath
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLES = "docs/reference/environment.md"
-# Where a program's users meet variables; tests have their own, which docs/project/testing.md is about.
+# Files with variables for users; docs/project/testing.md describes those of tests.
 READERS = re.compile(r"(src/muster|python/muster)/.*\.(cpp|h|py)$")
 
 Finding = tuple[str, int, str, str]  # path, line, rule, advice

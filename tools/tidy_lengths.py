@@ -61,7 +61,7 @@ def python_functions(text: str) -> Iterator[tuple[str, int, int]]:
     try:
         tree = ast.parse(text)
     except SyntaxError:
-        return  # ruff says so better
+        return  # ruff checks that
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1

@@ -1,4 +1,4 @@
-"""Identifiers that were renamed to the field's terms, and must not come back."""
+"""Refuses identifiers that were renamed to the field's terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 CODE = re.compile(r"^(src|tests|benchmarks|examples|python)/.*\.(h|inc|cpp|pyi?)$")
 
-# By the folders in which a name is retired: what it is called now.
+# The new names of retired identifiers, by the folders in which they are retired.
 RETIRED: dict[str, dict[str, str]] = {
     r"": {
         "C10dOverStore": "C10dStoreAdapter",

@@ -1,4 +1,4 @@
-"""What pyproject.toml alone cannot say of a wheel: the one release of torch that its native module can load.
+"""Metadata of a wheel that pyproject.toml cannot express: the release of torch that its native module needs.
 
 scikit-build-core calls this when it builds (`[[tool.dynamic-metadata]]`). libtorch has no stable C++ ABI, so a wheel
 needs the very release that it was built against. Sources need one that they can be built with.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Provider:
-    """`settings`: the requirements that are always the same, and for `torch` what the sources can be built with."""
+    """`settings`: the constant requirements, and as `torch` the releases that the sources can be built with."""
 
     def __init__(self) -> None:
         self._state = ""
@@ -30,7 +30,7 @@ class Provider:
 
 
 def _installed_release() -> str:
-    """As python/bindings/CMakeLists.txt cuts it: of "2.13.0+cpu" "2.13.0", for all its builds are alike."""
+    """As python/bindings/CMakeLists.txt cuts it: "2.13.0" for "2.13.0+cpu", because all builds are compatible."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The backends of this process that are still alive, for its end.
+/// The live backends of this process, for its exit.
 class Backends {
  public:
   void add(const c10::intrusive_ptr<ProcessGroupMuster>& backend) {
@@ -62,8 +62,8 @@ void bind_backend(py::module_& module) {
       "cancel_coalescing",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { muster_backend(backend)->cancelCoalescing(); },
       py::arg("backend"));
-  // A program may end without destroying its groups. A group's thread that lets go of a tensor needs Python's lock, and
-  // an interpreter that goes down kills whoever asks for it.
+  // A program may exit without destroying its groups. A group's thread needs the GIL to release a tensor, and an
+  // interpreter that shuts down kills threads that ask for it.
   py::module_::import("atexit").attr("register")(
       py::cpp_function([backends] { backends->shut_down(); }, py::call_guard<py::gil_scoped_release>()));
 }

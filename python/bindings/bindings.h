@@ -7,16 +7,16 @@
 namespace muster::python {
 
 void bind_errors();
-/// Sets Python's error: the class of muster.errors that fits, with the error's rank and context as attributes.
+/// Raises the matching class of muster.errors in Python, with the error's rank and context as attributes.
 void raise(const Error& error);
 void bind_backend(py::module_& module);
 void bind_group(py::module_& module);
 void bind_hooks(py::module_& module);
 void bind_optim(py::module_& module);
-/// Also has every call record the line that makes it.
+/// Also makes each call record its call site.
 void bind_recorder(py::module_& module);
 void bind_reducer(py::module_& module);
-/// Reports of a Reducer's steps.
+/// Reports of a reducer's steps.
 void bind_step(py::module_& module);
 void bind_store(py::module_& module);
 

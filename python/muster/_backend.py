@@ -1,4 +1,4 @@
-"""Makes the c10d backend of a process group."""
+"""Creates the c10d backend of a process group."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ Options = Backend.Options
 
 
 def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
-    """Meets the other ranks of a process group through torch's store.
+    """Forms a group with the other ranks through torch's store.
 
-    Which of the groups that torch has given this name it is, the ranks find out in the store. Nothing that this process
-    alone knows goes into its name, such as how many groups it made or how often it was restarted: a rank that is new
-    to the job could not guess it.
+    torch may use a group's name several times; the ranks agree in the store on which use this is. The name contains
+    nothing that only this process knows, such as its number of groups or restarts: a new rank could not guess it.
 
     given: the caller's `pg_options`.
     """
@@ -41,7 +40,7 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
 
 
 def _check(given: object, timeout: timedelta) -> None:
-    """torch gives one `pg_options` to every backend of a group ("cpu:muster,cuda:nccl"), so it may be for another."""
+    """torch passes `pg_options` to all backends of a group ("cpu:muster,cuda:nccl"), so they may be for another one."""
     if given is None:
         return
     if isinstance(given, Options) and given.backend != "muster":
@@ -61,14 +60,14 @@ def _check(given: object, timeout: timedelta) -> None:
 
 
 def _store_of(store: Store, members: list[int]) -> Store:
-    """Ranks that form sub-groups of different groups may give groups with different members the same name."""
+    """Subgroups with different members may get the same name, if ranks form them from different groups."""
     if not members:  # the default group
         return store
     return PrefixStore(hashlib.sha256(repr(members).encode()).hexdigest()[:16], store)
 
 
 def _timeout(asked: timedelta) -> timedelta:
-    """MUSTER_TIMEOUT (seconds) stands in for torch's default, never for a timeout that the program names."""
+    """MUSTER_TIMEOUT (seconds) replaces torch's default, but not a timeout that the program sets."""
     given = os.environ.get("MUSTER_TIMEOUT")
     if not given or asked != default_pg_timeout:
         return asked

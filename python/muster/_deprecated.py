@@ -1,11 +1,11 @@
-"""Old names of arguments, which are accepted for one release."""
+"""Old names of arguments and attributes, which work for one release."""
 
 from __future__ import annotations
 
 import functools
 import warnings
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,3 +26,11 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]
         return call
 
     return decorate
+
+
+def renamed_attribute(old: str, new: str) -> Any:
+    def read(self: object) -> Any:
+        warnings.warn(f"the attribute {old} is now called {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(read)

@@ -1,4 +1,4 @@
-"""A process group's collectives without torch's dispatcher: what a few bytes cost most."""
+"""The collectives of a process group without torch's dispatcher, which takes most of the time of small calls."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Group(_C.Group):
-    """The ranks of one process group, for calls that go straight to muster: no dispatcher, no autograd, no profiler of
-    operators. `muster.group()` makes one; it may be used beside the process group, in the same order at all ranks.
+    """The ranks of one process group, for calls that go directly to muster: without dispatcher, autograd and operator
+    profiler. `muster.group()` creates one. A program may use it and the process group, in the same order at all ranks.
 
-    Ranks are those of the group, tensors are on the CPU, of any dtype and strides, and equal in shape at all ranks
-    unless said otherwise. A call blocks and returns None, or with async_op=True returns a torch.distributed.Work.
-    `timeout` is in seconds, or a timedelta; the group's by default. Thread-safe. Errors are those of torch.distributed
-    over muster (muster.errors).
+    Ranks are numbered within the group. Tensors are on the CPU, of any dtype and strides, and have the same shape at
+    all ranks unless documented otherwise. A call blocks and returns None; with async_op=True it returns a
+    torch.distributed.Work. `timeout` is in seconds or a timedelta, by default the group's. Thread-safe. Errors are the
+    same as those of torch.distributed over muster (muster.errors).
 
     op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or what torch.distributed takes.
     """
@@ -33,8 +33,8 @@ class Group(_C.Group):
         return f"<muster.Group {self.name!r}: rank {self.rank} of {self.size}, over {self.transport}>"
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor whose memory the ranks of this host share, so that collectives move its bytes once. Not cleared.
-        It may outlive the group.
+        """Returns a tensor in memory that the ranks of this host share, so collectives copy its bytes only once. It is
+        not cleared, and may outlive the group.
         """
         sizes = torch.Size(size for each in shape for size in ([each] if isinstance(each, int) else each))
         return self._empty(math.prod(sizes), dtype or torch.get_default_dtype()).view(sizes)
@@ -55,14 +55,14 @@ def group(group: dist.ProcessGroup | None = None) -> Group:
 
 
 def process_group_of(group: object) -> dist.ProcessGroup:
-    """What was given as `group=`; for None the default group."""
+    """The process group given as `group=`; the default group for None."""
     if group is None:
         return dist.distributed_c10d._get_default_group()
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("this rank is not in the process group")
     if not isinstance(group, dist.ProcessGroup):
         given = "a muster.Group" if isinstance(group, Group) else repr(group)
-        raise TypeError(f"a process group is needed, as torch.distributed.new_group() makes it, not {given}")
+        raise TypeError(f"expected a process group, such as torch.distributed.new_group() returns, not {given}")
     return group
 
 
@@ -76,10 +76,12 @@ def backend_of(group: dist.ProcessGroup | None) -> Backend:
 def monitored_barrier(
     group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """torch.distributed.monitored_barrier() for groups of the muster backend: rank 0 raises an error that names the
-    first rank that did not come in time, or with `wait_all_ranks` every one of them. The group lives on.
+    """torch.distributed.monitored_barrier() for groups of the muster backend. Rank 0 raises an error that names the
+    first rank that did not arrive in time, or with `wait_all_ranks` all of them. The group stays usable.
     """
-    given = timedelta(milliseconds=-1) if timeout is None else as_timedelta(timeout)  # as c10d says: the group's
+    given = (
+        timedelta(milliseconds=-1) if timeout is None else as_timedelta(timeout)
+    )  # c10d's value for the group's timeout
     process_group_of(group).monitored_barrier(given, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
 
 
@@ -89,9 +91,9 @@ def as_timedelta(timeout: timedelta | float) -> timedelta:
 
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
-    """What each rank gives, in rank order; at rank 0 alone, and nothing at the others.
+    """Returns the bytes of all ranks in rank order at rank 0, and an empty list at the others.
 
-    In place of torch.distributed.gather_object, which unpickles what arrives and so lets a peer run code here.
+    Replaces torch.distributed.gather_object, which unpickles what arrives and so lets a peer run code here.
     """
     size, leads = dist.get_world_size(group), dist.get_rank(group) == 0
     lengths = torch.empty(size, dtype=torch.int64)
@@ -106,5 +108,5 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
 
 
 def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> Work:
-    """Of any backend. torch.distributed's own function has another name, and the old one a warning, from 2.13 on."""
+    """For any backend. torch.distributed 2.13 renames its function and warns about the old name."""
     return group._allgather_base(output, tensor)

@@ -1,4 +1,4 @@
-"""What the flight recorders of this process hold, and traces of all ranks on one clock."""
+"""The recorded operations of this process, and traces of all ranks on one clock."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _ROUNDS = 20  # of exchanged times
 
 
 def dump(last: int | None = None) -> list[dict[str, Any]]:
-    """The last operations of each group of this process, as `muster dump --json` gives them: by group, oldest first.
+    """Returns the last operations of each group of this process, in the format of `muster dump --json`: by group, the
+    oldest first.
 
-    At most `last` of each; by default all that are recorded (MUSTER_RECORDER, 1024 unless set). Times are in seconds
+    At most `last` of each group; by default all recorded ones (MUSTER_RECORDER, 1024 by default). Times are in seconds
     since 1970, durations in microseconds.
     """
     recordings: list[dict[str, Any]] = json.loads(_C.recordings(sys.maxsize if last is None else last))
@@ -32,15 +33,15 @@ def dump(last: int | None = None) -> list[dict[str, Any]]:
 def trace(path: str | os.PathLike[str], group: dist.ProcessGroup | None = None) -> None:
     """Writes the recorded operations to `path`, for https://ui.perfetto.dev or chrome://tracing.
 
-    Without `group`: those of this process. With one, all its ranks must call this; its rank 0 writes one trace of all
-    of them on its own clock. Ranks of one host share a clock. Between hosts the difference is measured with messages:
-    it is known to within half the fastest one's way.
+    Without `group`, those of this process. With `group`, all its ranks must call this, and its rank 0 writes one trace
+    of all of them on its own clock. Ranks of one host share a clock. Between hosts messages measure the difference, to
+    within half of the fastest round trip.
     """
     write(json.loads(_C.trace()), path, group)
 
 
 def write(own: dict[str, Any], path: str | os.PathLike[str], group: dist.ProcessGroup | None) -> None:
-    """The same with this process' own trace given."""
+    """As trace(), with the trace of this process."""
     if group is None:
         _merge([own], path)
         return
@@ -61,23 +62,23 @@ def _merge(traces: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
         for event in trace["traceEvents"]:
             if "ts" in event:
                 event["ts"] += later
-            event["pid"] += number << 16  # each trace counts its processes from one
+            event["pid"] += number << 16  # each trace numbers its processes from one
             events.append(event)
     merged = {"displayTimeUnit": "ns", "otherData": {"begin_monotonic_ns": first}, "traceEvents": events}
     Path(path).write_text(json.dumps(merged))
 
 
 def _clock() -> bytes:
-    """Equal where the monotonic clock is: that of a boot, which a container may have set off (time_namespaces(7))."""
+    """Identifies the monotonic clock: that of the boot, with an offset in a time namespace (time_namespaces(7))."""
     boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/time")
     return hashlib.sha256(f"{boot}{namespace.readlink() if namespace.is_symlink() else ''}".encode()).digest()
 
 
 def _clock_difference(group: dist.ProcessGroup) -> int:
-    """How far this rank's monotonic clock is ahead of that of the group's rank 0, in ns.
+    """Returns by how many ns this rank's monotonic clock is ahead of that of the group's rank 0.
 
-    Nothing arrives before it was sent: what this rank sent in a round before rank 0 was through with it, and the other
-    way round, bounds the difference from both sides. The narrowest bounds of several rounds count.
+    No message arrives before it was sent. So the times at which this rank sent and rank 0 received bound the difference
+    on one side, and the reverse direction on the other side. The tightest bounds of several rounds count.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     begins = torch.empty(_ROUNDS, size, dtype=torch.int64)

@@ -1,8 +1,8 @@
 """init_process_group(init_method="redis://..." or "etcd://..."): the ranks meet in a store that outlives them.
 
-Such a store still holds what earlier jobs left under the same URL, also those that died half-way. So each rank above 0
-pushes a name that nobody had before, and rank 0 answers to it with a token that it made for this meeting: what has the
-token for a prefix is of this job alone. Names of the dead get an answer that nobody reads.
+The store may still hold keys of earlier jobs with the same URL, even of jobs that died half-way. Therefore each rank
+above 0 pushes a new random name, and rank 0 answers with a token for this rendezvous. Keys that have the token as their
+prefix belong to this job only. Names of dead ranks also get an answer, which no process reads.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from muster._store import store as open_store
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-JOINING = "joining"  # the queue in which ranks tell rank 0 who they are, and then that they know the token
+JOINING = "joining"  # the queue in which ranks send rank 0 their names, and then the token to confirm it
 
 
 def handler(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Iterator[tuple[Store, int, int]]:
-    """What torch.distributed.register_rendezvous_handler takes."""
+    """A handler for torch.distributed.register_rendezvous_handler()."""
     address, rank, size = _without_rank_and_size(url)
     store = open_store(address, timeout=timeout)
-    yield PrefixStore(_meet(store, rank, size), store), rank, size
-    raise RuntimeError(f"the ranks cannot meet again by {urlsplit(url).scheme}://; call init_process_group() again")
+    yield PrefixStore(_agree_on_token(store, rank, size), store), rank, size
+    raise RuntimeError(
+        f"the ranks cannot rendezvous again over {urlsplit(url).scheme}://; call init_process_group() again"
+    )
 
 
 def _without_rank_and_size(url: str) -> tuple[str, int, int]:
@@ -45,8 +47,8 @@ def _without_rank_and_size(url: str) -> tuple[str, int, int]:
         ) from None
 
 
-def _meet(store: Store, rank: int, size: int) -> str:
-    """The token of this meeting."""
+def _agree_on_token(store: Store, rank: int, size: int) -> str:
+    """Returns the token of this rendezvous."""
     name = secrets.token_hex(16)
     if rank > 0:
         store.queue_push(JOINING, f"{rank} {name}")

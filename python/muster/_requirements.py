@@ -1,4 +1,4 @@
-"""Says in one sentence what is missing before muster can run. Standard library only; torch itself is asked last."""
+"""Reports what is missing before muster can run. Imports the standard library only, and torch last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def torch_is_being_imported() -> bool:
 
 
 def problem() -> str | None:
-    """Why muster cannot run in this process, or None."""
+    """The reason why muster cannot run in this process, or None."""
     try:
         from muster._build import TORCH
     except ModuleNotFoundError as error:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import deprecated
-
 from muster import _C, _recorder
+from muster._deprecated import renamed_attribute
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -50,10 +49,7 @@ class StepReport:
     _text: str = field(repr=False)
     _begin: int = field(repr=False)  # monotonic clock, in nanoseconds
 
-    @property
-    @deprecated("renamed to overlap_ratio")
-    def hidden(self) -> float:
-        return self.overlap_ratio
+    hidden = renamed_attribute("hidden", "overlap_ratio")
 
     def __str__(self) -> str:
         return self._text.rstrip("\n")
@@ -99,15 +95,8 @@ class StragglerReport:
     ]  # by rank: steps in which it was "last", its "lag", and the excess of its step's parts
     _text: str = field(repr=False)
 
-    @property
-    @deprecated("renamed to lag")
-    def behind(self) -> float:
-        return self.lag
-
-    @property
-    @deprecated("renamed to is_significant")
-    def stands_out(self) -> bool:
-        return self.is_significant
+    behind = renamed_attribute("behind", "lag")
+    stands_out = renamed_attribute("stands_out", "is_significant")
 
     def __str__(self) -> str:
         return self._text

@@ -1,4 +1,4 @@
-"""Draws steps: of each forward, backward and waiting on top, below them a line for each bucket."""
+"""Draws steps: forward, backward and waiting on top, and a line for each bucket below."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from muster._step import StepReport
 
 _COMPUTING, _FILLING, _REDUCING, _QUEUED, _WAITING = "#8a8a8a", "#c9d8e6", "#1b6ca8", "#e6c9a8", "#c8553d"
-_NAMED = 24  # buckets of which more have no names beside them
+_NAMED = 24  # above this number buckets have no labels
 
 
 def draw(reports: Mapping[str, StepReport], path: Path) -> None:
-    """Steps of some ranks one below the other, by what is to be said of the rank. Times in milliseconds from the first
-    gradient on: that of the first rank where all have the same step.
+    """Draws the steps of some ranks, by the ranks' labels. Times are in milliseconds since the first gradient: that of
+    the first rank if all reports are of the same step.
     """
     try:
         import matplotlib
@@ -44,9 +44,7 @@ def draw(reports: Mapping[str, StepReport], path: Path) -> None:
 
 
 def delays(reports: Mapping[str, StepReport]) -> list[float]:
-    """By how many seconds each rank's first gradient came later than the first one's; zeros for steps that have nothing
-    to do with each other.
-    """
+    """The delay of each rank's first gradient after the earliest one, in seconds. Zeros for unrelated steps."""
     firsts = [report._begin / 1e9 + report.forward for report in reports.values()]
     longest = max(report.forward + report.backward + report.waiting for report in reports.values())
     together = len({report.step for report in reports.values()}) == 1 and max(firsts) - min(firsts) <= longest

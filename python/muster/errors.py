@@ -1,8 +1,7 @@
-"""What muster's operations raise: what happened, to whom, during what, and what to try, in one sentence.
+"""The errors of muster's operations. A message says what happened, to which rank, in which call, and what to try.
 
-All are torch.distributed.DistBackendError, so programs that catch torch's errors catch these. Wrong arguments are
-ArgumentError, and what muster cannot do is NotImplementedError. Waits of a store raise
-torch.distributed.DistStoreError.
+All are torch.distributed.DistBackendError, so programs that catch torch's errors catch them. Wrong arguments raise
+ArgumentError, and unsupported calls NotImplementedError. Waits of a store raise torch.distributed.DistStoreError.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from torch.distributed import DistBackendError
 
 
 class Error(DistBackendError):
-    """`rank`: the one that caused it, where known. `context`: the operation that it ended."""
+    """`rank`: the rank that caused it, if known. `context`: the operation that failed."""
 
     rank: int | None = None
     context: str = ""
 
 
-class TimeoutError(Error):  # noqa: A001 (muster.TimeoutError says whose it is)
+class TimeoutError(Error):  # noqa: A001 (qualified as muster.TimeoutError)
     """The deadline passed first."""
 
 
@@ -30,7 +29,7 @@ class AbortedError(Error):
 
 
 class MismatchError(Error):
-    """The ranks did not do the same: another operation, shape, dtype or group size."""
+    """The ranks called different operations, or the same with another shape, dtype or group size."""
 
 
 class AuthenticationError(Error):
@@ -46,7 +45,7 @@ class UnavailableError(Error):
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """An argument is wrong. Both classes, as torch's other backends raise the one or the other for the same mistake."""
+    """An argument is wrong. Has both base classes, because torch's other backends raise one or the other."""
 
 
 # By muster::ErrorCode; the numbers are frozen in base/error.h.

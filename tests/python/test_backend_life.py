@@ -211,9 +211,9 @@ def direct_collectives(rank: int) -> None:
     gloo = dist.new_group(backend="gloo")
     with pytest.raises(TypeError, match='CPU backend is "muster", not "gloo"'):
         muster.group(gloo)
-    with pytest.raises(TypeError, match=r"a process group is needed, .*, not a muster\.Group"):
+    with pytest.raises(TypeError, match=r"expected a process group, .*, not a muster\.Group"):
         muster.trace("trace.json", group)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"a process group is needed, .*, not 'all'"):
+    with pytest.raises(TypeError, match=r"expected a process group, .*, not 'all'"):
         muster.group("all")  # type: ignore[arg-type]
     only_first = dist.new_group([0])
     if rank > 0:

@@ -100,7 +100,7 @@ def test_memory_is_the_median_of_the_repeats() -> None:
 
 
 def test_a_launcher_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_PATIENCE", 0.1)
+    monkeypatch.setattr(launch, "_END_TIMEOUT", 0.1)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

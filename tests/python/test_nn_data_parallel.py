@@ -123,7 +123,7 @@ def wrong_uses(rank: int) -> None:
         DataParallel(lambda_module("words"), 2)(torch.ones(2))
     with pytest.raises(RuntimeError, match=r"on device cpu \(device_ids\[0\]\) but weight is on device meta"):
         DataParallel(nn.Linear(2, 2, device="meta"), 2)(torch.ones(2, 2))
-    with pytest.raises(TypeError, match="a list of devices, or how many replicas to run on the CPU, not 'cpu'"):
+    with pytest.raises(TypeError, match="a list of devices or a number of replicas on the CPU, not 'cpu'"):
         DataParallel(nn.Linear(2, 2), "cpu")
     empty: tuple[Any, ...] = (0, [])
     for devices in empty:

@@ -116,7 +116,7 @@ def on_another_device(rank: int) -> None:
         DistributedDataParallel(TwoLayers().requires_grad_(False))
     with pytest.raises(TypeError, match=r"wraps a torch\.nn\.Module, not <function"):
         DistributedDataParallel(on_another_device)
-    with pytest.raises(ValueError, match="bucket_cap_mb is a size in MiB, from 0 up, not -1"):
+    with pytest.raises(ValueError, match="bucket_cap_mb must be a size in MiB of at least 0, got -1"):
         DistributedDataParallel(TwoLayers(), bucket_cap_mb=-1)
 
 

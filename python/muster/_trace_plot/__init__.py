@@ -1,4 +1,4 @@
-"""`muster trace -o FILE.png`: the last step of each rank, drawn and told from a trace."""
+"""`muster trace -o FILE.png`: draws and prints the last step of each rank, from a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 16  # ranks in one picture
 
 
 def reports_of(trace: dict[str, Any]) -> dict[str, StepReport]:
-    """By rank, the last step that all of them have whole, or where jobs are mixed each one's; nothing without steps."""
+    """By rank, the last complete step that all ranks have; in a mix of jobs, that of each rank."""
     names: dict[int, str] = {}  # by process
     steps: dict[int, dict[int, list[dict[str, Any]]]] = {}  # its events by step
     for event in trace["traceEvents"]:
@@ -27,7 +27,7 @@ def reports_of(trace: dict[str, Any]) -> dict[str, StepReport]:
     found = {}
     for process, numbers in whole.items():
         if numbers:
-            step = sorted(common or numbers)[-2:][0]  # the very last one may be about to be written down
+            step = sorted(common or numbers)[-2:][0]  # the very last one may be incomplete
             found[f"{names[process]}, "] = _report(step, steps[process][step])
     return found
 
@@ -37,7 +37,7 @@ def _has_backward(events: list[dict[str, Any]]) -> bool:
 
 
 def _report(step: int, events: list[dict[str, Any]]) -> StepReport:
-    """Of the last model's step, where a process trains several."""
+    """Reports the last model, if a process trains several."""
     slices = {event["name"]: event for event in events if "bucket" not in event["args"]}
     forward, backward, waiting = slices.get("forward"), slices["backward"], slices.get("waiting for reductions")
     begin, end = backward["ts"], _end(waiting or backward)
@@ -67,12 +67,12 @@ def _end(event: dict[str, Any]) -> float:
 
 
 def _nanoseconds(microseconds: float) -> int:
-    """From a second before the trace on: zero is for what did not happen."""
+    """Since one second before the trace, because zero means never."""
     return 1_000_000_000 + round(1000 * microseconds)
 
 
 def _bucket(parts: dict[str, Any], numbers: dict[str, int]) -> dict[str, int]:
-    """A part that took no time is not in the trace."""
+    """The trace lacks parts that took no time."""
     reduction = parts["reduction"]
     full = parts.get("queued", reduction)["ts"]
     return {

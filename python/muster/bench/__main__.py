@@ -1,4 +1,4 @@
-"""muster bench NAME: measures muster beside a peer, prints a table with the ratio and the floor, keeps it as JSON."""
+"""muster bench NAME: compares muster with a peer, prints a table with the ratio and the floor, and writes JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         arguments = ["startup-load", *arguments[1:]]
     if arguments and arguments[0] in OPERATIONS:
         arguments = ["collectives", "--ops", *arguments]
-    epilog = f"An operation alone is a benchmark too: {', '.join(OPERATIONS)}."
+    epilog = f"The name of an operation is a benchmark, too: {', '.join(OPERATIONS)}."
     parser = argparse.ArgumentParser(prog="muster bench", description=__doc__, epilog=epilog)
     names = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
     for name, bench in BENCHES.items():
@@ -51,19 +51,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _unwritable(path: Path) -> str:
-    """Why, found before anything is measured; empty where it can be. Makes the folder."""
+    """Why the file cannot be written, or an empty string. Creates its directory."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return error.strerror or str(error)
     if path.is_dir():
-        return "it is a folder"
+        return "it is a directory"
     return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "permission denied"
 
 
 def _end(number: int, frame: object) -> NoReturn:
     for each in _ENDINGS:
-        signal.signal(each, signal.SIG_IGN)  # the first one sees to it that nothing is left behind
+        signal.signal(each, signal.SIG_IGN)  # the first signal cleans up
     raise SystemExit(128 + number)
 
 
@@ -72,7 +72,7 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def _signals_as_exits() -> Iterator[None]:
-    """Processes, files and network namespaces go as they do after an error. What the starter ignores stays so."""
+    """Makes signals clean up processes, files and network namespaces, as errors do. Ignored signals stay ignored."""
     before = {each: signal.getsignal(each) for each in _ENDINGS}
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Every collective and send/recv, called as programs call them: torch.distributed, synchronous."""
+"""All collectives and send/recv, called synchronously through torch.distributed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", default="all", help="some of: " + ", ".join(OPERATIONS) + " (default: all)")
     parser.add_argument("--ranks", default="2,4", help="numbers of processes (default: %(default)s)")
     parser.add_argument("--sizes", default="8,1Ki,64Ki,1Mi,16Mi", help="bytes of a message (default: %(default)s)")
-    parser.add_argument("--buffers", default="warm", help="warm: one tensor; cold: a pool that no cache holds (warm)")
-    parser.add_argument("--load", type=int, default=0, metavar="N", help="N processes compute beside the ranks (0)")
-    parser.add_argument("--bind", action="store_true", help="each rank is bound to a core before it joins the others")
+    parser.add_argument(
+        "--buffers", default="warm", help="warm: one tensor; cold: a pool larger than the caches (warm)"
+    )
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="N busy processes run in the background (0)")
+    parser.add_argument("--bind", action="store_true", help="bind each rank to a core before it joins")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument(
-        "--variants", "--ways", default=",".join(VARIANTS), help="of muster, beside ordinary c10d (%(default)s)"
+        "--variants", "--ways", default=",".join(VARIANTS), help="variants of muster beside c10d (%(default)s)"
     )
 
 
@@ -95,7 +97,7 @@ def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
 
 
 def _late_row(row: Row, late: dict[str, float]) -> Row:
-    """The same case, by the call that 95 of 100 are faster than."""
+    """The same case by the 95th percentile of the calls."""
     muster, peer = 1e6 * late.get("muster", 0.0), 1e6 * late.get(row.peer_name, 0.0)
     also = {variant: 1e6 * late[variant] for variant in row.also if variant in late}
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Training steps under data parallelism: what communication adds to them, on one host or between two."""
+"""Training steps under data parallelism: the cost of communication, on one host or between two."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PEERS: tuple[str, ...] = ("gloo",)
 PARTS = ("steps", "alone", "memory")
 VARIANTS = ("muster", "stock", "gloo")
 HOOKS = [("muster", FLOAT32), ("muster", "bf16"), ("muster", "int8"), ("gloo", FLOAT32), ("gloo", "fp16")]
-# Of the gradients' bytes, by either of two ranks; int8 has a scale for every 256 elements.
+# The share of the gradients' bytes that each of two ranks sends; int8 has a scale for each 256 elements.
 _SENT = {FLOAT32: 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
-# What a step exposes is a difference of two: below this it is noise.
+# Exposed communication is a difference of two times; below this it is noise.
 _MIN_EXPOSED = 1e-4
-# For times: memory that was freed stays with the process. By default glibc gives most of it back to the system, and
-# which way's step then has page faults, a tenth of its time, depends on what the way before it had freed.
+# Keeps freed memory in the process. By default glibc returns most of it to the system. Page faults then take a tenth of
+# a step, in a variant that depends on the memory that the previous variant freed.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
@@ -59,7 +59,7 @@ def _here(rank: int) -> Place:
 def _measured(
     arguments: argparse.Namespace, ranks: int, options: dict[str, Any], place: Callable[[int], Place] = _here
 ) -> dict[str, Any]:
-    """Rank 0's result."""
+    """Returns the result of rank 0."""
     options = {"variants": VARIANTS, "rounds": 5 if arguments.quick else 21, "timeout": arguments.timeout, **options}
     (result,) = run_ranks("ddp", ranks, options, arguments.timeout, place)
     return result
@@ -80,7 +80,7 @@ def _alone(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
 
 
 def _memory(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
-    """Each way in processes of its own."""
+    """Runs each variant in its own processes."""
     peak = {}
     for variant in VARIANTS:
         options = {"part": "memory", "model": model, "variants": [variant]}
@@ -109,7 +109,7 @@ def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
 
 
 def wire_time(size: int, rate: str) -> float:
-    """Seconds in which each of two nodes sends that many bytes; 0 for a rate that is not given in bits."""
+    """The seconds in which a node sends that many bytes; 0 for a rate that is not in bits."""
     if not (match := re.fullmatch(r"([0-9.]+)([kmgt]?)bit", rate.lower())):
         return 0.0
     return 8 * size / (float(match[1]) * 1e3 ** " kmgt".index(match[2] or " "))
@@ -119,17 +119,6 @@ _RUNS = {"steps": _steps, "alone": _alone, "memory": _memory, "network": _networ
 
 
 def _row(case: str, ranks: int, size: int, metric: str, unit: str, figures: dict[str, float], floor: float) -> Row:
-    muster, peer = figures["muster"], figures["gloo"]
-    return Row(
-        bench="ddp",
-        case=case,
-        ranks=ranks,
-        bytes=size,
-        metric=metric,
-        unit=unit,
-        muster=muster,
-        peer=peer,
-        peer_name="gloo",
-        floor=floor,
-        also={"stock": figures["stock"]} if "stock" in figures else {},
-    )
+    also = {"stock": figures["stock"]} if "stock" in figures else {}
+    both = figures["muster"], figures["gloo"]
+    return Row("ddp", case, ranks, metric, unit, *both, "gloo", floor, bytes=size, also=also)

@@ -1,4 +1,4 @@
-"""The models that `muster bench ddp` trains, with a batch and a loss for each."""
+"""The models that `muster bench ddp` trains, with their batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Case:
-    """A model, and what is done with it in a step. All ranks have the same batch: so they agree without averaging."""
+    """A model and its batch, the same at all ranks, so that they agree without averaging."""
 
     text: str
     make: Callable[[], nn.Module]
@@ -45,21 +45,21 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention and four times as wide a hidden layer, each behind a norm and added to its input."""
+    """Causal attention and a hidden layer of four times the width, each after a norm and added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.behind = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention_norm, self.feed_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        parts = self.queries_keys_values(self.before(hidden)).unflatten(-1, (3, self.heads, -1))
+        parts = self.queries_keys_values(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1))
         query, key, value = parts.movedim(-2, 1).unbind(3)  # (batch, head, place, width of a head) each
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(seen.movedim(1, -2).flatten(-2))
-        fed: torch.Tensor = self.feed(self.behind(hidden))
+        fed: torch.Tensor = self.feed(self.feed_norm(hidden))
         return hidden + fed
 
 

@@ -1,4 +1,4 @@
-"""The part of `muster bench ddp` that runs inside of every rank: training a model in several ways, in turn."""
+"""The part of `muster bench ddp` that runs in each rank: trains a model in several variants, in turn."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from muster.bench.ddp_models import MODELS, Case
 from muster.bench.groups import Groups
 
-# From the first step on buckets are built anew, and memory is touched for the first time.
+# The first steps rebuild buckets and touch memory for the first time.
 _WARM_UP = 3
-FLOAT32 = "float32"  # gradients travel as they are
-# All ranks must agree on it: they train with this, whether their gradients were averaged or not.
+FLOAT32 = "float32"  # uncompressed gradients
+# The same at all ranks, which use it whether their gradients were averaged or not.
 _RATE = 1e-4
-_MODELS_ALONE = 4  # of each way, where there is one rank
+_MODELS_ALONE = 4  # of each variant, with a single rank
 _SAMPLE_EVERY = 0.002  # seconds between two looks at the resident memory
 
 
 class Trainer:
-    """A model, wrapped in one way, with what a step of it needs. `bare` is not wrapped."""
+    """A model in one variant, with its optimizer and batch. `bare` is not wrapped."""
 
     def __init__(self, case: Case, variant: str, hook: str, groups: Groups) -> None:
         torch.manual_seed(1)
@@ -50,13 +50,13 @@ class Trainer:
         self._optimizer.zero_grad()
 
     def step_alone(self) -> None:
-        """The same without averaging gradients."""
+        """step() without averaging gradients."""
         with self.wrapped.no_sync():
             self.step()
 
 
 def _wrap(model: nn.Module, variant: str, groups: Groups) -> Any:
-    """bare; gloo and stock: torch's DDP over Gloo and over muster's backend; muster: muster's own."""
+    """bare: no DDP; gloo and stock: torch's DDP over Gloo and over muster's backend; muster: muster's DDP."""
     if variant == "bare":
         return model
     if variant == "muster":
@@ -78,7 +78,7 @@ def _register(model: Any, variant: str, hook: str, groups: Groups) -> None:
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One result for the model: what `part` asks for."""
+    """Yields one result for the model, of the kind `part`."""
     torch.set_num_threads(1)
     case = MODELS[options["model"]]
     part = {"steps": _steps, "alone": _alone, "memory": _memory, "hooks": _hooks}[options["part"]]
@@ -86,7 +86,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """Step times of every way with and without communication; the difference is what was not hidden."""
+    """Step times of each variant with and without communication. The difference is exposed communication."""
     trainers = {variant: Trainer(case, variant, FLOAT32, groups) for variant in (*options["variants"], "bare")}
     calls: dict[str, Callable[[], None]] = {}
     for variant, trainer in trainers.items():
@@ -105,9 +105,9 @@ def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
 
 
 def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """What hooks and buckets add to the step of a single rank, as a share of it."""
-    # Two models that are alike may differ by 2 %, by where their memory lies and what ran before: so there are several
-    # for each way, once in this order and once in the other.
+    """The share of hooks and buckets in the step of a single rank."""
+    # Equal models may differ by 2 %, depending on their memory and on what ran before. Therefore there are several of
+    # each variant, in both orders.
     variants = [*options["variants"], "bare"]
     order = (variants + variants[::-1]) * (_MODELS_ALONE // 2)
     steps = {f"{variant} {i}": Trainer(case, variant, FLOAT32, groups).step for i, variant in enumerate(order)}
@@ -124,7 +124,7 @@ def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
 
 
 def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """Step times by "way hook", and of the bare model."""
+    """Step times by "variant hook", and of the bare model."""
     trainers = {f"{variant} {hook}": Trainer(case, variant, hook, groups) for variant, hook in options["hooks"]}
     trainers["bare"] = Trainer(case, "bare", FLOAT32, groups)
     times = interleave_steps({name: trainer.step for name, trainer in trainers.items()}, options["rounds"])
@@ -133,7 +133,7 @@ def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
 
 
 def interleave_steps(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call in each of `rounds` rounds A B C, A B C, ...: the slowest rank's. Every rank calls this."""
+    """The seconds of each call in rounds A B C, A B C, ... at the slowest rank. All ranks call this."""
     for call in calls.values():
         for _ in range(_WARM_UP):
             call()
@@ -149,7 +149,7 @@ def interleave_steps(calls: dict[str, Callable[[], None]], rounds: int) -> dict[
 
 
 def _difference(longer: list[float], shorter: list[float]) -> float:
-    """Of neighbours in time, so that a machine that slows down in between changes little."""
+    """Compares neighbors in time, so that a change in the machine's speed matters little."""
     return statistics.median(a - b for a, b in zip(longer, shorter, strict=True))
 
 
@@ -163,7 +163,7 @@ def _copying(size: int) -> Callable[[], None]:
 
 
 def _memory(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """The most resident memory of a rank while it trains in one way: each page by how many processes have it."""
+    """The peak resident memory of a rank while it trains. Shared pages count proportionally."""
     before = _proportional()
     (variant,) = options["variants"]
     trainer = Trainer(case, variant, FLOAT32, groups)
@@ -178,7 +178,7 @@ def _memory(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, An
 
 @contextlib.contextmanager
 def _peak() -> Iterator[list[int]]:
-    """Samples of the resident memory in bytes, complete when the block has ended."""
+    """Samples the resident memory in bytes while the block runs."""
     samples = [_proportional()]
     ended = threading.Event()
 

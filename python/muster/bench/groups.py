@@ -1,4 +1,4 @@
-"""The process groups that are measured side by side in one rank."""
+"""The process groups that one rank measures in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class Groups:
-    """Process groups of all ranks by the name of their backend. The default group, over Gloo, is the bench's own."""
+    """Process groups of all ranks by backend. The benchmark itself uses the default group, over Gloo."""
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout

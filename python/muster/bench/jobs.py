@@ -1,4 +1,4 @@
-"""Jobs of muster-collective-load, muster's and those of other libraries: processes that measure when they are asked."""
+"""Jobs of muster-collective-load over muster and over MPIs: processes that measure on request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from muster.bench.servers import find_program
 
 PROGRAM = "muster-collective-load"
 MPIS = ("openmpi", "mpich")
-# What muster's own jobs have in their environment.
+# The environment of muster's own jobs.
 OWN: dict[str, dict[str, str]] = {"muster": {}, "unrecorded": {"MUSTER_RECORDER": "0"}}
 
 
 def available(mpi: str) -> bool:
-    """Whether the job of this MPI was built and can be started."""
+    """True if the program for this MPI was built and mpirun exists."""
     if shutil.which(f"mpirun.{mpi}") is None:
         return False
     try:
@@ -33,7 +33,7 @@ def available(mpi: str) -> bool:
 
 
 class Job:
-    """The ranks of one job, which sleep in read() unless they were asked."""
+    """The ranks of one job. They block in read() between requests."""
 
     def __init__(self, name: str, ranks: int, folder: Path, timeout: float) -> None:
         self.name = name
@@ -67,22 +67,24 @@ class Job:
                     self._controls[-1].settimeout(self._timeout)
                     continue
                 if time.monotonic() > deadline or any(process.poll() for process in self.processes):
-                    raise BenchFailedError(f"{self.name} does not start: {self._said()}")
+                    raise BenchFailedError(f"{self.name} does not start: {self._last_output()}")
         self._lines: list[Callable[[], bytes]] = [control.makefile("rb").readline for control in self._controls]
         self._answers()
 
     def ask(self, *words: object) -> list[str]:
-        """What the ranks answer, in no order."""
+        """Returns the answers of the ranks, in any order."""
         line = " ".join(map(str, words)).encode() + b"\n"
         try:
             for control in self._controls:
                 control.sendall(line)
             return self._answers()
         except OSError as error:
-            raise BenchFailedError(f"{self.name}: {' '.join(map(str, words))}: {error}; {self._said()}") from None
+            raise BenchFailedError(
+                f"{self.name}: {' '.join(map(str, words))}: {error}; {self._last_output()}"
+            ) from None
 
     def close(self) -> None:
-        """Ends every process: a rank ends with its control socket, and mpirun with its ranks."""
+        """Ends all processes: a rank exits when its control socket closes, and mpirun with its ranks."""
         for control in self._controls:
             control.shutdown(socket.SHUT_RDWR)
             control.close()
@@ -98,7 +100,7 @@ class Job:
     def _answers(self) -> list[str]:
         answers = [line().decode().strip() for line in self._lines]
         if not all(answers):
-            raise BenchFailedError(f"{self.name} ended: {self._said()}")
+            raise BenchFailedError(f"{self.name} ended: {self._last_output()}")
         return answers
 
     def _commands(self, path: str) -> list[list[str]]:
@@ -111,10 +113,10 @@ class Job:
             command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return [[*command, find_program(f"{PROGRAM}-{self.name}"), path]]
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         self._log.flush()
         text = (self._folder / f"{self.name}.log").read_text(errors="replace")
-        return (text.strip().splitlines() or ["it said nothing"])[-1]
+        return (text.strip().splitlines() or ["it printed nothing"])[-1]
 
 
 @contextlib.contextmanager

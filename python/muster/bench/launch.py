@@ -1,4 +1,4 @@
-"""Starting a job's workers on this host, and starting them again after a failure, beside torchrun."""
+"""Start and restart of a job's workers on this host, compared with torchrun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 SUMMARY = "from the command to the workers' first barrier, and from a killed worker to the next, against torchrun"
 PEERS: tuple[str, ...] = ("torchrun",)
 
-# Every worker leaves when it passed the barrier (CLOCK_MONOTONIC, the same for all), its pid and its share of memory.
+# Each worker writes when it passed the barrier (CLOCK_MONOTONIC), its pid, and its share of memory.
 WORKER = """
 import os, signal, sys, time
 import torch.distributed as dist
@@ -56,7 +56,7 @@ print(time.monotonic() - begin)
 """
 
 
-_PATIENCE = 60  # seconds: for a launcher that was told to end its workers
+_END_TIMEOUT = 60  # seconds, for a launcher that ends its workers
 
 
 @dataclass
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     repeats = arguments.repeats or (1 if arguments.quick else 5)
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        # A user's own warm zygote stays out of it. The path of a socket must be short, whatever TMPDIR is.
+        # Not the user's warm zygote. The path of a socket must be short, whatever TMPDIR is.
         runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-", dir="/tmp"))
         bench = Launching(folder, Path(runtime), arguments.workers, arguments.timeout)
         stack.enter_context(bench.warmed())
@@ -163,24 +163,24 @@ class Launching:
             self._call([self._muster, "warm", "stop"])
 
     def import_time(self) -> float:
-        """Of torch, once: no cold start is faster than this."""
+        """The seconds of one `import torch`, the floor of a cold start."""
         begin = time.monotonic()
         self._call(IMPORT)
         return time.monotonic() - begin
 
     def fork_time(self) -> float:
-        """Of as many bare forks of a process that has imported torch, one after the other."""
+        """The seconds of as many plain forks of a process that has imported torch."""
         return float(self._call([sys.executable, "-c", FORKS, str(self._workers)]))
 
     def start(self, variant: Variant) -> tuple[float, list[Passed]]:
-        """When the command was given, and the workers at their first barrier."""
+        """Returns the time of the command, and the workers at their first barrier."""
         with self._job(variant, [], stay=False) as (begin, process, folder):
             workers = self._await(process, folder, restarts=0)
             self._finish(process, folder)
             return begin, workers
 
     def restart(self, variant: Variant) -> float:
-        """From the end of one worker to the barrier that all have passed again, in seconds."""
+        """The seconds from the kill of one worker to the next barrier of all."""
         with self._job(variant, ["--max-restarts=1"], stay=True) as (_, process, folder):
             workers = self._await(process, folder, restarts=0)
             begin = time.monotonic()
@@ -244,7 +244,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
     try:
-        process.wait(_PATIENCE)
+        process.wait(_END_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -16,7 +16,7 @@ Figures = dict[str, float]
 
 
 class Metric(NamedTuple):
-    """How a table shows a figure of the load generator: its name, its unit, and the factor to it."""
+    """How a table shows a figure of the load generator: name, unit, and the factor that converts it."""
 
     shown: str
     unit: str
@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 
 
 def load(words: list[str], secret: str = "") -> Figures:
-    """What one measurement gave; times in seconds."""
+    """Runs one measurement. Times are in seconds."""
     done = subprocess.run(
         [find_program(LOAD), *words], env=os.environ | {"MUSTER_SECRET": secret}, capture_output=True, text=True
     )
@@ -37,17 +37,8 @@ def load(words: list[str], secret: str = "") -> Figures:
 def row_beside_torch(
     bench: str, case: str, ranks: int, metric: Metric, muster: float, peer: float, floor: float = 0
 ) -> Row:
-    """A row of figures of the load generator. More is better for rates, less for all else; 0: not measured."""
+    """A row for figures of the load generator. More is better for rates only. 0: not measured."""
     muster, peer, floor = (metric.factor * figure for figure in (muster, peer, floor))
-    return Row(
-        bench=bench,
-        case=case,
-        ranks=ranks,
-        metric=metric.shown,
-        unit=metric.unit,
-        muster=muster,
-        peer=peer,
-        peer_name=f"torch {torch.__version__.partition('+')[0]}",
-        ratio=-1 if metric.shown != "rate" else muster / peer if peer else 0,
-        floor=floor,
-    )
+    peer_name = f"torch {torch.__version__.partition('+')[0]}"
+    ratio = -1 if metric.shown != "rate" else muster / peer if peer else 0
+    return Row(bench, case, ranks, metric.shown, metric.unit, muster, peer, peer_name, floor, ratio)

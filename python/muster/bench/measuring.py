@@ -1,4 +1,4 @@
-"""The part of `muster bench collectives` that runs inside of every rank."""
+"""The part of `muster bench collectives` that runs in each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["measure"]
 
 @dataclass
 class Variant:
-    """One way to carry out an operation."""
+    """One way to run an operation."""
 
     group: str
     allocate: Callable[[int], torch.Tensor] | None = None  # None: ordinary tensors
@@ -90,7 +90,7 @@ def _ordinary(size: int) -> torch.Tensor:
 
 
 def shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
-    """Tensors of the asked size (rounded up to whole elements, and equal blocks) that have no memory."""
+    """Tensors without memory of the given size, rounded up to whole elements and equal blocks."""
     ranks = dist.get_world_size()
     block = -(-size // (dtype.itemsize * (ranks if operation.in_blocks else 1)))
     counts = (block * (ranks if blocks else 1) for blocks in (operation.input_blocks, operation.output_blocks))
@@ -98,7 +98,7 @@ def shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
 
 
 def failure(operation: Operation, tensors: Tensors, call: Call) -> str:
-    """Why the operation cannot be measured; empty where it gives what it must. A wrong result is the end."""
+    """Why the operation cannot be measured, or an empty string. Raises for a wrong result."""
     tensors.input.copy_(filled(tensors.rank, tensors.input.numel(), tensors.input.dtype))
     try:
         call()
@@ -113,7 +113,7 @@ def failure(operation: Operation, tensors: Tensors, call: Call) -> str:
 
 
 def _is(expected: torch.Tensor, output: torch.Tensor, ranks: int) -> bool:
-    """To the bit, unless these are sums that the dtype cannot hold: each of the additions may round those."""
+    """Compares bits, except for sums that the dtype cannot represent: each addition may round those."""
     if torch.equal(output, expected) or not expected.is_floating_point():
         return torch.equal(output, expected)
     eps = torch.finfo(expected.dtype).eps
@@ -121,7 +121,7 @@ def _is(expected: torch.Tensor, output: torch.Tensor, ranks: int) -> bool:
 
 
 def agreed(reason: str) -> str:
-    """The reason of the first rank that has one."""
+    """Returns the reason of the first rank that has one, at all ranks."""
     text = reason.encode()
     lengths = torch.empty(dist.get_world_size(), dtype=torch.int64)
     all_gather_into_tensor(lengths, torch.tensor([len(text)]), process_group_of(None)).wait()

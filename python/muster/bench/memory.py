@@ -1,4 +1,4 @@
-"""Memory to measure on: one tensor again and again (warm), or in turn out of a pool that no cache holds (cold)."""
+"""Memory for measurements: the same tensor each time (warm), or tensors of a pool larger than the caches (cold)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from muster.bench.operations import Operation, Tensors
 
-# Below this so few of a tensor's lines are touched that a pool of them is still in the caches.
+# Smaller tensors touch so few cache lines that a pool of them stays in the caches.
 COLD_FROM = 4096
-# Where the machine does not tell: as large as the last-level caches of today's servers.
+# If the size is unknown: as large as the last-level caches of today's servers.
 _USUAL_CACHE = 64 << 20
 _LARGEST_POOL = 1 << 30
 _ALIGNED = 64
@@ -31,16 +31,16 @@ def cold_pool_bytes() -> int:
 
 
 def slots(size: int, pool: int) -> int:
-    """How many tensors of `size` bytes make a pool: one is warm memory."""
+    """The number of tensors of `size` bytes in a pool. A single one is warm memory."""
     return max(1, -(-pool // max(size, 1)))
 
 
 def make_tensors(
     operation: Operation, like: Tensors, count: int, allocate: Callable[[int], torch.Tensor]
 ) -> list[Tensors]:
-    """`count` times input and output of the same shapes as in `like`, written once.
+    """Returns `count` pairs of input and output with the shapes of `like`, written once.
 
-    allocate: bytes to a flat uint8 tensor.
+    allocate: makes a flat uint8 tensor of a number of bytes.
     """
     inputs = _slots(like.input, count, allocate)
     outputs = inputs if operation.in_place else _slots(like.output, count, allocate)
@@ -54,7 +54,7 @@ def _slots(like: torch.Tensor, count: int, allocate: Callable[[int], torch.Tenso
 
 
 def in_turn(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
-    """Each call of the result makes the next one of `calls`."""
+    """Returns a function whose calls go to `calls` in turn."""
     if len(calls) == 1:
         return calls[0]
     turns = itertools.cycle(calls)
@@ -62,7 +62,7 @@ def in_turn(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
 
 
 def copying(tensors: Tensors) -> Callable[[], Any]:
-    """The floor: copies as many bytes as the message has, between this rank's own tensors where it can."""
+    """The floor: copies the bytes of the message, if possible between this rank's own tensors."""
     longer = max(tensors.input, tensors.output, key=torch.numel)
     other = tensors.input if longer is tensors.output else tensors.output
     if other.data_ptr() == longer.data_ptr() or other.numel() < longer.numel():

@@ -1,4 +1,4 @@
-"""Collectives from C++: one program over muster, Open MPI and MPICH, measured in turn."""
+"""Collectives from C++: the same program over muster, Open MPI and MPICH, in turn."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     buffers = parse_names("--buffers", arguments.buffers, BUFFERS)
     mpis = [mpi for mpi in MPIS if arguments.vs in ("all", mpi) and available(mpi)]
     if not mpis:
-        raise BenchFailedError("no MPI to measure beside: install one that docs/howto/benchmarks.md names, and build")
+        raise BenchFailedError("no MPI was found: install one of the packages in docs/howto/benchmarks.md, then build again")
     for ranks in parse_numbers("--ranks", arguments.ranks, 2):
         rows = []
         with (
@@ -101,12 +101,12 @@ def _measure(jobs: dict[str, Job], op: str, size: int, buffers: str, quick: bool
 
 
 def _time(job: Job, verb: str, op: str, size: int, count: int, repeats: int) -> float:
-    """Seconds at the slowest rank."""
+    """The seconds of the slowest rank."""
     return max(map(float, job.ask(verb, op, size, repeats, count, "-")))
 
 
 def _row(op: str, ranks: int, size: int, buffers: str, microseconds: dict[str, float]) -> Row:
-    """The ratio is to the faster one of the MPIs."""
+    """The ratio compares with the fastest MPI."""
     muster = microseconds["muster"]
     best = min(microseconds[mpi] for mpi in MPIS if mpi in microseconds)
     size = size if op != "barrier" else 0

@@ -1,4 +1,4 @@
-"""Two nodes on one machine: network namespaces joined by a veth pair, which end with their `with` block."""
+"""Two nodes on one machine: network namespaces with a veth pair, for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Node:
 
     @property
     def prefix(self) -> list[str]:
-        """Before a command that is to run there."""
+        """The prefix of a command that runs there."""
         return ["ip", "netns", "exec", self.namespace]
 
 
 def check_rate(option: str, rate: str) -> None:
-    """Before anything is made; ValueError for what tc would not take."""
+    """Raises ValueError for a rate that tc does not accept."""
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?([kmgt]i?)?(bit|bps)", rate.lower()):
         raise ValueError(f"{option} takes a rate as tc writes it, such as 1gbit or 100mbit; {rate!r} is not that")
 
 
 @contextlib.contextmanager
 def two_nodes(rate: str = "", connection_rate: str = "") -> Iterator[list[Node]]:
-    """10.77.1.1 and 10.77.1.2, with nothing else on their network.
+    """10.77.1.1 and 10.77.1.2, alone on their network.
 
-    rate: of it, as tc writes it, such as 1gbit. connection_rate: what each connection gets.
+    rate: of the network, as tc writes it, such as 1gbit. connection_rate: of each connection.
     """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise BenchFailedError("making network namespaces takes root and iproute2 (the program `ip`)")
@@ -67,9 +67,9 @@ def _ip(*words: str) -> None:
 
 
 def _limit_connections(node: Node, rate: str) -> None:
-    """A class for each value of some bits of the dialling end's port, so that few connections share one.
+    """Makes a class for each value of some bits of the connecting side's port, so that few connections share one.
 
-    That end is the one whose port is even: the system gives odd ones to those who listen.
+    That side has the even port: the system gives odd ports to listeners.
     """
     _tc(node, "qdisc", "root", "handle", "1:", "htb")
     for value in range(_CLASSES):
@@ -94,7 +94,7 @@ def _run(*words: str) -> None:
 
 
 def sent_bytes() -> int:
-    """What this process' node has sent over its interface to the other, with all headers."""
+    """The bytes that this node has sent to the other one, including headers."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == INTERFACE:

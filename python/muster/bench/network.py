@@ -1,4 +1,4 @@
-"""Collectives between two nodes (network namespaces joined by veth), and what they send across."""
+"""Collectives between two nodes (network namespaces with a veth pair), and the bytes that they send."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from muster.bench import measuring
 from muster.bench.collectives import common_options
 from muster.bench.groups import Groups
+from muster.bench.loading import Figures
 from muster.bench.memory import make_tensors
 from muster.bench.namespaces import INTERFACE, check_rate, sent_bytes, two_nodes
 from muster.bench.operations import OPERATIONS
@@ -26,8 +27,8 @@ SUMMARY = "collectives between two network namespaces, against gloo over TCP, an
 PEERS: tuple[str, ...] = ("gloo",)
 
 _COUNTED_CALLS = 8
-# Bytes that the busier node must send at the least, as a share of the message, where each of 2 nodes has `local` ranks
-# and every rank's memory holds the message: sums and copies can be made before and after crossing, once a node.
+# The least bytes that the busier of 2 nodes must send, as a share of the message, if each node has `local` ranks and
+# each rank holds the message. Each node reduces before it sends and copies after it receives.
 _CROSSING: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda local: 1.0,
     "reduce": lambda local: 1.0,
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
-    """For each number of ranks a node: times, then the bytes that cross."""
+    """Yields times and then sent bytes, for each number of ranks per node."""
     crossing = [parse_size(text) for text in arguments.crossing.split(",")] if arguments.crossing else []
     options = common_options(arguments) | {"crossing": crossing}
     numbers = (
@@ -73,8 +74,8 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _time_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
-    seconds = {variant: 1e6 * seconds for variant, seconds in result["seconds"].items()}
-    row = _row(local, where, peer, result, "time", "us", seconds, seconds.get("floor", 0.0))
+    microseconds = {variant: 1e6 * seconds for variant, seconds in result["seconds"].items()}
+    row = _row(local, where, peer, result, ("time", "us"), microseconds, microseconds.get("floor", 0.0))
     row.busbw = bus_bandwidth(row.bytes, OPERATIONS[result["op"]].bus(row.ranks), row.muster)
     return row
 
@@ -82,37 +83,20 @@ def _time_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
 def _bytes_row(local: int, where: str, peer: str, result: dict[str, Any]) -> Row:
     sent = {variant: count / 1024 for variant, count in result["sent"].items()}
     bound = result["bytes"] * _CROSSING[result["op"]](local)
-    return _row(local, where, peer, result, "sent across", "KiB", sent, bound / 1024)
+    return _row(local, where, peer, result, ("sent across", "KiB"), sent, bound / 1024)
 
 
 def _row(
-    local: int,
-    where: str,
-    peer: str,
-    result: dict[str, Any],
-    metric: str,
-    unit: str,
-    figures: dict[str, float],
-    floor: float,
+    local: int, where: str, peer: str, result: dict[str, Any], metric: tuple[str, str], figures: Figures, floor: float
 ) -> Row:
-    muster, other = figures.get("muster", 0.0), figures.get(peer, 0.0)
-    return Row(
-        bench="network",
-        case=f"{result['op']}, {format_size(result['bytes'])}, {where}",
-        ranks=2 * local,
-        bytes=result["bytes"],
-        metric=metric,
-        unit=unit,
-        muster=muster,
-        peer=other,
-        peer_name=peer,
-        floor=floor,
-        note="; ".join(f"{variant}: {reason}" for variant, reason in result["notes"].items()),
-    )
+    case = f"{result['op']}, {format_size(result['bytes'])}, {where}"
+    note = "; ".join(f"{variant}: {reason}" for variant, reason in result["notes"].items())
+    both = figures.get("muster", 0.0), figures.get(peer, 0.0)
+    return Row("network", case, 2 * local, *metric, *both, peer, floor, bytes=result["bytes"], note=note)
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """In every rank: first times, then bytes."""
+    """Yields times, then bytes."""
     yield from measuring.measure(groups, options)
     for name in options["ops"]:
         for size in options["crossing"] if name in _CROSSING else []:
@@ -134,7 +118,7 @@ def _count(groups: Groups, name: str, size: int, options: dict[str, Any]) -> dic
         before = sent_bytes()
         for _ in range(_COUNTED_CALLS):
             call()
-        dist.barrier()  # the other ranks of this node have sent theirs too
+        dist.barrier()  # the other ranks of this node have sent theirs
         counted = torch.tensor([sent_bytes() - before])
         dist.all_reduce(counted, op=dist.ReduceOp.MAX)
         sent[variant] = int(counted) / _COUNTED_CALLS

@@ -1,4 +1,4 @@
-"""What `muster bench collectives` measures: each operation as programs call it, and what it must give."""
+"""The operations of `muster bench collectives`, as programs call them, with their expected results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Callable[[], Any]
 
 @dataclass
 class Tensors:
-    """One rank's part. Blocks are those of the ranks, in order."""
+    """The tensors of one rank. Blocks are in rank order."""
 
     rank: int
     ranks: int
@@ -27,16 +27,18 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Operation:
-    """`call` binds an operation to tensors and a group; a message of S bytes is the longer one of input and output."""
+    """`call` binds an operation to tensors and a group. A message has the size of the longer tensor."""
 
     call: Callable[[Tensors, Any], Call]
-    expected: Callable[[Tensors], torch.Tensor | None]  # the output of filled() inputs; None: nothing at this rank
-    bus: Callable[[int], float] = lambda ranks: 1.0  # what nccl-tests takes bytes / time times for the busbw
-    input_blocks: bool = False  # it is a block for every rank, else one block
+    expected: Callable[
+        [Tensors], torch.Tensor | None
+    ]  # the output for inputs of filled(); None: no output at this rank
+    bus: Callable[[int], float] = lambda ranks: 1.0  # nccl-tests: busbw = bytes / time * bus
+    input_blocks: bool = False  # the input has a block for each rank, else one block
     output_blocks: bool = False
     in_place: bool = False
-    messages: int = 1  # that one call moves one after the other; the time shown is that of one
-    direct: Callable[[Tensors, Any], Call] | None = None  # the same through muster.Group
+    messages: int = 1  # that one call sends in sequence; the reported time is that of one
+    direct: Callable[[Tensors, Any], Call] | None = None  # the same over muster.Group
 
     @property
     def in_blocks(self) -> bool:
@@ -44,17 +46,17 @@ class Operation:
 
 
 def pattern(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers: sums of them over 13 ranks are exact in every dtype of 8 bits' precision."""
+    """Small whole numbers, whose sums over 13 ranks are exact in all dtypes with 8 bits of precision."""
     return torch.arange(count).remainder_(13).to(dtype)
 
 
 def filled(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """The input of `rank` when results are checked."""
+    """The input of `rank` for checks of results."""
     return pattern(count, dtype) + rank
 
 
 def _block(tensors: Tensors) -> torch.Tensor:
-    """The pattern that every rank's input has in this rank's block."""
+    """The part of the pattern in this rank's block."""
     whole = pattern(tensors.input.numel(), tensors.input.dtype)
     return tensors.blocks(whole)[tensors.rank]
 
@@ -119,7 +121,7 @@ def _partner(tensors: Tensors) -> int | None:
 
 
 def _send_recv(tensors: Tensors, group: Any) -> Call:
-    """There and back between ranks 2i and 2i + 1."""
+    """A round trip between ranks 2i and 2i + 1."""
     other = _partner(tensors)
 
     def there_and_back() -> None:
@@ -136,7 +138,7 @@ def _send_recv(tensors: Tensors, group: Any) -> Call:
 
 
 def _ring_exchange(tensors: Tensors, group: Any) -> Call:
-    """To the next rank and from the one before at the same time."""
+    """Sends to the next rank and receives from the previous one, concurrently."""
     after, before = (tensors.rank + 1) % tensors.ranks, (tensors.rank - 1) % tensors.ranks
     both = [
         dist.P2POp(dist.isend, tensors.input, after, group=group),

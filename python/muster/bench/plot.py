@@ -85,22 +85,3 @@ def write_ratio_plot(path: Path, rows: list[Row]) -> None:
         panel.margins(x=0.15, y=0.01)
         panel.set_xlabel(f"times better than {rows[0].peer_name}")
         panel.set_title(f"{rows[0].bench}: muster and {rows[0].peer_name}")
-
-
-def write_scale_plot(path: Path, rows: list[Row], metrics: list[str]) -> None:
-    """Each metric by the number of ranks, with a line for each case and one for the peer."""
-    with _panels(path, 1, len(metrics), 5.6, 4.4) as panels:
-        for panel, metric in zip(panels[0], metrics, strict=True):
-            shown = [row for row in rows if row.metric == metric]
-            lines: dict[str, dict[int, float]] = {}
-            for row in shown:
-                lines.setdefault(f"muster, {row.case}", {})[row.ranks] = row.muster
-                if row.peer:
-                    lines.setdefault(row.peer_name, {})[row.ranks] = row.peer
-            for name, points in lines.items():
-                color = {"color": PEER} if not name.startswith("muster") else {}
-                panel.loglog(sorted(points), [points[ranks] for ranks in sorted(points)], "o-", label=name, **color)
-            panel.set_title(f"{metric}, {shown[0].unit}" if shown else metric)
-            panel.set_xlabel("ranks")
-            panel.grid(True, alpha=0.25)
-        panels[0][0].legend(frameon=False, fontsize=8)

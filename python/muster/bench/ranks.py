@@ -1,4 +1,4 @@
-"""Runs one benchmark in several processes of its own and yields what rank 0 measures."""
+"""Runs one benchmark in several processes and yields the results of rank 0."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from typing import Any
 from muster.bench.report import BenchFailedError
 
 
-class RanksFailedError(BenchFailedError):
-    """A rank ended badly; the message has the end of what it wrote."""
-
-
 @dataclass
 class Place:
-    """Where a rank runs: words before its command, and what its environment has in place of this process's."""
+    """Where a rank runs: a prefix of its command, and its changes to the environment."""
 
     prefix: list[str] = field(default_factory=list)
-    # Loopback for peers that go by host name.
+    # Loopback, for peers that use the host name.
     environment: dict[str, str] = field(default_factory=lambda: {"GLOO_SOCKET_IFNAME": "lo"})
 
 
@@ -39,9 +35,9 @@ def run_ranks(
     place: Callable[[int], Place] = lambda rank: Place(),
     load: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Starts `ranks` processes of muster.bench.worker and yields rank 0's results as they come. Leaves no process.
+    """Starts `ranks` processes of muster.bench.worker and yields the results of rank 0. Leaves no process behind.
 
-    timeout: seconds for all of it. load: processes that compute beside them all the time.
+    timeout: in seconds, for all of it. load: the number of busy processes that run in the background.
     """
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, contextlib.ExitStack() as stack:
@@ -65,15 +61,15 @@ def run_ranks(
 
 
 def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str, deadline: float) -> Iterator[bytes]:
-    """Rank 0's lines until it closes the pipe; raises as soon as any rank has failed, and at the deadline."""
+    """Yields the lines of rank 0 until it closes the pipe. Raises when a rank fails, and at the deadline."""
     buffer = b""
     while True:
         if time.monotonic() > deadline:
-            raise RanksFailedError("rank 0 has not reported all of its results in time; --timeout gives it longer")
+            raise BenchFailedError("rank 0 has not reported all results in time; use a longer --timeout")
         if not select.select([reading], [], [], 0.2)[0]:
             for rank, worker in enumerate(workers):
                 if worker.poll():
-                    raise RanksFailedError(_report(rank, worker, folder))
+                    raise BenchFailedError(_report(rank, worker, folder))
             continue
         chunk = os.read(reading, 65536)
         if not chunk:
@@ -102,9 +98,9 @@ def _join(workers: list[subprocess.Popen[bytes]], folder: str, deadline: float) 
         try:
             status = worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise RanksFailedError(f"rank {rank} did not end in time; --timeout gives it longer") from None
+            raise BenchFailedError(f"rank {rank} did not end in time; use a longer --timeout") from None
         if status != 0:
-            raise RanksFailedError(_report(rank, worker, folder))
+            raise BenchFailedError(_report(rank, worker, folder))
 
 
 def _report(rank: int, worker: subprocess.Popen[bytes], folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Store servers to measure, each in a process of its own that ends with its `with` block."""
+"""Store servers, each in a process that ends with its `with` block."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Server:
 
     addresses: list[str]  # of PyTorch's protocol, as host:port
     pid: int
-    urls: list[str] = field(default_factory=list)  # of muster's own dialect
+    urls: list[str] = field(default_factory=list)  # of muster's protocol
 
 
 def find_program(name: str) -> str:
@@ -53,7 +53,7 @@ def find_program(name: str) -> str:
 
 @contextlib.contextmanager
 def muster_server(*options: str, secret: str = "") -> Iterator[Server]:
-    """The root of muster's store, or with `options` what else `muster-store-load serve` runs."""
+    """The root of muster's store, or with `options` another server of `muster-store-load serve`."""
     command = [find_program(LOAD), "serve", *options]
     environment = os.environ | {"MUSTER_SECRET": secret}
     with subprocess.Popen(
@@ -74,9 +74,8 @@ def muster_server(*options: str, secret: str = "") -> Iterator[Server]:
 def torch_server(*, resolvable: bool = True) -> Iterator[Server]:
     """torch's libuv TCPStore.
 
-    resolvable: its process sees a hosts file that has names for the clients' addresses, for it looks up the name of
-    every connection's other end, on its one thread; a note says so where that cannot be. Otherwise whatever this
-    machine answers.
+    resolvable: the process sees a hosts file with the clients' addresses, because the server looks up the name of each
+    client in its only thread. A note is printed if that is impossible. Otherwise the machine's resolver answers.
     """
     context = multiprocessing.get_context("fork")  # torch is imported already
     ours, theirs = context.Pipe()
@@ -105,8 +104,8 @@ def _receive(pipe: Connection) -> int:
 
 
 def _serve_torch(pipe: Connection, resolvable: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # should the parent be killed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # in case the parent is killed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     from torch._C._distributed_c10d import TCPStore
 
     problem = ""
@@ -114,7 +113,7 @@ def _serve_torch(pipe: Connection, resolvable: bool) -> None:
         try:
             see_names_of_loopback()
         except OSError as error:
-            problem = f"torch's server may look names up in vain: {error}"
+            problem = f"torch's server may wait for name lookups: {error}"
     limit = timedelta(seconds=60)
     with contextlib.suppress(ValueError, OSError):  # as many clients as muster's server takes
         resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
@@ -124,7 +123,7 @@ def _serve_torch(pipe: Connection, resolvable: bool) -> None:
 
 
 def see_names_of_loopback() -> None:
-    """Gives this process a hosts file of its own, in a mount namespace of its own. Threads that exist do not see it."""
+    """Gives this process its own hosts file in a mount namespace. Existing threads do not see it."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(status: int, what: str) -> None:

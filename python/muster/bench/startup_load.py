@@ -1,4 +1,4 @@
-"""A whole job's start-up at the store's root: workers by themselves, and behind the proxies of their nodes."""
+"""The load of a job's start-up on the store's root, with and without the proxies of the nodes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import math
 import secrets
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from muster.bench.loading import Figures, Metric, load, row_beside_torch
-from muster.bench.plot import write_ratio_plot, write_scale_plot
+from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.report import BenchFailedError, Row, parse_numbers
 from muster.bench.servers import Server, muster_server, torch_server
 
@@ -36,14 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="N,...", help="instead of the start-ups' own numbers of workers")
     parser.add_argument("--loads", "--storms", metavar="N,...", help="numbers of simulated workers; 0: none")
     parser.add_argument("--fanout", type=int, metavar="N", help="proxies of a middle one; 0: no middle tier (auto)")
-
-
-def write_plot(path: Path, rows: list[Row]) -> None:
-    """Draws how the root's work grows with simulated workers, if there are any."""
-    if loads := [row for row in rows if row.case.startswith("load")]:
-        write_scale_plot(path, loads, ["root CPU", "root messages"])
-    else:
-        write_ratio_plot(path, rows)
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -81,7 +72,7 @@ def _startup(workers: int, exchange: str, arguments: argparse.Namespace) -> Iter
 
 @contextlib.contextmanager
 def _tiers(workers: int, secret: str) -> Iterator[tuple[Server, Server]]:
-    """As many tiers as a job of that size has by default."""
+    """The tiers that a job of this size has by default."""
     nodes = -(-workers // _PER_NODE)
     with contextlib.ExitStack() as stack:
         above = root = stack.enter_context(muster_server(secret=secret))
@@ -91,7 +82,7 @@ def _tiers(workers: int, secret: str) -> Iterator[tuple[Server, Server]]:
 
 
 def _fanout(nodes: int) -> int:
-    """That of `--store-fanout auto` where there is one."""
+    """The fanout of `--store-fanout auto` for large jobs."""
     return math.ceil(math.sqrt(nodes))
 
 
@@ -136,7 +127,7 @@ def _load_root(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _behind(root: Server, urls: list[str], workers: int, timeout: float, secret: str) -> Figures:
-    """Simulated workers behind real proxies of what is at `urls`."""
+    """Simulated workers behind real proxies of the servers at `urls`."""
     words = ["storm", "--urls", ",".join(urls), "--root", root.urls[0], "--pid", str(root.pid)]
     words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", _LOAD_EXCHANGE]
     return load([*words, "--timeout", str(timeout)], secret)

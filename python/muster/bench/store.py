@@ -1,4 +1,4 @@
-"""The store's servers under the load of one C++ generator that speaks PyTorch's TCPStore protocol."""
+"""Store servers under the load of a C++ generator that speaks PyTorch's TCPStore protocol."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _METRICS = {
 
 @dataclass
 class Case:
-    """One table line for each metric. `server`: how torch's server is started; muster's and the floor's are alike."""
+    """One row for each metric."""
 
     name: str  # the load generator's
     shown: str
     connections: list[int]
     options: list[str] = field(default_factory=list)
     repeats: int = 3
-    fresh: bool = False  # a server of its own for every measurement
+    fresh: bool = False  # a new server for each measurement
     resolvable: bool = True
 
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _measure(case: Case, connections: int, arguments: argparse.Namespace) -> Iterator[Row]:
-    """Measures the three servers in turn, over and over, so that the machine's moods fall on all of them alike."""
+    """Measures the three servers in turn, so that a change in the machine's load affects all of them alike."""
     start: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
         "muster": muster_server,
         "tcpstore": functools.partial(torch_server, resolvable=case.resolvable),

@@ -1,7 +1,8 @@
-"""One rank of a benchmark: joins the others over muster and over the peer, and runs the benchmark's measure()."""
+"""One rank of a benchmark: runs the benchmark's measure() with groups over muster and over the peer."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -10,7 +11,6 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from muster.bench import benches
 from muster.bench.groups import Groups
 
 
@@ -19,11 +19,12 @@ def main() -> None:
     options = json.loads(parameters)
     if options.get("bind"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})  # before it joins, as launchers bind
+        os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})  # before it joins, as launchers do
     store = FileStore(f"{folder}/store", int(ranks))
     limit = timedelta(seconds=options["timeout"])
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks), timeout=limit)
-    results = benches.RANK_BENCHES[bench].measure(Groups(limit), options)
+    # Yields the same at all ranks; those of rank 0 are reported.
+    results = importlib.import_module(f"muster.bench.{bench}").measure(Groups(limit), options)
     if report != "-1":
         with os.fdopen(int(report), "w") as pipe:
             for result in results:

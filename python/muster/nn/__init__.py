@@ -1,8 +1,8 @@
 """Data parallelism: one model, trained by several processes or on several devices.
 
-muster.nn.DistributedDataParallel   torch's, over muster's own reducer: a replica in each process
-muster.nn.SyncBatchNorm             torch's, which also takes CPU tensors
-muster.nn.DataParallel              replicas within one process, on any devices, the CPU several times too
+muster.nn.DistributedDataParallel   torch's class over muster's reducer: a replica in each process
+muster.nn.SyncBatchNorm             torch's class, also for CPU tensors
+muster.nn.DataParallel              replicas in one process, on any devices, also several on the CPU
 muster.nn.data_parallel             the same for one call
 """
 

@@ -1,4 +1,4 @@
-"""DataParallel over any list of devices, the CPU as often as one likes."""
+"""DataParallel over any list of devices, also several replicas on the CPU."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Device: TypeAlias = "int | str | torch.device"
 
 
 class DataParallel(nn.Module):
-    """A module whose forward runs on parts of the batch at the same time, a replica and a thread for each device.
+    """Runs a module's forward on parts of the batch concurrently, with a replica and a thread for each device.
 
-    As torch.nn.DataParallel, but for any devices: `device_ids` is a list of devices ("cpu", torch.device("cuda", 1), or
-    a number: an accelerator's), in which one may stand several times, or a count of replicas on the CPU. By default all
-    accelerators there are; without any, the module is called as it is. Tensors among the arguments are split along
-    `dim`, other things are given to every replica; outputs are joined along `dim` on `output_device` (default: the
-    first of `device_ids`). With one device, what forward returns is left as it is. A batch smaller than the number of
-    devices leaves some idle. Gradients of all replicas are summed in the one module, whose parameters and buffers must
-    be on the first device.
+    As torch.nn.DataParallel, but for any devices. `device_ids` is a list of devices ("cpu", torch.device("cuda", 1), or
+    the index of an accelerator), which may repeat, or a number of replicas on the CPU. The default is all accelerators;
+    without any, the module is called directly. Tensors among the arguments are split along `dim`, other arguments are
+    passed to each replica. Outputs are concatenated along `dim` on `output_device` (default: the first of
+    `device_ids`). With one device, the output of forward is returned unchanged. A batch smaller than the number of
+    devices leaves some devices idle. The gradients of all replicas are summed in the module, whose parameters and
+    buffers must be on the first device.
 
-    Replicas on the module's own device share its parameters. Buffers are its own in the first replica; the others
-    have copies that are dropped: what forward changes in them is lost. On the CPU, each thread uses as many of torch's
-    threads as torch.get_num_threads() divided by the replicas. An error of a replica is raised with its number.
+    Replicas on the module's device share its parameters. The first replica uses the module's buffers. The others use
+    copies, which are discarded with their changes. On the CPU, each thread uses torch.get_num_threads() divided by the
+    number of replicas. An error of a replica is raised with the replica's index.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ def _devices(devices: int | Sequence[Device] | None) -> list[torch.device]:
         devices = list(range(torch.accelerator.device_count()))
     elif isinstance(devices, int):
         if devices < 1:
-            raise ValueError(f"device_ids={devices}: as a number, it is how many replicas to run on the CPU")
+            raise ValueError(f"device_ids={devices}: a number must be a positive number of replicas on the CPU")
         devices = ["cpu"] * devices
     elif isinstance(devices, (str, torch.device)):
-        raise TypeError(f"device_ids is a list of devices, or how many replicas to run on the CPU, not {devices!r}")
+        raise TypeError(f"device_ids must be a list of devices or a number of replicas on the CPU, not {devices!r}")
     elif not devices:
         raise ValueError("device_ids is empty: name a device for each replica, or None for all accelerators")
     return [_device(each) for each in devices]
@@ -145,12 +145,12 @@ def _count_parts(arguments: tuple[tuple[Any, ...], dict[str, Any]], devices: int
 
 
 def _like(value: Any, items: Iterable[Any]) -> Any:
-    """A sequence of the type of `value`."""
+    """Returns a sequence with the type of `value`."""
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _scatter(value: Any, devices: list[torch.device], dim: int) -> list[Any]:
-    """The value for each device: tensors split, all else as it is."""
+    """Returns the value for each device. Tensors are split, other values are repeated."""
     if isinstance(value, Tensor):
         parts = value.chunk(len(devices), dim) if value.dim() > 0 else [value] * len(devices)
         return [part.to(device, non_blocking=True) for part, device in zip(parts, devices, strict=True)]
@@ -164,7 +164,7 @@ def _scatter(value: Any, devices: list[torch.device], dim: int) -> list[Any]:
 
 
 def _gather(outputs: Sequence[Any], device: torch.device | None, dim: int) -> Any:
-    """The outputs of all replicas as one: tensors one behind the other, numbers a vector."""
+    """Joins the outputs of the replicas: concatenates tensors, and stacks scalars."""
     first = outputs[0]
     if isinstance(first, Tensor):
         moved = [each.to(device) for each in outputs]
@@ -182,7 +182,7 @@ def _gather(outputs: Sequence[Any], device: torch.device | None, dim: int) -> An
 
 
 def _replicate(module: nn.Module, device: torch.device, index: int) -> Any:
-    """A copy of the module that shares its parameters, or has copies of them through which gradients flow back."""
+    """Returns a copy of the module. It shares the parameters, or has copies through which gradients flow back."""
     copies: dict[int, Any] = {}  # by the id() of what was copied: modules and tensors may occur several times
 
     def copy(original: Any) -> Any:
@@ -210,7 +210,7 @@ def _replicate(module: nn.Module, device: torch.device, index: int) -> Any:
 
 
 class _ThreadLocalState:
-    """What torch keeps for each thread, as it is in the thread that calls."""
+    """The state that torch keeps per thread, from the calling thread."""
 
     def __init__(self, devices: list[torch.device]) -> None:
         self.grad = torch.is_grad_enabled()
@@ -256,8 +256,8 @@ _thread = threading.local()  # .depth: how many DataParallels the replica runs i
 
 @functools.lru_cache
 def _pool(process: int, depth: int, threads: int) -> ThreadPoolExecutor:
-    """Lasts, for torch has OpenMP start threads beside each thread that computes. One for each process, as threads do
-    not outlive a fork, and for each depth, lest replicas that wait for inner ones take the threads of these.
+    """Cached, because OpenMP starts threads for each thread that computes. By process, because threads do not survive a
+    fork, and by depth, so that replicas that wait for inner ones do not occupy their threads.
     """
     total = torch.get_num_threads()
 
@@ -268,5 +268,5 @@ def _pool(process: int, depth: int, threads: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(threads, "muster-replica", begin)
     all_began = threading.Barrier(threads)
     list(pool.map(lambda _: all_began.wait(), range(threads)))
-    torch.set_num_threads(total)  # begin() also changed it for threads that are yet to start
+    torch.set_num_threads(total)  # begin() also changed it for threads that start later
     return pool

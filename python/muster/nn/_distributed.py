@@ -1,4 +1,4 @@
-"""DistributedDataParallel: torch's own in all that is Python, over muster's reducer."""
+"""DistributedDataParallel: torch's Python class over muster's reducer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _BUILT_IN_HOOKS = {
     BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
     BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
 }
-# torch wants a GPU and NCCL for these.
+# torch requires a GPU and NCCL for these.
 _HOOKS_WITHOUT_CHECK = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
 
 def _optimize_in_backward(
     model: Callable[[], DistributedDataParallel], bucket: GradBucket
 ) -> torch.futures.Future[Tensor]:
-    """A hook that lets the optimizers of a bucket's parameters step as soon as it is reduced."""
+    """A hook that runs the optimizers of a bucket's parameters as soon as it is reduced."""
     parameters, reducer, size = bucket.parameters(), model().reducer, model().process_group.size()
 
     def step(future: torch.futures.Future[Tensor]) -> Tensor:
@@ -60,16 +60,16 @@ def _optimize_in_backward(
 
 
 class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[misc]
-    """torch.nn.parallel.DistributedDataParallel with all of its arguments and methods, whose gradients are averaged by
-    muster while backward runs. For modules on the CPU, over a process group of the muster backend. docs/howto/ddp.md
-    says what differs from torch's; it is little: gradient_as_bucket_view is True by default, bf16 hooks run on the CPU,
-    and errors name ranks and parameters.
+    """torch.nn.parallel.DistributedDataParallel with all of its arguments and methods. muster averages the gradients
+    while backward runs. For modules on the CPU, over a process group of the muster backend. Few things differ from
+    torch's class (docs/howto/ddp.md): gradient_as_bucket_view is True by default, bf16 hooks run on the CPU, and errors name
+    ranks and parameters.
 
-    Raises muster.PeerLostError and its like (muster.errors) from the constructor, forward and backward when another
-    rank fails; then this object is of no further use, but the module it wraps is.
+    When another rank fails, the constructor, forward and backward raise muster.PeerLostError and related errors
+    (muster.errors). Afterwards this object cannot be used, but the module that it wraps can.
     """
 
-    _lazy_init_ran = False  # torch's constructor leaves it out where all gradients are delayed
+    _lazy_init_ran = False  # torch's constructor does not set it if all gradients are delayed
 
     @functools.wraps(_init)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,8 +79,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             raise TypeError(f"muster.nn.DistributedDataParallel wraps a torch.nn.Module, not {options['module']!r}")
         options.setdefault("gradient_as_bucket_view", True)
         mixed_precision = options.pop("mixed_precision", None)  # torch's needs an accelerator's streams
-        # Our reducer compares the models, and its error says which parameter differs at which rank. So it comes first,
-        # and torch's "init_sync" after it, in _ddp_init_helper().
+        # muster's reducer compares the models first, because its error names the parameter and the rank that differ.
+        # torch's "init_sync" follows in _ddp_init_helper().
         self._pending_sync: dict[str, bool] | None = None
         if options.pop("init_sync", True):
             buffers = options.get("forward_sync_buffers") is not None or options.get("broadcast_buffers") is not False
@@ -99,7 +99,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         static_graph: bool,
     ) -> None:
         """Called by the constructor and by unpickling."""
-        if self._use_python_reducer:  # compiled autograd reduces; nothing of ours is in its way
+        if self._use_python_reducer:  # compiled autograd reduces the gradients
             if self._pending_sync is not None:
                 _verify_param_shape_across_processes(self.process_group, parameters)
             super()._ddp_init_helper(parameters, expect_sparse_gradient, param_to_name_mapping, static_graph)
@@ -133,7 +133,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         options.names = [names[index].removeprefix(".") for index in range(len(parameters))]
         if self.bucket_bytes_cap < 0:
             cap = self.bucket_bytes_cap / 2**20
-            self._log_and_throw(ValueError, f"bucket_cap_mb is a size in MiB, from 0 up, not {cap:g}")
+            self._log_and_throw(ValueError, f"bucket_cap_mb must be a size in MiB of at least 0, got {cap:g}")
         options.bucket_bytes = self.bucket_bytes_cap
         default = self.bucket_bytes_cap_default
         options.first_bucket_bytes = _DEFAULT_FIRST_BUCKET_BYTES if default else self.bucket_bytes_cap
@@ -152,7 +152,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         self._set_reduction_dtype()  # an unpickled model's
 
     def _unless_ignored(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """torch ignores what is delayed, too; but that is the same at all ranks."""
+        """torch also ignores delayed parameters, but all ranks must have the same ones."""
         delayed = {id(each) for each in self._delay_all_reduce_params}
         return [pair for pair in tensors if pair[0] not in self.parameters_to_ignore or id(pair[1]) in delayed]
 
@@ -179,14 +179,14 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             return super()._run_ddp_forward(*inputs, **kwargs)
 
     def _match_unused_params_allreduce(self) -> None:
-        """As torch's, which gives what the last backward found, though a joined rank uses nothing."""
-        # Past the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL, as the reducers of the others go.
+        """As torch's, but a joined rank reports no used parameter; torch's repeats those of the last backward."""
+        # Without the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL, as in the reducers of the other ranks.
         direct = Group.from_process_group(self.process_group)
         direct.all_reduce(torch.zeros_like(self.reducer._get_local_used_map()))
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
-        """What torch keeps as a flag. The reducer knows better: the first backward may be under no_sync()."""
+        """A flag in torch's class. Here the reducer answers, because the first backward may be under no_sync()."""
         return not self.reducer._in_first_static_iteration()
 
     @_static_graph_delay_allreduce_enqueued.setter
@@ -194,7 +194,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         pass
 
     def _delayed_all_reduce_hook(self, gradient: Tensor) -> Tensor:
-        """As torch's, which leaves it to a stream that the optimizer's step comes behind the all-reduce."""
+        """As torch's, whose stream makes the optimizer's step wait for the all-reduce. Here backward waits."""
         self._delay_grad_buffer.div_(self.process_group.size())
         work: Any = dist.all_reduce(self._delay_grad_buffer, group=self.process_group, async_op=True)
         torch.autograd.Variable._execution_engine.queue_callback(work.wait)

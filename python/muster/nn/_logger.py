@@ -1,4 +1,4 @@
-"""What DistributedDataParallel tells of itself: _get_ddp_logging_data()."""
+"""The data of DistributedDataParallel's _get_ddp_logging_data()."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from muster.nn._distributed import DistributedDataParallel
 
-_DTYPES = {torch.float32: "float", torch.float64: "double"}  # as C++ calls them, and so torch's own logger
+_DTYPES = {torch.float32: "float", torch.float64: "double"}  # the names in C++, which torch's logger uses
 _ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
-_ALWAYS_SAMPLED = 10  # iterations; of later ones every so many are, see Reducer.sample_rate
+_ALWAYS_SAMPLED = 10  # iterations; later ones by Reducer.sample_rate
 
 
 class LoggingData(NamedTuple):
-    """Under the names of torch's DDPLoggingData. Times are in nanoseconds."""
+    """With the names of torch's DDPLoggingData. Times are in nanoseconds."""
 
     strs_map: dict[str, str]
     ints_map: dict[str, int]
 
 
 class Logger:
-    """Stands in for torch's dist.Logger, which knows torch's own reducer only. Keys are as there; there are none for
-    what is unknown here.
+    """Replaces torch's dist.Logger, which works with torch's reducer only. The keys are the same; keys without a value
+    here are missing.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -66,7 +66,7 @@ class Logger:
         self._ints.update(has_sync_bn=int(has_sync_bn), static_graph=int(static_graph))
 
     def set_runtime_stats_and_log(self) -> None:
-        """Before a forward: takes down how the iteration before it went, if it is one to be sampled."""
+        """Called before a forward: records the previous iteration if it is sampled."""
         iteration = self._forwards
         self._forwards += 1
         if iteration > 0 and (iteration <= _ALWAYS_SAMPLED or iteration % self._reducer.sample_rate == 0):

@@ -1,8 +1,8 @@
-"""Training in low precision: what DistributedDataParallel's argument mixed_precision asks for, on the CPU.
+"""The argument mixed_precision of DistributedDataParallel, on the CPU.
 
-torch's own exchanges the parameters' data on a stream of an accelerator. Here a module's forward finds each parameter's
-low-precision copy in its place, made by an operation that autograd knows. So gradients come to the parameters in their
-own dtype, and accumulation, unused parameters, retained graphs and hooks work as without it.
+torch swaps the parameters' data on a stream of an accelerator. Here forward sees a low-precision copy in place of each
+parameter, made by an operation that autograd records. So gradients reach the parameters in their own dtype, and
+accumulation, unused parameters, retained graphs and hooks work as usual.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import nn
 
 
 class LowPrecision:
-    """Lets `root` and its parts see their real parameters in another dtype. Not thread-safe: one forward at a time."""
+    """Shows `root` and its submodules their floating-point parameters in another dtype. Not thread-safe."""
 
     def __init__(self, root: nn.Module, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._active = False
-        self._part: tuple[nn.Module, contextlib.ExitStack] | None = None  # that is computed again
+        self._part: tuple[nn.Module, contextlib.ExitStack] | None = None  # recomputed by a checkpoint
         for parameter in self._parameters(root):
-            marked: Any = parameter  # with what torch's has: what forward sees, and what the optimizer does
+            marked: Any = parameter  # torch's attributes: what forward sees, and what the optimizer sees
             marked._mp_param = torch.empty(0, dtype=dtype)
             marked._fp_param = parameter.data
         for module in root.modules():
@@ -31,7 +31,7 @@ class LowPrecision:
             module.register_forward_hook(self._leave_part, always_call=True)
 
     def _enter_part(self, part: nn.Module, _: object) -> None:
-        """A part that runs within backward is a checkpoint's, called once more."""
+        """A submodule that runs during backward is recomputed by a checkpoint."""
         if not self._active and torch._C._current_graph_task_id() != -1:
             self._part = part, contextlib.ExitStack()
             self._part[1].enter_context(self.active(part))
@@ -49,7 +49,7 @@ class LowPrecision:
 
     @contextlib.contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:
-        """While this lasts, the module and its parts have copies for parameters."""
+        """Replaces the parameters of the module by copies while the context is active."""
         copies = {id(each): each.to(self._dtype) for each in self._parameters(module)}
         places: list[tuple[dict[str, Any], str, Any]] = [
             (part._parameters, name, parameter)

@@ -1,4 +1,4 @@
-"""What torch's DistributedDataParallel calls a reducer, over muster's."""
+"""The interface of torch's reducer over muster's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Reducer(_C.Reducer):
-    """_C.Reducer, with what torch's one offers beside it through a process group. The attributes are for the Logger."""
+    """_C.Reducer with the other methods of torch's reducer. The Logger reads the attributes."""
 
     sample_rate = 100
     has_rebuilt_buckets = False
@@ -33,7 +33,7 @@ class Reducer(_C.Reducer):
         return rebuilt
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> Future[Tensor]:
-        """What torch's hooks build on: the sum, which they divide."""
+        """Returns the sum, which torch's hooks divide."""
         work = self._process_group.allreduce([bucket.buffer()])
         summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
         return summed
@@ -51,7 +51,7 @@ class Reducer(_C.Reducer):
         )
 
     def get_backward_stats(self) -> list[int]:
-        """When each bucket was full, in nanoseconds since the first gradient of the last backward."""
+        """The times at which the buckets were full, in nanoseconds since the first gradient of the last backward."""
         times = self.times()
         return [max(0, bucket["ready"] - times["backward"]) for bucket in times["buckets"]]
 

@@ -1,4 +1,4 @@
-"""Batch norm over the batches of all ranks, on the CPU too."""
+"""Batch norm over the batches of all ranks, also on the CPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TorchSyncBatchNorm: Any = nn.SyncBatchNorm  # Any: most of it is untyped
 
 
 class SyncBatchNorm(_TorchSyncBatchNorm):  # type: ignore[misc]
-    """torch.nn.SyncBatchNorm, which also takes CPU tensors: in training, mean and variance are those of the batches of
-    all ranks of `process_group` together, which may be of different sizes. All ranks must call it alike.
+    """torch.nn.SyncBatchNorm that also accepts CPU tensors. In training, mean and variance cover the batches of all
+    ranks of `process_group`, which may have different sizes. All ranks must call it in the same order.
     """
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-        """Puts one of these in the place of every batch norm in the module, with its parameters and statistics, and
-        returns the module, or what is in its place.
+        """Replaces each batch norm in the module, keeping its parameters and statistics. Returns the module, or its
+        replacement.
         """
         if isinstance(module, _BatchNorm):
             converted = cls.__new__(cls)

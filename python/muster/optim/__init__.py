@@ -1,7 +1,7 @@
-"""Optimizers for links too slow to send gradients with every step: ranks train on their own and meet now and then.
+"""Optimizers for links that are too slow to send gradients in each step. Ranks train locally and average periodically.
 
-LocalSGD   averages the parameters every so many steps.
-DiLoCo     takes how far the ranks have come, on average, as the gradient of an outer optimizer.
+LocalSGD   averages the parameters every sync_every steps.
+DiLoCo     uses the average change of the parameters as the gradient of an outer optimizer.
 """
 
 from muster.optim._diloco import DiLoCo
