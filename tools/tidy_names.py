@@ -84,7 +84,15 @@ RETIRED: dict[str, dict[str, str]] = {
         "whom": "victim",
         "widow": "name_dead_rank",
     },
-    r"src/muster/torch/": {"Filling": "OpenBucket", "TwoStepHook": "TwoPhaseHook", "give_memory": "allocate_buckets"},
+    r"src/muster/torch/": {
+        "Filling": "OpenBucket",
+        "Pending": "PendingWorks",
+        "TwoStepHook": "TwoPhaseHook",
+        "give_memory": "allocate",
+        "settle": "complete",
+        "with_store": "hold_store",
+    },
+    r"src/muster/steps/": {"OfRank": "RankStats", "stands_out": "is_significant"},
 }
 
 Row = tuple[str, int, str, str]  # path, line, rule, advice

@@ -173,7 +173,7 @@ double rate_at(int64_t step, int64_t steps) {
 }
 
 muster::Hook make_hook(const std::string& name, const std::shared_ptr<muster::Group>& group) {
-  if (name == "bf16") return muster::half_hook({group}, torch::kBFloat16);
+  if (name == "bf16") return muster::half_compress_hook({group}, torch::kBFloat16);
   if (name == "int8") return muster::int8_hook(muster::hook_groups(group));
   throw std::invalid_argument("--hook takes bf16 or int8, not " + name);
 }

@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The live backends of this process, for its exit.
+/// The live backends of this process, which are shut down at its exit.
 class Backends {
  public:
   void add(const c10::intrusive_ptr<ProcessGroupMuster>& backend) {
@@ -62,7 +62,7 @@ void bind_backend(py::module_& module) {
       "cancel_coalescing",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { muster_backend(backend)->cancelCoalescing(); },
       py::arg("backend"));
-  // A program may exit without destroying its groups. A group's thread needs the GIL to release a tensor, and an
+  // A program may end without destroying its groups. A group's thread that releases a tensor needs the GIL, and an
   // interpreter that shuts down kills threads that ask for it.
   py::module_::import("atexit").attr("register")(
       py::cpp_function([backends] { backends->shut_down(); }, py::call_guard<py::gil_scoped_release>()));

@@ -7,7 +7,7 @@ namespace muster::python {
 namespace {
 
 NativeHook half(const char* name, at::ScalarType wire) {
-  return {name, false, [wire](HookGroups groups) { return half_hook(std::move(groups), wire); }};
+  return {name, false, [wire](HookGroups groups) { return half_compress_hook(std::move(groups), wire); }};
 }
 
 }  // namespace
@@ -46,8 +46,8 @@ void bind_hooks(py::module_& module) {
           py::arg("ratio"))
       .def_static(
           "power_sgd",
-          [](size_t rank, uint64_t start, double least_gain, uint64_t seed) {
-            const PowerSgdOptions options{rank, start, least_gain, seed};
+          [](size_t rank, uint64_t start, double min_compression_rate, uint64_t seed) {
+            const PowerSgdOptions options{rank, start, min_compression_rate, seed};
             options.check();
             return NativeHook(c10::str("power_sgd(rank=", rank, ", start_powerSGD_iter=", start, ")"), true,
                               [options](HookGroups groups) { return power_sgd_hook(std::move(groups), options); });

@@ -1,4 +1,4 @@
-// muster::Reducer under the names that torch's DistributedDataParallel calls on its own.
+// muster::Reducer, with the names of torch's Reducer.
 #include "muster/torch/reducer/reducer.h"
 
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
@@ -14,7 +14,7 @@ namespace {
 
 using c10d::PythonCommHook;
 using torch::jit::PythonFutureWrapper;
-/// For whatever takes the reducer's mutex: a backward holds it while it waits for Python's lock.
+/// For functions that take the reducer's mutex: a backward holds it while it waits for the GIL.
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<Group> checked_group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
@@ -27,7 +27,7 @@ std::shared_ptr<Group> checked_group_of(const c10::intrusive_ptr<c10d::Backend>&
   return group_of(ours);
 }
 
-/// What backward() raises, then: of C++ exceptions, torch's engine hands on only those that torch knows.
+/// Raises the failure as a Python exception, because torch's engine passes on only C++ exceptions that torch knows.
 void throw_in_python(const ErrorException& failure) {
   const py::gil_scoped_acquire locked;
   raise(failure.error());
@@ -42,14 +42,10 @@ std::shared_ptr<Reducer> make_reducer(const c10::intrusive_ptr<c10d::Backend>& b
   options.on_failure = &throw_in_python;
   const py::gil_scoped_release unlocked;
   const auto destroy = [](Reducer* reducer) {
-    const py::gil_scoped_release unlocked;  // its last reduction may want to let go of a tensor of Python's
+    const py::gil_scoped_release unlocked;  // its last reduction may release a tensor that Python owns
     delete reducer;
   };
   return {new Reducer(std::move(group), std::move(parameters), std::move(options)), destroy};
-}
-
-std::shared_ptr<PythonFutureWrapper> wrap(c10::intrusive_ptr<c10::ivalue::Future> future) {
-  return std::make_shared<PythonFutureWrapper>(std::move(future));
 }
 
 void wait_at_end(Reducer& reducer, const std::vector<std::shared_ptr<PythonFutureWrapper>>& futures) {
@@ -64,9 +60,10 @@ py::dict times_of(const Reducer& reducer) {
                             py::arg("begun") = each.begun.ns, py::arg("ended") = each.ended.ns,
                             py::arg("last_parameter") = each.last_parameter));
   }
-  return py::dict(py::arg("iteration") = times.iteration, py::arg("forward") = times.forward.ns,
-                  py::arg("backward") = times.backward.ns, py::arg("waited") = times.waited.ns,
-                  py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets);
+  py::dict dict(py::arg("iteration") = times.iteration, py::arg("forward") = times.forward.ns,
+                py::arg("backward") = times.backward.ns, py::arg("last_gradient") = times.last_gradient.ns,
+                py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets);
+  return dict;
 }
 
 void bind_options(py::module_& module) {
@@ -100,7 +97,6 @@ void bind_reducer(py::module_& module) {
   };
   const auto set_native_hook = [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend,
                                   const NativeHook& hook) { self.set_hook(hook.make(muster_backend(backend))); };
-  const auto run_hook = [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_hook(bucket)); };
   py::class_<Reducer, std::shared_ptr<Reducer>>(module, "Reducer")
       .def(py::init(&make_reducer), py::arg("backend"), py::arg("parameters"), py::arg("options"))
       .def("prepare_for_forward", &Reducer::prepare_for_forward, WithoutLock())
@@ -108,10 +104,8 @@ void bind_reducer(py::module_& module) {
       .def("_rebuild_buckets", &Reducer::rebuild_buckets, WithoutLock())
       .def("_register_comm_hook", set_hook, py::arg("state"), py::arg("hook"), py::arg("backends"))
       .def("_register_native_hook", set_native_hook, py::arg("backend"), py::arg("hook"), WithoutLock())
-      .def("_run_comm_hook", run_hook, py::arg("bucket"), WithoutLock())
       .def("_install_post_backward_futures", &wait_at_end, py::arg("futures"))
-      .def("_get_zeros_like_grad_buckets", &Reducer::zero_buckets, WithoutLock())
-      .def("_push_all_rebuilt_params", &Reducer::push_all_rebuilt_parameters, WithoutLock())
+      .def("_shadow_backward", &Reducer::shadow_backward, WithoutLock())
       .def("_set_forward_pass_work_handle", &Reducer::set_forward_work, py::arg("work"),
            py::arg("use_static_world_size"), WithoutLock())
       .def("_get_local_used_map", &Reducer::used_map, WithoutLock())

@@ -19,10 +19,10 @@ py::dict describe(const StepReport& report) {
   for (const StepReport::Bucket& bucket : report.buckets) buckets.append(describe(bucket));
   const BackwardTimes& times = report.times;
   return py::dict(py::arg("step") = times.iteration, py::arg("forward") = times.forward.ns,
-                  py::arg("backward") = times.backward.ns, py::arg("last_gradient") = times.waited.ns,
+                  py::arg("backward") = times.backward.ns, py::arg("last_gradient") = times.last_gradient.ns,
                   py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets,
                   py::arg("communication") = report.communication.count(), py::arg("exposed") = report.exposed.count(),
-                  py::arg("overlap_ratio") = report.hidden(), py::arg("advice") = report.advice,
+                  py::arg("overlap_ratio") = report.overlap_ratio(), py::arg("advice") = report.advice,
                   py::arg("text") = report.to_string());
 }
 
@@ -49,13 +49,13 @@ py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
     return value_or_throw(find_stragglers(reducer.group(), reducer.history(), steps));
   }();
   py::list ranks;
-  for (const StragglerReport::OfRank& rank : report.ranks) {
-    ranks.append(py::dict(py::arg("last") = rank.last, py::arg("lag") = rank.behind,
-                          py::arg("between_steps") = rank.longer.outside, py::arg("forward") = rank.longer.forward,
-                          py::arg("backward") = rank.longer.backward));
+  for (const StragglerReport::RankStats& rank : report.ranks) {
+    ranks.append(py::dict(py::arg("last") = rank.last, py::arg("lag") = rank.lag,
+                          py::arg("between_steps") = rank.excess.between_steps, py::arg("forward") = rank.excess.forward,
+                          py::arg("backward") = rank.excess.backward));
   }
-  return py::dict(py::arg("steps") = report.steps, py::arg("step") = report.step, py::arg("rank") = report.latest(),
-                  py::arg("is_significant") = report.stands_out(), py::arg("ranks") = ranks,
+  return py::dict(py::arg("steps") = report.steps, py::arg("step") = report.step, py::arg("rank") = report.slowest_rank(),
+                  py::arg("is_significant") = report.is_significant(), py::arg("ranks") = ranks,
                   py::arg("text") = report.to_string());
 }
 

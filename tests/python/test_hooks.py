@@ -53,13 +53,13 @@ def test_hooks_average_alike_at_all_ranks() -> None:
 
 def test_invalid_hook_options_raise_at_creation() -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: hooks.int8(100), "int8 hook: the block must be a multiple of 64 elements, not 100"),
-        (lambda: hooks.int8(0), "int8 hook: the block must be a multiple of 64 elements, not 0"),
-        (lambda: hooks.top_k(2), "top-k hook: the ratio must be above 0 and at most 1, not 2"),
-        (lambda: hooks.power_sgd(0), "PowerSGD hook: the rank must be positive"),
+        (lambda: hooks.int8(100), "int8 hook: the block must be a multiple of 64 elements, got 100"),
+        (lambda: hooks.int8(0), "int8 hook: the block must be a multiple of 64 elements, got 0"),
+        (lambda: hooks.top_k(2), "top-k hook: the ratio must be > 0 and <= 1, got 2"),
+        (lambda: hooks.power_sgd(0), "PowerSGD hook: the rank must be > 0"),
         (
             lambda: hooks.power_sgd(min_compression_rate=0.5),
-            "PowerSGD hook: the least gain must be at least 1, not 0.5",
+            "PowerSGD hook: min_compression_rate must be >= 1, got 0.5",
         ),
     ]
     for make, text in wrong:

@@ -192,7 +192,7 @@ def test_trace_plots_a_step_of_a_running_job(tmp_path: Path) -> None:
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
     for rank in range(2):
         assert re.search(
-            rf"^rank {rank} \(.*, pid {ranks[rank].pid}\), step 4: forward .* of it hidden$", said, re.M
+            rf"^rank {rank} \(.*, pid {ranks[rank].pid}\), step 4: forward .* of it overlapped$", said, re.M
         ), said
     assert len(re.findall(r"^ +0 .* ms  4.bias ... 2.weight \(4\) \(2.weight\)$", said, re.M)) == 2, said
 
@@ -252,4 +252,4 @@ def report_of_one_rank(rank: int) -> tuple[str, int | None, float]:
 
 
 def test_a_single_rank_has_no_straggler() -> None:
-    assert run_ranks(1, report_of_one_rank) == [("there is one rank: nobody waits", None, 0)]
+    assert run_ranks(1, report_of_one_rank) == [("there is a single rank: no rank waits", None, 0)]

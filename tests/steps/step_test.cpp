@@ -34,25 +34,25 @@ StepReport report(double backward_ends, double ends, std::vector<BucketTimes> bu
   return step_report(std::move(times), {"body.0", "body.1", "body.2", "head"}, plan, bytes);
 }
 
-TEST(StepReport, SaysHowMuchOfTheCommunicationWasHidden) {
+TEST(StepReport, ComputesTheOverlapOfCommunication) {
   const StepReport step = report(100, 110, {bucket(50, 60, 60, 80, 3), bucket(60, 100, 100, 110, 0)}, {{3}, {2, 1, 0}},
                                  {20 * kMiB, 10 * kMiB});
   EXPECT_EQ(step.communication, 30ms);
   EXPECT_EQ(step.exposed, 10ms);
-  EXPECT_NEAR(step.hidden(), 2.0 / 3, 1e-9);
+  EXPECT_NEAR(step.overlap_ratio(), 2.0 / 3, 1e-9);
   EXPECT_THAT(step.to_string(), HasSubstr("step 7: forward 50.0 ms, backward 50.0 ms, then 10.0 ms of waiting; "
-                                          "30.0 ms of communication, 67 % of it hidden"));
+                                          "30.0 ms of communication, 67 % of it overlapped"));
   EXPECT_THAT(step.to_string(), HasSubstr("body.2 ... body.0 (3) (body.0)"));
 }
 
-TEST(StepReport, CountsAReductionThatQueuesBehindAnotherFromItsTurnOn) {
+TEST(StepReport, CountsAQueuedReductionFromItsTurn) {
   const StepReport step =
       report(70, 110, {bucket(50, 60, 60, 100, 3), bucket(60, 70, 70, 110, 0)}, {{3}, {0}}, {40 * kMiB, 10 * kMiB});
   EXPECT_EQ(step.communication, 50ms);
   EXPECT_EQ(step.buckets[1].reduction(), 10ms);
 }
 
-TEST(StepReport, HidesAllWhereThereIsNoCommunication) { EXPECT_EQ(StepReport{}.hidden(), 1); }
+TEST(StepReport, OverlapIsOneWithoutCommunication) { EXPECT_EQ(StepReport{}.overlap_ratio(), 1); }
 
 TEST(StepReport, HasNoBucketsWhenThePlanHasChangedSince) {
   EXPECT_THAT(report(100, 101, {bucket(50, 60, 60, 80, 3)}, {{3}, {0}}, {kMiB, kMiB}).buckets, IsEmpty());
@@ -74,7 +74,7 @@ TEST(StepAdvice, SplitsTheBucketThatFillsLast) {
                           "ends: lower bucket_cap_mb to 25"));
 }
 
-TEST(StepAdvice, NamesTheLayerThatCameOutOfOrder) {
+TEST(StepAdvice, NamesTheLayerThatIsOutOfOrder) {
   const StepReport step =
       report(100, 110, {bucket(50, 98, 98, 103, 3), bucket(51, 60, 98, 109, 0)}, {{3}, {0}}, {5 * kMiB, 6 * kMiB});
   EXPECT_THAT(step.advice,
@@ -82,7 +82,7 @@ TEST(StepAdvice, NamesTheLayerThatCameOutOfOrder) {
                                     "layer `head`")));
 }
 
-TEST(StepAdvice, SendsToTheStragglersWhenReductionsTookLongerThanTheirBytes) {
+TEST(StepAdvice, RefersToStragglersWhenReductionsWaited) {
   const StepReport step = report(100, 140, {bucket(50, 60, 60, 62, 3), bucket(60, 100, 100, 140, 0)}, {{3}, {0, 1}},
                                  {10 * kMiB, 10 * kMiB});
   EXPECT_THAT(step.advice,
@@ -100,7 +100,7 @@ TEST(StepAdvice, CountsSmallBuckets) {
   EXPECT_THAT(step.advice, ::testing::Contains(HasSubstr("10 of 10 buckets are smaller than 0.25 MiB")));
 }
 
-TEST(StepAdvice, IsSilentWhereNothingIsWorthAWord) {
+TEST(StepAdvice, IsEmptyForShortWaits) {
   EXPECT_THAT(
       report(100, 100.5, {bucket(50, 60, 60, 62, 3), bucket(60, 100, 100, 100.5, 0)}, {{3}, {0, 1}}, {kMiB, 25 * kMiB})
           .advice,
@@ -147,24 +147,24 @@ TEST(Stragglers, AreTheRanksThatWaitLeast) {
     }
   }
   const StragglerReport report = compare(steps);
-  EXPECT_EQ(report.latest(), 3);
+  EXPECT_EQ(report.slowest_rank(), 3);
   EXPECT_EQ(report.ranks[3].last, 82U);
   EXPECT_EQ(report.ranks[1].last, 18U);
-  EXPECT_TRUE(report.stands_out());
+  EXPECT_TRUE(report.is_significant());
   EXPECT_EQ(report.to_string(),
             "rank 3 was last in 82 % of 100 steps, by 5.00 ms on average; its backward takes 4.10 ms longer than the "
             "others'");
 }
 
-TEST(Stragglers, AreNobodyWhereRanksTakeTurns) {
+TEST(Stragglers, AreNotSignificantWhereRanksTakeTurns) {
   std::vector<std::vector<StepTimes>> steps(2);
   for (int step = 0; step < 100; ++step) {
     steps[step % 2].push_back({0.001F, 0.05F, 0.1F, 0.001F});
     steps[1 - step % 2].push_back({0.001F, 0.05F, 0.1F, 0.02F});
   }
-  EXPECT_FALSE(compare(steps).stands_out());
-  EXPECT_THAT(compare(steps).to_string(), HasSubstr("no rank stands out"));
-  EXPECT_EQ(compare({steps[0]}).to_string(), "there is one rank: nobody waits");
+  EXPECT_FALSE(compare(steps).is_significant());
+  EXPECT_THAT(compare(steps).to_string(), HasSubstr("no rank is significantly slower"));
+  EXPECT_EQ(compare({steps[0]}).to_string(), "there is a single rank: no rank waits");
   EXPECT_EQ(compare({{}, {}}).to_string(), "no step has been reduced yet");
 }
 
@@ -178,31 +178,32 @@ StepHistory history_of(Rank rank, int steps) {
   return history;
 }
 
-TEST(Stragglers, AreFoundFromWhatAllRanksHold) {
+TEST(Stragglers, AreFoundFromTheHistoriesOfAllRanks) {
   test::run_group(2, "shm", [](Group& group) {
     for (int steps : {0, 3, 50, 3000}) {
       const auto report = find_stragglers(group, history_of(group.membership().rank, steps), 40);
       ASSERT_TRUE(report) << report.error().to_string();
       EXPECT_EQ(report->steps, std::min(steps, 40));
       if (steps == 0) continue;
-      EXPECT_EQ(report->latest(), 1);
+      EXPECT_EQ(report->slowest_rank(), 1);
       EXPECT_EQ(report->ranks[1].last, report->steps);
-      EXPECT_NEAR(report->ranks[1].behind, 0.005, 1e-6);
-      EXPECT_NEAR(report->ranks[1].longer.backward, 0.005, 1e-6);
+      EXPECT_NEAR(report->ranks[1].lag, 0.005, 1e-6);
+      EXPECT_NEAR(report->ranks[1].excess.backward, 0.005, 1e-6);
     }
     const auto all = find_stragglers(group, history_of(group.membership().rank, 3000), 1 << 20);
     EXPECT_EQ(all->steps, StepHistory::kSteps);
   });
 }
 
-TEST(Stragglers, AreNotFoundWhereRanksHaveComeToDifferentSteps) {
+TEST(Stragglers, NeedTheSameStepAtAllRanks) {
   test::run_group(2, "shm", [](Group& group) {
     const Rank rank = group.membership().rank;
     const auto report = find_stragglers(group, history_of(rank, 3 + rank), 10);
     ASSERT_FALSE(report);
-    EXPECT_EQ(report.error().message, fmt::format("rank {} has reduced {} steps and this rank {}: ask all ranks after "
-                                                  "the same step",
-                                                  1 - rank, 4 - rank, 3 + rank));
+    EXPECT_EQ(report.error().message,
+              fmt::format("rank {} has reduced {} steps and this rank {}: ask for the report at "
+                          "all ranks after the same step",
+                          1 - rank, 4 - rank, 3 + rank));
   });
 }
 

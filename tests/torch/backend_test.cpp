@@ -48,7 +48,7 @@ TEST(ProcessGroupMuster, KeepsTensorsAliveUntilTheOperationEnds) {
   });
 }
 
-TEST(ProcessGroupMuster, HasAnAllocatorOfMemoryThatTheRanksShare) {
+TEST(ProcessGroupMuster, AllocatesSharedMemory) {
   test::run_backends(2, [](ProcessGroupMuster& backend) {
     constexpr int64_t kCount = 300'000;
     c10::DataPtr memory = backend.getMemAllocator()->allocate(kCount * sizeof(float));
@@ -60,7 +60,7 @@ TEST(ProcessGroupMuster, HasAnAllocatorOfMemoryThatTheRanksShare) {
   });
 }
 
-TEST(ProcessGroupMuster, TellsAnAbortFromALateRank) {
+TEST(ProcessGroupMuster, ReportsAnAbortAsAnError) {
   std::latch looked(2);  // an abort ends also what is on its way, and the forming of those who still form
   test::run_backends(
       2,
@@ -135,7 +135,7 @@ TEST(ProcessGroupMuster, ReturnsNoWorkForACallThatBlocks) {
   });
 }
 
-TEST(ProcessGroupMuster, PutsOffWhatABlockHoldsAndDoesItAsOne) {
+TEST(ProcessGroupMuster, RunsACoalescingBlockAsOneOperation) {
   test::run_backends(2, [](ProcessGroupMuster& backend) {
     const uint64_t before = backend.getSequenceNumberForGroup();
     backend.startCoalescing();
@@ -169,7 +169,7 @@ TEST(ProcessGroupMuster, CancelsABlockWhenOneOfItsCallsFails) {
   });
 }
 
-TEST(ProcessGroupMuster, NumbersEachCallOnceWhateverOtherThreadsCall) {
+TEST(ProcessGroupMuster, NumbersCallsOfSeveralThreadsUniquely) {
   test::run_backends(1, [](ProcessGroupMuster& backend) {
     constexpr int kThreads = 4, kCalls = 200;
     std::mutex mutex;
@@ -193,7 +193,7 @@ TEST(ProcessGroupMuster, NumbersEachCallOnceWhateverOtherThreadsCall) {
   });
 }
 
-TEST(ProcessGroupMuster, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
+TEST(ProcessGroupMuster, WaitTimeoutDoesNotEndTheOperation) {
   std::promise<void> ended;
   const auto body = [&](ProcessGroupMuster& backend) {
     if (backend.getRank() == 1) return ended.get_future().wait();  // there, but never joins the operation
@@ -224,7 +224,7 @@ TEST(ProcessGroupMuster, EndsAWaitAtItsOwnTimeoutAndTheOperationAtTheGroups) {
   test::run_backends(2, body, /*together=*/false);
 }
 
-TEST(ProcessGroupMuster, LeavesItsGroupWhenShutDownThoughSomebodyHoldsIt) {
+TEST(ProcessGroupMuster, ShutdownLeavesAGroupThatIsStillHeld) {
   std::promise<void> told;
   const auto body = [&](ProcessGroupMuster& backend) {
     Tensors tensors{at::ones({4})};

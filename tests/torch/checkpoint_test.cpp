@@ -55,7 +55,7 @@ void train(torch::nn::Sequential& model, torch::optim::Optimizer& optimizer, uin
   optimizer.step();
 }
 
-TEST_F(CheckpointTest, BringsBackWhatWasSavedAtAllRanks) {
+TEST_F(CheckpointTest, RestoresTheSavedStateAtAllRanks) {
   std::vector<at::Tensor> expected;
   const auto adam = torch::optim::AdamOptions(0.01);
   test::run_group(2, "shm", [&](Group& group) {
@@ -98,7 +98,7 @@ TEST_F(CheckpointTest, BringsBackWhatWasSavedAtAllRanks) {
   });
 }
 
-TEST_F(CheckpointTest, OfAShardedOptimizerIsLoadedOnAnotherNumberOfRanksAndByThePlainOne) {
+TEST_F(CheckpointTest, ShardedOptimizerLoadsOnOtherRankCounts) {
   const auto options = torch::optim::AdamWOptions(0.01);
   using Sharded = optim::ZeroRedundancyOptimizer<torch::optim::AdamW>;
   std::vector<at::Tensor> expected;
@@ -176,7 +176,7 @@ class Unsavable : public torch::optim::SGD {
 };
 thread_local bool Unsavable::refuses = false;
 
-TEST_F(CheckpointTest, ShareThatCannotBeSavedFailsAtAllRanks) {
+TEST_F(CheckpointTest, FailedShareFailsAtAllRanks) {
   test::run_group(2, "shm", [&](Group& group) {
     const Rank rank = group.membership().rank;
     auto model = make_mlp(1);
@@ -197,7 +197,7 @@ TEST_F(CheckpointTest, ShareThatCannotBeSavedFailsAtAllRanks) {
   });
 }
 
-TEST_F(CheckpointTest, GoesIntoTheTensorsThatOthersHaveHooksOn) {
+TEST_F(CheckpointTest, LoadsIntoTheTensorsOfTheModule) {
   test::run_group(1, "shm", [&](Group& group) {
     auto model = make_mlp(1);
     State state;
@@ -216,7 +216,7 @@ TEST_F(CheckpointTest, GoesIntoTheTensorsThatOthersHaveHooksOn) {
   });
 }
 
-TEST_F(CheckpointTest, ThatIsCutShortIsRefused) {
+TEST_F(CheckpointTest, RefusesATruncatedFile) {
   test::run_group(1, "shm", [&](Group& group) {
     auto model = make_mlp(1);
     State state;
@@ -248,7 +248,7 @@ int status_of_limited_writer(const std::string& path, void (*on_limit)(int)) {
   ::_exit(error.find("File too large") != std::string::npos ? 3 : 4);
 }
 
-TEST_F(CheckpointTest, AWriterThatIsKilledOrRunsOutOfSpaceLeavesTheOldOneWhole) {
+TEST_F(CheckpointTest, FailedWriteKeepsTheOldCheckpoint) {
   at::Tensor weights = at::zeros({1'000'000});
   State state;
   state.add("weights", weights);

@@ -25,7 +25,7 @@ TEST(TensorCollectives, ReduceTensorsOfAnyStrides) {
   });
 }
 
-TEST(TensorCollectives, ReduceAModelsGradientsAsOne) {
+TEST(TensorCollectives, ReduceManyTensorsInOneOperation) {
   test::run_group(2, "shm", [](Group& group) {
     const int64_t rank = group.membership().rank;
     std::vector<at::Tensor> gradients;
@@ -95,14 +95,14 @@ TEST(TensorCollectives, SendAndReceive) {
       send(group, at::arange(6, at::kLong).view({2, 3}).t(), 1, 4);
     } else {
       const at::Tensor received = at::zeros({2, 3}, at::kLong).t();
-      EXPECT_EQ(receive(group, received, kAnyRank, 4), 0);
+      EXPECT_EQ(recv(group, received, kAnyRank, 4), 0);
       EXPECT_TRUE(at::equal(received, at::arange(6, at::kLong).view({2, 3}).t()));
     }
     barrier(group);
   });
 }
 
-TEST(TensorCollectives, ThrowWhatTheCoreReturns) {
+TEST(TensorCollectives, ThrowErrorsOfTheCore) {
   std::latch formed(2);  // an abort ends the forming of those who still form, too
   test::run_group(2, "shm", [&formed](Group& group) {
     formed.arrive_and_wait();

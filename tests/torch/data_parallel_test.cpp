@@ -32,7 +32,7 @@ TEST(DataParallel, GivesTheOutputsAndGradientsOfOneReplica) {
   }
 }
 
-TEST(DataParallel, CutsAlongAnyDimension) {
+TEST(DataParallel, SplitsAlongAnyDimension) {
   torch::nn::Linear model(4, 4);
   const at::Tensor input = random_tensor({3, 8, 4}, 1);
   EXPECT_TRUE(at::allclose(data_parallel(model, input, cpus(2), 1), model->forward(input)));
@@ -56,7 +56,7 @@ struct LossImpl : torch::nn::Cloneable<LossImpl> {
 };
 TORCH_MODULE(Loss);
 
-TEST(DataParallel, StacksScalarsAndLeavesUnusedParametersAlone) {
+TEST(DataParallel, StacksScalarsAndKeepsUnusedParameters) {
   Loss model;
   const at::Tensor losses = data_parallel(model, random_tensor({6, 4}, 1), cpus(3));
   EXPECT_EQ(losses.sizes(), at::IntArrayRef({3}));
@@ -108,7 +108,7 @@ struct ThrowingImpl : torch::nn::Cloneable<ThrowingImpl> {
   at::Tensor weight;
 };
 
-TEST(DataParallel, ThrowsWhatAReplicaThrewAndRefusesWrongArguments) {
+TEST(DataParallel, PassesOnExceptionsAndRefusesWrongArguments) {
   const auto model = std::make_shared<ThrowingImpl>();
   EXPECT_THROW(data_parallel(model, at::arange(4.F), cpus(2)), std::runtime_error);
   EXPECT_THROW(data_parallel(model, at::ones({4}), {}), c10::ValueError);

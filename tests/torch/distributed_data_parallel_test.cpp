@@ -10,6 +10,7 @@
 
 #include "group/ranks.h"
 #include "muster/torch/collectives.h"
+#include "muster/torch/hooks.h"
 #include "muster/torch/nn/autocast.h"
 #include "torch/models.h"
 
@@ -103,7 +104,7 @@ struct BranchesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branches);
 
-TEST(DistributedDataParallel, FindsUnusedParametersInWhateverForwardReturns) {
+TEST(DistributedDataParallel, FindsUnusedParametersInAnyOutputType) {
   test::run_group(2, "shm", [](Group& group) {
     torch::manual_seed(1);
     Branches model;
@@ -129,7 +130,7 @@ struct OpaqueImpl : torch::nn::Module {
   torch::nn::Linear linear = nullptr;
 };
 
-TEST(DistributedDataParallel, SaysWhereOutputsCannotBeSearched) {
+TEST(DistributedDataParallel, RefusesOutputsItCannotSearch) {
   test::run_group(1, "shm", [](Group& group) {
     DistributedDataParallel fine(std::make_shared<OpaqueImpl>(), borrowed(group));
     fine.forward(at::ones({1, 2})).tensor.sum().backward();
@@ -138,7 +139,7 @@ TEST(DistributedDataParallel, SaysWhereOutputsCannotBeSearched) {
   });
 }
 
-TEST(DistributedDataParallel, GathersGradientsWithoutSyncAndThenReducesTheirSum) {
+TEST(DistributedDataParallel, NoSyncAccumulatesThenReducesTheSum) {
   test::run_group(2, "shm", [](Group& group) {
     auto model = make_mlp(1), reference = make_mlp(1);
     DistributedDataParallel ddp(model, borrowed(group));
@@ -183,15 +184,16 @@ TEST(DistributedDataParallel, KeepsBuffersAsRankZeros) {
   }
 }
 
-TEST(DistributedDataParallel, RunsAHookForEachBucketInPlaceOfTheAllReduce) {
+TEST(DistributedDataParallel, RunsAHookForEachBucket) {
   test::run_group(2, "shm", [](Group& group) {
     auto model = make_mlp(1), reference = make_mlp(1);
     DistributedDataParallel ddp(model, borrowed(group), {.bucket_cap_mb = 0.001, .first_bucket_mb = 0.001});
     std::vector<size_t> indices;
+    const Hook average = all_reduce_hook({borrowed(group)});
     ddp.register_comm_hook([&](c10d::GradBucket& bucket) {
       indices.push_back(bucket.getIndex());
       bucket.getBufferRef().mul_(2);
-      return ddp.reducer().all_reduce(bucket);
+      return average->runHook(bucket);
     });
     const at::Tensor batch = random_tensor({8, 6}, 1);
     ddp.forward(part_of(batch, group)).pow(2).mean().backward();
@@ -214,7 +216,7 @@ struct TiedImpl : torch::nn::Module {
   at::Tensor first, second, unused;
 };
 
-TEST(DistributedDataParallel, TakesASharedParameterOnceAndBringsFrozenOnesAlong) {
+TEST(DistributedDataParallel, HandlesSharedAndFrozenParameters) {
   test::run_group(2, "shm", [](Group& group) {
     const auto model = std::make_shared<TiedImpl>();
     {
@@ -253,7 +255,7 @@ TEST(DistributedDataParallel, ReducesFloat32GradientsUnderAutocast) {
   });
 }
 
-TEST(DistributedDataParallel, IsAModuleWhoseChildIsWhatItWraps) {
+TEST(DistributedDataParallel, IsAModuleWithTheWrappedOneAsChild) {
   test::run_group(1, "shm", [](Group& group) {
     auto model = make_mlp(1);
     const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::Sequential>>(model, borrowed(group));
@@ -276,7 +278,7 @@ TEST(DistributedDataParallel, IsAModuleWhoseChildIsWhatItWraps) {
   });
 }
 
-TEST(DistributedDataParallel, RefusesWhatItCannotWrap) {
+TEST(DistributedDataParallel, RefusesModulesItCannotWrap) {
   test::run_group(2, "shm", [](Group& group) {
     torch::nn::Linear frozen(2, 2);
     for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
@@ -303,7 +305,7 @@ struct WithBuffersImpl : torch::nn::Module {
   torch::nn::Linear linear = nullptr;
 };
 
-TEST(DistributedDataParallel, NamesTheBufferOrFrozenParameterThatDiffersAndItsRank) {
+TEST(DistributedDataParallel, NamesTheTensorAndTheRankThatDiffer) {
   test::run_group(3, "shm", [](Group& group) {
     const auto error_of = [&](const std::shared_ptr<WithBuffersImpl>& model) -> std::string {
       try {

@@ -43,7 +43,7 @@ class Worker {
   }
   void destroy_hook() { hook_.reset(); }
   Group& group() { return *groups_.group; }
-  Group& second_group() { return *groups_.second; }
+  Group& second_group() { return *groups_.secondary_group; }
   Rank rank() { return group().membership().rank; }
   bool same_everywhere(const at::Tensor& tensor) {
     const at::Tensor all = all_gather(group(), tensor.view(at::kInt));
@@ -82,13 +82,13 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
   return (a.flatten() - b.flatten()).abs().max().item<double>();
 }
 
-Hook fp16(HookGroups groups) { return half_hook(std::move(groups), at::kHalf); }
-Hook bf16(HookGroups groups) { return half_hook(std::move(groups), at::kBFloat16); }
+Hook fp16(HookGroups groups) { return half_compress_hook(std::move(groups), at::kHalf); }
+Hook bf16(HookGroups groups) { return half_compress_hook(std::move(groups), at::kBFloat16); }
 Hook int8(HookGroups groups) { return int8_hook(std::move(groups)); }
 Hook int8_in_small_blocks(HookGroups groups) { return int8_hook(std::move(groups), {.block = 64}); }
 Hook top_k(HookGroups groups) { return top_k_hook(std::move(groups), {.ratio = 0.25}); }
 Hook all_of_top_k(HookGroups groups) { return top_k_hook(std::move(groups), {.ratio = 1}); }
-Hook power_sgd(HookGroups groups) { return power_sgd_hook(std::move(groups), {.rank = 4, .start = 0}); }
+Hook power_sgd(HookGroups groups) { return power_sgd_hook(std::move(groups), {.rank = 4, .start_powerSGD_iter = 0}); }
 
 struct Case {
   const char* name;
@@ -124,7 +124,7 @@ TEST(Hooks, GiveEveryRankTheSameAverage) {
   }
 }
 
-TEST(Hooks, Int8AveragesABucketOfSeveralPieces) {
+TEST(Hooks, Int8AveragesABucketOfSeveralChunks) {
   run_workers(2, "shm", int8, [](Worker& worker) {
     const std::vector<int64_t> shape = {(4 << 20) + 300};
     const at::Tensor result = worker.reduce(normal(shape, worker.rank()));
@@ -133,7 +133,7 @@ TEST(Hooks, Int8AveragesABucketOfSeveralPieces) {
   });
 }
 
-TEST(Hooks, WhatCompressionLosesComesLater) {
+TEST(Hooks, CompressionErrorIsAddedToTheNextStep) {
   for (const MakeHook& make : {MakeHook(int8), MakeHook(top_k), MakeHook(power_sgd)}) {
     run_workers(2, "shm", make, [](Worker& worker) {
       constexpr int kSteps = 40;
@@ -168,15 +168,17 @@ TEST(Hooks, LeastSquaresConvergesWithCompressedGradients) {
   }
 }
 
-TEST(Hooks, AMatrixOfTheGivenRankIsAveragedExactly) {
+TEST(Hooks, MatrixOfTheGivenRankIsAveragedExactly) {
   run_workers(2, "shm", power_sgd, [](Worker& worker) {
     const auto low = [](int rank) { return normal({30, 2}, rank).mm(normal({2, 50}, 10 + rank)); };
     EXPECT_LE(distance(worker.reduce(low(worker.rank())), (low(0) + low(1)) / 2), 1e-4);
   });
 }
 
-TEST(Hooks, PowerSgdStartsLaterIfAsked) {
-  const auto later = [](HookGroups groups) { return power_sgd_hook(std::move(groups), {.rank = 1, .start = 2}); };
+TEST(Hooks, PowerSgdDoesNotCompressTheFirstSteps) {
+  const auto later = [](HookGroups groups) {
+    return power_sgd_hook(std::move(groups), {.rank = 1, .start_powerSGD_iter = 2});
+  };
   run_workers(2, "shm", later, [](Worker& worker) {
     const Tensors gradients = {normal({40, 40}, worker.rank()), normal({40, 40}, worker.rank() + 5)};
     for (int step = 0; step < 3; ++step) {
@@ -206,7 +208,7 @@ TEST(Hooks, OverflowIsSeenByAllRanksAndForgottenByTheNextStep) {
   });
 }
 
-TEST(Hooks, OtherDtypesAreAveragedAsTheyAre) {
+TEST(Hooks, OtherDtypesAreAveragedUncompressed) {
   for (const Case& hook : kCases) {
     run_workers(2, "shm", hook.make, [&](Worker& worker) {
       const at::Tensor result = worker.reduce(at::full({300}, 1.0 + 1e-12 * worker.rank(), at::kDouble));
@@ -216,11 +218,11 @@ TEST(Hooks, OtherDtypesAreAveragedAsTheyAre) {
   }
 }
 
-TEST(Hooks, RefuseOptionsThatCannotBe) {
+TEST(Hooks, RefuseInvalidOptions) {
   run_workers(2, "shm", all_reduce_hook, [](Worker& worker) {
     const HookGroups alone{test::borrowed(worker.group()), nullptr};
     EXPECT_THROW(int8_hook(alone), c10::ValueError) << "no second group";
-    EXPECT_THROW(half_hook(alone, at::kDouble), c10::ValueError);
+    EXPECT_THROW(half_compress_hook(alone, at::kDouble), c10::ValueError);
     EXPECT_THROW(top_k_hook(alone, {.ratio = 0}), c10::ValueError);
     EXPECT_THROW(all_reduce_hook({}), c10::ValueError);
     const HookGroups both{alone.group, alone.group};
@@ -229,7 +231,7 @@ TEST(Hooks, RefuseOptionsThatCannotBe) {
   });
 }
 
-TEST(Hooks, AFailureOfAnotherRankEndsTheFuture) {
+TEST(Hooks, FailureOfAnotherRankFailsTheFuture) {
   for (const Case& hook : kCases) {
     std::latch formed(2);  // an abort ends the forming of those who still form, too
     run_workers(2, "shm", hook.make, [&](Worker& worker) {
@@ -243,7 +245,7 @@ TEST(Hooks, AFailureOfAnotherRankEndsTheFuture) {
   }
 }
 
-TEST(Hooks, DestroyingOneEndsWhatItHasBegun) {
+TEST(Hooks, DestructorAbortsPendingReductions) {
   std::promise<void> destroyed;
   run_workers(2, "shm", int8, [&destroyed](Worker& worker) {
     if (worker.rank() == 1) {
@@ -260,7 +262,7 @@ TEST(Hooks, DestroyingOneEndsWhatItHasBegun) {
 }
 
 /// Though the thread that gave it is still about it, as other ranks may be about theirs.
-TEST(Hooks, DestroyingOneEndsNothingThatHasItsResult) {
+TEST(Hooks, DestructorKeepsCompleteReductions) {
   std::latch watched(2);  // the results that the test waits for
   run_workers(3, "shm", int8, [&watched](Worker& worker) {
     if (worker.rank() == 2) watched.wait();
@@ -278,7 +280,7 @@ TEST(Hooks, DestroyingOneEndsNothingThatHasItsResult) {
   });
 }
 
-TEST(Hooks, ABucketOfOtherParametersBeginsWithoutTheError) {
+TEST(Hooks, ErrorIsResetForABucketOfOtherParameters) {
   run_workers(2, "shm", top_k, [](Worker& worker) {
     static_cast<void>(worker.reduce(at::full({100}, 1.0F)));
     EXPECT_TRUE(worker.reduce(at::zeros({100})).any().item<bool>()) << "what was not sent is";

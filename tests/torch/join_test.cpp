@@ -87,7 +87,7 @@ void expect_uneven_training_as_one_process(const DistributedDataParallelOptions&
   });
 }
 
-TEST(Join, TrainsAsOneProcessOnAllThatThereIs) {
+TEST(Join, TrainsAsOneProcessOnAllBatches) {
   expect_uneven_training_as_one_process({});
   expect_uneven_training_as_one_process({.bucket_cap_mb = 0.001, .first_bucket_mb = 0.0005});
   expect_uneven_training_as_one_process({.gradient_as_bucket_view = false});
@@ -95,7 +95,7 @@ TEST(Join, TrainsAsOneProcessOnAllThatThereIs) {
   expect_uneven_training_as_one_process({.static_graph = true});
 }
 
-TEST(Join, DividesByThoseThatHaveDataIfAsked) {
+TEST(Join, DividesByTheRanksWithDataIfAsked) {
   expect_uneven_training_as_one_process({}, {.divide_by_initial_world_size = false});
   expect_uneven_training_as_one_process({.static_graph = true}, {.divide_by_initial_world_size = false});
 }
@@ -105,9 +105,9 @@ TEST(Join, ReducesThroughAHook) {
   expect_uneven_training_as_one_process({}, {.divide_by_initial_world_size = false}, make_sgd, true);
 }
 
-TEST(Join, KeepsAShardedOptimizerGoing) { expect_uneven_training_as_one_process({}, {}, make_sharded); }
+TEST(Join, StepsAShardedOptimizerAtAllRanks) { expect_uneven_training_as_one_process({}, {}, make_sharded); }
 
-TEST(Join, CountsForwardsThatReduceOnly) {
+TEST(Join, CountsOnlyForwardsThatReduce) {
   test::run_group(2, "shm", [](Group& group) {
     auto model = make_mlp(1), reference = make_mlp(1);
     DistributedDataParallel ddp(model, borrowed(group));
@@ -136,7 +136,7 @@ TEST(Join, CountsForwardsThatReduceOnly) {
   });
 }
 
-TEST(Join, LeavesTheBuffersOfThoseThatWentOn) {
+TEST(Join, KeepsTheBuffersOfTheLastRankWithData) {
   test::run_group(3, "shm", [](Group& group) {
     const auto rank = static_cast<uint64_t>(group.membership().rank);
     torch::nn::Sequential model(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4));
@@ -155,7 +155,7 @@ TEST(Join, LeavesTheBuffersOfThoseThatWentOn) {
   });
 }
 
-TEST(Join, LeavesAloneWhatNobodyUses) {
+TEST(Join, KeepsGloballyUnusedParameters) {
   struct Halves : torch::nn::Module {
     Halves() {
       used = register_module("used", torch::nn::Linear(6, 2));
@@ -184,7 +184,7 @@ TEST(Join, LeavesAloneWhatNobodyUses) {
   }
 }
 
-TEST(Join, LetsThroughWhatTrainingThrows) {
+TEST(Join, PassesOnExceptionsOfTraining) {
   test::run_group(1, "shm", [](Group& group) {
     DistributedDataParallel ddp(make_mlp(1), borrowed(group));
     EXPECT_THROW(ddp.join([] { throw std::runtime_error("no more"); }, [] {}), std::runtime_error);
@@ -194,7 +194,7 @@ TEST(Join, LetsThroughWhatTrainingThrows) {
   });
 }
 
-TEST(Join, RefusesWhatItCannotDo) {
+TEST(Join, RefusesUnsupportedOptions) {
   test::run_group(1, "shm", [](Group& group) {
     DistributedDataParallel ddp(make_mlp(1), borrowed(group));
     EXPECT_THROW(ddp.join([] {}, nullptr), c10::ValueError);

@@ -22,8 +22,8 @@ std::unique_ptr<torch::optim::Optimizer> plain_outer(std::vector<at::Tensor> par
 }
 
 /// A parameter that is drawn to a target of the rank's own.
-struct CollectiveSpec {
-  explicit CollectiveSpec(Rank rank)
+struct Quadratic {
+  explicit Quadratic(Rank rank)
       : target(at::full({6}, static_cast<double>(rank))),
         parameter(at::full({6}, 5.0 + rank).requires_grad_()),
         inner({parameter}, torch::optim::SGDOptions(0.25)) {}
@@ -43,62 +43,62 @@ struct CollectiveSpec {
 /// Where `value` is after steps of 0.25 towards `target`.
 double drawn(double value, double target, int steps) { return target + (value - target) * std::pow(0.75, steps); }
 
-TEST(LocalSGD, AveragesAfterWarmUpStepsAndThenNowAndThen) {
+TEST(LocalSGD, AveragesAfterWarmUpAndThenPeriodically) {
   test::run_group(2, "shm", [](Group& group) {
     const Rank rank = group.membership().rank;
-    CollectiveSpec problem(rank);
-    LocalSGD optimizer(borrowed(group), problem.inner, {.sync_every = 3, .warmup = 1});
+    Quadratic quadratic(rank);
+    LocalSGD optimizer(borrowed(group), quadratic.inner, {.sync_every = 3, .warmup = 1});
     double together = 5;
-    EXPECT_EQ(problem.value(), together) << "rank 0's";
+    EXPECT_EQ(quadratic.value(), together) << "rank 0's";
     const auto average = [&](int steps) { return (drawn(together, 0, steps) + drawn(together, 1, steps)) / 2; };
-    problem.step(optimizer);
+    quadratic.step(optimizer);
     together = average(1);
-    EXPECT_NEAR(problem.value(), together, 1e-6);
-    problem.step(optimizer);
-    EXPECT_NEAR(problem.value(), drawn(together, rank, 1), 1e-6) << "its own";
-    problem.step(optimizer);
-    EXPECT_NEAR(problem.value(), average(2), 1e-6);
+    EXPECT_NEAR(quadratic.value(), together, 1e-6);
+    quadratic.step(optimizer);
+    EXPECT_NEAR(quadratic.value(), drawn(together, rank, 1), 1e-6) << "its own";
+    quadratic.step(optimizer);
+    EXPECT_NEAR(quadratic.value(), average(2), 1e-6);
     EXPECT_EQ(optimizer.steps(), 3);
   });
 }
 
 TEST(DiLoCo, WithAPlainOuterStepIsAveraging) {
   test::run_group(2, "shm", [](Group& group) {
-    CollectiveSpec problem(group.membership().rank);
-    DiLoCo optimizer(borrowed(group), problem.inner, {.sync_every = 1, .outer = plain_outer});
+    Quadratic quadratic(group.membership().rank);
+    DiLoCo optimizer(borrowed(group), quadratic.inner, {.sync_every = 1, .outer = plain_outer});
     double together = 5;
     for (int step = 0; step < 5; ++step) {
-      problem.step(optimizer);
+      quadratic.step(optimizer);
       together = (drawn(together, 0, 1) + drawn(together, 1, 1)) / 2;
-      EXPECT_NEAR(problem.value(), together, 1e-5);
+      EXPECT_NEAR(quadratic.value(), together, 1e-5);
     }
   });
 }
 
 TEST(DiLoCo, MakesAnOuterStepWithNesterovMomentum) {
   test::run_group(2, "shm", [](Group& group) {
-    CollectiveSpec problem(group.membership().rank);
-    DiLoCo optimizer(borrowed(group), problem.inner, {.sync_every = 4});
+    Quadratic quadratic(group.membership().rank);
+    DiLoCo optimizer(borrowed(group), quadratic.inner, {.sync_every = 4});
     double together = 5, momentum = 0;
     for (int outer = 0; outer < 3; ++outer) {
-      for (int step = 0; step < 4; ++step) problem.step(optimizer);
+      for (int step = 0; step < 4; ++step) quadratic.step(optimizer);
       const double gradient = together - (drawn(together, 0, 4) + drawn(together, 1, 4)) / 2;
       momentum = 0.9 * momentum + gradient;
       together -= 0.7 * (gradient + 0.9 * momentum);
-      EXPECT_NEAR(problem.value(), together, 1e-5);
+      EXPECT_NEAR(quadratic.value(), together, 1e-5);
     }
   });
 }
 
-TEST(DiLoCo, AveragesFragmentsInTurnWhileStepsGoOn) {
+TEST(DiLoCo, AveragesFragmentsInTurnDuringSteps) {
   test::run_group(2, "shm", [](Group& group) {
     const Rank rank = group.membership().rank;
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < 3; ++i) parameters.push_back(at::zeros({4}).requires_grad_());
     torch::optim::SGD inner(parameters, torch::optim::SGDOptions(1.0));
     DiLoCo optimizer(borrowed(group), inner,
-                     {.sync_every = 6, .outer = plain_outer, .fragments = 3, .delay = 1, .mixing = 0},
-                     half_hook({borrowed(group), nullptr}, at::kBFloat16));
+                     {.sync_every = 6, .outer = plain_outer, .fragments = 3, .delay = 1, .merge_alpha = 0},
+                     half_compress_hook({borrowed(group), nullptr}, at::kBFloat16));
     // Rank 0 goes one up with each step, rank 1 three.
     for (int step = 1; step <= 7; ++step) {
       for (auto& parameter : parameters) parameter.mutable_grad() = at::full({4}, rank == 0 ? -1.F : -3.F);
@@ -133,8 +133,9 @@ TEST(DiLoCo, CompressesEachMatrixByItself) {
       parameter.mutable_grad() = averages.empty() ? at::outer(gradient.select(1, 0), gradient[0]) : gradient;
       averages.push_back(all_gather(group, parameter.grad()).mean(0));
     }
-    DiLoCo optimizer(borrowed(group), inner, {.sync_every = 1, .outer = plain_outer},
-                     power_sgd_hook(hook_groups(borrowed(group), value_or_throw(store->clone())), {.start = 0}));
+    DiLoCo optimizer(
+        borrowed(group), inner, {.sync_every = 1, .outer = plain_outer},
+        power_sgd_hook(hook_groups(borrowed(group), value_or_throw(store->clone())), {.start_powerSGD_iter = 0}));
     optimizer.step();
     const at::NoGradGuard no_grad;
     EXPECT_TRUE(at::allclose(-parameters[0], averages[0], 1e-4, 1e-4));
@@ -150,7 +151,7 @@ template <class Make>
 void expect_goes_on(Make make) {
   test::run_group(2, "shm", [&make](Group& group) {
     const Rank rank = group.membership().rank;
-    CollectiveSpec straight(rank), stopped(rank), fresh(rank);
+    Quadratic straight(rank), stopped(rank), fresh(rank);
     auto plain = make(group, straight), before = make(group, stopped);
     for (int step = 0; step < 5; ++step) {
       straight.step(*plain);
@@ -177,25 +178,25 @@ void expect_goes_on(Make make) {
   });
 }
 
-TEST(LocalSGD, GoesOnFromAnArchive) {
-  expect_goes_on([](Group& group, CollectiveSpec& problem) {
-    return std::make_unique<LocalSGD>(borrowed(group), problem.inner, LocalSGDOptions{.sync_every = 3});
+TEST(LocalSGD, ContinuesFromAnArchive) {
+  expect_goes_on([](Group& group, Quadratic& quadratic) {
+    return std::make_unique<LocalSGD>(borrowed(group), quadratic.inner, LocalSGDOptions{.sync_every = 3});
   });
 }
 
-TEST(DiLoCo, GoesOnFromAnArchive) {
-  expect_goes_on([](Group& group, CollectiveSpec& problem) {
-    return std::make_unique<DiLoCo>(borrowed(group), problem.inner, DiLoCoOptions{.sync_every = 3});
+TEST(DiLoCo, ContinuesFromAnArchive) {
+  expect_goes_on([](Group& group, Quadratic& quadratic) {
+    return std::make_unique<DiLoCo>(borrowed(group), quadratic.inner, DiLoCoOptions{.sync_every = 3});
   });
 }
 
-TEST(DiLoCo, RefusesOptionsThatCannotBe) {
+TEST(DiLoCo, RefusesInvalidOptions) {
   test::run_group(1, "shm", [](Group& group) {
-    CollectiveSpec problem(0);
-    EXPECT_THROW(DiLoCo(borrowed(group), problem.inner, {.sync_every = 0}), c10::ValueError);
-    EXPECT_THROW(DiLoCo(borrowed(group), problem.inner, {.sync_every = 4, .delay = 4}), c10::ValueError);
-    EXPECT_THROW(DiLoCo(borrowed(group), problem.inner, {.sync_every = 4, .fragments = 2}), c10::ValueError);
-    EXPECT_THROW(LocalSGD(borrowed(group), problem.inner, {.sync_every = 0}), c10::ValueError);
+    Quadratic quadratic(0);
+    EXPECT_THROW(DiLoCo(borrowed(group), quadratic.inner, {.sync_every = 0}), c10::ValueError);
+    EXPECT_THROW(DiLoCo(borrowed(group), quadratic.inner, {.sync_every = 4, .delay = 4}), c10::ValueError);
+    EXPECT_THROW(DiLoCo(borrowed(group), quadratic.inner, {.sync_every = 4, .fragments = 2}), c10::ValueError);
+    EXPECT_THROW(LocalSGD(borrowed(group), quadratic.inner, {.sync_every = 0}), c10::ValueError);
   });
 }
 

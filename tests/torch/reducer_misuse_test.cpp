@@ -54,7 +54,7 @@ TEST(ReducerMisuse, NamesTheParameterAndTheRankThatDiffer) {
   });
 }
 
-TEST(ReducerMisuse, RefusesParametersThatItCannotServe) {
+TEST(ReducerMisuse, RefusesParametersWithoutGradients) {
   run(1, [](const std::shared_ptr<Group>& group) {
     const at::Tensor a = at::ones({2}).requires_grad_(true);
     EXPECT_NE(error_of([&] { const Reducer reducer(group, {}, {}); }), "");
@@ -63,7 +63,7 @@ TEST(ReducerMisuse, RefusesParametersThatItCannotServe) {
   });
 }
 
-TEST(ReducerMisuse, TakesItsHooksAlong) {
+TEST(ReducerMisuse, DestructorRemovesHooks) {
   run(1, [](const std::shared_ptr<Group>& group) {
     const Model model;
     {
@@ -79,7 +79,7 @@ TEST(ReducerMisuse, TakesItsHooksAlong) {
   });
 }
 
-TEST(ReducerMisuse, RaisesTheLossOfAPeerAndGoesOnWithANewGroup) {
+TEST(ReducerMisuse, ReportsALostPeerAndContinuesInANewGroup) {
   const auto store = memory_store();
   const auto lose = [&](Rank rank, const std::string& links) {
     const auto handle = store->clone();

@@ -4,10 +4,8 @@
 
 #include "muster/store/store.h"
 #include "muster/torch/exception.h"
-#include "muster/torch/reducer/reducer_arrivals.h"
 #include "muster/torch/reducer/reducer_buckets.h"
-#include "muster/torch/reducer/reducer_join.h"
-#include "muster/torch/reducer/reducer_static_graph.h"
+#include "muster/torch/reducer/reducer_parts.h"
 #include "muster/torch/reducer/reducer_unused.h"
 
 namespace muster {

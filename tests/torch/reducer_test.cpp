@@ -101,7 +101,7 @@ void expect_overlap(const std::shared_ptr<Group>& group, std::promise<void>& ran
   group->on_completion(nullptr);
 }
 
-TEST(Reducer, ReducesABucketWhileBackwardGoesOn) {
+TEST(Reducer, ReducesABucketWhileBackwardRuns) {
   for (const char* links : kLinks) {
     SCOPED_TRACE(links);
     std::promise<void> rank_zero_went_on;
@@ -109,7 +109,7 @@ TEST(Reducer, ReducesABucketWhileBackwardGoesOn) {
   }
 }
 
-TEST(Reducer, CopiesNothingWhereItIsAlone) {
+TEST(Reducer, CopiesNothingAtASingleRank) {
   const auto expected = expected_gradients(1);
   run(1, [&](const std::shared_ptr<Group>& group) {
     const Model model;
@@ -119,7 +119,6 @@ TEST(Reducer, CopiesNothingWhereItIsAlone) {
     expect_close(model.gradients(), expected);
     EXPECT_FALSE(model.parameters[0].grad().is_view());
     std::vector<size_t> seen;
-    EXPECT_EQ(reducer.zero_buckets().size(), reducer.bucket_parameters().size());
     reducer.set_hook(std::make_unique<HalvingHook>(*group, seen));
     model.zero_grad();
     backward(reducer, model, input_of(0));
@@ -299,7 +298,7 @@ TEST(Reducer, GivesBucketsToAHook) {
   });
 }
 
-TEST(Reducer, IsAtRestAfterAHookFailed) {
+TEST(Reducer, IsIdleAfterAHookFailed) {
   run(1, [](const std::shared_ptr<Group>& group) {
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());
@@ -339,7 +338,7 @@ TEST(Reducer, ReducesSparseGradients) {
   });
 }
 
-TEST(Reducer, KeepsDtypesApart) {
+TEST(Reducer, HasABucketForEachDtype) {
   run(2, [](const std::shared_ptr<Group>& group) {
     const at::Tensor a = at::ones({3}, at::kFloat).requires_grad_(true),
                      b = at::ones({5}, at::kDouble).requires_grad_(true),
@@ -376,8 +375,7 @@ TEST(Reducer, ShadowsARankWithoutData) {
       const at::Tensor count = at::full({1}, joined ? 0 : 1, at::kInt);
       all_reduce(*group, count);
       if (joined) {
-        for (c10d::GradBucket& bucket : reducer.zero_buckets()) reducer.run_hook(bucket)->waitAndThrow();
-        reducer.push_all_rebuilt_parameters();
+        reducer.shadow_backward();
         EXPECT_TRUE(reducer.rebuild_buckets());
         continue;
       }
@@ -392,15 +390,15 @@ TEST(Reducer, ShadowsARankWithoutData) {
   });
 }
 
-TEST(Reducer, TellsWhatHappenedWhen) {
+TEST(Reducer, RecordsTimesInOrder) {
   run(2, [](const std::shared_ptr<Group>& group) {
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());
     backward(reducer, model, input_of(0));
     const BackwardTimes& times = reducer.times();
     EXPECT_LE(times.forward, times.backward);
-    EXPECT_LE(times.backward, times.waited);
-    EXPECT_LE(times.waited, times.ended);
+    EXPECT_LE(times.backward, times.last_gradient);
+    EXPECT_LE(times.last_gradient, times.ended);
     ASSERT_EQ(times.buckets.size(), reducer.bucket_parameters().size());
     for (const BucketTimes& bucket : times.buckets) {
       EXPECT_LE(times.backward, bucket.first_ready);
@@ -412,7 +410,7 @@ TEST(Reducer, TellsWhatHappenedWhen) {
   });
 }
 
-TEST(Reducer, TellsWhenAHookWasDoneAndNotWhenItWasWaitedFor) {
+TEST(Reducer, RecordsWhenAHookCompletes) {
   run(1, [](const std::shared_ptr<Group>& group) {
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());

@@ -19,7 +19,7 @@ Indices indices_of(size_t size, int ranks, Rank rank, DistributedSamplerOptions 
 }
 
 // What torch.utils.data.DistributedSampler(range(10), 3, rank, seed=7) gives after set_epoch(2).
-TEST(DistributedSampler, GivesTheIndicesOfPythons) {
+TEST(DistributedSampler, HasTheIndicesOfPythonsSampler) {
   EXPECT_EQ(indices_of(10, 3, 0, {.seed = 7}, 2), (Indices{0, 7, 9, 3}));
   EXPECT_EQ(indices_of(10, 3, 1, {.seed = 7}, 2), (Indices{5, 6, 1, 0}));
   EXPECT_EQ(indices_of(10, 3, 2, {.seed = 7}, 2), (Indices{8, 2, 4, 5}));
@@ -30,7 +30,7 @@ TEST(DistributedSampler, GivesTheIndicesOfPythons) {
   EXPECT_EQ(indices_of(0, 5, 4, {}, 0), Indices{});
 }
 
-TEST(DistributedSampler, SharesOutEachIndexOnce) {
+TEST(DistributedSampler, AssignsEachIndexOnce) {
   for (const size_t size : {12, 13}) {
     Indices all;
     for (Rank rank = 0; rank < 4; ++rank) {
@@ -50,7 +50,7 @@ struct Squares : torch::data::datasets::Dataset<Squares, int64_t> {
   std::optional<size_t> size() const override { return 9; }
 };
 
-TEST(DistributedSampler, DrivesALoaderWhoseCopyHearsOfTheEpoch) {
+TEST(DistributedSampler, SharesTheEpochWithALoadersCopy) {
   DistributedSampler sampler(9, 2, 1);
   auto loader = torch::data::make_data_loader(Squares(), sampler, torch::data::DataLoaderOptions(2));
   const auto epoch = [&loader] {
@@ -68,7 +68,7 @@ TEST(DistributedSampler, DrivesALoaderWhoseCopyHearsOfTheEpoch) {
   EXPECT_EQ(epoch(), expected);
 }
 
-TEST(DistributedSampler, GoesOnWhereItWasSaved) {
+TEST(DistributedSampler, ContinuesWhereItWasSaved) {
   DistributedSampler sampler(20, 2, 0);
   sampler.set_epoch(3);
   sampler.reset();
@@ -86,7 +86,7 @@ TEST(DistributedSampler, GoesOnWhereItWasSaved) {
   EXPECT_EQ(other.next(1), std::nullopt);
 }
 
-TEST(DistributedSampler, RefusesARankThatIsNone) {
+TEST(DistributedSampler, RefusesARankOutOfRange) {
   EXPECT_THROW(DistributedSampler(10, 2, 2), c10::ValueError);
   EXPECT_THROW(DistributedSampler(10, 0, 0), c10::ValueError);
   EXPECT_THROW(DistributedSampler(10, 2, -1), c10::ValueError);

@@ -56,7 +56,7 @@ TEST(MusterStoreAdapter, HasEveryOperationOfTorchsHashStore) {
   expect_timeouts(*store);
 }
 
-TEST(MusterStoreAdapter, SeesThroughTorchsPrefixes) {
+TEST(MusterStoreAdapter, WorksThroughPrefixStores) {
   const auto base = c10::make_intrusive<c10d::HashStore>();
   const auto store = store_over_c10d(c10::make_intrusive<c10d::PrefixStore>("group", base));
   exercise(*store);
@@ -64,7 +64,7 @@ TEST(MusterStoreAdapter, SeesThroughTorchsPrefixes) {
   EXPECT_TRUE(base->check({"group/k"}));
 }
 
-TEST(MusterStoreAdapter, ComesBackFromMuster) {
+TEST(MusterStoreAdapter, AdaptsAnAdaptedMusterStore) {
   const auto store = store_over_c10d(c10d_over_store(memory_store()));
   exercise(*store);
   expect_timeouts(*store);

@@ -38,7 +38,7 @@ TEST(TensorView, TakesATensorWithNoElements) {
   EXPECT_EQ(view->count(), 0U);
 }
 
-TEST(TensorView, RefusesWhatItCannotShow) {
+TEST(TensorView, RefusesOtherTensors) {
   const at::Tensor square = at::zeros({3, 3});
   EXPECT_EQ(view_of(square.t()).error().code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(view_of(at::Tensor()).error().code, ErrorCode::kInvalidArgument);

@@ -44,7 +44,7 @@ void expect_steps_as_the_plain_one(Group& group, const Options& options) {
   expect_equal(model, reference);
 }
 
-TEST(Partition, GivesTheLargestFirstToWhoHasLeast) {
+TEST(Partition, AssignsTheLargestToTheSmallestLoad) {
   std::vector<size_t> loads(3);
   EXPECT_EQ(partition({1, 7, 5, 4, 4}, loads), (std::vector<Rank>{1, 0, 1, 2, 2}));
   EXPECT_EQ(loads, (std::vector<size_t>{7, 6, 8}));
@@ -80,7 +80,7 @@ TEST(ZeroRedundancyOptimizer, KeepsAShareOfTheState) {
   });
 }
 
-TEST(ZeroRedundancyOptimizer, ServesMoreRanksThanParametersAndSeveralDtypes) {
+TEST(ZeroRedundancyOptimizer, AllowsMoreRanksThanParametersAndMixedDtypes) {
   test::run_group(4, "shm", [](Group& group) {
     const auto make = [] {
       return std::vector<at::Tensor>{at::ones({5}).requires_grad_(), at::ones({3}, at::kDouble).requires_grad_(),
@@ -134,7 +134,7 @@ TEST(ZeroRedundancyOptimizer, FollowsGroupsOptionsAndSchedulers) {
   });
 }
 
-TEST(ZeroRedundancyOptimizer, GoesOnFromAPlainOnesArchiveAndItFromIts) {
+TEST(ZeroRedundancyOptimizer, SharesArchivesWithThePlainOptimizer) {
   test::run_group(3, "shm", [](Group& group) {
     using torch::optim::Adam, torch::optim::AdamOptions;
     auto model = make_mlp(1), reference = make_mlp(1);
@@ -174,7 +174,7 @@ TEST(ZeroRedundancyOptimizer, GoesOnFromAPlainOnesArchiveAndItFromIts) {
   });
 }
 
-TEST(ClipGradNorm, IsTheNormOfAllRanksShares) {
+TEST(ClipGradNorm, IsTheNormOverAllShards) {
   test::run_group(3, "shm", [](Group& group) {
     for (const double order : {2., 1., 3., 0., std::numeric_limits<double>::infinity()}) {
       auto whole = make_mlp(1), part = make_mlp(1);
@@ -195,7 +195,7 @@ TEST(ClipGradNorm, IsTheNormOfAllRanksShares) {
   });
 }
 
-TEST(ClipGradNorm, OfZeroIsThatOfTheWholeModelAndNonFiniteOnesAreAnError) {
+TEST(ClipGradNorm, WorksWithZeroAndRefusesNonFiniteNorms) {
   test::run_group(2, "shm", [](Group& group) {
     auto model = make_mlp(1), reference = make_mlp(1);
     torch::optim::SGDOptions options(0.1);

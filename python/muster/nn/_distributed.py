@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
 
 from muster import _C, hooks
-from muster._group import Group, backend_of
+from muster._group import backend_of
 from muster.nn._comm_hooks import adapt_torch_hook, gradients_of
 from muster.nn._logger import Logger
 from muster.nn._mixed_precision import LowPrecision
@@ -178,11 +178,12 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         with self._low_precision.active(self.module):
             return super()._run_ddp_forward(*inputs, **kwargs)
 
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        """Joins the backward of the other ranks, with zeros as gradients, when this rank has run out of data."""
+        self.reducer._shadow_backward()
+
     def _match_unused_params_allreduce(self) -> None:
-        """As torch's, but a joined rank reports no used parameter; torch's repeats those of the last backward."""
-        # Without the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL, as in the reducers of the other ranks.
-        direct = Group.from_process_group(self.process_group)
-        direct.all_reduce(torch.zeros_like(self.reducer._get_local_used_map()))
+        """Part of _shadow_backward()."""
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:

@@ -92,9 +92,9 @@ class Logger:
         begun, ended = reduced[0]["begun"], reduced[-1]["ended"]
         taken = {
             "forward_compute_time": times["backward"] - times["forward"],
-            "backward_compute_time": times["waited"] - times["backward"],
+            "backward_compute_time": times["last_gradient"] - times["backward"],
             "backward_comm_time": ended - begun,
-            "backward_compute_comm_overlap_time": max(0, min(times["waited"], ended) - begun),
+            "backward_compute_comm_overlap_time": max(0, min(times["last_gradient"], ended) - begun),
         }
         self._samples += 1
         for name, time in taken.items():
@@ -104,7 +104,7 @@ class Logger:
             taken,
             forward_compute_time_start=times["forward"],
             backward_compute_time_start=times["backward"],
-            backward_compute_time_end=times["waited"],
+            backward_compute_time_end=times["last_gradient"],
             backward_comm_time_start=begun,
             backward_comm_time_end=ended,
         )

@@ -45,6 +45,9 @@ class Reducer(_C.Reducer):
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
 
+    def _push_all_rebuilt_params(self) -> None:
+        """Part of _shadow_backward()."""
+
     def _set_sparse_metadata(self, global_unique_ids: dict[str, Tensor]) -> None:
         raise NotImplementedError(
             "muster's reducer finds the rows of sparse gradients by itself: drop the call of _set_sparse_metadata()"

@@ -9,27 +9,27 @@
 
 namespace muster {
 
-/// When what happened to one bucket in the last backward. On steady_clock(); zero: did not happen.
+/// Times of one bucket in the last backward, on steady_clock(). Zero: did not happen.
 struct BucketTimes {
-  TimePoint first_ready;      ///< its first gradient had arrived
-  TimePoint ready;            ///< its last gradient had arrived
-  TimePoint begun;            ///< its reduction was handed to the group or the hook
-  TimePoint ended;            ///< the result was there
-  size_t last_parameter = 0;  ///< whose gradient came last
+  TimePoint first_ready;      ///< its first gradient arrived
+  TimePoint ready;            ///< its last gradient arrived
+  TimePoint begun;            ///< its reduction was submitted to the group or the hook
+  TimePoint ended;            ///< its reduction was complete
+  size_t last_parameter = 0;  ///< whose gradient arrived last
 };
-/// When a reduction had its turn: begun, and all before it ended by `free`. Where there was none, when it would have
-/// ended.
+/// When a reduction could start: once it was begun and those before it had ended, at `free`. Without a reduction, the
+/// bucket's end.
 inline TimePoint started(const BucketTimes& bucket, TimePoint free) {
   if (bucket.begun.ns == 0) return bucket.ended;
   return std::max(bucket.begun, std::min(free, bucket.ended));
 }
 
 struct BackwardTimes {
-  uint64_t iteration = 0;                      ///< of those that reduced, from 1
+  uint64_t iteration = 0;       ///< number of backwards that reduced, with this one
   TimePoint forward, backward;  ///< prepare_for_forward(), first gradient
-  /// From here to the end backward waited for reductions: the last gradient, or later by as long as autograd was then
-  /// busy with layers outside the model.
-  TimePoint waited;
+  /// The last gradient arrived, and autograd had finished layers outside the model. From here to the end backward waits
+  /// for reductions.
+  TimePoint last_gradient;
   TimePoint ended;
   std::vector<BucketTimes> buckets;
 };

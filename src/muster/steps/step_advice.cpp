@@ -11,13 +11,13 @@ namespace {
 
 using Bucket = StepReport::Bucket;
 
-// Below these a wait is not worth a word.
-constexpr double kWorthOfStep = 0.02;
-constexpr Duration kWorth = 100us;
-// Smaller ones cost more in messages than in bytes.
+// Shorter waits are not reported.
+constexpr double kMinShareOfStep = 0.02;
+constexpr Duration kMinWait = 100us;
+// Smaller buckets cost more in messages than in bytes.
 constexpr size_t kSmallBucket = 256 << 10;
 
-/// The next smaller one of the sizes that people choose, in MiB: at most half of `bytes`, at least 1.
+/// A common bucket size in MiB: at most half of `bytes`, at least 1.
 size_t smaller_cap(size_t bytes) {
   constexpr std::array<size_t, 7> kCaps{100, 50, 25, 10, 5, 2, 1};
   const auto* cap = std::find_if(kCaps.begin(), kCaps.end(), [&](size_t mib) { return (mib << 20) <= bytes / 2; });
@@ -26,13 +26,13 @@ size_t smaller_cap(size_t bytes) {
 
 bool can_be_split(const Bucket& bucket) { return bucket.parameters.size() > 1 && bucket.bytes > (size_t{1} << 20); }
 
-/// How long no bucket was being reduced while this one filled, from its first gradient on.
+/// The time without communication while this bucket filled, from its first gradient on.
 Duration idle_before(const std::vector<Bucket>& buckets, size_t i) {
   const TimePoint free = i == 0 ? TimePoint{} : buckets[i - 1].times.ended;
   return buckets[i].started - std::max(free, buckets[i].times.first_ready);
 }
 
-/// Bytes a nanosecond of the fastest reduction: a slower one waited for another rank, or for the machine.
+/// The rate of the fastest reduction, in bytes per nanosecond. Slower ones waited for another rank or for the machine.
 double best_rate(const std::vector<Bucket>& buckets) {
   double best = 0;
   for (const Bucket& bucket : buckets) {
@@ -42,7 +42,7 @@ double best_rate(const std::vector<Bucket>& buckets) {
   return best;
 }
 
-/// What the reductions took beyond what their bytes take.
+/// The time that reductions took beyond what the best rate allows.
 Duration waited_for_others(const std::vector<Bucket>& buckets) {
   const double rate = best_rate(buckets);
   Duration waited{};
@@ -53,7 +53,7 @@ Duration waited_for_others(const std::vector<Bucket>& buckets) {
   return waited;
 }
 
-/// The bucket that kept communication idle for longest: it could have begun sooner had it been smaller.
+/// The bucket that kept communication idle longest. A smaller one would have begun earlier.
 std::string advise_on_filling(const StepReport& report) {
   size_t worst = 0;
   for (size_t i = 1; i < report.buckets.size(); ++i) {
@@ -61,29 +61,28 @@ std::string advise_on_filling(const StepReport& report) {
   }
   const Bucket& bucket = report.buckets[worst];
   const Duration idle = idle_before(report.buckets, worst);
-  if (idle < kWorth || idle < report.exposed / 4) return {};
+  if (idle < kMinWait || idle < report.exposed / 4) return {};
   if (!can_be_split(bucket)) return {};
   return fmt::format("bucket {} waits {} for layer `{}`: lower bucket_cap_mb to {}", worst, milliseconds(idle),
                      bucket.last, smaller_cap(bucket.bytes));
 }
 
-/// The last bucket is full when backward ends: only its being small helps. Else the wait is for several, which began
-/// too late.
+/// The last bucket is full when backward ends, so only a smaller one helps. Otherwise several buckets began too late.
 std::string advise_on_size(const StepReport& report) {
   const Bucket& last = report.buckets.back();
-  const Duration behind = last.times.ended - std::max(last.started, report.times.waited);
+  const Duration behind = last.times.ended - std::max(last.started, report.times.last_gradient);
   if (behind < report.exposed / 2 || !can_be_split(last)) return advise_on_filling(report);
   return fmt::format(
       "{} of the wait is for the last bucket ({} MiB), which fills when backward ends: lower bucket_cap_mb to {}",
       milliseconds(behind), mebibytes(last.bytes), smaller_cap(last.bytes));
 }
 
-/// A bucket full before its turn: gradients come in another order than when buckets were built.
+/// A bucket that is full before its turn: gradients arrive in another order than when buckets were built.
 std::string advise_on_order(const StepReport& report) {
   for (size_t i = 1; i < report.buckets.size(); ++i) {
     const Bucket &before = report.buckets[i - 1], &bucket = report.buckets[i];
     const Duration early = before.times.ready - bucket.times.ready;
-    if (early < kWorth || early < report.exposed / 4) continue;
+    if (early < kMinWait || early < report.exposed / 4) continue;
     return fmt::format(
         "bucket {} was full {} before its turn, which bucket {} held up for layer `{}`: the order of gradients changes "
         "between steps; if layers can be skipped, put them into buckets of their own (bucket_cap_mb_list)",
@@ -93,10 +92,10 @@ std::string advise_on_order(const StepReport& report) {
 }
 
 std::string advise_on_bytes(const StepReport& report) {
-  const Duration backward = report.times.waited - report.times.backward;
+  const Duration backward = report.times.last_gradient - report.times.backward;
   if (report.communication < backward || report.exposed < backward / 4) return {};
   return fmt::format(
-      "communication ({}) takes longer than backward ({}), so smaller buckets hide little: send fewer bytes with a "
+      "communication ({}) takes longer than backward ({}), so smaller buckets help little: send fewer bytes with a "
       "hook "
       "(muster.hooks.bf16, int8), or communicate less often (no_sync)",
       milliseconds(report.communication), milliseconds(backward));
@@ -116,8 +115,9 @@ std::string advise_on_count(const StepReport& report) {
 std::vector<std::string> advise(const StepReport& report) {
   if (report.buckets.empty() || report.times.iteration == 0) return {};
   const TimePoint begin = report.times.forward.ns != 0 ? report.times.forward : report.times.backward;
-  const Duration wait = report.times.ended - report.times.waited;
-  if (wait < kWorth || in_milliseconds(wait) < kWorthOfStep * in_milliseconds(report.times.ended - begin)) return {};
+  const Duration wait = report.times.ended - report.times.last_gradient;
+  if (wait < kMinWait || in_milliseconds(wait) < kMinShareOfStep * in_milliseconds(report.times.ended - begin))
+    return {};
   if (report.times.iteration == 1) {
     return {
         "this was the first backward, in the order of registration: look at a later one, after buckets were rebuilt"};

@@ -8,25 +8,25 @@
 
 namespace muster {
 
-/// Where the time of one step went, in seconds.
+/// The parts of one step, in seconds.
 struct StepTimes {
-  float outside = 0;   ///< from the end of the backward before: optimizer, data
-  float forward = 0;   ///< until the first gradient: forward and loss
-  float backward = 0;  ///< from the first gradient to the last, with layers outside the model that follow
-  float waiting = 0;   ///< after that until all were reduced: the communication that was not hidden
+  float between_steps = 0;  ///< since the end of the last backward: optimizer, data
+  float forward = 0;        ///< until the first gradient: forward and loss
+  float backward = 0;       ///< from the first to the last gradient, with layers outside the model
+  float waiting = 0;        ///< until all buckets were reduced: communication without overlap
 };
 
-/// The last steps of a Reducer, numbered from 1: all ranks number alike, so their histories can be compared. Not
-/// thread-safe. Some 10 ns a step.
+/// The last steps of a Reducer, numbered from 1. The numbers are the same at all ranks, so that histories can be
+/// compared. Not thread-safe. About 10 ns a step.
 class StepHistory {
  public:
   static constexpr uint64_t kSteps = 1024;
 
-  /// `forward` may be zero: not known.
+  /// `forward` may be zero if it is not known.
   void add(TimePoint forward, TimePoint first_gradient, TimePoint last_gradient, TimePoint ended) {
     if (forward.ns == 0) forward = first_gradient;
     StepTimes& step = ring_[count_++ % kSteps];
-    step.outside = ended_.ns == 0 ? 0 : seconds(forward - ended_);
+    step.between_steps = ended_.ns == 0 ? 0 : seconds(forward - ended_);
     step.forward = seconds(first_gradient - forward);
     step.backward = seconds(last_gradient - first_gradient);
     step.waiting = seconds(ended - last_gradient);
@@ -34,7 +34,7 @@ class StepHistory {
   }
 
   uint64_t count() const { return count_; }
-  /// The first that is still held, or count() + 1.
+  /// The number of the oldest step that is kept, or count() + 1.
   uint64_t first() const { return count_ - std::min(count_, kSteps) + 1; }
   /// first() <= number <= count().
   const StepTimes& step(uint64_t number) const { return ring_[(number - 1) % kSteps]; }

@@ -28,7 +28,6 @@ void StepRecorder::set_plan(const std::vector<std::string>& names, const std::ve
   }
 }
 
-/// Adds what the bucket holds.
 void StepRecorder::name_parameters(Span& span, size_t last_parameter) const {
   if (span.bucket >= plan_.size()) return;
   const auto& parameters = plan_[span.bucket];
@@ -38,7 +37,7 @@ void StepRecorder::name_parameters(Span& span, size_t last_parameter) const {
 }
 
 void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& bytes) {
-  history_.add(times.forward, times.backward, times.waited, times.ended);
+  history_.add(times.forward, times.backward, times.last_gradient, times.ended);
   if (!spans_) return;
   const auto record = [&](Span::Kind kind, TimePoint begin, TimePoint end) {
     Span span;
@@ -49,12 +48,12 @@ void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& by
     spans_->record(span);
   };
   if (times.forward.ns != 0) record(Span::Kind::kForward, times.forward, times.backward);
-  record(Span::Kind::kBackward, times.backward, times.waited);
-  record(Span::Kind::kWaiting, times.waited, times.ended);
+  record(Span::Kind::kBackward, times.backward, times.last_gradient);
+  record(Span::Kind::kWaiting, times.last_gradient, times.ended);
   TimePoint free;
   for (size_t i = 0; i < times.buckets.size(); ++i) {
     const BucketTimes& bucket = times.buckets[i];
-    if (bucket.begun.ns == 0) continue;  // nothing was reduced: there is one rank, or nobody used its parameters
+    if (bucket.begun.ns == 0) continue;  // not reduced: a single rank, or no rank used its parameters
     Span span;
     span.kind = Span::Kind::kBucket;
     span.step = times.iteration;
@@ -62,7 +61,7 @@ void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& by
     span.bytes = i < bytes.size() ? bytes[i] : 0;
     span.end = bucket.ended;
     span.started = started(bucket, free);
-    // One whose parameters were not used had no gradients.
+    // A bucket of unused parameters has no gradients.
     span.full = bucket.ready.ns != 0 ? bucket.ready : span.started;
     span.begin = bucket.first_ready.ns != 0 ? bucket.first_ready : span.full;
     free = std::max(free, span.end);

@@ -11,14 +11,14 @@
 
 namespace muster {
 
-/// What a Reducer keeps of its steps: where their time went, to compare ranks, and for `muster trace` the last of them
-/// bucket by bucket. Not thread-safe. Some 50 ns a bucket.
+/// Records the steps of a Reducer: their times, to compare ranks, and the buckets of the last ones for `muster trace`.
+/// Not thread-safe. About 50 ns a bucket.
 class StepRecorder {
  public:
   explicit StepRecorder(const GroupSpec& membership);
-  /// What the buckets of later backwards hold: numbers of parameters, by bucket. Those without a name go by number.
+  /// Sets the parameters of each bucket, by number, for later backwards. Parameters without a name are shown by number.
   void set_plan(const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& plan);
-  /// A backward that has ended; `bytes` by bucket.
+  /// Records a backward that has ended. `bytes`: by bucket.
   void add(const BackwardTimes& times, const std::vector<size_t>& bytes);
   const StepHistory& history() const { return history_; }
 
@@ -28,8 +28,8 @@ class StepRecorder {
   StepHistory history_;
   std::vector<std::vector<size_t>> plan_;
   std::vector<CallSite> texts_;            ///< by bucket: the names of its parameters
-  std::map<std::string, CallSite> known_;  ///< texts that the recorder keeps
-  std::unique_ptr<Recorder> spans_;        ///< null where MUSTER_RECORDER turns recording off
+  std::map<std::string, CallSite> known_;  ///< texts that the recorder stores already
+  std::unique_ptr<Recorder> spans_;        ///< null if MUSTER_RECORDER turns recording off
 };
 
 }  // namespace muster

@@ -29,14 +29,14 @@ StepReport step_report(BackwardTimes times, const std::vector<std::string>& name
     bucket.started = started(bucket.times, free);
     free = std::max(free, bucket.times.ended);
     report.communication += bucket.reduction();
-    report.exposed += std::max(Duration(0), bucket.times.ended - std::max(bucket.started, report.times.waited));
+    report.exposed += std::max(Duration(0), bucket.times.ended - std::max(bucket.started, report.times.last_gradient));
     report.buckets.push_back(std::move(bucket));
   }
   report.advice = advise(report);
   return report;
 }
 
-double StepReport::hidden() const {
+double StepReport::overlap_ratio() const {
   if (communication.count() <= 0) return 1;
   return 1 - static_cast<double>(exposed.count()) / static_cast<double>(communication.count());
 }
@@ -45,9 +45,10 @@ std::string StepReport::to_string() const {
   if (times.iteration == 0) return "no step has been reduced yet";
   std::string text = fmt::format("step {}: ", times.iteration);
   if (times.forward.ns != 0) text += fmt::format("forward {}, ", milliseconds(times.backward - times.forward));
-  text += fmt::format("backward {}, then {} of waiting; {} of communication, {:.0f} % of it hidden\n",
-                      milliseconds(times.waited - times.backward), milliseconds(times.ended - times.waited),
-                      milliseconds(communication), 100 * hidden());
+  text +=
+      fmt::format("backward {}, then {} of waiting; {} of communication, {:.0f} % of it overlapped\n",
+                  milliseconds(times.last_gradient - times.backward), milliseconds(times.ended - times.last_gradient),
+                  milliseconds(communication), 100 * overlap_ratio());
   text += fmt::format("{:>6} {:>9} {:>11} {:>11} {:>11} {:>11}  {}\n", "bucket", "MiB", "first", "full", "begun",
                       "reduced", "parameters (filled by)");
   const auto since = [&](TimePoint time) { return time.ns == 0 ? "-" : milliseconds(time - times.backward); };

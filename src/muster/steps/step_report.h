@@ -7,36 +7,37 @@
 
 namespace muster {
 
-/// What a step of data-parallel training waited for, from the times of its backward. A value; all durations are this
-/// rank's, and a reduction includes waiting for the others (step_stragglers.h says for whom).
+/// What a step of data-parallel training waited for, from the times of its backward. All durations are those of this
+/// rank. A reduction includes the wait for other ranks (step_stragglers.h names them).
 struct StepReport {
   struct Bucket {
     std::vector<std::string> parameters;
     size_t bytes = 0;
     BucketTimes times;
-    TimePoint started;  ///< its reduction: when it was begun and those before it had ended
+    TimePoint started;  ///< its reduction was begun and those before it had ended
     std::string last;   ///< the parameter whose gradient filled it
     Duration reduction() const { return times.ended - started; }
   };
 
   BackwardTimes times;
-  std::vector<Bucket> buckets;  ///< in the order of reduction: the plan
-  Duration communication{};     ///< during which at least one bucket was being reduced
-  Duration exposed{};           ///< of that, after the last gradient had come: what the step waited for
+  std::vector<Bucket> buckets;  ///< in the order of reduction
+  Duration communication{};     ///< while at least one bucket was being reduced
+  Duration exposed{};           ///< the part after the last gradient: the step waited for it
   std::vector<std::string> advice;
 
-  /// The share of the communication during which backward still ran: 1 is the best, also where there was none.
-  double hidden() const;
-  /// For people: a line for the step, one for each bucket, one for each advice.
+  /// The share of the communication during which backward still ran. 1 is the best, and the value without
+  /// communication.
+  double overlap_ratio() const;
+  /// Text: one line for the step, one for each bucket, one for each advice.
   std::string to_string() const;
 };
 
-/// `names` by parameter, `plan` the parameters of each bucket (Reducer::bucket_parameters()), `bytes` by bucket. Where
-/// the plan is not the one that `times` were taken with (it was rebuilt since) the report has no buckets.
+/// `names`: by parameter. `plan`: the parameters of each bucket (Reducer::bucket_parameters()). `bytes`: by bucket. The
+/// report has no buckets if the plan was rebuilt after `times` were taken.
 StepReport step_report(BackwardTimes times, const std::vector<std::string>& names,
                        const std::vector<std::vector<size_t>>& plan, const std::vector<size_t>& bytes);
 
-/// What could be changed to wait less, most worth first. Empty where nothing is worth it.
+/// Changes that would shorten the wait, the most useful first. Empty if none is worth it.
 std::vector<std::string> advise(const StepReport& report);
 
 }  // namespace muster

@@ -12,9 +12,9 @@ namespace muster {
 namespace {
 
 using Part = float StepTimes::*;
-constexpr Part kParts[] = {&StepTimes::outside, &StepTimes::forward, &StepTimes::backward};
+constexpr Part kParts[] = {&StepTimes::between_steps, &StepTimes::forward, &StepTimes::backward};
 constexpr const char* kPartNames[] = {"time between steps (data, optimizer)", "forward", "backward"};
-constexpr float kLeastCost = 0.01F;
+constexpr float kMinCost = 0.01F;
 
 std::string milliseconds_of(float seconds) { return milliseconds(Duration(static_cast<int64_t>(seconds * 1e9F))); }
 
@@ -24,7 +24,7 @@ float mean(const std::vector<StepTimes>& steps, Part part) {
   return static_cast<float>(sum / static_cast<double>(steps.size()));
 }
 
-/// The lower one of the two in the middle.
+/// The lower one of two middle values.
 float median(std::vector<float> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() - 1) / 2;
   std::nth_element(values.begin(), middle, values.end());
@@ -33,42 +33,43 @@ float median(std::vector<float> values) {
 
 void compare_part(const std::vector<std::vector<StepTimes>>& steps, Part part, StragglerReport& report) {
   std::vector<float> means;
-  for (const auto& of_rank : steps) means.push_back(mean(of_rank, part));
-  for (size_t rank = 0; rank < means.size(); ++rank) report.ranks[rank].longer.*part = means[rank] - median(means);
+  for (const auto& stats : steps) means.push_back(mean(stats, part));
+  for (size_t rank = 0; rank < means.size(); ++rank) report.ranks[rank].excess.*part = means[rank] - median(means);
   report.step += median(means);
 }
 
 }  // namespace
 
-Rank StragglerReport::latest() const {
+Rank StragglerReport::slowest_rank() const {
   if (steps == 0 || ranks.size() < 2) return kNoRank;
-  const auto more = [](const OfRank& a, const OfRank& b) { return a.last < b.last; };
+  const auto more = [](const RankStats& a, const RankStats& b) { return a.last < b.last; };
   return static_cast<Rank>(std::max_element(ranks.begin(), ranks.end(), more) - ranks.begin());
 }
 
-bool StragglerReport::stands_out() const {
-  const Rank rank = latest();
+bool StragglerReport::is_significant() const {
+  const Rank rank = slowest_rank();
   if (rank == kNoRank) return false;
-  const OfRank& late = ranks[rank];
+  const RankStats& late = ranks[rank];
   const float share = static_cast<float>(late.last) / static_cast<float>(steps);
-  return share >= std::min(0.75F, 2.0F / static_cast<float>(ranks.size())) && share * late.behind >= kLeastCost * step;
+  return share >= std::min(0.75F, 2.0F / static_cast<float>(ranks.size())) && share * late.lag >= kMinCost * step;
 }
 
 std::string StragglerReport::to_string() const {
-  const Rank rank = latest();
-  if (rank == kNoRank) return ranks.size() == 1 ? "there is one rank: nobody waits" : "no step has been reduced yet";
-  const OfRank& late = ranks[rank];
+  const Rank rank = slowest_rank();
+  if (rank == kNoRank)
+    return ranks.size() == 1 ? "there is a single rank: no rank waits" : "no step has been reduced yet";
+  const RankStats& late = ranks[rank];
   std::string text = fmt::format("rank {} was last in {:.0f} % of {} steps, by {} on average", rank,
                                  100.0 * static_cast<double>(late.last) / static_cast<double>(steps), steps,
-                                 milliseconds_of(late.behind));
-  if (!stands_out()) return "no rank stands out: " + text;
+                                 milliseconds_of(late.lag));
+  if (!is_significant()) return "no rank is significantly slower: " + text;
   size_t worst = 0;
   for (size_t part = 1; part < std::size(kParts); ++part) {
-    if (late.longer.*kParts[part] > late.longer.*kParts[worst]) worst = part;
+    if (late.excess.*kParts[part] > late.excess.*kParts[worst]) worst = part;
   }
-  if (late.longer.*kParts[worst] < late.behind / 4) return text;
+  if (late.excess.*kParts[worst] < late.lag / 4) return text;
   return text + fmt::format("; its {} takes {} longer than the others'", kPartNames[worst],
-                            milliseconds_of(late.longer.*kParts[worst]));
+                            milliseconds_of(late.excess.*kParts[worst]));
 }
 
 StragglerReport compare(const std::vector<std::vector<StepTimes>>& steps) {
@@ -82,12 +83,12 @@ StragglerReport compare(const std::vector<std::vector<StepTimes>>& steps) {
     std::vector<std::pair<float, size_t>> waits;
     for (size_t rank = 0; rank < steps.size(); ++rank) waits.emplace_back(steps[rank][number].waiting, rank);
     std::partial_sort(waits.begin(), waits.begin() + 2, waits.end());
-    StragglerReport::OfRank& late = report.ranks[waits[0].second];
+    StragglerReport::RankStats& late = report.ranks[waits[0].second];
     ++late.last;
-    late.behind += waits[1].first - waits[0].first;
+    late.lag += waits[1].first - waits[0].first;
   }
-  for (StragglerReport::OfRank& of_rank : report.ranks) {
-    if (of_rank.last > 0) of_rank.behind /= static_cast<float>(of_rank.last);
+  for (StragglerReport::RankStats& stats : report.ranks) {
+    if (stats.last > 0) stats.lag /= static_cast<float>(stats.last);
   }
   return report;
 }
@@ -95,7 +96,7 @@ StragglerReport compare(const std::vector<std::vector<StepTimes>>& steps) {
 Result<StragglerReport> find_stragglers(Group& group, const StepHistory& history, uint64_t steps) {
   const size_t size = group.membership().size;
   const size_t rows = 1 + std::clamp<uint64_t>(steps, 1, StepHistory::kSteps);
-  // A row for the number of steps, then those that are held, oldest first.
+  // One row for the number of steps, then the steps, oldest first.
   std::vector<StepTimes> own(rows), all(rows * size);
   const uint64_t count = history.count();
   std::memcpy(static_cast<void*>(own.data()), &count, sizeof count);
@@ -109,16 +110,18 @@ Result<StragglerReport> find_stragglers(Group& group, const StepHistory& history
 
   std::vector<std::vector<StepTimes>> by_rank;
   for (size_t rank = 0; rank < size; ++rank) {
-    const StepTimes* of_rank = &all[rank * rows];
+    const StepTimes* stats = &all[rank * rows];
     uint64_t others;
-    std::memcpy(&others, of_rank, sizeof others);
+    std::memcpy(&others, stats, sizeof others);
     if (others != count) {
-      return fail(ErrorCode::kMismatch,
-                  fmt::format("rank {} has reduced {} steps and this rank {}: ask all ranks after the same step", rank,
-                              others, count),
-                  static_cast<Rank>(rank));
+      return fail(
+          ErrorCode::kMismatch,
+          fmt::format(
+              "rank {} has reduced {} steps and this rank {}: ask for the report at all ranks after the same step",
+              rank, others, count),
+          static_cast<Rank>(rank));
     }
-    by_rank.emplace_back(of_rank + 1, of_rank + 2 + count - first);
+    by_rank.emplace_back(stats + 1, stats + 2 + count - first);
   }
   return compare(by_rank);
 }

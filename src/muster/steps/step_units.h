@@ -8,7 +8,7 @@
 
 namespace muster {
 
-// How reports of steps write figures: "4.1 ms", "0.25" (MiB).
+// Numbers in step reports: "4.1 ms", "0.25" (MiB).
 
 inline double in_milliseconds(Duration duration) { return static_cast<double>(duration.count()) / 1e6; }
 

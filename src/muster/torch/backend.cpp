@@ -5,14 +5,14 @@
 
 #include "muster/torch/c10d/allocator.h"
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/c10d/inline_call.h"
+#include "muster/torch/c10d/sync_call.h"
 #include "muster/torch/store.h"
 
 namespace muster {
 namespace {
 
-/// Whether the call was refused, and nothing has begun.
-bool refused(const muster::Work& work) {
+/// True if the call was rejected before it began.
+bool was_rejected(const muster::Work& work) {
   if (!work.done()) return false;
   const Result<> result = work.result();
   return !result &&
@@ -23,29 +23,29 @@ bool refused(const muster::Work& work) {
 
 c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create(const c10::intrusive_ptr<c10d::Store>& store,
                                                                   const GroupSpec& membership, Milliseconds timeout,
-                                                                  std::shared_ptr<Arena> arena, OnCreate made) {
+                                                                  std::shared_ptr<Arena> arena, OnCreate on_create) {
   GroupOptions options = value_or_throw(group_options_from_environment());
   options.timeout = timeout;
   options.arena = std::move(arena);
   std::unique_ptr<Store> adapted = store_over_c10d(store);
   std::unique_ptr<Group> group = value_or_throw(Group::form(*adapted, membership, options));
-  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(adapted), std::move(group), timeout, made);
-  if (made) made(backend);
+  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(adapted), std::move(group), timeout, on_create);
+  if (on_create) on_create(backend);
   return backend;
 }
 
 ProcessGroupMuster::ProcessGroupMuster(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout,
-                                       OnCreate made)
+                                       OnCreate on_create)
     : Backend(group->membership().rank, group->membership().size),
       store_(std::move(store)),
       group_(std::move(group)),
       timeout_(timeout),
-      made_(std::move(made)),
+      on_create_(std::move(on_create)),
       process_(getpid()) {}
 
 ProcessGroupMuster::~ProcessGroupMuster() {
   if (getpid() == process_) return;
-  // A forked child has the group's memory but not its threads: ending it here would wait for them for ever.
+  // A forked child has the group's memory but not its threads: destroying the group would wait for them forever.
   static_cast<void>(group_.release());
   static_cast<void>(store_.release());
 }
@@ -57,7 +57,7 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupMuster::getBackendOptions
 }
 
 void ProcessGroupMuster::setTimeout(Milliseconds timeout) {
-  check_argument(timeout.count() > 0, "set_timeout", "the timeout must be positive");
+  check_argument(timeout.count() > 0, "set_timeout", "the timeout must be > 0");
   timeout_ = timeout;
   value_or_throw(group_->set_timeout(timeout));
 }
@@ -72,7 +72,7 @@ muster::Work ProcessGroupMuster::submit(Request& request, const CallOptions& opt
 
 ProcessGroupMuster::Handle ProcessGroupMuster::launch(Request&& request, at::TensorList inputs, Milliseconds timeout) {
   if (coalescing()) {
-    added_ = true;
+    joined_block_ = true;
     block_->request().join(std::move(request));
     return block_;
   }
@@ -82,18 +82,18 @@ ProcessGroupMuster::Handle ProcessGroupMuster::launch(Request&& request, at::Ten
     start(work, options);
     return work;
   }
-  SyncCallScope inline_call(*this, request, inputs);
+  SyncCallScope scope(*this, request, inputs);
   const muster::Work work = submit(request, options);
   const Result<> result = work.wait();
   if (result) request.copy_back();
-  inline_call.end(result, work.sequence());
+  scope.end(result, work.sequence());
   return nullptr;
 }
 
 void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options) {
   Request& request = work->request();
   std::vector<muster::Work> parts;
-  // Receives first: what comes then finds its place.
+  // Receives first, so that messages find their buffers.
   for (const bool sends : {false, true}) {
     for (Message& message : request.messages) {
       if (message.send != sends) continue;
@@ -106,29 +106,30 @@ void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const
     parts.push_back(submit(request, options));
     sequence = parts.back().sequence();
   }
-  if (parts.size() == 1 && refused(parts.front())) value_or_throw(parts.front().result());
-  // Messages have no number of their own: theirs is the last collective's.
+  if (parts.size() == 1 && was_rejected(parts.front())) value_or_throw(parts.front().result());
+  // Messages have no sequence number: they use that of the last collective.
   TensorWork::start(work, std::move(parts), sequence != 0 ? sequence : group_->sequence());
 }
 
 Request ProcessGroupMuster::request_in_block(c10d::OpType type, const char* title) {
   Request request(type, title, /*async=*/true);
-  added_ = false;
-  request.unless_added = std::shared_ptr<void>(nullptr, [this](void*) {
-    if (!added_) cancelCoalescing();
+  joined_block_ = false;
+  request.block_guard = std::shared_ptr<void>(nullptr, [this](void*) {
+    if (!joined_block_) cancelCoalescing();
   });
   return request;
 }
 
 void ProcessGroupMuster::startCoalescing() {
-  check_argument(coalescing_thread_.load() == std::thread::id(), "start_coalescing", "a block has begun already");
+  check_argument(coalescing_thread_.load() == std::thread::id(), "start_coalescing",
+                 "this process group has an open coalescing block already");
   block_ = c10::make_intrusive<TensorWork>(rank_, Request(c10d::OpType::COALESCED, "muster:coalesced", /*async=*/true),
                                            at::TensorList(), pending_);
   coalescing_thread_ = std::this_thread::get_id();
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::endCoalescing() {
-  check_argument(coalescing(), "end_coalescing", "this thread has begun no block");
+  check_argument(coalescing(), "end_coalescing", "this thread has no open coalescing block");
   coalescing_thread_ = std::thread::id();
   const auto block = std::move(block_);
   start(block, {.timeout = timeout_.load(), .async = true});
@@ -139,7 +140,7 @@ void ProcessGroupMuster::cancelCoalescing() {
   if (!coalescing()) return;
   coalescing_thread_ = std::thread::id();
   std::exchange(block_, nullptr)
-      ->cancel({ErrorCode::kAborted, "nothing of this coalescing block has begun: one of its calls failed", rank_});
+      ->cancel({ErrorCode::kAborted, "the coalescing block was canceled because one of its calls failed", rank_});
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::barrier(const c10d::BarrierOptions& options) {
@@ -150,8 +151,8 @@ ProcessGroupMuster::Handle ProcessGroupMuster::barrier(const c10d::BarrierOption
 
 at::Tensor ProcessGroupMuster::allocateTensor(long size, at::TensorOptions options) {  // NOLINT: c10d's type
   constexpr const char* kTitle = "allocate_tensor";
-  check_argument(size >= 0, kTitle, "a tensor cannot have ", size, " elements");
-  check_argument(options.device().is_cpu(), kTitle, "gives CPU tensors, not for ", options.device());
+  check_argument(size >= 0, kTitle, "size must be >= 0, got ", size);
+  check_argument(options.device().is_cpu(), kTitle, "allocates CPU tensors only, got device ", options.device());
   const std::shared_ptr<Arena> arena = group_->arena();
   return arena ? empty_in(arena, size, options) : at::empty({size}, options);
 }
@@ -164,7 +165,7 @@ std::shared_ptr<c10::Allocator> ProcessGroupMuster::getMemAllocator() {
 
 void ProcessGroupMuster::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const ProfilerEvent event("muster:monitored_barrier", {});
-  if (options.timeout.count() == 0) {  // here a time that has passed, where other calls take it for none given
+  if (options.timeout.count() == 0) {  // an expired deadline here; other calls take 0 for the default
     throw_error({ErrorCode::kTimeout, c10::str("Rank ", rank_, " timed out in monitoredBarrier after 0 ms"), rank_});
   }
   value_or_throw(group_->monitored_barrier(*store_, timeout_or_default(options.timeout), wait_all_ranks));

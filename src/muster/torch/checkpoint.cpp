@@ -17,7 +17,7 @@
 #include <system_error>
 
 #include "muster/io/fd.h"
-#include "muster/torch/bytes.h"
+#include "muster/torch/archive_exchange.h"
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
@@ -30,20 +30,20 @@ namespace {
   throw std::runtime_error(what + ": " + std::strerror(number));
 }
 
-/// Without this a crash of the machine may leave a name that leads to nothing.
-void flush_folder_of(const std::string& path) {
+/// Flushes the directory entry: without it, a crash of the machine may lose the new name.
+void flush_directory_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path();
-  const std::string folder = parent.empty() ? "." : parent;
-  const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Some file systems cannot flush a folder and say EINVAL: then there is nothing to be done.
-  if (!fd || (::fsync(fd.get()) != 0 && errno != EINVAL)) throw_errno(errno, "cannot flush the folder " + folder);
+  const std::string directory = parent.empty() ? "." : parent;
+  const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // EINVAL: this file system cannot flush directories.
+  if (!fd || (::fsync(fd.get()) != 0 && errno != EINVAL)) throw_errno(errno, "cannot flush the directory " + directory);
 }
 
 void write_atomically(torch::serialize::OutputArchive& archive, const std::string& path) {
   const std::string partial = path + ".partial";
   const Fd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) throw_errno(errno, "cannot create " + partial);
-  int failure = 0;  // the archive's writer must not be thrown through: it writes on in its destructor
+  int failure = 0;  // instead of an exception: the archive's writer continues in its destructor
   archive.save_to([&](const void* data, size_t size) {
     for (size_t done = 0; done < size && failure == 0;) {
       const ssize_t count = ::write(fd.get(), static_cast<const char*>(data) + done, size - done);
@@ -61,7 +61,7 @@ void write_atomically(torch::serialize::OutputArchive& archive, const std::strin
     ::unlink(partial.c_str());
     throw_errno(failure, "cannot write " + path);
   }
-  flush_folder_of(path);
+  flush_directory_of(path);
 }
 
 at::Tensor read_file(const std::string& path) {
@@ -73,13 +73,13 @@ at::Tensor read_file(const std::string& path) {
     const ssize_t count = ::read(fd.get(), static_cast<char*>(bytes.mutable_data_ptr()) + done, bytes.nbytes() - done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw_errno(errno, "cannot read " + path);
-    if (count == 0) throw std::runtime_error("cannot read " + path + ": it became shorter meanwhile");
+    if (count == 0) throw std::runtime_error("cannot read " + path + ": the file was truncated while it was read");
     done += static_cast<size_t>(count);
   }
   return bytes;
 }
 
-/// Takes over the values of `stored`, which must look alike.
+/// Copies the values of `stored`, which must have the same shape.
 void load_tensor(const at::Tensor& tensor, const at::Tensor& stored, const std::string& name = "") {
   if (tensor.sizes() != stored.sizes()) {
     throw std::runtime_error(c10::str(name.empty() ? "it" : "its '" + name + "'", " is of shape ", stored.sizes(),
@@ -89,8 +89,8 @@ void load_tensor(const at::Tensor& tensor, const at::Tensor& stored, const std::
   tensor.copy_(stored);
 }
 
-/// As Module::load(), which takes tensors of any shape, and puts them in the place of the module's own: whoever has
-/// hooks on these, as a reducer has, would wait for gradients in vain.
+/// Like Module::load(), which replaces the module's tensors by those of the file, of any shape: a reducer, whose hooks
+/// are on the old tensors, would wait for their gradients forever.
 void load_module(torch::nn::Module& module, torch::serialize::InputArchive& archive, const std::string& prefix = "") {
   const auto load = [&](const auto& tensors, bool buffers) {
     for (const auto& item : tensors) {
@@ -167,7 +167,7 @@ State& State::add(std::string name, std::string& text) {
       {std::move(name), nullptr, writer_of(text), [&text](auto& archive) { text = value_in(archive).toStringRef(); }});
 }
 
-/// Collective: throws at all ranks unless all are to gather the same of it.
+/// Collective: throws at all ranks unless all gather the same entries.
 void State::check_alike(Group& group) const {
   std::string own;
   for (const Entry& entry : entries_) {
@@ -185,7 +185,7 @@ void save(Group& group, const std::string& path, const State& state) {
   std::string problem;
   for (const auto& entry : state.entries_) {
     if (!entry.gather) continue;
-    // What fails at one rank only must not keep it from the calls that the others make.
+    // A rank that fails alone must still make the collective calls of the others.
     std::exception_ptr at_all_ranks;
     const std::string here = error_message_of([&] {
       try {

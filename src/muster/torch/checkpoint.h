@@ -14,7 +14,7 @@
 
 namespace muster::checkpoint {
 
-/// What a checkpoint holds, by name: references to it, which save() reads and load() writes.
+/// The contents of a checkpoint, by name: references that save() reads and load() writes.
 ///
 ///   muster::checkpoint::State state;
 ///   state.add("model", *model).add("optimizer", optimizer).add("epoch", epoch);
@@ -23,13 +23,13 @@ namespace muster::checkpoint {
 ///   ...
 ///   muster::checkpoint::save(*group, path, state);
 ///
-/// Of a DistributedDataParallel add what it wraps, *ddp.module(), so that the file can be loaded without it. What is
-/// added must outlive this. Throws c10::ValueError for a name that is empty or taken.
+/// Of a DistributedDataParallel add the wrapped module, *ddp.module(), so that the file can be loaded without it. The
+/// added objects must outlive this. Throws c10::ValueError for a name that is empty or taken.
 class State {
  public:
   State& add(std::string name, torch::nn::Module& module);
-  /// Also a muster::optim::ZeroRedundancyOptimizer, whose state is gathered to be saved: such a file can be loaded into
-  /// the plain optimizer, and on another number of ranks.
+  /// Also for a muster::optim::ZeroRedundancyOptimizer. Its state is gathered, so the file can be loaded into the plain
+  /// optimizer and on another number of ranks.
   State& add(std::string name, torch::optim::Optimizer& optimizer);
   State& add(std::string name, at::Tensor tensor);  ///< loaded in place
   State& add(std::string name, int64_t& number);
@@ -45,7 +45,7 @@ class State {
  private:
   struct Entry {
     std::string name;
-    std::function<void(Group&)> gather;  ///< called at all ranks before save; null where rank 0 has everything
+    std::function<void(Group&)> gather;  ///< called at all ranks before save; null if rank 0 has all state
     std::function<void(torch::serialize::OutputArchive&)> save;
     std::function<void(torch::serialize::InputArchive&)> load;
   };
@@ -58,17 +58,17 @@ class State {
   friend void load(Group& group, const std::string& path, State& state);
 };
 
-/// Collective. Rank 0 writes the file, in libtorch's archive format, and all return when it is on the disk: it is
-/// written beside `path` (path + ".partial"), flushed and renamed, so at any moment `path` is the old checkpoint or the
-/// new one, whole. Where a rank fails, all throw ErrorException, with what the system or the optimizer said there.
+/// Collective. Rank 0 writes the file in libtorch's archive format, and all ranks return when it is on the disk. It is
+/// written to path + ".partial", flushed and renamed, so `path` is always a complete checkpoint, the old or the new
+/// one. If a rank fails, all throw ErrorException with its message.
 void save(Group& group, const std::string& path, const State& state);
 
-/// Collective: whether there is such a file where rank 0 runs. If that cannot be told there, all throw ErrorException.
+/// Collective. Returns true if rank 0 sees the file. If rank 0 cannot tell, all ranks throw ErrorException.
 bool exists(Group& group, const std::string& path);
 
-/// Collective. Rank 0 reads the file and sends it to all, so the others need not see it. If any rank cannot take it (a
-/// name or a tensor is missing, a shape is another), all throw ErrorException, which names the rank and the reason;
-/// the state may then be partly loaded.
+/// Collective. Rank 0 reads the file and sends it to all ranks. If any rank cannot load it (a name or tensor is
+/// missing, a shape differs), all throw ErrorException, which names the rank and the reason. The state may then be
+/// partly loaded.
 void load(Group& group, const std::string& path, State& state);
 
 }  // namespace muster::checkpoint

@@ -10,14 +10,14 @@
 
 #include "muster/store/store.h"
 #include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/hold_store.h"
 #include "muster/torch/c10d/request.h"
-#include "muster/torch/c10d/with_store.h"
 #include "muster/torch/tensor.h"
 
 namespace muster {
 namespace {
 
-/// One call: what of `request` is memory, `call` hands to the group.
+/// Runs a blocking call: `call` adds tensors to the request and submits their memory to the group.
 template <class Call>
 void blocking(const char* title, Call call) {
   const at::NoGradGuard no_grad;
@@ -37,7 +37,7 @@ at::Tensor slots_like(const at::Tensor& like, int size) {
 void check_slots(const at::Tensor& tensors, int size, const char* title) {
   value_or_throw(check_sendable(tensors));
   check_argument(tensors.dim() > 0 && tensors.size(0) == size, title, "the first dimension of a tensor of shape ",
-                 tensors.sizes(), " is not the group's size, ", size);
+                 tensors.sizes(), " must be the group's size, ", size);
 }
 
 int number_of_environment(const char* name) {
@@ -46,7 +46,7 @@ int number_of_environment(const char* name) {
   const std::string_view text = value;
   int number = 0;
   const auto [end, error] = std::from_chars(text.begin(), text.end(), number);
-  check_argument(error == std::errc() && end == text.end(), "join_job", name, "=", value, " is no number");
+  check_argument(error == std::errc() && end == text.end(), "join_job", name, "=", value, " is not a number");
   return number;
 }
 
@@ -65,7 +65,7 @@ std::shared_ptr<Group> join_job() {
   const auto options = value_or_throw(group_options_from_environment());
   auto store = job_store();
   auto group = value_or_throw(Group::form(*store, self, options));
-  return with_store(std::move(store), std::move(group));
+  return hold_store(std::move(store), std::move(group));
 }
 
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
@@ -117,10 +117,7 @@ void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank ro
   blocking("scatter", [&](Request& request) {
     BufferView output = request.write(tensor);
     BufferView input;
-    if (here) {
-      input = request.read(tensors);
-      input = request.apart(std::move(input), output, Request::is_block(output, input, root * output.bytes()));
-    }
+    if (here) input = request.copy_if_overlapping(request.read(tensors), output, root * output.bytes());
     return group.scatter(std::move(input), std::move(output), root, options);
   });
 }
@@ -142,19 +139,19 @@ at::Tensor all_to_all(Group& group, const at::Tensor& tensors, const CallOptions
   return output;
 }
 
-void send(Group& group, const at::Tensor& tensor, Rank to, uint32_t tag, const CallOptions& options) {
-  blocking("send", [&](Request& request) { return group.send(request.read(tensor), to, tag, options); });
+void send(Group& group, const at::Tensor& tensor, Rank dst, uint32_t tag, const CallOptions& options) {
+  blocking("send", [&](Request& request) { return group.send(request.read(tensor), dst, tag, options); });
 }
 
-Rank receive(Group& group, at::Tensor tensor, Rank from, uint32_t tag, const CallOptions& options) {
-  Rank source = from;
-  blocking("receive", [&](Request& request) {
-    const muster::Work work = group.receive(request.write(tensor), from, tag, options);
+Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag, const CallOptions& options) {
+  Rank sender = src;
+  blocking("recv", [&](Request& request) {
+    const muster::Work work = group.receive(request.write(tensor), src, tag, options);
     static_cast<void>(work.wait());
-    if (from == kAnyRank) source = work.source();
+    if (src == kAnyRank) sender = work.source();
     return work;
   });
-  return source;
+  return sender;
 }
 
 void barrier(Group& group, const CallOptions& options) { value_or_throw(group.barrier(options).wait()); }

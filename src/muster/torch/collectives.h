@@ -6,13 +6,14 @@
 //   muster::all_reduce(*group, gradient, muster::ReduceOp::kAverage);
 //
 // Every call blocks until it is done at this rank and throws muster::ErrorException (torch/exception.h) when it fails.
-// Tensors are on the CPU, of any dtype the operation has, of any strides; shapes and dtypes are equal at all ranks.
-// Threads may share a group: its calls run one after the other, in the order in which they are made, which must be the
-// same at all ranks; send() and receive() run beside them. A call owns its tensors until it returns.
+// Tensors are on the CPU, of any strides and any dtype that the operation supports; shapes and dtypes are equal at all
+// ranks. Threads may share a group: its calls run one after the other in the order in which they are made, which must
+// be the same at all ranks; send() and recv() run beside them. A call owns its tensors until it returns.
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "muster/group/group.h"
@@ -20,16 +21,16 @@
 
 namespace muster {
 
-/// The group of all ranks that `muster run` started: RANK, WORLD_SIZE, and what store_from_environment() and
-/// group_options_from_environment() read. Holds the store that they met in. Throws c10::ValueError for a process that
-/// was started otherwise.
+/// Forms the group of all ranks that `muster run` started, from RANK, WORLD_SIZE, and the variables that
+/// store_from_environment() and group_options_from_environment() read. The group holds the store in which it was
+/// formed. Throws c10::ValueError for a process that was started otherwise.
 std::shared_ptr<Group> join_job();
 
-/// The store in which they met, over a connection of its own: for groups that are made of that one (Group::split), and
-/// keys of the program's own.
+/// The store of that group, over a connection of its own: for groups that are split off it (Group::split), and for keys
+/// of the program.
 std::unique_ptr<Store> job_store();
 
-/// In place: every rank's `tensor` becomes the combination of all.
+/// In place: `tensor` becomes the reduction over all ranks.
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
 /// The same for many tensors (a model's gradients): one operation for each dtype, which reads and writes them in place.
 void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
@@ -37,7 +38,7 @@ void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp o
 /// In place at the root; the other ranks' `tensor` is only read.
 void reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, Rank root = 0,
             const CallOptions& options = {});
-/// In place: every rank's `tensor` becomes root's.
+/// In place: `tensor` becomes that of the root.
 void broadcast(Group& group, at::Tensor tensor, Rank root = 0, const CallOptions& options = {});
 /// The same for many tensors (a model's parameters and buffers).
 void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root = 0, const CallOptions& options = {});
@@ -45,19 +46,23 @@ void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root =
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options = {});
 /// The same at the root; an undefined tensor elsewhere.
 at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root = 0, const CallOptions& options = {});
-/// `tensor` becomes slot `rank` of root's `tensors`, whose shape is [size, *tensor.shape]; elsewhere these are unused.
+/// `tensor` becomes slot `rank` of the root's `tensors`, of shape [size, *tensor.shape]. Other ranks' are ignored.
 void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank root = 0,
              const CallOptions& options = {});
-/// Returns the combination of all ranks' slot `rank`. `tensors` is of shape [size, ...].
+/// Returns the reduction of slot `rank` over all ranks. `tensors` has the shape [size, ...].
 at::Tensor reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op = ReduceOp::kSum,
                           const CallOptions& options = {});
-/// Returns a tensor of the same shape, [size, ...]: slot r of `tensors` goes to rank r, slot r of the result is rank
-/// r's.
+/// Returns a tensor of the same shape, [size, ...]: slot r of `tensors` goes to rank r, slot r of the result comes from
+/// rank r.
 at::Tensor all_to_all(Group& group, const at::Tensor& tensors, const CallOptions& options = {});
-/// Blocks until `tensor` may be changed again.
-void send(Group& group, const at::Tensor& tensor, Rank to, uint32_t tag = 0, const CallOptions& options = {});
-/// Into `tensor`, which is of the length sent; `from` may be kAnyRank. Returns the rank that sent it.
-Rank receive(Group& group, at::Tensor tensor, Rank from, uint32_t tag = 0, const CallOptions& options = {});
+/// Blocks until `tensor` may be modified.
+void send(Group& group, const at::Tensor& tensor, Rank dst, uint32_t tag = 0, const CallOptions& options = {});
+/// Receives into `tensor`, which must have the length sent. `src` may be kAnyRank. Returns the rank that sent it.
+Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag = 0, const CallOptions& options = {});
+[[deprecated("renamed to recv")]] inline Rank receive(Group& group, at::Tensor tensor, Rank src, uint32_t tag = 0,
+                                                      const CallOptions& options = {}) {
+  return recv(group, std::move(tensor), src, tag, options);
+}
 /// Returns when every rank has called it.
 void barrier(Group& group, const CallOptions& options = {});
 

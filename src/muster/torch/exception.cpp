@@ -3,7 +3,7 @@
 namespace muster {
 
 std::exception_ptr to_exception(const Error& error) {
-  // OnCreate without a source location: these are for users, and a C++ backtrace costs milliseconds to collect.
+  // Made without a source location: collecting a C++ backtrace costs milliseconds.
   switch (error.code) {
     case ErrorCode::kInvalidArgument:
       return std::make_exception_ptr(ArgumentException(error));

@@ -10,8 +10,9 @@
 
 namespace muster {
 
-/// An Error as it leaves the library: thrown by muster::torch, never by the core. A c10::DistBackendError, so code that
-/// catches torch's own errors catches it too; in Python it is muster.PeerLostError, muster.TimeoutError and so on.
+/// An Error as an exception: thrown by muster::torch, never by the core. It is a c10::DistBackendError, so that code
+/// that catches torch's errors catches it too. In Python it becomes muster.PeerLostError, muster.TimeoutError and so
+/// on.
 class ErrorException : public c10::DistBackendError {
  public:
   explicit ErrorException(muster::Error error) : c10::DistBackendError(error.to_string()), error_(std::move(error)) {}
@@ -21,8 +22,8 @@ class ErrorException : public c10::DistBackendError {
   muster::Error error_;  // qualified: the base class has an Error of its own
 };
 
-/// A wrong argument. In Python it is a muster.ArgumentError, which is a ValueError and, as torch's other backends raise
-/// one or the other for the same mistake, a RuntimeError too.
+/// A wrong argument. In Python it becomes a muster.ArgumentError: a ValueError and a RuntimeError, because torch's
+/// other backends raise one or the other for the same mistake.
 class ArgumentException : public c10::ValueError {
  public:
   explicit ArgumentException(const muster::Error& error) : c10::ValueError(error.to_string()) {}
@@ -32,7 +33,7 @@ class ArgumentException : public c10::ValueError {
 std::exception_ptr to_exception(const Error& error);
 [[noreturn]] void throw_error(const Error& error);
 
-/// The value, or the error thrown.
+/// Returns the value or throws the error.
 template <class T>
 T value_or_throw(Result<T> result) {
   if (!result) throw_error(result.error());

@@ -9,7 +9,7 @@
 
 #include "muster/kernels/compress.h"
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/c10d/with_store.h"
+#include "muster/torch/c10d/hold_store.h"
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/hooks/hooks_base.h"
@@ -21,10 +21,10 @@ HookGroups hook_groups(std::shared_ptr<Group> group, std::shared_ptr<Store> stor
   if (store == nullptr) store = job_store();
   std::vector<Rank> ranks(static_cast<size_t>(group->membership().size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const std::string name = c10::str("hook.", group->sequence());  // the barrier's number: its own, alike at all ranks
+  const std::string name = c10::str("hook.", group->sequence());  // unique, and the same at all ranks
   barrier(*group);
-  auto second = value_or_throw(group->split(*store, ranks, name));
-  return {std::move(group), with_store(std::move(store), std::move(second))};
+  auto secondary = value_or_throw(group->split(*store, ranks, name));
+  return {std::move(group), hold_store(std::move(store), std::move(secondary))};
 }
 
 c10d::GradBucket bucket_of(size_t index, size_t count, const at::Tensor& flat,
@@ -38,7 +38,7 @@ c10d::GradBucket bucket_of(size_t index, size_t count, const at::Tensor& flat,
     sizes.push_back(parameter.sizes());
   }
   check_argument(end == static_cast<size_t>(flat.numel()), "bucket", "the parameters have ", end,
-                 " elements, but the tensor ", flat.numel());
+                 " elements, but the tensor has ", flat.numel());
   return c10d::GradBucket(index, count, flat, std::move(offsets), std::move(lengths), std::move(sizes), parameters,
                           std::nullopt);
 }
@@ -72,13 +72,13 @@ void complete(const HookFuture& future, const Result<>& result, c10::IValue valu
 }
 
 NativeHook::NativeHook(HookGroups groups) : groups_(std::move(groups)) {
-  check_argument(groups_.group != nullptr, "communication hook", "it needs a group");
+  check_argument(groups_.group != nullptr, "communication hook", "HookGroups::group is null");
 }
 
 HookFuture NativeHook::runHook(c10d::GradBucket& bucket) {
   const at::Tensor& buffer = bucket.getBuffer();
   check_argument(!buffer.is_sparse(), "communication hook",
-                 "muster's hooks take dense gradients; use all-reduce for a model with sparse ones");
+                 "muster's hooks take dense gradients: register no hook for a model with sparse ones");
   if (size() > 1 && buffer.scalar_type() == at::kFloat && buffer.numel() > 0) {
     value_or_throw(view_of(buffer));
     return reduce(bucket);
@@ -91,15 +91,13 @@ at::Tensor NativeHook::parseHookResult(const c10::IValue& result) {
 }
 
 HookFuture NativeHook::average(const at::Tensor& buffer) const {
-  const HookFuture future = new_future();
   if (size() == 1 || buffer.numel() == 0) {
+    const HookFuture future = new_future();
     future->markCompleted(buffer);
     return future;
   }
-  group()
-      .all_reduce(value_or_throw(view_of(buffer)), ReduceOp::kAverage, {.async = true})
-      .on_done([future, buffer](const Result<>& result) { complete(future, result, buffer); });
-  return future;
+  return when_done(group().all_reduce(value_or_throw(view_of(buffer)), ReduceOp::kAverage, {.async = true}), buffer,
+                   [] {});
 }
 
 at::Tensor NativeHook::message(size_t count, at::ScalarType dtype) const {
@@ -110,13 +108,13 @@ at::Tensor NativeHook::message(size_t count, at::ScalarType dtype) const {
 }
 
 TwoPhaseHook::TwoPhaseHook(HookGroups groups) : NativeHook(groups) {
-  check_argument(groups.second != nullptr || size() == 1, "communication hook",
-                 "this one needs a second group of the same ranks (HookGroups::second)");
+  check_argument(groups.secondary_group != nullptr || size() == 1, "communication hook",
+                 "it needs a second group of the same ranks: set HookGroups::secondary_group");
 }
 
 TwoPhaseHook::~TwoPhaseHook() {
   if (last_ && !last_->completed())
-    second()->abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
+    secondary()->abort({ErrorCode::kAborted, "its communication hook was destroyed", rank()});
 }
 
 namespace {
@@ -129,12 +127,12 @@ class AllReduceHook final : public NativeHook {
   HookFuture reduce(c10d::GradBucket& bucket) override { return average(bucket.getBuffer()); }
 };
 
-class HalfHook final : public NativeHook {
+class HalfCompressHook final : public NativeHook {
  public:
-  HalfHook(HookGroups groups, at::ScalarType wire)
+  HalfCompressHook(HookGroups groups, at::ScalarType wire)
       : NativeHook(std::move(groups)), wire_(wire), dtype_(value_or_throw(dtype_of(wire))) {
-    check_argument(wire == at::kHalf || wire == at::kBFloat16, "half hook", "gradients go as float16 or bfloat16, not ",
-                   wire);
+    check_argument(wire == at::kHalf || wire == at::kBFloat16, "half_compress hook",
+                   "the wire dtype must be float16 or bfloat16, got ", wire);
   }
 
  private:
@@ -144,14 +142,10 @@ class HalfHook final : public NativeHook {
     const std::shared_ptr<at::Tensor> halves =
         wire_buffer_.of(bucket, [&] { return std::make_shared<at::Tensor>(message(count, wire_)); });
     narrow(halves->data_ptr(), buffer.const_data_ptr<float>(), count, dtype_, 1.0F / static_cast<float>(size()));
-    const HookFuture future = new_future();
-    group()
-        .all_reduce({halves->data_ptr(), count, dtype_}, ReduceOp::kSum, {.async = true})
-        .on_done([future, buffer, halves, count, dtype = dtype_](const Result<>& result) {
-          if (result) widen(buffer.data_ptr<float>(), halves->const_data_ptr(), count, dtype);
-          complete(future, result, buffer);
-        });
-    return future;
+    const Work work = group().all_reduce({halves->data_ptr(), count, dtype_}, ReduceOp::kSum, {.async = true});
+    return when_done(work, buffer, [buffer, halves, count, dtype = dtype_] {
+      widen(buffer.data_ptr<float>(), halves->const_data_ptr(), count, dtype);
+    });
   }
 
   const at::ScalarType wire_;
@@ -162,6 +156,8 @@ class HalfHook final : public NativeHook {
 }  // namespace
 
 Hook all_reduce_hook(HookGroups groups) { return std::make_unique<AllReduceHook>(std::move(groups)); }
-Hook half_hook(HookGroups groups, at::ScalarType wire) { return std::make_unique<HalfHook>(std::move(groups), wire); }
+Hook half_compress_hook(HookGroups groups, at::ScalarType wire) {
+  return std::make_unique<HalfCompressHook>(std::move(groups), wire);
+}
 
 }  // namespace muster

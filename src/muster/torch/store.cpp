@@ -73,7 +73,7 @@ class C10dStoreAdapter final : public c10d::Store {
   }
   Bytes queuePop(const std::string& key, bool block) override {
     if (block) return store_value(store_->queue_pop(key, deadline()));
-    // Another process may take the element between the two calls; then this is a short wait instead of none.
+    // Another process may take the element between the two calls: then this waits shortly instead of not at all.
     if (queueLen(key) > 0) {
       Result<Bytes> value = store_->queue_pop(key, Deadline::after(std::min(timeout_, milliseconds(100))));
       if (value || value.error().code != ErrorCode::kTimeout) return store_value(std::move(value));
@@ -101,7 +101,7 @@ class C10dStoreAdapter final : public c10d::Store {
   std::unique_ptr<muster::Store> store_;
 };
 
-/// A template, so that a torch whose stores cannot list their keys compiles too.
+/// A template, so that it compiles also with a torch whose stores cannot list their keys.
 template <class C10dStore>
 std::vector<Key> all_keys(C10dStore& store) {
   if constexpr (requires { store.listKeys(); }) {
@@ -120,7 +120,7 @@ class MusterStoreAdapter final : public muster::Store {
   }
   Result<Bytes> get(const Key& key, const Deadline& deadline) override {
     return guarded(deadline, [&] {
-      store_->wait({key}, left(deadline));  // get() itself would wait for as long as the store's own timeout
+      store_->wait({key}, left(deadline));  // get() alone would wait for the store's own timeout
       return store_->get(key);
     });
   }
@@ -170,10 +170,10 @@ class MusterStoreAdapter final : public muster::Store {
 
  private:
   static Bytes bytes(ByteView view) { return {view.begin(), view.end()}; }
-  /// At least 1 ms: c10d takes 0 for "for ever".
+  /// At least 1 ms, because 0 means forever to c10d.
   static milliseconds left(const Deadline& deadline) { return milliseconds(std::max(1, deadline.poll_timeout_ms())); }
 
-  /// Runs `call`; what it throws comes back as an Error.
+  /// Runs `call`. Its exceptions become Errors.
   template <class Call>
   static auto guarded(const Deadline& deadline, Call call) -> Result<decltype(call())>;
 
@@ -185,7 +185,7 @@ auto MusterStoreAdapter::guarded(const Deadline& deadline, Call call) -> Result<
   const auto failed = [](ErrorCode code, const c10::Error& error) {
     return fail(code, std::string("torch's store: ") + error.what_without_backtrace());
   };
-  // c10d has no class for a wait that ran out; some of its stores give up a moment before the deadline.
+  // c10d has no exception type for a timed out wait, and some of its stores give up just before the deadline.
   const auto timed_out = [&](const c10::Error& error) {
     return deadline.passed() || error.msg().find("imeout") != std::string::npos;
   };
@@ -214,7 +214,7 @@ auto MusterStoreAdapter::guarded(const Deadline& deadline, Call call) -> Result<
 }
 
 Result<Bytes> MusterStoreAdapter::queue_pop(const Key& key, const Deadline& deadline) {
-  // c10d's waiting form can only be bounded by the timeout that all users of the store share.
+  // c10d's blocking pop is bounded only by the timeout that all users of the store share.
   for (milliseconds pause(1);; pause = std::min(2 * pause, milliseconds(50))) {
     auto value = guarded(deadline, [&]() -> std::optional<Bytes> {
       try {
@@ -225,7 +225,8 @@ Result<Bytes> MusterStoreAdapter::queue_pop(const Key& key, const Deadline& dead
     });
     if (!value) return tl::unexpected(value.error());
     if (*value) return std::move(**value);
-    if (deadline.passed()) return fail(ErrorCode::kTimeout, "nothing came into the queue \"" + key + "\"");
+    if (deadline.passed())
+      return fail(ErrorCode::kTimeout, "timed out waiting for an element of the queue \"" + key + "\"");
     // tidy: allow(sleep) c10d offers nothing to wait on
     std::this_thread::sleep_for(std::min(pause, left(deadline)));
   }
@@ -239,7 +240,7 @@ Result<std::vector<Key>> MusterStoreAdapter::list_keys(std::string_view prefix, 
 
 Result<> MusterStoreAdapter::barrier(const Key& key, int64_t count, const Deadline& deadline) {
   if (count < 1) return fail(ErrorCode::kInvalidArgument, "a barrier needs at least one caller");
-  // Not c10d's own barrier: its counter is never reset, so a second round on the same key would not wait.
+  // c10d's own barrier never resets its counter: a second round on the same key would not wait.
   MUSTER_ASSIGN(const int64_t arrived, add(key, 1, deadline));
   const Key round = key + "/round/" + std::to_string((arrived - 1) / count);
   if (arrived % count == 0) return set(round, as_bytes("done"), deadline);

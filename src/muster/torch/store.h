@@ -8,13 +8,13 @@
 
 namespace muster {
 
-/// torch's view of a muster store: torch.distributed accepts it wherever it takes a store. Waits use c10d's timeout
-/// (setTimeout). A wait that ends by it throws c10::DistStoreError, a lost server c10::DistNetworkError.
+/// Adapts a muster store to c10d's interface. Waits use c10d's timeout (setTimeout). A wait that times out throws
+/// c10::DistStoreError, a lost server c10::DistNetworkError.
 c10::intrusive_ptr<c10d::Store> c10d_over_store(std::unique_ptr<Store> store);
 
-/// muster's view of any store that torch made, so that a Group can form over it. Failures come back as values; a wait
-/// that ran into its deadline is kTimeout. Operations that the store below lacks are kUnsupported.
-/// c10d bounds only waits: against a server that hangs, its other operations may outlast the deadline.
+/// Adapts a c10d store to muster's interface, so that a Group can form over it. Failures are returned as values:
+/// kTimeout for a wait that reached its deadline, kUnsupported for operations that the c10d store lacks. c10d bounds
+/// only waits: if a server hangs, other operations may exceed the deadline.
 std::unique_ptr<Store> store_over_c10d(c10::intrusive_ptr<c10d::Store> store);
 
 }  // namespace muster

@@ -2,92 +2,60 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <array>
+#include <optional>
+#include <utility>
+
 namespace muster {
 namespace {
 
-/// Types of which torch knows little but that an element, or several, fills a byte.
-bool is_byte_of_bits(c10::ScalarType type) {
-  using c10::ScalarType;
-  switch (type) {
-    case ScalarType::UInt1:
-    case ScalarType::UInt2:
-    case ScalarType::UInt3:
-    case ScalarType::UInt4:
-    case ScalarType::UInt5:
-    case ScalarType::UInt6:
-    case ScalarType::UInt7:
-    case ScalarType::Int1:
-    case ScalarType::Int2:
-    case ScalarType::Int3:
-    case ScalarType::Int4:
-    case ScalarType::Int5:
-    case ScalarType::Int6:
-    case ScalarType::Int7:
-    case ScalarType::Bits1x8:
-    case ScalarType::Bits2x4:
-    case ScalarType::Bits4x2:
-    case ScalarType::Bits8:
-      return true;
-    default:
-      return false;
-  }
-}
+using c10::ScalarType;
+
+constexpr std::pair<ScalarType, Dtype> kDtypes[] = {
+    {ScalarType::Byte, Dtype::kUint8},
+    {ScalarType::Char, Dtype::kInt8},
+    {ScalarType::Short, Dtype::kInt16},
+    {ScalarType::Int, Dtype::kInt32},
+    {ScalarType::Long, Dtype::kInt64},
+    {ScalarType::Half, Dtype::kFloat16},
+    {ScalarType::Float, Dtype::kFloat32},
+    {ScalarType::Double, Dtype::kFloat64},
+    {ScalarType::ComplexHalf, Dtype::kComplex32},
+    {ScalarType::ComplexFloat, Dtype::kComplex64},
+    {ScalarType::ComplexDouble, Dtype::kComplex128},
+    {ScalarType::Bool, Dtype::kBool},
+    {ScalarType::BFloat16, Dtype::kBfloat16},
+    {ScalarType::Float8_e5m2, Dtype::kFloat8E5m2},
+    {ScalarType::Float8_e4m3fn, Dtype::kFloat8E4m3fn},
+    {ScalarType::Float8_e5m2fnuz, Dtype::kFloat8E5m2fnuz},
+    {ScalarType::Float8_e4m3fnuz, Dtype::kFloat8E4m3fnuz},
+    {ScalarType::Float8_e8m0fnu, Dtype::kFloat8E8m0fnu},
+    {ScalarType::UInt16, Dtype::kUint16},
+    {ScalarType::UInt32, Dtype::kUint32},
+    {ScalarType::UInt64, Dtype::kUint64},
+    {ScalarType::Float4_e2m1fn_x2, Dtype::kFloat4E2m1fnX2},
+    {ScalarType::Bits16, Dtype::kBits16},
+};
+/// Types without arithmetic in torch: an element, or several, fills a byte.
+constexpr ScalarType kByteTypes[] = {ScalarType::UInt1,   ScalarType::UInt2, ScalarType::UInt3,   ScalarType::UInt4,
+                                     ScalarType::UInt5,   ScalarType::UInt6, ScalarType::UInt7,   ScalarType::Int1,
+                                     ScalarType::Int2,    ScalarType::Int3,  ScalarType::Int4,    ScalarType::Int5,
+                                     ScalarType::Int6,    ScalarType::Int7,  ScalarType::Bits1x8, ScalarType::Bits2x4,
+                                     ScalarType::Bits4x2, ScalarType::Bits8};
+
+/// By ScalarType: every call asks for the dtype of its tensors.
+constexpr auto kDtypeOf = [] {
+  std::array<std::optional<Dtype>, static_cast<size_t>(ScalarType::NumOptions)> table{};
+  for (const auto& [type, dtype] : kDtypes) table[static_cast<size_t>(type)] = dtype;
+  for (const ScalarType type : kByteTypes) table[static_cast<size_t>(type)] = Dtype::kBits8;
+  return table;
+}();
 
 }  // namespace
 
 Result<Dtype> dtype_of(c10::ScalarType type) {
-  using c10::ScalarType;
-  switch (type) {
-    case ScalarType::Byte:
-      return Dtype::kUint8;
-    case ScalarType::Char:
-      return Dtype::kInt8;
-    case ScalarType::Short:
-      return Dtype::kInt16;
-    case ScalarType::Int:
-      return Dtype::kInt32;
-    case ScalarType::Long:
-      return Dtype::kInt64;
-    case ScalarType::Half:
-      return Dtype::kFloat16;
-    case ScalarType::Float:
-      return Dtype::kFloat32;
-    case ScalarType::Double:
-      return Dtype::kFloat64;
-    case ScalarType::ComplexHalf:
-      return Dtype::kComplex32;
-    case ScalarType::ComplexFloat:
-      return Dtype::kComplex64;
-    case ScalarType::ComplexDouble:
-      return Dtype::kComplex128;
-    case ScalarType::Bool:
-      return Dtype::kBool;
-    case ScalarType::BFloat16:
-      return Dtype::kBfloat16;
-    case ScalarType::Float8_e5m2:
-      return Dtype::kFloat8E5m2;
-    case ScalarType::Float8_e4m3fn:
-      return Dtype::kFloat8E4m3fn;
-    case ScalarType::Float8_e5m2fnuz:
-      return Dtype::kFloat8E5m2fnuz;
-    case ScalarType::Float8_e4m3fnuz:
-      return Dtype::kFloat8E4m3fnuz;
-    case ScalarType::Float8_e8m0fnu:
-      return Dtype::kFloat8E8m0fnu;
-    case ScalarType::UInt16:
-      return Dtype::kUint16;
-    case ScalarType::UInt32:
-      return Dtype::kUint32;
-    case ScalarType::UInt64:
-      return Dtype::kUint64;
-    case ScalarType::Float4_e2m1fn_x2:
-      return Dtype::kFloat4E2m1fnX2;
-    case ScalarType::Bits16:
-      return Dtype::kBits16;
-    default:
-      break;
-  }
-  if (is_byte_of_bits(type)) return Dtype::kBits8;
+  const auto index = static_cast<size_t>(type);
+  if (index < kDtypeOf.size() && kDtypeOf[index]) return *kDtypeOf[index];
   return fail(ErrorCode::kUnsupported, c10::str("tensors of type ", type, " cannot be sent; convert it first"));
 }
 

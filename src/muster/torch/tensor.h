@@ -6,19 +6,18 @@
 
 namespace muster {
 
-/// The dtype of the same elements; kUnsupported for quantized and other types that are no plain elements.
+/// muster's name of a torch dtype; kUnsupported for quantized types and others without plain elements.
 Result<Dtype> dtype_of(c10::ScalarType type);
 
-/// The dtype of a tensor that can be sent as it is or from a plain copy: on the CPU and dense. Else kUnsupported, with
-/// what to do about it.
+/// The dtype of a dense CPU tensor, which can be sent as it is or from a plain copy. kUnsupported for other tensors;
+/// the error says how to convert them.
 Result<Dtype> check_sendable(const at::Tensor& tensor);
 
-/// The memory of a contiguous, dense CPU tensor, for the calls of Group. The view does not keep the tensor alive.
-/// kUnsupported or kInvalidArgument say what is wrong with any other tensor.
+/// The memory of a contiguous, dense CPU tensor, for the calls of Group. The view does not keep the tensor alive. Fails
+/// with kUnsupported or kInvalidArgument for other tensors.
 Result<BufferView> view_of(const at::Tensor& tensor);
 
-/// Whether view_of() would show the tensor's elements as they are, in order: dense, contiguous and not lazily
-/// conjugated or negated.
+/// True if the memory has the tensor's elements in order: dense, contiguous, not lazily conjugated or negated.
 bool is_plain(const at::Tensor& tensor);
 
 }  // namespace muster

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "muster/torch/c10d/torch_versions.h"
 #include "muster/torch/tensor.h"
@@ -20,29 +21,15 @@ double factor_of(const c10d::ReduceOp& op) {
 }  // namespace
 
 Reduction reduction_of(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return {ReduceOp::kSum, 1};
-    case c10d::ReduceOp::AVG:
-      return {ReduceOp::kAverage, 1};
-    case c10d::ReduceOp::PRODUCT:
-      return {ReduceOp::kProduct, 1};
-    case c10d::ReduceOp::MIN:
-      return {ReduceOp::kMin, 1};
-    case c10d::ReduceOp::MAX:
-      return {ReduceOp::kMax, 1};
-    case c10d::ReduceOp::BAND:
-      return {ReduceOp::kBitAnd, 1};
-    case c10d::ReduceOp::BOR:
-      return {ReduceOp::kBitOr, 1};
-    case c10d::ReduceOp::BXOR:
-      return {ReduceOp::kBitXor, 1};
-    case c10d::ReduceOp::PREMUL_SUM:
-      return {ReduceOp::kPremulSum, factor_of(op)};
-    default:
-      throw_error(
-          {ErrorCode::kInvalidArgument, c10::str("reduce operation ", static_cast<int>(op.op_), " is unknown")});
+  using Op = c10d::ReduceOp;
+  static constexpr std::pair<Op::RedOpType, ReduceOp> kOps[] = {
+      {Op::SUM, ReduceOp::kSum},   {Op::AVG, ReduceOp::kAverage}, {Op::PRODUCT, ReduceOp::kProduct},
+      {Op::MIN, ReduceOp::kMin},   {Op::MAX, ReduceOp::kMax},     {Op::BAND, ReduceOp::kBitAnd},
+      {Op::BOR, ReduceOp::kBitOr}, {Op::BXOR, ReduceOp::kBitXor}, {Op::PREMUL_SUM, ReduceOp::kPremulSum}};
+  for (const auto& [torch_op, ours] : kOps) {
+    if (torch_op == op.op_) return {ours, ours == ReduceOp::kPremulSum ? factor_of(op) : 1};
   }
+  throw_error({ErrorCode::kInvalidArgument, c10::str("reduce operation ", static_cast<int>(op.op_), " is unknown")});
 }
 
 void check_alike(const std::vector<at::Tensor>& tensors, const char* title) {
@@ -56,19 +43,19 @@ void check_alike(const std::vector<at::Tensor>& tensors, const char* title) {
   }
 }
 
-const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* title) {
-  check_argument(tensors.size() == 1, title, "takes one tensor per rank, not ", tensors.size());
+const at::Tensor& single_tensor(const std::vector<at::Tensor>& tensors, const char* title) {
+  check_argument(tensors.size() == 1, title, "takes one tensor per rank, got ", tensors.size());
   return tensors.front();
 }
 
-const std::vector<at::Tensor>& only(const std::vector<std::vector<at::Tensor>>& lists, const char* title) {
-  check_argument(lists.size() == 1, title, "takes one list of tensors per rank, not ", lists.size());
+const std::vector<at::Tensor>& single_list(const std::vector<std::vector<at::Tensor>>& lists, const char* title) {
+  check_argument(lists.size() == 1, title, "takes one list of tensors per rank, got ", lists.size());
   return lists.front();
 }
 
-Rank check_rank(int64_t root, int size, const char* title, const char* what) {
-  check_argument(root >= 0 && root < size, title, what, ' ', root, " is not a rank of this group of ", size);
-  return static_cast<Rank>(root);
+Rank check_rank(int64_t rank, int size, const char* title, const char* role) {
+  check_argument(rank >= 0 && rank < size, title, role, ' ', rank, " is out of range for a group of ", size, " ranks");
+  return static_cast<Rank>(rank);
 }
 
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& like, int size, const char* title,

@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-/// An all-gather of one input into a list of tensors, which may differ in length.
+/// An all-gather of one input into a list of tensors, which may have different lengths.
 void add_list_gather(Request& request, const std::vector<at::Tensor>& slots, const at::Tensor& tensor, int rank,
                      int size) {
   constexpr const char* kTitle = "all_gather";
@@ -21,16 +21,15 @@ void add_list_gather(Request& request, const std::vector<at::Tensor>& slots, con
   std::vector<size_t> counts = counts_of(slots);
   const size_t own = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0}) * tensor.element_size();
   if (all_equal(counts)) counts.clear();
-  BufferView output = request.write(slots);
-  BufferView input = request.read(tensor);
-  input = request.apart(std::move(input), output, Request::is_block(input, output, own));
-  request.add(Collective::kAllGather, std::move(input), std::move(output)).counts = std::move(counts);
+  request.add_disjoint(Collective::kAllGather, request.read(tensor), request.write(slots), own).counts =
+      std::move(counts);
 }
 
-/// The tensors that the root alone has, one for each rank, each as long as `tensor`.
-const std::vector<at::Tensor>& equal_list(const std::vector<std::vector<at::Tensor>>& lists, const at::Tensor& tensor,
-                                          int size, const char* title, const char* listed, const char* other) {
-  const std::vector<at::Tensor>& list = only(lists, title);
+/// Requires the root's list to have one tensor for each rank, each as long as `tensor`, and returns it.
+const std::vector<at::Tensor>& check_root_list(const std::vector<std::vector<at::Tensor>>& lists,
+                                               const at::Tensor& tensor, int size, const char* title,
+                                               const char* listed, const char* other) {
+  const std::vector<at::Tensor>& list = single_list(lists, title);
   check_list(list, tensor, size, title, listed);
   for (const at::Tensor& each : list) {
     check_argument(each.numel() == tensor.numel(), title, "an ", listed, " has ", each.numel(), " elements, but the ",
@@ -39,30 +38,29 @@ const std::vector<at::Tensor>& equal_list(const std::vector<std::vector<at::Tens
   return list;
 }
 
-std::vector<at::Tensor> flat(const std::vector<std::vector<at::Tensor>>& lists) {
+std::vector<at::Tensor> flatten(const std::vector<std::vector<at::Tensor>>& lists) {
   std::vector<at::Tensor> all;
   for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
   return all;
 }
 
-/// An all-gather of several inputs a rank: each of as many output lists gets all ranks' inputs, by rank.
+/// An all-gather of several inputs at each rank, with one output list for each: every list gets the inputs of all
+/// ranks.
 void add_gather_of_several(Request& request, const std::vector<std::vector<at::Tensor>>& outputs,
                            const std::vector<at::Tensor>& inputs, int size) {
   constexpr const char* kTitle = "all_gather";
   check_alike(inputs, kTitle);
   check_argument(outputs.size() == inputs.size(), kTitle, "there are ", inputs.size(), " inputs, but ", outputs.size(),
                  " output lists");
-  std::vector<at::Tensor> shapes = flat(outputs);
+  std::vector<at::Tensor> shapes = flatten(outputs);
   check_argument(shapes.size() == inputs.size() * outputs.size() * static_cast<size_t>(size), kTitle,
                  "each output list needs ", inputs.size() * static_cast<size_t>(size), " tensors");
   shapes.push_back(inputs.front());
   check_alike(shapes, kTitle);
   const std::vector<at::Tensor>& first = outputs.front();
-  BufferView output = request.write(first);
-  BufferView input = request.apart(request.read(inputs), output);
-  request.add(Collective::kAllGather, std::move(input), std::move(output));
+  request.add_disjoint(Collective::kAllGather, request.read(inputs), request.write(first));
   for (size_t list = 1; list < outputs.size(); ++list) {
-    for (size_t i = 0; i < first.size(); ++i) request.copy_in_the_end(outputs[list][i], first[i]);
+    for (size_t i = 0; i < first.size(); ++i) request.copy_at_end(outputs[list][i], first[i]);
   }
 }
 
@@ -78,7 +76,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::broadcast(Tensors& tensors, const
   BufferView data = rank_ == root ? request.read(tensor) : request.write(tensor);
   request.add(Collective::kBroadcast, data, data).call.root = root;
   for (const at::Tensor& other : tensors) {
-    if (!other.is_same(tensor)) request.copy_in_the_end(other, tensor);
+    if (!other.is_same(tensor)) request.copy_at_end(other, tensor);
   }
   if (request.async) request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
@@ -90,9 +88,9 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather(TensorLists& outputs, T
   if (inputs.size() > 1) {
     add_gather_of_several(request, outputs, inputs, size_);
   } else {
-    add_list_gather(request, only(outputs, "all_gather"), only(inputs, "all_gather"), rank_, size_);
+    add_list_gather(request, single_list(outputs, "all_gather"), single_tensor(inputs, "all_gather"), rank_, size_);
   }
-  if (request.async) request.outputs = outputs.size() == 1 ? outputs.front() : flat(outputs);
+  if (request.async) request.outputs = outputs.size() == 1 ? outputs.front() : flatten(outputs);
   return launch(std::move(request), inputs, options.timeout);
 }
 
@@ -104,16 +102,16 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather_coalesced(TensorLists& 
                  ", not ", outputs.size());
   std::vector<Tensors> slots(inputs.size());
   for (const Tensors& list : outputs) {
-    check_argument(list.size() == inputs.size(), kTitle, "an output list is not as long as the input list");
+    check_argument(list.size() == inputs.size(), kTitle, "an output list and the input list have different lengths");
     for (size_t i = 0; i < list.size(); ++i) {
-      // All of them, at every rank: what is wrong is wrong alike at all ranks, and so none waits for the others.
+      // Every rank checks all tensors, so that all ranks fail together and none waits for the others.
       check_argument(list[i].sizes() == inputs[i].sizes(), kTitle, "invalid size of output tensor at index ", i,
                      " (expected ", inputs[i].sizes(), ", got ", list[i].sizes(), ")");
       slots[i].push_back(list[i]);
     }
   }
   for (size_t i = 0; i < inputs.size(); ++i) add_list_gather(request, slots[i], inputs[i], rank_, size_);
-  request.outputs = flat(outputs);
+  request.outputs = flatten(outputs);
   return launch(std::move(request), inputs, options.timeout);
 }
 
@@ -128,13 +126,12 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather_into_tensor_coalesced(T
                                                                                const c10d::AllgatherOptions& options) {
   constexpr const char* kTitle = "all_gather_into_tensor";
   Request request = this->request(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp);
-  check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
+  check_argument(outputs.size() == inputs.size(), kTitle, "outputs and inputs must have the same number of tensors");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_divisible(outputs[i], inputs[i], size_, kTitle);
-    BufferView to = request.write(outputs[i]);
-    BufferView from = request.read(inputs[i]);
-    from = request.apart(std::move(from), to, Request::is_block(from, to, rank_ * from.bytes()));
-    request.add(Collective::kAllGather, std::move(from), std::move(to));
+    BufferView input = request.read(inputs[i]);
+    const size_t own = rank_ * input.bytes();
+    request.add_disjoint(Collective::kAllGather, std::move(input), request.write(outputs[i]), own);
   }
   if (request.async) request.outputs = outputs;
   return launch(std::move(request), inputs, options.timeout);
@@ -143,37 +140,37 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather_into_tensor_coalesced(T
 ProcessGroupMuster::Handle ProcessGroupMuster::gather(TensorLists& outputs, Tensors& inputs,
                                                       const c10d::GatherOptions& options) {
   Request request = this->request(c10d::OpType::GATHER, "muster:gather", options.asyncOp);
-  const at::Tensor& tensor = only(inputs, "gather");
+  const at::Tensor& tensor = single_tensor(inputs, "gather");
   const Rank root = check_rank(options.rootRank, size_, "gather");
   BufferView input = request.read(tensor);
+  const size_t own = rank_ * input.bytes();
   BufferView output;
   if (rank_ == root) {
-    const Tensors& slots = equal_list(outputs, tensor, size_, "gather", "output", "input");
+    const Tensors& slots = check_root_list(outputs, tensor, size_, "gather", "output", "input");
     output = request.write(slots);
-    input = request.apart(std::move(input), output, Request::is_block(input, output, rank_ * input.bytes()));
     if (request.async) request.outputs = slots;
   } else {
-    check_argument(flat(outputs).empty(), "gather", "only the root, rank ", root, ", has outputs");
+    check_argument(flatten(outputs).empty(), "gather", "only the root, rank ", root, ", has outputs");
   }
-  request.add(Collective::kGather, std::move(input), std::move(output)).call.root = root;
+  request.add_disjoint(Collective::kGather, std::move(input), std::move(output), own).call.root = root;
   return launch(std::move(request), inputs, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::scatter(Tensors& outputs, TensorLists& inputs,
                                                        const c10d::ScatterOptions& options) {
   Request request = this->request(c10d::OpType::SCATTER, "muster:scatter", options.asyncOp);
-  const at::Tensor& tensor = only(outputs, "scatter");
+  const at::Tensor& tensor = single_tensor(outputs, "scatter");
   const Rank root = check_rank(options.rootRank, size_, "scatter");
   BufferView output = request.write(tensor);
+  const size_t own = rank_ * output.bytes();
   BufferView input;
   if (rank_ == root) {
-    input = request.read(equal_list(inputs, tensor, size_, "scatter", "input", "output"));
-    input = request.apart(std::move(input), output, Request::is_block(output, input, rank_ * output.bytes()));
+    input = request.read(check_root_list(inputs, tensor, size_, "scatter", "input", "output"));
   } else {
-    check_argument(flat(inputs).empty(), "scatter", "only the root, rank ", root, ", has inputs");
+    check_argument(flatten(inputs).empty(), "scatter", "only the root, rank ", root, ", has inputs");
   }
   if (request.async) request.outputs = outputs;
-  request.add(Collective::kScatter, std::move(input), std::move(output)).call.root = root;
+  request.add_disjoint(Collective::kScatter, std::move(input), std::move(output), own).call.root = root;
   return launch(std::move(request), outputs, options.timeout);
 }
 

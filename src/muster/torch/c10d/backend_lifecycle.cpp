@@ -1,4 +1,4 @@
-// What happens to a process group as a whole: its end, and groups made of it.
+// Completion hooks, abort and shutdown of a process group, and groups that are made from it.
 #include <unistd.h>
 
 #include <numeric>
@@ -15,7 +15,7 @@ void ProcessGroupMuster::registerOnCompletionHook(std::function<void(std::shared
 }
 
 void ProcessGroupMuster::waitForPendingWorks() {
-  // Every operation ends by its own deadline, and no later than that.
+  // Every operation ends by its own deadline.
   while (!pending_->drain(timeout_)) continue;
 }
 
@@ -37,33 +37,33 @@ void ProcessGroupMuster::abort() {
 }
 
 void ProcessGroupMuster::shutdown() {
-  // The other ranks may be waiting for what this one has begun and not waited for; but nobody waits long to end.
+  // The other ranks may need the operations that are still pending here, but a shutdown must not take long.
   constexpr std::chrono::seconds kGrace(10);
   if (getpid() != process_) return;
   if (!pending_->drain(kGrace)) {
     group_->abort({ErrorCode::kAborted, "the process group was shut down with operations pending", rank_});
     pending_->drain(kGrace);
   }
-  group_->leave();  // also where a model or a hook still holds the group
+  group_->leave();  // even if a model or a hook still holds the group
 }
 
-/// Of a group that is made of this one. Looked at before it is formed.
+/// The timeout of a group made from this one. Checked before that group is formed.
 ProcessGroupMuster::Milliseconds ProcessGroupMuster::timeout_of(const c10::intrusive_ptr<Options>& options) const {
   if (!options) return timeout_.load();
-  check_argument(options->timeout.count() > 0, "process group", "the timeout must be positive, not ",
+  check_argument(options->timeout.count() > 0, "process group", "the timeout must be > 0, got ",
                  options->timeout.count(), " ms");
   return options->timeout;
 }
 
-/// Null where this rank is no member of the new group.
-c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::adopt(std::unique_ptr<Store> store,
-                                                                 Result<std::unique_ptr<Group>> formed,
-                                                                 Milliseconds timeout) const {
+/// Returns null if this rank is not a member of the new group.
+c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::wrap_child_group(std::unique_ptr<Store> store,
+                                                                            Result<std::unique_ptr<Group>> formed,
+                                                                            Milliseconds timeout) const {
   std::unique_ptr<Group> group = value_or_throw(std::move(formed));
   if (group == nullptr) return nullptr;
   value_or_throw(group->set_timeout(timeout));
-  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(store), std::move(group), timeout, made_);
-  if (made_) made_(backend);
+  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(store), std::move(group), timeout, on_create_);
+  if (on_create_) on_create_(backend);
   return backend;
 }
 
@@ -74,7 +74,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::split(const c10::intrusive
   const std::string name = c10::str(options ? options->group_name : "split", '.', splits_++);
   auto adapted = store_over_c10d(store);
   auto group = group_->split(*adapted, std::vector<Rank>(ranks.begin(), ranks.end()), name);
-  return adopt(std::move(adapted), std::move(group), timeout);
+  return wrap_child_group(std::move(adapted), std::move(group), timeout);
 }
 
 c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::duplicate() {
@@ -82,18 +82,19 @@ c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::duplicate() {
   std::iota(ranks.begin(), ranks.end(), 0);
   auto store = value_or_throw(store_->clone());
   auto group = group_->split(*store, ranks, c10::str("duplicate.", splits_++));
-  return adopt(std::move(store), std::move(group), timeout_.load());
+  return wrap_child_group(std::move(store), std::move(group), timeout_.load());
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                             const c10::intrusive_ptr<Options>& options, const int& rank,
                                                             const int& size) {
   const Milliseconds timeout = timeout_of(options);
-  check_argument(size > 0 && rank >= 0 && rank < size, "merge", "rank ", rank, " of ", size, " cannot be");
+  check_argument(size > 0 && rank >= 0 && rank < size, "merge", "rank ", rank, " is out of range for world size ",
+                 size);
   auto adapted = store_over_c10d(store);
   const std::string name = options ? options->group_name : "merged";
   auto group = group_->merge(*adapted, {rank, size, name, group_->membership().generation});
-  return adopt(std::move(adapted), std::move(group), timeout);
+  return wrap_child_group(std::move(adapted), std::move(group), timeout);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::shrink(const std::vector<int64_t>& excluded, int flags,
@@ -102,7 +103,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::shrink(const std::vector<i
   const Milliseconds timeout = timeout_of(options);
   auto store = value_or_throw(store_->clone());
   auto group = group_->shrink(*store, std::vector<Rank>(excluded.begin(), excluded.end()), (flags & kAbort) != 0);
-  return adopt(std::move(store), std::move(group), timeout);
+  return wrap_child_group(std::move(store), std::move(group), timeout);
 }
 
 }  // namespace muster

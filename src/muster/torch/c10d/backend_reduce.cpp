@@ -15,18 +15,18 @@ namespace {
 
 constexpr const char* kReduceScatter = "reduce_scatter";
 
-void reducing(Operation& operation, const c10d::ReduceOp& op) {
+void set_reduction(Operation& operation, const c10d::ReduceOp& op) {
   const Reduction reduction = reduction_of(op);
   operation.call.op = reduction.op;
   operation.factor = reduction.factor;
 }
 
-/// A rank's tensors as one, which the result of all goes out of to each of them.
-BufferView combined(Request& request, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
+/// Reduces this rank's tensors to one, which is then reduced over the ranks and copied back to each of them.
+BufferView combine_locally(Request& request, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
   check_alike(tensors, "all_reduce");
   const Reduction reduction = reduction_of(op);
   check_argument(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kPremulSum, "all_reduce",
-                 "AVG and PREMUL_SUM take one tensor per rank, not ", tensors.size());
+                 "AVG and PREMUL_SUM take one tensor per rank, got ", tensors.size());
   const at::NoGradGuard no_grad;
   const at::Tensor all = tensors.front().clone(at::MemoryFormat::Contiguous);
   const BufferView view = request.in_place(all);
@@ -36,7 +36,7 @@ BufferView combined(Request& request, const std::vector<at::Tensor>& tensors, co
       const at::Tensor plain = tensor.contiguous();
       reduce_into(all.mutable_data_ptr(), plain.const_data_ptr(), view.count(), view.dtype(), reduction.op);
     }
-    request.copy_in_the_end(tensor, all);
+    request.copy_at_end(tensor, all);
   }
   return view;
 }
@@ -48,8 +48,8 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce(Tensors& tensors, const
   check_argument(!tensors.empty(), "all_reduce", "the list of tensors is empty");
   if (tensors.front().layout() == c10::kSparse) return allreduce_sparse(tensors, options);
   BufferView data =
-      tensors.size() == 1 ? request.in_place(tensors.front()) : combined(request, tensors, options.reduceOp);
-  reducing(request.add(Collective::kAllReduce, data, data), options.reduceOp);
+      tensors.size() == 1 ? request.in_place(tensors.front()) : combine_locally(request, tensors, options.reduceOp);
+  set_reduction(request.add(Collective::kAllReduce, data, data), options.reduceOp);
   if (request.async) request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
 }
@@ -65,7 +65,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tens
   }
   if (!tensors.empty()) {
     BufferView data = request.in_place(tensors);
-    reducing(request.add(Collective::kAllReduce, data, data), options.reduceOp);
+    set_reduction(request.add(Collective::kAllReduce, data, data), options.reduceOp);
   }
   request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
@@ -73,11 +73,11 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tens
 
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   Request request = this->request(c10d::OpType::REDUCE, "muster:reduce", options.asyncOp);
-  const at::Tensor& tensor = only(tensors, "reduce");
+  const at::Tensor& tensor = single_tensor(tensors, "reduce");
   const Rank root = check_rank(options.rootRank, size_, "reduce");
   BufferView data = rank_ == root ? request.in_place(tensor) : request.read(tensor);
   Operation& operation = request.add(Collective::kReduce, data, data);
-  reducing(operation, options.reduceOp);
+  set_reduction(operation, options.reduceOp);
   operation.call.root = root;
   if (request.async) request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
@@ -86,19 +86,17 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reduce(Tensors& tensors, const c1
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                               const c10d::ReduceScatterOptions& options) {
   Request request = this->request(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp);
-  const at::Tensor& output = only(outputs, kReduceScatter);
-  const Tensors& list = only(inputs, kReduceScatter);
+  const at::Tensor& output = single_tensor(outputs, kReduceScatter);
+  const Tensors& list = single_list(inputs, kReduceScatter);
   check_list(list, output, size_, kReduceScatter, "input");
   check_argument(list[rank_].numel() == output.numel(), kReduceScatter, "input ", rank_, " has ", list[rank_].numel(),
                  " elements, but this rank's output has ", output.numel());
   std::vector<size_t> counts = counts_of(list);
   const size_t own = std::accumulate(counts.begin(), counts.begin() + rank_, size_t{0}) * output.element_size();
   if (all_equal(counts)) counts.clear();
-  BufferView to = request.write(output);
-  BufferView from = request.read(list);
-  from = request.apart(std::move(from), to, Request::is_block(to, from, own));
-  Operation& operation = request.add(Collective::kReduceScatter, std::move(from), std::move(to));
-  reducing(operation, options.reduceOp);
+  Operation& operation =
+      request.add_disjoint(Collective::kReduceScatter, request.read(list), request.write(output), own);
+  set_reduction(operation, options.reduceOp);
   operation.counts = std::move(counts);
   if (request.async) request.outputs = outputs;
   return launch(std::move(request), list, options.timeout);
@@ -116,13 +114,13 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter_tensor_coalesced(
   constexpr const char* kTitle = "reduce_scatter_tensor";
   Request request = this->request(inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
                                   "muster:reduce_scatter_tensor", options.asyncOp);
-  check_argument(outputs.size() == inputs.size(), kTitle, "there must be as many outputs as inputs");
+  check_argument(outputs.size() == inputs.size(), kTitle, "outputs and inputs must have the same number of tensors");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_divisible(inputs[i], outputs[i], size_, kTitle);
-    BufferView to = request.write(outputs[i]);
-    BufferView from = request.read(inputs[i]);
-    from = request.apart(std::move(from), to, Request::is_block(to, from, rank_ * to.bytes()));
-    reducing(request.add(Collective::kReduceScatter, std::move(from), std::move(to)), options.reduceOp);
+    BufferView output = request.write(outputs[i]);
+    const size_t own = rank_ * output.bytes();
+    set_reduction(request.add_disjoint(Collective::kReduceScatter, request.read(inputs[i]), std::move(output), own),
+                  options.reduceOp);
   }
   if (request.async) request.outputs = outputs;
   return launch(std::move(request), inputs, options.timeout);

@@ -12,22 +12,21 @@
 namespace muster {
 namespace {
 
-using Stretches = std::vector<std::pair<const uint8_t*, const uint8_t*>>;
+using Ranges = std::vector<std::pair<const uint8_t*, const uint8_t*>>;
 
-/// The memory of a view, by address.
-Stretches stretches_of(const BufferView& view) {
-  Stretches stretches;
-  view.visit(0, view.bytes(), [&](const uint8_t* data, size_t bytes) { stretches.emplace_back(data, data + bytes); });
-  std::sort(stretches.begin(), stretches.end());
-  return stretches;
+/// The memory of a view, sorted by address.
+Ranges ranges_of(const BufferView& view) {
+  Ranges ranges;
+  view.visit(0, view.bytes(), [&](const uint8_t* data, size_t bytes) { ranges.emplace_back(data, data + bytes); });
+  std::sort(ranges.begin(), ranges.end());
+  return ranges;
 }
 
-/// Whether memory of one view is also of the other.
 bool overlap(const BufferView& a, const BufferView& b) {
   if (a.bytes() == 0 || b.bytes() == 0) return false;
   if (a.contiguous() && b.contiguous()) return a.data() < b.data() + b.bytes() && b.data() < a.data() + a.bytes();
-  const Stretches first = stretches_of(a);
-  const Stretches second = stretches_of(b);
+  const Ranges first = ranges_of(a);
+  const Ranges second = ranges_of(b);
   for (size_t i = 0, j = 0; i < first.size() && j < second.size();) {
     if (first[i].first < second[j].second && second[j].first < first[i].second) return true;
     first[i].second < second[j].second ? ++i : ++j;
@@ -35,21 +34,28 @@ bool overlap(const BufferView& a, const BufferView& b) {
   return false;
 }
 
-/// Whether tensors of a list share memory.
+/// True if the smaller buffer is the block of the larger one at byte `offset`.
+bool is_block(const BufferView& a, const BufferView& b, size_t offset) {
+  const BufferView &part = a.bytes() <= b.bytes() ? a : b, &whole = &part == &a ? b : a;
+  if (!part.contiguous() || part.bytes() == 0 || offset >= whole.bytes()) return false;
+  const Segment block = whole.at(offset, part.bytes());
+  return block.data == part.data() && block.bytes == part.bytes();
+}
+
 bool share_memory(const std::vector<at::Tensor>& tensors) {
-  Stretches stretches;
+  Ranges ranges;
   for (const at::Tensor& tensor : tensors) {
     const auto* data = static_cast<const uint8_t*>(tensor.const_data_ptr());
-    if (tensor.nbytes() > 0) stretches.emplace_back(data, data + tensor.nbytes());
+    if (tensor.nbytes() > 0) ranges.emplace_back(data, data + tensor.nbytes());
   }
-  std::sort(stretches.begin(), stretches.end());
-  for (size_t i = 1; i < stretches.size(); ++i) {
-    if (stretches[i].first < stretches[i - 1].second) return true;
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].first < ranges[i - 1].second) return true;
   }
   return false;
 }
 
-/// torch copies no integers of fewer than eight bits.
+/// copy_(), which torch lacks for integers of fewer than eight bits.
 void copy_elements(const at::Tensor& to, const at::Tensor& from) {
   const auto dtype = dtype_of(to.scalar_type());
   if (dtype && *dtype == Dtype::kBits8) {
@@ -61,9 +67,9 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
-BufferView Request::view(const at::Tensor& tensor, Use use, bool apart) {
+BufferView Request::view(const at::Tensor& tensor, Use use, bool copy) {
   value_or_throw(check_sendable(tensor));
-  if (is_plain(tensor) && !apart) {
+  if (is_plain(tensor) && !copy) {
     if (async) keep_alive_.push_back(tensor);
     return value_or_throw(view_of(tensor));
   }
@@ -77,15 +83,15 @@ BufferView Request::view(const at::Tensor& tensor, Use use, bool apart) {
 
 BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
   if (tensors.size() == 1) return view(tensors.front(), use);
-  // Where tensors that are written share memory, each gets its own, and what the last one got stays.
-  const bool apart = use != Use::kRead && share_memory(tensors);
+  // Outputs that share memory are written to copies; of the overlap, the last tensor's copy stays.
+  const bool copy = use != Use::kRead && share_memory(tensors);
   std::vector<Segment> segments;
   segments.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
-    const BufferView here = view(tensor, use, apart);
+    const BufferView here = view(tensor, use, copy);
     if (here.bytes() == 0) continue;
     if (!segments.empty() && static_cast<uint8_t*>(segments.back().data) + segments.back().bytes == here.data()) {
-      segments.back().bytes += here.bytes();  // the rows of one tensor are one piece of memory
+      segments.back().bytes += here.bytes();  // such as consecutive rows of one tensor
     } else {
       segments.push_back({here.data(), here.bytes()});
     }
@@ -94,25 +100,19 @@ BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
   return {std::move(segments), dtype};
 }
 
-BufferView Request::read(const at::Tensor& tensor) { return view(tensor, Use::kRead); }
-BufferView Request::read(const std::vector<at::Tensor>& tensors) { return view(tensors, Use::kRead); }
-BufferView Request::in_place(const at::Tensor& tensor) { return view(tensor, Use::kInPlace); }
-BufferView Request::in_place(const std::vector<at::Tensor>& tensors) { return view(tensors, Use::kInPlace); }
-BufferView Request::write(const at::Tensor& tensor) { return view(tensor, Use::kWrite); }
-BufferView Request::write(const std::vector<at::Tensor>& tensors) { return view(tensors, Use::kWrite); }
-
-bool Request::is_block(const BufferView& part, const BufferView& whole, size_t offset) {
-  if (!part.contiguous() || part.bytes() == 0 || offset >= whole.bytes()) return false;
-  const Segment block = whole.at(offset, part.bytes());
-  return block.data == part.data() && block.bytes == part.bytes();
-}
-
-BufferView Request::apart(BufferView input, const BufferView& output, bool allowed) {
-  if (allowed || !overlap(input, output)) return input;
+BufferView Request::copy_if_overlapping(BufferView input, const BufferView& output, std::optional<size_t> own_offset) {
+  if (own_offset && is_block(input, output, *own_offset)) return input;
+  if (!overlap(input, output)) return input;
   const at::Tensor copy = at::empty({static_cast<int64_t>(input.bytes())}, at::kByte);
   input.read(0, copy.mutable_data_ptr(), input.bytes());
   keep_alive_.push_back(copy);
   return {copy.mutable_data_ptr(), input.count(), input.dtype()};
+}
+
+Operation& Request::add_disjoint(Collective collective, BufferView input, BufferView output,
+                                 std::optional<size_t> own_offset) {
+  input = copy_if_overlapping(std::move(input), output, own_offset);
+  return add(collective, std::move(input), std::move(output));
 }
 
 Operation& Request::add(Collective collective, BufferView input, BufferView output) {
@@ -137,7 +137,7 @@ void Request::join(Request other) {
 void Request::copy_back() {
   if (copies_.empty()) return;
   const at::NoGradGuard no_grad;
-  // The caller may be in inference mode, and this another thread: its tensors can only be written in that mode.
+  // Tensors of a caller in inference mode can be written only in that mode, and this may be another thread.
   const c10::InferenceMode inference;
   for (const auto& [to, from] : copies_) copy_elements(to, from);
 }

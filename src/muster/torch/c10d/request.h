@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,56 +21,65 @@ struct Message {
   bool send = true;
 };
 
-/// A call of c10d on its way to the core: what is asked of it, the tensors that this uses, and what is copied back in
-/// the end. The core wants plain memory (tensor.h); this puts copies in the place of tensors that have none, and where
-/// one may not lie in the memory of another.
+/// A c10d call on its way to the core: its operations, the tensors that they use, and what is copied back at the end.
+/// The core needs plain memory (tensor.h): a request replaces other tensors, and inputs that overlap the output, by
+/// copies.
 class Request {
  public:
-  /// `title` is what profilers show, and must live for ever. `async`: the caller may let go of the tensors before the
-  /// end, so they are kept.
+  /// `title` is shown by profilers and must be static. `async`: the request keeps the tensors alive, because the caller
+  /// may drop them before the end.
   Request(c10d::OpType type, const char* title, bool async) : type(type), title(title), async(async) {}
 
   c10d::OpType type;
   const char* title;
   bool async;
-  std::vector<at::Tensor> outputs;            ///< what Work::result() and futures give
-  c10::SmallVector<Operation, 1> operations;  ///< hardly ever more than one
+  std::vector<at::Tensor> outputs;            ///< of Work::result() and futures
+  c10::SmallVector<Operation, 1> operations;  ///< rarely more than one
   std::vector<Message> messages;
-  /// Where the call is one of a coalescing block: what happens when this goes without having been added to it.
-  std::shared_ptr<void> unless_added;
+  /// In a coalescing block: its deleter cancels the block if the request is destroyed before it has joined it.
+  std::shared_ptr<void> block_guard;
 
-  /// The memory of a tensor that is only read. Throws for one that cannot be sent.
-  BufferView read(const at::Tensor& tensor);
-  /// The same of several, one behind the other.
-  BufferView read(const std::vector<at::Tensor>& tensors);
+  // The memory of a tensor, or of several that are concatenated. Throws for a tensor that cannot be sent.
+  /// Memory that is only read.
+  template <class Tensors>
+  BufferView read(const Tensors& tensors) {
+    return view(tensors, Use::kRead);
+  }
   /// Memory that is read and written.
-  BufferView in_place(const at::Tensor& tensor);
-  BufferView in_place(const std::vector<at::Tensor>& tensors);
-  /// Memory that is only written: its old content does not matter.
-  BufferView write(const at::Tensor& tensor);
-  BufferView write(const std::vector<at::Tensor>& tensors);
+  template <class Tensors>
+  BufferView in_place(const Tensors& tensors) {
+    return view(tensors, Use::kInPlace);
+  }
+  /// Memory that is only written: its old content is lost.
+  template <class Tensors>
+  BufferView write(const Tensors& tensors) {
+    return view(tensors, Use::kWrite);
+  }
 
-  /// `input`, or a copy if it shares memory with `output` and is not `allowed` to.
-  BufferView apart(BufferView input, const BufferView& output, bool allowed = false);
-  /// Whether `part` is the block of `whole` that begins at byte `offset`.
-  static bool is_block(const BufferView& part, const BufferView& whole, size_t offset);
+  /// Returns `input`, or a copy of it if it shares memory with `output`. An overlap is fine if the smaller buffer is
+  /// the block of the larger one at byte `own_offset`: this rank's own part, in place.
+  BufferView copy_if_overlapping(BufferView input, const BufferView& output,
+                                 std::optional<size_t> own_offset = std::nullopt);
 
-  /// Once all went well `to` gets what `from` has then.
-  void copy_in_the_end(const at::Tensor& to, const at::Tensor& from) { copies_.emplace_back(to, from); }
+  /// Copies `from` to `to` once the operation has succeeded.
+  void copy_at_end(const at::Tensor& to, const at::Tensor& from) { copies_.emplace_back(to, from); }
 
-  /// One more operation. What else it is, and counts, the caller fills in.
+  /// Adds an operation. The caller fills in the other fields.
   Operation& add(Collective collective, BufferView input, BufferView output);
-  /// Another call, to be done together with this one.
+  /// The same, after copy_if_overlapping().
+  Operation& add_disjoint(Collective collective, BufferView input, BufferView output,
+                          std::optional<size_t> own_offset = std::nullopt);
+  /// Adds the operations of another call, which then complete together with this one.
   void join(Request other);
 
-  /// The results to where the caller wants them, once all went well.
+  /// Copies the results to the caller's tensors, once the operation has succeeded.
   void copy_back();
-  /// Lets go of what is needed no more once all is done.
+  /// Drops all copies and references, once the operation has ended.
   void release();
 
  private:
   enum class Use { kRead, kInPlace, kWrite };
-  BufferView view(const at::Tensor& tensor, Use use, bool apart = false);
+  BufferView view(const at::Tensor& tensor, Use use, bool copy = false);
   BufferView view(const std::vector<at::Tensor>& tensors, Use use);
 
   std::vector<at::Tensor> keep_alive_;

@@ -1,4 +1,4 @@
-// Sparse all-reduce: ranks have different elements, so each gathers all ranks' and adds them up, in rank order.
+// Sparse all-reduce: the ranks have different elements, so each rank gathers them all and adds them up in rank order.
 #include "muster/torch/c10d/sparse.h"
 
 #include <ATen/ATen.h>
@@ -15,11 +15,11 @@ namespace {
 
 constexpr const char* kSparseTitle = "all_reduce of sparse tensors";
 
-/// What ranks must agree on but for the first word: elements, sparse dimensions, dtype, dimensions, shape.
+/// Number of elements, then what must be equal at all ranks: sparse dimensions, dtype, number of dimensions, shape.
 std::vector<int64_t> describe(const at::Tensor& tensor) {
   constexpr size_t kMaxDimensions = 16;
   check_argument(static_cast<size_t>(tensor.dim()) <= kMaxDimensions, kSparseTitle, "at most ", kMaxDimensions,
-                 " dimensions, not ", tensor.dim());
+                 " dimensions, got ", tensor.dim());
   std::vector<int64_t> words{tensor._nnz(), tensor.sparse_dim(), static_cast<int64_t>(tensor.scalar_type()),
                              tensor.dim()};
   words.insert(words.end(), tensor.sizes().begin(), tensor.sizes().end());
@@ -27,7 +27,7 @@ std::vector<int64_t> describe(const at::Tensor& tensor) {
   return words;
 }
 
-/// Elements that each rank has. Ranks that differ in shape or dtype are named.
+/// The number of elements at each rank. Throws, naming the rank, if a shape or dtype differs.
 std::vector<size_t> exchange_counts(Group& group, const at::Tensor& tensor, const CallOptions& options) {
   std::vector<int64_t> mine = describe(tensor);
   const size_t words = mine.size();
@@ -49,7 +49,7 @@ std::vector<size_t> exchange_counts(Group& group, const at::Tensor& tensor, cons
   return counts;
 }
 
-/// The ranks' tensors one behind the other, along the first dimension, of which rank r has counts[r].
+/// Concatenates the ranks' tensors along the first dimension; rank r has counts[r] rows.
 at::Tensor gather_rows(Group& group, const at::Tensor& rows, const std::vector<size_t>& counts,
                        const CallOptions& options, uint64_t* sequence = nullptr) {
   const at::Tensor input = rows.contiguous();

@@ -6,13 +6,14 @@
 
 namespace muster {
 
-/// All ranks' sparse COO tensors added up in rank order, coalesced. They differ in what elements they have, but not in
-/// shape and dtype, else the error names the rank that does. Blocks; several operations, so none of this group may come
-/// between them. `sequence`, if any, gets the number of the last operation.
+/// Adds up the sparse COO tensors of all ranks, in rank order; the sum is coalesced. Shape and dtype must be the same
+/// at all ranks: the error names a rank that differs. Blocks, and runs several operations: no other call of this group
+/// may come between them. `sequence`, if any, gets the number of the last operation.
 at::Tensor sum_sparse(Group& group, const at::Tensor& tensor, const CallOptions& options = {},
                       uint64_t* sequence = nullptr);
 
-/// No elements, in `dense`'s shape and dtype, laid out as the gradient of an embedding: the first dimension is sparse.
+/// A tensor without elements, of `dense`'s shape and dtype, laid out as the gradient of an embedding: the first
+/// dimension is sparse.
 at::Tensor empty_sparse_like(const at::Tensor& dense);
 
 }  // namespace muster

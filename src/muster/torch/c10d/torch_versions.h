@@ -1,4 +1,4 @@
-// What the supported versions of torch (2.11 to 2.13) spell differently.
+// Names that differ among the supported versions of torch (2.11 to 2.13).
 #pragma once
 
 #include <torch/headeronly/version.h>

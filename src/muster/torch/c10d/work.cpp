@@ -11,31 +11,31 @@
 
 namespace muster {
 
-Pending::InFlightGuard::InFlightGuard(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {
+PendingWorks::InFlightGuard::InFlightGuard(std::shared_ptr<PendingWorks> pending) : pending_(std::move(pending)) {
   const std::lock_guard lock(pending_->mutex_);
   ++pending_->count_;
 }
 
-Pending::InFlightGuard::~InFlightGuard() {
+PendingWorks::InFlightGuard::~InFlightGuard() {
   const std::lock_guard lock(pending_->mutex_);
   if (--pending_->count_ == 0) pending_->none_left_.notify_all();
 }
 
-bool Pending::drain(std::chrono::milliseconds timeout) {
+bool PendingWorks::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   return none_left_.wait_for(lock, timeout, [this] { return count_ == 0; });
 }
 
-void Pending::set_hook(Hook hook) {
+void PendingWorks::set_hook(Hook hook) {
   const std::lock_guard lock(mutex_);
-  if (hooked_) throw_error({ErrorCode::kInvalidArgument, "this process group has a completion hook already"});
+  if (has_hook_) throw_error({ErrorCode::kInvalidArgument, "this process group has a completion hook already"});
   hook_ = std::move(hook);
-  hooked_.store(true, std::memory_order_release);
+  has_hook_.store(true, std::memory_order_release);
 }
 
-void Pending::tell(c10d::OpType type, uint64_t sequence, TimePoint began, TimePoint ended) const {
+void PendingWorks::run_hook(c10d::OpType type, uint64_t sequence, TimePoint began, TimePoint ended) const {
   try {
-    // The same clock as ours, counted in the same unit.
+    // WorkInfo has the clock and the unit of TimePoint.
     using Time = decltype(c10d::WorkInfo::timeStarted);
     hook_(std::make_shared<c10d::WorkInfo>(type, sequence, Time(Duration(began.ns)), Time(Duration(ended.ns)),
                                            std::chrono::duration<float>(ended - began)));
@@ -46,27 +46,27 @@ void Pending::tell(c10d::OpType type, uint64_t sequence, TimePoint began, TimePo
 
 namespace {
 
-/// What a callback owns: the Work, and with it the tensors, as the caller may drop its handle before the end. The
-/// members' order matters: the ticket is given back once the Work is let go.
+/// Keeps a Work, and so its tensors, alive until the last part is done: the caller may drop its handle before. The
+/// order of the members matters: `guard` must be destroyed after the Work.
 struct CompletionContext {
-  CompletionContext(std::shared_ptr<Pending> pending, c10::intrusive_ptr<TensorWork> held, size_t parts)
-      : ticket(std::move(pending)), work(std::move(held)), running(parts) {}
-  Pending::InFlightGuard ticket;
+  CompletionContext(std::shared_ptr<PendingWorks> pending, c10::intrusive_ptr<TensorWork> owned, size_t parts)
+      : guard(std::move(pending)), work(std::move(owned)), running(parts) {}
+  PendingWorks::InFlightGuard guard;
   c10::intrusive_ptr<TensorWork> work;
   std::atomic<size_t> running;
 };
 
 bool profiled() { return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value(); }
 
-std::optional<std::vector<at::Tensor>> shown(at::TensorList inputs) {
+std::optional<std::vector<at::Tensor>> profiler_inputs(at::TensorList inputs) {
   if (!profiled()) return std::nullopt;
   return inputs.vec();
 }
 
 }  // namespace
 
-TensorWork::TensorWork(int rank, Request request, at::TensorList inputs, std::shared_ptr<Pending> pending)
-    : c10d::Work(rank, request.type, profiled() ? request.title : nullptr, shown(inputs)),
+TensorWork::TensorWork(int rank, Request request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending)
+    : c10d::Work(rank, request.type, profiled() ? request.title : nullptr, profiler_inputs(inputs)),
       request_(std::move(request)),
       pending_(std::move(pending)) {}
 
@@ -74,12 +74,12 @@ void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<m
   work->parts_ = std::move(parts);
   work->sequence_ = sequence;
   work->started_.store(true, std::memory_order_release);
-  if (work->parts_done()) return work->settle();
+  if (work->parts_done()) return work->complete();
   // Shared, because a std::function must be copyable.
-  const auto held = std::make_shared<CompletionContext>(work->pending_, work, work->parts_.size());
+  const auto context = std::make_shared<CompletionContext>(work->pending_, work, work->parts_.size());
   for (const muster::Work& part : work->parts_) {
-    part.on_done([held](const Result<>&) {
-      if (held->running.fetch_sub(1, std::memory_order_acq_rel) == 1) held->work->settle();
+    part.on_done([context](const Result<>&) {
+      if (context->running.fetch_sub(1, std::memory_order_acq_rel) == 1) context->work->complete();
     });
   }
 }
@@ -88,8 +88,9 @@ bool TensorWork::parts_done() const {
   return std::all_of(parts_.begin(), parts_.end(), [](const muster::Work& part) { return part.done(); });
 }
 
-/// The first failure in the order of the group's queue (later ones only say that it failed), or that of copying.
-std::exception_ptr TensorWork::outcome() {
+/// Copies the results back. Returns the first failure in the order of the group's queue, as later ones only follow from
+/// it, or the failure of the copy.
+std::exception_ptr TensorWork::finish_result() {
   for (const muster::Work& part : parts_) {
     const Result<> result = part.result();
     if (!result) return to_exception(result.error());
@@ -102,18 +103,18 @@ std::exception_ptr TensorWork::outcome() {
   return nullptr;
 }
 
-void TensorWork::settle() {
-  if (settling_.exchange(true)) return;
-  const std::exception_ptr exception = outcome();
+void TensorWork::complete() {
+  if (completing_.exchange(true)) return;
+  const std::exception_ptr exception = finish_result();
   ended_ = steady_clock().now();
   request_.release();
-  std::optional<Pending::InFlightGuard> until_told;
-  if (pending_->hooked()) until_told.emplace(pending_);
-  end(exception);
-  if (until_told) pending_->tell(request_.type, sequence_, began_, ended_);
+  std::optional<PendingWorks::InFlightGuard> in_flight;
+  if (pending_->has_hook()) in_flight.emplace(pending_);
+  publish(exception);
+  if (in_flight) pending_->run_hook(request_.type, sequence_, began_, ended_);
 }
 
-void TensorWork::end(const std::exception_ptr& exception) {
+void TensorWork::publish(const std::exception_ptr& exception) {
   finish(exception);
   {
     const std::lock_guard lock(mutex_);
@@ -123,14 +124,14 @@ void TensorWork::end(const std::exception_ptr& exception) {
 }
 
 void TensorWork::cancel(const Error& why) {
-  if (settling_.exchange(true)) return;
+  if (completing_.exchange(true)) return;
   ended_ = steady_clock().now();
   request_.release();
-  end(to_exception(why));
+  publish(to_exception(why));
 }
 
 bool TensorWork::isCompleted() {
-  if (started_.load(std::memory_order_acquire) && parts_done()) settle();
+  if (started_.load(std::memory_order_acquire) && parts_done()) complete();
   return c10d::Work::isCompleted();
 }
 
@@ -143,16 +144,16 @@ bool TensorWork::wait(std::chrono::milliseconds timeout) {
   const bool bounded = timeout > kNoTimeout;
   const Deadline deadline = Deadline::after(bounded ? Duration(timeout) : Duration::zero());
   for (const muster::Work& part : parts_) {
-    // Without a timeout, the operation's own deadline ends this.
+    // Without a timeout, the operation's own deadline bounds the wait.
     static_cast<void>(bounded ? part.wait(deadline) : part.wait());
     if (!part.done()) {
-      throw_error({ErrorCode::kTimeout,
-                   c10::str(request_.title, " was not done ", timeout.count(), " ms after wait() began; it goes on")});
+      throw_error({ErrorCode::kTimeout, c10::str(request_.title, " timed out after ", timeout.count(),
+                                                 " ms in wait(); the operation continues")});
     }
   }
-  settle();
+  complete();
   std::unique_lock lock(mutex_);
-  cv_.wait(lock, [this] { return completed_; });  // another thread may be in settle()
+  cv_.wait(lock, [this] { return completed_; });  // another thread may be in complete()
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }
@@ -169,12 +170,12 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFuture() {
 
 namespace {
 
-c10d::WorkResult kind_of(const std::exception_ptr& failure) {
+c10d::WorkResult work_result_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const ErrorException& exception) {
     if (exception.error().code == ErrorCode::kTimeout) return c10d::WorkResult::TIMEOUT;
-  } catch (...) {  // of copying results back, say
+  } catch (...) {  // such as that of copying the results back
   }
   return c10d::WorkResult::COMM_ERROR;
 }
@@ -185,7 +186,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFutureResult() {
   auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   getFuture()->addCallback([result](c10::ivalue::Future& future) {
     result->markCompleted(
-        static_cast<int64_t>(future.hasError() ? kind_of(future.exception_ptr()) : c10d::WorkResult::SUCCESS));
+        static_cast<int64_t>(future.hasError() ? work_result_of(future.exception_ptr()) : c10d::WorkResult::SUCCESS));
   });
   return result;
 }
@@ -203,7 +204,7 @@ int TensorWork::sourceRank() const { return parts_.empty() ? kNoRank : parts_.fr
 float TensorWork::getDuration() const {
   const std::lock_guard lock(mutex_);
   if (!completed_)
-    throw_error({ErrorCode::kInvalidArgument, c10::str(request_.title, " is not done: it has no duration")});
+    throw_error({ErrorCode::kInvalidArgument, c10::str(request_.title, " is not done yet: it has no duration")});
   return std::chrono::duration<float, std::milli>(ended_ - began_).count();
 }
 
@@ -215,7 +216,7 @@ ProfilerEvent::ProfilerEvent(const char* title, at::TensorList inputs) {
   if (!profiled()) return;
   guard_ = std::make_unique<Guard>();
   if (!guard_->record.isActive()) return;
-  guard_->record._setAsync();  // as Works' events are, which is what readers of traces expect of collectives
+  guard_->record._setAsync();  // as the events of Works: trace readers expect it of collectives
   const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
   guard_->record.before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
 }

@@ -19,7 +19,8 @@ DistributedSampler::DistributedSampler(size_t dataset_size, int ranks, Rank rank
       ranks_(static_cast<size_t>(ranks)),
       rank_(static_cast<size_t>(rank)),
       options_(options) {
-  check_argument(0 <= rank && rank < ranks, "DistributedSampler", "there is no rank ", rank, " among ", ranks);
+  check_argument(0 <= rank && rank < ranks, "DistributedSampler", "rank ", rank, " is out of range for world size ",
+                 ranks);
   reset();
 }
 
@@ -41,8 +42,8 @@ void DistributedSampler::reset(std::optional<size_t> new_size) {
   }
   const auto at = order.accessor<int64_t, 1>();
   for (size_t i = 0; i < size(); ++i) {
-    const size_t place = (rank_ + i * ranks_) % dataset_size_;  // behind the end the epoch begins anew
-    indices_.push_back(static_cast<size_t>(at[static_cast<int64_t>(place)]));
+    const size_t position = (rank_ + i * ranks_) % dataset_size_;  // past the end, the epoch starts over
+    indices_.push_back(static_cast<size_t>(at[static_cast<int64_t>(position)]));
   }
 }
 

@@ -16,15 +16,14 @@ namespace muster::data {
 struct DistributedSamplerOptions {
   bool shuffle = true;  ///< false: in order
   uint64_t seed = 0;    ///< the same at all ranks
-  /// What does not give every rank the same number of indices is left out; false: the first indices of the epoch are
-  /// repeated instead.
+  /// Drops the indices that do not divide evenly between the ranks. False: repeats the first indices of the epoch
+  /// instead.
   bool drop_last = false;
 };
 
-/// Each rank's share of the indices of a data set, for torch::data loaders: every epoch all ranks shuffle alike and
-/// rank r takes each size-th index from the r-th on. The indices are those of PyTorch's
-/// torch.utils.data.DistributedSampler (Python) for the same seed and epoch, so a run can be repeated in either
-/// language; libtorch's own distributed samplers shuffle otherwise.
+/// Each rank's share of the indices of a data set, for torch::data loaders. In every epoch all ranks shuffle in the
+/// same way, and rank r takes every size-th index from the r-th on. For the same seed and epoch the indices are those
+/// of Python's torch.utils.data.DistributedSampler; libtorch's own distributed samplers shuffle differently.
 ///
 ///   muster::data::DistributedSampler sampler(*group, dataset.size().value());
 ///   auto loader = torch::data::make_data_loader(dataset, sampler, 32);
@@ -32,26 +31,26 @@ struct DistributedSamplerOptions {
 ///     sampler.set_epoch(epoch);
 ///     for (auto& batch : *loader) ...
 ///
-/// A loader keeps a copy of its sampler: copies share the epoch, and nothing else. Throws c10::ValueError for a rank
-/// that is none. set_epoch() may be called from any thread, the rest by one at a time.
+/// A loader keeps a copy of its sampler: copies share only the epoch. Throws c10::ValueError for a rank that is out of
+/// range. set_epoch() may be called from any thread, other functions by one thread at a time.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
   DistributedSampler(const Group& group, size_t dataset_size, DistributedSamplerOptions options = {});
   DistributedSampler(size_t dataset_size, int ranks, Rank rank, DistributedSamplerOptions options = {});
 
-  /// Another order, from the next reset() on: a loader's begin() does one.
+  /// Selects the order from the next reset() on, which a loader's begin() calls.
   void set_epoch(size_t epoch) { *epoch_ = epoch; }
   size_t epoch() const { return *epoch_; }
   /// Indices of this rank in an epoch, the same number at every rank.
   size_t size() const;
-  /// Those of this epoch.
+  /// This rank's indices in this epoch.
   const std::vector<size_t>& indices() const { return indices_; }
 
-  /// Starts over, in the order of the epoch that was set last. `new_size`: of the data set.
+  /// Starts over in the order of the current epoch. `new_size`: of the data set.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
 
-  /// The epoch and how far in it this is: after load(), next() goes on from there.
+  /// Saves the epoch and the position in it: after load(), next() continues from there.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

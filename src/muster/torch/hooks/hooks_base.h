@@ -15,12 +15,12 @@ namespace muster {
 using HookFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
 HookFuture new_future();
-/// False if the future is not complete when the deadline comes.
+/// Returns false if the future is not complete when the deadline comes.
 bool wait_until(const HookFuture& future, const Deadline& deadline);
 /// Completes the future with `value`, or with the error of `result`.
 void complete(const HookFuture& future, const Result<>& result, c10::IValue value);
 
-/// What all hooks share: buckets that need no compression, and ends.
+/// Base class: averages buckets that are not compressed, and completes futures.
 class NativeHook : public c10d::CommHookInterface {
  public:
   explicit NativeHook(HookGroups groups);
@@ -28,52 +28,59 @@ class NativeHook : public c10d::CommHookInterface {
   at::Tensor parseHookResult(const c10::IValue& result) override;
 
  protected:
-  /// Of a float32 bucket, at one of several ranks.
+  /// Reduces a float32 bucket; called only if there are several ranks.
   virtual HookFuture reduce(c10d::GradBucket& bucket) = 0;
   HookFuture average(const at::Tensor& buffer) const;
+  /// A future that becomes `buffer` when `work` has succeeded and `finish` has run, on the group's thread.
+  template <class Finish>
+  static HookFuture when_done(const Work& work, const at::Tensor& buffer, Finish finish) {
+    const HookFuture future = new_future();
+    work.on_done([future, buffer, finish](const Result<>& result) {
+      if (result) finish();
+      complete(future, result, buffer);
+    });
+    return future;
+  }
 
   Group& group() const { return *groups_.group; }
-  const std::shared_ptr<Group>& second() const { return groups_.second; }
+  const std::shared_ptr<Group>& secondary() const { return groups_.secondary_group; }
   Rank rank() const { return group().membership().rank; }
   int size() const { return group().membership().size; }
-  /// Memory for messages, which the ranks of this host see if they share any; zeros.
+  /// A zero message buffer, in memory that the ranks of this host share if there is any.
   at::Tensor message(size_t count, at::ScalarType dtype) const;
 
  private:
   const HookGroups groups_;
 };
 
-/// A hook whose reductions have a second step.
+/// Base class of hooks whose reductions have a second phase, which runs over the secondary group.
 class TwoPhaseHook : public NativeHook {
  public:
   explicit TwoPhaseHook(HookGroups groups);
-  /// Ends what has not got its result, here and at the other ranks.
+  /// Aborts reductions that are not complete, here and at the other ranks.
   ~TwoPhaseHook() override;
 
  protected:
-  /// Calls `step` with the work's result when all that was begun before has ended, on the sequencer's thread. It
-  /// settles `future`, or one after it does.
-  template <class Step>
-  void after(const Work& work, const HookFuture& future, Step step) {
+  /// Calls `phase` with the result of `first`, after all phases that were queued before it, on the sequencer's thread,
+  /// which may outlive this. That phase, or one queued after it, completes `future`.
+  template <class Phase>
+  void after(const Work& first, const HookFuture& future, Phase phase) {
     last_ = future;
-    sequencer_.then(work, [second = second(), step](const Result<>& result) {
-      if (!result) second->abort(result.error());  // the other ranks may be waiting there
-      step(result);
+    sequencer_.then(first, [group = secondary(), phase](const Result<>& result) {
+      if (!result) group->abort(result.error());  // the other ranks may wait there for the second phase
+      phase(result);
     });
   }
-  /// Once `first` is done, `next` makes the second message out of it, which `submit` sends over the group that it is
-  /// given; then `finish` brings the average into `buffer`. All of them run on the sequencer's thread, which may
-  /// outlive this.
-  template <class Next, class Submit, class Finish>
-  HookFuture then(const Work& first, const at::Tensor& buffer, Next next, Submit submit, Finish finish) {
-    const HookFuture future = last_ = new_future();
-    sequencer_.then(first, [second = second(), future, buffer, next, submit, finish](Result<> result) {
+  /// The usual second phase: `pack` makes the second message from the first one's result, `submit` sends it over the
+  /// group that it gets, and `unpack` writes the average to `buffer`.
+  template <class Pack, class Submit, class Unpack>
+  HookFuture then(const Work& first, const at::Tensor& buffer, Pack pack, Submit submit, Unpack unpack) {
+    const HookFuture future = new_future();
+    after(first, future, [group = secondary(), future, buffer, pack, submit, unpack](Result<> result) {
       if (result) {
-        next();
-        result = submit(*second).wait();
-        if (result) finish();
-      } else {
-        second->abort(result.error());  // the other ranks may be waiting there
+        pack();
+        result = submit(*group).wait();
+        if (result) unpack();
       }
       complete(future, result, buffer);
     });
@@ -82,14 +89,14 @@ class TwoPhaseHook : public NativeHook {
 
  private:
   HookSequencer sequencer_;
-  HookFuture last_;  ///< of its steps: they run in order, so all others complete before it
+  HookFuture last_;  ///< completes after all others, because phases run in order
 };
 
-/// What a hook keeps of each bucket between steps: a State, which begins anew when the bucket has become another.
+/// A hook's State of each bucket, kept between steps. A bucket that holds other parameters gets a new State.
 template <class State>
 class BucketStates {
  public:
-  /// Shared with the operations that use it.
+  /// The bucket's state, shared with the operations that use it.
   template <class Make>
   const std::shared_ptr<State>& of(const c10d::GradBucket& bucket, Make make) {
     if (bucket.getIndex() >= known_.size()) known_.resize(bucket.getIndex() + 1);
@@ -106,7 +113,7 @@ class BucketStates {
  private:
   struct Known {
     int64_t length = 0;
-    std::vector<const void*> parameters;  ///< compared only
+    std::vector<const void*> parameters;  ///< only compared
     std::shared_ptr<State> state;
   };
   std::vector<Known> known_;

@@ -7,10 +7,10 @@
 namespace muster {
 namespace {
 
-/// Elements that go to one rank at a time: 1 MiB, some 8 ms at 1 Gbit/s. Smaller pieces would wait for the way there.
-constexpr size_t kPiece = 1 << 20;
+/// Elements of a chunk for one rank: 1 MiB, about 8 ms at 1 Gbit/s. Latency would dominate smaller chunks.
+constexpr size_t kChunk = 1 << 20;
 
-/// Quantised lists of `count` elements, one for each rank, in one message. A list is its scales, then its elements.
+/// One message with a quantized list for each rank: its scales, then its elements.
 struct QuantizedChunks {
   size_t bytes() const { return blocks * (sizeof(float) + block); }
   float* scales(Rank r) const { return reinterpret_cast<float*>(memory.data_ptr<uint8_t>() + r * bytes()); }
@@ -22,29 +22,29 @@ struct QuantizedChunks {
   at::Tensor memory;
 };
 
-/// A piece of a bucket between two ranks: each sends all of its own, which is as much as two steps would send.
+/// A chunk of a bucket between two ranks. Each sends its whole chunk, as many bytes as two phases would send.
 class PairwiseChunk {
  public:
-  PairwiseChunk(QuantizedChunks records, size_t count) : records(std::move(records)), error_(count) {}
+  PairwiseChunk(QuantizedChunks lists, size_t count) : lists(std::move(lists)), error_(count) {}
 
   void pack(const float* gradients, Rank self) {
-    quantise(records.elements(self), records.scales(self), gradients, 1, error_.data(), error_.size(), records.block);
+    quantise(lists.elements(self), lists.scales(self), gradients, 1, error_.data(), error_.size(), lists.block);
   }
   void average_into(float* gradients) {
     for (const Rank r : {0, 1}) {
-      for (size_t i = 0; i < records.blocks; ++i) records.scales(r)[i] *= 0.5F;
+      for (size_t i = 0; i < lists.blocks; ++i) lists.scales(r)[i] *= 0.5F;
     }
-    dequantise(gradients, records.elements(0), records.scales(0), error_.size(), records.block);
-    add_quantised(gradients, records.elements(1), records.scales(1), error_.size(), records.block);
+    dequantise(gradients, lists.elements(0), lists.scales(0), error_.size(), lists.block);
+    add_quantised(gradients, lists.elements(1), lists.scales(1), error_.size(), lists.block);
   }
 
-  const QuantizedChunks records;
+  const QuantizedChunks lists;
 
  private:
-  std::vector<float> error_;  ///< of what this rank sends
+  std::vector<float> error_;  ///< lost when this rank quantizes
 };
 
-/// A piece of a bucket between more ranks: each averages a shard of it for all.
+/// A chunk of a bucket between more ranks. Each rank averages one shard of it for all.
 class ShardedChunk {
  public:
   ShardedChunk(QuantizedChunks sent, QuantizedChunks received, size_t count, Rank rank, int size)
@@ -56,7 +56,7 @@ class ShardedChunk {
         error_(count),
         shard_error_(shard_count(rank)) {}
 
-  /// `gradients` as a record for each rank.
+  /// Quantizes the shard of each rank.
   void pack(const float* gradients) {
     for (Rank r = 0; r < size_; ++r) {
       const size_t begin = shard_begin(r);
@@ -64,9 +64,9 @@ class ShardedChunk {
                sent.block);
     }
   }
-  /// What came from all ranks as the average's record, in place of the own one of those that were sent.
+  /// Averages this rank's shard over all ranks, and quantizes it in place of the one that it sent.
   void average() {
-    constexpr size_t kAtOnce = 4096;  // elements, so that a sum stays in the first-level cache; rounded up to blocks
+    constexpr size_t kAtOnce = 4096;  // elements that fit into the L1 cache; rounded up to blocks
     const size_t block = sent.block, length = shard_count(rank_);
     std::vector<float> sum((kAtOnce + block - 1) / block * block);
     for (size_t done = 0; done < length; done += sum.size()) {
@@ -94,94 +94,96 @@ class ShardedChunk {
   const size_t count_;
   const Rank rank_;
   const int size_;
-  std::vector<float> error_, shard_error_;  ///< of what this rank sends, and of the averages that it makes
+  std::vector<float> error_, shard_error_;  ///< lost when this rank quantizes its gradients, and the averages
 };
 
-/// Reduces piece by piece, so that the first one is on its way while the next is quantised.
+/// Reduces chunk by chunk: one chunk is on its way while the next one is quantized.
 class Int8Hook final : public TwoPhaseHook {
  public:
   Int8Hook(HookGroups groups, size_t block) : TwoPhaseHook(std::move(groups)), block_(block) {}
 
  private:
-  template <class Piece>
-  using Pieces = std::vector<std::shared_ptr<Piece>>;
+  template <class Chunk>
+  using Chunks = std::vector<std::shared_ptr<Chunk>>;
 
-  HookFuture reduce(c10d::GradBucket& bucket) override { return size() == 2 ? exchange(bucket) : shard(bucket); }
+  HookFuture reduce(c10d::GradBucket& bucket) override {
+    return size() == 2 ? reduce_pairwise(bucket) : reduce_sharded(bucket);
+  }
 
-  /// The pieces go over either group in turn: while one ends, the next is on its way.
-  HookFuture exchange(c10d::GradBucket& bucket) {
+  /// Chunks alternate between the two groups, so that one is sent while another one ends.
+  HookFuture reduce_pairwise(c10d::GradBucket& bucket) {
     const at::Tensor& buffer = bucket.getBuffer();
-    const size_t step = piece(1);
-    const auto pieces = exchanged_.of(bucket, [&] {
-      return cut<PairwiseChunk>(buffer, step, [&](size_t count) {
-        return std::make_shared<PairwiseChunk>(records((count + block_ - 1) / block_), count);
+    const size_t step = chunk_size(1);
+    const auto chunks = pairwise_chunks_.of(bucket, [&] {
+      return split<PairwiseChunk>(buffer, step, [&](size_t count) {
+        return std::make_shared<PairwiseChunk>(make_lists((count + block_ - 1) / block_), count);
       });
     });
     const HookFuture future = new_future();
-    const auto outcome = std::make_shared<Result<>>();
-    for (size_t i = 0; i < pieces->size(); ++i) {
-      const std::shared_ptr<PairwiseChunk>& piece = (*pieces)[i];
-      piece->pack(buffer.const_data_ptr<float>() + i * step, rank());
-      Group& way = turn_++ % 2 == 0 ? group() : *second();
-      const Work work = way.all_gather(piece->records.one(rank()), piece->records.all(), {.async = true});
-      const bool last = i + 1 == pieces->size();
-      after(work, future, [=, begin = i * step](const Result<>& result) {
-        if (*outcome) *outcome = result;
-        if (*outcome) piece->average_into(buffer.data_ptr<float>() + begin);
-        if (last) complete(future, *outcome, buffer);
+    const auto result = std::make_shared<Result<>>();
+    for (size_t i = 0; i < chunks->size(); ++i) {
+      const std::shared_ptr<PairwiseChunk>& chunk = (*chunks)[i];
+      chunk->pack(buffer.const_data_ptr<float>() + i * step, rank());
+      Group& next = turn_++ % 2 == 0 ? group() : *secondary();
+      const Work work = next.all_gather(chunk->lists.one(rank()), chunk->lists.all(), {.async = true});
+      const bool last = i + 1 == chunks->size();
+      after(work, future, [=, begin = i * step](const Result<>& of_chunk) {
+        if (*result) *result = of_chunk;
+        if (*result) chunk->average_into(buffer.data_ptr<float>() + begin);
+        if (last) complete(future, *result, buffer);
       });
     }
     return future;
   }
 
-  /// The pieces end in order, and a failure is every later one's too: the last one's future is the bucket's.
-  HookFuture shard(c10d::GradBucket& bucket) {
+  /// Chunks end in order, and after a failure all later ones fail: the last future is that of the bucket.
+  HookFuture reduce_sharded(c10d::GradBucket& bucket) {
     const at::Tensor& buffer = bucket.getBuffer();
-    const size_t step = piece(size());
-    const auto pieces = sharded_.of(bucket, [&] {
-      return cut<ShardedChunk>(buffer, step, [&](size_t count) {
+    const size_t step = chunk_size(size());
+    const auto chunks = sharded_chunks_.of(bucket, [&] {
+      return split<ShardedChunk>(buffer, step, [&](size_t count) {
         const size_t blocks = (count + block_ - 1) / block_, shard = (blocks + size() - 1) / size();
-        return std::make_shared<ShardedChunk>(records(shard), records(shard), count, rank(), size());
+        return std::make_shared<ShardedChunk>(make_lists(shard), make_lists(shard), count, rank(), size());
       });
     });
     HookFuture last;
-    for (size_t i = 0; i < pieces->size(); ++i) {
-      const std::shared_ptr<ShardedChunk>& piece = (*pieces)[i];
-      piece->pack(buffer.const_data_ptr<float>() + i * step);
-      const Work first = group().all_to_all(piece->sent.all(), piece->received.all(), {.async = true});
+    for (size_t i = 0; i < chunks->size(); ++i) {
+      const std::shared_ptr<ShardedChunk>& chunk = (*chunks)[i];
+      chunk->pack(buffer.const_data_ptr<float>() + i * step);
+      const Work first = group().all_to_all(chunk->sent.all(), chunk->received.all(), {.async = true});
       last = then(
-          first, buffer, [piece] { piece->average(); },
-          [piece, rank = rank()](Group& group) { return group.all_gather(piece->sent.one(rank), piece->sent.all()); },
-          [piece, buffer, begin = i * step] { piece->unpack(buffer.data_ptr<float>() + begin); });
+          first, buffer, [chunk] { chunk->average(); },
+          [chunk, rank = rank()](Group& group) { return group.all_gather(chunk->sent.one(rank), chunk->sent.all()); },
+          [chunk, buffer, begin = i * step] { chunk->unpack(buffer.data_ptr<float>() + begin); });
     }
     return last;
   }
 
-  /// Elements of a piece of which each of `ranks` others gets a part: whole blocks.
-  size_t piece(int ranks) const { return std::max<size_t>(1, kPiece / block_) * block_ * ranks; }
-  QuantizedChunks records(size_t blocks) const {
+  /// Elements of a chunk that is split between `ranks` ranks: whole blocks for each.
+  size_t chunk_size(int ranks) const { return std::max<size_t>(1, kChunk / block_) * block_ * ranks; }
+  QuantizedChunks make_lists(size_t blocks) const {
     QuantizedChunks made{blocks, block_, {}};
     made.memory = message(made.bytes() * size(), at::kByte);
     return made;
   }
-  template <class Piece, class Make>
-  static std::shared_ptr<Pieces<Piece>> cut(const at::Tensor& buffer, size_t step, Make make) {
-    auto pieces = std::make_shared<Pieces<Piece>>();
+  template <class Chunk, class Make>
+  static std::shared_ptr<Chunks<Chunk>> split(const at::Tensor& buffer, size_t step, Make make) {
+    auto chunks = std::make_shared<Chunks<Chunk>>();
     const auto count = static_cast<size_t>(buffer.numel());
-    for (size_t begin = 0; begin < count; begin += step) pieces->push_back(make(std::min(step, count - begin)));
-    return pieces;
+    for (size_t begin = 0; begin < count; begin += step) chunks->push_back(make(std::min(step, count - begin)));
+    return chunks;
   }
 
   const size_t block_;  ///< in elements
-  size_t turn_ = 0;     ///< of the groups
-  BucketStates<Pieces<PairwiseChunk>> exchanged_;
-  BucketStates<Pieces<ShardedChunk>> sharded_;
+  size_t turn_ = 0;     ///< which group is next
+  BucketStates<Chunks<PairwiseChunk>> pairwise_chunks_;
+  BucketStates<Chunks<ShardedChunk>> sharded_chunks_;
 };
 
 }  // namespace
 
 void Int8Options::check() const {
-  check_argument(block > 0 && block % 64 == 0, "int8 hook", "the block must be a multiple of 64 elements, not ", block);
+  check_argument(block > 0 && block % 64 == 0, "int8 hook", "the block must be a multiple of 64 elements, got ", block);
 }
 
 Hook int8_hook(HookGroups groups, const Int8Options& options) {

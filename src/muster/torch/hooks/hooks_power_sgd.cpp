@@ -10,14 +10,14 @@
 namespace muster {
 namespace {
 
-/// A gradient that is compressed, by where it and its factors lie.
+/// The positions of a compressed gradient and of its factors P and Q.
 struct Matrix {
   size_t begin = 0;  ///< in the bucket
   size_t rows = 0, columns = 0, rank = 0;
-  size_t p = 0, q = 0;  ///< in the first message and the second
+  size_t p = 0, q = 0;  ///< in the first and the second message
   size_t count() const { return rows * columns; }
 };
-/// What is not.
+/// Elements that are sent as they are.
 struct UncompressedRange {
   size_t begin = 0, count = 0;
 };
@@ -33,26 +33,26 @@ class PowerSgdBucket {
   PowerSgdBucket(const c10d::GradBucket& bucket, const PowerSgdOptions& options)
       : count_(bucket.getBuffer().numel()), random_(options.seed + bucket.getIndex()), error_(count_) {
     find_matrices(bucket, options);
-    find_stretches();
+    find_ranges();
   }
 
   bool compresses() const { return !matrices_.empty(); }
   size_t first_count() const { return first_count_; }
   size_t second_count() const { return second_count_; }
 
-  /// The first message: what is not compressed, and the matrices times their Q.
+  /// Writes the first message: uncompressed ranges, and the matrices times their Q.
   void pack(const float* gradients) {
     float* to = first.data_ptr<float>();
-    for (const UncompressedRange& stretch : stretches_) to = std::copy_n(gradients + stretch.begin, stretch.count, to);
+    for (const UncompressedRange& range : ranges_) to = std::copy_n(gradients + range.begin, range.count, to);
     for (const Matrix& m : matrices_) {
       float* const q = second.data_ptr<float>() + m.q;
       float* const corrected = error_.data() + m.begin;
-      guess(q, m);
+      init_q(q, m);
       reduce_into(corrected, gradients + m.begin, m.count(), Dtype::kFloat32, ReduceOp::kSum);
       project_rows(first.data_ptr<float>() + m.p, corrected, q, m.rows, m.columns, m.rank);
     }
   }
-  /// The second, from the first's average: the matrices projected on what that spans.
+  /// Writes the second message: the matrices projected on the orthogonalized average of the first one.
   void project() {
     for (const Matrix& m : matrices_) {
       float* const p = first.data_ptr<float>() + m.p;
@@ -62,22 +62,22 @@ class PowerSgdBucket {
   }
   void unpack(float* gradients) {
     const float* from = first.const_data_ptr<float>();
-    for (const UncompressedRange& stretch : stretches_) {
-      std::copy_n(from, stretch.count, gradients + stretch.begin);
-      from += stretch.count;
+    for (const UncompressedRange& range : ranges_) {
+      std::copy_n(from, range.count, gradients + range.begin);
+      from += range.count;
     }
     for (const Matrix& m : matrices_) {
       float* const q = second.data_ptr<float>() + m.q;
       float* const error = error_.data() + m.begin;
       expand(gradients + m.begin, error, first.const_data_ptr<float>() + m.p, q, m.rows, m.columns, m.rank);
-      // Infinities and NaN are in the result, for all to see, and must not stay.
+      // Infinities and NaN are in the result at all ranks. They must not stay in the state.
       if (all_finite(q, m.rank * m.columns)) continue;
       std::fill_n(q, m.rank * m.columns, 0.0F);
       std::fill_n(error, m.count(), 0.0F);
     }
   }
 
-  at::Tensor first, second;  ///< the messages; the second keeps Q for the next step
+  at::Tensor first, second;  ///< the messages; the second one keeps Q for the next step
 
  private:
   void find_matrices(const c10d::GradBucket& bucket, const PowerSgdOptions& options) {
@@ -90,26 +90,26 @@ class PowerSgdBucket {
       m.columns = gradient.numel() / m.rows;
       m.rank = std::min({options.rank, m.rows, m.columns});
       const auto sent = static_cast<double>((m.rows + m.columns) * m.rank);
-      if (sent * options.least_gain <= static_cast<double>(m.count())) matrices_.push_back(m);
+      if (sent * options.min_compression_rate <= static_cast<double>(m.count())) matrices_.push_back(m);
     }
     std::sort(matrices_.begin(), matrices_.end(), [](const Matrix& a, const Matrix& b) { return a.begin < b.begin; });
   }
-  void find_stretches() {
+  void find_ranges() {
     size_t end = 0;
     for (const Matrix& m : matrices_) {
-      stretches_.push_back({end, m.begin - end});
+      ranges_.push_back({end, m.begin - end});
       end = m.begin + m.count();
     }
-    stretches_.push_back({end, count_ - end});
-    for (const UncompressedRange& stretch : stretches_) first_count_ += stretch.count;
+    ranges_.push_back({end, count_ - end});
+    for (const UncompressedRange& range : ranges_) first_count_ += range.count;
     for (Matrix& m : matrices_) {
       m.p = std::exchange(first_count_, first_count_ + m.rows * m.rank);
       m.q = std::exchange(second_count_, second_count_ + m.columns * m.rank);
     }
   }
-  /// Rows of Q that are 0, as in the beginning and where the gradient had a lower rank, begin at random: alike at all
-  /// ranks, as Q is.
-  void guess(float* q, const Matrix& m) {
+  /// Fills the zero rows of Q with random numbers, the same at all ranks: at the start, and where the gradient had a
+  /// lower rank.
+  void init_q(float* q, const Matrix& m) {
     for (size_t k = 0; k < m.rank; ++k, q += m.columns) {
       if (std::any_of(q, q + m.columns, [](float value) { return value != 0; })) continue;
       std::generate_n(q, m.columns, [this] { return static_cast<float>(random_.uniform() - 0.5); });
@@ -118,9 +118,9 @@ class PowerSgdBucket {
 
   const size_t count_;
   Random random_;
-  std::vector<float> error_;  ///< while a step runs: the gradients with the last step's error
+  std::vector<float> error_;  ///< during a step: the gradients plus the last step's error
   std::vector<Matrix> matrices_;
-  std::vector<UncompressedRange> stretches_;
+  std::vector<UncompressedRange> ranges_;
   size_t first_count_ = 0, second_count_ = 0;
 };
 
@@ -133,7 +133,7 @@ class PowerSgdHook final : public TwoPhaseHook {
   HookFuture reduce(c10d::GradBucket& bucket) override {
     const at::Tensor& buffer = bucket.getBuffer();
     const uint64_t step = bucket.isLast() ? steps_++ : steps_;
-    if (step < options_.start) return average(buffer);
+    if (step < options_.start_powerSGD_iter) return average(buffer);
     const std::shared_ptr<PowerSgdBucket> state = states_.of(bucket, [&] { return make(bucket); });
     if (!state->compresses()) return average(buffer);
     state->pack(buffer.const_data_ptr<float>());
@@ -152,15 +152,16 @@ class PowerSgdHook final : public TwoPhaseHook {
   }
 
   const PowerSgdOptions options_;
-  uint64_t steps_ = 0;  ///< whose last bucket has come
+  uint64_t steps_ = 0;  ///< whose last bucket was reduced
   BucketStates<PowerSgdBucket> states_;
 };
 
 }  // namespace
 
 void PowerSgdOptions::check() const {
-  check_argument(rank > 0, "PowerSGD hook", "the rank must be positive");
-  check_argument(least_gain >= 1, "PowerSGD hook", "the least gain must be at least 1, not ", least_gain);
+  check_argument(rank > 0, "PowerSGD hook", "the rank must be > 0");
+  check_argument(min_compression_rate >= 1, "PowerSGD hook", "min_compression_rate must be >= 1, got ",
+                 min_compression_rate);
 }
 
 Hook power_sgd_hook(HookGroups groups, const PowerSgdOptions& options) {

@@ -31,10 +31,10 @@ struct HookSequencer::Queue {
       if (!ended) cut_off.push_back(entry);
       lock.unlock();
       entry->step(result);
-      if (ended) entry->step = nullptr;  // here and not where the work's callback goes
+      if (ended) entry->step = nullptr;  // here, because the work's callback may be destroyed on another thread
       lock.lock();
     }
-    for (const auto& entry : cut_off) {  // whose memory is the operation's until that has ended
+    for (const auto& entry : cut_off) {  // a running operation still uses the memory that its step holds
       changed.wait(lock, [&entry] { return entry->result.has_value(); });
       lock.unlock();
       entry->step = nullptr;
@@ -55,7 +55,7 @@ HookSequencer::~HookSequencer() {
 void HookSequencer::then(const Work& work, Step step) {
   if (queue_ == nullptr) {
     queue_ = std::make_shared<Queue>();
-    // tidy: allow(detach) whoever ends it may hold a lock that its last step needs: see the destructor
+    // tidy: allow(detach) the thread that destroys it may hold a lock that its last step needs
     std::thread([queue = queue_] { queue->run(); }).detach();
   }
   auto entry = std::make_shared<Queue::Entry>();

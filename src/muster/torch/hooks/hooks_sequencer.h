@@ -10,27 +10,26 @@
 
 namespace muster {
 
-/// Continues operations in the order in which they were begun, on a thread of its own, which starts with the first:
-/// that order is the same at all ranks, the one in which they end is not.
+/// Runs the second phases of operations in the order in which the operations were submitted, on a thread of its own:
+/// that order is the same at all ranks, the order in which they end is not.
 class HookSequencer {
  public:
   using Step = std::function<void(const Result<>&)>;
 
   HookSequencer() = default;
-  /// Steps whose work is not done are called with kAborted, and keep what they hold until it is. Does not wait for
-  /// that, as a step may let go of tensors for which it needs a lock that the caller holds (Python's): the thread ends
-  /// by itself.
+  /// Calls steps whose work is not done with kAborted, and destroys them once it is. Does not wait: a step may release
+  /// tensors, for which it needs a lock that the caller may hold (Python's). The thread ends by itself.
   ~HookSequencer();
   HookSequencer(const HookSequencer&) = delete;
   HookSequencer& operator=(const HookSequencer&) = delete;
 
-  /// Calls `step` with the result of `work`, after all earlier steps. It may block for later works of other groups. At
-  /// most as many wait as a model has buckets.
+  /// Calls `step` with the result of `work`, after all earlier steps. A step may wait for works of other groups. At
+  /// most one step for each bucket is queued.
   void then(const Work& work, Step step);
 
  private:
   struct Queue;
-  std::shared_ptr<Queue> queue_;  // shared with its thread and the callbacks of works, which may end later than this
+  std::shared_ptr<Queue> queue_;  // shared with its thread and with callbacks, which may end later
 };
 
 }  // namespace muster

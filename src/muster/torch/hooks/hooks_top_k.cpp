@@ -9,12 +9,12 @@
 namespace muster {
 namespace {
 
-/// A message is the positions of a rank's largest elements and then these.
+/// A message has the positions of a rank's largest elements, then their values.
 class TopKBucket {
  public:
   TopKBucket(size_t count, size_t kept) : kept_(kept), error_(count) {}
 
-  /// Twice as many, of four bytes each.
+  /// Four-byte words in a message.
   size_t words() const { return 2 * kept_; }
 
   void pack(const float* gradients) {
@@ -27,7 +27,7 @@ class TopKBucket {
       values[i] = std::exchange(error_[positions[i]], 0.0F);
       finite |= std::isfinite(values[i]);
     }
-    // Only where all that is sent is infinite or NaN may more of these be left, and they must not stay for ever.
+    // If everything sent is infinite or NaN, more of these may be left. They must not stay in the error.
     if (finite) return;
     for (float& value : error_) value = std::isfinite(value) ? value : 0;
   }
@@ -42,7 +42,7 @@ class TopKBucket {
     }
   }
 
-  at::Tensor sent, received;  ///< int32, as that many words
+  at::Tensor sent, received;  ///< int32
 
  private:
   const size_t kept_;
@@ -58,15 +58,10 @@ class TopKHook final : public NativeHook {
     const at::Tensor& buffer = bucket.getBuffer();
     const std::shared_ptr<TopKBucket> state = states_.of(bucket, [&] { return make(buffer.numel()); });
     state->pack(buffer.const_data_ptr<float>());
-    const HookFuture future = new_future();
-    group()
-        .all_gather({state->sent.data_ptr(), state->words(), Dtype::kInt32},
-                    {state->received.data_ptr(), state->words() * size(), Dtype::kInt32}, {.async = true})
-        .on_done([future, state, buffer, size = size()](const Result<>& result) {
-          if (result) state->unpack(buffer.data_ptr<float>(), size);
-          complete(future, result, buffer);
-        });
-    return future;
+    const Work work =
+        group().all_gather({state->sent.data_ptr(), state->words(), Dtype::kInt32},
+                           {state->received.data_ptr(), state->words() * size(), Dtype::kInt32}, {.async = true});
+    return when_done(work, buffer, [state, buffer, size = size()] { state->unpack(buffer.data_ptr<float>(), size); });
   }
   std::shared_ptr<TopKBucket> make(int64_t count) const {
     const auto kept = static_cast<size_t>(std::ceil(ratio_ * static_cast<double>(count)));
@@ -83,7 +78,7 @@ class TopKHook final : public NativeHook {
 }  // namespace
 
 void TopKOptions::check() const {
-  check_argument(ratio > 0 && ratio <= 1, "top-k hook", "the ratio must be above 0 and at most 1, not ", ratio);
+  check_argument(ratio > 0 && ratio <= 1, "top-k hook", "the ratio must be > 0 and <= 1, got ", ratio);
 }
 
 Hook top_k_hook(HookGroups groups, const TopKOptions& options) {

@@ -4,9 +4,9 @@
 
 namespace muster::nn {
 
-/// Mixed precision, as Python's torch.autocast("cpu", dtype): while one lives, this thread's matrix products and
-/// convolutions on the CPU take at::kBFloat16 or at::kHalf, sums and norms float32. Parameters, their gradients and
-/// what DistributedDataParallel reduces stay float32.
+/// Mixed precision, as Python's torch.autocast("cpu", dtype): while one exists, matrix products and convolutions of
+/// this thread on the CPU use at::kBFloat16 or at::kHalf; sums and norms use float32. Parameters and gradients stay
+/// float32.
 ///
 ///   const auto loss = [&] {
 ///     const muster::nn::Autocast autocast(at::kBFloat16);
@@ -23,7 +23,8 @@ class [[nodiscard]] Autocast {
     at::autocast::increment_nesting();
   }
   ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();  // parameters' casts: they change
+    if (at::autocast::decrement_nesting() == 0)
+      at::autocast::clear_cache();  // it holds casts of parameters, which change
     at::autocast::set_autocast_enabled(at::kCPU, enabled_before_);
     at::autocast::set_autocast_dtype(at::kCPU, dtype_before_);
   }

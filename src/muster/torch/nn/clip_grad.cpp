@@ -10,7 +10,7 @@
 namespace muster::nn {
 namespace {
 
-/// The sum of |x|^p over all elements, the largest |x| for infinity, or how many gradients there are for 0.
+/// The sum of |x|^p over all elements; the maximum of |x| for infinity; the number of gradients for 0.
 double part_of_norm(const std::vector<at::Tensor>& gradients, double norm_type) {
   if (norm_type == 0) return static_cast<double>(gradients.size());
   std::vector<at::Tensor> norms;
@@ -26,7 +26,7 @@ double part_of_norm(const std::vector<at::Tensor>& gradients, double norm_type) 
 
 double clip_grad_norm_(Group& group, const std::vector<at::Tensor>& mine, double max_norm, double norm_type,
                        bool error_if_nonfinite) {
-  check_argument(norm_type >= 0, "clip_grad_norm_", "there is no norm of order ", norm_type);
+  check_argument(norm_type >= 0, "clip_grad_norm_", "norm_type must be >= 0, got ", norm_type);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& parameter : mine) {

@@ -15,8 +15,8 @@
 namespace muster::nn {
 namespace {
 
-/// Runs body(i) for each i < count: the first here, each other on a thread that has this one's modes (gradients,
-/// autocast). Rethrows the first failure once all have ended.
+/// Runs body(i) for each i < count: the first one here, each other one on a thread with the modes of this one
+/// (gradients, autocast). Rethrows the first failure when all have ended.
 void run_in_threads(size_t count, const std::function<void(size_t)>& body) {
   std::vector<std::exception_ptr> failures(count);
   const auto guarded = [&](size_t i) {
@@ -41,7 +41,7 @@ void run_in_threads(size_t count, const std::function<void(size_t)>& body) {
   }
 }
 
-/// Each parameter once, though modules may share it.
+/// The parameters that require gradients, without duplicates, which modules may share.
 std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
   std::vector<at::Tensor> parameters;
   std::set<const void*> seen;
@@ -53,8 +53,8 @@ std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-/// One call: a graph of its own for each replica, cut off at its input and its parameters, so that threads can go
-/// through them at the same time.
+/// One call. Each replica has an autograd graph of its own, detached at its input and parameters, so that threads can
+/// traverse the graphs at the same time.
 struct Replicas : torch::CustomClassHolder {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   std::vector<std::vector<at::Tensor>> parameters;
@@ -73,7 +73,7 @@ struct Replicas : torch::CustomClassHolder {
     return at::cat(joined, outputs.front().dim() == 0 ? 0 : dim);
   }
 
-  /// That of the joined output, as each replica's part.
+  /// Splits the gradient of the concatenated output into that of each replica's output.
   std::vector<at::Tensor> split(const at::Tensor& gradient) const {
     std::vector<at::Tensor> parts;
     int64_t begin = 0;
@@ -89,7 +89,7 @@ struct Replicas : torch::CustomClassHolder {
 };
 
 struct DataParallelFunction : torch::autograd::Function<DataParallelFunction> {
-  // Tensors among the arguments are what backward gives gradients for: the input, and the module's parameters.
+  // Backward returns gradients for the arguments that are tensors: the input and the module's parameters.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Replicas>& replicas,
                             const detail::Forward* run, const at::Tensor& input, at::TensorList) {
     context->saved_data["replicas"] = c10::IValue::make_capsule(replicas);
@@ -115,7 +115,7 @@ struct DataParallelFunction : torch::autograd::Function<DataParallelFunction> {
   }
 
  private:
-  /// By forward's arguments: nothing for the first two, then the input's gradient and the parameters'.
+  /// By argument of forward: none for the first two, then the gradients of the input and of the parameters.
   static torch::autograd::variable_list sum(const Replicas& replicas,
                                             std::vector<torch::autograd::variable_list>& found, bool to_input) {
     const size_t count = replicas.parameters.front().size();
@@ -140,7 +140,7 @@ struct DataParallelFunction : torch::autograd::Function<DataParallelFunction> {
   }
 };
 
-/// A copy of the module on `device`; on its own device, with its parameters' memory.
+/// A copy of the module on `device`, which shares the parameters' memory if that is the module's device.
 std::shared_ptr<torch::nn::Module> replica_of(const torch::nn::Module& module, at::Device device) {
   auto replica = module.clone(device);
   const auto originals = module.named_parameters();
@@ -169,7 +169,7 @@ c10::intrusive_ptr<Replicas> replicate(const std::shared_ptr<torch::nn::Module>&
 at::Tensor detail::data_parallel(const std::shared_ptr<torch::nn::Module>& module, const Forward& forward,
                                  const at::Tensor& input, const std::vector<at::Device>& devices, int64_t dim) {
   check_argument(!devices.empty(), "data_parallel", "the list of devices is empty");
-  check_argument(input.dim() > 0, "data_parallel", "an input without dimensions cannot be cut");
+  check_argument(input.dim() > 0, "data_parallel", "an input without dimensions cannot be split");
   for (const auto& parameter : module->named_parameters()) {
     check_argument(parameter.value().device() == devices.front(), "data_parallel", "the parameter ", parameter.key(),
                    " is on ", parameter.value().device(), " and not on the first device, ", devices.front());

@@ -18,16 +18,16 @@ at::Tensor data_parallel(const std::shared_ptr<torch::nn::Module>& module, const
 
 }  // namespace detail
 
-/// module->forward(input), with the input cut along `dim` into a part for each of `devices` and a replica of the module
-/// at each, run by a thread each; the outputs are joined along `dim` on the first device. A device may be named several
-/// times: {2, torch::kCPU} runs two replicas on the CPU. Backward is parallel too (libtorch's own data_parallel, for
-/// GPUs, is so for different devices only): gradients are summed, in the order of the devices, in the module's own
+/// module->forward(input), with the input split along `dim`: a replica of the module at each of `devices` computes one
+/// part, each in a thread of its own, and the outputs are concatenated along `dim` on the first device. A device may be
+/// given several times: {2, torch::kCPU} runs two replicas on the CPU. Backward is parallel too (in libtorch's own
+/// data_parallel only across different devices): gradients are summed in the order of the devices, in the module's own
 /// parameters. No retain_graph, no second derivatives.
 ///
-/// The first replica is the module itself; the others are made by clone() for this call, so the module must derive from
-/// torch::nn::Cloneable, and what the others do to their buffers is lost, as in torch. CPU replicas share the
-/// parameters' memory. forward takes and returns one tensor; an output without dimensions is stacked. Throws what the
-/// first replica that failed threw, after all have ended; c10::ValueError for wrong arguments.
+/// The first replica is the module itself. The others are made by clone() for this call, so the module must derive from
+/// torch::nn::Cloneable, and changes of their buffers are lost, as in torch. CPU replicas share the parameters' memory.
+/// forward takes and returns one tensor; outputs without dimensions are stacked. When all replicas have ended, throws
+/// the exception of the first one that failed. Throws c10::ValueError for wrong arguments.
 template <class M>
 at::Tensor data_parallel(const std::shared_ptr<M>& module, const at::Tensor& input,
                          const std::vector<at::Device>& devices, int64_t dim = 0) {

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kTitle = "DistributedDataParallel";
 
 size_t bytes_of_mb(double mb) {
-  check_argument(mb > 0, kTitle, "buckets of ", mb, " MB hold nothing");
+  check_argument(mb > 0, kTitle, "bucket_cap_mb must be > 0, got ", mb);
   return static_cast<size_t>(std::ceil(mb * (1 << 20)));
 }
 
@@ -33,7 +33,7 @@ class FunctionHook : public c10d::CommHookInterface {
   DistributedDataParallelBase::Hook hook_;
 };
 
-/// Tensors of the module, each once, though modules may share it.
+/// The tensors of the module without duplicates, which modules may share.
 NamedTensors distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
   NamedTensors result;
   std::set<const void*> seen;
@@ -44,7 +44,7 @@ NamedTensors distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors
   return result;
 }
 
-/// Parameters whose gradients are sparse: weights of embeddings that ask for it.
+/// The parameters with sparse gradients: weights of embeddings with sparse=true.
 std::set<const void*> sparse_parameters(const torch::nn::Module& module) {
   std::set<const void*> found;
   module.apply([&found](const torch::nn::Module& part) {
@@ -70,7 +70,8 @@ std::unique_ptr<muster::Reducer> make_reducer(const torch::nn::Module& module, c
     reducer.sparse.push_back(sparse.count(parameter.unsafeGetTensorImpl()) > 0);
     parameters.push_back(parameter);
   }
-  check_argument(!parameters.empty(), kTitle, "no parameter of the module requires a gradient: it needs no wrapping");
+  check_argument(!parameters.empty(), kTitle,
+                 "no parameter of the module requires a gradient, so it needs no DistributedDataParallel");
   reducer.bucket_bytes = bytes_of_mb(options.bucket_cap_mb);
   reducer.first_bucket_bytes = bytes_of_mb(std::min(options.first_bucket_mb, options.bucket_cap_mb));
   for (const double mb : options.bucket_cap_mb_list) reducer.bucket_bytes_list.push_back(bytes_of_mb(mb));
@@ -88,9 +89,9 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
                                                          std::shared_ptr<Group> group,
                                                          DistributedDataParallelOptions options)
     : torch::nn::Module("DistributedDataParallel"), group_(std::move(group)), options_(std::move(options)) {
-  check_argument(module != nullptr && group_ != nullptr, kTitle, "it needs a module and a group");
+  check_argument(module != nullptr && group_ != nullptr, kTitle, "the module or the group is null");
   register_module("module", module);
-  reducer_ = make_reducer(*module, group_, options_);  // the first to meet the other ranks: it compares the modules
+  reducer_ = make_reducer(*module, group_, options_);  // compares the modules of all ranks
   for (auto& [name, buffer] : distinct(module->named_buffers())) buffers_to_sync_.push_back(buffer);
   if (!options_.init_sync) return;
   std::vector<at::Tensor> state = buffers_to_sync_;
@@ -98,10 +99,10 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   broadcast(*group_, state);
 }
 
-bool DistributedDataParallelBase::will_reduce() const { return synchronises_ && at::GradMode::is_enabled(); }
+bool DistributedDataParallelBase::will_reduce() const { return synchronizes_ && at::GradMode::is_enabled(); }
 
 void DistributedDataParallelBase::before_forward() {
-  if (joining_) meet(will_reduce() ? Step::kBackward : Step::kForward);
+  if (joining_) join_exchange(will_reduce() ? Step::kBackward : Step::kForward);
   begin_step(will_reduce());
 }
 
@@ -110,7 +111,7 @@ void DistributedDataParallelBase::begin_step(bool reduces) {
     reducer_->prepare_for_forward();
     reducer_->rebuild_buckets();
   }
-  if (options_.broadcast_buffers && buffers_are_stale_) broadcast(*group_, buffers_to_sync_, source_);
+  if (options_.broadcast_buffers && buffers_are_stale_) broadcast(*group_, buffers_to_sync_, buffer_root_);
 }
 
 void DistributedDataParallelBase::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known) {
@@ -118,18 +119,18 @@ void DistributedDataParallelBase::after_forward(const std::vector<at::Tensor>& o
   if (!buffers_are_stale_) return;
   const bool search = options_.find_unused_parameters || options_.static_graph;
   check_argument(!search || outputs_known, kTitle,
-                 "find_unused_parameters and static_graph cannot find the tensors in what forward returns: specialise "
+                 "find_unused_parameters and static_graph cannot find the tensors in the result of forward: specialize "
                  "muster::nn::TensorsIn for its type");
   reducer_->prepare_for_backward(search ? outputs : std::vector<at::Tensor>());
 }
 
-/// Tells all ranks in join() what this one is about to do; returns the most that any is.
-DistributedDataParallelBase::Step DistributedDataParallelBase::meet(Step mine) {
+/// Exchanges the next steps of all ranks in join(). Returns their maximum.
+DistributedDataParallelBase::Step DistributedDataParallelBase::join_exchange(Step mine) {
   std::vector<Step> all(static_cast<size_t>(group_->membership().size));
   value_or_throw(group_->all_gather({&mine, 1, Dtype::kUint8}, {all.data(), all.size(), Dtype::kUint8}).wait());
   const auto first = std::find_if(all.begin(), all.end(), [](Step step) { return step != Step::kNone; });
   if (first == all.end()) return Step::kNone;
-  source_ = static_cast<Rank>(first - all.begin());
+  buffer_root_ = static_cast<Rank>(first - all.begin());
   const Step most = *std::max_element(all.begin(), all.end());
   if (most == Step::kBackward && !joining_->divide_by_initial_world_size) {
     reducer_->divide_once_by(static_cast<int>(all.size()) -
@@ -140,17 +141,18 @@ DistributedDataParallelBase::Step DistributedDataParallelBase::meet(Step mine) {
 
 void DistributedDataParallelBase::join(const std::function<void()>& train, const std::function<void()>& update,
                                        JoinOptions options) {
-  check_argument(train && update, kTitle, "join() needs something to train with and something to update with");
-  check_argument(!options_.skip_all_reduce_unused_parameters, kTitle,
-                 "join() cannot do with skip_all_reduce_unused_parameters: a rank without data does not know what the "
-                 "others skip");
+  check_argument(train && update, kTitle, "join() needs both `train` and `update`");
+  check_argument(
+      !options_.skip_all_reduce_unused_parameters, kTitle,
+      "join() does not support skip_all_reduce_unused_parameters: a rank without data does not know what the "
+      "others skip");
   joining_ = options;
   const auto leave = c10::make_scope_exit([this] {
     joining_.reset();
-    source_ = 0;
+    buffer_root_ = 0;
   });
   train();
-  for (Step step = meet(Step::kNone); step != Step::kNone; step = meet(Step::kNone)) {
+  for (Step step = join_exchange(Step::kNone); step != Step::kNone; step = join_exchange(Step::kNone)) {
     const bool reduces = step == Step::kBackward;
     begin_step(reduces);
     buffers_are_stale_ = reduces;
@@ -158,7 +160,7 @@ void DistributedDataParallelBase::join(const std::function<void()>& train, const
     reducer_->shadow_backward();
     update();
   }
-  if (options_.broadcast_buffers) broadcast(*group_, buffers_to_sync_, source_);  // what the last one has gathered
+  if (options_.broadcast_buffers) broadcast(*group_, buffers_to_sync_, buffer_root_);  // of the last rank with data
 }
 
 void DistributedDataParallelBase::register_comm_hook(Hook hook) {
@@ -169,9 +171,10 @@ void DistributedDataParallelBase::register_comm_hook(std::unique_ptr<c10d::CommH
 }
 
 std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(const std::optional<at::Device>&) const {
-  throw_error({ErrorCode::kUnsupported,
-               "a DistributedDataParallel cannot be cloned, for its buckets belong to one module: clone what it "
-               "wraps, ddp.module(), and wrap the copy"});
+  throw_error(
+      {ErrorCode::kUnsupported,
+       "a DistributedDataParallel cannot be cloned, because its buckets belong to one module: clone the wrapped "
+       "module, ddp.module(), and wrap the copy"});
 }
 
 }  // namespace muster::nn

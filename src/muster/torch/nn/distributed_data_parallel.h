@@ -16,52 +16,51 @@
 
 namespace muster::nn {
 
-/// Named as those of PyTorch's DistributedDataParallel (Python), and they mean the same. Equal at all ranks.
+/// Options with the names and meanings of Python's torch.nn.parallel.DistributedDataParallel. Equal at all ranks.
 struct DistributedDataParallelOptions {
   double bucket_cap_mb = 25;               ///< MiB of gradients that are reduced together
-  double first_bucket_mb = 1;              ///< of the bucket that fills first: small, so that reduction starts early
-  std::vector<double> bucket_cap_mb_list;  ///< of the first buckets instead, the last for all others
-  bool find_unused_parameters = false;     ///< for a forward that does not use all parameters each time
-  bool gradient_as_bucket_view = true;     ///< gradients lie in the buckets; false (torch's default): one copy more
-  bool static_graph = false;               ///< the same parameters are used, as often, in each iteration
+  double first_bucket_mb = 1;              ///< of the first bucket: small, so that reduction starts early
+  std::vector<double> bucket_cap_mb_list;  ///< of the first buckets instead; the last entry is for all others
+  bool find_unused_parameters = false;     ///< for a forward that does not always use all parameters
+  bool gradient_as_bucket_view = true;     ///< gradients lie in the buckets; false (torch's default): one more copy
+  bool static_graph = false;               ///< each iteration uses the same parameters equally often
   bool skip_all_reduce_unused_parameters = false;
-  bool init_sync = true;          ///< modules are compared, then rank 0's values go to all
-  bool broadcast_buffers = true;  ///< rank 0's buffers go to all before each forward
+  bool init_sync = true;          ///< compares the modules, then broadcasts rank 0's values
+  bool broadcast_buffers = true;  ///< broadcasts rank 0's buffers before each forward
 };
 
 struct JoinOptions {
-  /// Gradients are averaged over all ranks of the group, to which those without data contribute zeros; false: over the
-  /// ranks that have data.
+  /// Averages gradients over all ranks; ranks without data contribute zeros. False: over the ranks that have data.
   bool divide_by_initial_world_size = true;
 };
 
-/// What DistributedDataParallel is, whatever module it wraps.
+/// Base class of DistributedDataParallel, for any module.
 class DistributedDataParallelBase : public torch::nn::Module {
  public:
-  /// While one lives, backward only adds to this rank's gradients. It counts when forward is called: the first
-  /// forward and backward without one reduces what has gathered.
+  /// While one exists, backward only accumulates this rank's gradients. It must exist when forward is called. The next
+  /// forward and backward without one reduces the sum.
   ///
-  ///   { auto quiet = ddp.no_sync(); loss_of(ddp, first).backward(); }
+  ///   { auto no_sync = ddp.no_sync(); loss_of(ddp, first).backward(); }
   ///   loss_of(ddp, second).backward();  // averages the sum of both
   class [[nodiscard]] NoSync {
    public:
-    ~NoSync() { model_.synchronises_ = before_; }
+    ~NoSync() { model_.synchronizes_ = before_; }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
     friend class DistributedDataParallelBase;
     explicit NoSync(DistributedDataParallelBase& model)
-        : model_(model), before_(std::exchange(model.synchronises_, false)) {}
+        : model_(model), before_(std::exchange(model.synchronizes_, false)) {}
     DistributedDataParallelBase& model_;
     bool before_;
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// Collective, for ranks with different numbers of batches: `train` goes through this rank's, and a rank that is
-  /// through takes part in the others' steps, with zeros in its gradients' place, until all are. `update` is what
-  /// follows a backward, such as the optimizer's step: it also runs after each of the others' backwards, so parameters
-  /// and the state of optimizers stay alike at all ranks.
+  /// Collective, for ranks with different numbers of batches. `train` trains on this rank's batches. A rank that is
+  /// done takes part in the steps of the others, with zero gradients, until all ranks are done. `update` follows a
+  /// backward, such as the optimizer's step. It also runs after each backward of the others, so that parameters and
+  /// optimizers stay the same at all ranks.
   ///
   ///   const auto update = [&] { optimizer.step(); };
   ///   ddp.join([&] {
@@ -72,14 +71,14 @@ class DistributedDataParallelBase : public torch::nn::Module {
   ///     }
   ///   }, update);
   ///
-  /// Each forward outside no_sync() must be followed by its backward, and there may be no other collectives than
-  /// `update`'s. Each forward costs a small exchange. If `train` throws, so does this, at once. Throws c10::ValueError
-  /// with skip_all_reduce_unused_parameters: who has no data cannot know what the others skip.
+  /// Each forward outside no_sync() must be followed by its backward, and only `update` may call other collectives.
+  /// Each forward costs a small exchange. An exception of `train` is thrown at once. Throws c10::ValueError with
+  /// skip_all_reduce_unused_parameters, because a rank without data does not know what the others skip.
   void join(const std::function<void()>& train, const std::function<void()>& update, JoinOptions options = {});
 
   using Hook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::GradBucket&)>;
-  /// In place of the all-reduce, for each bucket; the future's tensor is the result, already averaged. Once, before the
-  /// first forward, alike at all ranks. The second form is for hooks with more to say, such as those of torch/hooks.h.
+  /// Replaces the all-reduce of each bucket; the future's tensor is the result, already averaged. At most once, before
+  /// the first forward, the same at all ranks. The second form is for hooks with state, such as those of torch/hooks.h.
   void register_comm_hook(Hook hook);
   void register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook);
 
@@ -87,7 +86,7 @@ class DistributedDataParallelBase : public torch::nn::Module {
   muster::Reducer& reducer() { return *reducer_; }
   const DistributedDataParallelOptions& options() const { return options_; }
 
-  /// Throws c10::NotImplementedError: hooks and buckets belong to one module. Clone what is wrapped, and wrap the copy.
+  /// Throws c10::NotImplementedError, because buckets belong to one module. Clone the wrapped module and wrap the copy.
   std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override;
 
  protected:
@@ -98,20 +97,20 @@ class DistributedDataParallelBase : public torch::nn::Module {
   void after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known);
 
  private:
-  /// What a rank in join() is about to do, from nothing more to most.
+  /// The next step of a rank in join(). Ordered: the step of the group is the maximum.
   enum class Step : uint8_t { kNone, kForward, kBackward };
 
   bool will_reduce() const;
-  Step meet(Step mine);
+  Step join_exchange(Step mine);
   void begin_step(bool reduces);
 
-  std::shared_ptr<Group> group_;  // shared with whoever else uses it
+  std::shared_ptr<Group> group_;  // shared with its other users
   DistributedDataParallelOptions options_;
   std::vector<at::Tensor> buffers_to_sync_;
   std::unique_ptr<muster::Reducer> reducer_;
-  bool synchronises_ = true;       ///< no NoSync lives
-  bool buffers_are_stale_ = true;  ///< forwards under NoSync keep each rank's own
-  Rank source_ = 0;                ///< of buffers: the first rank, in join() the first that has data
+  bool synchronizes_ = true;       ///< no NoSync exists
+  bool buffers_are_stale_ = true;  ///< forwards under NoSync keep the buffers of each rank
+  Rank buffer_root_ = 0;           ///< rank 0; in join() the first rank that has data
   std::optional<JoinOptions> joining_;
 };
 
@@ -128,9 +127,8 @@ struct Wrapped<Holder, std::void_t<typename Holder::ContainedType>> {
 
 }  // namespace detail
 
-/// Data parallelism: every rank holds the module, computes on its part of each batch, and backward leaves at all ranks
-/// the average of their gradients, reduced while it still runs (muster::Reducer). `M` is a module's class or its
-/// holder's:
+/// Data parallelism: every rank holds the module and computes on its part of each batch. Backward averages the
+/// gradients over the ranks while it runs (muster::Reducer). `M` is the class of the module or of its holder:
 ///
 ///   Net net;  // TORCH_MODULE(Net), or std::make_shared<NetImpl>()
 ///   muster::nn::DistributedDataParallel ddp(net, group);
@@ -138,10 +136,10 @@ struct Wrapped<Holder, std::void_t<typename Holder::ContainedType>> {
 ///   cross_entropy(ddp.forward(images), digits).backward();
 ///   optimizer.step();
 ///
-/// A torch::nn::Module itself, with what it wraps as its child "module". Move and convert the module before it is
-/// wrapped, and do not add parameters later. Every rank constructs it and calls forward and backward alike; a module
-/// that differs by rank throws ErrorException, which names the parameter or buffer and the rank. Wrong use throws
-/// c10::Error. Not thread-safe.
+/// It is a torch::nn::Module with the wrapped module as its child "module". Move and convert the module before it is
+/// wrapped, and do not add parameters later. Every rank must construct it and call forward and backward in the same
+/// way. If the modules differ, it throws ErrorException, which names the parameter or buffer and the rank. Wrong use
+/// throws c10::Error. Not thread-safe.
 template <class M>
 class DistributedDataParallel : public DistributedDataParallelBase {
  public:
@@ -154,8 +152,8 @@ class DistributedDataParallel : public DistributedDataParallelBase {
                           DistributedDataParallelOptions options = {})
       : DistributedDataParallel(module.ptr(), std::move(group), std::move(options)) {}
 
-  /// The module's own, with any arguments and result. With find_unused_parameters or static_graph the result must be of
-  /// a type whose tensors are found (tensors_in.h).
+  /// Calls the module's forward, with any arguments and result. With find_unused_parameters or static_graph the result
+  /// must have a type whose tensors can be found (tensors_in.h).
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
@@ -168,7 +166,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
-  /// What is wrapped: for evaluation, and for checkpoints that others can load.
+  /// The wrapped module: for evaluation, and for checkpoints that load without DistributedDataParallel.
   const std::shared_ptr<Wrapped>& module() const { return module_; }
 
  private:

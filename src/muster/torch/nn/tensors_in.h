@@ -13,8 +13,8 @@
 
 namespace muster::nn {
 
-/// How the tensors in what a module's forward returns are found: tensors, and tuples, pairs, vectors, arrays, optionals
-/// and maps of what is found. For a type of your own:
+/// Finds the tensors in the result of a module's forward: tensors, and tuples, pairs, vectors, arrays, optionals and
+/// maps of them. For a type of your own:
 ///
 ///   template <>
 ///   struct muster::nn::TensorsIn<Answer> : std::true_type {
@@ -79,7 +79,7 @@ struct TensorsIn<std::map<K, T>> : detail::TensorsInMap<std::map<K, T>, T> {};
 template <class K, class T>
 struct TensorsIn<std::unordered_map<K, T>> : detail::TensorsInMap<std::unordered_map<K, T>, T> {};
 
-/// The tensors that are defined, in order; nothing where T is none of those types.
+/// The defined tensors in `value`, in order; none if T is not one of those types.
 template <class T>
 std::vector<at::Tensor> tensors_in(const T& value) {
   std::vector<at::Tensor> found;

@@ -8,7 +8,6 @@
 #include <torch/serialize/output-archive.h>
 
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/optim/local_sgd.h"
 
 namespace muster::optim {
 
@@ -47,15 +46,15 @@ class DiLoCo::Fragment {
     c10d::GradBucket bucket = bucket_of(index, count, difference_, copies_);
     pending_ = hook.runHook(bucket);
   }
-  void finish(double mixing) {
+  void finish(double merge_alpha) {
     const at::NoGradGuard no_grad;
     std::exchange(pending_, nullptr)->waitAndThrow();
     outer_->step();
     for (size_t i = 0; i < copies_.size(); ++i) {
-      if (mixing == 0) {
+      if (merge_alpha == 0) {
         parameters_[i].copy_(copies_[i]);
       } else {
-        parameters_[i].lerp_(copies_[i].to(parameters_[i].scalar_type()), 1 - mixing);
+        parameters_[i].lerp_(copies_[i].to(parameters_[i].scalar_type()), 1 - merge_alpha);
       }
     }
   }
@@ -80,14 +79,14 @@ class DiLoCo::Fragment {
 
  private:
   std::vector<at::Tensor> parameters_, copies_;
-  at::Tensor difference_;  ///< the copies' gradients, one behind the other
+  at::Tensor difference_;  ///< the copies' gradients, concatenated
   std::unique_ptr<torch::optim::Optimizer> outer_;
   c10::intrusive_ptr<c10::ivalue::Future> pending_;
 };
 
 namespace {
 
-/// As many lists of about equal size, in order, none empty.
+/// Splits into `parts` lists of about equal size, in order, none empty.
 std::vector<std::vector<at::Tensor>> split(const std::vector<at::Tensor>& parameters, uint64_t parts) {
   uint64_t total = 0, done = 0;
   for (const at::Tensor& parameter : parameters) total += parameter.numel();
@@ -104,39 +103,33 @@ std::vector<std::vector<at::Tensor>> split(const std::vector<at::Tensor>& parame
 }  // namespace
 
 DiLoCo::DiLoCo(std::shared_ptr<Group> group, torch::optim::Optimizer& inner, const DiLoCoOptions& options, Hook hook)
-    : inner_(inner),
-      options_(options),
-      mixing_(options.mixing.value_or(options.delay > 0 ? 0.5 : 0)),
+    : PeriodicSyncOptimizer("DiLoCo", *group, inner, options.sync_every, options.init_sync),
+      delay_(options.delay),
+      merge_alpha_(options.merge_alpha.value_or(options.delay > 0 ? 0.5 : 0)),
       hook_(hook != nullptr ? std::move(hook) : all_reduce_hook({group, nullptr})) {
-  check_argument(options.sync_every > 0, "DiLoCo", "sync_every must be positive");
-  check_argument(options.delay < options.sync_every, "DiLoCo", "the delay, ", options.delay,
-                 " steps, must be less than sync_every");
-  const std::vector<at::Tensor> parameters = shared_parameters(*group, inner, options.init_sync);
-  const uint64_t most = std::min<uint64_t>(options.sync_every, parameters.size());
-  check_argument(options.fragments >= 1 && options.fragments <= most, "DiLoCo", "fragments must be between 1 and ",
-                 most, ", not ", options.fragments);
-  for (auto& part : split(parameters, options.fragments)) {
+  check_argument(options.delay < options.sync_every, "DiLoCo", "the delay must be < sync_every, got ", options.delay);
+  const uint64_t max = std::min<uint64_t>(options.sync_every, parameters().size());
+  check_argument(options.fragments >= 1 && options.fragments <= max, "DiLoCo", "fragments must be between 1 and ", max,
+                 ", got ", options.fragments);
+  for (auto& part : split(parameters(), options.fragments)) {
     fragments_.push_back(std::make_unique<Fragment>(std::move(part), options.outer));
   }
 }
 
 DiLoCo::~DiLoCo() = default;
 
-at::Tensor DiLoCo::step(const torch::optim::Optimizer::LossClosure& closure) {
-  at::Tensor loss = inner_.step(closure);
-  ++steps_;
+void DiLoCo::maybe_sync() {
   for (size_t i = 0; i < fragments_.size(); ++i) {
-    const uint64_t turn = i * options_.sync_every / fragments_.size();
-    if (steps_ % options_.sync_every == turn) fragments_[i]->begin(*hook_, i, fragments_.size());
-    const bool due = (steps_ + options_.sync_every - turn) % options_.sync_every == options_.delay;
-    if (due && fragments_[i]->pending()) fragments_[i]->finish(mixing_);
+    const uint64_t turn = i * sync_every() / fragments_.size();
+    if (steps() % sync_every() == turn) fragments_[i]->begin(*hook_, i, fragments_.size());
+    const bool due = (steps() + sync_every() - turn) % sync_every() == delay_;
+    if (due && fragments_[i]->pending()) fragments_[i]->finish(merge_alpha_);
   }
-  return loss;
 }
 
 void DiLoCo::finish() {
   for (const auto& fragment : fragments_) {
-    if (fragment->pending()) fragment->finish(mixing_);
+    if (fragment->pending()) fragment->finish(merge_alpha_);
   }
 }
 
@@ -148,7 +141,7 @@ void DiLoCo::synchronize() {
 
 void DiLoCo::save(torch::serialize::OutputArchive& archive) {
   finish();
-  save_inner(archive, inner_, steps_);
+  PeriodicSyncOptimizer::save(archive);
   for (size_t i = 0; i < fragments_.size(); ++i) {
     torch::serialize::OutputArchive fragment;
     fragments_[i]->save(fragment);
@@ -158,7 +151,7 @@ void DiLoCo::save(torch::serialize::OutputArchive& archive) {
 
 void DiLoCo::load(torch::serialize::InputArchive& archive) {
   finish();
-  steps_ = load_inner(archive, inner_);
+  PeriodicSyncOptimizer::load(archive);
   for (size_t i = 0; i < fragments_.size(); ++i) {
     torch::serialize::InputArchive fragment;
     archive.read(c10::str("fragment", i), fragment);

@@ -6,13 +6,12 @@
 #include <optional>
 #include <vector>
 
-#include <torch/optim/optimizer.h>
-
 #include "muster/torch/hooks.h"
+#include "muster/torch/optim/local_sgd.h"
 
 namespace muster::optim {
 
-/// Makes the outer optimizer of some parameters.
+/// Makes the outer optimizer of a list of parameters.
 using MakeOuter = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 /// SGD with the paper's learning rate of 0.7 and Nesterov momentum of 0.9.
 std::unique_ptr<torch::optim::Optimizer> nesterov_outer(std::vector<at::Tensor> parameters);
@@ -20,57 +19,47 @@ std::unique_ptr<torch::optim::Optimizer> nesterov_outer(std::vector<at::Tensor> 
 struct DiLoCoOptions {
   uint64_t sync_every = 100;  ///< steps from one outer step to the next
   MakeOuter outer = nesterov_outer;
-  /// The model is averaged in that many parts, at times spread over sync_every steps (Streaming DiLoCo, Douillard et
-  /// al. 2025), so that the most bytes at a time are a part of the model's.
+  /// Splits the model into this many parts, which are averaged at times spread over sync_every steps (Streaming DiLoCo,
+  /// Douillard et al. 2025): fewer bytes at a time.
   uint64_t fragments = 1;
-  uint64_t delay = 0;  ///< steps that go on while a part is averaged; less than sync_every
-  /// What share of its own parameters a rank keeps when they are replaced. By default 0, or with a delay 0.5, as the
-  /// steps of the meantime are in the own ones only.
-  std::optional<double> mixing;
-  bool init_sync = true;  ///< all ranks begin with rank 0's parameters
+  uint64_t delay = 0;  ///< steps that a rank makes while a part is averaged; less than sync_every
+  /// The share of its own parameters that a rank keeps when they are replaced. By default 0, or 0.5 with a delay, since
+  /// the steps made in the meantime are only in its own parameters.
+  std::optional<double> merge_alpha;
+  bool init_sync = true;  ///< all ranks begin with the parameters of rank 0
 };
 
-/// Every rank makes `sync_every` steps of its own; how far all have come from where they began, averaged, then is the
-/// gradient of an outer optimizer, whose parameters all ranks go on from (DiLoCo, Douillard et al. 2023).
+/// Each rank makes `sync_every` steps of its own. The average distance that the ranks have moved is then the gradient
+/// of an outer optimizer, and all ranks continue from its parameters (DiLoCo, Douillard et al. 2023).
 ///
 ///   torch::optim::AdamW inner(model->parameters(), 4e-4);
-///   muster::optim::DiLoCo optimizer(group, inner, {.sync_every = 100}, muster::half_hook({group}, at::kBFloat16));
+///   muster::optim::DiLoCo optimizer(group, inner, {.sync_every = 100},
+///                                   muster::half_compress_hook({group}, at::kBFloat16));
 ///
-/// Keeps a copy of the parameters (float32, float64 for such) and the outer state at every rank. All ranks make equally
-/// many steps. `inner` must live longer; its options are changed there. Not thread-safe. Throws muster::ErrorException
-/// for failures, c10::ValueError for options that cannot be.
-class DiLoCo {
+/// Each rank keeps a copy of the parameters (float32, or float64 for float64 ones) and of the outer state.
+class DiLoCo : public PeriodicSyncOptimizer {
  public:
-  /// `hook` says how averages are sent (torch/hooks.h); null: as they are.
+  /// `hook` says how averages are sent (torch/hooks.h); null: uncompressed.
   DiLoCo(std::shared_ptr<Group> group, torch::optim::Optimizer& inner, const DiLoCoOptions& options = {},
          Hook hook = nullptr);
-  ~DiLoCo();
+  ~DiLoCo() override;
 
-  /// One step of the inner optimizer; collective when a fragment's turn comes.
-  at::Tensor step(const torch::optim::Optimizer::LossClosure& closure = nullptr);
-  void zero_grad() { inner_.zero_grad(); }
-  /// Collective: an outer step of all parameters now; after it all ranks' are the same. For the end of training.
-  void synchronize();
-  /// Waits for averages that are in flight, and uses them. Collective, after the same step at all ranks.
+  /// Makes an outer step of all parameters.
+  void synchronize() override;
+  /// Waits for averages that are on their way, and uses them. Collective, after the same step at all ranks.
   void finish();
-  uint64_t steps() const { return steps_; }
-  /// For a program that restores the state by itself.
-  void set_steps(uint64_t steps) { steps_ = steps; }
-
-  /// Averages on their way are waited for and used first, so all ranks must call it after the same step. The model's
-  /// parameters are not part of it.
-  void save(torch::serialize::OutputArchive& archive);
-  void load(torch::serialize::InputArchive& archive);
+  /// Both call finish() first.
+  void save(torch::serialize::OutputArchive& archive) override;
+  void load(torch::serialize::InputArchive& archive) override;
 
  private:
   class Fragment;
+  void maybe_sync() override;
 
-  torch::optim::Optimizer& inner_;
-  const DiLoCoOptions options_;
-  const double mixing_;
+  const uint64_t delay_;
+  const double merge_alpha_;
   Hook hook_;
   std::vector<std::unique_ptr<Fragment>> fragments_;
-  uint64_t steps_ = 0;
 };
 
 }  // namespace muster::optim

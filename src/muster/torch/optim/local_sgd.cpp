@@ -8,51 +8,51 @@
 
 namespace muster::optim {
 
-std::vector<at::Tensor> shared_parameters(Group& group, torch::optim::Optimizer& inner, bool init_sync) {
-  std::vector<at::Tensor> parameters;
+PeriodicSyncOptimizer::PeriodicSyncOptimizer(const char* title, Group& group, torch::optim::Optimizer& inner,
+                                             uint64_t sync_every, bool init_sync)
+    : inner_(inner), sync_every_(sync_every) {
+  check_argument(sync_every > 0, title, "sync_every must be > 0");
   for (const auto& each : inner.param_groups()) {
     for (const at::Tensor& parameter : each.params()) {
-      if (parameter.requires_grad()) parameters.push_back(parameter);
+      if (parameter.requires_grad()) parameters_.push_back(parameter);
     }
   }
-  check_argument(!parameters.empty(), "outer optimizer", "no parameter requires a gradient");
-  if (init_sync) broadcast(group, parameters);
-  return parameters;
+  check_argument(!parameters_.empty(), title, "no parameter requires a gradient");
+  if (init_sync) broadcast(group, parameters_);
 }
 
-void save_inner(torch::serialize::OutputArchive& archive, torch::optim::Optimizer& inner, uint64_t steps) {
-  torch::serialize::OutputArchive state;
-  inner.save(state);
-  archive.write("inner", state);
-  archive.write("steps", at::IValue(static_cast<int64_t>(steps)));
-}
-
-uint64_t load_inner(torch::serialize::InputArchive& archive, torch::optim::Optimizer& inner) {
-  torch::serialize::InputArchive state;
-  archive.read("inner", state);
-  inner.load(state);
-  at::IValue steps;
-  archive.read("steps", steps);
-  return static_cast<uint64_t>(steps.toInt());
-}
-
-LocalSGD::LocalSGD(std::shared_ptr<Group> group, torch::optim::Optimizer& inner, const LocalSGDOptions& options)
-    : group_(std::move(group)), inner_(inner), options_(options) {
-  check_argument(options.sync_every > 0, "LocalSGD", "sync_every must be positive");
-  parameters_ = shared_parameters(*group_, inner_, options.init_sync);
-}
-
-at::Tensor LocalSGD::step(const torch::optim::Optimizer::LossClosure& closure) {
+at::Tensor PeriodicSyncOptimizer::step(const torch::optim::Optimizer::LossClosure& closure) {
   at::Tensor loss = inner_.step(closure);
   ++steps_;
-  if (steps_ <= options_.warmup || steps_ % options_.sync_every == 0) synchronize();
+  maybe_sync();
   return loss;
 }
 
-void LocalSGD::synchronize() { all_reduce(*group_, parameters_, ReduceOp::kAverage); }
+void PeriodicSyncOptimizer::save(torch::serialize::OutputArchive& archive) {
+  torch::serialize::OutputArchive state;
+  inner_.save(state);
+  archive.write("inner", state);
+  archive.write("steps", at::IValue(static_cast<int64_t>(steps_)));
+}
 
-void LocalSGD::save(torch::serialize::OutputArchive& archive) const { save_inner(archive, inner_, steps_); }
+void PeriodicSyncOptimizer::load(torch::serialize::InputArchive& archive) {
+  torch::serialize::InputArchive state;
+  archive.read("inner", state);
+  inner_.load(state);
+  at::IValue steps;
+  archive.read("steps", steps);
+  steps_ = static_cast<uint64_t>(steps.toInt());
+}
 
-void LocalSGD::load(torch::serialize::InputArchive& archive) { steps_ = load_inner(archive, inner_); }
+LocalSGD::LocalSGD(std::shared_ptr<Group> group, torch::optim::Optimizer& inner, const LocalSGDOptions& options)
+    : PeriodicSyncOptimizer("LocalSGD", *group, inner, options.sync_every, options.init_sync),
+      group_(std::move(group)),
+      warmup_(options.warmup) {}
+
+void LocalSGD::maybe_sync() {
+  if (steps() <= warmup_ || steps() % sync_every() == 0) synchronize();
+}
+
+void LocalSGD::synchronize() { all_reduce(*group_, parameters(), ReduceOp::kAverage); }
 
 }  // namespace muster::optim

@@ -7,9 +7,9 @@
 
 namespace muster::optim {
 
-/// Which rank is to own each of the things of these sizes: the largest first, each to whoever has least (Graham's rule:
-/// at most 4/3 of the best possible maximum). The same wherever it is computed. `loads`, by rank, counts what each has
-/// from before and is brought up to date.
+/// Assigns items of these sizes to ranks: the largest first, each to the rank with the smallest load (Graham's rule: at
+/// most 4/3 of the best possible maximum). Returns the owner of each item, the same at all ranks. `loads`, by rank, are
+/// the loads so far, and are updated.
 std::vector<Rank> partition(const std::vector<size_t>& sizes, std::vector<size_t>& loads);
 
 }  // namespace muster::optim

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <map>
 
-#include "muster/torch/bytes.h"
+#include "muster/torch/archive_exchange.h"
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/c10d/request.h"
 #include "muster/torch/nn/clip_grad.h"
@@ -18,7 +18,7 @@ namespace muster::optim {
 ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Group> group, Groups groups,
                                    std::unique_ptr<torch::optim::OptimizerOptions> defaults, Make make)
     : torch::optim::Optimizer(groups, std::move(defaults)), group_(std::move(group)), make_(std::move(make)) {
-  check_argument(group_ != nullptr, "ZeroRedundancyOptimizer", "there is no group");
+  check_argument(group_ != nullptr, "ZeroRedundancyOptimizer", "the group is null");
   loads_.resize(static_cast<size_t>(group_->membership().size));
   assign_new_parameters();
 }
@@ -85,7 +85,7 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
 void ShardedOptimizer::exchange_parameters() {
   const at::NoGradGuard no_grad;
   const auto [self, size] = std::pair{group_->membership().rank, group_->membership().size};
-  // By dtype, by owner. Ordered: all ranks exchange the dtypes in the same order.
+  // By dtype, then by owner. An ordered map: all ranks exchange the dtypes in the same order.
   std::map<at::ScalarType, std::vector<std::vector<at::Tensor>>> blocks;
   for (size_t g = 0; g < owners_.size(); ++g) {
     for (size_t i = 0; i < owners_[g].size(); ++i) {
@@ -114,7 +114,7 @@ double ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type, bool
   return nn::clip_grad_norm_(*group_, own_parameters(), max_norm, norm_type, error_if_nonfinite);
 }
 
-std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::consolidate(Rank to) {
+std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::consolidate(Rank dst) {
   at::Tensor share;
   const std::string problem = error_message_of([&] {
     assign_new_parameters();
@@ -124,8 +124,8 @@ std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::consolidate(Rank to) 
     share = to_bytes(mine);
   });
   throw_if_any_failed(*group_, problem.empty() ? problem : "could not save its share of the optimizer: " + problem);
-  const std::vector<at::Tensor> all = gather_bytes(*group_, share, to);
-  if (group_->membership().rank != to) return nullptr;
+  const std::vector<at::Tensor> all = gather_bytes(*group_, share, dst);
+  if (group_->membership().rank != dst) return nullptr;
   auto whole = make_(param_groups_);
   for (Rank rank = 0; rank < group_->membership().size; ++rank) {
     const auto part = make_(groups_of(rank));
@@ -152,8 +152,8 @@ void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
   check_argument(false, "ZeroRedundancyOptimizer::save",
-                 "this rank has only its share of the state: call consolidate() at all ranks and save what it returns "
-                 "at rank 0, or use muster::checkpoint::save");
+                 "this rank has only its share of the state: call consolidate() at all ranks and save its result at "
+                 "rank 0, or use muster::checkpoint::save");
 }
 
 }  // namespace muster::optim

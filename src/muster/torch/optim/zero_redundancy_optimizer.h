@@ -13,30 +13,31 @@
 
 namespace muster::optim {
 
-/// What ZeroRedundancyOptimizer is, whatever optimizer it shares out.
+/// Base class of ZeroRedundancyOptimizer, for any sharded optimizer.
 class ShardedOptimizer : public torch::optim::Optimizer {
  public:
   /// Collective. Updates this rank's parameters, then all ranks exchange theirs: one all-gather for each dtype, from
   /// and into the parameters themselves.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Collective. At rank `to` a plain optimizer over all parameters with everybody's state, which torch::save() writes
-  /// as it writes any; null at the others. It is a copy: this one goes on without it.
-  std::unique_ptr<torch::optim::Optimizer> consolidate(Rank to = 0);
-  /// The archive of a plain optimizer, or of consolidate()'s: each rank keeps its share. All ranks must load the same.
+  /// Collective. Returns, at rank `dst`, a plain optimizer over all parameters with the state of all ranks, for
+  /// torch::save(); null at the other ranks. It is a copy, which later steps do not change.
+  std::unique_ptr<torch::optim::Optimizer> consolidate(Rank dst = 0);
+  /// Loads the archive of a plain optimizer, such as that of consolidate(): each rank keeps its share. All ranks must
+  /// load the same archive.
   void load(torch::serialize::InputArchive& archive) override;
-  /// Throws c10::ValueError: no rank has the whole state. muster::checkpoint::save() does what is needed.
+  /// Throws c10::ValueError, because no rank has the whole state: use muster::checkpoint::save().
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Collective, before step(): scales the gradients so that their joint norm is at most `max_norm`, and returns what
-  /// it was. Gradients are the same at all ranks (DistributedDataParallel): each rank looks at those of its own
-  /// parameters only, and scales only those. Else as torch::nn::utils::clip_grad_norm_.
+  /// Collective, before step(): scales the gradients so that their joint norm is at most `max_norm`, and returns the
+  /// norm before. Gradients must be the same at all ranks (DistributedDataParallel): each rank reads and scales only
+  /// those of its own parameters. Otherwise as torch::nn::utils::clip_grad_norm_.
   double clip_grad_norm_(double max_norm, double norm_type = 2, bool error_if_nonfinite = false);
 
   /// This rank's parameters, in the order of the groups.
   std::vector<at::Tensor> own_parameters();
-  /// The optimizer of this rank's parameters: it holds the state. Its options are overwritten by param_groups()' with
-  /// each step, so change them there, as torch's schedulers do.
+  /// The optimizer of this rank's parameters, with their state. Each step overwrites its options by those of
+  /// param_groups(): change them there, as torch's schedulers do.
   torch::optim::Optimizer& local() { return *local_; }
 
  protected:
@@ -51,24 +52,24 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void exchange_parameters();
   Groups groups_of(Rank rank) const;
 
-  std::shared_ptr<Group> group_;  // shared with whoever else uses it
+  std::shared_ptr<Group> group_;  // shared with its other users
   Make make_;
   std::vector<std::vector<Rank>> owners_;  ///< by group of parameters, by parameter
   std::vector<size_t> loads_;              ///< bytes of parameters, by rank
   std::unique_ptr<torch::optim::Optimizer> local_;
 };
 
-/// An optimizer whose state is spread over the ranks: each keeps it for its share of the parameters, a part in size of
-/// the whole, updates these, and gets the others' values from their owners (ZeRO, Rajbhandari et al. 2020,
-/// section 5.1). The parameters after a step are those that `Plain` alone would give.
+/// An optimizer whose state is sharded over the ranks: each rank keeps the state of its share of the parameters,
+/// updates them, and gets the others from their owners (ZeRO, Rajbhandari et al. 2020, section 5.1). The parameters
+/// after a step are those that `Plain` alone would give.
 ///
 ///   muster::optim::ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(group, model->parameters(),
 ///                                                                         torch::optim::AdamWOptions(1e-3));
 ///
-/// `Plain` is any of torch's that treats each parameter by itself, or one of the user's with a constructor from
-/// (std::vector<OptimizerParamGroup>, Options). Learning rates and other options are changed in param_groups(), alike
-/// at all ranks; groups and parameters that are added later are shared out with the next step. All ranks construct it
-/// with the same parameters, on the CPU. Not thread-safe. Failures throw muster::ErrorException.
+/// `Plain` is any optimizer of torch that treats each parameter by itself, or one of the user's with a constructor from
+/// (std::vector<OptimizerParamGroup>, Options). Learning rates and other options are changed in param_groups(), in the
+/// same way at all ranks; groups and parameters that are added later are assigned by the next step. All ranks must
+/// construct it with the same parameters, on the CPU. Not thread-safe. Failures throw muster::ErrorException.
 template <class Plain>
 class ZeroRedundancyOptimizer : public ShardedOptimizer {
   static_assert(!std::is_base_of_v<torch::optim::LBFGS, Plain>, "L-BFGS needs all parameters at once");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <unordered_set>
 #include <utility>
 
 namespace muster {
@@ -27,6 +28,29 @@ std::unique_ptr<LambdaPostHook> make_post_hook(std::function<void()> call) {
 }
 
 }  // namespace
+
+std::vector<size_t> find_unused(const std::vector<at::Tensor>& outputs, const std::vector<NodePtr>& accumulators) {
+  using torch::autograd::Node;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> left;
+  const auto visit = [&](const Node* node) {
+    if (node != nullptr && seen.insert(node).second) left.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    // The edge, not grad_fn(): an output may be a parameter itself.
+    if (output.defined() && output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!left.empty()) {
+    const Node* node = left.back();
+    left.pop_back();
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  std::vector<size_t> unused;
+  for (size_t i = 0; i < accumulators.size(); ++i) {
+    if (!seen.contains(accumulators[i].get())) unused.push_back(i);
+  }
+  return unused;
+}
 
 void AutogradHooks::attach(const ReducerContext& context, const std::function<void(size_t)>& on_gradient) {
   for (size_t i = 0; i < context.parameters.size(); ++i) {

@@ -2,12 +2,22 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
-#include "muster/torch/reducer/reducer_context.h"
-#include "muster/torch/reducer/reducer_unused.h"
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "muster/torch/reducer/reducer_buckets.h"
 
 namespace muster {
+
+/// A node of the autograd graph, as this version of torch holds it.
+using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+/// The numbers, ascending, of the parameters whose gradient accumulators cannot be reached from the outputs. Ignores
+/// outputs that need no gradient.
+std::vector<size_t> find_unused(const std::vector<at::Tensor>& outputs, const std::vector<NodePtr>& accumulators);
 
 /// The hooks that run when autograd has accumulated a parameter's gradient.
 class AutogradHooks {

@@ -8,23 +8,7 @@
 
 namespace muster {
 
-struct FailureAgreement::Points {
-  FailurePoint here;
-  std::vector<FailurePoint> all;
-};
-
 namespace {
-
-/// An all-gather of a dtype and length that no other caller has, so that it never meets another call by chance.
-template <class Points>
-Work begin(Group& group, const std::shared_ptr<Points>& points) {
-  constexpr Dtype kBytes = Dtype::kBits8;
-  const Work work =
-      group.all_gather({&points->here, sizeof(FailurePoint), kBytes},
-                       {points->all.data(), points->all.size() * sizeof(FailurePoint), kBytes}, {.async = true});
-  work.on_done([points](const Result<>&) {});  // keeps the memory
-  return work;
-}
 
 std::string text_of(Rank rank, const FailurePoint& point) {
   return c10::str("rank ", rank, " with ", point.buckets_begun, " buckets begun in step ", point.step + 1);
@@ -33,23 +17,31 @@ std::string text_of(Rank rank, const FailurePoint& point) {
 }  // namespace
 
 FailureAgreement::FailureAgreement(Group& group, FailurePoint here)
-    : points_(std::make_shared<Points>(Points{here, std::vector<FailurePoint>(group.membership().size)})),
-      work_(begin(group, points_)) {}
+    : points_(std::make_shared<std::vector<FailurePoint>>(group.membership().size)) {
+  (*points_)[group.membership().rank] = here;
+  // No other caller uses this dtype with this length, so the exchange never meets another call by chance.
+  constexpr Dtype kBytes = Dtype::kBits8;
+  FailurePoint* const own = &(*points_)[group.membership().rank];
+  work_ = group.all_gather({own, sizeof here, kBytes}, {points_->data(), points_->size() * sizeof here, kBytes},
+                           {.async = true});
+  work_->on_done([points = points_](const Result<>&) {});  // keeps the memory
+}
 
 void FailureAgreement::confirm(Group& group) const {
-  if (const Result<> result = work_.wait(); !result) {
+  if (const Result<> result = work_->wait(); !result) {
     Error error = result.error();
     if (error.code == ErrorCode::kMismatch) {
       error.message = "an earlier backward failed at this rank, and the others went on without it: " + error.message;
     }
     throw_error(error);
   }
+  const FailurePoint& here = (*points_)[group.membership().rank];
   for (Rank rank = 0; rank < group.membership().size; ++rank) {
-    const FailurePoint& there = points_->all[rank];
-    if (there == points_->here) continue;
+    const FailurePoint& there = (*points_)[rank];
+    if (there == here) continue;
     const Error error{ErrorCode::kMismatch,
                       c10::str("the ranks failed in an earlier backward at different points: ", text_of(rank, there),
-                               ", ", text_of(group.membership().rank, points_->here)),
+                               ", ", text_of(group.membership().rank, here)),
                       rank};
     group.abort(error);
     throw_error(error);

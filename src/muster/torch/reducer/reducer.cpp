@@ -2,15 +2,8 @@
 #include "muster/torch/reducer/reducer.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 
-#include <numeric>
-
-#include "muster/torch/c10d/sparse.h"
-#include "muster/torch/exception.h"
 #include "muster/torch/reducer/reducer_impl.h"
-#include "muster/torch/reducer/reducer_verify.h"
-#include "muster/torch/tensor.h"
 
 namespace muster {
 
@@ -51,25 +44,6 @@ void Reducer::set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vecto
   if (!impl->reductions.aligns_gradients()) impl->build_buckets(impl->buckets.plan());
 }
 
-HookFuture Reducer::all_reduce(c10d::GradBucket& bucket) {
-  const at::Tensor buffer = bucket.getBuffer();
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  if (buffer.is_sparse()) {
-    const at::NoGradGuard no_grad;
-    buffer.copy_(sum_sparse(*impl_->group, buffer).div_(impl_->size()));
-    future->markCompleted(std::vector<at::Tensor>{buffer});
-    return future;
-  }
-  const Work work = impl_->group->all_reduce(value_or_throw(view_of(buffer)), ReduceOp::kAverage, {.async = true});
-  work.on_done([future, buffer](const Result<>& result) { complete(future, result, std::vector<at::Tensor>{buffer}); });
-  return future;
-}
-
-HookFuture Reducer::run_hook(c10d::GradBucket& bucket) {
-  c10d::CommHookInterface* hook = impl_->reductions.hook();
-  return hook != nullptr ? hook->runHook(bucket) : all_reduce(bucket);
-}
-
 void Reducer::set_static_graph() {
   using Phase = Impl::Phase;
   const Locked impl(*this);
@@ -90,17 +64,6 @@ void Reducer::set_reduction_dtype(at::ScalarType dtype) {
 
 void Reducer::wait_at_end(HookFuture future) { impl_->reductions.wait_at_end(std::move(future)); }
 
-std::vector<c10d::GradBucket> Reducer::zero_buckets() const {
-  std::vector<c10d::GradBucket> first, deferred;
-  const auto& all = impl_->buckets.all();
-  for (size_t i = 0; i < all.size(); ++i) {
-    auto& list = all[i]->sparse && impl_->reductions.hook() == nullptr ? deferred : first;
-    list.push_back(all[i]->grad_bucket(i, all.size(), all[i]->zeros(*impl_)));
-  }
-  for (c10d::GradBucket& bucket : deferred) first.push_back(std::move(bucket));
-  return first;
-}
-
 void Reducer::set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial) {
   if (!divide_by_initial) Locked(*this)->reductions.join_scale().divide_by_result_of(std::move(work));
 }
@@ -113,14 +76,6 @@ void Reducer::shadow_backward() {
 void Reducer::divide_once_by(int ranks) {
   const Locked impl(*this);
   impl->reductions.join_scale().divide_by(ranks, impl->size());
-}
-
-void Reducer::push_all_rebuilt_parameters() {
-  const Locked impl(*this);
-  if (!impl->will_rebuild() || !impl->arrivals.order().empty()) return;
-  std::vector<size_t> order(impl->parameters.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  impl->arrivals.set_order(std::move(order));
 }
 
 at::Tensor Reducer::used_map() const { return impl_->used.counts(); }
@@ -141,13 +96,7 @@ void Reducer::set_group(std::shared_ptr<Group> group) {
 }
 
 std::vector<std::vector<size_t>> Reducer::bucket_parameters() const { return impl_->buckets.plan(); }
-
-std::vector<size_t> Reducer::bucket_bytes() const {
-  std::vector<size_t> all;
-  for (const auto& bucket : impl_->buckets.all()) all.push_back(bucket->bytes());
-  return all;
-}
-
+std::vector<size_t> Reducer::bucket_bytes() const { return impl_->buckets.bytes(); }
 const BackwardTimes& Reducer::times() const { return impl_->clock.last(); }
 const StepHistory& Reducer::history() const { return impl_->clock.history(); }
 Group& Reducer::group() const { return *impl_->group; }

@@ -119,7 +119,7 @@ void Reducer::Impl::guarded(Body body) {
 void Reducer::Impl::abandon(Phase outcome) {
   const bool unfinished = (phase == Phase::kReducing || phase == Phase::kWaiting) && arrivals.any();
   phase = unfinished ? outcome : Phase::kFailed;
-  arrivals.set_order({});
+  arrivals.drop_order();
   const Result<> drained = reductions.drain();
   if (size() == 1 || !reductions.groups_status()) return;
   if (drained) {
@@ -222,7 +222,7 @@ void Reducer::Impl::finish() {
     if (!options.optimizer_in_backward) buckets.hand_out(*bucket, result, used);
   }
   reductions.finish();
-  clock.end(buckets.all());
+  clock.end(buckets);
   phase = Phase::kIdle;
 }
 

@@ -221,26 +221,14 @@ bool GradientBuckets::hands_out_views(const Bucket& bucket, size_t position) con
 }
 
 void GradientBuckets::hand_out(Bucket& bucket, const at::Tensor& result, const UsedParameters& used) {
-  if (bucket.sparse) {
-    at::Tensor& gradient = bucket.variables.front().mutable_grad();
-    if (used.globally_unused(bucket.parameters.front())) return;
-    if (!gradient.defined()) {
-      gradient = result;
-    } else if (!gradient.is_same(result)) {
-      gradient.copy_(result);
-    }
-    return;
-  }
-  const at::Tensor* separate = nullptr;
-  if (bucket.buffer.defined() && !result.is_alias_of(bucket.buffer)) {
-    if (result.scalar_type() == bucket.buffer.scalar_type()) {
-      bucket.buffer.copy_(result.view(-1));
-    } else {
-      separate = &result;  // a hook may return another dtype, such as that of the parameters
-    }
+  bool separate = bucket.sparse;
+  if (!bucket.sparse && bucket.buffer.defined() && !result.is_alias_of(bucket.buffer)) {
+    // A hook may return another dtype, such as that of the parameters.
+    separate = result.scalar_type() != bucket.buffer.scalar_type();
+    if (!separate) bucket.buffer.copy_(result.view(-1));
   }
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-    if (!used.globally_unused(bucket.parameters[i])) finalize_gradient(bucket, i, separate);
+    if (!used.globally_unused(bucket.parameters[i])) finalize_gradient(bucket, i, separate ? &result : nullptr);
   }
 }
 
@@ -248,6 +236,11 @@ void GradientBuckets::hand_out(Bucket& bucket, const at::Tensor& result, const U
 void GradientBuckets::finalize_gradient(Bucket& bucket, size_t position, const at::Tensor* result) {
   at::Tensor& variable = bucket.variables[position];
   at::Tensor& gradient = variable.mutable_grad();
+  if (bucket.sparse) {
+    if (!gradient.defined()) gradient = *result;
+    if (!gradient.is_same(*result)) gradient.copy_(*result);
+    return;
+  }
   if (!bucket.buffer.defined()) {
     if (!gradient.defined()) gradient = at::zeros_like(variable);
     return;
@@ -266,6 +259,12 @@ void GradientBuckets::finalize_gradient(Bucket& bucket, size_t position, const a
   } else {
     gradient = torch::autograd::utils::clone_obey_contract(source.to(variable.scalar_type()), variable);
   }
+}
+
+std::vector<size_t> GradientBuckets::bytes() const {
+  std::vector<size_t> all;
+  for (const auto& bucket : all_) all.push_back(bucket->bytes());
+  return all;
 }
 
 BucketPlan GradientBuckets::plan() const {

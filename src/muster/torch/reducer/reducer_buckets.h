@@ -3,16 +3,30 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include "muster/torch/c10d/work.h"
-#include "muster/torch/reducer/reducer_context.h"
+#include "muster/torch/reducer/reducer.h"
 #include "muster/torch/reducer/reducer_unused.h"
 
 namespace muster {
+
+/// What all parts of a Reducer read. Only Reducer::Impl changes it, between backwards.
+struct ReducerContext {
+  std::shared_ptr<Group> group;
+  std::vector<at::Tensor> parameters;
+  ReducerOptions options;
+
+  Rank rank() const { return group->membership().rank; }
+  int size() const { return group->membership().size; }
+  bool is_sparse(size_t index) const { return !options.sparse.empty() && options.sparse[index]; }
+  /// For messages: "3 (body.weight)".
+  std::string name_of(size_t index) const;
+};
 
 /// Parameters by bucket, in the order of reduction.
 using BucketPlan = std::vector<std::vector<size_t>>;
@@ -58,7 +72,6 @@ struct Bucket : BucketLayout {
 
   void begin_backward();
   at::Tensor& view(size_t position);
-  /// Bytes of the gradients, without gaps.
   size_t bytes() const;
 
  private:
@@ -81,6 +94,8 @@ class GradientBuckets {
   void hand_out(Bucket& bucket, const at::Tensor& result, const UsedParameters& used);
 
   BucketPlan plan() const;
+  /// By bucket: bytes of the gradients, without gaps.
+  std::vector<size_t> bytes() const;
   const std::vector<std::shared_ptr<Bucket>>& all() const { return all_; }
   size_t index_of(const Bucket& bucket) const { return slots_[bucket.parameters.front()].bucket; }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "muster/steps/step_recorder.h"
@@ -15,14 +14,29 @@ class BackwardClock {
 
   void begin_forward() { current_.forward = steady_clock().now(); }
   void first_gradient() { current_.backward = steady_clock().now(); }
-  void last_gradient() { current_.waited = steady_clock().now(); }
+  void last_gradient() { current_.last_gradient = steady_clock().now(); }
   /// The reducer returns to autograd's engine, which calls it again when the whole backward ends.
   void pause() { paused_ = steady_clock().now(); }
-  void resume();
+  void resume() {
+    constexpr Duration kMinForThread = std::chrono::microseconds(100);  // several times the cost of an async call
+    const Duration elsewhere = steady_clock().now() - paused_;
+    engine_continues_ = elsewhere > kMinForThread;
+    current_.last_gradient = current_.last_gradient + elsewhere;  // backward did not wait for reductions in that time
+  }
   /// In the last backward the engine had more to do after the last gradient: layers that are not this model's.
   bool engine_continues() const { return engine_continues_; }
-  void end(const std::vector<std::shared_ptr<Bucket>>& buckets);
-  void set_plan(const std::vector<std::string>& names, const BucketPlan& plan);
+  void end(const GradientBuckets& buckets) {
+    current_.buckets.clear();
+    for (const auto& bucket : buckets.all()) current_.buckets.push_back(bucket->times);
+    current_.ended = steady_clock().now();
+    ++current_.iteration;
+    last_ = current_;
+    recorder_.add(last_, buckets.bytes());
+  }
+  void set_plan(const std::vector<std::string>& names, const BucketPlan& plan) {
+    last_.buckets.assign(plan.size(), {});
+    recorder_.set_plan(names, plan);
+  }
 
   /// Of the last backward that has ended.
   const BackwardTimes& last() const { return last_; }

@@ -9,27 +9,26 @@
 #include "muster/torch/reducer/autograd_hooks.h"
 #include "muster/torch/reducer/failure_agreement.h"
 #include "muster/torch/reducer/reducer.h"
-#include "muster/torch/reducer/reducer_arrivals.h"
 #include "muster/torch/reducer/reducer_buckets.h"
 #include "muster/torch/reducer/reducer_clock.h"
-#include "muster/torch/reducer/reducer_context.h"
-#include "muster/torch/reducer/reducer_static_graph.h"
+#include "muster/torch/reducer/reducer_parts.h"
 #include "muster/torch/reducer/reducer_unused.h"
 #include "muster/torch/reducer/reduction_queue.h"
 
 namespace muster {
 
-/// The state machine of a Reducer, shared with its hooks. One mutex guards all of it. Its parts are objects of their
-/// own, which know nothing of phases; three context fields and ten parts are the price of that.
+/// The state machine of a Reducer, shared with its autograd hooks. `mutex` guards all fields. The parts know no phases
+/// and are tested without ranks or autograd where they need neither.
 ///
 ///   kIdle      -> kArmed      prepare_for_backward()
 ///   kArmed     -> kReducing   the first gradient arrives
-///   kReducing  -> kWaiting    every bucket has been submitted; finish() is queued at autograd's engine
-///   kWaiting   -> kFinishing  the engine has nothing left to do: wait for the results, hand out the gradients
-///   kReducing  -> kFinishing  the same without the engine: the first backward of a static graph, and join
+///   kReducing  -> kWaiting    all buckets were submitted; finish() is queued at autograd's engine
+///   kWaiting   -> kFinishing  the engine is done: wait for the results, hand out the gradients
+///   kReducing  -> kFinishing  the same without the engine: first backward of a static graph, shadow_backward()
 ///   kFinishing -> kIdle
-///   any of these -> kFailed   a group or a hook failed; the next backward begins once all ranks agree on that
-///   kReducing, kWaiting -> kMisused   the program is wrong: the next forward says that this backward did not finish
+///   any        -> kFailed     a group or a hook failed; the next backward begins once all ranks agree on that
+///   kReducing, kWaiting -> kMisused   wrong use; the next forward says that this backward did not finish
+///   any        -> kClosed     the Reducer is destroyed
 struct Reducer::Impl : ReducerContext, std::enable_shared_from_this<Reducer::Impl> {
   enum class Phase : uint8_t { kIdle, kArmed, kReducing, kWaiting, kFinishing, kFailed, kMisused, kClosed };
 

@@ -1,46 +1,57 @@
 #pragma once
 
-#include <optional>
+#include <algorithm>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
+#include <ATen/ATen.h>
 
-#include "muster/group/group.h"
+#include "muster/torch/c10d/work.h"
+#include "muster/torch/exception.h"
+#include "muster/torch/tensor.h"
 
 namespace muster {
-
-/// A node of the autograd graph, as this version of torch holds it.
-using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
-
-/// The numbers, ascending, of the parameters whose gradient accumulators cannot be reached from the outputs. Ignores
-/// outputs that need no gradient.
-std::vector<size_t> find_unused(const std::vector<at::Tensor>& outputs, const std::vector<NodePtr>& accumulators);
 
 /// Which parameters the current backward does not use at this rank, and how many ranks used each one in the last
 /// backward that was reduced.
 class UsedParameters {
  public:
-  explicit UsedParameters(size_t count);
+  explicit UsedParameters(size_t count) : counts_(at::zeros({static_cast<int64_t>(count)}, at::kInt)) {}
 
   /// Parameters that get no gradient in the next backward, ascending.
-  void set_unused(std::vector<size_t> unused);
+  void set_unused(std::vector<size_t> unused) {
+    has_changed_ = has_changed_ || (std::exchange(known_, true) && unused != unused_);
+    unused_ = std::move(unused);
+  }
   const std::vector<size_t>& unused() const { return unused_; }
-  bool all_unused(const std::vector<size_t>& parameters) const;
+  bool all_unused(const std::vector<size_t>& parameters) const {
+    return std::all_of(parameters.begin(), parameters.end(),
+                       [this](size_t index) { return std::binary_search(unused_.begin(), unused_.end(), index); });
+  }
   /// True if two backwards had different unused parameters.
   bool has_changed() const { return has_changed_; }
 
   /// int32 by parameter: 1 if used here; once reduced, the number of ranks that used it.
   const at::Tensor& counts() const { return counts_; }
   void mark_used(size_t index) { counts_.mutable_data_ptr<int>()[index] = 1; }
-  void clear_counts();
-  void all_reduce_counts(Group& group);
+  void clear_counts() {
+    counts_.zero_();
+    reduced_ = false;
+  }
+  void all_reduce_counts(Group& group) {
+    const ProfilerEvent event("muster:all_reduce", counts_);
+    value_or_throw(group.all_reduce(value_or_throw(view_of(counts_)), ReduceOp::kSum).wait());
+    reduced_ = true;
+  }
   /// The counts are those of all ranks.
   bool reduced() const { return reduced_; }
   bool globally_unused(size_t index) const { return reduced_ && counts_.const_data_ptr<int>()[index] == 0; }
-  void reset();
+
+  void reset() {
+    clear_counts();
+    unused_.clear();
+    known_ = has_changed_ = false;
+  }
 
  private:
   at::Tensor counts_;

@@ -4,18 +4,12 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <sstream>
 
-#include "muster/torch/bytes.h"
+#include "muster/torch/archive_exchange.h"
 #include "muster/torch/collectives.h"
 
 namespace muster {
 namespace {
-
-/// A tensor of the model: "parameter 1" and "body.weight: Float[2, 3]".
-struct Entry {
-  std::string title, description;
-};
 
 std::string describe(const std::string& name, const at::Tensor& tensor, bool trained) {
   std::string text = name.empty() ? "" : name + ": ";
@@ -26,46 +20,37 @@ std::string describe(const std::string& name, const at::Tensor& tensor, bool tra
   return tensor.is_contiguous() ? text : c10::str(text, " with strides ", tensor.strides());
 }
 
-/// One line for each tensor: its title, a tab and its description.
+/// An empty line, then one for each tensor: its title, a tab and its description.
 std::string describe(const ReducerContext& context) {
   const ReducerOptions& options = context.options;
-  std::string text;
-  const auto add = [&](const char* kind, size_t index, const std::string& description) {
-    text += c10::str(kind, index, '\t', description, '\n');
+  NamedTensors own;
+  for (size_t i = 0; i < context.parameters.size(); ++i) {
+    own.emplace_back(i < options.names.size() ? options.names[i] : "", context.parameters[i]);
+  }
+  std::string text = "\n";
+  const auto add = [&text](const char* kind, const NamedTensors& tensors, bool trained) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      text += c10::str(kind, i, '\t', describe(tensors[i].first, tensors[i].second, trained), '\n');
+    }
   };
-  for (size_t i = 0; i < options.model_parameters.size(); ++i) {
-    const auto& [name, tensor] = options.model_parameters[i];
-    add("parameter ", i, describe(name, tensor, true));
-  }
-  for (size_t i = 0; i < options.model_buffers.size(); ++i) {
-    const auto& [name, tensor] = options.model_buffers[i];
-    add("buffer ", i, describe(name, tensor, false));
-  }
-  for (size_t i = 0; i < context.parameters.size() && options.model_parameters.empty(); ++i) {
-    add("parameter ", i, describe(i < options.names.size() ? options.names[i] : "", context.parameters[i], true));
-  }
+  add("parameter ", options.model_parameters.empty() ? own : options.model_parameters, true);
+  add("buffer ", options.model_buffers, false);
   return text;
-}
-
-Entry next_entry(std::istream& text) {
-  Entry entry;
-  std::getline(text, entry.title, '\t');
-  std::getline(text, entry.description);
-  return entry;
 }
 
 /// The first difference: "parameter 1 differs: rank 2 has ..., rank 0 has ...". Empty if there is none.
 std::string compare(Rank rank, const std::string& here, const std::string& at_root) {
   if (here == at_root) return "";
-  std::istringstream mine(here), theirs(at_root);
-  Entry own, root;
-  do {
-    own = next_entry(mine);
-    root = next_entry(theirs);
-  } while (own.title == root.title && own.description == root.description);
-  const std::string title = std::max(own.title, root.title);  // parameters before buffers, and both before the end
-  const auto text_of = [&](const Entry& entry) { return entry.title == title ? entry.description : "none"; };
-  return c10::str(title, " differs: rank ", rank, " has ", text_of(own), ", rank 0 has ", text_of(root));
+  const auto first = std::mismatch(here.begin(), here.end(), at_root.begin(), at_root.end()).first;
+  const size_t begin = here.rfind('\n', static_cast<size_t>(first - here.begin()) - 1) + 1;
+  const auto line_of = [begin](const std::string& text) { return text.substr(begin, text.find('\n', begin) - begin); };
+  // Parameters come before buffers, and both before the end of the text.
+  const std::string line = std::max(line_of(here), line_of(at_root)), title = line.substr(0, line.find('\t') + 1);
+  const auto description_of = [&](const std::string& each) {
+    return each.starts_with(title) ? each.substr(title.size()) : "none";
+  };
+  return c10::str(title.substr(0, title.size() - 1), " differs: rank ", rank, " has ", description_of(line_of(here)),
+                  ", rank 0 has ", description_of(line_of(at_root)));
 }
 
 int64_t fingerprint_of(const std::string& text) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "muster/torch/reducer/reducer_context.h"
+#include "muster/torch/reducer/reducer_buckets.h"
 
 namespace muster {
 

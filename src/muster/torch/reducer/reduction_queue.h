@@ -5,7 +5,7 @@
 
 #include "muster/torch/hooks/hooks_base.h"
 #include "muster/torch/reducer/reducer_buckets.h"
-#include "muster/torch/reducer/reducer_join.h"
+#include "muster/torch/reducer/reducer_parts.h"
 
 namespace muster {
 

@@ -5,23 +5,23 @@
 
 namespace muster {
 
-/// What is to be seen of a call that runs in the caller's thread: a profiler's event, and the completion hook's.
+/// Reports a call that runs in the caller's thread: to the profiler, and to the completion hook.
 class ProcessGroupMuster::SyncCallScope {
  public:
   SyncCallScope(const ProcessGroupMuster& backend, const Request& request, at::TensorList inputs)
-      : backend_(backend), type_(request.type), hooked_(backend.pending_->hooked()), event_(request.title, inputs) {
-    if (hooked_) began_ = steady_clock().now();
+      : backend_(backend), type_(request.type), has_hook_(backend.pending_->has_hook()), event_(request.title, inputs) {
+    if (has_hook_) began_ = steady_clock().now();
   }
   /// `sequence`: the group's number for the call. Throws the operation's error.
   void end(const Result<>& result, uint64_t sequence) {
-    if (hooked_) backend_.pending_->tell(type_, sequence, began_, steady_clock().now());
+    if (has_hook_) backend_.pending_->run_hook(type_, sequence, began_, steady_clock().now());
     if (!result) throw_error(result.error());
   }
 
  private:
   const ProcessGroupMuster& backend_;
   const c10d::OpType type_;
-  const bool hooked_;
+  const bool has_hook_;
   const ProfilerEvent event_;
   TimePoint began_{};
 };

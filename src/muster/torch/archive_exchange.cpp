@@ -1,4 +1,4 @@
-#include "muster/torch/bytes.h"
+#include "muster/torch/archive_exchange.h"
 
 #include <ATen/ATen.h>
 

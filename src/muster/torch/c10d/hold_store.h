@@ -1,0 +1,18 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "muster/group/group.h"
+
+namespace muster {
+
+/// A group that keeps the store in which it was formed, because it may look there for further ranks.
+inline std::shared_ptr<Group> hold_store(std::shared_ptr<Store> store, std::unique_ptr<Group> group) {
+  const auto both = std::make_shared<std::pair<std::shared_ptr<Store>, std::unique_ptr<Group>>>();
+  both->first = std::move(store);
+  both->second = std::move(group);  // a pair destroys its second member first
+  return {both, both->second.get()};
+}
+
+}  // namespace muster
