@@ -14,11 +14,11 @@ class Job {
       : prefix_(setting.prefix), peers_(storm.peers), loop_(loop), position_(storm.peers.workers) {}
 
   Result<> connect(const Storm& storm, const Deadline& deadline) {
-    UpstreamOptions options;
+    StoreServerOptions options;
     MUSTER_ASSIGN(options.credentials.secret, secret_of_job());
-    options.merge = true;
+    options.tiered = true;
     for (size_t node = 0; node < peers_.nodes(); ++node) {
-      options.url = storm.urls[node % storm.urls.size()];
+      options.upstream = storm.urls[node % storm.urls.size()];
       MUSTER_ASSIGN(proxies_.emplace_back(),
                     upstream_backend(loop_, options, deadline, [this](Replies&& replies) { deliver(replies); }));
       // Links that are there want signs of life. So many proxies share this thread that their turns must be short.

@@ -1,6 +1,6 @@
-// Random requests of several clients, as bytes of both protocols, to a store of one shard and to one of four; every
-// answer and every release is compared with a plain model that keeps those who wait in a list. Four bytes of input make
-// one request: who, what, which keys, which value.
+// Random requests of several clients, as bytes of both protocols, to a store of one shard and to one of four. All
+// replies are compared with those of a simple model, which keeps waiters in a list. Four bytes of input make one
+// request: client, operation, keys, value.
 #include <algorithm>
 #include <deque>
 
@@ -83,7 +83,7 @@ class PlainStore {
     });
   }
 
-  // A push lets one go: a pop, or else the one that has waited longest for the queue to hold something.
+  // A push releases one waiter: a pop, or else the oldest wait.
   void release_one(const Key& key, Replies& replies) {
     for (const StoreOperation operation : {StoreOperation::kQueuePop, StoreOperation::kWait}) {
       for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
@@ -100,7 +100,7 @@ class PlainStore {
   std::deque<Asked> waiting_;
 };
 
-// The same replies, in whatever order they were written down.
+// The same replies, in any order; so are the keys of each.
 bool same(Replies a, Replies b, const Request& request) {
   if (a.size() != b.size()) return false;
   const auto order = [](const Reply& x, const Reply& y) {
@@ -112,6 +112,7 @@ bool same(Replies a, Replies b, const Request& request) {
     if (a[i].client != b[i].client || a[i].id != b[i].id) return false;
     if (a[i].status.has_value() != b[i].status.has_value()) return false;
     if (!a[i].status && a[i].status.error().code != b[i].status.error().code) return false;
+    for (Reply* reply : {&a[i], &b[i]}) std::sort(reply->keys.begin(), reply->keys.end());
     if (a[i].values != b[i].values || a[i].keys != b[i].keys) return false;
     if (request.operation != StoreOperation::kBarrier && a[i].number != b[i].number) return false;
   }
@@ -154,8 +155,8 @@ class Players {
   }
 
  private:
-  // Queues have keys of their own: a push lets one waiter go, so others may wait for what is there, and who waited for
-  // other keys too would be let go or not by how he was counted.
+  // Queues have keys of their own. A push releases one waiter, so a wait for an existing queue and for other keys could
+  // be released or not, depending on the order of checks.
   static constexpr const char* kQueues[] = {"q", "qq"};
 
   static Request make(ByteView input) {
@@ -210,16 +211,17 @@ class Players {
     Bytes out;
     while (true) {
       auto request = client.protocol->next(out);
-      MUSTER_CHECK(request.has_value(), "a right request was refused");
+      MUSTER_CHECK(request.has_value(), "a valid request was refused");
       if (!*request) return;
       const Replies expected = plain_.apply(**request, number);
       const Replies answers = single_.apply(**request, number);
-      MUSTER_CHECK(same(answers, expected, **request), "the store does not do what the model does");
-      MUSTER_CHECK(same(sharded_.apply(**request, number), expected, **request), "four shards are not one store");
-      MUSTER_CHECK(single_.waiters() == plain_.waiters(), "not as many wait as should");
+      MUSTER_CHECK(same(answers, expected, **request), "the store differs from the model");
+      MUSTER_CHECK(same(sharded_.apply(**request, number), expected, **request),
+                   "a store of four shards differs from the model");
+      MUSTER_CHECK(single_.waiters() == plain_.waiters(), "the number of waiters differs from the model");
       for (const Reply& reply : answers) {
         Client& to = clients_[reply.client];
-        // The protocol of torch has no errors: such a client is cut off, and another comes.
+        // PyTorch's protocol has no errors: the client is closed, and another one takes its number.
         if (!to.protocol->encode(reply, out)) leave(reply.client);
       }
     }

@@ -32,9 +32,9 @@ class Backend {
 /// Borrows the state, which other loops may use too. A scan of many keys takes several turns of the loop.
 std::unique_ptr<Backend> local_backend(StoreState& state, Loop& loop, Backend::Deliver deliver);
 
-/// For a proxy: forwards every request over one link to the server at `options.upstream`, which it borrows. A broken
-/// link is made again. What was on its way is then sent again, and carried out once. If there is no link for
-/// `link_grace`, or the server has lost its state, or refuses connections, then all requests fail with kPeerLost.
+/// For a proxy: forwards every request over one link to the server at `options.upstream`. A broken link is made again.
+/// What was on its way is then sent again, and carried out once. If there is no link for `link_grace`, or the server
+/// has lost its state, or refuses connections, then all requests fail with kPeerLost.
 Result<std::unique_ptr<Backend>> upstream_backend(Loop& loop, const StoreServerOptions& options,
                                                   const Deadline& deadline, Backend::Deliver deliver);
 

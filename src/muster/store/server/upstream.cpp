@@ -175,7 +175,7 @@ class Upstream : public Backend {
   }
 
   Loop& loop_;
-  const StoreServerOptions& options_;
+  const StoreServerOptions options_;
   const Deliver deliver_;
   ProxyLink link_;
   std::unique_ptr<BufferedConnection> connection_, old_connection_;
