@@ -49,7 +49,7 @@ def page(root: Path, layer: str) -> str:
 
 
 def entry(comment: str, code: str) -> str:
-    return f"### {name_of(code)}\n\n{as_markdown(comment)}\n\n```cpp\n{public_part(code)}\n```\n"
+    return f"### {name_of(code)}\n\n{as_markdown(comment)}\n\n```cpp\n{code}\n```\n"
 
 
 def name_of(code: str) -> str:
@@ -62,7 +62,7 @@ def name_of(code: str) -> str:
 
 
 def declarations(text: str) -> Iterator[tuple[str, str]]:
-    """(comment, code) of each documented thing in a namespace or behind one; `detail` and bodies of functions aside."""
+    """(comment, public part) of each documented thing in a namespace or behind one; `detail` aside."""
     comment: list[str] = []
     code: list[str] = []
     hidden = False
@@ -81,7 +81,7 @@ def declarations(text: str) -> Iterator[tuple[str, str]]:
             while not ends(chunk) and lines:
                 chunk.append(lines.pop(0))
             if not hidden and not re.fullmatch(r"(class|struct|enum class) \w+( : \w+)?;", line):
-                code += chunk[:1] if line.startswith("#define") else chunk
+                code.append(public_part("\n".join(chunk)))
         else:
             if code and (comment or re.match(r"(class|struct|enum class) ", code[0])):
                 yield "\n".join(comment), "\n".join(code)

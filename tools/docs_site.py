@@ -28,7 +28,8 @@ MOVED = {
     "examples/README.md": "tutorials/examples.md",
 }
 ORIGIN = {page: document for document, page in MOVED.items()}
-LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]+)?\)")
+LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s:#]+)(#[^)\s]+)?\)")
+NOTE_FOR_TESTS = re.compile(r"(?s)<!-- (?!output of).*?-->\n?")  # tests/python/doc_blocks.py
 OUTPUT_OF = re.compile(r"(?m)^<!-- output of: (.*) -->$")
 LANGUAGES = {".h": "cpp", ".cpp": "cpp", ".inc": "cpp", ".py": "python", ".txt": "cmake", ".md": "markdown"}
 
@@ -44,7 +45,7 @@ def on_files(files: Any, config: Any) -> Any:
     pages |= {f"reference/cpp/{layer}.md": docs_cpp.page(ROOT, layer) for layer in docs_cpp.layers(ROOT)}
     pages["reference/commands.md"] = commands_page()
     for origin, text in documents.items():
-        for target, _ in LINK.findall(text):
+        for _, target, _ in LINK.findall(text):
             path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
             if page_of(path).startswith("source/"):
                 pages[page_of(path)] = source_page(path)
@@ -63,7 +64,7 @@ def page_of(path: str) -> str:
     layer = header.split("/")[0]
     if header != path and ROOT / path in docs_cpp.layers(ROOT).get(layer, []):
         return f"reference/cpp/{layer}.md#{docs_cpp.anchor_of(header)}"
-    return f"source/{path}.md" if (ROOT / path).is_file() else ""
+    return "" if (ROOT / path).is_dir() else f"source/{path}.md"
 
 
 def source_page(path: str) -> str:
@@ -81,14 +82,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     origin = ORIGIN.get(uri, f"docs/{uri}")
 
     def link(found: re.Match[str]) -> str:
-        target, anchor = found.group(1), found.group(2) or ""
+        text, target, anchor = found.group(1), found.group(2), found.group(3) or ""
         shown = page_of(posixpath.normpath(posixpath.join(posixpath.dirname(origin), target)))
         if not shown:
-            return "]"  # a folder: its name without a link
-        return f"]({posixpath.relpath(shown, posixpath.dirname(uri))}{anchor if '#' not in shown else ''})"
+            return text  # a folder has no page
+        return f"[{text}]({posixpath.relpath(shown, posixpath.dirname(uri))}{anchor if '#' not in shown else ''})"
 
-    # GitHub wants `\\|` in the code of a table, Python's Markdown shows the backslash.
-    markdown = re.sub(r"`[^`\n]*`", lambda code: code.group().replace("\\|", "|"), LINK.sub(link, markdown))
+    markdown = LINK.sub(link, NOTE_FOR_TESTS.sub("", markdown))
+    # In a table, code has `\|` for GitHub; Python's Markdown would show the backslash.
+    markdown = re.sub(r"`[^`\n]*`", lambda code: code.group().replace("\\|", "|"), markdown)
     return OUTPUT_OF.sub(lambda found: shown_output(found.group(1)), markdown)
 
 
