@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ NAMES = (  # where a declaration has its name: the first that fits
 INSTALLED_FOR_NOBODY = ("launch", "cli")  # cmake/install.cmake leaves them out
 
 
+@functools.cache  # asked for each link of each page
 def layers(root: Path) -> dict[str, list[Path]]:
     """The headers that a program may include, by folder of src/muster; paths from there."""
     source = root / "src/muster"
