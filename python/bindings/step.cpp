@@ -51,12 +51,12 @@ py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
   py::list ranks;
   for (const StragglerReport::RankStats& rank : report.ranks) {
     ranks.append(py::dict(py::arg("last") = rank.last, py::arg("lag") = rank.lag,
-                          py::arg("between_steps") = rank.excess.between_steps, py::arg("forward") = rank.excess.forward,
-                          py::arg("backward") = rank.excess.backward));
+                          py::arg("between_steps") = rank.excess.between_steps,
+                          py::arg("forward") = rank.excess.forward, py::arg("backward") = rank.excess.backward));
   }
-  return py::dict(py::arg("steps") = report.steps, py::arg("step") = report.step, py::arg("rank") = report.slowest_rank(),
-                  py::arg("is_significant") = report.is_significant(), py::arg("ranks") = ranks,
-                  py::arg("text") = report.to_string());
+  return py::dict(py::arg("steps") = report.steps, py::arg("step") = report.step,
+                  py::arg("rank") = report.slowest_rank(), py::arg("is_significant") = report.is_significant(),
+                  py::arg("ranks") = ranks, py::arg("text") = report.to_string());
 }
 
 }  // namespace

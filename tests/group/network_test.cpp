@@ -130,8 +130,9 @@ class GroupStreamsOneByOne : public testing::Test {
     LinkIdentity peer = identity_;
     peer.rank = 1;
     peer.subflow = {subflow, 2};
-    return connect_link(*loop_, Address::parse(address_).value(), peer, 0, patience_,
-                        [this, subflow](Result<std::unique_ptr<Link>> link) { subflows_[subflow] = std::move(link).value(); });
+    return connect_link(
+        *loop_, Address::parse(address_).value(), peer, 0, patience_,
+        [this, subflow](Result<std::unique_ptr<Link>> link) { subflows_[subflow] = std::move(link).value(); });
   }
   void wait_for(int subflow) {
     ASSERT_TRUE(loop_->run_until([&] { return subflows_[subflow] != nullptr; }, patience_));

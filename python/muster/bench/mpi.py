@@ -57,7 +57,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     buffers = parse_names("--buffers", arguments.buffers, BUFFERS)
     mpis = [mpi for mpi in MPIS if arguments.vs in ("all", mpi) and available(mpi)]
     if not mpis:
-        raise BenchFailedError("no MPI was found: install one of the packages in docs/howto/benchmarks.md, then build again")
+        raise BenchFailedError(
+            "no MPI was found: install one of the packages in docs/howto/benchmarks.md, then build again"
+        )
     for ranks in parse_numbers("--ranks", arguments.ranks, 2):
         rows = []
         with (

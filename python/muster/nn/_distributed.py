@@ -62,8 +62,8 @@ def _optimize_in_backward(
 class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[misc]
     """torch.nn.parallel.DistributedDataParallel with all of its arguments and methods. muster averages the gradients
     while backward runs. For modules on the CPU, over a process group of the muster backend. Few things differ from
-    torch's class (docs/howto/ddp.md): gradient_as_bucket_view is True by default, bf16 hooks run on the CPU, and errors name
-    ranks and parameters.
+    torch's class (docs/howto/ddp.md): gradient_as_bucket_view is True by default, bf16 hooks run on the CPU, and errors
+    name ranks and parameters.
 
     When another rank fails, the constructor, forward and backward raise muster.PeerLostError and related errors
     (muster.errors). Afterwards this object cannot be used, but the module that it wraps can.

@@ -54,9 +54,9 @@ void LinkTable::dial_subflow(Rank rank, int subflow, const Deadline& deadline) {
   if (!address) return on_dialed(rank, subflow, deadline, tl::unexpected(address.error()));
   const auto connect = endpoint.transport == Transport::kShm ? connect_shm_link : connect_link;
   dialed_[rank].dials[subflow] = connect(loop_, *address, identity(endpoint.transport, subflow), rank, deadline,
-                                        [this, rank, subflow, deadline](Result<std::unique_ptr<Link>> link) {
-                                          on_dialed(rank, subflow, deadline, std::move(link));
-                                        });
+                                         [this, rank, subflow, deadline](Result<std::unique_ptr<Link>> link) {
+                                           on_dialed(rank, subflow, deadline, std::move(link));
+                                         });
 }
 
 void LinkTable::on_dialed(Rank rank, int subflow, const Deadline& deadline, Result<std::unique_ptr<Link>> link) {
@@ -65,7 +65,8 @@ void LinkTable::on_dialed(Rank rank, int subflow, const Deadline& deadline, Resu
     if (link) (*link)->close(*closed_);
     return;
   }
-  if (link) return add_subflow(rank, Side::kDialed, std::move(*link), identity(endpoints_[rank].transport, subflow).subflow);
+  if (link)
+    return add_subflow(rank, Side::kDialed, std::move(*link), identity(endpoints_[rank].transport, subflow).subflow);
   if (!events_.dial_failed) {
     if (!dial_failure_) dial_failure_ = link.error().in("linking with " + endpoints_[rank].member.to_string());
     return;

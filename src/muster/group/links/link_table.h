@@ -35,8 +35,8 @@ class LinkTable {
   struct Events {
     /// All subflows of a link are connected.
     std::function<void(Rank rank, Side side, Link& link)> linked;
-    /// A link, or a subflow of a link that is not complete, has ended, or the process of the rank has died. One rank may
-    /// be reported several times.
+    /// A link, or a subflow of a link that is not complete, has ended, or the process of the rank has died. One rank
+    /// may be reported several times.
     std::function<void(Rank rank, const Error& why)> lost;
     /// A subflow could not be connected. True: the table dials it again soon. Null: connect() returns the error.
     std::function<bool(Rank rank, const Error& why)> dial_failed;
@@ -81,7 +81,7 @@ class LinkTable {
   /// One direction of dialing between this rank and another.
   struct Entry {
     std::unique_ptr<Link> link;
-    SubflowSet subflows;                           ///< while the link is not complete
+    SubflowSet subflows;                       ///< while the link is not complete
     std::vector<std::unique_ptr<Dial>> dials;  ///< by subflow
   };
   using Entries = std::unordered_map<Rank, Entry>;
