@@ -3,42 +3,53 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "muster/cli/store_command.h"
+#include "muster/cli/commands.h"
 #include "muster/launch/options/option_table.h"
 
 namespace muster {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
-TEST(Completion, EveryShellKnowsEveryOptionAndCommand) {
-  for (const std::string shell : {"bash", "zsh", "fish"}) {
-    const auto script = completion_script(shell, {{"run", {}, {}}, {"bench", {}, {}}});
-    ASSERT_TRUE(script);
-    EXPECT_THAT(*script, HasSubstr("run bench"));
-    for (const auto& row : option_table()) {
-      const std::string name = shell == "fish" ? "-l " + row.name().substr(2) : row.name();
-      EXPECT_EQ(script->find(name) == std::string::npos, std::string(row.group).empty()) << shell << " " << name;
-    }
-  }
+std::string complete(const std::vector<std::string>& words) {
+  return completions(words, {{"run", "start a job", {}, {}}, {"store", "serve a store", store_subcommands(), {}}});
 }
 
-TEST(Completion, WordsThatAnOptionTakesAreOffered) {
-  for (const std::string shell : {"bash", "zsh", "fish"})
-    EXPECT_THAT(completion_script(shell, {}).value(), HasSubstr("static c10d parallel redis etcd"));
+TEST(Completion, OffersCommandsWithTheirSummaries) {
+  EXPECT_EQ(complete({""}), "run\tstart a job\nstore\tserve a store\n");
+  EXPECT_EQ(complete({}), complete({""}));
+  EXPECT_EQ(complete({"st"}), "store\tserve a store\n");
 }
 
-TEST(Completion, SubcommandsAndTheirOptionsAreOffered) {
-  for (const std::string shell : {"bash", "zsh", "fish"}) {
-    const std::string script =
-        completion_script(shell, {{"run", {}, {}}, {"store", store_subcommands(), {}}}).value_or("");
-    EXPECT_THAT(script, HasSubstr("serve get set add delete barrier ls watch stat"));
-    EXPECT_THAT(script, HasSubstr(shell == "fish" ? "seen_subcommand_from watch' -l interval" : "--interval"));
-  }
+TEST(Completion, OffersEveryOptionThatTheHelpShows) {
+  const std::string all = "\n" + complete({"run", "-"});
+  for (const auto& row : option_table())
+    EXPECT_EQ(all.find("\n" + row.name() + "\t" + row.description + "\n") == std::string::npos,
+              std::string(row.group).empty())
+        << row.name();
 }
 
-TEST(Completion, AnotherShellIsRefused) {
-  EXPECT_THAT(completion_script("tcsh", {}).error().message, HasSubstr("bash, zsh or fish, not 'tcsh'"));
+TEST(Completion, OffersTheValuesOfAnOption) {
+  EXPECT_EQ(complete({"run", "--rdzv-backend", ""}), "static\t\nc10d\t\nparallel\t\nredis\t\netcd\t\nfile\t\n");
+  EXPECT_EQ(complete({"run", "--rdzv-backend", "r"}), "redis\t\n");
+  EXPECT_THAT(complete({"run", "-r", ""}), IsEmpty()) << "files may stand there";
+  EXPECT_THAT(complete({"run", "--standalone", ""}), IsEmpty());
+}
+
+TEST(Completion, OffersSubcommandsAndTheirOptions) {
+  EXPECT_THAT(complete({"store", ""}), StartsWith("serve\t"));
+  EXPECT_EQ(complete({"store", "--store", "unix:/x", "ls", "--v"}), "--values\t\n");
+  EXPECT_THAT(complete({"store", "watch", "--"}), HasSubstr("--interval"));
+  EXPECT_THAT(complete({"store", "get", "--"}), Not(HasSubstr("--interval")));
+}
+
+TEST(Completion, WritesAScriptForEachShell) {
+  for (const char* shell : {"bash", "zsh", "fish"})
+    EXPECT_THAT(completion_script(shell, "/bin/muster").value(), HasSubstr("'/bin/muster' completion words"));
+  EXPECT_THAT(completion_script("tcsh", "").error().message, HasSubstr("bash, zsh or fish, not 'tcsh'"));
 }
 
 }  // namespace

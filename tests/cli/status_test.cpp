@@ -8,10 +8,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "muster/cli/status_command.h"
+#include "muster/cli/commands.h"
 #include "muster/io/fd.h"
+#include "muster/launch/private_directories.h"
 #include "muster/launch/rendezvous/rendezvous_messages.h"
-#include "muster/launch/user_folder.h"
 #include "muster/store/server/server.h"
 #include "muster/store/store.h"
 
@@ -27,7 +27,7 @@ class StatusCommand : public ::testing::Test {
   void SetUp() override {
     ASSERT_NE(::mkdtemp(directory_.data()), nullptr);
     ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
-    ASSERT_TRUE(user_folder({{"XDG_RUNTIME_DIR", directory_}}));
+    ASSERT_TRUE(user_directory({{"XDG_RUNTIME_DIR", directory_}}));
   }
   void TearDown() override {
     std::filesystem::remove_all(directory_);

@@ -1,6 +1,6 @@
-// What the launcher's agents and their root read from a store that anyone with the secret can write to. The first byte
-// says what the rest is: a place, the root's news, or calls to the root, one to a line. They are read or refused, and
-// whatever calls come, the root's state stays whole.
+// What the agents and their root read from a store that anyone with the secret can write to. The first byte says what
+// follows: an assignment, an event of the root, or events of nodes, one per line. They are parsed or refused, and the
+// root's state stays valid.
 #include <algorithm>
 
 #include "muster/base/check.h"
@@ -18,9 +18,9 @@ void read_place(ByteView bytes) {
   MUSTER_CHECK(parse_assignment(encode(*assignment)).has_value(), "a place is not read as it was written");
 }
 
-void read_news(ByteView bytes) {
-  const auto news = parse_news(bytes);
-  if (news) MUSTER_CHECK(parse_news(encode(*news)).has_value(), "news are not read as they were written");
+void read_job_event(ByteView bytes) {
+  const auto event = parse_job_event(bytes);
+  if (event) MUSTER_CHECK(parse_job_event(encode(*event)).has_value(), "an event is not read as it was written");
 }
 
 void check_places(const JobRendezvous& rendezvous) {
@@ -34,7 +34,7 @@ void check_places(const JobRendezvous& rendezvous) {
   MUSTER_CHECK(node <= 3, "more nodes than the job has");
 }
 
-void hear_calls(ByteView bytes) {
+void handle_events(ByteView bytes) {
   RendezvousOptions options;
   options.min_nodes = 1;
   options.max_nodes = 3;
@@ -47,8 +47,8 @@ void hear_calls(ByteView bytes) {
     const auto length = static_cast<size_t>(line - bytes.begin());
     // Tabs between the words let time pass.
     now = now + std::chrono::seconds(std::count(bytes.begin(), line, '\t'));
-    if (const auto call = parse_call(bytes.first(length))) {
-      (void)rendezvous.handle(*call, now);
+    if (const auto event = parse_node_event(bytes.first(length))) {
+      (void)rendezvous.handle(*event, now);
     } else {
       (void)rendezvous.tick(now);
     }
@@ -65,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const muster::ByteView rest{data + 1, size - 1};
   if (data[0] % 4 == 0) muster::read_place(rest);
-  if (data[0] % 4 == 1) muster::read_news(rest);
-  if (data[0] % 4 >= 2) muster::hear_calls(rest);
+  if (data[0] % 4 == 1) muster::read_job_event(rest);
+  if (data[0] % 4 >= 2) muster::handle_events(rest);
   return 0;
 }

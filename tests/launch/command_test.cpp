@@ -57,7 +57,7 @@ TEST_F(Commands, AProgramIsNoScript) {
   options.program = "/proc/self/exe";
   const auto refused = worker_command(options, "muster", {{"MUSTER_PYTHON", file("python3", 0755)}});
   ASSERT_FALSE(refused);
-  EXPECT_THAT(refused.error().message, HasSubstr("it is no Python script; give --no-python"));
+  EXPECT_THAT(refused.error().message, HasSubstr("it is not a Python script; give --no-python"));
 }
 
 TEST_F(Commands, AScriptRunsUnderPython) {
@@ -113,7 +113,7 @@ TEST_F(Commands, AProgramThatCannotRunIsNamedWithTheReason) {
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
   EXPECT_THAT(missing.error().message, HasSubstr(folder_ + "/none"));
   EXPECT_THAT(worker_command(program(file("plain", 0644)), "muster", {}).error().message, HasSubstr("not executable"));
-  EXPECT_THAT(worker_command(program(folder_), "muster", {}).error().message, HasSubstr("folder"));
+  EXPECT_THAT(worker_command(program(folder_), "muster", {}).error().message, HasSubstr("directory"));
   const auto unknown = worker_command(program("no-such-tool"), "muster", {{"PATH", folder_}});
   EXPECT_EQ(unknown.error().code, ErrorCode::kNotFound);
 }

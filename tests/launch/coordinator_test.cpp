@@ -25,9 +25,9 @@ class FakeAgent {
  public:
   FakeAgent(Store& store, const std::string& id, int min_nodes, int max_nodes, int max_restarts) : id_(id) {
     RendezvousClient::Events events;
-    events.news = [this](const JobEvent& news, const std::optional<Assignment>& assignment) {
+    events.job_event = [this](const JobEvent& event, const std::optional<Assignment>& assignment) {
       const std::lock_guard lock(mutex_);
-      if (news.kind != Kind::kProgress) heard_.emplace_back(news, assignment);
+      if (event.kind != Kind::kProgress) heard_.emplace_back(event, assignment);
       changed_.notify_all();
     };
     events.lost = [](const Error&) {};
@@ -46,17 +46,17 @@ class FakeAgent {
     return first;
   }
   Assignment start() {
-    auto [news, assignment] = next();
+    auto [event, assignment] = next();
     // All hear that a generation begins or ends, those too who are not in it.
-    while (!current_ && !assignment && (news.kind == Kind::kStop || news.kind == Kind::kStart))
-      std::tie(news, assignment) = next();
-    EXPECT_EQ(news.kind, Kind::kStart) << news.text;
+    while (!current_ && !assignment && (event.kind == Kind::kStop || event.kind == Kind::kStart))
+      std::tie(event, assignment) = next();
+    EXPECT_EQ(event.kind, Kind::kStart) << event.text;
     return current_.emplace(assignment.value_or(Assignment{}));
   }
   void tell(NodeEvent::Kind kind, const std::string& report = "") {
-    NodeEvent call{kind, id_, current_ ? current_->generation : 0};
-    call.outcome = {1, report};
-    member_->send(call);
+    NodeEvent sent{kind, id_, current_ ? current_->generation : 0};
+    sent.outcome = {1, report};
+    member_->send(sent);
   }
   bool flush() { return member_->flush(soon()); }
 
@@ -187,7 +187,7 @@ TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   EXPECT_FALSE(persisted_state->check({JobKeys("run").persisted_state()}, soon()).value())
       << "another job must not inherit it";
   // The first agent's root is gone; its wait ends with the store's last word.
-  ASSERT_TRUE(dead->set(JobKeys("run").news(4), encode(JobEvent{Kind::kOutcome}), soon()));
+  ASSERT_TRUE(dead->set(JobKeys("run").event(4), encode(JobEvent{Kind::kOutcome}), soon()));
   agents_[1]->tell(NodeEvent::Kind::kBye);
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
@@ -209,8 +209,8 @@ TEST_F(Coordinators, DecideNothingOnceTheirClaimIsNotCertain) {
   EXPECT_THAT(failed.get().message, HasSubstr("claim"));
   coordinator_.reset();
   EXPECT_EQ(persisted_state->get(JobKeys("run").persisted_state(), soon()).value(), written);
-  EXPECT_FALSE(store_->check({JobKeys("run").news(2)}, soon()).value()) << "nobody is told to stop";
-  ASSERT_TRUE(store_->set(JobKeys("run").news(2), encode(JobEvent{Kind::kOutcome}), soon()));  // ends the agent's wait
+  EXPECT_FALSE(store_->check({JobKeys("run").event(2)}, soon()).value()) << "nobody is told to stop";
+  ASSERT_TRUE(store_->set(JobKeys("run").event(2), encode(JobEvent{Kind::kOutcome}), soon()));  // ends the agent's wait
 }
 
 TEST_F(Coordinators, WriteTheNodesDownForPeople) {
@@ -248,9 +248,9 @@ TEST(RendezvousClient, GivesSignsOfLifeHoweverMuchItPublishes) {
     ASSERT_TRUE((*member)->flush(patience));
   }
   const auto word = store->queue_pop(inbox, patience);
-  EXPECT_TRUE(word && parse_call(*word).value().kind == NodeEvent::Kind::kAlive);
+  EXPECT_TRUE(word && parse_node_event(*word).value().kind == NodeEvent::Kind::kAlive);
   const JobEvent over{Kind::kRefused, 0, "n"};
-  ASSERT_TRUE(store->set((*member)->keys().news(1), encode(over), patience));
+  ASSERT_TRUE(store->set((*member)->keys().event(1), encode(over), patience));
 }
 
 }  // namespace

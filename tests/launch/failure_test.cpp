@@ -94,7 +94,7 @@ TEST(FailureReport, NamesTheRankItsTracebackAndTheOthers) {
 
 TEST(FailureReport, ShowsWhatARankWithoutATracebackWroteLast) {
   EXPECT_THAT(failure_report({2, "b", 812, 1, 0}, "", "one\n  x = (\n      ^\nSyntaxError: '(' was never closed\n", {}),
-              EndsWith("exited with status 1; it wrote last:\n    one\n      x = (\n          ^\n"
+              EndsWith("exited with status 1; its last output:\n    one\n      x = (\n          ^\n"
                        "    SyntaxError: '(' was never closed"));
 }
 
@@ -105,9 +105,9 @@ TEST(ExitStatus, IsTheShellsForWhatCannotRun) {
 }
 
 TEST(OutputTail, ShowEachTextOnceForTheRanksThatWroteIt) {
-  EXPECT_EQ(last_words({{1, "", ""}, {2, "", ""}}), "");
-  EXPECT_EQ(last_words({{1, "step 1\nstep 2\n", ""}, {2, "step 2", ""}, {5, "step 9", "a\nb\nc\n"}}),
-            "\n  what other ranks wrote last:\n   rank 5:\n    b\n    c\n   ranks 1, 2:\n    step 2");
+  EXPECT_EQ(output_tails({{1, "", ""}, {2, "", ""}}), "");
+  EXPECT_EQ(output_tails({{1, "step 1\nstep 2\n", ""}, {2, "step 2", ""}, {5, "step 9", "a\nb\nc\n"}}),
+            "\n  last output of other ranks:\n   rank 5:\n    b\n    c\n   ranks 1, 2:\n    step 2");
 }
 
 TEST(OutputTail, AreCutToAFewRanksAndToTheEndOfALongLine) {
@@ -116,7 +116,7 @@ TEST(OutputTail, AreCutToAFewRanksAndToTheEndOfALongLine) {
   for (int rank = 0; rank < 9; ++rank) lines.push_back(longest + std::to_string(rank));
   std::vector<OutputTail> words;
   for (int rank = 0; rank < 9; ++rank) words.push_back({rank, lines[static_cast<size_t>(rank)], ""});
-  const std::string text = last_words(words);
+  const std::string text = output_tails(words);
   EXPECT_LT(text.size(), 2000u);
   EXPECT_THAT(text, testing::HasSubstr("xxx3"));
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("xxx4")));

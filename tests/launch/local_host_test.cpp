@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::Pair;
 
-class LocalHostTest : public ::testing::Test {
+class SpawnLauncherTest : public ::testing::Test {
  protected:
   void SetUp() override {
     adopt_orphans();
@@ -24,16 +24,16 @@ class LocalHostTest : public ::testing::Test {
     events.failed = [](const Error& error) { ADD_FAILURE() << error.message; };
     events.ended = [this](pid_t pid, int status) {
       ended_.emplace_back(pid, status);
-      if (terminate_at_first_end_ && ended_.size() == 1) host_.terminate();
+      if (terminate_at_first_end_ && ended_.size() == 1) launcher_.terminate();
     };
     events.empty = [this] { ++empties_; };
-    host_.attach(events);
+    launcher_.attach(events);
   }
   void start(int rank, const std::string& code) {
     WorkerSpec spec;
     spec.rank = rank;
     spec.command = {"/bin/sh", "-c", code};
-    host_.start(spec, WorkerPipes::open(false).value());
+    launcher_.start(spec, WorkerPipes::open(false).value());
   }
   // Until it can be reaped, and without doing that.
   static void await_end(pid_t pid) {
@@ -42,7 +42,7 @@ class LocalHostTest : public ::testing::Test {
   }
 
   std::unique_ptr<Loop> loop_ = Loop::create().value();
-  SpawnLauncher host_{*loop_};
+  SpawnLauncher launcher_{*loop_};
   std::map<int, pid_t> pids_;
   std::vector<std::pair<pid_t, int>> ended_;
   int empties_ = 0;
@@ -50,7 +50,7 @@ class LocalHostTest : public ::testing::Test {
 };
 
 // A rank that notices the end of another fails for it, maybe before this process has looked.
-TEST_F(LocalHostTest, ReportsAKilledWorkerBeforeOthersThatFailed) {
+TEST_F(SpawnLauncherTest, ReportsAKilledWorkerBeforeOthersThatFailed) {
   for (const bool terminates : {false, true}) {
     terminate_at_first_end_ = terminates;
     ended_.clear();
@@ -60,19 +60,19 @@ TEST_F(LocalHostTest, ReportsAKilledWorkerBeforeOthersThatFailed) {
     start(2, "exit 2");
     ::kill(pids_[1], SIGKILL);
     for (const auto& [rank, pid] : pids_) await_end(pid);
-    host_.child_ended();
+    launcher_.child_ended();
     EXPECT_THAT(ended_, ElementsAre(Pair(pids_[1], SIGKILL), Pair(pids_[0], 1 << 8), Pair(pids_[2], 2 << 8)));
     EXPECT_EQ(empties_, 1);
   }
 }
 
-TEST_F(LocalHostTest, KillsWorkersAndTheirOrphans) {
+TEST_F(SpawnLauncherTest, KillsWorkersAndTheirOrphans) {
   start(0, "trap '' TERM; (trap '' TERM; sleep 1000) & exec sleep 1000");
-  host_.terminate();
-  host_.kill();
+  launcher_.terminate();
+  launcher_.kill();
   ASSERT_TRUE(loop_->run_until(
       [&] {
-        host_.child_ended();
+        launcher_.child_ended();
         return empties_ > 0;
       },
       Deadline::after(std::chrono::seconds(60))));

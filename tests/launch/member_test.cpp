@@ -22,7 +22,7 @@ class SlowStore : public Store {
     return fail(ErrorCode::kTimeout, "no sign of life came while a value was written");
   }
   Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) override {
-    if (const auto call = parse_call(value); call && call->kind == NodeEvent::Kind::kAlive) {
+    if (const auto event = parse_node_event(value); event && event->kind == NodeEvent::Kind::kAlive) {
       const std::lock_guard lock(mutex_);
       ++signs_;
       changed_.notify_all();
@@ -80,7 +80,7 @@ TEST(RendezvousClient, SendsSignsOfLifeDuringASlowWrite) {
   std::mutex mutex;
   std::string lost;
   RendezvousClient::Events events;
-  events.news = [](const JobEvent&, const std::optional<Assignment>&) {};
+  events.job_event = [](const JobEvent&, const std::optional<Assignment>&) {};
   events.lost = [&](const Error& why) {
     const std::lock_guard lock(mutex);
     lost = why.message;
@@ -93,7 +93,7 @@ TEST(RendezvousClient, SendsSignsOfLifeDuringASlowWrite) {
   EXPECT_EQ(lost, "");
   // With the outcome nothing more is waited for.
   const JobEvent outcome{JobEvent::Kind::kOutcome};
-  ASSERT_TRUE(store->set(member->keys().news(1), encode(outcome), Deadline::after(kWriteTime)));
+  ASSERT_TRUE(store->set(member->keys().event(1), encode(outcome), Deadline::after(kWriteTime)));
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 namespace muster {
 namespace {
@@ -90,23 +92,69 @@ TEST(NumaBinding, CpusAreShownAsRanges) {
   EXPECT_EQ(cpu_list({}), "");
 }
 
-TEST(NumaTopology, ANodeWithoutCpusOfItsOwnIsNone) {
-  if (this_machine().cpus < 2 || allowed_cpus()[1] != 1) GTEST_SKIP() << "needs CPUs 0 and 1";
-  ::setenv("HWLOC_SYNTHETIC", "pack:1 [numa] [numa] core:2 pu:1", 1);
-  const auto topology = read_numa_topology();
-  ::unsetenv("HWLOC_SYNTHETIC");
-  if (!topology && topology.error().code == ErrorCode::kUnsupported) GTEST_SKIP() << topology.error().message;
-  ASSERT_TRUE(topology) << topology.error().message;
-  ASSERT_EQ(topology->nodes.size(), 1U);
-  EXPECT_THAT(topology->nodes[0].cores, ElementsAre(Cpus{0}, Cpus{1}));
+// A directory that looks like /sys of a machine.
+class NumaTopologyTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_NE(::mkdtemp(sys_.data()), nullptr); }
+  void TearDown() override { std::filesystem::remove_all(sys_); }
+  void write(const std::string& path, const std::string& text) const {
+    const std::filesystem::path file = sys_ + "/" + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text << "\n";
+  }
+  void add_cpu(int cpu, int package, const std::string& threads, const std::string& cache) const {
+    const std::string directory = "devices/system/cpu/cpu" + std::to_string(cpu);
+    write(directory + "/topology/physical_package_id", std::to_string(package));
+    write(directory + "/topology/thread_siblings_list", threads);
+    write(directory + "/cache/index0/level", "1");
+    write(directory + "/cache/index0/shared_cpu_list", threads);
+    write(directory + "/cache/index3/level", "3");
+    write(directory + "/cache/index3/shared_cpu_list", cache);
+  }
+  void add_gpu(const std::string& address, const std::string& vendor, int node) const {
+    write("bus/pci/devices/" + address + "/class", "0x030200");
+    write("bus/pci/devices/" + address + "/vendor", vendor);
+    write("bus/pci/devices/" + address + "/numa_node", std::to_string(node));
+  }
+
+  std::string sys_ = testing::TempDir() + "muster-sys-XXXXXX";
+};
+
+TEST_F(NumaTopologyTest, HasCoresCachesAndPackagesOfEachNode) {
+  write("devices/system/node/node0/cpulist", "0-3");
+  write("devices/system/node/node2/cpulist", "4-5,10");
+  write("devices/system/node/node3/cpulist", "");
+  for (const int cpu : {0, 1}) add_cpu(cpu, 0, "0-1", "0-3");
+  for (const int cpu : {2, 3}) add_cpu(cpu, 0, "2-3", "0-3");
+  for (const int cpu : {4, 5, 10}) add_cpu(cpu, 1, std::to_string(cpu), cpu == 10 ? "10" : "4-5");
+  const auto topology = read_numa_topology(sys_, {0, 1, 3, 4, 5, 10});
+  ASSERT_EQ(topology.nodes.size(), 2U) << "node 3 is memory without CPUs";
+  EXPECT_THAT(topology.nodes[0].cores, ElementsAre(Cpus{0, 1}, Cpus{3})) << "this process may not run on CPU 2";
+  EXPECT_THAT(topology.nodes[0].complexes, ElementsAre(Cpus{0, 1, 3}));
+  EXPECT_THAT(topology.nodes[1].cores, ElementsAre(Cpus{4}, Cpus{5}, Cpus{10}));
+  EXPECT_THAT(topology.nodes[1].complexes, ElementsAre(Cpus{4, 5}, Cpus{10}));
+  EXPECT_EQ(topology.nodes[1].package, 1);
 }
 
-TEST(NumaTopology, ThisMachineHasWhatItsWorkersMayRunOn) {
-  const auto topology = read_numa_topology();
-  if (!topology && topology.error().code == ErrorCode::kUnsupported) GTEST_SKIP() << topology.error().message;
-  ASSERT_TRUE(topology) << topology.error().message;
+TEST_F(NumaTopologyTest, ListsTheNodesOfGpusInPciOrder) {
+  write("devices/system/node/node0/cpulist", "0");
+  write("devices/system/node/node1/cpulist", "1");
+  add_gpu("0000:c1:00.0", "0x10de", 0);
+  add_gpu("0000:41:00.0", "0x10de", 1);
+  add_gpu("0000:e1:00.0", "0x10de", -1);
+  add_gpu("0000:01:00.0", "0x1002", 0);
+  EXPECT_THAT(read_numa_topology(sys_, {0, 1}).devices, ElementsAre(1, 0, -1)) << "AMD's is the processor's own";
+}
+
+TEST_F(NumaTopologyTest, IsOneNodeWhereTheKernelShowsNone) {
+  const auto topology = read_numa_topology(sys_, {0, 1});
+  ASSERT_EQ(topology.nodes.size(), 1U);
+  EXPECT_THAT(topology.nodes[0].cores, ElementsAre(Cpus{0}, Cpus{1}));
+}
+
+TEST(NumaTopology, ThisMachineHasAllCpusThatWorkersMayRunOn) {
   size_t cpus = 0;
-  for (const auto& node : topology->nodes)
+  for (const auto& node : read_numa_topology().nodes)
     for (const auto& core : node.cores) cpus += core.size();
   EXPECT_EQ(cpus, static_cast<size_t>(this_machine().cpus));
 }

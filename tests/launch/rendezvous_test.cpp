@@ -23,11 +23,11 @@ class Rendezvouses : public ::testing::Test {
     rendezvous_.emplace(options_, now_);
   }
 
-  std::vector<JobEvent> call(NodeEvent::Kind kind, const std::string& id, const std::string& report = "",
+  std::vector<JobEvent> send(NodeEvent::Kind kind, const std::string& id, const std::string& report = "",
                              int status = 1) {
-    NodeEvent call{kind, id, rendezvous_->generation()};
-    call.outcome = {status, report};
-    return rendezvous_->handle(call, now_);
+    NodeEvent event{kind, id, rendezvous_->generation()};
+    event.outcome = {status, report};
+    return rendezvous_->handle(event, now_);
   }
 
   std::vector<JobEvent> join(const std::string& id, std::optional<int> wanted = {}, int nproc = 1, int last_rank = -1,
@@ -36,9 +36,9 @@ class Rendezvouses : public ::testing::Test {
     node.last_rank = last_rank;
     node.last_nnodes = last_nnodes;
     node.max_restarts = options_.max_restarts;
-    NodeEvent call{NodeEvent::Kind::kJoin, id};
-    call.node = node;
-    return rendezvous_->handle(call, now_);
+    NodeEvent event{NodeEvent::Kind::kJoin, id};
+    event.node = node;
+    return rendezvous_->handle(event, now_);
   }
 
   std::vector<JobEvent> wait(Duration duration) {
@@ -49,8 +49,8 @@ class Rendezvouses : public ::testing::Test {
   std::vector<JobEvent> wait_alive(Duration duration, const std::vector<std::string>& ids) {
     std::vector<JobEvent> all;
     for (TimePoint end = now_ + duration; now_ < end;) {
-      for (auto& news : wait(1s)) all.push_back(std::move(news));
-      for (const auto& id : ids) call(NodeEvent::Kind::kAlive, id);
+      for (auto& event : wait(1s)) all.push_back(std::move(event));
+      for (const auto& id : ids) send(NodeEvent::Kind::kAlive, id);
     }
     return all;
   }
@@ -98,10 +98,10 @@ TEST_F(Rendezvouses, ANodeRankGivenTwiceIsRefusedOnceItsHolderShowsLife) {
   make(2, 2);
   join("a", 1);
   EXPECT_THAT(join("b", 1), IsEmpty());
-  const auto news = call(NodeEvent::Kind::kAlive, "a");
-  ASSERT_THAT(news, Are(Kind::kRefused));
-  EXPECT_EQ(news.front().id, "b");
-  EXPECT_THAT(news.front().text, HasSubstr("node rank 1 is taken by host host-a"));
+  const auto events = send(NodeEvent::Kind::kAlive, "a");
+  ASSERT_THAT(events, Are(Kind::kRefused));
+  EXPECT_EQ(events.front().id, "b");
+  EXPECT_THAT(events.front().text, HasSubstr("node rank 1 is taken by host host-a"));
   EXPECT_THAT(join("c", 0), Are(Kind::kStart));
 }
 
@@ -110,11 +110,11 @@ TEST_F(Rendezvouses, ANodeWhoseAgentWasKilledIsLostAtOnceAndItsRankIsFree) {
   join("a", 0);
   join("b", 1);
   join("again", 1);
-  const auto news = call(NodeEvent::Kind::kKilled, "b");
-  ASSERT_THAT(news, Are(Kind::kStop));
-  EXPECT_THAT(news.front().text, HasSubstr("lost host host-b (agent's pid 100): its agent was killed"));
-  EXPECT_THAT(call(NodeEvent::Kind::kKilled, "b"), IsEmpty());
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
+  const auto events = send(NodeEvent::Kind::kKilled, "b");
+  ASSERT_THAT(events, Are(Kind::kStop));
+  EXPECT_THAT(events.front().text, HasSubstr("lost host host-b (agent's pid 100): its agent was killed"));
+  EXPECT_THAT(send(NodeEvent::Kind::kKilled, "b"), IsEmpty());
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "aagain");
 }
 
@@ -123,10 +123,10 @@ TEST_F(Rendezvouses, ANewAgentTakesTheRankOfADeadOne) {
   join("a", 0);
   join("b", 1);
   join("again", 1);
-  const auto news = wait_alive(15s, {"a", "again"});
-  ASSERT_FALSE(news.empty());
-  EXPECT_THAT(news.front().text, HasSubstr("lost host host-b"));
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
+  const auto events = wait_alive(15s, {"a", "again"});
+  ASSERT_FALSE(events.empty());
+  EXPECT_THAT(events.front().text, HasSubstr("lost host host-b"));
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "aagain");
 }
 
@@ -134,10 +134,10 @@ TEST_F(Rendezvouses, NodesThatDisagreeAboutTheirNumberAreRefused) {
   make(2, 3);
   NodeEvent other{NodeEvent::Kind::kJoin, "b"};
   other.node = {"b", "h", "", 1, 1, 2, 4};
-  const auto news = rendezvous_->handle(other, now_);
-  ASSERT_THAT(news, Are(Kind::kRefused));
-  EXPECT_THAT(news.front().text, HasSubstr("--nnodes 2:4"));
-  EXPECT_THAT(news.front().text, HasSubstr("--nnodes 2:3"));
+  const auto events = rendezvous_->handle(other, now_);
+  ASSERT_THAT(events, Are(Kind::kRefused));
+  EXPECT_THAT(events.front().text, HasSubstr("--nnodes 2:4"));
+  EXPECT_THAT(events.front().text, HasSubstr("--nnodes 2:3"));
 }
 
 TEST_F(Rendezvouses, NodesThatDisagreeAboutTheRestartsAreRefused) {
@@ -145,17 +145,18 @@ TEST_F(Rendezvouses, NodesThatDisagreeAboutTheRestartsAreRefused) {
   NodeEvent other{NodeEvent::Kind::kJoin, "b"};
   other.node = {"b", "h", "", 1, 1, 2, 2};
   other.node.max_restarts = 1;
-  const auto news = rendezvous_->handle(other, now_);
-  ASSERT_THAT(news, Are(Kind::kRefused));
-  EXPECT_THAT(news.front().text, HasSubstr("started with --max-restarts 1, but the job's root with --max-restarts 3"));
+  const auto events = rendezvous_->handle(other, now_);
+  ASSERT_THAT(events, Are(Kind::kRefused));
+  EXPECT_THAT(events.front().text,
+              HasSubstr("started with --max-restarts 1, but the job's root with --max-restarts 3"));
 }
 
 TEST_F(Rendezvouses, OneNodeTooManyIsToldSo) {
   make(1, 1);
   join("a");
-  const auto news = join("b");
-  ASSERT_THAT(news, Are(Kind::kRefused));
-  EXPECT_THAT(news.front().text, HasSubstr("all 1 nodes of the job are there already"));
+  const auto events = join("b");
+  ASSERT_THAT(events, Are(Kind::kRefused));
+  EXPECT_THAT(events.front().text, HasSubstr("all 1 nodes of the job have joined already"));
 }
 
 TEST_F(Rendezvouses, WhoWaitsIsToldWhoIsMissing) {
@@ -163,9 +164,9 @@ TEST_F(Rendezvouses, WhoWaitsIsToldWhoIsMissing) {
   make(5, 5);
   join("a", 0);
   join("d", 3);
-  const auto news = wait_alive(4s, {"a", "d"});
-  ASSERT_THAT(news, Are(Kind::kProgress));
-  EXPECT_EQ(news.front().text, "2 of 5 nodes are here; missing: 1, 2, 4");
+  const auto events = wait_alive(4s, {"a", "d"});
+  ASSERT_THAT(events, Are(Kind::kProgress));
+  EXPECT_EQ(events.front().text, "2 of 5 nodes are here; missing: 1, 2, 4");
   const auto end = wait_alive(100s, {"a", "d"});
   ASSERT_EQ(end.back().kind, Kind::kOutcome);
   EXPECT_THAT(end.back().outcome.report, HasSubstr("of 5 nodes, nodes 1, 2, 4 did not come within 100 s"));
@@ -178,7 +179,7 @@ TEST_F(Rendezvouses, WhoComesInsteadOfAnotherIsToldTheSame) {
   join("d", 3);
   ASSERT_THAT(wait_alive(4s, {"a", "d"}), Are(Kind::kProgress));
   EXPECT_THAT(wait_alive(4s, {"a", "d"}), IsEmpty());
-  call(NodeEvent::Kind::kBye, "d");
+  send(NodeEvent::Kind::kBye, "d");
   join("e", 3);
   ASSERT_THAT(wait_alive(4s, {"a", "e"}), Are(Kind::kProgress));
 }
@@ -187,13 +188,13 @@ TEST_F(Rendezvouses, TheJobEndsWellWhenTheLastNodeDoes) {
   make(2, 2);
   join("a");
   join("b");
-  EXPECT_THAT(call(NodeEvent::Kind::kDone, "a"), IsEmpty());
-  const auto news = call(NodeEvent::Kind::kDone, "b");
-  ASSERT_THAT(news, Are(Kind::kOutcome));
-  EXPECT_EQ(news.front().outcome.status, 0);
-  call(NodeEvent::Kind::kBye, "a");
+  EXPECT_THAT(send(NodeEvent::Kind::kDone, "a"), IsEmpty());
+  const auto events = send(NodeEvent::Kind::kDone, "b");
+  ASSERT_THAT(events, Are(Kind::kOutcome));
+  EXPECT_EQ(events.front().outcome.status, 0);
+  send(NodeEvent::Kind::kBye, "a");
   EXPECT_FALSE(rendezvous_->all_left());
-  call(NodeEvent::Kind::kBye, "b");
+  send(NodeEvent::Kind::kBye, "b");
   EXPECT_TRUE(rendezvous_->all_left());
 }
 
@@ -201,42 +202,42 @@ TEST_F(Rendezvouses, WithoutRestartsTheFirstFailureIsTheOutcome) {
   make(2, 2);
   join("a");
   join("b");
-  const auto news = call(NodeEvent::Kind::kFailed, "b", "rank 1 failed", 3);
-  ASSERT_THAT(news, Are(Kind::kOutcome));
-  EXPECT_EQ(news.front().outcome.status, 3);
-  EXPECT_EQ(news.front().outcome.report, "rank 1 failed");
-  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "a", "rank 0 failed too"), IsEmpty());
+  const auto events = send(NodeEvent::Kind::kFailed, "b", "rank 1 failed", 3);
+  ASSERT_THAT(events, Are(Kind::kOutcome));
+  EXPECT_EQ(events.front().outcome.status, 3);
+  EXPECT_EQ(events.front().outcome.report, "rank 1 failed");
+  EXPECT_THAT(send(NodeEvent::Kind::kFailed, "a", "rank 0 failed too"), IsEmpty());
 }
 
 TEST_F(Rendezvouses, TwoFailuresAtOnceAreOneRestart) {
   make(2, 2, /*max_restarts=*/1);
   join("a");
   join("b");
-  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "a", "first"), Are(Kind::kStop));
-  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "b", "second"), IsEmpty());
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), IsEmpty());
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "b"), Are(Kind::kStart));
+  EXPECT_THAT(send(NodeEvent::Kind::kFailed, "a", "first"), Are(Kind::kStop));
+  EXPECT_THAT(send(NodeEvent::Kind::kFailed, "b", "second"), IsEmpty());
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), IsEmpty());
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "b"), Are(Kind::kStart));
   EXPECT_EQ(rendezvous_->generation(), 1);
   EXPECT_EQ(rendezvous_->restarts(), 1);
   EXPECT_EQ(rendezvous_->places().front().second.restarts, 1);
-  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
+  EXPECT_THAT(send(NodeEvent::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
 }
 
 TEST_F(Rendezvouses, ANodeThatHadFinishedStartsAnewWithTheOthers) {
   make(2, 2, /*max_restarts=*/1);
   join("a");
   join("b");
-  call(NodeEvent::Kind::kDone, "a");
-  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "b", "late"), Are(Kind::kStop));
-  call(NodeEvent::Kind::kStopped, "b");
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
+  send(NodeEvent::Kind::kDone, "a");
+  EXPECT_THAT(send(NodeEvent::Kind::kFailed, "b", "late"), Are(Kind::kStop));
+  send(NodeEvent::Kind::kStopped, "b");
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
 }
 
 TEST_F(Rendezvouses, WordsOfAnOldGenerationCountNoMore) {
   make(1, 1, /*max_restarts=*/3);
   join("a");
-  call(NodeEvent::Kind::kFailed, "a", "one");
-  call(NodeEvent::Kind::kStopped, "a");
+  send(NodeEvent::Kind::kFailed, "a", "one");
+  send(NodeEvent::Kind::kStopped, "a");
   ASSERT_EQ(rendezvous_->generation(), 1);
   for (const auto kind : {NodeEvent::Kind::kFailed, NodeEvent::Kind::kDone, NodeEvent::Kind::kStopped})
     EXPECT_THAT(rendezvous_->handle({kind, "a", 0}, now_), IsEmpty());
@@ -248,9 +249,9 @@ TEST_F(Rendezvouses, AnElasticJobWaitsAMomentForMoreNodesAndThenStarts) {
   make(2, 4);
   join("a");
   EXPECT_THAT(join("b"), IsEmpty());
-  const auto news = wait_alive(31s, {"a", "b"});
-  ASSERT_FALSE(news.empty());
-  EXPECT_EQ(news.back().kind, Kind::kStart);
+  const auto events = wait_alive(31s, {"a", "b"});
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events.back().kind, Kind::kStart);
   EXPECT_EQ(order(), "ab");
 }
 
@@ -263,10 +264,10 @@ TEST_F(Rendezvouses, TheLastCallCountsFromWhenThereAreEnoughNodes) {
   EXPECT_THAT(wait_alive(60s, {"a"}), Each(Field(&JobEvent::kind, Kind::kProgress)));
   EXPECT_GT(rendezvous_->next_tick().ns, now_.ns) << "nothing is to be done before";
   EXPECT_THAT(join("c"), IsEmpty()) << "there may be more to come";
-  const auto news = wait_alive(31s, {"a", "c"});
-  ASSERT_FALSE(news.empty());
-  EXPECT_EQ(news.back().kind, Kind::kStart);
-  call(NodeEvent::Kind::kStopped, "a");
+  const auto events = wait_alive(31s, {"a", "c"});
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events.back().kind, Kind::kStart);
+  send(NodeEvent::Kind::kStopped, "a");
   wait_alive(12s, {"a"});  // c is lost, long after the last call
   EXPECT_GT(rendezvous_->next_tick().ns, now_.ns);
 }
@@ -279,7 +280,7 @@ TEST_F(Rendezvouses, ANodeThatComesLaterIsLetIntoTheNextGeneration) {
   ASSERT_THAT(stop, Are(Kind::kStop));
   EXPECT_THAT(stop.front().text, HasSubstr("host-b"));
   EXPECT_THAT(join("c"), IsEmpty());
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "abc");
   EXPECT_EQ(rendezvous_->restarts(), 0) << "a change of membership is no restart";
   EXPECT_THAT(join("d"), IsEmpty()) << "there is no room";
@@ -290,17 +291,17 @@ TEST_F(Rendezvouses, SurvivorsKeepTheirOrderAndASpareTakesTheEmptyPlace) {
   make(2, 3);
   join("a");
   join("b");
-  call(NodeEvent::Kind::kStopped, "a");
+  send(NodeEvent::Kind::kStopped, "a");
   join("c");
-  for (const char* id : {"a", "b"}) call(NodeEvent::Kind::kStopped, id);
+  for (const char* id : {"a", "b"}) send(NodeEvent::Kind::kStopped, id);
   ASSERT_EQ(order(), "abc");
   join("spare");
   wait_alive(5s, {"a", "c", "spare"});
   const auto lost = wait_alive(6s, {"a", "c", "spare"});
   ASSERT_THAT(lost, Are(Kind::kStop));
   EXPECT_THAT(lost.front().text, HasSubstr("lost host host-b"));
-  call(NodeEvent::Kind::kStopped, "c");
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
+  send(NodeEvent::Kind::kStopped, "c");
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "asparec");
 }
 
@@ -309,12 +310,12 @@ TEST_F(Rendezvouses, AFailureThatALostNodeBringsAboutIsNoRestart) {
   make(1, 2);
   join("a");
   join("b");
-  call(NodeEvent::Kind::kStopped, "a");
+  send(NodeEvent::Kind::kStopped, "a");
   ASSERT_EQ(order(), "ab");
-  EXPECT_THAT(call(NodeEvent::Kind::kFailed, "a", "lost its peer"), Are(Kind::kStop));
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), IsEmpty()) << "b may yet be well";
-  const auto news = wait_alive(12s, {"a"});
-  ASSERT_THAT(news, Are(Kind::kStart));
+  EXPECT_THAT(send(NodeEvent::Kind::kFailed, "a", "lost its peer"), Are(Kind::kStop));
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), IsEmpty()) << "b may yet be well";
+  const auto events = wait_alive(12s, {"a"});
+  ASSERT_THAT(events, Are(Kind::kStart));
   EXPECT_EQ(order(), "a");
   EXPECT_EQ(rendezvous_->restarts(), 0);
 }
@@ -323,19 +324,19 @@ TEST_F(Rendezvouses, AnElasticJobsOwnFailureEndsItOnceNoRestartIsLeft) {
   options_.last_call = 0s;
   make(1, 2);
   join("a");
-  call(NodeEvent::Kind::kFailed, "a", "its own fault", 7);
-  const auto news = call(NodeEvent::Kind::kStopped, "a");
-  ASSERT_THAT(news, Are(Kind::kOutcome));
-  EXPECT_EQ(news.front().outcome.status, 7);
+  send(NodeEvent::Kind::kFailed, "a", "its own fault", 7);
+  const auto events = send(NodeEvent::Kind::kStopped, "a");
+  ASSERT_THAT(events, Are(Kind::kOutcome));
+  EXPECT_EQ(events.front().outcome.status, 7);
 }
 
 TEST_F(Rendezvouses, ALostNodeEndsAJobThatCannotGoOnWithoutIt) {
   make(2, 2);
   join("a");
   join("b");
-  const auto news = wait_alive(12s, {"a"});
-  ASSERT_THAT(news, Are(Kind::kOutcome));
-  EXPECT_THAT(news.front().outcome.report, HasSubstr("lost host host-b (agent's pid 100): no sign of life for 10 s"));
+  const auto events = wait_alive(12s, {"a"});
+  ASSERT_THAT(events, Are(Kind::kOutcome));
+  EXPECT_THAT(events.front().outcome.report, HasSubstr("lost host host-b (agent's pid 100): no heartbeat for 10 s"));
 }
 
 TEST_F(Rendezvouses, TooFewNodesForTooLongEndAnElasticJob) {
@@ -345,10 +346,10 @@ TEST_F(Rendezvouses, TooFewNodesForTooLongEndAnElasticJob) {
   join("a");
   join("b");
   wait_alive(12s, {"a"});
-  call(NodeEvent::Kind::kStopped, "a");
-  const auto news = wait_alive(51s, {"a"});
-  ASSERT_EQ(news.back().kind, Kind::kOutcome);
-  EXPECT_THAT(news.back().outcome.report, HasSubstr("of at least 2 nodes (--nnodes 2:3) only 1 came within 50 s"));
+  send(NodeEvent::Kind::kStopped, "a");
+  const auto events = wait_alive(51s, {"a"});
+  ASSERT_EQ(events.back().kind, Kind::kOutcome);
+  EXPECT_THAT(events.back().outcome.report, HasSubstr("of at least 2 nodes (--nnodes 2:3) only 1 came within 50 s"));
 }
 
 TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
@@ -356,13 +357,13 @@ TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
   make(1, 3);
   join("a");
   join("b");
-  call(NodeEvent::Kind::kStopped, "a");
-  EXPECT_THAT(call(NodeEvent::Kind::kLeave, "a", "SIGTERM"), Are(Kind::kStop));
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "b"), IsEmpty());
-  EXPECT_THAT(call(NodeEvent::Kind::kStopped, "a"), IsEmpty()) << "no generation begins with one that leaves";
-  EXPECT_THAT(call(NodeEvent::Kind::kBye, "a"), Are(Kind::kStart));
+  send(NodeEvent::Kind::kStopped, "a");
+  EXPECT_THAT(send(NodeEvent::Kind::kLeave, "a", "SIGTERM"), Are(Kind::kStop));
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "b"), IsEmpty());
+  EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), IsEmpty()) << "no generation begins with one that leaves";
+  EXPECT_THAT(send(NodeEvent::Kind::kBye, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "b");
-  const auto last = call(NodeEvent::Kind::kLeave, "b", "SIGTERM", 143);
+  const auto last = send(NodeEvent::Kind::kLeave, "b", "SIGTERM", 143);
   ASSERT_THAT(last, Are(Kind::kOutcome)) << "nobody would be left";
   EXPECT_EQ(last.front().outcome.status, 143);
 }
@@ -380,11 +381,11 @@ TEST_F(Rendezvouses, ANodeThatWasGivenUpIsToldToJoinAgain) {
   make(1, 2);
   join("a");
   join("b");
-  call(NodeEvent::Kind::kStopped, "a");
+  send(NodeEvent::Kind::kStopped, "a");
   ASSERT_EQ(order(), "ab");
   ASSERT_THAT(wait_alive(12s, {"a"}), Are(Kind::kStop));
-  call(NodeEvent::Kind::kStopped, "a");
-  const auto forgotten = call(NodeEvent::Kind::kAlive, "b");
+  send(NodeEvent::Kind::kStopped, "a");
+  const auto forgotten = send(NodeEvent::Kind::kAlive, "b");
   ASSERT_THAT(forgotten, Are(Kind::kEvicted));
   EXPECT_EQ(forgotten.front().id, "b");
   EXPECT_THAT(join("b", {}, 1, 1, 2), Are(Kind::kStop));
@@ -395,18 +396,18 @@ TEST_F(Rendezvouses, ASuccessorOfTheRootGoesOnWithThoseWhoAreLeft) {
   make(2, 4, 0, /*first_generation=*/6);
   join("d", {}, 1, 3, 4);
   join("b", {}, 1, 1, 4);
-  const auto news = join("c", {}, 1, 2, 4);
-  ASSERT_THAT(news, Are(Kind::kStart));
-  EXPECT_EQ(news.front().generation, 6);
+  const auto events = join("c", {}, 1, 2, 4);
+  ASSERT_THAT(events, Are(Kind::kStart));
+  EXPECT_EQ(events.front().generation, 6);
   EXPECT_EQ(order(), "bcd");
 }
 
 TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
   make(3, 3);
   for (const auto& [id, role, nproc] : {std::tuple{"a", "actor", 2}, {"b", "learner", 3}, {"c", "actor", 4}}) {
-    NodeEvent call{NodeEvent::Kind::kJoin, id};
-    call.node = {id, "h", "", 1, nproc, 3, 3, role};
-    rendezvous_->handle(call, now_);
+    NodeEvent event{NodeEvent::Kind::kJoin, id};
+    event.node = {id, "h", "", 1, nproc, 3, 3, role};
+    rendezvous_->handle(event, now_);
   }
   const auto& places = rendezvous_->places();
   ASSERT_EQ(places.size(), 3u);
@@ -418,32 +419,32 @@ TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
 
 TEST_F(Rendezvouses, WhoComesWhenAllIsOverIsToldTheOutcome) {
   make(2, 2);
-  call(NodeEvent::Kind::kEnd, "stranger", "no such script", 127);
-  const auto news = join("a");
-  ASSERT_THAT(news, Are(Kind::kOutcome));
-  EXPECT_EQ(news.front().outcome.status, 127);
+  send(NodeEvent::Kind::kEnd, "stranger", "no such script", 127);
+  const auto events = join("a");
+  ASSERT_THAT(events, Are(Kind::kOutcome));
+  EXPECT_EQ(events.front().outcome.status, 127);
 }
 
 TEST(RendezvousMessages, AreReadAsTheyWereWritten) {
-  NodeEvent call{NodeEvent::Kind::kJoin, "id", 3};
-  call.node = {"id", "h\xff", "boot/pid:1", 7, 4, 2, 5, "role", 1, 3, 4};
-  const NodeEvent read = parse_call(encode(call)).value();
+  NodeEvent event{NodeEvent::Kind::kJoin, "id", 3};
+  event.node = {"id", "h\xff", "boot/pid:1", 7, 4, 2, 5, "role", 1, 3, 4};
+  const NodeEvent read = parse_node_event(encode(event)).value();
   EXPECT_EQ(read.node.wanted, 1);
   EXPECT_EQ(read.node.nproc, 4);
   EXPECT_EQ(read.node.last_nnodes, 4);
   EXPECT_EQ(read.generation, 3);
-  const JobEvent news = parse_news(encode(JobEvent{Kind::kOutcome, 2, "", "", {9, "why"}})).value();
-  EXPECT_EQ(news.outcome.status, 9);
-  EXPECT_EQ(news.outcome.report, "why");
-  EXPECT_EQ(parse_news(encode(JobEvent{Kind::kRefused, -1, "id", "before the first"})).value().generation, -1);
+  const JobEvent outcome = parse_job_event(encode(JobEvent{Kind::kOutcome, 2, "", "", {9, "why"}})).value();
+  EXPECT_EQ(outcome.outcome.status, 9);
+  EXPECT_EQ(outcome.outcome.report, "why");
+  EXPECT_EQ(parse_job_event(encode(JobEvent{Kind::kRefused, -1, "id", "before the first"})).value().generation, -1);
 }
 
 TEST(RendezvousMessages, OfAnotherShapeAreRefused) {
   for (const char* text : {"", "[]", "{}", "\xff", R"({"is":"join","id":"x","generation":0})",
                            R"({"is":"alive","id":"x","generation":-1})", R"({"is":"alive","id":7,"generation":1})"})
-    EXPECT_EQ(parse_call(as_bytes(text)).error().code, ErrorCode::kProtocol) << text;
+    EXPECT_EQ(parse_node_event(as_bytes(text)).error().code, ErrorCode::kProtocol) << text;
   EXPECT_FALSE(parse_assignment(as_bytes(R"({"nnodes":2,"node":2})")));
-  EXPECT_FALSE(parse_news(as_bytes(R"({"is":"news"})")));
+  EXPECT_FALSE(parse_job_event(as_bytes(R"({"is":"events"})")));
 }
 
 }  // namespace

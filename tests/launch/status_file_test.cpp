@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "muster/launch/agent/status_file.h"
-#include "muster/launch/user_folder.h"
+#include "muster/launch/private_directories.h"
 
 namespace muster {
 namespace {
@@ -42,7 +42,7 @@ TEST(StatusFile, TheNextAgentRemovesThoseOfDeadOnes) {
   std::string folder = "/tmp/muster-test-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   const Environment environment = {{"XDG_RUNTIME_DIR", folder}};
-  ASSERT_TRUE(user_folder(environment));
+  ASSERT_TRUE(user_directory(environment));
   const std::string dead = folder + "/muster/job-1.json", living = folder + "/muster/job-2.json";
   const std::string other = folder + "/muster/warm-1";
   for (const auto& path : {dead, living, other}) std::ofstream(path) << "{}";

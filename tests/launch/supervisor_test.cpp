@@ -21,7 +21,7 @@ using ::testing::Not;
 constexpr Duration kReadTime = std::chrono::seconds(60);
 
 // Workers without processes: each writes to its pipe what the test says, and ends when the test says so.
-class FakeHost : public WorkerLauncher {
+class FakeLauncher : public WorkerLauncher {
  public:
   void start(const WorkerSpec& spec, WorkerPipes pipes) override {
     const pid_t pid = 1000 + spec.rank;
@@ -78,7 +78,7 @@ class SupervisorTest : public ::testing::Test {
       ++reports_;
       report_ = std::move(report);
     };
-    supervisor_ = Supervisor::create(*loop_, console_, {"host", *outputs_, {}, kReadTime, &host_}, events).value();
+    supervisor_ = Supervisor::create(*loop_, console_, {"host", *outputs_, {}, kReadTime, &launcher_}, events).value();
   }
   void TearDown() override {
     supervisor_.reset();
@@ -91,8 +91,8 @@ class SupervisorTest : public ::testing::Test {
   }
   // The supervisor has read `text` when this returns.
   void write(int rank, const std::string& text) {
-    host_.write(1000 + rank, text);
-    while (host_.unread(1000 + rank) > 0) ASSERT_TRUE(loop_->run_once(Deadline::after(kReadTime)));
+    launcher_.write(1000 + rank, text);
+    while (launcher_.unread(1000 + rank) > 0) ASSERT_TRUE(loop_->run_once(Deadline::after(kReadTime)));
   }
 
   static constexpr int kWorkers = 3;
@@ -102,7 +102,7 @@ class SupervisorTest : public ::testing::Test {
   const Environment environment_;
   std::string scratch_;
   std::unique_ptr<OutputFiles> outputs_;
-  FakeHost host_;
+  FakeLauncher launcher_;
   std::unique_ptr<Supervisor> supervisor_;
   std::optional<WorkerExit> failed_;
   std::string report_;
@@ -115,8 +115,8 @@ TEST_F(SupervisorTest, ReportsWhatOtherWorkersWroteBeforeTheFailure) {
   const std::string full(Tail::kMax, '.');
   write(0, "first worker before\n");
   write(2, full + "\nlast worker before\n");
-  host_.write_when_terminated(full + "\nafter\n");
-  host_.end(1001, SIGSEGV);
+  launcher_.write_when_terminated(full + "\nafter\n");
+  launcher_.end(1001, SIGSEGV);
   ASSERT_TRUE(failed_);
   EXPECT_EQ(failed_->rank, 1);
   EXPECT_THAT(report_, HasSubstr("first worker before"));
@@ -127,7 +127,7 @@ TEST_F(SupervisorTest, ReportsWhatOtherWorkersWroteBeforeTheFailure) {
 
 TEST_F(SupervisorTest, ReportsOnlyTheFirstFailure) {
   start_workers();
-  host_.end(1002, 7 << 8);
+  launcher_.end(1002, 7 << 8);
   EXPECT_EQ(reports_, 1) << "the others end with a failure of their own, because they are stopped";
   EXPECT_EQ(failed_->rank, 2);
   EXPECT_EQ(failed_->code, 7);
@@ -136,12 +136,12 @@ TEST_F(SupervisorTest, ReportsOnlyTheFirstFailure) {
 
 TEST_F(SupervisorTest, StartsTheNextGenerationWhenTheFirstIsGone) {
   start_workers();
-  host_.end(1000, SIGKILL);
+  launcher_.end(1000, SIGKILL);
   ASSERT_TRUE(supervisor_->gone());
   failed_.reset();
   start_workers();
   EXPECT_FALSE(supervisor_->gone());
-  host_.end(1001, SIGKILL);
+  launcher_.end(1001, SIGKILL);
   ASSERT_TRUE(failed_);
   EXPECT_EQ(failed_->rank, 1);
 }

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "muster/launch/user_folder.h"
+#include "muster/launch/private_directories.h"
 #include "muster/launch/workers/warm.h"
 #include "muster/launch/workers/zygote_program.h"
 
@@ -30,22 +30,22 @@ TEST(Zygote, CarriesTheTextOfEachModule) {
 }
 
 TEST(Warm, IsAskedForByWhatCannotBeChangedAfterAFork) {
-  const WarmKind kind{"/venv/bin/python3", {}, {{"PATH", "/bin"}, {"LD_LIBRARY_PATH", "/lib"}}};
-  const std::string digest = warm_digest(kind);
+  const WarmKey key{"/venv/bin/python3", {}, {{"PATH", "/bin"}, {"LD_LIBRARY_PATH", "/lib"}}};
+  const std::string digest = warm_digest(key);
   const auto with = [&](const char* name, const char* value) {
-    WarmKind other = kind;
+    WarmKey other = key;
     other.environment[name] = value;
     return warm_digest(other);
   };
   for (const char* name : {"PATH", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCHELASTIC_RUN_ID", "MY_VARIABLE"})
     EXPECT_EQ(with(name, "x"), digest) << name;
-  for (const char* name : {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "OMP_PROC_BIND", "TORCH_LOGS", "LANG",
-                           "ATEN_CPU_CAPABILITY"})
+  for (const char* name :
+       {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "OMP_PROC_BIND", "TORCH_LOGS", "LANG", "ATEN_CPU_CAPABILITY"})
     EXPECT_NE(with(name, "x"), digest) << name;
-  WarmKind other = kind;
+  WarmKey other = key;
   other.python = "/other/bin/python3";
   EXPECT_NE(warm_digest(other), digest);
-  other = kind;
+  other = key;
   other.preload = {"torchvision"};
   EXPECT_NE(warm_digest(other), digest);
 }
@@ -54,15 +54,15 @@ TEST(Warm, TrustsNoFolderThatOthersCanEnter) {
   std::string base = testing::TempDir() + "muster-warm-XXXXXX";
   ASSERT_NE(::mkdtemp(base.data()), nullptr);
   const Environment environment = {{"XDG_RUNTIME_DIR", base}};
-  const auto folder = user_folder(environment);
+  const auto folder = user_directory(environment);
   ASSERT_TRUE(folder) << folder.error().message;
   EXPECT_EQ(*folder, base + "/muster");
   EXPECT_EQ(connect_warm({"/bin/python3", {}, environment}).error().code, ErrorCode::kNotFound);
   ::chmod(folder->c_str(), 0770);
-  EXPECT_EQ(user_folder(environment).error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(user_directory(environment).error().code, ErrorCode::kUnavailable);
   ::rmdir(folder->c_str());
   ASSERT_EQ(::symlink("/", folder->c_str()), 0);
-  EXPECT_EQ(user_folder(environment).error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(user_directory(environment).error().code, ErrorCode::kUnavailable);
   ::unlink(folder->c_str());
   ::rmdir(base.c_str());
 }

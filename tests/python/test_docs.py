@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from doc_blocks import PAGES, ROOT, blocks_of, runs
-from launching import START_PATIENCE, find_muster
+from launching import START_TIMEOUT, find_muster
 
 # Blocks that no test runs, all of them with a reason. Lower it when one more runs; think twice before raising it.
 NOT_RUN = 25
@@ -71,7 +71,7 @@ def test_cpp_blocks_compile(release_build: Path, tmp_path: Path) -> None:
         env={**os.environ, "CCACHE_NOHASHDIR": "1"},
         capture_output=True,
         text=True,
-        timeout=START_PATIENCE,
+        timeout=START_TIMEOUT,
     )
     assert compiled.returncode == 0, compiled.stderr[:4000]
 
@@ -80,7 +80,7 @@ def test_cpp_blocks_compile(release_build: Path, tmp_path: Path) -> None:
 def options_of(*command: str) -> frozenset[str]:
     """The options that a command's --help lists."""
     done = subprocess.run(
-        [find_muster() or "", *command, "--help"], capture_output=True, text=True, timeout=START_PATIENCE
+        [find_muster() or "", *command, "--help"], capture_output=True, text=True, timeout=START_TIMEOUT
     )
     assert done.returncode == 0, f"muster {' '.join(command)} --help: {done.stderr}"
     return frozenset(re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout)) | {"--help", "-h"}

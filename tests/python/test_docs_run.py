@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from doc_blocks import PAGES, ROOT, runs
-from launching import START_PATIENCE, find_muster
+from launching import START_TIMEOUT, find_muster
 
 
 def pages_with(language: str) -> list[str]:
@@ -54,7 +54,7 @@ def run(command: list[str], folder: Path) -> str:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=START_PATIENCE)
+        output, _ = process.communicate(timeout=START_TIMEOUT)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()

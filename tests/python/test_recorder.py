@@ -176,4 +176,4 @@ def test_dump_of_a_process_without_groups() -> None:
     assert f"muster: dump: process {os.getpid()} has no group of muster's" in result.stderr
     result = subprocess.run([command, "trace", "--job", "nobody"], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "no process of this user on this host has a group of muster's in the job nobody" in result.stderr
+    assert "no process of this user on this host has a muster group in the job nobody" in result.stderr

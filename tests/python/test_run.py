@@ -88,7 +88,7 @@ os._exit(3)
     wait_until(lambda: any(map(is_gone, map(int, workers))))
     os.kill(agent, signal.SIGCONT)
     assert job.finish() == 3
-    assert re.search(r"what other ranks wrote last:\n   rank 0:\n    step\n    loss is nan\n", job.err), job.err[-900:]
+    assert re.search(r"last output of other ranks:\n   rank 0:\n    step\n    loss is nan\n", job.err), job.err[-900:]
 
 
 def test_the_error_file_is_shown_when_stderr_has_no_traceback(launch: Launch, script: Callable[[str], Path]) -> None:
@@ -421,14 +421,14 @@ def test_the_help_and_the_version(muster: str) -> None:
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["dance"], "there is no command 'dance' ("),
+        (["dance"], "unknown command 'dance' ("),
         (["rum"], "did you mean run "),
         (["help", "stroe"], "did you mean store "),
         (["warm", "--idle", "0"], "--idle: '0' is not a number of seconds from 0.1 up"),
-        (["dump", "ten"], "'ten' is no number that PID takes"),
+        (["dump", "ten"], "'ten' is not a number that PID takes"),
         (["dump", "--last", "-1"], "--last: '-1' is not a number from 0 up"),
         (["train.py", "--steps", "3"], "did you mean `muster run train.py --steps 3`"),
-        (["explain"], "muster: explain: COLLECTIVE is required (`muster explain --help`"),
+        (["explain"], "muster: explain: COLLECTIVE is required (see `muster explain --help`"),
         (["status", "--jsn"], "muster: status: The following argument was not expected: --jsn"),
     ],
 )

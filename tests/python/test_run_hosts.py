@@ -48,7 +48,7 @@ def test_a_vanished_host_is_named_and_others_continue(tmp_path: Path) -> None:
             ip("-n", hosts[2].namespace, "link", "set", "veth0", "down")
             assert [job.finish() for job in jobs[:2]] == [0, 0], jobs[0].err
             for job in jobs[:2]:
-                assert "no sign of life for 3 s" in job.err
+                assert "no heartbeat for 3 s" in job.err
                 assert " of 2" in job.out
             # The host that was cut off gives the root up in its turn.
             assert jobs[2].finish() == 1

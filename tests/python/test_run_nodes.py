@@ -284,7 +284,7 @@ def test_a_node_without_keep_alive_is_lost(node: Node) -> None:
         job.expect("ready")
     os.kill(second.agent(), signal.SIGSTOP)
     assert first.finish() == 1
-    assert re.search(r"lost host \S+ \(agent's pid \d+\): no sign of life for 2 s", first.err), first.err
+    assert re.search(r"lost host \S+ \(agent's pid \d+\): no heartbeat for 2 s", first.err), first.err
     assert first.left_behind() == []
 
 

@@ -204,7 +204,7 @@ def test_numa_binding_limits_the_cpus(launch: Launch, script: Callable[[str], Pa
         pytest.skip("needs two CPUs")
     job = launch("--numa-binding=exclusive", "--nproc-per-node=2", script("print(sorted(os.sched_getaffinity(0)))"))
     status = job.finish()
-    if "there is no libhwloc" in job.err or "was built without" in job.err or "workers would share" in job.err:
+    if "workers would share" in job.err:
         pytest.skip(job.err)
     assert status == 0, job.err
     first, second = (set(json.loads(line.split("] ", 1)[1])) for line in sorted(job.out.splitlines()))
@@ -255,7 +255,7 @@ def test_all_torchrun_options_and_spellings_work(muster: str, script: Callable[[
             for spelled in {name[:2] + name[2:].replace("_", "-"), name[:2] + name[2:].replace("-", "_")}:
                 done = subprocess.run([muster, "run", "--dry-run", spelled, *value, program], capture_output=True,
                                       text=True, env={**os.environ, "MUSTER_PYTHON": sys.executable})  # fmt: skip
-                assert done.returncode == 0 or "hwloc" in done.stderr, f"{spelled} {value}: {done.stderr}"
+                assert done.returncode == 0, f"{spelled} {value}: {done.stderr}"
 
 
 def test_options_without_effect_are_reported(launch: Launch, script: Callable[[str], Path]) -> None:
@@ -298,7 +298,7 @@ def test_bash_completes_subcommands_and_their_options(muster: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_valid(muster: str, shell: str, tmp_path: Path) -> None:
     text = run_and_read(muster, "completion", shell)
-    assert "--rdzv-endpoint" in text or "-l rdzv-endpoint" in text
+    assert f"'{muster}' completion words" in text
     if shutil.which(shell):
         (tmp_path / "script").write_text(text)
         run_and_read(shell, "-n", tmp_path / "script")
@@ -386,7 +386,7 @@ def test_a_silent_host_does_not_delay_the_end(launch: Launch, script: Callable[[
     job = launch("--hosts=127.0.0.1,silent", "--nnodes=1:2", times, "--shutdown-timeout=0", "--ssh", fake_ssh,
                  script("print('done')"))  # fmt: skip
     assert job.finish() == 0, job.err
-    assert "done" in job.out and "the job has ended, but not the connection to silent" in job.err
+    assert "done" in job.out and "the job has ended, but the connection to silent" in job.err
     assert job.left_behind() == []
 
 

@@ -86,7 +86,7 @@ def test_counters_and_deletions(ask: Ask) -> None:
 def test_a_missing_key_has_its_own_exit_status(ask: Ask) -> None:
     absent = ask("get", "nobody")
     assert (absent.returncode, absent.stdout) == (1, b"")
-    assert b'there is no key "nobody"' in absent.stderr
+    assert b'no such key: "nobody"' in absent.stderr
     late = ask("--timeout", "0.1", "get", "--wait", "nobody")
     assert late.returncode == 1
     assert b"timed out" in late.stderr

@@ -466,4 +466,4 @@ def test_idle_and_broken_warm_zygotes_end(muster: str, settings: dict[str, str],
     wait_until(lambda: call(muster, env, "status").returncode == 1)
     own_runtime.joinpath("muster").chmod(0o755)
     done = call(muster, env)
-    assert done.returncode == 1 and "not a folder of this user's alone" in done.stderr
+    assert done.returncode == 1 and "not a private directory of this user" in done.stderr

@@ -1,4 +1,4 @@
-#include "muster/cli/dump_command.h"
+#include "muster/cli/commands.h"
 
 #include <dirent.h>
 #include <fmt/format.h>
@@ -14,7 +14,6 @@
 #include <fstream>
 #include <map>
 
-#include "muster/cli/python_module.h"
 #include "muster/flight/recorder_reader.h"
 #include "muster/flight/report.h"
 #include "muster/launch/failure.h"
@@ -25,7 +24,7 @@ namespace {
 
 using Recordings = std::vector<Recording>;
 
-/// Of ten operations people see what happens; all are in the JSON.
+/// Enough for a reader; the JSON has all operations.
 constexpr size_t kShown = 10;
 
 std::string time_text(Duration duration) {
@@ -34,11 +33,11 @@ std::string time_text(Duration duration) {
   return seconds >= 1e-3 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.1f} us", seconds * 1e6);
 }
 
-std::string who(const Recording& recording) {
+std::string label(const Recording& recording) {
   return fmt::format("rank {} (host {}, pid {})", recording.rank, recording.host, recording.pid);
 }
 
-/// A line for each of the last operations, the newest last.
+/// One line for each of the last operations; the newest is the last.
 std::string history(const Recording& recording, size_t last) {
   std::string text;
   const auto& records = recording.records;
@@ -55,7 +54,7 @@ std::string history(const Recording& recording, size_t last) {
 }
 
 std::string headline(const Recording& recording) {
-  std::string text = fmt::format("{}, group \"{}\" of {} over {}", who(recording), recording.group, recording.size,
+  std::string text = fmt::format("{}, group \"{}\" of {} over {}", label(recording), recording.group, recording.size,
                                  recording.transport);
   if (recording.stopped) text += " [stopped]";
   const Record* last = recording.last_begun();
@@ -69,7 +68,7 @@ std::string headline(const Recording& recording) {
   return text + "\n";
 }
 
-/// Who of a group is where, if they are not all in the same place. `ranks` are its recordings on this host.
+/// Says which rank of a group is in which call, if they differ. `ranks` are the group's recordings on this host.
 std::string difference(const std::vector<const Recording*>& ranks) {
   uint64_t latest = 0;
   for (const Recording* recording : ranks) {
@@ -77,13 +76,13 @@ std::string difference(const std::vector<const Recording*>& ranks) {
     if (last != nullptr && last->state == RecordState::kRunning) latest = std::max(latest, last->call.sequence);
   }
   if (latest == 0) return "";
-  std::vector<RankState> sightings;
+  std::vector<RankState> states;
   for (const Recording* recording : ranks) {
     if (recording->rank < 0 || recording->rank >= (1 << 20)) continue;
-    sightings.resize(std::max<size_t>(sightings.size(), static_cast<size_t>(recording->rank) + 1));
-    sightings[recording->rank] = rank_state_of(*recording, who(*recording), latest);
+    states.resize(std::max<size_t>(states.size(), static_cast<size_t>(recording->rank) + 1));
+    states[recording->rank] = rank_state_of(*recording, label(*recording), latest);
   }
-  return compose_report(sightings, kNoRank).text;
+  return compose_report(states, kNoRank).text;
 }
 
 void show(const Recordings& chosen, const Recordings& all, size_t last) {
@@ -107,23 +106,23 @@ Recordings of_all(const std::string& run_id = "") {
   return found;
 }
 
-/// Why a process has shown nothing.
+/// Why a process has no recordings.
 std::string reason(pid_t pid) {
-  const std::string folder = fmt::format("/proc/{}/fd", pid);
-  if (DIR* const open = opendir(folder.c_str()); open != nullptr) {
+  const std::string directory = fmt::format("/proc/{}/fd", pid);
+  if (DIR* const open = opendir(directory.c_str()); open != nullptr) {
     closedir(open);
-    return fmt::format("process {} has no group of muster's (or MUSTER_RECORDER is 0 there)", pid);
+    return fmt::format("process {} has no muster group (or its MUSTER_RECORDER is 0)", pid);
   }
   if (errno == ENOENT) return fmt::format("there is no process {}", pid);
   return fmt::format("cannot look into process {}: {}", pid, std::strerror(errno));
 }
 
-/// False when one of the processes has none, which is said.
+/// False if a process has no recordings; the reason is printed.
 bool collect(const char* command, const std::vector<pid_t>& pids, Recordings& found) {
   for (const pid_t pid : pids) {
     Recordings of_one = recordings_of(pid);
     if (of_one.empty()) {
-      std::fprintf(stderr, "muster: %s: %s\n", command, reason(pid).c_str());
+      print_error(command, reason(pid), 1);
       return false;
     }
     std::move(of_one.begin(), of_one.end(), std::back_inserter(found));
@@ -132,41 +131,42 @@ bool collect(const char* command, const std::vector<pid_t>& pids, Recordings& fo
 }
 
 void add_choice(CLI::App& app, std::vector<pid_t>& pids, std::string& run_id) {
-  app.add_option("PID", pids, "the processes; by default all of this user's on this host that have groups")
+  app.add_option("PID", pids, "the processes; by default all processes of this user on this host that have groups")
       ->type_name("");
-  app.add_option("--job,-j", run_id, "all ranks of the job of this --rdzv-id on this host")->type_name("NAME");
+  app.add_option("--job,-j", run_id, "all ranks of the job with this --rdzv-id on this host")->type_name("NAME");
 }
 
 int none_found(const char* command, const std::string& run_id) {
   const std::string of_job = run_id.empty() ? "" : " in the job " + run_id + " (`muster status` lists the jobs)";
-  return print_error(command, fmt::format("no process of this user on this host has a group of muster's{}", of_job), 1);
+  return print_error(command, fmt::format("no process of this user on this host has a muster group{}", of_job), 1);
 }
 
-/// Python draws it, from a file without a name that it inherits.
+/// Python draws the picture. It inherits the trace as a file without a name.
 int draw(const std::string& own_path, const std::string& trace, const std::string& picture) {
   const std::string path = fmt::format("/proc/self/fd/{}", memfd_create("muster-trace", 0));
   std::ofstream file(path);
   file << trace << std::flush;
-  if (!file) return std::fputs("muster: trace: there is no memory for the trace\n", stderr), 1;
+  if (!file) return print_error("trace", "there is no memory for the trace", 1);
   return run_module("muster._trace_plot", own_path, {path, picture});
 }
 
 }  // namespace
 
-int dump_command(const std::string&, const std::vector<std::string>& words) {
+int dump_command(const std::string&, const std::vector<std::string>& args) {
   std::vector<pid_t> pids;
   std::string run_id;
   bool as_json = false;
   size_t last = kShown;
-  CLI::App app("What the groups of running ranks did last, and what they wait for; they may hang or be stopped.",
-               "muster dump");
+  CLI::App app(
+      "Shows the last operations of the groups of running ranks, and what they wait for. Ranks may hang or be stopped.",
+      "muster dump");
   add_choice(app, pids, run_id);
-  app.add_option("--last,-n", last, "so many operations of each group")
+  app.add_option("--last,-n", last, "number of operations of each group")
       ->check(number_between(0, 1e9, "a number from 0 up"))
       ->type_name("N")
       ->capture_default_str();
-  app.add_flag("--json", as_json, "one JSON array, with all operations unless --last is given");
-  if (const auto end = parse_command_line(app, words)) return *end;
+  app.add_flag("--json", as_json, "print one JSON array, with all operations unless --last is given");
+  if (const auto end = parse_command_line(app, args)) return *end;
   Recordings chosen;
   if (pids.empty()) chosen = of_all(run_id);
   if (!collect("dump", pids, chosen)) return 1;
@@ -179,18 +179,18 @@ int dump_command(const std::string&, const std::vector<std::string>& words) {
   return 0;
 }
 
-int trace_command(const std::string& own_path, const std::vector<std::string>& words) {
+int trace_command(const std::string& own_path, const std::vector<std::string>& args) {
   std::vector<pid_t> pids;
   std::string path = "muster-trace.json", run_id;
   CLI::App app(
-      "The last operations of running ranks as a trace, for https://ui.perfetto.dev or chrome://tracing; or a picture "
-      "of the last step of each rank that trains under muster.nn.DistributedDataParallel.",
+      "Writes the last operations of running ranks as a trace for https://ui.perfetto.dev or chrome://tracing, or as a "
+      "picture of the last step of each rank that trains with muster.nn.DistributedDataParallel.",
       "muster trace");
   add_choice(app, pids, run_id);
   app.add_option("-o,--output", path, "the file to write: the trace, or the picture if it ends in .png")
       ->type_name("FILE")
       ->capture_default_str();
-  if (const auto end = parse_command_line(app, words)) return *end;
+  if (const auto end = parse_command_line(app, args)) return *end;
   Recordings chosen;
   if (pids.empty()) chosen = of_all(run_id);
   if (!collect("trace", pids, chosen)) return 1;
@@ -198,7 +198,7 @@ int trace_command(const std::string& own_path, const std::vector<std::string>& w
   if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(chosen), path);
   std::ofstream file(path, std::ios::trunc);
   file << to_trace(chosen) << std::flush;
-  if (!file) return std::fprintf(stderr, "muster: trace: cannot write %s\n", path.c_str()), 1;
+  if (!file) return print_error("trace", "cannot write " + path, 1);
   std::printf("%s: %zu recording%s\n", path.c_str(), chosen.size(), chosen.size() == 1 ? "" : "s");
   return 0;
 }

@@ -1,4 +1,4 @@
-#include "muster/cli/explain_command.h"
+#include "muster/cli/commands.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -9,30 +9,33 @@
 
 namespace muster {
 
-int explain_command(const std::string&, const std::vector<std::string>& words) {
+int explain_command(const std::string&, const std::vector<std::string>& args) {
   Question question;
   std::string collective;
   bool all = false, table = false, picture = false;
   CLI::App app(
-      "How a collective would run: its form in shared memory, or its algorithm over links, steps and predicted times.",
+      "Shows how a collective runs: its form in shared memory or its algorithm over links, with predicted times.",
       "muster explain");
   app.add_option("COLLECTIVE", collective, "all_reduce, broadcast, ...")->type_name("")->required();
-  app.add_option("--bytes", question.bytes, "of the tensor, or of all ranks' blocks together: 4096, 64Ki, 1Mi")
+  app.add_option("--bytes", question.bytes,
+                 "size of the tensor, or of the blocks of all ranks together: 4096, 64Ki, 1Mi")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false).description(""))
       ->type_name("SIZE")
       ->default_str("1Mi");
-  app.add_option("--ranks,-n", question.ranks, "how many ranks take part")->type_name("N")->capture_default_str();
-  app.add_option("--nodes,-N", question.nodes, "over how many nodes they are spread")
-      ->type_name("N")
+  app.add_option("--ranks,-n", question.ranks, "number of ranks")->type_name("N")->capture_default_str();
+  app.add_option("--nodes,-N", question.nodes, "number of nodes of these ranks")->type_name("N")->capture_default_str();
+  app.add_option("--rank", question.rank, "the rank whose steps over links are shown")
+      ->type_name("RANK")
       ->capture_default_str();
-  app.add_option("--rank", question.rank, "whose steps over links are shown")->type_name("RANK")->capture_default_str();
-  app.add_option("--root", question.root, "of a collective that has one")->type_name("RANK")->capture_default_str();
-  app.add_option("--links", question.kind, "what joins nodes (tcp); on one node: as if ranks shared no memory")
+  app.add_option("--root", question.root, "root of the collective, if it has one")
+      ->type_name("RANK")
+      ->capture_default_str();
+  app.add_option("--links", question.kind, "links between nodes (tcp); on one node: use links instead of shared memory")
       ->type_name("tcp|unix|shm");
-  app.add_flag("--all", all, "every step, however many there are");
-  auto* as_table = app.add_flag("--table", table, "what each rank holds after each round of messages over links");
-  app.add_flag("--picture", picture, "the messages over links as an SVG picture")->excludes(as_table);
-  if (const auto end = parse_command_line(app, words)) return *end;
+  app.add_flag("--all", all, "show all steps");
+  auto* as_table = app.add_flag("--table", table, "show what each rank holds after each round of messages over links");
+  app.add_flag("--picture", picture, "show the messages over links as an SVG picture")->excludes(as_table);
+  if (const auto end = parse_command_line(app, args)) return *end;
   if (all) question.most_steps = SIZE_MAX;
   const auto answer = [&]() -> Result<std::string> {
     MUSTER_ASSIGN(question.collective, collective_named(collective));

@@ -1,4 +1,4 @@
-#include "muster/cli/run.h"
+#include "muster/cli/commands.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -17,13 +17,13 @@
 #include "muster/launch/dry_run.h"
 #include "muster/launch/failure.h"
 #include "muster/launch/options/options.h"
-#include "muster/launch/scratch_folder.h"
+#include "muster/launch/private_directories.h"
 
 namespace muster {
 namespace {
 
-// The other end of standard input has the job's life in its hands: `muster run --hosts` elsewhere, over ssh. Workers do
-// not get it.
+// `muster run --hosts` on another host holds the other end of standard input, over ssh. Its end ends the job. Workers
+// do not get this input.
 void end_with_stdin() {
   const int input = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3);
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -41,19 +41,19 @@ void end_with_stdin() {
 int run_here(const RunOptions& options, const std::string& own_path) {
   if (!options.cluster.empty() && options.node_rank.value_or(0) == 0)
     std::fprintf(stderr, "muster: taken from %s\n", options.cluster.c_str());
-  const ScratchFolder scratch;
+  const ScratchDirectory scratch;
   if (scratch.path().empty())
-    return print_error("run", "cannot make a temporary folder: " + std::string(std::strerror(errno)), 1);
-  DeathNotice last_word;
+    return print_error("run", "cannot create a temporary directory: " + std::string(std::strerror(errno)), 1);
+  DeathNotice death_notice;
   const auto agent = [&] {
     if (options.until_stdin_ends) end_with_stdin();
-    const int status = run_agent(options, own_path, scratch.path(), last_word);
+    const int status = run_agent(options, own_path, scratch.path(), death_notice);
     if (monitor_is_gone()) scratch.remove();
     return status;
   };
   return run_monitored(agent, options.signals, [&] {
     remove_dead_status_files(current_environment());
-    last_word.say(options.secret);
+    death_notice.send(options.secret);
   });
 }
 
@@ -65,8 +65,8 @@ int show_dry_run(const RunOptions& options, const std::string& own_path) {
 
 }  // namespace
 
-int run_command(const std::string& own_path, const std::vector<std::string>& words) {
-  const auto options = parse_run_options(words, current_environment(), this_machine());
+int run_command(const std::string& own_path, const std::vector<std::string>& args) {
+  const auto options = parse_run_options(args, current_environment(), this_machine());
   if (!options) return print_error("run", options.error().message + " (`muster help run` lists the options)", 2);
   if (options->help) return std::fputs(run_help().c_str(), stdout) < 0;
   for (const auto& notice : options->notices) std::fprintf(stderr, "muster: %s\n", notice.c_str());

@@ -1,4 +1,4 @@
-#include "muster/cli/status_command.h"
+#include "muster/cli/commands.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -14,10 +14,9 @@
 #include <thread>
 
 #include "muster/launch/failure.h"
-#include "muster/launch/locked_file.h"
 #include "muster/launch/options/command_line.h"
+#include "muster/launch/private_directories.h"
 #include "muster/launch/rendezvous/rendezvous_messages.h"
-#include "muster/launch/user_folder.h"
 #include "muster/store/stat.h"
 #include "muster/store/store.h"
 
@@ -26,14 +25,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kLookTime = std::chrono::seconds(2);        // for one job's store
-constexpr Duration kBetween = std::chrono::milliseconds(200);  // two looks at the store, for its rate
-constexpr Duration kInterval = std::chrono::seconds(1);        // of --watch
+constexpr Duration kReadTime = std::chrono::seconds(2);             // for the store of one job
+constexpr Duration kRateInterval = std::chrono::milliseconds(200);  // between two reads, for the rate
+constexpr Duration kInterval = std::chrono::seconds(1);             // of --watch
 
 json parse(const std::string& text) { return json::parse(text, nullptr, /*allow_exceptions=*/false); }
 
-// What an agent that lives has written; the file of a dead one is removed.
-std::optional<json> read_living(const std::filesystem::path& path) {
+// The status file of a living agent; the file of a dead agent is removed.
+std::optional<json> read_live_agent(const std::filesystem::path& path) {
   if (remove_abandoned_file(path)) return std::nullopt;
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!file) return std::nullopt;
@@ -46,14 +45,15 @@ std::optional<json> read_living(const std::filesystem::path& path) {
   return value;
 }
 
-Result<json> look_into(const json& agent) {
-  const Deadline deadline = Deadline::after(kLookTime);
+Result<json> read_job(const json& agent) {
+  const Deadline deadline = Deadline::after(kReadTime);
   MUSTER_ASSIGN(const Bytes secret, from_hex(agent["secret"].get<std::string>()));
   MUSTER_ASSIGN(const auto store, open_store(agent["store"].get<std::string>(), secret, deadline));
   const JobKeys keys(agent["run_id"].get<std::string>());
   MUSTER_ASSIGN(const Bytes bytes, store->get(keys.nodes(), deadline));
   json job = parse(to_string(bytes));
-  if (!job.is_object() || !job["nodes"].is_array()) return fail(ErrorCode::kProtocol, "the job's store holds no nodes");
+  if (!job.is_object() || !job["nodes"].is_array())
+    return fail(ErrorCode::kProtocol, "the job's store has no list of nodes");
   for (json& node : job["nodes"]) {
     if (node["node_rank"] < 0) continue;
     const Key key = keys.workers(job["generation"].get<int>()) + std::to_string(node["node_rank"].get<int>());
@@ -63,7 +63,7 @@ Result<json> look_into(const json& agent) {
     node["pids"] = parse(to_string(pids));
   }
   MUSTER_ASSIGN(const StoreStat before, store->stat(deadline));
-  std::this_thread::sleep_for(kBetween);  // tidy: allow(sleep) a rate takes two looks
+  std::this_thread::sleep_for(kRateInterval);  // tidy: allow(sleep) a rate needs two reads
   MUSTER_ASSIGN(const StoreStat after, store->stat(deadline));
   const double seconds = std::max(after.uptime_seconds - before.uptime_seconds, 1e-3);
   job["store"] = {{"clients", after.clients},
@@ -84,17 +84,17 @@ bool is_shown(const json& jobs, const json& agent) {
   });
 }
 
-json collect(const std::string& folder, const std::string& wanted) {
+json collect(const std::string& directory, const std::string& wanted) {
   json jobs = json::array();
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
     if (!entry.path().filename().string().starts_with("job-")) continue;
-    const auto agent = read_living(entry.path());
+    const auto agent = read_live_agent(entry.path());
     if (!agent || (!wanted.empty() && (*agent)["run_id"] != wanted) || is_shown(jobs, *agent)) continue;
     json job = {{"run_id", (*agent)["run_id"]}, {"agent", (*agent)["pid"]}};
     if ((*agent)["store"] == "") {
       job["problem"] = "looking for the job's root";
-    } else if (auto found = look_into(*agent)) {
+    } else if (auto found = read_job(*agent)) {
       job.update(*found);
     } else {
       job["problem"] = found.error().message;
@@ -114,7 +114,7 @@ std::string describe_nodes(const json& job) {
   for (const json& node : nodes) {
     const int workers = node["workers"].get<int>();
     const bool member = node["node_rank"] >= 0;
-    text += fmt::format("  {:<8} {:<8} host {}, agent {}, heard of {:.1f} s ago",
+    text += fmt::format("  {:<8} {:<8} host {}, agent {}, last heartbeat {:.1f} s ago",
                         member ? "node " + node["node_rank"].dump() : "no rank", node["state"].get<std::string>(),
                         node["host"].get<std::string>(), node["pid"].get<int>(), node["heard_ago"].get<double>());
     if (member) text += fmt::format(", ranks {}-{}", rank, rank + workers - 1);
@@ -150,22 +150,22 @@ void show(const json& jobs, const std::string& run_id, bool as_json) {
 
 }  // namespace
 
-int status_command(const std::string&, const std::vector<std::string>& words) {
+int status_command(const std::string&, const std::vector<std::string>& args) {
   bool watch = false, as_json = false;
   std::string run_id;
-  CLI::App app("The jobs that this user's `muster run` take part in on this host.", "muster status");
-  app.add_flag("--watch,-w", watch, "again every second, until interrupted or the jobs have ended");
-  app.add_flag("--json", as_json, "one JSON array, with --watch one a line");
-  app.add_option("RUN_ID", run_id, "only the job of this --rdzv-id")->type_name("");
-  if (const auto end = parse_command_line(app, words)) return *end;
-  const auto folder = user_folder(current_environment());
-  if (!folder) return print_error("status", folder.error().message, 1);
+  CLI::App app("Shows the jobs of this user on this host.", "muster status");
+  app.add_flag("--watch,-w", watch, "repeat every second until interrupted or all jobs have ended");
+  app.add_flag("--json", as_json, "print one JSON array, with --watch one per line");
+  app.add_option("RUN_ID", run_id, "show only the job with this --rdzv-id")->type_name("");
+  if (const auto end = parse_command_line(app, args)) return *end;
+  const auto directory = user_directory(current_environment());
+  if (!directory) return print_error("status", directory.error().message, 1);
   while (true) {
-    const json jobs = collect(*folder, run_id);
+    const json jobs = collect(*directory, run_id);
     if (watch && !as_json && ::isatty(STDOUT_FILENO) == 1) std::fputs("\x1b[H\x1b[2J", stdout);
     show(jobs, run_id, as_json);
     if (!watch || jobs.empty()) return jobs.empty() ? 1 : 0;
-    std::this_thread::sleep_for(kInterval);  // tidy: allow(sleep) for the eyes of people
+    std::this_thread::sleep_for(kInterval);  // tidy: allow(sleep) the interval of --watch
   }
 }
 

@@ -11,7 +11,8 @@
 namespace muster {
 namespace {
 
-constexpr Duration kSilentTime = std::chrono::seconds(3);  // of waiting for an upstream, before the user is told
+constexpr Duration kUpstreamNoticeDelay =
+    std::chrono::seconds(3);  // of waiting for the upstream, until the user is notified
 
 Result<Address> address_of(const std::string& text) {
   if (text.starts_with("unix:")) return Address::parse(text);
@@ -42,10 +43,10 @@ void print(const StoreServer& server) {
   std::fflush(stdout);
 }
 
-// A proxy whose upstream is still to come says that it waits.
+// Notifies the user if the upstream does not run yet.
 Result<std::unique_ptr<StoreServer>> start(const StoreServerOptions& options) {
   const Deadline deadline = Deadline::after(kServerStartTime);
-  auto started = StoreServer::start(options, deadline.or_sooner(deadline.clock().now() + kSilentTime));
+  auto started = StoreServer::start(options, deadline.or_sooner(deadline.clock().now() + kUpstreamNoticeDelay));
   if (started || started.error().code != ErrorCode::kTimeout) return started;
   std::fprintf(stderr, "muster: store serve: --upstream: %s; waiting for it\n", started.error().message.c_str());
   return StoreServer::start(options, deadline);
@@ -66,18 +67,19 @@ Result<> serve_store(const ServeOptions& options) {
     return std::any_of(all.begin(), all.end(), reachable_from_outside);
   };
   if (open(server.muster_listen) && options.secret.empty() && server.credentials.tls == nullptr) {
-    return fail(ErrorCode::kInvalidArgument,
-                "anyone on the network could use this store: give it --secret-file or MUSTER_SECRET, as its clients");
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "anyone on the network could use this store: give --secret-file or MUSTER_SECRET here and to its clients");
   }
   if (open(server.torch_listen)) {
-    std::fputs("muster: store serve: PyTorch's protocol knows no secret: anyone on the network can use this store\n",
+    std::fputs("muster: store serve: PyTorch's protocol has no secret: anyone on the network can use this store\n",
                stderr);
   }
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGINT);
   sigaddset(&ends, SIGTERM);
-  ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
+  ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before threads start, because they inherit the mask
   MUSTER_ASSIGN(const auto running, start(server));
   print(*running);
   int ended_by = 0;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace muster {
@@ -9,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// JSON's text is UTF-8, and only nlohmann's own check says what it would take for that.
+// JSON's text is UTF-8; nlohmann's own check decides what is valid.
 bool is_utf8(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::ignore) ==
          Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -21,6 +22,21 @@ void put(Json& object, const std::string& name, const std::string& bytes) {
   } else {
     object[name + "_hex"] = to_hex(as_bytes(bytes));
   }
+}
+
+// The names that JSON uses; text shows them with spaces.
+std::vector<std::pair<std::string, uint64_t>> counters(const StoreStat& stat) {
+  const auto number = [](auto value) { return static_cast<uint64_t>(value); };
+  return {{"clients", number(stat.clients)},
+          {"keys", number(stat.keys)},
+          {"queues", number(stat.queues)},
+          {"waiters", number(stat.waiters)},
+          {"operations", number(stat.operations)},
+          {"messages_in", number(stat.messages_in)},
+          {"messages_out", number(stat.messages_out)},
+          {"bytes_in", number(stat.bytes_in)},
+          {"bytes_out", number(stat.bytes_out)},
+          {"threads", number(stat.threads)}};
 }
 
 }  // namespace
@@ -48,39 +64,25 @@ std::string as_json(const ShownKey& shown) {
 }
 
 std::string as_json(const StoreStat& stat) {
-  return Json{{"clients", stat.clients},
-              {"keys", stat.keys},
-              {"queues", stat.queues},
-              {"waiters", stat.waiters},
-              {"operations", stat.operations},
-              {"operations_by_kind", stat.operations_by_kind},
-              {"messages_in", stat.messages_in},
-              {"messages_out", stat.messages_out},
-              {"bytes_in", stat.bytes_in},
-              {"bytes_out", stat.bytes_out},
-              {"threads", stat.threads},
-              {"cpu_seconds", stat.cpu_seconds},
-              {"uptime_seconds", stat.uptime_seconds}}
-      .dump();
+  Json object;
+  for (const auto& [name, value] : counters(stat)) object[name] = value;
+  object["operations_by_kind"] = stat.operations_by_kind;
+  object["cpu_seconds"] = stat.cpu_seconds;
+  object["uptime_seconds"] = stat.uptime_seconds;
+  return object.dump();
 }
 
 std::string as_text(const StoreStat& stat) {
   std::string text;
-  const auto line = [&](std::string_view name, const std::string& value) {
+  const auto line = [&](std::string name, const std::string& value) {
+    std::replace(name.begin(), name.end(), '_', ' ');
     text += fmt::format("{:<16}{:>14}\n", name, value);
   };
-  const auto number = [](uint64_t value) { return std::to_string(value); };
-  line("clients", number(stat.clients));
-  line("keys", number(stat.keys));
-  line("queues", number(stat.queues));
-  line("waiters", number(stat.waiters));
-  line("operations", number(stat.operations));
-  for (const auto& [kind, count] : stat.operations_by_kind) line("  " + kind, number(count));
-  line("messages in", number(stat.messages_in));
-  line("messages out", number(stat.messages_out));
-  line("bytes in", format_bytes(stat.bytes_in));
-  line("bytes out", format_bytes(stat.bytes_out));
-  line("threads", number(stat.threads));
+  for (const auto& [name, value] : counters(stat)) {
+    line(name, name.starts_with("bytes") ? format_bytes(value) : std::to_string(value));
+    if (name != "operations") continue;
+    for (const auto& [kind, count] : stat.operations_by_kind) line("  " + kind, std::to_string(count));
+  }
   line("CPU time", fmt::format("{:.3f} s", stat.cpu_seconds));
   line("up for", fmt::format("{:.1f} s", stat.uptime_seconds));
   return text;

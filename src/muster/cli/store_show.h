@@ -8,11 +8,11 @@
 
 namespace muster {
 
-/// How `muster store` shows what is in a store. Keys and values are any bytes.
+/// How `muster store` prints the contents of a store. Keys and values are arbitrary bytes.
 
-/// For a terminal: what is no printable ASCII as \xNN, and a backslash twice.
+/// For a terminal: bytes other than printable ASCII as \xNN, and a backslash doubled.
 std::string printable(std::string_view bytes);
-/// A JSON object of one line: "key", and what is given beside it. Bytes that are no UTF-8 come as "key_hex".
+/// A JSON object on one line with "key" and the fields that are set. Bytes that are not UTF-8 become "key_hex".
 struct ShownKey {
   std::string key;
   const Bytes* value = nullptr;  ///< null: not shown

@@ -1,4 +1,4 @@
-#include "muster/cli/tune_command.h"
+#include "muster/cli/commands.h"
 
 #include <sched.h>
 
@@ -22,27 +22,27 @@ namespace muster {
 namespace {
 
 constexpr Duration kTuneTime = std::chrono::seconds(30);
-/// Ranks that take turns on so many cores.
+/// A crowd of ranks takes turns on few cores.
 constexpr int kCrowd = 4, kCrowdedCores = 2;
 constexpr size_t kSmall = 8, kLarge = 8 << 20;
 
-/// Seconds of one of `calls` calls of `body`: the least of some batches, for whatever else runs only adds to it.
+/// Seconds per call of `body`: the minimum of several batches, because other load only adds time.
 double seconds_each(int calls, const std::function<void()>& body, int batches = 5) {
-  double least = 1e9;
+  double minimum = 1e9;
   for (int batch = 0; batch < batches; ++batch) {
     const TimePoint begin = steady_clock().now();
     for (int call = 0; call < calls; ++call) body();
-    least = std::min(least, std::chrono::duration<double>(steady_clock().now() - begin).count() / calls);
+    minimum = std::min(minimum, std::chrono::duration<double>(steady_clock().now() - begin).count() / calls);
   }
-  return least;
+  return minimum;
 }
 
-/// One rank of a group that is made to be measured.
+/// One rank of a group for measurements.
 class Measurement {
  public:
   explicit Measurement(Group& group) : group_(group) {}
 
-  /// Broadcasts between two are messages: to and fro, one behind the other, or large.
+  /// Broadcasts between two ranks are messages: back and forth, in a row, or large.
   Result<LinkCost> links() {
     input_.resize(kLarge);
     const double there = seconds_each(200,
@@ -54,15 +54,15 @@ class Measurement {
     const double in_a_row = seconds_each(1000, [this] { broadcast(0, kSmall); });
     const double large = seconds_each(4, [this] { broadcast(0, kLarge); });
     MUSTER_TRY(outcome_);
-    // In a row, both ends are busy at the same time; there and back, one after the other.
-    LinkCost medium;
-    medium.overhead = std::min(in_a_row, there / 3);
-    medium.latency = there - 2 * medium.overhead;
-    medium.bytes_per_second = kLarge / large;
-    return medium;
+    // In a row, both ends work at the same time; back and forth, they work in turn.
+    LinkCost cost;
+    cost.overhead = std::min(in_a_row, there / 3);
+    cost.latency = there - 2 * cost.overhead;
+    cost.bytes_per_second = kLarge / large;
+    return cost;
   }
 
-  /// Of shared memory, each rank on a core: a step with nothing to copy, and such that mostly copy.
+  /// Costs of shared memory with a core for each rank: of a step without data, and of steps that mostly copy.
   Result<MemoryCosts> memory() {
     MemoryCosts costs;
     costs.wait = seconds_each(
@@ -74,7 +74,7 @@ class Measurement {
     return costs;
   }
 
-  /// Of ranks that take turns: a step's time for each of a core's ranks.
+  /// The time of a step per rank, for ranks that take turns on a core.
   Result<double> turn() {
     const double step = seconds_each(
         50, [this] { note(group_.barrier()); }, 10);
@@ -89,7 +89,7 @@ class Measurement {
   }
   void broadcast(Rank root, size_t bytes) { note(group_.broadcast({input_.data(), bytes, Dtype::kUint8}, root)); }
 
-  /// By all_gather: who puts his block, keeps it and takes the other's has three blocks of memory.
+  /// Measured by all_gather: a rank's own block, its copy and the peer's block are three blocks of memory.
   double copy_speed(double tensors, int calls, int batches, double wait) {
     const auto block = static_cast<size_t>(tensors / 3);
     input_.resize(block);
@@ -99,7 +99,7 @@ class Measurement {
     };
     const HostPlan plan = plan_on_host({.collective = Collective::kAllGather, .bytes = block, .element = 1});
     const double seconds = seconds_each(calls, gather, batches);
-    // Waits hide behind copies, so they may seem to have taken all of the time.
+    // Waits overlap with copies, so the waits may seem to take all of the time.
     return plan.copied / std::max(seconds / 2, seconds - static_cast<double>(plan.waits) * wait);
   }
 
@@ -108,7 +108,7 @@ class Measurement {
   Result<> outcome_;
 };
 
-/// Lets this thread use but kCrowdedCores of its cores.
+/// Limits this thread to kCrowdedCores of its cores.
 void keep_to_few_cores() {
   cpu_set_t cores, few;
   CPU_ZERO(&few);
@@ -119,8 +119,8 @@ void keep_to_few_cores() {
   (void)sched_setaffinity(0, sizeof few, &few);
 }
 
-/// What rank 0 of some threads of this process finds, which neither links nor memory tell from processes: of two, or of
-/// a crowd.
+/// The result of rank 0. The ranks are threads of this process: two, or a crowd. For links and shared memory this makes
+/// no difference.
 template <class T>
 Result<T> measure(const std::string& transport, Result<T> (Measurement::*body)(), bool crowded = false) {
   const auto store = memory_store();
@@ -167,9 +167,9 @@ Result<MachineCosts> measure_machine() {
   return machine;
 }
 
-void show(const char* what, const LinkCost& medium) {
-  std::printf("%-14s %8.1f us latency  %6.1f us a message  %6.2f GB/s\n", what, medium.latency * 1e6,
-              medium.overhead * 1e6, medium.bytes_per_second / 1e9);
+void show(const char* what, const LinkCost& cost) {
+  std::printf("%-14s %8.1f us latency  %6.1f us a message  %6.2f GB/s\n", what, cost.latency * 1e6, cost.overhead * 1e6,
+              cost.bytes_per_second / 1e9);
 }
 
 void show(const MachineCosts& machine) {
@@ -179,29 +179,30 @@ void show(const MachineCosts& machine) {
   const MemoryCosts& memory = machine.memory;
   std::printf("%-14s %8.2f us a step     %6.1f us a turn     %6.2f GB/s from caches, %.2f GB/s from memory%s\n",
               "in a node", memory.wait * 1e6, memory.turn * 1e6, memory.cached_bytes_per_second / 1e9,
-              memory.bytes_per_second / 1e9, memory.measured == machine.measured ? "" : " (guessed)");
+              memory.bytes_per_second / 1e9, memory.measured == machine.measured ? "" : " (defaults)");
   std::printf("%-14s %8.2f GB/s on each of %d cores\n", "reducing", machine.reduce_bytes_per_second / 1e9,
               machine.cores);
 }
 
 }  // namespace
 
-int tune_command(const std::string&, const std::vector<std::string>& words) {
+int tune_command(const std::string&, const std::vector<std::string>& args) {
   bool only_show = false;
-  CLI::App app("Measures this machine once, so that groups choose the fastest algorithms.", "muster tune");
-  app.add_flag("--show", only_show, "print what is kept; measure nothing");
-  if (const auto end = parse_command_line(app, words)) return *end;
+  CLI::App app("Measures this machine, so that groups choose the fastest algorithms.", "muster tune");
+  app.add_flag("--show", only_show, "print the saved results and do not measure");
+  if (const auto end = parse_command_line(app, args)) return *end;
   if (only_show) {
     const auto tuning = load_tuning();
     if (!tuning) return print_error("tune", tuning.error().message, 1);
-    std::printf("%s\n", tuning->machine.measured ? machine_path().c_str() : "guessed: `muster tune` measures them");
+    std::printf("%s\n",
+                tuning->machine.measured ? machine_path().c_str() : "defaults: `muster tune` measures this machine");
     return show(tuning->machine), 0;
   }
   const auto machine = measure_machine();
   if (!machine) return print_error("tune", machine.error().message, 1);
   show(*machine);
   if (const auto saved = save_machine(*machine); !saved) return print_error("tune", saved.error().message, 1);
-  std::printf("kept in %s\n", machine_path().c_str());
+  std::printf("saved to %s\n", machine_path().c_str());
   return 0;
 }
 

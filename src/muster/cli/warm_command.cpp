@@ -1,4 +1,4 @@
-#include "muster/cli/warm_command.h"
+#include "muster/cli/commands.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -20,15 +20,15 @@
 #include "muster/launch/command.h"
 #include "muster/launch/failure.h"
 #include "muster/launch/options/command_line.h"
+#include "muster/launch/private_directories.h"
 #include "muster/launch/process_tree.h"
-#include "muster/launch/user_folder.h"
 #include "muster/launch/workers/warm.h"
 #include "muster/launch/workers/zygote_program.h"
 
 namespace muster {
 namespace {
 
-constexpr Duration kImportTime = std::chrono::minutes(5);  // to import what was asked for
+constexpr Duration kImportTime = std::chrono::minutes(5);  // for all imports
 constexpr Duration kAnswerTime = std::chrono::seconds(5);
 
 struct WarmOptions {
@@ -39,7 +39,7 @@ struct WarmOptions {
 
 using Facts = std::map<std::string, std::string>;
 
-// Asks the zygote that listens at `path`; kUnavailable when it does not answer in time.
+// Asks the zygote that listens at `path`. kUnavailable if it does not answer in time.
 Result<Facts> ask(const std::string& path, const char* question, Duration patience) {
   MUSTER_ASSIGN(const Fd socket, connect_warm_at(path));
   MUSTER_TRY(send_message(socket.get(), question));
@@ -67,10 +67,10 @@ std::string describe(const Facts& facts) {
                      fact("runs") == "0" ? "after " + fact("left") + " s without one" : "some time after them");
 }
 
-std::vector<std::string> sockets(const std::string& folder) {
+std::vector<std::string> sockets(const std::string& directory) {
   std::vector<std::string> paths;
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored))
     if (entry.path().filename().string().starts_with("warm-") && entry.is_socket(ignored))
       paths.push_back(entry.path());
   return paths;
@@ -85,9 +85,9 @@ Result<Fd> listen_at(const std::string& path) {
   return socket;
 }
 
-// One of another environment with the same Python is one that this environment replaced.
-void stop_replaced(const std::string& folder, const std::string& python, const std::string& preload) {
-  for (const auto& path : sockets(folder)) {
+// A zygote with the same Python and another environment: this one replaces it.
+void stop_replaced(const std::string& directory, const std::string& python, const std::string& preload) {
+  for (const auto& path : sockets(directory)) {
     const auto facts = ask(path, "status", kAnswerTime);
     if (facts && facts->at("python") == python && facts->at("preload") == preload) (void)ask(path, "stop", kAnswerTime);
   }
@@ -97,18 +97,18 @@ int start(const std::string& own_path, const WarmOptions& options) {
   const Environment environment = current_environment();
   const auto python = find_python(own_path, environment);
   if (!python) return print_error("warm", python.error().message, 127);
-  const auto folder = user_folder(environment);
-  if (!folder) return print_error("warm", folder.error().message, 1);
-  // One at a time: who comes second finds what the first has started.
-  const Fd lock(::open((*folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  const auto directory = user_directory(environment);
+  if (!directory) return print_error("warm", directory.error().message, 1);
+  // One process at a time: the second finds the zygote of the first.
+  const Fd lock(::open((*directory + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock) ::flock(lock.get(), LOCK_EX);
-  const WarmKind kind{*python, options.preload, environment};
-  const std::string path = warm_path(kind).value_or("");
+  const WarmKey key{*python, options.preload, environment};
+  const std::string path = warm_path(key).value_or("");
   if (const auto facts = ask(path, "status", kAnswerTime)) {
     std::printf("muster: warm already: %s\n", describe(*facts).c_str());
     return 0;
   }
-  stop_replaced(*folder, *python, fmt::format("{}", fmt::join(options.preload, ",")));
+  stop_replaced(*directory, *python, fmt::format("{}", fmt::join(options.preload, ",")));
   const auto listener = listen_at(path);
   if (!listener) return print_error("warm", listener.error().message, 1);
   const Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -117,7 +117,7 @@ int start(const std::string& own_path, const WarmOptions& options) {
   ZygoteStart zygote{*python,     {"warm", fmt::format("{}", options.idle), std::to_string(socket.st_ino)},
                      environment, listener->get(),
                      null.get(),  true};
-  zygote.words.insert(zygote.words.end(), options.preload.begin(), options.preload.end());
+  zygote.args.insert(zygote.args.end(), options.preload.begin(), options.preload.end());
   if (const auto started = start_zygote(zygote); !started) return print_error("warm", started.error().message, 1);
   const auto facts = ask(path, "status", kImportTime);
   const std::string failure = facts ? facts->at("failure") : facts.error().message;
@@ -126,7 +126,7 @@ int start(const std::string& own_path, const WarmOptions& options) {
   return print_error("warm", failure, 1);
 }
 
-// One that serves no run ends at once, and has ended when this returns; another ends with the last of its runs.
+// Waits for the end of a zygote without runs, which ends at once. Others end after their last run.
 void await_end(const Facts& facts) {
   if (facts.at("runs") != "0") return;
   const std::string& text = facts.at("pid");
@@ -136,10 +136,10 @@ void await_end(const Facts& facts) {
 }
 
 int show(bool stop) {
-  const auto folder = user_folder(current_environment());
-  if (!folder) return print_error("warm", folder.error().message, 1);
+  const auto directory = user_directory(current_environment());
+  if (!directory) return print_error("warm", directory.error().message, 1);
   int found = 0;
-  for (const auto& path : sockets(*folder)) {
+  for (const auto& path : sockets(*directory)) {
     const auto facts = ask(path, stop ? "stop" : "status", kAnswerTime);
     if (!facts) continue;
     ++found;
@@ -152,21 +152,21 @@ int show(bool stop) {
 
 }  // namespace
 
-int warm_command(const std::string& own_path, const std::vector<std::string>& words) {
+int warm_command(const std::string& own_path, const std::vector<std::string>& args) {
   WarmOptions options;
-  CLI::App app("Keeps a Python with torch imported between runs, so that the next `muster run` starts at once.",
+  CLI::App app("Keeps a Python that has imported torch between runs, so that the next `muster run` starts at once.",
                "muster warm");
-  app.add_option("ACTION", options.action, "what to do; start where nothing is said")
+  app.add_option("ACTION", options.action, "what to do; the default is start")
       ->check(CLI::IsMember({"start", "status", "stop"}).description(""))
       ->type_name("start|status|stop");
   app.add_option("--preload", options.preload, "modules to import besides torch")
       ->delimiter(',')
       ->type_name("MODULE,...");
-  app.add_option("--idle", options.idle, "how long it waits for a run before it ends")
+  app.add_option("--idle", options.idle, "how long it waits for a run until it ends")
       ->type_name("SECONDS")
       ->check(number_between(0.1, 1e7, "a number of seconds from 0.1 up"))
       ->capture_default_str();
-  if (const auto end = parse_command_line(app, words)) return *end;
+  if (const auto end = parse_command_line(app, args)) return *end;
   if (options.action == "start") return start(own_path, options);
   return show(options.action == "stop");
 }

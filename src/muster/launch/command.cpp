@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-// --run-path: as torchrun does it, with the script's words as sys.argv.
+// --run-path: as torchrun does it, with the script's arguments as sys.argv.
 constexpr const char* kRunPath = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
 std::string lookup(const Environment& environment, const std::string& name) {
@@ -29,8 +29,8 @@ std::optional<std::string> search_path(const std::string& name, const Environmen
   const std::string path = lookup(environment, "PATH");
   for (size_t begin = 0; begin <= path.size();) {
     const size_t end = std::min(path.find(':', begin), path.size());
-    const std::string folder = path.substr(begin, end - begin);
-    std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
+    const std::string directory = path.substr(begin, end - begin);
+    std::string candidate = (directory.empty() ? "." : directory) + "/" + name;
     if (is_program(candidate)) return candidate;
     begin = end + 1;
   }
@@ -50,9 +50,10 @@ Result<> check_script(const std::string& path) {
   if (::access(path.c_str(), R_OK) != 0)
     return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is not readable");
   if (S_ISDIR(info.st_mode) && !is_file(path + "/__main__.py"))
-    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is a folder without a __main__.py");
+    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is a directory without a __main__.py");
   if (is_machine_code(path))
-    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is no Python script; give --no-python");
+    return fail(ErrorCode::kInvalidArgument,
+                "cannot start '" + path + "': it is not a Python script; give --no-python");
   return {};
 }
 
@@ -61,12 +62,12 @@ Result<> check_script(const std::string& path) {
 Result<std::string> find_program(const std::string& word, const Environment& environment) {
   if (word.find('/') == std::string::npos) {
     if (auto found = search_path(word, environment)) return *found;
-    const std::string hint = is_file(word) ? "; './" + word + "' is the one of this folder" : "";
+    const std::string hint = is_file(word) ? "; './" + word + "' is in this directory" : "";
     return fail(ErrorCode::kNotFound, "cannot start '" + word + "': there is no such program on PATH" + hint);
   }
   struct stat info {};
   if (::stat(word.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + word + "': no such file");
-  if (S_ISDIR(info.st_mode)) return fail(ErrorCode::kInvalidArgument, "cannot start '" + word + "': it is a folder");
+  if (S_ISDIR(info.st_mode)) return fail(ErrorCode::kInvalidArgument, "cannot start '" + word + "': it is a directory");
   if (::access(word.c_str(), X_OK) != 0)
     return fail(ErrorCode::kInvalidArgument, "cannot start '" + word + "': it is not executable (chmod +x)");
   return word;
@@ -88,7 +89,7 @@ Result<std::string> find_python(const std::string& own_path, const Environment& 
     if (!found) return fail(found.error().code, variable + ": " + found.error().message);
     return found;
   }
-  // As it was called comes first: a link to this program in a virtual environment means that environment's Python.
+  // The path as called has priority: a link to this program in a virtual environment means that environment's Python.
   std::error_code ignored;
   for (const std::filesystem::path& own : {std::filesystem::path(program_path(own_path, environment)),
                                            std::filesystem::read_symlink("/proc/self/exe", ignored)}) {
@@ -96,7 +97,7 @@ Result<std::string> find_python(const std::string& own_path, const Environment& 
     if (own.has_parent_path() && is_program(beside)) return std::filesystem::absolute(beside, ignored).string();
   }
   if (auto found = search_path("python3", environment)) return *found;
-  return fail(ErrorCode::kNotFound, "there is no python3 beside muster or on PATH; name one with MUSTER_PYTHON");
+  return fail(ErrorCode::kNotFound, "there is no python3 next to muster or on PATH; set MUSTER_PYTHON");
 }
 
 Result<std::vector<std::string>> worker_command(const RunOptions& options, const std::string& own_path,

@@ -7,7 +7,7 @@
 
 #include "muster/launch/agent/hosts.h"
 #include "muster/launch/command.h"
-#include "muster/launch/workers/worker_specs.h"
+#include "muster/launch/workers/worker_environment.h"
 
 namespace muster {
 namespace {
@@ -27,38 +27,39 @@ std::string nodes_text(const RunOptions& o) {
       o.elastic() ? fmt::format("{} to {}", o.nnodes_min, o.nnodes_max) : std::to_string(o.nnodes_max);
   if (o.nnodes_max == 1) return count;
   if (o.node_rank) return fmt::format("{}; this is node {}", count, *o.node_rank);
-  return count + "; this one's number by order of arrival";
+  return count + "; the rank of this node is the order of arrival";
 }
 
-std::string meeting_text(const RunOptions& o) {
+std::string rendezvous_text(const RunOptions& o) {
   if (!o.rdzv_url.empty()) return o.rdzv_url;
-  if (o.nnodes_max == 1) return "this node's own store";
+  if (o.nnodes_max == 1) return "the store of this node";
   return fmt::format("the store of node 0 at tcp://{}:{}", o.master_addr, o.master_port);
 }
 
 std::string secret_text(const RunOptions& o) {
   if (!o.secret.empty()) return "given";
-  return o.nnodes_max == 1 || !o.hosts.empty() ? "made for the run" : "none: whoever reaches node 0 can join";
+  return o.nnodes_max == 1 || !o.hosts.empty() ? "generated for this run"
+                                               : "none: anyone who can reach node 0 can join";
 }
 
 void describe_job(const RunOptions& o, Description& d) {
   if (!o.cluster.empty()) d.line("taken from", o.cluster);
   d.line("nodes", nodes_text(o));
   d.line("job", fmt::format("{} (--rdzv-id)", o.run_id));
-  d.line("meeting", meeting_text(o) + (o.tiered ? ", through a proxy on each node" : ""));
+  d.line("rendezvous", rendezvous_text(o) + (o.tiered ? ", through a proxy on each node" : ""));
   d.line("secret", secret_text(o));
   d.line("restarts", fmt::format("up to {}", o.max_restarts));
   if (!o.log_dir.empty()) d.line("output", fmt::format("{}/{}_XXXXXX/attempt_N/LOCAL_RANK/", o.log_dir, o.run_id));
 }
 
-// What the worker's environment has and this one has not, or otherwise.
+// The variables that are new or different in the worker's environment.
 Environment difference(const Environment& worker, const Environment& base) {
-  Environment news;
+  Environment changed;
   for (const auto& [name, value] : worker) {
     const auto found = base.find(name);
-    if (found == base.end() || found->second != value) news[name] = value;
+    if (found == base.end() || found->second != value) changed[name] = value;
   }
-  return news;
+  return changed;
 }
 
 std::string assignments(const Environment& environment) {
@@ -68,14 +69,9 @@ std::string assignments(const Environment& environment) {
 }
 
 JobEnvironment job_of(const RunOptions& o) {
-  JobEnvironment job;
+  JobEnvironment job = job_environment(o);
   const int node = o.node_rank.value_or(0), world = o.nproc * o.nnodes_max;
   job.placement = {node, o.nnodes_max, o.nproc, node * o.nproc, world, node * o.nproc, world};
-  job.run_id = o.run_id;
-  job.role = o.role;
-  job.cpus = this_machine().cpus;
-  job.max_restarts = o.max_restarts;
-  job.virtual_local_rank = o.virtual_local_rank;
   return job;
 }
 
@@ -85,10 +81,10 @@ Result<> describe_workers(const RunOptions& o, const std::string& own_path, cons
   MUSTER_ASSIGN(const auto cpus, worker_cpus(o));
   d.line("command", fmt::format("{}", fmt::join(command, " ")));
   d.heading(fmt::format("{} {} on this node{}:", o.nproc, o.nproc == 1 ? "worker" : "workers",
-                        o.nnodes_max > 1 ? ", ranks as if every node had as many" : ""));
+                        o.nnodes_max > 1 ? ", ranks if every node has as many" : ""));
   Environment before = environment;
   for (auto& spec : worker_specs(o, job_of(o), command, environment, cpus)) {
-    // Known only when the job runs, or nobody else's business.
+    // Known only when the job runs, or secret.
     spec.environment["MASTER_PORT"] =
         o.nnodes_max == 1 && o.master_port != 0 ? std::to_string(o.master_port) : "<free>";
     spec.environment["MUSTER_STORE"] = "<this node's socket>";
@@ -114,11 +110,11 @@ Result<std::string> describe_run(const RunOptions& options, const std::string& o
     return d.text();
   }
   std::error_code ignored;
-  const std::string folder = std::filesystem::current_path(ignored).string();
+  const std::string directory = std::filesystem::current_path(ignored).string();
   const std::string program = program_path(own_path, environment);
   for (size_t node = 0; node < options.hosts.size(); ++node)
     d.line(fmt::format("node {}", node).c_str(),
-           fmt::format("{}", fmt::join(host_command(options, node, program, folder, environment), " ")));
+           fmt::format("{}", fmt::join(host_command(options, node, program, directory, environment), " ")));
   return d.text();
 }
 

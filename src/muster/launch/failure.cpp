@@ -17,10 +17,10 @@ namespace muster {
 namespace {
 
 constexpr int kTracebackLines = 40;
-constexpr int kOwnLines = 6;        // of the stderr of a rank that failed without a traceback
-constexpr int kLastLines = 2;       // of a rank's stderr; of its stdout one
-constexpr size_t kLastRanks = 4;    // that are shown
-constexpr size_t kLastWidth = 400;  // bytes of each
+constexpr int kOwnLines = 6;      // of the failed rank's stderr, if there is no traceback
+constexpr int kLastLines = 2;     // of another rank's stderr; without any, one line of its stdout
+constexpr size_t kLastRanks = 4;  // at most
+constexpr size_t kMaxTail = 400;  // bytes
 
 std::string signal_name(int number) {
   const char* abbreviation = ::sigabbrev_np(number);
@@ -48,14 +48,14 @@ std::string indented(std::string_view text) {
   return out;
 }
 
-/// What stands before `at` on its line.
+/// The text before `at` on its line.
 std::string_view prefix_before(std::string_view text, size_t at) {
   const size_t newline = at == 0 ? std::string_view::npos : text.rfind('\n', at - 1);
   const size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
   return text.substr(begin, at - begin);
 }
 
-/// Nothing, or the "[rank3]: " that torch puts before the lines of a traceback once a process group is there.
+/// True for no prefix, and for "[rank3]: ", which torch puts before a traceback's lines when a process group exists.
 bool is_line_prefix(std::string_view prefix) {
   return prefix.empty() || (prefix.starts_with("[rank") && prefix.ends_with("]: "));
 }
@@ -114,8 +114,8 @@ int exit_status(const Error& error) {
   }
 }
 
-int print_error(const char* command, const std::string& message, int status) {
-  std::fprintf(stderr, "muster: %s: %s\n", command, message.c_str());
+int print_error(std::string_view command, const std::string& message, int status) {
+  fmt::print(stderr, "muster: {}{}{}\n", command, command.empty() ? "" : ": ", message);
   return status;
 }
 
@@ -157,7 +157,7 @@ void publish_error_file(const std::string& path, const std::string& from, int st
     text.assign(std::istreambuf_iterator<char>(file), {});
   }
   if (text.empty()) text = error_json(report, status, "");
-  // At once: agents of several nodes may share the folder.
+  // By a rename, because agents of several nodes may share the directory.
   const std::string temporary = fmt::format("{}.{}", path, ::getpid());
   std::ofstream(temporary) << text;
   if (::rename(temporary.c_str(), path.c_str()) != 0) ::unlink(temporary.c_str());
@@ -175,16 +175,16 @@ std::string rank_list(const std::vector<int>& ranks) {
   return out;
 }
 
-std::string last_words(const std::vector<OutputTail>& others) {
+std::string output_tails(const std::vector<OutputTail>& others) {
   std::map<std::string, std::vector<int>> by_text;
   for (const auto& other : others) {
     std::string text = last_lines(other.err, kLastLines);
     if (text.empty()) text = last_lines(other.out, 1);
-    if (text.size() > kLastWidth) text = "..." + text.substr(text.size() - kLastWidth);
+    if (text.size() > kMaxTail) text = "..." + text.substr(text.size() - kMaxTail);
     if (text.empty() || (by_text.size() == kLastRanks && !by_text.contains(text))) continue;
     by_text[text].push_back(other.rank);
   }
-  std::string report = by_text.empty() ? "" : "\n  what other ranks wrote last:";
+  std::string report = by_text.empty() ? "" : "\n  last output of other ranks:";
   for (const auto& [text, ranks] : by_text) report += fmt::format("\n   {}:{}", name_of_ranks(ranks), indented(text));
   return report;
 }
@@ -196,7 +196,7 @@ std::string failure_report(const WorkerExit& first, std::string_view traceback, 
   if (!traceback.empty()) {
     report += "; its last traceback:" + indented(traceback);
   } else if (!err.empty()) {
-    report += "; it wrote last:" + indented(last_lines(err, kOwnLines));
+    report += "; its last output:" + indented(last_lines(err, kOwnLines));
   }
   std::string_view before = "\n  the other ranks at that moment: ";
   for (const auto& [state, ranks] : others) {

@@ -25,9 +25,9 @@ struct Stat {
   pid_t parent = 0;
 };
 
-// /proc/<pid>/stat is "pid (name) state ppid ...", where the name may hold anything, a ')' too.
-std::optional<Stat> read_stat(const std::filesystem::path& folder) {
-  std::ifstream file(folder / "stat");
+// /proc/<pid>/stat is "pid (name) state ppid ...", where the name may hold any byte, also a ')'.
+std::optional<Stat> read_stat(const std::filesystem::path& directory) {
+  std::ifstream file(directory / "stat");
   std::string text;
   if (!std::getline(file, text)) return std::nullopt;
   const size_t open = text.find('(');
@@ -39,11 +39,11 @@ std::optional<Stat> read_stat(const std::filesystem::path& folder) {
   return stat;
 }
 
-// The numbers among the names in `folder`.
-std::vector<pid_t> numbers_in(const char* folder) {
+// The entries of a directory that are numbers.
+std::vector<pid_t> numbers_in(const char* directory) {
   std::vector<pid_t> numbers;
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
     const std::string name = entry.path().filename();
     pid_t number = 0;
     const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);

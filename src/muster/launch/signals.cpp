@@ -12,9 +12,9 @@
 namespace muster {
 namespace {
 
-std::atomic<int> write_end{-1};  // a signal handler can reach nothing else
+std::atomic<int> write_end{-1};  // a signal handler can reach only globals
 
-void note(int number) {
+void on_signal(int number) {
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(number);
   [[maybe_unused]] const auto written = ::write(write_end.load(), &byte, 1);
@@ -27,14 +27,14 @@ Result<std::unique_ptr<SignalPipe>> SignalPipe::open(Loop& loop, std::vector<int
                                                      std::function<void(int)> signalled,
                                                      std::function<void()> child_ended) {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return fail_errno(errno, "cannot make a pipe for signals");
+  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return fail_errno(errno, "cannot create a pipe for signals");
   signals.push_back(SIGCHLD);
   std::unique_ptr<SignalPipe> made(new SignalPipe(loop, Fd(ends[0]), Fd(ends[1]), std::move(signals)));
   write_end = ends[1];
   for (const int number : made->signals_) {
     struct sigaction action {
     }, old{};
-    action.sa_handler = note;  // no SA_RESTART: a write that blocks gives way to a signal
+    action.sa_handler = on_signal;  // no SA_RESTART: a signal interrupts a write that blocks
     ::sigaction(number, nullptr, &old);
     if (old.sa_handler != SIG_IGN || number == SIGCHLD) ::sigaction(number, &action, nullptr);
   }
@@ -49,7 +49,7 @@ SignalPipe::~SignalPipe() {
   for (const int number : signals_) {
     struct sigaction old {};
     ::sigaction(number, nullptr, &old);
-    if (old.sa_handler == note) ::signal(number, SIG_DFL);
+    if (old.sa_handler == on_signal) ::signal(number, SIG_DFL);
   }
   write_end = -1;
 }

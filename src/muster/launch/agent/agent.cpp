@@ -20,7 +20,8 @@
 #include "muster/launch/command.h"
 #include "muster/launch/output/output_files.h"
 #include "muster/launch/process_tree.h"
-#include "muster/launch/workers/worker_specs.h"
+#include "muster/launch/timer.h"
+#include "muster/launch/workers/worker_environment.h"
 #include "muster/launch/workers/zygote.h"
 
 namespace muster {
@@ -40,7 +41,6 @@ class Agent : AgentActions {
         loop_(loop),
         console_(loop),
         root_(loop, options, death_notice, root_events()) {}
-  ~Agent() override;
   int run();
 
  private:
@@ -78,13 +78,9 @@ class Agent : AgentActions {
   AgentStateMachine state_{*this, host_, options_.elastic()};
   RootConnection root_;
   std::optional<Assignment> last_;  // in which this node had a place
-  Loop::TimerId publish_timer_ = 0;
+  Timer publish_timer_{loop_};
   std::string failure_file_;  // of the worker that failed in this generation, in torch's form
 };
-
-Agent::~Agent() {
-  if (publish_timer_ != 0) loop_.cancel(publish_timer_);
-}
 
 Result<> Agent::prepare() {
   adopt_orphans();
@@ -108,7 +104,7 @@ void Agent::start_zygote() {
   Zygote::Options zygote{command_->front(), options_.preload,
                          shared_environment(environment_, this_machine().cpus, options_.nproc), options_.warm};
   zygote.asked = options_.start_method.has_value() || !options_.preload.empty();
-  // One worker that is started once gains nothing by a fork, unless torch was imported before.
+  // A single worker that is started once gains nothing from a fork, unless a warm zygote exists.
   zygote.again = options_.max_restarts > 0 || options_.elastic();
   zygote.cold = zygote.asked || options_.nproc > 1 || zygote.again;
   zygote_ = std::make_unique<Zygote>(loop_, console_, std::move(zygote));
@@ -181,15 +177,14 @@ void Agent::join() {
   root_.join(std::move(node));
 }
 
-// For people, who do not mind to see a worker a moment after its start.
+// For `muster status`, where a short delay does no harm.
 void Agent::publish_workers() {
-  publish_timer_ = 0;
   if (state_.phase() != AgentPhase::kRunning) return;
   const auto pids = supervisor_->pids();
   root_.publish(JobKeys(options_.run_id).workers(last_->generation) + std::to_string(last_->place.node_rank),
                 nlohmann::json(pids).dump());
   if (std::find(pids.begin(), pids.end(), 0) != pids.end())
-    publish_timer_ = loop_.after(kPublishDelay, [this] { publish_workers(); });
+    publish_timer_.start(kPublishDelay, [this] { publish_workers(); });
 }
 
 Result<> Agent::start_workers(const Assignment& assignment) {
@@ -200,8 +195,7 @@ Result<> Agent::start_workers(const Assignment& assignment) {
                                           {"node_rank", place.node_rank},
                                           {"nnodes", place.nnodes},
                                           {"world_size", place.world_size}});
-  if (publish_timer_ != 0) loop_.cancel(publish_timer_);
-  publish_timer_ = loop_.after(kPublishDelay, [this] { publish_workers(); });
+  publish_timer_.start(kPublishDelay, [this] { publish_workers(); });
   // Workers learn the port from their environment. Several nodes may share one host, so there any free port will do.
   MUSTER_TRY(root_.node().open_generation(assignment.generation, several() ? uint16_t{0} : options_.master_port));
   MUSTER_TRY(outputs_->begin_attempt(assignment.restarts));
@@ -210,19 +204,14 @@ Result<> Agent::start_workers(const Assignment& assignment) {
 
 std::vector<WorkerSpec> Agent::worker_specs_of(const Assignment& assignment) {
   const NodeStore& node = root_.node();
-  JobEnvironment job;
+  JobEnvironment job = job_environment(options_);
   job.placement = assignment.place;
-  job.run_id = options_.run_id;
-  job.role = options_.role;
   job.store_url = node.url;
   job.torch_port = node.torch_port;
   job.secret = node.secret;
   job.interface = node.interface;
-  job.cpus = this_machine().cpus;
   job.generation = assignment.generation;
   job.restart_count = assignment.restarts;
-  job.max_restarts = options_.max_restarts;
-  job.virtual_local_rank = options_.virtual_local_rank;
   auto specs = worker_specs(options_, job, *command_, environment_, cpus_);
   for (size_t local = 0; local < specs.size(); ++local)
     specs[local].environment["TORCHELASTIC_ERROR_FILE"] = outputs_->error_file(static_cast<int>(local));
@@ -256,7 +245,7 @@ int Agent::run() {
   console_.flush(kFlushTime);
   leave_error_file();
   supervisor_.reset();  // signals have their usual effect again
-  // Nodes that are yet to come must hear that this one's command cannot run.
+  // Nodes that have not joined yet must hear that the command of this node cannot run.
   root_.leave(command_ ? 0 : options_.nnodes_min, options_.shutdown_timeout + options_.close_timeout);
   return outcome.status;
 }

@@ -13,41 +13,41 @@
 namespace muster {
 namespace {
 
-constexpr Duration kSayTime = 3s;
+constexpr Duration kSendTime = 3s;
 
-Bytes pack(const DeathNotice::Text& text) {
+Bytes pack(const DeathNotice::Message& message) {
   Writer out;
-  out.put_string(text.upstream).put_raw(text.session).put_string(text.root_url).put_string(text.inbox);
-  return out.put_bytes(text.call).take();
+  out.put_string(message.upstream).put_raw(message.session).put_string(message.root_url).put_string(message.inbox);
+  return out.put_bytes(message.event).take();
 }
 
-Result<DeathNotice::Text> unpack(ByteView bytes) {
+Result<DeathNotice::Message> unpack(ByteView bytes) {
   Reader in(bytes);
-  DeathNotice::Text text;
-  MUSTER_ASSIGN(text.upstream, in.get_string());
-  MUSTER_ASSIGN(const ByteView session, in.get_raw(text.session.size()));
-  std::ranges::copy(session, text.session.begin());
-  MUSTER_ASSIGN(text.root_url, in.get_string());
-  MUSTER_ASSIGN(text.inbox, in.get_string());
-  MUSTER_ASSIGN(const ByteView call, in.get_bytes());
-  text.call.assign(call.begin(), call.end());
-  return text;
+  DeathNotice::Message message;
+  MUSTER_ASSIGN(message.upstream, in.get_string());
+  MUSTER_ASSIGN(const ByteView session, in.get_raw(message.session.size()));
+  std::ranges::copy(session, message.session.begin());
+  MUSTER_ASSIGN(message.root_url, in.get_string());
+  MUSTER_ASSIGN(message.inbox, in.get_string());
+  MUSTER_ASSIGN(const ByteView event, in.get_bytes());
+  message.event.assign(event.begin(), event.end());
+  return message;
 }
 
-Result<> tell(ByteView packed, const Bytes& secret) {
-  const Deadline deadline = Deadline::after(kSayTime);
-  MUSTER_ASSIGN(const DeathNotice::Text text, unpack(packed));
-  if (text.upstream.empty()) return {};
+Result<> send_packed(ByteView packed, const Bytes& secret) {
+  const Deadline deadline = Deadline::after(kSendTime);
+  MUSTER_ASSIGN(const DeathNotice::Message message, unpack(packed));
+  if (message.upstream.empty()) return {};
   MUSTER_ASSIGN(const auto tls, TlsContext::from_environment());
-  MUSTER_TRY(close_session(text.upstream, {secret, tls}, text.session, deadline));
-  MUSTER_ASSIGN(const auto root, open_store(text.root_url, secret, deadline));
-  return root->queue_push(text.inbox, text.call, deadline);
+  MUSTER_TRY(close_session(message.upstream, {secret, tls}, message.session, deadline));
+  MUSTER_ASSIGN(const auto root, open_store(message.root_url, secret, deadline));
+  return root->queue_push(message.inbox, message.event, deadline);
 }
 
 }  // namespace
 
 struct DeathNotice::Page {
-  std::atomic<uint32_t> length;  // 0: nothing, or it is being written
+  std::atomic<uint32_t> length;  // 0: empty, or being written
   uint8_t bytes[4092];
 };
 
@@ -60,20 +60,20 @@ DeathNotice::~DeathNotice() {
   if (page_ != nullptr) ::munmap(page_, sizeof(Page));
 }
 
-void DeathNotice::prepare(const Text& text) {
-  const Bytes packed = pack(text);
+void DeathNotice::prepare(const Message& message) {
+  const Bytes packed = pack(message);
   if (page_ == nullptr) return;
-  page_->length = 0;  // also of one that is too long: what was true before is not
+  page_->length = 0;  // also if the new message is too long, because the old one is no longer true
   if (packed.size() > sizeof page_->bytes) return;
   std::ranges::copy(packed, page_->bytes);
   page_->length = static_cast<uint32_t>(packed.size());
 }
 
-void DeathNotice::say(const Bytes& secret) const {
+void DeathNotice::send(const Bytes& secret) const {
   const uint32_t length = page_ == nullptr ? 0 : page_->length.load();
   if (length == 0) return;
-  if (const auto told = tell(ByteView(page_->bytes).first(length), secret); !told)
-    log(LogLevel::kInfo, "muster run: nobody could be told that the agent was killed: " + told.error().message);
+  if (const auto sent = send_packed(ByteView(page_->bytes).first(length), secret); !sent)
+    log(LogLevel::kInfo, "muster run: cannot tell the root that the agent was killed: " + sent.error().message);
 }
 
 }  // namespace muster

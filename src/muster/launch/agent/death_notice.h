@@ -8,29 +8,29 @@
 
 namespace muster {
 
-/// What the guard tells the others when its agent was killed, so that they need not wait for signs of life. It lies in
-/// memory that both processes share: make it before the fork. The agent, on one thread, changes it.
+/// What the monitor tells the root when its agent was killed, so that the root need not wait for missing heartbeats. It
+/// is in memory that both processes share: construct it before the fork. One thread of the agent changes it.
 class DeathNotice {
  public:
-  struct Text {
-    std::string upstream;  ///< the server above this node's proxy; empty: there is nobody to tell
-    SessionId session{};   ///< of that proxy
+  struct Message {
+    std::string upstream;  ///< the server above this node's proxy; empty: no other node must be told
+    SessionId session{};   ///< the proxy's session there
     std::string root_url;
-    Key inbox;   ///< the root's queue
-    Bytes call;  ///< for it
+    Key inbox;    ///< the queue of the root's store
+    Bytes event;  ///< a NodeEvent for that queue
   };
   DeathNotice();
   ~DeathNotice();
   DeathNotice(const DeathNotice&) = delete;
   DeathNotice& operator=(const DeathNotice&) = delete;
 
-  void prepare(const Text& text);
-  /// Within a few seconds. Nothing if none was prepared; that nobody hears it is logged.
-  void say(const Bytes& secret) const;
+  void prepare(const Message& message);
+  /// Takes at most a few seconds. Sends nothing if nothing was prepared; a failure is logged.
+  void send(const Bytes& secret) const;
 
  private:
   struct Page;
-  Page* page_;  // null: there is no memory, and nothing is said
+  Page* page_;  // null: no memory was available, and nothing is sent
 };
 
 }  // namespace muster

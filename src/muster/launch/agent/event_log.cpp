@@ -22,7 +22,7 @@ Result<EventLog> EventLog::open(const RunOptions& options, std::string host, Con
 
 void EventLog::record(const char* event, std::initializer_list<Field> fields) {
   if (!file_ && !to_console_) return;
-  // tidy: allow(clock) people and other programs read it beside other logs
+  // tidy: allow(clock) readers compare it with other logs
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   nlohmann::ordered_json line = {
       {"time", now.count()}, {"event", event}, {"run_id", run_id_}, {"host", host_}, {"pid", ::getpid()}};
@@ -30,7 +30,7 @@ void EventLog::record(const char* event, std::initializer_list<Field> fields) {
   const std::string text = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   if (to_console_) return console_->err().line(this, "", std::string_view(text).substr(0, text.size() - 1));
   if (::write(file_.get(), text.data(), text.size()) >= 0) return;
-  console_->notice(std::string("cannot write the event log any more: ") + std::generic_category().message(errno));
+  console_->notice(std::string("the event log cannot be written any more: ") + std::generic_category().message(errno));
   file_.reset();
 }
 

@@ -11,7 +11,7 @@
 
 namespace muster {
 
-/// --event-log-handler: what happened when, as seen by this node's agent. One JSON object a line:
+/// --event-log-handler: the events of this node's agent with their times. One JSON object per line:
 ///
 ///   {"time": <seconds since 1970>, "event": "...", "run_id": "...", "host": "...", "pid": <the agent's>, ...}
 ///

@@ -20,6 +20,7 @@
 #include "muster/launch/output/worker_output.h"
 #include "muster/launch/process_tree.h"
 #include "muster/launch/signals.h"
+#include "muster/launch/timer.h"
 #include "muster/launch/workers/spawn_launcher.h"
 #include "muster/store/url.h"
 
@@ -27,9 +28,10 @@ namespace muster {
 namespace {
 
 constexpr std::string_view kEndpoint = "--rdzv-endpoint=";
-constexpr Duration kReportTime = std::chrono::seconds(2);  // for the others to learn of a failure and to say so
+constexpr Duration kReportTime =
+    std::chrono::seconds(2);  // until the other nodes know of a failure and have reported it
 
-// For a shell: in single quotes, unless there is nothing in it that means something.
+// Quotes a word for a shell, if it has characters with a meaning for shells.
 std::string quote(const std::string& word) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
@@ -40,7 +42,7 @@ std::string quote(const std::string& word) {
 
 bool has_password(std::string_view url) { return without_password(url) != url; }
 
-// As it was given, if there is a password in it: that goes over standard input. Otherwise empty.
+// The endpoint if it has a password, which is sent over standard input; else empty.
 std::string private_endpoint(const RunOptions& options) {
   std::string endpoint;
   for (const auto& option : options.canonical_args)
@@ -48,44 +50,43 @@ std::string private_endpoint(const RunOptions& options) {
   return endpoint;
 }
 
-// What a job's processes may need to know of here. Nothing that could be a secret: any user there sees a command line.
-bool goes_along(const std::string& name, const std::string& value) {
-  constexpr std::array kBeginnings = {"MUSTER_", "NCCL_", "GLOO_", "UCX_", "OMP_", "MKL_", "TORCH", "PYTHON", "CUDA_"};
+// Variables that a job's processes may need on the other hosts. No secrets: any user can read a command line there.
+bool is_passed_on(const std::string& name, const std::string& value) {
+  constexpr std::array kPrefixes = {"MUSTER_", "NCCL_", "GLOO_", "UCX_", "OMP_", "MKL_", "TORCH", "PYTHON", "CUDA_"};
   constexpr std::array kNever = {"SECRET", "TOKEN", "PASSWORD", "MUSTER_SSH"};
   const auto in_name = [&](const char* word) { return name.find(word) != std::string::npos; };
-  const auto begins = [&](const char* beginning) { return name.starts_with(beginning); };
-  return std::any_of(kBeginnings.begin(), kBeginnings.end(), begins) &&
+  const auto has_prefix = [&](const char* prefix) { return name.starts_with(prefix); };
+  return std::any_of(kPrefixes.begin(), kPrefixes.end(), has_prefix) &&
          std::none_of(kNever.begin(), kNever.end(), in_name) && !has_password(value);
 }
 
-// The options that this run says anew for each host.
-bool is_ours(const RunOptions& options, const std::string& option) {
+// Options that this run sets for each host.
+bool is_set_per_host(const RunOptions& options, const std::string& option) {
   if (option.starts_with(kEndpoint) && has_password(options.rdzv_url)) return true;
-  constexpr std::array kOurs = {"--hosts",       "--hostfile",    "--ssh",     "--nnodes",  "--node-rank",
-                                "--secret-file", "--master-addr", "--dry-run", "--rdzv-id", "--master-port"};
-  return std::find(kOurs.begin(), kOurs.end(), option.substr(0, option.find('='))) != kOurs.end();
+  constexpr std::array kPerHost = {"--hosts",       "--hostfile",    "--ssh",     "--nnodes",  "--node-rank",
+                                   "--secret-file", "--master-addr", "--dry-run", "--rdzv-id", "--master-port"};
+  return std::find(kPerHost.begin(), kPerHost.end(), option.substr(0, option.find('='))) != kPerHost.end();
 }
 
 std::vector<std::string> node_options(const RunOptions& options, size_t node) {
-  std::vector<std::string> words;
+  std::vector<std::string> args;
   for (const auto& option : options.canonical_args)
-    if (!is_ours(options, option)) words.push_back(option);
-  if (!private_endpoint(options).empty()) words.push_back("--rdzv-endpoint=-");
-  words.push_back(fmt::format("--nnodes={}:{}", options.nnodes_min, options.nnodes_max));
-  words.push_back(fmt::format("--node-rank={}", node));
-  words.push_back("--rdzv-id=" + options.run_id);
+    if (!is_set_per_host(options, option)) args.push_back(option);
+  if (!private_endpoint(options).empty()) args.push_back("--rdzv-endpoint=-");
+  args.push_back(fmt::format("--nnodes={}:{}", options.nnodes_min, options.nnodes_max));
+  args.push_back(fmt::format("--node-rank={}", node));
+  args.push_back("--rdzv-id=" + options.run_id);
   if (options.rdzv_url.empty() && options.nnodes_max > 1) {
-    words.push_back("--master-addr=" + options.master_addr);
-    words.push_back(fmt::format("--master-port={}", options.master_port));
+    args.push_back("--master-addr=" + options.master_addr);
+    args.push_back(fmt::format("--master-port={}", options.master_port));
   }
-  if (const int nproc = options.hosts[node].nproc; nproc > 0)
-    words.push_back(fmt::format("--nproc-per-node={}", nproc));
-  words.insert(words.end(), {"--secret-file=-", "--until-stdin-ends", "--", options.program});
-  words.insert(words.end(), options.arguments.begin(), options.arguments.end());
-  return words;
+  if (const int nproc = options.hosts[node].nproc; nproc > 0) args.push_back(fmt::format("--nproc-per-node={}", nproc));
+  args.insert(args.end(), {"--secret-file=-", "--until-stdin-ends", "--", options.program});
+  args.insert(args.end(), options.arguments.begin(), options.arguments.end());
+  return args;
 }
 
-// One host's agent, as seen from here.
+// The ssh connection to one host's agent.
 struct Node {
   std::string host;
   pid_t pid = 0;  // 0: not started, or ended
@@ -105,9 +106,8 @@ class HostsRun {
   Result<> start_node(size_t number, const std::string& directory, const Bytes& secret);
   void on_signal(int number);
   void on_end(Node& node, int wait_status);
-  void end_the_silent();
+  void close_silent_hosts();
   void stop(const std::string& why, Duration grace);
-  void later(Duration delay, void (HostsRun::*what)());
   void close_inputs();
   void kill();
   bool gone() const {
@@ -122,38 +122,36 @@ class HostsRun {
   std::unique_ptr<SignalPipe> signals_;
   std::vector<Node> nodes_;
   std::optional<Error> start_error_;
-  Loop::TimerId timer_ = 0;
+  Timer timer_{loop_};
   bool stopping_ = false;
   int status_ = 0;
 };
 
-HostsRun::~HostsRun() {
-  if (timer_ != 0) loop_.cancel(timer_);
-  console_.on_room({});
-}
+HostsRun::~HostsRun() { console_.on_room({}); }
 
 Result<> HostsRun::start_node(size_t number, const std::string& directory, const Bytes& secret) {
   Node node;
   node.host = options_.hosts[number].host;
   const Environment environment = current_environment();
-  auto words = host_command(options_, number, own_path_, directory, environment);
-  MUSTER_ASSIGN(words.front(), find_program(words.front(), environment));
+  auto args = host_command(options_, number, own_path_, directory, environment);
+  MUSTER_ASSIGN(args.front(), find_program(args.front(), environment));
   MUSTER_ASSIGN(WorkerPipes pipes, WorkerPipes::open(/*keep_stdin=*/false));
   std::array<int, 2> input{};
-  if (::pipe2(input.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot make a pipe for " + node.host);
+  if (::pipe2(input.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot create a pipe for " + node.host);
   pipes.in.reset(input[0]);
   node.in.reset(input[1]);
+  // Before ssh starts, which may end before it reads. The lines fit into the pipe, so this does not block.
+  const std::string lines = host_input(options_, secret);
+  if (::write(node.in.get(), lines.data(), lines.size()) < 0)
+    return fail_errno(errno, "cannot pass the job's secret to the agent of " + node.host);
   const std::string prefix = fmt::format("[{}] ", node.host);
   node.out = std::make_unique<WorkerOutput>(loop_, console_, std::move(pipes.read_out),
                                             WorkerOutput::Sinks{&console_.out(), prefix, {}, {}, {}});
   node.err = std::make_unique<WorkerOutput>(loop_, console_, std::move(pipes.read_err),
                                             WorkerOutput::Sinks{&console_.err(), prefix, {}, {}, {}});
   nodes_.push_back(std::move(node));
-  launcher_.start({static_cast<int>(number), words, environment, false, {}, /*has_terminal=*/false}, std::move(pipes));
+  launcher_.start({static_cast<int>(number), args, environment, false, {}, /*has_terminal=*/false}, std::move(pipes));
   if (start_error_) return tl::unexpected(*start_error_);
-  const std::string lines = host_input(options_, secret);  // they fit into the pipe: this does not block
-  if (::write(nodes_.back().in.get(), lines.data(), lines.size()) < 0)
-    return fail_errno(errno, "cannot pass the job's secret to the agent of " + nodes_.back().host);
   return {};
 }
 
@@ -183,7 +181,7 @@ Result<> HostsRun::start() {
 void HostsRun::on_signal(int number) {
   if (stopping_) return kill();
   status_ = 128 + number;
-  stop(fmt::format("SIG{}: stopping the hosts (once more kills the connections)", ::sigabbrev_np(number)), {});
+  stop(fmt::format("SIG{}: stopping the hosts (a second signal kills the connections)", ::sigabbrev_np(number)), {});
 }
 
 void HostsRun::on_end(Node& node, int wait_status) {
@@ -194,38 +192,34 @@ void HostsRun::on_end(Node& node, int wait_status) {
     output->finish();
   }
   if (stopping_) return;
-  // The job has ended well, so its other agents leave; of a host without power ssh may never hear.
+  // The job has succeeded, so the other agents end. ssh may never notice that a host has lost power.
   if (exit.ok())
-    return later(options_.shutdown_timeout + options_.close_timeout + kLeaveTime, &HostsRun::end_the_silent);
+    return timer_.start(options_.shutdown_timeout + options_.close_timeout + kLeaveTime,
+                        [this] { close_silent_hosts(); });
   const auto left = std::count_if(nodes_.begin(), nodes_.end(), [](const Node& n) { return n.pid != 0; });
   if (options_.elastic() && left >= options_.nnodes_min)
-    return console_.notice(fmt::format("lost {} ({}): {} hosts are left", node.host, exit.to_string(), left));
+    return console_.notice(fmt::format("lost {} ({}): {} hosts remain", node.host, exit.to_string(), left));
   status_ = exit.status();
   stop(fmt::format("`muster run` on {} {}", node.host, exit.to_string()), kReportTime);
 }
 
-// The agents of a job end by themselves when one of them fails; who has not yet met the others does not.
+// The agents of a job end by themselves when one fails, except those that have not joined yet.
 void HostsRun::stop(const std::string& why, Duration grace) {
   stopping_ = true;
   if (!gone()) console_.notice(why);
-  later(grace, &HostsRun::close_inputs);
+  timer_.start(grace, [this] { close_inputs(); });
 }
 
-void HostsRun::end_the_silent() {
+void HostsRun::close_silent_hosts() {
   std::string silent;
   for (const auto& node : nodes_)
     if (node.pid != 0) silent += (silent.empty() ? "" : ", ") + node.host;
-  stop(fmt::format("the job has ended, but not the connection to {}: closing it", silent), {});
-}
-
-void HostsRun::later(Duration delay, void (HostsRun::*what)()) {
-  if (timer_ != 0) loop_.cancel(timer_);
-  timer_ = loop_.after(delay, [this, what] { (this->*what)(); });
+  stop(fmt::format("the job has ended, but the connection to {} has not: closing it", silent), {});
 }
 
 void HostsRun::close_inputs() {
   for (auto& node : nodes_) node.in.reset();
-  later(options_.shutdown_timeout + kLeaveTime, &HostsRun::kill);
+  timer_.start(options_.shutdown_timeout + kLeaveTime, [this] { kill(); });
 }
 
 void HostsRun::kill() {
@@ -248,18 +242,18 @@ int HostsRun::run() {
 }  // namespace
 
 std::vector<std::string> host_command(const RunOptions& options, size_t node, const std::string& own_path,
-                                      const std::string& folder, const Environment& environment) {
-  std::vector<std::string> words;
+                                      const std::string& directory, const Environment& environment) {
+  std::vector<std::string> args;
   std::istringstream ssh(options.ssh);
-  for (std::string word; ssh >> word;) words.push_back(word);
-  std::string there = fmt::format("cd {} && exec env", quote(folder));
+  for (std::string word; ssh >> word;) args.push_back(word);
+  std::string remote = fmt::format("cd {} && exec env", quote(directory));
   for (const auto& [name, value] : environment)
-    if (goes_along(name, value)) there += fmt::format(" {}", quote(fmt::format("{}={}", name, value)));
-  there += fmt::format(" {} run", quote(own_path));
-  for (const auto& word : node_options(options, node)) there += fmt::format(" {}", quote(word));
-  words.push_back(options.hosts[node].host);
-  words.push_back(there);
-  return words;
+    if (is_passed_on(name, value)) remote += fmt::format(" {}", quote(fmt::format("{}={}", name, value)));
+  remote += fmt::format(" {} run", quote(own_path));
+  for (const auto& word : node_options(options, node)) remote += fmt::format(" {}", quote(word));
+  args.push_back(options.hosts[node].host);
+  args.push_back(remote);
+  return args;
 }
 
 std::string host_input(const RunOptions& options, const Bytes& secret) {

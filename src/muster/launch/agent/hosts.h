@@ -7,17 +7,16 @@
 
 namespace muster {
 
-/// The command that a host of --hosts is to run, as words of this machine: ssh, the host, and one word for the shell
-/// there. Neither the job's secret nor the password of --rdzv-endpoint is in it: host_input() is its standard input,
-/// whose end is the node's end.
-/// `options.hosts[node]` is the host; `folder`: where it is to run.
+/// The command that starts the agent of `options.hosts[node]`: ssh, the host, and one word for the remote shell.
+/// Secrets are not in it: the job's secret and the password of --rdzv-endpoint are in host_input(), its standard input.
+/// The end of this input ends the node. `directory`: the working directory on the host.
 std::vector<std::string> host_command(const RunOptions& options, size_t node, const std::string& own_path,
-                                      const std::string& folder, const Environment& environment);
+                                      const std::string& directory, const Environment& environment);
 
 std::string host_input(const RunOptions& options, const Bytes& secret);
 
-/// `muster run --hosts`: starts an agent on each host by ssh, shows what they write with the host before each line, and
-/// ends them all when one fails or a signal says so. Returns the exit status of the first that failed, else 0.
+/// `muster run --hosts`: starts an agent on each host by ssh, prints its output with the host before each line, and
+/// ends all agents when one fails or a signal comes. Returns the exit status of the first agent that failed, else 0.
 int run_hosts(const RunOptions& options, const std::string& own_path);
 
 }  // namespace muster

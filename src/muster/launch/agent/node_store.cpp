@@ -22,28 +22,28 @@
 namespace muster {
 namespace {
 
-constexpr Duration kQuietTime = std::chrono::seconds(3);        // of waiting for the root, before the user is told
-constexpr Duration kSlice = std::chrono::seconds(1);            // of a wait that can be cancelled
-constexpr Duration kLookPause = std::chrono::milliseconds(50);  // between looks whether to stop
-constexpr Duration kLongestSlice = std::chrono::seconds(8);     // of one for a store that may have several hosts
-constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the proxy above in the tree to listen
+constexpr Duration kNoticeDelay = std::chrono::seconds(3);  // of waiting for the root, until the user is notified
+constexpr Duration kSlice = std::chrono::seconds(1);        // of a wait between checks for cancellation
+constexpr Duration kPollInterval = std::chrono::milliseconds(50);  // between checks for cancellation
+constexpr Duration kMaxSlice = std::chrono::seconds(8);            // the same, for a store that may have several hosts
+constexpr Duration kParentStartTime = std::chrono::seconds(5);     // until the parent proxy listens
 constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
 constexpr std::string_view kTcpScheme = "tcp://";
 
-// The kernel's choice of a source address is the target itself only if that belongs to this host.
+// The kernel chooses the target itself as the source address only if the target belongs to this host.
 bool is_local(const Address& address) {
   const auto source = local_address_towards(address);
   return source && source->host() == address.host();
 }
 
-// A look-up of a name, which the thread that makes it shares with the one that waits.
+// A name lookup; the resolving thread and the waiting thread share it.
 struct Lookup {
   std::mutex mutex;
   std::condition_variable done;
   std::optional<Result<std::vector<Address>>> found;
 };
 
-bool not_there(const Error& error) {
+bool is_unreachable(const Error& error) {
   return error.code == ErrorCode::kTimeout || error.code == ErrorCode::kUnavailable ||
          error.code == ErrorCode::kPeerLost;
 }
@@ -63,22 +63,24 @@ class Bootstrap {
       : options_(options),
         events_(events),
         direct_(direct),
-        fixed_again_(direct && (options.rdzv_url.empty() || options.rdzv_url.starts_with("file:"))),
-        deadline_(Deadline::after(fixed_again_ ? options.heartbeat_timeout : options.timeout)) {}
+        root_is_fixed_(direct && (options.rdzv_url.empty() || options.rdzv_url.starts_with("file:"))),
+        deadline_(Deadline::after(root_is_fixed_ ? options.heartbeat_timeout : options.timeout)) {}
 
   Result<NodeStore> open() {
     node_.secret = options_.secret;
-    MUSTER_TRY(options_.nnodes_max == 1 ? alone() : options_.rdzv_url.empty() ? by_address() : by_outside_store());
+    MUSTER_TRY(options_.nnodes_max == 1    ? as_single_node()
+               : options_.rdzv_url.empty() ? by_address()
+                                           : by_external_store());
     if (options_.nnodes_max > 1 && node_.root && node_.secret.empty())
       events_.notice(
-          fmt::format("no secret was given, so whoever reaches {} can join this job; set MUSTER_SECRET to the same hex "
-                      "digits on all nodes, or use --secret-file",
+          fmt::format("no secret was given, so anyone who can reach {} can join this job; set MUSTER_SECRET to the "
+                      "same hex digits on all nodes, or use --secret-file",
                       node_.root_url));
     return std::move(node_);
   }
 
  private:
-  Result<> alone() {
+  Result<> as_single_node() {
     if (!options_.master_addr.empty())
       MUSTER_TRY(resolve_one("--master-addr", options_.master_addr, options_.master_port));
     if (node_.secret.empty()) node_.secret = generate_secret();
@@ -88,10 +90,10 @@ class Bootstrap {
 
   Result<> by_address() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
-    MUSTER_ASSIGN(const Address master, resolve_patiently(options_.master_addr, options_.master_port));
+    MUSTER_ASSIGN(const Address master, resolve_with_retries(options_.master_addr, options_.master_port));
     MUSTER_TRY(find_interface(master));
-    const bool by_place = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
-    const bool may_serve = options_.is_host.value_or(by_place) && !fixed_again_;
+    const bool has_address = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
+    const bool may_serve = options_.is_host.value_or(has_address) && !root_is_fixed_;
     if (may_serve) {
       const auto started = start_fixed_root(master);
       const bool somebody_is = !started && started.error().code == ErrorCode::kUnavailable && !options_.node_rank;
@@ -100,36 +102,37 @@ class Bootstrap {
     return await_root(master, may_serve);
   }
 
-  // The root has no place of its own: whoever claims the name serves at any free port, and says so in the claim.
-  Result<> by_outside_store() {
+  // Any node may be the root: the node that gets the claim serves at a free port, and writes the address to the claim.
+  Result<> by_external_store() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
     Address towards = outward_address();
     if (const std::string host = host_of(options_.rdzv_url); !host.empty()) {
       MUSTER_ASSIGN(towards, resolve_one("--rdzv-endpoint", host, 1));
     }
-    auto external_store = open_outside();
+    auto external_store = open_external_store();
     if (!external_store) return fail(external_store.error().code, "--rdzv-endpoint: " + external_store.error().message);
     node_.external_store = std::move(*external_store);
-    node_.root_moves = !options_.rdzv_url.starts_with("file:");  // which keeps no claims, so nobody's end shows there
+    node_.root_moves =
+        !options_.rdzv_url.starts_with("file:");  // a file keeps no claims, so the loss of a root does not show there
     MUSTER_TRY(find_interface(towards));
-    Error last{ErrorCode::kTimeout, "no time was left", kNoRank, ""};
+    Error last{ErrorCode::kTimeout, "the timeout passed", kNoRank, ""};
     while (!cancelled() && !deadline_.passed()) {
       MUSTER_ASSIGN(const std::string root, claimed_root());
-      if (root.empty() && fixed_again_) break;
+      if (root.empty() && root_is_fixed_) break;
       const auto done = root.empty() ? become_root(towards) : start_proxy(root, slice());
       if (done) return {};
-      if (!not_there(done.error()) && done.error().code != ErrorCode::kAlreadyExists) return done;
+      if (!is_unreachable(done.error()) && done.error().code != ErrorCode::kAlreadyExists) return done;
       last = done.error();
     }
     if (cancelled()) return stopped();
     return fail(ErrorCode::kTimeout,
-                fmt::format("found no root of the job through {} within {:g} s ({})",
+                fmt::format("no root of the job was found through {} within {:g} s ({})",
                             without_password(options_.rdzv_url), seconds(options_.timeout), last.message));
   }
 
-  // One that refuses has said so; one that is silent may only be slow.
-  Result<std::unique_ptr<Store>> open_outside() {
-    for (Duration patience = kSlice;; patience = std::min(2 * patience, kLongestSlice)) {
+  // Retries after a timeout, because a silent store may only be slow. Other errors are final.
+  Result<std::unique_ptr<Store>> open_external_store() {
+    for (Duration patience = kSlice;; patience = std::min(2 * patience, kMaxSlice)) {
       auto external_store = open_store(options_.rdzv_url, options_.secret, slice(patience));
       const bool silent = !external_store && external_store.error().code == ErrorCode::kTimeout;
       if (!silent || deadline_.passed()) return external_store;
@@ -137,11 +140,11 @@ class Bootstrap {
     }
   }
 
-  // getaddrinfo() returns when it will, after many seconds where no name server answers, and nothing ends it: so a
-  // thread that owns all that it touches calls it, and is left behind should this node have to stop.
+  // getaddrinfo() may take many seconds if no name server answers, and it cannot be cancelled. So a thread calls it
+  // that owns all its data, and is left behind if this node must stop.
   Result<Address> resolve_one(const char* option, const std::string& host, uint16_t port) const {
     const auto lookup = std::make_shared<Lookup>();
-    // tidy: allow(detach) nothing ends getaddrinfo(); the thread owns all that it touches
+    // tidy: allow(detach) getaddrinfo() cannot be cancelled; the thread owns its data
     std::thread([lookup, host, port] {
       auto found = resolve(host, port);
       const std::lock_guard lock(lookup->mutex);
@@ -149,25 +152,24 @@ class Bootstrap {
       lookup->done.notify_all();
     }).detach();
     std::unique_lock lock(lookup->mutex);
-    while (!lookup->found && !cancelled()) lookup->done.wait_for(lock, kLookPause);
+    while (!lookup->found && !cancelled()) lookup->done.wait_for(lock, kPollInterval);
     if (!lookup->found) return stopped();
     const auto& found = *lookup->found;
     if (!found) return fail(found.error().code, fmt::format("{}: {}", option, found.error().message));
     return found->front();
   }
 
-  // Where hosts come and go a name may be known only a while after its host has started, one without a dot too: so are
-  // those of Kubernetes' services.
-  Result<Address> resolve_patiently(const std::string& host, uint16_t port) {
-    const Deadline quiet = Deadline::after(kQuietTime);
-    bool told = false;
+  // A name may become known only some time after its host has started, as the names of Kubernetes' services do.
+  Result<Address> resolve_with_retries(const std::string& host, uint16_t port) {
+    const Deadline quiet = Deadline::after(kNoticeDelay);
+    bool notified = false;
     while (true) {
       auto found = resolve_one("--master-addr", host, port);
-      const bool may_come = !deadline_.passed() && !cancelled();
-      if (found || !may_come) return found;
-      if (quiet.passed() && !std::exchange(told, true))
-        events_.notice(fmt::format("{} (asking again for {:g} s)", found.error().message, seconds(options_.timeout)));
-      std::this_thread::sleep_for(kSlice);  // tidy: allow(sleep) nobody tells when a name becomes known
+      const bool may_retry = !deadline_.passed() && !cancelled();
+      if (found || !may_retry) return found;
+      if (quiet.passed() && !std::exchange(notified, true))
+        events_.notice(fmt::format("{} (retrying for {:g} s)", found.error().message, seconds(options_.timeout)));
+      std::this_thread::sleep_for(kSlice);  // tidy: allow(sleep) there is no event for a name that becomes known
     }
   }
 
@@ -245,14 +247,14 @@ class Bootstrap {
     const auto started = start_server(std::move(server), Deadline::after(kServerStartTime));
     if (!started) {
       return fail(started.error().code, started.error().message +
-                                            "; node 0 listens at --master-addr: is another node 0 there, or is the "
-                                            "address not this host's (then name one with --local-addr)?");
+                                            "; node 0 listens at --master-addr: does another node 0 run there, or is "
+                                            "this not an address of this host (then give one with --local-addr)?");
     }
     node_.root = true;
     node_.root_url = std::string(kTcpScheme) + master.to_string();
     if (listen.is_loopback() && options_.master_addr != "localhost" && options_.master_addr != listen.host())
       events_.notice(
-          fmt::format("--master-addr {} is {} here, which other hosts cannot reach; name an address of this host with "
+          fmt::format("--master-addr {} is {} here, which other hosts cannot reach; give an address of this host with "
                       "--local-addr",
                       options_.master_addr, listen.host()));
     return {};
@@ -267,7 +269,7 @@ class Bootstrap {
     return start_tier(std::move(server), deadline);
   }
 
-  // Nodes take their places in the tree of proxies as they come; every one listens, for it may get nodes below it.
+  // Nodes get their places in the tree of proxies in the order in which they come. Each listens for proxies below it.
   Result<> start_tier(StoreServerOptions server, const Deadline& deadline) {
     MUSTER_ASSIGN(const auto root, open_store(node_.root_url, options_.secret, deadline));
     const JobKeys keys(options_.run_id);
@@ -283,7 +285,7 @@ class Bootstrap {
     return root->set(keys.tier(place), as_bytes(url), Deadline::after(kServerStartTime));
   }
 
-  // A parent that died, maybe before it said where it listens, costs the root one more link.
+  // If the parent has died, maybe before it published its address, this node reports to the root.
   Result<> start_below(Store& root, const Key& parent, StoreServerOptions server) {
     const auto url = root.get(parent, Deadline::after(kParentStartTime));
     if (url) {
@@ -291,22 +293,22 @@ class Bootstrap {
       below.upstream = to_string(*url);
       const auto started = start_server(std::move(below), Deadline::after(kParentAnswerTime));
       node_.direct = !started;
-      if (started || !not_there(started.error())) return started;
+      if (started || !is_unreachable(started.error())) return started;
     } else if (url.error().code != ErrorCode::kTimeout) {
       return tl::unexpected(url.error());
     }
     return start_server(std::move(server), Deadline::after(kServerStartTime));
   }
 
-  // Whoever listens at the root's address may be the root of a job that ends just now: `may_serve`, this node takes its
-  // place.
+  // The process that listens at the root's address may be the root of a job that is about to end. With `may_serve` this
+  // node then takes its place.
   Result<> await_root(const Address& root, bool may_serve) {
     const std::string root_url = std::string(kTcpScheme) + root.to_string();
-    const TimePoint talk = deadline_.clock().now() + kQuietTime;
-    bool told = false;
+    const TimePoint talk = deadline_.clock().now() + kNoticeDelay;
+    bool notified = false;
     while (true) {
       const auto started = start_proxy(root_url, slice());
-      if (started || !not_there(started.error())) return started;
+      if (started || !is_unreachable(started.error())) return started;
       if (cancelled()) return stopped();
       if (may_serve && start_fixed_root(root)) return {};
       if (deadline_.passed())
@@ -314,9 +316,9 @@ class Bootstrap {
                     fmt::format("node 0 did not answer at {} within {:g} s ({}); start `muster run` there, or give a "
                                 "longer --timeout",
                                 root_url, seconds(options_.timeout), started.error().message));
-      if (!told && deadline_.clock().now() >= talk) {
+      if (!notified && deadline_.clock().now() >= talk) {
         events_.notice(fmt::format("waiting for node 0 at {}", root_url));
-        told = true;
+        notified = true;
       }
     }
   }
@@ -329,7 +331,7 @@ class Bootstrap {
   const RunOptions& options_;
   const NodeStoreEvents& events_;
   const bool direct_;
-  const bool fixed_again_;  // the root that was lost is looked for, which nobody can follow
+  const bool root_is_fixed_;  // reconnects to a root that no other node replaces
   const Deadline deadline_;
   NodeStore node_;
 };

@@ -11,43 +11,43 @@
 
 namespace muster {
 
-/// The job's store as this node reaches it. The root's server holds the data; the other nodes' servers forward to it.
-/// The node's own workers use a Unix socket or, in PyTorch's dialect, a port of the loopback interface: only the root's
-/// authenticated listener is open on the network, and only if there are several nodes.
+/// The job's store as this node reaches it. The root's server holds the data; the servers of other nodes are proxies.
+/// The node's own workers use a Unix socket or, with PyTorch's protocol, a port of the loopback interface. Only the
+/// root's authenticated listener is open on the network, and only if there are several nodes.
 struct NodeStore {
   /// --rdzv-endpoint's store, where nodes find the root. Null where node 0 is the root.
   std::unique_ptr<Store> external_store;
-  std::unique_ptr<TtlLock> claim;  ///< to be the root; null elsewhere, and where claims do not end with their holder
+  std::unique_ptr<TtlLock> claim;  ///< to be the root; null on other nodes, and if claims do not end with their holder
   std::unique_ptr<StoreServer> server;
   bool root = false;
-  bool root_moves = false;  ///< where the root dies, another one is found through `outside`
-  bool direct = true;       ///< no other node's proxy is between this one and the root
+  bool root_moves = false;  ///< if the root dies, the next root is found through `external_store`
+  bool direct = true;       ///< no other node's proxy is between this node and the root
   std::string url;          ///< for this node's workers
   std::string root_url;     ///< for the other nodes; empty on a single node
-  std::string upstream;     ///< where this node's proxy reports to; empty at the root
-  SessionId session{};      ///< and who it is there
+  std::string upstream;     ///< the server above this node's proxy; empty at the root
+  SessionId session{};      ///< of the proxy at that server
   uint16_t torch_port = 0;
-  std::string interface;  ///< this host's address on the way to the root: where workers listen; empty on a single node
-  Bytes secret;           ///< of the job; empty only with several nodes and none given
-  /// Between nodes, where the environment names certificates (io/tls.h); shared as there.
+  std::string interface;  ///< this host's address towards the root, where workers listen; empty on a single node
+  Bytes secret;           ///< the job's; empty only if several nodes were given none
+  /// For connections between nodes, if the environment names certificates (io/connect/tls.h); shared as there.
   std::shared_ptr<TlsContext> tls;
 
-  /// From now on `torch_port` leads to the keys of this generation, and that of the one before leads nowhere.
+  /// Opens a `torch_port` for the keys of this generation, and closes the port of the last generation.
   Result<> open_generation(int generation, uint16_t port);
-  /// Lets the next job find no root where this one was, if it was and no claim says so.
+  /// Removes this root from the external store, if no claim does so. The next job must not find it.
   void give_up_root(const std::string& run_id, const Deadline& deadline);
 };
 
 struct NodeStoreEvents {
-  std::function<void(std::string)> notice;       ///< what the user should know
-  const std::atomic<bool>* cancelled = nullptr;  ///< set: give up within a second, or a few for a silent store
+  std::function<void(std::string)> notice;       ///< for the user
+  const std::atomic<bool>* cancelled = nullptr;  ///< if set, stop within a second, or a few seconds for a silent store
 };
 
-/// Finds the root or becomes it. Without an outside store the root is node 0, or without node ranks the node whose
-/// address --master-addr is; when several nodes are on that host, the first one. With one it is the node whose claim
-/// stands there. Other nodes wait for the root until options.timeout. `direct`: again, after what led to the root was
-/// lost: link to it even where tiers have a proxy between. A root that cannot move is then neither replaced nor waited
-/// for beyond options.heartbeat_timeout. kUnavailable names the host that is unknown or the port that is taken.
+/// Finds the root or becomes it. Without an external store the root is node 0, or without node ranks the first node on
+/// the host with the address --master-addr. With an external store it is the node that has the claim there. Other nodes
+/// wait for the root until options.timeout. `direct`: reconnect after the root was lost, without a proxy in between; a
+/// root that does not move is not replaced then, and has only options.heartbeat_timeout to answer. kUnavailable names
+/// an unknown host or a port in use.
 Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct = false);
 
 }  // namespace muster

@@ -25,8 +25,7 @@ RootConnection::~RootConnection() {
 
 // The server goes first: this ends the waits of the other members' threads, even if the root is gone.
 void RootConnection::disconnect() {
-  if (claim_timer_ != 0) loop_.cancel(claim_timer_);
-  claim_timer_ = 0;
+  claim_timer_.stop();
   coordinator_.reset();
   node_.server.reset();
   client_.reset();
@@ -60,20 +59,19 @@ Result<> RootConnection::open() {
     if (node_.claim) watch_claim();
   }
   MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
-  const auto news = [this](const JobEvent& event, const std::optional<Assignment>& assignment) {
-    loop_.post([this, event, assignment] { events_.news(event, assignment); });
+  const auto job_event = [this](const JobEvent& event, const std::optional<Assignment>& assignment) {
+    loop_.post([this, event, assignment] { events_.job_event(event, assignment); });
   };
   MUSTER_ASSIGN(client_, RendezvousClient::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout},
-                                                 {news, lost}));
+                                                 {job_event, lost}));
   status_.store_found(node_.url, node_.secret);
   return {};
 }
 
 // The workers are stopped before a new root starts its own.
 void RootConnection::watch_claim() {
-  claim_timer_ = loop_.after(options_.heartbeat_timeout / 10, [this] {
+  claim_timer_.start(options_.heartbeat_timeout / 10, [this] {
     if (node_.claim->held()) return watch_claim();
-    claim_timer_ = 0;
     events_.lost(fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root").value());
   });
 }

@@ -6,12 +6,12 @@
 #include <optional>
 #include <thread>
 
-#include "muster/io/loop.h"
 #include "muster/launch/agent/death_notice.h"
 #include "muster/launch/agent/node_store.h"
 #include "muster/launch/agent/status_file.h"
 #include "muster/launch/rendezvous/coordinator.h"
 #include "muster/launch/rendezvous/rendezvous_client.h"
+#include "muster/launch/timer.h"
 
 namespace muster {
 
@@ -24,7 +24,7 @@ class RootConnection {
   struct Events {
     std::function<void(const std::string&)> notice;  ///< for the user
     std::function<void(Result<>)> connected;         ///< what came of connect()
-    std::function<void(const JobEvent&, const std::optional<Assignment>&)> news;
+    std::function<void(const JobEvent&, const std::optional<Assignment>&)> job_event;
     std::function<void(const Error&)> lost;  ///< may be reported several times
   };
 
@@ -64,7 +64,7 @@ class RootConnection {
   NodeStore node_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<RendezvousClient> client_;
-  Loop::TimerId claim_timer_ = 0;
+  Timer claim_timer_{loop_};
 };
 
 }  // namespace muster

@@ -5,24 +5,23 @@
 
 #include "muster/io/host_identity.h"
 #include "muster/launch/agent/status_file.h"
-#include "muster/launch/locked_file.h"
-#include "muster/launch/user_folder.h"
+#include "muster/launch/private_directories.h"
 
 namespace muster {
 
 void remove_dead_status_files(const Environment& environment) {
-  const auto folder = user_folder(environment);
-  if (!folder) return;
+  const auto directory = user_directory(environment);
+  if (!directory) return;
   std::error_code ignored;
-  for (std::filesystem::directory_iterator it(*folder, ignored), end; it != end; it.increment(ignored))
+  for (std::filesystem::directory_iterator it(*directory, ignored), end; it != end; it.increment(ignored))
     if (it->path().filename().string().starts_with("job-")) remove_abandoned_file(it->path());
 }
 
 StatusFile::StatusFile(const Environment& environment, std::string run_id) : run_id_(std::move(run_id)) {
   remove_dead_status_files(environment);
-  const auto folder = user_folder(environment);
-  if (!folder) return;
-  path_ = *folder + "/job-" + std::to_string(::getpid()) + ".json";
+  const auto directory = user_directory(environment);
+  if (!directory) return;
+  path_ = *directory + "/job-" + std::to_string(::getpid()) + ".json";
   file_ = make_locked_file(path_);
   write("", {});
 }
@@ -41,7 +40,7 @@ void StatusFile::write(const std::string& url, ByteView secret) {
                                 {"store", url},
                                 {"secret", to_hex(secret)}};
   const std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  // A reader that comes in between finds half of it, takes that for no JSON, and looks again.
+  // A reader may see half of the text. It is not valid JSON then, and the reader tries again later.
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0) file_.reset();
 }
 

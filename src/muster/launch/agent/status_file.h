@@ -9,19 +9,18 @@
 
 namespace muster {
 
-/// Tells `muster status` of an agent that runs: a file "job-<pid>.json" in the user's folder (user_folder()), which
-/// nobody else can enter, with where the job's store is and the secret that it takes. The agent holds a lock on it as
-/// long as it lives; a file without one is a dead agent's. Its guard removes that, or else the next run or `muster
-/// status`.
+/// Shows a running agent to `muster status`: a file "job-<pid>.json" in the user's private directory (user_directory())
+/// with the address and the secret of the job's store. The agent holds a lock on the file while it lives. A file
+/// without a lock is left from a dead agent; its monitor removes it, or the next `muster run` or `muster status`.
 class StatusFile {
  public:
-  /// Without a file, as where the folder is not usable, nothing is told; a job does not fail for that.
+  /// If the directory is not usable there is no file; this does not fail the job.
   StatusFile(const Environment& environment, std::string run_id);
   ~StatusFile();
   StatusFile(const StatusFile&) = delete;
   StatusFile& operator=(const StatusFile&) = delete;
 
-  /// The agent has found its job's store.
+  /// The address of the job's store is known, or empty.
   void store_found(const std::string& url, ByteView secret);
 
  private:
@@ -30,7 +29,7 @@ class StatusFile {
   Fd file_;
 };
 
-/// Removes the files of this user's agents that have died without doing so themselves.
+/// Removes the files of this user's dead agents.
 void remove_dead_status_files(const Environment& environment);
 
 }  // namespace muster

@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-// What workers leave behind (a tracker, a daemon) may need a moment to notice that they are gone.
+// Processes that workers leave behind (a tracker, a daemon) may need a moment to notice that the workers are gone.
 constexpr Duration kLingerTime = std::chrono::milliseconds(500);
 
 std::string read_file(const std::string& path) {
@@ -30,12 +30,12 @@ std::string Supervisor::Slot::state() const {
 }
 
 Supervisor::Supervisor(Loop& loop, Console& console, Options options, Events events)
-    : loop_(loop),
-      console_(console),
+    : console_(console),
       options_(std::move(options)),
       events_(std::move(events)),
-      own_host_(options_.zygote == nullptr ? std::make_unique<SpawnLauncher>(loop) : nullptr),
-      host_(own_host_ ? *own_host_ : *options_.zygote) {}
+      own_launcher_(options_.zygote == nullptr ? std::make_unique<SpawnLauncher>(loop) : nullptr),
+      launcher_(own_launcher_ ? *own_launcher_ : *options_.zygote),
+      timer_(loop) {}
 
 Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& console, Options options, Events events) {
   std::unique_ptr<Supervisor> made(new Supervisor(loop, console, std::move(options), std::move(events)));
@@ -43,8 +43,8 @@ Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& cons
   MUSTER_ASSIGN(self->signals_,
                 SignalPipe::open(
                     loop, self->options_.signals, [self](int number) { self->events_.signalled(number); },
-                    [self] { self->host_.child_ended(); }));
-  self->host_.attach(self->host_events());
+                    [self] { self->launcher_.child_ended(); }));
+  self->launcher_.attach(self->launcher_events());
   console.on_room([self] {
     for (auto& slot : self->slots_) slot.out->resume(), slot.err->resume();
   });
@@ -52,12 +52,11 @@ Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& cons
 }
 
 Supervisor::~Supervisor() {
-  host_.attach({});
-  if (timer_ != 0) loop_.cancel(timer_);
+  launcher_.attach({});
   console_.on_room({});
 }
 
-WorkerLauncher::Events Supervisor::host_events() {
+WorkerLauncher::Events Supervisor::launcher_events() {
   const auto find = [this](auto matches) { return std::find_if(slots_.begin(), slots_.end(), matches); };
   return {
       [this, find](int rank, pid_t pid) {
@@ -69,7 +68,7 @@ WorkerLauncher::Events Supervisor::host_events() {
         const auto slot = find([&](const Slot& s) { return s.pid == pid && !s.exit; });
         if (slot != slots_.end()) worker_ended(*slot, status);
       },
-      [this] { note_gone(); },
+      [this] { on_gone(); },
   };
 }
 
@@ -97,7 +96,7 @@ Result<> Supervisor::start(const std::vector<WorkerSpec>& specs) {
     pipes.push_back(std::move(opened));
   }
   starting_ = true;
-  for (size_t i = 0; i < specs.size() && !start_error_; ++i) host_.start(specs[i], std::move(pipes[i]));
+  for (size_t i = 0; i < specs.size() && !start_error_; ++i) launcher_.start(specs[i], std::move(pipes[i]));
   starting_ = false;
   if (start_error_) return tl::unexpected(*start_error_);
   return {};
@@ -120,58 +119,57 @@ void Supervisor::worker_ended(Slot& slot, int wait_status) {
   if (!slot.exit->ok()) {
     report_failure(slot);
   } else {
-    finish_when_all_well();
+    finish_when_all_succeeded();
   }
 }
 
 void Supervisor::report_failure(const Slot& slot) {
   std::map<std::string, std::vector<int>> others;
-  std::vector<OutputTail> words;
+  std::vector<OutputTail> tails;
   for (auto& other : slots_) {
     if (&other == &slot) continue;
     others[other.state()].push_back(other.rank);
-    words.push_back({other.rank, other.out->tail(), other.err->tail()});
+    tails.push_back({other.rank, other.out->tail(), other.err->tail()});
   }
   std::string traceback = last_traceback(slot.err->tail());
   if (traceback.empty()) traceback = error_file_traceback(read_file(slot.error_file));
   const WorkerExit exit = *slot.exit;
   if (!slot.error_file.empty()) write_error_file(slot.error_file, exit, traceback);
-  // Before stop(): that may reap other workers, whose outputs then grow, and `words` looks into these.
-  std::string report = failure_report(exit, traceback, slot.err->tail(), others) + last_words(words);
+  // Before stop(), which may reap other workers: their outputs then grow, and `tails` refers to these.
+  std::string report = failure_report(exit, traceback, slot.err->tail(), others) + output_tails(tails);
   stop();
   events_.failed(exit, std::move(report));
 }
 
-void Supervisor::finish_when_all_well() {
+void Supervisor::finish_when_all_succeeded() {
   if (!std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.exit.has_value(); })) return;
   phase_ = Phase::kLingering;
-  set_timer(kLingerTime, &Supervisor::end_what_is_left);
-  events_.all_well();
+  timer_.start(kLingerTime, [this] { end_leftovers(); });
+  events_.succeeded();
 }
 
-void Supervisor::end_what_is_left() {
+void Supervisor::end_leftovers() {
   phase_ = Phase::kStopping;
-  host_.list_left([this](const std::vector<ChildProcess>& left) {
+  launcher_.list_left([this](const std::vector<ChildProcess>& left) {
     for (const auto& child : left)
       console_.notice(fmt::format("ending a process that the workers left behind: pid {} ({})", child.pid, child.name));
   });
-  set_timer(options_.shutdown_timeout, &Supervisor::escalate);
-  host_.terminate();
+  timer_.start(options_.shutdown_timeout, [this] { escalate(); });
+  launcher_.terminate();
 }
 
 void Supervisor::stop() {
   if (phase_ >= Phase::kStopping || gone_) return;
   phase_ = Phase::kStopping;
-  set_timer(options_.shutdown_timeout, &Supervisor::escalate);
-  host_.terminate();
+  timer_.start(options_.shutdown_timeout, [this] { escalate(); });
+  launcher_.terminate();
 }
 
 void Supervisor::kill() {
   if (gone_) return;
   phase_ = Phase::kKilling;
-  if (timer_ != 0) loop_.cancel(timer_);
-  timer_ = 0;
-  host_.kill();
+  timer_.stop();
+  launcher_.kill();
 }
 
 void Supervisor::escalate() {
@@ -179,16 +177,16 @@ void Supervisor::escalate() {
   for (const auto& slot : slots_)
     if (!slot.exit && slot.pid != 0) late.push_back(slot.rank);
   if (!late.empty())
-    console_.notice(fmt::format("killing {} {}: still there {:g} s after SIGTERM", late.size() == 1 ? "rank" : "ranks",
-                                rank_list(late), std::chrono::duration<double>(options_.shutdown_timeout).count()));
+    console_.notice(fmt::format("killing {} {}: still running {:g} s after SIGTERM",
+                                late.size() == 1 ? "rank" : "ranks", rank_list(late),
+                                std::chrono::duration<double>(options_.shutdown_timeout).count()));
   kill();
 }
 
-void Supervisor::note_gone() {
+void Supervisor::on_gone() {
   if (phase_ == Phase::kRunning || gone_) return;
   gone_ = true;
-  if (timer_ != 0) loop_.cancel(timer_);
-  timer_ = 0;
+  timer_.stop();
   for (auto& slot : slots_) {
     slot.out->drain();
     slot.err->drain();
@@ -201,14 +199,6 @@ std::vector<pid_t> Supervisor::pids() const {
   std::vector<pid_t> pids;
   for (const auto& slot : slots_) pids.push_back(slot.pid);
   return pids;
-}
-
-void Supervisor::set_timer(Duration delay, void (Supervisor::*then)()) {
-  if (timer_ != 0) loop_.cancel(timer_);
-  timer_ = loop_.after(delay, [this, then] {
-    timer_ = 0;
-    (this->*then)();
-  });
 }
 
 }  // namespace muster

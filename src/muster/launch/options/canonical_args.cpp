@@ -1,4 +1,4 @@
-#include "muster/launch/options/canonical_args.h"
+#include "muster/launch/options/parse_context.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ namespace {
 std::unique_ptr<CLI::App> make_app(RawOptions& raw) {
   auto app = std::make_unique<CLI::App>(
       "Starts the workers of a distributed job on this node: one process per rank, with torchrun's environment.\n"
-      "Options end at the script; what follows belongs to it.",
+      "The arguments after the script are passed to it.",
       "muster run");
   app->set_help_flag();
   for (const auto& row : option_table()) {
@@ -43,43 +43,44 @@ const OptionRow* find_row(const std::string& name) {
 }
 
 tl::unexpected<Error> unknown_option(const std::string& name) {
-  std::vector<std::string> names, beginnings;
+  std::vector<std::string> names, prefixes;
   for (const auto& row : option_table()) names.push_back(row.name());
-  std::copy_if(names.begin(), names.end(), std::back_inserter(beginnings),
+  std::copy_if(names.begin(), names.end(), std::back_inserter(prefixes),
                [&](const std::string& known) { return name.size() > 4 && known.starts_with(name); });
-  std::string meant = beginnings.empty() ? nearest_word(name, names) : fmt::format("{}", fmt::join(beginnings, " or "));
+  std::string meant = prefixes.empty() ? nearest_word(name, names) : fmt::format("{}", fmt::join(prefixes, " or "));
   if (name == "-n" || name == "-np") meant = "--nproc-per-node";  // as mpirun calls it
   return bad_option(fmt::format("unknown option {}{}{}", name, meant.empty() ? "" : "; did you mean ", meant));
 }
 
-// A word of the command line: the option it names, and its value where that is part of it.
-struct Word {
+// An argument of the command line: the option that it names, and its value if that is part of the argument.
+struct Argument {
   std::string name;
   std::optional<std::string> value;
 };
 
-// "--nproc_per_node=4" and "-r3" taken apart.
-Word take_apart(const std::string& word) {
-  if (!word.starts_with("--")) {
-    if (word.size() == 2) return {word, std::nullopt};
-    return {word.substr(0, 2), word.substr(word[2] == '=' ? 3 : 2)};
+// Splits "--nproc_per_node=4" and "-r3".
+Argument split_arg(const std::string& arg) {
+  if (!arg.starts_with("--")) {
+    if (arg.size() == 2) return {arg, std::nullopt};
+    return {arg.substr(0, 2), arg.substr(arg[2] == '=' ? 3 : 2)};
   }
-  const size_t equals = word.find('=');
-  std::string name = word.substr(0, equals);
+  const size_t equals = arg.find('=');
+  std::string name = arg.substr(0, equals);
   std::replace(name.begin(), name.end(), '_', '-');
   if (equals == std::string::npos) return {name, std::nullopt};
-  return {name, word.substr(equals + 1)};
+  return {name, arg.substr(equals + 1)};
 }
 
-// "--name=value" as CLI11 reads it: one spelling for each option and each truth value.
-Result<std::string> spell(const OptionRow& row, const std::string& name, const std::optional<std::string>& value) {
+// "--name=value": one spelling for each option and each boolean.
+Result<std::string> canonical_arg(const OptionRow& row, const std::string& name,
+                                  const std::optional<std::string>& value) {
   if (row.flag == nullptr) {
     if (value && !value->empty()) return row.name() + "=" + *value;
-    return bad_option(fmt::format("{} takes {}, and nothing was given", name, row.takes));
+    return bad_option(fmt::format("{} takes {}, but no value was given", name, row.takes));
   }
   const auto truth = value ? to_bool(*value) : true;
   if (truth) return row.name() + (*truth ? "=true" : "=false");
-  return bad_option(fmt::format("{} takes no value, or true or false, not '{}'", name, *value));
+  return bad_option(fmt::format("{} takes no value, true or false, not '{}'", name, *value));
 }
 
 struct Split {
@@ -87,26 +88,26 @@ struct Split {
   std::set<std::string> given;
 };
 
-// Cuts the words where the options end.
-Result<Split> split_words(const std::vector<std::string>& words) {
+// Splits the arguments at the end of the options.
+Result<Split> split_args(const std::vector<std::string>& args) {
   Split split;
   size_t i = 0;
-  for (; i < words.size() && words[i].size() > 1 && words[i][0] == '-'; ++i) {
-    if (words[i] == "--") {
+  for (; i < args.size() && args[i].size() > 1 && args[i][0] == '-'; ++i) {
+    if (args[i] == "--") {
       ++i;
       break;
     }
-    auto [name, value] = take_apart(words[i]);
+    auto [name, value] = split_arg(args[i]);
     const auto* row = find_row(name);
-    if (row == nullptr) return unknown_option(words[i].starts_with("--") ? name : words[i]);
-    const bool has_next = i + 1 < words.size();
-    const bool next_is_truth = has_next && (words[i + 1] == "true" || words[i + 1] == "false");
-    if (!value && (row->flag == nullptr ? has_next : next_is_truth)) value = words[++i];
-    MUSTER_ASSIGN(const std::string arg, spell(*row, name, value));
+    if (row == nullptr) return unknown_option(args[i].starts_with("--") ? name : args[i]);
+    const bool has_next = i + 1 < args.size();
+    const bool next_is_truth = has_next && (args[i + 1] == "true" || args[i + 1] == "false");
+    if (!value && (row->flag == nullptr ? has_next : next_is_truth)) value = args[++i];
+    MUSTER_ASSIGN(const std::string arg, canonical_arg(*row, name, value));
     split.options.push_back(arg);
     split.given.insert(row->name());
   }
-  split.rest.assign(words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+  split.rest.assign(args.begin() + static_cast<std::ptrdiff_t>(i), args.end());
   return split;
 }
 
@@ -117,7 +118,7 @@ std::string variable_of(const OptionRow& row) {
   return variable;
 }
 
-// torchrun reads PET_NNODES and so on; a cluster's operator may set them.
+// torchrun reads PET_NNODES and so on, which a cluster's operator may set.
 Result<> add_environment(const Environment& environment, Split& split) {
   const std::set<std::string> given = split.given;
   const auto has = [&](const char* name) { return given.count(name) != 0; };
@@ -125,23 +126,23 @@ Result<> add_environment(const Environment& environment, Split& split) {
     const std::string name = row.name();
     const auto found = environment.find(variable_of(row));
     if (found == environment.end() || found->second.empty() || has(name.c_str())) continue;
-    // They name one thing: an operator's word for it yields to the user's, whichever the user chose.
+    // These options name the same thing. What the user gave has priority over what the operator set.
     if (name == "--rdzv-endpoint" && has("--master-addr")) continue;
     if ((name == "--master-addr" || name == "--master-port") && has("--rdzv-endpoint")) continue;
-    MUSTER_ASSIGN(const std::string arg, spell(row, found->first, found->second));
+    MUSTER_ASSIGN(const std::string arg, canonical_arg(row, found->first, found->second));
     split.options.push_back(arg);
     split.given.insert(name);
   }
   return {};
 }
 
-// The number of nodes is the user's to say; where it is another than the cluster's, this is another job than its.
+// The user decides on the number of nodes. A number that differs from the cluster's means another job.
 bool is_clusters_job(const Split& split, const Cluster& cluster) {
   if (cluster.nnodes == 0 || split.given.count("--nnodes") == 0) return true;
   std::string nnodes;
   for (const auto& option : split.options)
     if (option.starts_with("--nnodes=")) nnodes = option.substr(option.find('=') + 1);
-  return nnodes.substr(nnodes.find(':') + 1) == std::to_string(cluster.nnodes);  // npos + 1 is 0: all of it
+  return nnodes.substr(nnodes.find(':') + 1) == std::to_string(cluster.nnodes);  // npos + 1 is 0: the whole text
 }
 
 Result<std::string> add_cluster(const Environment& environment, Split& split) {
@@ -153,8 +154,8 @@ Result<std::string> add_cluster(const Environment& environment, Split& split) {
   if (!cluster || !is_clusters_job(split, *cluster)) return "";
   if (cluster->nnodes == 0 && !given("--nnodes"))
     return bad_option(cluster->name +
-                      " does not say how many nodes the job has: give --nnodes (1, or --standalone, for "
-                      "a job on this node alone)");
+                      " does not say how many nodes the job has: give --nnodes (1 or --standalone for "
+                      "a job of one node)");
   std::string taken;
   for (const auto& option : cluster->options()) {
     const std::string name = option.substr(0, option.find('='));
@@ -167,15 +168,15 @@ Result<std::string> add_cluster(const Environment& environment, Split& split) {
 
 }  // namespace
 
-Result<OptionWords> read_option_words(const std::vector<std::string>& words, const Environment& environment) {
-  OptionWords result;
+Result<ParsedArgs> parse_args(const std::vector<std::string>& args, const Environment& environment) {
+  ParsedArgs result;
   const auto app = make_app(result.raw);
-  MUSTER_ASSIGN(Split split, split_words(words));
+  MUSTER_ASSIGN(Split split, split_args(args));
   MUSTER_TRY(add_environment(environment, split));
   result.canonical_args = split.options;
   MUSTER_ASSIGN(result.cluster, add_cluster(environment, split));
-  std::reverse(split.options.begin(), split.options.end());  // as CLI11 wants them
-  // CLI11 reports by exception; nothing in the core does.
+  std::reverse(split.options.begin(), split.options.end());  // the order that CLI11 expects
+  // CLI11 reports errors by exceptions; the core does not use them.
   try {
     app->parse(split.options);
   } catch (const CLI::Error& error) {
@@ -190,10 +191,11 @@ std::string run_help() {
   auto app = make_app(raw);
   app->get_formatter()->column_width(46);
   app->footer(
-      "Switches also take =true and =false, options also PET_<NAME> in the environment, as torchrun's do. Workers get\n"
-      "torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Unless it is set,\n"
-      "OMP_NUM_THREADS is this node's CPUs divided by its workers. MUSTER_PYTHON names another Python for the "
-      "workers.");
+      "Switches also take =true and =false. Each option can be set by PET_<NAME> in the environment, as with "
+      "torchrun.\n"
+      "Workers get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...).\n"
+      "OMP_NUM_THREADS defaults to the CPUs of this node divided by its workers.\n"
+      "MUSTER_PYTHON names another Python for the workers.");
   std::string help = app->help();
   constexpr std::string_view kUsage = "[OPTIONS]";
   if (const size_t at = help.find(kUsage); at != std::string::npos)

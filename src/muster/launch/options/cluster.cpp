@@ -28,12 +28,12 @@ class Variables {
 
 tl::unexpected<Error> several_agents(const char* who, int tasks, int nodes, const char* remedy) {
   return bad_option(
-      fmt::format("{} starts {} processes on {}; `muster run` starts a node's workers itself "
-                  "(--nproc-per-node), so start it once on each: {}, or say --standalone",
+      fmt::format("{} starts {} processes on {}, but `muster run` starts a node's workers itself "
+                  "(--nproc-per-node): start one process on each node ({}), or give --standalone",
                   who, tasks, nodes == 1 ? "one node" : fmt::format("{} nodes", nodes), remedy));
 }
 
-// The root is where the environment says (mpirun -x MASTER_ADDR=...), or on the first host of a Slurm job.
+// The root is at MASTER_ADDR (mpirun -x MASTER_ADDR=...), or on the first host of a Slurm job.
 Result<> find_master(const Variables& v, Cluster& cluster) {
   cluster.master_addr = v.text("MASTER_ADDR");
   cluster.master_port = v.number("MASTER_PORT", 0);
@@ -62,7 +62,7 @@ Found mpi(const Variables& v) {
   return std::nullopt;
 }
 
-// It says which process this is, and not how many there are.
+// PMIx says which process this is, but not how many there are.
 Found pmix(const Variables& v) {
   if (!v.has("PMIX_RANK")) return std::nullopt;
   Cluster cluster{"PMIx", 0, v.number("PMIX_RANK", -1)};
@@ -70,7 +70,7 @@ Found pmix(const Variables& v) {
   return cluster;
 }
 
-// The variables of a step (srun), not those of a job: a batch script runs on the first node alone.
+// The variables of a step (srun), not those of a job, because a batch script runs only on the first node.
 Found slurm(const Variables& v) {
   if (!v.has("SLURM_STEP_NODELIST")) return std::nullopt;
   constexpr int kFirstPort = 20000, kPorts = 10000;
@@ -82,7 +82,7 @@ Found slurm(const Variables& v) {
   if (tasks != cluster.nnodes) return several_agents("srun", tasks, cluster.nnodes, "srun --ntasks-per-node=1");
   MUSTER_ASSIGN(const auto hosts, expand_nodelist(v.text("SLURM_STEP_NODELIST")));
   cluster.master_addr = hosts.front();
-  // Jobs may share a node: each has a port of its own.
+  // Jobs may share a node, so each uses its own port.
   cluster.master_port = kFirstPort + static_cast<int>((static_cast<int64_t>(job) + step) % kPorts);
   cluster.run_id = fmt::format("slurm-{}.{}", job, step);
   return cluster;
@@ -102,12 +102,12 @@ Found kubernetes(const Variables& v) {
       cluster.master_addr = host.substr(0, dash) + "-0." + v.text("JOBSET_NAME");
     return cluster;
   }
-  // Of a PyTorchJob; newer operators say the same in PET_* variables, which come first.
+  // A PyTorchJob. Newer operators set PET_* variables, which have priority.
   if (cluster.master_addr.empty() || !v.has("RANK")) return std::nullopt;
   cluster.name += " PyTorchJob";
   cluster.nnodes = v.number("WORLD_SIZE", 0);
   cluster.node_rank = v.number("RANK", -1);
-  // Some operators tell the master itself "localhost", where the others cannot reach it.
+  // Some operators give the master pod itself "localhost", which other pods cannot reach.
   if (cluster.master_addr == "localhost" && v.has("HOSTNAME")) cluster.master_addr = v.text("HOSTNAME");
   return cluster;
 }
@@ -126,7 +126,8 @@ std::vector<std::string> Cluster::options() const {
 
 Result<std::optional<Cluster>> find_cluster(const Environment& environment) {
   const Variables v(environment);
-  // The variables of a worker are its own; a job that it starts is on this node alone unless it says otherwise.
+  // A worker inherits these variables from its job. A job that a worker starts has one node unless options say
+  // otherwise.
   if (v.has("MUSTER_RUN_ID") || v.has("TORCHELASTIC_RUN_ID")) return std::nullopt;
   for (const auto look : {mpi, slurm, kubernetes, pmix}) {
     MUSTER_ASSIGN(auto found, look(v));

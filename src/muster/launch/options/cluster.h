@@ -8,25 +8,25 @@
 
 namespace muster {
 
-/// What the cluster's software says about this node, as the options that a user would have to write.
+/// What the cluster's software says about this node, as the options that a user would write.
 struct Cluster {
   std::string name;    ///< for the user: "Slurm job 17, step 0"
-  int nnodes = 0;      ///< 0: not said
-  int node_rank = -1;  ///< -1: not said
+  int nnodes = 0;      ///< 0: not known
+  int node_rank = -1;  ///< -1: not known
   std::string master_addr{};
-  int master_port = 0;  ///< 0: not said
+  int master_port = 0;  ///< 0: not known
   std::string run_id{};
 
-  /// "--nnodes=4" and so on: what is said.
+  /// What is known, as "--nnodes=4" and so on.
   std::vector<std::string> options() const;
 };
 
 /// Looks for, in this order: Open MPI and MPICH (mpirun), Slurm (srun), Kubernetes (PyTorchJob, JobSet, Indexed Job),
-/// PMIx. A pure function of the environment. None outside a cluster, and inside a worker of another job.
-/// kInvalidArgument says what to change where the cluster starts several agents on one node.
+/// PMIx. A pure function of the environment. None outside a cluster and inside a worker of another job.
+/// kInvalidArgument says what to change if the cluster starts several agents on one node.
 Result<std::optional<Cluster>> find_cluster(const Environment& environment);
 
-/// The hosts of a Slurm list in order: "n[1-3,7],gpu[08-10]" is n1, n2, n3, n7, gpu08, gpu09, gpu10.
+/// The hosts of a Slurm node list in order: "n[1-3,7],gpu[08-10]" is n1, n2, n3, n7, gpu08, gpu09, gpu10.
 Result<std::vector<std::string>> expand_nodelist(const std::string& list);
 
 }  // namespace muster

@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-// How many letters to add, drop or replace to make one word of the other (Levenshtein's distance, row by row).
+// The Levenshtein distance: how many letters to insert, delete or replace. Computed row by row.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0U);
@@ -28,17 +28,17 @@ size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// CLI11 says "Could not convert: --last = ten". Texts take everything, so what did not fit is a number.
-std::string in_words(const CLI::ConversionError& error) {
+// CLI11 says "Could not convert: --last = ten". Every text is valid, so the option takes a number.
+std::string describe(const CLI::ConversionError& error) {
   const std::string text = error.what(), before = "Could not convert: ";
   const size_t equals = text.find(" = ");
   if (!text.starts_with(before) || equals == std::string::npos) return text;
   const std::string name = text.substr(before.size(), equals - before.size());
-  return fmt::format("'{}' is no number that {} takes", text.substr(equals + 3), name);
+  return fmt::format("'{}' is not a number that {} takes", text.substr(equals + 3), name);
 }
 
-// A word beyond what is taken: a command's name where the app has commands and none was given.
-std::string in_words(const CLI::ExtrasError& error, const CLI::App& app) {
+// Too many arguments. If the app has commands and none was given, the argument is probably meant to be one.
+std::string describe(const CLI::ExtrasError& error, const CLI::App& app) {
   const auto left = app.remaining(true);
   const auto commands = app.get_subcommands(nullptr);
   if (commands.empty() || !app.get_subcommands().empty() || left.empty() || left.front().starts_with('-')) {
@@ -47,26 +47,26 @@ std::string in_words(const CLI::ExtrasError& error, const CLI::App& app) {
   std::vector<std::string> names;
   for (const auto* command : commands) names.push_back(command->get_name());
   const std::string nearest = nearest_word(left.front(), names);
-  return fmt::format("there is no command '{}'{}{}", left.front(), nearest.empty() ? "" : "; did you mean ", nearest);
+  return fmt::format("unknown command '{}'{}{}", left.front(), nearest.empty() ? "" : "; did you mean ", nearest);
 }
 
 int refuse(const CLI::App& app, const std::string& reason) {
   const std::string name = app.get_name().substr(app.get_name().rfind(' ') + 1);
-  return print_error(name.c_str(), fmt::format("{} (`{} --help` says what there is)", reason, app.get_name()), 2);
+  return print_error(name.c_str(), fmt::format("{} (see `{} --help`)", reason, app.get_name()), 2);
 }
 
 }  // namespace
 
-std::optional<int> parse_command_line(CLI::App& app, const std::vector<std::string>& words) {
+std::optional<int> parse_command_line(CLI::App& app, const std::vector<std::string>& args) {
   try {
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // the order that CLI11 expects
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
     return std::fputs(app.help().c_str(), stdout) < 0 ? 1 : 0;
   } catch (const CLI::ConversionError& error) {
-    return refuse(app, in_words(error));
+    return refuse(app, describe(error));
   } catch (const CLI::ExtrasError& error) {
-    return refuse(app, in_words(error, app));
+    return refuse(app, describe(error, app));
   } catch (const CLI::ParseError& error) {
     return refuse(app, error.what());
   }
@@ -82,12 +82,12 @@ std::function<std::string(const std::string&)> number_between(double least, doub
 }
 
 std::string nearest_word(const std::string& word, const std::vector<std::string>& known) {
-  constexpr size_t kFar = 3;  // letters: further apart is another word
+  constexpr size_t kFar = 3;  // letters; a larger distance means another word
   std::string nearest;
   size_t least = std::min(kFar + 1, word.size() / 2 + word.size() % 2);
   for (const auto& other : known) {
-    const size_t apart = distance(word, other);
-    if (apart < least) least = apart, nearest = other;
+    const size_t letters = distance(word, other);
+    if (letters < least) least = letters, nearest = other;
   }
   return nearest;
 }

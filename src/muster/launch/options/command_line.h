@@ -11,15 +11,14 @@ class App;
 
 namespace muster {
 
-/// Reads the words of one of muster's commands, whose app is named as it is called: "muster dump". Nothing to go on;
-/// else the status to end with: 0 after the help was printed, 2 after a complaint.
-std::optional<int> parse_command_line(CLI::App& app, const std::vector<std::string>& words);
+/// Parses the arguments of one of muster's commands; the app's name is the command's: "muster dump". Returns an exit
+/// status if the command must end: 0 after the help was printed, 2 after an error was.
+std::optional<int> parse_command_line(CLI::App& app, const std::vector<std::string>& args);
 
-/// A check of an option whose number is between the two, and is called `what` where it is not.
+/// A check that a number is in a range. The error says that the value is not `what`.
 std::function<std::string(const std::string&)> number_between(double least, double most, const std::string& what);
 
-/// The one of `known` that `word` is probably meant to be: that fewest letters make of it. Empty if all are other
-/// words.
+/// The word of `known` that is most similar to `word`; empty if none is similar.
 std::string nearest_word(const std::string& word, const std::vector<std::string>& known);
 
 }  // namespace muster

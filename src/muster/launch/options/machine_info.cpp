@@ -1,4 +1,4 @@
-// What a parse of the options depends on besides the command line: the environment and the machine.
+// What the parser of the options needs besides the command line: the environment and the machine.
 
 #include <sched.h>
 #include <unistd.h>
@@ -6,12 +6,52 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "muster/launch/options/devices.h"
+#include "muster/launch/options/option_values.h"
 #include "muster/launch/options/options.h"
 
 namespace muster {
 namespace {
+
+namespace fs = std::filesystem;
+
+template <class Counts>
+int count_entries(const fs::path& directory, Counts counts) {
+  int count = 0;
+  std::error_code ignored;
+  for (fs::directory_iterator it(directory, ignored), end; it != end; it.increment(ignored))
+    count += counts(it->path());
+  return count;
+}
+
+bool is_nvidia_device(const fs::path& path) {
+  const std::string name = path.filename();
+  return name.starts_with("nvidia") && to_number<int>(std::string_view(name).substr(6));
+}
+
+// The kernel's driver also lists CPUs, with the GPU number 0.
+bool is_amd_gpu(const fs::path& node) {
+  uint64_t id = 0;
+  return std::ifstream(node / "gpu_id") >> id && id != 0;
+}
+
+std::vector<int> chosen(const std::vector<int>& devices, const std::string& list) {
+  std::vector<int> found;
+  for (std::string word : split_list(list)) {
+    std::erase(word, ' ');
+    const auto number = to_number<int>(word);
+    if (number && *number >= 0 && static_cast<size_t>(*number) < devices.size()) {
+      found.push_back(devices[static_cast<size_t>(*number)]);
+    } else if (word.starts_with("GPU-") || word.starts_with("MIG-")) {
+      found.push_back(-1);
+    } else {
+      break;
+    }
+  }
+  return found;
+}
 
 int count_xpus() {
   int count = 0;
@@ -38,8 +78,8 @@ Environment current_environment() {
 }
 
 std::vector<int> allowed_cpus() {
-  constexpr size_t kMostSets = 1024;  // of 1,024 CPUs; the kernel refuses what is too small for its own set
-  for (std::vector<cpu_set_t> sets(1); sets.size() <= kMostSets; sets.resize(2 * sets.size())) {
+  constexpr size_t kMaxSets = 1024;  // of 1,024 CPUs each; the kernel refuses a set that is smaller than its own
+  for (std::vector<cpu_set_t> sets(1); sets.size() <= kMaxSets; sets.resize(2 * sets.size())) {
     const size_t bytes = sets.size() * sizeof(cpu_set_t);
     if (sched_getaffinity(0, bytes, sets.data()) != 0) continue;
     std::vector<int> cpus;
@@ -55,9 +95,24 @@ Machine this_machine() {
   machine.cpus = std::max(1, static_cast<int>(allowed_cpus().size()));
   const int gpus = count_gpus();
   const size_t visible = visible_devices(std::vector<int>(static_cast<size_t>(gpus)), current_environment()).size();
-  machine.gpus = std::min(gpus, static_cast<int>(visible));  // of one's parts a process sees one
+  machine.gpus = std::min(gpus, static_cast<int>(visible));  // a process sees one of the parts of a partitioned GPU
   machine.xpus = count_xpus();
   return machine;
+}
+
+int count_gpus(const fs::path& root) {
+  const int nvidia = count_entries(root / "dev", is_nvidia_device);
+  if (nvidia > 0 || !fs::exists(root / "dev/kfd")) return nvidia;
+  return count_entries(root / "sys/class/kfd/kfd/topology/nodes", is_amd_gpu);
+}
+
+std::vector<int> visible_devices(std::vector<int> devices, const Environment& environment) {
+  // Each runtime layer sees only the devices that the layer below it shows.
+  for (const char* name : {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}) {
+    const auto list = environment.find(name);
+    if (list != environment.end() && !devices.empty()) devices = chosen(devices, list->second);
+  }
+  return devices;
 }
 
 }  // namespace muster

@@ -1,8 +1,8 @@
-// Slurm's lists of hosts:
+// The grammar of Slurm's node lists:
 //
 //   list  = host *("," host)
 //   host  = *(text / "[" range *("," range) "]")
-//   range = number ["-" number]          leading zeros are the width of every number of the range
+//   range = number ["-" number]          leading zeros set the width of all numbers of the range
 
 #include <fmt/format.h>
 
@@ -27,13 +27,13 @@ bool add_range(std::string_view range, Words& words) {
   return true;
 }
 
-// Every beginning with every end.
-bool multiply(Words& beginnings, const Words& ends) {
-  if (ends.empty() || beginnings.size() > kMaxHosts / ends.size()) return false;
+// Each prefix with each suffix.
+bool append_each(Words& prefixes, const Words& suffixes) {
+  if (suffixes.empty() || prefixes.size() > kMaxHosts / suffixes.size()) return false;
   Words all;
-  for (const auto& beginning : beginnings)
-    for (const auto& end : ends) all.push_back(beginning + end);
-  beginnings = std::move(all);
+  for (const auto& prefix : prefixes)
+    for (const auto& suffix : suffixes) all.push_back(prefix + suffix);
+  prefixes = std::move(all);
   return true;
 }
 
@@ -41,7 +41,7 @@ bool expand_host(std::string_view host, Words& hosts) {
   Words made = {""};
   while (!host.empty()) {
     const size_t bracket = std::min(host.find('['), host.size());
-    if (!multiply(made, {std::string(host.substr(0, bracket))})) return false;
+    if (!append_each(made, {std::string(host.substr(0, bracket))})) return false;
     host.remove_prefix(bracket);
     if (host.empty()) break;
     const size_t end = host.find(']');
@@ -52,7 +52,7 @@ bool expand_host(std::string_view host, Words& hosts) {
       if (!add_range(ranges.substr(0, comma), numbers)) return false;
       ranges.remove_prefix(std::min(comma + 1, ranges.size()));
     }
-    if (!multiply(made, numbers)) return false;
+    if (!append_each(made, numbers)) return false;
     host.remove_prefix(end + 1);
   }
   hosts.insert(hosts.end(), made.begin(), made.end());
@@ -71,7 +71,7 @@ Result<std::vector<std::string>> expand_nodelist(const std::string& list) {
     if (c != ',' || (depth > 0 && i < list.size())) continue;
     const std::string_view host = std::string_view(list).substr(begin, i - begin);
     if (host.empty() || !expand_host(host, hosts))
-      return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is no list of hosts as Slurm writes them", list));
+      return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is not a Slurm node list", list));
     begin = i + 1;
   }
   return hosts;

@@ -5,7 +5,7 @@
 
 namespace muster {
 
-/// The options of `muster run` as text, before any of them is understood; the values here are the defaults.
+/// The options of `muster run` as text, before they are parsed. The values here are the defaults.
 struct RawOptions {
   std::string nnodes = "1", nproc = "1", node_rank, role = "default", hosts, hostfile, ssh = "ssh -o BatchMode=yes";
   std::string master_addr, master_port, local_addr, rdzv_backend = "static", rdzv_endpoint, rdzv_id, rdzv_conf,
@@ -19,11 +19,11 @@ struct RawOptions {
   bool dry_run = false, help = false, until_stdin_ends = false;
 };
 
-/// One option: what the command line, the help and the shells' completion know about it.
+/// One option, for the parser, the help and the shell completion.
 struct OptionRow {
   const char* group;        ///< heading in the help; empty: not shown
-  const char* names;        ///< "-r,--redirects"; the first long one is the name that errors use
-  const char* takes;        ///< what follows it, words that are meant literally in small letters; null: nothing
+  const char* names;        ///< "-r,--redirects"; errors use the first long name
+  const char* takes;        ///< its value; lower-case words are literal; null: no value
   const char* description;  ///< one line
   std::string RawOptions::*text = nullptr;
   bool RawOptions::*flag = nullptr;  ///< instead of text: takes no value, or =true and =false

@@ -22,18 +22,17 @@ namespace {
 
 constexpr int kMaxRank = 1 << 16;
 constexpr size_t kMaxLine = 4096;
-constexpr size_t kLeastSecret = 16;  // bytes
+constexpr size_t kMinSecret = 16;  // bytes
 
-// The first word of a file that nobody but its owner can read. A pipe, as a shell's <(...) makes one, has no name.
+// The first word of a file that only its owner can read. A pipe, as a shell's <(...) makes one, has no name.
 Result<std::string> read_private_word(const std::string& option, const std::string& path) {
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info {};
   if (!file || ::fstat(file.get(), &info) != 0) return bad_option(option + ": the file cannot be read");
   const bool is_ours = info.st_uid == ::geteuid() || info.st_uid == 0;
   if (S_ISREG(info.st_mode) && ((info.st_mode & 077) != 0 || !is_ours))
-    return bad_option(
-        fmt::format("{}: others than this user can read or change the file (its mode is {:04o}): chmod 600 it", option,
-                    info.st_mode & 07777));
+    return bad_option(fmt::format("{}: other users can read or change the file (mode {:04o}): run chmod 600 on it",
+                                  option, info.st_mode & 07777));
   std::array<char, kMaxLine> text{};
   size_t size = 0;
   for (ssize_t count = 0; size < text.size(); size += static_cast<size_t>(count)) {
@@ -90,9 +89,9 @@ Result<int> parse_int(std::string_view option, const std::string& text, int low,
 }
 
 Result<Duration> parse_seconds(std::string_view option, const std::string& text) {
-  constexpr double kMost = 1e8;
+  constexpr double kMax = 1e8;
   const auto seconds = to_number<double>(text);
-  if (seconds && *seconds >= 0 && *seconds <= kMost)
+  if (seconds && *seconds >= 0 && *seconds <= kMax)
     return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(*seconds));
   return bad_option(fmt::format("{} takes a number of seconds, not '{}'", option, text));
 }
@@ -198,13 +197,14 @@ Result<std::vector<HostSlot>> read_hostfile(const std::string& path) {
     for (std::string word; words >> word;) slots += (slots.empty() ? "" : " ") + word;
     MUSTER_ASSIGN(hosts.emplace_back(), parse_host(option, host, slots));
   }
-  if (hosts.empty()) return bad_option(option + (file.eof() ? ": it names no host" : ": the file cannot be read"));
+  if (hosts.empty())
+    return bad_option(option + (file.eof() ? ": no host is listed in it" : ": the file cannot be read"));
   return hosts;
 }
 
 std::string read_stdin_line() {
   std::string text;
-  // Byte by byte: what follows the line is for others.
+  // Byte by byte, because another reader takes what follows the line.
   for (char c = 0; text.size() < kMaxLine && ::read(STDIN_FILENO, &c, 1) == 1 && c != '\n';) text += c;
   return text;
 }
@@ -220,10 +220,10 @@ Result<Bytes> read_secret(const std::string& file, const std::string& variable) 
   if (text.empty() && !file.empty())
     return bad_option(source + ": the file is empty; it takes the job's secret in hex");
   auto secret = from_hex(text);
-  if (!secret) return bad_option(source + " takes the job's secret in hex, and this is something else");
-  if (secret->empty() || secret->size() >= kLeastSecret) return secret;
+  if (!secret) return bad_option(source + " takes the job's secret in hex, but the value is not hex");
+  if (secret->empty() || secret->size() >= kMinSecret) return secret;
   return bad_option(fmt::format("{}: a secret of {} bytes can be guessed; it takes {} or more (openssl rand -hex 32)",
-                                source, secret->size(), kLeastSecret));
+                                source, secret->size(), kMinSecret));
 }
 
 }  // namespace muster

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 
-#include "muster/launch/options/canonical_args.h"
 #include "muster/launch/options/option_values.h"
 #include "muster/launch/options/parse_context.h"
 
@@ -20,13 +19,13 @@ Result<int> parse_nproc(const std::string& text, const Machine& machine) {
   if (text == "gpu" || text == "xpu") {
     const int count = text == "gpu" ? machine.gpus : machine.xpus;
     if (count > 0) return count;
-    return bad_option(fmt::format("--nproc-per-node {}: this machine shows no {}; give a number, or cpu", text,
+    return bad_option(fmt::format("--nproc-per-node {}: this machine has no {}; give a number or cpu", text,
                                   text == "gpu" ? "GPU" : "XPU"));
   }
   return parse_int("--nproc-per-node", text, 1, kMaxWorkers, "auto, cpu, gpu, xpu or a number from 1 up");
 }
 
-Result<> read_nnodes(Reading& r) {
+Result<> read_nnodes(ParseContext& r) {
   constexpr std::string_view kTakes = "a number of nodes from 1 up, or MIN:MAX";
   const std::string& text = r.raw.nnodes;
   const size_t colon = std::min(text.find(':'), text.size());
@@ -38,12 +37,11 @@ Result<> read_nnodes(Reading& r) {
   if (!low || !high || *low > *high) return refuse();
   o.nnodes_min = *low;
   o.nnodes_max = *high;
-  if (r.raw.standalone && o.nnodes_max > 1)
-    return bad_option("--standalone is for one node, and --nnodes asks for " + text);
+  if (r.raw.standalone && o.nnodes_max > 1) return bad_option("--standalone is for one node, but --nnodes is " + text);
   return {};
 }
 
-Result<> read_hosts(Reading& r) {
+Result<> read_hosts(ParseContext& r) {
   RunOptions& o = r.options;
   const std::string ssh = r.variable("MUSTER_SSH");
   o.ssh = r.raw.ssh == RawOptions().ssh && !ssh.empty() ? ssh : r.raw.ssh;
@@ -54,24 +52,26 @@ Result<> read_hosts(Reading& r) {
   if (!r.raw.hostfile.empty()) {
     MUSTER_ASSIGN(o.hosts, read_hostfile(r.raw.hostfile));
   }
-  if (o.ssh.find_first_not_of(' ') == std::string::npos) return bad_option("--ssh takes a command, and this is empty");
+  if (o.ssh.find_first_not_of(' ') == std::string::npos)
+    return bad_option("--ssh takes a command, but the value is empty");
   if (o.hosts.empty()) return {};
-  if (!r.raw.node_rank.empty()) return bad_option("--hosts gives every node its rank: leave --node-rank out");
-  if (r.raw.standalone) return bad_option("--standalone is for one node, and --hosts names others");
+  if (!r.raw.node_rank.empty()) return bad_option("--hosts sets the rank of every node: do not give --node-rank");
+  if (r.raw.standalone) return bad_option("--standalone and --hosts exclude each other");
   const int count = static_cast<int>(o.hosts.size());
   if (r.raw.nnodes == RawOptions().nnodes) {
     o.nnodes_min = o.nnodes_max = count;
   } else if (count < o.nnodes_min || count > o.nnodes_max) {
-    return bad_option(fmt::format("--nnodes {} and {} hosts: give one of the two, or the same", r.raw.nnodes, count));
+    return bad_option(
+        fmt::format("--nnodes {} and {} hosts contradict each other: give one of them", r.raw.nnodes, count));
   }
   return {};
 }
 
-Result<> read_nodes(Reading& r) {
+Result<> read_nodes(ParseContext& r) {
   RunOptions& o = r.options;
   MUSTER_TRY(read_nnodes(r));
   MUSTER_TRY(read_hosts(r));
-  // The hosts count what they have: here only the word is looked at.
+  // Each host counts its own devices. Here only the syntax is checked.
   MUSTER_ASSIGN(o.nproc, parse_nproc(r.raw.nproc, o.hosts.empty() ? r.machine : Machine{1, 1, 1}));
   if (!r.raw.node_rank.empty()) {
     const std::string takes = fmt::format("a number from 0 to {} (--nnodes {})", o.nnodes_max - 1, r.raw.nnodes);
@@ -81,17 +81,18 @@ Result<> read_nodes(Reading& r) {
   return {};
 }
 
-Result<> read_lives(Reading& r) {
+Result<> read_worker_options(ParseContext& r) {
   RunOptions& o = r.options;
   MUSTER_ASSIGN(o.max_restarts, parse_int("--max-restarts", r.raw.max_restarts, 0, kMaxRestarts, "a number from 0 up"));
   MUSTER_TRY(parse_seconds("--monitor-interval", r.raw.monitor_interval));
   if (r.raw.monitor_interval != RawOptions().monitor_interval)
     o.notices.emplace_back("--monitor-interval has no effect: the end of a worker is noticed at once");
-  const std::string torchs = r.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+  const std::string from_torch = r.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
   if (!r.raw.shutdown_timeout.empty()) {
     MUSTER_ASSIGN(o.shutdown_timeout, parse_seconds("--shutdown-timeout", r.raw.shutdown_timeout));
   } else {
-    MUSTER_ASSIGN(o.shutdown_timeout, parse_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", torchs.empty() ? "5" : torchs));
+    MUSTER_ASSIGN(o.shutdown_timeout,
+                  parse_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", from_torch.empty() ? "5" : from_torch));
   }
   MUSTER_ASSIGN(o.signals, parse_signals("--signals-to-handle", r.raw.signals));
   o.preload = split_list(r.raw.preload);
@@ -100,7 +101,7 @@ Result<> read_lives(Reading& r) {
   return {};
 }
 
-Result<> read_choices(Reading& r) {
+Result<> read_enums(ParseContext& r) {
   RunOptions& o = r.options;
   const std::string& method = r.raw.start_method;
   if (method == "spawn") {
@@ -122,11 +123,11 @@ Result<> read_choices(Reading& r) {
     return bad_option("--numa-binding takes node, socket, exclusive or core-complex, not '" + r.raw.numa_binding + "'");
   if (!r.raw.logs_specs.empty() && r.raw.logs_specs != "default")
     return bad_option("--logs-specs takes default, not '" + r.raw.logs_specs +
-                      "': a Python class of torchrun's cannot be loaded here; --log-dir, -r, -t say what is kept");
+                      "': Python classes are not supported; use --log-dir, -r and -t");
   return {};
 }
 
-Result<> read_output(Reading& r) {
+Result<> read_output(ParseContext& r) {
   RunOptions& o = r.options;
   o.log_dir = r.raw.log_dir;
   MUSTER_ASSIGN(o.redirects, parse_streams("--redirects", r.raw.redirects));
@@ -134,22 +135,23 @@ Result<> read_output(Reading& r) {
   const bool chosen = r.raw.redirects != RawOptions().redirects || r.raw.tee != RawOptions().tee;
   if (!o.log_dir.empty() && !chosen) o.tee.all = kBothStreams;
   MUSTER_ASSIGN(o.local_ranks_filter, parse_ranks("--local-ranks-filter", r.raw.local_ranks_filter));
-  const auto& shown = o.local_ranks_filter;  // of several nodes one may have fewer workers than another
+  const auto& shown = o.local_ranks_filter;  // with several nodes another node may have more workers
   if (!shown.empty() && *shown.begin() >= o.nproc && o.hosts.empty() && o.nnodes_max == 1)
-    return bad_option(fmt::format("--local-ranks-filter {} shows nobody: --nproc-per-node {} gives the ranks 0 to {}",
-                                  r.raw.local_ranks_filter, o.nproc, o.nproc - 1));
+    return bad_option(
+        fmt::format("--local-ranks-filter {} matches no worker: --nproc-per-node {} gives local ranks 0 to {}",
+                    r.raw.local_ranks_filter, o.nproc, o.nproc - 1));
   o.stdout_filters = split_list(r.raw.stdout_filters);
   o.stderr_filters = split_list(r.raw.stderr_filters);
   if (r.raw.event_log != "null") o.event_log = r.raw.event_log;
   return {};
 }
 
-Result<> read_target(const Reading& r, const std::vector<std::string>& rest, RunOptions& options) {
+Result<> read_target(const ParseContext& r, const std::vector<std::string>& rest, RunOptions& options) {
   using Target = RunOptions::Target;
   const RawOptions& raw = r.raw;
   if (raw.module && (raw.no_python || raw.run_path))
     return bad_option(fmt::format("--module and --{} exclude each other", raw.no_python ? "no-python" : "run-path"));
-  options.target = raw.run_path    ? Target::kRunPath  // as torchrun: before --no-python
+  options.target = raw.run_path    ? Target::kRunPath  // has priority over --no-python, as in torchrun
                    : raw.no_python ? Target::kProgram
                    : raw.module    ? Target::kModule
                                    : Target::kScript;
@@ -173,23 +175,23 @@ Streams StreamChoice::of(int local_rank) const {
 
 Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, const Environment& environment,
                                      const Machine& machine) {
-  MUSTER_ASSIGN(OptionWords words, read_option_words(arguments, environment));
-  // One with a password, from `muster run --hosts`; the secret's line follows it.
-  if (words.raw.rdzv_endpoint == "-") words.raw.rdzv_endpoint = read_stdin_line();
-  Reading reading{words.raw, environment, machine, {}};
-  reading.options.help = words.raw.help;
-  reading.options.cluster = words.cluster;
-  reading.options.canonical_args = words.canonical_args;
-  if (words.raw.help) return reading.options;
-  MUSTER_TRY(read_nodes(reading));
-  MUSTER_TRY(read_meeting(reading));
-  MUSTER_TRY(read_lives(reading));
-  MUSTER_TRY(read_choices(reading));
-  MUSTER_TRY(read_output(reading));
-  MUSTER_TRY(read_target(reading, words.rest, reading.options));
-  reading.options.dry_run = words.raw.dry_run;
-  reading.options.until_stdin_ends = words.raw.until_stdin_ends;
-  return std::move(reading.options);
+  MUSTER_ASSIGN(ParsedArgs parsed, parse_args(arguments, environment));
+  // `muster run --hosts` passes an endpoint with a password this way. The line of the secret follows it.
+  if (parsed.raw.rdzv_endpoint == "-") parsed.raw.rdzv_endpoint = read_stdin_line();
+  ParseContext context{parsed.raw, environment, machine, {}};
+  context.options.help = parsed.raw.help;
+  context.options.cluster = parsed.cluster;
+  context.options.canonical_args = parsed.canonical_args;
+  if (parsed.raw.help) return context.options;
+  MUSTER_TRY(read_nodes(context));
+  MUSTER_TRY(read_rendezvous(context));
+  MUSTER_TRY(read_worker_options(context));
+  MUSTER_TRY(read_enums(context));
+  MUSTER_TRY(read_output(context));
+  MUSTER_TRY(read_target(context, parsed.rest, context.options));
+  context.options.dry_run = parsed.raw.dry_run;
+  context.options.until_stdin_ends = parsed.raw.until_stdin_ends;
+  return std::move(context.options);
 }
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// --rdzv-conf: the keys of all of torchrun's rendezvous backends.
+// --rdzv-conf takes the keys of all rendezvous backends of torchrun.
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using Pairs = std::map<std::string, std::string>;
 
-// How torchrun's two etcd backends name the files of a TLS connection, and how an etcds:// URL does.
+// The names of TLS files in torchrun's two etcd backends, and in an etcds:// URL.
 struct TlsKey {
   const char* key;
   const char* of_url;
@@ -58,14 +58,14 @@ std::string percent_encoded(std::string_view text) {
 }
 
 Result<> read_timeouts(RunOptions& o, Pairs& pairs) {
-  // torch's: a node is dead when so many of its signs of life in a row have not come.
+  // As in torch, a node is lost after this many missing heartbeats in a row.
   const auto interval = take(pairs, "keep_alive_interval"), attempts = take(pairs, "keep_alive_max_attempt");
   if (interval || attempts) {
     MUSTER_ASSIGN(const Duration every, parse_seconds(what("keep_alive_interval"), interval.value_or("5")));
     MUSTER_ASSIGN(const int times, parse_int(what("keep_alive_max_attempt"), attempts.value_or("3"), 1, 1000,
                                              "a number from 1 to 1000"));
     if (every > Duration::max() / times)
-      return bad_option("--rdzv-conf keep_alive_interval times keep_alive_max_attempt is more than can be waited for");
+      return bad_option("--rdzv-conf keep_alive_interval times keep_alive_max_attempt is too long");
     o.heartbeat_timeout = every * times;
   }
   for (const auto& [key, field] : kSecondsKeys) {
@@ -74,7 +74,8 @@ Result<> read_timeouts(RunOptions& o, Pairs& pairs) {
     MUSTER_ASSIGN(o.*field, parse_seconds(what(key), *text));
   }
   if (o.heartbeat_timeout > Duration::zero()) return {};
-  return bad_option("--rdzv-conf heartbeat_timeout takes more than 0 seconds: within them a node gives a sign of life");
+  return bad_option(
+      "--rdzv-conf heartbeat_timeout must be more than 0 seconds: nodes send heartbeats within this time");
 }
 
 Result<> read_node(RunOptions& o, Pairs& pairs) {
@@ -89,7 +90,7 @@ Result<> read_node(RunOptions& o, Pairs& pairs) {
   return {};
 }
 
-// A prefix that the URL has already is the user's own word.
+// A prefix in the URL has priority.
 void complete_url(std::string& url, const std::string& prefix, const Pairs& files) {
   std::string query = url.substr(std::min(url.find('?'), url.size()));
   url.resize(url.size() - query.size());
@@ -100,7 +101,7 @@ void complete_url(std::string& url, const std::string& prefix, const Pairs& file
   url += query;
 }
 
-// Into the URL of an etcd server, where the rest of the program looks for it.
+// Adds the keys of etcd to its URL, where the rest of the program reads them.
 Result<> read_etcd(RunOptions& o, Pairs& pairs) {
   const auto prefix = take(pairs, "etcd_prefix"), protocol = take(pairs, "protocol");
   Pairs files;
@@ -112,7 +113,7 @@ Result<> read_etcd(RunOptions& o, Pairs& pairs) {
                      prefix     ? "etcd_prefix"
                      : protocol ? "protocol"
                                 : "for certificates",
-                     fmt::format("it is for --rdzv-backend etcd, and this is {}", o.rdzv_backend));
+                     fmt::format("it is for --rdzv-backend etcd, not {}", o.rdzv_backend));
     return {};
   }
   if (protocol && *protocol != "http" && *protocol != "https")
@@ -120,7 +121,7 @@ Result<> read_etcd(RunOptions& o, Pairs& pairs) {
   std::string& url = o.rdzv_url;
   if (protocol == "https" && url.starts_with("etcd://")) url.insert(4, "s");
   if (!files.empty() && !url.starts_with("etcds://"))
-    return bad_option("--rdzv-conf names certificates for etcd: with them goes protocol=https");
+    return bad_option("--rdzv-conf names certificates for etcd: add protocol=https");
   complete_url(url, prefix.value_or(""), files);
   return {};
 }
@@ -133,28 +134,28 @@ Result<> read_store(RunOptions& o, Pairs& pairs) {
     return bad_option("--rdzv-conf store_type=tcp and --rdzv-backend file contradict each other");
   if (type == "file" && o.rdzv_backend != "file")
     without_effect(o, "store_type",
-                   o.rdzv_url.empty() ? "one node meets nobody"
+                   o.rdzv_url.empty() ? "a job of one node has no rendezvous"
                                       : "the rendezvous is in " + without_password(o.rdzv_url));
   if (take(pairs, "read_timeout"))
-    without_effect(o, "read_timeout", "a node notices by itself that the store is gone, within heartbeat_timeout");
+    without_effect(o, "read_timeout", "a lost store is noticed within heartbeat_timeout");
   return {};
 }
 
 }  // namespace
 
-Result<> choose_file_store(Reading& r) {
+Result<> choose_file_store(ParseContext& r) {
   MUSTER_ASSIGN(const auto pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
   const auto type = pairs.find("store_type");
   std::string& backend = r.options.rdzv_backend;
   const bool own = backend == "c10d" || backend == "static" || backend == "parallel";
-  const bool alone = r.options.nnodes_max == 1 && r.raw.rdzv_endpoint.empty();  // then there is nobody to meet
+  const bool alone = r.options.nnodes_max == 1 && r.raw.rdzv_endpoint.empty();  // then there is no rendezvous
   if (type != pairs.end() && type->second == "file" && own && !alone) backend = "file";
   return {};
 }
 
-Result<> read_rdzv_conf(Reading& r) {
+Result<> read_rdzv_conf(ParseContext& r) {
   RunOptions& o = r.options;
-  o.last_call_timeout = std::chrono::seconds(30);  // torch's
+  o.last_call_timeout = std::chrono::seconds(30);  // torch's default
   o.heartbeat_timeout = o.close_timeout = std::chrono::seconds(10);
   MUSTER_ASSIGN(Pairs pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
   MUSTER_TRY(read_timeouts(o, pairs));
@@ -163,7 +164,7 @@ Result<> read_rdzv_conf(Reading& r) {
   MUSTER_TRY(read_store(o, pairs));
   if (pairs.empty()) return {};
   return bad_option(
-      fmt::format("--rdzv-conf knows join_timeout, last_call_timeout, heartbeat_timeout, close_timeout, "
+      fmt::format("--rdzv-conf takes join_timeout, last_call_timeout, heartbeat_timeout, close_timeout, "
                   "is_host and torchrun's other keys, not '{}'",
                   pairs.begin()->first));
 }

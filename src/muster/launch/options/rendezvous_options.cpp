@@ -1,4 +1,4 @@
-// The options that say where a job's nodes meet: the root's address or another server's, the secret, the timeouts.
+// The options of the rendezvous: the address of the root or of an external store, the secret, the timeouts.
 
 #include <fmt/format.h>
 
@@ -15,15 +15,15 @@ namespace muster {
 namespace {
 
 constexpr uint16_t kDefaultPort = 29500;
-constexpr int kManyNodes = 100;  // over so many, one root's links cost more than another step does
+constexpr int kManyNodes = 100;  // above this, the links of one root cost more than a second tier
 
-// Redis, etcd and files hold the rendezvous themselves: then no node has to be named.
-Result<bool> read_rendezvous_url(Reading& r) {
+// With Redis, etcd or a file as the rendezvous, no node's address is needed.
+Result<bool> read_rendezvous_url(ParseContext& r) {
   struct Backend {
     const char* name;
     const char* scheme;
   };
-  // With an endpoint of a scheme alone the first that has it counts.
+  // Without --rdzv-backend, the first backend with the endpoint's scheme is used.
   constexpr std::array<Backend, 5> kOthers = {
       {{"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd", "etcds://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}}};
   RunOptions& o = r.options;
@@ -46,14 +46,14 @@ Result<bool> read_rendezvous_url(Reading& r) {
   return bad_option("--rdzv-backend takes static, c10d, parallel, redis, etcd or file, not '" + o.rdzv_backend + "'");
 }
 
-// Below the ports that the system hands out.
+// Below the range from which the system takes ephemeral ports.
 uint16_t free_port() {
   constexpr int kFirst = 20000, kCount = 10000;
   const Bytes random = generate_secret();
   return static_cast<uint16_t>(kFirst + (random[0] * 256 + random[1]) % kCount);
 }
 
-Result<> read_endpoint(Reading& r) {
+Result<> read_endpoint(ParseContext& r) {
   RunOptions& o = r.options;
   std::string endpoint = r.raw.rdzv_endpoint;
   if (endpoint.starts_with("tcp://")) endpoint.erase(0, 6);
@@ -67,18 +67,18 @@ Result<> read_endpoint(Reading& r) {
     o.master_addr = parsed->host;
     if (parsed->port != 0) port = std::to_string(parsed->port);
   }
-  // torchrun wants IPv6 addresses in brackets here.
+  // torchrun requires brackets around IPv6 addresses here.
   if (o.master_addr.starts_with('[') && o.master_addr.ends_with(']'))
     o.master_addr = o.master_addr.substr(1, o.master_addr.size() - 2);
   const bool several = o.nnodes_max > 1;
-  // Agents that are started from here are told the port: jobs may share their first host.
+  // With --hosts all agents are given a random port, because jobs may share their first host.
   o.master_port = !several ? 0 : o.hosts.empty() ? kDefaultPort : free_port();
   if (!port.empty()) {
     MUSTER_ASSIGN(const int number, parse_int("--master-port", port, 0, 65535, "a port from 0 to 65535"));
     o.master_port = static_cast<uint16_t>(number);
   }
   if (!several) return {};
-  if (o.master_port == 0) return bad_option("--master-port 0: several nodes need a port that all of them know");
+  if (o.master_port == 0) return bad_option("--master-port 0 is for one node: several nodes need a fixed port");
   if (o.master_addr.empty() && !o.hosts.empty()) o.master_addr = o.hosts.front().host;
   if (!o.master_addr.empty()) return {};
   return bad_option(fmt::format("--nnodes {} needs --master-addr: the host of node 0", r.raw.nnodes));
@@ -86,12 +86,12 @@ Result<> read_endpoint(Reading& r) {
 
 }  // namespace
 
-Result<> read_meeting(Reading& r) {
+Result<> read_rendezvous(ParseContext& r) {
   RunOptions& o = r.options;
   o.rdzv_backend = r.raw.rdzv_backend;
   MUSTER_TRY(choose_file_store(r));
-  MUSTER_ASSIGN(const bool elsewhere, read_rendezvous_url(r));
-  if (!elsewhere) MUSTER_TRY(read_endpoint(r));
+  MUSTER_ASSIGN(const bool has_url, read_rendezvous_url(r));
+  if (!has_url) MUSTER_TRY(read_endpoint(r));
   o.local_addr = r.raw.local_addr;
   o.timeout = std::chrono::seconds(300);
   MUSTER_TRY(read_rdzv_conf(r));
@@ -100,16 +100,16 @@ Result<> read_meeting(Reading& r) {
   }
   MUSTER_ASSIGN(o.secret, read_secret(r.raw.secret_file, r.variable("MUSTER_SECRET")));
   o.tiered = r.raw.tiered;
-  // The root then has as many proxies to serve as each of the middle ones.
+  // With sqrt(nnodes) the root serves as many proxies as each middle proxy.
   o.store_fanout = o.tiered && o.nnodes_max > kManyNodes ? static_cast<int>(std::ceil(std::sqrt(o.nnodes_max))) : 0;
   if (r.raw.store_fanout != "auto") {
     MUSTER_ASSIGN(o.store_fanout,
-                  parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "auto or a number from 0 up"));
+                  parse_int("--store-fanout", r.raw.store_fanout, 0, kMaxNodes, "auto or a number >= 0"));
     if (o.store_fanout > 0 && !o.tiered)
       return bad_option(fmt::format("--store-fanout {} needs --enable-tiered-parallel-tcpstore", o.store_fanout));
   }
   o.run_id = r.raw.rdzv_id;
-  // Several nodes must agree on the name; "none" is torchrun's.
+  // Several nodes must use the same name; "none" is torchrun's default.
   if (o.run_id.empty()) {
     const Bytes random = generate_secret();
     o.run_id = o.nnodes_max > 1 && o.hosts.empty() ? "none" : to_hex(ByteView(random).first(8));

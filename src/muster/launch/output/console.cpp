@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-// A pipe that poll() calls writable takes this much without blocking (PIPE_BUF, a page).
+// A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF, a page).
 constexpr size_t kPiece = 4096;
 
 bool writable(int fd, int timeout_ms) {
@@ -21,7 +21,7 @@ bool writable(int fd, int timeout_ms) {
   return ::poll(&entry, 1, timeout_ms) > 0;
 }
 
-// One that poll() calls writable may take a single byte.
+// A terminal that poll() reports as writable may take only a single byte.
 Fd open_terminal(int fd) {
   if (::isatty(fd) != 1) return {};
   return Fd(::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
@@ -69,7 +69,7 @@ void AsyncWriter::update_watch() {
       if (!full() && on_room_) on_room_();
     });
     watched_ = watching.has_value();
-    watchable_ = watched_;  // not a regular file: that is always writable, so nothing waits for long
+    watchable_ = watched_;  // epoll refuses regular files, which are always writable
   } else if (!wanted && watched_) {
     loop_.unwatch(fd_);
     watched_ = false;
@@ -84,7 +84,7 @@ void AsyncWriter::flush(Duration patience) {
     if (waiting_.size() - written_ < before) {
       deadline = Deadline::after(patience);
     } else if (deadline.passed()) {
-      break;  // a terminal may have room for less than a character
+      break;  // a terminal may have less room than one character needs
     }
   }
   waiting_.clear();
@@ -96,9 +96,9 @@ Console::Console(Loop& loop)
     : out_(loop, STDOUT_FILENO),
       err_(loop, STDERR_FILENO),
       shared_(::isatty(STDOUT_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1),
-      colour_(shared_ && std::getenv("NO_COLOR") == nullptr),
-      out_screen_(::isatty(STDOUT_FILENO) == 1, [this](std::string_view text) { out_.write(text); }),
-      err_screen_(::isatty(STDERR_FILENO) == 1, [this](std::string_view text) { err_.write(text); }) {}
+      color_(shared_ && std::getenv("NO_COLOR") == nullptr),
+      out_terminal_(::isatty(STDOUT_FILENO) == 1, [this](std::string_view text) { out_.write(text); }),
+      err_terminal_(::isatty(STDERR_FILENO) == 1, [this](std::string_view text) { err_.write(text); }) {}
 
 void Console::notice(std::string_view text) { err().line(this, "muster: ", text); }
 

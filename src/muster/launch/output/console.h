@@ -11,12 +11,12 @@
 
 namespace muster {
 
-/// How long a console that ends may take for what is left to write.
+/// How long a console may take to write the rest when it ends.
 inline constexpr Duration kFlushTime = std::chrono::seconds(5);
 
-/// Writes to a descriptor that it borrows and leaves blocking (the flag is shared with whoever else has it open; of a
-/// terminal it opens one of its own) without being held up by a reader that is slow: what cannot be written now waits.
-/// A reader that is gone loses the output, not the job. For the thread that drives the loop.
+/// Writes to a borrowed descriptor without waiting for a slow reader: it buffers what cannot be written yet. The
+/// descriptor stays in blocking mode, because other processes share this flag; a terminal is opened again instead. If
+/// the reader is gone, the output is lost and the job continues. For the thread that drives the loop.
 class AsyncWriter {
  public:
   static constexpr size_t kFull = 1 << 20;
@@ -27,10 +27,10 @@ class AsyncWriter {
   AsyncWriter& operator=(const AsyncWriter&) = delete;
 
   void write(std::string_view text);
-  /// More than kFull bytes wait: time to stop reading what is copied here.
+  /// More than kFull bytes are buffered: the caller should stop reading its input.
   bool full() const { return waiting_.size() - written_ > kFull; }
   void on_room(std::function<void()> callback) { on_room_ = std::move(callback); }
-  /// Writes what waits, until the reader has taken nothing for `patience`; the rest is lost.
+  /// Writes the buffer until the reader has taken nothing for `patience`. The rest is lost.
   void flush(Duration patience);
 
  private:
@@ -46,15 +46,15 @@ class AsyncWriter {
   std::function<void()> on_room_;
 };
 
-/// The launcher's stdout and stderr, one screen where both are the same terminal.
+/// The launcher's stdout and stderr: one Terminal if both are terminals.
 class Console {
  public:
   explicit Console(Loop& loop);
 
-  Terminal& out() { return out_screen_; }
-  Terminal& err() { return shared_ ? out_screen_ : err_screen_; }
-  bool colour() const { return colour_; }
-  /// A message of the launcher's own, on stderr: "muster: ...".
+  Terminal& out() { return out_terminal_; }
+  Terminal& err() { return shared_ ? out_terminal_ : err_terminal_; }
+  bool color() const { return color_; }
+  /// Prints a message of the launcher to stderr: "muster: ...".
   void notice(std::string_view text);
   bool full() const { return out_.full() || err_.full(); }
   void on_room(const std::function<void()>& callback);
@@ -62,8 +62,8 @@ class Console {
 
  private:
   AsyncWriter out_, err_;
-  bool shared_, colour_;
-  Terminal out_screen_, err_screen_;
+  bool shared_, color_;
+  Terminal out_terminal_, err_terminal_;
 };
 
 }  // namespace muster

@@ -61,21 +61,21 @@ void Terminal::progress(const void* owner, std::string_view prefix, std::string_
   if (!terminal_) return line(owner, prefix, text);
   if (bar_owner_ != nullptr && bar_owner_ != owner) return;
   std::string bar = fmt::format("{}{}", prefix, text);
-  if (bar_owner_ == owner && bar == bar_) return;  // its end says again what its beginning drew
+  if (bar_owner_ == owner && bar == bar_) return;  // the end of the line repeats what was drawn already
   bar_owner_ = owner;
   bar_ = std::move(bar);
   write_(fmt::format("{}{}", kClearLine, bar_));
 }
 
-std::string rank_prefix(int rank, bool colour) {
-  if (!colour) return fmt::format("[rank {}] ", rank);
-  constexpr int kColours[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
-  return fmt::format("\x1b[{}m[rank {}]\x1b[0m ", kColours[static_cast<size_t>(rank) % std::size(kColours)], rank);
+std::string rank_prefix(int rank, bool color) {
+  if (!color) return fmt::format("[rank {}] ", rank);
+  constexpr int kColors[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
+  return fmt::format("\x1b[{}m[rank {}]\x1b[0m ", kColors[static_cast<size_t>(rank) % std::size(kColors)], rank);
 }
 
 std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank) {
   std::string out(pattern);
-  // The longer name first: "$rank" must not be found in it.
+  // Longer names first.
   const std::pair<std::string, std::string> values[] = {
       {"local_rank", std::to_string(local_rank)}, {"role_name", std::string(role)}, {"rank", std::to_string(rank)}};
   for (const auto& [name, value] : values) {
@@ -87,22 +87,22 @@ std::string expand_prefix(std::string_view pattern, std::string_view role, int r
   return out;
 }
 
-PrefixedStream::PrefixedStream(Terminal& screen, std::string prefix)
-    : screen_(screen), prefix_(std::move(prefix)), splitter_([this](std::string_view text, LineEnd end) {
-        if (end == LineEnd::kRewrite) return screen_.progress(this, prefix_, text);
-        screen_.line(this, prefix_, text);
+PrefixedStream::PrefixedStream(Terminal& terminal, std::string prefix)
+    : terminal_(terminal), prefix_(std::move(prefix)), splitter_([this](std::string_view text, LineEnd end) {
+        if (end == LineEnd::kRewrite) return terminal_.progress(this, prefix_, text);
+        terminal_.line(this, prefix_, text);
       }) {}
 
 void PrefixedStream::feed(std::string_view bytes) {
   splitter_.feed(bytes);
   const auto bar = splitter_.rewriting();
-  if (!bar.empty() && screen_.terminal()) screen_.progress(this, prefix_, bar);
+  if (!bar.empty() && terminal_.terminal()) terminal_.progress(this, prefix_, bar);
 }
 
 void Tail::feed(std::string_view bytes) {
   if (bytes.size() >= kMax) bytes = bytes.substr(bytes.size() - kMax), text_.clear();
   text_.append(bytes);
-  // Cut in one go now and then: a cut at every feed would move the whole tail each time.
+  // Cut rarely, because each cut moves the whole tail.
   if (text_.size() > 2 * kMax) text_.erase(0, text_.size() - kMax);
 }
 

@@ -6,14 +6,14 @@
 
 namespace muster {
 
-/// How a piece of a worker's output ended.
+/// How a piece of a worker's output ends.
 enum class LineEnd {
   kNewline,  ///< a whole line
-  kRewrite,  ///< by '\r': the next piece takes its place (a progress bar)
-  kNone,     ///< not ended: the stream did, or the line was cut because it is too long
+  kRewrite,  ///< by '\r': the next piece replaces it (a progress bar)
+  kNone,     ///< without a line end: the stream ended, or the line was too long
 };
 
-/// Cuts one stream of output into lines, whatever bytes are in them. "\r\n" ends a line as "\n" does.
+/// Splits a stream of arbitrary bytes into lines. "\r\n" ends a line as "\n" does.
 class LineSplitter {
  public:
   static constexpr size_t kMaxLine = 64 << 10;  ///< longer lines are cut
@@ -21,9 +21,9 @@ class LineSplitter {
 
   explicit LineSplitter(Handler handler) : handler_(std::move(handler)) {}
   void feed(std::string_view bytes);
-  /// The stream has ended: hands out what is left.
+  /// The stream has ended: reports the rest.
   void finish();
-  /// What has come since the last end, if that was a '\r': the state of a progress bar that is drawn "\rtext".
+  /// The text since the last '\r', for progress bars that are drawn as "\rtext".
   std::string_view rewriting() const { return rewriting_ ? std::string_view(partial_) : std::string_view(); }
 
  private:
@@ -31,21 +31,21 @@ class LineSplitter {
 
   Handler handler_;
   std::string partial_;
-  bool pending_return_ = false;  // a '\r' was seen, and not yet what follows it
+  bool pending_return_ = false;  // the last byte was a '\r'
   bool rewriting_ = false;
 };
 
-/// Where finished text goes: stdout and stderr of the launcher, or one screen that is both.
+/// Writes lines and progress bars to a stream of the launcher.
 class Terminal {
  public:
   using Write = std::function<void(std::string_view)>;
-  /// `terminal`: progress bars are drawn in place, at the bottom, below the lines.
+  /// `terminal`: draw progress bars in place below the lines.
   Terminal(bool terminal, Write write) : terminal_(terminal), write_(std::move(write)) {}
 
-  /// One line of `owner` (who is only compared).
+  /// Writes one line of `owner`, whose address is only compared.
   void line(const void* owner, std::string_view prefix, std::string_view text);
-  /// Draws `owner`'s progress bar in place of its last one. While one owner has the bottom line the others' bars wait
-  /// for it. Not a terminal: written as a line.
+  /// Draws `owner`'s progress bar in place of its last one. Only one owner has the bottom line; the bars of others are
+  /// not drawn meanwhile. If this is not a terminal, writes a line.
   void progress(const void* owner, std::string_view prefix, std::string_view text);
   bool terminal() const { return terminal_; }
 
@@ -56,22 +56,22 @@ class Terminal {
   std::string bar_;
 };
 
-/// "[rank 3] ", in a colour of that rank's own where asked.
-std::string rank_prefix(int rank, bool colour);
-/// torchrun's prefixes: ${role_name}, ${rank} and ${local_rank} are replaced, also without the braces; the rest stays.
+/// "[rank 3] ", with `color` in the color of this rank.
+std::string rank_prefix(int rank, bool color);
+/// torchrun's prefixes: ${role_name}, ${rank} and ${local_rank} are replaced, also without the braces.
 std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank);
 
-/// One stream of one worker on its way to a screen.
+/// Copies one stream of one worker to a Terminal.
 class PrefixedStream {
  public:
-  PrefixedStream(Terminal& screen, std::string prefix);
+  PrefixedStream(Terminal& terminal, std::string prefix);
   PrefixedStream(const PrefixedStream&) = delete;
   PrefixedStream& operator=(const PrefixedStream&) = delete;
   void feed(std::string_view bytes);
   void finish() { splitter_.finish(); }
 
  private:
-  Terminal& screen_;
+  Terminal& terminal_;
   std::string prefix_;
   LineSplitter splitter_;
 };

@@ -9,13 +9,13 @@
 #include <filesystem>
 #include <system_error>
 
-#include "muster/launch/scratch_folder.h"
+#include "muster/launch/private_directories.h"
 
 namespace muster {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view kNowhere = "/dev/null";  // torchrun's word for: no files
+constexpr std::string_view kNowhere = "/dev/null";  // torchrun's value for no files
 
 bool wants_files(const RunOptions& options) {
   const auto any = [](const StreamChoice& c) { return c.all != kNoStream || !c.by_local_rank.empty(); };
@@ -23,21 +23,21 @@ bool wants_files(const RunOptions& options) {
          !options.stderr_filters.empty();
 }
 
-// Directly in the temporary folder: whoever had made one between could put other files in the way.
-fs::path run_folder_pattern(const RunOptions& options) {
+// Directly in the temporary directory: the owner of a directory in between could replace files.
+fs::path run_directory_pattern(const RunOptions& options) {
   std::string name = options.run_id + "_XXXXXX";
   std::replace(name.begin(), name.end(), '/', '_');
-  if (options.log_dir.empty()) return fs::path(temporary_folder()) / ("muster_" + name);
+  if (options.log_dir.empty()) return fs::path(temporary_directory()) / ("muster_" + name);
   std::error_code ignored;
   return fs::absolute(options.log_dir, ignored) / name;
 }
 
-Result<> make_folder(const std::string& path) {
+Result<> make_directory(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
   if (!error) return {};
   return fail(ErrorCode::kIo,
-              fmt::format("cannot make the folder {} for the workers' output: {}", path, error.message()));
+              fmt::format("cannot create the directory {} for the workers' output: {}", path, error.message()));
 }
 
 }  // namespace
@@ -47,29 +47,29 @@ Result<std::unique_ptr<OutputFiles>> OutputFiles::create(Loop& loop, Console& co
   std::unique_ptr<OutputFiles> made(new OutputFiles(loop, console, options, environment));
   made->scratch_ = scratch;
   if (options.log_dir == kNowhere || (options.log_dir.empty() && !wants_files(options))) return made;
-  std::string pattern = run_folder_pattern(options).string();
+  std::string pattern = run_directory_pattern(options).string();
   const std::string base = fs::path(pattern).parent_path().string();
-  MUSTER_TRY(make_folder(base));
+  MUSTER_TRY(make_directory(base));
   if (::mkdtemp(pattern.data()) == nullptr)
-    return fail_errno(errno, fmt::format("cannot make a folder in {} for the workers' output", base));
-  made->folder_ = pattern;
+    return fail_errno(errno, fmt::format("cannot create a directory in {} for the workers' output", base));
+  made->directory_ = pattern;
   if (options.log_dir.empty()) console.notice("the workers' output is kept in " + pattern);
   return made;
 }
 
 Result<> OutputFiles::begin_attempt(int number) {
-  attempt_ = folder_.empty() ? "" : fmt::format("{}/attempt_{}", folder_, number);
-  errors_ = folder_.empty() ? scratch_ : attempt_;
+  attempt_ = directory_.empty() ? "" : fmt::format("{}/attempt_{}", directory_, number);
+  errors_ = directory_.empty() ? scratch_ : attempt_;
   for (int local = 0; local < options_.nproc; ++local) {
-    MUSTER_TRY(make_folder(worker_folder(local)));
+    MUSTER_TRY(make_directory(worker_directory(local)));
     ::unlink(error_file(local).c_str());
   }
   return {};
 }
 
-std::string OutputFiles::worker_folder(int local_rank) const { return fmt::format("{}/{}", errors_, local_rank); }
+std::string OutputFiles::worker_directory(int local_rank) const { return fmt::format("{}/{}", errors_, local_rank); }
 
-std::string OutputFiles::error_file(int local_rank) const { return worker_folder(local_rank) + "/error.json"; }
+std::string OutputFiles::error_file(int local_rank) const { return worker_directory(local_rank) + "/error.json"; }
 
 Fd OutputFiles::open_file(const std::string& path) {
   Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
@@ -79,7 +79,7 @@ Fd OutputFiles::open_file(const std::string& path) {
 
 std::string OutputFiles::prefix(int rank, int local_rank) const {
   const auto pattern = environment_.find("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
-  if (pattern == environment_.end()) return rank_prefix(rank, console_.colour());
+  if (pattern == environment_.end()) return rank_prefix(rank, console_.color());
   return expand_prefix(pattern->second, options_.role, rank, local_rank);
 }
 
@@ -90,11 +90,11 @@ std::unique_ptr<WorkerOutput> OutputFiles::open(int rank, int local_rank, Stream
   const auto& show = options_.local_ranks_filter;
   WorkerOutput::Sinks sinks;
   sinks.prefix = prefix(rank, local_rank);
-  sinks.words = out ? options_.stdout_filters : options_.stderr_filters;
+  sinks.filters = out ? options_.stdout_filters : options_.stderr_filters;
   if ((!redirected || teed) && (show.empty() || show.count(local_rank) != 0))
-    sinks.screen = out ? &console_.out() : &console_.err();
-  if (!attempt_.empty() && (redirected || teed)) sinks.log = open_file(worker_folder(local_rank) + "/" + name);
-  if (!attempt_.empty() && !sinks.words.empty()) sinks.filtered = open_file(attempt_ + "/filtered_" + name);
+    sinks.terminal = out ? &console_.out() : &console_.err();
+  if (!attempt_.empty() && (redirected || teed)) sinks.log = open_file(worker_directory(local_rank) + "/" + name);
+  if (!attempt_.empty() && !sinks.filters.empty()) sinks.filtered = open_file(attempt_ + "/filtered_" + name);
   return std::make_unique<WorkerOutput>(loop_, console_, std::move(pipe), std::move(sinks));
 }
 

@@ -9,32 +9,32 @@
 
 namespace muster {
 
-/// Where this node's workers write: to the console, to files, or to both. The files lie as torchrun lays them:
+/// Copies the output of this node's workers to the console, to files, or to both. torchrun's layout of the files:
 ///
 ///   <log dir>/<run id>_<6 random letters>/attempt_<N>/<local rank>/stdout.log, stderr.log, error.json
 ///   <log dir>/<run id>_<6 random letters>/attempt_<N>/filtered_stdout.log, filtered_stderr.log
-///   <TMPDIR>/muster_<run id>_<6 random letters>/... when no log dir is named
+///   <TMPDIR>/muster_<run id>_<6 random letters>/... without --log-dir
 ///
-/// Files are appended to, so that generations of one attempt follow each other. What cannot be written is said once
-/// and costs only that file. For the thread that drives the loop; borrows everything it is given.
+/// Files are opened for appending, because one attempt may have several generations. A file that cannot be written is
+/// reported once and closed. For the thread that drives the loop; borrows all its arguments.
 class OutputFiles {
  public:
-  /// Makes the run's folder: in --log-dir; or, when a file is asked for and no folder named, in TMPDIR or /tmp.
-  /// `scratch`: holds error.json otherwise. kIo names the folder that cannot be made.
+  /// Creates the run's directory in --log-dir, or in TMPDIR or /tmp if options ask for files without naming a
+  /// directory. `scratch`: holds error.json otherwise. kIo names a directory that cannot be created.
   static Result<std::unique_ptr<OutputFiles>> create(Loop& loop, Console& console, const RunOptions& options,
                                                      const Environment& environment, const std::string& scratch);
 
-  /// Makes the folders of attempt N (the restarts so far); before workers are started.
+  /// Creates the directories of attempt N, the number of restarts. Call it before workers start.
   Result<> begin_attempt(int number);
-  /// For TORCHELASTIC_ERROR_FILE, absolute; begin_attempt() has removed an older one.
+  /// The absolute path for TORCHELASTIC_ERROR_FILE. begin_attempt() removes an older file.
   std::string error_file(int local_rank) const;
-  /// Copies a worker's pipe where its options say. `which`: kStdout or kStderr.
+  /// Copies a worker's pipe as the options say. `which`: kStdout or kStderr.
   std::unique_ptr<WorkerOutput> open(int rank, int local_rank, Streams which, Fd pipe);
 
  private:
   OutputFiles(Loop& loop, Console& console, const RunOptions& options, const Environment& environment)
       : loop_(loop), console_(console), options_(options), environment_(environment) {}
-  std::string worker_folder(int local_rank) const;
+  std::string worker_directory(int local_rank) const;
   std::string prefix(int rank, int local_rank) const;
   Fd open_file(const std::string& path);
 
@@ -42,8 +42,8 @@ class OutputFiles {
   Console& console_;
   const RunOptions& options_;
   const Environment& environment_;
-  std::string folder_;            // empty: kept nowhere
-  std::string attempt_, errors_;  // the attempt's folder in folder_, and where its error files are
+  std::string directory_;         // empty: no files
+  std::string attempt_, errors_;  // the attempt's directory in directory_, and the directory of its error files
   std::string scratch_;
 };
 

@@ -12,7 +12,7 @@ namespace muster {
 namespace {
 
 constexpr size_t kRead = 64 << 10;
-constexpr int kMaxReads = 64;  // of drain(): a worker's child may write for ever
+constexpr int kMaxReads = 64;  // per drain(), because a child of a worker may write without end
 
 }  // namespace
 
@@ -23,10 +23,10 @@ WorkerOutput::WorkerOutput(Loop& loop, Console& console, Fd pipe, Sinks sinks)
       sinks_(std::move(sinks)),
       filter_([this](auto line, LineEnd) {
         const auto in_line = [&](const std::string& word) { return line.find(word) != std::string_view::npos; };
-        if (std::any_of(sinks_.words.begin(), sinks_.words.end(), in_line))
+        if (std::any_of(sinks_.filters.begin(), sinks_.filters.end(), in_line))
           write(sinks_.filtered, sinks_.prefix + std::string(line) + "\n");
       }) {
-  if (sinks_.screen != nullptr) stream_.emplace(*sinks_.screen, sinks_.prefix);
+  if (sinks_.terminal != nullptr) stream_.emplace(*sinks_.terminal, sinks_.prefix);
   resume();
 }
 
@@ -60,10 +60,11 @@ bool WorkerOutput::read_once() {
   return true;
 }
 
-// A full disk costs the file, not the job.
+// If the disk is full the file is closed and the job continues.
 void WorkerOutput::write(Fd& file, std::string_view text) {
   if (!file || ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
-  console_.notice("cannot write a file of " + sinks_.prefix + "any more: " + std::generic_category().message(errno));
+  console_.notice("a file of " + sinks_.prefix +
+                  "cannot be written any more: " + std::generic_category().message(errno));
   file.reset();
 }
 

@@ -12,15 +12,15 @@
 
 namespace muster {
 
-/// Copies a worker's pipe to wherever it is to go, and keeps its last bytes. For the thread that drives the loop.
+/// Copies the output in a worker's pipe, and keeps its last bytes. For the thread that drives the loop.
 class WorkerOutput {
  public:
   struct Sinks {
-    Terminal* screen = nullptr;  ///< null: not shown
-    std::string prefix;          ///< of every line on the screen and in `filtered`
-    Fd log;                      ///< gets every byte; none: not kept
-    Fd filtered;                 ///< gets the lines with one of the words in them; opened for appending
-    std::vector<std::string> words;
+    Terminal* terminal = nullptr;  ///< null: not shown
+    std::string prefix;            ///< of every line on the terminal and in `filtered`
+    Fd log;                        ///< gets every byte; may be empty
+    Fd filtered;                   ///< gets the lines that contain one of `filters`; opened for appending
+    std::vector<std::string> filters;
   };
 
   WorkerOutput(Loop& loop, Console& console, Fd pipe, Sinks sinks);
@@ -28,11 +28,11 @@ class WorkerOutput {
   WorkerOutput(const WorkerOutput&) = delete;
   WorkerOutput& operator=(const WorkerOutput&) = delete;
 
-  /// Reading stops by itself while the console is full: resume() when there is room again.
+  /// Reading stops while the console is full. Call this when there is room again.
   void resume();
-  /// Reads what is in the pipe now. True at its end: every process that had it open has closed it.
+  /// Reads all that is in the pipe now. True at its end, when every process has closed it.
   bool drain();
-  /// What is not a whole line yet is written too; nothing is read any more.
+  /// Stops reading, and writes the last incomplete line.
   void finish();
   const std::string& tail() const { return tail_.text(); }
 

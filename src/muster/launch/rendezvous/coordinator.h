@@ -12,52 +12,52 @@
 
 namespace muster {
 
-/// Runs the JobRendezvous of a job on its store, from a thread of its own, on the node that has the store: takes the
-/// nodes' calls out of the inbox, and writes news and places.
+/// Runs the JobRendezvous of a job on the root, from a thread of its own: takes the events of nodes from the inbox, and
+/// writes events and assignments to the store.
 class Coordinator {
  public:
-  /// What another root goes by that takes this one's place. Borrowed.
+  /// What the next root needs to continue the job. Borrowed.
   struct Failover {
-    /// Where generation and restarts are kept, and read from before the first; null where nothing outlives this root.
+    /// Keeps the generation and the restarts; null if no store outlives this root.
     Store* persisted_state = nullptr;
-    const TtlLock* claim = nullptr;  ///< to be the root; null where nobody else can be
+    const TtlLock* claim = nullptr;  ///< to be the root; null if no other node can become it
   };
-  /// `store`: a handle on the job's store, for this thread alone. `failed`: the store was lost, or the claim, and with
-  /// it this root's say; called on the coordinator's thread.
+  /// `store`: a handle to the job's store that only this thread uses. `failed`: the store or the claim was lost, and
+  /// the coordinator decides nothing any more; called on its thread.
   static Result<std::unique_ptr<Coordinator>> start(std::unique_ptr<Store> store, const std::string& run_id,
-                                                    RendezvousOptions options, Failover succession,
+                                                    RendezvousOptions options, Failover failover,
                                                     std::function<void(const Error&)> failed);
-  /// Decides nothing any more. The nodes find out when the store goes.
+  /// Ends the thread. The nodes notice when the store is gone.
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  /// Until the job is over, at least `expected` nodes were told so, and none of them needs the store any longer. False
-  /// at the deadline. Thread-safe.
+  /// Waits until the job is over, at least `expected` nodes know this, and no node needs the store. False at the
+  /// deadline. Thread-safe.
   bool await_all_left(int expected, const Deadline& deadline);
 
  private:
   Coordinator(std::unique_ptr<Store> store, const std::string& run_id, const RendezvousOptions& options,
-              Failover succession, std::function<void(const Error&)> failed);
+              Failover failover, std::function<void(const Error&)> failed);
   void run();
-  Result<> turn();
-  Result<> publish(const std::vector<JobEvent>& all);
+  Result<> step();
+  Result<> publish(const std::vector<JobEvent>& events);
   Result<> publish_start();
   Result<> publish_nodes();
-  Result<> doom(int generation);
+  Result<> collect_garbage(int generation);
   Result<> delete_some();
 
   const std::unique_ptr<Store> store_;
   const JobKeys keys_;
-  const Failover succession_;
+  const Failover failover_;
   const std::function<void(const Error&)> failed_;
   JobRendezvous rendezvous_;
-  int64_t news_ = 0;               // written so far
-  std::vector<Key> garbage_keys_;  // of dead generations, to be deleted when there is nothing else to do
+  int64_t event_count_ = 0;        // written so far, the number of the last
+  std::vector<Key> garbage_keys_;  // of old generations; deleted when the inbox is empty
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
-  std::condition_variable turned_;
-  int departed_ = -1;  // once all nodes have left: how many there were
+  std::condition_variable changed_;
+  int departed_ = -1;  // how many nodes have left, set when all have
   std::thread thread_;
 };
 

@@ -11,10 +11,10 @@
 namespace muster {
 namespace {
 
-constexpr size_t kMaxNamed = 16;                          // of the nodes that are missing
+constexpr size_t kMaxNamed = 16;                          // of the missing nodes
 constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
 constexpr Duration kProgressInterval = std::chrono::seconds(3);
-constexpr Duration kProgressRepeat = std::chrono::seconds(30);  // of what has not changed
+constexpr Duration kProgressRepeat = std::chrono::seconds(30);  // of unchanged progress
 
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -44,27 +44,27 @@ JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
   gather(now);
 }
 
-std::vector<JobEvent> JobRendezvous::handle(const NodeEvent& call, TimePoint now) {
-  if (call.kind == NodeEvent::Kind::kEnd) finish(call.outcome);  // also of a node that has no use for a place
-  if (call.kind == NodeEvent::Kind::kJoin) {
-    join(call.node, now);
-  } else if (const auto found = nodes_.find(call.id); call.kind == NodeEvent::Kind::kKilled) {
+std::vector<JobEvent> JobRendezvous::handle(const NodeEvent& event, TimePoint now) {
+  if (event.kind == NodeEvent::Kind::kEnd) finish(event.outcome);  // also from a node that has not joined
+  if (event.kind == NodeEvent::Kind::kJoin) {
+    join(event.node, now);
+  } else if (const auto found = nodes_.find(event.id); event.kind == NodeEvent::Kind::kKilled) {
     if (found == nodes_.end()) return {};
     ++departed_;
-    remove(call.id, fmt::format("lost {}: its agent was killed", name_of(found->second.info)), now);
+    remove(event.id, fmt::format("lost {}: its agent was killed", name_of(found->second.info)), now);
   } else if (found != nodes_.end()) {
-    hear(found->second, call, now);
-  } else if (call.kind == NodeEvent::Kind::kBye) {
+    on_event(found->second, event, now);
+  } else if (event.kind == NodeEvent::Kind::kBye) {
     ++departed_;
   } else if (phase_ != Phase::kOver) {
-    tell({JobEvent::Kind::kEvicted, generation_, call.id});
+    emit({JobEvent::Kind::kEvicted, generation_, event.id});
   }
-  return std::exchange(news_, {});
+  return std::exchange(events_, {});
 }
 
 void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   if (nodes_.contains(info.id)) return;
-  const auto refuse = [&](std::string why) { tell({JobEvent::Kind::kRefused, generation_, info.id, std::move(why)}); };
+  const auto refuse = [&](std::string why) { emit({JobEvent::Kind::kRefused, generation_, info.id, std::move(why)}); };
   if (info.min_nodes != options_.min_nodes || info.max_nodes != options_.max_nodes)
     return refuse(
         fmt::format("this node was started with --nnodes {}, but the job's root with --nnodes {}; give all "
@@ -78,51 +78,51 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   if (info.nproc > INT_MAX / options_.max_nodes)
     return refuse(fmt::format("{} workers on each of {} nodes are too many", info.nproc, options_.max_nodes));
   Node node{info, now, arrivals_++};
-  const auto rival = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
-    return info.wanted && entry.second.info.wanted == info.wanted && entry.second.state != State::kRival;
+  const auto holder = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+    return info.wanted && entry.second.info.wanted == info.wanted && entry.second.state != State::kDuplicate;
   });
   const bool spares_help = elastic() || options_.max_restarts > 0;
-  if (rival != nodes_.end() && phase_ != Phase::kOver) {
-    // An agent that took the place of a dead one, perhaps: the next sign of life of that one decides.
-    node.state = State::kRival;
-    node.rival_of = rival->first;
-    ++rivals_;
+  if (holder != nodes_.end() && phase_ != Phase::kOver) {
+    // This agent may replace a dead one: the next heartbeat of the other one decides.
+    node.state = State::kDuplicate;
+    node.duplicate_of = holder->first;
+    ++duplicates_;
   } else if (is_full() && !spares_help && phase_ != Phase::kOver) {
-    return refuse(fmt::format("all {} nodes of the job are there already", options_.max_nodes));
+    return refuse(fmt::format("all {} nodes of the job have joined already", options_.max_nodes));
   }
   nodes_.emplace(info.id, std::move(node));
-  told_progress_.clear();  // to this one
+  last_progress_.clear();  // so that this node gets it, too
   expected_ = std::max(expected_, info.last_nnodes - 1);
-  if (phase_ == Phase::kOver) return tell({JobEvent::Kind::kOutcome, generation_, info.id, "", outcome_});
+  if (phase_ == Phase::kOver) return emit({JobEvent::Kind::kOutcome, generation_, info.id, "", outcome_});
   const int members = static_cast<int>(places_.size());
   if (phase_ == Phase::kRunning && members < options_.max_nodes && eligible() > members)
     stop(fmt::format("{} joins the job", name_of(info)), now);
   start_when_complete(now);
 }
 
-void JobRendezvous::hear(Node& node, const NodeEvent& call, TimePoint now) {
-  node.heard = now;
-  if (rivals_ > 0) settle_rivals(call.id, /*holder_lives=*/true, now);
-  const bool current = call.generation == generation_ && (node.state == State::kRunning || node.state == State::kDone);
-  switch (call.kind) {
+void JobRendezvous::on_event(Node& node, const NodeEvent& event, TimePoint now) {
+  node.last_heard = now;
+  if (duplicates_ > 0) settle_duplicates(event.id, /*holder_lives=*/true, now);
+  const bool current = event.generation == generation_ && (node.state == State::kRunning || node.state == State::kDone);
+  switch (event.kind) {
     case NodeEvent::Kind::kDone:
       if (!current || phase_ == Phase::kOver) break;
       set_state(node, State::kDone);
       if (phase_ == Phase::kRunning && running_ == 0) finish({});
       break;
     case NodeEvent::Kind::kFailed:
-      if (current) failed(call, now);
+      if (current) failed(event, now);
       break;
     case NodeEvent::Kind::kStopped:
       if (current && phase_ == Phase::kStopping && !node.leaving) set_state(node, State::kWaiting);
-      go_on_when_stopped(now);
+      continue_when_stopped(now);
       break;
     case NodeEvent::Kind::kLeave:
-      leave(node, call, now);
+      leave(node, event, now);
       break;
     case NodeEvent::Kind::kBye:
       ++departed_;
-      remove(call.id, name_of(node.info) + " has left the job", now);
+      remove(event.id, name_of(node.info) + " has left the job", now);
       break;
     case NodeEvent::Kind::kAlive:
     case NodeEvent::Kind::kJoin:
@@ -132,42 +132,41 @@ void JobRendezvous::hear(Node& node, const NodeEvent& call, TimePoint now) {
   }
 }
 
-void JobRendezvous::failed(const NodeEvent& call, TimePoint now) {
+void JobRendezvous::failed(const NodeEvent& event, TimePoint now) {
   if (phase_ != Phase::kRunning) return;
-  if (!elastic() && restarts_ >= options_.max_restarts) return finish(call.outcome);
-  failure_ = call.outcome;
-  stop(call.outcome.report, now);
+  if (!elastic() && restarts_ >= options_.max_restarts) return finish(event.outcome);
+  failure_ = event.outcome;
+  stop(event.outcome.report, now);
 }
 
-void JobRendezvous::leave(Node& node, const NodeEvent& call, TimePoint now) {
+void JobRendezvous::leave(Node& node, const NodeEvent& event, TimePoint now) {
   if (phase_ == Phase::kOver) return;
-  if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(call.outcome);
-  node.leaving = true;  // no generation begins with it: its word that it has gone will follow
+  if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(event.outcome);
+  node.leaving = true;  // no generation starts with it; its kBye will follow
   if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;
   membership_changed_ = true;
-  stop(call.outcome.report, now);
+  stop(event.outcome.report, now);
 }
 
-// A node that is gone. Where enough others are left an elastic job goes on; where restarts are left it waits for
-// another node.
+// An elastic job continues if enough nodes are left. Another job waits for a replacement if restarts are left.
 void JobRendezvous::remove(const std::string& id, const std::string& why, TimePoint now) {
   const auto found = nodes_.find(id);
   const bool member = found->second.state == State::kRunning || found->second.state == State::kDone;
   set_state(found->second, State::kWaiting);
   nodes_.erase(found);
-  settle_rivals(id, /*holder_lives=*/false, now);
+  settle_duplicates(id, /*holder_lives=*/false, now);
   if (!member || phase_ == Phase::kGathering || phase_ == Phase::kOver) return;
   membership_changed_ = true;
-  if (phase_ == Phase::kStopping) return go_on_when_stopped(now);
+  if (phase_ == Phase::kStopping) return continue_when_stopped(now);
   if (!elastic() && restarts_ >= options_.max_restarts) return finish({1, why});
   if (!elastic()) failure_ = {1, why};
   stop(why, now);
 }
 
-void JobRendezvous::settle_rivals(const std::string& holder, bool holder_lives, TimePoint now) {
+void JobRendezvous::settle_duplicates(const std::string& holder, bool holder_lives, TimePoint now) {
   std::vector<std::string> refused;
   for (auto& [id, node] : nodes_) {
-    if (node.state != State::kRival || node.rival_of != holder) continue;
+    if (node.state != State::kDuplicate || node.duplicate_of != holder) continue;
     if (holder_lives) {
       refused.push_back(id);
     } else {
@@ -176,10 +175,10 @@ void JobRendezvous::settle_rivals(const std::string& holder, bool holder_lives, 
   }
   for (const auto& id : refused) {
     const Node& node = nodes_.at(id);
-    tell({JobEvent::Kind::kRefused, generation_, id,
+    emit({JobEvent::Kind::kRefused, generation_, id,
           fmt::format("node rank {} is taken by {}; give each node its own --node-rank", *node.info.wanted,
                       name_of(nodes_.at(holder).info))});
-    --rivals_;
+    --duplicates_;
     nodes_.erase(id);
   }
   if (!holder_lives) start_when_complete(now);
@@ -188,11 +187,11 @@ void JobRendezvous::settle_rivals(const std::string& holder, bool holder_lives, 
 void JobRendezvous::stop(std::string why, TimePoint now) {
   phase_ = Phase::kStopping;
   stop_deadline_ = now + options_.stop_timeout;
-  tell({JobEvent::Kind::kStop, generation_, "", std::move(why)});
-  go_on_when_stopped(now);
+  emit({JobEvent::Kind::kStop, generation_, "", std::move(why)});
+  continue_when_stopped(now);
 }
 
-void JobRendezvous::go_on_when_stopped(TimePoint now) {
+void JobRendezvous::continue_when_stopped(TimePoint now) {
   if (phase_ != Phase::kStopping || busy_ > 0) return;
   const bool failure = failure_.status != 0 && !(elastic() && membership_changed_);
   if (failure && restarts_ >= options_.max_restarts) return finish(failure_);
@@ -207,17 +206,17 @@ void JobRendezvous::gather(TimePoint now) {
   membership_changed_ = false;
   gather_deadline_ = now + options_.join_timeout;
   next_progress_ = now + kProgressInterval;
-  told_progress_.clear();
+  last_progress_.clear();
 }
 
 void JobRendezvous::start_when_complete(TimePoint now) {
   const int there = eligible();
   if (phase_ != Phase::kGathering) return;
   if (there < options_.min_nodes) {
-    last_call_ = {INT64_MAX};  // it counts from when there are enough
+    last_call_ = {INT64_MAX};  // the last call begins when there are enough nodes
     return;
   }
-  // Those who are left when a generation ends begin the next one at once: who comes later is let in then.
+  // The nodes that are left after a generation start the next one at once. Other nodes join later.
   const bool successor = options_.first_generation > 0;
   const bool survivors = began_ || (successor && there >= expected_);
   if (last_call_.ns == INT64_MAX) last_call_ = now + options_.last_call;
@@ -232,15 +231,15 @@ void JobRendezvous::start() {
   std::string text = fmt::format("{} {}, {} workers", places_.size(), places_.size() == 1 ? "node" : "nodes",
                                  places_.front().second.place.world_size);
   if (options_.max_restarts > 0) text += fmt::format(", restart {} of {}", restarts_, options_.max_restarts);
-  tell({JobEvent::Kind::kStart, generation_, "", std::move(text)});
+  emit({JobEvent::Kind::kStart, generation_, "", std::move(text)});
 }
 
-// At most max_nodes, in the order of their ranks to be.
+// At most max_nodes, in the order of their new ranks.
 std::vector<JobRendezvous::Node*> JobRendezvous::choose() {
   std::vector<Node*> chosen;
   for (auto& [id, node] : nodes_)
     if (node.state == State::kWaiting) chosen.push_back(&node);
-  // Who asks for a rank comes first, then who had one, then who came first.
+  // First the nodes that ask for a rank, then those that had one, then the others by arrival.
   const auto priority = [](const Node* node) {
     return std::tuple(!node->info.wanted, node->info.last_rank < 0, node->info.last_rank, node->arrival);
   };
@@ -249,9 +248,9 @@ std::vector<JobRendezvous::Node*> JobRendezvous::choose() {
   std::vector<Node*> slots(static_cast<size_t>(options_.max_nodes), nullptr);
   size_t lowest = 0;
   for (Node* node : chosen) {
-    const int liked = node->info.wanted.value_or(node->info.last_rank);
-    auto slot = static_cast<size_t>(std::max(liked, 0));
-    if (liked < 0 || slot >= slots.size() || slots[slot] != nullptr) {
+    const int preferred = node->info.wanted.value_or(node->info.last_rank);
+    auto slot = static_cast<size_t>(std::max(preferred, 0));
+    if (preferred < 0 || slot >= slots.size() || slots[slot] != nullptr) {
       while (slots[lowest] != nullptr) ++lowest;
       slot = lowest;
     }
@@ -289,24 +288,24 @@ void JobRendezvous::finish(Outcome outcome) {
   if (phase_ == Phase::kOver) return;
   phase_ = Phase::kOver;
   outcome_ = std::move(outcome);
-  tell({JobEvent::Kind::kOutcome, generation_, "", "", outcome_});
+  emit({JobEvent::Kind::kOutcome, generation_, "", "", outcome_});
 }
 
 std::vector<JobEvent> JobRendezvous::tick(TimePoint now) {
-  look_for_lost(now);
+  check_heartbeats(now);
   if (phase_ == Phase::kGathering) {
     start_when_complete(now);
-    if (phase_ == Phase::kGathering && now >= gather_deadline_) give_up_gathering();
+    if (phase_ == Phase::kGathering && now >= gather_deadline_) fail_gathering();
   }
   if (phase_ == Phase::kGathering && now >= next_progress_) {
     next_progress_ = now + kProgressInterval;
-    if (std::string text = progress(); text != told_progress_ || now >= repeat_progress_) {
+    if (std::string text = progress(); text != last_progress_ || now >= repeat_progress_) {
       repeat_progress_ = now + kProgressRepeat;
-      told_progress_ = text;
-      tell({JobEvent::Kind::kProgress, generation_, "", std::move(text)});
+      last_progress_ = text;
+      emit({JobEvent::Kind::kProgress, generation_, "", std::move(text)});
     }
   }
-  return std::exchange(news_, {});
+  return std::exchange(events_, {});
 }
 
 TimePoint JobRendezvous::next_tick() const {
@@ -315,23 +314,23 @@ TimePoint JobRendezvous::next_tick() const {
   return next;
 }
 
-void JobRendezvous::look_for_lost(TimePoint now) {
+void JobRendezvous::check_heartbeats(TimePoint now) {
   if (now < next_scan()) return;
-  // A root that itself stood still has heard nobody meanwhile, and nobody is to blame for that.
-  const Duration stood_still = now - next_scan();
+  // If the root itself was paused it has received no heartbeats, and no node is lost for that.
+  const Duration own_pause = now - next_scan();
   last_scan_ = now;
   const bool late = phase_ == Phase::kStopping && now >= stop_deadline_;
   std::map<std::string, std::string> lost;
   for (auto& [id, node] : nodes_) {
-    if (stood_still > options_.heartbeat_timeout / 5) node.heard = node.heard + stood_still;
+    if (own_pause > options_.heartbeat_timeout / 5) node.last_heard = node.last_heard + own_pause;
     const bool busy = node.state == State::kRunning || node.state == State::kDone;
-    if (now - node.heard >= options_.heartbeat_timeout) {
+    if (now - node.last_heard >= options_.heartbeat_timeout) {
       lost[id] =
-          fmt::format("lost {}: no sign of life for {:g} s", name_of(node.info), seconds(options_.heartbeat_timeout));
+          fmt::format("lost {}: no heartbeat for {:g} s", name_of(node.info), seconds(options_.heartbeat_timeout));
     } else if (late && busy) {
       lost[id] =
-          fmt::format("{} could not end its workers within {:g} s", name_of(node.info), seconds(options_.stop_timeout));
-      tell({JobEvent::Kind::kRefused, generation_, id, lost[id]});
+          fmt::format("{} did not end its workers within {:g} s", name_of(node.info), seconds(options_.stop_timeout));
+      emit({JobEvent::Kind::kRefused, generation_, id, lost[id]});
     }
   }
   for (const auto& [id, why] : lost) {
@@ -344,7 +343,7 @@ std::vector<int> JobRendezvous::missing_ranks() const {
   std::set<int> there;
   for (const auto& [id, node] : nodes_) {
     const int rank = node.info.wanted.value_or(node.info.last_rank);
-    if (rank < 0) return {};  // it can be any of them
+    if (rank < 0) return {};  // its rank is not known
     there.insert(rank);
   }
   std::vector<int> missing;
@@ -356,7 +355,7 @@ std::vector<int> JobRendezvous::missing_ranks() const {
 std::string JobRendezvous::progress() const {
   const int there = eligible();
   if (elastic() && there >= options_.min_nodes)
-    return fmt::format("{} nodes of at most {}; waiting a moment for more", there, options_.max_nodes);
+    return fmt::format("{} of at most {} nodes are here; waiting for more", there, options_.max_nodes);
   std::string text = fmt::format("{} of {}{} nodes are here", there, elastic() ? "at least " : "", options_.min_nodes);
   if (const auto missing = missing_ranks(); !elastic() && !missing.empty()) {
     text += "; missing: " + rank_list(missing);
@@ -365,7 +364,7 @@ std::string JobRendezvous::progress() const {
   return text;
 }
 
-void JobRendezvous::give_up_gathering() {
+void JobRendezvous::fail_gathering() {
   const auto missing = missing_ranks();
   std::string what;
   if (elastic()) {
@@ -383,7 +382,7 @@ void JobRendezvous::give_up_gathering() {
 
 void JobRendezvous::set_state(Node& node, State state) {
   const auto count = [&](int sign) {
-    rivals_ += node.state == State::kRival ? sign : 0;
+    duplicates_ += node.state == State::kDuplicate ? sign : 0;
     running_ += node.state == State::kRunning ? sign : 0;
     busy_ += node.state == State::kRunning || node.state == State::kDone ? sign : 0;
   };
@@ -397,7 +396,8 @@ std::vector<JobRendezvous::NodeView> JobRendezvous::nodes() const {
   std::vector<NodeView> views;
   for (const auto& [id, node] : nodes_) {
     const bool busy = node.state == State::kRunning || node.state == State::kDone;
-    views.push_back({node.info, busy ? node.info.last_rank : -1, kNames[static_cast<int>(node.state)], node.heard});
+    views.push_back(
+        {node.info, busy ? node.info.last_rank : -1, kNames[static_cast<int>(node.state)], node.last_heard});
   }
   return views;
 }

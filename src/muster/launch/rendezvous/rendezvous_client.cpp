@@ -6,12 +6,12 @@ namespace muster {
 Result<std::unique_ptr<RendezvousClient>> RendezvousClient::start(std::unique_ptr<Store> store, Options options,
                                                                   Events events) {
   std::unique_ptr<RendezvousClient> made(new RendezvousClient(std::move(store), std::move(options), std::move(events)));
-  // Events from before this node joins do not concern it.
+  // Events from before the join are not for this node.
   MUSTER_ASSIGN(const int64_t told,
-                made->store_->add(made->keys_.news_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
-  made->first_news_ = told + 1;
+                made->store_->add(made->keys_.event_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
+  made->first_event_ = told + 1;
   made->sender_ = std::thread([self = made.get()] { self->send_all(); });
-  made->signs_ = std::thread([self = made.get()] { self->send_signs(); });
+  made->heartbeats_ = std::thread([self = made.get()] { self->send_heartbeats(); });
   made->receiver_ = std::thread([self = made.get()] { self->receive(); });
   return made;
 }
@@ -26,22 +26,22 @@ RendezvousClient::~RendezvousClient() {
     changed_.notify_all();
   }
   if (sender_.joinable()) sender_.join();
-  if (signs_.joinable()) signs_.join();
+  if (heartbeats_.joinable()) heartbeats_.join();
   if (receiver_.joinable()) receiver_.join();
 }
 
-void RendezvousClient::send(NodeEvent call) {
-  call.id = options_.node_id;
-  enqueue([this, bytes = encode(call)](Store& store, const Deadline& deadline) {
+void RendezvousClient::send(NodeEvent event) {
+  event.id = options_.node_id;
+  enqueue([this, bytes = encode(event)](Store& store, const Deadline& deadline) {
     return store.queue_push(keys_.inbox(), bytes, deadline);
   });
 }
 
 void RendezvousClient::join(NodeInfo node) {
   node.id = options_.node_id;
-  NodeEvent call{NodeEvent::Kind::kJoin};
-  call.node = std::move(node);
-  send(std::move(call));
+  NodeEvent event{NodeEvent::Kind::kJoin};
+  event.node = std::move(node);
+  send(std::move(event));
 }
 
 void RendezvousClient::publish(Key key, Bytes value) {
@@ -79,12 +79,12 @@ void RendezvousClient::send_all() {
     changed_.notify_all();
     if (sent) continue;
     lock.unlock();
-    return lose(sent.error());
+    return on_lost(sent.error());
   }
 }
 
-// What is published is no sign of life, and may take as long as the root waits for one.
-void RendezvousClient::send_signs() {
+// A thread of its own, because publishing a value may take as long as the heartbeat timeout.
+void RendezvousClient::send_heartbeats() {
   const Bytes alive = encode(NodeEvent{NodeEvent::Kind::kAlive, options_.node_id});
   std::unique_lock lock(mutex_);
   while (true) {
@@ -93,40 +93,40 @@ void RendezvousClient::send_signs() {
     if (ending_ || lost_) return;
     lock.unlock();
     const auto sent = store_->queue_push(keys_.inbox(), alive, Deadline::after(options_.heartbeat_timeout));
-    if (!sent) return lose(sent.error());
+    if (!sent) return on_lost(sent.error());
     lock.lock();
   }
 }
 
 void RendezvousClient::receive() {
-  for (int64_t number = first_news_;; ++number) {
-    const auto more = hear(number);
-    if (!more) return lose(more.error());
+  for (int64_t number = first_event_;; ++number) {
+    const auto more = receive_one(number);
+    if (!more) return on_lost(more.error());
     if (!*more) return;
   }
 }
 
-// False: it was the last.
-Result<bool> RendezvousClient::hear(int64_t number) {
-  MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.news(number), Deadline::never()));
-  MUSTER_ASSIGN(const JobEvent news, parse_news(bytes));
-  const bool for_me = news.id.empty() || news.id == options_.node_id;
+// False after the last event.
+Result<bool> RendezvousClient::receive_one(int64_t number) {
+  MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.event(number), Deadline::never()));
+  MUSTER_ASSIGN(const JobEvent event, parse_job_event(bytes));
+  const bool for_me = event.id.empty() || event.id == options_.node_id;
   if (!for_me) return true;
   std::optional<Assignment> assignment;
-  if (news.kind == JobEvent::Kind::kStart) {
+  if (event.kind == JobEvent::Kind::kStart) {
     const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
-    const Key place = keys_.place(news.generation, options_.node_id);
+    const Key place = keys_.place(event.generation, options_.node_id);
     MUSTER_ASSIGN(const bool placed, store_->check({place}, deadline));
     if (placed) {
       MUSTER_ASSIGN(const Bytes value, store_->get(place, deadline));
       MUSTER_ASSIGN(assignment, parse_assignment(value));
     }
   }
-  events_.news(news, assignment);
-  return news.kind != JobEvent::Kind::kOutcome && news.kind != JobEvent::Kind::kRefused;
+  events_.job_event(event, assignment);
+  return event.kind != JobEvent::Kind::kOutcome && event.kind != JobEvent::Kind::kRefused;
 }
 
-void RendezvousClient::lose(const Error& why) {
+void RendezvousClient::on_lost(const Error& why) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(lost_, true)) return;

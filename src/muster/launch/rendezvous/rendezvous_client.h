@@ -13,38 +13,37 @@
 
 namespace muster {
 
-/// A node's connection to the job's root: sends its calls from one thread, signs of life from another, which no slow
-/// write holds up, and waits for news in a third. An object is for one root: when that is lost, another is made for its
-/// successor.
+/// A node's client of the job's root. One thread sends events, one sends heartbeats, which a slow write must not delay,
+/// and one waits for the root's events. An object is for one root; the next root gets a new object.
 class RendezvousClient {
  public:
   struct Options {
     std::string run_id;
-    std::string node_id;                                    ///< this agent's: nobody else's, ever
-    Duration heartbeat_timeout = std::chrono::seconds(10);  ///< the root's; signs of life come five times as often
+    std::string node_id;                                    ///< unique for each agent
+    Duration heartbeat_timeout = std::chrono::seconds(10);  ///< the root's; heartbeats are sent five times as often
   };
-  /// Called on threads of the member's own.
+  /// Called on the client's threads.
   struct Events {
-    /// `assignment`: with a kStart, where this node has a place in the generation.
-    std::function<void(const JobEvent& news, std::optional<Assignment> assignment)> news;
-    /// The root, or its store, is lost. Nothing follows.
+    /// `assignment`: set with a kStart if this node has a place in the generation.
+    std::function<void(const JobEvent& event, std::optional<Assignment> assignment)> job_event;
+    /// The root or its store is lost. No event follows.
     std::function<void(const Error& why)> lost;
   };
 
   static Result<std::unique_ptr<RendezvousClient>> start(std::unique_ptr<Store> store, Options options, Events events);
-  /// Returns once the wait for news has ended: after the outcome, a refusal, or the loss of the store. Destroy the
-  /// node's store server first if none of those is certain.
+  /// Returns when the wait for events has ended: after the outcome, a refusal, or the loss of the store. Destroy the
+  /// node's store server first if none of these is certain.
   ~RendezvousClient();
   RendezvousClient(const RendezvousClient&) = delete;
   RendezvousClient& operator=(const RendezvousClient&) = delete;
 
-  // What follows is sent in order, without waiting, and may be called from any thread.
+  // These functions are thread-safe and do not wait. Messages are sent in order.
 
-  /// Asks for a place in the job, for the first time or after a kEvicted: what becomes of it are news.
+  /// Asks for a place in the job, the first time or after a kEvicted. The answer comes as events.
   void join(NodeInfo node);
-  void send(NodeEvent call);
+  void send(NodeEvent event);
   void publish(Key key, Bytes value);
-  /// Until all that was sent has arrived; false at the deadline, or when the root is lost.
+  /// Waits until all messages have arrived. False at the deadline, or if the root is lost.
   bool flush(const Deadline& deadline);
   const JobKeys& keys() const { return keys_; }
 
@@ -53,21 +52,21 @@ class RendezvousClient {
   RendezvousClient(std::unique_ptr<Store> store, Options options, Events events);
   void enqueue(Task task);
   void send_all();
-  void send_signs();
+  void send_heartbeats();
   void receive();
-  Result<bool> hear(int64_t number);
-  void lose(const Error& why);
+  Result<bool> receive_one(int64_t number);
+  void on_lost(const Error& why);
 
   const std::unique_ptr<Store> store_;
   const Options options_;
   const Events events_;
   const JobKeys keys_;
-  int64_t first_news_ = 1;
+  int64_t first_event_ = 1;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   bool sending_ = false, ending_ = false, lost_ = false;
-  std::thread sender_, signs_, receiver_;
+  std::thread sender_, heartbeats_, receiver_;
 };
 
 }  // namespace muster

@@ -1,5 +1,6 @@
 #include "muster/launch/rendezvous/rendezvous_messages.h"
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -10,193 +11,163 @@ namespace {
 
 using nlohmann::json;
 
-template <class Kind>
-struct Named {
-  Kind kind;
-  const char* name;
-};
-constexpr std::array kCalls = {
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kJoin, "join"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kAlive, "alive"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kDone, "done"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kFailed, "failed"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kStopped, "stopped"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kEnd, "end"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kLeave, "leave"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kBye, "bye"},
-    Named<NodeEvent::Kind>{NodeEvent::Kind::kKilled, "killed"},
-};
-constexpr std::array kNews = {
-    Named<JobEvent::Kind>{JobEvent::Kind::kStart, "start"},
-    Named<JobEvent::Kind>{JobEvent::Kind::kStop, "stop"},
-    Named<JobEvent::Kind>{JobEvent::Kind::kOutcome, "outcome"},
-    Named<JobEvent::Kind>{JobEvent::Kind::kRefused, "refused"},
-    Named<JobEvent::Kind>{JobEvent::Kind::kEvicted, "forgotten"},
-    Named<JobEvent::Kind>{JobEvent::Kind::kProgress, "progress"},
-};
+// The names on the wire, in the order of the enums.
+constexpr std::array kNodeEvents = {"join", "alive", "done", "failed", "stopped", "end", "leave", "bye", "killed"};
+constexpr std::array kJobEvents = {"start", "stop", "outcome", "refused", "forgotten", "progress"};
+static_assert(kNodeEvents.size() == static_cast<size_t>(NodeEvent::Kind::kKilled) + 1);
+static_assert(kJobEvents.size() == static_cast<size_t>(JobEvent::Kind::kProgress) + 1);
 
-template <class Table>
-const char* name_in(const Table& table, decltype(Table::value_type::kind) kind) {
-  for (const auto& entry : table)
-    if (entry.kind == kind) return entry.name;
-  return "";
-}
-
-Bytes dump(const json& value) { return to_bytes(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
-
-// The fields of one object; the first that is missing or of another kind makes the whole of it bad.
-class Fields {
+// Writes the fields of one message.
+class FieldWriter {
  public:
-  Fields(ByteView bytes, const char* what)
+  void text(const char* name, const std::string& value) { object_[name] = value; }
+  void number(const char* name, const std::optional<int>& value, int /*low*/, int /*high*/) {
+    if (value) object_[name] = *value;
+  }
+  template <class Kind, class Names>
+  void kind(Kind value, const Names& names) {
+    object_["is"] = names[static_cast<size_t>(value)];
+  }
+  Bytes take() const { return to_bytes(object_.dump(-1, ' ', false, json::error_handler_t::replace)); }
+
+ private:
+  json object_;
+};
+
+// Reads them. The first field that is missing or wrong makes the whole message wrong.
+class FieldReader {
+ public:
+  FieldReader(ByteView bytes, const char* what)
       : object_(json::parse(bytes.begin(), bytes.end(), nullptr, /*allow_exceptions=*/false)), what_(what) {
-    if (!object_.is_object()) bad_ = "an object";
+    if (!object_.is_object()) wrong_ = "an object";
   }
 
-  std::string text(const char* name) {
-    if (bad_.empty() && object_.contains(name) && object_[name].is_string()) return object_[name].get<std::string>();
-    return miss(name), std::string();
-  }
-  int number(const char* name, int low, int high) {
-    if (bad_.empty() && object_.contains(name) && object_[name].is_number_integer()) {
-      const auto value = object_[name].get<int64_t>();
-      if (value >= low && value <= high) return static_cast<int>(value);
+  void text(const char* name, std::string& value) {
+    if (wrong_.empty() && object_.contains(name) && object_[name].is_string()) {
+      value = object_[name].get<std::string>();
+    } else {
+      reject(name);
     }
-    return miss(name), low;
   }
-  bool has(const char* name) const { return object_.is_object() && object_.contains(name); }
-
-  template <class Table>
-  auto kind(const Table& table) {
-    const std::string name = text("is");
-    for (const auto& entry : table)
-      if (name == entry.name) return entry.kind;
-    miss("is");
-    return table.front().kind;
+  void number(const char* name, int& value, int low, int high) {
+    int64_t found = static_cast<int64_t>(low) - 1;
+    if (wrong_.empty() && object_.contains(name) && object_[name].is_number_integer())
+      found = object_[name].get<int64_t>();
+    value = static_cast<int>(std::clamp<int64_t>(found, low, high));
+    if (found != value) reject(name);
   }
-
+  void number(const char* name, std::optional<int>& value, int low, int high) {
+    if (object_.is_object() && object_.contains(name)) number(name, value.emplace(), low, high);
+  }
+  template <class Kind, class Names>
+  void kind(Kind& value, const Names& names) {
+    std::string name;
+    text("is", name);
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) return reject("is");
+    value = static_cast<Kind>(found - names.begin());
+  }
   Result<> status() const {
-    if (bad_.empty()) return {};
-    return fail(ErrorCode::kProtocol, std::string("the store holds something else than muster's ") + what_ +
-                                          ": there is no good \"" + bad_ + "\" in it");
+    if (wrong_.empty()) return {};
+    return fail(ErrorCode::kProtocol, std::string("the store does not hold muster's ") + what_ +
+                                          ": there is no valid \"" + wrong_ + "\" in it");
   }
 
  private:
-  void miss(const char* name) {
-    if (bad_.empty()) bad_ = name;
+  void reject(const char* name) {
+    if (wrong_.empty()) wrong_ = name;
   }
   json object_;
   const char* what_;
-  std::string bad_;
+  std::string wrong_;
 };
 
-json describe(const NodeInfo& node) {
-  json value = {{"host", node.host},      {"pid", node.pid},       {"nproc", node.nproc},
-                {"min", node.min_nodes},  {"max", node.max_nodes}, {"last", node.last_rank},
-                {"of", node.last_nnodes}, {"role", node.role},     {"restarts", node.max_restarts}};
-  value["process_domain"] = node.process_domain;
-  if (node.wanted) value["rank"] = *node.wanted;
-  return value;
+// What each message holds, for both directions. A limit may depend on a field before it.
+
+template <class Archive>
+void fields(Archive& archive, NodeInfo& node) {
+  archive.text("host", node.host);
+  archive.text("process_domain", node.process_domain);
+  archive.number("pid", node.pid, 0, INT32_MAX);
+  archive.number("nproc", node.nproc, 1, kMaxWorkers);
+  archive.number("max", node.max_nodes, 1, kMaxNodes);
+  archive.number("min", node.min_nodes, 1, node.max_nodes);
+  archive.number("restarts", node.max_restarts, 0, INT32_MAX);
+  archive.number("last", node.last_rank, -1, kMaxNodes);
+  archive.number("of", node.last_nnodes, 0, kMaxNodes);
+  archive.text("role", node.role);
+  archive.number("rank", node.wanted, 0, node.max_nodes - 1);
 }
 
-NodeInfo read_node(Fields& fields, const std::string& id) {
-  NodeInfo node;
-  node.id = id;
-  node.host = fields.text("host");
-  if (fields.has("process_domain")) node.process_domain = fields.text("process_domain");
-  node.pid = fields.number("pid", 0, INT32_MAX);
-  node.nproc = fields.number("nproc", 1, kMaxWorkers);
-  node.max_nodes = fields.number("max", 1, kMaxNodes);
-  node.min_nodes = fields.number("min", 1, node.max_nodes);
-  node.max_restarts = fields.number("restarts", 0, INT32_MAX);
-  node.last_rank = fields.number("last", -1, kMaxNodes);
-  node.last_nnodes = fields.number("of", 0, kMaxNodes);
-  node.role = fields.text("role");
-  if (fields.has("rank")) node.wanted = fields.number("rank", 0, node.max_nodes - 1);
-  return node;
+template <class Archive>
+void fields(Archive& archive, Outcome& outcome) {
+  archive.number("status", outcome.status, 0, 255);
+  archive.text("report", outcome.report);
 }
 
-void add_outcome(json& value, const Outcome& outcome) {
-  value["status"] = outcome.status;
-  value["report"] = outcome.report;
+template <class Archive>
+void fields(Archive& archive, NodeEvent& event) {
+  using Kind = NodeEvent::Kind;
+  archive.kind(event.kind, kNodeEvents);
+  archive.text("id", event.id);
+  archive.number("generation", event.generation, 0, INT32_MAX);
+  if (event.kind == Kind::kJoin) fields(archive, event.node);
+  if (event.kind == Kind::kFailed || event.kind == Kind::kEnd || event.kind == Kind::kLeave)
+    fields(archive, event.outcome);
 }
 
-Outcome read_outcome(Fields& fields) { return {fields.number("status", 0, 255), fields.text("report")}; }
+template <class Archive>
+void fields(Archive& archive, JobEvent& event) {
+  archive.kind(event.kind, kJobEvents);
+  archive.number("generation", event.generation, -1, INT32_MAX);  // -1: before the first
+  archive.text("id", event.id);
+  archive.text("text", event.text);
+  if (event.kind == JobEvent::Kind::kOutcome) fields(archive, event.outcome);
+}
 
-bool carries_outcome(NodeEvent::Kind kind) {
-  return kind == NodeEvent::Kind::kFailed || kind == NodeEvent::Kind::kEnd || kind == NodeEvent::Kind::kLeave;
+template <class Archive>
+void fields(Archive& archive, Assignment& assignment) {
+  auto& place = assignment.place;
+  archive.number("nnodes", place.nnodes, 1, kMaxNodes);
+  archive.number("node", place.node_rank, 0, place.nnodes - 1);
+  archive.number("nproc", place.nproc, 1, kMaxWorkers);
+  archive.number("world", place.world_size, place.nproc, INT32_MAX);
+  archive.number("first", place.first_rank, 0, place.world_size - place.nproc);
+  archive.number("role_world", place.role_world_size, place.nproc, place.world_size);
+  archive.number("role_first", place.first_role_rank, 0, place.role_world_size - place.nproc);
+  archive.number("generation", assignment.generation, 0, INT32_MAX);
+  archive.number("restarts", assignment.restarts, 0, INT32_MAX);
+}
+
+template <class Message>
+Bytes write_message(Message message) {
+  FieldWriter writer;
+  fields(writer, message);
+  return writer.take();
+}
+
+template <class Message>
+Result<Message> read_message(ByteView bytes, const char* what) {
+  FieldReader reader(bytes, what);
+  Message message;
+  fields(reader, message);
+  MUSTER_TRY(reader.status());
+  return message;
 }
 
 }  // namespace
 
-Bytes encode(const NodeEvent& call) {
-  json value = call.kind == NodeEvent::Kind::kJoin ? describe(call.node) : json::object();
-  value["is"] = name_in(kCalls, call.kind);
-  value["id"] = call.id;
-  value["generation"] = call.generation;
-  if (carries_outcome(call.kind)) add_outcome(value, call.outcome);
-  return dump(value);
-}
+Bytes encode(const NodeEvent& event) { return write_message(event); }
+Bytes encode(const JobEvent& event) { return write_message(event); }
+Bytes encode(const Assignment& assignment) { return write_message(assignment); }
 
-Result<NodeEvent> parse_call(ByteView bytes) {
-  Fields fields(bytes, "word of a node");
-  NodeEvent call;
-  call.kind = fields.kind(kCalls);
-  call.id = fields.text("id");
-  call.generation = fields.number("generation", 0, INT32_MAX);
-  if (call.kind == NodeEvent::Kind::kJoin) call.node = read_node(fields, call.id);
-  if (carries_outcome(call.kind)) call.outcome = read_outcome(fields);
-  MUSTER_TRY(fields.status());
-  return call;
+Result<NodeEvent> parse_node_event(ByteView bytes) {
+  MUSTER_ASSIGN(NodeEvent event, read_message<NodeEvent>(bytes, "event of a node"));
+  event.node.id = event.id;
+  return event;
 }
-
-Bytes encode(const JobEvent& news) {
-  json value = {
-      {"is", name_in(kNews, news.kind)}, {"generation", news.generation}, {"id", news.id}, {"text", news.text}};
-  if (news.kind == JobEvent::Kind::kOutcome) add_outcome(value, news.outcome);
-  return dump(value);
-}
-
-Result<JobEvent> parse_news(ByteView bytes) {
-  Fields fields(bytes, "news of the root");
-  JobEvent news;
-  news.kind = fields.kind(kNews);
-  news.generation = fields.number("generation", -1, INT32_MAX);  // -1: before the first
-  news.id = fields.text("id");
-  news.text = fields.text("text");
-  if (news.kind == JobEvent::Kind::kOutcome) news.outcome = read_outcome(fields);
-  MUSTER_TRY(fields.status());
-  return news;
-}
-
-Bytes encode(const Assignment& assignment) {
-  const Placement& place = assignment.place;
-  return dump({{"node", place.node_rank},
-               {"nnodes", place.nnodes},
-               {"nproc", place.nproc},
-               {"first", place.first_rank},
-               {"world", place.world_size},
-               {"role_first", place.first_role_rank},
-               {"role_world", place.role_world_size},
-               {"generation", assignment.generation},
-               {"restarts", assignment.restarts}});
-}
-
-Result<Assignment> parse_assignment(ByteView bytes) {
-  Fields fields(bytes, "place of a node");
-  Assignment assignment;
-  Placement& place = assignment.place;
-  place.nnodes = fields.number("nnodes", 1, kMaxNodes);
-  place.node_rank = fields.number("node", 0, place.nnodes - 1);
-  place.nproc = fields.number("nproc", 1, kMaxWorkers);
-  place.world_size = fields.number("world", place.nproc, INT32_MAX);
-  place.first_rank = fields.number("first", 0, place.world_size - place.nproc);
-  place.role_world_size = fields.number("role_world", place.nproc, place.world_size);
-  place.first_role_rank = fields.number("role_first", 0, place.role_world_size - place.nproc);
-  assignment.generation = fields.number("generation", 0, INT32_MAX);
-  assignment.restarts = fields.number("restarts", 0, INT32_MAX);
-  MUSTER_TRY(fields.status());
-  return assignment;
-}
+Result<JobEvent> parse_job_event(ByteView bytes) { return read_message<JobEvent>(bytes, "event of the root"); }
+Result<Assignment> parse_assignment(ByteView bytes) { return read_message<Assignment>(bytes, "assignment of a node"); }
 
 std::string generation_prefix(int generation) { return "generation/" + std::to_string(generation) + "/"; }
 

@@ -14,25 +14,26 @@ Cpus join(const std::vector<Cpus>& groups) {
   return all;
 }
 
-// For each worker the index of its NUMA node.
-std::vector<size_t> homes(int nproc, const NumaTopology& topology) {
-  std::vector<size_t> homes;
+// The index of the NUMA node of each worker.
+std::vector<size_t> nodes_of_workers(int nproc, const NumaTopology& topology) {
+  std::vector<size_t> nodes_of_workers;
   const size_t nodes = topology.nodes.size(), workers = static_cast<size_t>(nproc);
   for (size_t local = 0; local < workers; ++local) {
     const bool has_device = local < topology.devices.size() && topology.devices[local] >= 0;
-    homes.push_back(has_device ? static_cast<size_t>(topology.devices[local]) : local * nodes / workers);
+    nodes_of_workers.push_back(has_device ? static_cast<size_t>(topology.devices[local]) : local * nodes / workers);
   }
-  return homes;
+  return nodes_of_workers;
 }
 
-Cpus whole_socket(size_t home, const NumaTopology& topology) {
+Cpus whole_socket(size_t node_of, const NumaTopology& topology) {
   std::vector<Cpus> cores;
   for (const auto& node : topology.nodes)
-    if (node.package == topology.nodes[home].package) cores.insert(cores.end(), node.cores.begin(), node.cores.end());
+    if (node.package == topology.nodes[node_of].package)
+      cores.insert(cores.end(), node.cores.begin(), node.cores.end());
   return join(cores);
 }
 
-// Worker number `position` of the `sharers` of a node.
+// The share of one of the `sharers` of a node.
 Cpus share(const NumaTopology::Node& node, size_t position, size_t sharers) {
   const auto begin = node.cores.begin();
   const auto at = [&](size_t i) { return begin + static_cast<std::ptrdiff_t>(i * node.cores.size() / sharers); };
@@ -44,16 +45,16 @@ Cpus share(const NumaTopology::Node& node, size_t position, size_t sharers) {
 Result<std::vector<Cpus>> bind_workers(NumaBinding binding, int nproc, const NumaTopology& topology) {
   std::vector<Cpus> bound(static_cast<size_t>(nproc));
   if (binding == NumaBinding::kNone || topology.nodes.empty()) return bound;
-  const auto home = homes(nproc, topology);
+  const auto node_of = nodes_of_workers(nproc, topology);
   std::vector<size_t> arrived(topology.nodes.size());
   for (size_t local = 0; local < bound.size(); ++local) {
-    const auto& node = topology.nodes[home[local]];
-    const size_t position = arrived[home[local]]++;
-    const auto sharers = static_cast<size_t>(std::count(home.begin(), home.end(), home[local]));
+    const auto& node = topology.nodes[node_of[local]];
+    const size_t position = arrived[node_of[local]]++;
+    const auto sharers = static_cast<size_t>(std::count(node_of.begin(), node_of.end(), node_of[local]));
     if (binding == NumaBinding::kNode) {
       bound[local] = join(node.cores);
     } else if (binding == NumaBinding::kSocket) {
-      bound[local] = whole_socket(home[local], topology);
+      bound[local] = whole_socket(node_of[local], topology);
     } else if (binding == NumaBinding::kCoreComplex) {
       bound[local] = node.complexes.empty() ? join(node.cores) : node.complexes[position % node.complexes.size()];
     } else if (sharers > node.cores.size()) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -7,10 +8,10 @@
 
 namespace muster {
 
-/// CPU numbers as the kernel counts them, in order.
+/// The kernel's CPU numbers, in ascending order.
 using Cpus = std::vector<int>;
 
-/// What of a machine matters for binding workers: only CPUs that this process may run on.
+/// What matters of a machine for the binding of workers. It has only the CPUs that this process may run on.
 struct NumaTopology {
   struct Node {
     int package = 0;
@@ -18,16 +19,18 @@ struct NumaTopology {
     std::vector<Cpus> complexes;  ///< cores that share a last-level cache
   };
   std::vector<Node> nodes;   ///< those with CPUs
-  std::vector<int> devices;  ///< of each GPU, in PCI order: the index of the node that it is near to; -1: of none
+  std::vector<int> devices;  ///< for each GPU in PCI order: the index of its node; -1: not known
 };
 
-/// Through hwloc, which is loaded now. kUnsupported when it is not there, or was not when this was built.
-Result<NumaTopology> read_numa_topology();
+/// `sys`: where the kernel shows its devices. `allowed`: the CPUs that this process may run on. A machine that shows no
+/// NUMA nodes is one node.
+NumaTopology read_numa_topology(const std::filesystem::path& sys = "/sys", const Cpus& allowed = allowed_cpus());
 
-/// The CPUs of each of this node's workers, as torchrun's modes: `node` all of the device's NUMA node, `socket` all of
-/// its socket, `exclusive` a share of the node's cores that no other worker has, `core-complex` one group of cores with
-/// a common cache. A worker's device is the one of its local rank; workers without one, or whose device is near to
-/// none, are spread evenly over the nodes. kInvalidArgument when there are too few cores for `exclusive`.
+/// The CPUs of each worker of this node, by torchrun's modes: `node` is all CPUs of the device's NUMA node, `socket`
+/// all of its socket, `exclusive` a share of the node's cores that no other worker has, `core-complex` one group of
+/// cores with a common cache. A worker's device is the one of its local rank. Workers without a device, or whose
+/// device's node is not known, are spread evenly over the nodes. kInvalidArgument if there are too few cores for
+/// `exclusive`.
 Result<std::vector<Cpus>> bind_workers(NumaBinding binding, int nproc, const NumaTopology& topology);
 
 /// "0-3,8", as taskset takes it.

@@ -1,166 +1,95 @@
-#include "muster/launch/workers/numa.h"
-
-#ifdef MUSTER_WITH_HWLOC
-#include <dlfcn.h>
-#include <hwloc.h>
+// What Linux says about a machine's CPUs and GPUs in /sys.
 
 #include <algorithm>
-#endif
+#include <fstream>
+#include <set>
+
+#include "muster/launch/options/option_values.h"
+#include "muster/launch/workers/numa.h"
 
 namespace muster {
-
-#ifdef MUSTER_WITH_HWLOC
 namespace {
 
-// The library is loaded when it is needed: `muster` starts without it, and runs where it is not installed.
-class Hwloc {
- public:
-  Hwloc() : library_(::dlopen("libhwloc.so.15", RTLD_NOW | RTLD_LOCAL)) {
-    complete_ = library_ != nullptr && find(init, "hwloc_topology_init") && find(load, "hwloc_topology_load") &&
-                find(destroy, "hwloc_topology_destroy") && find(set_io_types, "hwloc_topology_set_io_types_filter") &&
-                find(depth, "hwloc_get_type_depth") && find(count, "hwloc_get_nbobjs_by_depth") &&
-                find(object, "hwloc_get_obj_by_depth") && find(next, "hwloc_bitmap_next");
+namespace fs = std::filesystem;
+
+// The one word or number in a file; empty without it.
+std::string read_word(const fs::path& path) {
+  std::string word;
+  std::ifstream(path) >> word;
+  return word;
+}
+int read_number(const fs::path& path, int otherwise) { return to_number<int>(read_word(path)).value_or(otherwise); }
+
+// "0-3,8", of which this process may use `allowed`.
+Cpus read_cpus(const fs::path& path, const Cpus& allowed) {
+  Cpus cpus;
+  for (const std::string& range : split_list(read_word(path))) {
+    const size_t dash = std::min(range.find('-'), range.size());
+    const auto low = to_number<int>(std::string_view(range).substr(0, dash));
+    const auto high = dash < range.size() ? to_number<int>(std::string_view(range).substr(dash + 1)) : low;
+    for (const int cpu : allowed)
+      if (low && high && cpu >= *low && cpu <= *high) cpus.push_back(cpu);
   }
-  ~Hwloc() {
-    if (library_ != nullptr) ::dlclose(library_);
+  return cpus;
+}
+
+// The directories in `parent` whose name is `prefix` and a number, by their numbers.
+std::map<int, fs::path> numbered(const fs::path& parent, const std::string& prefix) {
+  std::map<int, fs::path> found;
+  std::error_code ignored;
+  for (fs::directory_iterator it(parent, ignored), end; it != end; it.increment(ignored)) {
+    const std::string name = it->path().filename();
+    const auto number = name.starts_with(prefix) ? to_number<int>(name.substr(prefix.size())) : std::nullopt;
+    if (number) found[*number] = it->path();
   }
-  Hwloc(const Hwloc&) = delete;
-  Hwloc& operator=(const Hwloc&) = delete;
-  bool complete() const { return complete_; }
-
-  decltype(&hwloc_topology_init) init = nullptr;
-  decltype(&hwloc_topology_load) load = nullptr;
-  decltype(&hwloc_topology_destroy) destroy = nullptr;
-  decltype(&hwloc_topology_set_io_types_filter) set_io_types = nullptr;
-  decltype(&hwloc_get_type_depth) depth = nullptr;
-  decltype(&hwloc_get_nbobjs_by_depth) count = nullptr;
-  decltype(&hwloc_get_obj_by_depth) object = nullptr;
-  decltype(&hwloc_bitmap_next) next = nullptr;
-
- private:
-  template <class Function>
-  bool find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(::dlsym(library_, name));
-    return function != nullptr;
-  }
-
-  void* library_;
-  bool complete_ = false;
-};
-
-class TopologyReader {
- public:
-  TopologyReader(const Hwloc& hwloc, hwloc_topology_t topology) : hwloc_(hwloc), topology_(topology) {}
-
-  NumaTopology read() const {
-    NumaTopology found;
-    std::vector<Cpus> node_cpus;
-    const auto packages = sets(HWLOC_OBJ_PACKAGE), cores = sets(HWLOC_OBJ_CORE), caches = sets(HWLOC_OBJ_L3CACHE);
-    const auto numa_nodes = sets(HWLOC_OBJ_NUMANODE);
-    for (const Cpus& cpus : numa_nodes) {
-      if (is_only_memory(cpus, numa_nodes)) continue;
-      NumaTopology::Node node{0, within(cores, cpus), within(caches, cpus)};
-      for (size_t i = 0; i < packages.size(); ++i)
-        if (overlap(packages[i], cpus)) node.package = static_cast<int>(i);
-      found.nodes.push_back(std::move(node));
-      node_cpus.push_back(cpus);
-    }
-    for (const Cpus& near : gpu_surroundings()) {
-      const auto node = std::find_if(node_cpus.begin(), node_cpus.end(), [&](auto& c) { return overlap(c, near); });
-      found.devices.push_back(node == node_cpus.end() ? -1 : static_cast<int>(node - node_cpus.begin()));
-    }
-    return found;
-  }
-
- private:
-  Cpus cpus(hwloc_const_cpuset_t set) const {
-    Cpus list;
-    for (int cpu = -1; set != nullptr && (cpu = hwloc_.next(set, cpu)) >= 0;)
-      if (std::binary_search(allowed_.begin(), allowed_.end(), cpu)) list.push_back(cpu);
-    return list;
-  }
-
-  template <class Visit>
-  void each(hwloc_obj_type_t type, Visit visit) const {
-    const int depth = hwloc_.depth(topology_, type);
-    const unsigned count = hwloc_.count(topology_, depth);
-    for (unsigned i = 0; i < count; ++i) visit(*hwloc_.object(topology_, depth, i));
-  }
-
-  // The CPUs of every object of a type; those without any are left out.
-  std::vector<Cpus> sets(hwloc_obj_type_t type) const {
-    std::vector<Cpus> found;
-    each(type, [&](const hwloc_obj& object) {
-      if (Cpus set = cpus(object.cpuset); !set.empty()) found.push_back(std::move(set));
-    });
-    return found;
-  }
-
-  std::vector<Cpus> gpu_surroundings() const {
-    constexpr unsigned kNvidia = 0x10de, kAmd = 0x1002;
-    const auto found = gpus_of(kNvidia);
-    return found.empty() ? gpus_of(kAmd) : found;  // beside NVIDIA's an AMD processor's own GPU counts for nothing
-  }
-
-  std::vector<Cpus> gpus_of(unsigned vendor) const {
-    constexpr unsigned kDisplay = 0x03;
-    std::vector<Cpus> found;
-    each(HWLOC_OBJ_PCI_DEVICE, [&](const hwloc_obj& device) {
-      const auto& pci = device.attr->pcidev;
-      if (pci.class_id >> 8 != kDisplay || pci.vendor_id != vendor) return;
-      const hwloc_obj* above = &device;
-      while (above != nullptr && above->cpuset == nullptr) above = above->parent;
-      if (above != nullptr) found.push_back(cpus(above->cpuset));
-    });
-    return found;
-  }
-
-  // A node without CPUs of its own (a GPU's, or fast memory) has those of the nodes around it.
-  static bool is_only_memory(const Cpus& cpus, const std::vector<Cpus>& nodes) {
-    return std::any_of(nodes.begin(), nodes.end(), [&](const Cpus& other) {
-      return &other != &cpus && overlap(other, cpus) &&
-             (other.size() < cpus.size() || (other.size() == cpus.size() && &other < &cpus));
-    });
-  }
-
-  static bool overlap(const Cpus& a, const Cpus& b) {
-    return std::any_of(a.begin(), a.end(), [&](int cpu) { return std::binary_search(b.begin(), b.end(), cpu); });
-  }
-  static std::vector<Cpus> within(const std::vector<Cpus>& groups, const Cpus& cpus) {
-    std::vector<Cpus> inside;
-    std::copy_if(groups.begin(), groups.end(), std::back_inserter(inside), [&](auto& g) { return overlap(g, cpus); });
-    return inside;
-  }
-
-  const Hwloc& hwloc_;
-  hwloc_topology_t topology_;
-  const Cpus allowed_ = allowed_cpus();
-};
-
-}  // namespace
-
-Result<NumaTopology> read_numa_topology() {
-  const Hwloc hwloc;
-  if (!hwloc.complete())
-    return fail(ErrorCode::kUnsupported,
-                "--numa-binding needs hwloc, and there is no libhwloc.so.15 here: install it "
-                "(Debian and Ubuntu: libhwloc15)");
-  hwloc_topology_t topology = nullptr;
-  if (hwloc.init(&topology) != 0) return fail(ErrorCode::kResourceExhausted, "--numa-binding: hwloc cannot start");
-  Result<NumaTopology> found = fail(ErrorCode::kUnavailable, "--numa-binding: hwloc cannot read this machine");
-  hwloc.set_io_types(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-  if (hwloc.load(topology) == 0) found = TopologyReader(hwloc, topology).read();
-  hwloc.destroy(topology);
   return found;
 }
 
-#else
-
-Result<NumaTopology> read_numa_topology() {
-  return fail(ErrorCode::kUnsupported,
-              "--numa-binding needs hwloc, and this muster was built without it (libhwloc-dev)");
+NumaTopology::Node describe_node(const fs::path& sys, const Cpus& cpus, const Cpus& allowed) {
+  NumaTopology::Node node;
+  const auto add = [](std::vector<Cpus>& groups, Cpus group) {
+    if (!group.empty() && std::find(groups.begin(), groups.end(), group) == groups.end())
+      groups.push_back(std::move(group));
+  };
+  for (const int cpu : cpus) {
+    const fs::path directory = sys / "devices/system/cpu" / ("cpu" + std::to_string(cpu));
+    node.package = read_number(directory / "topology/physical_package_id", 0);
+    const Cpus threads = read_cpus(directory / "topology/thread_siblings_list", allowed);
+    add(node.cores, threads.empty() ? Cpus{cpu} : threads);
+    for (const auto& [index, cache] : numbered(directory / "cache", "index"))
+      if (read_number(cache / "level", 0) == 3) add(node.complexes, read_cpus(cache / "shared_cpu_list", allowed));
+  }
+  return node;
 }
 
-#endif
+// The NUMA nodes of one vendor's GPUs in PCI order; -1 where the machine does not tell.
+std::vector<int> gpu_nodes(const fs::path& sys, const std::string& vendor) {
+  std::set<fs::path> devices;
+  std::error_code ignored;
+  for (fs::directory_iterator it(sys / "bus/pci/devices", ignored), end; it != end; it.increment(ignored))
+    if (read_word(it->path() / "class").starts_with("0x03") && read_word(it->path() / "vendor") == vendor)
+      devices.insert(it->path());
+  std::vector<int> nodes;
+  for (const auto& device : devices) nodes.push_back(read_number(device / "numa_node", -1));
+  return nodes;
+}
+
+}  // namespace
+
+NumaTopology read_numa_topology(const fs::path& sys, const Cpus& allowed) {
+  NumaTopology topology;
+  std::map<int, int> index_of;  // of a node's number
+  for (const auto& [number, directory] : numbered(sys / "devices/system/node", "node")) {
+    const Cpus cpus = read_cpus(directory / "cpulist", allowed);
+    if (cpus.empty()) continue;  // memory without CPUs, or none that this process may use
+    index_of[number] = static_cast<int>(topology.nodes.size());
+    topology.nodes.push_back(describe_node(sys, cpus, allowed));
+  }
+  if (topology.nodes.empty()) topology.nodes.push_back(describe_node(sys, allowed, allowed));
+  auto gpus = gpu_nodes(sys, "0x10de");
+  if (gpus.empty()) gpus = gpu_nodes(sys, "0x1002");  // beside NVIDIA's an AMD processor's own GPU does not count
+  for (const int number : gpus) topology.devices.push_back(index_of.contains(number) ? index_of[number] : -1);
+  return topology;
+}
 
 }  // namespace muster

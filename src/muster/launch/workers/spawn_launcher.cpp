@@ -10,10 +10,6 @@ constexpr Duration kKillPause = std::chrono::milliseconds(10);
 
 }  // namespace
 
-SpawnLauncher::~SpawnLauncher() {
-  if (timer_ != 0) loop_.cancel(timer_);
-}
-
 void SpawnLauncher::start(const WorkerSpec& spec, WorkerPipes pipes) {
   mode_ = Mode::kRun;
   const auto pid = spawn(spec, pipes);
@@ -36,12 +32,11 @@ void SpawnLauncher::kill() {
 
 // No signal announces an orphan, so this repeats.
 void SpawnLauncher::keep_killing() {
-  if (timer_ != 0) loop_.cancel(timer_);
-  timer_ = 0;
+  timer_.stop();
   signal_workers(SIGKILL);
   kill_children();
   reap();
-  if (mode_ == Mode::kKill) timer_ = loop_.after(kKillPause, [this] { keep_killing(); });
+  if (mode_ == Mode::kKill) timer_.start(kKillPause, [this] { keep_killing(); });
 }
 
 void SpawnLauncher::list_left(std::function<void(const std::vector<ChildProcess>&)> answer) {
@@ -72,7 +67,7 @@ void SpawnLauncher::signal_workers(int number) {
     // The group's number stays taken until its leader is reaped and all members are gone. After that another group may
     // get it: so only groups whose leader is not yet reaped are signalled, and orphans one by one.
     ::kill(-pid, number);
-    if (number != SIGKILL) ::kill(-pid, SIGCONT);  // a stopped process would never see it
+    if (number != SIGKILL) ::kill(-pid, SIGCONT);  // a stopped process does not handle SIGTERM
   }
 }
 

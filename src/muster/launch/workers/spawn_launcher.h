@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "muster/io/loop.h"
+#include "muster/launch/timer.h"
 #include "muster/launch/workers/worker_launcher.h"
 
 namespace muster {
@@ -10,8 +10,7 @@ namespace muster {
 /// Starts workers as children of this process, which must have called adopt_orphans() and has no other children.
 class SpawnLauncher : public WorkerLauncher {
  public:
-  explicit SpawnLauncher(Loop& loop) : loop_(loop) {}
-  ~SpawnLauncher() override;
+  explicit SpawnLauncher(Loop& loop) : timer_(loop) {}
 
   void start(const WorkerSpec& spec, WorkerPipes pipes) override;
   void terminate() override;
@@ -26,12 +25,11 @@ class SpawnLauncher : public WorkerLauncher {
   void terminate_orphans();
   void keep_killing();
 
-  Loop& loop_;
   std::set<pid_t> workers_;
   std::set<pid_t> terminated_;  // orphans that were sent SIGTERM
   Mode mode_ = Mode::kRun;
   bool reaping_ = false;
-  Loop::TimerId timer_ = 0;
+  Timer timer_;
 };
 
 }  // namespace muster

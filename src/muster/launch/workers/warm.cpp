@@ -9,7 +9,7 @@
 
 #include "muster/base/check.h"
 #include "muster/io/socket.h"
-#include "muster/launch/user_folder.h"
+#include "muster/launch/private_directories.h"
 #include "muster/launch/workers/zygote_program.h"
 
 namespace muster {
@@ -17,14 +17,14 @@ namespace {
 
 constexpr size_t kDigestDigits = 24;
 
-// Read by the interpreter, the linker, the C library or the libraries of torch when they start. OMP_NUM_THREADS is
-// left out: workers set it. So are torchrun's variables, which differ from run to run.
+// The interpreter, the linker, the C library or the libraries of torch read these when they start. Not OMP_NUM_THREADS,
+// which workers set, nor torchrun's variables, which differ between runs.
 constexpr std::array kReadAtStart = {
     "PYTHON", "LD_",    "OMP_", "GOMP_", "KMP_",   "MKL_",    "OPENBLAS_", "BLIS_",  "TORCH",       "PYTORCH",
     "CUDA_",  "NVIDIA", "HIP_", "ROCR_", "GLIBC_", "MALLOC_", "LANG",      "LC_",    "TZ",          "NUMPY_",
     "NPY_",   "HOME",   "HF_",  "XLA_",  "ASAN_",  "TSAN_",   "LSAN_",     "UBSAN_", "VIRTUAL_ENV", "ATEN_"};
 
-bool counts(const std::string& name) {
+bool matters_at_start(const std::string& name) {
   if (name == "OMP_NUM_THREADS" || name == "PYTHONUNBUFFERED" || name.starts_with("TORCHELASTIC_")) return false;
   for (const std::string_view prefix : kReadAtStart)
     if (name.starts_with(prefix)) return true;
@@ -33,24 +33,24 @@ bool counts(const std::string& name) {
 
 }  // namespace
 
-std::string warm_digest(const WarmKind& kind) {
-  std::string text = kind.python + '\0' + zygote_text() + '\0';
-  for (const auto& module : kind.preload) text += module + '\0';
-  for (const auto& [name, value] : kind.environment)
-    if (counts(name)) text += '\0' + name + "=" + value;
+std::string warm_digest(const WarmKey& key) {
+  std::string text = key.python + '\0' + zygote_text() + '\0';
+  for (const auto& module : key.preload) text += module + '\0';
+  for (const auto& [name, value] : key.environment)
+    if (matters_at_start(name)) text += '\0' + name + "=" + value;
   std::array<uint8_t, EVP_MAX_MD_SIZE> digest{};
   unsigned length = 0;
   MUSTER_CHECK(EVP_Digest(text.data(), text.size(), digest.data(), &length, EVP_sha256(), nullptr) == 1, "no SHA-256");
   return to_hex(Bytes(digest.begin(), digest.begin() + length)).substr(0, kDigestDigits);
 }
 
-Result<std::string> warm_path(const WarmKind& kind) {
-  MUSTER_ASSIGN(const std::string folder, user_folder(kind.environment));
-  return folder + "/warm-" + warm_digest(kind);
+Result<std::string> warm_path(const WarmKey& key) {
+  MUSTER_ASSIGN(const std::string directory, user_directory(key.environment));
+  return directory + "/warm-" + warm_digest(key);
 }
 
-Result<Fd> connect_warm(const WarmKind& kind) {
-  MUSTER_ASSIGN(const std::string path, warm_path(kind));
+Result<Fd> connect_warm(const WarmKey& key) {
+  MUSTER_ASSIGN(const std::string path, warm_path(key));
   return connect_warm_at(path);
 }
 
@@ -59,7 +59,7 @@ Result<Fd> connect_warm_at(const std::string& path) {
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return fail_errno(errno, "cannot make a socket");
   if (::connect(socket.get(), address.raw(), address.raw_length()) != 0)
-    return fail(ErrorCode::kNotFound, "nobody listens at " + path);
+    return fail(ErrorCode::kNotFound, "no process listens at " + path);
   MUSTER_ASSIGN(const UnixPeer peer, unix_peer(socket.get()));
   if (peer.uid != ::geteuid()) return fail(ErrorCode::kAuthentication, path + " is served by another user");
   return socket;

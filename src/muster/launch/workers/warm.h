@@ -8,23 +8,23 @@
 
 namespace muster {
 
-/// The zygote that `muster warm` keeps for its user between runs listens on a Unix socket in a folder that nobody else
-/// can enter. The socket's name is a digest of whatever a fork could not change later: the Python, the modules to
-/// import, the variables that are read when they are imported, and the zygote's own text. Whether what it imported is
-/// still what is installed it checks itself.
+/// The zygote that `muster warm` keeps between runs listens on a Unix socket in the user's private directory. The name
+/// of the socket is a digest of all that a fork cannot change later: the Python, the modules to import, the variables
+/// that are read by imports, and the zygote's own text. The zygote itself checks that the installed modules have not
+/// changed.
 
-struct WarmKind {
-  std::string python;  ///< as it is called: a link in a virtual environment is that environment
+struct WarmKey {
+  std::string python;  ///< as called: a link in a virtual environment means that environment
   std::vector<std::string> preload;
   Environment environment;
 };
-std::string warm_digest(const WarmKind& kind);
+std::string warm_digest(const WarmKey& key);
 
-/// Where the warm zygote of this kind listens.
-Result<std::string> warm_path(const WarmKind& kind);
+/// The path of the socket of this zygote.
+Result<std::string> warm_path(const WarmKey& key);
 
-/// Connects to the warm zygote of this kind. kNotFound when there is none.
-Result<Fd> connect_warm(const WarmKind& kind);
+/// Connects to this zygote. kNotFound if there is none.
+Result<Fd> connect_warm(const WarmKey& key);
 Result<Fd> connect_warm_at(const std::string& path);
 
 }  // namespace muster

@@ -18,13 +18,13 @@ namespace {
 
 Result<> make_pipe(Fd& read, Fd& write) {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot make a pipe for a worker");
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot create a pipe for a worker");
   read.reset(ends[0]);
   write.reset(ends[1]);
   return {};
 }
 
-// What the child needs, made before the fork: between fork and exec only async-signal-safe calls are allowed.
+// The data of the child, allocated before the fork: between fork and exec only async-signal-safe calls are allowed.
 struct Image {
   std::vector<std::string> entries;
   std::vector<char*> argv, envp;
@@ -59,7 +59,7 @@ void restore_signals() {
     ::setsid();
   }
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != agent) ::_exit(128 + SIGKILL);  // it died before the line above took effect
+  if (::getppid() != agent) ::_exit(128 + SIGKILL);  // the agent died before the line above
   restore_signals();
   if (!image.cpus.empty()) ::sched_setaffinity(0, image.cpus.size() * sizeof(cpu_set_t), image.cpus.data());
   bool ok = true;
@@ -78,8 +78,9 @@ Result<> await_exec(int error_pipe, pid_t pid, const std::string& program) {
   if (got != sizeof(error)) return {};
   reap_child(pid);
   const std::string reason = std::generic_category().message(error);
-  if (error == ENOENT)  // the program was found before: it is the interpreter on its first line that is missing
-    return fail(ErrorCode::kNotFound, "cannot start '" + program + "': " + reason + " (it, or its interpreter)");
+  if (error == ENOENT)  // the program exists, so its interpreter is missing
+    return fail(ErrorCode::kNotFound,
+                "cannot start '" + program + "': " + reason + " (the program or its interpreter)");
   return fail(ErrorCode::kInvalidArgument, "cannot start '" + program + "': " + reason);
 }
 

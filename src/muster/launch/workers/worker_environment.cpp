@@ -1,13 +1,17 @@
 #include "muster/launch/workers/worker_environment.h"
 
-#include <algorithm>
+#include <unistd.h>
 
+#include <algorithm>
+#include <string_view>
+
+#include "muster/launch/options/devices.h"
 #include "muster/launch/options/option_values.h"
 
 namespace muster {
 namespace {
 
-// One of the devices that the node's workers may see; a worker beyond them gets none ("" hides all).
+// The device of a worker among those that the node's workers may see; none ("" hides all) if there are too few.
 std::string device_of(int local_rank, const Environment& base) {
   const auto visible = base.find("CUDA_VISIBLE_DEVICES");
   if (visible == base.end()) return std::to_string(local_rank);
@@ -15,7 +19,26 @@ std::string device_of(int local_rank, const Environment& base) {
   return static_cast<size_t>(local_rank) < devices.size() ? devices[static_cast<size_t>(local_rank)] : "";
 }
 
+// torchrun's macro in the arguments of a script.
+std::vector<std::string> with_local_rank(std::vector<std::string> command, int local_rank) {
+  constexpr std::string_view kMacro = "${local_rank}";
+  for (auto& word : command)
+    for (size_t at = 0; (at = word.find(kMacro, at)) != std::string::npos;)
+      word.replace(at, kMacro.size(), std::to_string(local_rank));
+  return command;
+}
+
 }  // namespace
+
+JobEnvironment job_environment(const RunOptions& options) {
+  JobEnvironment job;
+  job.run_id = options.run_id;
+  job.role = options.role;
+  job.cpus = this_machine().cpus;
+  job.max_restarts = options.max_restarts;
+  job.virtual_local_rank = options.virtual_local_rank;
+  return job;
+}
 
 Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base) {
   const Placement& place = job.placement;
@@ -30,7 +53,7 @@ Environment worker_environment(const JobEnvironment& job, int local_rank, Enviro
       {"WORLD_SIZE", std::to_string(place.world_size)},
       {"ROLE_WORLD_SIZE", std::to_string(place.role_world_size)},
       {"GROUP_WORLD_SIZE", std::to_string(place.nnodes)},
-      // Stock clients meet in the one job store through their own node's port: none is open on the network.
+      // Clients of PyTorch's TCPStore reach the job's store through a loopback port of their node.
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(job.torch_port)},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.restart_count)},
@@ -52,6 +75,32 @@ Environment shared_environment(Environment base, int cpus, int nproc) {
   base.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, cpus / std::max(1, nproc))));
   base.emplace("PYTHONUNBUFFERED", "1");
   return base;
+}
+
+std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnvironment& job,
+                                     const std::vector<std::string>& command, const Environment& base,
+                                     const std::vector<Cpus>& cpus) {
+  std::vector<WorkerSpec> specs;
+  for (int local = 0; local < options.nproc; ++local) {
+    WorkerSpec spec{job.placement.first_rank + local, with_local_rank(command, local),
+                    worker_environment(job, local, base)};
+    // Workers write to pipes. This variable tells them if a terminal shows their output, for progress bars.
+    spec.environment["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? '1' : '0';
+    // A background process group cannot read the terminal, but rank 0 gets a file or a pipe.
+    spec.keeps_stdin = spec.rank == 0 && !options.until_stdin_ends && ::isatty(STDIN_FILENO) == 0;
+    if (!cpus.empty()) spec.cpus = cpus[static_cast<size_t>(local)];
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+Result<std::vector<Cpus>> worker_cpus(const RunOptions& options) {
+  if (options.numa_binding == NumaBinding::kNone) return std::vector<Cpus>();
+  NumaTopology topology = read_numa_topology();
+  // A container shows all devices on the bus but has device files only for its own, so it is not known which they are.
+  const bool known = topology.devices.size() == static_cast<size_t>(count_gpus());
+  topology.devices = known ? visible_devices(topology.devices, current_environment()) : std::vector<int>();
+  return bind_workers(options.numa_binding, options.nproc, topology);
 }
 
 }  // namespace muster

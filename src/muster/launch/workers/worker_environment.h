@@ -4,10 +4,12 @@
 #include <vector>
 
 #include "muster/launch/options/options.h"
+#include "muster/launch/workers/numa.h"
+#include "muster/launch/workers/worker.h"
 
 namespace muster {
 
-/// Where a node's workers stand in the job.
+/// The ranks of a node's workers in the job.
 struct Placement {
   int node_rank = 0;
   int nnodes = 1;
@@ -18,27 +20,39 @@ struct Placement {
   int role_world_size = 1;
 };
 
-/// What the workers of one node have in common.
+/// The inputs of the environment of a node's workers.
 struct JobEnvironment {
   Placement placement;
   std::string run_id;
   std::string role;
-  std::string store_url;    ///< muster's dialect: "unix:@..."
-  uint16_t torch_port = 0;  ///< PyTorch's dialect, on this node's loopback
-  Bytes secret;             ///< the job's; empty: the workers are on their own
-  std::string interface;    ///< where workers listen for other nodes; empty: their choice
+  std::string store_url;    ///< with muster's protocol: "unix:@..."
+  uint16_t torch_port = 0;  ///< with PyTorch's protocol, on the loopback interface
+  Bytes secret;             ///< the job's; empty: none
+  std::string interface;    ///< where workers listen for other nodes; empty: they decide
   int cpus = 1;             ///< shared by the node's workers
-  int generation = 0;       ///< one more whenever all workers are started anew, whatever for
-  int restart_count = 0;    ///< after failures alone
+  int generation = 0;       ///< how often all workers were started again, for any reason
+  int restart_count = 0;    ///< only after failures
   int max_restarts = 0;
-  bool virtual_local_rank = false;  ///< every worker believes to be the first, and sees one device
+  bool virtual_local_rank = false;  ///< LOCAL_RANK is 0 for every worker, and it sees one device
 };
+
+/// The fields that options determine; not the placement, the store, the interface and the generation.
+JobEnvironment job_environment(const RunOptions& options);
 
 /// The environment of worker `local_rank`: `base` with torchrun's variables and muster's. Unlike torchrun, which gives
 /// every worker one OpenMP thread, the node's CPUs are divided among its workers (unless OMP_NUM_THREADS is set).
 /// TORCHELASTIC_ERROR_FILE is not set here.
 Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base);
-/// `base` with what all workers of a node are given alike, and what a Python that forks them must have from its start.
+/// `base` with the variables that are the same for all workers of a node. A zygote needs them from its start.
 Environment shared_environment(Environment base, int cpus, int nproc);
+
+/// The workers of this node in the order of their local ranks, without TORCHELASTIC_ERROR_FILE. `cpus`: of each worker;
+/// empty: all.
+std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnvironment& job,
+                                     const std::vector<std::string>& command, const Environment& base,
+                                     const std::vector<Cpus>& cpus);
+
+/// The result of bind_workers() for this machine; empty without --numa-binding.
+Result<std::vector<Cpus>> worker_cpus(const RunOptions& options);
 
 }  // namespace muster

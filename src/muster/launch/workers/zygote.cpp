@@ -1,19 +1,19 @@
-// The agent and the zygote speak over a SOCK_SEQPACKET socket, a message a line:
+// The protocol of the agent and the zygote, over a SOCK_SEQPACKET socket:
 //
 //   agent to zygote                                zygote to agent
 //   start RANK   with descriptors (below)          ready PID           torch is imported
 //   term         SIGTERM to all workers' groups,   started RANK PID    then the worker's descriptors can be closed
 //                and to orphans as they appear     failed RANK TEXT    it was not
 //   kill         SIGKILL until nothing is left     ended PID STATUS    as waitpid() has it
-//   left         what is there beside workers?     left {PID NL NAME NL}
+//   left         list processes besides workers    left {PID NL NAME NL}
 //                                                  empty               no process is left
-//                                                  unfit TEXT          start workers another way; it ends
+//                                                  unfit TEXT          spawn workers instead; it ends
 //                                                  refused TEXT        a preloaded module survives no fork; it ends
 //
-// The descriptors of a start: a file, the worker's standard input, output and error. The file holds words, each ended
-// by NUL: the CPUs to run on with commas between (or none), the number of words of the command, these, then NAME=VALUE
-// for the whole environment. RANK comes back as it was sent. The end of the socket ends the zygote and all that it
-// forked.
+// The descriptors of a start: a file, the worker's standard input, output and error. The file holds words that end with
+// NUL: the CPUs to run on, separated by commas (or none), the number of words of the command, these words, and
+// NAME=VALUE for each variable of the environment. RANK is returned unchanged. The end of the socket ends the zygote
+// and all its workers.
 
 #include "muster/launch/workers/zygote.h"
 
@@ -37,11 +37,11 @@
 namespace muster {
 namespace {
 
-constexpr Duration kStuckTime = std::chrono::seconds(5);  // for a zygote to kill everything
+constexpr Duration kStuckTime = std::chrono::seconds(5);  // for a zygote to kill all its workers
 constexpr Duration kWarmTime = std::chrono::seconds(20);  // for a warm zygote to answer
 constexpr Duration kRetryTime = std::chrono::milliseconds(2);
 constexpr Duration kSweepPause = std::chrono::milliseconds(10);
-constexpr int kMostKilledImports = 3;  // one after the other
+constexpr int kMaxKilledImports = 3;  // in a row
 
 std::string payload(const WorkerSpec& spec) {
   std::string text = fmt::format("{}", fmt::join(spec.cpus, ",")) + '\0';
@@ -51,7 +51,7 @@ std::string payload(const WorkerSpec& spec) {
   return text;
 }
 
-// Cuts the next word off; 0 where it is no number.
+// Removes the next word; 0 if it is not a number.
 int take_number(std::string_view& text) {
   int number = 0;
   while (text.starts_with(' ')) text.remove_prefix(1);
@@ -83,7 +83,6 @@ Zygote::Zygote(Loop& loop, Console& console, Options options)
 }
 
 Zygote::~Zygote() {
-  if (timer_ != 0) loop_.cancel(timer_);
   close_channel();
   end_process();
 }
@@ -97,11 +96,11 @@ void Zygote::launch() {
     log(LogLevel::kDebug, "no warm zygote: " + warm.error().message);
   }
   is_warm_ = false;
-  if (!options_.cold) return start_elsewhere("one worker gains nothing by it");
-  if (const auto started = launch_cold(); !started) start_elsewhere(started.error().message);
+  if (!options_.cold) return fall_back_to_spawn("it does not pay for one worker");
+  if (const auto started = launch_cold(); !started) fall_back_to_spawn(started.error().message);
 }
 
-// The channel's other end.
+// Returns the zygote's end of the channel.
 Result<Fd> Zygote::open_channel() {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
@@ -112,12 +111,12 @@ Result<Fd> Zygote::open_channel() {
   return other;
 }
 
-// Nothing is waited for: either the run's own zygote says that it is ready, or the channel ends.
+// Does not wait: a "ready" message follows, or the end of the channel.
 Result<> Zygote::launch_warm() {
   MUSTER_ASSIGN(const Fd socket, connect_warm({options_.python, options_.preload, options_.environment}));
   MUSTER_ASSIGN(const Fd other, open_channel());
   MUSTER_TRY(send_message(socket.get(), "run", {other.get(), STDERR_FILENO}));
-  set_timer(kWarmTime, [this] { lost(); });
+  timer_.start(kWarmTime, [this] { on_lost(); });
   return {};
 }
 
@@ -125,7 +124,7 @@ Result<> Zygote::launch_cold() {
   close_channel();
   MUSTER_ASSIGN(const Fd other, open_channel());
   ZygoteStart start{options_.python, {"cold"}, options_.environment, other.get(), STDERR_FILENO};
-  start.words.insert(start.words.end(), options_.preload.begin(), options_.preload.end());
+  start.args.insert(start.args.end(), options_.preload.begin(), options_.preload.end());
   MUSTER_ASSIGN(child_, start_zygote(start));
   process_ = open_process(child_);
   child_status_ = 0;
@@ -135,8 +134,9 @@ Result<> Zygote::launch_cold() {
 void Zygote::start(const WorkerSpec& spec, WorkerPipes pipes) {
   if (refused_) return events_.failed(*refused_);
   if (state_ == State::kNone) launch();
-  if (state_ != State::kUnfit && !can_fork(options_.python, spec.command)) start_elsewhere("the program is not Python");
-  if (state_ == State::kUnfit) return local_.start(spec, std::move(pipes));
+  if (state_ != State::kFallback && !can_fork(options_.python, spec.command))
+    fall_back_to_spawn("the program is not Python");
+  if (state_ == State::kFallback) return local_.start(spec, std::move(pipes));
   pending_.push_back({spec, std::move(pipes)});
   if (state_ == State::kReady) send_pending();
 }
@@ -145,8 +145,9 @@ void Zygote::send_pending() {
   for (auto& worker : pending_) {
     if (worker.sent) continue;
     const auto sent = send_start(worker);
-    if (!sent && sent.error().code == ErrorCode::kUnavailable) return set_timer(kRetryTime, [this] { send_pending(); });
-    if (!sent) return lost();
+    if (!sent && sent.error().code == ErrorCode::kUnavailable)
+      return timer_.start(kRetryTime, [this] { send_pending(); });
+    if (!sent) return on_lost();
     worker.sent = true;
   }
 }
@@ -158,7 +159,7 @@ Result<> Zygote::send_start(const Pending& worker) {
                       {file.get(), pipes.in.get(), pipes.out.get(), pipes.err.get()});
 }
 
-// Forgets what was not sent yet. True if there is nothing else to end.
+// Drops the starts that were not sent yet. True if there are no workers to end.
 bool Zygote::stop_before_start() {
   std::erase_if(pending_, [](const Pending& worker) { return !worker.sent; });
   if (state_ != State::kImporting && state_ != State::kNone) return false;
@@ -167,34 +168,34 @@ bool Zygote::stop_before_start() {
 }
 
 void Zygote::terminate() {
-  if (state_ == State::kUnfit) return local_.terminate();
+  if (state_ == State::kFallback) return local_.terminate();
   if (state_ == State::kSweeping || stop_before_start()) return;
-  if (!send_message(channel_.get(), "term")) lost();
+  if (!send_message(channel_.get(), "term")) on_lost();
 }
 
 void Zygote::kill() {
-  if (state_ == State::kUnfit) return local_.kill();
+  if (state_ == State::kFallback) return local_.kill();
   if (state_ == State::kSweeping || stop_before_start()) return;
-  if (!send_message(channel_.get(), "kill")) return lost();
-  set_timer(kStuckTime, [this] {
-    log(LogLevel::kWarning, "the zygote does not end its workers; it is killed with them");
-    lost();
+  if (!send_message(channel_.get(), "kill")) return on_lost();
+  timer_.start(kStuckTime, [this] {
+    log(LogLevel::kWarning, "the zygote does not end its workers: killing both");
+    on_lost();
   });
 }
 
 void Zygote::list_left(std::function<void(const std::vector<ChildProcess>&)> answer) {
-  if (state_ == State::kUnfit) return local_.list_left(std::move(answer));
-  left_ = std::move(answer);
+  if (state_ == State::kFallback) return local_.list_left(std::move(answer));
+  on_left_ = std::move(answer);
   if (state_ == State::kReady) (void)send_message(channel_.get(), "left");
 }
 
 void Zygote::child_ended() {
-  if (state_ == State::kUnfit || state_ == State::kSweeping) return local_.child_ended();
+  if (state_ == State::kFallback || state_ == State::kSweeping) return local_.child_ended();
   for (const auto& child : reap_children().ended)
     if (child.pid == child_) child_status_ = child.status, child_ = 0;
 }
 
-// Of the child, whose end of the channel is closed.
+// After the child has closed its end of the channel.
 bool Zygote::was_killed() {
   if (has_ended(process_, kStuckTime)) child_ended();
   return child_ == 0 && WIFSIGNALED(child_status_) && WTERMSIG(child_status_) == SIGKILL;
@@ -208,7 +209,7 @@ void Zygote::on_readable() {
     } else if (text.error().code == ErrorCode::kUnavailable) {
       return;
     } else {
-      return lost();
+      return on_lost();
     }
   }
 }
@@ -218,7 +219,7 @@ void Zygote::on_message(const std::string& text) {
   const std::string verb = text.substr(0, space);
   std::string_view rest = std::string_view(text).substr(std::min(space + 1, text.size()));
   if (verb == "ready") {
-    set_timer({}, {});
+    timer_.stop();
     state_ = State::kReady;
     killed_imports_ = 0;
     process_ = open_process(take_number(rest));
@@ -237,10 +238,10 @@ void Zygote::on_message(const std::string& text) {
   } else if (verb == "left") {
     on_left(rest);
   } else if (verb == "empty") {
-    set_timer({}, {});
+    timer_.stop();
     events_.empty();
   } else if (verb == "unfit") {
-    start_elsewhere(std::string(rest));
+    fall_back_to_spawn(std::string(rest));
   } else if (verb == "refused") {
     refused_ = Error{ErrorCode::kInvalidArgument, std::string(rest), kNoRank, ""};
     close_channel();
@@ -265,14 +266,14 @@ void Zygote::on_left(std::string_view list) {
     left.push_back({pid, std::string(list.substr(0, end))});
     list.remove_prefix(std::min(end + 1, list.size()));
   }
-  if (auto answer = std::exchange(left_, {})) answer(left);
+  if (auto answer = std::exchange(on_left_, {})) answer(left);
 }
 
-void Zygote::start_elsewhere(const std::string& why) {
+void Zygote::fall_back_to_spawn(const std::string& why) {
   if (is_warm_ && state_ == State::kImporting) {
     log(LogLevel::kDebug, "not from the warm zygote: " + why);
     options_.warm = false;
-    set_timer({}, {});
+    timer_.stop();
     close_channel();
     return launch();
   }
@@ -280,17 +281,17 @@ void Zygote::start_elsewhere(const std::string& why) {
   options_.asked ? console_.notice(text) : log(LogLevel::kDebug, text);
   close_channel();
   end_process();
-  state_ = State::kUnfit;
+  state_ = State::kFallback;
   for (auto& worker : std::exchange(pending_, {})) local_.start(worker.spec, std::move(worker.pipes));
 }
 
-// The zygote is gone, or as good as that.
-void Zygote::lost() {
+// The zygote is gone, or does not answer.
+void Zygote::on_lost() {
   close_channel();
   if (state_ == State::kImporting) {
-    // Nothing is wrong with one that was killed; only where that goes on is the ordinary way better.
-    if (is_warm_ || !was_killed() || ++killed_imports_ == kMostKilledImports || !launch_cold())
-      start_elsewhere("it ended while it imported torch");
+    // A zygote that was killed is started again, but not endlessly.
+    if (is_warm_ || !was_killed() || ++killed_imports_ == kMaxKilledImports || !launch_cold())
+      fall_back_to_spawn("it ended while it imported torch");
     return;
   }
   end_process();
@@ -301,20 +302,20 @@ void Zygote::lost() {
     pids.push_back(pid);
   }
   const bool waited_for = !std::exchange(pending_, {}).empty();
-  if (waited_for || !pids.empty()) console_.notice("the zygote was ended from outside, and its workers with it");
+  if (waited_for || !pids.empty()) console_.notice("the zygote was killed, and its workers with it");
   for (const pid_t pid : pids) events_.ended(pid, SIGKILL);
   if (waited_for)
     events_.failed({ErrorCode::kAborted, "the zygote ended before it had started all workers", kNoRank, ""});
-  local_.kill();  // the orphans of workers are children of this process now; those of a warm zygote are its parent's
+  local_.kill();  // orphans of workers are children of this process now; those of a warm zygote are its parent's
 }
 
 // This process has no more children. Workers of a warm zygote are not its children; the kernel kills them, too.
 void Zygote::finish_sweep() {
   std::erase_if(workers_, [](const auto& worker) { return has_ended(worker.second); });
-  if (!workers_.empty()) return set_timer(kSweepPause, [this] { finish_sweep(); });
-  set_timer({}, {});
+  if (!workers_.empty()) return timer_.start(kSweepPause, [this] { finish_sweep(); });
+  timer_.stop();
   state_ = State::kNone;
-  if (options_.again) launch();  // it imports while the other nodes stop their workers
+  if (options_.again) launch();  // it imports while other nodes stop their workers
   events_.empty();
 }
 
@@ -325,23 +326,13 @@ void Zygote::close_channel() {
 
 void Zygote::end_process() {
   kill_process(process_);
-  (void)has_ended(process_, kStuckTime);  // nothing of a run outlives it, not even the child of a warm process
+  (void)has_ended(process_, kStuckTime);  // no process may outlive its run, not even the child of a warm zygote
   process_.reset();
   if (child_ != 0) {
     ::kill(child_, SIGKILL);
     reap_child(child_);
   }
   child_ = 0;
-}
-
-void Zygote::set_timer(Duration delay, std::function<void()> then) {
-  if (timer_ != 0) loop_.cancel(timer_);
-  timer_ = 0;
-  if (!then) return;
-  timer_ = loop_.after(delay, [this, then = std::move(then)] {
-    timer_ = 0;
-    then();
-  });
 }
 
 }  // namespace muster

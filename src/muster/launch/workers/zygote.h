@@ -9,27 +9,30 @@
 
 #include "muster/io/loop.h"
 #include "muster/launch/output/console.h"
+#include "muster/launch/timer.h"
 #include "muster/launch/workers/spawn_launcher.h"
 
 namespace muster {
 
-/// A process that has imported torch and forks this node's Python workers in milliseconds, again after every restart.
-/// It starts to import when it is created, and what is to be started meanwhile waits. Where it turns out not to fit (no
-/// torch in that Python, a program that is not Python), workers are started as programs of their own instead.
+/// A process that has imported torch and forks this node's Python workers in milliseconds, also after restarts. It
+/// starts to import when this object is created; workers wait until it is ready. If it cannot be used (no torch in that
+/// Python, or a program that is not Python), workers are spawned instead.
 ///
-/// One that is killed is replaced. Its end is the end of all that it forked, and it ends when this process does.
+/// A zygote that was killed is replaced. When it ends, all its workers end; it ends when this process ends.
+///
+/// It has more than 12 fields and 15 private functions: one process has a protocol, a start, a loss and a fallback.
 class Zygote : public WorkerLauncher {
  public:
   struct Options {
     std::string python;
     std::vector<std::string> preload;  ///< modules to import besides torch
-    Environment environment;           ///< what the workers' environments have in common
-    bool warm = true;                  ///< whether one that `muster warm` keeps may be used
-    bool cold = true;                  ///< whether one is worth starting for this run alone
-    bool again = false;                ///< workers may be started again, so that one that was lost is replaced at once
-    bool asked = false;                ///< for by the user: not fitting is worth a notice
+    Environment environment;           ///< the variables that all workers share
+    bool warm = true;                  ///< the zygote of `muster warm` may be used
+    bool cold = true;                  ///< a zygote may be started for this run
+    bool again = false;                ///< workers may be started again: a lost zygote is replaced at once
+    bool asked = false;                ///< the user asked for it: a fallback is reported
   };
-  /// Whether workers of this command can be forked: `python -u` with a script or a module.
+  /// True if workers with this command can be forked: `python -u` with a script or a module.
   static bool can_fork(const std::string& python, const std::vector<std::string>& command);
 
   Zygote(Loop& loop, Console& console, Options options);
@@ -42,7 +45,7 @@ class Zygote : public WorkerLauncher {
   void child_ended() override;
 
  private:
-  enum class State { kNone, kImporting, kReady, kSweeping, kUnfit };
+  enum class State { kNone, kImporting, kReady, kSweeping, kFallback };
   struct Pending {
     WorkerSpec spec;
     WorkerPipes pipes;
@@ -60,13 +63,12 @@ class Zygote : public WorkerLauncher {
   void on_message(const std::string& text);
   void on_started(int rank, pid_t pid);
   void on_left(std::string_view list);
-  void start_elsewhere(const std::string& why);
-  void lost();
+  void fall_back_to_spawn(const std::string& why);
+  void on_lost();
   bool was_killed();
   void finish_sweep();
   void close_channel();
   void end_process();
-  void set_timer(Duration delay, std::function<void()> then);
 
   Loop& loop_;
   Console& console_;
@@ -75,15 +77,15 @@ class Zygote : public WorkerLauncher {
   State state_ = State::kNone;
   bool is_warm_ = false;
   Fd channel_;
-  pid_t child_ = 0;         // the zygote, where it is this process' child and not reaped
-  int child_status_ = 0;    // once it is reaped, as waitpid() has it
-  int killed_imports_ = 0;  // since one was ready
-  Fd process_;              // its pidfd, once it is ready
+  pid_t child_ = 0;         // the zygote, if it is a child of this process and not reaped
+  int child_status_ = 0;    // after it was reaped, as waitpid() reports it
+  int killed_imports_ = 0;  // since a zygote was ready
+  Fd process_;              // pidfd of the zygote
   std::deque<Pending> pending_;
-  std::map<pid_t, Fd> workers_;  // with their pidfds
+  std::map<pid_t, Fd> workers_;  // pidfds of the workers
   std::optional<Error> refused_;
-  std::function<void(const std::vector<ChildProcess>&)> left_;
-  Loop::TimerId timer_ = 0;
+  std::function<void(const std::vector<ChildProcess>&)> on_left_;
+  Timer timer_{loop_};
 };
 
 }  // namespace muster

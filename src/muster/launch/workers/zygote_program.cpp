@@ -17,19 +17,19 @@ namespace {
 constexpr int kTextFd = 3, kSocketFd = 4;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr size_t kMaxFds = 8;
-constexpr size_t kTitleRoom = 4096;  // for what workers show as their command line, in place of the zygote's
+constexpr size_t kTitleRoom = 4096;  // for the command lines that workers show
 constexpr const char* kLoad =
     "import sys;text=open(3,encoding='utf-8',closefd=False).read();"
     "exec(compile(text.split('\\0',1)[0],'<muster zygote>','exec'))";
 
 [[noreturn]] void become(const ZygoteStart& start, int text, std::vector<char*>& argv, std::vector<char*>& envp) {
-  start.apart ? ::setsid() : ::setpgid(0, 0);
-  if (!start.apart) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  start.detached ? ::setsid() : ::setpgid(0, 0);
+  if (!start.detached) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   for (const int number : {SIGPIPE, SIGTTOU, SIGINT, SIGTERM, SIGCHLD, SIGHUP}) ::signal(number, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  // First out of each other's way, then into place.
+  // First to high numbers, so that no descriptor overwrites another one.
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const std::array<int, 5> from = {null, start.output, start.output, text, start.socket};
   std::array<int, 5> high{};
@@ -44,7 +44,7 @@ constexpr const char* kLoad =
 
 Result<Fd> memory_file(const std::string& bytes) {
   Fd file(::memfd_create("muster-zygote", MFD_CLOEXEC));
-  if (!file) return fail_errno(errno, "cannot make a file in memory for the zygote");
+  if (!file) return fail_errno(errno, "cannot create a file in memory for the zygote");
   for (size_t written = 0; written < bytes.size();) {
     const auto count =
         ::pwrite(file.get(), bytes.data() + written, bytes.size() - written, static_cast<off_t>(written));
@@ -57,7 +57,7 @@ Result<Fd> memory_file(const std::string& bytes) {
 Result<pid_t> start_zygote(const ZygoteStart& start) {
   MUSTER_ASSIGN(const Fd text, memory_file(zygote_text()));
   std::vector<std::string> words = {start.python, "-u", "-c", kLoad};
-  words.insert(words.end(), start.words.begin(), start.words.end());
+  words.insert(words.end(), start.args.begin(), start.args.end());
   words.emplace_back(kTitleRoom, ' ');
   std::vector<std::string> entries;
   for (const auto& [name, value] : start.environment) entries.push_back(name + "=" + value);

@@ -10,27 +10,27 @@
 
 namespace muster {
 
-/// The zygote is Python (python/muster/_zygote), and this program carries its text.
+/// The zygote is written in Python (python/muster/_zygote); its text is part of this program.
 const std::string& zygote_text();
 
-/// How a Python that runs the zygote is to be started.
+/// How to start a Python that runs the zygote.
 struct ZygoteStart {
   std::string python;
-  std::vector<std::string> words;  ///< what it is to be: see boot.py
+  std::vector<std::string> args;  ///< what it does: see boot.py
   Environment environment;
-  int socket = -1;     ///< it finds this as descriptor 4
-  int output = 2;      ///< its standard output and error
-  bool apart = false;  ///< in a session of its own, and living on when this process dies
+  int socket = -1;        ///< becomes descriptor 4
+  int output = 2;         ///< its standard output and error
+  bool detached = false;  ///< in a session of its own, and alive after this process dies
 };
-/// As a child that leads a process group of its own. Returns once it was started.
+/// Starts it as a child with its own process group.
 Result<pid_t> start_zygote(const ZygoteStart& start);
 
-/// A file in memory, for what may be too long for a message. It is read from its beginning.
+/// A file in memory, for data that may be too long for a message.
 Result<Fd> memory_file(const std::string& bytes);
 
-/// One message with descriptors over a SOCK_SEQPACKET socket; kUnavailable where it would have to wait.
+/// Sends one message with descriptors over a SOCK_SEQPACKET socket. kUnavailable if this would block.
 Result<> send_message(int socket, const std::string& text, const std::vector<int>& fds = {});
-/// kUnavailable when none has come, kPeerLost at the end. Descriptors are not taken.
+/// Receives one message without descriptors. kUnavailable if there is none, kPeerLost at the end.
 Result<std::string> receive_message(int socket);
 
 }  // namespace muster

@@ -1,0 +1,49 @@
+#pragma once
+
+// Where muster keeps files on this host, and locks that show if the process of a file lives.
+
+#include <string>
+
+#include "muster/io/address.h"
+#include "muster/io/fd.h"
+#include "muster/launch/options/options.h"
+
+namespace muster {
+
+/// Creates or replaces a file, and locks it for this process. The file gets its name after it is locked, so a file
+/// without a lock was left by a dead process. Empty on failure, with the reason in errno.
+Fd make_locked_file(const std::string& path);
+
+/// Removes such a file if its process has died. True if the file was removed.
+bool remove_abandoned_file(const std::string& path);
+
+/// The directory where this user's processes on this host find each other: in $XDG_RUNTIME_DIR, else in /tmp. Created
+/// with mode 0700 if missing. kUnavailable if it belongs to another user or other users can enter it. Its path is short
+/// enough for sockets in it with names of up to 32 bytes.
+Result<std::string> user_directory(const Environment& environment);
+
+/// The address of a Unix socket. kInvalidArgument if the path is too long.
+Result<Address> socket_at(const std::string& path);
+
+/// TMPDIR if that is a directory, else /tmp. Absolute.
+std::string temporary_directory();
+
+/// A temporary directory for the workers' error files. The monitor removes it, or the agent if the monitor was killed.
+/// If both were killed, the next run of this user removes it: both hold a lock in it, which shows whether either lives.
+class ScratchDirectory {
+ public:
+  /// On failure path() is empty and errno has the reason.
+  ScratchDirectory();
+  ~ScratchDirectory() { remove(); }
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+
+  void remove() const;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  Fd lock_;
+};
+
+}  // namespace muster
