@@ -246,12 +246,16 @@ def join_uneven(rank: int, by_initial: bool, hook: bool) -> str:
     expected = torch.optim.SGD(reference.parameters(), lr=0.1)
     batches = [3, 5]
     with model.join(divide_by_initial_world_size=by_initial):
+        own: list[Tensor | None] = []
         for step in range(batches[rank]):
             x, y = batch(step + 100 * rank, 1)
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-            assert model.module.branches[1 - model.module.steps % 2].weight.grad is None, "nobody has used it"
+            assert model.module.branches[1 - model.module.steps % 2].weight.grad is None, "no rank has used it"
+            own = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), own, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, msg="the other ranks' steps left it alone")
     for step in range(5):
         active = [each for each in range(2) if step < batches[each]]
         expected.zero_grad()

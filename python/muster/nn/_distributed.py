@@ -179,8 +179,12 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             return super()._run_ddp_forward(*inputs, **kwargs)
 
     def _match_all_reduce_for_bwd_pass(self) -> None:
-        """Joins the backward of the other ranks, with zeros as gradients, when this rank has run out of data."""
+        """Joins the backward of the other ranks with zeros. Keeps the gradients of this rank, as torch does."""
+        parameters = self.reducer.parameters
+        gradients = [None if each.grad is None else each.grad.clone() for each in parameters]
         self.reducer._shadow_backward()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def _match_unused_params_allreduce(self) -> None:
         """Part of _shadow_backward()."""
