@@ -91,7 +91,7 @@ TEST_P(LinkRefusal, NamesTheRankThatAnsweredForAnother) {
   const Ends ends = refuse(identity(0), identity(1), 2);
   EXPECT_EQ(ends.connector.code, ErrorCode::kMismatch);
   for (const std::string& text : {ends.connector.message, ends.acceptor}) {
-    EXPECT_THAT(text, AllOf(HasSubstr("rank 0"), HasSubstr("dialled rank 2")));
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 0"), HasSubstr("dialed rank 2")));
   }
 }
 

@@ -5,9 +5,9 @@
 
 namespace muster {
 
-/// Completions that wait to be called. A link changes its state first and calls back last, from here: so a completion
-/// may start operations on the link, close it or destroy it, and a chain of operations that end inline is a loop and
-/// not a recursion.
+/// Completions that wait to be called. A link first changes its state, then calls back from here. So a completion may
+/// start operations on the link, close it or destroy it, and a chain of operations that complete inline is a loop, not
+/// a recursion.
 class CompletionQueue {
  public:
   CompletionQueue() = default;
@@ -21,8 +21,7 @@ class CompletionQueue {
     if (!muted_ && completion) entries_.push({std::move(completion), std::move(result)});
   }
 
-  /// Calls back in order, unless a call of run() is already under way further up the stack: that one gets to it.
-  /// The owner may be gone afterwards.
+  /// Calls back in order. Does nothing inside another run() of the same queue, which continues. May destroy the owner.
   void run() {
     if (destroyed_ != nullptr) return;
     bool destroyed = false;
@@ -34,12 +33,12 @@ class CompletionQueue {
     destroyed_ = nullptr;
   }
 
-  /// For the owner's destructor: calls back everything now, also inside of run().
+  /// For the owner's destructor: calls back everything now, also inside run().
   void drain() {
     while (!entries_.empty()) call(entries_.pop());
   }
 
-  /// Drops what waits and what will come.
+  /// Drops all completions, also later ones.
   void mute() {
     muted_ = true;
     entries_ = {};

@@ -6,7 +6,8 @@
 
 namespace muster {
 
-/// A queue that costs nothing while empty (std::deque takes half a kilobyte, and a simulated world has 100,000 queues).
+/// A queue that allocates nothing while it is empty. A std::deque takes 500 bytes; a simulated world has 100,000
+/// queues.
 template <class T>
 class Fifo {
  public:

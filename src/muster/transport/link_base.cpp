@@ -4,52 +4,70 @@
 
 namespace muster {
 
+void LinkState::on_close(std::function<void(const Error&)> handler) {
+  close_handler_ = std::move(handler);
+  if (is_open()) return;
+  set_ended(*ended_);
+  completions_.run();
+}
+
+void LinkState::set_ended(Error why) {
+  ended_ = std::move(why);
+  fail_operations();
+  if (!close_handler_) return;
+  completions_.push([handler = std::exchange(close_handler_, nullptr), error = *ended_](Result<>) { handler(error); },
+                    {});
+}
+
+void LinkState::deliver_control(ByteView message) {
+  completions_.push(
+      [this, copy = Bytes(message.begin(), message.end())](Result<>) {
+        if (control_handler_) control_handler_(copy);
+      },
+      {});
+}
+
+void LinkState::destroy_pending() {
+  close_handler_ = nullptr;
+  control_handler_ = nullptr;
+  if (is_open()) {
+    set_ended({ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}});
+  }
+  completions_.drain();
+}
+
 void LinkBase::send(std::span<const ConstSegment> from, Completion completion) {
   if (draining_ && is_open()) end(*draining_);
-  Transfer transfer(from, std::move(completion));
-  if (!is_open()) {
-    completions_.push(transfer.take_completion(), tl::unexpected(*ended_));
-  } else if (sending()) {
-    sends_.push(std::move(transfer));  // the transport is full, or it would have taken the one before
-  } else if (transfer.remaining() == 0) {
-    completions_.push(transfer.take_completion(), {});
-  } else {
-    sends_.push(std::move(transfer));
-    pump_sends();
-  }
+  if (start(sends_, Transfer(from, std::move(completion)))) pump_sends();
   run_completions();
 }
 
 void LinkBase::receive(std::span<const Segment> into, Completion completion) {
-  Transfer transfer(into, std::move(completion));
+  if (start(receives_, Transfer(into, std::move(completion)))) pump_receives();
+  run_completions();
+}
+
+/// Queues the operation. True if it is the first, so that its bytes can be moved now.
+bool LinkBase::start(Fifo<Transfer>& operations, Transfer&& transfer) {
   if (!is_open()) {
     completions_.push(transfer.take_completion(), tl::unexpected(*ended_));
-  } else if (receiving()) {
-    receives_.push(std::move(transfer));
-  } else if (transfer.remaining() == 0) {
-    completions_.push(transfer.take_completion(), {});
-  } else {
-    receives_.push(std::move(transfer));
-    pump_receives();
+    return false;
   }
-  run_completions();
+  const bool first = operations.empty();
+  if (first && transfer.remaining() == 0) {
+    completions_.push(transfer.take_completion(), {});
+    return false;
+  }
+  operations.push(std::move(transfer));
+  return first;
 }
 
 void LinkBase::close(Error why) {
   if (is_open()) {
     shutdown(&why);
-    ended_ = std::move(why);
-    fail_pending();
+    set_ended(std::move(why));
   }
   run_completions();
-}
-
-void LinkBase::on_close(std::function<void(const Error&)> handler) {
-  close_handler_ = std::move(handler);
-  if (!is_open()) {
-    fail_pending();
-    run_completions();
-  }
 }
 
 void LinkBase::ping(std::function<void()> pong) {
@@ -65,25 +83,16 @@ void LinkBase::on_pong() {
 }
 
 void LinkBase::send_control(ByteView bytes) {
-  MUSTER_CHECK(!bytes.empty() && bytes.size() <= kMaxControlMessage, "a note has some bytes, and not too many");
+  MUSTER_CHECK(!bytes.empty() && bytes.size() <= kMaxControlMessage, "a control message has 1 to 64 bytes");
   if (!is_open()) return;
   write_control(bytes);
   run_completions();
 }
 
-void LinkBase::deliver_control(ByteView message) {
-  completions_.push(
-      [this, copy = Bytes(message.begin(), message.end())](Result<>) {
-        if (control_handler_) control_handler_(copy);
-      },
-      {});
-}
-
 void LinkBase::end(Error why) {
   if (!is_open()) return;
-  ended_ = std::move(why);
   release();
-  fail_pending();
+  set_ended(std::move(why));
 }
 
 void LinkBase::begin_drain(Error why) {
@@ -95,15 +104,9 @@ void LinkBase::run_completions() {
   completions_.run();
 }
 
-void LinkBase::destroy_pending() {
-  close_handler_ = nullptr;
-  control_handler_ = nullptr;
-  if (is_open()) {
-    shutdown(nullptr);
-    ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
-    fail_pending();
-  }
-  completions_.drain();
+void LinkBase::destroy_link() {
+  if (is_open()) shutdown(nullptr);
+  destroy_pending();
 }
 
 void LinkBase::complete_done(Fifo<Transfer>& operations) {
@@ -112,16 +115,9 @@ void LinkBase::complete_done(Fifo<Transfer>& operations) {
   }
 }
 
-void LinkBase::fail_all(Fifo<Transfer>& operations) {
-  while (!operations.empty()) completions_.push(operations.pop().take_completion(), tl::unexpected(*ended_));
-}
-
-void LinkBase::fail_pending() {
-  fail_all(sends_);
-  fail_all(receives_);
-  if (close_handler_) {
-    completions_.push([handler = std::exchange(close_handler_, nullptr), why = *ended_](Result<>) { handler(why); },
-                      {});
+void LinkBase::fail_operations() {
+  for (Fifo<Transfer>* operations : {&sends_, &receives_}) {
+    while (!operations->empty()) completions_.push(operations->pop().take_completion(), tl::unexpected(*ended_));
   }
 }
 

@@ -17,21 +17,21 @@ enum class LinkFrame : uint8_t {
   kControl = 8,
 };
 
-/// No frame but data is longer.
+/// The longest payload of a frame that is not data.
 inline constexpr uint32_t kMaxControlFrame = 3072;
 
-/// A close frame with `why`, or a goodbye for null. Overlong texts are cut.
+/// A close frame with `why`, or a shutdown frame for null. Long texts are cut.
 Bytes encode_close(const Error* why);
-/// What a close or goodbye frame from `peer` says; kProtocol for what is neither, or blames a rank that is none.
+/// The error in a close or shutdown frame from `peer`. kProtocol for other frames, and for an impossible rank.
 Error parse_close(const FrameHeader& header, ByteView payload, const Peer& peer);
 
-/// Whether a frame is a note of a length that one may have.
+/// True for a control frame of a valid length.
 inline bool is_control(const FrameHeader& header) {
   return header.kind == static_cast<uint8_t>(LinkFrame::kControl) && header.length > 0 &&
          header.length <= kMaxControlMessage;
 }
 
-/// Why a link failed, as its owner sees it: what a socket reports about a dead peer becomes kPeerLost; names the peer.
+/// The error of a link, from the error of its socket: names the peer, and turns errors of a dead peer into kPeerLost.
 Error link_error(const Error& error, const Peer& peer);
 
 }  // namespace muster

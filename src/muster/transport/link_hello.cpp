@@ -103,7 +103,7 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
     return refuse(fmt::format("links to rank {} of {}: two processes with one rank?", self.rank, self.size));
   }
   if (expected != kNoRank && peer.rank != expected) {
-    return refuse(fmt::format("answered where rank {} dialled rank {}", self.rank, expected));
+    return refuse(fmt::format("answered where rank {} dialed rank {}", self.rank, expected));
   }
   return {};
 }

@@ -6,7 +6,7 @@ namespace muster {
 
 inline constexpr int kMaxSubflows = 16;
 
-/// What the two ends of a link tell each other in the handshake. The grammar heads hello.cpp.
+/// What the two ends of a link tell each other in the handshake. link_hello.cpp begins with its grammar.
 struct LinkHello {
   enum class Wire : uint8_t { kSocket = 1, kShm = 2 };  // append only
   Wire wire = Wire::kSocket;
@@ -19,14 +19,15 @@ struct LinkHello {
   Subflow subflow = {};
 };
 
-/// This process's own. kInvalidArgument when the identity makes no sense (rank outside of 0..size-1, endless name, more
-/// than kMaxSubflows).
+/// The hello of this process. kInvalidArgument for a rank outside 0..size-1, a name that is too long, or more than
+/// kMaxSubflows.
 Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire);
 Bytes encode(const LinkHello& hello);
 /// kProtocol for anything that is not a hello.
 Result<LinkHello> parse_hello(ByteView bytes);
 
-/// Whether the two belong together; kMismatch names both values. `expected` is the rank that was dialled, or kNoRank.
+/// kMismatch, with both values, if the two ends do not belong together. `expected`: the rank that was dialed, or
+/// kNoRank.
 Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected);
 
 Peer peer_of(const LinkHello& hello, const Address& address);

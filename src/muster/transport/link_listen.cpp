@@ -34,7 +34,7 @@ class SocketListener final : public Listener {
  private:
   void negotiate(Connection connection) {
     if (negotiations_.size() >= kMaxNegotiations) {
-      return log(LogLevel::kWarning, "too many links are being opened; one more is refused");
+      return log(LogLevel::kWarning, "refused a link: too many links are being negotiated");
     }
     const uint64_t id = next_++;
     negotiations_[id] = std::make_unique<LinkNegotiation>(
@@ -61,11 +61,11 @@ class SocketListener final : public Listener {
   const LinkHandler handler_;
   std::map<uint64_t, std::unique_ptr<LinkNegotiation>> negotiations_;
   uint64_t next_ = 0;
-  std::string last_refusal_;  // of a peer that the acceptor let in
+  std::string last_refusal_;  // after its handshake
   std::unique_ptr<Acceptor> acceptor_;
 };
 
-/// Refuses at the next turn what cannot even be dialled, so that a handler is never called before its Dial is returned.
+/// Reports an invalid identity in the next turn of the loop, so that no handler is called before its Dial is returned.
 class LinkDial final : public Dial {
  public:
   LinkDial(Loop& loop, LinkFactory factory, Rank expected, const Deadline& deadline, ConnectHandler handler)
@@ -103,7 +103,7 @@ class LinkDial final : public Dial {
                          });
   }
 
-  // The handler may destroy this object, so nothing follows it.
+  // The handler may destroy this object, so it comes last.
   void finish(Result<std::unique_ptr<Link>> result) {
     const ConnectHandler handler = std::move(handler_);
     handler(std::move(result));

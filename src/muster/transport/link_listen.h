@@ -4,10 +4,10 @@
 
 namespace muster {
 
-/// Makes a link of a connection that both ends have agreed on.
+/// Makes a link from a connection whose ends have agreed.
 using LinkFactory = std::function<Result<std::unique_ptr<Link>>(Loop&, NegotiatedLink)>;
 
-/// What listening and connecting are for every link over a socket; only the factory differs.
+/// Listening and connecting, for every kind of link over a socket; only the factory differs.
 Result<std::unique_ptr<Listener>> listen_for_links(Loop& loop, const Address& address, LinkIdentity self,
                                                    LinkHello::Wire wire, LinkFactory factory, LinkHandler handler);
 std::unique_ptr<Dial> dial_link(Loop& loop, const Address& address, LinkIdentity self, LinkHello::Wire wire,

@@ -61,7 +61,7 @@ void LinkNegotiation::advance() {
   }
 }
 
-/// A failure to write is not reported from here: the peer may have left a reason to be read.
+/// Does not report a failed write: the peer may have sent a reason, which is read next.
 void LinkNegotiation::write() {
   while (!output_.empty()) {
     const iovec piece{output_.data(), output_.size()};
@@ -71,7 +71,7 @@ void LinkNegotiation::write() {
   }
 }
 
-/// True once the peer has opened; an error when it has closed.
+/// True if the peer has sent its open frame; an error if it has sent a close frame.
 Result<bool> LinkNegotiation::read() {
   MUSTER_ASSIGN(const bool has_header, fill(kFrameHeaderBytes));
   if (!has_header) return false;
@@ -83,7 +83,7 @@ Result<bool> LinkNegotiation::read() {
   return tl::unexpected(parse_close(*header, ByteView(input_).subspan(kFrameHeaderBytes), peer_));
 }
 
-/// Reads until `input_` has `bytes`, and not one more.
+/// Reads until `input_` has exactly `bytes`.
 Result<bool> LinkNegotiation::fill(size_t bytes) {
   Bytes& leftover = connection_.leftover;
   const size_t ready = std::min(leftover.size(), bytes - std::min(bytes, input_.size()));
@@ -107,7 +107,7 @@ void LinkNegotiation::stop() {
   loop_.cancel(deadline_timer_);
 }
 
-// The handler may destroy this object, so nothing follows it.
+// The handler may destroy this object, so it comes last.
 void LinkNegotiation::finish(Result<NegotiatedLink> result) {
   stop();
   const NegotiatedLinkHandler handler = std::move(handler_);

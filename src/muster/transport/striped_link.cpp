@@ -6,12 +6,12 @@
 #include <optional>
 
 #include "muster/base/check.h"
-#include "muster/transport/completion_queue.h"
+#include "muster/transport/link_base.h"
 
 namespace muster {
 namespace {
 
-class StripedLink final : public Link {
+class StripedLink final : public LinkState {
  public:
   explicit StripedLink(std::vector<std::unique_ptr<Link>> subflows);
   ~StripedLink() override;
@@ -22,22 +22,18 @@ class StripedLink final : public Link {
     begin(receives_, into, std::move(completion), &Link::receive);
   }
   void close(Error why) override;
-  void on_close(std::function<void(const Error&)> handler) override;
   void ping(std::function<void()> pong) override;
   void send_control(ByteView bytes) override { subflows_[0]->send_control(bytes); }
-  void set_control_handler(std::function<void(ByteView)> handler) override { control_handler_ = std::move(handler); }
-  bool is_open() const override { return !ended_; }
-  const Peer& peer() const override { return peer_; }
   const char* kind() const override { return subflows_[0]->kind(); }
 
  private:
   struct Operation {
-    size_t parts = 0;  // that subflows still have
+    size_t parts = 0;  // that have not completed
     std::optional<Error> error;
     Completion completion;
   };
   struct Direction {
-    uint64_t bytes = 0;  // of the stream, given to subflows so far
+    uint64_t bytes = 0;  // given to subflows so far
     Fifo<std::shared_ptr<Operation>> operations;
   };
 
@@ -47,24 +43,19 @@ class StripedLink final : public Link {
   template <class AnySegment>
   std::vector<std::vector<AnySegment>> by_subflow(uint64_t at, std::span<const AnySegment> segments) const;
   void complete_done(Direction& direction);
-  void fail_all(Direction& direction);
-  void end(const Error& why);
-  void fail_pending();
+  void fail_operations() override;
+  void end(Error why);
   void run_completions();
 
   std::vector<std::unique_ptr<Link>> subflows_;
-  const Peer peer_;
   Direction sends_, receives_;
   size_t subflows_lost_ = 0;
-  std::optional<Error> loss_, ended_;
-  std::function<void(const Error&)> close_handler_;
-  std::function<void(ByteView)> control_handler_;
-  CompletionQueue completions_;
-  bool driving_ = false;  // subflows are being driven: whoever does it calls back afterwards
+  std::optional<Error> loss_;
+  bool driving_ = false;  // a function calls subflows, and runs completions afterwards
 };
 
 StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> subflows)
-    : subflows_(std::move(subflows)), peer_(subflows_.front()->peer()) {
+    : LinkState(subflows.front()->peer()), subflows_(std::move(subflows)) {
   for (const auto& subflow : subflows_) {
     subflow->on_close([this](const Error& why) {
       ++subflows_lost_;
@@ -73,25 +64,16 @@ StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> subflows)
     });
   }
   subflows_[0]->set_control_handler([this](ByteView message) {
-    completions_.push(
-        [this, copy = Bytes(message.begin(), message.end())](Result<>) {
-          if (control_handler_) control_handler_(copy);
-        },
-        {});
+    deliver_control(message);
     run_completions();
   });
 }
 
-/// The subflows say goodbye, and give back the buffers of what is pending before that is called back.
+/// The subflows give back the buffers of pending operations before these are called back.
 StripedLink::~StripedLink() {
   driving_ = true;
-  close_handler_ = nullptr;
-  control_handler_ = nullptr;
   subflows_.clear();
-  if (!ended_)
-    ended_ = Error{ErrorCode::kAborted, "the link to " + peer_.to_string() + " was closed here", kNoRank, {}};
-  fail_pending();
-  completions_.drain();
+  destroy_pending();
 }
 
 template <class AnySegment>
@@ -120,7 +102,7 @@ void StripedLink::begin(Direction& direction, std::span<const AnySegment> segmen
   run_completions();
 }
 
-/// What each subflow carries of the stream's next bytes.
+/// The parts of the stream's next bytes that each subflow carries.
 template <class AnySegment>
 std::vector<std::vector<AnySegment>> StripedLink::by_subflow(uint64_t at, std::span<const AnySegment> segments) const {
   std::vector<std::vector<AnySegment>> parts(subflows_.size());
@@ -149,20 +131,16 @@ void StripedLink::complete_done(Direction& direction) {
   }
 }
 
-void StripedLink::fail_all(Direction& direction) {
-  while (!direction.operations.empty()) {
-    completions_.push(std::move(direction.operations.pop()->completion), tl::unexpected(*ended_));
+void StripedLink::fail_operations() {
+  for (Direction* direction : {&sends_, &receives_}) {
+    while (!direction->operations.empty()) {
+      completions_.push(std::move(direction->operations.pop()->completion), tl::unexpected(*ended_));
+    }
   }
 }
 
 void StripedLink::close(Error why) {
-  if (!ended_) end(why);
-  run_completions();
-}
-
-void StripedLink::on_close(std::function<void(const Error&)> handler) {
-  close_handler_ = std::move(handler);
-  if (ended_) fail_pending();
+  if (is_open()) end(std::move(why));
   run_completions();
 }
 
@@ -174,24 +152,14 @@ void StripedLink::ping(std::function<void()> pong) {
 }
 
 /// Closed subflows hold no buffers any more.
-void StripedLink::end(const Error& why) {
-  ended_ = why;
+void StripedLink::end(Error why) {
   const bool was_driving = std::exchange(driving_, true);
-  for (const auto& subflow : subflows_) subflow->close(*ended_);
+  for (const auto& subflow : subflows_) subflow->close(why);
   driving_ = was_driving;
-  fail_pending();
+  set_ended(std::move(why));
 }
 
-void StripedLink::fail_pending() {
-  fail_all(sends_);
-  fail_all(receives_);
-  if (close_handler_) {
-    completions_.push([handler = std::exchange(close_handler_, nullptr), why = *ended_](Result<>) { handler(why); },
-                      {});
-  }
-}
-
-/// Calls back. The last statement of every entry point: the link may be gone afterwards.
+/// Calls back. The last statement of every entry point, because a callback may destroy the link.
 void StripedLink::run_completions() {
   if (driving_) return;
   complete_done(receives_);

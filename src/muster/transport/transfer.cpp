@@ -27,26 +27,26 @@ void Transfer::advance(size_t bytes) {
   }
 }
 
-void Transfer::copy_to(void* destination, size_t bytes) {
-  auto* to = static_cast<char*>(destination);
-  while (bytes > 0) {
-    const size_t step = std::min(bytes, current_.iov_len);
-    std::memcpy(to, current_.iov_base, step);
+template <class Copy>
+void Transfer::for_each_piece(size_t bytes, Copy&& copy) {
+  for (size_t done = 0; done < bytes;) {
+    const size_t step = std::min(bytes - done, current_.iov_len);
+    copy(static_cast<char*>(current_.iov_base), done, step);
     advance(step);
-    to += step;
-    bytes -= step;
+    done += step;
   }
 }
 
+void Transfer::copy_to(void* destination, size_t bytes) {
+  for_each_piece(bytes, [&](const char* piece, size_t done, size_t step) {
+    std::memcpy(static_cast<char*>(destination) + done, piece, step);
+  });
+}
+
 void Transfer::copy_from(const void* source, size_t bytes) {
-  const auto* from = static_cast<const char*>(source);
-  while (bytes > 0) {
-    const size_t step = std::min(bytes, current_.iov_len);
-    std::memcpy(current_.iov_base, from, step);
-    advance(step);
-    from += step;
-    bytes -= step;
-  }
+  for_each_piece(bytes, [&](char* piece, size_t done, size_t step) {
+    std::memcpy(piece, static_cast<const char*>(source) + done, step);
+  });
 }
 
 }  // namespace muster

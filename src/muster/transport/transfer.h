@@ -9,7 +9,7 @@
 
 namespace muster {
 
-/// A pending send or receive: which of the caller's bytes are still to be moved, and whom to tell.
+/// A pending send or receive: the caller's bytes that have not moved yet, and the completion.
 class Transfer {
  public:
   template <class AnySegment>
@@ -29,7 +29,7 @@ class Transfer {
   size_t remaining() const { return remaining_; }
   Completion take_completion() { return std::move(completion_); }
 
-  /// Describes the next bytes, at most `max_bytes` and as many pieces as fit; returns the number of pieces.
+  /// Writes the next pieces to `out`, at most `max_bytes` bytes. Returns the number of pieces.
   size_t describe(std::span<iovec> out, size_t max_bytes) const;
   void advance(size_t bytes);
   /// Copies the next `bytes` out of (a send) or into (a receive) the caller's segments.
@@ -37,6 +37,9 @@ class Transfer {
   void copy_from(const void* source, size_t bytes);
 
  private:
+  template <class Copy>
+  void for_each_piece(size_t bytes, Copy&& copy);
+
   iovec current_{};
   std::vector<iovec> rest_;  // empty for the usual single segment
   size_t next_ = 0;

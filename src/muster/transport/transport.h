@@ -2,11 +2,11 @@
 
 namespace muster {
 
-/// What the links between processes go over.
+/// The transports of links between processes.
 enum class Transport { kShm, kUnix, kTcp };
 inline constexpr Transport kTransports[] = {Transport::kShm, Transport::kUnix, Transport::kTcp};
 
-/// As links of it say of their kind(), and MUSTER_TRANSPORT has it: "shm", "unix", "tcp".
+/// "shm", "unix", "tcp": as in Link::kind() and MUSTER_TRANSPORT.
 constexpr const char* name(Transport transport) {
   return transport == Transport::kShm ? "shm" : transport == Transport::kUnix ? "unix" : "tcp";
 }

@@ -16,12 +16,12 @@ namespace {
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kRegionBytes = 2 * kControlBytes + 2 * kRingBytes;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-/// Bytes that change hands at once, so that one side copies in while the other copies out.
+/// Bytes that one call moves at most, so that one end copies in while the other copies out.
 constexpr size_t kSlice = size_t{128} << 10;
 
 static_assert(sizeof(RingControl) <= kControlBytes);
 
-/// The piece that begins at `position` and ends at the ring's end at the latest.
+/// Bytes from `position` to the end of the ring's memory.
 size_t until_end(uint64_t position) { return kRingBytes - position % kRingBytes; }
 
 }  // namespace
@@ -41,7 +41,7 @@ Result<RingRegion> RingRegion::open(const Fd& fd) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0 ||
       status.st_size != static_cast<off_t>(kRegionBytes)) {
-    return fail(ErrorCode::kProtocol, "what the peer sent is not the shared memory of a link");
+    return fail(ErrorCode::kProtocol, "the descriptor that the peer sent is not the shared memory of a link");
   }
   return map(fd);
 }
@@ -64,9 +64,6 @@ uint8_t* RingRegion::data(int direction) const {
   return static_cast<uint8_t*>(base_) + 2 * kControlBytes + direction * kRingBytes;
 }
 
-// Positions and parked flags are sequentially consistent: each side writes its own and then reads the other's, and both
-// must not miss each other (Dekker).
-
 Result<size_t> RingWriter::write(Transfer& transfer) {
   const uint64_t used = tail_ - control_->head.load();
   if (used > kRingBytes) return fail(ErrorCode::kProtocol, "the reader of a shared ring is ahead of its writer");
@@ -81,11 +78,6 @@ Result<size_t> RingWriter::write(Transfer& transfer) {
   return bytes;
 }
 
-void RingWriter::park(bool parked) {
-  if (parked != parked_) control_->writer_parked.store(parked ? 1 : 0);
-  parked_ = parked;
-}
-
 Result<size_t> RingReader::read(Transfer& transfer) {
   const uint64_t ready = control_->tail.load() - head_;
   if (ready > kRingBytes) return fail(ErrorCode::kProtocol, "the writer of a shared ring overran its reader");
@@ -97,11 +89,6 @@ Result<size_t> RingReader::read(Transfer& transfer) {
   head_ += bytes;
   control_->head.store(head_);
   return bytes;
-}
-
-void RingReader::park(bool parked) {
-  if (parked != parked_) control_->reader_parked.store(parked ? 1 : 0);
-  parked_ = parked;
 }
 
 }  // namespace muster

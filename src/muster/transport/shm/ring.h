@@ -7,11 +7,24 @@
 
 namespace muster {
 
-/// The shared part of a ring of bytes with one writer and one reader, in two processes. Positions count bytes since the
-/// beginning and never wrap. The writer owns tail and its flag's meaning, the reader head: each on its own cache line.
+// A ring of bytes with one writer and one reader, in two processes. Positions count bytes since the beginning and never
+// wrap; position p lies at index p % kRingBytes.
+//
+// Invariants: head <= tail <= head + kRingBytes. Only the writer stores `tail`, only the reader stores `head`. The
+// bytes [head, tail) belong to the reader, all others to the writer. Each end keeps its own position in its process,
+// and checks the other end's position against it: the other process may be broken.
+//
+// Memory order. All loads and stores of positions and parked flags are sequentially consistent:
+// - tail: the writer stores it after it has copied bytes in. The reader loads it before it copies them out. Release and
+//   acquire would suffice for that; head is the same the other way round.
+// - reader_parked: the reader stores 1 and then loads `tail` once more. The writer stores `tail` and then loads
+//   reader_parked. Each stores one word and then loads the other one, so both must be in one total order (Dekker):
+//   either the reader finds the new bytes, or the writer finds the flag and sends a doorbell. writer_parked with `head`
+//   is the same the other way round. The other end clears a flag by exchange, so there is one doorbell for each park.
+// - writer_core: relaxed, a hint. The writer stores it before `tail`.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> tail;
-  std::atomic<uint32_t> writer_core;  ///< on which it wrote last; beside tail, for both are read together
+  std::atomic<uint32_t> writer_core;  ///< on which it wrote last; beside tail, because the reader loads both
   alignas(64) std::atomic<uint64_t> head;
   alignas(64) std::atomic<uint32_t> reader_parked;
   alignas(64) std::atomic<uint32_t> writer_parked;
@@ -20,12 +33,13 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 
 inline constexpr size_t kRingBytes = size_t{1} << 20;
 
-/// Memory that two processes share, with a ring for each direction. It has no name anywhere.
+/// Memory that two processes share, with a ring for each direction. It has no name.
 class RingRegion {
  public:
-  /// Makes one; `fd` is what the other process maps.
+  /// Creates a region. The other process maps `fd`.
   static Result<RingRegion> create(Fd& fd);
-  /// Maps another process's. kProtocol unless its size is right and sealed: one that shrank would kill this process.
+  /// Maps a region of another process. kProtocol unless its size is right and sealed: access beyond the end of memory
+  /// that shrank would be a SIGBUS.
   static Result<RingRegion> open(const Fd& fd);
   RingRegion(RingRegion&& other) noexcept : base_(std::exchange(other.base_, nullptr)) {}
   RingRegion& operator=(RingRegion&&) = delete;
@@ -40,46 +54,57 @@ class RingRegion {
   void* base_;
 };
 
-/// One process's end of a ring. What it did itself it knows itself; what the other end says is checked against that.
-class RingWriter {
+/// What the two ends of a ring have in common. An end that sleeps asks the other one to wake it.
+class RingEnd {
  public:
-  RingWriter(const RingRegion& region, int direction)
-      : control_(&region.control(direction)), data_(region.data(direction)) {}
-  /// Takes what fits now; the number of bytes, or kProtocol when the reader claims more than was written.
-  Result<size_t> write(Transfer& operation);
-  /// Whether the reader sleeps and has to be told; asks only once.
-  bool claim_wake() { return claim(control_->reader_parked); }
-  /// Asks the reader to tell when there is room.
-  void park(bool parked);
+  /// True if the other end sleeps and must be woken. True once for each time that it parks.
+  bool claim_wake() { return other_parked_->load() != 0 && other_parked_->exchange(0) != 0; }
+  /// Asks the other end for a wake-up, or no longer.
+  void park(bool parked) {
+    if (parked != parked_) own_parked_->store(parked ? 1 : 0);
+    parked_ = parked;
+  }
   bool parked() const { return parked_; }
 
- private:
-  friend class RingReader;
-  static bool claim(std::atomic<uint32_t>& flag) { return flag.load() != 0 && flag.exchange(0) != 0; }
-
+ protected:
+  RingEnd(RingControl& control, std::atomic<uint32_t>& own_parked, std::atomic<uint32_t>& other_parked)
+      : control_(&control), own_parked_(&own_parked), other_parked_(&other_parked) {}
   RingControl* control_;
-  uint8_t* data_;
-  uint64_t tail_ = 0;
+
+ private:
+  std::atomic<uint32_t>* own_parked_;
+  std::atomic<uint32_t>* other_parked_;
   bool parked_ = false;
 };
 
-class RingReader {
+class RingWriter : public RingEnd {
+ public:
+  RingWriter(const RingRegion& region, int direction)
+      : RingEnd(region.control(direction), region.control(direction).writer_parked,
+                region.control(direction).reader_parked),
+        data_(region.data(direction)) {}
+  /// Takes what fits now. Returns the number of bytes, or kProtocol if the reader claims more than was written.
+  Result<size_t> write(Transfer& operation);
+
+ private:
+  uint8_t* data_;
+  uint64_t tail_ = 0;
+};
+
+class RingReader : public RingEnd {
  public:
   RingReader(const RingRegion& region, int direction)
-      : control_(&region.control(direction)), data_(region.data(direction)) {}
-  /// Gives what is there; kProtocol when the writer claims more than fits.
+      : RingEnd(region.control(direction), region.control(direction).reader_parked,
+                region.control(direction).writer_parked),
+        data_(region.data(direction)) {}
+  /// Delivers what is there. Returns the number of bytes, or kProtocol if the writer claims more than fits.
   Result<size_t> read(Transfer& operation);
   bool has_bytes() const { return control_->tail.load() != head_; }
   uint32_t writer_core() const { return control_->writer_core.load(std::memory_order_relaxed); }
-  bool claim_wake() { return RingWriter::claim(control_->writer_parked); }
-  void park(bool parked);
-  bool parked() const { return parked_; }
 
  private:
-  RingControl* control_;
   const uint8_t* data_;
   uint64_t head_ = 0;
-  bool parked_ = false;
 };
 
 }  // namespace muster

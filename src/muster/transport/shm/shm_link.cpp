@@ -1,10 +1,10 @@
-// A link through shared memory. The Unix socket speaks the wire of socket_link.cpp, without data:
+// A link through shared memory. The Unix socket carries the frames of socket_link.cpp, without data:
 //
 //   connector: handshake, open, then one byte with the memfd of two rings (SCM_RIGHTS); ring 0 carries its bytes
 //   acceptor:  handshake, open; ring 1 carries its bytes
-//   both:      doorbells for an end that sleeps, pings, pongs and notes, and close or goodbye at the end
+//   both:      doorbells for an end that sleeps, pings, pongs, control messages, and close or shutdown at the end
 //
-// What was written to a ring before the socket says that the link ends can still be read.
+// Bytes that were written to a ring before the socket ended the link can still be read.
 #include "muster/transport/shm/shm_link.h"
 
 #include <sys/epoll.h>
@@ -34,7 +34,7 @@ class ShmLink final : public LinkBase {
         frames_(kMaxControlFrame) {
     frames_.feed(negotiated.connection.leftover);
   }
-  ~ShmLink() override { destroy_pending(); }
+  ~ShmLink() override { destroy_link(); }
   const char* kind() const override { return name(Transport::kShm); }
 
   Result<> start() {
@@ -75,10 +75,10 @@ class ShmLink final : public LinkBase {
   Loop& loop_;
   std::unique_ptr<Stream> stream_;
   FrameParser frames_;
-  std::optional<Rings> rings_;  // the acceptor's come a moment after the link
+  std::optional<Rings> rings_;  // at the acceptor they arrive a moment after the link
   Loop::PollerId poller_ = 0;   // 0: none
   TimePoint spin_until_;
-  bool moved_ = false;  // bytes, since the last look
+  bool moved_ = false;  // bytes, since the last poll
   CpuMigrator core_;
 };
 
@@ -110,8 +110,8 @@ void ShmLink::pump_receives() {
   update_polling();
 }
 
-/// So few bytes fit a Unix socket whole or not at all. When they do not, so much is unread that the peer cannot miss
-/// that it is wanted.
+/// A Unix socket takes so few bytes completely or not at all. If it does not take them, it holds so many unread frames
+/// that the peer wakes up anyway.
 void ShmLink::signal(LinkFrame kind, ByteView payload) {
   std::array<uint8_t, kFrameHeaderBytes + kMaxControlMessage> frame;
   const auto header = encode(FrameHeader{static_cast<uint32_t>(payload.size()), static_cast<uint8_t>(kind), 0});
@@ -122,7 +122,7 @@ void ShmLink::signal(LinkFrame kind, ByteView payload) {
 
 // ---- waiting
 
-/// Sees to it that what is pending is looked after: by spinning first, then asleep until the peer rings.
+/// Starts to poll the rings if an operation is pending. After kLinkSpin without bytes, poll() parks.
 void ShmLink::update_polling() {
   if (!waits_for_send() && !waits_for_receive()) return stop_polling();
   const bool asleep = (!waits_for_send() || rings_->out.parked()) && (!waits_for_receive() || rings_->in.parked());
@@ -131,7 +131,7 @@ void ShmLink::update_polling() {
   poller_ = loop_.add_poller([this] { return poll(); });
 }
 
-/// True if bytes moved. The link may be gone afterwards.
+/// True if bytes moved. A callback may destroy the link.
 bool ShmLink::poll() {
   moved_ = false;
   pump_receives();
@@ -152,10 +152,10 @@ void ShmLink::park() {
   loop_.remove_poller(poller_);
   poller_ = 0;
   moved_ = false;
-  // The writer may be silent because this end has its core.
+  // The writer may be unable to run because this thread uses its core.
   const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
   if (receiving() && taken[0] == CpuMigrator::current()) core_.migrate_away(taken);
-  pump_receives();  // what came before the flag was seen
+  pump_receives();  // bytes that arrived before the writer saw the flag
   if (is_open()) pump_sends();
 }
 
@@ -245,7 +245,7 @@ void ShmLink::release() {
   rings_.reset();
 }
 
-/// The kernel vouches for a Unix socket's peer, and memory cannot be encrypted on its way: no TLS here.
+/// No TLS: the kernel identifies the peer of a Unix socket, and the bytes in shared memory are not encrypted anyway.
 LinkIdentity without_tls(LinkIdentity self) {
   self.credentials.tls = nullptr;
   return self;
@@ -254,7 +254,7 @@ LinkIdentity without_tls(LinkIdentity self) {
 Result<> check_unix(const Address& address) {
   if (address.is_unix()) return {};
   return fail(ErrorCode::kInvalidArgument,
-              "links through shared memory need a Unix socket, and " + address.to_string() + " is none");
+              "links through shared memory need a Unix socket, not " + address.to_string());
 }
 
 Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, NegotiatedLink negotiated, bool connector) {

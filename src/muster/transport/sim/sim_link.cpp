@@ -9,39 +9,39 @@ Peer simulated_peer(Rank rank) { return Peer{rank, "sim", 1000 + rank, 0, "sim:"
 
 }  // namespace
 
-SimLink::SimLink(Network& network, uint32_t number, Rank self, Rank peer)
-    : LinkBase(simulated_peer(peer)), network_(&network), number_(number), self_(self) {}
+SimLink::SimLink(World& world, uint32_t number, Rank self, Rank peer)
+    : LinkBase(simulated_peer(peer)), world_(&world), number_(number), self_(self) {}
 
 SimLink::~SimLink() {
-  destroy_pending();
+  destroy_link();
   if (other_ != nullptr) other_->other_ = nullptr;
-  if (network_ != nullptr) network_->forget(number_);
+  if (world_ != nullptr) world_->links_[number_] = nullptr;
 }
 
 void SimLink::pump_sends() {
-  if (network_ == nullptr || crashed_) return;
+  if (world_ == nullptr || crashed_) return;
   while (sending()) {
     Transfer& transfer = next_send();
     const size_t room = other_ == nullptr ? kMaxPacket : kWindow - other_->unreceived_;
     size_t bytes = std::min({transfer.remaining(), room, kMaxPacket});
     if (bytes == 0) return;
-    if (bytes > 1 && network_->random().chance(network_->faults().short_read)) {
-      bytes = network_->random().between(1, bytes - 1);
+    if (bytes > 1 && world_->random_.chance(world_->faults_.short_read)) {
+      bytes = world_->random_.between(1, bytes - 1);
     }
     Packet packet{Bytes(bytes), 0, nullptr};
     transfer.copy_to(packet.bytes.data(), bytes);
-    network_->count_sent(self_, bytes);
+    world_->bytes_sent_[self_] += bytes;
     dispatch(std::move(packet));
     complete_sends();
   }
 }
 
 void SimLink::dispatch(Packet packet) {
-  if (network_ == nullptr || other_ == nullptr) return;
-  const double seconds = static_cast<double>(packet.bytes.size()) / network_->faults().bytes_per_second;
-  line_free_ = std::max(network_->now(), line_free_) + Duration(static_cast<int64_t>(seconds * 1e9));
-  last_arrival_ = std::max(last_arrival_, line_free_ + network_->packet_delay());
-  network_->schedule(last_arrival_, Network::Kind::kArrive, other_->number_);
+  if (world_ == nullptr || other_ == nullptr) return;
+  const double seconds = static_cast<double>(packet.bytes.size()) / world_->faults_.bytes_per_second;
+  line_free_ = std::max(world_->now(), line_free_) + Duration(static_cast<int64_t>(seconds * 1e9));
+  last_arrival_ = std::max(last_arrival_, line_free_ + world_->packet_delay());
+  world_->schedule(last_arrival_, World::Kind::kArrive, other_->number_);
   other_->unreceived_ += packet.bytes.size();
   other_->incoming_.push(std::move(packet));
 }
@@ -61,33 +61,33 @@ void SimLink::pump_receives() {
       --arrived_;
     }
   }
-  if (!freed || window_update_pending_ || network_ == nullptr || other_ == nullptr || !other_->sending()) return;
+  if (!freed || window_update_pending_ || world_ == nullptr || other_ == nullptr || !other_->sending()) return;
   window_update_pending_ = true;
-  network_->schedule(network_->now() + network_->random_delay(), Network::Kind::kWindowUpdate, other_->number_);
+  world_->schedule(world_->now() + world_->random_delay(), World::Kind::kWindowUpdate, other_->number_);
 }
 
-void SimLink::on_event(Network::Kind kind) {
-  if (kind == Network::Kind::kArrive) return on_arrival();
-  if (kind == Network::Kind::kWindowUpdate) return on_window_update();
+void SimLink::on_event(World::Kind kind) {
+  if (kind == World::Kind::kArrive) return on_arrival();
+  if (kind == World::Kind::kWindowUpdate) return on_window_update();
   if (crashed_ || !is_open()) return;
-  if (kind == Network::Kind::kControl) {
+  if (kind == World::Kind::kControl) {
     deliver_control(controls_.pop());
   } else {
-    if (kind == Network::Kind::kPing) signal(Network::Kind::kPong);
+    if (kind == World::Kind::kPing) signal(World::Kind::kPong);
     on_pong();
   }
   run_completions();
 }
 
 void SimLink::write_control(ByteView message) {
-  if (network_ == nullptr || other_ == nullptr) return;
+  if (world_ == nullptr || other_ == nullptr) return;
   other_->controls_.push(Bytes(message.begin(), message.end()));
-  signal(Network::Kind::kControl);
+  signal(World::Kind::kControl);
 }
 
-void SimLink::signal(Network::Kind kind) {
-  if (network_ == nullptr || other_ == nullptr) return;
-  network_->schedule(network_->now() + network_->random_delay(), kind, other_->number_);
+void SimLink::signal(World::Kind kind) {
+  if (world_ == nullptr || other_ == nullptr) return;
+  world_->schedule(world_->now() + world_->random_delay(), kind, other_->number_);
 }
 
 void SimLink::on_arrival() {

@@ -2,12 +2,19 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <queue>
+#include <unordered_map>
+#include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/base/random.h"
 #include "muster/transport/link.h"
 
 namespace muster::sim {
+
+class SimLink;
 
 /// What the simulated network does. Times are virtual.
 struct Faults {
@@ -20,41 +27,88 @@ struct Faults {
   Duration loss_detected_after = std::chrono::milliseconds(200);  ///< a crash or a lasting partition becomes kPeerLost
 };
 
-/// Thousands of peers in one process on a virtual clock, driven by a seed. Single-threaded; the same seed and the same
-/// calls give the same run. Links behave as Link says: ordered, reliable until the peer is lost. A drop therefore shows
-/// as it does above TCP: its bytes come late, and hold up those behind them.
+/// Simulates thousands of peers in one process, on a virtual clock. Single-threaded; the same seed and the same calls
+/// give the same run. Links behave as Link says: ordered, and reliable until the peer is lost. So a drop looks as it
+/// does above TCP: its bytes come late and delay those behind them.
 class World {
  public:
   World(uint64_t seed, Faults faults = {});
   ~World();
 
-  const Clock& clock() const;
+  const Clock& clock() const { return clock_; }
   /// The two ends of a new link between ranks a and b: first a's, then b's.
   std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>> connect(Rank a, Rank b);
 
-  /// The rank stops at once; its peers learn it after loss_detected_after. Its own completions never run again.
+  /// The rank stops at once. Its own completions never run again. Its peers notice after loss_detected_after.
   void crash(Rank rank);
-  /// The rank's events are held back until resume() (SIGSTOP).
-  void stop(Rank rank);
+  /// Holds the rank's events back until resume() (SIGSTOP).
+  void stop(Rank rank) { stopped_.try_emplace(rank); }
   void resume(Rank rank);
-  /// No bytes between the two sides until heal().
+  /// Carries no bytes between the two ranks until heal().
   void partition(Rank a, Rank b);
   void heal(Rank a, Rank b);
 
-  /// Calls back at a virtual time, for test drivers.
+  /// Calls back at a virtual time.
   void at(TimePoint when, std::function<void()> callback);
-  /// Runs the next event; false when there is none.
+  /// Runs the next event; false if there is none.
   bool step();
-  /// Steps until `done()`; kTimeout when the virtual deadline passes or nothing is left to happen.
+  /// Steps until `done()`. kTimeout if the virtual deadline passes or no event is left.
   Result<> run_until(const std::function<bool()>& done, const Deadline& deadline);
 
-  uint64_t events() const;               ///< so far
-  uint64_t bytes_sent(Rank from) const;  ///< payload bytes handed to the network, not counting what is sent again
-  uint64_t drops() const;                ///< parcels lost so far; one that is lost twice counts twice
+  uint64_t events() const { return events_run_; }  ///< so far
+  uint64_t bytes_sent(Rank from) const;            ///< payload bytes given to the network, without retransmissions
+  uint64_t drops() const { return drops_; }        ///< packets lost so far; one that is lost twice counts twice
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  friend class SimLink;
+  enum class Kind : uint8_t { kArrive, kWindowUpdate, kPing, kPong, kControl, kPeerCrashed, kPartitioned, kCallback };
+  struct VirtualClock final : Clock {
+    TimePoint now() const override { return time; }
+    TimePoint time;
+  };
+  struct Event {
+    TimePoint when;
+    uint64_t order;
+    uint64_t detail;  // kPartitioned: which partition
+    uint32_t link;
+    Kind kind;
+    bool operator<(const Event& other) const {  // a std heap has its largest on top: the earliest is "largest"
+      return when != other.when ? when > other.when : order > other.order;
+    }
+  };
+  using Pair = std::pair<Rank, Rank>;
+  struct Partition {
+    uint64_t number;
+    std::vector<Event> held;
+  };
+
+  TimePoint now() const { return clock_.now(); }
+  Duration random_delay();
+  /// How long a packet takes: a random delay, and one for each retransmission.
+  Duration packet_delay();
+  /// Events name links by number, so that an event of a link that is gone has no effect.
+  void schedule(TimePoint when, Kind kind, uint32_t link, uint64_t detail = 0);
+  void advance_to(TimePoint when) { clock_.time.ns = std::max(clock_.time.ns, when.ns); }
+  static Pair pair_of(Rank a, Rank b) { return a < b ? Pair{a, b} : Pair{b, a}; }
+  void run_callback(uint64_t order);
+  void dispatch(const Event& event, SimLink& link);
+  void schedule_partition(SimLink& link, uint64_t number);
+  template <class Visitor>
+  void for_each_link(Rank rank, Visitor visit);
+
+  VirtualClock clock_;
+  Random random_;
+  Faults faults_;
+  std::priority_queue<Event> events_;
+  std::unordered_map<uint64_t, std::function<void()>> callbacks_;  // by the order of their event
+  std::vector<SimLink*> links_;                                    // null: destroyed
+  std::unordered_map<Rank, std::vector<uint32_t>> links_of_;
+  std::map<Pair, Partition> partitions_;
+  std::unordered_map<Rank, std::vector<Event>> stopped_;  // with what is held back
+  std::unordered_map<Rank, uint64_t> bytes_sent_;
+  uint64_t next_order_ = 0;
+  uint64_t events_run_ = 0;
+  uint64_t drops_ = 0;
 };
 
 }  // namespace muster::sim

@@ -8,10 +8,9 @@
 
 namespace muster {
 
-/// Lets a stream end well after its link is gone: sends `final_bytes`, says that nothing follows, and discards what
-/// still comes until the peer has closed too. A socket that is closed with bytes unread resets the connection, and the
-/// reset would overtake the reason of the close. Takes kLingerTime at most, as far as the loop is driven; the loop
-/// owns it.
+/// Closes a stream in good order after its link is gone: sends `final_bytes`, shuts down the sending side, and discards
+/// incoming bytes until the peer has closed too. If a socket is closed with unread bytes, the kernel resets the
+/// connection, and the reset would overtake the reason of the close. Lasts kLingerTime at most. The loop owns it.
 inline constexpr Duration kLingerTime = std::chrono::seconds(2);
 void linger(Loop& loop, std::unique_ptr<Stream> stream, Bytes final_bytes);
 

@@ -1,16 +1,16 @@
-// The wire of a link over a socket: muster frames (io/frame.h), after the handshake whose hello is in hello.cpp.
+// The frames of a link over a socket (io/frame.h). They follow the handshake; its hello is in link_hello.cpp.
 //
 //   kind 1 open     := nothing          each end once, first: it agrees to be the link's end
-//   kind 2 data     := bytes[1..16 MiB] the next bytes of the stream; where they are cut means nothing
+//   kind 2 data     := bytes[1..16 MiB] the next bytes of the stream; frame boundaries have no meaning
 //   kind 3 close    := code:u8 rank:i32 phase:u8 message:string context:string
 //                     why the link ends: the rank to blame, and how far the sender had come with its group
-//   kind 4 goodbye  := nothing          the link ends without a reason
-//   kind 5 doorbell := nothing          only beside shared memory: look at the rings
+//   kind 4 shutdown := nothing          the link ends without a reason
+//   kind 5 doorbell := nothing          only beside shared memory: poll the rings
 //   kind 6 ping     := nothing          asks for a pong
 //   kind 7 pong     := nothing          answers a ping
-//   kind 8 note     := bytes[1..64]     beside the stream, for the peer's owner
+//   kind 8 control  := bytes[1..64]     a control message, beside the stream
 //
-// Nothing follows a close or a goodbye. An end that disagrees sends close instead of open. Anything else is kProtocol.
+// Nothing follows a close or a shutdown. An end that disagrees sends close instead of open. Other frames are kProtocol.
 #include "muster/transport/socket/socket_link.h"
 
 #include <sys/epoll.h>
@@ -31,8 +31,8 @@ constexpr uint32_t kSendFrameBytes = 1u << 20;
 constexpr uint32_t kMaxDataFrame = 16u << 20;
 constexpr size_t kReadAheadBytes = 4096;            // a header and a control frame, or a short message whole
 constexpr size_t kMaxPieces = 32;                   // per system call
-constexpr size_t kMaxReadAhead = size_t{32} << 10;  // how far pings are looked for behind what nobody receives yet
-constexpr int kMaxPongsDue = 64;                    // unanswered by a sane peer
+constexpr size_t kMaxReadAhead = size_t{32} << 10;  // how far pings are searched behind bytes without a receive
+constexpr int kMaxPongsDue = 64;                    // more unanswered pings are a protocol error
 constexpr size_t kMaxCloseSearch = size_t{64} << 20;
 
 static_assert(kReadAheadBytes >= kFrameHeaderBytes + kMaxControlFrame);
@@ -40,7 +40,7 @@ static_assert(kReadAheadBytes >= kFrameHeaderBytes + kMaxControlFrame);
 class SocketLink final : public LinkBase {
  public:
   SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind);
-  ~SocketLink() override { destroy_pending(); }
+  ~SocketLink() override { destroy_link(); }
   Result<> start();
   const char* kind() const override { return kind_; }
 
@@ -57,7 +57,7 @@ class SocketLink final : public LinkBase {
   void update_watch();
   void check_peer();
 
-  /// Something to write beside the payload: a ping, a pong, a note, or the rest of a header.
+  /// True if there is something to write beside the payload: a ping, a pong, a control message, or a rest of a header.
   bool signalling() const { return pings_due_ + pongs_due_ > 0 || !control_due_.empty() || header_left() > 0; }
   size_t header_left() const { return header_.size() - header_sent_; }
   void begin_frame();
@@ -86,17 +86,17 @@ class SocketLink final : public LinkBase {
   uint32_t events_ = 0;
   Loop::TimerId check_timer_ = 0;
 
-  Bytes header_;  // of the frame that is being sent; a note is there whole
+  Bytes header_;  // of the frame that is being sent; for a control message, the whole frame
   size_t header_sent_ = 0;
-  size_t frame_left_ = 0;  // payload of it that has not gone
+  size_t frame_left_ = 0;  // bytes of its payload that are not sent
   int pings_due_ = 0, pongs_due_ = 0;
   Bytes control_due_;
 
-  // What was read before it was known what it is. A payload that nobody has asked for stays in the kernel, but for what
-  // fits in here.
+  // Bytes that were read before their frame was known. A payload without a receive stays in the kernel, except for what
+  // fits here.
   Bytes read_ahead_;
   size_t read_ahead_begin_ = 0, read_ahead_end_ = 0;
-  size_t payload_left_ = 0;  // of the data frame that is being received, what is in read_ahead_ included
+  size_t payload_left_ = 0;  // of the data frame that is being received, with its bytes in read_ahead_
 };
 
 SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind)
@@ -111,7 +111,7 @@ SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind)
   watch_idle_tcp(stream_->fd());
 }
 
-/// Also looks at what is there already: TLS may have decrypted it, and then epoll says nothing.
+/// Also reads what has arrived: TLS may have decrypted it already, and then epoll reports nothing.
 Result<> SocketLink::start() {
   events_ = EPOLLIN | EPOLLRDHUP;
   MUSTER_TRY(loop_.watch(stream_->fd(), events_, [this](uint32_t events) { on_event(events); }));
@@ -128,9 +128,9 @@ void SocketLink::on_event(uint32_t events) {
   run_completions();
 }
 
-/// Asks only for what leads to progress, or a level-triggered loop would spin. A payload that nobody receives yet
-/// silences EPOLLIN; once the peer has closed, EPOLLHUP cannot be silenced but by not watching at all, and what there
-/// is to read will be found by the next receive.
+/// Watches only for events that lead to progress, or a level-triggered loop would spin. Without a receive for the next
+/// payload, EPOLLIN is off. EPOLLHUP cannot be switched off, so after the peer has closed the descriptor is not watched
+/// at all, and the next receive reads what is left.
 void SocketLink::update_watch() {
   const bool reading = receiving() || payload_left_ == 0 || may_scan_ahead();
   uint32_t events = peer_closed_ ? 0 : uint32_t{EPOLLRDHUP};
@@ -222,8 +222,8 @@ void SocketLink::write_control(ByteView message) {
   pump_sends();
 }
 
-/// True when the frame of this header, which `rest` follows, was a signal and is there whole. Pongs go out with the
-/// next turn of the loop.
+/// True if the frame of this header is a ping, a pong or a control message and is complete in `rest`. Pongs are sent in
+/// the next turn of the loop.
 bool SocketLink::take_signal(const FrameHeader& header, ByteView rest) {
   const auto kind = static_cast<LinkFrame>(header.kind);
   if (is_control(header)) {
@@ -241,7 +241,7 @@ bool SocketLink::take_signal(const FrameHeader& header, ByteView rest) {
   return true;
 }
 
-/// The peer has closed, and may have left the reason behind what it sent: the link is over, so that may be skipped.
+/// The peer has closed, and may have sent the reason after its data. The link is over, so the data may be skipped.
 void SocketLink::write_failed(const Error& error) {
   pump_receives();
   if (is_open()) end(find_close_reason(link_error(error, peer())));
@@ -291,7 +291,7 @@ void SocketLink::pump_receives() {
   if (is_open()) update_watch();
 }
 
-/// Makes something of the bytes in read_ahead_; false when it needs more, or a receive.
+/// Consumes bytes in read_ahead_. False if it needs more bytes, or a receive.
 bool SocketLink::use_read_ahead() {
   if (payload_left_ == 0) return read_header();
   if (!receiving() || read_ahead_size() == 0) return false;
@@ -303,7 +303,7 @@ bool SocketLink::use_read_ahead() {
   return true;
 }
 
-/// True when a data frame begins, or a signal was read. A farewell or an error ends the link.
+/// True if a data frame begins, or a signal was read. A close frame or an error ends the link.
 bool SocketLink::read_header() {
   if (read_ahead_size() < kFrameHeaderBytes) return false;
   const Result<FrameHeader> header = decode_frame_header(read_ahead().first(kFrameHeaderBytes), kMaxDataFrame);
@@ -337,8 +337,8 @@ iovec SocketLink::read_ahead_room() {
   return {read_ahead_.data() + read_ahead_end_, read_ahead_.size() - read_ahead_end_};
 }
 
-/// Reads the rest of a payload straight into the caller's segments, and then what follows it into read_ahead_. Returns
-/// the number of bytes; sets `more` to whether there may be more to read.
+/// Reads the rest of a payload directly into the caller's segments, and then the bytes after it into read_ahead_.
+/// Returns the number of bytes. Sets `more` if there may be more to read.
 Result<size_t> SocketLink::read_more(bool& more) {
   std::array<iovec, kMaxPieces> pieces;
   size_t count = 0;
@@ -364,18 +364,18 @@ Result<size_t> SocketLink::read_more(bool& more) {
   return got;
 }
 
-/// Takes the signals that came behind a payload which nobody receives yet: a peer that waits for something else must
-/// still show that it is alive. The bytes stay as they are.
+/// Handles signals that arrived after a payload without a receive: this process may wait for something else, and must
+/// still answer pings. The other bytes stay.
 void SocketLink::scan_ahead(bool& more) {
   if (read_ahead_size() == read_ahead_.size()) read_ahead_.resize(std::min(kMaxReadAhead, 2 * read_ahead_.size()));
   const iovec room = read_ahead_room();
   const Result<size_t> got = stream_->read({&room, 1});
-  if (!got) peer_closed_ = true;  // what it sent before can still be received; the next read says this again
+  if (!got) peer_closed_ = true;  // bytes before it can still be received; the next read fails again
   more = got && *got == room.iov_len;
   read_ahead_end_ += got.value_or(0);
   for (size_t at = payload_left_; at + kFrameHeaderBytes <= read_ahead_size();) {
     const Result<FrameHeader> header = decode_frame_header(read_ahead().subspan(at, kFrameHeaderBytes), kMaxDataFrame);
-    if (!header) return;  // to be reported in its turn
+    if (!header) return;  // reported when the stream reaches it
     const size_t bytes = kFrameHeaderBytes + header->length;
     if (take_signal(*header, read_ahead().subspan(at + kFrameHeaderBytes))) {
       const auto signal = read_ahead_.begin() + static_cast<ptrdiff_t>(read_ahead_begin_ + at);
@@ -390,7 +390,7 @@ void SocketLink::scan_ahead(bool& more) {
 
 // ---- the end
 
-/// What is left of a frame that has begun must go first, or the farewell could not be told from the payload.
+/// The rest of a frame that has begun must be sent first, or the peer would read the close frame as payload.
 void SocketLink::shutdown(const Error* why) {
   Bytes words(header_.begin() + static_cast<ptrdiff_t>(header_sent_), header_.end());
   words.resize(header_left() + frame_left_);

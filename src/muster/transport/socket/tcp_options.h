@@ -5,15 +5,15 @@
 
 namespace muster {
 
-/// How long a TCP peer may be silent where it should answer.
+/// The longest time without an acknowledgment from a TCP peer that should send one.
 inline constexpr Duration kTcpSilence = std::chrono::seconds(30);
-/// How often to ask check_tcp_peer() while bytes are to be sent.
+/// The interval of check_tcp_peer() while bytes wait to be sent.
 inline constexpr Duration kTcpCheckInterval = std::chrono::seconds(5);
 
-/// Lets the kernel notice a dead host on an idle connection, by keepalive. Does nothing for other sockets.
+/// Enables keepalive, so that the kernel notices a dead host on an idle connection. Does nothing for other sockets.
 void watch_idle_tcp(int socket);
-/// kTimeout when bytes wait for an acknowledgement and the peer's kernel has not answered for kTcpSilence.
-/// TCP_USER_TIMEOUT is not used: it also ends a connection whose peer is alive and only slow to read.
+/// kTimeout if bytes wait for an acknowledgment and the peer's kernel has not answered for kTcpSilence.
+/// TCP_USER_TIMEOUT is not used, because it also ends a connection to a live peer that reads slowly.
 Result<> check_tcp_peer(int socket);
 
 }  // namespace muster
