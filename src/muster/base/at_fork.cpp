@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-/// All that live, and the lock over them, which is held over a fork too.
+/// All AtFork objects. A fork holds this lock too.
 struct Registry {
   std::mutex mutex;
   std::vector<const AtFork::Callbacks*> all;
@@ -31,7 +31,7 @@ Registry& registry() {
           for (const auto* each : registry().all) each->in_child();
           registry().mutex.unlock();
         });
-    MUSTER_CHECK(failed == 0, "no memory to be told of forks");
+    MUSTER_CHECK(failed == 0, "pthread_atfork failed: no memory");
     return made;
   }();
   return *instance;

@@ -5,11 +5,11 @@
 
 namespace muster {
 
-/// Calls back around every fork() of this process, on the thread that forks, for as long as it lives. A forked child
-/// has none of the other threads: a lock that one of them held would stay taken there, and what it guards half changed.
-/// So `before` takes the lock, and the others give it back. Thread-safe.
+/// Calls back before and after every fork() of this process, in the thread that forks. A forked child does not have the
+/// other threads: a lock that one of them held would stay locked, and its data would be inconsistent. So `before` takes
+/// the lock, and the other callbacks release it. Thread-safe.
 ///
-/// A fork takes all such locks at once. So a thread that holds one may take no other, and must not fork.
+/// A fork takes all such locks together. So a thread that holds one must not take another one, and must not fork.
 class AtFork {
  public:
   struct Callbacks {
@@ -24,7 +24,7 @@ class AtFork {
   const Callbacks callbacks_;
 };
 
-/// A child finds the mutex free.
+/// Holds the mutex over each fork, so that a child finds it free and its data consistent.
 inline AtFork hold_over_fork(std::mutex& mutex) {
   return AtFork(AtFork::Callbacks{.before = [&mutex] { mutex.lock(); },
                                   .in_parent = [&mutex] { mutex.unlock(); },

@@ -16,9 +16,7 @@ using Bytes = std::vector<uint8_t>;
 using ByteView = std::span<const uint8_t>;
 using MutableByteView = std::span<uint8_t>;
 
-inline ByteView as_bytes(std::string_view text) {
-  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
-}
+inline ByteView as_bytes(std::string_view text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 inline Bytes to_bytes(std::string_view text) { return {text.begin(), text.end()}; }
 inline std::string to_string(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 std::string to_hex(ByteView bytes);
@@ -33,8 +31,7 @@ Result<uint64_t> parse_bytes(std::string_view text);
 class Writer {
  public:
   template <class T>
-    requires std::is_integral_v<T> || std::is_enum_v<T>
-  Writer& put(T value) {
+  requires std::is_integral_v<T> || std::is_enum_v<T> Writer& put(T value) {
     const size_t at = out_.size();
     out_.resize(at + sizeof(T));
     std::memcpy(out_.data() + at, &value, sizeof(T));  // every supported machine is little-endian
@@ -51,15 +48,14 @@ class Writer {
   Bytes out_;
 };
 
-/// Reads what Writer wrote, from bytes that nobody vouches for: every read is bounded and can fail.
-/// Views that it returns point into the bytes it was given.
+/// Reads what Writer wrote, from untrusted bytes: every read is bounded and can fail. The views that it returns point
+/// into these bytes.
 class Reader {
  public:
   explicit Reader(ByteView bytes) : rest_(bytes) {}
 
   template <class T>
-    requires std::is_integral_v<T> || std::is_enum_v<T>
-  Result<T> get() {
+  requires std::is_integral_v<T> || std::is_enum_v<T> Result<T> get() {
     if (rest_.size() < sizeof(T)) return truncated(sizeof(T));
     T value;
     std::memcpy(&value, rest_.data(), sizeof(T));

@@ -18,7 +18,7 @@ struct TimePoint {
   friend Duration operator-(TimePoint a, TimePoint b) { return Duration(a.ns - b.ns); }
 };
 
-/// Where time comes from: the machine's monotonic clock, or the simulator's. Thread-safe.
+/// A source of time: the machine's monotonic clock, or the simulator's. Thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -33,14 +33,14 @@ class Deadline {
  public:
   /// `timeout` from now. Saturates: a huge timeout is years, never the past.
   static Deadline after(Duration timeout, const Clock& clock = steady_clock());
-  /// `timeout` from when it is first asked about: costs nothing where no wait comes to that. One thread; copies made
-  /// before then are deadlines of their own.
+  /// `timeout` from the first call of when(), left() or passed(). So a call that does not wait reads no clock. For one
+  /// thread; a copy that is made before then starts on its own.
   static Deadline once_waiting(Duration timeout, const Clock& clock = steady_clock()) {
     Deadline deadline({}, clock);
     deadline.not_yet_ = timeout;
     return deadline;
   }
-  /// For a wait that something else ends.
+  /// For a wait that another event ends.
   static Deadline never() { return after(Duration::max()); }
   static Deadline at(TimePoint when, const Clock& clock = steady_clock()) { return Deadline(when, clock); }
 
@@ -54,7 +54,7 @@ class Deadline {
     return when_;
   }
   const Clock& clock() const { return *clock_; }
-  /// The sooner of the two.
+  /// The earlier of the two.
   Deadline or_sooner(TimePoint other) const { return Deadline(other < when() ? other : when_, *clock_); }
 
  private:
@@ -62,7 +62,7 @@ class Deadline {
   void start() const;
 
   mutable TimePoint when_;
-  mutable Duration not_yet_{};  ///< the timeout until it is first asked about; then zero
+  mutable Duration not_yet_{};  ///< the timeout, until when() is first called; then zero
   const Clock* clock_;
 };
 

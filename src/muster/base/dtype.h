@@ -60,11 +60,11 @@ inline constexpr int kReduceOpCount = 9;
 
 const char* name(ReduceOp op);
 
-/// Whether elements of `dtype` can be combined by `op`: floating types have no bit operations, complex types no order,
-/// only these two can be multiplied by a fraction first; float8, float4 and bits move but are never reduced. The error
-/// names both.
+/// An error that names both if elements of `dtype` cannot be combined by `op`. Floating-point types have no bit
+/// operations, complex types no order; only these two support kPremulSum. float8, float4 and bits move, but are never
+/// reduced.
 Result<> check_reducible(Dtype dtype, ReduceOp op);
-/// The same without a reason.
+/// The same as a bool.
 bool reducible(Dtype dtype, ReduceOp op);
 
 }  // namespace muster

@@ -1,44 +1,18 @@
 #include "muster/base/error.h"
 
 #include <cerrno>
+#include <iterator>
 #include <system_error>
 
 namespace muster {
 
 const char* name(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInternal:
-      return "internal error";
-    case ErrorCode::kInvalidArgument:
-      return "invalid argument";
-    case ErrorCode::kTimeout:
-      return "timeout";
-    case ErrorCode::kPeerLost:
-      return "peer lost";
-    case ErrorCode::kAborted:
-      return "aborted";
-    case ErrorCode::kMismatch:
-      return "mismatch";
-    case ErrorCode::kAuthentication:
-      return "authentication failed";
-    case ErrorCode::kProtocol:
-      return "protocol error";
-    case ErrorCode::kNotFound:
-      return "not found";
-    case ErrorCode::kAlreadyExists:
-      return "already exists";
-    case ErrorCode::kUnavailable:
-      return "unavailable";
-    case ErrorCode::kUnsupported:
-      return "unsupported";
-    case ErrorCode::kResourceExhausted:
-      return "resource exhausted";
-    case ErrorCode::kIo:
-      return "I/O error";
-    case ErrorCode::kLeft:
-      return "peer left";
-  }
-  return "unknown error";
+  static constexpr const char* kNames[] = {
+      "internal error",        "invalid argument", "timeout",   "peer lost",      "aborted",     "mismatch",
+      "authentication failed", "protocol error",   "not found", "already exists", "unavailable", "unsupported",
+      "resource exhausted",    "I/O error",        "peer left"};
+  static_assert(std::size(kNames) == static_cast<size_t>(kLastErrorCode) + 1);
+  return code <= kLastErrorCode ? kNames[static_cast<size_t>(code)] : "unknown error";
 }
 
 std::string Error::to_string() const {

@@ -10,7 +10,7 @@ namespace muster {
 using Rank = int;
 inline constexpr Rank kNoRank = -1;
 
-/// What kind of failure. Sent on the wire: append only, never renumber.
+/// The kind of a failure. Sent on the wire: append only, never renumber.
 enum class ErrorCode : uint8_t {
   kInternal = 0,
   kInvalidArgument = 1,
@@ -35,12 +35,12 @@ const char* name(ErrorCode code);
 /// How far the rank that reports an error had come with its group. Sent on the wire: append only, never renumber.
 enum class GroupPhase : uint8_t { kForming = 0, kRunning = 1, kLeft = 2 };
 
-/// An expected failure. `message` is one sentence: what happened, to which component, and what to try.
+/// An expected failure. `message` is one sentence: what happened, at which rank, and what to try.
 /// `context` says during what ("all_reduce #41 (float32[1048576], group \"default\")"); outer layers add it.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
-  Rank rank = kNoRank;  ///< the rank that caused it, where one is known
+  Rank rank = kNoRank;  ///< the rank that caused it, if known
   std::string context;
   int system_error = 0;                     ///< the errno that it comes from, 0 for none; not sent on the wire
   GroupPhase phase = GroupPhase::kForming;  ///< of the rank that reports it

@@ -4,7 +4,7 @@
 
 namespace muster {
 
-/// What the host calls itself, "unknown" where it does not say. For people to read: containers repeat names.
+/// The host's name, or "unknown". For messages only, because containers repeat names.
 std::string host_name();
 
 }  // namespace muster

@@ -10,15 +10,10 @@ namespace muster {
 namespace {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kTrace: return spdlog::level::trace;
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: return spdlog::level::off;
-  }
-  return spdlog::level::off;
+  namespace level_of = spdlog::level;
+  static constexpr level_of::level_enum kLevels[] = {level_of::trace, level_of::debug, level_of::info,
+                                                     level_of::warn,  level_of::err,   level_of::off};
+  return kLevels[static_cast<size_t>(level)];
 }
 
 // Never destroyed: threads that outlive main's statics may still log.

@@ -9,7 +9,7 @@ enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 /// Writes one line to stderr through spdlog. The level comes from MUSTER_LOG (trace, debug, info, warning, error, off;
 /// warning when unset) the first time. Thread-safe.
 void log(LogLevel level, std::string_view message);
-/// Whether a line of this level would be written: asked before a message that is costly to build.
+/// True if a line of this level would be written. For messages that are expensive to build.
 bool log_enabled(LogLevel level);
 
 }  // namespace muster

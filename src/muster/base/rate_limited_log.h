@@ -10,7 +10,8 @@
 
 namespace muster {
 
-/// Writes at most one warning per second and says how many it left out: for what strangers cause. Not thread-safe.
+/// Writes at most one warning per second and counts the others. For warnings that unauthenticated peers can cause. Not
+/// thread-safe.
 class RateLimitedLog {
  public:
   explicit RateLimitedLog(const Clock& clock) : clock_(clock) {}

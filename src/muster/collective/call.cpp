@@ -5,27 +5,10 @@
 namespace muster {
 
 const char* name(Collective collective) {
-  switch (collective) {
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kBarrier:
-      return "barrier";
-    case Collective::kReduce:
-      return "reduce";
-    case Collective::kScatter:
-      return "scatter";
-    case Collective::kGather:
-      return "gather";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllToAll:
-      return "all_to_all";
-  }
-  return "unknown collective";
+  static constexpr const char* kNames[kCollectiveCount] = {
+      "unknown collective", "all_reduce", "broadcast", "all_gather", "barrier", "reduce", "scatter", "gather",
+      "reduce_scatter",     "all_to_all"};
+  return kNames[static_cast<int>(collective) < kCollectiveCount ? static_cast<int>(collective) : 0];
 }
 
 std::string Call::to_string() const {

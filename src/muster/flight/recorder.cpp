@@ -47,31 +47,13 @@ std::array<uint64_t, 4> pack_message(uint64_t kind, const BufferView& data, Rank
 }  // namespace
 
 const char* name(RecordState state) {
-  switch (state) {
-    case RecordState::kQueued:
-      return "queued";
-    case RecordState::kRunning:
-      return "running";
-    case RecordState::kDone:
-      return "done";
-    case RecordState::kFailed:
-      return "failed";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"unknown", "queued", "running", "done", "failed"};
+  return kNames[state <= RecordState::kFailed ? static_cast<size_t>(state) : 0];
 }
 
 const char* name(Span::Kind kind) {
-  switch (kind) {
-    case Span::Kind::kForward:
-      return "forward";
-    case Span::Kind::kBackward:
-      return "backward";
-    case Span::Kind::kWaiting:
-      return "waiting for reductions";
-    case Span::Kind::kBucket:
-      return "bucket";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"forward", "backward", "waiting for reductions", "bucket"};
+  return kind <= Span::Kind::kBucket ? kNames[static_cast<size_t>(kind)] : "unknown";
 }
 
 size_t Recorder::entries_from_environment() {
@@ -80,12 +62,11 @@ size_t Recorder::entries_from_environment() {
   size_t entries = 0;
   const char* const end = text + std::strlen(text);
   if (const auto read = std::from_chars(text, end, entries); read.ec == std::errc() && read.ptr == end) return entries;
-  log(LogLevel::kWarning,
-      std::string("MUSTER_RECORDER is '") + text + "', which is no number of operations: 1024 are recorded");
+  log(LogLevel::kWarning, std::string("MUSTER_RECORDER is '") + text + "', not a number of operations: recording 1024");
   return kDefaultRecords;
 }
 
-/// For those who read the recording: c10d's groups have no generation in their membership.
+/// The job's generation, for readers: groups of c10d have none in their GroupSpec.
 uint64_t generation_of_job(const GroupSpec& membership) {
   for (const char* name : {"MUSTER_GENERATION", "TORCHELASTIC_RESTART_COUNT"}) {
     const char* const text = std::getenv(name);
@@ -155,7 +136,7 @@ Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t
   return ticket;
 }
 
-/// The place of the oldest one: readers pass over it until the new ticket is stored.
+/// The entry of the oldest operation. Readers skip it until the new ticket is stored.
 RecorderEntry& Recorder::replace(Ticket ticket) {
   RecorderEntry& entry = entries_[ticket & mask_];
   entry.ticket.store(0, std::memory_order_relaxed);
@@ -180,7 +161,7 @@ void Recorder::write(Ticket ticket, const std::array<uint64_t, 4>& call, size_t 
   entry.ticket.store(ticket, std::memory_order_release);
 }
 
-/// Null when so many have come since that its place was taken.
+/// Null if a later operation has replaced the entry.
 RecorderEntry* Recorder::find(Ticket ticket) {
   RecorderEntry& entry = entries_[ticket & mask_];
   return entry.ticket.load(std::memory_order_relaxed) == ticket ? &entry : nullptr;
@@ -224,7 +205,7 @@ void Recorder::set_group(const std::string& transport, uint64_t id) {
   header_.group_id.store(id, std::memory_order_release);
 }
 
-/// Copies the text of a call site to where readers find it; once for each. Without room it is the empty one.
+/// Copies the text of a call site to the recorder's memory, once. Without room it becomes the empty text.
 void Recorder::publish_site(CallSite site) {
   const std::string text = call_site_text(site);
   const std::lock_guard lock(sites_mutex_);
@@ -237,11 +218,11 @@ CallSite Recorder::keep_text(const std::string& text) {
   return texts_ < kMaxCallSites && publish(texts_ + 1, text) ? ++texts_ : 0;
 }
 
-/// False where there is no room. With the lock held.
+/// False if there is no room. Called with sites_mutex_ held.
 bool Recorder::publish(CallSite site, const std::string& text) {
   const uint32_t begin = header_.site_bytes.load(std::memory_order_relaxed);
   if (begin + text.size() + 1 > kSiteTextBytes) return false;
-  text.copy(sites_.texts + begin, text.size());  // the zero behind it is there already
+  text.copy(sites_.texts + begin, text.size());  // the kernel's zero after it is the end
   header_.site_bytes.store(begin + static_cast<uint32_t>(text.size()) + 1, std::memory_order_relaxed);
   sites_.offsets[site].store(begin + 1, std::memory_order_release);
   return true;

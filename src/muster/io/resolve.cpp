@@ -13,6 +13,8 @@
 
 #include "muster/io/address.h"
 #include "muster/io/fd.h"
+#include "muster/io/outward_address.h"
+#include "muster/io/socket.h"
 
 namespace muster {
 namespace {
@@ -20,6 +22,8 @@ namespace {
 struct Interface {
   std::string name;
   Address address;
+  bool up = false;
+  bool loopback = false;
 };
 
 socklen_t length_of(int family) { return family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6); }
@@ -33,15 +37,17 @@ Result<std::vector<Interface>> list_interfaces() {
     if (entry->ifa_addr == nullptr) continue;
     const int family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    interfaces.push_back({entry->ifa_name, Address::from_raw(entry->ifa_addr, length_of(family))});
+    interfaces.push_back({entry->ifa_name, Address::from_raw(entry->ifa_addr, length_of(family)),
+                          (entry->ifa_flags & IFF_UP) != 0, (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
   return interfaces;
 }
 
-/// IPv4 first, then an IPv6 address that is valid beyond its link, then one that is not.
+/// Lower is better: IPv4, then an IPv6 address that is valid beyond its link, then one that is not.
+constexpr int kLinkLocal = 2;
 int preference(const Address& address) {
   if (address.family() == AF_INET) return 0;
-  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address.raw())->sin6_addr) ? 2 : 1;
+  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address.raw())->sin6_addr) ? kLinkLocal : 1;
 }
 
 /// The kernel is asked whether the address is ours: it knows about all of 127.0.0.0/8 and about wildcards.
@@ -52,13 +58,24 @@ bool can_bind(const Address& address) {
 
 std::string describe(const std::vector<Interface>& interfaces) {
   std::string text;
-  for (const auto& [name, address] : interfaces) {
-    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", name, address.host());
+  for (const Interface& each : interfaces) {
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", each.name, each.address.host());
   }
   return text.empty() ? "none with an address" : text;
 }
 
 }  // namespace
+
+Address outward_address() {
+  const std::vector<Interface> interfaces = list_interfaces().value_or(std::vector<Interface>());
+  const Interface* best = nullptr;
+  for (const Interface& each : interfaces) {
+    // A link-local address needs its scope, which the text form of an address does not keep.
+    if (!each.up || each.loopback || preference(each.address) == kLinkLocal) continue;
+    if (best == nullptr || preference(each.address) < preference(best->address)) best = &each;
+  }
+  return best != nullptr ? best->address : Address::parse("127.0.0.1:0").value();
+}
 
 Result<std::vector<Address>> resolve(const std::string& host, uint16_t port) {
   addrinfo hints{};
@@ -106,12 +123,8 @@ Result<Address> local_address_towards(const Address& target) {
   if (connect(probe.get(), remote.raw(), remote.raw_length()) != 0) {
     return fail_errno(errno, fmt::format("no route to {}", target.host()));
   }
-  sockaddr_storage storage{};
-  socklen_t length = sizeof storage;
-  if (getsockname(probe.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
-    return fail_errno(errno, "cannot ask for a socket's address");
-  }
-  return Address::from_raw(reinterpret_cast<const sockaddr*>(&storage), length).with_port(0);
+  MUSTER_ASSIGN(const Address local, local_address(probe.get()));
+  return local.with_port(0);
 }
 
 }  // namespace muster

@@ -52,47 +52,20 @@ const ReduceKernels& kernels() {
 
 // What the kernels work on: `parts` elements for each of the caller's.
 struct Operand {
-  KernelElement element;
+  KernelElement element = kKernelElements;  ///< the default: there are no kernels
   int parts = 1;
 };
 
+/// In the order of Dtype; complex elements as a whole.
+constexpr Operand kOperands[kDtypeCount] = {{kU8},  {kI8},  {kI16},  {kI32},  {kI64},  {kF16}, {kF32}, {kF64},
+                                            {kC32}, {kC64}, {kC128}, {kBool}, {kBf16}, {},     {},     {},
+                                            {},     {},     {kU16},  {kU32},  {kU64},  {},     {},     {}};
+
 Operand operand_of(Dtype dtype, bool by_part) {
-  switch (dtype) {
-    case Dtype::kUint8:
-      return {kU8};
-    case Dtype::kInt8:
-      return {kI8};
-    case Dtype::kInt16:
-      return {kI16};
-    case Dtype::kInt32:
-      return {kI32};
-    case Dtype::kInt64:
-      return {kI64};
-    case Dtype::kFloat16:
-      return {kF16};
-    case Dtype::kFloat32:
-      return {kF32};
-    case Dtype::kFloat64:
-      return {kF64};
-    case Dtype::kComplex32:
-      return by_part ? Operand{kF16, 2} : Operand{kC32};
-    case Dtype::kComplex64:
-      return by_part ? Operand{kF32, 2} : Operand{kC64};
-    case Dtype::kComplex128:
-      return by_part ? Operand{kF64, 2} : Operand{kC128};
-    case Dtype::kBool:
-      return {kBool};
-    case Dtype::kBfloat16:
-      return {kBf16};
-    case Dtype::kUint16:
-      return {kU16};
-    case Dtype::kUint32:
-      return {kU32};
-    case Dtype::kUint64:
-      return {kU64};
-    default:
-      return {kKernelElements};
-  }
+  if (by_part && dtype == Dtype::kComplex32) return {kF16, 2};
+  if (by_part && dtype == Dtype::kComplex64) return {kF32, 2};
+  if (by_part && dtype == Dtype::kComplex128) return {kF64, 2};
+  return kOperands[static_cast<size_t>(dtype)];
 }
 
 KernelOp kernel_op(Dtype dtype, ReduceOp op) {

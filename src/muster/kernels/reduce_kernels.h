@@ -3,12 +3,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Included by the translation units that are compiled for one instruction set, so it must stay free of inline code: the
-// linker keeps one copy of an inline function for everybody, and that copy could be the AVX-512 one.
+// Included by the translation units that are compiled for one instruction set. It must not have inline code: the linker
+// keeps one copy of an inline function for the whole program, and that could be the AVX-512 copy.
 
 namespace muster {
 
-/// What the kernels tell apart. A complex sum is a sum of twice as many parts; only the complex product is its own.
+/// Element types with kernels of their own. A complex sum is a sum of twice as many parts; only the product differs.
 enum KernelElement {
   kU8,
   kU16,

@@ -1,12 +1,14 @@
 #include "muster/shm/cpu_migrator.h"
 
+#include <algorithm>
+
 #include "muster/base/wait_policy.h"
 
 namespace muster {
 
 int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  const cpu_set_t set = usable_core_set();
+  return std::max(1, CPU_COUNT(&set));
 }
 
 cpu_set_t usable_core_set() {

@@ -23,14 +23,11 @@ Schedule direct_scatter(const CollectiveSpec& spec) {
   const Blocks blocks = Blocks::of_ranks(spec);
   const Range own = output(0, blocks.bytes(spec.rank));
   ScheduleBuilder builder;
-  if (spec.rank != spec.root) {
-    builder.receive(spec.root, own);
-    return builder.take();
-  }
-  for (int k = 1; k < spec.size; ++k) {
+  if (spec.rank != spec.root) builder.receive(spec.root, own);
+  for (int k = 1; k < spec.size && spec.rank == spec.root; ++k) {
     builder.send(around(spec, k), blocks.range(BufferKind::kInput, around(spec, k)));
   }
-  builder.copy(blocks.range(BufferKind::kInput, spec.rank), own);
+  if (spec.rank == spec.root) builder.copy(blocks.range(BufferKind::kInput, spec.rank), own);
   return builder.take();
 }
 
@@ -39,12 +36,9 @@ Schedule direct_gather(const CollectiveSpec& spec) {
   const Blocks blocks = Blocks::of_ranks(spec);
   const Range own = input(0, blocks.bytes(spec.rank));
   ScheduleBuilder builder;
-  if (spec.rank != spec.root) {
-    builder.send(spec.root, own);
-    return builder.take();
-  }
-  builder.copy(own, blocks.range(BufferKind::kOutput, spec.rank));
-  for (int k = 1; k < spec.size; ++k) {
+  if (spec.rank != spec.root) builder.send(spec.root, own);
+  if (spec.rank == spec.root) builder.copy(own, blocks.range(BufferKind::kOutput, spec.rank));
+  for (int k = 1; k < spec.size && spec.rank == spec.root; ++k) {
     builder.receive(around(spec, k), blocks.range(BufferKind::kOutput, around(spec, k)));
   }
   return builder.take();

@@ -92,7 +92,7 @@ Bytes Handshake::refuse(Refusal reason) {
 
 void Handshake::reject(Refusal reason) {
   MUSTER_CHECK(side_ == Side::kServer && state_ != State::kDone,
-               "only a server turns away, and not whom it has let in");
+               "only a server may reject a peer, and only during the handshake");
   const Bytes words = state_ == State::kAwaitProof ? Bytes{kRefused, static_cast<uint8_t>(reason)} : refuse(reason);
   if (state_ != State::kFailed) output_.insert(output_.end(), words.begin(), words.end());
   state_ = State::kFailed;
@@ -253,12 +253,6 @@ Error Handshake::refused(uint8_t reason) const {
   }
   return {ErrorCode::kProtocol, fmt::format("the server refused this process for reason {}, unknown here", reason)};
 }
-
-Bytes Handshake::take_output() { return std::exchange(output_, {}); }
-
-bool Handshake::done() const { return state_ == State::kDone; }
-
-const Bytes& Handshake::peer_hello() const { return peer_hello_; }
 
 Bytes generate_secret() {
   Bytes secret(32);

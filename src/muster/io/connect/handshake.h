@@ -1,24 +1,24 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "muster/base/bytes.h"
 
 namespace muster {
 
-/// Mutual proof that both ends know the job's secret, before anything else is parsed. No socket in here: bytes in,
-/// bytes out. The grammar heads handshake.cpp. Each side sends a nonce, then HMAC-SHA256(secret, role || both nonces ||
-/// its hello), so a proof cannot be replayed or reflected, and the hellos (who each side says it is) are authenticated
-/// too.
+/// Mutual proof that both ends know the job's secret, before anything else is parsed. It uses no socket: bytes in,
+/// bytes out. handshake.cpp begins with its grammar. Each side sends a nonce, then HMAC-SHA256(secret, role || both
+/// nonces || its hello). So a proof cannot be replayed or reflected, and it authenticates the hello, too.
 class Handshake {
  public:
   enum class Side : uint8_t { kClient, kServer };
 
-  /// `hello` is what the other side learns about this one, at most 4 KiB: each protocol defines its own.
+  /// `hello` describes this side to the other one, at most 4 KiB. Each protocol defines its own.
   Handshake(Side side, ByteView secret, ByteView hello);
   static constexpr size_t kMaxHello = 4096;
 
-  /// Why a server sends a client away. Sent on the wire: append only.
+  /// Why a server refuses a client. Sent on the wire: append only.
   enum class Refusal : uint8_t {
     kWrongSecret = 1,
     kMalformed = 2,
@@ -27,9 +27,9 @@ class Handshake {
     kFull = 5,     ///< no file descriptor is left
     kCrowded = 6,  ///< too many connections are in their handshake: the client should try again
   };
-  /// What a server sends before anything else to a client that it does not want to talk to.
+  /// The bytes that a server sends first to a client that it refuses without a handshake.
   static Bytes refuse(Refusal reason);
-  /// The server ends the handshake, wherever it is: take_output() then tells the client why.
+  /// The server ends the handshake in any state. take_output() then returns the reason for the client.
   void reject(Refusal reason);
 
   /// Takes bytes from the peer; kAuthentication for a wrong secret, kProtocol for anything that is not this protocol
@@ -37,10 +37,10 @@ class Handshake {
   /// follows the handshake belongs to the caller.
   Result<size_t> feed(ByteView bytes);
   /// Bytes to send now (may be empty). Also after a failed feed(): they tell the peer why.
-  Bytes take_output();
-  bool done() const;
+  Bytes take_output() { return std::exchange(output_, {}); }
+  bool done() const { return state_ == State::kDone; }
   /// The peer's hello; valid once done().
-  const Bytes& peer_hello() const;
+  const Bytes& peer_hello() const { return peer_hello_; }
 
  private:
   enum class State : uint8_t { kAwaitNonce, kAwaitProof, kAwaitVerdict, kDone, kFailed };
