@@ -12,9 +12,9 @@
 
 namespace muster {
 
-/// Elements of one dtype in one or several segments, addressed by byte offset as if these lay one behind the other: a
-/// tensor, a list of tensors, or all tensors of a coalesced call. Does not own the memory. Segments hold whole elements
-/// and do not overlap.
+/// Elements of one dtype in one or several segments: a tensor, a list of tensors, or all tensors of a coalesced call.
+/// Byte offsets run through the segments in order. Does not own the memory. Segments hold whole elements and do not
+/// overlap.
 class BufferView {
  public:
   BufferView() = default;  ///< no elements
@@ -26,18 +26,17 @@ class BufferView {
   Dtype dtype() const { return dtype_; }
   size_t bytes() const { return bytes_; }
   size_t count() const { return bytes_ / size_of(dtype_); }
-  /// Whether all bytes lie in one segment; then data() is their start (it may be null when there are none).
+  /// True if all bytes lie in one segment; then data() is its start (null is possible without bytes).
   bool contiguous() const { return more_ == nullptr; }
   uint8_t* data() const { return static_cast<uint8_t*>(first_.data); }
 
-  /// The stretch of memory that begins at `offset`, at most `limit` bytes of it; offset < bytes().
+  /// The contiguous memory at `offset`, at most `limit` bytes; offset < bytes().
   Segment at(size_t offset, size_t limit) const;
-  /// Calls `body(uint8_t* data, size_t bytes)` for each stretch of [offset, offset + bytes), in order; never for no
-  /// bytes.
+  /// Calls `body(uint8_t* data, size_t bytes)` for each contiguous part of [offset, offset + bytes), in order.
   template <class Body>
   void visit(size_t offset, size_t bytes, Body&& body) const {
     if (contiguous() && bytes > 0) {
-      MUSTER_CHECK(offset + bytes <= bytes_, "a stretch lies within its buffer");
+      MUSTER_CHECK(offset + bytes <= bytes_, "a part lies within its buffer");
       return static_cast<void>(body(data() + offset, bytes));
     }
     for (const size_t end = offset + bytes; offset < end;) {
@@ -46,18 +45,18 @@ class BufferView {
       offset += stretch.bytes;
     }
   }
-  /// The bytes from `offset` on into `to`, and the other way round.
+  /// Copies bytes from `offset` on to `to`, or from `from` to the buffer.
   void read(size_t offset, void* to, size_t bytes) const;
   void write(size_t offset, const void* from, size_t bytes) const;
 
  private:
   struct Further {
     Segment segment;
-    size_t end;  ///< the offset behind it
+    size_t end;  ///< the offset of its end
   };
 
   Segment first_;
-  /// Behind the first; null in most buffers. Shared by copies, as it does not change.
+  /// The segments after the first one; null in most buffers. A shared_ptr, because copies share it; it never changes.
   std::shared_ptr<const std::vector<Further>> more_;
   size_t bytes_ = 0;
   Dtype dtype_ = Dtype::kUint8;

@@ -31,16 +31,16 @@ constexpr bool has_root(Collective collective) {
          collective == Collective::kScatter || collective == Collective::kGather;
 }
 
-/// One call of a collective, as every rank must make it alike: what errors name, and what ranks compare.
+/// One call of a collective. All ranks must make equal calls: ranks compare them, and errors name them.
 struct Call {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kUint8;
   ReduceOp op = ReduceOp::kSum;
   Rank root = 0;
-  /// Elements of the tensor, or of one rank's block (see operation.h). Where blocks differ: of all of them together;
-  /// all_to_all: zero, as no two ranks need agree.
+  /// Elements of the tensor, or of one rank's block (operation.h). If blocks differ: of all blocks together; zero for
+  /// all_to_all, where each rank may send different amounts.
   uint64_t count = 0;
-  uint64_t layout = 0;    ///< zero, or a digest of the counts of blocks that differ and that all ranks must agree on
+  uint64_t layout = 0;    ///< a digest of the counts of blocks that differ; zero: equal blocks
   uint64_t sequence = 0;  ///< the group's number for the call
 
   size_t bytes() const { return count * size_of(dtype); }

@@ -7,16 +7,16 @@
 
 namespace muster {
 
-/// Who takes part. Equal at all ranks but for `rank`.
+/// A group. Equal at all ranks, except `rank`.
 struct GroupSpec {
   Rank rank = 0;
   int size = 1;
   std::string name = "default";
-  uint64_t generation = 0;  ///< of the job: a restarted job's ranks never meet those of the dead generation
+  uint64_t generation = 0;  ///< of the job: ranks of different generations never form a group
 };
 
 using Membership [[deprecated("renamed to GroupSpec")]] = GroupSpec;
 
-inline constexpr Rank kAnyRank = -2;  ///< as the sender of a message to receive: any rank
+inline constexpr Rank kAnyRank = -2;  ///< as the sender of a message: receive from any rank
 
 }  // namespace muster

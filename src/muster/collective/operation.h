@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// One rank's part in a collective: what all ranks call alike, and this rank's memory. What lies where, for `n` ranks:
+/// One rank's part in a collective: the call, which is equal at all ranks, and this rank's memory. For `n` ranks:
 ///
 ///   collective       input                          output
 ///   all_reduce       the tensor                     the same memory as input: in place
@@ -29,9 +29,9 @@ struct Operation {
   std::vector<size_t> counts;
   /// all_to_all: of what this rank receives from each; given if `counts` is.
   std::vector<size_t> receive_counts;
-  /// kPremulSum: what this rank's elements are multiplied by first.
+  /// kPremulSum: this rank's elements are first multiplied by this.
   double factor = 1;
-  /// Where in the program it was called, for reports: a number that flight/call_site.h gives; zero: not known.
+  /// The call site (flight/call_site.h), for reports; zero: unknown.
   uint32_t site = 0;
   /// The caller's call, if this operation is a part of another one.
   const Call* parent = nullptr;

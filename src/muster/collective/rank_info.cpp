@@ -1,4 +1,4 @@
-// What a rank leaves in the store under "member/<rank>", numbers little-endian:
+// The record of a rank in the store, under "member/<rank>". Numbers are little-endian:
 //
 //   record := version:u8 rank:i32 size:i32 pid:i32 host:string domain:string local_address:string
 //             process_domain:string shares_memory:u8 instance:u64 tuning:string
@@ -45,7 +45,7 @@ Result<RankInfo> parse_rank_info(ByteView record) {
   MUSTER_ASSIGN(member.local_address, in.get_string());
   MUSTER_ASSIGN(member.process_domain, in.get_string());
   MUSTER_ASSIGN(const auto shares_memory, in.get<uint8_t>());
-  if (shares_memory > 1) return fail(ErrorCode::kProtocol, "a rank's record is neither for nor against sharing memory");
+  if (shares_memory > 1) return fail(ErrorCode::kProtocol, "a rank's record has an invalid shares_memory byte");
   member.shares_memory = shares_memory != 0;
   MUSTER_ASSIGN(member.instance, in.get<uint64_t>());
   MUSTER_ASSIGN(member.tuning, in.get_string());

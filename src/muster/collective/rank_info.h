@@ -9,7 +9,7 @@
 
 namespace muster {
 
-/// What a rank tells the others about itself through the store. The grammar of its record heads member.cpp.
+/// What a rank tells the others about itself through the store. rank_info.cpp begins with the grammar.
 struct RankInfo {
   Rank rank = kNoRank;
   int size = 0;
@@ -18,22 +18,22 @@ struct RankInfo {
   std::string domain;           ///< equal means: can share memory (io/host_identity.h)
   std::string local_address;    ///< its Unix listener: "unix:@..."
   std::string process_domain;   ///< equal means: `pid` means the same process (io/host_identity.h)
-  bool shares_memory = false;   ///< whether it would share memory with those of its domain
-  uint64_t instance = kGaveUp;  ///< random: tells two announcements of one rank apart, also within one process
-  std::string tuning;           ///< what the choice of algorithms goes by (tuning.h), encoded; rank 0 alone sets it
-  Bytes secret;                 ///< of the group's links; rank 0 alone sets it, when the job gave none
+  bool shares_memory = false;   ///< it accepts shared memory with ranks of its domain
+  uint64_t instance = kGaveUp;  ///< random, to distinguish two announcements of one rank
+  std::string tuning;           ///< encoded Tuning (tuning.h); only rank 0 sets it
+  Bytes secret;                 ///< of the group's links; only rank 0 sets it, if the job has none
 
-  /// In place of an instance: this rank came, and gave up before the others did.
+  /// As the instance: this rank has come, and has failed before the group formed.
   static constexpr uint64_t kGaveUp = 0;
   bool gave_up() const { return instance == kGaveUp; }
   /// "rank 3 (host b, pid 812)".
   std::string to_string() const;
-  /// Whether the other's `pid` may be looked at from here. On another host, it is the number of some other process.
+  /// True if the other rank's `pid` means the same process here. On another host it is another process.
   bool shares_processes_with(const RankInfo& other) const;
 };
 
 Bytes encode(const RankInfo& member);
-/// kMismatch for the record of another version, kProtocol for anything that is not a record.
+/// kMismatch for a record of another version, kProtocol for other bytes.
 Result<RankInfo> parse_rank_info(ByteView record);
 
 }  // namespace muster

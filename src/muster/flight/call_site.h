@@ -6,18 +6,18 @@
 
 namespace muster {
 
-/// Where in the user's program a call was made, as a number: small, dense and the same for as long as the process
-/// lives. Zero: not known.
+/// A place in the user's program that made a call, as a small number. It stays the same for the life of the process.
+/// Zero: unknown.
 using CallSite = uint32_t;
 
-/// Interning gives one number for each text ("train.py:71"); once there are kMaxCallSites it gives zero. Thread-safe.
+/// The number of a text ("train.py:71"). Zero for further texts once there are kMaxCallSites. Thread-safe.
 inline constexpr CallSite kMaxCallSites = 4095;
 CallSite intern_call_site(std::string_view text);
-/// What was interned; empty for zero.
+/// The text of a number; empty for zero.
 std::string call_site_text(CallSite site);
 
-/// Finds the call site of the calling thread, in some nanoseconds and without blocking. Set once by whoever knows the
-/// language that calls: the Python binding. Thread-safe.
+/// Finds the call site of the calling thread in some nanoseconds, without blocking. The Python binding sets it once.
+/// Thread-safe.
 using CallSiteProbe = CallSite (*)();
 void set_call_site_probe(CallSiteProbe probe);
 /// The probe's answer; zero without one.

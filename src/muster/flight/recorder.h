@@ -15,11 +15,11 @@
 
 namespace muster {
 
-/// Sent to readers of the recorder's memory: append only.
+/// Readers of a recorder's memory see these numbers: append only.
 enum class RecordState : uint8_t { kQueued = 1, kRunning = 2, kDone = 3, kFailed = 4 };
 const char* name(RecordState state);
 
-/// A stretch of a training step, for traces. All times on steady_clock().
+/// A part of a training step, for traces. All times are on steady_clock().
 struct Span {
   enum class Kind : uint8_t { kForward, kBackward, kWaiting, kBucket };
   Kind kind = Kind::kForward;
@@ -37,21 +37,21 @@ struct RecorderHeader;
 struct RecorderEntry;
 struct RecorderSites;
 
-/// A flight recorder: a group's last operations, with their times, results and the places in the program that called
-/// them. A group's collectives have one, its messages another, and the spans of a training over it a third: readers put
-/// them together again. Kept in memory that other processes can read (recorder_reading.h) without this one's help, so
-/// also when it hangs or is stopped; gone when the process is. Some 20 ns an operation. Thread-safe; the calls for one
-/// operation come one after the other.
+/// A flight recorder: the last operations of a group, with their times, results and call sites. A group has one for its
+/// collectives, one for its messages and one for the spans of a training; readers join them. Other processes can read
+/// its memory without the help of this one (recorder_reader.h), also while this process hangs or is stopped. The memory
+/// is gone with the process. An operation costs some 20 ns. Thread-safe, but the calls for one operation must be in
+/// order.
 class Recorder {
  public:
-  /// Which operation: to be handed to started() and ended().
+  /// Identifies an operation for started() and ended().
   using Ticket = uint64_t;
   enum class Start : uint8_t { kLater, kNow };  ///< kNow: started() is called along with it
 
-  /// For the last `entries` operations, rounded up to a power of two. Null when that is zero, or without memory: a
-  /// group does without rather than fail.
+  /// For the last `entries` operations, rounded up to a power of two. Null for zero, or if there is no memory: a group
+  /// works without a recorder.
   static std::unique_ptr<Recorder> create(const GroupSpec& membership, size_t entries);
-  /// How many operations are to be kept: MUSTER_RECORDER, or 1024.
+  /// The number of entries: MUSTER_RECORDER, or 1024.
   static size_t entries_from_environment();
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -59,16 +59,16 @@ class Recorder {
 
   /// A collective: its sequence number is its ticket.
   Ticket submitted(const Operation& operation, Start start);
-  /// A message to or from `peer`, which may be kAnyRank. It is under way at once.
+  /// A message to or from `peer`, which may be kAnyRank. It counts as started.
   Ticket sending(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   Ticket receiving(const BufferView& data, Rank peer, uint32_t tag, CallSite site);
   void started(Ticket ticket);
   void ended(Ticket ticket, const Result<>& result);
-  /// Keeps a text for spans to name, in the place of a call site's. Zero, the empty text, once there is no room.
+  /// Stores a text for Span::names. Zero, the empty text, if there is no room.
   CallSite keep_text(const std::string& text);
-  /// What is over.
+  /// Records a span that has ended.
   void record(const Span& span);
-  /// For those who read: what links the ranks, and a number that all of them have in common and no other group has.
+  /// For readers: the transport, and a number that is equal at all ranks of the group and unique to it.
   void set_group(const std::string& transport, uint64_t id);
 
  private:
@@ -82,7 +82,7 @@ class Recorder {
 
   void* memory_;
   size_t bytes_;
-  Fd fd_;  ///< kept open: it is how others find the memory
+  Fd fd_;  ///< kept open, because readers find the memory through /proc/<pid>/fd
   RecorderHeader& header_;
   RecorderSites& sites_;
   RecorderEntry* entries_;

@@ -7,13 +7,27 @@
 #include "muster/flight/call_site.h"
 #include "muster/flight/ticks.h"
 
-// The memory of a flight recorder, as its process writes it and others read it: a memfd named kRecorderName that holds
-// one RecorderHeader, a table of call sites and a ring of RecorderEntry. Internal to recorder.cpp and
-// recorder_reading.cpp. Readers take nothing in it for granted: it is another process' memory, and changes meanwhile.
+// The memory of a flight recorder: a memfd named kRecorderName with one RecorderHeader, a table of call sites and a
+// ring of RecorderEntry. Its process writes it, other processes read it. Internal to recorder.cpp and
+// recorder_reader.cpp. Readers check everything, because the memory belongs to another process and changes while they
+// read.
+//
+// Invariants and memory order. One thread at a time writes an entry; there is no lock, and readers never wait.
+// - RecorderEntry::ticket is a sequence lock. The writer stores 0, then a release fence, then the other words, then the
+//   ticket with release. A reader copies all memory twice. It uses an entry of the first copy only if both copies have
+//   the same ticket and it is not 0: then no other operation replaced the entry while it was copied. Each word is an
+//   atomic, so none is torn. The ticket comes first in an entry, so a
+//   copy reads it before the other words.
+// - started, ended, outcome change while the ticket stays. Each is one word, and `outcome` is stored with release after
+//   the times, so a reader that sees kDone usually sees the end time too. The reader tolerates a missing time.
+// - RecorderSites: the text is written first, then its offset with release. A text never changes, so a reader that sees
+//   an offset finds its text. The reader takes texts from the second copy, which is newer than the entries.
+// - RecorderHeader: all fields are written before `magic`, except group_id, transport and site_bytes. `transport` is
+//   written before group_id, which is stored with release. site_bytes is only for the writer, under its mutex.
 namespace muster {
 
 inline constexpr const char* kRecorderName = "muster-recorder";
-inline constexpr uint64_t kRecorderMagic = 0x33304345525453ab;  // the last byte first: no text begins so
+inline constexpr uint64_t kRecorderMagic = 0x33304345525453ab;  // in memory its first byte is 0xab: no text begins so
 inline constexpr size_t kMaxRecords = 1 << 16;
 inline constexpr size_t kSiteTextBytes = 96 << 10;
 
@@ -27,22 +41,21 @@ struct alignas(128) RecorderHeader {
   uint32_t unused;
   uint64_t generation;
   std::atomic<uint64_t> group_id;
-  Moment made;                ///< of this memory; a reader takes a second moment, and has the scale
+  Moment made;                ///< when this memory was made; a reader takes a second moment and computes the scale
   int64_t wall_clock_offset;  ///< ns to add to CLOCK_MONOTONIC for the time since 1970
-  char group[256];            ///< cut to fit, and closed by a zero; so are those below
+  char group[256];            ///< truncated, and ends with a zero, like the texts below
   char host[64];
   char transport[24];
-  char run_id[256];                  ///< of the job that `muster run` started; else empty
-  std::atomic<uint32_t> site_bytes;  ///< of `RecorderSites::texts` that are written
+  char run_id[256];                  ///< of the job of `muster run`; else empty
+  std::atomic<uint32_t> site_bytes;  ///< used bytes of RecorderSites::texts
 };
 
 struct RecorderSites {
-  std::atomic<uint32_t> offsets[kMaxCallSites + 1];  ///< by number: where its text begins, plus one; zero: not here
-  char texts[kSiteTextBytes];                        ///< each closed by a zero
+  std::atomic<uint32_t> offsets[kMaxCallSites + 1];  ///< by call site: the index of its text, plus one; zero: none
+  char texts[kSiteTextBytes];                        ///< each ends with a zero
 };
 
-/// `ticket` counts from 1, for each kind of recorder; it is zero while the rest is being replaced. Single words only,
-/// so that a reader needs no lock: whoever sees the same ticket before and after has one operation's words.
+/// `ticket` counts from 1 in each recorder; it is zero while the entry is being replaced.
 struct alignas(128) RecorderEntry {
   std::atomic<uint64_t> ticket;
   std::atomic<uint64_t> call[4];  ///< Call::pack(), or of a message: its kind, count, tag
@@ -52,11 +65,11 @@ struct alignas(128) RecorderEntry {
   std::atomic<uint64_t> outcome;  ///< RecordState, then the ErrorCode << 8 and the rank to blame << 32
 };
 
-/// Instead of a collective in the first byte of a message's call[0]; the peer is where a root would be.
+/// The first byte of call[0] of a message, where a collective has its kind. The peer is in the place of the root.
 inline constexpr uint64_t kSendKind = 0xfe, kReceiveKind = 0xff;
-/// Of a span: then its own kind << 8, the bucket << 32; the step; its begin. Its times are no ticks but nanoseconds,
-/// the one submitted being when a bucket was full. Its site is the text with a bucket's parameters, its output bytes
-/// which line of it.
+/// The same of a span. call[0] also holds the span's kind << 8 and the bucket << 32; call[1] the step; call[2] the
+/// begin. Its times are nanoseconds, not ticks; `submitted` is the time when the bucket was full. `site` is the text
+/// with the bucket's parameters, `output_bytes` the line of the parameter that filled it.
 inline constexpr uint64_t kSpanKind = 0xfd;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(RecorderEntry) == 128);

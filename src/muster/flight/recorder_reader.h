@@ -18,7 +18,7 @@ struct Record {
   enum class Kind : uint8_t { kCollective, kSend, kReceive };
   Kind kind = Kind::kCollective;
   Call call;            ///< of a message: dtype and count, the sequence being zero
-  Rank peer = kNoRank;  ///< of a message; kAnyRank for a receive from whoever sends
+  Rank peer = kNoRank;  ///< of a message; kAnyRank for a receive from any rank
   uint32_t tag = 0;     ///< of a message
   uint64_t number = 0;  ///< in the order of the calls, from 1: collectives and messages are counted apart
   size_t input_bytes = 0, output_bytes = 0;
@@ -59,25 +59,25 @@ struct Recording {
   const Record* find(uint64_t sequence) const;
   /// The last collective that has at least begun.
   const Record* last_begun() const;
-  /// Whether it is of the job of that name, of which a recorder holds the first 255 bytes.
+  /// True if it belongs to the job of that name. A recorder holds the first 255 bytes of the name.
   bool of_job(const std::string& name) const;
 };
 
-/// kProtocol for what is no recorder of this version. The memory may change meanwhile: operations that do are left out.
+/// kProtocol for memory that is not a recorder of this version. Operations that change while it reads are left out.
 Result<Recording> read_recording(const Fd& memory);
-/// Those of a process on this host, by group and rank; may be stopped. None where the kernel does not let this user
-/// look, and of what it inherited when it was forked.
+/// The recordings of a process on this host, by group and rank. The process may be stopped. Empty if the kernel does
+/// not let this user read them. Recorders that the process inherited by a fork are left out.
 std::vector<Recording> recordings_of(pid_t pid);
-/// The processes of this user on this host that have some.
+/// The processes of this user on this host that have recordings.
 std::vector<pid_t> processes_with_recordings();
-/// Whether a process is stopped by a signal or a debugger.
+/// True if a signal or a debugger has stopped the process.
 bool is_stopped(pid_t pid);
 
-/// JSON for people's tools: an array with an object for each recording. `last`: at most so many operations of each.
+/// JSON for tools: an array with an object for each recording, and at most the `last` operations of each.
 std::string to_json(const std::vector<Recording>& recordings, size_t last);
-/// The trace that Perfetto and Chrome open, of recordings of one host: a process for each rank, a thread for each
-/// group, and for the parts of training steps. Times count from the first operation, which otherData.begin_monotonic_ns
-/// puts on steady_clock() and begin_ns on the time since 1970.
+/// A trace for Perfetto and Chrome, of recordings of one host: a process for each rank, a thread for each group, and
+/// threads for the parts of training steps. Times count from the first operation. otherData.begin_monotonic_ns is its
+/// time on steady_clock(), begin_ns its time since 1970.
 std::string to_trace(const std::vector<Recording>& recordings);
 
 }  // namespace muster

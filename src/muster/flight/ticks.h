@@ -10,11 +10,11 @@
 
 namespace muster {
 
-/// What a time is counted in: nanoseconds of CLOCK_MONOTONIC, or the processor's own counter, which costs a third to
-/// read and is the same for all processes of a host.
+/// The unit of a time: nanoseconds of CLOCK_MONOTONIC, or ticks of the processor's counter. Reading the counter costs a
+/// third, and it is the same for all processes of a host.
 enum class TickKind : uint32_t { kNanoseconds = 0, kCounter = 1 };
 
-/// The counter where it runs at one rate on all cores and in all states, else nanoseconds.
+/// The counter if it runs at one rate on all cores and in all power states, else nanoseconds.
 TickKind best_ticks();
 
 inline int64_t ticks(TickKind kind) {
@@ -30,7 +30,7 @@ inline int64_t ticks(TickKind kind) {
   return steady_clock().now().ns;
 }
 
-/// One moment on both clocks.
+/// One moment on both clocks, to convert between them.
 struct Moment {
   int64_t ticks = 0;
   int64_t ns = 0;

@@ -13,13 +13,13 @@
 
 namespace muster {
 
-/// What a process shows and demands when it connects.
+/// What a process proves, and demands of its peer, when it connects.
 struct Credentials {
   Bytes secret;                     ///< the job's secret; empty means that only the protocol is checked
   std::shared_ptr<TlsContext> tls;  ///< null: no TLS. Shared: the certificates belong to the process
 };
 
-/// A stream whose peer has proved itself.
+/// A stream to an authenticated peer.
 struct Connection {
   std::unique_ptr<Stream> stream;
   Bytes hello;  ///< what the peer said about itself in the handshake
@@ -28,14 +28,14 @@ struct Connection {
 };
 using ConnectionHandler = std::function<void(Result<Connection>)>;
 
-/// An attempt under way. Destroying it gives up silently: its handler is not called any more.
+/// An attempt to connect. Destroying it gives up: its handler is not called any more.
 class Dial {
  public:
   virtual ~Dial() = default;
 };
-/// Connects, does TLS if asked, shakes hands, and calls `handler` once on the loop: within the deadline, always (unless
-/// the Dial is destroyed first). With `retry`, a refused connection (the server is not up yet) is tried again, with
-/// growing pauses and jitter, until the deadline; authentication and protocol errors are final.
+/// Connects, does the TLS and muster handshakes, and calls `handler` once on the loop, by the deadline at the latest
+/// (never if the Dial is destroyed first). With `retry`, a refused connection is tried again until the deadline, with
+/// growing pauses and jitter, because the server may not have started. Authentication and protocol errors are final.
 struct DialOptions {
   Credentials credentials;
   Bytes hello;
@@ -44,18 +44,18 @@ struct DialOptions {
 std::unique_ptr<Dial> dial(Loop& loop, const Address& address, DialOptions options, const Deadline& deadline,
                            ConnectionHandler handler);
 
-/// Accepts connections on one address and shakes hands with each: a stranger is refused, logged with its address and
-/// never reaches the handler. Strangers by the thousand that say nothing hold up no member for long
-/// (handshake_queue.h). Unix sockets: a peer of another uid (root excepted) is refused.
+/// Accepts connections on one address and does the handshake with each. A peer that does not authenticate is refused
+/// and logged with its address; the handler does not see it. Thousands of silent peers do not delay an authenticated
+/// one for long (handshake_queue.h). On Unix sockets, peers of other users are refused, except root.
 class Acceptor {
  public:
   struct Options {
     Credentials credentials;
     Bytes hello;
     Duration handshake_timeout = std::chrono::seconds(10);
-    Duration greeting_timeout = std::chrono::seconds(5);  ///< for the first byte of it
-    size_t max_pending = 1024;  ///< handshakes under way; for more, the first of them give way
-    bool plain = false;         ///< no handshake, no TLS: for foreign protocols on loopback
+    Duration greeting_timeout = std::chrono::seconds(5);  ///< for its first byte
+    size_t max_pending = 1024;                            ///< handshakes at a time; new ones evict old ones
+    bool plain = false;                                   ///< no handshake, no TLS: for foreign protocols on loopback
   };
   using Handler = std::function<void(Connection)>;
 
@@ -63,7 +63,7 @@ class Acceptor {
   static Result<std::unique_ptr<Acceptor>> create(Loop& loop, const Address& address, Options options, Handler handler);
   virtual ~Acceptor() = default;
   virtual Address address() const = 0;
-  /// Who was refused last, and why, as the log says it; empty while nobody was.
+  /// The last peer that was refused, and why, as in the log. Empty: none.
   virtual const std::string& last_refusal() const = 0;
 };
 

@@ -13,13 +13,13 @@
 namespace muster {
 namespace {
 
-/// A namespace's number, from its file in /proc; 0 when it can't be told.
+/// A namespace's number, from its file in /proc; 0: unknown.
 uint64_t namespace_number(const char* file) {
   struct stat found {};
   return stat(file, &found) == 0 ? found.st_ino : 0;
 }
 
-/// Processes without proof that they share a kernel are taken for strangers.
+/// Without proof that two processes share a kernel, muster assumes that they do not.
 std::string unique_domain() {
   std::array<uint8_t, 16> word;
   fill_secure_random(word);

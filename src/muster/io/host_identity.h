@@ -5,19 +5,19 @@
 
 namespace muster {
 
-// What two processes share is told by these, never by a host's name, which containers repeat, nor by a count of local
-// ranks, which sub-groups break. Nor by a namespace's number alone: every machine numbers its first ones alike.
+// These tell what two processes share. Host names do not, because containers repeat them. Numbers of namespaces alone
+// do not either, because every machine gives its first namespaces the same numbers.
 
-/// The kernel's boot id: one for each machine and boot. Empty when it can't be told.
+/// The kernel's boot id, unique for each machine and boot. Empty: unknown.
 std::string boot_id();
-/// The PID namespace's number on this machine; 0 when it can't be told.
+/// The PID namespace's number on this machine; 0: unknown.
 uint64_t pid_namespace();
 
-/// Equal means: can share memory and Unix sockets. The boot id, the network namespace and the user; when one can't be
-/// told, unlike any other.
+/// Two processes with equal values can share memory and Unix sockets. It consists of the boot id, the network namespace
+/// and the user. If one of these is unknown, the value is unique.
 std::string shared_memory_domain();
-/// Equal means: a process number of one means the same process to the other, so that it may watch that process and look
-/// into it. The boot id and the PID namespace; when one can't be told, unlike any other.
+/// For two processes with equal values, a PID means the same process. It consists of the boot id and the PID namespace.
+/// If one of these is unknown, the value is unique.
 std::string process_domain();
 
 }  // namespace muster

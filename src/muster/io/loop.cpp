@@ -23,14 +23,13 @@ namespace {
 
 constexpr size_t kEventsPerTurn = 512;
 
-/// epoll's user data: the descriptor, and which of the watches that it has had over time. An event of an earlier watch
-/// on the same number is thus told from one of the present watch.
+/// epoll's user data: the descriptor and the generation of its watch. The generation tells an event of an earlier watch
+/// on the same descriptor from one of the current watch.
 uint64_t pack(int fd, uint32_t generation) {
   return static_cast<uint64_t>(generation) << 32 | static_cast<uint32_t>(fd);
 }
 
-// A wait that nobody lives to see the end of needs no timer of the kernel, whose setting costs a good part of what a
-// small message does.
+// So long a wait needs no timer in the kernel. Setting one would be a large part of the cost of a small message.
 constexpr Duration kForever = std::chrono::hours(300 * 24);
 
 /// epoll_wait to the nanosecond where the kernel can (Linux 5.11), to the millisecond, rounded up, elsewhere.
@@ -52,7 +51,7 @@ int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) 
 }  // namespace
 
 struct Loop::Impl {
-  /// Whose turn this thread is in: what it posts there needs no wake-up.
+  /// The loop that this thread is driving: what it posts there needs no wake-up.
   static thread_local Impl* turning;
 
   struct Watch {
@@ -87,10 +86,18 @@ struct Loop::Impl {
   bool woken = false;
   PollWait poll_wait{kLoopPolls};
 
-  std::atomic<bool> wake_pending{false};  // the eventfd is written and not yet read
+  // Wake-up from other threads. Invariant: if wake_pending is set, the eventfd is written or will be, so a turn that
+  // waits now or later ends. wake() sets it by exchange (acq_rel), and only the thread that changed it writes the
+  // eventfd. drain_wakeups() reads the eventfd first and clears the flag second: a wake() between the two finds the
+  // flag set and does not write, but the turn that drains runs tasks afterwards. The exchange there acquires what the
+  // waking threads wrote before their wake().
+  //
+  // post() adds the task under the mutex, stores has_tasks with release, and then calls wake(). has_tasks lets a turn
+  // without tasks skip the mutex; the mutex orders the tasks themselves.
+  std::atomic<bool> wake_pending{false};
   std::mutex mutex;
-  std::vector<Task> tasks;             // guarded by mutex
-  std::atomic<bool> has_tasks{false};  // so that a turn without any takes no lock
+  std::vector<Task> tasks;  // guarded by mutex
+  std::atomic<bool> has_tasks{false};
 };
 
 thread_local Loop::Impl* Loop::Impl::turning = nullptr;
@@ -110,12 +117,13 @@ bool Loop::Impl::run_tasks() {
   }
   for (auto& task : taken) {
     task();
-    task = nullptr;  // what a task owns goes when it has run, not when all have
+    task = nullptr;  // frees what the task owns now, not after the last task
   }
   return !taken.empty();
 }
 
-// Runs the timers that were due and set when the turn began: one that sets another for "now" cannot hold the loop.
+// Runs the timers that were set and due when the turn began. So a timer that sets another one for "now" cannot block
+// the loop.
 bool Loop::Impl::run_timers() {
   if (timers.empty()) return false;
   const TimePoint now = clock->now();
@@ -157,7 +165,6 @@ void Loop::Impl::wake() {
   MUSTER_CHECK(written == sizeof one || errno == EAGAIN, "cannot write an eventfd");
 }
 
-// First the read, then the flag: a wake() in between finds the flag set and relies on what this turn does next.
 void Loop::Impl::drain_wakeups() {
   uint64_t count;
   while (::read(event.get(), &count, sizeof count) < 0 && errno == EINTR) {
@@ -175,7 +182,7 @@ bool Loop::Impl::dispatch(const epoll_event& reported) {
   const Watch* watch = find(fd);
   if (watch == nullptr || pack(fd, watch->generation) != reported.data.u64) return false;
   const uint32_t events = reported.events & (watch->events | EPOLLERR | EPOLLHUP);
-  if (events == 0) return false;  // a callback of this turn modified the watch
+  if (events == 0) return false;  // a callback of this turn has modified the watch
   const auto handler = watch->handler;
   (*handler)(events);
   return true;
@@ -313,7 +320,7 @@ bool Loop::poll() { return run_once(Deadline::at(impl_->clock->now(), *impl_->cl
 
 Result<> Loop::run_until(const std::function<bool()>& done, const Deadline& deadline) {
   while (!done()) {
-    if (deadline.passed()) return fail(ErrorCode::kTimeout, "what was waited for did not happen before the deadline");
+    if (deadline.passed()) return fail(ErrorCode::kTimeout, "the deadline passed before the awaited event");
     run_once(deadline);
   }
   return {};

@@ -9,11 +9,10 @@
 
 namespace muster {
 
-/// Calls back when file descriptors are ready, when timers end and when something was posted.
+/// Calls back when file descriptors are ready, when timers end and when tasks were posted.
 ///
-/// A Loop belongs to no thread: whoever calls run_once() drives it, one thread at a time, and every callback runs
-/// there. Only post() and wake() may be called from other threads; the rest is for the driving thread (or before there
-/// is one). Callbacks may add and remove watches and timers, their own too.
+/// A Loop belongs to no thread. The thread that calls run_once() drives it, one at a time, and runs the callbacks.
+/// Other threads may only call post() and wake(). Callbacks may add and remove watches and timers, also their own.
 class Loop {
  public:
   using TimerId = uint64_t;
@@ -25,8 +24,8 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  /// Level-triggered; one watch per descriptor (a second is kAlreadyExists). The descriptor is borrowed: unwatch() it
-  /// before closing it.
+  /// Level-triggered. One watch for each descriptor; a second one is kAlreadyExists. Call unwatch() before you close
+  /// the descriptor.
   Result<> watch(int fd, uint32_t events, Handler handler);
   Result<> modify(int fd, uint32_t events);
   void unwatch(int fd);
@@ -38,30 +37,31 @@ class Loop {
   }
   void cancel(TimerId timer);
 
-  /// Runs `task` on the driving thread, in order. Thread-safe.
+  /// Runs `task` on the driving thread, in the order of the calls. Thread-safe.
   void post(std::function<void()> task);
-  /// Ends a wait of run_once() on another thread, or the next one if there is none now. Thread-safe.
+  /// Ends the current wait of run_once(), or the next one. Thread-safe.
   void wake();
 
-  /// Called at every turn, before any wait: for what has no descriptor (shared memory). Returns true if it made
-  /// progress. While a poller is registered no turn sleeps: it asks again and again, and lets others onto the core.
+  /// A poller is called in every turn, before a wait. It is for events without a descriptor (shared memory), and
+  /// returns true if it made progress. While there is a poller, turns do not sleep but poll and yield
+  /// (base/wait_policy.h).
   using PollerId = uint64_t;
   PollerId add_poller(std::function<bool()> poller);
   void remove_poller(PollerId poller);
 
-  /// One turn: runs what is ready; when nothing is, waits for something until the deadline. True if anything ran.
+  /// One turn: runs what is ready, or waits for the next event until the deadline. True if anything ran.
   bool run_once(const Deadline& deadline);
   /// One turn that never waits.
   bool poll();
-  /// Turns until `done()`; kTimeout when the deadline passes first.
+  /// Runs turns until `done()`. kTimeout if the deadline passes first.
   Result<> run_until(const std::function<bool()>& done, const Deadline& deadline);
 
-  /// For who waits elsewhere than in a turn, as a thread does that gives up a lock meanwhile: readable when there are
-  /// events or a wake(). And how long there is nothing to do but for events, at most `limit`; zero while pollers want
-  /// to be asked.
+  /// For a thread that waits outside of a turn, for example to release a lock meanwhile. The descriptor is readable
+  /// when there are events or a wake(). idle_time() is the time until the next timer, at most `limit`; zero while there
+  /// are pollers.
   int descriptor() const;
   Duration idle_time(Duration limit) const;
-  /// The part of a turn that costs no system call. True if one made progress.
+  /// Calls the pollers, without a system call. True if one made progress.
   bool run_pollers();
 
   const Clock& clock() const;

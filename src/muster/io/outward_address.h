@@ -5,8 +5,8 @@
 
 namespace muster {
 
-/// The address to bind so that other hosts reach it: of the first interface that is up and not loopback, IPv4 before
-/// IPv6; loopback when there is no other.
+/// An address that other hosts can reach: of the first interface that is up and not loopback, IPv4 before IPv6.
+/// Loopback if there is no such interface.
 Address outward_address();
 
 }  // namespace muster

@@ -25,7 +25,7 @@ bool is_path(const Address& address) {
   return address.is_unix() && !address.host().empty() && address.host().front() != '@';
 }
 
-/// Whether the file of a Unix socket was left behind by a process that is gone: nobody answers there.
+/// True if a dead process left the file of this Unix socket: no process listens there.
 bool is_stale(const Address& address) {
   struct stat status;
   if (lstat(address.host().c_str(), &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
@@ -52,7 +52,7 @@ Result<Fd> listen_on(const Address& address) {
   MUSTER_ASSIGN(Fd fd, open_socket(address));
   if (!address.is_unix()) set_flag(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.family() == AF_INET6) set_flag(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  // The file that bind() makes takes the socket's mode: nobody else can connect, not even for a moment.
+  // bind() creates the file with the mode of the socket, so other users can never connect.
   if (is_path(address)) fchmod(fd.get(), 0600);
   MUSTER_TRY(bind_to(fd.get(), address));
   // The kernel caps the backlog to net.core.somaxconn.
@@ -69,7 +69,7 @@ Result<Fd> start_connect(const Address& address) {
     return fail(ErrorCode::kResourceExhausted, cannot_connect(address) + ": its queue of connections is full");
   }
   if (address.is_unix() && errno == ENOENT) {
-    return fail(ErrorCode::kUnavailable, cannot_connect(address) + ": nobody has made this socket");
+    return fail(ErrorCode::kUnavailable, cannot_connect(address) + ": no process listens there");
   }
   return fail_errno(errno, cannot_connect(address));
 }
@@ -116,7 +116,7 @@ Result<UnixPeer> unix_peer(int fd) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
-    return fail_errno(errno, "cannot ask who is at the other end of a Unix socket");
+    return fail_errno(errno, "cannot get the credentials of a Unix socket's peer");
   }
   return UnixPeer{credentials.pid, credentials.uid};
 }

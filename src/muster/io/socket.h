@@ -15,22 +15,21 @@ namespace muster {
 
 /// Binds and listens with the system's largest backlog. A taken port is kUnavailable and says which.
 Result<Fd> listen_on(const Address& address);
-/// Starts to connect; the descriptor is writable when it ended, and finish_connect() says how.
+/// Starts to connect. The descriptor becomes writable at the end; finish_connect() then returns the result.
 Result<Fd> start_connect(const Address& address);
 Result<> finish_connect(int fd, const Address& address);
-/// An empty optional when nobody waits.
+/// An empty optional if no connection waits.
 Result<std::optional<Fd>> accept_from(int listener, Address* peer = nullptr);
 Result<Address> local_address(int fd);
 
-/// Who is at the other end of a Unix socket, as the kernel saw it at connect.
+/// The process at the other end of a Unix socket, as the kernel knows it from connect().
 struct UnixPeer {
   pid_t pid = 0;
   uid_t uid = 0;
 };
 Result<UnixPeer> unix_peer(int fd);
 
-/// Sends or receives one descriptor, or word that there is none (-1), with one byte over a connected Unix socket; waits
-/// until the deadline.
+/// Sends or receives one descriptor (-1: none) with one byte over a connected Unix socket. Waits until the deadline.
 Result<> send_fd(int socket, int fd, const Deadline& deadline);
 Result<Fd> receive_fd(int socket, const Deadline& deadline);
 

@@ -13,7 +13,7 @@ namespace muster {
 /// A connected, non-blocking byte stream: a plain socket, or TLS over one.
 class Stream {
  public:
-  /// Of a buffer for a read() of whatever comes.
+  /// The usual size of a buffer for read().
   static constexpr size_t kReadBytes = 64 << 10;
 
   virtual ~Stream() = default;
@@ -23,15 +23,15 @@ class Stream {
   /// sealed them already.
   virtual Result<size_t> read(std::span<const iovec> into) = 0;
   virtual Result<size_t> write(std::span<const iovec> from) = 0;
-  /// Whether the last read() or write() stopped because the socket would not take more. How to drive a stream: on every
-  /// event, read() until 0 and write() what is pending until 0; then watch EPOLLIN, plus EPOLLOUT if wants_write().
-  /// (Watching EPOLLOUT whenever bytes are pending works too, but spins while a TLS handshake waits for the peer.)
+  /// True if the last read() or write() stopped because the socket was full. To drive a stream: on every event, read()
+  /// until 0 and write() until 0, then watch EPOLLIN, and EPOLLOUT if wants_write(). (Watching EPOLLOUT whenever bytes
+  /// are pending would spin while a TLS handshake waits for the peer.)
   virtual bool wants_write() const = 0;
   /// The socket, to be watched by a Loop.
   virtual int fd() const = 0;
-  /// TLS may hold decrypted bytes that epoll cannot see: read until it would block.
+  /// True if TLS holds decrypted bytes, which epoll does not report: read until it would block.
   virtual bool has_buffered() const { return false; }
-  /// Whether a read() that fills less than it was offered has taken all that there was.
+  /// True if a read() that does not fill its buffers has read everything.
   virtual bool short_read_is_last() const { return false; }
 };
 

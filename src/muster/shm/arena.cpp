@@ -20,9 +20,9 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-/// What a segment has at least: address space, not memory, which comes with the blocks.
+/// The least size of a segment, in address space. Memory is allocated with the blocks.
 constexpr size_t kSegmentBytes = size_t{64} << 20;
-/// Empty segments are kept up to this, so that a step's tensors find their memory again in the next.
+/// Empty segments are kept up to this size, so that the tensors of the next step find them.
 constexpr size_t kKeptBytes = size_t{256} << 20;
 
 size_t round_up(size_t bytes, size_t grain) { return (bytes + grain - 1) / grain * grain; }
@@ -43,19 +43,19 @@ struct Arena::Segment {
   uint64_t inode = 0;
   uint8_t* base = nullptr;
   size_t bytes = 0;
-  size_t populated = 0;            ///< pages below are there: they can't fail any more
-  bool inherited = false;          ///< from before a fork: the parent's to hand out
+  size_t populated = 0;            ///< pages below this are allocated
+  bool inherited = false;          ///< from before a fork: only the parent allocates from it
   std::map<size_t, size_t> free;   ///< offset, bytes; no two of them touch
   std::map<size_t, size_t> taken;  ///< offset, bytes
 
   ~Segment() {
     munmap(base, bytes);
-    // Peers may still have it mapped, and would keep the pages.
+    // Frees the pages also if peers still have the segment mapped.
     if (!inherited)
       (void)fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes));
   }
 
-  /// Makes sure that touching [0, end) is no signal.
+  /// Allocates the pages of [0, end), so that access cannot raise SIGBUS.
   bool populate(size_t end) {
     end = std::min(round_up(end, kHugePage), bytes);
     while (populated < end) {
@@ -70,7 +70,7 @@ struct Arena::Segment {
 
   void give_back(size_t offset) {
     const auto block = taken.find(offset);
-    MUSTER_CHECK(block != taken.end(), "memory is freed twice, or was never the arena's");
+    MUSTER_CHECK(block != taken.end(), "memory is freed twice, or does not belong to the arena");
     auto [next, unused] = free.emplace(offset, block->second);
     taken.erase(block);
     (void)unused;
@@ -111,7 +111,7 @@ Result<void*> Arena::allocate(size_t bytes) {
   return exhausted(why + "; free some, or use ordinary tensors", bytes);
 }
 
-/// The first free range that has room; null where there is none, or no memory for it.
+/// A block from the first free range that is large enough; null if there is none, or no memory.
 void* Arena::take(Segment& segment, size_t bytes) {
   if (segment.inherited) return nullptr;
   for (auto range = segment.free.begin(); range != segment.free.end(); ++range) {
@@ -141,7 +141,7 @@ Result<Arena::Segment*> Arena::grow(size_t bytes) {
   }
   void* const base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (base == MAP_FAILED) return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory", size));
-  (void)madvise(base, size, MADV_HUGEPAGE);  // a wish: the system may not have them
+  (void)madvise(base, size, MADV_HUGEPAGE);  // only a hint
   segment->inode = status.st_ino;
   segment->base = static_cast<uint8_t*>(base);
   segment->bytes = size;
@@ -154,9 +154,9 @@ Result<Arena::Segment*> Arena::grow(size_t bytes) {
 void Arena::free(void* data) {
   if (data == nullptr) return;
   const std::lock_guard lock(mutex_);
-  auto place = segments_.upper_bound(reinterpret_cast<uintptr_t>(data));
-  MUSTER_CHECK(place != segments_.begin(), "memory that is freed was the arena's");
-  Segment& segment = *(--place)->second;
+  auto found = segments_.upper_bound(reinterpret_cast<uintptr_t>(data));
+  MUSTER_CHECK(found != segments_.begin(), "memory that is freed does not belong to the arena");
+  Segment& segment = *(--found)->second;
   const size_t offset = static_cast<uint8_t*>(data) - segment.base;
   const auto block = segment.taken.find(offset);
   if (block != segment.taken.end()) used_ -= block->second;
@@ -165,16 +165,16 @@ void Arena::free(void* data) {
   if (!segment.taken.empty()) return;
   size_t kept = 0;
   for (const auto& [address, each] : segments_) kept += each->taken.empty() ? each->bytes : 0;
-  if (kept > kKeptBytes || segment.inherited) segments_.erase(place);
+  if (kept > kKeptBytes || segment.inherited) segments_.erase(found);
 }
 
 std::optional<Arena::Location> Arena::find(const void* data, size_t bytes) const {
   const auto address = reinterpret_cast<uintptr_t>(data);
   const std::shared_lock lock(mutex_);
-  auto place = segments_.upper_bound(address);
-  if (place == segments_.begin()) return std::nullopt;
-  const Segment& segment = *(--place)->second;
-  const size_t offset = address - place->first;
+  auto found = segments_.upper_bound(address);
+  if (found == segments_.begin()) return std::nullopt;
+  const Segment& segment = *(--found)->second;
+  const size_t offset = address - found->first;
   if (segment.inherited || offset >= segment.bytes || bytes > segment.bytes - offset) return std::nullopt;
   return Location{segment.inode, segment.bytes, offset, segment.file.get()};
 }
@@ -186,8 +186,8 @@ size_t Arena::mapped_bytes() const {
   return all;
 }
 
-/// What is free here may be in use at the parent. The lock is made anew, as it may count threads that wait for it and
-/// are not here.
+/// The parent may use blocks that are free here. The lock is constructed again, because it may count waiting threads
+/// that the child does not have.
 void Arena::begin_in_child() {
   std::construct_at(&mutex_);
   for (auto& [address, segment] : segments_) segment->inherited = true;

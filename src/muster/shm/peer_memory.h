@@ -11,13 +11,13 @@
 
 namespace muster {
 
-/// Other processes' arena segments, mapped here when they are first seen, through /proc/<pid>/fd: that takes the same
-/// user and pid namespace, and leaves nothing behind. What a peer says of its memory is checked: a segment that it
-/// could shrink would be a signal here. Not thread-safe.
+/// Maps the arena segments of other processes through /proc/<pid>/fd when they are first used. This needs the same user
+/// and PID namespace, and leaves nothing behind. It checks what a peer says about its memory: access to a segment that
+/// the peer could shrink would raise SIGBUS. Not thread-safe.
 class PeerMemory {
  public:
-  /// Segments that are mapped at a time: their owners give them back without a word, so what was used longest ago must
-  /// go some day. No call uses as many.
+  /// The most segments that are mapped at a time. Owners free them without notice, so the least recently used mapping
+  /// is dropped. No call uses as many.
   static constexpr size_t kMaxMappings = 1024;
 
   PeerMemory() = default;
@@ -25,12 +25,12 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  /// Where `bytes` at `place` of process `pid` lie here, until kMaxMappings others have been asked for. kUnavailable
-  /// where the system does not let processes see each other's files, kProtocol for a place that is none.
-  Result<uint8_t*> map(pid_t pid, const Arena::Location& place, size_t bytes);
+  /// The address here of `bytes` at `location` of process `pid`, valid until kMaxMappings other segments are mapped.
+  /// kUnavailable if the system does not let processes see each other's files, kProtocol for an invalid location.
+  Result<uint8_t*> map(pid_t pid, const Arena::Location& location, size_t bytes);
 
-  /// Of this process's own segments: those that all peers have mapped before. The last kMaxMappings of them: nobody
-  /// says which are still there, and one that is forgotten is only asked about once more.
+  /// The own segments that all peers have mapped before; the last kMaxMappings of them. For a segment that is dropped
+  /// from this list, the peers only confirm once more.
   bool is_known(uint64_t segment) const { return known_.contains(segment); }
   void add_known(uint64_t segment);
 
@@ -41,11 +41,11 @@ class PeerMemory {
     uint8_t* base;
     size_t bytes;
   };
-  static Result<Mapping> open(pid_t pid, const Arena::Location& place);
+  static Result<Mapping> open(pid_t pid, const Arena::Location& location);
 
-  std::list<Mapping> mappings_;  ///< what was used longest ago first; a few
+  std::list<Mapping> mappings_;  ///< the least recently used first
   std::set<uint64_t> known_;
-  std::deque<uint64_t> known_order_;  ///< the same, what was noted longest ago first
+  std::deque<uint64_t> known_order_;  ///< the same, the oldest first
 };
 
 }  // namespace muster

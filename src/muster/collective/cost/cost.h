@@ -22,17 +22,16 @@ struct CostInputs {
   double foreign() const { return bytes * (ranks - 1) / ranks; }
 };
 
-/// What lies on the longest way through an algorithm.
+/// The cost of the longest path through an algorithm.
 struct Estimate {
-  double rounds = 0;    ///< latencies, one after the other
+  double rounds = 0;    ///< latencies in sequence
   double messages = 0;  ///< sends and receives of a rank
   double bytes = 0;     ///< that it sends and receives
   double reduced = 0;   ///< bytes that it combines or copies
 };
 
-/// Seconds that the algorithm takes for the problem, all ranks beginning together: a closed form, so that choosing
-/// costs no more than a call. The same at all ranks. How near it is to the schedules themselves, evaluate()
-/// (evaluation.h) tells.
+/// Seconds that the algorithm takes if all ranks begin together. A closed formula, so that the choice of an algorithm
+/// is cheap. Equal at all ranks. Tests compare it with evaluate() (evaluation.h).
 double predict(const CollectiveSpec& spec, const Algorithm& algorithm);
 
 }  // namespace muster

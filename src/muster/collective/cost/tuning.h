@@ -8,7 +8,7 @@
 
 namespace muster {
 
-/// What ranks pay that share a host's memory; see team_plan.h.
+/// Costs of ranks that share a host's memory (host_plan.h).
 struct MemoryCosts {
   double wait = 0.2e-6;                   ///< seconds of a step in which two ranks, each on a core, wait for each other
   double turn = 4e-6;                     ///< seconds of a step for each of the ranks that share a core
@@ -17,10 +17,10 @@ struct MemoryCosts {
   bool measured = false;                  ///< else these are guesses
   friend bool operator==(const MemoryCosts&, const MemoryCosts&) = default;
 };
-/// Bytes of a rank's tensors at which the two speeds hold; in between, what is between them.
+/// Bytes of a rank's tensors at which the two speeds apply. Between them, the speed is interpolated.
 inline constexpr double kCachedTensors = 4 << 20, kUncachedTensors = 128 << 20;
 
-/// What choices of algorithms go by. `muster tune` measures it, and keeps it in a file of the user's.
+/// Costs of a machine, for the choice of algorithms. `muster tune` measures them and writes them to a file of the user.
 struct MachineCosts {
   LinkCost tcp, local, shm;  ///< local: Unix sockets
   MemoryCosts memory;
@@ -30,13 +30,13 @@ struct MachineCosts {
   friend bool operator==(const MachineCosts&, const MachineCosts&) = default;
 };
 
-/// A machine, and the algorithms that the user asks for. All ranks of a group must go by the same: one of them encodes
-/// its own, and the others decode it.
+/// The costs of a machine, and the algorithms that the user asks for. Equal at all ranks of a group: rank 0 encodes its
+/// own, and the other ranks decode it.
 struct Tuning {
   MachineCosts machine;
   std::array<const Algorithm*, kCollectiveCount> wanted{};  ///< by collective; null: choose
 
-  /// Fills in what the choice goes by: links of this kind ("tcp", "unix", "shm"), this many ranks on a host.
+  /// Sets `spec.costs` and `spec.algorithm` for links of this kind ("tcp", "unix", "shm") and so many ranks on a host.
   void apply(CollectiveSpec& spec, std::string_view kind, int ranks_per_host) const;
   /// Some 600 bytes of JSON.
   std::string encode() const;
@@ -44,7 +44,7 @@ struct Tuning {
   static Result<Tuning> decode(std::string_view text);
 };
 
-/// This machine as it was measured, else guessed; with MUSTER_ALGO, as in "all_reduce=ring,broadcast=chain". An unknown
+/// The measured costs of this machine, or a guess, and MUSTER_ALGO, as in "all_reduce=ring,broadcast=chain". An unknown
 /// name there is kInvalidArgument and tells the right ones.
 Result<Tuning> load_tuning();
 /// What MUSTER_ALGO's `text` asks for.

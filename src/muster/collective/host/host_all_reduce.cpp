@@ -1,5 +1,5 @@
-// all_reduce and reduce: by one shot, where every rank reads what all have put; by way of a hub; or in two shots, where
-// every rank combines its part of a chunk and the others read that.
+// all_reduce and reduce. One shot: every rank reads and combines the data of all ranks. Through the leader: rank 0
+// combines for all. Two shots: every rank combines its part of a chunk, and the others read the results.
 #include "muster/collective/host/host_call.h"
 
 namespace muster {
@@ -14,11 +14,11 @@ Result<> put(HostCall& run, size_t index, size_t chunk) {
   return {};
 }
 
-/// Combines everybody's chunk, which a step carries, into the output.
+/// Combines all ranks' chunks of a step into the output.
 void combine_all(HostCall& run, size_t index, size_t chunk, uint32_t step) {
   auto& sources = run.comm.pointers();
   for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = run.area(peer, step, chunk);
-  // The own slot and line are on their way to those who read them.
+  // The cache lines of the own slot and record are moving to the ranks that read them.
   if (run.own_in_place()) sources[run.rank] = run.operation.input.data() + index * chunk;
   run.combine_out(index * chunk, sources.data(), chunk_bytes(run.call.bytes(), index, chunk));
 }
@@ -41,7 +41,7 @@ Result<> one_shot(HostCall& run) {
   return {};
 }
 
-/// The hub combines for all: n reads by one rank, instead of n by each of n.
+/// The leader combines for all: n reads by one rank, instead of n by each of n.
 Result<> through_leader(HostCall& run) {
   const size_t bytes = run.call.bytes();
   MUSTER_TRY(put(run, 0, bytes));
@@ -62,8 +62,8 @@ Result<> through_leader(HostCall& run) {
   return {};
 }
 
-/// Chunks in two shots, one step each: the step of chunk k carries the input of k and the result of k - 1. So a wait
-/// for the slowest is paid once a chunk, and the results of k - 1 are read while others still combine chunk k.
+/// Two shots, with one step for each chunk: the step of chunk k carries the input of chunk k and the results of chunk
+/// k - 1. So there is one wait for a chunk, and a rank reads the results of k - 1 while others still combine chunk k.
 class TwoShot {
  public:
   explicit TwoShot(HostCall& run)
@@ -91,7 +91,7 @@ class TwoShot {
   }
 
  private:
-  /// The bytes of a chunk that belong to a rank: bounds fall on cache lines.
+  /// Where a rank's part of a chunk begins, on a cache line.
   size_t part(Rank rank, size_t bytes) const {
     const size_t grain = std::max<size_t>(64, run_.element), grains = (bytes + grain - 1) / grain;
     return std::min(bytes, grains * rank / run_.size * grain);
@@ -99,7 +99,7 @@ class TwoShot {
   uint8_t* result(uint8_t* slot) const { return slot + (chunk_ + 63) / 64 * 64; }
   const uint8_t* result(const uint8_t* slot) const { return slot + (chunk_ + 63) / 64 * 64; }
 
-  /// All parts of the others, which are all that they read.
+  /// Writes the parts of the other ranks; they read nothing else.
   void put(size_t index) {
     const size_t bytes = chunk_bytes(bytes_, index, chunk_), offset = index * chunk_;
     const size_t begin = own_in_place_ ? part(run_.rank, bytes) : bytes;
@@ -108,7 +108,7 @@ class TwoShot {
     run_.read_in(offset + end, run_.comm.slot() + end, bytes - end);
   }
 
-  /// The own part of a chunk, into the own slot of the step that follows and, for who wants it, into the output.
+  /// Combines the own part of a chunk into the slot of the next step, and into the output of a rank that needs it.
   void combine_part(size_t index, uint32_t step) {
     const size_t bytes = chunk_bytes(bytes_, index, chunk_), begin = part(run_.rank, bytes);
     const size_t length = part(run_.rank + 1, bytes) - begin;
@@ -124,7 +124,7 @@ class TwoShot {
     }
   }
 
-  /// The others' parts of a chunk, of which the results are in the slots of `step`.
+  /// Copies the results of the other ranks' parts of a chunk, which are in the slots of `step`.
   void take(size_t index, uint32_t step) {
     if (!is_root(run_)) return;
     const size_t bytes = chunk_bytes(bytes_, index, chunk_);
@@ -165,7 +165,7 @@ Result<> host_all_reduce(HostCall& run) {
   return TwoShot(run).execute();
 }
 
-/// Never by way of the hub: reduce_form().
+/// Never through the leader: reduce_form().
 Result<> host_reduce(HostCall& run) { return host_all_reduce(run); }
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// reduce_scatter and all_to_all: every rank puts a piece for every other, and takes from each the one for itself. A
+// reduce_scatter and all_to_all: every rank publishes a piece for every other rank, and reads its piece from each. A
 // rank's own block never goes through a slot.
 #include <fmt/format.h>
 
@@ -51,8 +51,8 @@ void combine_pieces(HostCall& run, const Pieces& pieces, const HostBlocks& block
   run.combine_out(offset, sources.data(), bytes);
 }
 
-/// all_to_all with counts: who sends how much is known to sender and receiver only. So the first step's slots begin
-/// with the sender's counts, in elements, and the payload names its longest block.
+/// all_to_all with counts: only the sender and the receiver know how much is sent. So the slots of the first step begin
+/// with the sender's counts, in elements, and the payload holds the length of its longest block.
 class Uneven {
  public:
   explicit Uneven(HostCall& run) : run_(run) {}
@@ -63,7 +63,7 @@ class Uneven {
     std::memcpy(run_.comm.payload(), &bytes, sizeof(bytes));
   }
 
-  /// The longest block of all, once everybody's counts are what is expected here.
+  /// The longest block of all ranks. kMismatch if the counts of a rank differ from those expected here.
   Result<size_t> check_counts(size_t largest, uint32_t step) {
     for (Rank peer = 0; peer < run_.size; ++peer) {
       uint64_t sent, theirs;
@@ -121,7 +121,7 @@ Result<> host_all_to_all(HostCall& run) {
   const bool even = operation.counts.empty();
   size_t largest = sent.largest();
   Uneven uneven(run);
-  // Of uneven blocks nobody knows the longest yet: then all use the same, full pieces.
+  // With uneven blocks no rank knows the longest one yet, so all ranks use full pieces.
   const Pieces pieces(run, even ? largest : SIZE_MAX, even ? 0 : uneven_header(run.size));
   MUSTER_TRY(run.begin(pieces.in_slot()));
   uint32_t step = run.comm.step();

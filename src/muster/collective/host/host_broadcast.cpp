@@ -1,11 +1,11 @@
-// broadcast and scatter: the root puts chunks, as far ahead as its slots allow, and the others take them.
+// broadcast and scatter: the root publishes chunks, as far ahead as its slots allow, and the other ranks read them.
 #include "muster/collective/host/host_call.h"
 
 namespace muster {
 namespace {
 
-/// A step of somebody who only takes. It is published after the root's was seen: then the root's word says that all
-/// ranks are near, and nobody has to look at all of them.
+/// Receiver step. The receiver publishes it after it has seen the root's step. So the root's records tell all ranks
+/// which step all have published, and no rank has to read the records of all others.
 Result<uint32_t> receiver_step(HostCall& run) {
   const uint32_t step = run.comm.next();
   MUSTER_TRY(run.comm.wait(run.call.root, step, run.deadline));

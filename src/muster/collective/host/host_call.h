@@ -8,8 +8,8 @@
 
 namespace muster {
 
-/// What the shared-memory forms have in common: one rank's run of one collective, and the moves that it is made of. The
-/// forms themselves are functions of it, a file for each pair that mirrors each other.
+/// One rank's run of one collective in shared memory, and the operations that the forms are made of. A form is a
+/// function of a HostCall.
 struct HostCall {
   HostCall(HostComm& on, const Operation& what, const Deadline& until)
       : comm(on),
@@ -28,23 +28,23 @@ struct HostCall {
   Result<> reserve(size_t bytes) {
     return bytes <= kStepPayload ? comm.reserve_payload(deadline) : comm.reserve(deadline);
   }
-  /// Where `bytes` of the current step go: the payload, if they fit, or the slot. Peers read them in the same place.
+  /// The memory for `bytes` of the current step: the payload if they fit, else the slot. Peers read the same memory.
   uint8_t* area(size_t bytes) { return bytes <= kStepPayload ? comm.payload() : comm.slot(); }
   const uint8_t* area(Rank peer, uint32_t step, size_t bytes) {
     return bytes <= kStepPayload ? comm.payload(peer, step) : comm.slot(peer, step);
   }
-  /// Bytes of the chunks in which blocks of up to `largest` bytes go; not zero.
+  /// Bytes of a chunk, for blocks of up to `largest` bytes; not zero.
   size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, comm.slot_bytes(), element); }
 
-  /// Input from `offset` on; for kPremulSum times the factor.
+  /// Copies input from `offset` on to `to`; for kPremulSum times the factor.
   void read_in(size_t offset, void* to, size_t bytes) const;
-  /// Whether the own input can be an operand where it lies: else it goes through the slot as the peers' does.
+  /// True if the own input can be an operand in place. If not, it goes through the slot like the peers' input.
   bool own_in_place() const { return operation.input.contiguous() && call.op != ReduceOp::kPremulSum; }
-  /// All ranks' operands, of `bytes` bytes each, combined in rank order.
+  /// Combines all ranks' operands, of `bytes` bytes each, in rank order.
   void combine(void* out, const void* const* sources, size_t bytes) const;
   /// The same into the output from `offset` on. Moves the pointers.
   void combine_out(size_t offset, const void** sources, size_t bytes) const;
-  /// Bytes of the input into the output; nothing where they are the same memory.
+  /// Copies bytes of the input to the output, unless they are the same memory.
   void copy_own(size_t from, size_t to, size_t bytes) const;
 
   HostComm& comm;
@@ -56,10 +56,10 @@ struct HostCall {
   const size_t element;
 };
 
-/// The ranks' blocks within the memory that holds all of them, in bytes. Made in every call, so it allocates nothing.
+/// The ranks' blocks in a buffer, in bytes. Every call makes one, so it allocates nothing.
 class HostBlocks {
  public:
-  /// Equal ones of `bytes`, or those of `counts`.
+  /// Equal blocks of `bytes`, or blocks of `counts` elements.
   HostBlocks(size_t bytes, const std::vector<size_t>& counts, size_t element)
       : bytes_(bytes), counts_(counts), element_(element) {}
   size_t bytes(Rank rank) const { return counts_.empty() ? bytes_ : counts_[rank] * element_; }
@@ -79,7 +79,7 @@ class HostBlocks {
   size_t element_;
 };
 
-/// Bytes of chunk `index` of a block that is cut into chunks of `chunk` bytes; zero behind its end.
+/// Bytes of chunk `index` of a block that is cut into chunks of `chunk` bytes; zero after its end.
 inline size_t chunk_bytes(size_t block, size_t index, size_t chunk) {
   return block <= index * chunk ? 0 : std::min(chunk, block - index * chunk);
 }
@@ -94,8 +94,8 @@ Result<> host_gather(HostCall& run);
 Result<> host_all_to_all(HostCall& run);
 Result<> host_barrier(HostCall& run);
 
-/// The collective on the tensors themselves, each byte moved once, if all that matter lie in arenas; else false, and
-/// nothing has been done but to find that out. Asked by all ranks alike.
+/// Runs the collective directly on the tensors, moving each byte once, if all needed tensors lie in arenas. Otherwise
+/// returns false and has changed nothing. All ranks must call it, or none.
 Result<bool> run_on_shared_tensors(HostCall& run);
 
 }  // namespace muster

@@ -76,12 +76,12 @@ Result<> dispatch(HostCall& run) {
   return fail(ErrorCode::kUnsupported, "this collective has no form in shared memory");
 }
 
-/// Makes a mismatch say which calls they are.
+/// Adds both calls to the message of a mismatch.
 void annotate_mismatch(const HostComm& comm, const Call& mine, Error& error) {
   if (error.code != ErrorCode::kMismatch || !comm.foreign_tag()) return;
   const Rank peer = error.rank;
   const std::string theirs = Call::unpack(*comm.foreign_tag()).to_string();
-  // Where a call is over before all have met, as a scatter is, only the next one tells.
+  // A scatter, for example, ends before all ranks have compared it; then the next call finds the mismatch.
   const std::string what =
       *comm.foreign_tag() == mine.pack()
           ? fmt::format("rank {} and rank {} made different calls before {}", peer, comm.rank(), theirs)

@@ -5,12 +5,12 @@
 
 namespace muster {
 
-/// A collective of ranks that share one host's memory. Stands beside the schedules behind the same definition of the
-/// result (operation.h): hand-written because here the copies, not the messages, are the cost.
+/// A collective of ranks that share one host's memory. The definition of the result is the same as for schedules
+/// (operation.h). It is hand-written because here the copies are the cost, not the messages.
 ///
-/// Every call is compared with the peers', and kMismatch names the rank and both calls before any output is written
-/// with their data. Reductions combine elements in rank order everywhere, so all ranks get the same bits.
-/// kUnsupported for a collective that has no such form.
+/// All ranks compare their calls. kMismatch names the rank and both calls before any output is written with the peers'
+/// data. Reductions combine elements in rank order, so all ranks get the same bits. kUnsupported for a collective that
+/// has no form in shared memory.
 Result<> run_on_host(HostComm& comm, const Operation& operation, const Deadline& deadline);
 
 }  // namespace muster

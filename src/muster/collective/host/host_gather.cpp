@@ -1,4 +1,4 @@
-// all_gather and gather: every rank puts its block, in chunks.
+// all_gather and gather: every rank publishes its block in chunks.
 #include "muster/collective/host/host_call.h"
 
 namespace muster {
@@ -17,7 +17,7 @@ void take(HostCall& run, const HostBlocks& blocks, Rank peer, size_t index, size
   run.operation.output.write(blocks.begin(peer) + index * chunk, run.area(peer, step, chunk), bytes);
 }
 
-/// The chunk of the own block, which goes straight to where it belongs.
+/// Copies a chunk of the own block directly to the output.
 void keep(HostCall& run, const HostBlocks& blocks, size_t index, size_t chunk) {
   const size_t bytes = chunk_bytes(blocks.bytes(run.rank), index, chunk);
   run.copy_own(index * chunk, blocks.begin(run.rank) + index * chunk, bytes);
@@ -50,7 +50,7 @@ Result<> host_gather(HostCall& run) {
       continue;
     }
     MUSTER_TRY(run.begin(0));
-    run.comm.publish();  // before it waits: another that holds itself for the root must see that this one does
+    run.comm.publish();  // before it waits, so that a rank with another root finds the mismatch
     keep(run, blocks, index, chunk);
     const uint32_t step = run.comm.step();
     MUSTER_TRY(run.comm.wait_each(step, run.deadline));

@@ -19,23 +19,23 @@ struct HostPlanInputs {
   bool to_root = false;   ///< all_to_all: the others' blocks for one rank, as Hierarchy makes a gather of it
 };
 
-/// What its form does, as the rank sees it that has the most to do: team_collectives.h in figures and words.
+/// The form of a collective (host_collectives.h) in numbers and words, for the rank with the most work.
 struct HostPlan {
   std::string form;  ///< "two shots"
   size_t chunk = 0, chunks = 1;
-  size_t waits = 1;     ///< one after the other
+  size_t waits = 1;     ///< in sequence
   size_t awaited = 1;   ///< ranks in each
-  double copied = 0;    ///< bytes between tensors and slots, those that are read to be combined among them
+  double copied = 0;    ///< bytes between tensors and slots, with those that are read as operands
   double combined = 0;  ///< bytes
-  double tensors = 0;   ///< bytes of a rank's tensors: they tell whether caches hold them
-  std::string steps;    ///< lines: who writes and reads what
+  double tensors = 0;   ///< bytes of a rank's tensors: large ones are not in caches
+  std::string steps;    ///< one line for each step
 };
 
 HostPlan plan_on_host(const HostPlanInputs& question);
-/// Whether a call of so many bytes would be done on the tensors themselves.
+/// True if a call of so many bytes runs directly on the tensors when all lie in arenas.
 bool goes_direct(const HostPlanInputs& question);
 
-/// Seconds. Where ranks outnumber cores, they take turns.
+/// Seconds. If there are more ranks than cores, they take turns.
 double predict(const HostPlan& plan, const HostPlanInputs& question, const MachineCosts& machine);
 
 }  // namespace muster

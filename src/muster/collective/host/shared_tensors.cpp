@@ -1,10 +1,10 @@
-// Collectives on tensors that were born in shared memory (shm/arena.h). In a first step each rank says where
-// its input lies; then each reads from, or writes to, the others' memory; a last step tells all that nobody does any
-// more. Which calls try it follows from the call alone, so that all ranks try the same.
+// Collectives on tensors that lie in shared memory (shm/arena.h). In the first step each rank publishes the location of
+// its input. Then each rank reads from, or writes to, the other ranks' tensors. A last step tells that all ranks have
+// finished. Whether ranks try this depends on the call alone, so all ranks decide alike.
 //
-// A rank that was stopped may go on when the others have long given it up, and use their tensors for something else: so
-// it looks whether they have before each piece that it writes to them, and before it believes what it has read. One
-// piece it may still write.
+// A rank that was stopped may continue after the others have failed and use their tensors for something else. So it
+// checks for failures before each piece that it writes to them, and before it trusts what it has read. It may still
+// write one piece.
 #include <cstring>
 #include <type_traits>
 
@@ -14,10 +14,10 @@
 namespace muster {
 namespace {
 
-/// What a rank says of its input, in the payload of the first step.
+/// What a rank publishes about its input, in the payload of the first step.
 struct Location {
   Arena::Location place;
-  uint32_t known = 0;  ///< whether the peers have mapped this segment before, and so will again
+  uint32_t known = 0;  ///< 1 if the peers have mapped this segment before, and so can map it again
 };
 static_assert(sizeof(Location) <= kStepPayload && std::is_trivially_copyable_v<Location>);
 
@@ -48,7 +48,7 @@ bool is_large_enough(const HostCall& run) {
   return bytes >= kMinSharedTensorBytes;
 }
 
-/// Whether the others need this rank's input.
+/// True if other ranks read this rank's input.
 bool needed(const HostCall& run, Rank rank) {
   const bool from_root = run.call.collective == Collective::kBroadcast || run.call.collective == Collective::kScatter;
   return !from_root || rank == run.call.root;

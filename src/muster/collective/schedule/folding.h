@@ -6,9 +6,9 @@
 
 namespace muster {
 
-/// How ranks beyond a power of two take part in algorithms that need one (Rabenseifner 2004, section 3): of the first
-/// 2 (n - core) ranks, each even one hands its data to the odd one behind it and gets the result from there; the odd
-/// ones and the ranks behind them are the core.
+/// Folding for algorithms that need a power of two (Rabenseifner 2004, section 3). Of the first 2 (n - core) ranks,
+/// each even rank sends its data to the odd rank after it and gets the result from there. The odd ones and all later
+/// ranks are the core.
 class Folding {
  public:
   explicit Folding(const CollectiveSpec& spec)
@@ -19,14 +19,14 @@ class Folding {
   int core() const { return core_; }
   bool paired() const { return rank_ < 2 * extra_; }
   bool folds_away() const { return paired() && rank_ % 2 == 0; }
-  /// Of a pair, the other one.
+  /// The other rank of a pair.
   Rank partner() const { return rank_ ^ 1; }
 
-  /// Numbers within the core.
+  /// This rank's number within the core.
   int self() const { return paired() ? rank_ / 2 : rank_ - extra_; }
   Rank rank_of(int core_rank) const { return core_rank < extra_ ? 2 * core_rank + 1 : core_rank + extra_; }
   Rank across(int distance) const { return rank_of(self() ^ distance); }
-  /// The first rank whose data the core rank stands for; behind the last one: the rank count.
+  /// The first rank whose data the core rank has; for the end of the core: the rank count.
   Rank first_of(int core_rank) const { return core_rank < extra_ ? 2 * core_rank : core_rank + extra_; }
 
  private:

@@ -10,7 +10,7 @@
 
 namespace muster {
 
-/// Which memory a range lies in. Input and output may be the same memory: schedules are safe in place.
+/// The buffer that a range lies in. Input and output may be the same memory: schedules are safe in place.
 enum class BufferKind : uint8_t { kInput, kOutput, kScratch };
 
 struct Range {
@@ -19,8 +19,8 @@ struct Range {
   size_t bytes = 0;
 };
 
-/// One step of one rank. Steps to one peer in one direction are started in list order and, as links have it, end in
-/// that order; a step starts when the steps `after` and `and_after` have ended (kNone: nothing to wait for). Both come
+/// One step of one rank. Steps with one peer in one direction start in list order, and end in this order because links
+/// are ordered. A step starts when the steps `after` and `and_after` have ended (kNone: no dependency). Both come
 /// earlier in the list. A send ends when its memory may be written again. No range is empty.
 struct Step {
   enum class Kind : uint8_t {
@@ -34,7 +34,7 @@ struct Step {
   Kind kind;
   Rank peer = kNoRank;
   Range from, to;
-  Range with;  ///< reductions: the operand that was here already
+  Range with;  ///< reductions: the operand that is already at this rank
   /// Reductions: `from` op `with` rather than `with` op `from`; all ranks must agree bit by bit.
   bool from_first = false;
   uint32_t after = kNone;
@@ -48,7 +48,7 @@ struct Step {
   const Range& second_operand() const { return from_first ? with : from; }
 };
 
-/// What one rank does in a collective.
+/// The steps of one rank in a collective.
 struct Schedule {
   std::vector<Step> steps;
   size_t scratch_bytes = 0;
@@ -72,9 +72,8 @@ struct CostModel {
 
 struct Algorithm;  // algorithms.h
 
-/// What is asked. Pure data: the same problem gives the same schedule on every rank and run, so it can be cached.
-/// Input and output are those of operation.h, which says what lies where; input is never written but where it is
-/// output.
+/// A collective to plan. Pure data: equal specs give equal schedules on every rank and in every run, so schedules can
+/// be cached. operation.h defines input and output. A schedule writes its input only where it is also output.
 struct CollectiveSpec {
   Collective collective = Collective::kBarrier;
   Rank rank = 0;
@@ -82,13 +81,13 @@ struct CollectiveSpec {
   size_t count = 0;  ///< elements of the tensor, or of one rank's block; unused where `counts` is given
   size_t element_bytes = 1;
   Rank root = 0;
-  std::vector<size_t> counts, receive_counts;  ///< elements of the ranks' blocks, where these differ: see operation.h
+  std::vector<size_t> counts, receive_counts;  ///< elements of each rank's block, if these differ (operation.h)
   size_t chunk_bytes = 1 << 18;                ///< pipelining grain of large messages, rounded down to whole elements
   CostModel costs;                             ///< the same at all ranks
-  const Algorithm* algorithm = nullptr;        ///< to be taken where it fits, whatever it costs; see tuning.h
+  const Algorithm* algorithm = nullptr;        ///< used if it fits, whatever it costs (tuning.h); null: choose
 };
 
-/// The schedule of the algorithm that is chosen for the problem: the given one, else the fastest by predict() (cost.h).
+/// The schedule of the chosen algorithm: the given one, or the fastest by predict() (cost.h).
 Result<Schedule> plan(const CollectiveSpec& spec);
 
 /// For tests and `explain`: one line a step.

@@ -9,14 +9,14 @@
 
 namespace muster {
 
-/// What the next step waits for.
+/// The dependencies of a new step.
 struct After {
   uint32_t one = Step::kNone;
   uint32_t other = Step::kNone;
 };
 
-/// Appends steps to a schedule. Each function returns the index of its step, for others to wait for. A step of no bytes
-/// is left out; then it is kNone.
+/// Appends steps to a schedule. Each function returns the index of its step, for the dependencies of later steps. A
+/// step without bytes is left out; then the index is kNone.
 class ScheduleBuilder {
  public:
   uint32_t send(Rank peer, Range from, After after = {}) {
@@ -57,7 +57,7 @@ class ScheduleBuilder {
   Schedule schedule_;
 };
 
-/// Of two steps of which the second waits for the first, or may have been left out: what stands for both.
+/// The last of two steps, of which the second depends on the first or was left out.
 inline uint32_t last_of(uint32_t first, uint32_t second) { return second == Step::kNone ? first : second; }
 
 inline Range input(size_t offset, size_t bytes) { return {BufferKind::kInput, offset, bytes}; }
@@ -80,13 +80,13 @@ struct Chunks {
   }
 };
 
-/// Scratch for what arrives to be combined: slots used in turn, each once its last user has ended.
+/// Scratch for received operands: two slots in turn, each free when its last user has ended.
 class Slots {
  public:
   Slots(ScheduleBuilder& builder, size_t bytes) {
     for (Range& slot : slots_) slot = builder.scratch(bytes);
   }
-  /// Combines what arrives from `peer` with `with` into `to`.
+  /// Receives from `peer` and combines with `with` into `to`.
   uint32_t receive_reduce(ScheduleBuilder& builder, Rank peer, Range with, Range to, uint32_t after = Step::kNone) {
     if (to.bytes == 0) return Step::kNone;
     const uint32_t slot = used_++ % 2;
@@ -100,7 +100,7 @@ class Slots {
   uint32_t used_ = 0;
 };
 
-/// All that a single rank has to do in most collectives.
+/// The schedule of most collectives of a single rank.
 inline Schedule copy_input(size_t bytes) {
   ScheduleBuilder builder;
   builder.copy(input(0, bytes), output(0, bytes));
@@ -116,13 +116,13 @@ inline size_t tensor_bytes(const CollectiveSpec& spec) { return spec.count * spe
 /// `rank` plus `steps` around the ring; steps >= -size.
 inline Rank around(const CollectiveSpec& spec, int steps) { return (spec.rank + spec.size + steps) % spec.size; }
 
-/// The greatest power of two that divides `position`.
+/// The largest power of two that divides `position`.
 inline int lowest_bit(int position) { return position & -position; }
 
-/// Rounds in which everybody is reached by doubling: ceil(log2 size).
+/// Rounds of doubling until all ranks are reached: ceil(log2 size).
 inline int doubling_rounds(int size) { return std::bit_width(static_cast<unsigned>(size) - 1u); }
 
-/// Ranks counted from the root, which is 0.
+/// Ranks relative to the root, which is 0.
 struct FromRoot {
   explicit FromRoot(const CollectiveSpec& spec)
       : root(spec.root), size(spec.size), self((spec.rank - spec.root + spec.size) % spec.size) {}
@@ -139,7 +139,7 @@ inline void check_spec(const CollectiveSpec& spec) {
   const auto of_ranks = [&](const std::vector<size_t>& counts) {
     return counts.empty() || counts.size() == static_cast<size_t>(spec.size);
   };
-  MUSTER_CHECK(of_ranks(spec.counts) && of_ranks(spec.receive_counts), "counts are one for each rank");
+  MUSTER_CHECK(of_ranks(spec.counts) && of_ranks(spec.receive_counts), "there is one count for each rank");
 }
 
 }  // namespace muster

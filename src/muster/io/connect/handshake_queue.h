@@ -12,25 +12,25 @@
 
 namespace muster {
 
-/// Where a connection comes from, as far as one owner has all of it: an IPv4 address, or the /64 network of an IPv6
-/// address. All Unix sockets are one.
+/// The network that a connection comes from: an IPv4 address, or the /64 prefix of an IPv6 address, because one owner
+/// usually has all of it. All Unix sockets are one network.
 std::string network_of(const Address& peer);
 
-/// The connections of an acceptor that have not proved themselves, and which of them gives way to a newcomer when there
-/// is no room for more. Anybody may open connections and say nothing, so:
-/// - the network with the most connections gives way first; one that a member has come from counts as having fewer,
-///   by half of the room;
-/// - a connection that has sent nothing gives way once it is kSilentGrace old: a member greets as soon as it is
-///   connected. One that has begun its handshake has kStepGrace for each of a few steps.
+/// The unauthenticated connections of an acceptor, and which of them is evicted for a new one when there is no room.
+/// Any process may open connections and send nothing, so:
+/// - a connection of the network with the most connections is evicted first. A network from which a peer has
+///   authenticated counts as having fewer, by half of the room;
+/// - a connection that has sent nothing may be evicted after kSilentGrace, because a muster peer sends its greeting
+///   at once. A connection that has begun its handshake has kStepGrace for each of a few steps.
 ///
-/// A flood thus delays members by kSilentGrace for as many connections as there is room for, also where it comes from
-/// the members' own network. Knows no socket and no clock. Not thread-safe.
+/// So a flood delays peers by kSilentGrace for each `room` connections, even if it comes from the peers' own network.
+/// Uses no socket and no clock. Not thread-safe.
 class HandshakeQueue {
  public:
   static constexpr Duration kSilentGrace = std::chrono::milliseconds(10);
   static constexpr Duration kStepGrace = std::chrono::milliseconds(500);
-  static constexpr int kMaxSteps = 4;              ///< the most that a handshake takes, TLS included
-  static constexpr size_t kMaxMembers = 16 << 10;  ///< networks that are remembered for their members
+  static constexpr int kMaxSteps = 4;              ///< the most steps of a handshake, with TLS
+  static constexpr size_t kMaxMembers = 16 << 10;  ///< networks with authenticated peers that are remembered
 
   explicit HandshakeQueue(size_t room) : room_(room) {}
 
@@ -39,7 +39,7 @@ class HandshakeQueue {
   void on_bytes(int id, TimePoint now);
   bool is_silent(int id) const { return entries_.at(id).steps == 0; }
   void remove(int id);
-  /// The connection has proved itself: a member is where it comes from. It is removed.
+  /// The peer has authenticated: remembers its network and removes the connection.
   void on_authenticated(int id);
 
   struct Candidate {
