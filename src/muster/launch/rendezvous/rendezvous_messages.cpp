@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <nlohmann/json.hpp>
 
 #include "muster/launch/options/options.h"
@@ -24,8 +25,8 @@ class FieldWriter {
   void number(const char* name, const std::optional<int>& value, int /*low*/, int /*high*/) {
     if (value) object_[name] = *value;
   }
-  template <class Kind, class Names>
-  void kind(Kind value, const Names& names) {
+  template <class Kind>
+  void kind(Kind value, std::span<const char* const> names) {
     object_["is"] = names[static_cast<size_t>(value)];
   }
   Bytes take() const { return to_bytes(object_.dump(-1, ' ', false, json::error_handler_t::replace)); }

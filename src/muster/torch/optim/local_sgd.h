@@ -28,8 +28,6 @@ class PeriodicSyncOptimizer {
   uint64_t steps() const { return steps_; }
   /// For a program that restores the state by itself.
   void set_steps(uint64_t steps) { steps_ = steps; }
-  /// For a program that restores the state by itself.
-  void set_steps(uint64_t steps) { steps_ = steps; }
 
   /// The state without the model's parameters. Call it at all ranks after the same step.
   virtual void save(torch::serialize::OutputArchive& archive);
