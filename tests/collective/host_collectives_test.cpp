@@ -160,7 +160,7 @@ TEST(HostCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
     }
     ASSERT_TRUE(ranks.comm(0).all_direct());
     EXPECT_EQ(run(1, 4, Duration::zero()).error().code, ErrorCode::kTimeout);
-    ranks.comm(1).give_up(1);
+    ranks.comm(1).mark_failed(1);
     const Bytes reused(kCount * 4, 7), mine(kCount * 4, 1);
     tensors[1].write(0, reused.data(), reused.size());
     tensors[0].write(0, mine.data(), mine.size());
