@@ -219,7 +219,7 @@ def test_a_second_node_0_is_refused(node: Node) -> None:
     node_1.expect("ready")
     second = node(0)
     assert second.finish() == 1
-    assert "is another node 0 there" in second.err
+    assert "does another node 0 run there" in second.err
     node_1.send(signal.SIGTERM)
     first.finish()
 

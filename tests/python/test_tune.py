@@ -25,11 +25,11 @@ def call(muster: str, *words: str) -> Result:
 
 
 def test_tune_keeps_its_measurements(muster: str, cache: Path) -> None:
-    assert call(muster, "tune", "--show").stdout.startswith("guessed")
+    assert call(muster, "tune", "--show").stdout.startswith("defaults")
     assert not cache.exists(), "showing measures nothing"
     measured = call(muster, "tune")
     assert measured.returncode == 0, measured.stderr
-    assert f"kept in {cache}" in measured.stdout
+    assert f"saved to {cache}" in measured.stdout
     record = json.loads(cache.read_text())
     for medium in ("tcp", "unix", "shm"):
         assert 0 < record[medium]["latency"] < 1 and record[medium]["bytes_per_second"] > 1e6
@@ -47,7 +47,7 @@ def test_a_damaged_record_falls_back_to_defaults(muster: str, cache: Path) -> No
     shown = call(muster, "tune", "--show")
     assert shown.returncode == 0
     assert str(cache) in shown.stderr and "run it again" in shown.stderr
-    assert shown.stdout.startswith("guessed")
+    assert shown.stdout.startswith("defaults")
 
 
 def test_explain_prints_candidates_choice_and_steps(muster: str, cache: Path) -> None:
@@ -71,7 +71,7 @@ def test_explain_uses_the_hosts_memory_costs(muster: str, cache: Path) -> None:
     cache.write_text(json.dumps(record))
     older = call(muster, *words)
     assert older.returncode == 0 and older.stderr == "", "a record of before memory was measured is one still"
-    assert "guessed" in older.stdout and "GB/s from memory (guessed)" in call(muster, "tune", "--show").stdout
+    assert "guessed" in older.stdout and "GB/s from memory (defaults)" in call(muster, "tune", "--show").stdout
     times = []
     for wait in (1e-6, 1e-3):
         memory = {"wait": wait, "turn": 1, "cached_bytes_per_second": 1e12, "bytes_per_second": 1e12}
