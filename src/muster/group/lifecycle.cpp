@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "muster/base/hash.h"
 #include "muster/group/group.h"
 
 namespace muster {
@@ -23,13 +24,6 @@ Result<> check_members(const std::vector<Rank>& ranks, int size, const char* wha
     }
   }
   return {};
-}
-
-/// FNV-1a over the ranks.
-std::string digest(const std::vector<Rank>& ranks) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const Rank rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 0x100000001b3;
-  return fmt::format("{:016x}", hash);
 }
 
 GroupOptions inherited(const Group& parent) {
@@ -94,7 +88,7 @@ Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Ran
   std::iota(all.begin(), all.end(), 0);
   std::set_difference(all.begin(), all.end(), out.begin(), out.end(), std::back_inserter(stay));
   // The name has the list, so that ranks which exclude others form another group.
-  return form_among(*this, store, stay, fmt::format("shrunk-{}-to-{}", ++shrunk_, digest(stay)));
+  return form_among(*this, store, stay, fmt::format("shrunk-{}-to-{:016x}", ++shrunk_, fnv1a(stay)));
 }
 
 }  // namespace muster

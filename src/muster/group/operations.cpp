@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "muster/base/hash.h"
 #include "muster/group/group.h"
 
 namespace muster {
@@ -14,12 +15,8 @@ tl::unexpected<Error> invalid(const Operation& operation, const std::string& wha
   return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name(operation.call.collective), what));
 }
 
-/// FNV-1a over the counts; never zero, which stands for equal blocks.
-uint64_t digest(const std::vector<size_t>& counts) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const size_t count : counts) hash = (hash ^ count) * 0x100000001b3;
-  return hash | 1;
-}
+/// Never zero, which stands for equal blocks.
+uint64_t digest(const std::vector<size_t>& counts) { return fnv1a(counts) | 1; }
 
 /// `given` is the view that every rank gives; the other one may be given at the root only, and may be empty.
 Result<> infer_dtype(Operation& operation, const BufferView& given, const BufferView& other) {

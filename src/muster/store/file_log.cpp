@@ -16,6 +16,7 @@
 
 #include <cerrno>
 
+#include "muster/base/hash.h"
 #include "muster/store/protocol/messages.h"
 
 namespace muster {
@@ -23,11 +24,6 @@ namespace {
 
 constexpr std::string_view kLogMagic = "MUSTLOG1";
 constexpr size_t kRecordHeaderBytes = 2 * sizeof(uint64_t) + kFrameHeaderBytes;
-
-uint64_t fnv1a(ByteView bytes, uint64_t hash = 0xcbf29ce484222325) {
-  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
-  return hash;
-}
 
 class FileLock {
  public:

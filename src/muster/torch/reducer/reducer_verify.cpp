@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "muster/base/hash.h"
 #include "muster/torch/archive_exchange.h"
 #include "muster/torch/collectives.h"
 
@@ -53,18 +54,12 @@ std::string compare(Rank rank, const std::string& here, const std::string& at_ro
                   ", rank 0 has ", description_of(line_of(at_root)));
 }
 
-int64_t fingerprint_of(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char letter : text) hash = (hash ^ static_cast<uint8_t>(letter)) * 0x100000001b3;
-  return static_cast<int64_t>(hash);
-}
-
 }  // namespace
 
 void verify_model(const ReducerContext& context) {
   Group& group = *context.group;
   const std::string here = describe(context);
-  const at::Tensor prints = all_gather(group, at::scalar_tensor(fingerprint_of(here), at::kLong));
+  const at::Tensor prints = all_gather(group, at::scalar_tensor(static_cast<int64_t>(fnv1a(here)), at::kLong));
   if (prints.eq(prints[0]).all().item<bool>()) return;
   const std::string difference = compare(context.rank(), here, broadcast_text(group, here, 0));
   if (const auto failure = first_failure(group, difference)) {
