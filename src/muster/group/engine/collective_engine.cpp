@@ -46,7 +46,9 @@ CollectiveEngine::CollectiveEngine(Mesh mesh, const GroupSpec& spec)
       mesh_(std::move(mesh)),
       detector_(*mesh_.loop, *mesh_.link_table),
       diagnosis_(spec_, mesh_.members, group_id(), fingerprint_check_enabled(), detector_),
-      links_(spec.size) {
+      links_(spec.size),
+      all_ranks_(spec.size) {
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   const auto linked = [this](Rank rank, LinkTable::Side, Link& link) {
     links_[rank] = &link;
     link.set_control_handler([this, rank](ByteView message) { diagnosis_.on_peer_call(rank, message); });
@@ -114,9 +116,7 @@ Result<> CollectiveEngine::run_over_links(const Operation& operation, const Dead
   if (hierarchy_ && Hierarchy::has(operation.call.collective)) {
     MUSTER_TRY(hierarchy_->run(summed, deadline));
   } else {
-    schedule_ranks_.resize(spec_.size);
-    std::iota(schedule_ranks_.begin(), schedule_ranks_.end(), 0);
-    MUSTER_TRY(begin_schedule(summed, schedule_ranks_, spec_.rank, deadline));
+    MUSTER_TRY(begin_schedule(summed, all_ranks_, spec_.rank, deadline));
     MUSTER_TRY(finish_schedule(deadline));
   }
   finish_average(operation, factor, spec_.size, spec_.rank);

@@ -73,8 +73,8 @@ class CollectiveEngine {
   std::vector<Link*> links_;            ///< by rank; null where there is none (yet)
   std::optional<Hierarchy> hierarchy_;  ///< if several hosts have several ranks
   ScheduleRunner schedule_runner_;
-  std::vector<Rank> schedule_ranks_;   ///< of the current schedule: its rank r is schedule_ranks_[r] of the group
-  std::vector<Link*> schedule_links_;  ///< the same for the links
+  std::vector<Rank> all_ranks_;        ///< 0, 1, ...
+  std::vector<Link*> schedule_links_;  ///< of the current schedule, by its own ranks
   Bytes scaled_;                       ///< a copy of an input, multiplied
 };
 

@@ -113,13 +113,13 @@ void CollectiveEngine::choose_link_cost() {
 Hierarchy::Levels CollectiveEngine::levels() {
   return {
       [this](const Operation& operation, const Deadline& deadline) { return run_on_host_comm(operation, deadline); },
-      [this](const Operation& operation, int shard, const Deadline& deadline) {
+      [this, ranks = std::vector<Rank>()](const Operation& operation, int shard, const Deadline& deadline) mutable {
         const Topology& topology = mesh_.topology;
-        schedule_ranks_.clear();
+        ranks.clear();
         for (int host = 0; host < static_cast<int>(topology.hosts.size()); ++host) {
-          schedule_ranks_.push_back(topology.hosts[host][topology.shard_rank(host, shard)]);
+          ranks.push_back(topology.hosts[host][topology.shard_rank(host, shard)]);
         }
-        return begin_schedule(operation, schedule_ranks_, topology.host_of[spec_.rank], deadline);
+        return begin_schedule(operation, ranks, topology.host_of[spec_.rank], deadline);
       },
       [this](const Deadline& deadline) { return finish_schedule(deadline); }};
 }

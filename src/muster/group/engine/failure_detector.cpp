@@ -38,7 +38,7 @@ const Error* FailureDetector::lost(Rank rank) const {
 }
 
 std::optional<Error> FailureDetector::interruption() const {
-  if (failure_) return failure_;
+  if (failure_ || !interrupted()) return failure_;
   const std::lock_guard lock(abort_mutex_);
   return abort_;
 }
@@ -66,8 +66,7 @@ std::vector<Rank> FailureDetector::silent_ranks(const std::vector<Link*>& links)
 }
 
 void FailureDetector::shut_down(Error why) {
-  if (shut_down_) return;
-  shut_down_ = true;
+  if (is_shut_down()) return;
   if (why.phase != GroupPhase::kLeft) why.phase = GroupPhase::kRunning;
   fail(why);
   links_.close(why);

@@ -11,8 +11,7 @@
 namespace muster {
 
 /// Keeps the reason why a group's collectives cannot go on: the first failure that a link, a process or a peer reports,
-/// or the abort that was requested. Used by the thread that drives the loop, except for request_abort() and
-/// interrupted().
+/// or the abort that was requested. Used by the thread that drives the loop, except for request_abort().
 class FailureDetector {
  public:
   FailureDetector(Loop& loop, LinkTable& links) : loop_(loop), links_(links) {}
@@ -41,14 +40,13 @@ class FailureDetector {
   /// Closes all links with `why`, so that the peers learn the reason. Waits until it is written, at most
   /// kLastReportTime. The first call counts.
   void shut_down(Error why);
-  bool is_shut_down() const { return shut_down_; }
+  bool is_shut_down() const { return links_.is_closed(); }
 
  private:
   Loop& loop_;
   LinkTable& links_;
   std::unordered_map<Rank, Error> lost_;
   std::optional<Error> failure_;
-  bool shut_down_ = false;
   std::atomic<bool> abort_requested_ = false;
   mutable std::mutex abort_mutex_;
   std::optional<Error> abort_;  ///< guarded by abort_mutex_; does not change once abort_requested_ is set

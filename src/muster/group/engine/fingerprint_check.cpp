@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-/// What a rank tells of its call. The text is closed by a zero, if it is shorter.
+/// A rank's call, as it is sent. A zero ends the text if it is shorter than the field.
 struct Announcement {
   std::array<uint64_t, 4> call;
   char site[96];
@@ -46,7 +46,7 @@ Result<std::vector<T>> gather(std::vector<T> own, size_t ranks, const Exchange& 
   return all;
 }
 
-/// What one rank sends to another is what that one expects from it.
+/// Each rank must send to each other rank as many elements as that rank expects.
 Result<> check_counts(const Operation& operation, const std::vector<RankInfo>& members, const Exchange& exchange) {
   const size_t size = members.size();
   std::vector<uint64_t> own(operation.counts.begin(), operation.counts.end());

@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// What a collective over several hosts of as many ranks each is made of: Hierarchy (hierarchy.h) in figures.
+/// The parts of a collective over several hosts with equally many ranks: Hierarchy (hierarchy.h) in figures.
 struct HierarchyPlan {
   size_t chunk = 0;                      ///< bytes of the tensor that the parts below are about
   double chunks = 1;                     ///< how many of these the tensor has

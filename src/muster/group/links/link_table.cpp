@@ -119,7 +119,7 @@ Result<> LinkTable::connect(const std::vector<Rank>& ranks, const Deadline& dead
   if (error) return tl::unexpected(*error);
   if (waited) return {};
   for (const Rank rank : ranks) {
-    if (link(rank) == nullptr) dialed_[rank].dials.clear();
+    if (rank < identity_.rank && link(rank) == nullptr) dialed_[rank].dials.clear();
   }
   return tl::unexpected(missing(ranks));
 }

@@ -76,6 +76,7 @@ class LinkTable {
   void close_dialed(Rank rank, const Error& why);
   /// Closes all links with `why`, also those that are accepted later. No event is called any more.
   void close(const Error& why);
+  bool is_closed() const { return closed_.has_value(); }
 
  private:
   /// One direction of dialing between this rank and another.
