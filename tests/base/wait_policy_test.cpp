@@ -28,14 +28,19 @@ TEST(YieldBudget, SpendsLittleTimeOnYieldsThatTakeLong) {
   YieldClock clock;
   clock.each = 4ms;
   YieldBudget budget(1ms, clock);
-  EXPECT_TRUE(budget.yield());
-  EXPECT_FALSE(budget.yield());
-  EXPECT_EQ(test::yields() - clock.before, 1);
-  clock.start = clock.start + (64 * clock.each - Duration(1));
-  EXPECT_FALSE(budget.yield());
-  clock.start = clock.start + Duration(1);
-  EXPECT_TRUE(budget.yield()) << "the other thread may have gone";
-  EXPECT_FALSE(budget.yield());
+  const auto spend = [&] {
+    int yields = 0;
+    while (budget.yield()) ++yields;
+    return yields;
+  };
+  const int burst = spend();
+  EXPECT_GE(burst, 20ms / clock.each);
+  EXPECT_LE(burst, 20ms / clock.each + 1);
+  EXPECT_EQ(test::yields() - clock.before, burst) << "a refused yield must not yield";
+  clock.start = clock.start + 64 * clock.each;
+  EXPECT_EQ(spend(), 1) << "the other thread may have gone";
+  clock.start = clock.start + 10 * 64 * 20ms;
+  EXPECT_EQ(spend(), burst) << "a long pause buys one burst, not ten";
 }
 
 TEST(AdaptiveWait, HalvesTheSpinBeforeAParkAndDoublesItAfterASuccess) {

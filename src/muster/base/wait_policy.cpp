@@ -2,11 +2,14 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
 namespace muster {
 namespace {
 
-/// Slow yields take at most one part in so many of the time.
+/// Slow yields take at most one part in so many of the time, apart from a burst.
 constexpr int kSlowYieldShare = 64;
+constexpr Duration kSlowYieldBurst = 20ms;
 
 }  // namespace
 
@@ -14,11 +17,11 @@ YieldBudget::YieldBudget(Duration cheap, const Clock& clock) : cheap_(cheap), cl
 
 bool YieldBudget::yield() {
   const TimePoint before = clock_.now();
-  if (before < next_) return false;
+  if (paid_until_ > before + kSlowYieldShare * kSlowYieldBurst) return false;
   sched_yield();
   const TimePoint after = clock_.now();
   const Duration taken = after - before;
-  if (taken > cheap_) next_ = after + kSlowYieldShare * taken;
+  if (taken > cheap_) paid_until_ = std::max(paid_until_, after) + kSlowYieldShare * taken;
   return true;
 }
 

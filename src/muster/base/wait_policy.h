@@ -53,9 +53,10 @@ inline void spin_pause() {
 
 /// Yields as long as yields are cheap. For one thread at a time.
 ///
-/// Among ranks that share a core a yield is the cheapest hand-over. Beside a thread that computes, a yield costs a
-/// whole time slice, some milliseconds, in each wait of a collective. So after a slow yield there is none for 64 times
-/// as long. The caller parks instead, and the kernel gives a parked thread the core soon after it is woken.
+/// Among ranks that share a core a yield is the cheapest hand-over, and only few yields are slow. Beside a thread that
+/// computes, most yields cost a whole time slice, some milliseconds, in each wait of a collective. So slow yields take
+/// at most 1/64 of the time, after a burst of 20 ms (a token bucket). When these are used up the caller parks instead,
+/// and the kernel gives a parked thread the core soon after it is woken.
 class YieldBudget {
  public:
   /// A yield that takes longer than `cheap` has given the core to a thread that computes.
@@ -66,7 +67,7 @@ class YieldBudget {
  private:
   const Duration cheap_;
   const Clock& clock_;
-  TimePoint next_;  ///< no yield before this time
+  TimePoint paid_until_;  ///< each slow yield moves this ahead by 64 times its length
 };
 
 /// The spin and yield phases of a thread that waits often, for one word at a time, and then parks.
