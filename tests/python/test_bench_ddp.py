@@ -38,7 +38,8 @@ def test_a_quick_run_writes_rows_and_a_picture(tmp_path: Path, capsys: pytest.Ca
     words = ["ddp", "--quick", "--models", "tiny", "--parts", "steps", "--json", str(rows_file)]
     assert main([*words, "--plot", str(picture), "--markdown", str(table)]) == 0
     header, *lines, _ = capsys.readouterr().out.splitlines()
-    assert header.split() == ["case", "ranks", "metric", "muster", "gloo", "ratio", "floor", "stock"]
+    columns = "case ranks metric muster gloo ratio floor stock DP torch DP"
+    assert header.split() == columns.split()
     step, exposed = json.loads(rows_file.read_text())
     assert len(lines) == 2
     assert [(row["case"], row["ranks"], row["metric"]) for row in (step, exposed)] == [
@@ -48,6 +49,7 @@ def test_a_quick_run_writes_rows_and_a_picture(tmp_path: Path, capsys: pytest.Ca
     for row in (step, exposed):
         assert min(row["muster"], row["peer"], row["floor"], row["also"]["stock"]) > 0
         assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
+    assert min(step["also"]["DP"], step["also"]["torch DP"]) > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "stock" in table.read_text().splitlines()[0]
 

@@ -21,6 +21,7 @@ SUMMARY = "training steps with muster's DDP, against torch's over gloo, and torc
 PEERS: tuple[str, ...] = ("gloo",)
 PARTS = ("steps", "alone", "memory")
 VARIANTS = ("muster", "stock", "gloo")
+REPLICAS = ("DP", "torch DP")
 HOOKS = [("muster", FLOAT32), ("muster", "bf16"), ("muster", "int8"), ("gloo", FLOAT32), ("gloo", "fp16")]
 # The share of the gradients' bytes that each of two ranks sends; int8 has a scale for each 256 elements.
 _SENT = {FLOAT32: 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
@@ -67,7 +68,11 @@ def _measured(
 
 def _steps(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     result = _measured(arguments, arguments.ranks, {"part": "steps", "model": model})
-    milliseconds = {variant: 1e3 * seconds for variant, seconds in result["step"].items()}
+    replicas = {"part": "replicas", "model": model, "variants": REPLICAS, "replicas": arguments.ranks}
+    # Without accelerators: with one, torch's DataParallel refuses a model on the CPU.
+    in_threads = _measured(arguments, 1, replicas, lambda rank: Place([], {"CUDA_VISIBLE_DEVICES": "", **_KEEP_MEMORY}))
+    steps = result["step"] | in_threads["step"]
+    milliseconds = {variant: 1e3 * seconds for variant, seconds in steps.items()}
     yield _row(model, arguments.ranks, result["bytes"], "step", "ms", milliseconds, milliseconds["bare"])
     exposed = {variant: 1e3 * max(seconds, _MIN_EXPOSED) for variant, seconds in result["exposed"].items()}
     yield _row(model, arguments.ranks, result["bytes"], "exposed", "ms", exposed, 1e3 * result["copy"])
@@ -119,6 +124,6 @@ _RUNS = {"steps": _steps, "alone": _alone, "memory": _memory, "network": _networ
 
 
 def _row(case: str, ranks: int, size: int, metric: str, unit: str, figures: dict[str, float], floor: float) -> Row:
-    also = {"stock": figures["stock"]} if "stock" in figures else {}
+    also = {variant: figures[variant] for variant in ("stock", *REPLICAS) if variant in figures}
     both = figures["muster"], figures["gloo"]
     return Row("ddp", case, ranks, metric, unit, *both, "gloo", floor, bytes=size, also=also)

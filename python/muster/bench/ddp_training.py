@@ -32,13 +32,13 @@ _SAMPLE_EVERY = 0.002  # seconds between two looks at the resident memory
 class Trainer:
     """A model in one variant, with its optimizer and batch. `bare` is not wrapped."""
 
-    def __init__(self, case: Case, variant: str, hook: str, groups: Groups) -> None:
+    def __init__(self, case: Case, variant: str, hook: str, groups: Groups, batches: int = 1) -> None:
         torch.manual_seed(1)
         model = case.make()
         self.wrapped = _wrap(model, variant, groups)
         if hook != FLOAT32:
             _register(self.wrapped, variant, hook, groups)
-        self._batch = case.batch()
+        self._batch = [torch.cat([part] * batches) for part in case.batch()]
         self._optimizer = torch.optim.SGD(model.parameters(), _RATE)
         self._loss = nn.CrossEntropyLoss()
         self.gradient_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -56,12 +56,19 @@ class Trainer:
 
 
 def _wrap(model: nn.Module, variant: str, groups: Groups) -> Any:
-    """bare: no DDP; gloo and stock: torch's DDP over Gloo and over muster's backend; muster: muster's DDP."""
+    """bare: no DDP; gloo and stock: torch's DDP over Gloo and over muster's backend; muster: muster's DDP.
+
+    DP and torch DP: DataParallel of muster, with a replica for each thread, and of torch, which has one on the CPU.
+    """
     if variant == "bare":
         return model
-    if variant == "muster":
-        from muster.nn import DistributedDataParallel
+    if variant == "torch DP":
+        return nn.DataParallel(model)
+    if variant in ("muster", "DP"):
+        from muster.nn import DataParallel, DistributedDataParallel
 
+        if variant == "DP":
+            return DataParallel(model, torch.get_num_threads())
         return DistributedDataParallel(model, process_group=groups["muster"])
     group = groups["gloo" if variant == "gloo" else "muster"]
     return nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
@@ -81,7 +88,8 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     """Yields one result for the model, of the kind `part`."""
     torch.set_num_threads(1)
     case = MODELS[options["model"]]
-    part = {"steps": _steps, "alone": _alone, "memory": _memory, "hooks": _hooks}[options["part"]]
+    parts = {"steps": _steps, "alone": _alone, "memory": _memory, "hooks": _hooks, "replicas": _replicas}
+    part = parts[options["part"]]
     yield part(case, groups, options)
 
 
@@ -102,6 +110,15 @@ def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
         "exposed": {variant: _difference(times[variant], times[f"{variant} alone"]) for variant in options["variants"]},
         "copy": statistics.median(times["copy"]),
     }
+
+
+def _replicas(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
+    """Step times of DataParallel in one process, with the threads and the batch of as many ranks together."""
+    replicas = options["replicas"]
+    torch.set_num_threads(replicas)
+    calls = {variant: Trainer(case, variant, FLOAT32, groups, replicas).step for variant in options["variants"]}
+    times = interleave_steps(calls, options["rounds"])
+    return {"step": {variant: statistics.median(column) for variant, column in times.items()}}
 
 
 def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:

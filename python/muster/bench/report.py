@@ -88,7 +88,11 @@ def bus_bandwidth(count: int, factor: float, microseconds: float) -> float | Non
 
 
 # The names that `also` of a benchmark's rows may have.
-_ALSO = {"collectives": ("shared", "direct"), "mpi": ("openmpi", "mpich", "shared", "unrecorded"), "ddp": ("stock",)}
+_ALSO = {
+    "collectives": ("shared", "direct"),
+    "mpi": ("openmpi", "mpich", "shared", "unrecorded"),
+    "ddp": ("stock", "DP", "torch DP"),
+}
 
 
 def _cells(row: Row) -> dict[str, str]:
