@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "collective/trial.h"
-#include "muster/transport/sim/world.h"
+#include "sim/sim_world.h"
 
 namespace muster::test {
 

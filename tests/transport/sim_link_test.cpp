@@ -1,5 +1,5 @@
 #include "contract/link_contract.h"
-#include "muster/transport/sim/world.h"
+#include "sim/sim_world.h"
 
 namespace muster {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/transport/sim/world.h"
+#include "sim/sim_world.h"
 
 #include <gtest/gtest.h>
 

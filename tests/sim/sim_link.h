@@ -2,7 +2,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/transport/link_base.h"
-#include "muster/transport/sim/world.h"
+#include "sim/sim_world.h"
 
 namespace muster::sim {
 

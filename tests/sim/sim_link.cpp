@@ -1,4 +1,4 @@
-#include "muster/transport/sim/sim_link.h"
+#include "sim/sim_link.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
-#include "muster/transport/sim/world.h"
+#include "sim/sim_world.h"
 
 #include "muster/base/check.h"
-#include "muster/transport/sim/sim_link.h"
+#include "sim/sim_link.h"
 
 namespace muster::sim {
 
