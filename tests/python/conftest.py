@@ -1,9 +1,11 @@
 """What several test files need: the built binary, and a way to run programs that shows what they said on failure."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +76,17 @@ def run() -> Run:
         return done.stdout
 
     return run_command
+
+
+@pytest.fixture(scope="module")
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory if there is room: etcd fails requests when a busy disk takes seconds to write its log."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or shutil.disk_usage(memory).free < 1 << 30:
+        yield tmp_path_factory.mktemp("server")
+        return
+    with tempfile.TemporaryDirectory(prefix="muster-server-", dir=memory) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,7 @@ def server_words(kind: str, port: int, folder: Path) -> list[str]:
         return ["redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", str(folder)]
     client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
     return [
-        "etcd", "--log-level=error", f"--data-dir={folder}/etcd", f"--listen-client-urls={client}",
+        "etcd", "--log-level=error", f"--data-dir={folder}/{port}", f"--listen-client-urls={client}",
         f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
     ]  # fmt: skip
@@ -214,10 +214,10 @@ ExternalServer = tuple[list[str], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(params=["redis", "etcd"])
-def external_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ExternalServer]:
+def external_server(request: pytest.FixtureRequest, server_folder: Path) -> Iterator[ExternalServer]:
     """The options of a rendezvous in a real server that is no part of the job, and that server."""
     port = free_port()
-    words = server_words(request.param, port, tmp_path)
+    words = server_words(request.param, port, server_folder)
     if shutil.which(words[0]) is None:
         pytest.skip(f"there is no {words[0]}")
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

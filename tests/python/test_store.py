@@ -178,15 +178,17 @@ def open_when_up(url: str) -> dist.Store:
 
 
 @pytest.fixture(scope="module", params=["redis", "etcd"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, server_folder: Path) -> Iterator[str]:
     """The URL of a Redis or an etcd of our own."""
-    folder, port, peer = tmp_path_factory.mktemp("server"), free_port(), free_port()
+    port, peer = free_port(), free_port()
     if request.param == "redis":
-        server = serve("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "")
+        server = serve(
+            "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", f"{server_folder}", "--save", ""
+        )
     else:
         client, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
         options = {
-            "data-dir": folder,
+            "data-dir": server_folder,
             "heartbeat-interval": 20,
             "election-timeout": 200,
             "listen-client-urls": client,

@@ -24,6 +24,13 @@ bool on_path(const std::string& program) {
   return false;
 }
 
+/// In memory if there is room: etcd fails requests when a busy disk takes seconds to write its log.
+std::string parent_folder() {
+  std::error_code error;
+  const auto space = std::filesystem::space("/dev/shm", error);
+  return !error && space.available > (size_t{1} << 30) ? "/dev/shm" : testing::TempDir();
+}
+
 pid_t spawn(const std::vector<std::string>& words, const std::string& folder) {
   const std::string log = folder + "/log";
   std::vector<char*> argv;
@@ -48,7 +55,7 @@ std::unique_ptr<ServerProcess> ServerProcess::start(std::vector<std::string> wor
     return nullptr;
   }
   std::unique_ptr<ServerProcess> server(new ServerProcess);
-  std::string pattern = testing::TempDir() + "/muster-server-XXXXXX";
+  std::string pattern = parent_folder() + "/muster-server-XXXXXX";
   server->folder_ = ::mkdtemp(pattern.data());
   for (std::string& word : words) {
     if (const size_t at = word.find("{folder}"); at != std::string::npos) word.replace(at, 8, server->folder_);
