@@ -44,14 +44,14 @@ class Group(_C.Group):
         return self.all_gather_into_tensor(*arguments, **named)
 
     @staticmethod
+    @deprecated("use muster.group()")
     def from_process_group(group: dist.ProcessGroup | None = None) -> Group:
-        """The direct form of `group` (default: all ranks), which must use the muster backend."""
         return Group(backend_of(group))
 
 
 def group(group: dist.ProcessGroup | None = None) -> Group:
     """The direct form of `group` (default: all ranks), which must use the muster backend."""
-    return Group.from_process_group(group)
+    return Group(backend_of(group))
 
 
 def process_group_of(group: object) -> dist.ProcessGroup:

@@ -162,7 +162,9 @@ def profiled(rank: int) -> None:
 
 
 def direct_collectives(rank: int) -> None:
-    group = muster.Group.from_process_group()
+    with pytest.warns(DeprecationWarning, match=r"use muster\.group"):
+        group = muster.Group.from_process_group()
+    group = muster.group()
     assert (group.rank, group.size, group.transport) == (rank, 3, muster.transport())
     data = torch.full((4,), float(rank))
     assert group.all_reduce(data) is None

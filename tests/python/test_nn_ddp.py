@@ -170,7 +170,7 @@ def compare_over(rank: int, link: dict[str, str], transport: str, compress: bool
     if transport == "shm+tcp":
         os.environ["MUSTER_HOST_LABEL"] = f"host {rank // 2}"
     group = dist.new_group()
-    assert muster.Group.from_process_group(group).transport == transport
+    assert muster.group(group).transport == transport
     case = Case(options={"process_group": group, "bucket_cap_mb": 0.001}, tolerance=0.03 if compress else 1e-5)
     return compare(rank, case, (lambda model: model.register_comm_hook(None, hooks.int8())) if compress else None, 4)
 

@@ -85,7 +85,7 @@ def test_different_delayed_parameters_are_reported(ranks: RankPool) -> None:
 
 
 def start_without_sync(rank: int) -> None:
-    group = muster.Group.from_process_group(dist.group.WORLD)
+    group = muster.group(dist.group.WORLD)
     module = nn.Linear(2, 1, bias=False)
     nn.init.constant_(module.weight, rank)
     before = group.sequence
@@ -156,7 +156,7 @@ def skip_unused_buckets(rank: int, skip: bool) -> int:
     x, y = batch(1, 2)
     part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
     loss = F.cross_entropy(model(x[part]), y[part])
-    group = muster.Group.from_process_group(dist.group.WORLD)
+    group = muster.group(dist.group.WORLD)
     before = group.sequence
     loss.backward()
     F.cross_entropy(reference(x), y).backward()
