@@ -70,7 +70,7 @@ PUBLIC_HEADERS = {
     "transport/shm/shm_link.h",
     "transport/socket/socket_link.h",
 }
-MAX_PAIRS = 16  # of a source and its header, or of one alone, in a folder of src/muster
+MAX_PAIRS = 15  # of a source and its header, or of one alone, in a folder of src/muster
 MAY_SEE_TORCH = ("src/muster/torch/", "python/bindings/", "tests/torch/", "examples/cpp/", "benchmarks/")
 CODE = (".h", ".inc", ".cpp")
 MAX_COLUMNS = 120
@@ -266,6 +266,25 @@ def check_detached(tree: Tree) -> Iterator[Finding]:
                     yield Finding(path, line, "detach", tidy_bans.KEEP_THREAD)
 
 
+def check_types(tree: Tree) -> Iterator[Finding]:
+    """A program with two types of one name in one namespace has undefined behavior, and no compiler sees it."""
+    first: dict[str, str] = {}
+    type_line = re.compile(r"(?:class|struct|union|enum(?: class)?) (\w+)(?: final)?(?: : [^;{]*)?(?: \{.*)?$")
+    for path in tree.code:
+        if not path.startswith(("src/muster/", "python/bindings/")):
+            continue
+        namespaces: list[str] = []
+        for number, line in tree.lines(path):
+            if begin := re.match(r"namespace ?([\w:]*) ?\{$", line):
+                namespaces.append(begin[1] or path)  # an anonymous one is the file's own
+            elif line.startswith("}  // namespace"):
+                namespaces.pop()
+            elif found := type_line.match(line):
+                name = "::".join([*namespaces, found[1]])
+                if first.setdefault(name, path) != path:
+                    yield Finding(path, number, "one-definition", f"{first[name]} defines {name}, too: rename one")
+
+
 def after_brackets(code: str, at: int) -> int:
     """The position after the brackets that open at `at`."""
     depth = 0
@@ -304,6 +323,7 @@ CHECKS = [
     check_columns,
     check_bans,
     check_detached,
+    check_types,
     check_docs,
     check_lengths,
     check_names,

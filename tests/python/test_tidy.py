@@ -40,7 +40,7 @@ def body(line: str, lines: int = 1) -> str:
 
 
 def test_a_folder_that_is_too_full_is_found(tmp_path: Path) -> None:
-    names = [f"p{i}" for i in range(17)]
+    names = [f"p{i}" for i in range(16)]
     files = {f"src/muster/base/many/{name}.cpp": "int n();\n" for name in names}
     listed = "\n".join(f"many/{name}.cpp" for name in names)
     files["src/muster/base/CMakeLists.txt"] = f"muster_library(base SOURCES a.cpp {listed})\n"
@@ -111,6 +111,16 @@ def test_environment_variables_match_the_docs(tmp_path: Path) -> None:
         "docs/reference/environment.md:1: stale",
         "src/muster/base/a.cpp:2: undocumented",
     ]
+
+
+def test_two_types_of_one_name_are_found(tmp_path: Path) -> None:
+    def source(namespace: str) -> str:
+        return f"namespace muster {{\n{namespace} {{\nstruct Request {{\n}};\n}}  // namespace\n}}\n"
+
+    first = {**CLEAN, "src/muster/base/a.h": "#pragma once\n" + source("namespace detail")}
+    assert tidy(tmp_path / "a", {**first, "src/muster/io/b.cpp": source("namespace")}) == []
+    again = {**first, "src/muster/io/b.cpp": source("namespace detail")}
+    assert tidy(tmp_path / "b", again) == ["src/muster/io/b.cpp:3: one-definition"]
 
 
 def test_comments_and_strings_are_not_code(tmp_path: Path) -> None:
