@@ -19,7 +19,7 @@ class SteadyClock final : public Clock {
 
 const SteadyClock kSteadyClock;
 
-// The standard library adds left() to its own clock, which must not overflow.
+// The standard library adds left() to the time of its own clock. This sum must not overflow.
 constexpr Duration kMaxLeft = std::chrono::hours(24 * 365);
 
 }  // namespace

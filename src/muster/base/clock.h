@@ -31,16 +31,16 @@ const Clock& steady_clock();
 /// An absolute time by which a wait must have ended. Copyable; borrows its clock.
 class Deadline {
  public:
-  /// `timeout` from now. Saturates: a huge timeout is years, never the past.
+  /// `timeout` from now. The sum saturates, so a huge timeout never becomes a time in the past.
   static Deadline after(Duration timeout, const Clock& clock = steady_clock());
-  /// `timeout` from the first call of when(), left() or passed(). So a call that does not wait reads no clock. For one
-  /// thread; a copy that is made before then starts on its own.
+  /// `timeout` from the first call of when(), left() or passed(). So a call that does not wait does not read the clock.
+  /// Not thread-safe. A copy that is made before this first call starts its own timeout.
   static Deadline once_waiting(Duration timeout, const Clock& clock = steady_clock()) {
     Deadline deadline({}, clock);
     deadline.not_yet_ = timeout;
     return deadline;
   }
-  /// For a wait that another event ends.
+  /// Never passes. For a wait that another event ends.
   static Deadline never() { return after(Duration::max()); }
   static Deadline at(TimePoint when, const Clock& clock = steady_clock()) { return Deadline(when, clock); }
 

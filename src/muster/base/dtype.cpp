@@ -46,7 +46,8 @@ constexpr bool takes(Kind kind, ReduceOp op) {
   return false;
 }
 
-// By dtype, a bit for each operation that it takes: asked several times in every call.
+// For each dtype, one bit for each operation that it supports. A table, because every call needs the answer several
+// times.
 constexpr std::array<uint16_t, kDtypeCount> kOpsOf = [] {
   std::array<uint16_t, kDtypeCount> ops{};
   for (int dtype = 0; dtype < kDtypeCount; ++dtype) {

@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// Element types, all that torch 2.13 has as dense elements. Sent on the wire: append only, never renumber.
+/// Element types: all that torch 2.13 has as dense elements. Sent on the wire: append only, never renumber.
 enum class Dtype : uint8_t {
   kUint8 = 0,
   kInt8 = 1,
@@ -31,12 +31,12 @@ enum class Dtype : uint8_t {
   kUint32 = 19,
   kUint64 = 20,
   kFloat4E2m1fnX2 = 21,
-  kBits8 = 22,   ///< a byte with whatever in it: torch's int1 to int7, uint1 to uint7, bits1x8 to bits8
+  kBits8 = 22,   ///< an opaque byte: torch's int1 to int7, uint1 to uint7, bits1x8 to bits8
   kBits16 = 23,  ///< torch's bits16
 };
 inline constexpr int kDtypeCount = 24;
 
-/// By Dtype.
+/// Indexed by Dtype.
 inline constexpr uint8_t kDtypeBytes[kDtypeCount] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1,
                                                      2, 1, 1, 1, 1, 1, 2, 4, 8, 1, 1,  2};
 /// Bytes of one element.
@@ -54,15 +54,15 @@ enum class ReduceOp : uint8_t {
   kBitAnd = 5,
   kBitOr = 6,
   kBitXor = 7,
-  kPremulSum = 8,  ///< the sum of elements that each rank has multiplied by a factor of its own first
+  kPremulSum = 8,  ///< a sum; each rank first multiplies its elements by its own factor
 };
 inline constexpr int kReduceOpCount = 9;
 
 const char* name(ReduceOp op);
 
-/// An error that names both if elements of `dtype` cannot be combined by `op`. Floating-point types have no bit
-/// operations, complex types no order; only these two support kPremulSum. float8, float4 and bits move, but are never
-/// reduced.
+/// kUnsupported, with both names, if `op` cannot combine elements of `dtype`. Floating-point and complex types have no
+/// bit operations, and complex types have no order. Only floating-point and complex types support kPremulSum. The
+/// float8, float4 and bits types can be sent but not reduced.
 Result<> check_reducible(Dtype dtype, ReduceOp op);
 /// The same as a bool.
 bool reducible(Dtype dtype, ReduceOp op);

@@ -32,17 +32,17 @@ inline constexpr ErrorCode kLastErrorCode = ErrorCode::kLeft;
 
 const char* name(ErrorCode code);
 
-/// How far the rank that reports an error had come with its group. Sent on the wire: append only, never renumber.
+/// The state of the group at the rank that reports an error. Sent on the wire: append only, never renumber.
 enum class GroupPhase : uint8_t { kForming = 0, kRunning = 1, kLeft = 2 };
 
-/// An expected failure. `message` is one sentence: what happened, at which rank, and what to try.
-/// `context` says during what ("all_reduce #41 (float32[1048576], group \"default\")"); outer layers add it.
+/// An expected failure. `message` is one sentence: what happened, at which rank, and what to try. `context` names the
+/// call that failed ("all_reduce #41 (float32[1048576], group \"default\")"); outer layers add it.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
   Rank rank = kNoRank;  ///< the rank that caused it, if known
   std::string context;
-  int system_error = 0;                     ///< the errno that it comes from, 0 for none; not sent on the wire
+  int system_error = 0;                     ///< the errno behind the error, 0 for none; not sent on the wire
   GroupPhase phase = GroupPhase::kForming;  ///< of the rank that reports it
   Rank reported_by = kNoRank;               ///< the peer whose link brought it; kNoRank: found by this rank itself
 
@@ -57,7 +57,8 @@ template <class T = void>
 using Result = tl::expected<T, Error>;
 
 tl::unexpected<Error> fail(ErrorCode code, std::string message, Rank rank = kNoRank);
-/// An error from errno: "cannot bind 127.0.0.1:80: Permission denied". EADDRINUSE and its kin become kUnavailable.
+/// An error from errno: "cannot bind 127.0.0.1:80: Permission denied". EADDRINUSE and similar errors become
+/// kUnavailable.
 tl::unexpected<Error> fail_errno(int error_number, const std::string& what);
 
 }  // namespace muster

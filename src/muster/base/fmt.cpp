@@ -1,6 +1,7 @@
-// The functions of fmt, compiled once. Header-only, each file that formats would compile its own copies (a quarter of
-// the core's build); from fmt's library, whoever runs muster would need that. Versions 8 to 12; one that
-// wants more takes it from its library: the build links that too, and the linker drops it where nothing is missing.
+// Compiles the functions of fmt once. With fmt's header-only form, each file that formats would compile its own copies
+// (a quarter of the core's build). With fmt's library, every user of muster would need that library. This file supports
+// fmt 8 to 12. A version that needs more functions takes them from its library: the build links the library too, and
+// the linker drops it if no function is missing.
 
 #include <fmt/format-inl.h>
 

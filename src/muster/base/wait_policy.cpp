@@ -7,7 +7,7 @@
 namespace muster {
 namespace {
 
-/// Slow yields take at most one part in so many of the time, apart from a burst.
+/// After a burst of kSlowYieldBurst, slow yields take at most 1/kSlowYieldShare of the time.
 constexpr int kSlowYieldShare = 64;
 constexpr Duration kSlowYieldBurst = 20ms;
 

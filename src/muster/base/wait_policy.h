@@ -21,7 +21,7 @@ namespace muster {
 // spins only a little unless there is a core for each rank, and both it and the shm link migrate away from a core that
 // the awaited rank uses (shm/cpu_migrator.h).
 
-/// Polls of a long spin, some 50 us in all, and of the shortest one.
+/// The number of polls in the longest spin (some 50 us in all) and in the shortest spin.
 inline constexpr int kMaxSpins = 3000;
 inline constexpr int kMinSpins = 32;
 /// Yields between a spin and a park: the awaited thread may only need the core, and a yield costs less than a park.
@@ -51,12 +51,12 @@ inline void spin_pause() {
 #endif
 }
 
-/// Yields as long as yields are cheap. For one thread at a time.
+/// Yields as long as yields are cheap. Not thread-safe.
 ///
 /// Among ranks that share a core a yield is the cheapest hand-over, and only few yields are slow. Beside a thread that
 /// computes, most yields cost a whole time slice, some milliseconds, in each wait of a collective. So slow yields take
-/// at most 1/64 of the time, after a burst of 20 ms (a token bucket). When these are used up the caller parks instead,
-/// and the kernel gives a parked thread the core soon after it is woken.
+/// at most 1/64 of the time, after a burst of 20 ms (a token bucket). When this budget is used up, the caller parks
+/// instead, and the kernel gives a parked thread the core soon after it is woken.
 class YieldBudget {
  public:
   /// A yield that takes longer than `cheap` has given the core to a thread that computes.
@@ -112,7 +112,8 @@ class AdaptiveWait {
   int spins_ = 0;
 };
 
-/// The same for a thread that polls many things in turn: it yields after every poll, once some in a row found nothing.
+/// For a thread that polls many sources in turn. After `polls` idle polls in a row, the thread yields after every
+/// further idle poll.
 class PollWait {
  public:
   explicit PollWait(int polls) : polls_(polls) {}

@@ -44,7 +44,7 @@ Result<Address> parse_unix(std::string_view name, std::string_view text) {
   }
   std::memcpy(address.sun_path, name.data(), name.size());
   if (abstract) address.sun_path[0] = '\0';
-  // An abstract name is as long as the length says; a path ends with a zero byte.
+  // The length marks the end of an abstract name. A path ends with a zero byte.
   const size_t length = offsetof(sockaddr_un, sun_path) + name.size() + (abstract ? 0 : 1);
   return Address::from_raw(reinterpret_cast<const sockaddr*>(&address), static_cast<socklen_t>(length));
 }

@@ -11,11 +11,11 @@
 
 namespace muster {
 
-/// Where a socket is: an IPv4 or IPv6 address with a port, or a Unix socket (a path, or "@name" in the abstract
-/// namespace). A value; text form is "10.0.0.1:29500", "[::1]:29500", "unix:/run/x", "unix:@name".
+/// The address of a socket: an IPv4 or IPv6 address with a port, or a Unix socket (a path, or "@name" in the abstract
+/// namespace). The text form is "10.0.0.1:29500", "[::1]:29500", "unix:/run/x", "unix:@name".
 class Address {
  public:
-  /// Reads the text form, numeric hosts only. Never looks a name up.
+  /// Parses the text form. The host must be numeric, because parse() does not look names up.
   static Result<Address> parse(std::string_view text);
   static Address from_raw(const sockaddr* address, socklen_t length);
   static Address unix_abstract(std::string_view name);
@@ -38,21 +38,21 @@ class Address {
   socklen_t length_ = 0;
 };
 
-/// Looks `host` up (numeric or name), IPv4 and IPv6. kUnavailable names the host when it is unknown. May block in the
-/// resolver; call it off the hot path.
+/// Resolves `host`, a name or a numeric address, to IPv4 and IPv6 addresses. An unknown host is kUnavailable, with its
+/// name. May block in the resolver, so call it off the hot path.
 Result<std::vector<Address>> resolve(const std::string& host, uint16_t port);
 
-/// Splits "host:port", "[v6]:port" or "host" (then `default_port`). kInvalidArgument says what is wrong.
 struct HostPort {
   std::string host;
   uint16_t port = 0;
 };
+/// Splits "host:port", "[v6]:port" or "host" (its port is `default_port`). Other text is kInvalidArgument.
 Result<HostPort> parse_host_port(std::string_view text, uint16_t default_port);
 
 /// The address to bind for "eth0" (an interface's name) or "10.0.0.1" (one of this host's addresses). An unknown
-/// interface is kInvalidArgument and lists those that exist.
+/// interface is kInvalidArgument, with a list of the existing ones.
 Result<Address> interface_address(const std::string& interface);
-/// The local address from which `target` is reached (a connected UDP socket's name: no packet is sent).
+/// The local address from which `target` is reached (the address of a connected UDP socket; no packet is sent).
 Result<Address> local_address_towards(const Address& target);
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// send_fd and receive_fd: one zero byte that carries one descriptor (SCM_RIGHTS), or nothing.
+// send_fd and receive_fd. The message is one zero byte, with one descriptor (SCM_RIGHTS) or with none.
 #include <poll.h>
 #include <sys/socket.h>
 

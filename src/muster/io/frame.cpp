@@ -42,7 +42,7 @@ Bytes encode_frame(uint8_t kind, ByteView payload, uint8_t flags) {
 }
 
 void FrameParser::feed(ByteView bytes) {
-  // What was taken out goes before the buffer would grow, so that it holds little more than one frame.
+  // Erases the consumed bytes before the buffer must grow, so that it holds little more than one frame.
   if (consumed_ > 0 && (consumed_ == buffer_.size() || buffer_.size() + bytes.size() > buffer_.capacity())) {
     buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
     consumed_ = 0;

@@ -12,8 +12,8 @@ namespace muster {
 ///
 ///   frame := length:u32 kind:u8 flags:u8 reserved:u16 payload[length]        (little-endian; header is 8 bytes)
 ///
-/// `length` counts the payload only. Each protocol names its kinds and its cap; a frame over the cap is kProtocol and
-/// ends the connection before anything is allocated for it.
+/// `length` counts the payload only. Each protocol defines its frame kinds and its maximum length. A longer frame is
+/// kProtocol and ends the connection before any memory is allocated for it.
 struct FrameHeader {
   uint32_t length = 0;
   uint8_t kind = 0;
@@ -37,7 +37,7 @@ class FrameParser {
   explicit FrameParser(uint32_t max_length) : max_length_(max_length) {}
   /// Adds bytes as they came from a socket.
   void feed(ByteView bytes);
-  /// The next whole frame, nothing if there is none yet, or kProtocol (then the stream is dead).
+  /// The next whole frame, empty if there is none yet, or kProtocol (then the stream cannot be used any more).
   Result<std::optional<Frame>> next();
   /// Bytes that were fed and not yet taken out as frames.
   size_t buffered() const { return buffer_.size() - consumed_; }

@@ -5,8 +5,8 @@
 
 namespace muster {
 
-// These tell what two processes share. Host names do not, because containers repeat them. Numbers of namespaces alone
-// do not either, because every machine gives its first namespaces the same numbers.
+// These functions tell what two processes share. Host names do not, because containers repeat them. Numbers of
+// namespaces alone do not either, because every machine gives its first namespaces the same numbers.
 
 /// The kernel's boot id, unique for each machine and boot. Empty: unknown.
 std::string boot_id();

@@ -29,10 +29,11 @@ uint64_t pack(int fd, uint32_t generation) {
   return static_cast<uint64_t>(generation) << 32 | static_cast<uint32_t>(fd);
 }
 
-// So long a wait needs no timer in the kernel. Setting one would be a large part of the cost of a small message.
+// A wait of this length or longer uses no kernel timer. Setting one would be a large part of the cost of a small
+// message.
 constexpr Duration kForever = std::chrono::hours(300 * 24);
 
-/// epoll_wait to the nanosecond where the kernel can (Linux 5.11), to the millisecond, rounded up, elsewhere.
+/// Waits with a timeout in nanoseconds if the kernel can (Linux 5.11). Otherwise rounds the timeout up to milliseconds.
 int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) {
   static std::atomic<bool> has_pwait2{true};
   const int64_t ns = std::max<int64_t>(timeout.count(), 0);
@@ -51,7 +52,7 @@ int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) 
 }  // namespace
 
 struct Loop::Impl {
-  /// The loop that this thread is driving: what it posts there needs no wake-up.
+  /// The loop that this thread is driving. A task that this thread posts to it needs no wake-up.
   static thread_local Impl* turning;
 
   struct Watch {
@@ -76,7 +77,7 @@ struct Loop::Impl {
   const Clock* clock = nullptr;
   Fd epoll, event;
 
-  std::vector<Watch> watches;  // by descriptor; no handler: not watched
+  std::vector<Watch> watches;  // indexed by descriptor; an entry without a handler is not watched
   uint32_t last_generation = 0;
   std::map<TimerKey, Task> timers;
   std::unordered_map<TimerId, TimePoint> timer_times;
@@ -93,7 +94,8 @@ struct Loop::Impl {
   // waking threads wrote before their wake().
   //
   // post() adds the task under the mutex, stores has_tasks with release, and then calls wake(). has_tasks lets a turn
-  // without tasks skip the mutex; the mutex orders the tasks themselves.
+  // without tasks skip the mutex; the mutex orders the tasks themselves. run_once() may read has_tasks relaxed before
+  // it waits: if it misses a task of another thread, the wake() that follows ends the wait.
   std::atomic<bool> wake_pending{false};
   std::mutex mutex;
   std::vector<Task> tasks;  // guarded by mutex

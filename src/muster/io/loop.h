@@ -9,10 +9,11 @@
 
 namespace muster {
 
-/// Calls back when file descriptors are ready, when timers end and when tasks were posted.
+/// Calls back when file descriptors are ready, when timers expire and when tasks are posted.
 ///
-/// A Loop belongs to no thread. The thread that calls run_once() drives it, one at a time, and runs the callbacks.
-/// Other threads may only call post() and wake(). Callbacks may add and remove watches and timers, also their own.
+/// A Loop belongs to no thread. The thread that calls run_once() drives it and runs the callbacks. Only one thread may
+/// drive it at a time. Other threads may only call post() and wake(). Callbacks may add and remove watches and timers,
+/// also their own.
 class Loop {
  public:
   using TimerId = uint64_t;

@@ -5,8 +5,8 @@
 
 namespace muster {
 
-/// An address that other hosts can reach: of the first interface that is up and not loopback, IPv4 before IPv6.
-/// Loopback if there is no such interface.
+/// An address that other hosts can reach: the address of the first interface that is up and not loopback, IPv4 before
+/// IPv6. Loopback if there is no such interface.
 Address outward_address();
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// Questions that Address asks the system: names, interfaces, routes.
+// The functions that ask the system for host names, interfaces and routes.
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -43,14 +43,14 @@ Result<std::vector<Interface>> list_interfaces() {
   return interfaces;
 }
 
-/// Lower is better: IPv4, then an IPv6 address that is valid beyond its link, then one that is not.
+/// Lower is better: IPv4, then an IPv6 address that is valid beyond its link, then a link-local IPv6 address.
 constexpr int kLinkLocal = 2;
 int preference(const Address& address) {
   if (address.family() == AF_INET) return 0;
   return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address.raw())->sin6_addr) ? kLinkLocal : 1;
 }
 
-/// The kernel is asked whether the address is ours: it knows about all of 127.0.0.0/8 and about wildcards.
+/// Asks the kernel whether the address belongs to this host. The kernel also accepts all of 127.0.0.0/8 and wildcards.
 bool can_bind(const Address& address) {
   const Fd probe(socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   return probe && bind(probe.get(), address.raw(), address.raw_length()) == 0;

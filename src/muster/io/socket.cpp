@@ -79,7 +79,7 @@ Result<> finish_connect(int fd, const Address& address) {
   socklen_t length = sizeof error;
   if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   if (error != 0) return fail_errno(error, cannot_connect(address));
-  // TCP lets a socket connect to itself when the port that it was given is the one that it dials.
+  // TCP lets a socket connect to itself if the kernel gave it the same local port as the port that it dials.
   if (!address.is_unix()) {
     MUSTER_ASSIGN(const Address local, local_address(fd));
     if (local == address) return fail_errno(ECONNREFUSED, cannot_connect(address));

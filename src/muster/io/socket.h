@@ -13,16 +13,16 @@ namespace muster {
 
 /// All sockets are non-blocking and close-on-exec; TCP ones have TCP_NODELAY.
 
-/// Binds and listens with the system's largest backlog. A taken port is kUnavailable and says which.
+/// Binds and listens with the system's largest backlog. A port in use is kUnavailable, with the address.
 Result<Fd> listen_on(const Address& address);
-/// Starts to connect. The descriptor becomes writable at the end; finish_connect() then returns the result.
+/// Starts to connect. The descriptor becomes writable when the attempt ends. Then finish_connect() returns the result.
 Result<Fd> start_connect(const Address& address);
 Result<> finish_connect(int fd, const Address& address);
-/// An empty optional if no connection waits.
+/// Returns an empty optional if no connection waits.
 Result<std::optional<Fd>> accept_from(int listener, Address* peer = nullptr);
 Result<Address> local_address(int fd);
 
-/// The process at the other end of a Unix socket, as the kernel knows it from connect().
+/// The process at the other end of a Unix socket, as the kernel recorded it in connect().
 struct UnixPeer {
   pid_t pid = 0;
   uid_t uid = 0;

@@ -29,7 +29,7 @@ class PlainStream final : public Stream {
   Result<size_t> read(std::span<const iovec> into) override {
     msghdr message = message_over(into);
     while (true) {
-      // One segment is the common case, and cheaper for the kernel without a header to look at.
+      // One segment is the common case. recv() is cheaper for it, because the kernel reads no message header.
       const ssize_t n = into.size() == 1 ? recv(socket_.get(), into[0].iov_base, into[0].iov_len, 0)
                                          : recvmsg(socket_.get(), &message, 0);
       if (n > 0 || (n == 0 && total(into) == 0)) return static_cast<size_t>(n);

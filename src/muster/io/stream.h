@@ -18,9 +18,9 @@ class Stream {
 
   virtual ~Stream() = default;
 
-  /// Bytes moved; 0 means "would block". A peer that has closed is kPeerLost. Never raises SIGPIPE.
-  /// After a write that moved fewer bytes than offered, the next one must begin with the bytes left over: TLS may have
-  /// sealed them already.
+  /// Bytes moved; 0 means "would block". A peer that has closed is kPeerLost. Never raises SIGPIPE. After a write that
+  /// moved fewer bytes than offered, the next one must begin with the bytes left over: TLS may have encrypted them
+  /// already.
   virtual Result<size_t> read(std::span<const iovec> into) = 0;
   virtual Result<size_t> write(std::span<const iovec> from) = 0;
   /// True if the last read() or write() stopped because the socket was full. To drive a stream: on every event, read()
@@ -29,9 +29,9 @@ class Stream {
   virtual bool wants_write() const = 0;
   /// The socket, to be watched by a Loop.
   virtual int fd() const = 0;
-  /// True if TLS holds decrypted bytes, which epoll does not report: read until it would block.
+  /// True if TLS holds decrypted bytes. epoll does not report them, so the caller must read until read() returns 0.
   virtual bool has_buffered() const { return false; }
-  /// True if a read() that does not fill its buffers has read everything.
+  /// True if a read() that does not fill its buffers has read all bytes that were there.
   virtual bool short_read_is_last() const { return false; }
 };
 

@@ -19,10 +19,10 @@
 namespace muster {
 namespace {
 
-constexpr Duration kExhaustedPause = 100ms;  // before another try when descriptors or memory have run out
-constexpr int kAcceptsPerTurn = 64;          // so that a flood of newcomers leaves time for the others
+constexpr Duration kExhaustedPause = 100ms;  // before the next try after descriptors or memory ran out
+constexpr int kAcceptsPerTurn = 64;          // so that a flood of new connections leaves time for the others
 
-/// The file of a path socket, removed with the listener unless another process has put its own there.
+/// Removes the file of a path socket with its listener, unless another process has replaced the file.
 class SocketFile {
  public:
   explicit SocketFile(const Address& address) {
@@ -124,8 +124,8 @@ class SocketAcceptor final : public Acceptor {
     return candidate && candidate->due <= loop_.clock().now();
   }
 
-  /// Closes the connection that is to give way to a newcomer, unless it has just sent something. May destroy this
-  /// object, as advance() may.
+  /// Closes the next connection of queue_ to make room for a new one. If that connection has just sent bytes, continues
+  /// its handshake instead. May destroy this object, as advance() may.
   void evict_one() {
     const int fd = queue_.next()->id;
     if (is_ready(fd)) return advance(fd, EPOLLIN);
@@ -134,7 +134,7 @@ class SocketAcceptor final : public Acceptor {
                          silent ? "says nothing" : "does not go on"));
   }
 
-  /// Newcomers wait in the kernel's backlog until somebody gives way.
+  /// New connections wait in the kernel's backlog until a pending one may be evicted.
   void wait_for_eviction() {
     full_ = true;
     listen();
@@ -145,7 +145,8 @@ class SocketAcceptor final : public Acceptor {
     });
   }
 
-  /// No more room, no more events: the rest waits in the kernel's backlog.
+  /// Watches the listener only while a connection can be accepted. Otherwise new connections wait in the kernel's
+  /// backlog.
   void listen() {
     const auto changed = loop_.modify(listener_.get(), paused_ || full_ ? 0 : uint32_t{EPOLLIN});
     MUSTER_CHECK(changed.has_value(), changed.error().message);
@@ -156,8 +157,8 @@ class SocketAcceptor final : public Acceptor {
     return poll(&entry, 1, 0) > 0;
   }
 
-  /// Out of descriptors: one is kept back, so that newcomers learn it at once instead of waiting in the backlog. False
-  /// when nobody waits there.
+  /// Refuses one connection when the process has no descriptor left, with the help of the reserved one. So the client
+  /// gets the reason at once instead of waiting in the backlog. False if no connection waits there.
   Result<bool> refuse_newcomer() {
     reserve_.reset();
     Address peer;
@@ -174,7 +175,8 @@ class SocketAcceptor final : public Acceptor {
     return somebody;
   }
 
-  /// Out of memory, say: the connection stays in the backlog, and asking again at once would spin.
+  /// Stops accepting for a while, for example when the kernel is out of memory. The connection stays in the backlog, so
+  /// another try at once would spin.
   void pause(const Error& error) {
     refusal_log_.warn(fmt::format("{} cannot accept connections for now: {}", address_.to_string(), error.message));
     paused_ = true;
@@ -204,7 +206,7 @@ class SocketAcceptor final : public Acceptor {
     const auto timeout = loop_.at(now + first, [this, fd] { check_greeting(fd); });
     pending_.emplace(fd, Pending{std::move(*begun), peer, name, now, timeout});
     queue_.add(fd, network_of(peer), now);
-    if (is_ready(fd)) advance(fd, EPOLLIN);  // a member's greeting is mostly there
+    if (is_ready(fd)) advance(fd, EPOLLIN);  // a muster peer's greeting has usually arrived
   }
 
   void check_greeting(int fd) {
@@ -223,7 +225,7 @@ class SocketAcceptor final : public Acceptor {
     drop(fd, fmt::format("it did not finish the handshake within {} s", seconds(options_.handshake_timeout)));
   }
 
-  /// A Unix socket's peer has a uid that the kernel vouches for.
+  /// On a Unix socket, the kernel tells which user the peer belongs to.
   bool is_allowed_user(int fd, const Address& peer) {
     if (!address_.is_unix()) return true;
     const auto who = unix_peer(fd);
@@ -236,7 +238,7 @@ class SocketAcceptor final : public Acceptor {
 
   static void send_refusal(int fd, Handshake::Refusal refusal) {
     const Bytes reason = Handshake::refuse(refusal);
-    (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits a fresh socket's buffer
+    (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits into the empty buffer of a new socket
   }
 
   static Fd open_reserve() { return Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -265,7 +267,7 @@ class SocketAcceptor final : public Acceptor {
     (*handler)(std::move(connection));
   }
 
-  /// It may be one of ours that had no time: it is told to try again.
+  /// Refuses a connection and asks its peer to try again, because it may be a muster peer that was too slow.
   void drop(int fd, const std::string& reason) {
     pending_.at(fd).negotiation.reject(Handshake::Refusal::kCrowded);
     refuse(fd, reason);
@@ -301,11 +303,11 @@ class SocketAcceptor final : public Acceptor {
   const SocketFile file_;
   RateLimitedLog refusal_log_;
   std::string last_refusal_;
-  bool paused_ = false;  // no more can be accepted for now
-  bool full_ = false;    // until one of queue_ gives way
+  bool paused_ = false;  // the last accept failed; until resume_timer_
+  bool full_ = false;    // no connection may be evicted yet; until room_timer_
   Loop::TimerId resume_timer_ = 0, room_timer_ = 0;
   std::unordered_map<int, Pending> pending_;
-  HandshakeQueue queue_;  // the same, by who gives way
+  HandshakeQueue queue_;  // the same connections, and which one is evicted next
 };
 
 }  // namespace

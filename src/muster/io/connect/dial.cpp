@@ -24,7 +24,8 @@ uint64_t fresh_seed() {
   return seed;
 }
 
-/// One attempt after another: connect, negotiate, and after a failure that may pass a pause, until the deadline.
+/// Connects and negotiates. If an attempt fails for a reason that may pass, tries again after a pause, until the
+/// deadline.
 class Dialer final : public Dial {
  public:
   Dialer(Loop& loop, const Address& address, DialOptions options, const Deadline& deadline, ConnectionHandler handler)
@@ -86,7 +87,8 @@ class Dialer final : public Dial {
     next_ = loop_.after(pause, [this] { attempt(); });
   }
 
-  /// A server that is not up yet may come; a full queue or table empties, which is not the server's refusal.
+  /// True if another attempt may succeed. A full queue or descriptor table empties with time, so that attempt is always
+  /// repeated. With `retry`, the server may also not have started yet.
   bool may_pass(ErrorCode code) const {
     if (code == ErrorCode::kResourceExhausted) return true;
     return options_.retry &&
@@ -116,7 +118,7 @@ class Dialer final : public Dial {
     loop_.cancel(next_);
   }
 
-  // The handler may destroy this object, so nothing follows it.
+  // The handler may destroy this object, so no code may follow its call.
   void finish(Result<Connection> result) {
     stop();
     const auto handler = std::move(handler_);

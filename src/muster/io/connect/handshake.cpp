@@ -7,12 +7,13 @@
 //   client -> server: greeting(0)
 //   server -> client: greeting(1)         or greeting(2), whose nonce begins with a reason, and the end
 //   client -> server: proof
-//   server -> client: verdict             kind 2, and the end, unless the client's proof holds and comes in time
+//   server -> client: verdict             kind 2, and the end, if the client's proof is wrong or late
 //
 //   mac = HMAC-SHA256(secret, "client" | "server", the client's nonce, the server's nonce, hello)
 //
-// The first seven bytes never change, so that any two versions can name each other. The label keeps a proof from
-// being reflected, the nonces from being replayed; the hello is handed out only after its mac was found right.
+// The layout of the first seven bytes never changes, so that each version can name the version of its peer. The label
+// keeps a proof from being reflected, and the nonces keep it from being replayed. The peer's hello is available only
+// after its mac was verified.
 #include "muster/io/connect/handshake.h"
 
 #include <fmt/format.h>
@@ -43,7 +44,7 @@ enum Kind : uint8_t { kProof = 1, kRefused = 2 };
 
 constexpr const char* kTls = "TLS, which is not set up at this end (MUSTER_TLS_CERT, MUSTER_TLS_KEY, MUSTER_TLS_CA)";
 
-/// How other protocols begin, and what to say about them.
+/// The first bytes of other protocols, and their names for messages.
 struct Foreign {
   std::string_view prefix;
   const char* name;
@@ -110,7 +111,7 @@ Bytes Handshake::proof_of(Side side, ByteView hello) const {
   message.put_raw(client ? nonce_ : peer_nonce_).put_raw(client ? peer_nonce_ : nonce_).put_raw(hello);
   Bytes mac(kMacBytes);
   unsigned length = 0;
-  static constexpr uint8_t kEmpty = 0;  // a null key means something else to OpenSSL
+  static constexpr uint8_t kEmpty = 0;  // to OpenSSL, a null key is not an empty key
   const void* key = secret_.empty() ? &kEmpty : secret_.data();
   const auto* made = HMAC(EVP_sha256(), key, static_cast<int>(secret_.size()), message.bytes().data(),
                           message.bytes().size(), mac.data(), &length);
@@ -144,7 +145,7 @@ Result<size_t> Handshake::feed(ByteView bytes) {
   return used;
 }
 
-// How long input_ must be before the next decision can be taken; kProtocol when it can only be nonsense.
+// The length that input_ must reach before advance() can make the next decision.
 Result<size_t> Handshake::wanted() const {
   if (state_ == State::kAwaitNonce) return kGreetingBytes;
   if (input_.empty()) return 1;
@@ -166,7 +167,7 @@ Result<> Handshake::check_magic() const {
   if (kMagic.starts_with(text.substr(0, kMagic.size()))) return {};
   for (const auto& [prefix, name] : kForeign) {
     if (text.starts_with(prefix)) return fail(ErrorCode::kProtocol, fmt::format("the peer speaks {}", name));
-    if (prefix.starts_with(text)) return {};  // wait for the rest, to name it
+    if (prefix.starts_with(text)) return {};  // wait for more bytes, to name the protocol
   }
   const ByteView start = ByteView(input_).first(std::min<size_t>(input_.size(), 8));
   return fail(ErrorCode::kProtocol,
@@ -184,7 +185,7 @@ Result<> Handshake::check_version() const {
 Result<> Handshake::on_greeting() {
   for (const auto& checked : {check_magic(), check_version()}) {
     if (checked) continue;
-    if (side_ == Side::kServer) send_greeting();  // so that a client of another kind or version knows at once
+    if (side_ == Side::kServer) send_greeting();  // so that a client of another protocol or version can report it
     return checked;
   }
   if (input_.size() < kGreetingBytes) return {};

@@ -7,9 +7,10 @@
 
 namespace muster {
 
-/// Mutual proof that both ends know the job's secret, before anything else is parsed. It uses no socket: bytes in,
-/// bytes out. handshake.cpp begins with its grammar. Each side sends a nonce, then HMAC-SHA256(secret, role || both
-/// nonces || its hello). So a proof cannot be replayed or reflected, and it authenticates the hello, too.
+/// Both ends prove to each other that they know the job's secret, before anything else is parsed. This class uses no
+/// socket: the caller feeds it bytes and sends its output. The grammar is at the head of handshake.cpp. Each side sends
+/// a nonce, then HMAC-SHA256(secret, role || both nonces || its hello). So a proof cannot be replayed or reflected, and
+/// it authenticates the hello, too.
 class Handshake {
  public:
   enum class Side : uint8_t { kClient, kServer };
@@ -32,11 +33,11 @@ class Handshake {
   /// The server ends the handshake in any state. take_output() then returns the reason for the client.
   void reject(Refusal reason);
 
-  /// Takes bytes from the peer; kAuthentication for a wrong secret, kProtocol for anything that is not this protocol
-  /// (named: "speaks HTTP", "speaks TLS", "a different version of muster"). Returns how many bytes it used: what
-  /// follows the handshake belongs to the caller.
+  /// Takes bytes from the peer. Returns how many it used: bytes that follow the handshake belong to the caller. A wrong
+  /// secret is kAuthentication. Another protocol is kProtocol, and the message names it ("speaks HTTP", "speaks TLS",
+  /// "a different version of muster").
   Result<size_t> feed(ByteView bytes);
-  /// Bytes to send now (may be empty). Also after a failed feed(): they tell the peer why.
+  /// Bytes to send now (may be empty). After a failed feed(), they tell the peer the reason.
   Bytes take_output() { return std::exchange(output_, {}); }
   bool done() const { return state_ == State::kDone; }
   /// The peer's hello; valid once done().

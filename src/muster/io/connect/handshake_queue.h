@@ -16,8 +16,8 @@ namespace muster {
 /// usually has all of it. All Unix sockets are one network.
 std::string network_of(const Address& peer);
 
-/// The unauthenticated connections of an acceptor, and which of them is evicted for a new one when there is no room.
-/// Any process may open connections and send nothing, so:
+/// Holds the unauthenticated connections of an acceptor. When there is no room, it chooses the one that is evicted for
+/// a new one. Any process may open connections and send nothing, so:
 /// - a connection of the network with the most connections is evicted first. A network from which a peer has
 ///   authenticated counts as having fewer, by half of the room;
 /// - a connection that has sent nothing may be evicted after kSilentGrace, because a muster peer sends its greeting
@@ -44,9 +44,9 @@ class HandshakeQueue {
 
   struct Candidate {
     int id;
-    TimePoint due;  ///< it may be closed from then on, and not before
+    TimePoint due;  ///< the earliest time at which it may be closed
   };
-  /// Which gives way to the next newcomer; nothing if there is none.
+  /// The connection to evict for the next new one; empty if there is none.
   std::optional<Candidate> next() const;
 
  private:
@@ -58,7 +58,7 @@ class HandshakeQueue {
   struct Entry {
     const std::string* name;
     Network* network;
-    TimePoint since;  // it took its last step
+    TimePoint since;  // of its last step
     int steps = 0;
     Order::iterator place;  // in silent_ or begun_
   };
@@ -67,8 +67,8 @@ class HandshakeQueue {
   std::optional<Candidate> oldest(const Order& order, Duration grace, int64_t excess) const;
 
   const size_t room_;
-  std::unordered_map<std::string, Network> networks_;  // with connections here
-  std::unordered_set<std::string> members_;            // networks that members have come from
+  std::unordered_map<std::string, Network> networks_;  // those with a connection in entries_
+  std::unordered_set<std::string> members_;            // networks from which a peer has authenticated
   std::unordered_map<int, Entry> entries_;
   Order silent_, begun_;
 };

@@ -45,7 +45,7 @@ Result<bool> Negotiation::read_some() {
 Result<bool> Negotiation::step() {
   while (true) {
     MUSTER_ASSIGN(const bool flushed, flush());
-    // What TLS has decrypted already is taken along: no event would tell of it.
+    // Also reads the bytes that TLS has already decrypted, because no event reports them.
     if (handshake_.done() && !stream_->has_buffered()) return flushed;
     MUSTER_ASSIGN(const bool more, read_some());
     if (!more) return false;
@@ -56,25 +56,25 @@ Result<bool> Negotiation::advance() {
   auto done = step();
   if (done) return done;
   if (done.error().code == ErrorCode::kPeerLost) {
-    // A peer that refuses says why and closes; sending to it may have failed before its reason was read.
+    // A peer that refuses sends a reason and closes. If a write failed first, this reason is still to be read.
     const auto last_words = read_some();
     if (!last_words && last_words.error().code != ErrorCode::kPeerLost) return last_words;
     done.error().message += " during the handshake";
     return done;
   }
   if (may_be_plain_ && done.error().code == ErrorCode::kProtocol) refuse_plain_client();
-  (void)flush();  // tells the peer why, as far as it listens
+  (void)flush();  // tells the peer the reason, if the socket takes it
   return done;
 }
 
-// OpenSSL hangs up without a word on what is not TLS. If it is one of ours without TLS, it should know why.
+// OpenSSL sends no reason to a client that does not use TLS. This tells a muster client without TLS what is missing.
 void Negotiation::refuse_plain_client() {
   const Bytes reason = Handshake::refuse(Handshake::Refusal::kTlsRequired);
   (void)send(fd(), reason.data(), reason.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 void Negotiation::reject(Handshake::Refusal reason) {
-  if (!handshake_.done()) handshake_.reject(reason);  // or it does not take the last of the server's words
+  if (!handshake_.done()) handshake_.reject(reason);  // if done, only the server's proof is still to be sent
   (void)flush();
 }
 

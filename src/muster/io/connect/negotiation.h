@@ -5,18 +5,18 @@
 
 namespace muster {
 
-/// A connected socket on its way to being a Connection: TLS where it is set up, then the handshake. Private to io.
+/// Turns a connected socket into a Connection: TLS if it is set up, then the handshake. Private to io.
 class Negotiation {
  public:
   static Result<Negotiation> begin(Fd socket, Handshake::Side side, const Credentials& credentials, ByteView hello);
 
-  /// Moves on as far as the socket lets it; true once both ends have proved themselves.
+  /// Continues as far as the socket allows. True once both ends have authenticated.
   Result<bool> advance();
-  /// What to watch the socket for after advance() returned false.
+  /// The epoll events to watch the socket for after advance() returned false.
   uint32_t interest() const;
   int fd() const { return stream_->fd(); }
-  /// Tells the client, as far as it listens, why the server does not go on. A client that is still busy with TLS just
-  /// sees the end.
+  /// Sends the reason of a refusal to the client, if the socket takes it. A client that is still in its TLS handshake
+  /// only sees that the connection closes.
   void reject(Handshake::Refusal reason);
   /// Only after advance() returned true.
   Connection finish(Address peer) &&;

@@ -36,7 +36,7 @@ Result<> check_loaded(int result, const char* what, const std::string& file) {
   return fail(ErrorCode::kInvalidArgument, fmt::format("cannot use the TLS {} '{}': {}", what, file, openssl_reason()));
 }
 
-// OpenSSL would ask for the password on the terminal.
+// Without this, OpenSSL asks for the password on the terminal.
 int no_password(char*, int, int, void*) { return 0; }
 
 class OpensslContext final : public TlsContext {
@@ -73,7 +73,7 @@ Result<std::shared_ptr<TlsContext>> TlsContext::load(const TlsFiles& files) {
   SSL_CTX_set_min_proto_version(raw, TLS1_3_VERSION);
   SSL_CTX_set_verify(raw, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   SSL_CTX_set_session_cache_mode(raw, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_num_tickets(raw, 0);  // nothing is resumed, and a server stays silent until its client has spoken
+  SSL_CTX_set_num_tickets(raw, 0);  // no session is resumed, and a server sends nothing before its client has
   SSL_CTX_set_mode(raw, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   SSL_CTX_set_default_passwd_cb(raw, no_password);
   MUSTER_TRY(check_loaded(SSL_CTX_use_certificate_chain_file(raw, files.certificate_file.c_str()), "certificate",

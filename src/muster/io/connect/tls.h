@@ -7,10 +7,10 @@
 
 namespace muster {
 
-/// Certificates for TLS 1.3. Both sides show one, signed by `ca_file`; anything older than 1.3 is refused. Host names
-/// in certificates are not compared with anything, because jobs use addresses. Every holder of a certificate of
-/// this CA is let in, so give each job (or each group of users) its own CA. A certificate that limits its use must
-/// allow client and server.
+/// Certificates for TLS 1.3. Each side shows a certificate that is signed by `ca_file`. Versions before 1.3 are
+/// refused. Host names in certificates are not compared with anything, because jobs use addresses. Every holder of a
+/// certificate of this CA is accepted, so give each job (or each group of users) its own CA. A certificate that limits
+/// its use must allow the use for client and server.
 struct TlsFiles {
   std::string certificate_file;  ///< PEM chain
   std::string key_file;          ///< PEM
@@ -28,10 +28,9 @@ class TlsContext {
   virtual ~TlsContext() = default;
 
   enum class Side { kClient, kServer };
-  /// Wraps a connected socket. The TLS handshake goes on inside read() and write(), which report 0 meanwhile: the
-  /// client begins it with its first call of either, and wants_write() says what to watch the socket for. A certificate
-  /// that is refused, on either side, is kAuthentication with OpenSSL's reason; a peer that does not speak TLS is
-  /// kProtocol.
+  /// Wraps a connected socket. The TLS handshake runs inside read() and write(), which return 0 meanwhile. The client
+  /// begins it with its first call of either; wants_write() tells what to watch the socket for. If either side refuses
+  /// a certificate, the error is kAuthentication with OpenSSL's reason. A peer that does not speak TLS is kProtocol.
   virtual Result<std::unique_ptr<Stream>> wrap(Fd socket, Side side) = 0;
 };
 

@@ -14,7 +14,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kRecord = 16 << 10;  // the most that one TLS record holds
+constexpr size_t kRecord = 16 << 10;  // the largest payload of a TLS record
 
 TlsStream::Wire& wire_of(BIO* bio) { return *static_cast<TlsStream::Wire*>(BIO_get_data(bio)); }
 
@@ -94,12 +94,12 @@ TlsStream::TlsStream(Ssl ssl, Fd socket) : wire_{std::move(socket)}, ssl_(std::m
   MUSTER_CHECK(bio != nullptr, "OpenSSL has no memory");
   BIO_set_data(bio, &wire_);
   BIO_set_init(bio, 1);
-  SSL_set_bio(ssl_.get(), bio, bio);  // which owns it now
+  SSL_set_bio(ssl_.get(), bio, bio);  // ssl_ owns the BIO now
 }
 
 TlsStream::~TlsStream() {
   if (failure_ || !SSL_is_init_finished(ssl_.get())) return;
-  SSL_shutdown(ssl_.get());  // says goodbye if the socket takes it at once
+  SSL_shutdown(ssl_.get());  // sends close_notify if the socket takes it at once
   ERR_clear_error();
 }
 
@@ -116,7 +116,7 @@ Result<size_t> TlsStream::read(std::span<const iovec> into) {
       if (result <= 0) {
         failure_ = problem(result, &read_wants_write_);
         if (failure_ && total == 0) return tl::unexpected(*failure_);
-        return total;  // a failure is told at the next call
+        return total;  // the next call returns the failure
       }
       filled += count;
       total += count;

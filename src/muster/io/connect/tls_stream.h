@@ -28,7 +28,7 @@ class TlsStream final : public Stream {
   int fd() const override { return wire_.socket.get(); }
   bool has_buffered() const override { return SSL_pending(ssl_.get()) > 0; }
 
-  /// What OpenSSL reads and writes through; BIO_s_socket would raise SIGPIPE.
+  /// The socket that OpenSSL reads and writes. A BIO of our own, because BIO_s_socket would raise SIGPIPE.
   struct Wire {
     Fd socket;
     int error = 0;  ///< errno of the last failure
@@ -36,7 +36,8 @@ class TlsStream final : public Stream {
   };
 
  private:
-  /// After a call that did not succeed: an Error, or nothing if it only has to wait. Sets `wants_write`.
+  /// Examines a call that did not succeed. Returns an Error, or nothing if the call only has to wait for the socket.
+  /// Sets `wants_write`.
   std::optional<Error> problem(int result, bool* wants_write);
   Error describe(int kind);
   Error describe_handshake(int reason, const char* text) const;
@@ -46,7 +47,7 @@ class TlsStream final : public Stream {
   bool read_wants_write_ = false;
   bool write_wants_write_ = false;
   std::optional<Error> failure_;
-  Bytes staged_;  // offered to OpenSSL and not yet accepted: it may be sealed already
+  Bytes staged_;  // offered to OpenSSL and not yet accepted; OpenSSL may have encrypted it
 };
 
 }  // namespace muster
