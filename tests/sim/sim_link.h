@@ -28,9 +28,9 @@ class SimLink final : public LinkBase {
   struct Packet {
     Bytes bytes;
     size_t taken = 0;
-    std::unique_ptr<Error> close_reason;  // of the last packet: why the sender closed
+    std::unique_ptr<Error> close_reason;  // in the last packet: why the sender closed
   };
-  /// Bytes that a sender may be ahead of its receiver, like the buffers of a kernel.
+  /// The most bytes that a sender may be ahead of its receiver, like the socket buffers of a kernel.
   static constexpr size_t kWindow = size_t{1} << 20;
   static constexpr size_t kMaxPacket = size_t{256} << 10;
 
@@ -56,9 +56,9 @@ class SimLink final : public LinkBase {
   Fifo<Bytes> controls_;
   size_t arrived_ = 0;                  // packets that have arrived
   size_t unreceived_ = 0;               // bytes that were sent to this end and not received
-  bool window_update_pending_ = false;  // the other end will soon see the free room
+  bool window_update_pending_ = false;  // an update to the other end is scheduled
   TimePoint line_free_;                 // when all bytes sent so far have left
-  TimePoint last_arrival_;              // of a packet from here
+  TimePoint last_arrival_;              // of the packets sent from this end
 };
 
 }  // namespace muster::sim

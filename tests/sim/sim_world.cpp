@@ -95,7 +95,7 @@ void World::schedule_partition(SimLink& link, uint64_t number) {
 void World::heal(Rank a, Rank b) {
   const auto node = partitions_.extract(pair_of(a, b));
   if (node.empty()) return;
-  const TimePoint arrival = now() + random_delay();  // one time for all: they keep their order
+  const TimePoint arrival = now() + random_delay();  // one time for all events, so that they keep their order
   for (const Event& event : node.mapped().held) schedule(arrival, event.kind, event.link, event.detail);
 }
 

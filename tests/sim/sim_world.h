@@ -16,20 +16,20 @@ namespace muster::sim {
 
 class SimLink;
 
-/// What the simulated network does. Times are virtual.
+/// The behavior of the simulated network. Times are virtual.
 struct Faults {
   Duration min_delay = std::chrono::microseconds(5);
   Duration max_delay = std::chrono::microseconds(50);
-  double bytes_per_second = 10e9;                                 ///< per link and direction
-  double short_read = 0;                                          ///< chance that a delivery is split
-  double drop = 0;                                                ///< chance that a parcel is lost; below 1
-  Duration retransmit_after = std::chrono::milliseconds(5);       ///< then it is sent again, and may be lost again
+  double bytes_per_second = 10e9;                            ///< per link and direction
+  double short_read = 0;                                     ///< chance that a delivery is split
+  double drop = 0;                                           ///< chance that a packet is lost; below 1
+  Duration retransmit_after = std::chrono::milliseconds(5);  ///< a lost packet is sent again, and may be lost again
   Duration loss_detected_after = std::chrono::milliseconds(200);  ///< a crash or a lasting partition becomes kPeerLost
 };
 
 /// Simulates thousands of peers in one process, on a virtual clock. Single-threaded; the same seed and the same calls
-/// give the same run. Links behave as Link says: ordered, and reliable until the peer is lost. So a drop looks as it
-/// does above TCP: its bytes come late and delay those behind them.
+/// give the same run. Links behave as Link says: ordered, and reliable until the peer is lost. So a lost packet looks
+/// as it does above TCP: its bytes arrive late and delay the bytes behind them.
 class World {
  public:
   World(uint64_t seed, Faults faults = {});
@@ -41,10 +41,10 @@ class World {
 
   /// The rank stops at once. Its own completions never run again. Its peers notice after loss_detected_after.
   void crash(Rank rank);
-  /// Holds the rank's events back until resume() (SIGSTOP).
+  /// Holds back the rank's events until resume(), like SIGSTOP.
   void stop(Rank rank) { stopped_.try_emplace(rank); }
   void resume(Rank rank);
-  /// Carries no bytes between the two ranks until heal().
+  /// The network carries no bytes between the two ranks until heal().
   void partition(Rank a, Rank b);
   void heal(Rank a, Rank b);
 
@@ -72,7 +72,7 @@ class World {
     uint64_t detail;  // kPartitioned: which partition
     uint32_t link;
     Kind kind;
-    bool operator<(const Event& other) const {  // a std heap has its largest on top: the earliest is "largest"
+    bool operator<(const Event& other) const {  // std::priority_queue has the largest on top: here the earliest
       return when != other.when ? when > other.when : order > other.order;
     }
   };
@@ -84,7 +84,7 @@ class World {
 
   TimePoint now() const { return clock_.now(); }
   Duration random_delay();
-  /// How long a packet takes: a random delay, and one for each retransmission.
+  /// The delay of a packet: a random delay, plus retransmit_after for each loss.
   Duration packet_delay();
   /// Events name links by number, so that an event of a link that is gone has no effect.
   void schedule(TimePoint when, Kind kind, uint32_t link, uint64_t detail = 0);
@@ -104,7 +104,7 @@ class World {
   std::vector<SimLink*> links_;                                    // null: destroyed
   std::unordered_map<Rank, std::vector<uint32_t>> links_of_;
   std::map<Pair, Partition> partitions_;
-  std::unordered_map<Rank, std::vector<Event>> stopped_;  // with what is held back
+  std::unordered_map<Rank, std::vector<Event>> stopped_;  // with the events that are held back
   std::unordered_map<Rank, uint64_t> bytes_sent_;
   uint64_t next_order_ = 0;
   uint64_t events_run_ = 0;

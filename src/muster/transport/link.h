@@ -18,14 +18,14 @@ struct Subflow {
   int count = 1;
 };
 
-/// The process at the other end, as it proved in the handshake.
+/// The process at the other end, as the handshake identified it.
 struct Peer {
   Rank rank = kNoRank;
   std::string host;
   pid_t pid = 0;
   uint64_t generation = 0;
   std::string address;
-  int size = 0;          ///< of its group: it may blame ranks below this
+  int size = 0;          ///< of its group; it may only blame ranks below this
   Subflow subflow = {};  ///< of the link that it dialed
 
   /// "rank 3 (host b, pid 812)".
@@ -41,7 +41,7 @@ struct Segment {
   size_t bytes = 0;
 };
 
-/// Called exactly once, on the owning loop, also on failure. May be called before send() or receive() returns.
+/// Called exactly once on the owning loop, on success and on failure. May be called before send() or receive() returns.
 using Completion = std::function<void(Result<>)>;
 
 inline constexpr size_t kMaxControlMessage = 64;
@@ -54,23 +54,24 @@ inline constexpr size_t kMaxControlMessage = 64;
 /// rank. A peer's close(why) arrives as `why`, so that all ranks name the rank that failed first.
 class Link {
  public:
-  virtual ~Link() = default;  ///< like close(kAborted) when still open
+  virtual ~Link() = default;  ///< closes an open link; pending operations get kAborted
 
-  /// Sends inline what the peer can take now. The rest waits in the caller's buffers; nothing is copied or queued.
+  /// Sends inline the bytes that the peer can take now. The rest stays in the caller's buffers: the link does not copy
+  /// it.
   virtual void send(std::span<const ConstSegment> from, Completion completion) = 0;
   virtual void receive(std::span<const Segment> into, Completion completion) = 0;
-  /// Sends the peer the reason, as far as the link still works, and ends every pending operation with `why`.
+  /// Sends the reason to the peer, if the link still works, and ends every pending operation with `why`.
   virtual void close(Error why) = 0;
   /// The handler is called once, on the loop, when the link ends, even if nothing is pending. At most one handler.
   virtual void on_close(std::function<void(const Error&)> handler) = 0;
 
-  /// Calls `pong` when the peer's process has driven its loop and has answered, or has sent a ping of its own; never if
-  /// the link ends first. So a peer that waits differs from one that is stopped or busy. A ping overtakes bytes that
-  /// the peer does not receive yet, up to some KiB.
+  /// Calls `pong` when the peer answers, or when it sends a ping of its own; never if the link ends first. Only a
+  /// process that drives its loop answers. So a ping tells a peer that waits from a peer that is stopped or busy. A
+  /// ping overtakes bytes that the peer does not receive yet, up to some KiB.
   virtual void ping(std::function<void()> pong) = 0;
-  /// Sends up to kMaxControlMessage bytes beside the stream. Like a ping they overtake the stream. A later message may
-  /// replace one that is not sent yet, and delivery is not guaranteed. The peer's control handler gets them on its
-  /// loop. There is at most one handler; without one a message is dropped.
+  /// Sends up to kMaxControlMessage bytes outside the stream. Like a ping, they overtake the stream. A later message
+  /// may replace one that is not sent yet, and delivery is not guaranteed. The peer's control handler gets them on its
+  /// loop. There is at most one handler. Without a handler the message is dropped.
   virtual void send_control(ByteView bytes) = 0;
   virtual void set_control_handler(std::function<void(ByteView)> handler) = 0;
 
@@ -86,7 +87,7 @@ class Listener {
   virtual ~Listener() = default;
   /// The address to which a peer connects.
   virtual std::string address() const = 0;
-  /// The last peer that was refused, and why. Empty: none.
+  /// The last refused peer and the reason. Empty if no peer was refused.
   virtual std::string last_refusal() const = 0;
 };
 using LinkHandler = std::function<void(std::unique_ptr<Link>)>;

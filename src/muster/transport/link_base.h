@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// How every link ends and calls back, whatever it is made of.
+/// Base class of all links: how a link ends and calls back.
 class LinkState : public Link {
  public:
   void on_close(std::function<void(const Error&)> handler) final;
@@ -24,7 +24,7 @@ class LinkState : public Link {
   void set_ended(Error why);
   /// Queues the callback for a control message.
   void deliver_control(ByteView message);
-  /// For destructors, after the transport has let go of all buffers: fails what is pending and calls back now.
+  /// For destructors, after the transport has released all buffers: fails the pending operations and calls back now.
   void destroy_pending();
 
   const Peer peer_;
@@ -36,7 +36,7 @@ class LinkState : public Link {
   std::function<void(ByteView)> control_handler_;
 };
 
-/// The pending operations of a link over one transport, and when they complete. A transport only moves bytes, in
+/// Holds the pending operations of a link over one transport, and completes them. A transport only moves bytes, in
 /// pump_sends() and pump_receives(). These never call back: every entry point ends with run_completions().
 class LinkBase : public LinkState {
  public:
@@ -47,18 +47,18 @@ class LinkBase : public LinkState {
   void send_control(ByteView bytes) final;
 
  protected:
-  /// Bytes that one call moves at most, so that other links get their turn.
+  /// The most bytes that one call moves, so that other links get their turn.
   static constexpr size_t kTurnBytes = size_t{8} << 20;
 
   using LinkState::LinkState;
 
-  /// Move what can be moved now. Call complete_sends() and complete_receives(), and end() or begin_drain() if the link
-  /// fails.
+  /// Move as many bytes as possible now. Call complete_sends() and complete_receives(), and end() or begin_drain() if
+  /// the link fails.
   virtual void pump_sends() = 0;
   virtual void pump_receives() = 0;
   /// True if bytes that the peer sent before it closed wait for a receive.
   virtual bool has_unread() const = 0;
-  /// Tells the peer the reason (null: none) as far as possible without waiting, and releases all resources.
+  /// Sends the reason (null: none) to the peer without waiting for the peer, and releases all resources.
   virtual void shutdown(const Error* why) = 0;
   /// Releases all resources. Called once, when the link ended without shutdown().
   virtual void release() = 0;
@@ -85,7 +85,7 @@ class LinkBase : public LinkState {
   void run_completions();
   /// Drops all callbacks, also later ones (a simulated crash).
   void mute() { completions_.mute(); }
-  /// The destructor of every transport calls this: shuts the link down and fails what is pending.
+  /// The destructor of every transport calls this. Shuts the link down and fails the pending operations.
   void destroy_link();
 
  private:

@@ -5,7 +5,7 @@
 
 namespace muster {
 
-/// The kinds of frames between the ends of a link; their grammar heads socket_link.cpp. Append only.
+/// The kinds of frames between the ends of a link. The grammar is at the head of socket_link.cpp. Append only.
 enum class LinkFrame : uint8_t {
   kOpen = 1,
   kData = 2,
@@ -20,7 +20,7 @@ enum class LinkFrame : uint8_t {
 /// The longest payload of a frame that is not data.
 inline constexpr uint32_t kMaxControlFrame = 3072;
 
-/// A close frame with `why`, or a shutdown frame for null. Long texts are cut.
+/// A close frame with `why`, or a shutdown frame for null. Long texts are truncated.
 Bytes encode_close(const Error* why);
 /// The error in a close or shutdown frame from `peer`. kProtocol for other frames, and for an impossible rank.
 Error parse_close(const FrameHeader& header, ByteView payload, const Peer& peer);

@@ -6,7 +6,8 @@ namespace muster {
 
 inline constexpr int kMaxSubflows = 16;
 
-/// What the two ends of a link tell each other in the handshake. link_hello.cpp begins with its grammar.
+/// The description of itself that each end of a link sends in the handshake. The grammar is at the head of
+/// link_hello.cpp.
 struct LinkHello {
   enum class Wire : uint8_t { kSocket = 1, kShm = 2 };  // append only
   Wire wire = Wire::kSocket;

@@ -51,7 +51,7 @@ class SocketListener final : public Listener {
                                   link.error().to_string());
       return log(LogLevel::kWarning, last_refusal_);
     }
-    const LinkHandler handler = handler_;  // a copy: it may destroy this listener
+    const LinkHandler handler = handler_;  // a copy, because the handler may destroy this listener
     handler(std::move(*link));
   }
 
@@ -61,11 +61,12 @@ class SocketListener final : public Listener {
   const LinkHandler handler_;
   std::map<uint64_t, std::unique_ptr<LinkNegotiation>> negotiations_;
   uint64_t next_ = 0;
-  std::string last_refusal_;  // after its handshake
+  std::string last_refusal_;  // of a peer that passed the handshake
   std::unique_ptr<Acceptor> acceptor_;
 };
 
-/// Reports an invalid identity in the next turn of the loop, so that no handler is called before its Dial is returned.
+/// Connects to one peer and makes a link. Reports an invalid identity in the next turn of the loop, so that no handler
+/// is called before its Dial is returned.
 class LinkDial final : public Dial {
  public:
   LinkDial(Loop& loop, LinkFactory factory, Rank expected, const Deadline& deadline, ConnectHandler handler)
@@ -103,7 +104,7 @@ class LinkDial final : public Dial {
                          });
   }
 
-  // The handler may destroy this object, so it comes last.
+  // The handler may destroy this object, so its call comes last.
   void finish(Result<std::unique_ptr<Link>> result) {
     const ConnectHandler handler = std::move(handler_);
     handler(std::move(result));

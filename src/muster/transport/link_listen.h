@@ -7,7 +7,7 @@ namespace muster {
 /// Makes a link from a connection whose ends have agreed.
 using LinkFactory = std::function<Result<std::unique_ptr<Link>>(Loop&, NegotiatedLink)>;
 
-/// Listening and connecting, for every kind of link over a socket; only the factory differs.
+/// Listen and connect for every kind of link over a socket. Only the factory differs.
 Result<std::unique_ptr<Listener>> listen_for_links(Loop& loop, const Address& address, LinkIdentity self,
                                                    LinkHello::Wire wire, LinkFactory factory, LinkHandler handler);
 std::unique_ptr<Dial> dial_link(Loop& loop, const Address& address, LinkIdentity self, LinkHello::Wire wire,

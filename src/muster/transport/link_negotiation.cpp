@@ -83,7 +83,7 @@ Result<bool> LinkNegotiation::read() {
   return tl::unexpected(parse_close(*header, ByteView(input_).subspan(kFrameHeaderBytes), peer_));
 }
 
-/// Reads until `input_` has exactly `bytes`.
+/// Reads until `input_` has exactly `bytes`. False if the socket has no more bytes now.
 Result<bool> LinkNegotiation::fill(size_t bytes) {
   Bytes& leftover = connection_.leftover;
   const size_t ready = std::min(leftover.size(), bytes - std::min(bytes, input_.size()));
@@ -107,7 +107,7 @@ void LinkNegotiation::stop() {
   loop_.cancel(deadline_timer_);
 }
 
-// The handler may destroy this object, so it comes last.
+// The handler may destroy this object, so its call comes last.
 void LinkNegotiation::finish(Result<NegotiatedLink> result) {
   stop();
   const NegotiatedLinkHandler handler = std::move(handler_);

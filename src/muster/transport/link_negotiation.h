@@ -15,7 +15,7 @@ using NegotiatedLinkHandler = std::function<void(Result<NegotiatedLink>)>;
 
 /// The step after the handshake. Each end checks the other end's hello and sends an open frame, or a close frame with
 /// the reason. So a mismatch is an error at both ends, and there is a link only if both agree. Reads no byte past the
-/// open frame, because the next one may carry a descriptor. Destroying it gives up without a callback.
+/// open frame, because the next one may carry a descriptor. Destroying it cancels the negotiation without a callback.
 class LinkNegotiation {
  public:
   /// `expected` as for check_hello(). The handler is called once, by the loop, and may destroy this.
@@ -41,8 +41,8 @@ class LinkNegotiation {
   Peer peer_;
   NegotiatedLinkHandler handler_;
   Loop::TimerId begin_timer_ = 0, deadline_timer_ = 0;
-  Bytes input_;   // of the peer's frame, so far
-  Bytes output_;  // of the own frame, not sent yet
+  Bytes input_;   // the peer's frame, as far as it was read
+  Bytes output_;  // the unsent bytes of this end's frame
 };
 
 }  // namespace muster

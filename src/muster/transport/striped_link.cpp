@@ -28,7 +28,7 @@ class StripedLink final : public LinkState {
 
  private:
   struct Operation {
-    size_t parts = 0;  // that have not completed
+    size_t parts = 0;  // parts that have not completed
     std::optional<Error> error;
     Completion completion;
   };
@@ -69,7 +69,7 @@ StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> subflows)
   });
 }
 
-/// The subflows give back the buffers of pending operations before these are called back.
+/// Destroys the subflows first: they must release the buffers of pending operations before the completions run.
 StripedLink::~StripedLink() {
   driving_ = true;
   subflows_.clear();
@@ -151,7 +151,7 @@ void StripedLink::ping(std::function<void()> pong) {
   });
 }
 
-/// Closed subflows hold no buffers any more.
+/// Closes the subflows first: they must release the buffers of pending operations before the completions run.
 void StripedLink::end(Error why) {
   const bool was_driving = std::exchange(driving_, true);
   for (const auto& subflow : subflows_) subflow->close(why);

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kRegionBytes = 2 * kControlBytes + 2 * kRingBytes;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-/// Bytes that one call moves at most, so that one end copies in while the other copies out.
+/// The most bytes that one call moves, so that one end copies in while the other end copies out.
 constexpr size_t kSlice = size_t{128} << 10;
 
 static_assert(sizeof(RingControl) <= kControlBytes);
@@ -33,7 +33,7 @@ Result<RingRegion> RingRegion::create(Fd& fd) {
   if (ftruncate(fd.get(), kRegionBytes) != 0 || fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return fail_errno(errno, "cannot size shared memory for a link");
   }
-  return map(fd);  // a fresh memfd is zero, and so is a ring that has carried nothing
+  return map(fd);  // a new memfd is zero, and so is the state of an empty ring
 }
 
 Result<RingRegion> RingRegion::open(const Fd& fd) {

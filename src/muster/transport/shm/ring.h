@@ -16,15 +16,15 @@ namespace muster {
 //
 // Memory order. All loads and stores of positions and parked flags are sequentially consistent:
 // - tail: the writer stores it after it has copied bytes in. The reader loads it before it copies them out. Release and
-//   acquire would suffice for that; head is the same the other way round.
+//   acquire would suffice for that. For `head`, the two ends change roles.
 // - reader_parked: the reader stores 1 and then loads `tail` once more. The writer stores `tail` and then loads
 //   reader_parked. Each stores one word and then loads the other one, so both must be in one total order (Dekker):
-//   either the reader finds the new bytes, or the writer finds the flag and sends a doorbell. writer_parked with `head`
-//   is the same the other way round. The other end clears a flag by exchange, so there is one doorbell for each park.
+//   either the reader finds the new bytes, or the writer finds the flag and sends a doorbell. For writer_parked and
+//   `head`, the two ends change roles. The other end clears a flag by exchange, so there is one doorbell for each park.
 // - writer_core: relaxed, a hint. The writer stores it before `tail`.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> tail;
-  std::atomic<uint32_t> writer_core;  ///< on which it wrote last; beside tail, because the reader loads both
+  std::atomic<uint32_t> writer_core;  ///< on which it last wrote; beside tail, because the reader loads both
   alignas(64) std::atomic<uint64_t> head;
   alignas(64) std::atomic<uint32_t> reader_parked;
   alignas(64) std::atomic<uint32_t> writer_parked;
@@ -54,12 +54,12 @@ class RingRegion {
   void* base_;
 };
 
-/// What the two ends of a ring have in common. An end that sleeps asks the other one to wake it.
+/// Base class of the two ends of a ring. An end that sleeps asks the other one to wake it.
 class RingEnd {
  public:
   /// True if the other end sleeps and must be woken. True once for each time that it parks.
   bool claim_wake() { return other_parked_->load() != 0 && other_parked_->exchange(0) != 0; }
-  /// Asks the other end for a wake-up, or no longer.
+  /// Asks the other end for a wake-up, or withdraws the request.
   void park(bool parked) {
     if (parked != parked_) own_parked_->store(parked ? 1 : 0);
     parked_ = parked;
@@ -83,7 +83,7 @@ class RingWriter : public RingEnd {
       : RingEnd(region.control(direction), region.control(direction).writer_parked,
                 region.control(direction).reader_parked),
         data_(region.data(direction)) {}
-  /// Takes what fits now. Returns the number of bytes, or kProtocol if the reader claims more than was written.
+  /// Copies the bytes that fit now. Returns their number, or kProtocol if the reader claims more than was written.
   Result<size_t> write(Transfer& operation);
 
  private:
@@ -97,7 +97,7 @@ class RingReader : public RingEnd {
       : RingEnd(region.control(direction), region.control(direction).reader_parked,
                 region.control(direction).writer_parked),
         data_(region.data(direction)) {}
-  /// Delivers what is there. Returns the number of bytes, or kProtocol if the writer claims more than fits.
+  /// Delivers the bytes that are there. Returns their number, or kProtocol if the writer claims more than fits.
   Result<size_t> read(Transfer& operation);
   bool has_bytes() const { return control_->tail.load() != head_; }
   uint32_t writer_core() const { return control_->writer_core.load(std::memory_order_relaxed); }

@@ -75,10 +75,10 @@ class ShmLink final : public LinkBase {
   Loop& loop_;
   std::unique_ptr<Stream> stream_;
   FrameParser frames_;
-  std::optional<Rings> rings_;  // at the acceptor they arrive a moment after the link
+  std::optional<Rings> rings_;  // at the acceptor they arrive shortly after the link
   Loop::PollerId poller_ = 0;   // 0: none
   TimePoint spin_until_;
-  bool moved_ = false;  // bytes, since the last poll
+  bool moved_ = false;  // true if bytes moved since the last poll
   CpuMigrator core_;
 };
 
@@ -110,8 +110,8 @@ void ShmLink::pump_receives() {
   update_polling();
 }
 
-/// A Unix socket takes so few bytes completely or not at all. If it does not take them, it holds so many unread frames
-/// that the peer wakes up anyway.
+/// A Unix socket takes so few bytes completely or not at all. If it does not take them, it is full of unread frames,
+/// and these wake the peer.
 void ShmLink::signal(LinkFrame kind, ByteView payload) {
   std::array<uint8_t, kFrameHeaderBytes + kMaxControlMessage> frame;
   const auto header = encode(FrameHeader{static_cast<uint32_t>(payload.size()), static_cast<uint8_t>(kind), 0});

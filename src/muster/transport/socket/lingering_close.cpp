@@ -17,7 +17,7 @@ class LingeringClose {
   bool advance() { return write() && discard(); }
   int fd() const { return stream_->fd(); }
   uint32_t interest() const { return all_sent_ ? EPOLLIN : EPOLLIN | EPOLLOUT; }
-  void forget() { loop_.unwatch(fd()); }  // the watch owns this
+  void forget() { loop_.unwatch(fd()); }  // the watch owns this object
 
  private:
   bool write() {

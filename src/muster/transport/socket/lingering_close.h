@@ -8,10 +8,11 @@
 
 namespace muster {
 
-/// Closes a stream in good order after its link is gone: sends `final_bytes`, shuts down the sending side, and discards
-/// incoming bytes until the peer has closed too. If a socket is closed with unread bytes, the kernel resets the
-/// connection, and the reset would overtake the reason of the close. Lasts kLingerTime at most. The loop owns it.
 inline constexpr Duration kLingerTime = std::chrono::seconds(2);
+/// Closes a stream in an orderly way after its link is gone: sends `final_bytes`, shuts down the sending side, and
+/// discards incoming bytes until the peer has closed too. Without this, unread bytes would make the kernel reset the
+/// connection, and the reset would overtake the reason of the close. Lasts kLingerTime at most. The loop owns the
+/// stream.
 void linger(Loop& loop, std::unique_ptr<Stream> stream, Bytes final_bytes);
 
 }  // namespace muster

@@ -1,16 +1,17 @@
 // The frames of a link over a socket (io/frame.h). They follow the handshake; its hello is in link_hello.cpp.
 //
-//   kind 1 open     := nothing          each end once, first: it agrees to be the link's end
+//   kind 1 open     := nothing          the first frame of each end: it accepts the link
 //   kind 2 data     := bytes[1..16 MiB] the next bytes of the stream; frame boundaries have no meaning
 //   kind 3 close    := code:u8 rank:i32 phase:u8 message:string context:string
-//                     why the link ends: the rank to blame, and how far the sender had come with its group
+//                     why the link ends, the rank to blame, and the state of the sender's group
 //   kind 4 shutdown := nothing          the link ends without a reason
-//   kind 5 doorbell := nothing          only beside shared memory: poll the rings
+//   kind 5 doorbell := nothing          only with shared memory: poll the rings
 //   kind 6 ping     := nothing          asks for a pong
 //   kind 7 pong     := nothing          answers a ping
-//   kind 8 control  := bytes[1..64]     a control message, beside the stream
+//   kind 8 control  := bytes[1..64]     a control message, outside the stream
 //
-// Nothing follows a close or a shutdown. An end that disagrees sends close instead of open. Other frames are kProtocol.
+// Nothing follows a close or a shutdown. An end that refuses the link sends close instead of open. Other frames are
+// kProtocol.
 #include "muster/transport/socket/socket_link.h"
 
 #include <sys/epoll.h>
@@ -29,9 +30,9 @@ namespace {
 
 constexpr uint32_t kSendFrameBytes = 1u << 20;
 constexpr uint32_t kMaxDataFrame = 16u << 20;
-constexpr size_t kReadAheadBytes = 4096;            // a header and a control frame, or a short message whole
+constexpr size_t kReadAheadBytes = 4096;            // a header and a control frame, or a whole short message
 constexpr size_t kMaxPieces = 32;                   // per system call
-constexpr size_t kMaxReadAhead = size_t{32} << 10;  // how far pings are searched behind bytes without a receive
+constexpr size_t kMaxReadAhead = size_t{32} << 10;  // for pings that follow bytes without a receive
 constexpr int kMaxPongsDue = 64;                    // more unanswered pings are a protocol error
 constexpr size_t kMaxCloseSearch = size_t{64} << 20;
 
@@ -57,7 +58,7 @@ class SocketLink final : public LinkBase {
   void update_watch();
   void check_peer();
 
-  /// True if there is something to write beside the payload: a ping, a pong, a control message, or a rest of a header.
+  /// True if there are bytes to write other than payload: a ping, a pong, a control message, or the rest of a header.
   bool signalling() const { return pings_due_ + pongs_due_ > 0 || !control_due_.empty() || header_left() > 0; }
   size_t header_left() const { return header_.size() - header_sent_; }
   void begin_frame();
@@ -82,21 +83,21 @@ class SocketLink final : public LinkBase {
   const char* const kind_;
   const bool has_tcp_;
   bool watched_ = false;
-  bool peer_closed_ = false;  // the peer has closed; what it sent may still be unread
+  bool peer_closed_ = false;  // the peer has closed; bytes that it sent may still be unread
   uint32_t events_ = 0;
   Loop::TimerId check_timer_ = 0;
 
-  Bytes header_;  // of the frame that is being sent; for a control message, the whole frame
+  Bytes header_;  // the header of the frame that is being sent; for a control message, the whole frame
   size_t header_sent_ = 0;
   size_t frame_left_ = 0;  // bytes of its payload that are not sent
   int pings_due_ = 0, pongs_due_ = 0;
   Bytes control_due_;
 
-  // Bytes that were read before their frame was known. A payload without a receive stays in the kernel, except for what
-  // fits here.
+  // Bytes that were read before their frame was known. A payload without a receive stays in the kernel, except for the
+  // bytes that fit here.
   Bytes read_ahead_;
   size_t read_ahead_begin_ = 0, read_ahead_end_ = 0;
-  size_t payload_left_ = 0;  // of the data frame that is being received, with its bytes in read_ahead_
+  size_t payload_left_ = 0;  // of the data frame that is being received; includes its bytes in read_ahead_
 };
 
 SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind)
@@ -111,7 +112,7 @@ SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind)
   watch_idle_tcp(stream_->fd());
 }
 
-/// Also reads what has arrived: TLS may have decrypted it already, and then epoll reports nothing.
+/// Also reads the bytes that have arrived: TLS may have decrypted them already, and then epoll reports nothing.
 Result<> SocketLink::start() {
   events_ = EPOLLIN | EPOLLRDHUP;
   MUSTER_TRY(loop_.watch(stream_->fd(), events_, [this](uint32_t events) { on_event(events); }));
@@ -130,7 +131,7 @@ void SocketLink::on_event(uint32_t events) {
 
 /// Watches only for events that lead to progress, or a level-triggered loop would spin. Without a receive for the next
 /// payload, EPOLLIN is off. EPOLLHUP cannot be switched off, so after the peer has closed the descriptor is not watched
-/// at all, and the next receive reads what is left.
+/// at all, and the next receive reads the remaining bytes.
 void SocketLink::update_watch() {
   const bool reading = receiving() || payload_left_ == 0 || may_scan_ahead();
   uint32_t events = peer_closed_ ? 0 : uint32_t{EPOLLRDHUP};
@@ -247,6 +248,8 @@ void SocketLink::write_failed(const Error& error) {
   if (is_open()) end(find_close_reason(link_error(error, peer())));
 }
 
+/// Skips unread data. A close frame behind it ends the link with the reason of the peer; then the returned error has no
+/// effect, because end() keeps the first reason.
 Error SocketLink::find_close_reason(Error otherwise) {
   Bytes waste(size_t{64} << 10);
   for (size_t searched = 0; searched < kMaxCloseSearch;) {

@@ -6,7 +6,7 @@
 
 namespace muster {
 
-/// What this process says about itself, and which peers it accepts.
+/// The identity that this process announces, and the peers that it accepts.
 struct LinkIdentity {
   Rank rank = kNoRank;
   int size = 0;             ///< world size; a peer that disagrees is refused with kMismatch
@@ -18,11 +18,11 @@ struct LinkIdentity {
   bool retry_refused = true;
 };
 
-/// Links over TCP or Unix sockets, by the address. socket_link.cpp begins with the grammar of the frames. Both ends
-/// check rank, size, group and generation in the handshake.
+/// Links over TCP or Unix sockets, depending on the address. The grammar of the frames is at the head of
+/// socket_link.cpp. Both ends check rank, size, group and generation in the handshake.
 Result<std::unique_ptr<Listener>> listen_links(Loop& loop, const Address& address, LinkIdentity self,
                                                LinkHandler handler);
-/// Destroying the Dial gives up. `expected` is the rank that must answer; another one is kMismatch.
+/// Destroying the Dial cancels the attempt. `expected` is the rank that must answer; another rank is kMismatch.
 std::unique_ptr<Dial> connect_link(Loop& loop, const Address& address, LinkIdentity self, Rank expected,
                                    const Deadline& deadline, ConnectHandler handler);
 

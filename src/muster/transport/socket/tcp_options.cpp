@@ -12,7 +12,8 @@ namespace {
 constexpr int kIdleSeconds = 15;
 constexpr int kProbeSeconds = 5;
 constexpr int kProbes = 3;
-constexpr int kMinUnanswered = 3;  // segments or window probes, so that one long pause between probes is no silence
+// Segments or window probes. More than one, so that one long pause between probes does not count as silence.
+constexpr int kMinUnanswered = 3;
 
 bool set_option(int socket, int level, int option, int value) {
   return setsockopt(socket, level, option, &value, sizeof value) == 0;
@@ -21,7 +22,8 @@ bool set_option(int socket, int level, int option, int value) {
 }  // namespace
 
 void watch_idle_tcp(int socket) {
-  // Fails at once for a Unix socket, which needs nothing; a kernel without one of these options does without it.
+  // The first call fails for a Unix socket, which needs no keepalive. If the kernel lacks one of the other options, the
+  // link works without it.
   if (!set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds)) return;
   set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds);
   set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
