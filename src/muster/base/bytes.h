@@ -48,7 +48,7 @@ class Writer {
   Bytes out_;
 };
 
-/// Reads what Writer wrote, from untrusted bytes: every read is bounded and can fail. The views that it returns point
+/// Reads the format of Writer from untrusted bytes: every read is bounded and can fail. The views that it returns point
 /// into these bytes.
 class Reader {
  public:

@@ -5,7 +5,7 @@
 
 namespace muster {
 
-/// FNV-1a over a range of integers; each integer is one step, whatever its width. Source: Fowler, Noll and Vo,
+/// FNV-1a over a range of integers; each integer is one step, at any width. Source: Fowler, Noll and Vo,
 /// draft-eastlake-fnv.
 template <class Range>
 constexpr uint64_t fnv1a(const Range& values, uint64_t hash = 0xcbf29ce484222325) {

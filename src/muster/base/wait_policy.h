@@ -39,7 +39,7 @@ inline constexpr Duration kLinkSpin = 50us;
 /// Idle polls of a loop, and of the P2P engine, before the thread yields.
 inline constexpr int kLoopPolls = 8;
 inline constexpr int kMessagePolls = 64;
-/// The least time between two migrations of a thread: if other threads want the cores too, they come first.
+/// The least time between two migrations of a thread, for the case that other threads want the same cores.
 inline constexpr Duration kMigrationInterval = 5ms;
 
 /// Tells the processor that this is a spin loop.

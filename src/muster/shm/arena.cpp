@@ -20,9 +20,9 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-/// The least size of a segment, in address space. Memory is allocated with the blocks.
+/// The minimum size of a segment. It is address space only; memory is allocated with the blocks.
 constexpr size_t kSegmentBytes = size_t{64} << 20;
-/// Empty segments are kept up to this size, so that the tensors of the next step find them.
+/// Empty segments are kept up to this total size, so that the tensors of the next step reuse them.
 constexpr size_t kKeptBytes = size_t{256} << 20;
 
 size_t round_up(size_t bytes, size_t grain) { return (bytes + grain - 1) / grain * grain; }
@@ -45,12 +45,12 @@ struct Arena::Segment {
   size_t bytes = 0;
   size_t populated = 0;            ///< pages below this are allocated
   bool inherited = false;          ///< from before a fork: only the parent allocates from it
-  std::map<size_t, size_t> free;   ///< offset, bytes; no two of them touch
+  std::map<size_t, size_t> free;   ///< offset, bytes; adjacent ranges are merged
   std::map<size_t, size_t> taken;  ///< offset, bytes
 
   ~Segment() {
     munmap(base, bytes);
-    // Frees the pages also if peers still have the segment mapped.
+    // Frees the pages even if peers still have the segment mapped.
     if (!inherited)
       (void)fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes));
   }
@@ -186,8 +186,8 @@ size_t Arena::mapped_bytes() const {
   return all;
 }
 
-/// The parent may use blocks that are free here. The lock is constructed again, because it may count waiting threads
-/// that the child does not have.
+/// The child must not allocate from inherited segments, because the parent may use blocks that are free here. The lock
+/// is constructed again, because it may count waiting threads that the child does not have.
 void Arena::begin_in_child() {
   std::construct_at(&mutex_);
   for (auto& [address, segment] : segments_) segment->inherited = true;

@@ -25,7 +25,7 @@ namespace muster {
 /// relaxed: it only tells whether a search is worthwhile, and a thread that owns a block has seen its own increment.
 class Arena {
  public:
-  /// `limit`: the most bytes of all blocks together; zero: half of the machine's memory.
+  /// `limit`: the most bytes for all blocks together. Zero means half of the machine's memory.
   static std::shared_ptr<Arena> create(size_t limit = 0);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -35,7 +35,7 @@ class Arena {
   /// Frees a block of allocate(); null does nothing.
   void free(void* data);
 
-  /// Where memory lies, as another process finds it.
+  /// A location of memory that another process can open.
   struct Location {
     uint64_t segment = 0;  ///< the file's inode number; never zero
     uint64_t segment_bytes = 0;

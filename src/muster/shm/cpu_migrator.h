@@ -16,12 +16,12 @@ cpu_set_t usable_core_set();
 
 /// Keeps ranks that wait for each other on different cores. Otherwise two ranks can share a core for seconds: each
 /// hands the core to the other and sleeps, so the scheduler sees no reason to separate them, and every step costs two
-/// context switches. For one thread at a time.
+/// context switches. Not thread-safe.
 class CpuMigrator {
  public:
   /// The core that this thread runs on; no system call.
   static uint32_t current() { return static_cast<uint32_t>(sched_getcpu()); }
-  /// Moves this thread to a core that is not in `taken`, if it may use one. Its affinity stays as it was. Does nothing
+  /// Moves this thread to a core that is not in `taken`, if it may use one. Its affinity does not change. Does nothing
   /// within kMigrationInterval of the last migration.
   void migrate_away(std::span<const uint32_t> taken);
 

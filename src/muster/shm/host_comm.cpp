@@ -16,10 +16,10 @@ namespace {
 /// A rank publishes its core every so many steps.
 constexpr uint32_t kStepsPerCoreUpdate = 8;
 
-/// A call that begins this many steps after the last refresh() refreshes. No call takes as many steps.
+/// A call that begins this many steps after the last refresh() calls it again. No call takes as many steps.
 constexpr uint32_t kRefreshInterval = uint32_t{1} << 24;
 
-/// Any difference in any word, or in the digest before, changes the result, except with a probability of some 2^-64.
+/// A difference in any word, or in the previous digest, changes the result, except with a probability of some 2^-64.
 uint64_t digest(const HostComm::Tag& tag, uint64_t before) {
   // The products do not depend on each other, so the processor computes them in parallel.
   const uint64_t sum = before * 0x9e3779b97f4a7c15 + tag[0] * 0xff51afd7ed558ccd + tag[1] * 0xc4ceb9fe1a85ec53 +
@@ -51,7 +51,7 @@ HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, 
       park_slice_(kParkSlice * std::max(1, size / kMaxFlatRanks)),
       own_cores_(size <= usable_cores()),  // until the cores of the other ranks are known
       core_set_{},
-      // The ranks that share a core take turns, so a yield may take a turn of each.
+      // The ranks that share a core take turns, so one yield may last one turn of each of them.
       adaptive_wait_(own_cores_, kMaxTurn * std::max(1, size / usable_cores())),
       seen_steps_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
@@ -69,8 +69,9 @@ void HostComm::open(const Tag& tag) {
   if (step_ - refreshed_step_ >= kRefreshInterval) refresh();
 }
 
-/// A rank that learns from one rank that all have published, as in every broadcast, reads no other rank's record. Its
-/// seen_steps_, and the leader's word, would stay behind until the steps have wrapped half around and they seem ahead.
+/// A rank may learn from one record that all ranks have published, as in every broadcast. Then it reads no other rank's
+/// record, and its seen_steps_ and the leader's word stay behind. Without a refresh, at_least() would take them for
+/// ahead after 2^31 steps.
 void HostComm::refresh() {
   refreshed_step_ = step_;
   for (uint32_t& seen : seen_steps_) {
@@ -93,18 +94,18 @@ void HostComm::publish() {
 
 /// Stores `step` and wakes the ranks that are parked on the word. There is no fence between the store and the load of
 /// `waiters`: it would cost every step the time of a cache-line transfer. So a waiter may miss its wake-up. Therefore
-/// its first sleeps last kFirstParkSlice at most:
+/// the first sleeps of a waiter last kFirstParkSlice at most:
 ///
 ///   publisher: S: word = step     L: loads waiters         wakes if not 0. S becomes visible some time after L
 ///   waiter:    W: waiters += 1    R: loads word            sleeps while it is unchanged; the kernel compares once more
 ///
-/// - If L sees W or a later value, this value is not 0 until the wait is over, because each waiter stays counted from
-///   before its first load to after its last. So the publisher wakes. The kernel has a full barrier in FUTEX_WAKE
+/// - If L sees W or a later value, this value is not 0 while the wait lasts, because each waiter stays counted from
+///   before its first load to after its last one. So the publisher wakes. The kernel has a full barrier in FUTEX_WAKE
 ///   before it searches for sleepers, and in FUTEX_WAIT between queueing and its last load of the word: the waiter
 ///   either finds S or is woken.
-/// - If L does not see W, then L precedes W (coherence of `waiters`), and S precedes L in program order. Only the time
-///   until S leaves the core's store buffer is missing. That is microseconds at most, because a switch to another
-///   thread drains the buffer too. A sleep that begins kFirstParkSlice after W or later finds S; those before are
+/// - If L does not see W, then L precedes W (coherence of `waiters`), and S precedes L in program order. So S is only
+///   not visible until it leaves the core's store buffer. That takes microseconds at most, because a switch to another
+///   thread drains the buffer too. A sleep that begins kFirstParkSlice after W or later finds S. Earlier sleeps are
 ///   short.
 void HostComm::publish_word(std::atomic<uint32_t>& word, uint32_t step) {
   word.store(step, std::memory_order_release);
@@ -134,7 +135,7 @@ Result<> HostComm::wait_all(uint32_t step, const Deadline& deadline) {
   return waited;
 }
 
-/// Zero with a leader, because then no rank sees the records of all others.
+/// The value of StepRecord::direct. Zero with a leader, because then most ranks do not read the records of all others.
 uint32_t HostComm::direct_word() const {
   const bool possible = direct_ && arena_ && arena_->in_use() && !has_leader();
   return possible ? static_cast<uint32_t>(pid_namespace_) : 0;
@@ -199,7 +200,7 @@ void HostComm::publish_cpu() {
   if (core == core_) return;
   core_ = core;
   memory_->rank(rank_).core.store(core, std::memory_order_relaxed);
-  if (core < CPU_SETSIZE && !CPU_ISSET(core, &core_set_)) publish_core_set();  // it was bound anew
+  if (core < CPU_SETSIZE && !CPU_ISSET(core, &core_set_)) publish_core_set();  // this rank was bound to other cores
 }
 
 void HostComm::publish_core_set() {
@@ -211,7 +212,7 @@ void HostComm::publish_core_set() {
   for (size_t i = 0; i < words.size(); ++i) shared[i].store(words[i], std::memory_order_relaxed);
 }
 
-/// Each rank may be bound to some cores. What matters is how many cores the ranks have together.
+/// Each rank may be bound to a few cores. So this function counts the cores that the ranks together may use.
 void HostComm::learn_core_sets() {
   publish_core_set();
   std::array<uint64_t, sizeof(cpu_set_t) / sizeof(uint64_t)> together{};
@@ -274,7 +275,7 @@ tl::unexpected<Error> HostComm::timeout_error(Rank awaited, uint32_t step) const
     if (peer != rank_ && !at_least(record(peer, step).step.load(std::memory_order_acquire), step))
       behind.push_back(peer);
   }
-  if (behind.empty()) behind.push_back(awaited);  // the leader has come, but has not published that all have
+  if (behind.empty()) behind.push_back(awaited);  // all have arrived, but the leader has not published that
   std::string others;
   for (size_t i = 1; i < behind.size(); ++i) others += fmt::format("{}{}", i == 1 ? "" : ", ", behind[i]);
   return fail(ErrorCode::kTimeout,
@@ -302,7 +303,7 @@ Rank HostComm::failed_peer() const {
 }
 
 Result<> HostComm::check() {
-  std::atomic_thread_fence(std::memory_order_acquire);  // orders what was read before the loads of `failure`
+  std::atomic_thread_fence(std::memory_order_acquire);  // orders earlier reads of data before the loads of `failure`
   const Rank gone = failed_peer();
   if (gone == kNoRank) return {};
   MUSTER_TRY(progress_(gone));
@@ -311,7 +312,7 @@ Result<> HostComm::check() {
 
 void HostComm::wake_all() {
   for (Rank peer = 0; peer < size_; ++peer) {
-    // A rank that begins to wait just now calls its Progress callback by itself soon.
+    // A rank that has only just begun to wait soon calls its Progress callback without a wake-up.
     if (memory_->rank(peer).waiters.load(std::memory_order_seq_cst) == 0) continue;
     futex_wake_all(memory_->rank(peer).all_published_step);
     for (StepRecord& each : memory_->rank(peer).records) futex_wake_all(each.step);

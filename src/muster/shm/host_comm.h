@@ -19,11 +19,12 @@ namespace muster {
 /// Host communicator: the shared memory in which the ranks of one host run collectives. Each rank has four slots, and
 /// one record for each of the last steps. All of it is in one memfd (host_comm_memory.h: layout and memory order).
 ///
-/// Work goes in steps with the same numbers on every rank. In a step, a rank may write its slot, publishes the step,
-/// waits for the ranks whose slots it needs, and reads those slots. A rank that has published step k + 2 has finished
-/// reading step k, and there are four slots. So a rank may publish the next step before it reads this one, which hides
-/// its waits. There are more records than slots: a rank that only sends small messages, which travel in the records,
-/// runs far ahead and rarely has to check its readers. Waits spin, then yield, then park (base/wait_policy.h).
+/// Work is divided into steps, which have the same numbers on every rank. In a step, a rank may write its slot,
+/// publishes the step, waits for the ranks whose slots it needs, and reads those slots. A rank that has published step
+/// k + 2 has finished reading step k, and there are four slots. So a rank may publish the next step before it reads
+/// this one, which hides its waits. There are more records than slots: a rank that only sends small messages, which fit
+/// into the records, runs far ahead and rarely has to check its readers. Waits spin, then yield, then park
+/// (base/wait_policy.h).
 ///
 ///   comm.open(tag);                                   // once a call
 ///   comm.next();  MUSTER_TRY(comm.reserve(deadline)); // the own slot and payload may be written
@@ -31,7 +32,7 @@ namespace muster {
 ///   MUSTER_TRY(comm.wait_all(comm.step(), deadline));
 ///   read(comm.slot(peer, comm.step()));               // until the step after the next is published
 ///
-/// For one thread at a time. Errors are final: after one, only wake_all() and mark_failed() may be called.
+/// Not thread-safe. Errors are final: after an error, only wake_all() and mark_failed() may be called.
 class HostComm {
  public:
   /// Describes the call that a step belongs to. A wait compares a fingerprint of it and of all tags before it with this
@@ -57,8 +58,8 @@ class HostComm {
   Rank rank() const { return rank_; }
   int size() const { return size_; }
   size_t slot_bytes() const { return memory_->slot_bytes(); }
-  /// True if every rank waits for rank 0 alone, and rank 0 for all. So it is with many more ranks than cores, where n
-  /// waits at each of n ranks would mostly be context switches.
+  /// True if every rank waits for rank 0 alone, and rank 0 for all. This is the case with many more ranks than cores:
+  /// there, n waits at each of n ranks would mostly cost context switches.
   bool has_leader() const { return memory_->has_leader(); }
 
   /// True if there is a core for each rank, as far as this rank knows. It counts the cores that the ranks together may
@@ -72,7 +73,7 @@ class HostComm {
   uint32_t step() const { return step_; }
   /// Waits until the own slot and payload of this step may be written, and the step published.
   Result<> reserve(const Deadline& deadline) {
-    // The slot's old data was read in step_ - kHostCommSlots.
+    // The slot holds the data of step_ - kHostCommSlots. A rank that has published two steps more has read it.
     const uint32_t needed = step_ - kHostCommSlots + 2;
     return at_least(all_published_step_, needed) ? Result<>{} : wait_for_others(needed, deadline, false);
   }
@@ -106,7 +107,7 @@ class HostComm {
 
   /// True if at the last wait_all() every rank had tensors in an arena that all ranks can map. Equal at all ranks.
   bool all_direct() const { return all_direct_; }
-  /// Makes all_direct() false for good. All ranks must call it in the same call.
+  /// Makes all_direct() false permanently. All ranks must call it in the same call.
   void disable_direct() {
     direct_ = all_direct_ = false;
     own_direct_ = 0;
@@ -114,16 +115,16 @@ class HostComm {
   PeerMemory& peer_memory() { return peer_memory_; }
   pid_t pid(Rank peer) const { return memory_->rank(peer).pid; }
 
-  /// Room for a pointer for each rank, so that a call allocates nothing.
+  /// Space for one pointer per rank, so that a call does not allocate.
   std::vector<const void*>& pointers() { return pointers_; }
 
   /// Wakes every parked rank that maps this memory. Its Progress callback then finds the reason.
   void wake_all();
   /// Publishes that this rank has failed and which rank of the group it blames (kNoRank: none), and wakes all.
   void mark_failed(Rank blamed);
-  /// Another rank that has failed; kNoRank: none.
+  /// Another rank that has failed; kNoRank if there is none.
   Rank failed_peer() const;
-  /// The rank of the group that it blames.
+  /// The rank of the group that `peer` blames; kNoRank if there is none.
   Rank rank_blamed_by(Rank peer) const;
   /// An error if another rank has failed: that rank may have reused the tensors that were read before this call.
   Result<> check();
@@ -172,7 +173,7 @@ class HostComm {
   uint32_t idle_spins_ = 0;
   std::vector<uint32_t> seen_steps_;  ///< by rank: the last step that this rank saw published. Saves cache misses
   std::vector<const void*> pointers_;
-  std::vector<uint32_t> cores_;  ///< by rank; room for migrate_away_from()
+  std::vector<uint32_t> cores_;  ///< by rank; scratch space of migrate_away_from()
   std::shared_ptr<Arena> arena_;
   PeerMemory peer_memory_;
   const uint64_t pid_namespace_;

@@ -22,15 +22,15 @@ namespace muster {
 // Invariants. Each rank publishes the steps 1, 2, 3, ... in order. The record and the slot of step k hold the data of
 // step k from its publication until the owner publishes a step that uses the same record or slot again. The owner
 // overwrites a slot only when every rank has published a step that is at least two later than the slot's old step
-// (HostComm::reserve()), and a rank publishes step k + 2 only after it has finished to read step k. So nobody reads
-// what is overwritten.
+// (HostComm::reserve()), and a rank publishes step k + 2 only after it has finished reading step k. So no rank reads a
+// slot while its owner overwrites it.
 //
 // Memory order, field by field:
 // - StepRecord::step: the owner stores it with release after it has written the slot and the other fields of the
 //   record. A reader loads it with acquire and reads the rest only if it is at least the step that it waits for. So
 //   the plain fields and the slot need no order of their own.
-// - StepRecord::tag: relaxed atomics. It is read after `step` like the plain fields, but only for an error message,
-//   and then the owner may be writing the tag of a later step: the words must not be torn, and may be newer.
+// - StepRecord::tag: relaxed atomics. It is read after `step` like the plain fields, but only for an error message, and
+//   then the owner may be writing the tag of a later step. So a word may be newer, but must not be torn.
 // - HostCommRank::all_published_step: rank 0 stores it with release after it has loaded the `step` of every rank with
 //   acquire. A rank that loads it with acquire therefore sees all that the other ranks wrote before that step.
 // - HostCommRank::waiters: see HostComm::publish_word().
@@ -42,13 +42,13 @@ namespace muster {
 inline constexpr uint32_t kHostCommSlots = 4;
 /// Step records of each rank; a multiple of kHostCommSlots.
 inline constexpr uint32_t kStepRecords = 32;
-/// Bytes that travel in the cache line that announces a step.
+/// Bytes of payload in the cache line that announces a step.
 inline constexpr size_t kStepPayload = 40;
 
 /// Up to this many ranks wait for each other without a leader, also where they share cores.
 inline constexpr int kMaxFlatRanks = 16;
 
-/// What follows from the number of ranks and of the cores that they may use.
+/// The properties that depend on the number of ranks and on the number of cores that they may use.
 struct HostCommShape {
   size_t slot_bytes;
   bool has_leader;  ///< see HostComm::has_leader()
@@ -75,7 +75,7 @@ struct HostCommRank {
   alignas(128) std::atomic<uint32_t> all_published_step;  ///< rank 0: the last step that it saw all ranks publish
   alignas(128) pid_t pid;                                 ///< in its namespace
   std::atomic<uint32_t> core;                             ///< on which it ran when it published last
-  /// The cores that it may use, a bit each; all zero: not known yet.
+  /// The cores that it may use, one bit each; all zero if they are not known yet.
   std::atomic<uint64_t> usable_cores[sizeof(cpu_set_t) / sizeof(uint64_t)];
   /// Zero until it fails; then kBlamesNoRank, or one more than the rank of the group that it blames.
   std::atomic<uint32_t> failure;
@@ -84,7 +84,7 @@ struct HostCommRank {
 
 class HostCommMemory {
  public:
-  /// One rank allocates it, all ranks map it. It is sealed against resizing and has no name, so none can be left over.
+  /// One rank allocates it, all ranks map it. It is sealed against resizing. It has no name, so it cannot be left over.
   static Result<Fd> allocate(int size, size_t slot_bytes, bool has_leader);
   /// Checks that the memory has the right form for `size` ranks. A shared_ptr, because the ranks of one process share a
   /// mapping: 512 threads with a mapping each would spend more on page tables than on data.
@@ -93,7 +93,7 @@ class HostCommMemory {
   HostCommMemory(const HostCommMemory&) = delete;
   HostCommMemory& operator=(const HostCommMemory&) = delete;
 
-  /// Allocates the pages of a rank's slots now, on its own NUMA node: later, a lack of memory would be a SIGBUS.
+  /// Allocates the pages of a rank's slots now, on its own NUMA node. Later, a lack of memory would raise SIGBUS.
   Result<> populate(const Fd& memory, Rank rank) const;
 
   size_t slot_bytes() const { return slot_bytes_; }

@@ -12,8 +12,8 @@
 namespace muster {
 
 /// Maps the arena segments of other processes through /proc/<pid>/fd when they are first used. This needs the same user
-/// and PID namespace, and leaves nothing behind. It checks what a peer says about its memory: access to a segment that
-/// the peer could shrink would raise SIGBUS. Not thread-safe.
+/// and PID namespace, and leaves nothing behind. It checks the segment that a peer announces, because access to a
+/// segment that the peer could shrink would raise SIGBUS. Not thread-safe.
 class PeerMemory {
  public:
   /// The most segments that are mapped at a time. Owners free them without notice, so the least recently used mapping
@@ -45,7 +45,7 @@ class PeerMemory {
 
   std::list<Mapping> mappings_;  ///< the least recently used first
   std::set<uint64_t> known_;
-  std::deque<uint64_t> known_order_;  ///< the same, the oldest first
+  std::deque<uint64_t> known_order_;  ///< the segments of known_, the oldest first
 };
 
 }  // namespace muster
