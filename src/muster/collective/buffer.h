@@ -45,7 +45,7 @@ class BufferView {
       offset += stretch.bytes;
     }
   }
-  /// Copies bytes from `offset` on to `to`, or from `from` to the buffer.
+  /// read() copies the bytes at `offset` to `to`; write() copies `from` to the bytes at `offset`.
   void read(size_t offset, void* to, size_t bytes) const;
   void write(size_t offset, const void* from, size_t bytes) const;
 

@@ -24,7 +24,7 @@ Call Call::unpack(const std::array<uint64_t, 4>& words) {
   Call call;
   const auto collective = words[0] & 0xff;
   call.collective = static_cast<Collective>(collective < kCollectiveCount ? collective : 0);
-  // Written by a peer: values out of range become the first, so that printing them is safe.
+  // A peer wrote these words. Values out of range become zero, so that printing them is safe.
   const auto dtype = words[0] >> 8 & 0xff;
   call.dtype = static_cast<Dtype>(dtype < kDtypeCount ? dtype : 0);
   const auto op = words[0] >> 16 & 0xff;

@@ -20,7 +20,7 @@ enum class Collective : uint8_t {
   kReduceScatter = 8,
   kAllToAll = 9,
 };
-inline constexpr int kCollectiveCount = 10;  ///< with the unused zero
+inline constexpr int kCollectiveCount = 10;  ///< including the unused zero
 const char* name(Collective collective);
 constexpr bool reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduce ||
@@ -37,8 +37,8 @@ struct Call {
   Dtype dtype = Dtype::kUint8;
   ReduceOp op = ReduceOp::kSum;
   Rank root = 0;
-  /// Elements of the tensor, or of one rank's block (operation.h). If blocks differ: of all blocks together; zero for
-  /// all_to_all, where each rank may send different amounts.
+  /// Elements of the tensor, or of one rank's block (operation.h). If blocks differ, elements of all blocks together;
+  /// zero for all_to_all, where each rank may send different amounts.
   uint64_t count = 0;
   uint64_t layout = 0;    ///< a digest of the counts of blocks that differ; zero: equal blocks
   uint64_t sequence = 0;  ///< the group's number for the call

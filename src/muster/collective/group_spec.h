@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// A group. Equal at all ranks, except `rank`.
+/// Describes a group. Equal at all ranks, except `rank`.
 struct GroupSpec {
   Rank rank = 0;
   int size = 1;

@@ -13,10 +13,10 @@ namespace muster {
 ///   all_reduce       the tensor                     the same memory as input: in place
 ///   reduce           the tensor                     root: the same memory; elsewhere unused, and input is not changed
 ///   broadcast        root: the tensor               the tensor, at the root the same memory
-///   all_gather       one block                      n blocks, by rank; input may be the own one of them
-///   gather           one block                      root: n blocks; input may be the own one of them
-///   scatter          root: n blocks                 one block; at the root it may be the own one of input
-///   reduce_scatter   n blocks                       one block; it may be the own one of input, which is then changed
+///   all_gather       one block                      n blocks, by rank; input may be this rank's block in it
+///   gather           one block                      root: n blocks; input may be this rank's block in it
+///   scatter          root: n blocks                 one block; at the root it may be its block in input
+///   reduce_scatter   n blocks                       one block; may be this rank's block in input, which then changes
 ///   all_to_all       n blocks, by receiver          n blocks, by sender; never the same memory as input
 ///   barrier          -                              -
 ///
@@ -24,12 +24,12 @@ namespace muster {
 struct Operation {
   Call call;
   BufferView input, output;
-  /// Elements of each rank's block, empty when all are equal. all_gather, reduce_scatter: the same at all ranks.
-  /// all_to_all: of what this rank sends to each.
+  /// The number of elements of each rank's block; empty if all blocks are equal. For all_gather and reduce_scatter,
+  /// they are the same at all ranks. For all_to_all, they count the elements that this rank sends to each rank.
   std::vector<size_t> counts;
-  /// all_to_all: of what this rank receives from each; given if `counts` is.
+  /// For all_to_all: the elements that this rank receives from each rank; given if `counts` is given.
   std::vector<size_t> receive_counts;
-  /// kPremulSum: this rank's elements are first multiplied by this.
+  /// kPremulSum: this rank's elements are first multiplied by this factor.
   double factor = 1;
   /// The call site (flight/call_site.h), for reports; zero: unknown.
   uint32_t site = 0;

@@ -9,21 +9,22 @@
 
 namespace muster {
 
-/// What a rank tells the others about itself through the store. rank_info.cpp begins with the grammar.
+/// The record of a rank, which the rank publishes in the store for the other ranks. The grammar is at the head of
+/// rank_info.cpp.
 struct RankInfo {
   Rank rank = kNoRank;
   int size = 0;
   pid_t pid = 0;
   std::string host;
-  std::string domain;           ///< equal means: can share memory (io/host_identity.h)
+  std::string domain;           ///< ranks with equal domains can share memory (io/host_identity.h)
   std::string local_address;    ///< its Unix listener: "unix:@..."
-  std::string process_domain;   ///< equal means: `pid` means the same process (io/host_identity.h)
+  std::string process_domain;   ///< if equal, `pid` means the same process (io/host_identity.h)
   bool shares_memory = false;   ///< it accepts shared memory with ranks of its domain
   uint64_t instance = kGaveUp;  ///< random, to distinguish two announcements of one rank
   std::string tuning;           ///< encoded Tuning (tuning.h); only rank 0 sets it
   Bytes secret;                 ///< of the group's links; only rank 0 sets it, if the job has none
 
-  /// As the instance: this rank has come, and has failed before the group formed.
+  /// The instance of a rank that has arrived but has failed before the group formed.
   static constexpr uint64_t kGaveUp = 0;
   bool gave_up() const { return instance == kGaveUp; }
   /// "rank 3 (host b, pid 812)".

@@ -24,10 +24,10 @@ const CompressKernels& fastest_kernels() {
   return chosen;
 }
 
-/// The exponent and the first 7 bits of the fraction: ordered as magnitudes are, NaN last.
+/// The exponent and the first 7 bits of the fraction. These numbers have the order of the magnitudes, with NaN last.
 uint32_t coarse_magnitude(float value) { return std::bit_cast<uint32_t>(value) >> 16 & 0x7fffU; }
 
-/// Takes its multiple of `from` out of column `to`.
+/// Subtracts from column `to` its projection onto column `from`, which is normalized.
 void remove_column(float* p, size_t rows, size_t rank, size_t from, size_t to) {
   double shared = 0;
   for (size_t i = 0; i < rows; ++i) shared += static_cast<double>(p[i * rank + from]) * p[i * rank + to];
@@ -70,9 +70,10 @@ void add_quantised(float* sum, const int8_t* in, const float* scales, size_t cou
 void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t count) {
   MUSTER_CHECK(wanted > 0 && wanted <= count, "more elements are wanted than there are");
   MUSTER_CHECK(count <= UINT32_MAX, "positions are numbers of 32 bits");
-  std::vector<uint32_t> number(0x8000);  // of elements by coarse magnitude
+  std::vector<uint32_t> number(0x8000);  // of elements with each coarse magnitude
   for (size_t i = 0; i < count; ++i) ++number[coarse_magnitude(in[i])];
-  uint32_t least = 0x7fff;  // of the magnitudes taken; of `least` itself only as many as are missing
+  // The least magnitude that is selected. Of its elements, only the first `missing` ones are.
+  uint32_t least = 0x7fff;
   size_t missing = wanted;
   for (; number[least] < missing; --least) missing -= number[least];
   for (size_t i = 0; i < count; ++i) {
@@ -88,12 +89,12 @@ void project_rows(float* p, const float* m, const float* q, size_t rows, size_t 
 }
 
 void orthogonalise(float* p, size_t rows, size_t rank) {
-  constexpr double kDependent = 1e-5;  // of the norm is left: what it is made of then is rounding
+  constexpr double kDependent = 1e-5;  // a smaller part of the norm is rounding error
   for (size_t column = 0; column < rank; ++column) {
     const double before = column_norm(p, rows, rank, column);
     for (size_t earlier = 0; earlier < column; ++earlier) remove_column(p, rows, rank, earlier, column);
     const double norm = column_norm(p, rows, rank, column);
-    // NaN goes on as NaN, so that who looks for it finds it.
+    // A NaN stays a NaN, so that the caller can detect it.
     const double factor = norm <= before * kDependent ? 0 : 1 / norm;
     for (size_t i = 0; i < rows; ++i) p[i * rank + column] = static_cast<float>(p[i * rank + column] * factor);
   }

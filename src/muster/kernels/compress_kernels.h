@@ -3,11 +3,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// As reduce_kernels.h: free of inline code.
+// Like reduce_kernels.h, this header must not have inline code.
 
 namespace muster {
 
-/// What compress.h says of the functions of these names.
+/// The functions of compress.h with the same names, for one instruction set.
 struct CompressKernels {
   void (*narrow_f16)(void* out, const float* in, size_t count, float factor);
   void (*narrow_bf16)(void* out, const float* in, size_t count, float factor);

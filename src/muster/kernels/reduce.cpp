@@ -50,13 +50,13 @@ const ReduceKernels& kernels() {
   return chosen;
 }
 
-// What the kernels work on: `parts` elements for each of the caller's.
+// The elements that a kernel works on: `parts` of them for each element of the caller.
 struct Operand {
-  KernelElement element = kKernelElements;  ///< the default: there are no kernels
+  KernelElement element = kKernelElements;  ///< the default means that there are no kernels
   int parts = 1;
 };
 
-/// In the order of Dtype; complex elements as a whole.
+/// In the order of Dtype. Complex elements are not split into parts here.
 constexpr Operand kOperands[kDtypeCount] = {{kU8},  {kI8},  {kI16},  {kI32},  {kI64},  {kF16}, {kF32}, {kF64},
                                             {kC32}, {kC64}, {kC128}, {kBool}, {kBf16}, {},     {},     {},
                                             {},     {},     {kU16},  {kU32},  {kU64},  {},     {},     {}};
@@ -97,7 +97,8 @@ struct Chosen {
 };
 using Choices = std::array<std::array<Chosen, kReduceOpCount>, kDtypeCount>;
 
-/// By dtype and op, for they are asked for in every call. Without a kernel where they have no meaning.
+/// The kernels by dtype and operation. A table, because every call needs one. Pairs that are not reducible() have no
+/// kernel.
 Choices make_choices() {
   Choices choices;
   for (int d = 0; d < kDtypeCount; ++d) {

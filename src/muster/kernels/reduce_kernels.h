@@ -30,7 +30,7 @@ enum KernelElement {
 };
 enum KernelOp { kAdd, kMultiply, kMin, kMax, kAnd, kOr, kXor, kKernelOps };
 
-/// Null where the pair has no meaning.
+/// Null if the operation is not defined for the element type.
 struct ReduceKernel {
   void (*two)(void* out, const void* a, const void* b, size_t count);
   void (*many)(void* out, const void* const* in, int sources, size_t count);  // sources >= 2
@@ -40,7 +40,7 @@ struct ReduceKernels {
   const char* isa;
   ReduceKernel reduce[kKernelElements][kKernelOps];
   void (*divide[kKernelElements])(void* data, size_t count, int divisor);  // divisor > 0
-  // Of the elements whose sum, rounded, is not good enough to be divided; else null. sources >= 2
+  // Only for elements whose rounded sum would be too inexact to divide (float16, bfloat16); else null. sources >= 2
   void (*mean[kKernelElements])(void* out, const void* const* in, int sources, size_t count);
   void (*scale[kKernelElements])(void* out, const void* in, size_t count, double factor);
 };

@@ -9,13 +9,13 @@ namespace {
 
 using E = const CostInputs&;
 
-// In what is cut into chunks, each level of a tree or link of a chain takes a chunk's time before the next begins; from
-// then on all are busy with the rest.
+// With chunks, each level of a tree or link of a chain takes the time of one chunk before the next one begins. From
+// then on, all of them are busy with the other chunks.
 double first_chunk(E e, double parts = 1) { return std::min(e.chunk, e.bytes / parts); }
 double behind(E e, double parts = 1) { return e.bytes - parts * first_chunk(e, parts); }
 double around_the_ring(E e) { return (e.ranks - 1) * e.chunks(e.bytes / e.ranks); }
 
-// Messages, bytes and what is combined are counted at the busiest rank, sent and received ones together.
+// Messages, bytes and combined bytes are those of the busiest rank. Sent and received ones are added up.
 constexpr Algorithm kAlgorithms[] = {
     {Collective::kAllReduce, "recursive_doubling", recursive_doubling_all_reduce,
      [](E e) {

@@ -13,16 +13,16 @@ namespace muster {
 
 /// Ring reduce-scatter, then ring all-gather, in chunks (Patarasuk and Yuan 2009): 2 (n - 1) / n of the bytes each way.
 Schedule ring_all_reduce(const CollectiveSpec& spec);
-/// Whole buffers between partners at doubling distances; the ranks beyond a power of two fold in first (Rabenseifner
-/// 2004, section 3).
+/// Partners at doubling distances exchange whole buffers. The ranks beyond a power of two fold first (folding.h;
+/// Rabenseifner 2004, section 3).
 Schedule recursive_doubling_all_reduce(const CollectiveSpec& spec);
 /// Reduce-scatter by recursive halving, all-gather by recursive doubling, folding as above (Rabenseifner 2004).
 Schedule halving_all_reduce(const CollectiveSpec& spec);
-/// Up and down two binary trees that carry half of the bytes each, in chunks. An inner rank of one tree is a leaf of
-/// the other (Sanders, Speck and Traeff 2009).
+/// In chunks up and down two binary trees, each of which carries half of the bytes. An inner rank of one tree is a leaf
+/// of the other (Sanders, Speck and Traeff 2009).
 Schedule double_tree_all_reduce(const CollectiveSpec& spec);
 
-/// In chunks: a rank forwards one chunk while the next one arrives.
+/// Down a binomial tree, in chunks: a rank forwards one chunk while the next one arrives.
 Schedule binomial_broadcast(const CollectiveSpec& spec);
 /// In chunks from rank to rank: no rank sends more than S.
 Schedule chain_broadcast(const CollectiveSpec& spec);
@@ -54,7 +54,7 @@ Schedule pat_all_gather(const CollectiveSpec& spec);
 
 /// In n - 1 steps around the ring, with scratch for some chunks only.
 Schedule ring_reduce_scatter(const CollectiveSpec& spec);
-/// Recursive halving; the ranks beyond a power of two fold in first (Rabenseifner 2004).
+/// Recursive halving. The ranks beyond a power of two fold first (Rabenseifner 2004).
 Schedule halving_reduce_scatter(const CollectiveSpec& spec);
 /// The reverse of pat_all_gather: every block goes up its own tree, with scratch for log2 n blocks.
 Schedule pat_reduce_scatter(const CollectiveSpec& spec);
@@ -72,7 +72,7 @@ struct CostInputs;
 
 struct Algorithm {
   Collective collective;
-  const char* name;  ///< as MUSTER_ALGO and `muster explain` take it: "ring"
+  const char* name;  ///< as in MUSTER_ALGO and `muster explain`: "ring"
   Schedule (*schedule)(const CollectiveSpec&);
   Estimate (*estimate)(const CostInputs&);  ///< cost.h
   bool uneven = true;                       ///< supports blocks of different lengths

@@ -1,5 +1,5 @@
-// Binomial trees, ranks counted from the root: a rank's parent is itself without its lowest set bit, its children are
-// itself plus each lower power of two. So those below a rank are the ranks behind it.
+// Binomial trees. Ranks are counted from the root. A rank's parent is its number without its lowest set bit. Its
+// children are its number plus each lower power of two. So the subtree of a rank consists of the ranks that follow it.
 #include "muster/collective/algorithms/algorithms.h"
 #include "muster/collective/schedule/blocks.h"
 
@@ -17,10 +17,10 @@ class BinomialTree {
   int self() const { return self_; }
   Rank parent() const { return rank(self_ - reach_); }
   Rank rank(int relative) const { return from_root_.rank(relative); }
-  /// Behind the last rank below this one.
+  /// One past the last rank of this rank's subtree.
   int end() const { return std::min(self_ + reach_, from_root_.size); }
 
-  /// Calls back with the child and the end of what is below it, the nearest child first or last.
+  /// Calls `body(child, end)` for each child with the end of its subtree, the nearest child first or last.
   template <class Body>
   void each_child(bool nearest_first, Body&& body) const {
     for (int i = 1; i < reach_; i *= 2) {
@@ -32,7 +32,7 @@ class BinomialTree {
  private:
   FromRoot from_root_;
   int self_;
-  int reach_;  ///< the subtree covers as many ranks, but for the end of the row
+  int reach_;  ///< size of the subtree, unless it reaches the last rank
 };
 
 /// The ranks' blocks in the order of the tree.
@@ -42,7 +42,8 @@ Blocks in_order(const BinomialTree& tree, const Blocks& by_rank) {
   return blocks;
 }
 
-/// The blocks of [first, last) in the tree's order, as they lie by rank: in one piece, or in two around the end.
+/// Calls `body` with the ranges of blocks [first, last) of the tree's order. In the buffer, blocks are in rank order,
+/// so these are one range, or two if they wrap around the end.
 template <class Body>
 void each_piece(const BinomialTree& tree, const Blocks& by_rank, BufferKind buffer, int first, int last, Body&& body) {
   const Rank begin = tree.rank(first);
@@ -68,7 +69,8 @@ Schedule binomial_broadcast(const CollectiveSpec& spec) {
   return builder.take();
 }
 
-// Whoever is not the root sums up in scratch for some chunks, each used again once its sum has left.
+// Ranks other than the root keep their sums in scratch for some chunks. They reuse the scratch of a chunk when its sum
+// was sent.
 Schedule binomial_reduce(const CollectiveSpec& spec) {
   check_spec(spec);
   constexpr uint32_t kSums = 4;

@@ -3,8 +3,9 @@
 
 namespace muster {
 
-// Before the round of distance d, rank r has the d blocks from its own on, around the end. It sends them (or as many as
-// are missing there) to r - d and receives as many from r + d. A message that wraps around the end is two steps.
+// Before the round of distance d, rank r has d blocks: its own and the following ones, around the end. It sends them
+// (or only as many as are missing there) to r - d, and receives as many from r + d. A message that wraps around the end
+// takes two steps.
 Schedule bruck_all_gather(const CollectiveSpec& spec) {
   check_spec(spec);
   const Blocks blocks = Blocks::of_ranks(spec);
@@ -19,7 +20,7 @@ Schedule bruck_all_gather(const CollectiveSpec& spec) {
     const int count = std::min(distance, spec.size - distance);
     const Rank from = around(spec, distance), to = around(spec, -distance);
     parts(spec.rank, count, [&](Range range) { builder.send(to, range, {had}); });
-    // Each receive waits for the one before, so that the last one stands for all.
+    // Each receive depends on the one before, so a dependency on the last one covers all.
     parts(from, count, [&](Range range) { had = last_of(had, builder.receive(from, range, {had})); });
   }
   return builder.take();
@@ -27,8 +28,8 @@ Schedule bruck_all_gather(const CollectiveSpec& spec) {
 
 namespace {
 
-/// Block i of `held_` is what goes to rank r + i. In the round of distance d, those whose number has the bit d travel
-/// to r + d, all together: after all rounds, block i came from rank r - i.
+/// Block i of `held_` is for rank r + i. In the round of distance d, the blocks whose number has the bit d go to r + d,
+/// in one message. After all rounds, block i is the one from rank r - i.
 class AllToAll {
  public:
   explicit AllToAll(const CollectiveSpec& spec)
@@ -52,7 +53,7 @@ class AllToAll {
   }
 
  private:
-  /// Calls back for each run of blocks that travel, with how many travelled before it.
+  /// Calls `body` for each run of consecutive blocks that are sent in this round, with the bytes of the runs before it.
   template <class Body>
   void each_run(size_t distance, Body&& body) const {
     size_t before = 0;
@@ -68,7 +69,7 @@ class AllToAll {
     return blocks;
   }
 
-  // All copies are chained: each stands for those before it.
+  // Each copy depends on the one before, so a dependency on the last one covers all.
   void round(size_t distance) {
     const Rank to = around(spec_, static_cast<int>(distance)), from = around(spec_, -static_cast<int>(distance));
     const size_t bytes = travelling(distance) * bytes_;

@@ -44,8 +44,8 @@ Schedule direct_gather(const CollectiveSpec& spec) {
   return builder.take();
 }
 
-// In step k with the ranks k before and behind. A step begins when one some steps earlier has ended, so that a large
-// group does not begin with everybody sending to everybody.
+// Step k sends to rank r + k and receives from rank r - k. It begins when step k - kAtOnce has ended, so that a large
+// group does not begin with all ranks sending to all ranks.
 Schedule pairwise_all_to_all(const CollectiveSpec& spec) {
   check_spec(spec);
   constexpr int kAtOnce = 8;

@@ -4,8 +4,9 @@
 namespace muster {
 namespace {
 
-/// A binary tree over positions 1 to `last` that has them in order from left to right: odd positions are its leaves.
-/// Where the tree is not full, a position that is beyond the end stands for what is below it.
+/// The neighbors of a position in a binary tree. The tree has positions 1 to `last` in order from left to right; odd
+/// positions are its leaves. If the tree is not full, the subtree of a position beyond the end takes the place of this
+/// position.
 struct Neighbours {
   int parent = 0;  ///< 0: none
   int children[2] = {0, 0};
@@ -46,7 +47,7 @@ struct Tree {
   std::vector<int> children;
 };
 
-/// What one tree carries: its half of the bytes, in chunks.
+/// One tree, and its half of the bytes in chunks.
 struct Half {
   Tree tree;
   Chunks chunks;
@@ -73,8 +74,9 @@ class DoubleTreeAllReduce {
     left_ = sums_;
   }
 
-  // A chunk goes down some chunks after it went up: both directions may share a link, whose steps all ranks must have
-  // in the same order, and no chunk should wait there for one whose sum is not made yet.
+  // A chunk goes down `lag` chunks after it went up. Both directions may share a link, and both ends must have the
+  // steps of a link in the same order. The lag keeps a chunk from waiting there for another chunk whose sum is not
+  // complete yet.
   Schedule build() {
     const auto lag = static_cast<uint32_t>(2 * doubling_rounds(spec_.size));
     const uint32_t chunks = halves_[1].chunks.count();  // the longer half
@@ -115,7 +117,7 @@ class DoubleTreeAllReduce {
   ScheduleBuilder builder_;
   std::vector<Slots> slots_;                 // by tree and child
   std::vector<std::vector<uint32_t>> sums_;  // by tree and chunk: the step that completed the sum here
-  std::vector<std::vector<uint32_t>> left_;  // and the one that sent it up
+  std::vector<std::vector<uint32_t>> left_;  // by tree and chunk: the step that sent the sum up
 };
 
 }  // namespace
@@ -125,7 +127,7 @@ Schedule double_tree_all_reduce(const CollectiveSpec& spec) {
   return spec.size == 1 ? copy_input(tensor_bytes(spec)) : DoubleTreeAllReduce(spec).build();
 }
 
-// The trees are of the ranks other than the root, which feeds both.
+// Both trees consist of the ranks other than the root. The root sends to the top of each tree.
 Schedule double_tree_broadcast(const CollectiveSpec& spec) {
   check_spec(spec);
   const FromRoot ranks(spec);

@@ -29,7 +29,7 @@ class Doubling {
     combine(partner, builder_.receive(partner, received_, {combined_}), sent);
   }
 
-  // Writes the output, so not before what was sent from there has left.
+  // Writes the output, so it depends on the send from there.
   void combine(Rank partner, uint32_t received, uint32_t sent) {
     combined_ = builder_.reduce(received_, current_, output(0, bytes_), partner < rank_, {received, sent});
     current_ = output(0, bytes_);

@@ -5,8 +5,8 @@
 namespace muster {
 namespace {
 
-/// Recursive halving: in each round a rank sends the half of its data that its partner's side of the core is for, and
-/// combines its own half. Partial sums lie in `sums`, where the whole buffer has its place.
+/// Recursive halving: in each round, a rank sends the half of its data that its partner's side of the core completes,
+/// and combines its own half. `sums` holds the partial sums; it is as long as the whole buffer.
 class Halving {
  public:
   Halving(const CollectiveSpec& spec, const Folding& fold, const Blocks& blocks, ScheduleBuilder& builder, Range sums)
@@ -17,7 +17,8 @@ class Halving {
         grain_(chunk_grain(spec)),
         slots_(builder, std::min(grain_, blocks.total())) {}
 
-  /// A core rank's part: takes what its pair hands over, then halves down to the own block.
+  /// Adds the steps of a core rank: it combines the data of the rank that folds away, and then halves down to its own
+  /// block.
   void run() {
     if (fold_.paired()) combine(fold_.partner(), 0, fold_.core());
     int first = 0, last = fold_.core();
@@ -42,7 +43,7 @@ class Halving {
     return range;
   }
 
-  // Receives over one link end in order, so the last one stands for all.
+  // Receives over one link end in order, so a dependency on the last one covers all.
   void combine(Rank partner, int first, int last) {
     const Range from = current(first, last);
     const Chunks chunks{0, from.bytes, grain_};
@@ -66,7 +67,7 @@ class Halving {
   std::vector<uint32_t> sent_;
 };
 
-/// Recursive doubling from the own share to all: the rounds of the halving backwards.
+/// All-gather by recursive doubling: the rounds of the halving in reverse order.
 void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder, const Halving& halving) {
   uint32_t had = halving.combined();
   int first = fold.self(), last = first + 1, round = static_cast<int>(halving.sent().size());
@@ -76,7 +77,7 @@ void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder,
     const bool lower = (fold.self() & distance) == 0;
     const Range missing =
         shares.range(BufferKind::kOutput, lower ? last : first - distance, lower ? last + distance : first);
-    // There lies what was sent in the round of this distance, perhaps still on its way.
+    // The halving round of this distance sent this range, so the receive depends on that send.
     had = last_of(had, builder.receive(partner, missing, {halving.sent()[--round], had}));
     (lower ? last : first) += lower ? distance : -distance;
   }
@@ -103,7 +104,7 @@ Schedule halving_all_reduce(const CollectiveSpec& spec) {
   return builder.take();
 }
 
-// A core rank completes the blocks of both of its pair.
+// A core rank of a pair completes the blocks of both ranks of the pair.
 Schedule halving_reduce_scatter(const CollectiveSpec& spec) {
   check_spec(spec);
   const Blocks ranks = Blocks::of_ranks(spec);
@@ -113,7 +114,7 @@ Schedule halving_reduce_scatter(const CollectiveSpec& spec) {
   ScheduleBuilder builder;
   if (fold.folds_away()) {
     const uint32_t sent = builder.send(fold.partner(), input(0, ranks.total()));
-    builder.receive(fold.partner(), own, {sent});  // may be a part of the input
+    builder.receive(fold.partner(), own, {sent});  // `own` may be a part of the input
     return builder.take();
   }
   Blocks blocks;
@@ -126,7 +127,7 @@ Schedule halving_reduce_scatter(const CollectiveSpec& spec) {
   halving.run();
   const auto sum = [&](Rank rank) { return part(sums, ranks.offset(rank), ranks.bytes(rank)); };
   if (fold.paired()) builder.send(fold.partner(), sum(fold.partner()), {halving.combined()});
-  // The own block of the input, which may be the output, was used by the round before.
+  // The output may be the own block of the input, but the last round has already used that block.
   builder.copy(sum(spec.rank), own, {halving.combined()});
   return builder.take();
 }

@@ -1,17 +1,17 @@
-// In the tree of block b, rank b + o has the place o: its parent has the place without o's lowest set bit. Every rank
-// has each place once, in the tree of another block, and all ranks go through the places in the same order. That order
-// is depth first, so that no more than log2 n partial sums of a rank are incomplete at the same time.
+// In the tree of block b, rank b + p has position p. Its parent has position p without its lowest set bit. Every rank
+// has each position once, in the tree of another block. All ranks process the positions in the same order. This order
+// is depth first, so that a rank has at most log2 n incomplete partial sums at the same time.
 #include "muster/collective/algorithms/algorithms.h"
 #include "muster/collective/schedule/blocks.h"
 
 namespace muster {
 namespace {
 
-/// What a rank sums up for the places of one lowest bit, one after the other.
+/// The partial sum of a rank for the positions with the same lowest bit. These positions use it one after the other.
 struct Sum {
   Range range;
-  uint32_t combined = Step::kNone;  ///< the last step that added to it; kNone: nothing arrived yet
-  uint32_t left = Step::kNone;      ///< the send of the sum before
+  uint32_t combined = Step::kNone;  ///< the last step that added to it; kNone if no step has
+  uint32_t left = Step::kNone;      ///< the send of the previous sum
 };
 
 class PatReduceScatter {
@@ -22,7 +22,7 @@ class PatReduceScatter {
         grain_(chunk_grain(spec)),
         slots_(builder_, std::min(grain_, blocks_.largest())),
         sums_(doubling_rounds(spec.size)) {
-    // Places with the lowest bit 1 are leaves. The last one is the root's, in the output.
+    // Positions with the lowest bit 1 are leaves, which need no sum. The sum of the root is in the output.
     for (size_t level = 1; level < sums_.size(); ++level) {
       sums_[level].range = builder_.scratch(std::min(grain_, blocks_.largest()));
     }
@@ -41,7 +41,7 @@ class PatReduceScatter {
   }
 
  private:
-  /// This rank's operand at a place, and nothing where the block has no such chunk.
+  /// This rank's operand at a position; empty if the block has no such chunk.
   Range operand(int position, uint32_t chunk) const {
     const Chunks chunks = blocks_.chunks(around(spec_, -position), grain_);
     return chunk < chunks.count() ? chunks.at(BufferKind::kInput, chunk) : Range{BufferKind::kInput, 0, 0};
@@ -60,7 +60,7 @@ class PatReduceScatter {
     }
   }
 
-  /// What the child at `child`, which sends now, adds to its parent's place.
+  /// Receives the sum of position `child`, which its rank sends now, and adds it to the sum of the parent position.
   void take(int child, uint32_t chunk) {
     const int position = child - lowest_bit(child);
     const Rank from = around(spec_, lowest_bit(child));

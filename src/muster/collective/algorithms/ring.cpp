@@ -6,8 +6,9 @@
 namespace muster {
 namespace {
 
-/// The two passes around the ring. In step k of the first, rank r sends what it has of share r - k and combines share
-/// r - k - 1; then share r + 1 is complete here, and the second pass carries the complete ones round.
+/// The two passes around the ring. In step k of the first pass, rank r sends its partial sum of share r - k and
+/// combines share r - k - 1. At the end of this pass, rank r has the complete share r + 1. The second pass carries the
+/// complete shares around the ring.
 class RingAllReduce {
  public:
   explicit RingAllReduce(const CollectiveSpec& spec)
@@ -31,7 +32,7 @@ class RingAllReduce {
   }
 
  private:
-  // The chunks of a share leave one by one as they arrive.
+  // Sends each chunk of a share as soon as it has arrived.
   void send(Rank share, BufferKind buffer) {
     const Chunks chunks = shares_.chunks(share, grain_);
     for (uint32_t i = 0; i < chunks.count(); ++i) {
@@ -48,7 +49,7 @@ class RingAllReduce {
     }
   }
 
-  // Overwrites the partial sum that was sent in the first pass.
+  // Overwrites the partial sum of the first pass, so it depends on the send of that sum.
   void receive(Rank share) {
     const Chunks chunks = shares_.chunks(share, grain_);
     arrived_[share].clear();
@@ -66,11 +67,12 @@ class RingAllReduce {
   std::vector<std::vector<uint32_t>> sent_, arrived_;  // by share and chunk: the step
 };
 
-/// Panels of some chunks of every block go round one after the other, so that partial sums need little scratch. In step
-/// k of a panel, rank r sends what it has of block r - k - 1 and combines block r - k - 2; the last is its own.
+/// Panels, which are some chunks of every block, go around the ring one after the other, so that partial sums need
+/// little scratch. In step k of a panel, rank r sends its partial sum of block r - k - 1 and combines block r - k - 2.
+/// The last of these blocks is its own.
 class RingReduceScatter {
  public:
-  /// The own block ends in `result`.
+  /// The sum of the own block is written to `result`.
   RingReduceScatter(const CollectiveSpec& spec, Blocks blocks, ScheduleBuilder& builder, Range result)
       : spec_(spec),
         blocks_(std::move(blocks)),
@@ -89,17 +91,17 @@ class RingReduceScatter {
       panel_ += kPanel;
     }
   }
-  /// The last step that uses a block of the input, and for the own block the one that completes the result.
+  /// The last step that uses a block of the input. For the own block, the step that completes the result.
   uint32_t last_use(Rank block) const { return last_use_[block]; }
 
  private:
-  static constexpr uint32_t kPanel = 4;  // chunks of a block under way at the same time
+  static constexpr uint32_t kPanel = 4;  // chunks of a block in flight at the same time
   struct Slot {
     Range range;
-    uint32_t last_use;  // holds what arrived in step k until it was sent in step k + 1
+    uint32_t last_use;  // the send of its sum, which must end before the slot is reused
   };
 
-  // Partial sums of one step lie in one half of the slots while those of the next arrive in the other.
+  // The partial sums of one step are in one half of the slots, while those of the next step arrive in the other half.
   Slot& slot(int k, uint32_t chunk) { return slots_[(k % 2) * (slots_.size() / 2) + chunk - panel_]; }
 
   void step(int k) {
@@ -163,7 +165,8 @@ Schedule ring_reduce_scatter(const CollectiveSpec& spec) {
   return builder.take();
 }
 
-// The shares that the others completed come to the root's output, which may be its input: each once its input was used.
+// The root receives the shares that the other ranks completed into its output, which may be its input. So each of these
+// receives depends on the last use of that input.
 Schedule ring_reduce(const CollectiveSpec& spec) {
   check_spec(spec);
   if (spec.size == 1) return copy_input(tensor_bytes(spec));

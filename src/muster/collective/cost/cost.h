@@ -4,21 +4,21 @@
 
 namespace muster {
 
-/// What an algorithm's cost depends on.
+/// The quantities that an algorithm's cost depends on.
 struct CostInputs {
   explicit CostInputs(const CollectiveSpec& spec);
 
   double ranks;      ///< n
   double doublings;  ///< ceil(log2 n)
   double core;       ///< the largest power of two up to n
-  double halvings;   ///< its logarithm
-  double folds;      ///< 1 where n is not a power of two, else 0
-  double bytes;      ///< S: of the tensor, or of all blocks that one rank has of a large buffer
-  double chunk;      ///< bytes
+  double halvings;   ///< log2 of `core`
+  double folds;      ///< 1 if n is not a power of two, else 0
+  double bytes;      ///< S: bytes of the tensor, or of all ranks' blocks together
+  double chunk;      ///< bytes of a chunk
 
-  /// Chunks of so many bytes, at least one.
+  /// The number of chunks of `of_bytes` bytes, at least one.
   double chunks(double of_bytes) const;
-  /// The part of S that is not a rank's own.
+  /// The part of S that belongs to the other ranks.
   double foreign() const { return bytes * (ranks - 1) / ranks; }
 };
 

@@ -1,7 +1,7 @@
 // The record, as a file and between ranks: {"tcp": {"latency": seconds, "overhead": seconds, "bytes_per_second": b},
 // "unix": ..., "shm": ..., "memory": {"wait": seconds, "turn": seconds, "cached_bytes_per_second": b,
-// "bytes_per_second": b}, "reduce_bytes_per_second": b, "cores": n, "measured": true, "algo": "all_reduce=ring"}.
-// Without "memory", as older versions wrote it, that part is guessed.
+// "bytes_per_second": b}, "reduce_bytes_per_second": b, "cores": n, "measured": true, "algo": "all_reduce=ring"}. Older
+// versions wrote no "memory"; then this part is a guess.
 #include "muster/collective/cost/tuning.h"
 
 #include <fmt/format.h>
@@ -65,7 +65,7 @@ json to_json(const MachineCosts& machine) {
   return record;
 }
 
-/// Reads a positive number that a sane measurement may give; false otherwise.
+/// Reads a positive number in the range of plausible measurements; false otherwise.
 bool read(const json& record, const char* name, double& value) {
   const auto found = record.find(name);
   if (found == record.end() || !found->is_number()) return false;
@@ -187,7 +187,7 @@ std::string machine_path() {
   } else {
     return {};
   }
-  // A home that hosts share holds a record for each.
+  // The name includes the host, because hosts may share a home directory.
   return fmt::format("{}/muster/machine-{}.json", folder, host_name());
 }
 

@@ -18,12 +18,12 @@ Result<> put(HostCall& run, size_t index, size_t chunk) {
 void combine_all(HostCall& run, size_t index, size_t chunk, uint32_t step) {
   auto& sources = run.comm.pointers();
   for (Rank peer = 0; peer < run.size; ++peer) sources[peer] = run.area(peer, step, chunk);
-  // The cache lines of the own slot and record are moving to the ranks that read them.
+  // Reads the own operand from the input, because the cache lines of the own slot and record are moving to other ranks.
   if (run.own_in_place()) sources[run.rank] = run.operation.input.data() + index * chunk;
   run.combine_out(index * chunk, sources.data(), chunk_bytes(run.call.bytes(), index, chunk));
 }
 
-/// Every rank that wants the result combines all of it.
+/// Every rank that needs the result combines all of it.
 Result<> one_shot(HostCall& run) {
   const size_t bytes = run.call.bytes(), chunk = run.chunk_of(bytes);
   const size_t chunks = chunk_count(bytes, chunk);
@@ -41,7 +41,7 @@ Result<> one_shot(HostCall& run) {
   return {};
 }
 
-/// The leader combines for all: n reads by one rank, instead of n by each of n.
+/// The leader combines for all ranks: n reads by one rank, instead of n reads by each of n ranks.
 Result<> through_leader(HostCall& run) {
   const size_t bytes = run.call.bytes();
   MUSTER_TRY(put(run, 0, bytes));
@@ -91,7 +91,7 @@ class TwoShot {
   }
 
  private:
-  /// Where a rank's part of a chunk begins, on a cache line.
+  /// The offset of a rank's part in a chunk. Parts begin on cache lines.
   size_t part(Rank rank, size_t bytes) const {
     const size_t grain = std::max<size_t>(64, run_.element), grains = (bytes + grain - 1) / grain;
     return std::min(bytes, grains * rank / run_.size * grain);
@@ -99,7 +99,7 @@ class TwoShot {
   uint8_t* result(uint8_t* slot) const { return slot + (chunk_ + 63) / 64 * 64; }
   const uint8_t* result(const uint8_t* slot) const { return slot + (chunk_ + 63) / 64 * 64; }
 
-  /// Writes the parts of the other ranks; they read nothing else.
+  /// Writes the parts that the other ranks combine. They read nothing else.
   void put(size_t index) {
     const size_t bytes = chunk_bytes(bytes_, index, chunk_), offset = index * chunk_;
     const size_t begin = own_in_place_ ? part(run_.rank, bytes) : bytes;
@@ -165,7 +165,7 @@ Result<> host_all_reduce(HostCall& run) {
   return TwoShot(run).execute();
 }
 
-/// Never through the leader: reduce_form().
+/// reduce_form() never sends a reduce through the leader.
 Result<> host_reduce(HostCall& run) { return host_all_reduce(run); }
 
 }  // namespace muster

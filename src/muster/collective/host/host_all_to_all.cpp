@@ -1,5 +1,5 @@
 // reduce_scatter and all_to_all: every rank publishes a piece for every other rank, and reads its piece from each. A
-// rank's own block never goes through a slot.
+// rank's own block goes through a slot only if a reduce_scatter cannot use it in place.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-/// Pieces of one step: how long each may be, and where it lies.
+/// The pieces of one step: their maximum length, and where they are.
 struct Pieces {
   Pieces(const HostCall& run, size_t largest, size_t header) : header_bytes(header) {
     piece = piece_of(largest, run.comm.slot_bytes(), run.size, run.element, header);
@@ -32,7 +32,7 @@ const uint8_t* piece_from(HostCall& run, const Pieces& pieces, Rank peer, uint32
   return area + pieces.header_bytes + run.rank * pieces.piece;
 }
 
-/// Chunk `index` of what this rank has for each; its own too, if `own`.
+/// Writes chunk `index` of the blocks for the other ranks, and of the own block if `own`.
 void put_pieces(HostCall& run, const Pieces& pieces, const HostBlocks& blocks, size_t index, bool own) {
   for (Rank peer = 0; peer < run.size; ++peer) {
     if (peer == run.rank && !own) continue;

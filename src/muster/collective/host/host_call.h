@@ -20,7 +20,7 @@ struct HostCall {
         size(on.size()),
         element(size_of(what.call.dtype)) {}
 
-  /// The next step, with area(bytes) ready to be written.
+  /// Advances to the next step, and waits until area(bytes) may be written.
   Result<> begin(size_t bytes) {
     comm.next();
     return reserve(bytes);
@@ -36,13 +36,13 @@ struct HostCall {
   /// Bytes of a chunk, for blocks of up to `largest` bytes; not zero.
   size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, comm.slot_bytes(), element); }
 
-  /// Copies input from `offset` on to `to`; for kPremulSum times the factor.
+  /// Copies the input at `offset` to `to`. For kPremulSum, multiplies it by the factor.
   void read_in(size_t offset, void* to, size_t bytes) const;
   /// True if the own input can be an operand in place. If not, it goes through the slot like the peers' input.
   bool own_in_place() const { return operation.input.contiguous() && call.op != ReduceOp::kPremulSum; }
   /// Combines all ranks' operands, of `bytes` bytes each, in rank order.
   void combine(void* out, const void* const* sources, size_t bytes) const;
-  /// The same into the output from `offset` on. Moves the pointers.
+  /// Like combine(), into the output at `offset`. Advances the pointers in `sources`.
   void combine_out(size_t offset, const void** sources, size_t bytes) const;
   /// Copies bytes of the input to the output, unless they are the same memory.
   void copy_own(size_t from, size_t to, size_t bytes) const;
@@ -56,7 +56,7 @@ struct HostCall {
   const size_t element;
 };
 
-/// The ranks' blocks in a buffer, in bytes. Every call makes one, so it allocates nothing.
+/// The ranks' blocks in a buffer, in bytes. Every call makes one, so it does not allocate.
 class HostBlocks {
  public:
   /// Equal blocks of `bytes`, or blocks of `counts` elements.

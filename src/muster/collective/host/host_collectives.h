@@ -5,8 +5,8 @@
 
 namespace muster {
 
-/// A collective of ranks that share one host's memory. The definition of the result is the same as for schedules
-/// (operation.h). It is hand-written because here the copies are the cost, not the messages.
+/// Runs a collective of ranks that share one host's memory. The definition of the result is the same as for schedules
+/// (operation.h). The code is hand-written, because on one host the copies are the cost, not the messages.
 ///
 /// All ranks compare their calls. kMismatch names the rank and both calls before any output is written with the peers'
 /// data. Reductions combine elements in rank order, so all ranks get the same bits. kUnsupported for a collective that

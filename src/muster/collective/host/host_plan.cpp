@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-/// One plan in the making.
+/// Builds one plan.
 class Planner {
  public:
   explicit Planner(const HostPlanInputs& question)
@@ -86,7 +86,8 @@ class Planner {
   static std::string size(double bytes) { return format_bytes(static_cast<uint64_t>(std::ceil(bytes))); }
   bool all() const { return question_.collective == Collective::kAllReduce; }
 
-  /// Chunks of what is `largest`, in slots or, if so few bytes go at once, in the line that announces them.
+  /// Sets the chunks for blocks of up to `largest` bytes. They are in slots, or, if all bytes of a step fit, in the
+  /// cache line that announces the step.
   void cut(size_t largest, size_t chunk, double of_each = 1) {
     plan_.chunk = std::max<size_t>(1, std::min(largest, chunk));
     plan_.chunks = plan_.waits = chunk_count(largest, plan_.chunk);
@@ -146,7 +147,7 @@ class Planner {
       cut(question_.bytes, host_chunk(shape_.slot_bytes, question_.element));
       plan_.copied = bytes_;
     }
-    plan_.copied += chunk();  // until the first one can be read
+    plan_.copied += chunk();  // until the first chunk can be read
     plan_.form = form("chunks from the root");
     say("the root writes {} to {}, up to {} steps ahead", scatters ? "a piece for each other rank" : "its tensor",
         place(), in_line_ ? kStepRecords : kHostCommSlots);
@@ -156,7 +157,8 @@ class Planner {
   void gathering() {
     const bool all_of_them = question_.collective == Collective::kAllGather;
     cut(question_.bytes, host_chunk(shape_.slot_bytes, question_.element));
-    // What is put, and taken of each other rank; and kept, where it has to be copied. The root puts nothing.
+    // The copies: from each other rank; of the own block to its slot, except at the root of a gather; and of the own
+    // block to the output, if it is not in place.
     of_blocks(ranks_ - 1 + (all_of_them ? 1 : 0) + (question_.in_place ? 0 : 1), 0);
     plan_.form = form("chunks from every rank");
     say("every rank writes its block to {}, a chunk ahead of the one that is read", place());
@@ -183,7 +185,7 @@ class Planner {
         reduces ? "combines" : "copies", places());
   }
 
-  /// What is combined comes from others' tensors and goes to its place in one pass: no dearer than to copy it.
+  /// One pass combines the data of the other ranks' tensors into its place, so this costs no more than a copy.
   void direct_reduction() {
     const double part = bytes_ / ranks_;
     plan_.copied = (ranks_ - 1) * part * (all() ? 2 : 1);
@@ -198,7 +200,7 @@ class Planner {
   bool in_line_ = false;
 };
 
-/// From the speed of what caches hold to that of memory, by the size.
+/// Interpolates between the speed of cached data and the speed of memory, by the size of the tensors.
 double copy_speed(const MemoryCosts& costs, double tensors) {
   const double span = std::log(kUncachedTensors / kCachedTensors);
   const double way = std::clamp(std::log(std::max(1.0, tensors) / kCachedTensors) / span, 0.0, 1.0);

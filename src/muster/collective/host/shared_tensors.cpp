@@ -14,7 +14,7 @@
 namespace muster {
 namespace {
 
-/// What a rank publishes about its input, in the payload of the first step.
+/// The location of a rank's input, which the rank publishes in the payload of the first step.
 struct Location {
   Arena::Location place;
   uint32_t known = 0;  ///< 1 if the peers have mapped this segment before, and so can map it again
@@ -104,7 +104,8 @@ class Direct {
     return {};
   }
 
-  /// Somebody names a segment for the first time. A rank that cannot map it has to say so before anybody goes on.
+  /// Used if a rank publishes a segment for the first time. Each rank tells whether it could map all segments. No rank
+  /// continues before it knows that all ranks could.
   Result<bool> confirm() {
     const auto mapped = map();
     MUSTER_TRY(run_.begin(1));
@@ -156,7 +157,7 @@ class Direct {
     return {};
   }
 
-  /// The own part of everybody's tensor, into the tensors of all who want it.
+  /// Combines the own part of all ranks' tensors into the tensors of all ranks that need the result.
   Result<> combine_part() {
     const size_t bytes = run_.call.bytes(), grain = 64, grains = (bytes + grain - 1) / grain;
     const auto bound = [&](Rank rank) { return std::min(bytes, grains * rank / run_.size * grain); };
@@ -175,7 +176,7 @@ class Direct {
     return {};
   }
 
-  /// Of the root's input; at the root it may be there already.
+  /// Copies the own block of the root's input. At the root, it may already be in place.
   void take_block() {
     const size_t begin = blocks_.begin(run_.rank), bytes = blocks_.bytes(run_.rank);
     if (run_.rank == run_.call.root) return run_.copy_own(begin, 0, bytes);
@@ -189,7 +190,7 @@ class Direct {
     run_.combine_out(0, sources.data(), blocks_.bytes(run_.rank));
   }
 
-  /// HostBlocks of all ranks, the own one only if it is not there already.
+  /// Copies the blocks of all ranks to the output. The own block is copied only if it is not already in place.
   void collect() {
     const bool exchange = run_.call.collective == Collective::kAllToAll;
     for (Rank turn = 0; turn < run_.size; ++turn) {
@@ -206,8 +207,8 @@ class Direct {
   HostCall& run_;
   const HostBlocks blocks_;
   std::vector<Location> locations_;
-  std::vector<uint8_t*> at_;  ///< every needed rank's input, as it lies here
-  bool complete_ = true;      ///< all that is needed lies in arenas
+  std::vector<uint8_t*> at_;  ///< the address of every needed rank's input in this process
+  bool complete_ = true;      ///< all needed inputs lie in arenas
   bool fresh_ = false;
 };
 

@@ -10,7 +10,7 @@ namespace muster {
 /// Consecutive blocks of a buffer, in bytes.
 class Blocks {
  public:
-  /// The blocks of the ranks (operation.h), by `counts`, or equal.
+  /// The blocks of the ranks (operation.h): `counts` elements each, or equal blocks if it is empty.
   static Blocks of_ranks(const CollectiveSpec& spec, const std::vector<size_t>& counts) {
     Blocks blocks;
     for (Rank rank = 0; rank < spec.size; ++rank) {
@@ -20,7 +20,7 @@ class Blocks {
   }
   static Blocks of_ranks(const CollectiveSpec& spec) { return of_ranks(spec, spec.counts); }
 
-  /// One tensor cut into `parts` whose lengths differ by one element at most.
+  /// One tensor, split into `parts` blocks whose lengths differ by one element at most.
   static Blocks shares(const CollectiveSpec& spec, int parts) {
     Blocks blocks;
     const size_t least = spec.count / parts, longer = spec.count % parts;

@@ -7,11 +7,11 @@
 
 namespace muster {
 
-/// Which step of one rank's schedule waits for which, and how many dependencies of each step are open in this run.
+/// The dependencies between the steps of one rank's schedule, and how many of them are open in the current run.
 ///
 /// A step waits for the end of the steps that its `after` and `and_after` name. It also waits for the start of the
 /// previous step with the same peer in the same direction, because a link carries bytes in order. A graph allocates
-/// memory when it is made, and none in a run.
+/// memory when it is made, but not in a run.
 class DependencyGraph {
  public:
   explicit DependencyGraph(std::span<const Step> steps);
@@ -32,13 +32,13 @@ class DependencyGraph {
       if (nodes_[step].dependencies == 0) ready(step);
     }
   }
-  /// The step has started. Calls `ready(next)` if another step waited only for this.
+  /// The step has started. Calls `ready(next)` if another step waited only for this start.
   template <class Ready>
   void on_started(uint32_t step, Ready&& ready) {
     nodes_[step].running = true;
     if (const uint32_t next = nodes_[step].next_with_peer; next != Step::kNone) release(next, ready);
   }
-  /// The step has ended. Calls `ready(next)` for each step that waited only for this, in list order.
+  /// The step has ended. Calls `ready(next)` for each step that waited only for this end, in list order.
   template <class Ready>
   void on_ended(uint32_t step, Ready&& ready) {
     nodes_[step].running = false;
@@ -47,7 +47,7 @@ class DependencyGraph {
 
  private:
   struct Node {
-    uint32_t successors = 0;  ///< an index: they end where those of the next node begin
+    uint32_t successors = 0;  ///< index of the first one; the next node's index ends them
     uint32_t next_with_peer = Step::kNone;
     uint8_t dependencies = 0;
     uint8_t open = 0;
@@ -60,7 +60,7 @@ class DependencyGraph {
     if (--nodes_[step].open == 0) ready(step);
   }
 
-  std::vector<Node> nodes_;  ///< by step, and one more that ends the last step's successors
+  std::vector<Node> nodes_;  ///< by step, and one more node that ends the last step's successors
   std::vector<uint32_t> successors_;
 };
 

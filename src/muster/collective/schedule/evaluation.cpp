@@ -26,12 +26,12 @@ class Evaluation {
   struct Event {
     enum Kind { kReady, kEnded, kArrived };
     double time;
-    uint64_t number;  // those of one time in the order in which they were found
+    uint64_t number;  // orders the events of one time
     Kind kind;
     Rank rank;
     uint32_t step;
     bool operator<(const Event& other) const {
-      return time != other.time ? time > other.time : number > other.number;  // the first is on top
+      return time != other.time ? time > other.time : number > other.number;  // the earliest event is on top
     }
   };
   struct RankState {
@@ -39,7 +39,7 @@ class Evaluation {
     double busy_until = 0;
   };
   struct Channel {
-    size_t arrived = 0;             // bytes that nobody took
+    size_t arrived = 0;             // bytes that no receive has taken
     std::deque<uint32_t> receives;  // in order
   };
 
@@ -79,7 +79,7 @@ class Evaluation {
     }
   }
 
-  /// Gives the receives what has come, in order: one that has all its bytes is the rank's work.
+  /// Gives the arrived bytes to the receives, in order. A receive that has all its bytes becomes work of the rank.
   void take(Rank from, Rank to) {
     Channel& lane = channel(from, to);
     while (!lane.receives.empty()) {

@@ -107,7 +107,7 @@ struct PreparedSchedule::Run {
     }
   }
 
-  // What completions capture fits into a std::function without an allocation.
+  // The completions capture so little that std::function does not allocate.
   void send(uint32_t index) {
     const Step& step = schedule.steps[index];
     auto& list = std::get<std::vector<ConstSegment>>(lists);
@@ -135,7 +135,7 @@ struct PreparedSchedule::Run {
     link.receive(list, [this, index](Result<> outcome) { completed(index, std::move(outcome)); });
   }
 
-  // These run on the links' loop, perhaps inside begin().
+  // These completions run on the links' loop, perhaps inside begin().
   void header_received(uint32_t index, Result<> outcome) {
     --in_flight;
     const HeaderExchange& exchange = headers_with(schedule.steps[index].peer);
@@ -213,14 +213,14 @@ struct PreparedSchedule::Run {
   const Schedule schedule;
   DependencyGraph graph;
   std::vector<Rank> peers;
-  std::vector<uint32_t> ready;  ///< every step enters once a run, in the order in which they became ready
+  std::vector<uint32_t> ready;  ///< each step is added once per run, when it becomes ready
   size_t next_ready = 0;
   size_t unfinished = 0;
-  size_t in_flight = 0;  ///< completions that links owe
+  size_t in_flight = 0;  ///< completions that links have not called yet
   bool on_stack = false;
   bool failed = false;
 
-  // Of this run.
+  // The state of the current run.
   std::span<Link* const> links;
   Buffers buffers;
   BufferView scratch;
@@ -228,7 +228,7 @@ struct PreparedSchedule::Run {
   std::vector<HeaderExchange> headers;  ///< by index in `peers`
   Completion done;
   Result<> result;
-  std::tuple<std::vector<ConstSegment>, std::vector<Segment>> lists;  ///< what a link is told; it keeps its own copy
+  std::tuple<std::vector<ConstSegment>, std::vector<Segment>> lists;  ///< arguments for a link, which copies them
 };
 
 PreparedSchedule::PreparedSchedule(Schedule schedule) : run_(std::make_unique<Run>(std::move(schedule))) {}

@@ -7,7 +7,7 @@
 namespace muster {
 
 /// Folding for algorithms that need a power of two (Rabenseifner 2004, section 3). Of the first 2 (n - core) ranks,
-/// each even rank sends its data to the odd rank after it and gets the result from there. The odd ones and all later
+/// each even rank sends its data to the odd rank after it and gets the result from there. These odd ranks and all later
 /// ranks are the core.
 class Folding {
  public:
@@ -26,7 +26,7 @@ class Folding {
   int self() const { return paired() ? rank_ / 2 : rank_ - extra_; }
   Rank rank_of(int core_rank) const { return core_rank < extra_ ? 2 * core_rank + 1 : core_rank + extra_; }
   Rank across(int distance) const { return rank_of(self() ^ distance); }
-  /// The first rank whose data the core rank has; for the end of the core: the rank count.
+  /// The first rank whose data the core rank has. For core(), the rank count.
   Rank first_of(int core_rank) const { return core_rank < extra_ ? 2 * core_rank : core_rank + extra_; }
 
  private:

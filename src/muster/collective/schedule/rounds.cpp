@@ -41,7 +41,7 @@ class Playback {
 
  private:
   struct State {
-    std::array<Memory, 3> memory;  // by BufferKind; in place, input is unused
+    std::array<Memory, 3> memory;  // by BufferKind; if the call is in place, input is unused
     std::vector<bool> done;
   };
 
@@ -69,7 +69,7 @@ class Playback {
   std::span<SliceValue> slices(Rank rank, const Range& range) {
     const bool same = range.buffer == BufferKind::kInput && in_place(problem_.collective);
     Memory& memory = ranks_[rank].memory[same ? 1 : static_cast<size_t>(range.buffer)];
-    // A barrier's byte is no slice.
+    // The byte of a barrier is not a slice.
     if (problem_.count == 0) return std::span(memory).first(0);
     return std::span(memory).subspan(slice_of(range.offset), slice_of(range.bytes));
   }
@@ -84,8 +84,8 @@ class Playback {
     --left_;
   }
 
-  /// Calls `body` for the steps of all ranks that have not ended, have their dependencies, and are the first of their
-  /// peer and direction.
+  /// Calls `body` for each step of each rank that can run: the step has not ended, its dependencies have ended, and no
+  /// earlier step with the same peer and direction still waits.
   template <class Body>
   void each_ready(Body body) {
     for (Rank rank = 0; rank < static_cast<Rank>(ranks_.size()); ++rank) {
@@ -116,7 +116,7 @@ class Playback {
       started.emplace_back(rank, index);
       return true;
     });
-    // Only now: a send that waits for another one is in a later round.
+    // The sends end only now, so that a send that waits for another one is in a later round.
     for (const auto& [rank, index] : started) finish(rank, index);
   }
 
@@ -177,7 +177,7 @@ class Playback {
   const std::span<const Schedule> schedules_;
   std::vector<State> ranks_;
   std::map<std::pair<Rank, Rank>, std::deque<SliceValue>> channels_;
-  std::map<std::pair<Rank, Rank>, size_t> arrived_;  // bytes sent and not received: also those of a barrier
+  std::map<std::pair<Rank, Rank>, size_t> arrived_;  // bytes sent and not received, including those of a barrier
   size_t left_ = 0;
   Rounds rounds_;
 };

@@ -7,12 +7,13 @@
 
 namespace muster {
 
-/// Which inputs a slice of memory is made of: slice `slice` of rank `rank`'s input. Empty: nothing was written yet.
+/// Slice `slice` of rank `rank`'s input.
 struct Term {
   size_t slice;
   Rank rank;
   friend auto operator<=>(const Term&, const Term&) = default;
 };
+/// The inputs that are combined in a slice of memory. Empty if no step has written the slice yet.
 using SliceValue = std::vector<Term>;
 
 /// A collective in rounds: messages that do not wait for each other are in one round.
@@ -27,8 +28,8 @@ struct Rounds {
   std::vector<std::vector<std::vector<SliceValue>>> held;  ///< by round (0: inputs), rank, slice of the output
 };
 
-/// Plays the schedules of all ranks through with the names of slices in place of their elements. `problem` is that of
-/// the schedules; each of its elements is a slice.
+/// Runs the schedules of all ranks on the names of slices instead of on elements. `problem` is the spec of the
+/// schedules; each of its elements is a slice.
 Rounds play_rounds(const CollectiveSpec& problem, std::span<const Schedule> schedules);
 
 }  // namespace muster

@@ -26,7 +26,7 @@ struct Step {
   enum class Kind : uint8_t {
     kSend,           ///< `from` to `peer`
     kReceive,        ///< from `peer` into `to`
-    kReceiveReduce,  ///< from `peer` through scratch `from`, then as kReduce
+    kReceiveReduce,  ///< from `peer` into the scratch range `from`, then like kReduce
     kCopy,           ///< `from` to `to`
     kReduce,         ///< `from` and `with` combined into `to`, which may be `with`
   };
@@ -35,13 +35,14 @@ struct Step {
   Rank peer = kNoRank;
   Range from, to;
   Range with;  ///< reductions: the operand that is already at this rank
-  /// Reductions: `from` op `with` rather than `with` op `from`; all ranks must agree bit by bit.
+  /// Reductions: true for `from` op `with`, false for `with` op `from`. The order is part of the schedule, because all
+  /// ranks must get the same bits.
   bool from_first = false;
   uint32_t after = kNone;
   uint32_t and_after = kNone;
 
   bool receives() const { return kind == Kind::kReceive || kind == Kind::kReceiveReduce; }
-  /// Of a step with a peer: the memory whose bytes the link carries.
+  /// The range whose bytes the link carries, for a step with a peer.
   const Range& on_link() const { return kind == Kind::kReceive ? to : from; }
   /// Reductions: the operands in the order in which they are combined.
   const Range& first_operand() const { return from_first ? from : with; }
@@ -62,11 +63,11 @@ struct LinkCost {
   friend bool operator==(const LinkCost&, const LinkCost&) = default;
 };
 
-/// What the choice of an algorithm depends on, besides the call.
+/// The costs that the choice of an algorithm depends on.
 struct CostModel {
   LinkCost link;
   double reduce_bytes_per_second = 6e9;  ///< bytes that a core combines or copies
-  double load = 1;                       ///< ranks for each core of their host: beyond 1 they take turns
+  double load = 1;                       ///< ranks per core of their host; above 1, the ranks take turns
   friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 
@@ -78,13 +79,13 @@ struct CollectiveSpec {
   Collective collective = Collective::kBarrier;
   Rank rank = 0;
   int size = 1;
-  size_t count = 0;  ///< elements of the tensor, or of one rank's block; unused where `counts` is given
+  size_t count = 0;  ///< elements of the tensor, or of one rank's block; unused if `counts` is given
   size_t element_bytes = 1;
   Rank root = 0;
   std::vector<size_t> counts, receive_counts;  ///< elements of each rank's block, if these differ (operation.h)
   size_t chunk_bytes = 1 << 18;                ///< pipelining grain of large messages, rounded down to whole elements
   CostModel costs;                             ///< the same at all ranks
-  const Algorithm* algorithm = nullptr;        ///< used if it fits, whatever it costs (tuning.h); null: choose
+  const Algorithm* algorithm = nullptr;        ///< used if it fits, at any cost (tuning.h); null: choose
 };
 
 /// The schedule of the chosen algorithm: the given one, or the fastest by predict() (cost.h).

@@ -57,7 +57,7 @@ class ScheduleBuilder {
   Schedule schedule_;
 };
 
-/// The last of two steps, of which the second depends on the first or was left out.
+/// The last of two steps. The second one depends on the first one, or was left out.
 inline uint32_t last_of(uint32_t first, uint32_t second) { return second == Step::kNone ? first : second; }
 
 inline Range input(size_t offset, size_t bytes) { return {BufferKind::kInput, offset, bytes}; }
@@ -66,7 +66,7 @@ inline Range part(const Range& whole, size_t offset, size_t bytes) {
   return {whole.buffer, whole.offset + offset, bytes};
 }
 
-/// A span of bytes cut into chunks of equal size, the last one shorter.
+/// A span of bytes, split into chunks of equal size. The last chunk may be shorter.
 struct Chunks {
   size_t offset = 0;
   size_t bytes = 0;
@@ -80,7 +80,8 @@ struct Chunks {
   }
 };
 
-/// Scratch for received operands: two slots in turn, each free when its last user has ended.
+/// Scratch for received operands: two slots that are used in turn. A slot is free when the last step that used it has
+/// ended.
 class Slots {
  public:
   Slots(ScheduleBuilder& builder, size_t bytes) {
@@ -100,7 +101,7 @@ class Slots {
   uint32_t used_ = 0;
 };
 
-/// The schedule of most collectives of a single rank.
+/// The schedule of most collectives in a group with a single rank.
 inline Schedule copy_input(size_t bytes) {
   ScheduleBuilder builder;
   builder.copy(input(0, bytes), output(0, bytes));
@@ -113,7 +114,7 @@ inline size_t chunk_grain(const CollectiveSpec& spec) {
 }
 inline size_t tensor_bytes(const CollectiveSpec& spec) { return spec.count * spec.element_bytes; }
 
-/// `rank` plus `steps` around the ring; steps >= -size.
+/// The rank that is `steps` ranks further around the ring; steps >= -size.
 inline Rank around(const CollectiveSpec& spec, int steps) { return (spec.rank + spec.size + steps) % spec.size; }
 
 /// The largest power of two that divides `position`.
