@@ -7,29 +7,29 @@
 
 namespace muster {
 
-// The commands of `muster`. `own_path` is this program as it was called, `args` is what follows the command's name.
-// Each returns the exit status; 2 stands for a wrong command line.
+// The commands of `muster`. `own_path` is this program as it was called; `args` are the arguments after the command's
+// name. Each function returns the exit status; 2 means a wrong command line.
 
 /// `muster run`: runs the agent of this node under its monitor, or with --hosts starts agents on other hosts.
 int run_command(const std::string& own_path, const std::vector<std::string>& args);
-/// `muster warm`, `muster warm status`, `muster warm stop`: keeps a Python that has imported torch.
+/// `muster warm`, `muster warm status`, `muster warm stop`: keeps a Python process that has imported torch.
 int warm_command(const std::string& own_path, const std::vector<std::string>& args);
 /// `muster status [--watch] [--json] [RUN_ID]`: the jobs of this user's agents on this host. 1 if there is none.
 int status_command(const std::string& own_path, const std::vector<std::string>& args);
-/// `muster dump [PID...]`, `muster dump --job RUN_ID`: what the groups of running ranks did last, and what they wait
-/// for, read from their memory: a rank may hang or be stopped. 1 if nothing was found.
+/// `muster dump [PID...]`, `muster dump --job RUN_ID`: the last operations of the groups of running ranks, and what
+/// they wait for. Reads the memory of the ranks, because a rank may hang or be stopped. 1 if no group was found.
 int dump_command(const std::string& own_path, const std::vector<std::string>& args);
-/// `muster trace [-o FILE] [PID...]`: the same as a trace for Perfetto, with all ranks on one clock.
+/// `muster trace [-o FILE] [PID...]`: the last operations as a trace for Perfetto, with all ranks on one clock.
 int trace_command(const std::string& own_path, const std::vector<std::string>& args);
 /// `muster store`: serves a store or reads and writes one. 1 if a key is missing or a wait timed out, 3 if the store
 /// cannot be reached or refuses.
 int store_command(const std::string& own_path, const std::vector<std::string>& args);
-/// Its subcommands, for the shell's completion.
+/// The subcommands of `muster store`, for the shell's completion.
 std::vector<CommandSyntax> store_subcommands();
 /// `muster explain COLLECTIVE`: which form or algorithm runs, its predicted time, and its steps.
 int explain_command(const std::string& own_path, const std::vector<std::string>& args);
-/// `muster tune [--show]`: measures what links and reductions cost on this machine, in a few seconds, and saves it for
-/// the groups that are formed later. 1 if this is not possible.
+/// `muster tune [--show]`: measures the costs of links and reductions on this machine, in a few seconds, and saves them
+/// for the groups that are formed later. 1 if this is not possible.
 int tune_command(const std::string& own_path, const std::vector<std::string>& args);
 
 /// Replaces this process by a Python that runs `module`, as `python -m` does. Returns only if that is not possible,

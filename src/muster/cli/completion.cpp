@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-// The answer is the same for all shells; bash shows no descriptions.
+// All scripts get the same answer. Only the bash script drops the descriptions, because bash does not show them.
 constexpr const char* kBash = R"sh(_muster() {{
   local line
   COMPREPLY=()
@@ -49,7 +49,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return words;
 }
 
-// Collects the words that begin with what was typed.
+// Collects the words that begin with the typed text.
 class Answer {
  public:
   explicit Answer(std::string typed) : typed_(std::move(typed)) {}
@@ -79,7 +79,7 @@ void offer_run(const std::string& previous, Answer& answer) {
     if (*row.group == '\0') continue;
     const auto names = split(row.names, ',');
     if (row.takes != nullptr && std::find(names.begin(), names.end(), previous) != names.end()) {
-      // The values that are taken literally are in small letters.
+      // Only literal values are offered; they are in lower case.
       for (const auto& word : split(row.takes, '|'))
         if (std::none_of(word.begin(), word.end(), [](unsigned char c) { return std::isupper(c); })) answer.offer(word);
       return;

@@ -24,7 +24,7 @@ namespace {
 
 using Recordings = std::vector<Recording>;
 
-/// Enough for a reader; the JSON has all operations.
+/// The default for the text output. The JSON output has all operations by default.
 constexpr size_t kShown = 10;
 
 std::string time_text(Duration duration) {

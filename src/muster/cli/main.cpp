@@ -66,14 +66,14 @@ int complete(const std::string& own_path, const Args& args) {
         "  muster completion fish | source");
     return 0;
   }
-  if (shell == "words")  // the call of these scripts
+  if (shell == "words")  // the completion scripts call this
     return std::fputs(completions({args.begin() + 1, args.end()}, all_commands()).c_str(), stdout) < 0;
   const auto script = completion_script(shell, program_path(own_path, current_environment()));
   if (!script) return print_error("", script.error().message, 2);
   return std::fputs(script->c_str(), stdout) < 0;
 }
 
-/// For an unknown command: what the user may have wanted to type.
+/// The end of the error message for an unknown command: the command that the user may have meant.
 std::string suggestion(const std::string& name, const Args& args) {
   if (name.ends_with(".py") || name.starts_with("--nproc")) {
     std::string line = "; did you mean `muster run";
@@ -121,7 +121,7 @@ int dispatch(const std::string& own_path, const Args& args) {
   return unknown_command(args);
 }
 
-// So that no descriptor that is opened later becomes 0, 1 or 2.
+// Opens the standard descriptors that are closed, so that no descriptor that is opened later becomes 0, 1 or 2.
 void open_standard_descriptors() {
   for (int fd = ::open("/dev/null", O_RDWR); fd >= 0 && fd <= 2;) fd = ::open("/dev/null", O_RDWR);
 }

@@ -35,7 +35,7 @@ int run_module(const char* module, const std::string& own_path, const std::vecto
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  // For the package to find the programs that are installed next to this one.
+  // With MUSTER_BIN, the package finds the programs that are installed next to this one.
   std::error_code ignored;
   ::setenv("MUSTER_BIN", std::filesystem::read_symlink("/proc/self/exe", ignored).c_str(), /*replace=*/0);
   ::execv(argv[0], argv.data());

@@ -22,8 +22,8 @@
 namespace muster {
 namespace {
 
-// `muster run --hosts` on another host holds the other end of standard input, over ssh. Its end ends the job. Workers
-// do not get this input.
+// `muster run --hosts` on another host holds the other end of standard input, over ssh. When this input ends, the job
+// ends. Workers do not get this input.
 void end_with_stdin() {
   const int input = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3);
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);

@@ -31,7 +31,7 @@ constexpr Duration kInterval = std::chrono::seconds(1);             // of --watc
 
 json parse(const std::string& text) { return json::parse(text, nullptr, /*allow_exceptions=*/false); }
 
-// The status file of a living agent; the file of a dead agent is removed.
+// Reads the status file of a live agent. Removes the file of a dead agent.
 std::optional<json> read_live_agent(const std::filesystem::path& path) {
   if (remove_abandoned_file(path)) return std::nullopt;
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
@@ -73,7 +73,8 @@ Result<json> read_job(const json& agent) {
   return job;
 }
 
-// Several agents of one job on this host: the first shows all nodes. Agents on other hosts may have the same PID.
+// True if the nodes of a job that is shown already include this agent. A job may have several agents on this host. The
+// process domain is compared too, because agents on other hosts may have the same PID.
 bool is_shown(const json& jobs, const json& agent) {
   const auto is_agent = [&](const json& node) {
     return node["pid"] == agent["pid"] && node.value("process_domain", json()) == agent["process_domain"];

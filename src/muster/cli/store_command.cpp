@@ -50,8 +50,8 @@ Result<std::unique_ptr<Store>> open_by(const StoreArgs& args, const Deadline& de
   return found;
 }
 
-// Notifies a user who waits for a store that does not run yet. A store that never answers is unavailable: kTimeout is
-// for the operations.
+// Notifies a user who waits for a store that does not run yet. A store that never answers is kUnavailable, because
+// kTimeout is only for the operations.
 Result<std::unique_ptr<Store>> open(const StoreArgs& args, const Deadline& deadline) {
   auto found = open_by(args, deadline.or_sooner(deadline.clock().now() + kNoticeDelay));
   const auto silent = [&] { return !found && found.error().code == ErrorCode::kTimeout; };
@@ -80,7 +80,7 @@ Result<> get(const StoreArgs& args, Store& store, const Deadline& deadline) {
   }
   MUSTER_ASSIGN(const Bytes value, store.get(args.key, deadline));
   if (args.json) return write_out(as_json({args.key, &value, ""}) + "\n");
-  // The exact value; a terminal also gets an end of line.
+  // Prints the exact value. A terminal also gets an end of line.
   return write_out(to_string(value) + (::isatty(STDOUT_FILENO) == 1 ? "\n" : ""));
 }
 

@@ -24,7 +24,7 @@ void put(Json& object, const std::string& name, const std::string& bytes) {
   }
 }
 
-// The names that JSON uses; text shows them with spaces.
+// The names as in JSON. The text output replaces underscores by spaces.
 std::vector<std::pair<std::string, uint64_t>> counters(const StoreStat& stat) {
   const auto number = [](auto value) { return static_cast<uint64_t>(value); };
   return {{"clients", number(stat.clients)},

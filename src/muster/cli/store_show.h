@@ -12,12 +12,12 @@ namespace muster {
 
 /// For a terminal: bytes other than printable ASCII as \xNN, and a backslash doubled.
 std::string printable(std::string_view bytes);
-/// A JSON object on one line with "key" and the fields that are set. Bytes that are not UTF-8 become "key_hex".
 struct ShownKey {
   std::string key;
   const Bytes* value = nullptr;  ///< null: not shown
   std::string change;            ///< empty: not shown
 };
+/// A JSON object on one line with "key" and the fields that are set. Bytes that are not UTF-8 become "key_hex".
 std::string as_json(const ShownKey& shown);
 std::string as_json(const StoreStat& stat);
 /// Lines of "name  number".

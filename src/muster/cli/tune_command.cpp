@@ -22,7 +22,7 @@ namespace muster {
 namespace {
 
 constexpr Duration kTuneTime = std::chrono::seconds(30);
-/// A crowd of ranks takes turns on few cores.
+/// The number of ranks, and of the cores on which they take turns, in the measurement of a turn.
 constexpr int kCrowd = 4, kCrowdedCores = 2;
 constexpr size_t kSmall = 8, kLarge = 8 << 20;
 
@@ -42,7 +42,7 @@ class Measurement {
  public:
   explicit Measurement(Group& group) : group_(group) {}
 
-  /// Broadcasts between two ranks are messages: back and forth, in a row, or large.
+  /// Broadcasts between two ranks are messages. Measures them back and forth, in a row, and with large messages.
   Result<LinkCost> links() {
     input_.resize(kLarge);
     const double there = seconds_each(200,
@@ -119,8 +119,8 @@ void keep_to_few_cores() {
   (void)sched_setaffinity(0, sizeof few, &few);
 }
 
-/// The result of rank 0. The ranks are threads of this process: two, or a crowd. For links and shared memory this makes
-/// no difference.
+/// Runs `body` at all ranks of a group, and returns the result of rank 0. The ranks are threads of this process: two,
+/// or kCrowd. For links and shared memory, threads work like processes.
 template <class T>
 Result<T> measure(const std::string& transport, Result<T> (Measurement::*body)(), bool crowded = false) {
   const auto store = memory_store();

@@ -85,7 +85,7 @@ Result<Fd> listen_at(const std::string& path) {
   return socket;
 }
 
-// A zygote with the same Python and another environment: this one replaces it.
+// Stops the zygotes with the same Python and the same preloaded modules, because the new one replaces them.
 void stop_replaced(const std::string& directory, const std::string& python, const std::string& preload) {
   for (const auto& path : sockets(directory)) {
     const auto facts = ask(path, "status", kAnswerTime);
@@ -99,7 +99,7 @@ int start(const std::string& own_path, const WarmOptions& options) {
   if (!python) return print_error("warm", python.error().message, 127);
   const auto directory = user_directory(environment);
   if (!directory) return print_error("warm", directory.error().message, 1);
-  // One process at a time: the second finds the zygote of the first.
+  // Only one process at a time continues here, so that a second one finds the zygote of the first one.
   const Fd lock(::open((*directory + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock) ::flock(lock.get(), LOCK_EX);
   const WarmKey key{*python, options.preload, environment};

@@ -10,16 +10,16 @@
 namespace muster {
 namespace {
 
-/// One for the process, as the numbers are: they outlive every group, and a caller knows no group when it asks.
+/// One table for the process, because call sites outlive every group, and a caller that asks for one has no group yet.
 struct Table {
   std::mutex mutex;
-  std::deque<std::string> texts;  ///< by number - 1; its elements stay where they are
+  std::deque<std::string> texts;  ///< by number - 1; a deque, because `numbers` refers to the texts
   std::unordered_map<std::string_view, CallSite> numbers;
   const AtFork at_fork = hold_over_fork(mutex);
 };
 
 Table& table() {
-  static Table& the_table = *new Table;  // never destroyed: threads may still call when the program ends
+  static Table& the_table = *new Table;  // never destroyed: threads may still use it when the program ends
   return the_table;
 }
 

@@ -20,7 +20,7 @@ std::string call_site_text(CallSite site);
 /// Thread-safe.
 using CallSiteProbe = CallSite (*)();
 void set_call_site_probe(CallSiteProbe probe);
-/// The probe's answer; zero without one.
+/// The result of the probe; zero if there is no probe.
 CallSite current_call_site();
 
 }  // namespace muster

@@ -99,7 +99,7 @@ std::unique_ptr<Recorder> Recorder::create(const GroupSpec& membership, size_t e
   put_text(header->host, host_name());
   const char* const run_id = std::getenv("MUSTER_RUN_ID");
   if (run_id != nullptr) put_text(header->run_id, run_id);
-  header->site_bytes = 1;  // an empty text comes first
+  header->site_bytes = 1;  // the first text is empty
   std::atomic_thread_fence(std::memory_order_release);
   header->magic = kRecorderMagic;
   return std::unique_ptr<Recorder>(new Recorder(memory, bytes, std::move(fd)));
@@ -110,7 +110,7 @@ Recorder::Recorder(void* memory, size_t bytes, Fd fd)
       bytes_(bytes),
       fd_(std::move(fd)),
       header_(*static_cast<RecorderHeader*>(memory)),
-      // Zeroed by the kernel, which is what their first values are.
+      // The kernel has zeroed this memory, and zero is the initial value of both tables.
       sites_(*reinterpret_cast<RecorderSites*>(&header_ + 1)),
       entries_(reinterpret_cast<RecorderEntry*>(&sites_ + 1)),
       mask_(header_.entries - 1),
@@ -136,7 +136,7 @@ Recorder::Ticket Recorder::receiving(const BufferView& data, Rank peer, uint32_t
   return ticket;
 }
 
-/// The entry of the oldest operation. Readers skip it until the new ticket is stored.
+/// Returns the entry of the oldest operation for a new one. Readers skip it until the new ticket is stored.
 RecorderEntry& Recorder::replace(Ticket ticket) {
   RecorderEntry& entry = entries_[ticket & mask_];
   entry.ticket.store(0, std::memory_order_relaxed);
@@ -205,7 +205,7 @@ void Recorder::set_group(const std::string& transport, uint64_t id) {
   header_.group_id.store(id, std::memory_order_release);
 }
 
-/// Copies the text of a call site to the recorder's memory, once. Without room it becomes the empty text.
+/// Copies the text of a call site to the recorder's memory, once. If there is no room, the site gets the empty text.
 void Recorder::publish_site(CallSite site) {
   const std::string text = call_site_text(site);
   const std::lock_guard lock(sites_mutex_);
@@ -222,7 +222,7 @@ CallSite Recorder::keep_text(const std::string& text) {
 bool Recorder::publish(CallSite site, const std::string& text) {
   const uint32_t begin = header_.site_bytes.load(std::memory_order_relaxed);
   if (begin + text.size() + 1 > kSiteTextBytes) return false;
-  text.copy(sites_.texts + begin, text.size());  // the kernel's zero after it is the end
+  text.copy(sites_.texts + begin, text.size());  // a zero follows it, because the memory was zeroed
   header_.site_bytes.store(begin + static_cast<uint32_t>(text.size()) + 1, std::memory_order_relaxed);
   sites_.offsets[site].store(begin + 1, std::memory_order_release);
   return true;

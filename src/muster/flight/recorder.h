@@ -24,12 +24,12 @@ struct Span {
   enum class Kind : uint8_t { kForward, kBackward, kWaiting, kBucket };
   Kind kind = Kind::kForward;
   uint64_t step = 0;
-  uint32_t bucket = 0;  ///< its number, and below its bytes
+  uint32_t bucket = 0;  ///< the number of the bucket; `bytes` is its size
   size_t bytes = 0;
   TimePoint begin, end;     ///< of a bucket: its first gradient; its reduction's end
   TimePoint full, started;  ///< of a bucket: its last gradient; its reduction's begin
-  CallSite names = 0;       ///< of a bucket: what Recorder::keep_text() gave for its parameters, one a line
-  uint32_t last = 0;        ///< of a bucket: which of these lines filled it
+  CallSite names = 0;       ///< of a bucket: its parameters, one per line, as Recorder::keep_text() numbered them
+  uint32_t last = 0;        ///< of a bucket: the line of the parameter that filled it
 };
 const char* name(Span::Kind kind);
 
@@ -40,18 +40,18 @@ struct RecorderSites;
 /// A flight recorder: the last operations of a group, with their times, results and call sites. A group has one for its
 /// collectives, one for its messages and one for the spans of a training; readers join them. Other processes can read
 /// its memory without the help of this one (recorder_reader.h), also while this process hangs or is stopped. The memory
-/// is gone with the process. An operation costs some 20 ns. Thread-safe, but the calls for one operation must be in
-/// order.
+/// is freed when the process ends. An operation costs some 20 ns. Thread-safe, but the calls for one operation must be
+/// in order.
 class Recorder {
  public:
   /// Identifies an operation for started() and ended().
   using Ticket = uint64_t;
-  enum class Start : uint8_t { kLater, kNow };  ///< kNow: started() is called along with it
+  enum class Start : uint8_t { kLater, kNow };  ///< kNow: the operation also counts as started
 
-  /// For the last `entries` operations, rounded up to a power of two. Null for zero, or if there is no memory: a group
-  /// works without a recorder.
+  /// A recorder for the last `entries` operations, rounded up to a power of two. Null if `entries` is zero or if there
+  /// is no memory, because a group works without a recorder.
   static std::unique_ptr<Recorder> create(const GroupSpec& membership, size_t entries);
-  /// The number of entries: MUSTER_RECORDER, or 1024.
+  /// The number of entries from MUSTER_RECORDER; 1024 by default.
   static size_t entries_from_environment();
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -88,9 +88,9 @@ class Recorder {
   RecorderEntry* entries_;
   uint64_t mask_;
   TickKind tick_kind_;
-  std::atomic<Ticket> last_ = 0;  ///< of messages and spans
+  std::atomic<Ticket> last_ = 0;  ///< the last ticket of messages and spans
   std::mutex sites_mutex_;
-  CallSite texts_ = 0;  ///< that keep_text() has numbered
+  CallSite texts_ = 0;  ///< texts that keep_text() has numbered; guarded by sites_mutex_
 };
 
 }  // namespace muster

@@ -20,7 +20,7 @@ const char* operation_name(const Record& record) {
 
 double microseconds(Duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
 
-/// What it was about: the same words in a dump and as a trace's arguments.
+/// Describes an operation, with the same keys in a dump and in the arguments of a trace.
 json describe(const Record& record) {
   json value = {{"operation", operation_name(record)}, {"text", record.to_string()},
                 {"state", name(record.state)},         {"number", record.number},
@@ -55,7 +55,7 @@ json with_times(const Record& record, const Recording& of) {
   return value;
 }
 
-/// Metadata of a trace: what a process or a thread is called.
+/// Metadata of a trace: the name of a process or of a thread.
 json naming(const char* what, int process, int thread, const std::string& text) {
   return {{"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", text}}}};
 }
@@ -73,8 +73,9 @@ int64_t first_begin(const std::vector<Recording>& recordings) {
   return first == INT64_MAX ? 0 : first;
 }
 
-/// From its start on, or while it waits for that; what has not ended lasts until it was looked at. Times count from
-/// `zero`, for a double could not hold them with all digits.
+/// The slice of an operation. It begins when the operation started, or when it was submitted if it has not started. It
+/// ends when the operation ended, or when the recorder was read if it has not ended. Times count from `zero`, because a
+/// double could not hold all digits of the absolute time.
 json slice(const Record& record, const Recording& of, int64_t zero, int process, int thread) {
   const TimePoint begin = begin_of(record, of);
   json value = {{"ph", "X"},
@@ -91,7 +92,7 @@ json slice(const Record& record, const Recording& of, int64_t zero, int process,
   return value;
 }
 
-/// Of a bucket: while its gradients came, while it was full and those before it were reduced, its reduction.
+/// A bucket has three parts: its gradients arrive; it is full and waits for the reductions before it; it is reduced.
 void add_span(json& events, const RecordedSpan& span, int64_t zero, int process, int thread) {
   json arguments = {{"step", span.step}};
   if (span.kind == Span::Kind::kBucket) arguments.update({{"bucket", span.bucket}, {"bytes", span.bytes}});
@@ -110,7 +111,7 @@ void add_span(json& events, const RecordedSpan& span, int64_t zero, int process,
   if (span.kind != Span::Kind::kBucket) return add(name(span.kind), span.begin, span.end);
   if (span.full > span.begin) add("gradients", span.begin, span.full);
   if (span.started > span.full) add("queued", span.full, span.started);
-  add("reduction", span.started, span.end);  // also of no length: the one before it may be seen to end as late
+  add("reduction", span.started, span.end);  // may have length 0, if the reduction before it was seen to end late
 }
 
 }  // namespace
@@ -142,7 +143,7 @@ std::string to_trace(const std::vector<Recording>& recordings) {
   std::map<std::pair<std::string, pid_t>, int> processes;
   std::map<std::pair<int, std::string>, int> threads;
   for (const Recording& recording : recordings) {
-    // A trace's process is a rank; the number of one may be that of another on another host.
+    // A process of the trace is one process of the job. The key includes the host, because PIDs repeat on other hosts.
     const auto [process, fresh] = processes.try_emplace({recording.host, recording.pid}, processes.size() + 1);
     if (fresh) {
       events.push_back(naming("process_name", process->second, 0,

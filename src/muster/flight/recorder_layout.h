@@ -16,8 +16,7 @@
 // - RecorderEntry::ticket is a sequence lock. The writer stores 0, then a release fence, then the other words, then the
 //   ticket with release. A reader copies all memory twice. It uses an entry of the first copy only if both copies have
 //   the same ticket and it is not 0: then no other operation replaced the entry while it was copied. Each word is an
-//   atomic, so none is torn. The ticket comes first in an entry, so a
-//   copy reads it before the other words.
+//   atomic, so no word is torn. The ticket comes first in an entry, so a copy reads it before the other words.
 // - started, ended, outcome change while the ticket stays. Each is one word, and `outcome` is stored with release after
 //   the times, so a reader that sees kDone usually sees the end time too. The reader tolerates a missing time.
 // - RecorderSites: the text is written first, then its offset with release. A text never changes, so a reader that sees
@@ -27,7 +26,8 @@
 namespace muster {
 
 inline constexpr const char* kRecorderName = "muster-recorder";
-inline constexpr uint64_t kRecorderMagic = 0x33304345525453ab;  // in memory its first byte is 0xab: no text begins so
+// Its first byte in memory is 0xab, and no text begins with this byte.
+inline constexpr uint64_t kRecorderMagic = 0x33304345525453ab;
 inline constexpr size_t kMaxRecords = 1 << 16;
 inline constexpr size_t kSiteTextBytes = 96 << 10;
 
@@ -58,18 +58,19 @@ struct RecorderSites {
 /// `ticket` counts from 1 in each recorder; it is zero while the entry is being replaced.
 struct alignas(128) RecorderEntry {
   std::atomic<uint64_t> ticket;
-  std::atomic<uint64_t> call[4];  ///< Call::pack(), or of a message: its kind, count, tag
+  std::atomic<uint64_t> call[4];  ///< Call::pack(); for a message: its kind, count, tag
   std::atomic<uint64_t> input_bytes, output_bytes;
   std::atomic<int64_t> submitted, started, ended;  ///< ticks; zero: not yet
   std::atomic<uint64_t> site;
   std::atomic<uint64_t> outcome;  ///< RecordState, then the ErrorCode << 8 and the rank to blame << 32
 };
 
-/// The first byte of call[0] of a message, where a collective has its kind. The peer is in the place of the root.
+/// The first byte of call[0] of a message, where a collective has its kind. A message has its peer where a collective
+/// has its root.
 inline constexpr uint64_t kSendKind = 0xfe, kReceiveKind = 0xff;
-/// The same of a span. call[0] also holds the span's kind << 8 and the bucket << 32; call[1] the step; call[2] the
-/// begin. Its times are nanoseconds, not ticks; `submitted` is the time when the bucket was full. `site` is the text
-/// with the bucket's parameters, `output_bytes` the line of the parameter that filled it.
+/// The first byte of call[0] of a span. call[0] also holds the span's kind << 8 and the bucket << 32; call[1] the step;
+/// call[2] the begin. Its times are nanoseconds, not ticks; `submitted` is the time when the bucket was full. `site` is
+/// the text with the bucket's parameters, `output_bytes` the line of the parameter that filled it.
 inline constexpr uint64_t kSpanKind = 0xfd;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(RecorderEntry) == 128);

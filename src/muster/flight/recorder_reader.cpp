@@ -18,7 +18,8 @@
 namespace muster {
 namespace {
 
-/// The whole memory at once. It is read rather than mapped: its process could shrink a mapped one under the reader.
+/// Reads the whole memory at once. It is not mapped, because its process could shrink it while the reader uses the
+/// mapping.
 Result<Bytes> copy_of(const Fd& memory) {
   struct stat info {};
   if (fstat(memory.get(), &info) != 0) return fail_errno(errno, "cannot look at a recorder");
@@ -44,7 +45,7 @@ std::string text_of(const char (&from)[kSize]) {
   return text;
 }
 
-/// What the bytes of a copy hold at `offset`, which the caller has checked.
+/// The object at `offset` of a copy. The caller has checked the offset.
 template <class T>
 const T& part(const Bytes& copy, size_t offset) {
   return *reinterpret_cast<const T*>(copy.data() + offset);
@@ -117,7 +118,7 @@ void parse_entries(const Bytes& copy, const Bytes& again, size_t entries, const 
   for (size_t i = 0; i < entries; ++i) {
     const size_t offset = recorder_bytes(i);
     const uint64_t ticket = part<RecorderEntry>(copy, offset).ticket.load(std::memory_order_relaxed);
-    // Replaced while it was copied, if the ticket is another one a moment later.
+    // A different ticket in the second copy means that the entry was replaced while it was copied.
     if (ticket == 0 || part<RecorderEntry>(again, offset).ticket.load(std::memory_order_relaxed) != ticket) continue;
     order.emplace_back(ticket, offset);
   }
@@ -132,7 +133,7 @@ void parse_entries(const Bytes& copy, const Bytes& again, size_t entries, const 
   }
 }
 
-/// A recorder of messages or of spans belongs to that of its group, which comes before it or after it.
+/// Moves the recordings of messages and of spans into the recording of their group, which comes before or after them.
 void join_parts(std::vector<Recording>& recordings) {
   const auto is_part = [](const Recording& recording) {
     return !recording.spans.empty() ||
@@ -160,7 +161,7 @@ void join_parts(std::vector<Recording>& recordings) {
   std::erase_if(recordings, [](const Recording& recording) { return recording.size == 0; });
 }
 
-/// The process' own number within each of its namespaces, the innermost last.
+/// The PID of the process in its innermost PID namespace. The kernel lists the innermost PID last.
 pid_t inner_pid(pid_t pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   for (std::string line; std::getline(status, line);) {
@@ -286,7 +287,7 @@ bool is_stopped(pid_t pid) {
   std::ifstream stat(fmt::format("/proc/{}/stat", pid));
   std::string line;
   std::getline(stat, line);
-  const size_t name_end = line.rfind(')');  // a program's name may hold anything
+  const size_t name_end = line.rfind(')');  // a program's name may contain any character
   return name_end != std::string::npos && name_end + 2 < line.size() &&
          (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
 }

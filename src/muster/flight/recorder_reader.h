@@ -17,15 +17,15 @@ namespace muster {
 struct Record {
   enum class Kind : uint8_t { kCollective, kSend, kReceive };
   Kind kind = Kind::kCollective;
-  Call call;            ///< of a message: dtype and count, the sequence being zero
+  Call call;            ///< of a message: dtype and count; the sequence is zero
   Rank peer = kNoRank;  ///< of a message; kAnyRank for a receive from any rank
   uint32_t tag = 0;     ///< of a message
   uint64_t number = 0;  ///< in the order of the calls, from 1: collectives and messages are counted apart
   size_t input_bytes = 0, output_bytes = 0;
   RecordState state = RecordState::kQueued;
   std::optional<TimePoint> submitted, started, ended;  ///< on steady_clock() of the host
-  ErrorCode error = ErrorCode::kInternal;              ///< where it failed
-  Rank blamed = kNoRank;                               ///< where it failed
+  ErrorCode error = ErrorCode::kInternal;              ///< if it failed
+  Rank blamed = kNoRank;                               ///< if it failed
   std::string site;                                    ///< "train.py:71"; empty: not known
 
   /// "all_reduce #41 (float32[1048576], sum)", "receive from rank 3 (float32[10], tag 7)".
@@ -34,13 +34,13 @@ struct Record {
   std::string with_site() const;
 };
 
-/// A span, with what it names.
+/// A span with its names.
 struct RecordedSpan : Span {
-  std::vector<std::string> parameters;  ///< of a bucket; none where the recorder had no room for their names
-  std::string filled_by;                ///< of a bucket: the one whose gradient came last
+  std::vector<std::string> parameters;  ///< of a bucket; empty if the recorder had no room for their names
+  std::string filled_by;                ///< of a bucket: the parameter whose gradient came last
 };
 
-/// What a recorder held at one moment.
+/// The contents of a recorder at one moment.
 struct Recording {
   pid_t pid = 0;  ///< as its own process sees it
   std::string host, group, transport;
@@ -48,14 +48,14 @@ struct Recording {
   Rank rank = kNoRank;
   int size = 0;
   uint64_t generation = 0;
-  uint64_t group_id = 0;            ///< the same at all ranks of one group, and in no other
+  uint64_t group_id = 0;            ///< equal at all ranks of one group, and different in other groups
   TimePoint taken;                  ///< when it was read
   int64_t wall_clock_offset = 0;    ///< ns to add to steady_clock() for the time since 1970
   bool stopped = false;             ///< recordings_of(): its process is stopped, by a signal or a debugger
   std::vector<Record> records;      ///< oldest first
-  std::vector<RecordedSpan> spans;  ///< of the training that goes on over this group; oldest first
+  std::vector<RecordedSpan> spans;  ///< of the training that uses this group; oldest first
 
-  /// The collective of that number; null when it is not there (not yet, or no longer).
+  /// The collective with that number; null if the recording does not hold it (not yet, or no longer).
   const Record* find(uint64_t sequence) const;
   /// The last collective that has at least begun.
   const Record* last_begun() const;

@@ -8,10 +8,10 @@
 namespace muster {
 namespace {
 
-/// Ranks of which the same can be said.
+/// Ranks with equal records.
 struct RankSet {
   std::vector<Rank> ranks;
-  const Record* record = nullptr;  ///< of the first of them
+  const Record* record = nullptr;  ///< of the first of these ranks
 };
 
 const char* are(const std::vector<Rank>& ranks) { return ranks.size() == 1 ? "is" : "are"; }
@@ -19,7 +19,8 @@ const char* have(const std::vector<Rank>& ranks) { return ranks.size() == 1 ? "h
 
 void append(std::string& text, const std::string& more) { text += (text.empty() ? "" : "; ") + more; }
 
-/// Those for whom `record` gives one, by what `same` holds to be the same; in rank order of their first.
+/// Divides the ranks for which `record_of` returns a record into sets. Within a set, all records are the same, as
+/// `same` compares them. The sets are in the order of their first ranks.
 template <class RecordOf, class Same>
 std::vector<RankSet> rank_sets(const std::vector<RankState>& rank_states, RecordOf record_of, Same same) {
   std::vector<RankSet> found;
@@ -42,7 +43,7 @@ std::string name_them(const std::vector<Rank>& ranks, const std::vector<RankStat
   return ranks.size() == 1 ? rank_states[ranks[0]].who : list_ranks(ranks);
 }
 
-/// The ranks that have begun a call of this number, the minority first.
+/// Describes the ranks that have begun a call with this number, the minority first.
 std::string describe_calls(const std::vector<RankSet>& calls, const RankSet& most) {
   std::string text;
   const char* verb = nullptr;
@@ -67,7 +68,7 @@ std::string describe_late(const RankSet& set, const std::vector<RankState>& rank
   return fmt::format("{} {} not arrived, last seen at {}", who, have(set.ranks), set.record->with_site());
 }
 
-/// Those who have not begun the call, the furthest behind first; but for the stopped.
+/// Describes the ranks that have not begun the call, the furthest behind first. Leaves out stopped ranks.
 std::string describe_missing(const std::vector<RankState>& rank_states, Rank& culprit) {
   static const std::optional<Record> kNone;
   std::vector<RankSet> places = rank_sets(
@@ -168,7 +169,7 @@ RankState rank_state_of(const Recording& recording, std::string who, uint64_t se
 std::vector<RankState> collect_rank_states(const std::vector<RankInfo>& members, uint64_t group_id, Rank self,
                                            uint64_t sequence) {
   std::vector<RankState> rank_states(members.size());
-  std::map<pid_t, std::vector<Recording>> processes;  // several ranks may be threads of one
+  std::map<pid_t, std::vector<Recording>> processes;  // several ranks may be threads of one process
   for (const RankInfo& member : members) {
     rank_states[member.rank].who = member.to_string();
     if (!members[self].shares_processes_with(member)) continue;

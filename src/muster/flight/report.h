@@ -9,7 +9,7 @@
 
 namespace muster {
 
-/// What this process knows about a rank when a call has failed.
+/// The state of a rank, as far as this process knows it, when a call has failed.
 struct RankState {
   std::string who;             ///< "rank 3 (host b, pid 812)"
   bool known = false;          ///< true if anything below is known
@@ -19,16 +19,17 @@ struct RankState {
   std::optional<Record> last;  ///< the last call that it has begun
 };
 
-/// Which rank is in which call, in one sentence.
+/// Says which rank is in which call, in one sentence.
 struct Report {
   std::string text;  ///< empty if all ranks are in the same call
   bool mismatch = false;
   Rank culprit = kNoRank;  ///< a stopped rank, else one that has not arrived, else one in another call
 };
 
-/// `rank_states` by rank: "rank 2 is at broadcast #18 (float32[10], root 0) at train.py:80, the others at all_reduce
-/// #18 (float32[12], sum) at train.py:71; rank 5 (host b, pid 812) has not arrived, last seen at barrier #17 at
-/// train.py:69". Before the deadline, ranks that have not arrived may still come, so the report leaves them out.
+/// `rank_states` is by rank. Example of a text: "rank 2 is at broadcast #18 (float32[10], root 0) at train.py:80, the
+/// others at all_reduce #18 (float32[12], sum) at train.py:71; rank 5 (host b, pid 812) has not arrived, last seen at
+/// barrier #17 at train.py:69". Before the deadline, ranks that have not arrived may still come, so the report leaves
+/// them out.
 enum class When : uint8_t { kInTime, kTooLate };
 Report compose_report(const std::vector<RankState>& rank_states, Rank self, When when = When::kTooLate);
 

@@ -20,7 +20,7 @@ TickKind best_ticks() {
 }
 
 Moment moment_now(TickKind kind) {
-  // Of several tries the one that took the shortest: a thread may lose its core in between.
+  // Takes the shortest of several tries, because a thread may lose its core during a try.
   Moment best;
   int64_t shortest = INT64_MAX;
   for (int i = 0; i < 5; ++i) {

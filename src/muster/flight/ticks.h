@@ -11,7 +11,7 @@
 namespace muster {
 
 /// The unit of a time: nanoseconds of CLOCK_MONOTONIC, or ticks of the processor's counter. Reading the counter costs a
-/// third, and it is the same for all processes of a host.
+/// third of the time, and all processes of a host see the same counter.
 enum class TickKind : uint32_t { kNanoseconds = 0, kCounter = 1 };
 
 /// The counter if it runs at one rate on all cores and in all power states, else nanoseconds.
@@ -37,7 +37,7 @@ struct Moment {
 };
 Moment moment_now(TickKind kind);
 
-/// From ticks to CLOCK_MONOTONIC, given two moments.
+/// Converts ticks to CLOCK_MONOTONIC, from two moments.
 class TickScale {
  public:
   TickScale(TickKind kind, const Moment& first, const Moment& second);

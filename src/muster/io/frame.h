@@ -35,7 +35,7 @@ Bytes encode_frame(uint8_t kind, ByteView payload, uint8_t flags = 0);
 class FrameParser {
  public:
   explicit FrameParser(uint32_t max_length) : max_length_(max_length) {}
-  /// Adds bytes as they came from a socket.
+  /// Adds the next bytes of the stream.
   void feed(ByteView bytes);
   /// The next whole frame, empty if there is none yet, or kProtocol (then the stream cannot be used any more).
   Result<std::optional<Frame>> next();

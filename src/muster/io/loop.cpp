@@ -119,7 +119,7 @@ bool Loop::Impl::run_tasks() {
   }
   for (auto& task : taken) {
     task();
-    task = nullptr;  // frees what the task owns now, not after the last task
+    task = nullptr;  // frees the objects of the task now, not after the last task
   }
   return !taken.empty();
 }

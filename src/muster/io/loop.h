@@ -17,7 +17,7 @@ namespace muster {
 class Loop {
  public:
   using TimerId = uint64_t;
-  /// `events` is what epoll reported (EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLERR, EPOLLHUP).
+  /// `events` are the events that epoll reported (EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLERR, EPOLLHUP).
   using Handler = std::function<void(uint32_t events)>;
 
   static Result<std::unique_ptr<Loop>> create(const Clock& clock = steady_clock());
@@ -50,7 +50,7 @@ class Loop {
   PollerId add_poller(std::function<bool()> poller);
   void remove_poller(PollerId poller);
 
-  /// One turn: runs what is ready, or waits for the next event until the deadline. True if anything ran.
+  /// One turn: runs the callbacks that are ready, or waits for the next event until the deadline. True if anything ran.
   bool run_once(const Deadline& deadline);
   /// One turn that never waits.
   bool poll();

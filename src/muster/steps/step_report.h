@@ -7,14 +7,14 @@
 
 namespace muster {
 
-/// What a step of data-parallel training waited for, from the times of its backward. All durations are those of this
-/// rank. A reduction includes the wait for other ranks (step_stragglers.h names them).
+/// The communication and the waits of one step of data-parallel training, from the times of its backward. All durations
+/// are those of this rank. A reduction includes the wait for other ranks (step_stragglers.h names them).
 struct StepReport {
   struct Bucket {
     std::vector<std::string> parameters;
     size_t bytes = 0;
     BucketTimes times;
-    TimePoint started;  ///< its reduction was begun and those before it had ended
+    TimePoint started;  ///< when its reduction was begun and the reductions before it had ended
     std::string last;   ///< the parameter whose gradient filled it
     Duration reduction() const { return times.ended - started; }
   };
@@ -25,7 +25,7 @@ struct StepReport {
   Duration exposed{};           ///< the part after the last gradient: the step waited for it
   std::vector<std::string> advice;
 
-  /// The share of the communication during which backward still ran. 1 is the best, and the value without
+  /// The share of the communication during which backward still ran. 1 is the best value, and also the value without
   /// communication.
   double overlap_ratio() const;
   /// Text: one line for the step, one for each bucket, one for each advice.
@@ -37,7 +37,7 @@ struct StepReport {
 StepReport step_report(BackwardTimes times, const std::vector<std::string>& names,
                        const std::vector<std::vector<size_t>>& plan, const std::vector<size_t>& bytes);
 
-/// Changes that would shorten the wait, the most useful first. Empty if none is worth it.
+/// Changes that would shorten the wait, the most useful first. Empty if no change is worthwhile.
 std::vector<std::string> advise(const StepReport& report);
 
 }  // namespace muster

@@ -8,8 +8,8 @@
 
 namespace muster {
 
-/// Which rank the others wait for, from the histories of all ranks. A late rank waits least for communication after its
-/// own backward, so clocks need not be compared.
+/// Shows which rank the other ranks wait for, from the histories of all ranks. A late rank waits least for
+/// communication after its own backward, so clocks need not be compared.
 struct StragglerReport {
   struct RankStats {
     uint64_t last = 0;  ///< steps in which its gradients were the last
