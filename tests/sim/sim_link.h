@@ -46,10 +46,10 @@ class SimLink final : public LinkBase {
   void on_window_update();
   void dispatch(Packet packet);
 
-  World* world_;  // null once the world is gone
+  World* world_;  // null after the world was destroyed
   uint32_t number_;
   Rank self_;
-  SimLink* other_ = nullptr;  // null once destroyed
+  SimLink* other_ = nullptr;  // null after it was destroyed
   bool crashed_ = false;
 
   Fifo<Packet> incoming_;

@@ -52,7 +52,7 @@ struct Error {
   Error in(std::string during) const;
 };
 
-/// A value or an Error. Every function of the core that can fail returns one; nothing in the core throws.
+/// A value or an Error. Every function of the core that can fail returns one; the core does not throw.
 template <class T = void>
 using Result = tl::expected<T, Error>;
 

@@ -6,7 +6,7 @@
 
 namespace muster {
 
-// How a thread waits for memory that another thread or process writes, with the constants of all such waits.
+// Defines how a thread waits for memory that another thread or process writes, and the constants of all such waits.
 //
 // A wait has up to three phases. The thread spins: it reads the memory again and again. Then it yields: it gives its
 // core to other threads that are ready to run. Then it parks: it sleeps in the kernel until the writer wakes it.
@@ -30,7 +30,7 @@ inline constexpr int kYieldsBeforePark = 4;
 inline constexpr Duration kMaxTurn = 1ms;
 /// A parked rank drives its links this often. It is the longest time until it notices the death of a peer.
 inline constexpr Duration kParkSlice = 2ms;
-/// The longest sleep while a wake may be missed (HostComm::announce()).
+/// The longest sleep while a wake may be missed (HostComm::publish_word()).
 inline constexpr Duration kFirstParkSlice = 200us;
 /// After so many idle spins a rank reads again which cores the ranks may use.
 inline constexpr unsigned kIdleSpinsPerCoreCheck = 64;
@@ -72,7 +72,7 @@ class YieldBudget {
 
 /// The spin and yield phases of a thread that waits often, for one word at a time, and then parks.
 ///
-/// A spin that ends in a park halves the next one, so that a rank that shares its core soon stops burning it. A wait
+/// A spin that ends in a park halves the next one, so that a rank that shares its core soon stops wasting it. A wait
 /// that ends without a park doubles the next spin.
 class AdaptiveWait {
  public:

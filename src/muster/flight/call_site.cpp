@@ -23,6 +23,8 @@ Table& table() {
   return the_table;
 }
 
+/// set_call_site_probe() stores it with release, and current_call_site() loads it with acquire. So a thread that calls
+/// the probe sees what was written before the probe was set.
 std::atomic<CallSiteProbe> the_probe = nullptr;
 
 }  // namespace

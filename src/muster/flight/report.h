@@ -26,10 +26,10 @@ struct Report {
   Rank culprit = kNoRank;  ///< a stopped rank, else one that has not arrived, else one in another call
 };
 
-/// `rank_states` is by rank. Example of a text: "rank 2 is at broadcast #18 (float32[10], root 0) at train.py:80, the
-/// others at all_reduce #18 (float32[12], sum) at train.py:71; rank 5 (host b, pid 812) has not arrived, last seen at
-/// barrier #17 at train.py:69". Before the deadline, ranks that have not arrived may still come, so the report leaves
-/// them out.
+/// `rank_states` is indexed by rank. Example of a text: "rank 2 is at broadcast #18 (float32[10], root 0) at
+/// train.py:80, the others at all_reduce #18 (float32[12], sum) at train.py:71; rank 5 (host b, pid 812) has not
+/// arrived, last seen at barrier #17 at train.py:69". Before the deadline, ranks that have not arrived may still come,
+/// so the report leaves them out.
 enum class When : uint8_t { kInTime, kTooLate };
 Report compose_report(const std::vector<RankState>& rank_states, Rank self, When when = When::kTooLate);
 

@@ -35,6 +35,7 @@ constexpr Duration kForever = std::chrono::hours(300 * 24);
 
 /// Waits with a timeout in nanoseconds if the kernel can (Linux 5.11). Otherwise rounds the timeout up to milliseconds.
 int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) {
+  // Relaxed, because it is only a hint: a stale value costs one failed call.
   static std::atomic<bool> has_pwait2{true};
   const int64_t ns = std::max<int64_t>(timeout.count(), 0);
   if (timeout >= kForever) return epoll_wait(epoll, events.data(), static_cast<int>(events.size()), -1);

@@ -13,7 +13,7 @@ namespace muster {
 ///
 /// A Loop belongs to no thread. The thread that calls run_once() drives it and runs the callbacks. Only one thread may
 /// drive it at a time. Other threads may only call post() and wake(). Callbacks may add and remove watches and timers,
-/// also their own.
+/// including their own.
 class Loop {
  public:
   using TimerId = uint64_t;

@@ -70,7 +70,7 @@ void add_quantised(float* sum, const int8_t* in, const float* scales, size_t cou
 void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t count) {
   MUSTER_CHECK(wanted > 0 && wanted <= count, "more elements are wanted than there are");
   MUSTER_CHECK(count <= UINT32_MAX, "positions are numbers of 32 bits");
-  std::vector<uint32_t> number(0x8000);  // of elements with each coarse magnitude
+  std::vector<uint32_t> number(0x8000);  // the number of elements with each coarse magnitude
   for (size_t i = 0; i < count; ++i) ++number[coarse_magnitude(in[i])];
   // The least magnitude that is selected. Of its elements, only the first `missing` ones are.
   uint32_t least = 0x7fff;

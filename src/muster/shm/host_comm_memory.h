@@ -73,7 +73,7 @@ inline constexpr uint32_t kBlamesNoRank = ~uint32_t{0};
 struct HostCommRank {
   alignas(128) std::atomic<uint32_t> waiters;             ///< ranks parked on one of this rank's words
   alignas(128) std::atomic<uint32_t> all_published_step;  ///< rank 0: the last step that it saw all ranks publish
-  alignas(128) pid_t pid;                                 ///< in its namespace
+  alignas(128) pid_t pid;                                 ///< in its PID namespace
   std::atomic<uint32_t> core;                             ///< on which it ran when it published last
   /// The cores that it may use, one bit each; all zero if they are not known yet.
   std::atomic<uint64_t> usable_cores[sizeof(cpu_set_t) / sizeof(uint64_t)];

@@ -28,7 +28,7 @@ struct StepReport {
   /// The share of the communication during which backward still ran. 1 is the best value, and also the value without
   /// communication.
   double overlap_ratio() const;
-  /// Text: one line for the step, one for each bucket, one for each advice.
+  /// Text: one line for the step, one for each bucket, one for each piece of advice.
   std::string to_string() const;
 };
 

@@ -11,39 +11,40 @@ namespace muster {
 // Every algorithm is a pure function from a spec to one rank's schedule. All work at any rank count and root, and in
 // place. n is the rank count, S the size of the whole tensor in bytes.
 
-/// Ring reduce-scatter, then ring all-gather, in chunks (Patarasuk and Yuan 2009): 2 (n - 1) / n of the bytes each way.
+/// Ring reduce-scatter, then ring all-gather, in chunks (Patarasuk and Yuan 2009). Each rank sends and receives
+/// 2 (n - 1) / n of the bytes.
 Schedule ring_all_reduce(const CollectiveSpec& spec);
 /// Partners at doubling distances exchange whole buffers. The ranks beyond a power of two fold first (folding.h;
 /// Rabenseifner 2004, section 3).
 Schedule recursive_doubling_all_reduce(const CollectiveSpec& spec);
 /// Reduce-scatter by recursive halving, all-gather by recursive doubling, folding as above (Rabenseifner 2004).
 Schedule halving_all_reduce(const CollectiveSpec& spec);
-/// In chunks up and down two binary trees, each of which carries half of the bytes. An inner rank of one tree is a leaf
-/// of the other (Sanders, Speck and Traeff 2009).
+/// Sends chunks up and down two binary trees, each of which carries half of the bytes. An inner rank of one tree is a
+/// leaf of the other (Sanders, Speck and Traeff 2009).
 Schedule double_tree_all_reduce(const CollectiveSpec& spec);
 
-/// Down a binomial tree, in chunks: a rank forwards one chunk while the next one arrives.
+/// Sends chunks down a binomial tree: a rank forwards one chunk while the next one arrives.
 Schedule binomial_broadcast(const CollectiveSpec& spec);
-/// In chunks from rank to rank: no rank sends more than S.
+/// Sends chunks from rank to rank: no rank sends more than S.
 Schedule chain_broadcast(const CollectiveSpec& spec);
-/// In chunks down two binary trees (Sanders, Speck and Traeff 2009).
+/// Sends chunks down two binary trees (Sanders, Speck and Traeff 2009).
 Schedule double_tree_broadcast(const CollectiveSpec& spec);
 
-/// Up a binomial tree, in chunks.
+/// Sends partial sums up a binomial tree, in chunks.
 Schedule binomial_reduce(const CollectiveSpec& spec);
 /// Ring reduce-scatter, then every rank sends its share to the root.
 Schedule ring_reduce(const CollectiveSpec& spec);
 
-/// Down a binomial tree: each rank forwards the blocks of the ranks below it.
+/// Sends blocks down a binomial tree: each rank forwards the blocks of the ranks below it.
 Schedule binomial_scatter(const CollectiveSpec& spec);
-/// From the root to every rank directly.
+/// The root sends every rank its block directly.
 Schedule direct_scatter(const CollectiveSpec& spec);
-/// Up a binomial tree.
+/// Sends blocks up a binomial tree.
 Schedule binomial_gather(const CollectiveSpec& spec);
-/// From every rank to the root directly.
+/// Every rank sends its block to the root directly.
 Schedule direct_gather(const CollectiveSpec& spec);
 
-/// In n - 1 steps around the ring.
+/// Sends blocks around the ring in n - 1 steps.
 Schedule ring_all_gather(const CollectiveSpec& spec);
 /// Bruck et al. 1997: ceil(log2 n) rounds at any rank count. Blocks are received in their final positions, so there is
 /// no final rotation as in the paper.
@@ -52,7 +53,7 @@ Schedule bruck_all_gather(const CollectiveSpec& spec);
 /// few bytes travel far. log2 n hops and n - 1 messages.
 Schedule pat_all_gather(const CollectiveSpec& spec);
 
-/// In n - 1 steps around the ring, with scratch for some chunks only.
+/// Sends partial sums around the ring in n - 1 steps, with scratch for some chunks only.
 Schedule ring_reduce_scatter(const CollectiveSpec& spec);
 /// Recursive halving. The ranks beyond a power of two fold first (Rabenseifner 2004).
 Schedule halving_reduce_scatter(const CollectiveSpec& spec);

@@ -3,9 +3,9 @@
 
 namespace muster {
 
-// Before the round of distance d, rank r has d blocks: its own and the following ones, around the end. It sends them
-// (or only as many as are missing there) to r - d, and receives as many from r + d. A message that wraps around the end
-// takes two steps.
+// Before the round of distance d, rank r has d blocks: its own and the following ones, which wrap around the end. It
+// sends them (or only as many as are missing there) to r - d, and receives as many from r + d. A message that wraps
+// around the end takes two steps.
 Schedule bruck_all_gather(const CollectiveSpec& spec) {
   check_spec(spec);
   const Blocks blocks = Blocks::of_ranks(spec);

@@ -4,7 +4,7 @@
 namespace muster {
 namespace {
 
-/// Receiver step. The receiver publishes it after it has seen the root's step. So the root's records tell all ranks
+/// The step of a receiver, which publishes it after it has seen the root's step. So the root's records tell all ranks
 /// which step all have published, and no rank has to read the records of all others.
 Result<uint32_t> receiver_step(HostCall& run) {
   const uint32_t step = run.comm.next();

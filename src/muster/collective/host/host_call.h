@@ -56,7 +56,7 @@ struct HostCall {
   const size_t element;
 };
 
-/// The ranks' blocks in a buffer, in bytes. Every call makes one, so it does not allocate.
+/// The ranks' blocks in a buffer, in bytes. It does not allocate, because every call makes one.
 class HostBlocks {
  public:
   /// Equal blocks of `bytes`, or blocks of `counts` elements.

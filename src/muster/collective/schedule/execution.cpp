@@ -19,8 +19,8 @@ namespace muster {
 // first receive from a peer takes the header before its own bytes.
 //
 // A step becomes ready when the dependency graph says so. One loop in drain_ready() starts the ready steps. A
-// completion that arrives while this loop is on the stack (links may complete inline) only adds to its queue, so there
-// is no recursion however long the schedule is.
+// completion that arrives while this loop is on the stack (links may complete inline) only adds steps to the queue of
+// this loop. So there is no recursion, however long the schedule is.
 struct PreparedSchedule::Run {
   struct CallHeader {
     std::array<uint64_t, 4> call{};

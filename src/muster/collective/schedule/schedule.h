@@ -91,7 +91,7 @@ struct CollectiveSpec {
 /// The schedule of the chosen algorithm: the given one, or the fastest by predict() (cost.h).
 Result<Schedule> plan(const CollectiveSpec& spec);
 
-/// For tests and `explain`: one line a step.
+/// For tests and `explain`: one line per step.
 std::string to_string(const Schedule& schedule);
 
 }  // namespace muster
