@@ -104,7 +104,7 @@ TEST(HostPlan, NamesTheFormAndItsMoves) {
   EXPECT_EQ(plan(kHostOneShotOfTwo + 4, 2, 2).form, "two shots");
   EXPECT_EQ(plan(kHostOneShot, 4, 4).form, "one shot");
   EXPECT_EQ(plan(kHostOneShot + 4, 4, 4).form, "two shots");
-  EXPECT_EQ(plan(8, 64, 4).form, "by way of the hub");
+  EXPECT_EQ(plan(8, 64, 4).form, "through the leader");
   EXPECT_EQ(plan(8, 64, 64).form, "payload in the line");
   const HostPlan large = plan(1 << 20, 4, 4);
   EXPECT_EQ(large.chunk, kHostChunk);

@@ -80,10 +80,9 @@ TEST(Report, SaysWhoHasCalledNothingAndWhoIsSilent) {
   silent.who = "rank 2 (host b, pid 812)";
   silent.silent = true;
   const Report report = compose_report({at(0, kReduce), idle, silent, unknown}, 0);
-  EXPECT_EQ(
-      report.text,
-      "rank 0 is at all_reduce #18 (float32[12], sum) at train.py:71; rank 1 (host h, pid 101) has called nothing "
-      "yet; rank 2 (host b, pid 812) gives no sign of life");
+  EXPECT_EQ(report.text,
+            "rank 0 is at all_reduce #18 (float32[12], sum) at train.py:71; rank 1 (host h, pid 101) has made no call "
+            "yet; rank 2 (host b, pid 812) does not answer");
   EXPECT_EQ(report.culprit, 1);
 }
 

@@ -23,7 +23,7 @@ GroupKind hosts_of(const std::string& name, std::vector<int> ranks) {
           }};
 }
 
-/// Neighbours in rank on different hosts.
+/// Neighbors in rank on different hosts.
 GroupKind dealt(const std::string& name, int hosts) {
   return {name, [hosts](Rank rank) {
             auto options = options_for("shm,tcp");

@@ -236,10 +236,10 @@ TEST(Acceptor, DropsAStrangerThatSaysNothingOrHalf) {
   options.handshake_timeout = 50ms;
   Server server(*loop, loopback(), std::move(options));
   const Fd silent = connect_raw(*loop, server.address());
-  EXPECT_EQ(read_until_closed(*loop, silent.get()), to_string(Handshake::refuse(Handshake::Refusal::kCrowded)));
+  EXPECT_EQ(read_until_closed(*loop, silent.get()), to_string(Handshake::refuse(Handshake::Refusal::kBusy)));
   const Fd half = connect_raw(*loop, server.address());
   ASSERT_EQ(send(half.get(), "MUST", 4, MSG_NOSIGNAL), 4);
-  EXPECT_EQ(read_until_closed(*loop, half.get()), to_string(Handshake::refuse(Handshake::Refusal::kCrowded)));
+  EXPECT_EQ(read_until_closed(*loop, half.get()), to_string(Handshake::refuse(Handshake::Refusal::kBusy)));
   EXPECT_TRUE(server.accepted.empty());
 }
 

@@ -65,8 +65,8 @@ TEST(Compress, Int8IsTheNearestMultipleOfTheBlocksScale) {
     const std::vector<float> in = arbitrary(count, count), before = arbitrary(count, count + 1, 0.01);
     std::vector<float> error = before, scales((count + kBlock - 1) / kBlock), out(count);
     std::vector<int8_t> bytes(count);
-    quantise(bytes.data(), scales.data(), in.data(), 0.5F, error.data(), count, kBlock);
-    dequantise(out.data(), bytes.data(), scales.data(), count, kBlock);
+    quantize(bytes.data(), scales.data(), in.data(), 0.5F, error.data(), count, kBlock);
+    dequantize(out.data(), bytes.data(), scales.data(), count, kBlock);
     for (size_t i = 0; i < count; ++i) {
       float greatest = 0;
       for (size_t j = i / kBlock * kBlock; j < std::min(count, (i / kBlock + 1) * kBlock); ++j) {
@@ -87,9 +87,9 @@ TEST(Compress, SumsOfInt8AreTheSumsOfWhatWasSent) {
   std::vector<int8_t> bytes(kCount);
   for (uint64_t source = 0; source < 3; ++source) {
     std::vector<float> error(kCount);
-    quantise(bytes.data(), scales.data(), arbitrary(kCount, source).data(), 1, error.data(), kCount, kBlock);
-    dequantise(out.data(), bytes.data(), scales.data(), kCount, kBlock);
-    add_quantised(sum.data(), bytes.data(), scales.data(), kCount, kBlock);
+    quantize(bytes.data(), scales.data(), arbitrary(kCount, source).data(), 1, error.data(), kCount, kBlock);
+    dequantize(out.data(), bytes.data(), scales.data(), kCount, kBlock);
+    add_quantized(sum.data(), bytes.data(), scales.data(), kCount, kBlock);
     for (size_t i = 0; i < kCount; ++i) expected[i] += out[i];
   }
   EXPECT_EQ(sum, expected);
@@ -100,8 +100,8 @@ TEST(Compress, BlocksThatAreNotFiniteStayVisibleAndLeaveNoErrorBehind) {
     std::vector<float> in = arbitrary(96, 1), error = arbitrary(96, 2), scales(3), out(96);
     std::vector<int8_t> bytes(96);
     in[40] = bad;
-    quantise(bytes.data(), scales.data(), in.data(), 1, error.data(), 96, 32);
-    dequantise(out.data(), bytes.data(), scales.data(), 96, 32);
+    quantize(bytes.data(), scales.data(), in.data(), 1, error.data(), 96, 32);
+    dequantize(out.data(), bytes.data(), scales.data(), 96, 32);
     for (size_t i = 0; i < 96; ++i) {
       EXPECT_EQ(std::isnan(out[i]), i / 32 == 1);
       EXPECT_TRUE(std::isfinite(error[i]));
@@ -112,7 +112,7 @@ TEST(Compress, BlocksThatAreNotFiniteStayVisibleAndLeaveNoErrorBehind) {
 TEST(Compress, BlocksTooSmallForAScaleWaitInTheError) {
   std::vector<float> in = {1e-42F, -1e-30F, 0}, error(3), scales(1);
   std::vector<int8_t> bytes = {1, 1, 1};
-  quantise(bytes.data(), scales.data(), in.data(), 1, error.data(), 3, 4);
+  quantize(bytes.data(), scales.data(), in.data(), 1, error.data(), 3, 4);
   EXPECT_EQ(scales[0], 0);
   EXPECT_EQ(bytes, std::vector<int8_t>(3));
   EXPECT_EQ(error, in);
@@ -148,7 +148,7 @@ TEST(Compress, AMatrixOfLowRankIsFoundInOneStep) {
     expand(m.data(), zeros.data(), a.data(), b.data(), rows, columns, kRank);
     std::vector<float> error = m;
     project_rows(p.data(), m.data(), q.data(), rows, columns, kRank);
-    orthogonalise(p.data(), rows, kRank);
+    orthogonalize(p.data(), rows, kRank);
     project_columns(q.data(), m.data(), p.data(), rows, columns, kRank);
     expand(out.data(), error.data(), p.data(), q.data(), rows, columns, kRank);
     for (size_t i = 0; i < m.size(); ++i) {
@@ -162,7 +162,7 @@ TEST(Compress, DependentColumnsBecomeZeroAndOthersOrthonormal) {
   constexpr size_t kRows = 20, kRank = 3;
   std::vector<float> p = arbitrary(kRows * kRank, 5);
   for (size_t i = 0; i < kRows; ++i) p[i * kRank + 1] = 3 * p[i * kRank];
-  orthogonalise(p.data(), kRows, kRank);
+  orthogonalize(p.data(), kRows, kRank);
   const auto product = [&p](size_t a, size_t b) {
     double sum = 0;
     for (size_t i = 0; i < kRows; ++i) sum += static_cast<double>(p[i * kRank + a]) * p[i * kRank + b];

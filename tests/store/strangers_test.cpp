@@ -19,7 +19,7 @@ Deadline soon() { return test_deadline(); }
 TimePoint now() { return steady_clock().now(); }
 double ms(Duration time) { return static_cast<double>(time.count()) * 1e-6; }
 
-constexpr uint64_t kCrowd = 3000;
+constexpr uint64_t kOversubscribedRanks = 3000;
 
 uint64_t announced_seed() {
   const uint64_t seed = seed_or(1);
@@ -40,7 +40,7 @@ TEST(UnauthenticatedPeers, DelayNoMemberOfAStore) {
   int64_t members = 0;
   Duration longest{0};
   size_t most_bytes = bytes;
-  while (now() < end || strangers.came() < kCrowd || members < 100) {
+  while (now() < end || strangers.came() < kOversubscribedRanks || members < 100) {
     ASSERT_FALSE(deadline.passed()) << members << " members, " << strangers.came() << " strangers";
     for (const std::string& url : {root.url(), proxy.url()}) {
       const TimePoint begun = now();
@@ -81,7 +81,7 @@ TEST(UnauthenticatedPeers, DelayNoLink) {
   const Deadline deadline = Deadline::at(end + 120s);
   int64_t links = 0;
   Duration longest{0};
-  while (now() < end || strangers.came() < kCrowd || links < 100) {
+  while (now() < end || strangers.came() < kOversubscribedRanks || links < 100) {
     ASSERT_FALSE(deadline.passed()) << links << " links, " << strangers.came() << " strangers";
     const TimePoint begun = now();
     std::optional<Result<std::unique_ptr<Link>>> outgoing;

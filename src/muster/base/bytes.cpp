@@ -84,7 +84,8 @@ Result<ByteView> Reader::get_raw(size_t count) {
 }
 
 Result<> Reader::finish() const {
-  if (!rest_.empty()) return fail(ErrorCode::kProtocol, fmt::format("{} bytes too many in a message", rest_.size()));
+  if (!rest_.empty())
+    return fail(ErrorCode::kProtocol, fmt::format("{} extra bytes at the end of a message", rest_.size()));
   return {};
 }
 

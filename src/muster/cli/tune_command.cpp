@@ -23,7 +23,7 @@ namespace {
 
 constexpr Duration kTuneTime = std::chrono::seconds(30);
 /// The number of ranks, and of the cores on which they take turns, in the measurement of a turn.
-constexpr int kCrowd = 4, kCrowdedCores = 2;
+constexpr int kOversubscribedRanks = 4, kCrowdedCores = 2;
 constexpr size_t kSmall = 8, kLarge = 8 << 20;
 
 /// Seconds per call of `body`: the minimum of several batches, because other load only adds time.
@@ -120,11 +120,11 @@ void keep_to_few_cores() {
 }
 
 /// Runs `body` at all ranks of a group, and returns the result of rank 0. The ranks are threads of this process: two,
-/// or kCrowd. For links and shared memory, threads work like processes.
+/// or kOversubscribedRanks. For links and shared memory, threads work like processes.
 template <class T>
 Result<T> measure(const std::string& transport, Result<T> (Measurement::*body)(), bool crowded = false) {
   const auto store = memory_store();
-  const int size = crowded ? kCrowd : 2;
+  const int size = crowded ? kOversubscribedRanks : 2;
   std::vector<Result<T>> found(size);
   std::vector<std::thread> ranks(size);
   for (Rank rank = 0; rank < size; ++rank) {

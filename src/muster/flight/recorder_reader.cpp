@@ -228,7 +228,7 @@ Result<Recording> read_recording(const Fd& memory) {
     return header.magic == kRecorderMagic && bytes.size() == recorder_bytes(header.entries);
   };
   if (!fits(copy) || copy.size() != again.size())
-    return fail(ErrorCode::kProtocol, "this is no recorder of this version");
+    return fail(ErrorCode::kProtocol, "this is not a recorder of this version");
   const auto& header = part<RecorderHeader>(copy, 0);
   Recording recording;
   recording.pid = header.pid;

@@ -83,11 +83,10 @@ std::string describe_missing(const std::vector<RankState>& rank_states, Rank& cu
     if (rank_state.known && !rank_state.stopped && !rank_state.last) idle.push_back(static_cast<Rank>(i));
   }
   std::string text;
-  if (!idle.empty()) append(text, fmt::format("{} {} called nothing yet", name_them(idle, rank_states), have(idle)));
+  if (!idle.empty()) append(text, fmt::format("{} {} made no call yet", name_them(idle, rank_states), have(idle)));
   for (const RankSet& set : places) append(text, describe_late(set, rank_states));
   if (!silent.empty()) {
-    append(text,
-           fmt::format("{} {} no sign of life", name_them(silent, rank_states), silent.size() == 1 ? "gives" : "give"));
+    append(text, fmt::format("{} {} not answer", name_them(silent, rank_states), silent.size() == 1 ? "does" : "do"));
   }
   culprit = !idle.empty() ? idle[0] : !places.empty() ? places[0].ranks[0] : !silent.empty() ? silent[0] : kNoRank;
   return text;

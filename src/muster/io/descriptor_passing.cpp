@@ -30,7 +30,7 @@ Result<> wait_for(int socket, short events, const Deadline& deadline, const char
     const int n = poll(&entry, 1, deadline.poll_timeout_ms());
     if (n > 0) return {};
     if (n < 0 && errno != EINTR) return fail_errno(errno, what);
-    if (deadline.passed()) return fail(ErrorCode::kTimeout, std::string(what) + ": the peer did not take part in time");
+    if (deadline.passed()) return fail(ErrorCode::kTimeout, std::string(what) + ": the peer did not answer in time");
   }
 }
 

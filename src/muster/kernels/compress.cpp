@@ -54,17 +54,17 @@ void widen(float* out, const void* in, size_t count, Dtype half) {
   (half == Dtype::kFloat16 ? fastest_kernels().widen_f16 : fastest_kernels().widen_bf16)(out, in, count);
 }
 
-void quantise(int8_t* out, float* scales, const float* in, float factor, float* error, size_t count, size_t block) {
+void quantize(int8_t* out, float* scales, const float* in, float factor, float* error, size_t count, size_t block) {
   MUSTER_CHECK(block > 0, "a block has elements");
-  fastest_kernels().quantise(out, scales, in, factor, error, count, block);
+  fastest_kernels().quantize(out, scales, in, factor, error, count, block);
 }
 
-void dequantise(float* out, const int8_t* in, const float* scales, size_t count, size_t block) {
-  fastest_kernels().dequantise(out, in, scales, count, block);
+void dequantize(float* out, const int8_t* in, const float* scales, size_t count, size_t block) {
+  fastest_kernels().dequantize(out, in, scales, count, block);
 }
 
-void add_quantised(float* sum, const int8_t* in, const float* scales, size_t count, size_t block) {
-  fastest_kernels().add_quantised(sum, in, scales, count, block);
+void add_quantized(float* sum, const int8_t* in, const float* scales, size_t count, size_t block) {
+  fastest_kernels().add_quantized(sum, in, scales, count, block);
 }
 
 void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t count) {
@@ -88,7 +88,7 @@ void project_rows(float* p, const float* m, const float* q, size_t rows, size_t 
   fastest_kernels().project_rows(p, m, q, rows, columns, rank);
 }
 
-void orthogonalise(float* p, size_t rows, size_t rank) {
+void orthogonalize(float* p, size_t rows, size_t rank) {
   constexpr double kDependent = 1e-5;  // a smaller part of the norm is rounding error
   for (size_t column = 0; column < rank; ++column) {
     const double before = column_norm(p, rows, rank, column);

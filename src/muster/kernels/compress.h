@@ -20,11 +20,11 @@ void widen(float* out, const void* in, size_t count, Dtype half);
 /// block / 127. error[i] becomes the part that was lost (error feedback: Seide et al. 2014, Karimireddy et al. 2019).
 /// `scales` has ceil(count / block) elements. A block with an infinity or a NaN becomes all NaN, and its errors become
 /// 0.
-void quantise(int8_t* out, float* scales, const float* in, float factor, float* error, size_t count, size_t block);
+void quantize(int8_t* out, float* scales, const float* in, float factor, float* error, size_t count, size_t block);
 /// out[i] = scales[i / block] * in[i].
-void dequantise(float* out, const int8_t* in, const float* scales, size_t count, size_t block);
+void dequantize(float* out, const int8_t* in, const float* scales, size_t count, size_t block);
 /// sum[i] += scales[i / block] * in[i].
-void add_quantised(float* sum, const int8_t* in, const float* scales, size_t count, size_t block);
+void add_quantized(float* sum, const int8_t* in, const float* scales, size_t count, size_t block);
 
 /// The positions of the `wanted` elements of greatest magnitude, ascending, 0 < wanted <= count < 2^32. Elements whose
 /// magnitudes agree in their first 16 bits (to 1/128) count as equal; of these, the first ones are selected. NaN is the
@@ -37,7 +37,7 @@ void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t 
 /// p = m * transposed(q).
 void project_rows(float* p, const float* m, const float* q, size_t rows, size_t columns, size_t rank);
 /// Makes p's columns orthonormal (modified Gram-Schmidt); a column that depends on the columns before it becomes 0.
-void orthogonalise(float* p, size_t rows, size_t rank);
+void orthogonalize(float* p, size_t rows, size_t rank);
 /// q = transposed(p) * m.
 void project_columns(float* q, const float* m, const float* p, size_t rows, size_t columns, size_t rank);
 /// out = p * q, error -= out.

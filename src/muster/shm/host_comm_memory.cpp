@@ -25,7 +25,7 @@ struct Header {
   uint32_t has_leader;
 };
 
-constexpr uint64_t kHostCommMagic = 0x34304d4145545355;  // "USTEAM04"
+constexpr uint64_t kHostCommMagic = 0x35304d4d4f435355;  // "USCOMM05"
 constexpr size_t kHeaderBytes = 128;
 constexpr size_t kPage = 4096;
 constexpr int kMaxSize = 1 << 16;

@@ -21,7 +21,7 @@ Result<Error> parse_close_payload(ByteView payload, int group_size) {
   if (why.code > kLastErrorCode) return fail(ErrorCode::kProtocol, "a close frame holds an unknown error code");
   if (why.phase > GroupPhase::kLeft) return fail(ErrorCode::kProtocol, "a close frame holds an unknown phase");
   if (why.rank < kNoRank || why.rank >= group_size) {
-    return fail(ErrorCode::kProtocol, "a close frame blames an impossible rank");
+    return fail(ErrorCode::kProtocol, "a close frame names a rank that does not exist");
   }
   return why;
 }
@@ -45,8 +45,8 @@ Error parse_close(const FrameHeader& header, ByteView payload, const Peer& peer)
     why->reported_by = peer.rank;
     return std::move(*why);
   }
-  return link_error(
-      Error{ErrorCode::kProtocol, fmt::format("a frame of kind {} has no place here", header.kind), kNoRank, {}}, peer);
+  return link_error(Error{ErrorCode::kProtocol, fmt::format("unexpected frame of kind {}", header.kind), kNoRank, {}},
+                    peer);
 }
 
 Error link_error(const Error& error, const Peer& peer) {

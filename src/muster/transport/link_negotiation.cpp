@@ -17,7 +17,8 @@ LinkNegotiation::LinkNegotiation(Loop& loop, Connection connection, LinkHello se
       handler_(std::move(handler)) {
   begin_timer_ = loop_.after(Duration::zero(), [this] { begin(); });
   deadline_timer_ = loop_.at(deadline.when(), [this] {
-    finish(fail(ErrorCode::kTimeout, peer_.to_string() + " shook hands but did not open its link in time", peer_.rank));
+    finish(fail(ErrorCode::kTimeout, peer_.to_string() + " finished the handshake but did not open its link in time",
+                peer_.rank));
   });
 }
 

@@ -7,13 +7,13 @@ namespace {
 /// The neighbors of a position in a binary tree. The tree has positions 1 to `last` in order from left to right; odd
 /// positions are its leaves. If the tree is not full, the subtree of a position beyond the end takes the place of this
 /// position.
-struct Neighbours {
+struct Neighbors {
   int parent = 0;  ///< 0: none
   int children[2] = {0, 0};
 };
 
-Neighbours in_order_tree(int position, int last) {
-  Neighbours found;
+Neighbors in_order_tree(int position, int last) {
+  Neighbors found;
   const int root = static_cast<int>(std::bit_floor(static_cast<unsigned>(last)));
   if (position != root) {
     int parent = position;
@@ -37,7 +37,7 @@ Neighbours in_order_tree(int position, int last) {
 struct Tree {
   Tree(int self, int size, bool shifted) {
     const auto member = [&](int position) { return shifted ? position % size : position - 1; };
-    const Neighbours near = in_order_tree(shifted && self == 0 ? size : shifted ? self : self + 1, size);
+    const Neighbors near = in_order_tree(shifted && self == 0 ? size : shifted ? self : self + 1, size);
     if (near.parent != 0) parent = member(near.parent);
     for (const int position : near.children) {
       if (position != 0) children.push_back(member(position));

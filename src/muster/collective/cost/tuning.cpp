@@ -89,7 +89,7 @@ Result<MachineCosts> from_json(const json& record) {
     good = record["memory"].is_object();
     for (const auto& [name, cost] : kMemoryCosts) good = good && read(record["memory"], name, machine.memory.*cost);
   }
-  if (!good) return fail(ErrorCode::kProtocol, "this is no record of a machine");
+  if (!good) return fail(ErrorCode::kProtocol, "this is not a record of a machine");
   machine.cores = std::max(1, static_cast<int>(cores));
   machine.measured = record.value("measured", json(false)) == json(true);
   return machine;
@@ -132,7 +132,7 @@ std::string Tuning::encode() const {
 }
 
 Result<Tuning> Tuning::decode(std::string_view text) {
-  if (text.size() > kMaxRecordBytes) return fail(ErrorCode::kProtocol, "this is no record of a machine");
+  if (text.size() > kMaxRecordBytes) return fail(ErrorCode::kProtocol, "this is not a record of a machine");
   const json record = parse(text);
   Tuning tuning;
   MUSTER_ASSIGN(tuning.machine, from_json(record));

@@ -29,7 +29,7 @@ class Planner {
         reduction();
         break;
       case Collective::kBarrier:
-        plan_.form = "a word of every rank";
+        plan_.form = "one word per rank";
         say("every rank publishes an empty step, and waits for all the others'");
         break;
       case Collective::kBroadcast:
@@ -73,7 +73,7 @@ class Planner {
             question_.collective == Collective::kGather ? "the root" : "every rank", size((ranks_ - 1) * bytes_));
     }
     plan_.steps =
-        "first every rank says where its tensor lies; a last wait tells that nobody reads or writes any more\n" +
+        "first every rank publishes where its tensor is; a last wait tells that no rank reads or writes any more\n" +
         plan_.steps;
     return plan_;
   }
@@ -112,11 +112,11 @@ class Planner {
     say("every rank writes its {} to {}", plan_.chunks > 1 ? "next chunk" : "tensor", place());
     if (form == ReduceForm::kOneShot) {
       plan_.form = this->form("one shot");
-      say("and {} {} ranks' into its tensor, where the others' have come", all() ? "combines all" : "the root combines",
+      say("and {} {} ranks' into its tensor when the others have arrived", all() ? "combines all" : "the root combines",
           question_.ranks);
       return;
     }
-    plan_.form = "by way of the hub";
+    plan_.form = "through the leader";
     plan_.waits = 2;
     plan_.copied += 2 * bytes_;
     say("rank 0 waits for all, combines them, and writes the result to {}", place());

@@ -73,7 +73,7 @@ Error Diagnosis::timeout_error(const std::vector<Rank>& awaited, const std::vect
   std::vector<Rank> culprits;
   std::ranges::set_intersection(silent, awaited, std::back_inserter(culprits));
   if (culprits.empty()) culprits = silent;
-  const char* what = "no sign of life in this call from";
+  const char* what = "no answer in this call from";
   if (culprits.empty()) {
     culprits = awaited;
     what = "all ranks are in a call, perhaps not in the same: nothing came in time from";

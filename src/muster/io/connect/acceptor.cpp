@@ -90,7 +90,7 @@ class SocketAcceptor final : public Acceptor {
       auto accepted = accept_from(listener_.get(), &peer);
       if (!accepted && accepted.error().code == ErrorCode::kResourceExhausted) {
         if (!queue_.next()) {
-          const auto refused = refuse_newcomer();
+          const auto refused = refuse_connection();
           if (!refused) return pause(refused.error());
           if (!*refused) break;
         } else if (!is_ready(listener_.get())) {
@@ -130,8 +130,8 @@ class SocketAcceptor final : public Acceptor {
     const int fd = queue_.next()->id;
     if (is_ready(fd)) return advance(fd, EPOLLIN);
     const bool silent = queue_.is_silent(fd);
-    drop(fd, fmt::format("too many connections are open that have not proved themselves, and it {}",
-                         silent ? "says nothing" : "does not go on"));
+    drop(fd, fmt::format("too many unauthenticated connections are open, and this one {}",
+                         silent ? "is silent" : "has stalled"));
   }
 
   /// New connections wait in the kernel's backlog until a pending one may be evicted.
@@ -159,20 +159,20 @@ class SocketAcceptor final : public Acceptor {
 
   /// Refuses one connection when the process has no descriptor left, with the help of the reserved one. So the client
   /// gets the reason at once instead of waiting in the backlog. False if no connection waits there.
-  Result<bool> refuse_newcomer() {
+  Result<bool> refuse_connection() {
     reserve_.reset();
     Address peer;
     auto accepted = accept_from(listener_.get(), &peer);
-    const bool somebody = accepted && *accepted;
-    if (somebody) {
+    const bool connected = accepted && *accepted;
+    if (connected) {
       const int fd = (*accepted)->get();
       if (!options_.plain) send_refusal(fd, Handshake::Refusal::kFull);
       refused(name_of(fd, peer), "this process has no file descriptor left; raise its limit (ulimit -n)");
     }
-    if (somebody) accepted->reset();
+    if (connected) accepted->reset();
     reserve_ = open_reserve();
     if (!accepted) return tl::unexpected(accepted.error());
-    return somebody;
+    return connected;
   }
 
   /// Stops accepting for a while, for example when the kernel is out of memory. The connection stays in the backlog, so
@@ -198,9 +198,11 @@ class SocketAcceptor final : public Acceptor {
     if (!is_allowed_user(fd, peer)) return;
     const std::string name = name_of(fd, peer);
     auto begun = Negotiation::begin(std::move(socket), Handshake::Side::kServer, options_.credentials, options_.hello);
-    if (!begun) return refusal_log_.warn(fmt::format("cannot greet {}: {}", name, begun.error().message));
+    if (!begun)
+      return refusal_log_.warn(fmt::format("cannot start the handshake with {}: {}", name, begun.error().message));
     const auto watched = loop_.watch(fd, EPOLLIN, [this, fd](uint32_t events) { advance(fd, events); });
-    if (!watched) return refusal_log_.warn(fmt::format("cannot greet {}: {}", name, watched.error().message));
+    if (!watched)
+      return refusal_log_.warn(fmt::format("cannot start the handshake with {}: {}", name, watched.error().message));
     const TimePoint now = loop_.clock().now();
     const auto first = std::min(options_.greeting_timeout, options_.handshake_timeout);
     const auto timeout = loop_.at(now + first, [this, fd] { check_greeting(fd); });
@@ -213,7 +215,7 @@ class SocketAcceptor final : public Acceptor {
     Pending& pending = pending_.at(fd);
     const bool silent = queue_.is_silent(fd) && !is_ready(fd);
     if (silent && options_.greeting_timeout < options_.handshake_timeout) {
-      return drop(fd, fmt::format("it said nothing within {} s", seconds(options_.greeting_timeout)));
+      return drop(fd, fmt::format("it sent nothing within {} s", seconds(options_.greeting_timeout)));
     }
     pending.timeout = loop_.at(pending.since + options_.handshake_timeout, [this, fd] { time_out(fd); });
   }
@@ -269,7 +271,7 @@ class SocketAcceptor final : public Acceptor {
 
   /// Refuses a connection and asks its peer to try again, because it may be a muster peer that was too slow.
   void drop(int fd, const std::string& reason) {
-    pending_.at(fd).negotiation.reject(Handshake::Refusal::kCrowded);
+    pending_.at(fd).negotiation.reject(Handshake::Refusal::kBusy);
     refuse(fd, reason);
   }
 

@@ -237,9 +237,8 @@ Result<> Handshake::on_proof() {
 Error Handshake::refused(uint8_t reason) const {
   switch (static_cast<Refusal>(reason)) {
     case Refusal::kWrongSecret:
-      return {ErrorCode::kAuthentication,
-              fmt::format("the server refused this process: its job secret is another one{}",
-                          secret_.empty() ? " (this process has none)" : "")};
+      return {ErrorCode::kAuthentication, fmt::format("the server refused this process: its job secret differs{}",
+                                                      secret_.empty() ? " (this process has none)" : "")};
     case Refusal::kWrongUser:
       return {ErrorCode::kAuthentication, "the server refused this process: it belongs to another user"};
     case Refusal::kTlsRequired:
@@ -247,7 +246,7 @@ Error Handshake::refused(uint8_t reason) const {
               "the server speaks TLS: set MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA here too"};
     case Refusal::kFull:
       return {ErrorCode::kResourceExhausted, "the server has no file descriptor left for another connection"};
-    case Refusal::kCrowded:
+    case Refusal::kBusy:
       return {ErrorCode::kResourceExhausted, "the server has no room for this connection now"};
     case Refusal::kMalformed:
       return {ErrorCode::kProtocol, "the server could not read this process's handshake"};

@@ -25,8 +25,8 @@ class Handshake {
     kMalformed = 2,
     kWrongUser = 3,
     kTlsRequired = 4,
-    kFull = 5,     ///< no file descriptor is left
-    kCrowded = 6,  ///< too many connections are in their handshake: the client should try again
+    kFull = 5,  ///< no file descriptor is left
+    kBusy = 6,  ///< too many connections are in their handshake: the client should try again
   };
   /// The bytes that a server sends first to a client that it refuses without a handshake.
   static Bytes refuse(Refusal reason);

@@ -167,7 +167,7 @@ Error TlsStream::describe(int kind) {
                                       ? "the peer closed the connection during the TLS handshake (it may not use TLS)"
                                       : "the peer closed the connection"};
   }
-  if (kind == SSL_ERROR_SYSCALL) return fail_errno(wire_.error, "cannot go on with TLS").value();
+  if (kind == SSL_ERROR_SYSCALL) return fail_errno(wire_.error, "TLS input or output failed").value();
   const char* text = ERR_reason_error_string(code);
   if (text == nullptr) text = "no reason given";
   if (const long verdict = SSL_get_verify_result(ssl_.get()); verdict != X509_V_OK) {

@@ -28,14 +28,14 @@ class PairwiseChunk {
   PairwiseChunk(QuantizedChunks lists, size_t count) : lists(std::move(lists)), error_(count) {}
 
   void pack(const float* gradients, Rank self) {
-    quantise(lists.elements(self), lists.scales(self), gradients, 1, error_.data(), error_.size(), lists.block);
+    quantize(lists.elements(self), lists.scales(self), gradients, 1, error_.data(), error_.size(), lists.block);
   }
   void average_into(float* gradients) {
     for (const Rank r : {0, 1}) {
       for (size_t i = 0; i < lists.blocks; ++i) lists.scales(r)[i] *= 0.5F;
     }
-    dequantise(gradients, lists.elements(0), lists.scales(0), error_.size(), lists.block);
-    add_quantised(gradients, lists.elements(1), lists.scales(1), error_.size(), lists.block);
+    dequantize(gradients, lists.elements(0), lists.scales(0), error_.size(), lists.block);
+    add_quantized(gradients, lists.elements(1), lists.scales(1), error_.size(), lists.block);
   }
 
   const QuantizedChunks lists;
@@ -60,7 +60,7 @@ class ShardedChunk {
   void pack(const float* gradients) {
     for (Rank r = 0; r < size_; ++r) {
       const size_t begin = shard_begin(r);
-      quantise(sent.elements(r), sent.scales(r), gradients + begin, 1, error_.data() + begin, shard_count(r),
+      quantize(sent.elements(r), sent.scales(r), gradients + begin, 1, error_.data() + begin, shard_count(r),
                sent.block);
     }
   }
@@ -73,15 +73,15 @@ class ShardedChunk {
       const size_t now = std::min(sum.size(), length - done), first = done / block;
       std::fill_n(sum.begin(), now, 0.0F);
       for (Rank r = 0; r < size_; ++r) {
-        add_quantised(sum.data(), received.elements(r) + done, received.scales(r) + first, now, block);
+        add_quantized(sum.data(), received.elements(r) + done, received.scales(r) + first, now, block);
       }
-      quantise(sent.elements(rank_) + done, sent.scales(rank_) + first, sum.data(), 1.0F / static_cast<float>(size_),
+      quantize(sent.elements(rank_) + done, sent.scales(rank_) + first, sum.data(), 1.0F / static_cast<float>(size_),
                shard_error_.data() + done, now, block);
     }
   }
   void unpack(float* gradients) const {
     for (Rank r = 0; r < size_; ++r) {
-      dequantise(gradients + shard_begin(r), sent.elements(r), sent.scales(r), shard_count(r), sent.block);
+      dequantize(gradients + shard_begin(r), sent.elements(r), sent.scales(r), shard_count(r), sent.block);
     }
   }
 

@@ -56,7 +56,7 @@ class PowerSgdBucket {
   void project() {
     for (const Matrix& m : matrices_) {
       float* const p = first.data_ptr<float>() + m.p;
-      orthogonalise(p, m.rows, m.rank);
+      orthogonalize(p, m.rows, m.rank);
       project_columns(second.data_ptr<float>() + m.q, error_.data() + m.begin, p, m.rows, m.columns, m.rank);
     }
   }
