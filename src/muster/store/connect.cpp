@@ -30,7 +30,8 @@ DialOptions store_dial_options(const Address& address, const Credentials& creden
   return options;
 }
 
-// The server may listen on some of the addresses of a name only, so all are dialed and the first connection is taken.
+// A host name may have several addresses, and the server may listen on only some of them. So this dials all addresses
+// and uses the first connection.
 Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline,
                                     ByteView hello) {
   MUSTER_ASSIGN(const auto addresses, addresses_of_store(url));
@@ -46,7 +47,7 @@ Result<Connection> connect_to_store(const std::string& url, const Credentials& c
       if (outcome && !connection) connection = std::move(*outcome);
       if (outcome) return;
       ++failures;
-      // The error of a server that answered says more than that of an address without a server.
+      // A server's refusal tells more than the error of an address where no server listens.
       if (!error || refusal(outcome.error())) error = outcome.error();
     }));
   }

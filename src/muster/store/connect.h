@@ -11,18 +11,18 @@ namespace muster {
 inline constexpr std::string_view kStoreHello = "muster store";
 
 /// Connects to the store server at "tcp://host:port", "unix:/path" or "unix:@name". Retries until the deadline if the
-/// server is not up yet; a wrong secret is kAuthentication at once. The stream belongs to no loop. Unix sockets use no
-/// TLS, because the bytes stay in the kernel.
+/// server is not up yet. A wrong secret fails at once with kAuthentication. The stream is not attached to a loop. Unix
+/// sockets use no TLS, because the bytes stay in the kernel.
 Result<Connection> connect_to_store(const std::string& url, const Credentials& credentials, const Deadline& deadline,
                                     ByteView hello = as_bytes(kStoreHello));
 
-/// Ends the session of a proxy that has died, and the waits of its clients, at once.
+/// Tells the server to end the session of a dead proxy at once. This also ends the waits of the proxy's clients.
 Result<> close_session(const std::string& url, const Credentials& credentials, const SessionId& session,
                        const Deadline& deadline);
 
 /// The addresses of a store's URL. Resolves host names.
 Result<std::vector<Address>> addresses_of_store(const std::string& url);
-/// The options to dial one of them.
+/// The options to dial one of these addresses.
 DialOptions store_dial_options(const Address& address, const Credentials& credentials, ByteView hello);
 
 }  // namespace muster

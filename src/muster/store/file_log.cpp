@@ -5,8 +5,8 @@
 //   frame  := a request, as in messages.cpp
 //
 // Only the holder of the lock appends. A record that is too short or does not match its checksum is still being
-// written, or its writer was killed. Readers take it for the end of the file, and the next holder of the lock truncates
-// it. A record with a correct checksum never changes, so readers need no lock.
+// written, or its writer was killed. Readers treat such a record as the end of the file, and the next holder of the
+// lock removes it. A record with a correct checksum never changes, so readers need no lock.
 
 #include "muster/store/file_log.h"
 
@@ -61,7 +61,7 @@ Result<uint64_t> FileLog::size() const {
   return static_cast<uint64_t>(status.st_size);
 }
 
-// False if the file ends before that.
+// False if the file ends before `into` is full.
 Result<bool> FileLog::read_at(uint64_t offset, MutableByteView into) const {
   while (!into.empty()) {
     const ssize_t n = pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset));
@@ -74,7 +74,7 @@ Result<bool> FileLog::read_at(uint64_t offset, MutableByteView into) const {
   return true;
 }
 
-// False if the rest is not a whole record.
+// False if the rest of the file is not a whole record.
 Result<bool> FileLog::read_record(uint64_t size, const Apply& apply) {
   if (size - end_ < kRecordHeaderBytes) return false;
   Bytes record(kRecordHeaderBytes);
@@ -97,7 +97,7 @@ Result<> FileLog::catch_up(const Apply& apply) {
   MUSTER_ASSIGN(const uint64_t size, this->size());
   if (size < end_) return fail(ErrorCode::kProtocol, "the file store " + path_ + " was truncated by another program");
   if (end_ == 0) {
-    if (size < kLogMagic.size()) return {};  // new, or its first writer was killed
+    if (size < kLogMagic.size()) return {};  // a new file, or its first writer was killed
     Bytes magic(kLogMagic.size());
     MUSTER_ASSIGN(const bool whole, read_at(0, magic));
     if (!whole || to_string(magic) != kLogMagic) {
@@ -119,7 +119,7 @@ Result<> FileLog::write_end(ByteView bytes) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
       const auto error = failed("append to");
-      // The incomplete record would be ignored. Truncating it only frees the space.
+      // Readers ignore the incomplete record. Truncating only frees its space, so a failure to truncate does no harm.
       if (ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) return error;
       return error;
     }

@@ -9,12 +9,12 @@
 
 namespace muster {
 
-/// A file to which several processes append requests; see file_log.cpp for the grammar. Every process that applies them
-/// from the start gets the same StoreState. Writers exclude each other with flock(); readers need no lock. No function
-/// waits. Not thread-safe.
+/// A file to which several processes append requests; see file_log.cpp for the grammar. A process that applies all
+/// requests in order gets the same StoreState as every other process. Writers exclude each other with flock(); readers
+/// need no lock. No function blocks on the lock. Not thread-safe.
 class FileLog {
  public:
-  /// Creates the file when it is missing.
+  /// Creates the file if it does not exist.
   static Result<std::unique_ptr<FileLog>> open(const std::string& path);
 
   using Apply = std::function<void(Request request, ClientId client)>;
@@ -22,8 +22,8 @@ class FileLog {
   Result<> catch_up(const Apply& apply);
 
   enum class Outcome { kAppended, kBusy, kNotWanted };
-  /// Takes the lock (kBusy if another writer holds it), catches up and asks `wanted`, then appends the request and
-  /// applies it. After an error the file is unchanged.
+  /// Takes the lock (kBusy if another writer holds it), catches up and calls `wanted` (kNotWanted if it returns false).
+  /// Then appends the request and applies it. After an error the file is unchanged.
   Result<Outcome> append(const Request& request, ClientId client, const Apply& apply,
                          const std::function<bool()>& wanted);
 
@@ -37,7 +37,7 @@ class FileLog {
 
   std::string path_;
   Fd fd_;
-  uint64_t end_ = 0;  // the bytes that were read: the header and whole records
+  uint64_t end_ = 0;  // the end of the last whole record that was read
 };
 
 }  // namespace muster

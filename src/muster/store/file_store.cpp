@@ -14,8 +14,8 @@ namespace {
 constexpr Duration kMinPollPause = 1ms;
 constexpr Duration kMaxPollPause = 50ms;
 
-// Every process has its own StoreState and updates it from the log. A waiting call polls: it reads the log again after
-// a pause that grows.
+// Every process has its own StoreState and updates it from the log. A waiting call polls the log, with pauses that
+// grow.
 class FileStore : public RequestStore {
  public:
   FileStore(std::string path, std::unique_ptr<FileLog> log) : path_(std::move(path)), log_(std::move(log)) {
@@ -56,15 +56,16 @@ class FileStore : public RequestStore {
         const std::lock_guard lock(mutex_);
         MUSTER_ASSIGN(const bool busy, step(call));
         if (call.reply) return {};
-        if (busy) pause = kMinPollPause;  // the other writer is done soon
+        if (busy) pause = kMinPollPause;  // the other writer will finish soon
       }
       if (deadline.passed()) return give_up(call);
-      // tidy: allow(sleep) nothing notifies of a growing file, least of all over NFS
+      // tidy: allow(sleep) no notification of a growing file works over NFS
       std::this_thread::sleep_for(std::min(pause, deadline.left()));
     }
   }
 
-  // One attempt, under the mutex. Requests from the log may answer any call. True if another writer held the lock.
+  // Makes one attempt to carry out the call. The caller holds the mutex. Requests that are read from the log may answer
+  // any call of this process. True if another writer held the file's lock.
   Result<bool> step(Call& call) {
     if (call.submitted || has(call.request.operation, kReadOnly)) {
       MUSTER_TRY(log_->catch_up(apply()));
@@ -79,8 +80,8 @@ class FileStore : public RequestStore {
     return outcome == FileLog::Outcome::kBusy;
   }
 
-  // After the deadline. An arrival at a barrier is in the log and must be withdrawn, unless it was released meanwhile.
-  // Other waits are known to this process only.
+  // Ends a call after its deadline. An arrival at a barrier is in the log, so a cancel is appended to the log, unless
+  // the barrier has released the arrival. All other waits exist only in this process.
   Result<> give_up(Call& call) {
     const Request cancel{StoreOperation::kCancel, call.request.id};
     const bool on_record = call.submitted && call.request.operation == StoreOperation::kBarrier;
@@ -117,7 +118,7 @@ class FileStore : public RequestStore {
   }
 
   const std::string path_;
-  ClientId self_ = 0;  // this object's number; random, because many may append to the file
+  ClientId self_ = 0;  // this object's client number; random, because many processes may append to the file
   std::mutex mutex_;
   std::unique_ptr<FileLog> log_;
   StoreState state_;

@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-// The locks of one memory store, shared with their holders.
+// The TTL locks of one memory store. MemoryClaim objects share it, because a lock may outlive the store.
 struct Claims {
   std::mutex mutex;
   std::map<Key, Bytes> held;
@@ -29,7 +29,8 @@ class MemoryClaim : public TtlLock {
   const Key name_;
 };
 
-// Shared by the clones. Each call waits on its own condition variable, so a release wakes only the calls that it ends.
+// The state that all clones of one memory store share. Each call waits on its own condition variable, so a release
+// wakes only the calls that it ends.
 class SharedMemory {
  public:
   Result<Reply> call(Request request, const Deadline& deadline) {
@@ -101,7 +102,7 @@ class MemoryStore : public RequestStore {
   }
 
  private:
-  std::shared_ptr<SharedMemory> memory_;  // shared: it lives as long as the last clone
+  std::shared_ptr<SharedMemory> memory_;  // shared, because it lives as long as the last clone
 };
 
 }  // namespace

@@ -48,7 +48,7 @@ Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline) 
   const auto bytes = from_hex(secret == nullptr ? "" : secret);
   if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET is not hexadecimal: " + bytes.error().message);
   MUSTER_ASSIGN(std::unique_ptr<Store> store, open_store(url, *bytes, deadline));
-  // Each generation of the job has keys of its own, so a restarted job does not see those of the one before.
+  // Each generation of the job has its own keys, so a restarted job does not see the keys of the generation before.
   const char* generation = std::getenv("MUSTER_GENERATION");
   if (generation == nullptr) return store;
   return prefix_store("generation/" + std::string(generation), std::move(store));

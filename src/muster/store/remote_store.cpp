@@ -1,5 +1,6 @@
-// The store has no thread. One of the waiting callers, the reader, polls the socket for all of them. When its own reply
-// has come, another caller becomes the reader. A single caller writes, polls and reads without any hand-over.
+// The store has no thread. One of the waiting callers is the reader: it polls the socket for all callers. When the
+// reader has its own reply, another caller becomes the reader. A single caller writes, polls and reads itself, so no
+// thread has to wake another one.
 
 #include "muster/store/remote_store.h"
 
@@ -53,7 +54,7 @@ class RemoteStore : public RequestStore {
 
  private:
   struct Call {
-    std::condition_variable turn;  // signaled when its reply has come, or when it becomes the reader
+    std::condition_variable turn;  // signaled when the reply has come, or when this call becomes the reader
     std::optional<Reply> reply;
     bool sleeps = false;
     bool done() const { return reply.has_value(); }
@@ -70,7 +71,7 @@ class RemoteStore : public RequestStore {
     if (const auto written = outbox_.flush(*stream_); !written) lose(written.error());
   }
 
-  // Returns when the call has its reply, the connection is lost or the deadline has passed.
+  // Returns when the call has its reply, when the connection is lost, or when the deadline has passed.
   void drive(std::unique_lock<std::mutex>& lock, Call& call, const Deadline& deadline) {
     while (!call.done() && !lost_ && !deadline.passed()) {
       if (!reader_ || !outbox_.empty()) {
@@ -83,7 +84,7 @@ class RemoteStore : public RequestStore {
     }
   }
 
-  // Only the reader reads. Any caller writes while output is left.
+  // Only the reader reads. Any caller may write while output is left.
   void poll_socket(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
     const bool reads = !reader_;
     const bool writes = !outbox_.empty() || stream_->wants_write();

@@ -16,7 +16,7 @@ Request make(StoreOperation operation, std::vector<Key> keys, std::vector<Bytes>
 
 Bytes copy(ByteView view) { return Bytes(view.begin(), view.end()); }
 
-// A server that answers with another number of values is broken.
+// Returns the only value of the reply. kProtocol if the server sent another number of values.
 Result<Bytes> only_value(Result<Reply>&& reply) {
   if (!reply) return tl::unexpected(std::move(reply).error());
   if (reply->values.size() == 1) return std::move(reply->values[0]);

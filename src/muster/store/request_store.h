@@ -7,7 +7,8 @@
 
 namespace muster {
 
-/// Implements every operation of Store by one: send a Request, wait for its Reply. Thread-safe if call() is.
+/// Implements every operation of Store with one function, call(), which sends a Request and waits for its Reply.
+/// Thread-safe if call() is.
 class RequestStore : public Store {
  public:
   Result<> set(const Key& key, ByteView value, const Deadline& deadline) override;
@@ -29,27 +30,28 @@ class RequestStore : public Store {
   Result<StoreStat> stat(const Deadline& deadline) override;
 
  protected:
-  /// Returns the reply, or its status if that is an error. The implementation sets `request.id`.
+  /// Returns the reply, or the error in its status. The implementation sets `request.id`.
   virtual Result<Reply> call(Request request, const Deadline& deadline) = 0;
 };
 
 /// A store in a server that is not muster's.
 class ExternalStore : public RequestStore {
  protected:
-  /// Errors name the request and the server.
+  /// Every error names the request. A timeout names the server too.
   Result<Reply> call(Request request, const Deadline& deadline) final;
   virtual Result<Reply> carry_out(Request& request, const Deadline& deadline) = 0;
   /// For messages: "Redis at host:port".
   virtual std::string server() const = 0;
 };
 
-/// How long a call waits for the answer to its cancellation: it may have taken a queue item, or passed a barrier.
+/// How long a call waits for the answer to its cancellation. The wait is needed because the call may have taken a queue
+/// item, or may have been released at a barrier.
 inline constexpr Duration kCancelGrace = std::chrono::seconds(1);
-/// For an exchange with a server that must not be given up in the middle.
+/// Extends the deadline by kCancelGrace, for an exchange with a server that must not be given up in the middle.
 Deadline with_grace(const Deadline& deadline);
-/// 32 hexadecimal digits that no other call returns.
+/// Returns 32 random hexadecimal digits, so two calls never return the same token in practice.
 std::string random_token();
-/// kTimeout for `request`. Names its keys and `where` the store is.
+/// The kTimeout error for `request`. It names the request's keys and `where`, the place of the store.
 Error timed_out(const Request& request, const std::string& where);
 /// For messages: "get(\"a\")", "wait(\"a\", \"b\" and 3 more)".
 std::string describe(const Request& request);

@@ -10,29 +10,30 @@
 
 namespace muster {
 
-/// Identifies a proxy for its lifetime. It is random, because knowing it is the right to continue the session.
+/// Identifies a proxy for its lifetime. It is random, because every process that knows it may continue the session.
 using SessionId = std::array<uint8_t, 16>;
 SessionId fresh_session_id();
 
-/// A proxy's hello in the handshake is this text and its session. The frames that follow are those of session.cpp.
+/// A proxy's hello in the handshake is this text and its session id. Then follow frames as in session.cpp.
 inline constexpr std::string_view kProxyHello = "muster store tier ";
 Bytes proxy_hello(const SessionId& id);
-/// Nothing if it is not a proxy's hello.
+/// Returns nothing if `hello` is not a proxy's hello.
 std::optional<SessionId> session_of_hello(ByteView hello);
 
 /// The first frame on a link, from the proxy.
 struct SessionOpen {
-  uint64_t received = 0;  ///< data frames that it has received from the server
-  bool resumes = false;   ///< the server knew the session before; if it does not now, it has lost its state
+  uint64_t received = 0;  ///< the number of data frames that the proxy has received
+  bool resumes =
+      false;  ///< true if the server accepted the session before; if it does not know it now, its state is lost
 };
 /// The server's answer.
 struct SessionOpened {
   uint64_t received = 0;
-  bool known = true;  ///< false: the session is over, nothing else follows
+  bool known = true;  ///< false: the session is over, and no other frame follows
 };
 Bytes encode(const SessionOpen& open);
 Bytes encode(const SessionOpened& opened);
-/// The last frame of a proxy that ends. The server then forgets its session at once.
+/// The last frame of a proxy. The server then ends its session at once.
 Bytes encode_session_close();
 Result<SessionOpen> decode_session_open(const Frame& frame);
 Result<SessionOpened> decode_session_opened(const Frame& frame);
@@ -41,31 +42,32 @@ bool is_session_close(const Frame& frame);
 /// The largest payload of a frame on a proxy's link: one message of any size and its headers.
 inline constexpr uint32_t kMaxSessionFrameBytes = (1 << 30) + (9 << 20);
 
-/// The times in every data frame. A proxy sends its clock. The server sends back the latest value that it has received,
-/// how long leases hold from that moment on, and how often it wants a frame from the proxy (lease.h). A proxy of
-/// proxies says how much time it wants between two frames, so that more requests and replies share one.
+/// The times in every data frame. A proxy sends the time of its clock. The server sends back the latest stamp that it
+/// has received, how long leases hold from that stamp on, and how often it wants a frame from the proxy (lease.h). A
+/// proxy that serves other proxies also sends the interval that it wants between two frames, so that more requests and
+/// replies share a frame.
 struct FrameTiming {
   int64_t stamp = 0;     ///< ns of the proxy's clock
   int64_t lease = 0;     ///< ns; 0 from a proxy
-  int64_t interval = 0;  ///< ns between two frames: the most from the server, the least from a proxy
+  int64_t interval = 0;  ///< ns between two frames: a maximum from the server, a minimum from a proxy
 };
-constexpr Duration kMaxMinInterval = std::chrono::milliseconds(50);  ///< the most that a proxy can ask for
+constexpr Duration kMaxMinInterval = std::chrono::milliseconds(50);  ///< the longest interval that a proxy can ask for
 
-/// One end of a session. Messages go both ways in order, each exactly once, over links that break and are made again.
-/// Data frames are numbered and kept until the other end acknowledges them. After a reconnection the missing ones are
-/// sent again; a frame that arrives twice is dropped. Knows no socket, thread or clock. Not thread-safe.
+/// One end of a session. Messages go both ways in order and exactly once, even if the link breaks and is replaced. Data
+/// frames are numbered and kept until the other end acknowledges them. After a reconnection the missing frames are sent
+/// again. A frame that arrives twice is dropped. Knows no socket, thread or clock. Not thread-safe.
 class ReliableSession {
  public:
   struct Limits {
-    size_t frame_bytes = 256 << 10;  ///< a larger frame is split; one message always fits
-    size_t ack_bytes = 256 << 10;    ///< received and not acknowledged, before wants_ack()
+    size_t frame_bytes = 256 << 10;  ///< a frame takes no more messages above this; one message always fits
+    size_t ack_bytes = 256 << 10;    ///< unacknowledged input above which wants_ack() is true
   };
   ReliableSession() : ReliableSession(Limits()) {}
   explicit ReliableSession(Limits limits) : limits_(limits) {}
 
   /// Queues a message (a frame of messages.cpp).
   void put(ByteView message);
-  /// Calls `edit` with the messages that are not acknowledged. It must not change their lengths.
+  /// Calls `edit` with each batch of messages that is not acknowledged. `edit` must not change the length.
   template <class Edit>
   void for_each_kept(Edit edit) {
     for (Batch& batch : kept_) edit(batch.messages);
@@ -73,27 +75,27 @@ class ReliableSession {
   /// Bytes of messages that are not acknowledged, sent or not.
   size_t unacknowledged() const { return bytes_; }
 
-  /// There is a link, and the other end has received so many frames. kProtocol if that is impossible. The next write()
-  /// sends what it lacks.
+  /// Call this when there is a link. `peer_received` is the number of frames that the other end has received. kProtocol
+  /// if that number is impossible. The next write() sends the missing frames.
   Result<> connect(uint64_t peer_received);
   void disconnect() { connected_ = false; }
   bool connected() const { return connected_; }
   /// Appends the frames that were not sent on this link yet, and returns their number: 0 without a link.
   size_t write(Bytes& out, const FrameTiming& timing);
-  /// Appends a frame without messages, which also acknowledges.
+  /// Appends a frame without messages. Every frame also acknowledges what was received.
   void write_keepalive(Bytes& out, const FrameTiming& timing);
-  /// True if so much was received that an acknowledgement is due.
+  /// True if enough was received since the last frame that an acknowledgement is due.
   bool wants_ack() const { return unacked_input_ >= limits_.ack_bytes; }
 
   struct Received {
     FrameTiming timing;
     bool keepalive = false;
-    bool fresh = false;  ///< data that was not received before
+    bool fresh = false;  ///< true for data that was not received before
     Bytes payload;
-    /// The frames of messages.cpp, none in a keepalive: see for_each_message().
+    /// The messages of the frame, for for_each_message(). Empty in a keepalive.
     ByteView messages() const;
   };
-  /// Takes a frame of the other end. kProtocol ends the link, not the session.
+  /// Takes a frame from the other end. kProtocol if the frame is not allowed.
   Result<Received> receive(Frame frame);
   /// Data frames received so far.
   uint64_t received() const { return received_; }
@@ -110,7 +112,7 @@ class ReliableSession {
   Limits limits_;
   std::deque<Batch> kept_;  // in the order of their sequence numbers, without a gap
   uint64_t last_ = 0;       // sequence number of the newest batch
-  uint64_t sent_ = 0;       // of the newest that was sent on this link
+  uint64_t sent_ = 0;       // sequence number of the newest batch that this link has sent
   size_t bytes_ = 0;
   uint64_t received_ = 0;
   size_t unacked_input_ = 0;

@@ -1,4 +1,4 @@
-// The figures of a server in a reply:
+// The statistics of a server in a reply:
 //
 //   keys[i]   := "clients" | "keys" | ... | "operation/" name(StoreOperation)
 //   values[i] := u64, little-endian; times are microseconds

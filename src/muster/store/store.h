@@ -18,8 +18,8 @@ class TtlLock;
 struct StoreStat;
 
 /// A key-value store that the processes of a job share, with every operation of torch's c10d::Store. All
-/// implementations are thread-safe. A call that is not answered in time is kTimeout and names the keys; a lost server
-/// is kPeerLost and names the address.
+/// implementations are thread-safe. A call that is not answered in time fails with kTimeout, and the message names the
+/// keys. If the server is lost, a call fails with kPeerLost, and the message names the address.
 class Store {
  public:
   virtual ~Store() = default;
@@ -30,7 +30,7 @@ class Store {
   /// Sets `desired` if the value equals `expected` (an absent key equals an empty value), and returns the new value.
   /// For an absent key and a non-empty `expected` it returns `expected`, as torch's stores do.
   virtual Result<Bytes> compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) = 0;
-  /// Adds to a counter and returns the sum. The value is decimal text, as in torch; an absent key counts as 0.
+  /// Adds to a counter and returns the sum. The value is decimal text, as in torch. An absent key counts as 0.
   virtual Result<int64_t> add(const Key& key, int64_t amount, const Deadline& deadline) = 0;
   /// True if all keys exist now.
   virtual Result<bool> check(const std::vector<Key>& keys, const Deadline& deadline) = 0;
@@ -44,43 +44,44 @@ class Store {
   virtual Result<> multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values,
                              const Deadline& deadline) = 0;
   virtual Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) = 0;
-  /// Takes the oldest item; waits until there is one. After kTimeout no item was taken, unless the server did not
-  /// answer for a second after the deadline: then an item that it took is lost.
+  /// Removes and returns the oldest item. Waits until there is an item. After kTimeout no item was removed, with one
+  /// exception: if the server does not answer for a second after the deadline, an item may be lost.
   virtual Result<Bytes> queue_pop(const Key& key, const Deadline& deadline) = 0;
   virtual Result<int64_t> queue_length(const Key& key, const Deadline& deadline) = 0;
-  /// Sorted. A server scans a store of over 4,000 keys in steps: keys that are set or deleted meanwhile may be among
-  /// the result or not.
+  /// Returns the keys with this prefix, sorted. A server scans a store of over 4,000 keys in steps, so a key that is
+  /// set or deleted during the scan may be in the result or not.
   virtual Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) = 0;
   /// Returns when `count` callers have arrived at `key`. The next `count` callers form the next round.
   virtual Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) = 0;
-  /// Figures of the store, or of the root server (stat.h). kUnsupported by stores that keep none.
+  /// Statistics of the store, or of the root server (stat.h). kUnsupported if the store keeps no statistics.
   virtual Result<StoreStat> stat(const Deadline& deadline);
   /// Takes the lock `name` for this process (ttl_lock.h). Other processes see it in claims() until it is released, or
   /// until `time_to_live` after its holder died. kAlreadyExists while another process holds it. Locks are not keys.
-  /// Only memory, Redis and etcd stores have locks; others are kUnsupported.
+  /// Only memory, Redis and etcd stores have locks. Other stores return kUnsupported.
   virtual Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
                                                  const Deadline& deadline);
-  /// The locks with this prefix that are held now, with the values of their holders.
+  /// The names of the locks with this prefix that are held now, with the values of their holders.
   virtual Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline);
-  /// Another handle on the same data, with a connection of its own if there is a server.
+  /// Another handle on the same data. If there is a server, the clone has its own connection.
   virtual Result<std::unique_ptr<Store>> clone() = 0;
 };
 
 /// Adds "prefix/" to every key. Borrows the base store, which must outlive it.
 std::unique_ptr<Store> prefix_store(std::string prefix, Store& base);
-/// Owns the base store.
+/// The same, but owns the base store.
 std::unique_ptr<Store> prefix_store(std::string prefix, std::unique_ptr<Store> base);
 /// A store in this process's memory, which clones share.
 std::unique_ptr<Store> memory_store();
-/// A store in a file that several processes open, also over NFS if its locks work. Creates the file if it is missing.
+/// A store in a file that several processes may open, also over NFS if its file locks work. Creates the file if it does
+/// not exist.
 Result<std::unique_ptr<Store>> file_store(const std::string& path);
 
 /// Opens a store by URL: "file:///path", "tcp://host:port" (muster's own protocol), "unix:/path" or "unix:@name",
 /// "memory:", "redis://..." (redis_store.h) and "etcd://..." (etcd_store.h). The last two are kUnsupported in a build
-/// without them. An unknown scheme is kInvalidArgument. `secret`: the job's, see io/handshake.h.
+/// without them. An unknown scheme is kInvalidArgument. `secret` is the job's secret, see io/connect/handshake.h.
 Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline);
-/// The store that `muster run` gave this process: MUSTER_STORE is its URL, MUSTER_SECRET the secret in hex. With
-/// MUSTER_GENERATION set, only the keys of that generation of the job.
+/// The store that `muster run` gave this process: MUSTER_STORE is its URL, MUSTER_SECRET the secret in hex. If
+/// MUSTER_GENERATION is set, the store shows only the keys of that generation of the job.
 Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline);
 
 }  // namespace muster

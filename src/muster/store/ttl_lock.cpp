@@ -23,8 +23,8 @@ bool RenewedTtlLock::held() const {
   return steady_clock().now() < expires_;
 }
 
-// An answer may be late, so the time to live counts from when the request was sent. A request without an answer is
-// repeated soon.
+// The time to live counts from the moment at which the request was sent, because the answer may be late. A request
+// without an answer is repeated soon.
 void RenewedTtlLock::renew_until_ended() {
   const Duration third = time_to_live_ / 3;
   Duration pause = third;
@@ -36,9 +36,9 @@ void RenewedTtlLock::renew_until_ended() {
     lock.unlock();
     const Result<bool> renewed = store_.renew(deadline);
     lock.lock();
-    if (steady_clock().now() >= expires_) return;  // as held() may have said already
+    if (steady_clock().now() >= expires_) return;  // held() may already have returned false
     pause = renewed ? third : third / 20;
-    if (renewed && !*renewed) expires_ = asked;  // lost
+    if (renewed && !*renewed) expires_ = asked;  // the store has lost the lock
     if (renewed && *renewed) expires_ = asked + time_to_live_;
   }
 }

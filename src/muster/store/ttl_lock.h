@@ -10,25 +10,25 @@
 
 namespace muster {
 
-/// A lock that one process holds while it lives, made by Store::claim(). A thread renews it three times per time to
-/// live. Destroying it releases the lock at once. Must not outlive the program's main(). Thread-safe.
+/// A lock that one process holds, made by Store::claim(). If the process dies, the lock expires. Its destructor
+/// releases the lock at once. Must not outlive the program's main(). Thread-safe.
 class TtlLock {
  public:
   virtual ~TtlLock() = default;
   /// False once another process may hold the lock: the store has not answered for the time to live, or has lost the
-  /// lock. Then it stays false. Check before every step that only the holder may take.
+  /// lock. It then stays false. The holder must check this before every step that only the holder may take.
   virtual bool held() const = 0;
 };
 
-/// A lock that expires unless it is renewed.
+/// A lock that expires unless it is renewed. A thread renews it three times per time to live.
 class RenewedTtlLock : public TtlLock {
  public:
   struct Store {
-    /// True if the lock was still held and lives on for its time to live; an error if the store did not answer.
+    /// True if the lock was still held; it is then held for another time to live. An error if the store did not answer.
     std::function<Result<bool>(const Deadline&)> renew;
     std::function<void(const Deadline&)> release;
   };
-  /// `claimed`: when the request that took the lock was sent.
+  /// `claimed` is the time at which the request that took the lock was sent.
   RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live);
   ~RenewedTtlLock() override;
   bool held() const override;
@@ -45,7 +45,7 @@ class RenewedTtlLock : public TtlLock {
   std::thread thread_;
 };
 
-/// kAlreadyExists, for a name that another process holds.
+/// The kAlreadyExists error for a lock that another process holds.
 tl::unexpected<Error> lock_is_held(const Key& name);
 
 using Claim [[deprecated("renamed to TtlLock")]] = TtlLock;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMaxUrl = 4096;
 
-// Removes and returns the text before `mark`, or all of it if there is no mark.
+// Removes and returns the text before `mark`, or the whole text if there is no mark. Also removes the mark.
 std::string_view cut(std::string_view& rest, char mark) {
   const size_t at = rest.find(mark);
   const std::string_view head = rest.substr(0, at);

@@ -10,7 +10,7 @@
 
 namespace muster {
 
-/// "scheme://user:password@host:port,host:port/path?name=value&...", its parts decoded from %XX.
+/// "scheme://user:password@host:port,host:port/path?name=value&...", with its parts decoded from %XX.
 struct Url {
   std::string scheme;
   std::string user, password;
@@ -20,13 +20,13 @@ struct Url {
 
   /// A host without a port gets `default_port`. The message of kInvalidArgument never shows the password.
   static Result<Url> parse(std::string_view text, uint16_t default_port);
-  /// Removes `name` from the query and returns its value; `otherwise` if there is none.
+  /// Removes `name` from the query and returns its value, or `otherwise` if there is no such parameter.
   std::string take(const std::string& name, const std::string& otherwise);
   /// kInvalidArgument if the query has parameters left that were not taken.
   Result<> finish(std::string_view known) const;
 };
 
-/// The same URL for messages and logs: "***" in place of a password.
+/// The URL for messages and logs, with "***" in place of the password.
 std::string without_password(std::string_view url);
 
 }  // namespace muster

@@ -1,8 +1,10 @@
-// Each caller writes an arrival key of its own and counts the arrivals of the round, so callers do not compete. The
-// caller that completes the count moves the barrier to its next round, which releases all. A caller that times out
-// removes its arrival and writes the round's key again, unless the round has moved on. The round moves on only if its
-// key was not written since the count. A caller whose arrival exceeds the count removes it and waits for the next
-// round.
+// The number of the barrier's current round is the value of one key. Each caller writes an arrival key of its own and
+// counts the arrivals of the round, so callers do not conflict. The caller that completes the count increments the
+// round number, which releases all callers of the round.
+//
+// A caller that times out removes its arrival and writes the round's key again with the same number, unless the round
+// has ended. A round ends only if its key was not written since the count, so a withdrawn arrival cannot complete it. A
+// caller whose arrival exceeds the count removes it and waits for the next round.
 
 #include <fmt/format.h>
 
@@ -17,7 +19,7 @@ namespace {
 
 using etcd::Json;
 
-// The longest wait without a check, and the interval at which an arrival's lease is renewed.
+// The longest wait between two checks. Each check also calls EtcdSpace::lease(), which keeps the arrival's lease alive.
 constexpr Duration kBarrierLook = 10s;
 
 class Arrival {
@@ -30,7 +32,7 @@ class Arrival {
     while (true) {
       MUSTER_ASSIGN(const bool arrived, arrive());
       if (arrived) return wait_for_release();
-      // The round is full; the caller that filled it moves it on.
+      // The round has all its arrivals. The caller that completed it ends it.
       if (deadline_.passed()) return fail(ErrorCode::kTimeout, "the deadline has passed");
       MUSTER_TRY(watch());
       MUSTER_TRY(read_round());
@@ -40,8 +42,8 @@ class Arrival {
  private:
   struct Round {
     int64_t number = 0;
-    int64_t changed = 0;   // the revision of its key's last change
-    int64_t revision = 0;  // of the answer
+    int64_t changed = 0;   // the revision of the last change of the round's key
+    int64_t revision = 0;  // the revision of the answer that was read last
   };
 
   std::string round_key() const { return folder_ + "round"; }
@@ -67,7 +69,8 @@ class Arrival {
                                  deadline_.or_sooner(deadline_.clock().now() + kBarrierLook));
   }
 
-  // Writes the arrival, and moves the round on if it is the last one. False if the round was full already.
+  // Writes the arrival, and ends the round if this arrival completes the count. False if the round already had all
+  // arrivals.
   Result<bool> arrive() {
     while (true) {
       MUSTER_ASSIGN(const int64_t lease, space_.lease(with_grace(deadline_)));
@@ -94,7 +97,8 @@ class Arrival {
     }
   }
 
-  // No error if another caller was faster, or one has timed out: wait_for_release() checks.
+  // If the condition fails, another caller has ended the round, or a caller has timed out. That is no error, because
+  // wait_for_release() reads the round again.
   Result<> move_on() {
     MUSTER_TRY(space_.transact(etcd::transaction({round_unchanged()}, {put_round(round_.number + 1),
                                                                        etcd::remove(keys_below(round_folder()))}),
@@ -102,7 +106,7 @@ class Arrival {
     return {};
   }
 
-  // Returns once the round has moved on. Withdraws the arrival at the deadline.
+  // Returns once the round has ended. Withdraws the arrival at the deadline.
   Result<> wait_for_release() {
     const Round mine = round_;
     while (true) {
@@ -115,7 +119,7 @@ class Arrival {
       set_round(etcd::response(answer, 0, "response_range"), etcd::revision(answer));
       if (round_.number != mine.number) return {};
       if (etcd::number(etcd::response(answer, 1, "response_range"), "count") >= count_) {
-        MUSTER_TRY(move_on());  // the caller that should do it has died, or another one has timed out
+        MUSTER_TRY(move_on());  // the completing caller died, or a timed-out caller wrote the key
       } else if (!last) {
         MUSTER_TRY(space_.lease(with_grace(deadline_)));
         MUSTER_TRY(watch());

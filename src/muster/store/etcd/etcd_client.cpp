@@ -10,10 +10,10 @@ namespace {
 using etcd::Json;
 
 constexpr size_t kIdleRequests = 8;
-// The timeout for an endpoint while there are others.
+// The timeout of an endpoint while other endpoints remain to be tried.
 constexpr Duration kPatience = 3s;
 
-// gRPC's status codes, which the gateway passes on.
+// Maps gRPC's status codes, which the gateway passes on.
 ErrorCode code_of(int64_t grpc, std::string_view message) {
   if (message.find("user name is empty") != std::string_view::npos) return ErrorCode::kAuthentication;
   if (message.find("authentication failed") != std::string_view::npos) return ErrorCode::kAuthentication;
@@ -80,7 +80,8 @@ Result<> EtcdClient::log_in(const Deadline& deadline) {
   return {};
 }
 
-// Tries the endpoint that answered last, then the others.
+// Tries the endpoint that answered last, then the others. A change is not repeated if the endpoint may have received
+// it.
 Result<Http::Answer> EtcdClient::post(const char* path, const std::string& body, Kind kind, const Deadline& deadline,
                                       const Http::OnLine& on_line) {
   MUSTER_ASSIGN(std::unique_ptr<Http> http, take());
@@ -125,7 +126,7 @@ Error EtcdClient::refusal(const Http::Answer& answer) const {
 Result<Json> EtcdClient::call(const char* path, const Json& body, Kind kind, const Deadline& deadline) {
   const std::string text = body.dump();
   MUSTER_ASSIGN(Http::Answer answer, post(path, text, kind, deadline));
-  if (answer.status == 401 && !target_.user.empty()) {  // unused tokens expire
+  if (answer.status == 401 && !target_.user.empty()) {  // etcd expires tokens that are not used
     MUSTER_TRY(log_in(deadline));
     MUSTER_ASSIGN(answer, post(path, text, kind, deadline));
   }
@@ -142,7 +143,8 @@ Result<> EtcdClient::watch(const std::vector<EtcdRange>& ranges, int64_t revisio
     create["start_revision"] = std::to_string(revision + 1);
     body += Json{{"create_request", create}}.dump();
   }
-  // etcd reports changes between `revision` and the start of the watch only after up to 100 ms. So check for them here.
+  // etcd reports changes between `revision` and the start of the watch only after up to 100 ms. So this function checks
+  // for them itself.
   const auto changed_already = [&](const Json& result) {
     if (etcd::revision(result) <= revision) return false;
     return std::any_of(ranges.begin(), ranges.end(), [&](const EtcdRange& watched) {
@@ -151,7 +153,7 @@ Result<> EtcdClient::watch(const std::vector<EtcdRange>& ranges, int64_t revisio
       return found && etcd::key_of(*found).found;
     });
   };
-  // The end of the watch and errors end the wait too: the caller reads again and sees the error.
+  // The wait also ends if the watch ends or fails. The caller then reads again and sees the error.
   std::string last;
   const auto goes_on = [&](std::string_view line) {
     last = line;

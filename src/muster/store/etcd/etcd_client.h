@@ -17,19 +17,19 @@ struct EtcdTarget {
   std::vector<HostPort> hosts;
   bool https = false;
   HttpFiles files;
-  std::string user, password;  ///< no user: no login
+  std::string user, password;  ///< an empty user means no login
 
   std::string name() const;  ///< for messages: "etcd at a:2379, b:2379"
 };
 
-/// A key, or those from `key` to before `end`.
+/// One key if `end` is empty. Otherwise all keys from `key` up to, but not including, `end`.
 struct EtcdRange {
   std::string key, end{};
 };
 /// All keys with this prefix, which must not end with the byte 0xff.
 EtcdRange keys_below(std::string prefix);
 
-/// A key in etcd; `found` is false if there is none.
+/// A key in etcd. `found` is false if the key does not exist.
 struct EtcdKey {
   bool found = false;
   std::string key;
@@ -43,7 +43,7 @@ using Json = nlohmann::json;
 Json range(const EtcdRange& range, Json options = Json::object());
 Json put(const std::string& key, ByteView value, int64_t lease = 0);
 Json remove(const EtcdRange& range);
-/// Condition: `key` was last changed at `revision`; 0: it does not exist.
+/// Condition: the last change of `key` was at `revision`. Revision 0 means that the key does not exist.
 Json unchanged(const std::string& key, int64_t revision);
 /// Condition: no key of the range exists.
 Json empty(const EtcdRange& range);
@@ -51,27 +51,28 @@ Json empty(const EtcdRange& range);
 Json holds(const std::string& key, ByteView value);
 Json transaction(std::vector<Json> compare, std::vector<Json> success, std::vector<Json> failure = {});
 
-/// Read answers, which may be malformed: a part that is missing or of another type is 0 or empty.
+/// These functions read answers, which may be malformed. A part that is missing or has another type reads as 0 or
+/// empty.
 int64_t number(const Json& object, const char* name);
 std::string text(const Json& object, const char* name);
 const Json& part(const Json& object, const char* name);
 /// The keys that a range found.
 std::vector<EtcdKey> keys_of(const Json& answer);
 EtcdKey key_of(const Json& answer);
-/// The answer to the operation `index` of a transaction, of this kind: "response_range", ...
+/// The answer to operation `index` of a transaction. `kind` is "response_range", "response_put" and so on.
 const Json& response(const Json& answer, size_t index, const char* kind);
 int64_t revision(const Json& answer);
 }  // namespace etcd
 
-/// Calls etcd's version 3 API through its JSON gateway. Of several endpoints, the one that answered last is tried
-/// first. Thread-safe.
+/// Calls etcd's version 3 API through its JSON gateway. Tries the endpoint that answered last before the other
+/// endpoints. Thread-safe.
 class EtcdClient {
  public:
   /// kUnavailable if no endpoint answers, kAuthentication if it refuses the login.
   static Result<std::shared_ptr<EtcdClient>> connect(EtcdTarget target, const Deadline& deadline);
 
-  /// Posts `body` to "/v3/<path>". If an endpoint fails during the request, a read is repeated at the next one; a
-  /// change is kPeerLost, because it may have been carried out.
+  /// Posts `body` to "/v3/<path>". If an endpoint fails during the request, a read is repeated at the next endpoint. A
+  /// change fails with kPeerLost, because the endpoint may have carried it out.
   enum class Kind { kReads, kChanges };
   Result<etcd::Json> call(const char* path, const etcd::Json& body, Kind kind, const Deadline& deadline);
   /// Returns once a key of the ranges has changed after `revision`, or at the deadline.

@@ -50,7 +50,7 @@ const Curl& curl() {
   return loaded;
 }
 
-// The answer to one request.
+// Receives the answer to one request: collects its bytes, or passes each line to `on_line`.
 struct Sink {
   std::string bytes;
   const Http::OnLine& on_line;
@@ -90,7 +90,7 @@ class CurlHttp : public Http {
  public:
   explicit CurlHttp(CURL* handle) : handle_(handle) {
     set(CURLOPT_NOSIGNAL, 1L);
-    set(CURLOPT_PROXY, "");  // proxies are for servers outside the cluster
+    set(CURLOPT_PROXY, "");  // etcd is inside the cluster, so ignore the proxies of the environment
     set(CURLOPT_ERRORBUFFER, error_.data());
     set(CURLOPT_WRITEFUNCTION, &write_to_sink);
     set(CURLOPT_TCP_KEEPALIVE, 1L);
@@ -112,6 +112,7 @@ class CurlHttp : public Http {
     if (!request.files.certificate.empty()) set(CURLOPT_SSLCERT, request.files.certificate.c_str());
     if (!request.files.key.empty()) set(CURLOPT_SSLKEY, request.files.key.c_str());
     curl_slist* headers = curl().append(nullptr, "Content-Type: application/json");
+    // Without this header, libcurl may wait for "100 Continue" before it sends a large body.
     headers = curl().append(headers, "Expect:");
     if (!request.authorization.empty()) {
       headers = curl().append(headers, ("Authorization: " + request.authorization).c_str());
@@ -135,11 +136,12 @@ class CurlHttp : public Http {
   }
 
   HttpFailure failure(CURLcode outcome) {
-    curl_off_t sending = 0, greeted = 0;  // times in us; greeted: of the TLS handshake, 0 if this request made none
+    curl_off_t sending = 0, greeted = 0;  // in us; `greeted`: end of the TLS handshake, 0 without one
     curl().getinfo(handle_, CURLINFO_PRETRANSFER_TIME_T, &sending);
     curl().getinfo(handle_, CURLINFO_APPCONNECT_TIME_T, &greeted);
     std::string text = error_[0] != '\0' ? error_.data() : curl().strerror(outcome);
-    // In TLS 1.3 a server checks the client's certificate after the client's side of the handshake.
+    // In TLS 1.3 a server checks the client's certificate after the client has finished its side of the handshake. So a
+    // refused certificate looks like a connection that ends right after the handshake.
     const bool ended = outcome == CURLE_RECV_ERROR || outcome == CURLE_SEND_ERROR || outcome == CURLE_GOT_NOTHING;
     if (ended && greeted > 0)
       text +=

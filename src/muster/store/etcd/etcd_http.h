@@ -16,7 +16,7 @@ struct HttpFiles {
 
 struct HttpRequest {
   std::string url, body;
-  std::string authorization;  ///< the header of that name; empty: none
+  std::string authorization;  ///< value of the Authorization header; empty: no such header
   HttpFiles files;
 };
 
@@ -26,8 +26,8 @@ struct HttpFailure {
   bool was_sent = false;
 };
 
-/// POSTs JSON with libcurl. libcurl is loaded with the first object, because it loads two dozen other libraries, which
-/// most programs do not need. Keeps its connection for the next request. Not thread-safe.
+/// POSTs JSON with libcurl. create() loads libcurl at run time, because libcurl loads two dozen other libraries, which
+/// most programs do not need. An object keeps its connection for the next request. Not thread-safe.
 class Http {
  public:
   /// kUnsupported if libcurl is not installed.
@@ -38,8 +38,8 @@ class Http {
     long status = 0;
     std::string body;
   };
-  /// `on_line` gets each line of a streamed answer when it comes. If it returns false, the request ends and the
-  /// connection is closed. Without it the whole body is collected.
+  /// `on_line` gets each line of a streamed answer as soon as it arrives. If it returns false, the request ends and the
+  /// connection is closed. Without `on_line`, the whole body is collected.
   using OnLine = std::function<bool(std::string_view)>;
   virtual tl::expected<Answer, HttpFailure> post(const HttpRequest& request, const Deadline& deadline,
                                                  const OnLine& on_line = {}) = 0;

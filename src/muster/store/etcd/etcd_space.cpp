@@ -13,7 +13,7 @@ using etcd::Json;
 
 constexpr int kLeaseSeconds = 60;
 constexpr Duration kRenewAfter = 15s;
-constexpr Duration kGoodFor = 40s;  // after a renewal; the rest is for clock drift
+constexpr Duration kGoodFor = 40s;  // how long a renewed lease is used; the rest is a margin for clock drift
 
 Result<int64_t> grant(EtcdClient& client, int64_t seconds, const Deadline& deadline) {
   MUSTER_ASSIGN(const Json answer,
@@ -46,7 +46,7 @@ Result<Json> EtcdSpace::transact(const Json& transaction, const Deadline& deadli
 Result<int64_t> EtcdSpace::lease(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   TimePoint now = steady_clock().now();
-  // All callers must use the same lease, or some leases would never be renewed.
+  // All callers must use the same lease. Otherwise some leases would never be renewed.
   const auto good = [&] { return lease_ != 0 && now < renewed_ + (asking_ ? kGoodFor : kRenewAfter); };
   while (!good() && asking_) {
     if (deadline.passed()) return fail(ErrorCode::kTimeout, "etcd did not renew a lease in time");
@@ -81,7 +81,7 @@ Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::s
                                             const Deadline& deadline) {
   const std::string key = space.claim(name);
   const TimePoint asked = steady_clock().now();
-  // etcd's leases are whole seconds, and may be longer than requested. The holder uses the requested time.
+  // etcd's leases are whole seconds, and may be longer than requested. The holder counts only the requested time.
   MUSTER_ASSIGN(const int64_t lease,
                 grant(*client, std::chrono::ceil<std::chrono::seconds>(time_to_live).count(), deadline));
   const auto release = [client, lease](const Deadline& until) {

@@ -31,8 +31,8 @@ class EtcdSpace {
   EtcdClient& client() const { return *client_; }
   Result<etcd::Json> range(const EtcdRange& range, etcd::Json options, const Deadline& deadline) const;
   Result<etcd::Json> transact(const etcd::Json& transaction, const Deadline& deadline) const;
-  /// The lease of this store, for keys that must not outlive the process by more than a minute. Waiting calls ask for
-  /// it from time to time, which renews it.
+  /// The lease of this store, for keys that must not outlive the process by more than a minute. A call that waits must
+  /// call this function from time to time, because that renews the lease.
   Result<int64_t> lease(const Deadline& deadline);
 
  private:
@@ -46,7 +46,7 @@ class EtcdSpace {
   std::condition_variable asked_;
   int64_t lease_ = 0;
   TimePoint renewed_;
-  bool asking_ = false;  // one caller renews it for all
+  bool asking_ = false;  // true while one caller renews the lease for all callers
 };
 
 /// Store::barrier() over etcd.

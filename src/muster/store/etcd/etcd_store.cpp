@@ -16,8 +16,8 @@ namespace {
 
 using etcd::Json;
 
-constexpr size_t kMaxOperations = 128;  // of a transaction, by etcd's default
-constexpr Duration kWatchTime = 20s;    // then the connection may be dead
+constexpr size_t kMaxOperations = 128;  // etcd's default limit for one transaction
+constexpr Duration kWatchTime = 20s;    // the watch is then repeated, because its connection may be dead
 
 class EtcdStore : public ExternalStore {
  public:
@@ -48,7 +48,7 @@ class EtcdStore : public ExternalStore {
   Result<Reply> do_wait(const Request& request, const Deadline& deadline);
   Result<Reply> pop(const Request& request, const Deadline& deadline);
 
-  // What a get or wait sees.
+  // The keys as a get or a wait sees them.
   struct Look {
     size_t missing = 0;    // index of the first missing key, or the number of keys
     int64_t revision = 0;  // of etcd's data
@@ -128,7 +128,7 @@ Result<Reply> EtcdStore::do_compare_set(const Request& request, const Deadline& 
     if (etcd::part(answer, "succeeded").is_boolean()) {
       reply.values = {desired};
     } else if (absent && now.found && now.value.empty()) {
-      continue;  // an empty value equals an absent key
+      continue;  // compare_set treats an empty value as an absent key
     } else {
       reply.values = {now.found ? now.value : expected};
     }
@@ -136,7 +136,7 @@ Result<Reply> EtcdStore::do_compare_set(const Request& request, const Deadline& 
   }
 }
 
-// Writes the value that `next` returns for the present one. Repeats if another client changed the key meanwhile.
+// Writes the value that `next` returns for the current value. Repeats if another client changed the key in between.
 Result<Reply> EtcdStore::change(const Request& request, const Deadline& deadline,
                                 const std::function<Result<Bytes>(const EtcdKey&)>& next) {
   const std::string key = space_.data(request.keys[0]);
@@ -195,7 +195,7 @@ Result<Reply> EtcdStore::do_multi_set(const Request& request, const Deadline& de
   };
   const Result<> whole = at_once(0, puts.size());
   if (whole) return Reply{};
-  // The server takes fewer keys in one transaction, so write them in parts.
+  // The server allows fewer operations in one transaction. So the keys are written in parts, which is not atomic.
   if (puts.size() <= kMaxOperations || whole.error().message.find("too many operations") == std::string::npos) {
     return tl::unexpected(whole.error());
   }
@@ -233,8 +233,9 @@ Result<std::map<Key, Bytes>> EtcdStore::claims(std::string_view prefix, const De
 
 // ---- operations that may wait
 
-// Reads the keys from index `from` on, all at one revision, with their values unless only their presence matters. Large
-// requests go in parts.
+// Reads the keys from index `from` on, all at one revision, and stops at the first missing key. Reads no values if only
+// the existence of the keys matters. Splits large requests into several transactions. A part has kMaxOperations / 2
+// keys, because a key can need two operations: its value and its queue.
 Result<EtcdStore::Look> EtcdStore::look(const Request& request, size_t from, const Deadline& deadline) {
   const bool sees_queues = request.operation == StoreOperation::kWait || request.operation == StoreOperation::kCheck;
   const size_t part = kMaxOperations / 2;
@@ -262,7 +263,7 @@ Result<EtcdStore::Look> EtcdStore::look(const Request& request, size_t from, con
 }
 
 Result<Reply> EtcdStore::do_wait(const Request& request, const Deadline& deadline) {
-  size_t from = 0;  // continues at the missing key; once none is missing, all keys are read at one revision
+  size_t from = 0;  // the key that was missing; once no key is missing, all are read at one revision
   while (true) {
     const bool last = deadline.passed();
     MUSTER_ASSIGN(Look seen, look(request, from, with_grace(deadline)));

@@ -8,8 +8,8 @@
 //   list    := count:u32 bytes[count]
 //   bytes   := length:u32 u8[length]
 //
-// `id` is the client's number for the request. Replies come in any order, so a waiting request does not delay others. A
-// cancel carries the id of the request that it ends, and has no reply of its own.
+// `id` is the client's number for the request. Replies come in any order, so a waiting request does not delay other
+// requests. A cancel carries the id of the request that it ends. A cancel has no reply of its own.
 
 #include "muster/store/protocol/messages.h"
 
@@ -46,8 +46,8 @@ Writer& put_lists(Writer& out, const std::vector<Key>& keys, const std::vector<B
   return out;
 }
 
-// Each item takes at least the bytes of its length, so a count that cannot be right is refused before memory is
-// allocated.
+// Each item takes at least the bytes of its length field. So a count that is too large for the message fails before
+// memory is allocated.
 Result<uint32_t> get_count(Reader& in) {
   MUSTER_ASSIGN(const auto count, in.get<uint32_t>());
   if (count <= in.remaining() / sizeof(uint32_t)) return count;
@@ -169,7 +169,7 @@ Result<Reply> decode_reply(const FrameHeader& header, ByteView payload) {
   if (header.flags != 0) return fail(ErrorCode::kProtocol, "a store error grants or recalls leases");
   Error error;
   error.code = static_cast<ErrorCode>(code - 1);
-  if (error.code > ErrorCode::kIo) error.code = ErrorCode::kInternal;  // a newer server's
+  if (error.code > ErrorCode::kIo) error.code = ErrorCode::kInternal;  // a code of a newer server
   MUSTER_ASSIGN(error.rank, in.get<int32_t>());
   MUSTER_ASSIGN(error.message, in.get_string());
   MUSTER_ASSIGN(error.context, in.get_string());

@@ -5,19 +5,19 @@
 
 namespace muster {
 
-/// The capacity that the buffer of an idle client may keep: most clients are idle.
+/// The largest capacity (bytes) that a client's empty buffer keeps. It is small, because most clients are idle.
 inline constexpr size_t kKeptCapacity = 512;
 
-/// Bytes on their way to a stream that may not take them all at once. Not thread-safe.
+/// Bytes that wait to be written to a stream, which may not accept all of them at once. Not thread-safe.
 class Outbox {
  public:
-  /// Append output here.
+  /// The caller appends its output here.
   Bytes& tail() { return bytes_; }
   size_t size() const { return bytes_.size() - sent_; }
   bool empty() const { return size() == 0; }
-  /// Total bytes that the stream has taken.
+  /// Total bytes that the stream has accepted.
   uint64_t taken() const { return taken_; }
-  /// Writes until the stream takes no more.
+  /// Writes until the stream accepts no more bytes.
   Result<> flush(Stream& stream);
 
  private:

@@ -11,21 +11,22 @@ namespace muster {
 class Protocol {
  public:
   virtual ~Protocol() = default;
-  /// Adds bytes of the client, cut anywhere.
+  /// Adds bytes from the client. They may begin and end in the middle of a request.
   virtual void feed(ByteView bytes) = 0;
-  /// The next whole request, or nothing if there is none yet. After kProtocol the client must be closed. `out` gets
-  /// answers that need no store.
+  /// The next whole request, or nothing if it has not arrived yet. After kProtocol the client must be closed. Appends
+  /// to `out` the answers to requests that need no store.
   virtual Result<std::optional<Request>> next(Bytes& out) = 0;
-  /// Appends the reply's bytes to `out`. After an error, which the protocol cannot express, the client must be closed.
+  /// Appends the reply's bytes to `out`. Returns an error if the protocol cannot express the reply. The client must
+  /// then be closed.
   virtual Result<> encode(const Reply& reply, Bytes& out) = 0;
-  /// True while a request is incomplete, or the first one that the protocol demands has not come.
+  /// True while a request is incomplete, or while the first request that the protocol demands has not arrived.
   virtual bool midway() const { return false; }
 };
 
 /// See the head of protocol_muster.cpp for the grammar.
 std::unique_ptr<Protocol> muster_protocol();
 /// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of protocol_torch.cpp. Its clients see only keys
-/// that begin with `prefix`, and do not see the prefix.
+/// that begin with `prefix`, and see them without the prefix.
 std::unique_ptr<Protocol> torch_protocol(Key prefix = {});
 
 }  // namespace muster

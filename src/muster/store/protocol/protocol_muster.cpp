@@ -1,4 +1,4 @@
-// Muster's own protocol: frames of messages.cpp, requests one way and replies the other way.
+// Muster's own protocol: frames as in messages.cpp. Requests go to the server, replies to the client.
 
 #include "muster/store/protocol/messages.h"
 #include "muster/store/protocol/protocol.h"

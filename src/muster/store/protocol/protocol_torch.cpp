@@ -23,9 +23,10 @@
 //   keys    := count:u64 key*
 //   key, value, bytes := length:u64 u8[length]
 //
-// A client has one request at a time. It sends WAIT before GET, MULTI_GET and a blocking QUEUE_POP. It measures the
-// timeout itself, and ends a WAIT or BARRIER that took too long with CANCEL_WAIT. The server confirms the cancellation
-// at once; a release that crosses it is dropped. The protocol has no errors: the server closes the connection instead.
+// A client has one request at a time. It sends WAIT before GET, MULTI_GET and a blocking QUEUE_POP. The client measures
+// the timeout itself, and sends CANCEL_WAIT to end a WAIT or BARRIER that took too long. The server confirms the
+// cancellation at once. If the release of the wait crosses the cancellation, the server drops the release. The protocol
+// has no error replies: the server closes the connection instead.
 
 #include <fmt/format.h>
 
@@ -80,7 +81,7 @@ class TorchProtocol : public Protocol {
 
   Result<> encode(const Reply& reply, Bytes& out) override {
     const auto found = find_outstanding(reply.id);
-    if (found == outstanding_.end()) return {};  // cancelled
+    if (found == outstanding_.end()) return {};  // the request was cancelled
     const StoreOperation operation = found->operation;
     outstanding_.erase(found);
     MUSTER_TRY(reply.status);

@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-// The operation that a query stands for, and what follows its byte.
+// The operation of a query byte, and the fields that follow the query byte in a request.
 struct Shape {
   StoreOperation operation{};
   bool short_number = false, key = false;
@@ -45,8 +45,8 @@ constexpr Shape kShapes[] = {
 
 }  // namespace
 
-// Reads from the bytes that have come. A function returns false if there are too few, then wanted() says how many are
-// needed; or if something is not allowed, then error() says what.
+// Reads fields from the bytes that have arrived. A function returns false in two cases. If there are too few bytes,
+// wanted() is the number of bytes needed. If the grammar does not allow the bytes, error() says why.
 class TorchRequestReader::Cursor {
  public:
   Cursor(ByteView bytes, size_t before, const Key& prefix) : bytes_(bytes), before_(before), prefix_(prefix) {}

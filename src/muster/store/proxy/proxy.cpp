@@ -59,7 +59,7 @@ void Passthrough::fail(const Error& why) {
 namespace {
 
 constexpr size_t kMaxPending = 1 << 18;
-constexpr size_t kMaxKeptSet = 64 << 10;  // the largest value that is kept while its set is on its way
+constexpr size_t kMaxKeptSet = 64 << 10;  // bytes; the largest value that a proxy keeps while its set is unanswered
 
 }  // namespace
 
@@ -94,7 +94,7 @@ void Proxy::submit(Request request, ClientId client, TimePoint now) {
   forward(std::move(request), client);
 }
 
-// Leases of the keys that the request changes are given back first, so the server need not recall them.
+// Gives back the leases of the request's keys first, so the server does not have to recall them.
 void Proxy::forward(Request request, ClientId client) {
   const Caller caller{client, request.id};
   if (passthrough_.has(caller))

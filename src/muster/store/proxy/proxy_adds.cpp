@@ -5,7 +5,7 @@ namespace {
 
 constexpr size_t kMaxMembers = 1 << 16;
 
-// Adds `amount` to `sum` if one add may stand for both: same sign, no overflow.
+// Adds `amount` to `sum` if one add request may replace both: they have the same sign, and the sum does not overflow.
 bool merge(int64_t& sum, int64_t amount) {
   int64_t merged = 0;
   if ((sum < 0) != (amount < 0) || __builtin_add_overflow(sum, amount, &merged)) return false;
@@ -69,7 +69,7 @@ void Adds::receive(Reply reply) {
   }
 }
 
-// Each client gets the sum that it would have got if the adds had come one after the other.
+// Each client gets the sum that it would have got if the server had carried out the adds one after the other.
 void Adds::answer(const Group& group, const Reply& reply) {
   pending_ -= group.members.size();
   int64_t sum = reply.number - group.amount;

@@ -5,7 +5,7 @@
 namespace muster::proxy {
 namespace {
 
-// A factor of the hold time: a barrier of many callers takes long anyway, and holding gathers more of them.
+// Multiplies the hold time. A barrier of many callers takes long anyway, and a longer hold gathers more arrivals.
 int64_t patience(int64_t count) { return std::clamp<int64_t>(count / 1024, 1, 32); }
 
 }  // namespace
@@ -65,7 +65,7 @@ void Barriers::send(Group group) {
 
 void Barriers::receive(Reply reply) {
   if (const auto withdrawal = withdrawals_.extract(reply.id); !withdrawal.empty()) {
-    // A refusal means that the server is lost: it released none of them.
+    // An error means that the server is lost. The server released none of these arrivals.
     return taken_back(withdrawal.mapped(),
                       reply.status ? static_cast<uint32_t>(reply.number) : withdrawal.mapped().weight);
   }
@@ -83,7 +83,8 @@ void Barriers::receive(Reply reply) {
   sent_.erase(group);
 }
 
-// Releases callers that do not withdraw, the oldest first. The rest of `count` belongs to callers that withdraw.
+// Releases arrivals that are not being withdrawn, the oldest first. The rest of `count` belongs to arrivals that are
+// being withdrawn: taken_back() answers them.
 void Barriers::release(RequestId id, Group& group, uint32_t count) {
   for (size_t i = 0; i < group.members.size() && count > 0;) {
     Member& member = group.members[i];
@@ -111,7 +112,8 @@ void Barriers::answer(const Caller& caller, uint32_t count) {
   out_.answer(caller, std::move(reply));
 }
 
-// The hold time grows if a round's arrivals left in several requests, and shrinks if a caller was alone.
+// Adapts the hold time. It grows if a round's arrivals left in several requests, and shrinks if the round had only one
+// arrival from this node.
 void Barriers::learn(const Key& key) {
   const auto round = rounds_.extract(key);
   if (round.empty()) return;
@@ -179,7 +181,8 @@ uint32_t Barriers::take_from_held(const Caller& caller, uint32_t weight) {
   return 0;
 }
 
-// The answer: `count` arrivals were taken back, so the others were released before.
+// Handles the answer to a withdrawal: `count` arrivals were taken back. The server had released the other arrivals
+// before.
 void Barriers::taken_back(const Withdrawal& withdrawal, uint32_t count) {
   const auto group = sent_.find(withdrawal.group);
   if (group != sent_.end()) {

@@ -24,8 +24,8 @@ void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
   proxy_.refuse(request, client, *refusal);
 }
 
-// Leases may be passed on only if the server knew of proxies below when it granted them: every frame says so by its
-// interval. So leases from before are given back.
+// This proxy may pass a lease on only if the server knew about the proxies below when it granted the lease. Each frame
+// tells the server about them, by an interval above 0. So this proxy gives back the leases that it got before.
 void ProxyLink::serves_proxies(size_t count) {
   if (proxies_ == 0 && count > 0) proxy_.give_back_all();
   proxies_ = static_cast<int64_t>(count);
@@ -52,7 +52,7 @@ Result<> ProxyLink::receive(ByteView bytes, TimePoint now) {
     if (frame && !*frame) return {};
     Result<> taken = frame ? on_frame(std::move(**frame), now) : tl::unexpected(frame.error());
     if (taken) continue;
-    // Later input cannot be understood either, on this link or the next.
+    // The proxy cannot parse later input either, neither on this link nor on the next link.
     if (!lost_) give_up(taken.error().message);
     return taken;
   }

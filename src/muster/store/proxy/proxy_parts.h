@@ -1,6 +1,6 @@
 #pragma once
 
-// The parts of a Proxy. Each is a state machine of its own; they share only the output.
+// The parts of a Proxy. Each part is a separate state machine. The parts share only the output.
 
 #include <deque>
 #include <list>
@@ -18,8 +18,8 @@ struct Options {
   bool merge = false;  ///< see Proxy
   size_t max_cached_bytes = 64 << 20;
   size_t max_cached_keys = 1 << 18;
-  /// How long an arrival at a barrier waits for others of this node; longer at a barrier of thousands. It adapts
-  /// itself, and is much shorter where no other caller comes.
+  /// How long an arrival at a barrier waits for other arrivals of this node. At a barrier of thousands of callers the
+  /// hold is longer. The hold adapts, and becomes much shorter if no other caller of this node arrives.
   Duration max_hold = std::chrono::milliseconds(1);
 };
 
@@ -27,7 +27,7 @@ struct Options {
 enum class Part : uint8_t { kPassthrough = 0, kAdd = 1, kBarrier = 2, kRead = 3 };
 inline Part part_of(RequestId id) { return static_cast<Part>(id & 3); }
 
-/// A client's request, named by the client's own number for it.
+/// Identifies a client's request by the client's own number for it.
 struct Caller {
   ClientId client = 0;
   RequestId id = 0;
@@ -59,7 +59,7 @@ struct Output {
   }
 };
 
-/// Requests that go up one by one and unchanged.
+/// Forwards requests one by one and unchanged.
 class Passthrough {
  public:
   explicit Passthrough(Output& out) : out_(out) {}
@@ -78,14 +78,15 @@ class Passthrough {
   std::unordered_map<RequestId, Caller> callers_;
   struct Sent {
     RequestId id;   // of the request that went up
-    bool answered;  // if not, it is carried out although its client leaves: kNoTorchReply
+    bool answered;  // if false, the server carries it out even if its client leaves: kNoTorchReply
   };
-  std::unordered_map<ClientId, std::unordered_map<RequestId, Sent>> by_client_;  // by the client's number
+  std::unordered_map<ClientId, std::unordered_map<RequestId, Sent>> by_client_;  // the inner key is the client's number
 };
 
-/// Adds to one key: while one is on its way, later ones are summed up and leave as the next request. Only amounts of
-/// the same sign are merged. Then no partial sum exceeds the last one, so a merged add overflows exactly if one of its
-/// parts would. A merged add that is refused was not applied; its parts are then sent one by one.
+/// Merges adds to one key. While one add is on its way, later adds are summed up and leave as the next request. Only
+/// amounts of the same sign are merged. Then the partial sums only grow (or only shrink), so a merged add overflows
+/// exactly if one of its parts would. If the server refuses a merged add, it has not applied it. The parts are then
+/// sent one by one.
 class Adds {
  public:
   explicit Adds(Output& out) : out_(out) {}
@@ -102,11 +103,11 @@ class Adds {
   };
   struct Group {
     int64_t amount = 0;
-    bool closed = false;  // takes no more members
+    bool closed = false;  // accepts no more members
     std::vector<Member> members;
   };
   struct Lane {
-    std::deque<Group> groups;  // the first one is on its way if `sent`
+    std::deque<Group> groups;  // the first group is on its way if `sent`
     bool sent = false;
   };
 
@@ -119,14 +120,15 @@ class Adds {
   size_t pending_ = 0;
 };
 
-/// Arrivals at barriers. Those of the same key and count that come within the hold time leave as one request.
+/// Merges arrivals at barriers. Arrivals with the same key and count that come within the hold time leave as one
+/// request.
 ///
-/// An arrival that is withdrawn after its request has left may have been released already. The answer to the withdrawal
-/// says how many arrivals were taken back; the others were released. Until the answer comes, released arrivals are
-/// assigned to callers that do not withdraw.
+/// If an arrival is withdrawn after its request has left, the server may have released it already. The answer to the
+/// withdrawal says how many arrivals were taken back. The server released the others. Until the answer comes, releases
+/// go to arrivals that are not being withdrawn.
 class Barriers {
  public:
-  /// With a hold time of 0 every request leaves at once.
+  /// With a hold time of 0 every arrival leaves at once.
   Barriers(Output& out, Duration max_hold) : out_(out), max_hold_(max_hold), hold_(max_hold) {}
   void submit(Request request, ClientId client, TimePoint now);
   /// A proxy below withdraws arrivals.
@@ -144,7 +146,7 @@ class Barriers {
   struct Member {
     Caller caller;
     uint32_t weight;           // arrivals that wait
-    uint32_t withdrawing = 0;  // those of them that are being withdrawn
+    uint32_t withdrawing = 0;  // how many of them are being withdrawn
   };
   struct Group {
     Key key;
@@ -160,9 +162,9 @@ class Barriers {
     RequestId group;
     Caller caller;
     uint32_t weight;
-    std::optional<RequestId> answer_to;  // the proxy's request; none if a client cancelled or left
+    std::optional<RequestId> answer_to;  // the request of the proxy below; empty if a client cancelled or left
   };
-  // This node's part of the present round of a barrier.
+  // This node's part of a barrier's current round.
   struct Round {
     uint32_t arrived = 0;
     uint32_t requests = 0;
@@ -186,18 +188,18 @@ class Barriers {
   uint32_t expected_ = UINT32_MAX;  // this node's arrivals in the latest round
   std::map<HeldKey, Held> held_;
   std::unordered_map<RequestId, Group> sent_;
-  std::map<Caller, RequestId> where_;  // the request that the caller is part of; 0: held
+  std::map<Caller, RequestId> where_;  // the request that contains the caller; 0: the caller is held
   std::unordered_map<Key, Round> rounds_;
   std::unordered_map<RequestId, Withdrawal> withdrawals_;
 };
 
-/// Reads: answered from leased keys if all of a request's keys are leased, else by a fetch that readers of the same
-/// keys share.
+/// Answers reads. If all keys of a request are leased, the answer comes from the cache. Otherwise a fetch, which
+/// readers of the same keys share, brings the missing keys.
 ///
 /// Why this is linearizable: a leased value cannot have changed since it was read above, so all values of an answer are
-/// current when it is given. A reader that joins a fetch on its way uses the result only if it comes with leases.
-/// Otherwise the fetch may have been carried out before the reader's request, and the reader sends a request of its
-/// own.
+/// current when the proxy gives it. A reader that joins a fetch on its way uses the result only if the result has
+/// leases. Otherwise the fetch may have been carried out before the reader's request, and the reader sends a request of
+/// its own.
 class Reads {
  public:
   Reads(Output& out, const Options& options) : out_(out), options_(options) {}
@@ -206,15 +208,16 @@ class Reads {
   bool cancel(const Caller& caller);
   void drop(ClientId client);
   void receive(Reply reply, TimePoint now);
-  /// The server above recalls the key, or a client of this node is about to change it. Gives its lease back as soon as
-  /// no client holds a lease of it.
+  /// Call this when the server above recalls the key, or when a client of this node is about to change it. Gives the
+  /// key's lease back as soon as no client holds a lease of the key.
   void give_back(const Key& key);
   void give_back_all();
   /// True if the key is leased, or may be soon.
   bool holds(const Key& key) const { return cache_.contains(key) || latest_set_.contains(key); }
-  /// A set of this value went up under this number and may bring a lease. `below`: a client that wants one too.
+  /// Records a set that went up as request `set` and may bring a lease of its key. `below` is a client that wants a
+  /// lease too.
   void expect(RequestId set, Key key, Bytes value, std::optional<ClientId> below);
-  /// Takes the answer to a set. True if the client below gets a lease.
+  /// Takes the reply to a set. True if the client below gets a lease too.
   bool take_set(const Reply& reply, TimePoint now);
   void release(const Request& request, ClientId client);
   uint64_t revoke(ClientId client);
@@ -228,13 +231,13 @@ class Reads {
  private:
   using ReaderId = uint64_t;
   struct Cached {
-    std::optional<Bytes> value;  // none: it is only known that the key exists
+    std::optional<Bytes> value;  // empty: the proxy knows only that the key exists
     std::list<Key>::iterator age;
   };
   struct Reader {
     Caller caller;
     Request request;
-    std::set<RequestId> fetches;  // it waits for all of them
+    std::set<RequestId> fetches;  // the reader waits for all of these
   };
   // A set on its way.
   struct Set {
@@ -245,10 +248,10 @@ class Reads {
   struct Fetch {
     Request request;
     std::set<ReaderId> readers;
-    std::set<ReaderId> initiators;  // readers that its reply answers completely, leased or not
+    std::set<ReaderId> initiators;  // readers that its reply answers completely, even without leases
     bool shared = true;             // other readers may join
     bool sent = false;
-    bool stale = false;  // one of its keys was given back meanwhile, so it brings no leases
+    bool stale = false;  // one of its keys was given back since, so its reply brings no leases
   };
 
   bool usable(const Key& key, bool with_value) const;
@@ -275,16 +278,16 @@ class Reads {
   std::unordered_map<Key, Cached> cache_;
   std::list<Key> lru_;  // the most recently used key first
   size_t cached_bytes_ = 0;
-  std::set<Key> giving_back_;         // given back with the next flush
+  std::set<Key> giving_back_;         // the next flush gives these back
   LeaseTable below_;                  // leases of clients that are proxies
-  uint64_t revocations_ = 0;          // of one client's leases, or of all
+  uint64_t revocations_ = 0;          // counts revocations of one client's leases or of all leases
   uint64_t grants_ended_ = 0;         // revocations_ when the leases of all clients ended
-  std::unordered_set<Key> recalled_;  // given back once all clients have done so
+  std::unordered_set<Key> recalled_;  // keys to give back once no client has a lease of them
 
   std::map<RequestId, Fetch> fetches_;
   std::vector<RequestId> unsent_;
   std::unordered_map<Key, std::vector<RequestId>> fetching_;  // shared fetches of a key
-  std::unordered_map<RequestId, Set> sets_;                   // sets on their way; their keys did not change since
+  std::unordered_map<RequestId, Set> sets_;                   // unanswered sets whose keys were not changed again
   std::unordered_map<Key, RequestId> latest_set_;             // of sets_, by key
   std::map<ReaderId, Reader> readers_;
   std::map<Caller, ReaderId> by_caller_;

@@ -83,7 +83,7 @@ void Reads::finish(ReaderId id) {
 
 // ---- fetches
 
-// Fetches on their way that bring none but the wanted keys: one that waits for other keys too may never end.
+// Returns the unfinished fetches whose keys are all in `keys`. A fetch that also waits for another key may never end.
 std::vector<RequestId> Reads::joinable(const std::vector<Key>& keys, bool with_values) const {
   std::map<RequestId, size_t> covers;
   for (const Key& key : keys) {
@@ -123,7 +123,7 @@ void Reads::attach(ReaderId id, RequestId fetch_id) {
   Fetch& fetch = fetches_.at(fetch_id);
   reader.fetches.insert(fetch_id);
   fetch.readers.insert(id);
-  // This is the reader's only fetch if it brings all of its keys.
+  // If this fetch brings all keys of the reader, then it is the reader's only fetch.
   const bool brings_all = unique_keys(reader.request.keys).size() == fetch.request.keys.size();
   const bool brings_values = wants_values(fetch.request.operation) || !wants_values(reader.request.operation);
   if (!fetch.sent && brings_all && brings_values) fetch.initiators.insert(id);
@@ -185,7 +185,7 @@ void Reads::answer_initiator(const Reader& initiator, const Fetch& fetch, const 
   Reply mine;
   mine.number = reply.number;
   if (!wants_values(initiator.request.operation)) {
-    // The keys exist: there is nothing else to say.
+    // A wait or a check returns no values.
   } else if (initiator.request.keys == fetch.request.keys) {
     mine.values = reply.values;
   } else {
@@ -282,8 +282,8 @@ bool Reads::take_set(const Reply& reply, TimePoint now) {
   return set.below && cache_.contains(set.key) && below_.grant(set.key, *set.below);
 }
 
-// A proxy that has given back its leases of a key must not take new ones from replies that were sent before the server
-// knew. So the fetches on their way become stale.
+// After a proxy has given back its lease of a key, it must not accept a new lease from a reply that the server sent
+// earlier. So all fetches of the key that are on their way become stale.
 void Reads::give_back(const Key& key) {
   uncache(key);
   if (const auto set = latest_set_.extract(key); !set.empty()) sets_.erase(set.mapped());
@@ -334,7 +334,7 @@ uint64_t Reads::revoke(ClientId client) {
 
 void Reads::set_lease_end(TimePoint until, TimePoint now) {
   if (now >= lease_end_) {
-    // The leases of proxies below have ended too.
+    // The leases of the proxies below have ended too, because they never last longer than this proxy's leases.
     cache_.clear();
     lru_.clear();
     cached_bytes_ = 0;
@@ -357,7 +357,8 @@ void Reads::flush() {
     words.back().keys.push_back(key);
   }
   giving_back_.clear();
-  // Before all other requests, which may read the same keys again.
+  // Releases go before all other requests. Otherwise a release could end a lease that a later request for the same key
+  // has just got.
   out_.requests.insert(out_.requests.begin(), std::make_move_iterator(words.begin()),
                        std::make_move_iterator(words.end()));
 }

@@ -29,7 +29,7 @@ Result<Fd> connect_to(const Address& address, const Deadline& deadline) {
   return socket;
 }
 
-// A name may have several addresses. Takes the first that answers.
+// A name may have several addresses. Uses the first address that accepts a connection.
 Result<Fd> connect_to(const RedisTarget& target, const Deadline& deadline) {
   if (!target.unix_path.empty()) {
     MUSTER_ASSIGN(const Address address, Address::parse("unix:" + target.unix_path));
@@ -44,7 +44,7 @@ Result<Fd> connect_to(const RedisTarget& target, const Deadline& deadline) {
   return socket;
 }
 
-// The first word of a Redis error says its kind.
+// The first words of a Redis error give its kind.
 ErrorCode code_of(std::string_view text) {
   const auto is = [&](auto... words) { return (text.starts_with(words) || ...); };
   if (is("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH")) return ErrorCode::kAuthentication;
@@ -71,7 +71,7 @@ Result<std::unique_ptr<RedisConnection>> RedisConnection::connect(const RedisTar
     const RedisWords without = {"AUTH", target.password};
     MUSTER_TRY(connection->call(target.user.empty() ? without : with_user, deadline));
   }
-  // Also for the default database: a server that wants a password refuses this command.
+  // Selects even the default database, because a server that requires a password refuses this command.
   MUSTER_TRY(connection->call({"SELECT", target.database}, deadline));
   return connection;
 }
@@ -130,7 +130,7 @@ Result<RedisReply> RedisConnection::call(const RedisWords& words, const Deadline
   Result<> sent = send(words, deadline);
   if (sent) {
     auto reply = receive(deadline);
-    // A late answer would be taken for that to the next command.
+    // A late reply would be read as the reply to the next command.
     if (!reply && reply.error().code == ErrorCode::kTimeout) broken_ = true;
     return reply;
   }

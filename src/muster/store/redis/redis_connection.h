@@ -18,7 +18,7 @@ struct RedisTarget {
   std::string host;  ///< empty: unix_path is the address
   uint16_t port = 6379;
   std::string unix_path;
-  std::string user, password;  ///< no login without a password
+  std::string user, password;  ///< an empty password means no login
   std::string database = "0";
 
   std::string name() const;  ///< for messages: "Redis at host:port"
@@ -45,7 +45,8 @@ class RedisConnection {
   Result<RedisReply> call(const RedisWords& words, const Deadline& deadline);
 
   bool broken() const { return broken_; }
-  /// True if an idle connection can be used again: it has no input, and has not ended.
+  /// True if an idle connection can be used again: it is not broken, has no unread input, and was not closed by the
+  /// server.
   bool at_rest() const;
 
  private:

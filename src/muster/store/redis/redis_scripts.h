@@ -5,12 +5,12 @@
 //
 //   P:data            hash    the keys and their values
 //   P:queue:<key>     list    a queue
-//   P:barrier:<key>   hash    "count", and for each arrival's id the end of its wait (ms since 1970)
+//   P:barrier:<key>   hash    "count", and for each arrival's id the deadline of its wait (ms since 1970)
 //   P:claims          hash    for each lock its expiry (16 digits, ms since 1970), token (32 digits) and value
 //   P:event:<key>     channel with a message when the key or a queue item appears, or the barrier is released
 //
-// A script that may have to wait returns a list when it is done, and otherwise the number of the missing key, from 1.
-// Its first argument is the number of the key to continue with.
+// A script that may have to wait returns a list when it is done. Otherwise it returns the number of the missing key,
+// counted from 1. The script's first argument is the number of the key to continue with.
 
 namespace muster::redis_scripts {
 
@@ -100,9 +100,10 @@ local item = redis.call('LPOP', queue)
 if not item then return 1 end
 return {redis.call('LLEN', queue) + 1, item})";
 
-// Arguments: 1, key, count, id, timeout in ms. A released arrival is removed from the hash, so its caller checks
-// whether it is still there. Arrivals of dead callers are removed a minute after their timeout. Returns an empty list
-// if the caller is released; the number of waiting callers and their count if the counts differ.
+// Arguments: 1, key, count, id, timeout in ms. A release removes the arrivals from the hash, so a caller checks whether
+// its arrival is still there. Arrivals of dead callers are removed a minute after their timeout. Returns an empty list
+// if the caller is released, and 1 if it has to wait. If the counts differ, returns the number of waiting callers and
+// their count.
 inline constexpr const char* kArrive = R"(
 local barrier, count = KEYS[1]..':barrier:'..ARGV[2], ARGV[3]
 local time = redis.call('TIME')
@@ -127,7 +128,7 @@ inline constexpr const char* kReleased = R"(
 if redis.call('HEXISTS', KEYS[1]..':barrier:'..ARGV[2], ARGV[4]) == 1 then return 1 end
 return {})";
 
-// Returns 1 if the arrival was still there.
+// Returns 1 if the arrival was not released before.
 inline constexpr const char* kWithdraw = R"(
 local barrier = KEYS[1]..':barrier:'..ARGV[2]
 local gone = redis.call('HDEL', barrier, ARGV[4])
@@ -144,7 +145,7 @@ local until_then = string.format('%016.0f', now + tonumber(ARGV[3]))
 redis.call('HSET', KEYS[1]..':claims', ARGV[1], until_then..ARGV[2]..ARGV[4])
 return 1)";
 
-// Arguments as kClaim. Returns 1 if this token still held the lock. A time to live of 0 ms releases it.
+// Arguments as for kClaim. Returns 1 if this token still held the lock. A time to live of 0 ms releases it.
 inline constexpr const char* kRenew = R"(
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -155,7 +156,7 @@ local until_then = string.format('%016.0f', now + tonumber(ARGV[3]))
 redis.call('HSET', KEYS[1]..':claims', ARGV[1], until_then..string.sub(held, 17))
 return 1)";
 
-// Name, value, name, value, ...; what is over is swept out.
+// Returns name, value, name, value, ... of the locks whose names begin with the argument. Deletes expired locks.
 inline constexpr const char* kClaims = R"(
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -17,7 +17,8 @@ namespace {
 
 constexpr size_t kMaxValue = size_t{512} << 20;  // Redis' own limit
 constexpr size_t kIdleConnections = 8;
-// A message is lost only with its connection. Checking again now and then is for a server that has lost its data.
+// Redis loses a message only if the subscriber's connection breaks. The store still checks again at this interval, in
+// case the server has lost its data.
 constexpr Duration kPollInterval = 5s;
 
 struct RedisLocation {
@@ -32,7 +33,7 @@ std::string milliseconds(Duration duration) {
   return std::to_string(std::chrono::ceil<std::chrono::milliseconds>(duration).count());
 }
 
-// The connections of a store and its clones. Each call takes one and gives it back.
+// The connections that a store and its clones share. Each call takes a connection and gives it back.
 class Connections {
  public:
   explicit Connections(RedisLocation location) : location_(std::move(location)) {}
@@ -49,7 +50,7 @@ class Connections {
     return connect(deadline);
   }
 
-  // After the store was opened, an unreachable server counts as lost.
+  // Once the store is open, an unreachable server is reported as lost.
   Result<std::unique_ptr<RedisConnection>> connect(const Deadline& deadline) {
     auto connection = RedisConnection::connect(location_.target, deadline);
     if (connection || connection.error().code != ErrorCode::kUnavailable) return connection;
@@ -61,7 +62,7 @@ class Connections {
     if (!connection->broken() && idle_.size() < kIdleConnections) idle_.push_back(std::move(connection));
   }
 
-  // `arguments`: the words after the script's key.
+  // `arguments` are the words after the script's key.
   Result<RedisReply> run(const char* script, const RedisWords& arguments, const Deadline& deadline) {
     MUSTER_ASSIGN(auto connection, take(deadline));
     RedisWords words = {"EVAL", script, "1", location_.prefix};
@@ -99,7 +100,7 @@ class Listener {
     }
   }
 
-  // Returns at a message or at the deadline.
+  // Returns when a message arrives, or at the deadline.
   Result<> wait_for_message(const Deadline& deadline) {
     const auto message = connection_->receive(deadline);
     if (message || message.error().code == ErrorCode::kTimeout) return {};
@@ -227,7 +228,7 @@ Result<Reply> RedisStore::run_at_once(const Request& request, const Deadline& de
 
 // ---- operations that may wait
 
-// Runs a script that may have to wait, and again at each message about the missing key.
+// Runs a script that may have to wait. Runs it again after each message about the missing key.
 Result<RedisReply> RedisStore::until_there(const char* script, RedisWords arguments, const std::vector<Key>& keys,
                                            const Deadline& deadline) {
   std::optional<Listener> listener;
@@ -278,7 +279,8 @@ Result<Reply> RedisStore::arrive(const Request& request, const Deadline& deadlin
   if (arrived->type == REDIS_REPLY_ARRAY) return Reply{};
   const auto released = until_there(redis_scripts::kReleased, words, request.keys, deadline);
   if (released) return Reply{};
-  // The caller may have been released first. If the server does not answer, it removes the arrival later.
+  // Removes the arrival. If it is already gone, the barrier has released the caller. If the server does not answer, it
+  // removes the arrival later, a minute after the timeout.
   const auto withdrawn = run(redis_scripts::kWithdraw, words, Deadline::after({}));
   if (withdrawn && (*withdrawn)->integer == 0) return Reply{};
   return tl::unexpected(released.error());

@@ -32,7 +32,7 @@ class LocalBackend : public Backend {
   Duration lease_left() const override { return Duration::max(); }
 
  private:
-  // One step a turn, one scan at a time: other clients are served in between.
+  // Runs one step of one scan in each turn of the loop, so that other clients are served in between.
   void continue_scan() {
     const bool done = state_.scan(scans_.front());
     if (done) {
@@ -48,8 +48,8 @@ class LocalBackend : public Backend {
   StoreState& state_;
   Loop& loop_;
   Deliver deliver_;
-  std::deque<Scan> scans_;  // the first one has begun
-  Replies replies_;         // kept, so that a request allocates none
+  std::deque<Scan> scans_;  // the first scan has begun
+  Replies replies_;         // a member, so that not every request allocates a vector
 };
 
 }  // namespace

@@ -7,9 +7,9 @@
 
 namespace muster {
 namespace {
-constexpr int kReadsPerTurn = 16;  // then other connections get their turn
+constexpr int kReadsPerTurn = 16;  // after these reads, other connections get their turn
 
-// Shared by all connections of a thread: the input is consumed before another connection reads.
+// All connections of a thread share this buffer, because each connection consumes its input before another one reads.
 MutableByteView read_buffer() {
   thread_local Bytes buffer(Stream::kReadBytes);
   return buffer;
@@ -33,7 +33,7 @@ void BufferedConnection::close() {
   loop_.unwatch(stream_->fd());
   if (stall_timer_) loop_.cancel(*stall_timer_);
   if (continue_timer_) loop_.cancel(*continue_timer_);
-  stream_.reset();  // the peer sees the end now, even if this object lives on
+  stream_.reset();  // the peer sees the end of the stream now, even if this object lives on
 }
 
 void BufferedConnection::lose(const Error& why) {
@@ -47,7 +47,7 @@ void BufferedConnection::on_event(uint32_t events) {
   const MutableByteView buffer = read_buffer();
   for (int reads = 0; open_ && !over(); ++reads) {
     if (reads == kReadsPerTurn) {
-      continue_later();  // epoll does not report the rest again
+      continue_later();  // edge-triggered epoll does not report the rest again
       break;
     }
     const iovec segment{buffer.data(), buffer.size()};
@@ -86,7 +86,7 @@ void BufferedConnection::flush() {
   if (open_ && input_left_ && !over()) continue_later();
 }
 
-// Waits for the stream to be writable only while output is left.
+// Asks epoll for writability only while output is left.
 void BufferedConnection::update_events() {
   const uint32_t output = !outbox_.empty() && stream_->wants_write() ? uint32_t{EPOLLOUT} : 0;
   const uint32_t wanted = EPOLLIN | EPOLLRDHUP | EPOLLET | output;

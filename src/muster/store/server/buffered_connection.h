@@ -10,9 +10,9 @@
 
 namespace muster {
 
-/// A stream driven by a loop (edge-triggered), with an output queue. While the queue is longer than its limit, no input
-/// is read. A peer that then takes nothing for `stall_timeout` is lost. Used by the loop's thread. Must not be
-/// destroyed from its own handlers: use Loop::post().
+/// A stream driven by a loop (edge-triggered), with an output queue. While the queue is longer than its limit, it reads
+/// no input. If the peer then reads nothing for `stall_timeout`, the connection is lost. Only the loop's thread may use
+/// an object. Must not be destroyed from its own handlers: use Loop::post().
 class BufferedConnection {
  public:
   struct Options {
@@ -20,9 +20,9 @@ class BufferedConnection {
     Duration stall_timeout = std::chrono::seconds(30);
   };
   struct Handlers {
-    /// Takes input. Called without bytes when over() has ended: continue with the input that was left.
+    /// Takes input. A call without bytes means that over() has become false: continue with the input that was left.
     std::function<void(ByteView)> input;
-    /// The last call: the peer closed the connection, the stream broke, or the peer does not read.
+    /// The last call to the handlers. The peer closed the connection, the stream broke, or the peer does not read.
     std::function<void(const Error&)> lost;
   };
 
@@ -32,13 +32,13 @@ class BufferedConnection {
   BufferedConnection& operator=(const BufferedConnection&) = delete;
 
   Result<> start();
-  /// Append the output here, then call flush().
+  /// The caller appends output here, then calls flush().
   Bytes& out() { return outbox_.tail(); }
-  /// True while no input is taken: paused, or too much output waits.
+  /// True while no input is read, because the connection is paused or too much output waits.
   bool over() const { return paused_ || outbox_.size() > options_.max_queue; }
   void pause(bool paused);
   void flush();
-  /// Closes the stream. No handler is called any more.
+  /// Closes the stream. No handler is called after this.
   void close();
 
  private:

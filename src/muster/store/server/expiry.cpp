@@ -5,11 +5,12 @@
 namespace muster {
 namespace {
 
-// The shortest silence after which a link is dead, unless the grace of a link is shorter.
+// A link is dead after this silence, or after `link_grace` if that is shorter. The silence is at least
+// kMissedKeepalives keepalive intervals, which are longer with many proxies.
 constexpr Duration kSilentLink = 20s;
 constexpr int kMissedKeepalives = 3;
 
-// How long a lease lasts on a clock that runs a quarter slower than this one.
+// How long a lease lasts on a holder's clock that runs a quarter slower than this clock.
 Duration with_clock_drift(Duration lease) { return lease * 5 / 4; }
 
 }  // namespace
@@ -36,7 +37,8 @@ SessionExpiry::Expired SessionExpiry::expired(size_t proxies) const {
   const Duration keepalives = kMissedKeepalives * kKeepaliveInterval * interval_growth(proxies);
   const Duration silence = std::max(std::min(kSilentLink, limits_.link_grace), keepalives);
   Expired expired;
-  // A lease that was granted since may come with no right to use it. It ends like one that holds for the usual time.
+  // The server may grant leases while `lease_left` is 0, which does not move leases_end_. These leases end as if they
+  // held for the usual time.
   expired.leases = now > std::max(leases_end_, heard_ + with_clock_drift(limits_.lease_time));
   expired.link = linked_ && now - heard_ > silence;
   expired.session = !linked_ && now - unlinked_since_ > limits_.link_grace;

@@ -8,13 +8,13 @@
 
 namespace muster {
 
-/// How long a proxy's leases, link and session outlive its silence. The server and the simulator use it, each with its
-/// own clock. Not thread-safe.
+/// Decides how long the leases, the link and the session of a silent proxy last. The server and the simulator use it,
+/// each with its own clock. Not thread-safe.
 class SessionExpiry {
  public:
   struct Limits {
-    Duration lease_time = kLeaseTime;  ///< for how long leases hold after a keepalive
-    Duration link_grace = 30s;         ///< for how long a session waits for a new link
+    Duration lease_time = kLeaseTime;  ///< how long leases hold after a keepalive
+    Duration link_grace = 30s;         ///< how long a session waits for a new link
   };
   /// Borrows the clock.
   SessionExpiry(const Clock& clock, Limits limits) : clock_(&clock), limits_(limits) {}
@@ -22,15 +22,15 @@ class SessionExpiry {
   void link_up();
   void link_lost();
   bool linked() const { return linked_; }
-  /// The proxy sent something.
+  /// Call this when the proxy has sent something.
   void heard() { heard_ = clock_->now(); }
 
   struct Grant {
     Duration lease;               ///< how long the proxy may use leases, from its latest frame on
     Duration keepalive_interval;  ///< how often it must send a frame
   };
-  /// What the next frame to the proxy says. With many `proxies` both grow: see lease.h. `lease_left`: how long this
-  /// server may use the leases that it passes on.
+  /// Returns the durations for the next frame to the proxy. With many `proxies` both grow: see lease.h. `lease_left` is
+  /// how long this server may itself use the leases that it passes on.
   Grant grant(size_t proxies, Duration lease_left);
 
   struct Expired {
@@ -39,7 +39,7 @@ class SessionExpiry {
     bool session = false;  ///< the proxy did not come back in time
   };
   Expired expired(size_t proxies) const;
-  /// When the last lease that was granted has ended, on a clock that runs up to a quarter slower too.
+  /// The time at which the last granted lease has ended, even on a holder's clock that runs up to a quarter slower.
   TimePoint leases_end() const { return leases_end_; }
 
  private:
@@ -51,24 +51,24 @@ class SessionExpiry {
   TimePoint leases_end_{INT64_MIN};
 };
 
-/// Finds clients that stopped in the middle of a request. Not thread-safe.
+/// Finds clients that stop in the middle of a request. Not thread-safe.
 class RequestTimeouts {
  public:
   /// Borrows the clock.
   RequestTimeouts(const Clock& clock, Duration timeout) : clock_(clock), timeout_(timeout) {}
-  /// The client sent a part of a request. True if next() was not set before.
+  /// Call this when the client has sent a part of a request. True if next() was not set before.
   bool heard(ClientId client);
-  /// When take_expired() must be called; only where a client is waited for.
+  /// The time at which take_expired() must be called. Not set if no client is in the middle of a request.
   std::optional<TimePoint> next() const;
-  /// Clients that have sent nothing for the timeout, and are not waited for any more. Some may have completed their
-  /// requests.
+  /// Removes and returns the clients that have sent nothing for the timeout. Some of them may have completed their
+  /// requests, so the caller must check.
   std::vector<ClientId> take_expired();
 
  private:
   const Clock& clock_;
   const Duration timeout_;
   std::unordered_map<ClientId, TimePoint> heard_;
-  std::deque<std::pair<TimePoint, ClientId>> queue_;  // the clients of heard_, and when each was put here
+  std::deque<std::pair<TimePoint, ClientId>> queue_;  // the clients of heard_, with the time of their insertion
 };
 
 }  // namespace muster

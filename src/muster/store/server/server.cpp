@@ -14,15 +14,15 @@ namespace muster {
 namespace {
 
 constexpr unsigned kMaxThreads = 16;
-constexpr unsigned kShards = 32;  // so that even so many threads rarely want the same one
+constexpr unsigned kShards = 32;  // enough that even kMaxThreads threads rarely need the same shard
 
 unsigned thread_count(const StoreServerOptions& options) {
-  if (!options.upstream.empty()) return 1;  // a proxy's one link limits it
+  if (!options.upstream.empty()) return 1;  // the one link of a proxy is its limit
   if (options.threads > 0) return options.threads;
   return std::clamp(std::thread::hardware_concurrency() / 2, 1U, kMaxThreads);
 }
 
-// The first loop accepts connections, does the handshake, and gives each connection to a loop.
+// The first loop accepts connections, does the handshake, and assigns each connection to a loop.
 class Server : public StoreServer {
  public:
   explicit Server(StoreServerOptions options)
@@ -125,7 +125,7 @@ class Server : public StoreServer {
     choose_loop().admit(std::move(accepted));
   }
 
-  // A session stays with its loop.
+  // All links of a session go to the same loop, because that loop holds the session's state.
   ServerLoop& loop_of(const SessionId& id) {
     size_t hash = 0;
     std::memcpy(&hash, id.data(), sizeof hash);
@@ -146,7 +146,7 @@ class Server : public StoreServer {
   StoreState state_;
   std::vector<Address> muster_addresses_, torch_addresses_;
   std::vector<std::unique_ptr<ServerLoop>> loops_;
-  // Only the first loop's thread uses these, once it runs.
+  // Once the first loop runs, only its thread uses these members.
   ListenerId next_listener_ = 0;
   std::map<ListenerId, std::unique_ptr<Acceptor>> acceptors_;
 };

@@ -11,17 +11,18 @@
 namespace muster {
 namespace {
 
-// PyTorch's protocol has no request numbers. Replies must come in the order of the requests, and a client takes a
-// request without a reply for done when it is sent. Only the cancellation of a wait overtakes the wait.
+// PyTorch's protocol has no request numbers, so replies must come in the order of the requests. A client also considers
+// a request without a reply to be done when it is sent. So the server finishes each request before it reads the next
+// one. Waits are the exception, because the cancellation of a wait must overtake the wait.
 bool must_finish_first(StoreOperation operation) {
   return operation != StoreOperation::kWait && operation != StoreOperation::kBarrier &&
          operation != StoreOperation::kCancel;
 }
 
-// Replies to proxies gather for a while before they are sent: twice as long as the last round of sending took.
+// Replies to proxies are collected for a while before they are sent: twice as long as the last round of sending took.
 constexpr Duration kMinFlushGap = 100us, kMaxFlushGap = 4ms;
-// With many proxies the gap grows with the number of those that asked in the last round. The thread sleeps meanwhile:
-// frames would wake it one by one, for replies that wait anyhow.
+// With many proxies the gap grows with the number of proxies that the last round wrote to. The thread sleeps during the
+// gap. Otherwise every incoming frame would wake it, although the replies wait anyway.
 constexpr size_t kManyProxies = 8;
 constexpr Duration kFlushGapPerProxy = 300us;
 constexpr Duration kSessionCheckInterval = 500ms;
@@ -30,7 +31,7 @@ void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
 }
 
-// Zero before the thread starts and after it ends.
+// Zero before the thread starts and after it has ended.
 double seconds_of(std::optional<clockid_t> clock) {
   timespec used{};
   if (!clock || clock_gettime(*clock, &used) != 0) return 0;
@@ -39,7 +40,7 @@ double seconds_of(std::optional<clockid_t> clock) {
 
 }  // namespace
 
-// What a client is that is a proxy. It outlives its connections.
+// The state of a client that is a proxy. It outlives the proxy's connections.
 struct ProxyClient {
   SessionId id{};
   ServerSession session;
@@ -54,7 +55,7 @@ struct ServerLoop::Client {
   std::unique_ptr<ProxyClient> proxy;
   std::optional<BufferedConnection> connection;
   bool tcpstore = false;     // uses PyTorch's protocol
-  RequestId unfinished = 0;  // the request that must be answered before the next is read
+  RequestId unfinished = 0;  // the request to answer before the next one is read; 0: none
   bool dirty = false;
   bool lost = false;
 };
@@ -78,7 +79,7 @@ void ServerLoop::run() {
     pthread_setname_np(pthread_self(), fmt::format("store {}", index_).c_str());
     clockid_t clock;
     if (pthread_getcpuclockid(pthread_self(), &clock) == 0) cpu_clock_ = clock;
-    // Every task wakes the loop, stop() too.
+    // Every posted task wakes the loop, and so does stop(). So the loop can wait without a deadline.
     const Deadline never = Deadline::never();
     while (!stop_) {
       coalesce();
@@ -168,12 +169,12 @@ ServerLoop::Client& ServerLoop::new_client() {
   return client;
 }
 
-// The client that the proxy had before, or a new one.
+// Returns the client of the proxy's existing session, or a new client.
 ServerLoop::Client& ServerLoop::proxy_client(const SessionId& session) {
   if (!std::exchange(checks_sessions_, true)) check_sessions();
   Client*& client = sessions_[session];
   if (client != nullptr) {
-    client->connection->close();  // the proxy may have seen first that it is broken
+    client->connection->close();  // the proxy may notice a broken link before the server does
     --load_;
   } else {
     client = &new_client();
@@ -206,7 +207,7 @@ void ServerLoop::on_input(Client& client, ByteView bytes) {
   client.protocol->feed(bytes);
   in_batch_ = true;
   while (!client.lost && !client.connection->over() && take_request(client))
-    continue;  // the rest waits until the client reads
+    continue;  // the rest of the input waits until the client reads its replies
   in_batch_ = false;
   const bool incomplete = !client.lost && client.protocol->midway();
   if (incomplete && request_timeouts_.heard(client.id)) arm_request_timeout();
@@ -221,7 +222,7 @@ void ServerLoop::arm_request_timeout() {
       const auto found = clients_.find(id);
       if (found == clients_.end()) continue;
       Client& client = *found->second;
-      // A client that is not read from is checked again after its next input.
+      // If the server does not read from a client now, the client is checked again after its next input.
       if (client.connection->over() || !client.protocol->midway()) continue;
       lose(client, {ErrorCode::kTimeout, "it stopped in the middle of a request", kNoRank, {}});
     }
@@ -229,7 +230,7 @@ void ServerLoop::arm_request_timeout() {
   });
 }
 
-// A frame of a proxy may hold many requests. It counts as one message.
+// Handles the frames of a proxy. A frame may hold many requests, and counts as one message.
 void ServerLoop::on_frames(Client& client, ByteView bytes) {
   auto input = client.proxy->session.receive(bytes);
   if (!input) return lose(client, input.error());
@@ -243,8 +244,8 @@ void ServerLoop::on_frames(Client& client, ByteView bytes) {
   flush();  // a new link, or a keepalive
 }
 
-// Flushes once all input of this turn is carried out, or a little later while proxies keep asking: requests of many
-// proxies often release the same waiters.
+// Schedules a flush for the end of this turn of the loop, or for the end of the gap after the previous flush if that is
+// later. The gap saves frames, because requests of many proxies often release the same waiters.
 void ServerLoop::schedule_flush() {
   if (std::exchange(flush_scheduled_, true)) return;
   loop_->at(next_flush_, [this] {
@@ -265,7 +266,7 @@ void ServerLoop::coalesce() const {
   std::this_thread::sleep_for(next_flush_ - loop_->clock().now());  // tidy: allow(sleep) until replies may leave
 }
 
-// False if there is no whole request, or the client broke the protocol.
+// False if there is no whole request yet, or if the client violated the protocol.
 bool ServerLoop::take_request(Client& client) {
   Bytes& out = client.connection->out();
   const size_t answered = out.size();
@@ -278,7 +279,8 @@ bool ServerLoop::take_request(Client& client) {
   const bool finish_first = client.tcpstore ? must_finish_first((*request)->operation) : is_scan(**request);
   if (finish_first) client.unfinished = (*request)->id;
   submit(client, std::move(**request));
-  // Another server carries it out, or it waits until leases are given back, or it scans many keys.
+  // The request has no reply yet: another server carries it out, it waits until leases are given back, or it scans many
+  // keys.
   if (client.unfinished != 0 && !client.lost) client.connection->pause(true);
   return true;
 }
@@ -343,14 +345,14 @@ void ServerLoop::mark_dirty(Client& client) {
   if (!std::exchange(client.dirty, true)) dirty_.push_back(&client);
 }
 
-// Sends what a batch of requests or replies has produced: one write per client, one message per other loop. Proxies
-// that want fewer frames are left for later. Returns the number of proxies that it wrote to.
+// Sends the output of a batch of requests or replies: one write per client, one message per other loop. A proxy that
+// does not want a frame yet gets it later. Returns the number of proxies that it wrote to.
 size_t ServerLoop::flush() {
   const TimePoint now = loop_->clock().now();
   TimePoint earliest = kNever;
   size_t proxies = 0;
   std::vector<Client*> early;
-  for (size_t i = 0; i < dirty_.size(); ++i) {  // a write that fails may add to it
+  for (size_t i = 0; i < dirty_.size(); ++i) {  // a failed write may add to dirty_
     Client& client = *dirty_[i];
     if (client.proxy && !client.lost && now < client.proxy->next_frame) {
       early.push_back(&client);
@@ -390,7 +392,7 @@ void ServerLoop::write_frames(Client& client) {
   lose(client, {ErrorCode::kResourceExhausted, "too many replies wait for its link", kNoRank, {}});
 }
 
-// A proxy may reconnect.
+// Handles a lost connection. A known proxy keeps its session, because it may reconnect.
 void ServerLoop::on_lost(Client& client, const Error& why) {
   if (!client.proxy || !client.proxy->session.known()) return lose(client, why);
   log(LogLevel::kDebug, fmt::format("store: the link to {} is lost: {}", client.peer.to_string(), why.message));
@@ -398,11 +400,12 @@ void ServerLoop::on_lost(Client& client, const Error& why) {
 }
 
 void ServerLoop::check_sessions() {
-  std::vector<Client*> silent, over;  // ending a session takes it out of sessions_
+  std::vector<Client*> silent, over;  // two lists, because ending a session removes it from sessions_
   for (const auto& [id, client] : sessions_) {
     ServerSession& session = client->proxy->session;
     const SessionExpiry::Expired expired = session.expired(proxies());
-    // A grant from before may still be on its way here from another loop, or wait here for the link.
+    // An earlier grant may still be on its way here from another loop, or may wait here for the link. end_grants()
+    // removes such grants from the replies.
     if (expired.leases) session.end_grants(backend_->revoke(client->id));
     if (expired.link) silent.push_back(client);
     if (expired.session) over.push_back(client);
@@ -417,7 +420,7 @@ void ServerLoop::check_sessions() {
 }
 
 void ServerLoop::destroy_closed_clients() {
-  flush();  // dirty_ may hold some of them
+  flush();  // dirty_ may hold pointers to closed clients
   closed_clients_.clear();
 }
 
@@ -430,12 +433,12 @@ void ServerLoop::lose(Client& client, const Error& why) {
     if (!client.tcpstore || usual) log(level, line);
   }
   client.connection->close();
-  // A call of the client may be on the stack.
+  // A handler of the client's connection may be on the stack, so the client is destroyed later.
   if (closed_clients_.empty()) loop_->post([this] { destroy_closed_clients(); });
   closed_clients_.push_back(std::move(clients_.extract(client.id).mapped()));
   counters_.clients.store(clients_.size(), std::memory_order_relaxed);
   --load_;
-  backend_->drop(client.id);  // before its leases end: that may release its waits, which would be granted new leases
+  backend_->drop(client.id);  // before its leases end: their end may release its waits, which would then get new leases
   if (!client.proxy) return;
   sessions_.erase(client.proxy->id);
   backend_->serves_proxies(sessions_.size());

@@ -25,11 +25,11 @@ namespace muster {
 
 using ListenerId = uint64_t;
 
-/// One of a server's threads. It drives a loop, and only this thread touches the clients that it was given. Calls that
-/// concern a client of another loop are posted there. Private to the server.
+/// One of a server's threads, which drives one event loop. Each client belongs to one loop, and only that loop's thread
+/// touches it. Calls that concern a client of another loop are posted there. Private to the server.
 class ServerLoop {
  public:
-  /// What a loop needs to know of the others.
+  /// How a loop reaches the other loops.
   struct Others {
     std::function<void(unsigned index, Replies)> deliver;
     std::function<StoreStat()> stat;  ///< null: kStat goes to the backend
@@ -47,7 +47,7 @@ class ServerLoop {
              std::unique_ptr<Loop> loop);
   ~ServerLoop();
 
-  /// Only before run(), while no thread drives the loop.
+  /// Only before run(). Later, other threads may call only its thread-safe functions, such as Loop::post().
   Loop& loop() { return *loop_; }
   void set_backend(std::unique_ptr<Backend> backend) { backend_ = std::move(backend); }
   /// Takes replies for the clients of any loop, on this loop's thread.
@@ -57,19 +57,20 @@ class ServerLoop {
   /// Ends the thread. The clients stay until this object is destroyed.
   void stop();
 
-  // The rest is thread-safe.
+  // The functions below are thread-safe.
   void admit(AcceptedConnection accepted);
   void deliver(Replies replies);
   /// Closes the connections of a listener's clients.
   void close_clients_of(ListenerId listener);
-  /// The number of connections that it was given and that are not closed.
+  /// The number of open connections that were assigned to this loop.
   size_t load() const { return load_; }
-  /// Adds this loop's figures.
+  /// Adds this loop's statistics to `stat`.
   void add_to(StoreStat& stat) const;
 
  private:
   struct Client;
-  // Written by the loop's thread alone, read by any.
+  // Only the loop's thread writes the counters; any thread may read them. Relaxed order is enough, because no reader
+  // relies on the order of different counters.
   struct Counters {
     std::array<std::atomic<uint64_t>, 256> operations{};
     std::atomic<uint64_t> clients{0}, bytes_in{0}, bytes_out{0}, messages_in{0}, messages_out{0};
@@ -101,7 +102,8 @@ class ServerLoop {
   void coalesce() const;
   void write_frames(Client& client);
   void on_lost(Client& client, const Error& why);
-  size_t proxies() const { return sessions_.size() * count_; }  // spread evenly over the loops
+  // An estimate for the whole server: sessions are spread evenly over the loops.
+  size_t proxies() const { return sessions_.size() * count_; }
   void check_sessions();
   void lose(Client& client, const Error& why);
   void end_leases(const Client& client);
@@ -116,15 +118,15 @@ class ServerLoop {
   bool checks_sessions_ = false;
   std::vector<std::unique_ptr<Client>> closed_clients_;
   RequestTimeouts request_timeouts_;
-  std::vector<Client*> dirty_;           // have something to send; closed clients may be among them
-  std::vector<Replies> remote_replies_;  // by loop, sent at the end of a batch
-  RateLimitedLog unauthenticated_log_;   // clients of PyTorch's protocol
-  Client* current_client_ = nullptr;     // submit() carries out its request
+  std::vector<Client*> dirty_;           // clients with something to send; may include closed clients
+  std::vector<Replies> remote_replies_;  // replies for the clients of each loop, sent at the end of a batch
+  RateLimitedLog unauthenticated_log_;   // for clients of PyTorch's protocol
+  Client* current_client_ = nullptr;     // the client whose request submit() carries out
   bool in_batch_ = false;
   bool flush_scheduled_ = false;
   TimePoint next_flush_{};
   static constexpr TimePoint kNever{INT64_MAX};
-  TimePoint paced_flush_ = kNever;  // when the first of the proxies that want fewer frames may get one
+  TimePoint paced_flush_ = kNever;  // when the first proxy that does not want a frame yet may get it
   ClientId next_client_;
   std::unique_ptr<Backend> backend_;
   Counters counters_;
@@ -132,7 +134,7 @@ class ServerLoop {
   std::mutex mutex_;
   Inbox inbox_;  // guarded by mutex_
   std::atomic<bool> stop_ = false;
-  std::atomic<std::optional<clockid_t>> cpu_clock_{};  // of the thread, for other threads to read
+  std::atomic<std::optional<clockid_t>> cpu_clock_{};  // the thread's clock; atomic because other threads read it
   std::thread thread_;
 };
 

@@ -35,7 +35,7 @@ Result<ServerSession::Input> ServerSession::receive(ByteView bytes) {
 Result<> ServerSession::open(const Frame& frame) {
   MUSTER_ASSIGN(const SessionOpen open, decode_session_open(frame));
   opened_due_ = true;
-  if (open.resumes && !known_) return {};  // the next write() says so
+  if (open.resumes && !known_) return {};  // the next write() tells the proxy that its session is not known
   known_ = true;
   return session_.connect(open.received);
 }

@@ -16,9 +16,10 @@
 namespace muster {
 namespace {
 
-constexpr Duration kAttemptTimeout = 10s;  // of one attempt to reconnect
+constexpr Duration kAttemptTimeout = 10s;  // for one attempt to reconnect
 constexpr Duration kMinPause = 5ms, kMaxPause = 1s;
-// A server whose address refuses connections for so long has ended, and its data is lost: there is no use in waiting.
+// If a server's address refuses connections for this long, the server has ended and its data is lost. More waiting
+// would not help.
 constexpr Duration kRefusedGrace = 1s;
 constexpr size_t kMaxQueue = size_t{1} << 30;  // bytes that wait for the link
 
@@ -30,7 +31,7 @@ Random seeded() {
   return Random(seed);
 }
 
-// The host answers, but no server listens.
+// True if the host answers, but no server listens there.
 bool is_refusal(const Error& error) { return error.system_error == ECONNREFUSED; }
 
 class Upstream : public Backend {
@@ -101,7 +102,7 @@ class Upstream : public Backend {
   }
 
   void take_turn() {
-    if (link_.lost()) connection_.reset();  // the server above sees at once that the session is over
+    if (link_.lost()) connection_.reset();  // closes the link, so the server above sees the end of the session at once
     if (connection_) {
       link_.write(connection_->out(), now());
       connection_->flush();
@@ -123,7 +124,7 @@ class Upstream : public Backend {
     if (link_.receive(bytes, now())) return take_turn();
     log(LogLevel::kError, link_.lost()->message);
     connection_->close();
-    schedule_turn();  // the connection's call is on the stack
+    schedule_turn();  // a handler of the connection is on the stack
   }
 
   // ---- when the link breaks
@@ -139,8 +140,8 @@ class Upstream : public Backend {
     attempt();
   }
 
-  // Dials the address of the last link only. The server keeps the newest link of a session, so dialing all addresses of
-  // its name could break a new link at once.
+  // Dials only the address of the last link. The server keeps only the newest link of a session, so if this dialed all
+  // addresses of a host name, a later connection could replace the new link.
   void attempt() {
     dial_ = dial(loop_, address_, store_dial_options(address_, options_.credentials, hello()),
                  Deadline::after(kAttemptTimeout, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),

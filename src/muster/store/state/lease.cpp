@@ -47,7 +47,7 @@ void LeaseTable::remove_lease(const Holder& holder) {
     --client.ended;
     --ended_;
   }
-  if (client.leases == 0 && client.ended == 0) clients_.erase(found);  // no lease refers to its term
+  if (client.leases == 0 && client.ended == 0) clients_.erase(found);  // no lease refers to the client's term any more
 }
 
 size_t LeaseTable::remove_ended(Record& record) {
@@ -121,7 +121,7 @@ void LeaseTable::revoke(ClientId holder, std::vector<Key>& freed) {
   if (ended_ > std::max(kMaxEnded, leases_ / 2)) sweep();
 }
 
-// Takes a key without holders off the table, or remembers that it was recalled.
+// Removes the record of a key without holders. If the key was recalled before, keeps the record for a while.
 void LeaseTable::make_idle(Records::iterator record) {
   if (record->second.recalls == 0) {
     records_.erase(record);
@@ -138,7 +138,8 @@ void LeaseTable::forget_idle() {
   }
 }
 
-// The holders of a key that is being recalled all still owe it, so no such key becomes free here.
+// While a key is being recalled, all its holders are current, because revoke() releases the keys that a holder owes. So
+// the sweep never removes the last holder of such a key.
 void LeaseTable::sweep() {
   for (auto it = records_.begin(); it != records_.end();) {
     const auto record = it++;

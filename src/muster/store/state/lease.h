@@ -10,42 +10,44 @@
 
 namespace muster {
 
-/// How long a proxy may use its leases, counted from when it sent the latest message that the server acknowledged. The
-/// server takes leases for ended after a silence that is a quarter longer, because clocks drift. (Gray and Cheriton,
-/// "Leases: an efficient fault-tolerant mechanism for distributed file cache consistency", SOSP 1989.)
+/// How long a proxy may use its leases. The time counts from the moment at which the proxy sent the latest message that
+/// the server acknowledged. The server treats leases as ended after a silence that is a quarter longer, because clocks
+/// drift. (Gray and Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache consistency",
+/// SOSP 1989.)
 inline constexpr Duration kLeaseTime = std::chrono::seconds(4);
 /// How often a proxy sends a keepalive, which also renews its leases.
 inline constexpr Duration kKeepaliveInterval = std::chrono::milliseconds(1500);
-/// With more proxies than this, a server asks each for fewer keepalives, and its leases hold longer in proportion. So
-/// the keepalives of all proxies are as much work as those of this many.
+/// With more proxies than this, a server asks each proxy for fewer keepalives, and the leases hold longer in
+/// proportion. So the work for all keepalives stays about that of kProxiesPerInterval proxies, until the growth reaches
+/// its maximum.
 inline constexpr size_t kProxiesPerInterval = 1024;
 inline constexpr int64_t kMaxIntervalGrowth = 8;
 inline int64_t interval_growth(size_t proxies) {
   return std::clamp<int64_t>(static_cast<int64_t>(proxies / kProxiesPerInterval), 1, kMaxIntervalGrowth);
 }
 
-/// Leases of keys: a holder may answer reads of a key from memory. Before a key changes, all its leases are recalled. A
-/// key that was recalled kMaxRecalls times is not leased again, because it changes too often. Knows no clock: the owner
-/// calls revoke() when a holder was silent for too long. Not thread-safe.
+/// Leases of keys. A holder of a key's lease may answer reads of the key from memory. Before a key changes, all its
+/// leases are recalled. A key that was recalled kMaxRecalls times is not leased again, because it changes too often.
+/// The table knows no clock. Its owner calls revoke() when a holder was silent for too long. Not thread-safe.
 ///
-/// revoke() only counts the leases as ended, so it costs nothing. A sweep removes ended leases once they are the
-/// majority. Only the latest recalled keys without holders are remembered.
+/// revoke() only counts the leases as ended, so it is cheap. A sweep removes ended leases once they are the majority.
+/// The table remembers only the kMaxIdle latest recalled keys without holders.
 class LeaseTable {
  public:
   static constexpr int kMaxRecalls = 2;
   static constexpr size_t kMaxIdle = 4096;               ///< recalled keys without holders that are remembered
-  static constexpr size_t kMaxEnded = 1024;              ///< ended leases that are kept; more if as many leases hold
-  static constexpr size_t kMaxLeases = size_t{1} << 24;  ///< no more are granted
+  static constexpr size_t kMaxEnded = 1024;              ///< no sweep up to this number of ended leases
+  static constexpr size_t kMaxLeases = size_t{1} << 24;  ///< a full table grants no leases
 
   /// True if the key may be leased now.
   bool leasable(const Key& key) const;
-  /// False if it may not be leased.
+  /// False if the key may not be leased.
   bool grant(const Key& key, ClientId holder);
-  /// Recalls the key: `out` gets one recall for each holder, at the first call. True if there is no holder.
+  /// Recalls the key. True if it has no holder. Otherwise the first call appends one recall for each holder to `out`.
   bool recall(const Key& key, Replies& out);
-  /// The holder gives the key back. True if that was the last lease of a recalled key.
+  /// Ends the holder's lease of the key. True if that was the last lease of a recalled key.
   bool release(const Key& key, ClientId holder);
-  /// The holder's leases have ended. Appends the recalled keys that have no holder any more.
+  /// Ends all leases of the holder. Appends to `freed` the recalled keys that have no holder any more.
   void revoke(ClientId holder, std::vector<Key>& freed);
   size_t size() const { return leases_; }
   size_t records() const { return records_.size(); }
@@ -54,7 +56,7 @@ class LeaseTable {
  private:
   struct Holder {
     ClientId client;
-    uint32_t term;  // number of the client's revocations when granted; if there were more since, the lease has ended
+    uint32_t term;  // the client's term when the lease was granted; if it differs now, the lease has ended
     friend auto operator<=>(const Holder&, const Holder&) = default;
   };
   struct Record {
@@ -65,7 +67,8 @@ class LeaseTable {
     bool leasable() const { return !recalling && recalls < kMaxRecalls; }
   };
 
-  // Clients with leases in the table, of the present term or of earlier ones.
+  // A client with leases in the table. `term` counts its revocations. `leases` counts the leases of the current term,
+  // and `ended` those of earlier terms.
   struct Client {
     uint32_t term = 0;
     size_t leases = 0, ended = 0;
@@ -82,9 +85,9 @@ class LeaseTable {
 
   Records records_;
   std::unordered_map<ClientId, Client> clients_;
-  std::unordered_map<ClientId, std::unordered_set<Key>> owed_;  // recalled and not yet given back
+  std::unordered_map<ClientId, std::unordered_set<Key>> owed_;  // recalled keys that the client has not given back
   std::list<Key> idle_;                                         // recalled keys without holders, the latest last
-  size_t leases_ = 0;                                           // ended ones included
+  size_t leases_ = 0;                                           // including ended leases
   size_t ended_ = 0;
 };
 

@@ -5,7 +5,7 @@
 
 namespace muster {
 
-/// Sent on the wire and written to file stores: append only.
+/// These numbers are sent on the wire and written to file stores. So never change a number; only append.
 enum class StoreOperation : uint8_t {
   kSet = 1,
   kGet = 2,
@@ -23,16 +23,16 @@ enum class StoreOperation : uint8_t {
   kQueueLength = 14,
   kListKeys = 15,
   kBarrier = 16,
-  kCancel = 17,  ///< of the request `id`
-  kStat = 18,    ///< what the store holds and has done, see stat.h
+  kCancel = 17,  ///< ends the request `id`
+  kStat = 18,    ///< statistics of the store, see stat.h
   // Between a proxy and its server only:
-  kWithdraw = 21,  ///< takes back `weight` arrivals of the barrier request `number` at the key, as far as they wait
+  kWithdraw = 21,  ///< takes back up to `weight` waiting arrivals of the barrier request `number` at the key
   kRelease = 22,   ///< the client gives back its leases of the keys; no reply
 };
 
 enum OperationFlags : uint8_t {
   kReadOnly = 1,      ///< changes nothing
-  kReadsKeys = 2,     ///< reads values or the presence of keys, which may be leased
+  kReadsKeys = 2,     ///< reads values or the existence of keys, which may be leased
   kChangesKeys = 4,   ///< changes values of keys, which may be leased
   kMayRelease = 8,    ///< may release waiters
   kNoTorchReply = 16  ///< has no reply in PyTorch's protocol: a client may leave as soon as it has sent the request,
@@ -46,7 +46,7 @@ struct OperationInfo {
   uint8_t flags = 0;
 };
 
-/// By number.
+/// Indexed by the operation's number.
 inline constexpr OperationInfo kOperations[] = {
     {},
     {"set", 1, 1, kChangesKeys | kMayRelease | kNoTorchReply},

@@ -13,14 +13,15 @@
 
 namespace muster {
 
-/// The tables of StoreState, private to it. Keys are spread over shards. Everything about a key is in its shard,
-/// guarded by the shard's mutex. A set of shards is a bit mask.
+/// The tables of StoreState, private to it. Keys are spread over shards. All data of a key is in its shard, and the
+/// shard's mutex guards it. A ShardMask is a set of shards: bit i stands for shard i.
 using ShardMask = uint32_t;
 inline constexpr unsigned kMaxShards = 32;
 
 struct Waiter;
 
-/// Waiters in the order of their arrival. A waiter is in one list at a time, and can leave at constant cost.
+/// Waiters in the order of their arrival. The list is intrusive, so removal costs constant time. A waiter is in one
+/// list at a time.
 struct WaitList {
   Waiter* first = nullptr;
   Waiter* last = nullptr;
@@ -29,19 +30,20 @@ struct WaitList {
   void remove(Waiter& waiter);
 };
 
-/// What a key may have besides its value.
+/// The data that a key may have besides its value.
 struct KeyExtras {
   std::list<Bytes> queue;
-  WaitList waiting;  ///< for the key, or for an item of the queue
-  WaitList arrived;  ///< at the barrier
+  WaitList waiting;  ///< requests that wait for the key, or for an item of the queue
+  WaitList arrived;  ///< callers that wait at the barrier
   int64_t arrivals = 0, barrier_count = 0;
-  /// All shards of the waiters' keys. May name too many as long as there are waiters.
+  /// The shards of all keys of the waiters. While there are waiters, it may contain shards that no waiter uses any
+  /// more.
   ShardMask shards = 0;
 };
 
 struct Entry {
   std::optional<Bytes> value;
-  std::unique_ptr<KeyExtras> extras;  ///< most keys have none
+  std::unique_ptr<KeyExtras> extras;  ///< null for most keys
 
   bool has_queue() const { return extras && !extras->queue.empty(); }
   KeyExtras& ensure_extras() {
@@ -49,15 +51,15 @@ struct Entry {
     return *extras;
   }
 };
-using Slot = std::pair<const Key, Entry>;  ///< its address stays the same while it is not empty
+using Slot = std::pair<const Key, Entry>;  ///< its address stays the same while the entry is not empty
 
-/// A request that waits. It is stored in its home, the first shard of its keys, and listed in the shard of the key that
-/// it waits for. A thread that changes it holds the locks of all shards of its keys.
+/// A request that waits. It is stored in its home shard, which is the lowest shard of its keys. It is listed in the
+/// shard of the key that it waits for. A thread that changes it must hold the locks of all shards of its keys.
 struct Waiter {
   ClientId client = 0;
   Request request{};
   ShardMask shards = 0;
-  size_t cursor = 0;  ///< the missing key that it is listed under; the keys before it existed
+  size_t cursor = 0;  ///< index of the missing key that lists it; the keys before it existed when checked
   Slot* at = nullptr;
   Waiter* previous = nullptr;
   Waiter* next = nullptr;
@@ -92,14 +94,14 @@ struct HashWaiterName {
 
 struct alignas(64) Shard {
   std::mutex mutex;
-  std::unordered_map<Key, Entry> entries;  // no empty ones
-  size_t keys = 0, queues = 0;             // entries with a value, with a queue
-  size_t multi_shard_waiters = 0;          // waiters listed here that have keys in other shards too
+  std::unordered_map<Key, Entry> entries;  // never holds empty entries
+  size_t keys = 0, queues = 0;             // number of entries with a value, and with a queue
+  size_t multi_shard_waiters = 0;          // number of waiters listed here that also have keys in other shards
 
-  // A client's waiters whose home is this shard, and its changes that wait here for leases.
+  // A client's waiters whose home is this shard, and its changes that wait in this shard until leases are given back.
   struct ClientWaits {
     Waiter* first = nullptr;
-    size_t count = 0;  // of both
+    size_t count = 0;  // number of waiters and deferred changes
     std::unordered_map<RequestId, DeferredPosition> deferred;
   };
   std::unordered_map<WaiterName, Waiter, HashWaiterName> waiters;
@@ -112,22 +114,23 @@ struct alignas(64) Shard {
   void set(Slot& slot, Bytes value);
   bool erase(const Key& key);
   Bytes pop(Slot& slot);
-  /// Lets a change wait until the key has no leases. kResourceExhausted or kProtocol as register_waiter().
+  /// Lets a change wait until the key has no leases. Errors as in register_waiter().
   Result<> defer(const Key& key, Request&& request, ClientId client);
-  /// Forgets a change that waits. False if there is none.
+  /// Removes a deferred change. False if there is none.
   bool forget_deferred(ClientId client, RequestId id);
-  /// Forgets the client's changes, but for those with kNoTorchReply.
+  /// Removes the client's deferred changes, except those with kNoTorchReply, which must be carried out.
   void drop_deferred(ClientId client);
-  /// Moves out what waited until the key was free.
+  /// Moves the changes that were deferred at the key to `out`.
   void take_deferred(const Key& key, std::vector<DeferredRequest>& out);
-  /// Forgets an entry that holds nothing any more.
+  /// Removes the entry if it is empty.
   void tidy(Slot& slot);
 
-  /// Makes this the waiter's home. kResourceExhausted or kProtocol as StoreState says.
+  /// Makes this shard the waiter's home. kResourceExhausted if the client has kMaxWaitsPerClient waits here, kProtocol
+  /// if a request with the same number already waits.
   Result<Waiter*> register_waiter(Request&& request, ClientId client, ShardMask shards);
-  /// The waiter is in no list any more.
+  /// Destroys the waiter, which must not be in a list any more.
   void unregister_waiter(Waiter& waiter);
-  /// Lists the waiter under a key of this shard, or takes it off that list.
+  /// list() adds the waiter to the list of a key of this shard. unlist() removes it from that list.
   void list(Waiter& waiter, Slot& slot);
   void unlist(Waiter& waiter);
 

@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kBucketsPerStep = 8192;  // of a scan: some 100 us
+constexpr size_t kBucketsPerStep = 8192;  // a step of a scan takes about 100 us
 
 Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
   int64_t value = 0;
@@ -24,7 +24,7 @@ Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
   return not_a_number(key);
 }
 
-// True if a waiter in these shards has keys in other shards too.
+// True if a waiter that is listed in one of these shards has keys in other shards too.
 bool has_multi_shard_waiters(const Shard* shards, ShardMask held) {
   for (ShardMask rest = held; rest != 0; rest &= rest - 1) {
     if (shards[std::countr_zero(rest)].multi_shard_waiters > 0) return true;
@@ -43,7 +43,7 @@ ShardMask StoreState::Impl::shards_of(const Request& request) const {
   return mask;
 }
 
-// The shards of all waiters that the request may release: their locks are held when they are released.
+// Returns the shards of all keys of the waiters that the request may release. Their locks must be held for the release.
 ShardMask StoreState::Impl::shards_of_released(const Request& request) const {
   ShardMask mask = 0;
   if (!has(request.operation, kMayRelease)) return mask;
@@ -63,7 +63,8 @@ void StoreState::Impl::store(const Key& key, Bytes value, Replies& released) {
   key_appeared(slot, released);
 }
 
-// The client that creates a key often has the next reader on its node, so it gets a lease of the new key.
+// The next reader of a new key is often on the node that created it. So a client that asks for a lease gets one with
+// its set.
 void StoreState::Impl::set(Request& request, Reply& reply, Replies& released) {
   const Key& key = request.keys[0];
   const bool fresh = request.lease && !present(StoreOperation::kGet, key);
@@ -98,7 +99,7 @@ Result<> StoreState::Impl::add(Request& request, Reply& reply, Replies& released
   char text[24];
   const auto written = std::to_chars(std::begin(text), std::end(text), sum);
   if (exists) {
-    found->second.value->assign(text, written.ptr);  // no client waits for a key that exists
+    found->second.value->assign(text, written.ptr);  // no waiter to release: no request waits for a key that exists
   } else {
     store(key, Bytes(text, written.ptr), released);
   }
@@ -127,7 +128,7 @@ void StoreState::Impl::push(Request& request, Replies& released) {
   KeyExtras& extras = slot.second.ensure_extras();
   shard(key).queues += extras.queue.empty();
   extras.queue.push_back(std::move(request.values[0]));
-  // Waiting pops are served before waits, so that none of them waits while the queue has items.
+  // Serves waiting pops before waits, so that no pop waits while the queue has items.
   for (const StoreOperation concerned : {StoreOperation::kQueuePop, StoreOperation::kWait}) {
     for (Waiter *waiter = extras.waiting.first, *next; waiter != nullptr; waiter = next) {
       next = waiter->next;
@@ -157,7 +158,7 @@ Result<> StoreState::Impl::write(Request& request, Reply& reply, Replies& releas
       for (size_t i = 0; i < request.keys.size(); ++i) {
         shard(request.keys[i]).set(slot(request.keys[i]), std::move(request.values[i]));
       }
-      // After all keys are set: a waiter for one of them may read the others too.
+      // Releases waiters only after all keys are set, because a waiter for one key may read the other keys too.
       for (const Key& key : request.keys) key_appeared(slot(key), released);
       return {};
     default:
@@ -174,7 +175,7 @@ bool is_scan(const Request& request) {
 
 Scan::Scan(Request scanned, ClientId client) : request(std::move(scanned)), reply{client, request.id} {}
 
-// The keys of a table move to other buckets when the table grows. The scan then starts over with this table.
+// When a table grows, its keys move to other buckets. The scan then starts over with this table.
 bool StoreState::scan(Scan& scan) const {
   const ShardLock lock(impl_->shards.get(), impl_->everywhere());
   const Key& prefix = scan.request.keys[0];
@@ -209,7 +210,7 @@ bool StoreState::scan(Scan& scan) const {
 void StoreState::Impl::run(Request&& request, ClientId client, Replies& out) {
   const size_t own = out.size();
   Reply reply{client, request.id};
-  out.emplace_back();  // before the replies to the waiters that it releases
+  out.emplace_back();  // the place of the reply, before the replies to released waiters
   switch (request.operation) {
     case StoreOperation::kCheck:
       reply.number = missing(request, 0) == request.keys.size();
@@ -223,7 +224,7 @@ void StoreState::Impl::run(Request&& request, ClientId client, Replies& out) {
       }
       break;
     case StoreOperation::kBarrier:
-      out.pop_back();  // the last caller is released in order with the others
+      out.pop_back();  // the last caller's reply comes in the order of arrival
       reply.status = arrive(std::move(request), client, out);
       if (reply.status) return;
       out.emplace_back();
@@ -305,15 +306,15 @@ uint64_t StoreState::revoke(ClientId client, Replies& out) {
     }
     retry(std::move(freed), out);
   }
-  return impl_->revocations.fetch_add(1, std::memory_order_relaxed) + 1;  // the shards' locks give the order
+  return impl_->revocations.fetch_add(1, std::memory_order_relaxed) + 1;  // see Impl::revocations
 }
 
 void StoreState::retry(std::vector<DeferredRequest> held, Replies& out) {
   for (DeferredRequest& request : held) apply(std::move(request.request), request.client, out);
 }
 
-// A waiter is found with its home's lock, but more locks may be needed. Once they are held, the search is repeated, as
-// the waiter may be gone.
+// The lock of its home shard is enough to find a waiter, but its removal may need more locks. Once all locks are held,
+// the search is repeated, because the waiter may be gone.
 void StoreState::cancel(RequestId id, ClientId client, Replies& out) {
   const auto find = [&](Shard& home) {
     const auto found = home.waiters.find(WaiterName{client, id});

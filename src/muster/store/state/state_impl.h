@@ -13,8 +13,10 @@ struct StoreState::Impl {
 
   const unsigned count;
   const std::unique_ptr<Shard[]> shards;
-  // Counts a revocation after all shards have carried it out. So a lease that a shard granted before has a smaller
-  // number.
+  // The number of revocations. revoke() increments it after all shards have carried out the revocation. Relaxed order
+  // is enough: grant() reads it under a shard's lock, and revoke() takes that lock before it increments. So a lease
+  // that was granted before the revocation has a smaller number. A later lease may have a smaller number too, and is
+  // then withdrawn, which is safe.
   std::atomic<uint64_t> revocations{0};
 
   unsigned index(const Key& key) const { return count == 1 ? 0 : std::hash<Key>()(key) % count; }
@@ -54,7 +56,7 @@ struct StoreState::Impl {
   bool defer(Request& request, ClientId client, Replies& out);
 };
 
-/// Holds the locks of some shards, taken in the order of their numbers, so that two threads cannot deadlock.
+/// Holds the locks of some shards. It takes them in ascending order, so that two threads cannot deadlock.
 class ShardLock {
  public:
   ShardLock(Shard* shards, ShardMask mask) : shards_(shards), mask_(mask) {

@@ -25,8 +25,8 @@ size_t StoreState::Impl::missing(const Request& request, size_t from) const {
   return from;
 }
 
-// True if every key exists. Otherwise `cursor` moves to the next missing key. So a waiter for many keys checks each
-// about once; it starts over only at the end, because a key may have been deleted since.
+// True if every key exists. Otherwise `cursor` moves to the next missing key. So a waiter for many keys checks each key
+// about once. It checks all keys again only at the end, because a key may have been deleted in between.
 bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
   const size_t keys = request.keys.size();
   const bool from_start = cursor == 0;
@@ -35,7 +35,7 @@ bool StoreState::Impl::ready(const Request& request, size_t& cursor) const {
   return cursor == keys;
 }
 
-// Fills the reply of a get, multi_get, queue_pop or wait that is released, or that is immediate.
+// Fills the reply to a get, multi_get, queue_pop or wait that is released or immediate.
 void StoreState::Impl::answer(const Request& request, Reply& reply) {
   if (request.operation == StoreOperation::kQueuePop) {
     Shard& shard = this->shard(request.keys[0]);
@@ -65,7 +65,7 @@ void StoreState::Impl::answer_values(const Request& request, Reply& reply) {
   if (waits && (!reply.leased || bytes > kMaxValuesOfWait)) reply.values.clear();
 }
 
-// Grants leases of all the keys, or of none.
+// Grants leases of all keys or of no key.
 bool StoreState::Impl::grant(const std::vector<Key>& keys, Reply& reply) {
   reply.granted = revocations.load(std::memory_order_relaxed);
   if (keys.size() > 1 &&
@@ -78,14 +78,14 @@ bool StoreState::Impl::grant(const std::vector<Key>& keys, Reply& reply) {
 }
 
 // True if the request must wait until leases of its keys are given back. It waits at one of the keys, and is applied
-// again when that one is free. Also true if it may not wait: then it is answered with an error.
+// again when that key is free. Also true if the request must wait but may not: then it is answered with an error.
 bool StoreState::Impl::defer(Request& request, ClientId client, Replies& out) {
   const Key* taken = nullptr;
   for (const Key& key : request.keys) {
     if (!shard(key).leases.recall(key, out)) taken = &key;
   }
   if (taken == nullptr) return false;
-  request.lease = false;   // its client may have left when it is carried out
+  request.lease = false;   // the client may have left by the time the request is carried out
   const Key key = *taken;  // a copy, as the request moves
   const RequestId id = request.id;
   if (const auto deferred = shard(key).defer(key, std::move(request), client); !deferred) {
@@ -94,7 +94,7 @@ bool StoreState::Impl::defer(Request& request, ClientId client, Replies& out) {
   return true;
 }
 
-// False if the request waits; its reply comes later.
+// False if the request waits. Its reply then comes later.
 bool StoreState::Impl::answer_or_wait(Request& request, Reply& reply) {
   size_t cursor = 0;
   if (request.immediate || ready(request, cursor)) {
@@ -128,13 +128,12 @@ Result<> StoreState::Impl::arrive(Request&& request, ClientId client, Replies& r
   Slot& slot = this->slot(waiter->request.keys[0]);
   shard.list(*waiter, slot);
   slot.second.extras->barrier_count = wanted;
-  // Computed once: the slot may be gone after the last round.
+  // The number of rounds is computed once, because the slot may be gone after the last round.
   for (int64_t rounds = slot.second.extras->arrivals / wanted; rounds > 0; --rounds) release_round(slot, released);
   return {};
 }
 
-// Releases as many arrivals as the barrier counts, the oldest first. A request that stands for more arrivals goes on
-// waiting with the rest.
+// Releases `barrier_count` arrivals, the oldest first. A request with more arrivals goes on waiting with the rest.
 void StoreState::Impl::release_round(Slot& slot, Replies& released) {
   for (int64_t left = slot.second.extras->barrier_count; left > 0;) {
     Waiter& waiter = *slot.second.extras->arrived.first;
@@ -148,7 +147,7 @@ void StoreState::Impl::release_round(Slot& slot, Replies& released) {
   }
 }
 
-// Removes arrivals; the waiter is forgotten with its last one.
+// Removes `count` arrivals of the waiter, and the waiter itself with its last arrival.
 void StoreState::Impl::take_back(Waiter& waiter, uint32_t count) {
   if (count == waiter.request.weight) return forget(waiter);
   waiter.request.weight -= count;
@@ -164,7 +163,7 @@ void StoreState::Impl::withdraw(const Request& request, Reply& reply) {
   take_back(found->second, count);
 }
 
-// Checks a waiter again. True if it was released; otherwise it waits for its next missing key.
+// Checks a waiter again. True if it was released. Otherwise it waits for its next missing key.
 bool StoreState::Impl::advance(Waiter& waiter, Replies& released) {
   size_t cursor = waiter.cursor;
   if (ready(waiter.request, cursor)) {
