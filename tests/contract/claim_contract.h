@@ -5,7 +5,7 @@
 
 namespace muster {
 
-/// What claims must do in every store that keeps them.
+/// The behavior of TTL locks (claims) that every store with locks must have.
 class ClaimContract : public StoreContract {
  protected:
   static constexpr Duration kLife = 60s;

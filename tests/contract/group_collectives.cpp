@@ -1,5 +1,5 @@
-// Every collective against its plain definition: equal and unequal blocks, every root, memory in one piece and in
-// several, in place where that is allowed.
+// Checks every collective against its plain definition: with equal and unequal blocks, with every root, with memory in
+// one segment or several, and in place where that is allowed.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int32_t kGuard = -777;
 
-/// Elements in one segment or in several with guards between them, which nobody may touch.
+/// Elements in one segment, or in several segments with guards between them. A collective must not change a guard.
 class Memory {
  public:
   Memory(size_t count, bool pieces, int32_t value = -1) {
@@ -54,7 +54,7 @@ class Memory {
   size_t next_ = 0, length_ = 0;
 };
 
-/// Element `index` of what `from` has for `to`; never the guard.
+/// Element `index` of the block that rank `from` has for rank `to`. It never equals a guard.
 int32_t value(Rank from, Rank to, size_t index) { return static_cast<int32_t>(1000 * from + 100 * to + index % 91); }
 int32_t sum(int size, Rank to, size_t index) {
   int32_t all = 0;
@@ -62,7 +62,7 @@ int32_t sum(int size, Rank to, size_t index) {
   return all;
 }
 
-/// Calls `body(count, pieces)` for lengths of all kinds; those of many pieces are short.
+/// Calls `body(count, pieces)` for several lengths. Only short lengths are tested with many pieces.
 template <class Body>
 void for_each_length(Body&& body) {
   for (const size_t count : {0, 1, 13, 700}) {
@@ -72,7 +72,7 @@ void for_each_length(Body&& body) {
   body(50'003, false);
 }
 
-/// Blocks of different lengths, some empty: by rank, and who sends to whom.
+/// The lengths of unequal blocks, some of them 0: by rank, or by sender and receiver.
 size_t uneven(Rank rank, size_t scale) { return (static_cast<size_t>(rank) * 5 + 3) % 4 * scale; }
 size_t uneven(Rank from, Rank to, size_t scale) { return (static_cast<size_t>(from) * 2 + to * 3 + 1) % 4 * scale; }
 
@@ -88,7 +88,7 @@ void expect_done(const Work& work) {
   ASSERT_TRUE(result) << result.error().to_string();
 }
 
-/// Of elements that are alike at all ranks, in 16-bit parts `bits`.
+/// Expects that the average of equal inputs equals the input. Each 16-bit part of each element is `bits` at all ranks.
 void expect_average_of_equals(Group& group, Dtype dtype, uint16_t bits) {
   const auto [rank, size] = std::pair(group.membership().rank, group.membership().size);
   const size_t parts = size_of(dtype) / sizeof(bits);
@@ -132,7 +132,7 @@ TEST_P(GroupContract, GatherBringsEveryBlockToTheRoot) {
     for (Rank root = 0; root < size(); ++root) {
       for_each_length([&](size_t count, bool pieces) {
         Memory all(rank == root ? count * size() : 0, pieces), own(count, pieces);
-        // At the root the own block may be where it belongs already.
+        // At the root, the own block may already be in its place in the output.
         const bool in_place = rank == root && root % 2 == 1;
         for (size_t i = 0; i < count; ++i) (in_place ? all[rank * count + i] : own[i]) = value(rank, 0, i);
         const BufferView input = in_place ? all.view(rank * count, count) : own.view();
@@ -328,15 +328,15 @@ TEST_P(GroupContract, AveragesOfReduceAndReduceScatterDivideTheSum) {
 }
 
 TEST_P(GroupContract, AveragesOfHalvesAreFiniteWhereTheirSumIsNot) {
-  constexpr uint16_t k32768 = 0x7800;  // as float16; its small multiples need no rounding
+  constexpr uint16_t k32768 = 0x7800;  // 32768 as float16; its small multiples need no rounding
   run_group(size(), kind().options, [&](Group& group) {
     expect_average_of_equals(group, Dtype::kFloat16, k32768);
     expect_average_of_equals(group, Dtype::kComplex32, k32768);
   });
 }
 
-/// Against float64, as docs/reference/collectives.md has it: on one host a sum is rounded once, over links at most
-/// where another rank's elements are added.
+/// Compares sums with sums in float64. The error bound is that of docs/reference/collectives.md: on one host a sum is
+/// rounded once, and over links at most once for each addition of another rank's elements.
 template <class T>
 void expect_rounded_sums(Group& group, Dtype dtype, double half_place) {
   const auto [rank, size, name, generation] = group.membership();
@@ -358,7 +358,7 @@ void expect_rounded_sums(Group& group, Dtype dtype, double half_place) {
 
 TEST_P(GroupContract, SumsOfHalvesAreNearTheirSumInFloat64) {
   run_group(size(), kind().options, [&](Group& group) {
-    constexpr double kBefore = 1.001;  // what adding in float32 has lost already
+    constexpr double kBefore = 1.001;  // allows for the rounding of the float32 additions
     expect_rounded_sums<Half>(group, Dtype::kFloat16, 0x1p-11 * kBefore);
     expect_rounded_sums<Brain>(group, Dtype::kBfloat16, 0x1p-8 * kBefore);
   });

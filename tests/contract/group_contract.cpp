@@ -97,7 +97,7 @@ TEST_P(GroupContract, AsyncCallsRunInOrderAndOverlapWithTheCaller) {
     for (auto& each : data) {
       works.push_back(group.all_reduce({each.data(), each.size(), Dtype::kInt32}, ReduceOp::kSum, {.async = true}));
     }
-    // A sync call queues behind them.
+    // A sync call waits behind the async calls.
     ASSERT_TRUE(group.barrier().result());
     for (const Work& work : works) ASSERT_TRUE(work.done());
     for (const auto& each : data) ASSERT_EQ(std::count(each.begin(), each.end(), size()), 1000);

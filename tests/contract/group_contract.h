@@ -7,14 +7,14 @@
 
 namespace muster {
 
-/// What a group's links go over: the options of each rank.
+/// A kind of group, such as its transport: the name of the kind and the options of each rank.
 struct GroupKind {
   std::string name;
   std::function<GroupOptions(Rank)> options;
 };
 inline std::ostream& operator<<(std::ostream& out, const GroupKind& kind) { return out << kind.name; }
 
-/// Every collective against its plain definition, for groups of a kind and several sizes. A kind is added with
+/// Checks every collective against its plain definition, for groups of one kind in several sizes. Add a kind with
 /// INSTANTIATE_TEST_SUITE_P(..., GroupContract, group_sizes(kind, sizes), group_name).
 class GroupContract : public testing::TestWithParam<std::tuple<GroupKind, int>> {
  protected:

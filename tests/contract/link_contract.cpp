@@ -33,9 +33,9 @@ void receive_text(Link& link, std::string& into, Completion completion) {
 namespace {
 
 constexpr size_t kBig = size_t{64} << 20;
-constexpr size_t kTooMuch = size_t{24} << 20;  // for any buffers on the way
+constexpr size_t kTooMuch = size_t{24} << 20;  // more than all buffers on the way can hold
 
-/// Moves a whole text over a link, cut into operations and segments at random places.
+/// Moves a whole text over a link, in operations and segments of random sizes.
 class RandomTransfer {
  public:
   RandomTransfer(Link& from, Link& to, const std::string& text, uint64_t seed)

@@ -11,19 +11,19 @@
 
 namespace muster {
 
-/// Two connected ends and whatever drives them. The left end belongs to rank 0, the right one to rank 1.
+/// Two connected links, and a driver for them. The left link belongs to rank 0, the right link to rank 1.
 class LinkPair {
  public:
   virtual ~LinkPair() = default;
-  /// Drives both ends until `done()`, or for long enough that nobody would wait longer.
+  /// Drives both ends until `done()`. Returns an error if that takes far too long.
   virtual Result<> run_until(const std::function<bool()>& done) = 0;
-  /// Drives both ends until nothing happens any more; false when that does not come, which is a spinning link.
+  /// Drives both ends until both are idle. False if they do not become idle, which means that a link spins.
   virtual bool settle() = 0;
 
   std::unique_ptr<Link> left, right;
 };
 
-/// What a file per implementation hands to INSTANTIATE_TEST_SUITE_P(..., LinkContract, ...).
+/// The parameter that the test file of each implementation passes to INSTANTIATE_TEST_SUITE_P(..., LinkContract, ...).
 struct LinkKind {
   std::string name;
   std::function<std::unique_ptr<LinkPair>()> make;
@@ -47,7 +47,7 @@ class LinkContract : public testing::TestWithParam<LinkKind> {
   std::unique_ptr<LinkPair> pair_;
 };
 
-/// Remembers how an operation ended.
+/// Records the result of an operation.
 struct Outcome {
   int calls = 0;
   Result<> result;
@@ -62,7 +62,7 @@ struct Outcome {
   }
 };
 
-/// Bytes that differ from place to place, so that a shift or a repeat shows.
+/// Pseudorandom bytes, so that a test detects shifted or repeated data.
 std::string pattern(size_t bytes, uint64_t seed = 1);
 void send_text(Link& link, std::string_view text, Completion completion);
 void receive_text(Link& link, std::string& into, Completion completion);

@@ -8,16 +8,16 @@
 
 namespace muster {
 
-/// A store in an external server, which is started for one test.
+/// An external store server that is started for one test.
 struct OutsideServer {
-  std::unique_ptr<ServerProcess> process;  ///< null where it is not installed
+  std::unique_ptr<ServerProcess> process;  ///< null if the server is not installed
   std::string url;
-  std::string host;  ///< as errors name it
+  std::string host;  ///< its name in error messages
   bool persists = false;
 };
 using StartOutsideServer = std::function<OutsideServer()>;
 
-/// What a store must do when such a server, or a process that uses it, is killed or stands still.
+/// The behavior of a store when its external server, or a process that uses the server, is killed or stopped.
 class OutsideContract : public testing::TestWithParam<StartOutsideServer> {
  protected:
   void SetUp() override {
@@ -74,7 +74,7 @@ TEST_P(OutsideContract, ReleasesTheLocksOfADeadProcess) {
   }
   EXPECT_OK(store_->wait({"claimed"}, soon()));
   EXPECT_EQ(store_->claims("", soon())->at("root"), to_bytes("child"));
-  // Longer than it would live if its holder did not.
+  // Waits for longer than the lock would last without a live holder.
   expect_error(store_->wait({"never set"}, Deadline::after(2200ms)), ErrorCode::kTimeout);
   expect_error(store_->claim("root", {}, 60s, soon()), ErrorCode::kAlreadyExists);
   kill(pid, SIGKILL);

@@ -16,15 +16,15 @@
 
 namespace muster {
 
-/// What every Store must do. An implementation instantiates it with a way to make a fresh, empty store and any number
-/// of handles on it; null where that cannot be had on this machine:
+/// The behavior that every Store must have. An implementation instantiates the suite with a function that makes a
+/// StoreWorld, which holds a new, empty store. The function returns null if the store cannot run on this machine:
 ///
 ///   INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, testing::Values(make_memory_world));
 struct StoreWorld {
   virtual ~StoreWorld() = default;
-  /// A handle on the one store of this world, independent of the others.
+  /// A new handle on the one store of this world. It is independent of the other handles.
   virtual std::unique_ptr<Store> open() = 0;
-  /// Of a value that it must keep.
+  /// The size in bytes of a value that the store must be able to keep.
   virtual size_t big() const { return 16 << 20; }
 };
 using MakeStoreWorld = std::function<std::unique_ptr<StoreWorld>()>;
@@ -42,7 +42,7 @@ class StoreContract : public testing::TestWithParam<MakeStoreWorld> {
     world_.reset();
   }
 
-  /// Runs `body(i, handle)` in `count` threads, each with a handle of its own.
+  /// Runs `body(i, handle)` in `count` threads. Each thread has its own handle.
   void in_threads(int count, const std::function<void(int, Store&)>& body) {
     std::vector<std::unique_ptr<Store>> handles;
     for (int i = 0; i < count; ++i) handles.push_back(world_->open());
@@ -308,7 +308,8 @@ TEST_P(StoreContract, WithdrawsATimedOutArrival) {
 TEST_P(StoreContract, ReportsDifferentBarrierCounts) {
   expect_error(store_->barrier("b", 0, soon()), ErrorCode::kInvalidArgument, "count");
   in_threads(2, [](int i, Store& store) {
-    // One caller waits with a count of 2. The other one tries 3 until it is told that a caller waits already.
+    // One caller waits with a count of 2. The other caller tries a count of 3 until the error says that a caller
+    // already waits with another count.
     const auto retry = [&](int64_t count, const Deadline& deadline, ErrorCode code) {
       Result<> outcome = store.barrier("b", count, deadline);
       while (!outcome && outcome.error().code == code) {
@@ -333,7 +334,7 @@ TEST_P(StoreContract, ClonesSeeTheSameData) {
 
 TEST_P(StoreContract, AnswersAfterTheDeadlineIfItNeedNotWait) {
   EXPECT_OK(store_->set("k", as_bytes("v"), soon()));
-  // What is decided on the spot may still be answered; what has to wait must not hang.
+  // A call that need not wait may still be answered after its deadline. A call that has to wait must not hang.
   const auto value = store_->get("k", already());
   EXPECT_TRUE(value == to_bytes("v") || value.error().code == ErrorCode::kTimeout);
   expect_error(store_->wait({"missing"}, already()), ErrorCode::kTimeout, "missing");

@@ -40,11 +40,12 @@ StartUp::StartUp(Options options, uint64_t seed)
 }
 
 Result<> StartUp::run() {
-  // The time for all steps of a worker, with one per level of the tree, and for the grace of a proxy's link.
+  // The time for all steps of a worker, with one step per level of the tree, and for the grace period of a proxy's
+  // link.
   const TimePoint deadline = tiers_.time().now() + (options_.patience * (6 + levels()) + 2 * options_.tiers.grace);
   const auto alive = [this](const Worker& worker) { return !tiers_.crashed(worker.node); };
   while (true) {
-    // The workers of a crashed node are not waited for.
+    // The loop does not wait for the workers of a crashed node.
     for (int steps = 0; steps < 10'000 && ended_ < workers(); ++steps) tiers_.time().step();
     if (!broken_.empty()) return fail(ErrorCode::kMismatch, broken_);
     const bool over = std::all_of(workers_.begin(), workers_.end(),
@@ -69,7 +70,7 @@ std::vector<int> StartUp::peers_of(int rank) const {
   return peers;
 }
 
-// Level 0 are the workers themselves; a leader of level l stands for tree_fanout^l of them.
+// Level 0 is the workers themselves. A leader of level l represents tree_fanout^l workers.
 bool StartUp::leads(int rank, int level) const {
   for (; level > 0; --level) {
     if (rank % options_.tree_fanout != 0) return false;
@@ -104,7 +105,7 @@ void StartUp::on_reply(int node, const Reply& reply) {
   const auto index =
       static_cast<size_t>((node - first_node) * options_.workers_per_node) + (reply.client - kFirstClient);
   Worker& worker = workers_[index];
-  if (worker.step == Step::kDone) return;  // it gave up
+  if (worker.step == Step::kDone) return;  // the worker gave up
   if (reply.id != worker.request) return broke(fmt::format("worker {} was answered twice", index));
   if (!reply.status) return end(worker, reply.status);
   advance(index, reply);

@@ -8,15 +8,15 @@
 
 namespace muster {
 
-/// The start of a job over simulated proxies. Each worker registers (a counter gives it its rank), publishes its
-/// address, reads those of log2(N) peers, takes part in an all-gather along a tree of keys, and passes a barrier. Under
-/// all faults each worker ends with success or a named error before its deadline.
+/// Simulates the start of a job over proxies. Each worker registers (a counter gives it its rank), publishes its
+/// address, reads the addresses of log2(N) peers, takes part in an all-gather along a tree of keys, and passes a
+/// barrier. With any faults, each worker must end with success or with an error before its deadline.
 class StartUp {
  public:
   struct Options {
     TierSim::Options tiers;
     int workers_per_node = 8;
-    Duration patience = 60s;  ///< of each worker, for each of its steps
+    Duration patience = 60s;  ///< the timeout of each worker for each of its steps
     int tree_fanout = 32;
   };
   StartUp(Options options, uint64_t seed);
@@ -27,7 +27,7 @@ class StartUp {
 
   int workers() const { return static_cast<int>(workers_.size()); }
   int succeeded() const { return succeeded_; }
-  /// How many workers ended with each code, and one message of each.
+  /// For each error code, the number of workers that ended with it and one of the messages.
   const std::map<ErrorCode, std::pair<int, std::string>>& failures() const { return failures_; }
   Duration took() const { return took_; }
 
@@ -37,7 +37,7 @@ class StartUp {
     int node = 0;
     ClientId client = 0;
     Step step = Step::kRegister;
-    uint8_t level = 0;  // of the tree
+    uint8_t level = 0;  // level of the tree
     bool wrote = false;
     int rank = -1;
     RequestId request = 0;

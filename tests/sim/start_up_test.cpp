@@ -1,4 +1,5 @@
-// Starts of jobs over simulated tiers, under faults drawn from seeds. A few thousand workers by default; at full size:
+// Simulates starts of jobs over tiers of proxies. A seed determines the faults. The default is a few thousand workers.
+// To run at full size:
 //
 //   MUSTER_WORKERS=100000 MUSTER_ROUNDS=5 MUSTER_SEED=1 start_up_test
 #include "sim/start_up.h"
@@ -26,7 +27,7 @@ StartUp::Options job(int workers, int fanout = 0) {
   return options;
 }
 
-// With MUSTER_WORKERS set, what a run cost.
+// Prints the cost of a run if MUSTER_WORKERS is set.
 void report(const char* what, uint64_t seed, StartUp& job) {
   if (std::getenv("MUSTER_WORKERS") == nullptr) return;
   rusage usage{};
@@ -44,7 +45,7 @@ void report(const char* what, uint64_t seed, StartUp& job) {
   }
 }
 
-// Runs a job for each seed. `harm` injects the test's faults. Every worker must succeed or end with an error.
+// Runs a job for each seed. `harm` injects faults. Every worker must succeed or end with an error.
 void run_jobs(const char* what, const StartUp::Options& options, bool all_succeed,
               const std::function<void(StartUp&)>& harm) {
   for (int round = 0; round < rounds_or(3); ++round) {

@@ -1,5 +1,6 @@
-// Histories of clients of simulated proxies must be linearizable. Seeds find in seconds what real servers show rarely.
-// MUSTER_ROUNDS=100000 MUSTER_SEED=1 searches, MUSTER_ROUNDS=1 MUSTER_SEED=n repeats one run.
+// The histories of clients of simulated proxies must be linearizable. The simulation finds errors in seconds that real
+// servers show rarely. MUSTER_ROUNDS=100000 MUSTER_SEED=1 searches for errors. MUSTER_ROUNDS=1 MUSTER_SEED=n repeats
+// one run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,8 +16,8 @@ namespace {
 constexpr int kClients = 9;
 constexpr int kCalls = 60;
 
-// Clients on every node, each with one call at a time. Waits are cancelled after a timeout. Some clients die with a
-// call on its way, and a new client replaces them.
+// Clients on every node. Each client has one call at a time. It cancels a wait after a timeout. Some clients die during
+// a call, and new clients replace them.
 class SimulatedClients {
  public:
   SimulatedClients(TierSim::Options options, uint64_t seed)
@@ -31,7 +32,8 @@ class SimulatedClients {
 
   TierSim& tiers() { return tiers_; }
 
-  /// Ends the node for a while. Its clients' calls may have taken effect; new clients on other nodes replace them.
+  /// Crashes the node and restarts it later. The unanswered calls of its clients may have taken effect. New clients on
+  /// other nodes replace these clients.
   void crash(int node) {
     if (tiers_.crashed(node)) return;
     tiers_.crash(node, /*reported=*/tiers_.random().chance(0.5));
@@ -88,7 +90,7 @@ class SimulatedClients {
     leave(index);
   }
 
-  // Replaces the client by a new one on a live node.
+  // Replaces the client with a new client on a live node.
   void leave(int index) {
     Member& member = members_[static_cast<size_t>(index)];
     member.client += kClients;
@@ -102,13 +104,13 @@ class SimulatedClients {
   void on_reply(Reply reply) {
     const auto index = static_cast<int>(reply.client % kClients);
     Member& member = members_[static_cast<size_t>(index)];
-    if (member.client != reply.client) return;  // its client is dead
+    if (member.client != reply.client) return;  // the reply is for a dead client
     if (!member.asks || reply.id != member.call.request.id) {
       broken_ = "a client got an unexpected reply, or got one twice";
       return;
     }
     const auto failed = [&](ErrorCode code) { return !reply.status && reply.status.error().code == code; };
-    if (failed(ErrorCode::kPeerLost)) {  // its proxy has lost the root, and ends
+    if (failed(ErrorCode::kPeerLost)) {  // the proxy has lost the root, so the node ends
       tiers_.time().after(Duration{0}, [this, node = member.node] { crash(node); });
       return;
     }

@@ -8,16 +8,16 @@
 
 namespace muster {
 
-// The root; or a proxy, its link, and the parent's end of its session.
+// The root or a proxy. For a proxy, also its link to the parent and the parent's end of its session.
 struct TierSim::Node {
   int number = 0;
-  size_t serial = 0;  // never used again, unlike the number
+  size_t serial = 0;  // unique, while a restarted node has the same number
   Duration clock_error{};
   bool crashed = false;
   bool flush_scheduled = false;
   TimePoint wakes{INT64_MAX};
-  std::unique_ptr<StoreState> state;  // the root's
-  std::unique_ptr<ProxyLink> up;      // a proxy's
+  std::unique_ptr<StoreState> state;  // set for the root
+  std::unique_ptr<ProxyLink> up;      // set for a proxy
   std::vector<int> children;
 
   // The link to the parent. Packets of earlier links are dropped.
@@ -28,8 +28,8 @@ struct TierSim::Node {
   TimePoint unlinked_since;
 
   std::optional<ServerSession> session;  // the parent's end
-  bool write_due = false;                // the parent's end may have something to send
-  size_t proxies = 0;                    // children with a session
+  bool write_due = false;                // the parent's end may have bytes to send
+  size_t proxies = 0;                    // number of children with a session
 };
 
 namespace {
@@ -186,7 +186,7 @@ void TierSim::break_link(Node& child) {
   child.linked = false;
   child.unlinked_since = time_.now();
   child.up->link_lost();
-  // The parent may notice before the proxy dials again, or not.
+  // In half of the cases the parent notices the loss before the proxy dials again.
   if (random_.chance(0.5) && child.session) child.session->link_lost();
   schedule_flush(child);
   time_.after(Duration(random_.below(static_cast<uint64_t>(options_.redial.count()))), [this, &child] { dial(child); });

@@ -11,14 +11,15 @@
 
 namespace muster {
 
-/// A store server and its proxies without sockets. Node 0 is the root, every other node is a proxy with a link to its
-/// parent. All run on one virtual clock. Links behave like TCP: bytes arrive in order and late, until the link is cut
-/// at any byte; then the proxy dials again. Each proxy's own clock is off by hours. The same seed gives the same run.
+/// Simulates a store server and its proxies without sockets. Node 0 is the root. Every other node is a proxy with a
+/// link to its parent. All nodes run on one virtual clock. Links behave like TCP: bytes arrive in order and with a
+/// delay. A link may be cut at any byte. The proxy then dials again. Each node's local clock is off by up to hours. The
+/// same seed gives the same run.
 class TierSim {
  public:
   struct Options {
     int nodes = 1;
-    int fanout = 0;  ///< proxies below each node; 0: all are below the root
+    int fanout = 0;  ///< proxies below each node; 0: all proxies are below the root
     Proxy::Options proxy{.merge = true};
     Duration min_delay = 20us, max_delay = 500us;
     double cut = 0;  ///< the chance that a write cuts the link at one of its bytes
@@ -31,16 +32,16 @@ class TierSim {
 
   VirtualTime& time() { return time_; }
   Random& random() { return random_; }
-  /// A request of a client of the node. Each node has its own client numbers, below kFirstSession.
+  /// Submits a request of a client of the node. Each node has its own client numbers, below kFirstSession.
   void submit(int node, ClientId client, Request request);
   void drop(int node, ClientId client);
   /// Breaks the node's link to its parent. The node dials again.
   void cut(int node);
-  /// Holds back all bytes of the node's link for so long. Neither end sees an error.
+  /// Delays all bytes of the node's link by `how_long`. Neither end sees an error.
   void partition(int node, Duration how_long);
-  /// Ends the node and its clients. `reported`: its agent closes its session at the parent, see close_session().
+  /// Ends the node and its clients. If `reported` is true, its session is closed at the parent, as by close_session().
   void crash(int node, bool reported = false);
-  /// Starts a new proxy in place of one that crashed. It remembers nothing.
+  /// Starts a new proxy in place of a crashed one. The new proxy has no state of the old one.
   void restart(int node);
   bool crashed(int node) const;
 
@@ -83,8 +84,8 @@ class TierSim {
   VirtualTime time_;
   Random random_;
   std::function<void(int, Reply)> deliver_;
-  std::vector<std::unique_ptr<Node>> nodes_;  // also those that crashed and were replaced
-  std::vector<Node*> current_;                // by number
+  std::vector<std::unique_ptr<Node>> nodes_;  // includes crashed nodes that were replaced
+  std::vector<Node*> current_;                // the current node of each number
   uint64_t root_frames_ = 0, root_bytes_ = 0, cuts_ = 0;
 };
 

@@ -19,7 +19,7 @@ class VirtualTime : public Clock {
   /// False if no event is left.
   bool step() {
     if (events_.empty()) return false;
-    Event event = std::move(const_cast<Event&>(events_.top()));  // the order does not depend on what moves
+    Event event = std::move(const_cast<Event&>(events_.top()));  // the comparison does not use `what`, which is moved
     events_.pop();
     now_ = event.when;
     ++steps_;
@@ -33,7 +33,7 @@ class VirtualTime : public Clock {
     TimePoint when;
     uint64_t order;
     std::function<void()> what;
-    bool operator<(const Event& other) const {  // the queue's top is the greatest: the earliest
+    bool operator<(const Event& other) const {  // inverted: the queue's top is its greatest element
       return when != other.when ? other.when < when : other.order < order;
     }
   };

@@ -6,14 +6,14 @@ namespace {
 
 Deadline soon() { return Deadline::after(60s); }
 
-// A cluster of one; each world is a prefix of its own in it.
+// An etcd cluster of one server. Each world uses its own prefix in it.
 class EtcdServer {
  public:
   explicit EtcdServer(const std::vector<std::string>& options = {}, const std::string& scheme = "http") {
     const std::string client = scheme + "://127.0.0.1:" + std::to_string(port);
     const std::string peer = "http://127.0.0.1:" + std::to_string(free_port());
     std::vector<std::string> words = {"etcd",
-                                      "--heartbeat-interval=20",  // a cluster of one elects itself the sooner
+                                      "--heartbeat-interval=20",  // makes the single server elect itself sooner
                                       "--election-timeout=200",
                                       "--data-dir={folder}/data",
                                       "--listen-client-urls=" + client,
@@ -85,7 +85,7 @@ TEST(EtcdStore, AsksTheNextOfSeveralEndpoints) {
   EXPECT_EQ((*store)->add("endpoints", 1, soon()), 1);
 }
 
-// An etcd that asks for certificates, and what a client shows and trusts.
+// An etcd server that requires client certificates, and the certificates of the server and of the client.
 struct TlsEtcd {
   std::string url(const std::string& ca, const TlsFiles& mine) const {
     return "etcds://" + server.host() + "/tls?ca=" + ca + "&cert=" + mine.certificate_file + "&key=" + mine.key_file;

@@ -68,7 +68,7 @@ TEST_F(SessionExpiryTest, EndsASilentLinkThenTheSession) {
 TEST_F(SessionExpiryTest, ANewLinkContinuesTheSession) {
   expiry.link_lost();
   clock.pass(29s);
-  expiry.link_lost();  // seen by the reader and the writer
+  expiry.link_lost();  // the reader and the writer may both report the loss
   clock.pass(500ms);
   expiry.link_up();
   clock.pass(10s);

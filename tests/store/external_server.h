@@ -10,20 +10,20 @@
 
 namespace muster {
 
-/// A server that is not muster's, started by a test in a directory of its own. It ends with the test.
+/// A server of another project. A test starts it in a directory of its own. It ends with the test.
 class ServerProcess {
  public:
-  /// `words`: program and arguments; "{folder}" stands for the directory. Null if the program is not installed: then
-  /// the test is skipped, or fails if MUSTER_REQUIRE_STORES is set.
+  /// `words` are the program and its arguments. "{folder}" stands for the directory. Returns null if the program is not
+  /// installed. The test must then be skipped. It fails if MUSTER_REQUIRE_STORES is set.
   static std::unique_ptr<ServerProcess> start(std::vector<std::string> words);
   ~ServerProcess();
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
-  /// Ends it with SIGKILL. And starts it again with the data of its directory.
+  /// kill() ends the server with SIGKILL. restart() starts it again with the data in its directory.
   void kill();
   void restart();
-  /// Stops all its threads; kill() still ends it.
+  /// Stops all threads of the server with SIGSTOP. kill() still ends it.
   void stop();
   const std::string& folder() const { return folder_; }
 
@@ -34,9 +34,9 @@ class ServerProcess {
   pid_t pid_ = -1;
 };
 
-/// A port that was free a moment ago, for servers that take no 0.
+/// A port that was free a moment ago, for servers that do not accept port 0.
 uint16_t free_port();
-/// Opens the store as soon as its server is up; null after a minute.
+/// Opens the store as soon as its server is up. Returns null after a minute.
 std::unique_ptr<Store> open_when_up(const std::string& url);
 
 }  // namespace muster

@@ -84,7 +84,7 @@ void FaultRelay::accept_all() {
       const std::lock_guard lock(mutex_);
       return start_connect(target_);
     }();
-    if (!upward) continue;  // as if no server listened
+    if (!upward) continue;  // the client sees a closed connection, as if no server listened
     auto pair = std::make_unique<Pair>();
     pair->ends[0] = std::move(**accepted);
     pair->ends[1] = std::move(*upward);

@@ -13,15 +13,15 @@
 
 namespace muster {
 
-/// What happens to bytes on their direction. Chances are per piece that was read from a socket.
+/// The faults that the relay injects. A chance applies to each piece that the relay reads from a socket.
 struct RelayFaults {
   double cut = 0;    ///< both connections end after a random part of the piece
-  double split = 0;  ///< a random part goes now, the rest after a delay
-  double delay = 0;  ///< the piece, and all behind it, waits
+  double split = 0;  ///< a random part is sent now, the rest after a delay
+  double delay = 0;  ///< the piece, and all bytes behind it, are delayed
   Duration max_delay = 3ms;
 };
 
-/// A TCP relay on a loopback port that treats connections badly, from a seed. Serves from a thread of its own.
+/// A TCP relay on a loopback port that injects faults. A seed determines the faults. The relay has its own thread.
 class FaultRelay {
  public:
   FaultRelay(Address target, RelayFaults faults, uint64_t seed);
@@ -31,9 +31,9 @@ class FaultRelay {
 
   const Address& address() const { return address_; }
   std::string url() const { return "tcp://" + address_.to_string(); }
-  /// Where connections go from now on; those that there are stay.
+  /// Sets the target of new connections. Existing connections stay. Thread-safe, as are the functions below.
   void retarget(Address target);
-  /// Ends all connections there are, with what is on its direction. Thread-safe, as are the following.
+  /// Closes all existing connections and drops the bytes on their way.
   void cut_all();
   /// Stops all traffic and accepts no connection until it is called with false.
   void hold(bool held);
@@ -43,8 +43,8 @@ class FaultRelay {
   struct Direction {  // from one socket to the other
     Bytes pending;
     TimePoint not_before;
-    size_t until_cut = SIZE_MAX;  // how much of it still goes
-    bool ended = false;           // the sender closed
+    size_t until_cut = SIZE_MAX;  // bytes that are still sent before the cut
+    bool ended = false;           // the sender has closed the connection
   };
   struct Pair {
     Fd ends[2];

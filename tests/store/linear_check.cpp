@@ -35,7 +35,7 @@ std::string describe_call(const Call& call) {
   return fmt::format("{}{}] -> {}", head, call.returned.ns, answer);
 }
 
-// Whether the call, answered as it was, left the store alone.
+// True if the call, with the answer that it got, did not change the store.
 bool only_looked(const Call& call) {
   if (!call.reply) return false;
   if (!changes(call.request.operation) || !call.reply->status) return true;
@@ -43,8 +43,8 @@ bool only_looked(const Call& call) {
   return call.request.operation == StoreOperation::kCompareSet && call.reply->values[0] != call.request.values[1];
 }
 
-// For each push, the pushes of the part that must come before it: their elements were taken before its own was. Without
-// this, a wrong order of pushes would be noticed only when they are taken, long after.
+// For each push, returns the pushes that must come before it, because their elements were popped before its own
+// element. Without this, the search would notice a wrong order of pushes only at the pops, much later.
 std::vector<std::vector<size_t>> earlier_pushes(const Part& calls) {
   std::vector<std::vector<size_t>> earlier(calls.size());
   std::map<std::pair<Key, Bytes>, const Call*> taken;
@@ -70,7 +70,8 @@ std::vector<std::vector<size_t>> earlier_pushes(const Part& calls) {
   return earlier;
 }
 
-// The search over one part: it puts one call after the other in order, and takes back the last where it gets stuck.
+// The search over one part. It places one call after the other. When no call fits, it removes the last placed call and
+// tries another one.
 class Search {
  public:
   Search(Part calls, size_t max_steps) : calls_(std::move(calls)), steps_left_(max_steps), placed_(calls_.size()) {
@@ -100,7 +101,7 @@ class Search {
   struct Level {
     size_t call;
     StoreModel before;
-    std::vector<size_t> others;  // could have come here instead, and were not tried
+    std::vector<size_t> others;  // other candidates for this place that were not tried yet
   };
   struct Hash128 {
     uint64_t a = 0, b = 0;
@@ -110,7 +111,8 @@ class Search {
     size_t operator()(const Hash128& hash) const { return hash.a; }
   };
 
-  // Those that began before any other call that is left had returned.
+  // Returns the calls that may come next: those that were invoked before any other call that is not placed yet
+  // returned.
   std::vector<size_t> possible_next() {
     while (first_ < calls_.size() && placed_[first_]) ++first_;
     std::vector<size_t> found;
@@ -120,14 +122,16 @@ class Search {
       found.push_back(i);
       if (calls_[i]->reply) end = std::min(end, calls_[i]->returned.ns);
     }
-    // Any order of attempts is correct; a good one finds the result soon. Calls without a reply go last.
+    // Any order of attempts is correct, but a good order finds the result sooner. Calls that returned early are tried
+    // first, and calls without a reply last.
     const auto due = [&](size_t i) { return calls_[i]->reply ? calls_[i]->returned.ns : INT64_MAX; };
     std::stable_sort(found.begin(), found.end(), [&](size_t a, size_t b) { return due(a) < due(b); });
     return found;
   }
 
   bool place_one_of(std::vector<size_t>& candidates) {
-    // A read that fits the present state may come now: no other order can be better.
+    // A read that fits the current state can be placed now, because it does not change the state: no other order can be
+    // better.
     for (const size_t index : candidates) {
       if (!only_looked(*calls_[index]) || !fits(index)) continue;
       candidates.clear();
@@ -141,7 +145,7 @@ class Search {
     return false;
   }
 
-  // Whether what the client saw is what the call gives now. The state afterwards is in after_.
+  // True if the call, when it comes next, gives what the client saw. Sets after_ to the state after the call.
   bool fits(size_t index) {
     const Call& call = *calls_[index];
     const auto is_placed = [&](size_t other) { return placed_[other]; };
@@ -151,7 +155,8 @@ class Search {
     return expected && (!call.reply || same_answer(call.request, *expected, *call.reply));
   }
 
-  // The call that fits comes next. False if the same calls in another order have led to the same state.
+  // Places the call, which must fit. False if the same calls in another order have already led to the same state, or if
+  // no steps are left.
   bool place(size_t index) {
     if (steps_left_ == 0) return false;
     --steps_left_;
@@ -166,7 +171,7 @@ class Search {
     return true;
   }
 
-  // Returns what is left to try in its place.
+  // Removes the last placed call. Returns the candidates that are left to try in its place.
   std::vector<size_t> take_back() {
     Level level = std::move(levels_.back());
     levels_.pop_back();
@@ -200,28 +205,29 @@ class Search {
                     calls_.size(), count, list(furthest_, count - std::min<size_t>(count, 8)), list(stuck_, 0)));
   }
 
-  Part calls_;  // in order of their invocations
+  Part calls_;  // in the order of their invocations
   size_t steps_left_;
   std::vector<bool> placed_;
-  size_t first_ = 0;     // all before it are placed
-  size_t answered_ = 0;  // not placed yet
+  size_t first_ = 0;     // all calls before this index are placed
+  size_t answered_ = 0;  // number of calls with a reply that are not placed yet
   std::vector<std::vector<size_t>> earlier_;
   Random random_{1};
   std::vector<Hash128> bits_;
   StoreModel state_, after_;
-  Hash128 set_;  // of what is placed
+  Hash128 set_;  // hash of the set of placed calls
   std::vector<Level> levels_;
   std::unordered_set<Hash128, Fold> seen_;
   std::vector<size_t> furthest_, stuck_;
 };
 
-// The keys of one call belong together; a call without keys, or with a prefix, joins all of them.
+// Splits a history into parts without common keys. The keys of one call belong to one part. A num_keys or list_keys
+// call joins all parts into one.
 class Parts {
  public:
   explicit Parts(const History& history) {
     for (const Call& call : history) {
       if (call.request.operation == StoreOperation::kBarrier) continue;
-      if (!call.reply && !changes(call.request.operation)) continue;  // it says nothing
+      if (!call.reply && !changes(call.request.operation)) continue;  // a read without a reply proves nothing
       calls_.push_back(&call);
       for (const Key& key : call.request.keys) join(number_of(key), number_of(first_key(call)));
       const bool of_all =
@@ -259,9 +265,9 @@ class Parts {
   bool joined_ = false;
 };
 
-// Barriers of one key: each round has `count` callers whose calls overlap at one moment. The first caller that returns
-// was released by then, so its round ends there, together with the callers that return next. A caller whose return is
-// unknown may wait for ever and goes last.
+// Checks the barriers of one key. Each round has `count` callers whose calls overlap at one moment. When the first
+// caller returns, its round must be complete. The callers that return next belong to the same round. A caller whose
+// return is unknown may wait forever, so it is used last.
 Result<> check_barrier(Part calls) {
   const auto end = [](const Call* call) { return call->reply ? call->returned.ns : INT64_MAX; };
   std::sort(calls.begin(), calls.end(), [&](const Call* a, const Call* b) { return end(a) < end(b); });
@@ -284,7 +290,8 @@ Result<> check_barriers(const History& history) {
   std::map<Key, Part> barriers;
   for (const Call& call : history) {
     if (call.request.operation != StoreOperation::kBarrier) continue;
-    if (!call.reply || call.reply->status) barriers[call.request.keys[0]].push_back(&call);  // an error took no part
+    if (!call.reply || call.reply->status)
+      barriers[call.request.keys[0]].push_back(&call);  // a call that failed was in no round
   }
   for (auto& [key, calls] : barriers) MUSTER_TRY(check_barrier(std::move(calls)));
   return {};

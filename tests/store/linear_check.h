@@ -8,25 +8,25 @@
 
 namespace muster {
 
-/// One operation as its client saw it. All times of a history are of one clock.
+/// One operation as its client saw it. All times of a history come from one clock.
 struct Call {
   int client = 0;
   Request request;
   TimePoint invoked;
   TimePoint returned;
-  /// What came back. Nothing: the client never learned whether it took place, and if it did, then at any time after it
-  /// was invoked. A wait that was given up without having taken anything does not belong into a history.
+  /// The reply. If not set, the client does not know whether the call took effect. It may have taken effect at any time
+  /// after its invocation. A wait that was given up and had no effect must not be in a history.
   std::optional<Reply> reply{};
 };
 using History = std::vector<Call>;
 
-/// Whether some order of the calls, each between its invocation and its return, gives every client what it saw, from
-/// an empty store on: linearisability (Herlihy and Wing 1990). Searched as Wing and Gong 1993 do, with what was visited
-/// remembered (Lowe 2017), for each set of keys that calls join on its own: a history is linearisable if and only if
-/// its part on every object is. Barriers are looked at apart: the callers of a round must all wait at one moment, as
-/// many as they agreed on.
-/// kMismatch: it is not, and the message says at which call the search got stuck. kResourceExhausted: after `max_steps`
-/// the search had found no answer.
+/// Checks that a history is linearizable (Herlihy and Wing 1990): starting with an empty store, some order of the calls
+/// gives every client what it saw, and places each call between its invocation and its return. Searches for this order
+/// as in Wing and Gong 1993, and remembers visited states (Lowe 2017). Searches each set of keys that calls join
+/// separately, because a history is linearizable if and only if its part on every object is. Barriers are checked
+/// separately: all callers of a round, as many as the count says, must wait at one moment. kMismatch if the history is
+/// not linearizable; the message shows the call at which the search got stuck. kResourceExhausted if the search found
+/// no answer within `max_steps`.
 Result<> check_history(const History& history, size_t max_steps = 20'000'000);
 
 }  // namespace muster

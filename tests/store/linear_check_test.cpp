@@ -7,7 +7,7 @@
 namespace muster {
 namespace {
 
-// Histories are written down by hand: who did what from when to when, and what came back.
+// A history that a test writes by hand. Each entry has the client, the start, the end, the request and the reply.
 class Story {
  public:
   Story& then(int client, int64_t from, int64_t to, Request request, Reply reply = {}) {
@@ -176,7 +176,8 @@ TEST(LinearCheck, ReportsThatItGaveUp) {
   expect_error(check_history(history, 1000), ErrorCode::kResourceExhausted);
 }
 
-// Clients that take turns at random against the model itself, so that a right order exists; then one answer is changed.
+// A history of random clients. Their replies come from the model itself, so a correct order exists. A test may then
+// change one answer.
 struct Generated {
   explicit Generated(uint64_t seed, int calls) : random(seed) {
     StoreModel model;
@@ -225,7 +226,7 @@ TEST(LinearCheck, RejectsOneWrongAnswerAmongMany) {
       const bool reads =
           call.request.operation == StoreOperation::kGet || call.request.operation == StoreOperation::kQueuePop;
       if (!reads || !call.reply || call.invoked.ns < 1000) continue;
-      call.reply->values = {to_bytes("0")};  // written long ago, if at all
+      call.reply->values = {to_bytes("0")};  // a value that was overwritten long ago or never written
       break;
     }
     rejected += !check_history(generated.history).has_value();

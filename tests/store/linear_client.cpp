@@ -109,7 +109,7 @@ class TorchRecorded : public RecordedClient {
   Learned call(const Request& request, const Deadline& deadline) override {
     auto outcome = client_.call(request, deadline);
     if (outcome.reply) return {Learned::What::kAnswer, std::move(*outcome.reply)};
-    // A release that crosses the withdrawal is swallowed by the server: only it knows.
+    // The server drops a release that crosses the withdrawal, so the client does not know whether it was released.
     if (outcome.withdrawn && request.operation == StoreOperation::kBarrier) return {};
     if (outcome.withdrawn) return {Learned::What::kNothing};
     return {Learned::What::kUnknown, {}, true};

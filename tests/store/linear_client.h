@@ -9,34 +9,35 @@
 
 namespace muster {
 
-/// What a client learned of one call.
+/// What a client knows about one call after it.
 struct Learned {
   enum class What {
     kAnswer,   ///< `reply` came, which may be an error
-    kNothing,  ///< the wait was given up, and took nothing
-    kUnknown,  ///< it may have happened
+    kNothing,  ///< the wait was given up and had no effect
+    kUnknown,  ///< the call may have taken effect
   };
   What what = What::kUnknown;
   Reply reply{};
-  bool lost = false;  ///< the client is of no more use
+  bool lost = false;  ///< the client cannot be used any more
 };
 
-/// One client of a store whose calls go into a history: one at a time.
+/// A client of a store whose calls are recorded in a history. It makes one call at a time.
 class RecordedClient {
  public:
   virtual ~RecordedClient() = default;
-  /// Makes of the request what this client can ask for: a TCPStore client's get does not wait, and it
-  /// lists all keys.
+  /// Changes the request to one that this client can make. For example, the get of a TCPStore client does not wait, and
+  /// its list_keys has no prefix.
   virtual Request adapt(Request request) const { return request; }
   virtual Learned call(const Request& request, const Deadline& deadline) = 0;
 };
 
-/// `certain`: nothing interferes with its connections, so a pop or a barrier that timed out has taken no part, if the
-/// server said so in time.
+/// `certain` means that nothing interferes with the client's connections. Then a pop or a barrier that timed out had no
+/// effect, if the server confirmed this in time.
 std::unique_ptr<RecordedClient> recorded(std::unique_ptr<Store> store, bool certain);
-/// Speaks PyTorch's protocol; null if it cannot connect.
+/// A client of PyTorch's protocol. Null if it cannot connect.
 std::unique_ptr<RecordedClient> recorded_torch(const Address& address);
-/// A process that dies while it asks: its request is sent, in muster's protocol, and its connection closed at once.
+/// Simulates a process that dies during a request: sends the request in muster's protocol and closes the connection at
+/// once.
 void die_asking(const std::string& url, ByteView secret, const Request& request);
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kPatience = 60s;  // for requests that need not wait
+constexpr Duration kPatience = 60s;  // the timeout of requests that need not wait
 
 // Makes one call and records the result. False if the client is lost.
 bool record(RecordedClient& client, Call call, Duration patience, History& history) {

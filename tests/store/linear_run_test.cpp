@@ -1,5 +1,5 @@
-// Concurrent clients against real servers; what they saw must be linearisable. Seconds by default; to hunt for longer,
-// or to play one run again: MUSTER_ROUNDS=1000 MUSTER_SEED=7 store_linear_run_test.
+// Concurrent clients use real servers. Their histories must be linearizable. The test takes seconds by default. To
+// search for longer, or to repeat a run: MUSTER_ROUNDS=1000 MUSTER_SEED=7 store_linear_run_test.
 #include "store/linear_run.h"
 
 #include "store/expect.h"
@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-// A root, and proxies one above the other: servers.back() is the root, each of the others asks the next.
+// A root and a chain of proxies. servers.back() is the root. Every other server is a proxy of the next one.
 struct Tower {
   explicit Tower(int proxies, RelayFaults faults = {}, uint64_t seed = 0) {
     StoreServerOptions options;
@@ -23,7 +23,7 @@ struct Tower {
     }
   }
   ~Tower() {
-    while (!servers.empty()) servers.erase(servers.begin());  // who asks goes before who is asked
+    while (!servers.empty()) servers.erase(servers.begin());  // a proxy ends before its upstream server
   }
   std::vector<std::unique_ptr<FaultRelay>> relays;
   std::vector<std::unique_ptr<TestServer>> servers;
@@ -69,7 +69,7 @@ TEST(LinearFaults, BrokenProxyLinksKeepHistoriesLinearizable) {
   uint64_t cuts = 0;
   for (int round = 0; round < rounds_or(2); ++round) {
     const Tower tower(2, {.cut = 0.02, .split = 0.1, .delay = 0.1}, seed + round);
-    // Clients whose own connections do not break lose no reply.
+    // The clients' own connections do not break, so the clients lose no reply.
     expect_linearisable(run_on(tower, seed + round, true));
     for (const auto& relay : tower.relays) cuts += relay->cuts();
   }

@@ -1,5 +1,5 @@
-// Clients that misbehave while others work: the results and the order of the others must not change. And systems
-// without resources: a full disk, no descriptor left.
+// Some clients misbehave while other clients work. The results and the order of the other clients must not change.
+// Other tests run without resources: with a full disk, or without a free descriptor.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -25,7 +25,7 @@ Bytes said(Request request) {
   return *torch_request(request);
 }
 
-// Does all at once that a client can do wrong without being closed at once.
+// Clients that do, at the same time, everything that a client can do wrong without being closed immediately.
 class BadClients {
  public:
   explicit BadClients(const TestServer& server) {
@@ -35,11 +35,11 @@ class BadClients {
     for (int i = 0; i < 1000; ++i) many.insert(many.end(), get.begin(), get.end());
     for (int i = 0; i < 8; ++i) {
       add(server.torch_address(), torch_hello());
-      clients_.back().send(ByteView(set).first(10 + static_cast<size_t>(i) * 8));  // and never the rest
+      clients_.back().send(ByteView(set).first(10 + static_cast<size_t>(i) * 8));  // never sends the rest
       add(server.torch_address(), torch_hello());
-      clients_.back().send(many);                                                                  // and reads nothing
+      clients_.back().send(many);                                                                  // reads no reply
       add(server.server->muster_addresses()[0], Bytes{'m'});                                       // half a handshake
-      add(server.torch_address(), {});                                                             // not a word
+      add(server.torch_address(), {});                                                             // sends nothing
       add(server.torch_address(), *from_hex("00cef7853c0102000000000000002f6b0000000001000000"));  // announces 4 GiB
     }
   }
@@ -102,7 +102,7 @@ TEST(MisbehavingClients, GetRepliesInOrderIfTheyPipelineRequests) {
   }
 }
 
-// Runs `body` in a process of its own, whose limits may be lowered; true if it returned true.
+// Runs `body` in a child process, so that it may lower its limits. Returns true if `body` returned true.
 bool in_child(const std::function<bool()>& body) {
   const pid_t pid = fork();
   if (pid == 0) _exit(body() ? 0 : 1);

@@ -1,5 +1,5 @@
-// Processes that are killed or stopped: servers while clients wait, and clients in the middle of every operation. The
-// survivors get an error that names the server, and nothing is left behind.
+// Tests that kill or stop processes: servers while clients wait, and clients in the middle of every operation. The
+// survivors must get an error that names the server, and nothing may be left behind.
 #include <dirent.h>
 #include <unistd.h>
 
@@ -72,7 +72,8 @@ void await_stat(const std::string& url, const std::function<bool(const StoreStat
   if (!stat) ADD_FAILURE() << stat.error().to_string();
 }
 
-// At least so many: a proxy may merge the waits of several readers of one key.
+// Waits until the server has at least `count` waiters. A proxy may merge the waits of several readers of one key, so
+// the root may have fewer waiters than there are waiting calls.
 void await_waiters(const std::string& url, uint64_t count) {
   await_stat(url, [count](const StoreStat& stat) { return stat.waiters >= count; });
 }
@@ -218,7 +219,7 @@ std::vector<Request> all_operations() {
           {StoreOperation::kBarrier, 1, {"b"}, {}, 1000000}};
 }
 
-// Nothing is left of dead clients once the server has noticed.
+// Expects that no waiter and no descriptor of a dead client is left, once the server has noticed its death.
 void expect_no_clients(Store& store, int descriptors) {
   const Deadline deadline = soon();
   while (!deadline.passed()) {

@@ -6,7 +6,7 @@
 namespace muster {
 namespace {
 
-// What a client of torch 2.13 sends, recorded from one: connect, then each operation.
+// The bytes that a client of torch 2.13 sends, recorded from a real client: connect, then each operation.
 constexpr std::string_view kConnect = "00cef7853c0d4a1d0000";
 constexpr std::string_view kSet = "0102000000000000002f6b010000000000000076";
 constexpr std::string_view kWait = "06010000000000000002000000000000002f6b";
@@ -160,7 +160,7 @@ TEST_F(TorchProtocol, RefusesUnknownOperationsAndLargeLengths) {
 }
 
 TEST_F(TorchProtocol, ReadsALongListThatComesSlowly) {
-  // A reader that began anew with every byte would take hours.
+  // A parser that starts again with every byte would take hours.
   constexpr uint64_t kKeys = 100'000;
   next();
   Writer wait;

@@ -10,7 +10,7 @@ namespace muster {
 
 inline constexpr ClientId kProxy = 100, kOtherClient = 200;
 
-// A proxy and a store, connected by function calls.
+// A proxy and a store that are connected by function calls.
 class ProxyFixture {
  public:
   explicit ProxyFixture(Proxy::Options options = merging()) : proxy(options) { lease(kLeaseTime); }
@@ -26,7 +26,7 @@ class ProxyFixture {
     proxy.submit({operation, id, std::move(keys), std::move(values), number}, client, now);
   }
   void get(ClientId client, RequestId id, Key key) { ask(client, id, StoreOperation::kGet, {std::move(key)}); }
-  /// Takes the requests that go up now, and keeps them on their way.
+  /// Takes the requests that go up now, and adds them to `travelling`.
   std::vector<Request> up() {
     std::vector<Request> requests = proxy.take_requests(now);
     travelling.insert(travelling.end(), requests.begin(), requests.end());
@@ -43,7 +43,7 @@ class ProxyFixture {
       if (reply.client == kProxy) proxy.receive(std::move(reply), now);
     }
   }
-  /// A request of another node. Replies to this node arrive.
+  /// Carries out a request of another node. Delivers replies for this node.
   Replies elsewhere(StoreOperation operation, std::vector<Key> keys, std::vector<Bytes> values = {},
                     int64_t number = 0) {
     Replies replies = root.apply({operation, ++last_id, std::move(keys), std::move(values), number}, kOtherClient);
@@ -52,7 +52,7 @@ class ProxyFixture {
   }
   void set(const Key& key, const std::string& value) { elsewhere(StoreOperation::kSet, {key}, {to_bytes(value)}); }
 
-  /// "client:id=number or text or error", in order.
+  /// Each reply as "client:id=number or text or error", in order.
   std::vector<std::string> replies() {
     std::vector<std::string> result;
     for (const Reply& reply : proxy.take_replies()) {

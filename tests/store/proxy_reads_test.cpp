@@ -1,4 +1,4 @@
-// What proxies keep of what they read, and the leases that let them.
+// Tests of the read cache of proxies, and of the leases that it needs.
 #include <algorithm>
 #include <set>
 
@@ -76,7 +76,7 @@ TEST(Proxy, DropsAGrantThatCrossesARecall) {
   node.up();
   Replies granted = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
   node.set("l", "x");
-  node.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")});  // the recall comes first
+  node.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")});  // the recall arrives before the grant
   node.settle();
   node.down(std::move(granted));
   node.replies();
@@ -97,7 +97,7 @@ TEST(Proxy, AnswersLateReadersOfAFetchOnlyWithLeases) {
   Replies revoked;
   node.root.revoke(kProxy, revoked);
   node.set("k", "new");
-  node.get(2, 1, "k");  // invoked when the new value is there
+  node.get(2, 1, "k");  // invoked when the new value is already there
   EXPECT_EQ(node.up().size(), 0U);
   node.down(std::move(old));
   node.settle();
@@ -137,7 +137,7 @@ TEST(Proxy, DropsASetKeyThatChangedMeanwhile) {
   node.up();
   Replies granted = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
   EXPECT_TRUE(granted[0].leased);
-  node.set("k", "new");  // its recall is faster
+  node.set("k", "new");  // the recall arrives before the reply to the set
   node.settle();
   node.down(std::move(granted));
   node.get(2, 1, "k");
@@ -264,7 +264,7 @@ TEST(Leases, AreForgottenWithTheirHolders) {
   EXPECT_LE(leases.holders(), 2U);
 }
 
-// Against a plain set of who holds what.
+// Compares the table with a plain set of (key, holder) pairs.
 TEST(Leases, AreRecalledFromAllHoldersOfTheKey) {
   Random random(1);
   LeaseTable leases;
@@ -274,7 +274,7 @@ TEST(Leases, AreRecalledFromAllHoldersOfTheKey) {
     return std::ranges::any_of(held, [&](const auto& lease) { return lease.first == key; });
   };
   for (int step = 0; step < 50'000; ++step) {
-    // Few keys that are taken back often, and so many others that those are forgotten.
+    // A few keys are recalled often. There are so many other keys that the table forgets these.
     const Key key = random.chance(0.5) ? std::to_string(random.below(4)) : "n" + std::to_string(random.below(10'000));
     const ClientId client = random.below(5);
     switch (random.below(4)) {

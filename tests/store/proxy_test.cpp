@@ -16,7 +16,7 @@ TEST(Proxy, RefusesADuplicateRequestNumber) {
   }
 }
 
-// PyTorch's client does not wait for its sets, and may be gone when one arrives.
+// PyTorch's client does not wait for its sets, so it may be gone when a set arrives.
 TEST(Proxy, CancelsARemovedClientsRequestsThatNeedReplies) {
   for (const bool merge : {false, true}) {
     ProxyFixture node(Proxy::Options{.merge = merge});

@@ -37,7 +37,7 @@ Request RandomRequests::next() {
   return {StoreOperation::kBarrier, 0, {key("b", 1)}, {}, 2};
 }
 
-// All clients move on to new keys from time to time: leases and waiters matter while a key is new.
+// All clients change to new keys from time to time, because leases and waiters matter most while a key is new.
 Key RandomRequests::key(const char* kind, uint64_t count) {
   return prefix_ + kind + std::to_string(random_.below(count)) + "." + std::to_string(calls_ / kCallsPerKey);
 }

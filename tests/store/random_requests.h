@@ -8,11 +8,11 @@
 
 namespace muster {
 
-/// The requests of one client of a history, random from a seed: all operations on single keys, with few keys, so that
-/// clients compete. Keys begin with the seed and a slash, then q for queues and b for barriers.
+/// Random requests of one client of a history, determined by a seed. They use few keys, so that clients compete. A key
+/// begins with the seed and a slash. Then follows a letter for its kind, such as q for queues and b for barriers.
 class RandomRequests {
  public:
-  /// `wide`: sometimes counts or lists all keys too. A history with such requests is expensive to check.
+  /// If `wide` is set, some requests count or list all keys. A history with such requests is expensive to check.
   RandomRequests(uint64_t seed, int client, bool barriers, bool wide = false);
 
   Request next();

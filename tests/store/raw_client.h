@@ -12,7 +12,7 @@
 
 namespace muster {
 
-/// Repeats `words` until the other end has closed. False after a minute.
+/// Sends `words` repeatedly until the other end has closed. False after a minute.
 inline bool is_cut_off(int fd, ByteView words) {
   const Deadline deadline = test_deadline();
   while (!deadline.passed()) {
@@ -24,7 +24,7 @@ inline bool is_cut_off(int fd, ByteView words) {
   return false;
 }
 
-/// A blocking socket that says whatever a test wants.
+/// A blocking socket that sends any bytes that a test wants.
 class RawClient {
  public:
   explicit RawClient(const Address& address) : fd_(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -35,11 +35,11 @@ class RawClient {
   void send(ByteView bytes) {
     EXPECT_EQ(::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), std::ssize(bytes));
   }
-  /// False when the server has closed.
+  /// False if the server has closed the connection.
   bool try_send(ByteView bytes) {
     return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes);
   }
-  /// Fewer when the server closes before.
+  /// Returns fewer bytes if the server closes the connection before.
   Bytes try_receive(size_t count) {
     Bytes bytes(count);
     bytes.resize(static_cast<size_t>(std::max<ssize_t>(recv(fd_.get(), bytes.data(), count, MSG_WAITALL), 0)));
@@ -51,14 +51,14 @@ class RawClient {
     EXPECT_EQ(recv(fd_.get(), bytes.data(), count, MSG_WAITALL), std::ssize(bytes));
     return bytes;
   }
-  /// True when the server closes, whatever it says before. False after a minute.
+  /// Reads until the server closes the connection. False if the server sends nothing for a minute.
   bool is_closed() {
     Bytes bytes(64 << 10);
     ssize_t n = 1;
     while (n > 0) n = recv(fd_.get(), bytes.data(), bytes.size(), 0);
     return n == 0 || errno == ECONNRESET;
   }
-  /// Sends until the server stops taking it or closes.
+  /// Sends `bytes` repeatedly, up to `up_to` bytes in all. True if the server closes the connection before.
   bool send_is_refused(ByteView bytes, size_t up_to) {
     for (size_t sent = 0; sent < up_to; sent += bytes.size()) {
       if (::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) return true;

@@ -5,7 +5,7 @@ namespace {
 
 Deadline soon() { return Deadline::after(60s); }
 
-// One server for all tests of this program; each world is a prefix of its own in it.
+// One server is shared by most tests of this program. Each world uses its own prefix in it.
 class RedisServer {
  public:
   explicit RedisServer(const std::vector<std::string>& options = {}) {

@@ -13,7 +13,7 @@ struct TcpWorld : StoreWorld {
 struct UnixWorld : TcpWorld {
   std::unique_ptr<Store> open() override { return open_or_fail(root.unix_url()); }
 };
-// Handles go to the two proxies and to the root in turn.
+// Handles connect to the two proxies and to the root in turn.
 struct ProxyWorld : TcpWorld {
   std::unique_ptr<Store> open() override {
     const std::vector<std::string> urls = {over_tcp.unix_url(), over_unix.tcp_url(), root.tcp_url()};
@@ -22,7 +22,7 @@ struct ProxyWorld : TcpWorld {
   TestServer over_tcp{root.tcp_url()}, over_unix{root.unix_url()};
   size_t opened = 0;
 };
-// Reads from leases, and merges; clients at all four tiers.
+// Proxies that answer reads from leases and merge requests. Handles connect to the root and to every proxy.
 struct TieredWorld : TcpWorld {
   static StoreServerOptions options() {
     StoreServerOptions tiered;

@@ -11,7 +11,7 @@ namespace muster {
 namespace {
 
 constexpr ClientId kScanner = 1, kWriter = 2;
-constexpr int kManyKeys = 30'000;  // more than one step takes
+constexpr int kManyKeys = 30'000;  // more keys than one step covers
 
 Key numbered(int i) { return "key/" + std::to_string(i); }
 

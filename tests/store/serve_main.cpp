@@ -1,6 +1,6 @@
-// A store server for tests in Python and for store_process.h (--alone). It prints the port for PyTorch's clients, then
-// serves until its standard input ends. With --proxy it is a proxy of a root in the same process; with --tiered the
-// proxy also merges requests and answers from leases.
+// A store server for tests in Python and for store_process.h (--alone). It prints the port for PyTorch's clients. Then
+// it serves until its standard input ends. With --proxy it starts a root and a proxy in the same process, and clients
+// use the proxy. With --tiered the proxy also merges requests and answers from leases.
 
 #include <unistd.h>
 
@@ -37,8 +37,8 @@ int serve(bool through_proxy, bool tiered) {
   return 0;
 }
 
-// The arguments after --alone: the secret, the upstream or "", the grace of a link in ms, and the session in hex or "".
-// Prints its addresses: that of muster's protocol, and that of PyTorch's.
+// The arguments after --alone are the secret, the upstream or "", the link grace in ms, and the session in hex or "".
+// Prints the address for muster's protocol and the address for PyTorch's protocol.
 int serve_alone(const char* const* arguments) {
   StoreServerOptions options;
   options.credentials.secret = to_bytes(arguments[0]);

@@ -34,7 +34,7 @@ TEST(StoreServer, RefusesAWrongSecretAndLogsThePeer) {
     expect_error(open_store(server.tcp_url(), as_bytes("not the secret"), soon()), ErrorCode::kAuthentication);
     expect_error(open_store(server.unix_url(), {}, soon()), ErrorCode::kAuthentication);
     EXPECT_TRUE(works(server));
-  }  // it may write the line after its answer
+  }  // the server may write the log line after its answer
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, ContainsRegex(" refused 127.0.0.1:[0-9]+: the peer does not know this job's secret"));
   EXPECT_THAT(log, HasSubstr(" refused process " + std::to_string(getpid()) + ": the peer does not know"));
@@ -78,7 +78,7 @@ TEST(StoreServer, ClosesAMemberThatBreaksTheGrammar) {
 
 TEST(StoreServer, IgnoresAnIncompleteRequest) {
   const TestServer server;
-  torch_client(server).send_hex("0102000000000000002f6b0a00000000000000");  // set "/k" to ten bytes that never come
+  torch_client(server).send_hex("0102000000000000002f6b0a00000000000000");  // set "/k" to ten bytes that are never sent
   {
     RawClient slow = torch_client(server);
     const Bytes set = *from_hex("0102000000000000002f73010000000000000076");
@@ -104,7 +104,7 @@ TEST(StoreServer, ServesBothDialectsFromOneStore) {
   EXPECT_EQ(open_or_fail(server.tcp_url())->add("/n", 1, soon()), 6);
 }
 
-// Asks for `key` again and again without reading.
+// `count` requests to get "/big".
 Bytes many_gets(int count) {
   Bytes requests;
   for (int i = 0; i < count; ++i) {
@@ -138,7 +138,7 @@ TEST(StoreServer, ClosesAMemberThatNeverReads) {
     EXPECT_OK(store->set("big", Bytes(1 << 20), soon()));
     const auto deaf = connect_to_store(asked.tcp_url(), {test_secret(), nullptr}, soon());
     ASSERT_TRUE(deaf.has_value()) << deaf.error().to_string();
-    Bytes gets;  // sent at once, or it may be cut off before all are
+    Bytes gets;  // sent in one call, because the server may close the connection before a later call
     for (RequestId id = 1; id <= 50; ++id) {
       const Bytes get = *encode_request({StoreOperation::kGet, id, {"big"}});
       gets.insert(gets.end(), get.begin(), get.end());
@@ -149,7 +149,8 @@ TEST(StoreServer, ClosesAMemberThatNeverReads) {
   }
 }
 
-/// One whose greeting came in time, on a server with little patience and a machine that may stand still for longer.
+/// Connects a client to a server with a short request timeout. Retries, because a loaded machine may be too slow to
+/// send the hello in time.
 RawClient welcome_client(const TestServer& server) {
   for (const Deadline deadline = test_deadline(); !deadline.passed();) {
     RawClient client(server.torch_address());
@@ -171,7 +172,7 @@ TEST(StoreServer, ClosesAClientThatStopsWithinARequest) {
     client.send(half);
     EXPECT_TRUE(client.is_closed());
   }
-  halting.send(request);  // in its own time: it had begun nothing
+  halting.send(request);  // allowed at any time: this client had not begun a request
   EXPECT_EQ(halting.receive(8), Bytes(8));
   EXPECT_TRUE(works(server));
 }
@@ -197,16 +198,17 @@ TEST(StoreServer, ForgetsAClientThatIsKilledWhileItWaits) {
     const auto store = open_or_fail(root.tcp_url());
     RawClient victim = torch_client(asked);
     victim.send_hex("1202000000000000002f620200000000000000");  // barrier "/b" of 2
-    victim.send_hex("0402000000000000002f6e0100000000000000");  // add, whose reply says that the barrier was seen
+    victim.send_hex(
+        "0402000000000000002f6e0100000000000000");  // add; its reply shows that the server has seen the barrier
     EXPECT_EQ(victim.receive(8), (Bytes{1, 0, 0, 0, 0, 0, 0, 0}));
     const pid_t child = fork();
     while (child == 0) pause();
-    { const RawClient gone = std::move(victim); }  // now the child alone holds the connection
+    { const RawClient gone = std::move(victim); }  // now only the child holds the connection
     Result<> probe = store->barrier("/b", 3, soon());
     expect_error(probe, ErrorCode::kMismatch);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
-    // Its arrival is withdrawn: the count may differ now, and no other caller waits.
+    // Once the arrival is withdrawn, the count may differ. No other caller waits.
     while (!probe && probe.error().code == ErrorCode::kMismatch) probe = store->barrier("/b", 3, Deadline::after(20ms));
     expect_error(probe, ErrorCode::kTimeout);
   }
@@ -271,7 +273,7 @@ TEST(OpenStore, WaitsForAServerThatIsNotUpYet) {
   const Address address = Address::unix_abstract("muster-late-server-" + std::to_string(getpid()));
   const std::string url = address.to_string();
   std::thread late([&] {
-    // tidy: allow(sleep) to be late is the point; nothing fails if it is not
+    // tidy: allow(sleep) the server must start late; the test also passes if it does not
     std::this_thread::sleep_for(30ms);
     StoreServerOptions options;
     options.muster_listen = {address};

@@ -104,7 +104,8 @@ TEST_F(Threads, LoseNoCancellation) {
       }
     }
   });
-  // A client does not wait for the word that its cancellation was heard; a call after it does.
+  // A client does not wait for the confirmation of a cancelled wait, so the last waiters may still be there for a
+  // moment.
   while (server_.server->stat().waiters > 0) std::this_thread::yield();
 }
 
@@ -176,7 +177,7 @@ TEST_F(Threads, ReportWhatTheyDid) {
   EXPECT_GT(stat->uptime_seconds, 0);
 }
 
-// A server in a process of its own that may open few files; serves until the parent closes the pipe.
+// A server in a process of its own that may open only 40 files. It serves until the parent closes the pipe.
 class PoorServer {
  public:
   PoorServer() {
@@ -230,7 +231,7 @@ TEST(FewDescriptors, RefusesNewClientsAndServesTheOthers) {
   EXPECT_TRUE(refused);
   ASSERT_GT(clients.size(), 3U);
   auto late = open_store(server.url(), test_secret(), Deadline::after(300ms));
-  // A server that was busy for that long has given no reason.
+  // A server that was busy until the deadline has given no reason, so the client tries again.
   for (const Deadline deadline = test_deadline(); !late && !deadline.passed();) {
     if (late.error().message.find("descriptor") != std::string::npos) break;
     late = open_store(server.url(), test_secret(), Deadline::after(300ms));
@@ -239,7 +240,7 @@ TEST(FewDescriptors, RefusesNewClientsAndServesTheOthers) {
   clients.front().send_hex("0402000000000000002f6e0500000000000000");
   EXPECT_EQ(clients.front().receive(8), (Bytes{5, 0, 0, 0, 0, 0, 0, 0}));
   clients.erase(clients.begin() + 3, clients.end());
-  bool again = false;  // the server has yet to hear that some left
+  bool again = false;  // the server may not have noticed yet that some clients left
   for (const Deadline deadline = test_deadline(); !again && !deadline.passed();) {
     RawClient client(server.torch());
     again = is_welcome(client);

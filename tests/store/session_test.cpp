@@ -14,10 +14,10 @@ namespace {
 
 Bytes message(int number) { return encode_frame(1, to_bytes(std::to_string(number))); }
 
-// Both ends of a session, and the bytes between them.
+// The two ends of a session, and the bytes on their way between them.
 struct Pair {
   struct Side {
-    ReliableSession end{{64, 1 << 20}};  // a few messages a frame
+    ReliableSession end{{64, 1 << 20}};  // a few messages per frame
     FrameParser parser{kMaxSessionFrameBytes};
     Bytes incoming;
     std::vector<std::string> got;
@@ -74,7 +74,7 @@ TEST(ReliableSession, DeliversEveryMessageOnceWhereverTheLinkIsCut) {
         if (i % 3 == 0) pair.write();
       }
       pair.write();
-      Pair::deliver(pair.b, cut);  // what is behind is lost with the link
+      Pair::deliver(pair.b, cut);  // the bytes after the cut are lost with the link
       Pair::deliver(pair.a, cut * 7 / 3 % 600);
       pair.connect();
       pair.write();
@@ -168,7 +168,7 @@ TEST(ProxyLink, SendsKeepalivesAsOftenAsTheServerWants) {
   }
 }
 
-// A root, its end of a proxy's session, and the proxy, with a clock that the test moves.
+// A root, the root's end of a proxy's session, and the proxy, with a clock that the test moves.
 struct LeaseFixture {
   static constexpr ClientId kProxy = 99, kOtherClient = 98;
 
@@ -183,7 +183,7 @@ struct LeaseFixture {
   void ask(StoreOperation operation, const Key& key) {
     link.submit({operation, ++last_id, {key}, {}, 1}, 1, clock.now());
   }
-  /// Carries what is to be sent, both ways, until nothing is.
+  /// Carries bytes in both directions until neither end has bytes to send.
   void exchange() {
     for (bool more = true; more;) {
       Bytes up, down;
@@ -204,7 +204,7 @@ struct LeaseFixture {
   void pass(Duration time) {
     for (const TimePoint end = clock.now() + time; clock.now() < end; exchange()) clock.pass(100ms);
   }
-  /// Another client's set; what it releases for the proxy.
+  /// Sets the key for another client. Returns the replies that the set releases for the proxy.
   Replies set(const char* value) {
     Replies replies = root.apply({StoreOperation::kSet, ++last_id, {"k"}, {to_bytes(value)}}, kOtherClient);
     EXPECT_TRUE(std::ranges::any_of(replies, [](const Reply& reply) { return reply.client == kOtherClient; }))
@@ -225,7 +225,8 @@ struct LeaseFixture {
   std::vector<std::string> values;
 };
 
-// The grant comes from another thread of the server, after the proxy's leases were revoked and it sent a frame again.
+// The grant comes from another thread of the server. It arrives after the proxy's leases were revoked and the proxy
+// sent a new frame.
 TEST(ProxyLink, DropsALeaseRevokedWhileItsGrantWasOnItsWay) {
   LeaseFixture world;
   world.ask(StoreOperation::kGet, "k");
@@ -254,7 +255,8 @@ TEST(ProxyLink, DropsALeaseRevokedWhileItsGrantWasQueued) {
   world.clock.pass(3 * kLeaseTime);
   world.revoke();
   Bytes keepalive;
-  world.link.write(keepalive, world.clock.now());  // received before anything is written: new leases
+  world.link.write(
+      keepalive, world.clock.now());  // the server receives it before it writes anything, so new leases may be granted
   EXPECT_OK(world.session.receive(keepalive));
   world.pass(100ms);
   EXPECT_GT(world.link.lease_left(world.clock.now()), Duration{0});

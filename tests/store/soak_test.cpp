@@ -1,6 +1,6 @@
-// Clients of a root and of two tiers of proxies add to counters, while connections are cut, links stall, and processes
-// are stopped and killed, also the root. Every acknowledged add is counted exactly once. MUSTER_SOAK_SECONDS makes the
-// test longer.
+// Clients of a root and of two tiers of proxies add to counters. Meanwhile the test cuts connections, stalls links, and
+// stops and kills processes, including the root. Every acknowledged add must be counted exactly once.
+// MUSTER_SOAK_SECONDS makes the test longer.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -24,16 +24,16 @@ namespace {
 Deadline soon() { return test_deadline(); }
 TimePoint now() { return steady_clock().now(); }
 
-constexpr size_t kTiers = 3;  // the root, a proxy of it, and one of that
+constexpr size_t kTiers = 3;  // the root, its proxy, and a proxy of that proxy
 constexpr int kClientsPerTier = 2;
 
-/// The adds to a counter: the acknowledged ones, and those without an answer.
+/// The numbers of adds to a counter: acknowledged adds, and adds without an answer.
 struct Tally {
   int64_t acknowledged = 0, unknown = 0;
 };
 
-/// Servers in processes of their own, behind relays: the tier below connects through a bad relay, clients through a
-/// good one.
+/// Each server is a process and is behind two relays. The tier below connects through a relay with faults. Clients
+/// connect through a relay without faults.
 class Tiers {
  public:
   explicit Tiers(uint64_t seed) {
@@ -73,8 +73,8 @@ class Tiers {
   std::array<std::unique_ptr<StoreProcess>, kTiers> processes_;
 };
 
-/// Client threads that add until they are stopped, and the tallies of their counters. A client whose store is lost
-/// opens it again and uses a new counter, so each counter has at most one add without an answer.
+/// Client threads that add until they are stopped, and the tallies of their counters. After an error a client opens its
+/// store again and uses a new counter. So a client's own counter has at most one add without an answer.
 class Clients {
  public:
   explicit Clients(const Tiers& tiers) {
@@ -95,7 +95,7 @@ class Clients {
   int64_t doubled() const { return doubled_; }
   int64_t lost() const { return lost_; }
 
-  /// Waits until so many adds were acknowledged. False at the deadline.
+  /// Waits until `count` adds were acknowledged. False at the deadline.
   bool reach(int64_t count, const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     while (acknowledged_ < count && !deadline.passed()) {
@@ -103,7 +103,7 @@ class Clients {
     }
     return acknowledged_ >= count;
   }
-  /// Returns once no client is in a call; they go on with resume().
+  /// Pauses the clients until resume(). Returns once no client is in a call.
   void pause() {
     std::unique_lock lock(mutex_);
     paused_ = true;
@@ -114,7 +114,7 @@ class Clients {
     paused_ = false;
     changed_.notify_all();
   }
-  /// While they pause: compares the counters of this root with what is known of them.
+  /// Compares the counters of this root with their tallies. Call this while the clients are paused.
   void check(Store& root, const std::string& life) {
     for (const auto& [key, tally] : tallies_) {
       if (!key.starts_with(life + "/")) continue;
@@ -123,7 +123,7 @@ class Clients {
       judge(key, tally, *value);
     }
   }
-  /// Those of a root that is no more.
+  /// Removes the tallies of a root that was killed.
   void forget(const std::string& life) {
     const std::lock_guard lock(mutex_);
     std::erase_if(tallies_, [&](const auto& entry) { return entry.first.starts_with(life + "/"); });
@@ -142,7 +142,7 @@ class Clients {
     }
   }
 
-  // False when it was not acknowledged.
+  // False if the add was not acknowledged.
   bool add(Store& store, const Key& key, bool alone) {
     {
       std::unique_lock lock(mutex_);
@@ -215,14 +215,14 @@ class Soak : public testing::Test {
         clients_->pause();
         clients_->check(*root_, life_);
         clients_->resume();
-        progress(50);  // it dies in the middle of what they do
+        progress(50);  // the root is killed while clients are active
         tiers_.restart(0);
         clients_->forget(life_);
         set_life();
     }
   }
 
-  // Waits until the clients got so far, whatever was done to them.
+  // Expects that the clients complete `adds` more adds, in spite of the faults.
   void progress(int64_t adds) {
     ASSERT_TRUE(clients_->reach(clients_->acknowledged() + adds, Deadline::after(120s))) << "the clients do not get on";
   }
@@ -242,7 +242,7 @@ TEST_F(Soak, CountsEveryAcknowledgedAddOnce) {
   set_life();
   clients_.emplace(tiers_);
   const TimePoint end = now() + soak_time();
-  // One of each at least; later the root seldom dies.
+  // Injects each fault at least once. Later the root is killed only rarely.
   for (int step = 0; step < kFaults || now() < end; ++step) {
     const bool any = step >= kFaults;
     const auto fault = any ? static_cast<Fault>(random_.below(random_.chance(0.1) ? kFaults : kKillRoot)) : Fault(step);

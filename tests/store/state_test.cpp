@@ -154,7 +154,7 @@ TEST(StoreState, RefusesWrongNumbersOfKeysAndValues) {
   EXPECT_EQ(state.waiters(), 0U);
 }
 
-// Carol holds a lease of the key: what changes it is deferred until she gives it back.
+// Carol holds a lease of the key. Changes of the key are deferred until Carol gives the lease back.
 class DeferredChanges : public testing::TestWithParam<unsigned> {
  protected:
   DeferredChanges() {

@@ -127,7 +127,7 @@ std::optional<Reply> StoreModel::apply(const Request& request) {
 std::string StoreModel::fingerprint() const {
   Writer out;
   for (const auto& [key, value] : data_) out.put_string(key).put_bytes(value);
-  out.put(uint32_t{0xffffffff});  // no length that a key has
+  out.put(uint32_t{0xffffffff});  // a separator: no key has this length
   for (const auto& [key, values] : queues_) {
     out.put_string(key).put(static_cast<uint32_t>(values.size()));
     for (const Bytes& value : values) out.put_bytes(value);

@@ -9,14 +9,13 @@
 
 namespace muster {
 
-/// What the store's operations mean, one at a time and as plainly as can be said: the definition that histories and
-/// random requests are compared with. It shares no code with StoreState. Barriers are not in it: they mean something
-/// only between clients. A copy is a snapshot.
+/// A simple reference model of the store, for one operation at a time. Tests compare histories with it. It shares no
+/// code with StoreState. It has no barriers, because a barrier involves several clients. A copy is a snapshot.
 class StoreModel {
  public:
-  /// Carries out the request, or gives nothing, and changes nothing, when it would have to wait.
+  /// Carries out the request. If the request would have to wait, returns nothing and changes nothing.
   std::optional<Reply> apply(const Request& request);
-  /// The same text for the same content.
+  /// A text that is the same if and only if the content is the same.
   std::string fingerprint() const;
   size_t num_keys() const { return data_.size(); }
 
@@ -29,12 +28,12 @@ class StoreModel {
   Bytes value_or_empty(const Key& key) const;
 
   std::map<Key, Bytes> data_;
-  std::map<Key, std::deque<Bytes>> queues_;  // never an empty one
+  std::map<Key, std::deque<Bytes>> queues_;  // never holds an empty queue
 };
 
-/// Whether a client that saw `seen` may have been answered `expected`: what the operation returns is the same.
+/// True if `seen` and `expected` are the same answer. Compares only what the operation returns.
 bool same_answer(const Request& request, const Reply& expected, const Reply& seen);
-/// Whether the operation may change the store.
+/// True if the operation may change the store.
 bool changes(StoreOperation operation);
 
 }  // namespace muster

@@ -41,7 +41,7 @@ void StoreProcess::start(const Options& options) {
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) pid_ = -1;
   ASSERT_EQ(failed, 0) << words[0];
-  their_output.reset();  // so that the reads below end if the server dies
+  their_output.reset();  // closed here, so that the reads below end if the server dies
   std::string text;
   char bytes[256];
   for (ssize_t n = 0; text.find('\n') == std::string::npos && (n = read(ours.get(), bytes, sizeof bytes)) > 0;) {

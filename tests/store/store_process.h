@@ -16,7 +16,7 @@ namespace muster {
 class StoreProcess {
  public:
   struct Options {
-    std::string upstream{};  ///< set: a tiered proxy of it
+    std::string upstream{};  ///< if not empty, the server is a tiered proxy of this server
     Duration link_grace = 5s;
     std::optional<SessionId> session{};
   };
@@ -31,22 +31,22 @@ class StoreProcess {
   const Address& torch_address() const { return torch_; }
   std::string url() const { return "tcp://" + address_.to_string(); }
   bool runs() const;
-  /// Sends SIGKILL, and returns when the process has ended.
+  /// Sends SIGKILL. Returns when the process has ended.
   void kill();
-  /// Sends SIGSTOP, and returns when none of its threads runs.
+  /// Sends SIGSTOP. Returns when all threads of the process are stopped.
   void stop() const;
   /// Sends SIGCONT.
   void resume() const;
 
   size_t descriptors() const;
-  /// Resident memory.
+  /// The resident memory, in bytes.
   size_t bytes() const;
 
  private:
   void start(const Options& options);
 
   pid_t pid_ = -1;
-  Fd input_;  // the server ends with it
+  Fd input_;  // the server ends when this is closed
   Address address_, torch_;
 };
 

@@ -1,5 +1,6 @@
-// Whoever can reach a port may come to it: strangers by the thousand hold up no member, end no process, and leave
-// nothing behind. For as long as MUSTER_SOAK_SECONDS says, else for a few seconds.
+// Any program that can reach a port may connect to it. Thousands of unauthenticated peers must not delay an
+// authenticated client or link, must not end a process, and must leave nothing behind. Runs for MUSTER_SOAK_SECONDS, or
+// for a few seconds if that is not set.
 #include "io/strangers.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +32,7 @@ TEST(UnauthenticatedPeers, DelayNoMemberOfAStore) {
   raise_descriptor_limit();
   StoreProcess root;
   StoreProcess proxy(root.url());
-  const auto steady = open_or_fail(proxy.url());  // a member that stays
+  const auto steady = open_or_fail(proxy.url());  // a client that stays connected
   EXPECT_OK(steady->set("k", as_bytes("v"), soon()));
   const size_t files = root.descriptors(), bytes = root.bytes();
   Strangers strangers({root.address(), root.torch_address(), proxy.address()}, {.seed = announced_seed()});

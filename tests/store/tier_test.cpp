@@ -1,4 +1,4 @@
-// Proxies over real sockets, with links that break.
+// Tests proxies over real sockets, with links that break.
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -44,7 +44,8 @@ void in_threads(int count, const std::function<void(int)>& body) {
   for (auto& thread : threads) thread.join();
 }
 
-// Changes of the store are done exactly once, however often the link breaks. The test counts them afterwards.
+// Runs workers that change the store, and counts the changes afterwards. Each change must be done exactly once, even if
+// links break.
 void run_workers(const std::vector<std::string>& urls, int rounds) {
   const int workers = static_cast<int>(urls.size());
   std::atomic<int> wins = 0;
@@ -130,7 +131,7 @@ TEST(ProxyTiers, ReportAServerThatDoesNotComeBack) {
   expect_error(store->get("never", soon()), ErrorCode::kPeerLost, relay.url().substr(6));
   expect_error(store->set("k", {}, soon()), ErrorCode::kPeerLost, relay.url().substr(6));
   const auto far = open_or_fail(root.unix_url());
-  while (root.server->stat().clients > 1) std::this_thread::yield();  // its session is forgotten too
+  while (root.server->stat().clients > 1) std::this_thread::yield();  // the root must end the session too
 }
 
 TEST(ProxyTiers, NoticeARestartedServer) {
@@ -140,7 +141,7 @@ TEST(ProxyTiers, NoticeARestartedServer) {
   const TestServer proxy(relay.url(), tiered());
   const auto store = open_or_fail(proxy.unix_url());
   EXPECT_OK(store->set("k", as_bytes("v"), soon()));
-  relay.hold(true);  // else the proxy is refused, and knows that there is no server
+  relay.hold(true);  // otherwise the proxy's connection is refused, which shows that there is no server
   root.reset();
   StoreServerOptions options;
   options.credentials.secret = test_secret();
@@ -149,7 +150,7 @@ TEST(ProxyTiers, NoticeARestartedServer) {
   ASSERT_TRUE(again.has_value()) << again.error().to_string();
   relay.hold(false);
   expect_error(store->get("never", soon()), ErrorCode::kPeerLost, "restarted");
-  while ((*again)->stat().clients > 0) std::this_thread::yield();  // the proxy lives, and has let go of the link
+  while ((*again)->stat().clients > 0) std::this_thread::yield();  // the proxy is alive, but must have closed the link
 }
 
 TEST(ProxyTiers, EndTheSessionOfASilentProxy) {
@@ -205,7 +206,8 @@ TEST(ProxyTiers, NeverReadAnOldValue) {
   });
 }
 
-// PyTorch's client does not wait for its sets. Its next request must see them, even if other clients hold leases.
+// PyTorch's client does not wait for its sets. The client's next request must see the sets, even if other clients hold
+// leases.
 TEST(ProxyTiers, LetNoRequestOfATCPStoreClientOvertakeItsSet) {
   const TestServer root;
   const TestServer mine(root.tcp_url(), tiered()), other(root.tcp_url(), tiered());
@@ -256,7 +258,7 @@ TEST(ProxyTiers, AnswerEachOfManyProxies) {
   EXPECT_EQ(open_or_fail(root.unix_url())->add("n", 0, soon()), 300);
 }
 
-// A proxy that holds a lease and sends nothing more.
+// A proxy holds a lease and then sends nothing more.
 TEST(ProxyTiers, ChangeAKeyThatADeadProxyHolds) {
   StoreServerOptions options;
   options.lease_time = 400ms;
@@ -268,14 +270,14 @@ TEST(ProxyTiers, ChangeAKeyThatADeadProxyHolds) {
   const auto near = open_or_fail(proxy.unix_url());
   EXPECT_EQ(near->get("k", soon()), to_bytes("old"));
   relay.hold(true);
-  EXPECT_OK(store->set("k", as_bytes("new"), soon()));  // held back until the lease has ended, no longer
+  EXPECT_OK(store->set("k", as_bytes("new"), soon()));  // waits until the lease has ended, but no longer
   std::thread late([&] { EXPECT_EQ(near->get("k", soon()), to_bytes("new")); });
   relay.cut_all();
   relay.hold(false);
   late.join();
 }
 
-// A proxy's end of a session, played by hand.
+// A proxy's end of a session that the test drives directly.
 class RawProxy {
  public:
   explicit RawProxy(const TestServer& root)
@@ -305,7 +307,7 @@ class RawProxy {
     return reply;
   }
   void end() { write(encode_session_close()); }
-  /// Whether the server has closed the link, whatever it said before.
+  /// Sends keepalives until the server has closed the link. False after a minute.
   bool is_cut_off() {
     Bytes beat;
     session_.write_keepalive(beat, {});
@@ -333,7 +335,8 @@ class RawProxy {
   std::deque<Reply> heard_;
 };
 
-// What waits for a lease that it had may release what it waited for: that must not make it a holder again.
+// The multi_set below waits for the proxy's lease of "held". When the proxy ends, the multi_set is carried out and sets
+// "awaited", for which the proxy also waited. This must not grant a new lease to the dead proxy.
 TEST(ProxyTiers, LeaseNothingToAProxyThatHasEnded) {
   const TestServer root;
   const auto store = open_or_fail(root.unix_url());
@@ -353,7 +356,8 @@ TEST(ProxyTiers, LeaseNothingToAProxyThatHasEnded) {
   EXPECT_OK(store->set("awaited", as_bytes("newer"), Deadline::after(20s)));
 }
 
-// The root hears of its end at once. A proxy below does not, and goes on answering from what was passed on to it.
+// The root learns at once that the middle proxy has ended. The proxy below does not, and continues to answer from the
+// leases that were passed on to it.
 TEST(ProxyTiers, ChangeAKeyThatProxiesBelowADeadOneHold) {
   for (const bool held_before : {false, true}) {
     StoreServerOptions options;
@@ -381,7 +385,7 @@ TEST(ProxyTiers, ChangeAKeyThatProxiesBelowADeadOneHold) {
 
 TEST(ProxyTiers, LeaseAgainToAProxyThatWasSilent) {
   StoreServerOptions options;
-  options.lease_time = 400ms;  // much less than the time between two signs of life
+  options.lease_time = 400ms;  // much less than the time between two keepalives
   const TestServer root("", options);
   const TestServer proxy(root.tcp_url(), tiered());
   const auto store = open_or_fail(root.unix_url());

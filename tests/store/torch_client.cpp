@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kAnswerTime = 60s;  // for what a server that lives answers at once
+constexpr Duration kAnswerTime = 60s;  // for answers that a live server gives at once
 
 uint8_t code_of(StoreOperation operation) {
   switch (operation) {
@@ -164,7 +164,7 @@ TorchClient::Outcome TorchClient::wait(const Request& request, const Deadline& d
     word = get<uint8_t>(Deadline::after(kAnswerTime));
     if (!connected_) return {.lost = true};
     if (word == 1) return {.withdrawn = true};
-    get<uint8_t>(Deadline::after(kAnswerTime));  // released as we gave up: the confirmation follows
+    get<uint8_t>(Deadline::after(kAnswerTime));  // the release crossed the cancellation, whose confirmation follows
   }
   return {.reply = Reply{0, request.id}};
 }

@@ -8,13 +8,14 @@
 
 namespace muster {
 
-/// What a stock TCPStore client sends for a request; nothing for what its protocol has not. Shares no code with the
-/// protocol. A get, multi_get or queue_pop is what a stock client sends after its WAIT: it does not wait.
+/// The bytes that a stock TCPStore client sends for a request. Returns nothing if the protocol has no such request.
+/// Shares no code with the server's protocol. A get, multi_get or queue_pop does not wait, because a stock client sends
+/// a WAIT before it.
 std::optional<Bytes> torch_request(const Request& request);
-/// Whether the protocol answers the request at all.
+/// True if the protocol has a reply to the request.
 bool torch_answers(StoreOperation operation);
 inline constexpr uint8_t kTorchCancelWait = 12;
-/// What a client says first of all.
+/// The first bytes of a client.
 Bytes torch_hello();
 
 /// A blocking client of PyTorch's TCPStore protocol, one request at a time.
@@ -24,14 +25,14 @@ class TorchClient {
 
   struct Outcome {
     std::optional<Reply> reply;
-    bool withdrawn = false;  ///< the time was up, and the server confirmed that the wait is over
+    bool withdrawn = false;  ///< the deadline passed, and the server confirmed the cancellation
     bool lost = false;       ///< the connection broke
   };
-  /// A request that has no answer is followed by one that has: its return is when that one returns.
+  /// If a request has no reply, the client sends a second request that has one, and returns when that reply comes.
   Outcome call(const Request& request, const Deadline& deadline);
   bool connected() const { return connected_; }
 
-  /// For those who want no answer.
+  /// Sends bytes without waiting for an answer.
   void send(ByteView bytes);
 
  private:

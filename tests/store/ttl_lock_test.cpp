@@ -8,7 +8,7 @@
 namespace muster {
 namespace {
 
-// A store with scripted answers, which counts the requests.
+// A store with scripted answers that counts the requests.
 class FakeStore {
  public:
   RenewedTtlLock::Store store() {
@@ -52,7 +52,7 @@ TEST(RenewedTtlLock, RenewsItselfUntilItIsReleased) {
     EXPECT_EQ(fake.released, 0);
   }
   EXPECT_EQ(fake.released, 1);
-  const RenewedTtlLock brief(fake.store(), steady_clock().now(), 900ms);  // a loaded machine may stand still meanwhile
+  const RenewedTtlLock brief(fake.store(), steady_clock().now(), 900ms);  // 900 ms, because a loaded machine may pause
   fake.wait_for_renewals(3);
 }
 
@@ -77,7 +77,7 @@ TEST(RenewedTtlLock, RetriesSoonAfterAnError) {
   FakeStore fake;
   fake.answer(fail(ErrorCode::kTimeout, "busy"));
   const RenewedTtlLock claim(fake.store(), steady_clock().now(), 9s);
-  fake.wait_for_renewals(3);  // of which 9 s had room for two
+  fake.wait_for_renewals(3);  // without errors, only two renewals fit into 9 s
   EXPECT_TRUE(claim.held());
   fake.answer(true);
   fake.wait_for_renewals(2);
