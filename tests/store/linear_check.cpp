@@ -290,8 +290,8 @@ Result<> check_barriers(const History& history) {
   std::map<Key, Part> barriers;
   for (const Call& call : history) {
     if (call.request.operation != StoreOperation::kBarrier) continue;
-    if (!call.reply || call.reply->status)
-      barriers[call.request.keys[0]].push_back(&call);  // a call that failed was in no round
+    // A call that failed was in no round.
+    if (!call.reply || call.reply->status) barriers[call.request.keys[0]].push_back(&call);
   }
   for (auto& [key, calls] : barriers) MUSTER_TRY(check_barrier(std::move(calls)));
   return {};

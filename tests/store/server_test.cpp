@@ -198,8 +198,8 @@ TEST(StoreServer, ForgetsAClientThatIsKilledWhileItWaits) {
     const auto store = open_or_fail(root.tcp_url());
     RawClient victim = torch_client(asked);
     victim.send_hex("1202000000000000002f620200000000000000");  // barrier "/b" of 2
-    victim.send_hex(
-        "0402000000000000002f6e0100000000000000");  // add; its reply shows that the server has seen the barrier
+    // add; its reply shows that the server has seen the barrier
+    victim.send_hex("0402000000000000002f6e0100000000000000");
     EXPECT_EQ(victim.receive(8), (Bytes{1, 0, 0, 0, 0, 0, 0, 0}));
     const pid_t child = fork();
     while (child == 0) pause();

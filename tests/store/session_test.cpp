@@ -255,8 +255,8 @@ TEST(ProxyLink, DropsALeaseRevokedWhileItsGrantWasQueued) {
   world.clock.pass(3 * kLeaseTime);
   world.revoke();
   Bytes keepalive;
-  world.link.write(
-      keepalive, world.clock.now());  // the server receives it before it writes anything, so new leases may be granted
+  // The server receives the keepalive before it writes anything, so new leases may be granted.
+  world.link.write(keepalive, world.clock.now());
   EXPECT_OK(world.session.receive(keepalive));
   world.pass(100ms);
   EXPECT_GT(world.link.lease_left(world.clock.now()), Duration{0});

@@ -1,7 +1,7 @@
 // The file of a file store. Numbers are little-endian:
 //
 //   file   := "MUSTLOG1" record*
-//   record := checksum:u64 client:u64 frame         checksum: FNV-1a of what follows it in the record
+//   record := checksum:u64 client:u64 frame         checksum: FNV-1a of the rest of the record
 //   frame  := a request, as in messages.cpp
 //
 // Only the holder of the lock appends. A record that is too short or does not match its checksum is still being

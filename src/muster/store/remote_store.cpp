@@ -42,7 +42,7 @@ class RemoteStore : public RequestStore {
     Call call;
     request.id = next_id_++;
     MUSTER_ASSIGN(const Bytes frame, encode_request(request));
-    request.values.clear();
+    request.values.clear();  // error messages need only the rest
     calls_[request.id] = &call;
     send(frame);
     drive(lock, call, deadline);
@@ -134,6 +134,8 @@ class RemoteStore : public RequestStore {
 
   void cancel(std::unique_lock<std::mutex>& lock, const Request& request, Call& call) {
     send(*encode_request({StoreOperation::kCancel, request.id}));
+    // Before the cancellation arrives, a pop may take an item and a barrier may release the caller. So only these wait
+    // for the answer.
     const bool consumes =
         request.operation == StoreOperation::kQueuePop || request.operation == StoreOperation::kBarrier;
     if (consumes) drive(lock, call, Deadline::after(kCancelGrace));

@@ -23,8 +23,8 @@ std::optional<SessionId> session_of_hello(ByteView hello);
 /// The first frame on a link, from the proxy.
 struct SessionOpen {
   uint64_t received = 0;  ///< the number of data frames that the proxy has received
-  bool resumes =
-      false;  ///< true if the server accepted the session before; if it does not know it now, its state is lost
+  /// True if the server accepted this session before. A server that no longer knows it has lost its state.
+  bool resumes = false;
 };
 /// The server's answer.
 struct SessionOpened {

@@ -49,6 +49,7 @@ Json unchanged(const std::string& key, int64_t revision);
 Json empty(const EtcdRange& range);
 /// Condition: the key has this value.
 Json holds(const std::string& key, ByteView value);
+/// The answer has "succeeded" only if all conditions held, because the gateway omits false values.
 Json transaction(std::vector<Json> compare, std::vector<Json> success, std::vector<Json> failure = {});
 
 /// These functions read answers, which may be malformed. A part that is missing or has another type reads as 0 or

@@ -22,6 +22,7 @@ Bytes from_base64(const std::string& text) {
   Bytes bytes(text.size() / 4 * 3 + 1);
   const int size =
       EVP_DecodeBlock(bytes.data(), reinterpret_cast<const uint8_t*>(text.data()), static_cast<int>(text.size()));
+  // EVP_DecodeBlock() counts the padding as bytes.
   const auto padding = std::count(text.end() - std::min<std::ptrdiff_t>(2, std::ssize(text)), text.end(), '=');
   bytes.resize(size < padding ? 0 : static_cast<size_t>(size - padding));
   return bytes;

@@ -14,7 +14,7 @@ Result<> Outbox::flush(Stream& stream) {
     bytes_.clear();
     sent_ = 0;
     if (bytes_.capacity() > kKeptCapacity) Bytes().swap(bytes_);
-  } else if (sent_ > bytes_.size() / 2) {
+  } else if (sent_ > bytes_.size() / 2) {  // only then, so that each byte moves about once
     bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<ptrdiff_t>(sent_));
     sent_ = 0;
   }

@@ -104,6 +104,8 @@ class TorchRequestReader::Cursor {
   std::string error_;
 };
 
+// Erases consumed bytes only if all bytes are consumed or the buffer would have to grow, because erasing moves the
+// rest.
 void TorchRequestReader::feed(ByteView bytes) {
   if (consumed_ > 0 && (consumed_ == buffer_.size() || buffer_.size() + bytes.size() > buffer_.capacity())) {
     buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));

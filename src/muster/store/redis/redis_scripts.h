@@ -63,7 +63,7 @@ redis.call('HSET', data, key, desired)
 if not now then redis.call('PUBLISH', KEYS[1]..':event:'..key, '') end
 return desired)";
 
-// Returns the sum as text, because Lua's numbers have 53 bits.
+// Returns the sum as text, because Lua's numbers have 53 bits. An empty value counts as 0.
 inline constexpr const char* kAdd = R"(
 local data, key = KEYS[1]..':data', ARGV[1]
 local before = redis.call('HGET', data, key)
@@ -101,9 +101,9 @@ if not item then return 1 end
 return {redis.call('LLEN', queue) + 1, item})";
 
 // Arguments: 1, key, count, id, timeout in ms. A release removes the arrivals from the hash, so a caller checks whether
-// its arrival is still there. Arrivals of dead callers are removed a minute after their timeout. Returns an empty list
-// if the caller is released, and 1 if it has to wait. If the counts differ, returns the number of waiting callers and
-// their count.
+// its arrival is still there. A later call removes the arrivals of dead callers, a minute after their timeout. Returns
+// an empty list if the caller is released, and 1 if it has to wait. If the counts differ, returns the number of waiting
+// callers and their count.
 inline constexpr const char* kArrive = R"(
 local barrier, count = KEYS[1]..':barrier:'..ARGV[2], ARGV[3]
 local time = redis.call('TIME')

@@ -279,8 +279,8 @@ Result<Reply> RedisStore::arrive(const Request& request, const Deadline& deadlin
   if (arrived->type == REDIS_REPLY_ARRAY) return Reply{};
   const auto released = until_there(redis_scripts::kReleased, words, request.keys, deadline);
   if (released) return Reply{};
-  // Removes the arrival. If it is already gone, the barrier has released the caller. If the server does not answer, it
-  // removes the arrival later, a minute after the timeout.
+  // Removes the arrival. If it is already gone, the barrier has released the caller. If the server does not answer now,
+  // kArrive of a later caller removes the arrival, a minute after its timeout.
   const auto withdrawn = run(redis_scripts::kWithdraw, words, Deadline::after({}));
   if (withdrawn && (*withdrawn)->integer == 0) return Reply{};
   return tl::unexpected(released.error());

@@ -56,6 +56,7 @@ void BufferedConnection::on_event(uint32_t events) {
     if (*n == 0) break;
     handlers_.input(buffer.first(*n));
     if (!open_) return;
+    // Such a short read saves a read that would return nothing. After a hang-up the loop reads on to see the end.
     if (*n < buffer.size() && !hung_up_ && stream_->short_read_is_last()) break;
   }
   flush();

@@ -24,8 +24,8 @@ struct StoreServerOptions {
   /// The server also closes a client of PyTorch's protocol that sends no first request, or stops in the middle of a
   /// request, for this long.
   Duration request_timeout = std::chrono::seconds(60);
-  /// 0: half the number of cores, at most 16. Not more, because the kernel's part of the work takes about as much time
-  /// again and the clients need cores too. A proxy always has one thread.
+  /// 0: half the number of cores, at most 16. The other cores are for the kernel's part of the work, which takes about
+  /// as much time again, and for the clients. A proxy always has one thread.
   unsigned threads = 0;
   /// The server uses a second thread once the first has this many clients, and so on. One thread that stays awake does
   /// less work than several threads that wake in turn.
@@ -41,8 +41,8 @@ struct StoreServerOptions {
   bool tiered = false;
   /// How long a proxy and its server keep a session without a link. During this time the proxy tries to reconnect.
   Duration link_grace = std::chrono::seconds(30);
-  /// How long a proxy may use leases after its latest keepalive. With more than 1,024 proxies this is longer (lease.h).
-  /// If a silent proxy holds a lease of a key, a change of the key waits a little longer than this.
+  /// How long a proxy may use leases after its latest keepalive. With thousands of proxies this time is longer
+  /// (lease.h). If a silent proxy holds a lease of a key, a change of the key waits a little longer than this.
   Duration lease_time = std::chrono::seconds(4);
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 // PyTorch's protocol has no request numbers, so replies must come in the order of the requests. A client also considers
 // a request without a reply to be done when it is sent. So the server finishes each request before it reads the next
-// one. Waits are the exception, because the cancellation of a wait must overtake the wait.
+// one. Waits and barriers are the exception, because their cancellation must overtake them.
 bool must_finish_first(StoreOperation operation) {
   return operation != StoreOperation::kWait && operation != StoreOperation::kBarrier &&
          operation != StoreOperation::kCancel;
@@ -27,6 +27,7 @@ constexpr size_t kManyProxies = 8;
 constexpr Duration kFlushGapPerProxy = 300us;
 constexpr Duration kSessionCheckInterval = 500ms;
 
+// Only one thread writes a counter, so a load and a store replace the slower fetch_add().
 void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
 }

@@ -127,7 +127,7 @@ class ServerLoop {
   TimePoint next_flush_{};
   static constexpr TimePoint kNever{INT64_MAX};
   TimePoint paced_flush_ = kNever;  // when the first proxy that does not want a frame yet may get it
-  ClientId next_client_;
+  ClientId next_client_;            // grows by count_, so a client's number modulo count_ is the index of its loop
   std::unique_ptr<Backend> backend_;
   Counters counters_;
   std::atomic<size_t> load_ = 0;

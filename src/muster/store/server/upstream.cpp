@@ -160,6 +160,7 @@ class Upstream : public Backend {
     if (refused && !refused_since_) refused_since_ = now();
     const bool ended = refused_since_ && now() - *refused_since_ >= kRefusedGrace;
     if (ended || now() - lost_since_ >= options_.link_grace) return give_up();
+    // The pause is random, so that the proxies of one server do not all dial at the same moment.
     const auto pause =
         Duration(static_cast<int64_t>(static_cast<double>(pause_.count()) * (0.5 + random_.uniform() / 2)));
     pause_ = std::min(pause_ * 2, refused_since_ ? kRefusedGrace / 4 : kMaxPause);

@@ -17,9 +17,9 @@ namespace muster {
 inline constexpr Duration kLeaseTime = std::chrono::seconds(4);
 /// How often a proxy sends a keepalive, which also renews its leases.
 inline constexpr Duration kKeepaliveInterval = std::chrono::milliseconds(1500);
-/// With more proxies than this, a server asks each proxy for fewer keepalives, and the leases hold longer in
-/// proportion. So the work for all keepalives stays about that of kProxiesPerInterval proxies, until the growth reaches
-/// its maximum.
+/// With n times this number of proxies, a server asks each proxy for a keepalive n times less often, and the leases
+/// hold n times longer. So the keepalives of all proxies cost about as much as those of kProxiesPerInterval proxies. n
+/// is at most kMaxIntervalGrowth.
 inline constexpr size_t kProxiesPerInterval = 1024;
 inline constexpr int64_t kMaxIntervalGrowth = 8;
 inline int64_t interval_growth(size_t proxies) {

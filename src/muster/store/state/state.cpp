@@ -271,6 +271,8 @@ void StoreState::apply(Request&& request, ClientId client, Replies& out) {
     out.push_back(std::move(scan.reply));
     return;
   }
+  // The waiters, and so their shards, are known only under the locks of the keys. If the release needs more shards, the
+  // locks are released and all are taken again, because ShardLock takes them in ascending order.
   ShardMask mask = impl_->shards_of(request);
   while (true) {
     const ShardLock hold(impl_->shards.get(), mask);
