@@ -104,7 +104,7 @@ TEST_F(Threads, LoseNoCancellation) {
       }
     }
   });
-  // A client does not wait for the confirmation of a cancelled wait, so the last waiters may still be there for a
+  // A client does not wait for the confirmation of a canceled wait, so the last waiters may still be there for a
   // moment.
   while (server_.server->stat().waiters > 0) std::this_thread::yield();
 }

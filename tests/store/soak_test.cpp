@@ -170,7 +170,7 @@ class Clients {
                           << tally.unknown << " others";
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards paused_, busy_ and tallies_
   std::condition_variable changed_;
   bool paused_ = false;
   int busy_ = 0;

@@ -119,7 +119,7 @@ class FileStore : public RequestStore {
 
   const std::string path_;
   ClientId self_ = 0;  // this object's client number; random, because many processes may append to the file
-  std::mutex mutex_;
+  std::mutex mutex_;   // guards all members below
   std::unique_ptr<FileLog> log_;
   StoreState state_;
   RequestId next_id_ = 0;

@@ -11,7 +11,7 @@ namespace {
 
 // The TTL locks of one memory store. MemoryClaim objects share it, because a lock may outlive the store.
 struct Claims {
-  std::mutex mutex;
+  std::mutex mutex;  // guards `held`
   std::map<Key, Bytes> held;
 };
 
@@ -67,7 +67,7 @@ class SharedMemory {
     }
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all members below, except claims_, which has its own mutex
   StoreState state_;
   RequestId next_id_ = 0;
   std::unordered_map<RequestId, Call*> calls_;

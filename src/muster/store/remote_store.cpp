@@ -158,7 +158,7 @@ class RemoteStore : public RequestStore {
 
   const std::string url_;
   const Credentials credentials_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all members below
   std::unique_ptr<Stream> stream_;
   Outbox outbox_;
   FrameParser parser_{kMaxMessageBytes};

@@ -38,7 +38,7 @@ class RenewedTtlLock : public TtlLock {
 
   const Store store_;
   const Duration time_to_live_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards ends_ and expires_
   std::condition_variable ended_;
   bool ends_ = false;
   TimePoint expires_;

@@ -91,7 +91,7 @@ class EtcdClient {
   Error refusal(const Http::Answer& answer) const;
 
   const EtcdTarget target_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all members below; not held during requests
   std::vector<std::unique_ptr<Http>> idle_;
   std::string token_;
   size_t preferred_ = 0;  // the endpoint that answered last

@@ -13,7 +13,7 @@
 //            | 9 APPEND key value                               no reply
 //            | 10 MULTI_GET keys                                -> bytes each, empty when missing
 //            | 11 MULTI_SET count:u64 (key value)*              no reply
-//            | 12 CANCEL_WAIT                                   -> u8: 1 wait cancelled
+//            | 12 CANCEL_WAIT                                   -> u8: 1 wait canceled
 //            | 13 PING nonce:u32                                -> the nonce
 //            | 14 QUEUE_PUSH key value                          no reply
 //            | 15 QUEUE_POP key                                 -> length before:i64, then bytes unless it was 0
@@ -81,7 +81,7 @@ class TorchProtocol : public Protocol {
 
   Result<> encode(const Reply& reply, Bytes& out) override {
     const auto found = find_outstanding(reply.id);
-    if (found == outstanding_.end()) return {};  // the request was cancelled
+    if (found == outstanding_.end()) return {};  // the request was canceled
     const StoreOperation operation = found->operation;
     outstanding_.erase(found);
     MUSTER_TRY(reply.status);

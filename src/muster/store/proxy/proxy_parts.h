@@ -162,7 +162,7 @@ class Barriers {
     RequestId group;
     Caller caller;
     uint32_t weight;
-    std::optional<RequestId> answer_to;  // the request of the proxy below; empty if a client cancelled or left
+    std::optional<RequestId> answer_to;  // the request of the proxy below; empty if a client canceled or left
   };
   // This node's part of a barrier's current round.
   struct Round {

@@ -76,7 +76,7 @@ class Connections {
 
  private:
   const RedisLocation location_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards idle_
   std::vector<std::unique_ptr<RedisConnection>> idle_;
 };
 

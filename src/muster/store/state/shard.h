@@ -69,7 +69,7 @@ struct Waiter {
   bool at_barrier() const { return request.operation == StoreOperation::kBarrier; }
 };
 
-/// A change that waits until leases are given back. It counts as one of its client's waits and can be cancelled.
+/// A change that waits until leases are given back. It counts as one of its client's waits and can be canceled.
 struct DeferredRequest {
   Request request;
   ClientId client;

@@ -87,7 +87,7 @@ struct DeferredRequest;
 ///
 /// As in torch's stores, a queue is not a key. num_keys, list_keys and delete_key ignore queues. check and wait see a
 /// queue while it has items. A push releases only the oldest waiter. A barrier is not a key either. An arrival that is
-/// cancelled or dropped is withdrawn. An arrival whose count differs from that of the waiting arrivals fails with
+/// canceled or dropped is withdrawn. An arrival whose count differs from that of the waiting arrivals fails with
 /// kMismatch. kCancel ends a waiting request: the request gets kAborted. kCancel does nothing if the request was
 /// already answered. A client may have kMaxWaitsPerClient waiting requests in each shard.
 ///
