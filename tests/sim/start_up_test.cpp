@@ -45,13 +45,13 @@ void report(const char* what, uint64_t seed, StartUp& job) {
   }
 }
 
-// Runs a job for each seed. `harm` injects faults. Every worker must succeed or end with an error.
+// Runs a job for each seed. `inject_faults` injects faults. Every worker must succeed or end with an error.
 void run_jobs(const char* what, const StartUp::Options& options, bool all_succeed,
-              const std::function<void(StartUp&)>& harm) {
+              const std::function<void(StartUp&)>& inject_faults) {
   for (int round = 0; round < rounds_or(3); ++round) {
     const uint64_t seed = seed_or(1) + static_cast<uint64_t>(round);
     StartUp job(options, seed);
-    harm(job);
+    inject_faults(job);
     const auto outcome = job.run();
     ASSERT_TRUE(outcome.has_value()) << what << ", seed " << seed << ": " << outcome.error().to_string();
     for (const auto& [code, failure] : job.failures()) {

@@ -134,7 +134,7 @@ class SimulatedClients {
   std::string broken_;
 };
 
-struct Scene {
+struct Scenario {
   const char* name;
   int nodes, fanout;
   bool merge;
@@ -143,41 +143,42 @@ struct Scene {
   int crashes = 0;
 };
 
-class LinearTiers : public testing::TestWithParam<Scene> {};
+class LinearTiers : public testing::TestWithParam<Scenario> {};
 
 TEST_P(LinearTiers, KeepHistoriesLinearizable) {
-  const Scene& scene = GetParam();
+  const Scenario& scenario = GetParam();
   TierSim::Options options;
-  options.nodes = scene.nodes;
-  options.fanout = scene.fanout;
-  options.proxy.merge = scene.merge;
-  options.cut = scene.cut;
+  options.nodes = scenario.nodes;
+  options.fanout = scenario.fanout;
+  options.proxy.merge = scenario.merge;
+  options.cut = scenario.cut;
   for (int round = 0; round < rounds_or(40); ++round) {
     const uint64_t seed = seed_or(1) + static_cast<uint64_t>(round);
     SimulatedClients clients(options, seed);
     Random random(seed);
-    for (int i = 0; i < scene.partitions; ++i) {
-      const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scene.nodes - 1)));
+    for (int i = 0; i < scenario.partitions; ++i) {
+      const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scenario.nodes - 1)));
       const Duration how_long(random.below(12'000'000'000));
       clients.tiers().time().after(Duration(random.below(300'000'000)),
                                    [&clients, node, how_long] { clients.tiers().partition(node, how_long); });
     }
-    for (int i = 0; i < scene.crashes; ++i) {
-      const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scene.nodes - 1)));
+    for (int i = 0; i < scenario.crashes; ++i) {
+      const int node = 1 + static_cast<int>(random.below(static_cast<uint64_t>(scenario.nodes - 1)));
       clients.tiers().time().after(Duration(random.below(300'000'000)), [&clients, node] { clients.crash(node); });
     }
     const auto verdict = clients.run();
-    ASSERT_TRUE(verdict.has_value()) << scene.name << ", seed " << seed << ": " << verdict.error().to_string();
+    ASSERT_TRUE(verdict.has_value()) << scenario.name << ", seed " << seed << ": " << verdict.error().to_string();
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, LinearTiers,
-    testing::Values(Scene{"root alone", 1, 0, false, 0, 0}, Scene{"plain proxies", 3, 0, false, 0, 0},
-                    Scene{"merging", 4, 0, true, 0, 0}, Scene{"three tiers", 7, 2, true, 0, 0},
-                    Scene{"cuts", 4, 0, true, 0.02, 0}, Scene{"cuts in three tiers", 7, 2, true, 0.02, 0},
-                    Scene{"partitions", 7, 2, true, 0.01, 3}, Scene{"crashes", 4, 0, true, 0, 0, 3},
-                    Scene{"crashes in three tiers", 7, 2, true, 0, 0, 3}, Scene{"everything", 7, 2, true, 0.01, 2, 3}),
+    testing::Values(Scenario{"root alone", 1, 0, false, 0, 0}, Scenario{"plain proxies", 3, 0, false, 0, 0},
+                    Scenario{"merging", 4, 0, true, 0, 0}, Scenario{"three tiers", 7, 2, true, 0, 0},
+                    Scenario{"cuts", 4, 0, true, 0.02, 0}, Scenario{"cuts in three tiers", 7, 2, true, 0.02, 0},
+                    Scenario{"partitions", 7, 2, true, 0.01, 3}, Scenario{"crashes", 4, 0, true, 0, 0, 3},
+                    Scenario{"crashes in three tiers", 7, 2, true, 0, 0, 3},
+                    Scenario{"everything", 7, 2, true, 0.01, 2, 3}),
     [](const auto& info) {
       std::string name = info.param.name;
       std::replace(name.begin(), name.end(), ' ', '_');

@@ -1,4 +1,4 @@
-#include "contract/outside_contract.h"
+#include "contract/external_store_contract.h"
 #include "io/certificates.h"
 
 namespace muster {
@@ -50,14 +50,14 @@ std::unique_ptr<StoreWorld> make_etcd_world() {
   return EtcdServer::shared().process ? std::make_unique<EtcdWorld>() : nullptr;
 }
 
-OutsideServer start_etcd() {
+ExternalServer start_etcd() {
   EtcdServer server;
   return {std::move(server.process), server.url(), server.host(), /*persists=*/true};
 }
 
 INSTANTIATE_TEST_SUITE_P(Etcd, StoreContract, testing::Values(make_etcd_world));
 INSTANTIATE_TEST_SUITE_P(Etcd, ClaimContract, testing::Values(make_etcd_world));
-INSTANTIATE_TEST_SUITE_P(Etcd, OutsideContract, testing::Values(start_etcd));
+INSTANTIATE_TEST_SUITE_P(Etcd, ExternalStoreContract, testing::Values(start_etcd));
 
 TEST(EtcdStore, KeepsPrefixesApart) {
   const auto& server = EtcdServer::shared();

@@ -8,13 +8,13 @@ namespace muster {
 namespace {
 
 // A history that a test writes by hand. Each entry has the client, the start, the end, the request and the reply.
-class Story {
+class HandWrittenHistory {
  public:
-  Story& then(int client, int64_t from, int64_t to, Request request, Reply reply = {}) {
+  HandWrittenHistory& then(int client, int64_t from, int64_t to, Request request, Reply reply = {}) {
     history_.push_back({client, std::move(request), {from}, {to}, std::move(reply)});
     return *this;
   }
-  Story& lost(int client, int64_t from, Request request) {
+  HandWrittenHistory& lost(int client, int64_t from, Request request) {
     history_.push_back({client, std::move(request), {from}, {from}});
     return *this;
   }
@@ -36,77 +36,85 @@ Reply saw(std::string_view value) { return {.values = {to_bytes(value)}}; }
 Reply number(int64_t number) { return {.number = number}; }
 
 TEST(LinearCheck, AcceptsOneClientAfterAnother) {
-  Story story;
-  story.then(1, 0, 1, set("k", "a")).then(2, 2, 3, get("k"), saw("a")).then(1, 4, 5, set("k", "b"));
-  EXPECT_OK(story.then(2, 6, 7, get("k"), saw("b")).verdict());
-  EXPECT_OK(Story().verdict());
+  HandWrittenHistory history;
+  history.then(1, 0, 1, set("k", "a")).then(2, 2, 3, get("k"), saw("a")).then(1, 4, 5, set("k", "b"));
+  EXPECT_OK(history.then(2, 6, 7, get("k"), saw("b")).verdict());
+  EXPECT_OK(HandWrittenHistory().verdict());
 }
 
 TEST(LinearCheck, AcceptsAnyOrderOfOverlappingCalls) {
-  Story story;
-  story.then(1, 0, 10, set("k", "a")).then(2, 0, 10, set("k", "b")).then(3, 1, 2, get("k"), saw("b"));
-  EXPECT_OK(story.then(3, 3, 4, get("k"), saw("a")).verdict());
-  expect_error(story.then(4, 5, 6, get("k"), saw("b")).verdict(), ErrorCode::kMismatch, "client 4 get k");
+  HandWrittenHistory history;
+  history.then(1, 0, 10, set("k", "a")).then(2, 0, 10, set("k", "b")).then(3, 1, 2, get("k"), saw("b"));
+  EXPECT_OK(history.then(3, 3, 4, get("k"), saw("a")).verdict());
+  expect_error(history.then(4, 5, 6, get("k"), saw("b")).verdict(), ErrorCode::kMismatch, "client 4 get k");
 }
 
 TEST(LinearCheck, RejectsAStaleRead) {
-  Story story;
-  story.then(1, 0, 1, set("k", "a")).then(1, 2, 3, set("k", "b")).then(2, 4, 5, get("k"), saw("a"));
-  expect_error(story.verdict(), ErrorCode::kMismatch, "\"a\"");
+  HandWrittenHistory history;
+  history.then(1, 0, 1, set("k", "a")).then(1, 2, 3, set("k", "b")).then(2, 4, 5, get("k"), saw("a"));
+  expect_error(history.verdict(), ErrorCode::kMismatch, "\"a\"");
 }
 
 TEST(LinearCheck, RejectsAReadThatGoesBackInTime) {
-  Story story;
-  story.then(1, 0, 1, set("k", "a")).then(1, 2, 20, set("k", "b"));
-  story.then(2, 4, 5, get("k"), saw("b")).then(3, 6, 7, get("k"), saw("a"));
-  expect_error(story.verdict(), ErrorCode::kMismatch);
+  HandWrittenHistory history;
+  history.then(1, 0, 1, set("k", "a")).then(1, 2, 20, set("k", "b"));
+  history.then(2, 4, 5, get("k"), saw("b")).then(3, 6, 7, get("k"), saw("a"));
+  expect_error(history.verdict(), ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, RejectsAReadOfAnUnwrittenValue) {
-  expect_error(Story().then(1, 0, 1, set("k", "a")).then(2, 0, 1, get("k"), saw("b")).verdict(), ErrorCode::kMismatch);
-  expect_error(Story().then(1, 2, 3, set("k", "a")).then(2, 0, 1, get("k"), saw("a")).verdict(), ErrorCode::kMismatch);
+  expect_error(HandWrittenHistory().then(1, 0, 1, set("k", "a")).then(2, 0, 1, get("k"), saw("b")).verdict(),
+               ErrorCode::kMismatch);
+  expect_error(HandWrittenHistory().then(1, 2, 3, set("k", "a")).then(2, 0, 1, get("k"), saw("a")).verdict(),
+               ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, RejectsALostUpdate) {
-  Story story;
-  story.then(1, 0, 10, add("n", 1), number(1)).then(2, 0, 10, add("n", 1), number(1));
-  expect_error(story.verdict(), ErrorCode::kMismatch);
+  HandWrittenHistory history;
+  history.then(1, 0, 10, add("n", 1), number(1)).then(2, 0, 10, add("n", 1), number(1));
+  expect_error(history.verdict(), ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, RejectsAnAddThatWasDoneTwice) {
-  Story story;
-  story.then(1, 0, 1, add("n", 1), number(1)).then(1, 2, 3, add("n", 1), number(3));
-  expect_error(story.verdict(), ErrorCode::kMismatch);
+  HandWrittenHistory history;
+  history.then(1, 0, 1, add("n", 1), number(1)).then(1, 2, 3, add("n", 1), number(3));
+  expect_error(history.verdict(), ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, AcceptsALostCallOnceOrNever) {
-  Story lost_add;
+  HandWrittenHistory lost_add;
   lost_add.then(1, 0, 1, add("n", 1), number(1)).lost(2, 2, add("n", 10));
-  EXPECT_OK(Story(lost_add).then(1, 3, 4, add("n", 1), number(2)).verdict());
-  EXPECT_OK(Story(lost_add).then(1, 3, 4, add("n", 1), number(12)).verdict());
-  EXPECT_OK(Story(lost_add).then(1, 3, 4, add("n", 1), number(2)).then(1, 90, 91, get("n"), saw("12")).verdict());
-  expect_error(Story(lost_add).then(1, 3, 4, add("n", 1), number(22)).verdict(), ErrorCode::kMismatch);
-  expect_error(Story(lost_add).then(1, 3, 4, add("n", 1), number(12)).then(1, 5, 6, add("n", 1), number(3)).verdict(),
+  EXPECT_OK(HandWrittenHistory(lost_add).then(1, 3, 4, add("n", 1), number(2)).verdict());
+  EXPECT_OK(HandWrittenHistory(lost_add).then(1, 3, 4, add("n", 1), number(12)).verdict());
+  EXPECT_OK(HandWrittenHistory(lost_add)
+                .then(1, 3, 4, add("n", 1), number(2))
+                .then(1, 90, 91, get("n"), saw("12"))
+                .verdict());
+  expect_error(HandWrittenHistory(lost_add).then(1, 3, 4, add("n", 1), number(22)).verdict(), ErrorCode::kMismatch);
+  expect_error(HandWrittenHistory(lost_add)
+                   .then(1, 3, 4, add("n", 1), number(12))
+                   .then(1, 5, 6, add("n", 1), number(3))
+                   .verdict(),
                ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, RejectsAnEffectBeforeItsLostCall) {
-  Story story;
-  story.then(1, 0, 1, add("n", 1), number(11)).lost(2, 2, add("n", 10));
-  expect_error(story.verdict(), ErrorCode::kMismatch);
+  HandWrittenHistory history;
+  history.then(1, 0, 1, add("n", 1), number(11)).lost(2, 2, add("n", 10));
+  expect_error(history.verdict(), ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, ChecksCompareSetAndDelete) {
   const Request swap{StoreOperation::kCompareSet, 0, {"k"}, {to_bytes(""), to_bytes("mine")}};
   const Request remove{StoreOperation::kDelete, 0, {"k"}};
-  EXPECT_OK(Story().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, remove, number(1)).verdict());
-  EXPECT_OK(Story().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, remove, number(0)).verdict());
-  expect_error(Story().then(1, 0, 1, swap, saw("mine")).then(2, 2, 3, remove, number(0)).verdict(),
+  EXPECT_OK(HandWrittenHistory().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, remove, number(1)).verdict());
+  EXPECT_OK(HandWrittenHistory().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, remove, number(0)).verdict());
+  expect_error(HandWrittenHistory().then(1, 0, 1, swap, saw("mine")).then(2, 2, 3, remove, number(0)).verdict(),
                ErrorCode::kMismatch);
   Request other = swap;
   other.values[1] = to_bytes("other");
-  EXPECT_OK(Story().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, other, saw("mine")).verdict());
-  expect_error(Story().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, other, saw("other")).verdict(),
+  EXPECT_OK(HandWrittenHistory().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, other, saw("mine")).verdict());
+  expect_error(HandWrittenHistory().then(1, 0, 9, swap, saw("mine")).then(2, 0, 9, other, saw("other")).verdict(),
                ErrorCode::kMismatch);
 }
 
@@ -118,52 +126,57 @@ TEST(LinearCheck, RejectsAMultiGetThatSeesHalfAMultiSet) {
   const auto values = [](std::string_view a, std::string_view b) {
     return Reply{.values = {to_bytes(a), to_bytes(b)}};
   };
-  Story story;
-  story.then(1, 0, 1, both("1")).then(1, 2, 9, both("2"));
-  EXPECT_OK(Story(story).then(2, 3, 4, read, values("1", "1")).then(2, 5, 6, read, values("2", "2")).verdict());
-  expect_error(Story(story).then(2, 3, 4, read, values("1", "2")).verdict(), ErrorCode::kMismatch);
+  HandWrittenHistory history;
+  history.then(1, 0, 1, both("1")).then(1, 2, 9, both("2"));
+  EXPECT_OK(HandWrittenHistory(history)
+                .then(2, 3, 4, read, values("1", "1"))
+                .then(2, 5, 6, read, values("2", "2"))
+                .verdict());
+  expect_error(HandWrittenHistory(history).then(2, 3, 4, read, values("1", "2")).verdict(), ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, CountsTheKeysOfAllClients) {
   const Request count{StoreOperation::kNumKeys};
-  Story story;
-  story.then(1, 0, 1, set("a", "")).then(1, 2, 9, set("b", ""));
-  EXPECT_OK(Story(story).then(2, 3, 4, count, number(1)).then(2, 5, 6, count, number(2)).verdict());
-  expect_error(Story(story).then(2, 3, 4, count, number(2)).then(2, 5, 6, count, number(1)).verdict(),
+  HandWrittenHistory history;
+  history.then(1, 0, 1, set("a", "")).then(1, 2, 9, set("b", ""));
+  EXPECT_OK(HandWrittenHistory(history).then(2, 3, 4, count, number(1)).then(2, 5, 6, count, number(2)).verdict());
+  expect_error(HandWrittenHistory(history).then(2, 3, 4, count, number(2)).then(2, 5, 6, count, number(1)).verdict(),
                ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, RejectsAnElementThatIsTakenTwice) {
-  Story story;
-  story.then(1, 0, 1, push("q", "x")).then(2, 0, 9, pop("q"), saw("x")).then(3, 0, 9, pop("q"), saw("x"));
-  expect_error(story.verdict(), ErrorCode::kMismatch);
+  HandWrittenHistory history;
+  history.then(1, 0, 1, push("q", "x")).then(2, 0, 9, pop("q"), saw("x")).then(3, 0, 9, pop("q"), saw("x"));
+  expect_error(history.verdict(), ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, RejectsAPopOutOfOrder) {
-  Story story;
-  story.then(1, 0, 1, push("q", "x")).then(1, 2, 3, push("q", "y"));
-  EXPECT_OK(Story(story).then(2, 4, 5, pop("q"), saw("x")).then(3, 6, 7, pop("q"), saw("y")).verdict());
-  EXPECT_OK(Story(story).then(2, 4, 9, pop("q"), saw("y")).then(3, 5, 8, pop("q"), saw("x")).verdict());
-  expect_error(Story(story).then(2, 4, 5, pop("q"), saw("y")).then(3, 6, 7, pop("q"), saw("x")).verdict(),
-               ErrorCode::kMismatch);
+  HandWrittenHistory history;
+  history.then(1, 0, 1, push("q", "x")).then(1, 2, 3, push("q", "y"));
+  EXPECT_OK(HandWrittenHistory(history).then(2, 4, 5, pop("q"), saw("x")).then(3, 6, 7, pop("q"), saw("y")).verdict());
+  EXPECT_OK(HandWrittenHistory(history).then(2, 4, 9, pop("q"), saw("y")).then(3, 5, 8, pop("q"), saw("x")).verdict());
+  expect_error(
+      HandWrittenHistory(history).then(2, 4, 5, pop("q"), saw("y")).then(3, 6, 7, pop("q"), saw("x")).verdict(),
+      ErrorCode::kMismatch);
 }
 
 TEST(LinearCheck, AcceptsThatALostPopTookAnItem) {
-  Story story;
-  story.then(1, 0, 1, push("q", "x")).then(1, 2, 3, push("q", "y")).lost(2, 4, pop("q"));
-  EXPECT_OK(Story(story).then(3, 6, 7, pop("q"), saw("y")).verdict());
-  EXPECT_OK(Story(story).then(3, 6, 7, pop("q"), saw("x")).verdict());
+  HandWrittenHistory history;
+  history.then(1, 0, 1, push("q", "x")).then(1, 2, 3, push("q", "y")).lost(2, 4, pop("q"));
+  EXPECT_OK(HandWrittenHistory(history).then(3, 6, 7, pop("q"), saw("y")).verdict());
+  EXPECT_OK(HandWrittenHistory(history).then(3, 6, 7, pop("q"), saw("x")).verdict());
 }
 
 TEST(LinearCheck, RejectsABarrierThatIsNotFull) {
-  EXPECT_OK(Story().then(1, 0, 5, barrier("b", 2)).then(2, 4, 6, barrier("b", 2)).verdict());
-  expect_error(Story().then(1, 0, 5, barrier("b", 2)).verdict(), ErrorCode::kMismatch, "lacked 1");
-  expect_error(Story().then(1, 0, 5, barrier("b", 2)).then(2, 6, 7, barrier("b", 2)).verdict(), ErrorCode::kMismatch);
-  Story rounds;
+  EXPECT_OK(HandWrittenHistory().then(1, 0, 5, barrier("b", 2)).then(2, 4, 6, barrier("b", 2)).verdict());
+  expect_error(HandWrittenHistory().then(1, 0, 5, barrier("b", 2)).verdict(), ErrorCode::kMismatch, "lacked 1");
+  expect_error(HandWrittenHistory().then(1, 0, 5, barrier("b", 2)).then(2, 6, 7, barrier("b", 2)).verdict(),
+               ErrorCode::kMismatch);
+  HandWrittenHistory rounds;
   rounds.then(1, 0, 5, barrier("b", 2)).then(2, 4, 6, barrier("b", 2)).then(1, 6, 9, barrier("b", 2));
-  expect_error(Story(rounds).verdict(), ErrorCode::kMismatch);
-  EXPECT_OK(Story(rounds).lost(3, 1, barrier("b", 2)).verdict());
-  EXPECT_OK(Story(rounds).then(2, 7, 8, barrier("b", 2)).verdict());
+  expect_error(HandWrittenHistory(rounds).verdict(), ErrorCode::kMismatch);
+  EXPECT_OK(HandWrittenHistory(rounds).lost(3, 1, barrier("b", 2)).verdict());
+  EXPECT_OK(HandWrittenHistory(rounds).then(2, 7, 8, barrier("b", 2)).verdict());
 }
 
 TEST(LinearCheck, ReportsThatItGaveUp) {

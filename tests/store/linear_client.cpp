@@ -20,10 +20,10 @@ class StoreClient : public RecordedClient {
     return request;
   }
 
-  Learned call(const Request& request, const Deadline& deadline) override {
+  CallOutcome call(const Request& request, const Deadline& deadline) override {
     Reply reply{0, request.id};
     reply.status = carry_out(request, deadline, reply);
-    if (reply.status) return {Learned::What::kAnswer, std::move(reply)};
+    if (reply.status) return {CallOutcome::What::kAnswer, std::move(reply)};
     const ErrorCode code = reply.status.error().code;
     const bool lost = code == ErrorCode::kPeerLost;
     const bool barrier = request.operation == StoreOperation::kBarrier;
@@ -31,10 +31,10 @@ class StoreClient : public RecordedClient {
     const bool unheard = steady_clock().now() >= deadline.when() + kCancelGrace;
     const bool no_effect = certain_ && !unheard && (request.operation == StoreOperation::kQueuePop || barrier);
     if (code == ErrorCode::kTimeout && (no_effect || (!barrier && !changes(request.operation)))) {
-      return {Learned::What::kNothing};
+      return {CallOutcome::What::kNothing};
     }
-    if (lost || code == ErrorCode::kTimeout) return {Learned::What::kUnknown, {}, lost};
-    return {Learned::What::kAnswer, std::move(reply)};
+    if (lost || code == ErrorCode::kTimeout) return {CallOutcome::What::kUnknown, {}, lost};
+    return {CallOutcome::What::kAnswer, std::move(reply)};
   }
 
  private:
@@ -106,13 +106,13 @@ class TorchRecorded : public RecordedClient {
     return request;
   }
 
-  Learned call(const Request& request, const Deadline& deadline) override {
+  CallOutcome call(const Request& request, const Deadline& deadline) override {
     auto outcome = client_.call(request, deadline);
-    if (outcome.reply) return {Learned::What::kAnswer, std::move(*outcome.reply)};
+    if (outcome.reply) return {CallOutcome::What::kAnswer, std::move(*outcome.reply)};
     // The server drops a release that crosses the withdrawal, so the client does not know whether it was released.
     if (outcome.withdrawn && request.operation == StoreOperation::kBarrier) return {};
-    if (outcome.withdrawn) return {Learned::What::kNothing};
-    return {Learned::What::kUnknown, {}, true};
+    if (outcome.withdrawn) return {CallOutcome::What::kNothing};
+    return {CallOutcome::What::kUnknown, {}, true};
   }
 
  private:
@@ -131,7 +131,7 @@ std::unique_ptr<RecordedClient> recorded_torch(const Address& address) {
   return client;
 }
 
-void die_asking(const std::string& url, ByteView secret, const Request& request) {
+void send_and_die(const std::string& url, ByteView secret, const Request& request) {
   const auto connection =
       connect_to_store(url, {Bytes(secret.begin(), secret.end()), nullptr}, Deadline::after(std::chrono::seconds(10)));
   if (!connection) return;

@@ -10,7 +10,7 @@
 namespace muster {
 
 /// What a client knows about one call after it.
-struct Learned {
+struct CallOutcome {
   enum class What {
     kAnswer,   ///< `reply` came, which may be an error
     kNothing,  ///< the wait was given up and had no effect
@@ -28,7 +28,7 @@ class RecordedClient {
   /// Changes the request to one that this client can make. For example, the get of a TCPStore client does not wait, and
   /// its list_keys has no prefix.
   virtual Request adapt(Request request) const { return request; }
-  virtual Learned call(const Request& request, const Deadline& deadline) = 0;
+  virtual CallOutcome call(const Request& request, const Deadline& deadline) = 0;
 };
 
 /// `certain` means that nothing interferes with the client's connections. Then a pop or a barrier that timed out had no
@@ -38,6 +38,6 @@ std::unique_ptr<RecordedClient> recorded(std::unique_ptr<Store> store, bool cert
 std::unique_ptr<RecordedClient> recorded_torch(const Address& address);
 /// Simulates a process that dies during a request: sends the request in muster's protocol and closes the connection at
 /// once.
-void die_asking(const std::string& url, ByteView secret, const Request& request);
+void send_and_die(const std::string& url, ByteView secret, const Request& request);
 
 }  // namespace muster

@@ -16,10 +16,10 @@ bool record(RecordedClient& client, Call call, Duration patience, History& histo
   call.request = client.adapt(std::move(call.request));
   const Deadline deadline = Deadline::after(may_wait(call.request) ? patience : kPatience);
   call.invoked = steady_clock().now();
-  Learned learned = client.call(call.request, deadline);
+  CallOutcome learned = client.call(call.request, deadline);
   call.returned = steady_clock().now();
-  if (learned.what == Learned::What::kAnswer) call.reply = std::move(learned.reply);
-  if (learned.what != Learned::What::kNothing) history.push_back(std::move(call));
+  if (learned.what == CallOutcome::What::kAnswer) call.reply = std::move(learned.reply);
+  if (learned.what != CallOutcome::What::kNothing) history.push_back(std::move(call));
   return !learned.lost;
 }
 
@@ -41,7 +41,7 @@ void play(const LinearRun& run, int number, History& history) {
 }
 
 // Reads every key once more, and empties the queues. This shows whether calls without an answer took effect.
-void look_at_the_rest(const LinearRun& run, History& history) {
+void read_final_state(const LinearRun& run, History& history) {
   const auto client = run.open(run.clients);
   if (!client) return;
   const auto ask = [&](StoreOperation operation, const Key& key, Duration patience) {
@@ -79,7 +79,7 @@ History run_clients(const LinearRun& run) {
   for (auto& thread : threads) thread.join();
   History all;
   for (History& part : parts) all.insert(all.end(), part.begin(), part.end());
-  look_at_the_rest(run, all);
+  read_final_state(run, all);
   return all;
 }
 

@@ -10,8 +10,8 @@ namespace muster {
 namespace {
 
 // A root and a chain of proxies. servers.back() is the root. Every other server is a proxy of the next one.
-struct Tower {
-  explicit Tower(int proxies, RelayFaults faults = {}, uint64_t seed = 0) {
+struct ProxyChain {
+  explicit ProxyChain(int proxies, RelayFaults faults = {}, uint64_t seed = 0) {
     StoreServerOptions options;
     options.threads = 4;
     options.few_clients = 1;
@@ -22,7 +22,7 @@ struct Tower {
       servers.insert(servers.begin(), std::make_unique<TestServer>(relays.back()->url(), options));
     }
   }
-  ~Tower() {
+  ~ProxyChain() {
     while (!servers.empty()) servers.erase(servers.begin());  // a proxy ends before its upstream server
   }
   std::vector<std::unique_ptr<FaultRelay>> relays;
@@ -30,7 +30,7 @@ struct Tower {
 };
 
 // Clients of all kinds, spread over the servers of a tower.
-LinearRun run_on(const Tower& tower, uint64_t seed, bool certain) {
+LinearRun run_on(const ProxyChain& tower, uint64_t seed, bool certain) {
   LinearRun run;
   run.seed = seed;
   run.open = [&tower, certain](int client) -> std::unique_ptr<RecordedClient> {
@@ -39,11 +39,11 @@ LinearRun run_on(const Tower& tower, uint64_t seed, bool certain) {
     auto store = open_store(client % 3 == 1 ? server.tcp_url() : server.unix_url(), test_secret(), test_deadline());
     return store ? recorded(std::move(*store), certain) : nullptr;
   };
-  run.die = [&tower](const Request& request) { die_asking(tower.servers[0]->tcp_url(), test_secret(), request); };
+  run.die = [&tower](const Request& request) { send_and_die(tower.servers[0]->tcp_url(), test_secret(), request); };
   return run;
 }
 
-void expect_linearisable(const LinearRun& run) {
+void expect_linearizable(const LinearRun& run) {
   const History history = run_clients(run);
   EXPECT_GT(history.size(), static_cast<size_t>(run.clients)) << "the clients got nothing done";
   const auto verdict = check_history(history);
@@ -55,10 +55,10 @@ class LinearStores : public testing::TestWithParam<int> {};
 TEST_P(LinearStores, KeepsHistoriesLinearizable) {
   const uint64_t seed = seed_or(1);
   for (int round = 0; round < rounds_or(2); ++round) {
-    const Tower tower(GetParam());
+    const ProxyChain tower(GetParam());
     LinearRun run = run_on(tower, seed + round, true);
     run.wide = run.seed % 2 == 0;
-    expect_linearisable(run);
+    expect_linearizable(run);
   }
 }
 
@@ -68,16 +68,16 @@ TEST(LinearFaults, BrokenProxyLinksKeepHistoriesLinearizable) {
   const uint64_t seed = seed_or(1);
   uint64_t cuts = 0;
   for (int round = 0; round < rounds_or(2); ++round) {
-    const Tower tower(2, {.cut = 0.02, .split = 0.1, .delay = 0.1}, seed + round);
+    const ProxyChain tower(2, {.cut = 0.02, .split = 0.1, .delay = 0.1}, seed + round);
     // The clients' own connections do not break, so the clients lose no reply.
-    expect_linearisable(run_on(tower, seed + round, true));
+    expect_linearizable(run_on(tower, seed + round, true));
     for (const auto& relay : tower.relays) cuts += relay->cuts();
   }
   EXPECT_GT(cuts, 0U) << "nothing was tested";
 }
 
 TEST(LinearFaults, BrokenConnectionsKeepHistoriesLinearizable) {
-  const Tower tower(1);
+  const ProxyChain tower(1);
   const uint64_t seed = seed_or(1);
   uint64_t cuts = 0;
   for (int round = 0; round < rounds_or(2); ++round) {
@@ -91,7 +91,7 @@ TEST(LinearFaults, BrokenConnectionsKeepHistoriesLinearizable) {
       auto store = open_store((client % 3 == 1 ? to_proxy : to_root).url(), test_secret(), test_deadline());
       return store ? recorded(std::move(*store), false) : nullptr;
     };
-    expect_linearisable(run);
+    expect_linearizable(run);
     cuts += to_proxy.cuts() + to_root.cuts() + to_torch.cuts();
   }
   EXPECT_GT(cuts, 0U) << "nothing was tested";

@@ -1,4 +1,4 @@
-#include "contract/claim_contract.h"
+#include "contract/ttl_lock_contract.h"
 
 namespace muster {
 namespace {

@@ -239,7 +239,7 @@ TEST(ProcessDeath, LeavesNothingBehindOfAThousandDeadClients) {
   for (int round = 0; round < 32; ++round) {
     const TestServer& asked = round % 2 == 0 ? root : proxy;
     for (const Request& request : all_operations()) {
-      die_asking(round % 4 < 2 ? asked.tcp_url() : asked.unix_url(), test_secret(), request);
+      send_and_die(round % 4 < 2 ? asked.tcp_url() : asked.unix_url(), test_secret(), request);
       Request without_wait = request;
       without_wait.immediate = true;
       TorchClient(asked.torch_address()).send(*torch_request(without_wait));

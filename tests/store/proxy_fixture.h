@@ -26,16 +26,16 @@ class ProxyFixture {
     proxy.submit({operation, id, std::move(keys), std::move(values), number}, client, now);
   }
   void get(ClientId client, RequestId id, Key key) { ask(client, id, StoreOperation::kGet, {std::move(key)}); }
-  /// Takes the requests that go up now, and adds them to `travelling`.
+  /// Takes the requests that go up now, and adds them to `in_flight`.
   std::vector<Request> up() {
     std::vector<Request> requests = proxy.take_requests(now);
-    travelling.insert(travelling.end(), requests.begin(), requests.end());
+    in_flight.insert(in_flight.end(), requests.begin(), requests.end());
     return requests;
   }
   /// Delivers requests and replies until none is on its way.
   void settle() {
-    for (up(); !travelling.empty(); up()) {
-      for (Request& request : std::exchange(travelling, {})) down(root.apply(std::move(request), kProxy));
+    for (up(); !in_flight.empty(); up()) {
+      for (Request& request : std::exchange(in_flight, {})) down(root.apply(std::move(request), kProxy));
     }
   }
   void down(Replies replies) {
@@ -68,7 +68,7 @@ class ProxyFixture {
   TimePoint now{1'000'000'000};
   Proxy proxy;
   StoreState root;
-  std::vector<Request> travelling;
+  std::vector<Request> in_flight;
   RequestId last_id = 0;
 };
 using Texts = std::vector<std::string>;

@@ -74,7 +74,7 @@ TEST(Proxy, DropsAGrantThatCrossesARecall) {
   node.proxy.take_replies();
   node.ask(2, 1, StoreOperation::kMultiGet, {"k", "l"});
   node.up();
-  Replies granted = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
+  Replies granted = node.root.apply(std::exchange(node.in_flight, {})[0], kProxy);
   node.set("l", "x");
   node.elsewhere(StoreOperation::kSet, {"k"}, {to_bytes("new")});  // the recall arrives before the grant
   node.settle();
@@ -93,7 +93,7 @@ TEST(Proxy, AnswersLateReadersOfAFetchOnlyWithLeases) {
   node.lease(Duration{0});
   node.get(1, 1, "k");
   node.up();
-  Replies old = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
+  Replies old = node.root.apply(std::exchange(node.in_flight, {})[0], kProxy);
   Replies revoked;
   node.root.revoke(kProxy, revoked);
   node.set("k", "new");
@@ -135,7 +135,7 @@ TEST(Proxy, DropsASetKeyThatChangedMeanwhile) {
   ProxyFixture node;
   node.ask(1, 1, StoreOperation::kSet, {"k"}, 0, {to_bytes("old")});
   node.up();
-  Replies granted = node.root.apply(std::exchange(node.travelling, {})[0], kProxy);
+  Replies granted = node.root.apply(std::exchange(node.in_flight, {})[0], kProxy);
   EXPECT_TRUE(granted[0].leased);
   node.set("k", "new");  // the recall arrives before the reply to the set
   node.settle();

@@ -27,7 +27,7 @@ TEST(Proxy, CancelsARemovedClientsRequestsThatNeedReplies) {
     const std::vector<Request> requests = node.up();
     ASSERT_EQ(requests.size(), 1U);
     EXPECT_EQ(requests[0].operation, StoreOperation::kCancel);
-    EXPECT_EQ(requests[0].id, node.travelling[1].id);
+    EXPECT_EQ(requests[0].id, node.in_flight[1].id);
     node.settle();
     EXPECT_EQ(node.replies(), Texts{});
     EXPECT_EQ(node.proxy.pending(), 0U);

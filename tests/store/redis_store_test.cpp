@@ -1,4 +1,4 @@
-#include "contract/outside_contract.h"
+#include "contract/external_store_contract.h"
 
 namespace muster {
 namespace {
@@ -59,14 +59,14 @@ std::unique_ptr<StoreWorld> make() {
   return RedisServer::shared().process ? std::make_unique<World>() : nullptr;
 }
 
-OutsideServer start_redis() {
+ExternalServer start_redis() {
   RedisServer server;
   return {std::move(server.process), server.url(""), "127.0.0.1:" + std::to_string(server.port)};
 }
 
 INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Redis, ClaimContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
-INSTANTIATE_TEST_SUITE_P(Redis, OutsideContract, testing::Values(start_redis));
+INSTANTIATE_TEST_SUITE_P(Redis, ExternalStoreContract, testing::Values(start_redis));
 
 TEST(RedisStore, KeepsDatabasesAndPrefixesApart) {
   const auto& server = RedisServer::shared();

@@ -96,7 +96,7 @@ TEST(StoreServer, RefusesOversizedLengthsBeforeTheBytesCome) {
   EXPECT_TRUE(works(server));
 }
 
-TEST(StoreServer, ServesBothDialectsFromOneStore) {
+TEST(StoreServer, ServesBothProtocolsFromOneStore) {
   const TestServer server;
   RawClient torch = torch_client(server);
   torch.send_hex("0402000000000000002f6e0500000000000000");
@@ -151,7 +151,7 @@ TEST(StoreServer, ClosesAMemberThatNeverReads) {
 
 /// Connects a client to a server with a short request timeout. Retries, because a loaded machine may be too slow to
 /// send the hello in time.
-RawClient welcome_client(const TestServer& server) {
+RawClient connect_in_time(const TestServer& server) {
   for (const Deadline deadline = test_deadline(); !deadline.passed();) {
     RawClient client(server.torch_address());
     if (client.try_send(*from_hex(kTorchHello)) && client.try_receive(4) == Bytes{1, 0, 0, 0}) return client;
@@ -165,10 +165,10 @@ TEST(StoreServer, ClosesAClientThatStopsWithinARequest) {
   const TestServer server("", options);
   RawClient mute(server.torch_address());
   EXPECT_TRUE(mute.is_closed());
-  RawClient halting = welcome_client(server);
+  RawClient halting = connect_in_time(server);
   const Bytes request = *from_hex("0303000000000000002f6162");
   for (const auto half : {ByteView(request).first(1), ByteView(request).first(11)}) {
-    RawClient client = welcome_client(server);
+    RawClient client = connect_in_time(server);
     client.send(half);
     EXPECT_TRUE(client.is_closed());
   }

@@ -178,9 +178,9 @@ TEST_F(Threads, ReportWhatTheyDid) {
 }
 
 // A server in a process of its own that may open only 40 files. It serves until the parent closes the pipe.
-class PoorServer {
+class LimitedServer {
  public:
-  PoorServer() {
+  LimitedServer() {
     int to_child[2], to_parent[2];
     EXPECT_TRUE(pipe(to_child) == 0 && pipe(to_parent) == 0);
     child_ = fork();
@@ -200,7 +200,7 @@ class PoorServer {
     EXPECT_EQ(read(to_parent[0], ports_, sizeof ports_), std::ssize(ports_) * 2);
     close(to_parent[0]);
   }
-  ~PoorServer() {
+  ~LimitedServer() {
     life_.reset();
     int status = 0;
     EXPECT_EQ(waitpid(child_, &status, 0), child_);
@@ -216,16 +216,16 @@ class PoorServer {
 };
 
 TEST(FewDescriptors, RefusesNewClientsAndServesTheOthers) {
-  const PoorServer server;
+  const LimitedServer server;
   std::vector<RawClient> clients;
   const Bytes hello = *from_hex("00cef7853c0d01000000");
-  const auto is_welcome = [&](RawClient& client) {
+  const auto is_accepted = [&](RawClient& client) {
     return client.try_send(hello) && client.try_receive(4) == Bytes{1, 0, 0, 0};
   };
   bool refused = false;
   while (!refused && clients.size() < 100) {
     RawClient client(server.torch());
-    refused = !is_welcome(client);
+    refused = !is_accepted(client);
     if (!refused) clients.push_back(std::move(client));
   }
   EXPECT_TRUE(refused);
@@ -243,7 +243,7 @@ TEST(FewDescriptors, RefusesNewClientsAndServesTheOthers) {
   bool again = false;  // the server may not have noticed yet that some clients left
   for (const Deadline deadline = test_deadline(); !again && !deadline.passed();) {
     RawClient client(server.torch());
-    again = is_welcome(client);
+    again = is_accepted(client);
   }
   EXPECT_TRUE(again);
 }

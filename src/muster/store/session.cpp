@@ -157,7 +157,7 @@ Result<ReliableSession::Received> ReliableSession::receive(Frame frame) {
   MUSTER_ASSIGN(received.timing.interval, in.get<int64_t>());
   if (has > sent_) {
     return fail(ErrorCode::kProtocol,
-                fmt::format("the other tier says that it has frame {}, but {} were sent to it", has, sent_));
+                fmt::format("the peer acknowledges frame {}, but {} were sent to it", has, sent_));
   }
   MUSTER_TRY(acknowledge(has));
   received.keepalive = sequence == 0;

@@ -60,7 +60,7 @@ void put_stat(const StoreStat& stat, Reply& reply) {
 
 Result<StoreStat> stat_of(const Reply& reply) {
   if (reply.keys.size() != reply.values.size()) {
-    return fail(ErrorCode::kProtocol, "the store's figures have another number of names than of values");
+    return fail(ErrorCode::kProtocol, "the store's figures have different numbers of names and values");
   }
   StoreStat stat;
   for (size_t i = 0; i < reply.keys.size(); ++i) {

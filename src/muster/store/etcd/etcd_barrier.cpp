@@ -20,7 +20,7 @@ namespace {
 using etcd::Json;
 
 // The longest wait between two checks. Each check also calls EtcdSpace::lease(), which keeps the arrival's lease alive.
-constexpr Duration kBarrierLook = 10s;
+constexpr Duration kBarrierCheckInterval = 10s;
 
 class Arrival {
  public:
@@ -66,7 +66,7 @@ class Arrival {
 
   Result<> watch() {
     return space_.client().watch({{round_key()}}, round_.revision,
-                                 deadline_.or_sooner(deadline_.clock().now() + kBarrierLook));
+                                 deadline_.or_sooner(deadline_.clock().now() + kBarrierCheckInterval));
   }
 
   // Writes the arrival, and ends the round if this arrival completes the count. False if the round already had all

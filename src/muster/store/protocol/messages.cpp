@@ -141,7 +141,7 @@ void withdraw_leases(Bytes& replies) {
   for (size_t at = 0; at < replies.size();) {
     const auto rest = ByteView(replies).subspan(at);
     const auto header = decode_frame_header(rest, kMaxMessageBytes);
-    MUSTER_CHECK(header && header->length <= rest.size() - kFrameHeaderBytes, "what was encoded here is no reply");
+    MUSTER_CHECK(header && header->length <= rest.size() - kFrameHeaderBytes, "invalid encoded reply");
     const auto flags = static_cast<uint8_t>(header->flags & ~kLeasedFlag);
     const auto changed = encode(FrameHeader{header->length, header->kind, flags});
     std::copy(changed.begin(), changed.end(), replies.begin() + static_cast<ptrdiff_t>(at));

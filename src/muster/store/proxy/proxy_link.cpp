@@ -60,7 +60,8 @@ Result<> ProxyLink::receive(ByteView bytes, TimePoint now) {
 
 Result<> ProxyLink::on_opened(const Frame& frame) {
   MUSTER_ASSIGN(const SessionOpened opened, decode_session_opened(frame));
-  if (!opened.known) return fail(ErrorCode::kPeerLost, "it does not know this node any more: it was restarted");
+  if (!opened.known)
+    return fail(ErrorCode::kPeerLost, "the server no longer knows this proxy's session: it was restarted");
   MUSTER_TRY(session_.connect(opened.received));
   resumes_ = true;
   return {};

@@ -138,7 +138,7 @@ Result<RedisReply> RedisConnection::call(const RedisWords& words, const Deadline
   return tl::unexpected(std::move(sent).error());
 }
 
-bool RedisConnection::at_rest() const {
+bool RedisConnection::is_idle() const {
   pollfd poll{stream_->fd(), POLLIN, 0};
   return !broken_ && ::poll(&poll, 1, 0) == 0;
 }

@@ -47,7 +47,7 @@ class RedisConnection {
   bool broken() const { return broken_; }
   /// True if an idle connection can be used again: it is not broken, has no unread input, and was not closed by the
   /// server.
-  bool at_rest() const;
+  bool is_idle() const;
 
  private:
   RedisConnection(std::string name, std::unique_ptr<Stream> stream);

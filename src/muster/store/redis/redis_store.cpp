@@ -44,7 +44,7 @@ class Connections {
       while (!idle_.empty()) {
         std::unique_ptr<RedisConnection> connection = std::move(idle_.back());
         idle_.pop_back();
-        if (connection->at_rest()) return connection;
+        if (connection->is_idle()) return connection;
       }
     }
     return connect(deadline);

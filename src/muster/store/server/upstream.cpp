@@ -145,10 +145,10 @@ class Upstream : public Backend {
   void attempt() {
     dial_ = dial(loop_, address_, store_dial_options(address_, options_.credentials, hello()),
                  Deadline::after(kAttemptTimeout, loop_.clock()).or_sooner(lost_since_ + options_.link_grace),
-                 [this](Result<Connection> outcome) { on_dialled(std::move(outcome)); });
+                 [this](Result<Connection> outcome) { on_dialed(std::move(outcome)); });
   }
 
-  void on_dialled(Result<Connection> outcome) {
+  void on_dialed(Result<Connection> outcome) {
     if (outcome && to_string(outcome->hello) == kStoreHello) {
       if (const auto attached = attach(std::move(*outcome)); !attached) on_lost(attached.error());
       return;

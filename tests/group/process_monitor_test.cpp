@@ -10,7 +10,7 @@ namespace muster {
 namespace {
 
 /// A process that does nothing, until the test ends it.
-class ProcessWatch : public testing::Test {
+class ProcessMonitorTest : public testing::Test {
  protected:
   void SetUp() override {
     child_ = fork();
@@ -35,7 +35,7 @@ class ProcessWatch : public testing::Test {
   RankInfo self_, peer_;
 };
 
-TEST_F(ProcessWatch, TellsOfTheEndOfAPeerOfThisHost) {
+TEST_F(ProcessMonitorTest, TellsOfTheEndOfAPeerOfThisHost) {
   bool died = false;
   const Fd process = monitor_process(*loop_, self_, peer_, [&] { died = true; });
   ASSERT_TRUE(process);
@@ -43,18 +43,18 @@ TEST_F(ProcessWatch, TellsOfTheEndOfAPeerOfThisHost) {
   EXPECT_TRUE(loop_->run_until([&] { return died; }, Deadline::after(std::chrono::seconds(60))));
 }
 
-TEST_F(ProcessWatch, LooksAtNoProcessForAPeerOfAnotherMachine) {
+TEST_F(ProcessMonitorTest, LooksAtNoProcessForAPeerOfAnotherMachine) {
   // Its first PID namespace has the number of this one: every machine numbers it alike.
   peer_.process_domain = "1c6ad1fb-0000-4444-8888-0123456789ab/pid:" + std::to_string(pid_namespace());
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
-TEST_F(ProcessWatch, LooksAtNoProcessForAPeerOfAnotherNamespace) {
+TEST_F(ProcessMonitorTest, LooksAtNoProcessForAPeerOfAnotherNamespace) {
   peer_.process_domain = boot_id() + "/pid:" + std::to_string(pid_namespace() + 1);
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
-TEST_F(ProcessWatch, LooksAtNoProcessWhenTheHostCannotBeTold) {
+TEST_F(ProcessMonitorTest, LooksAtNoProcessWhenTheHostCannotBeTold) {
   self_.process_domain = peer_.process_domain = "";
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }

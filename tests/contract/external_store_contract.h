@@ -3,22 +3,22 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "contract/claim_contract.h"
+#include "contract/ttl_lock_contract.h"
 #include "store/external_server.h"
 
 namespace muster {
 
 /// An external store server that is started for one test.
-struct OutsideServer {
+struct ExternalServer {
   std::unique_ptr<ServerProcess> process;  ///< null if the server is not installed
   std::string url;
   std::string host;  ///< its name in error messages
   bool persists = false;
 };
-using StartOutsideServer = std::function<OutsideServer()>;
+using StartExternalServer = std::function<ExternalServer()>;
 
 /// The behavior of a store when its external server, or a process that uses the server, is killed or stopped.
-class OutsideContract : public testing::TestWithParam<StartOutsideServer> {
+class ExternalStoreContract : public testing::TestWithParam<StartExternalServer> {
  protected:
   void SetUp() override {
     server_ = GetParam()();
@@ -28,11 +28,11 @@ class OutsideContract : public testing::TestWithParam<StartOutsideServer> {
   }
   static Deadline soon() { return Deadline::after(60s); }
 
-  OutsideServer server_;
+  ExternalServer server_;
   std::unique_ptr<Store> store_;
 };
 
-TEST_P(OutsideContract, ReportsADeadServerAndReconnects) {
+TEST_P(ExternalStoreContract, ReportsADeadServerAndReconnects) {
   std::atomic<int> waiting = 0;
   std::vector<std::thread> threads;
   const auto lost = [&](const auto& wait) {
@@ -58,13 +58,13 @@ TEST_P(OutsideContract, ReportsADeadServerAndReconnects) {
   EXPECT_EQ(store_->get("k", soon()), to_bytes("again"));
 }
 
-TEST_P(OutsideContract, ReturnsAtTheDeadlineIfTheServerHangs) {
+TEST_P(ExternalStoreContract, ReturnsAtTheDeadlineIfTheServerHangs) {
   server_.process->stop();
   expect_error(store_->set("k", {}, Deadline::after(20ms)), ErrorCode::kTimeout, "set(\"k\")");
   expect_error(open_store(server_.url, {}, Deadline::after(20ms)), ErrorCode::kTimeout, server_.host);
 }
 
-TEST_P(OutsideContract, ReleasesTheLocksOfADeadProcess) {
+TEST_P(ExternalStoreContract, ReleasesTheLocksOfADeadProcess) {
   const pid_t pid = fork();
   if (pid == 0) {
     const auto mine = open_when_up(server_.url);
