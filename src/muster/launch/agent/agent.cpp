@@ -29,7 +29,7 @@ namespace {
 
 constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
 
-// Carries out what the state machine decides. Everything runs on the thread that drives the loop.
+// Carries out the decisions of the state machine. Everything runs on the thread that drives the loop.
 //
 // It has more than 12 fields and 15 functions, because it owns all parts of an agent and passes events between them.
 class Agent : AgentActions {
@@ -72,14 +72,14 @@ class Agent : AgentActions {
   Result<std::vector<std::string>> command_;
   std::unique_ptr<OutputFiles> outputs_;
   std::optional<EventLog> event_log_;
-  std::vector<Cpus> cpus_;  // of each worker; empty: all
+  std::vector<Cpus> cpus_;  // CPUs of each worker; empty: all CPUs
   std::unique_ptr<Zygote> zygote_;
   std::unique_ptr<Supervisor> supervisor_;
   AgentStateMachine state_{*this, host_, options_.elastic()};
   RootConnection root_;
-  std::optional<Assignment> last_;  // in which this node had a place
+  std::optional<Assignment> last_;  // the last assignment that gave this node a place
   Timer publish_timer_{loop_};
-  std::string failure_file_;  // of the worker that failed in this generation, in torch's form
+  std::string failure_file_;  // of the worker that failed in this generation, in torch's format
 };
 
 Result<> Agent::prepare() {
@@ -97,7 +97,7 @@ Result<> Agent::prepare() {
   return {};
 }
 
-// Importing torch takes longer than all else, so it begins first.
+// Starts the import of torch first, because it takes longer than all other steps.
 void Agent::start_zygote() {
   const auto method = options_.start_method.value_or(StartMethod::kZygote);
   if (method != StartMethod::kZygote || !Zygote::can_fork(command_->front(), *command_)) return;
@@ -177,7 +177,7 @@ void Agent::join() {
   root_.join(std::move(node));
 }
 
-// For `muster status`, where a short delay does no harm.
+// Publishes the workers' PIDs for `muster status`, where a short delay does no harm.
 void Agent::publish_workers() {
   if (state_.phase() != AgentPhase::kRunning) return;
   const auto pids = supervisor_->pids();
@@ -196,7 +196,8 @@ Result<> Agent::start_workers(const Assignment& assignment) {
                                           {"nnodes", place.nnodes},
                                           {"world_size", place.world_size}});
   publish_timer_.start(kPublishDelay, [this] { publish_workers(); });
-  // Workers learn the port from their environment. Several nodes may share one host, so there any free port will do.
+  // Workers learn the port from their environment. With several nodes any free port is used, because nodes may share a
+  // host.
   MUSTER_TRY(root_.node().open_generation(assignment.generation, several() ? uint16_t{0} : options_.master_port));
   MUSTER_TRY(outputs_->begin_attempt(assignment.restarts));
   return supervisor_->start(worker_specs_of(assignment));
@@ -218,7 +219,7 @@ std::vector<WorkerSpec> Agent::worker_specs_of(const Assignment& assignment) {
   return specs;
 }
 
-// For a program that started this launcher as a worker of its own: it reads the reason of a failure from this file.
+// If another launcher started this one as a worker, that launcher reads the reason of a failure from this file.
 void Agent::leave_error_file() const {
   const Outcome& outcome = *state_.outcome();
   const auto wanted = environment_.find("TORCHELASTIC_ERROR_FILE");
@@ -229,7 +230,8 @@ void Agent::leave_error_file() const {
 
 int Agent::run() {
   if (const auto ready = prepare(); !ready) {
-    // A program that cannot run has a status of its own; any other error here is a wrong option.
+    // A program that cannot run has its own exit status. Once the command is known, kInvalidArgument means a wrong
+    // option.
     const bool wrong_option = command_ && ready.error().code == ErrorCode::kInvalidArgument;
     state_.finish({wrong_option ? 2 : exit_status(ready.error()), ready.error().message});
   } else {
@@ -244,7 +246,7 @@ int Agent::run() {
   if (event_log_) event_log_->record("run_ended", {{"status", outcome.status}, {"report", outcome.report}});
   console_.flush(kFlushTime);
   leave_error_file();
-  supervisor_.reset();  // signals have their usual effect again
+  supervisor_.reset();  // restores the default effect of signals
   // Nodes that have not joined yet must hear that the command of this node cannot run.
   root_.leave(command_ ? 0 : options_.nnodes_min, options_.shutdown_timeout + options_.close_timeout);
   return outcome.status;

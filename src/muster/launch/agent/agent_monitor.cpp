@@ -21,7 +21,7 @@ constexpr Duration kKillTime = std::chrono::seconds(10);
 pid_t monitor_pid = 0;  // set before the fork, read by the one thread of each process
 
 [[noreturn]] void be_agent(const std::function<int()>& agent, const sigset_t& old_mask) {
-  ::setpgid(0, 0);  // a Ctrl-C at the terminal is passed on by the monitor, once
+  ::setpgid(0, 0);  // a terminal's Ctrl-C reaches only the monitor, which passes it on once
   ::signal(SIGTTOU, SIG_IGN);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (monitor_is_gone()) ::_exit(128 + SIGKILL);
@@ -62,7 +62,7 @@ bool monitor_is_gone() { return ::getppid() != monitor_pid; }
 
 int run_monitored(const std::function<int()>& agent, const std::vector<int>& pass_on,
                   const std::function<void()>& killed) {
-  ::signal(SIGCHLD, SIG_DFL);  // if its parent ignored it, no child could be reaped
+  ::signal(SIGCHLD, SIG_DFL);  // with an inherited SIG_IGN, no child could be reaped
   sigset_t signals, old_mask;
   sigemptyset(&signals);
   sigaddset(&signals, SIGCHLD);

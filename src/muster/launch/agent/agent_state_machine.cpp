@@ -22,7 +22,7 @@ void AgentStateMachine::root_not_found(Outcome outcome) {
   finish_without_root(std::move(outcome));
 }
 
-// An earlier failure of this node's workers may be the reason, and says more.
+// If this node's workers failed earlier, that failure says more than `outcome` and may be its reason.
 void AgentStateMachine::finish_without_root(Outcome outcome) {
   if (failure_) outcome = {failure_->status, failure_->report + "\n  also " + outcome.report};
   finish(std::move(outcome));
@@ -30,7 +30,7 @@ void AgentStateMachine::finish_without_root(Outcome outcome) {
 
 void AgentStateMachine::root_lost(const Error& why) {
   const bool reconnects = phase_ == AgentPhase::kStopping && after_stop_ == AfterStop::kReconnect;
-  if (outcome_ || reconnects || phase_ == AgentPhase::kConnecting) return;  // reported by several threads
+  if (outcome_ || reconnects || phase_ == AgentPhase::kConnecting) return;  // several threads may report the same loss
   if (why.code == ErrorCode::kProtocol) return end({1, why.message});
   root_loss_.clear();
   if (!root_.moves) {
@@ -45,7 +45,7 @@ void AgentStateMachine::root_lost(const Error& why) {
 
 void AgentStateMachine::job_event(const JobEvent& event, const std::optional<Assignment>& assignment) {
   const bool is_outcome = event.kind == JobEvent::Kind::kOutcome;
-  if (outcome_ || (phase_ == AgentPhase::kConnecting && !is_outcome)) return;  // of a root that was lost since
+  if (outcome_ || (phase_ == AgentPhase::kConnecting && !is_outcome)) return;  // the event is from a root that was lost
   switch (event.kind) {
     case JobEvent::Kind::kStart:
       if (assignment) return start(*assignment, event.text);
@@ -87,7 +87,7 @@ void AgentStateMachine::workers_gone() {
   if (phase_ == AgentPhase::kEnding) phase_ = AgentPhase::kDone;
   if (phase_ != AgentPhase::kStopping && phase_ != AgentPhase::kLeaving) return;
   phase_ = AgentPhase::kJoining;
-  // The root has forgotten a node that it evicted.
+  // After an eviction the root no longer knows this node, so it expects no kStopped.
   if (after_stop_ != AfterStop::kRejoin) send(NodeEvent::Kind::kStopped);
   continue_after_stop();
 }
@@ -113,13 +113,13 @@ void AgentStateMachine::worker_failed(Outcome failure) {
 
 void AgentStateMachine::signalled(int number, bool monitor_is_gone) {
   const bool leaves = has_workers() && !outcome_ && after_stop_ == AfterStop::kLeave;
-  // Without its monitor the job has no user; a second signal means that the user does not want to wait.
+  // If the monitor is gone, no user waits for the job. A second signal means that the user does not want to wait.
   if (monitor_is_gone || leaves || (outcome_ && outcome_->status != 0)) actions_.kill_workers();
   if (monitor_is_gone) return end({128 + SIGKILL, "`muster run` was killed on host " + host_});
   if (leaves) return stop(AfterStop::kLeave);
   const std::string signal = fmt::format("SIG{} on host {}", ::sigabbrev_np(number), host_);
   const bool has_root = phase_ != AgentPhase::kConnecting;
-  // The system takes this host away: an elastic job continues without it if enough other nodes are left.
+  // SIGTERM means that the system takes this host away. An elastic job continues if enough other nodes are left.
   if (number == SIGTERM && elastic_ && has_root && !root_.is_here) return leave(number, signal);
   end({128 + number, signal + ": stopping the workers (once more kills them)"});
 }
@@ -149,7 +149,7 @@ void AgentStateMachine::finish(Outcome outcome) {
   say(outcome_->report);
   const bool stops = has_workers();
   phase_ = stops ? AgentPhase::kEnding : AgentPhase::kDone;
-  if (stops && outcome_->status != 0) actions_.stop_workers();  // those of a job that ended well end by themselves
+  if (stops && outcome_->status != 0) actions_.stop_workers();  // after a success, workers end by themselves
 }
 
 void AgentStateMachine::send(NodeEvent::Kind kind, Outcome outcome) {
@@ -158,7 +158,7 @@ void AgentStateMachine::send(NodeEvent::Kind kind, Outcome outcome) {
   actions_.send(std::move(event));
 }
 
-// A report may come twice: as the reason to stop a generation, and as the job's outcome.
+// The same report may arrive twice: as the reason to stop a generation, and as the job's outcome.
 void AgentStateMachine::say(const std::string& text) {
   if (!text.empty() && text != last_notice_) actions_.notice(text);
   last_notice_ = text;

@@ -17,27 +17,27 @@ enum class AgentPhase {
   kDone,        ///< the outcome is known, and there are no workers
 };
 
-/// What the agent's state machine asks for. None of these may call the state machine.
+/// Actions that the state machine requests from the agent. They must not call the state machine.
 class AgentActions {
  public:
   virtual ~AgentActions() = default;
-  /// Leaves the root that was lost and looks for the next one; root_found() or root_not_found() follows.
+  /// Disconnects from the lost root and looks for the next one. root_found() or root_not_found() follows.
   virtual void reconnect() = 0;
   virtual void join() = 0;
-  /// To the root; lost without one.
+  /// Sends an event to the root. Without a root the event is dropped.
   virtual void send(NodeEvent event) = 0;
-  /// Events of workers follow, and those of the last generation never do.
+  /// Events of these workers follow. Events of an earlier generation do not arrive any more.
   virtual Result<> start_workers(const Assignment& assignment) = 0;
-  /// SIGTERM to all workers, and SIGKILL after the shutdown timeout. workers_gone() follows.
+  /// Sends SIGTERM to all workers, and SIGKILL after the shutdown timeout. workers_gone() follows.
   virtual void stop_workers() = 0;
-  /// SIGKILL to all workers.
+  /// Sends SIGKILL to all workers.
   virtual void kill_workers() = 0;
   virtual void notice(const std::string& text) = 0;
-  /// What the job waits for.
+  /// Shows what the job waits for.
   virtual void progress(const std::string& text) = 0;
 };
 
-/// Where the root is, and what happens without it.
+/// Where the root is, and what its loss means for this node.
 struct RootInfo {
   std::string url;
   bool is_here = false;  ///< this node is the root
@@ -45,8 +45,8 @@ struct RootInfo {
   bool direct = true;    ///< no other node's proxy is between this node and the root
 };
 
-/// Decides what one node's agent does, from the first search for the root to the job's outcome. It knows no store, no
-/// process, no thread and no clock: events go in, and AgentActions come out.
+/// Decides what one node's agent does, from the first search for the root to the job's outcome. It uses no store, no
+/// process, no thread and no clock: it takes events and calls AgentActions.
 ///
 ///   phase        event                                        next phase
 ///   kConnecting  root found                                   kJoining
@@ -71,29 +71,29 @@ class AgentStateMachine {
       : actions_(actions), host_(std::move(host)), elastic_(elastic) {}
 
   void root_found(RootInfo root);
-  /// `outcome`: the job's, if nothing else explains it.
+  /// `outcome`: the job's outcome, unless the loss of an earlier root or a failed worker explains more.
   void root_not_found(Outcome outcome);
   void root_lost(const Error& why);
   void job_event(const JobEvent& event, const std::optional<Assignment>& assignment);
   void workers_succeeded() { send(NodeEvent::Kind::kDone); }
-  /// A worker of the current generation has failed, for the first time.
+  /// The first worker of the current generation has failed.
   void worker_failed(Outcome failure);
-  /// No process of the current generation is left here. May be said again.
+  /// No process of the current generation is left on this node. May be called several times.
   void workers_gone();
   /// `monitor_is_gone`: the signal says that the agent's monitor was killed.
   void signalled(int number, bool monitor_is_gone);
-  /// The job ends, for a reason that only this node knows.
+  /// Ends the job for a reason that only this node knows.
   void end(Outcome outcome);
-  /// The same, where this node's workers cannot be started.
+  /// Ends the job because this node's workers cannot be started.
   void start_failed(const Error& error);
-  /// Only this node ends.
+  /// Ends only this node.
   void finish(Outcome outcome);
 
   AgentPhase phase() const { return phase_; }
   bool has_workers() const { return phase_ >= AgentPhase::kRunning && phase_ <= AgentPhase::kEnding; }
-  /// Of this generation's workers on this node.
+  /// The failure of this generation's workers on this node.
   const std::optional<Outcome>& failure() const { return failure_; }
-  /// From kEnding on.
+  /// The job's outcome, set from kEnding on.
   const std::optional<Outcome>& outcome() const { return outcome_; }
 
  private:
@@ -112,10 +112,10 @@ class AgentStateMachine {
   const std::string host_;
   const bool elastic_;
   AgentPhase phase_ = AgentPhase::kConnecting;
-  AfterStop after_stop_ = AfterStop::kNextGeneration;  // while kLeaving and kStopping
-  int generation_ = 0;                                 // the last in which this node had a place
+  AfterStop after_stop_ = AfterStop::kNextGeneration;  // used while kLeaving and kStopping
+  int generation_ = 0;                                 // the last generation in which this node had a place
   RootInfo root_;
-  std::string root_loss_;  // while reconnecting to a root that does not move: why the root was lost
+  std::string root_loss_;  // why the root was lost, while the agent reconnects to a root that does not move
   std::string last_notice_;
   std::optional<Outcome> failure_, outcome_;
 };

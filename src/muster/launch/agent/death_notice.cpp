@@ -46,8 +46,10 @@ Result<> send_packed(ByteView packed, const Bytes& secret) {
 
 }  // namespace
 
+// The agent writes this page, and the monitor reads it after the agent is reaped. So no read is concurrent with a
+// write. The agent may be killed at any instruction: `length` is not 0 only while `bytes` holds a complete message.
 struct DeathNotice::Page {
-  std::atomic<uint32_t> length;  // 0: empty, or being written
+  std::atomic<uint32_t> length;  // 0: no message, or one that is not complete
   uint8_t bytes[4092];
 };
 
@@ -63,7 +65,7 @@ DeathNotice::~DeathNotice() {
 void DeathNotice::prepare(const Message& message) {
   const Bytes packed = pack(message);
   if (page_ == nullptr) return;
-  page_->length = 0;  // also if the new message is too long, because the old one is no longer true
+  page_->length = 0;  // an older message is no longer true, even if the new one is too long
   if (packed.size() > sizeof page_->bytes) return;
   std::ranges::copy(packed, page_->bytes);
   page_->length = static_cast<uint32_t>(packed.size());

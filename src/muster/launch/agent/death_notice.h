@@ -8,12 +8,13 @@
 
 namespace muster {
 
-/// What the monitor tells the root when its agent was killed, so that the root need not wait for missing heartbeats. It
-/// is in memory that both processes share: construct it before the fork. One thread of the agent changes it.
+/// The message that the monitor sends to the root after its agent was killed, so that the root does not have to wait
+/// for missing heartbeats. The message is in memory that both processes share: construct this object before the fork.
+/// Only one thread of the agent changes it.
 class DeathNotice {
  public:
   struct Message {
-    std::string upstream;  ///< the server above this node's proxy; empty: no other node must be told
+    std::string upstream;  ///< the server above this node's proxy; empty: nothing is sent
     SessionId session{};   ///< the proxy's session there
     std::string root_url;
     Key inbox;    ///< the queue of the root's store
@@ -25,12 +26,12 @@ class DeathNotice {
   DeathNotice& operator=(const DeathNotice&) = delete;
 
   void prepare(const Message& message);
-  /// Takes at most a few seconds. Sends nothing if nothing was prepared; a failure is logged.
+  /// Takes at most a few seconds. Sends nothing if nothing was prepared. Logs a failure.
   void send(const Bytes& secret) const;
 
  private:
   struct Page;
-  Page* page_;  // null: no memory was available, and nothing is sent
+  Page* page_;  // null: no memory was available, so nothing is sent
 };
 
 }  // namespace muster

@@ -22,7 +22,7 @@ Result<EventLog> EventLog::open(const RunOptions& options, std::string host, Con
 
 void EventLog::record(const char* event, std::initializer_list<Field> fields) {
   if (!file_ && !to_console_) return;
-  // tidy: allow(clock) readers compare it with other logs
+  // tidy: allow(clock) readers compare the time with that of other logs
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   nlohmann::ordered_json line = {
       {"time", now.count()}, {"event", event}, {"run_id", run_id_}, {"host", host_}, {"pid", ::getpid()}};

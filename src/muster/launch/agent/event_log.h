@@ -11,17 +11,18 @@
 
 namespace muster {
 
-/// --event-log-handler: the events of this node's agent with their times. One JSON object per line:
+/// --event-log-handler: writes the events of this node's agent to a file or to the console. Several nodes may share the
+/// file, because each line is one append. One JSON object per line:
 ///
 ///   {"time": <seconds since 1970>, "event": "...", "run_id": "...", "host": "...", "pid": <the agent's>, ...}
 ///
-/// to a file that several nodes may share (each line is one append), or to the console. For one thread.
+/// For one thread.
 class EventLog {
  public:
   using Value = std::variant<int64_t, std::string>;
   using Field = std::pair<const char*, Value>;
 
-  /// kIo names the file that cannot be written.
+  /// kIo if the file cannot be written; the message names it.
   static Result<EventLog> open(const RunOptions& options, std::string host, Console& console);
   void record(const char* event, std::initializer_list<Field> fields = {});
 

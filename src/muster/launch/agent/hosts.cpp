@@ -28,10 +28,9 @@ namespace muster {
 namespace {
 
 constexpr std::string_view kEndpoint = "--rdzv-endpoint=";
-constexpr Duration kReportTime =
-    std::chrono::seconds(2);  // until the other nodes know of a failure and have reported it
+constexpr Duration kReportTime = std::chrono::seconds(2);  // for the other nodes to learn of a failure and report it
 
-// Quotes a word for a shell, if it has characters with a meaning for shells.
+// Quotes a word for a shell if it contains special characters.
 std::string quote(const std::string& word) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
@@ -42,7 +41,7 @@ std::string quote(const std::string& word) {
 
 bool has_password(std::string_view url) { return without_password(url) != url; }
 
-// The endpoint if it has a password, which is sent over standard input; else empty.
+// The value of --rdzv-endpoint if it has a password, else empty. It is sent over standard input.
 std::string private_endpoint(const RunOptions& options) {
   std::string endpoint;
   for (const auto& option : options.canonical_args)
@@ -50,7 +49,8 @@ std::string private_endpoint(const RunOptions& options) {
   return endpoint;
 }
 
-// Variables that a job's processes may need on the other hosts. No secrets: any user can read a command line there.
+// True for variables that a job's processes may need on the other hosts. Secrets are not passed on, because any user
+// can read a command line there.
 bool is_passed_on(const std::string& name, const std::string& value) {
   constexpr std::array kPrefixes = {"MUSTER_", "NCCL_", "GLOO_", "UCX_", "OMP_", "MKL_", "TORCH", "PYTHON", "CUDA_"};
   constexpr std::array kNever = {"SECRET", "TOKEN", "PASSWORD", "MUSTER_SSH"};
@@ -60,7 +60,7 @@ bool is_passed_on(const std::string& name, const std::string& value) {
          std::none_of(kNever.begin(), kNever.end(), in_name) && !has_password(value);
 }
 
-// Options that this run sets for each host.
+// True for options that this run sets for each host.
 bool is_set_per_host(const RunOptions& options, const std::string& option) {
   if (option.starts_with(kEndpoint) && has_password(options.rdzv_url)) return true;
   constexpr std::array kPerHost = {"--hosts",       "--hostfile",    "--ssh",     "--nnodes",  "--node-rank",
@@ -140,7 +140,7 @@ Result<> HostsRun::start_node(size_t number, const std::string& directory, const
   if (::pipe2(input.data(), O_CLOEXEC) != 0) return fail_errno(errno, "cannot create a pipe for " + node.host);
   pipes.in.reset(input[0]);
   node.in.reset(input[1]);
-  // Before ssh starts, which may end before it reads. The lines fit into the pipe, so this does not block.
+  // Write before ssh starts, because ssh may end before it reads. The lines fit into the pipe, so this does not block.
   const std::string lines = host_input(options_, secret);
   if (::write(node.in.get(), lines.data(), lines.size()) < 0)
     return fail_errno(errno, "cannot pass the job's secret to the agent of " + node.host);
@@ -192,7 +192,8 @@ void HostsRun::on_end(Node& node, int wait_status) {
     output->finish();
   }
   if (stopping_) return;
-  // The job has succeeded, so the other agents end. ssh may never notice that a host has lost power.
+  // The job has succeeded, so the other agents end. The timer is for a host that lost power, which ssh may never
+  // notice.
   if (exit.ok())
     return timer_.start(options_.shutdown_timeout + options_.close_timeout + kLeaveTime,
                         [this] { close_silent_hosts(); });
@@ -203,7 +204,7 @@ void HostsRun::on_end(Node& node, int wait_status) {
   stop(fmt::format("`muster run` on {} {}", node.host, exit.to_string()), kReportTime);
 }
 
-// The agents of a job end by themselves when one fails, except those that have not joined yet.
+// When one agent of a job fails, the others end by themselves, except those that have not joined yet.
 void HostsRun::stop(const std::string& why, Duration grace) {
   stopping_ = true;
   if (!gone()) console_.notice(why);

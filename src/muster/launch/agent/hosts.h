@@ -7,9 +7,9 @@
 
 namespace muster {
 
-/// The command that starts the agent of `options.hosts[node]`: ssh, the host, and one word for the remote shell.
-/// Secrets are not in it: the job's secret and the password of --rdzv-endpoint are in host_input(), its standard input.
-/// The end of this input ends the node. `directory`: the working directory on the host.
+/// The command that starts the agent of `options.hosts[node]`: ssh, the host, and one word for the remote shell. It
+/// contains no secrets: the job's secret and the password of --rdzv-endpoint are in host_input(), the command's
+/// standard input. The node ends when this input ends. `directory`: the working directory on the host.
 std::vector<std::string> host_command(const RunOptions& options, size_t node, const std::string& own_path,
                                       const std::string& directory, const Environment& environment);
 

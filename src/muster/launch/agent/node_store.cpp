@@ -22,21 +22,21 @@
 namespace muster {
 namespace {
 
-constexpr Duration kNoticeDelay = std::chrono::seconds(3);  // of waiting for the root, until the user is notified
-constexpr Duration kSlice = std::chrono::seconds(1);        // of a wait between checks for cancellation
+constexpr Duration kNoticeDelay = std::chrono::seconds(3);         // waiting time before the user is notified
+constexpr Duration kSlice = std::chrono::seconds(1);               // longest wait between two checks for cancellation
 constexpr Duration kPollInterval = std::chrono::milliseconds(50);  // between checks for cancellation
-constexpr Duration kMaxSlice = std::chrono::seconds(8);            // the same, for a store that may have several hosts
-constexpr Duration kParentStartTime = std::chrono::seconds(5);     // until the parent proxy listens
+constexpr Duration kMaxSlice = std::chrono::seconds(8);  // the same, for an external store that may have several hosts
+constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the parent proxy to listen
 constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
 constexpr std::string_view kTcpScheme = "tcp://";
 
-// The kernel chooses the target itself as the source address only if the target belongs to this host.
+// The kernel chooses the target as the source address only if the target is an address of this host.
 bool is_local(const Address& address) {
   const auto source = local_address_towards(address);
   return source && source->host() == address.host();
 }
 
-// A name lookup; the resolving thread and the waiting thread share it.
+// A name lookup. The resolving thread and the waiting thread share it.
 struct Lookup {
   std::mutex mutex;
   std::condition_variable done;
@@ -102,7 +102,7 @@ class Bootstrap {
     return await_root(master, may_serve);
   }
 
-  // Any node may be the root: the node that gets the claim serves at a free port, and writes the address to the claim.
+  // Any node may be the root. The node that gets the claim serves at a free port, and writes the address to the claim.
   Result<> by_external_store() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
     Address towards = outward_address();
@@ -113,7 +113,7 @@ class Bootstrap {
     if (!external_store) return fail(external_store.error().code, "--rdzv-endpoint: " + external_store.error().message);
     node_.external_store = std::move(*external_store);
     node_.root_moves =
-        !options_.rdzv_url.starts_with("file:");  // a file keeps no claims, so the loss of a root does not show there
+        !options_.rdzv_url.starts_with("file:");  // a file store has no claims, so it cannot show the loss of a root
     MUSTER_TRY(find_interface(towards));
     Error last{ErrorCode::kTimeout, "the timeout passed", kNoRank, ""};
     while (!cancelled() && !deadline_.passed()) {
@@ -140,8 +140,8 @@ class Bootstrap {
     }
   }
 
-  // getaddrinfo() may take many seconds if no name server answers, and it cannot be cancelled. So a thread calls it
-  // that owns all its data, and is left behind if this node must stop.
+  // getaddrinfo() may take many seconds if no name server answers, and it cannot be cancelled. So a detached thread
+  // calls it. This thread owns all its data, and it is left behind if this node must stop.
   Result<Address> resolve_one(const char* option, const std::string& host, uint16_t port) const {
     const auto lookup = std::make_shared<Lookup>();
     // tidy: allow(detach) getaddrinfo() cannot be cancelled; the thread owns its data
@@ -159,7 +159,7 @@ class Bootstrap {
     return found->front();
   }
 
-  // A name may become known only some time after its host has started, as the names of Kubernetes' services do.
+  // A name may become known only some time after its host has started, for example the name of a Kubernetes service.
   Result<Address> resolve_with_retries(const std::string& host, uint16_t port) {
     const Deadline quiet = Deadline::after(kNoticeDelay);
     bool notified = false;
@@ -269,7 +269,7 @@ class Bootstrap {
     return start_tier(std::move(server), deadline);
   }
 
-  // Nodes get their places in the tree of proxies in the order in which they come. Each listens for proxies below it.
+  // A node's place in the tree of proxies is its order of arrival. Each node listens for the proxies below it.
   Result<> start_tier(StoreServerOptions server, const Deadline& deadline) {
     MUSTER_ASSIGN(const auto root, open_store(node_.root_url, options_.secret, deadline));
     const JobKeys keys(options_.run_id);
@@ -285,7 +285,7 @@ class Bootstrap {
     return root->set(keys.tier(place), as_bytes(url), Deadline::after(kServerStartTime));
   }
 
-  // If the parent has died, maybe before it published its address, this node reports to the root.
+  // If the parent has died, perhaps before it published its address, this node connects to the root.
   Result<> start_below(Store& root, const Key& parent, StoreServerOptions server) {
     const auto url = root.get(parent, Deadline::after(kParentStartTime));
     if (url) {
@@ -301,7 +301,7 @@ class Bootstrap {
   }
 
   // The process that listens at the root's address may be the root of a job that is about to end. With `may_serve` this
-  // node then takes its place.
+  // node then replaces it.
   Result<> await_root(const Address& root, bool may_serve) {
     const std::string root_url = std::string(kTcpScheme) + root.to_string();
     const TimePoint talk = deadline_.clock().now() + kNoticeDelay;
@@ -331,7 +331,7 @@ class Bootstrap {
   const RunOptions& options_;
   const NodeStoreEvents& events_;
   const bool direct_;
-  const bool root_is_fixed_;  // reconnects to a root that no other node replaces
+  const bool root_is_fixed_;  // true: reconnects to a root that no other node replaces
   const Deadline deadline_;
   NodeStore node_;
 };

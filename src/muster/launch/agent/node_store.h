@@ -12,29 +12,29 @@
 namespace muster {
 
 /// The job's store as this node reaches it. The root's server holds the data; the servers of other nodes are proxies.
-/// The node's own workers use a Unix socket or, with PyTorch's protocol, a port of the loopback interface. Only the
-/// root's authenticated listener is open on the network, and only if there are several nodes.
+/// The node's own workers connect to a Unix socket or, with PyTorch's protocol, to a port of the loopback interface.
+/// Only the root's authenticated listener is open on the network, and only if there are several nodes.
 struct NodeStore {
-  /// --rdzv-endpoint's store, where nodes find the root. Null where node 0 is the root.
+  /// The store of --rdzv-endpoint, where nodes find the root. Null if node 0 is the root.
   std::unique_ptr<Store> external_store;
   std::unique_ptr<TtlLock> claim;  ///< to be the root; null on other nodes, and if claims do not end with their holder
   std::unique_ptr<StoreServer> server;
   bool root = false;
   bool root_moves = false;  ///< if the root dies, the next root is found through `external_store`
   bool direct = true;       ///< no other node's proxy is between this node and the root
-  std::string url;          ///< for this node's workers
-  std::string root_url;     ///< for the other nodes; empty on a single node
+  std::string url;          ///< the store's address for this node's workers
+  std::string root_url;     ///< the root's address for the other nodes; empty on a single node
   std::string upstream;     ///< the server above this node's proxy; empty at the root
-  SessionId session{};      ///< of the proxy at that server
+  SessionId session{};      ///< the proxy's session at that server
   uint16_t torch_port = 0;
   std::string interface;  ///< this host's address towards the root, where workers listen; empty on a single node
-  Bytes secret;           ///< the job's; empty only if several nodes were given none
-  /// For connections between nodes, if the environment names certificates (io/connect/tls.h); shared as there.
+  Bytes secret;           ///< the job's; empty only if there are several nodes and none was given
+  /// For connections between nodes if the environment names certificates (io/connect/tls.h). Shared as described there.
   std::shared_ptr<TlsContext> tls;
 
   /// Opens a `torch_port` for the keys of this generation, and closes the port of the last generation.
   Result<> open_generation(int generation, uint16_t port);
-  /// Removes this root from the external store, if no claim does so. The next job must not find it.
+  /// Removes this root from the external store if no claim does so, because the next job must not find it.
   void give_up_root(const std::string& run_id, const Deadline& deadline);
 };
 
@@ -44,9 +44,11 @@ struct NodeStoreEvents {
 };
 
 /// Finds the root or becomes it. Without an external store the root is node 0, or without node ranks the first node on
-/// the host with the address --master-addr. With an external store it is the node that has the claim there. Other nodes
-/// wait for the root until options.timeout. `direct`: reconnect after the root was lost, without a proxy in between; a
-/// root that does not move is not replaced then, and has only options.heartbeat_timeout to answer. kUnavailable names
+/// the host with the address --master-addr. With an external store the root is the node that has the claim there. Other
+/// nodes wait for the root until options.timeout.
+/// `direct`: reconnects after the root was lost, without a proxy in between. A root that does not move is not replaced
+/// then, and must answer within options.heartbeat_timeout.
+/// kUnavailable: a host is unknown or a port is in use; the message names it.
 /// an unknown host or a port in use.
 Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct = false);
 

@@ -5,7 +5,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kGoodbyeTime = std::chrono::seconds(2);  // to a root that may be lost
+constexpr Duration kGoodbyeTime = std::chrono::seconds(2);  // for the last messages to a root that may be lost
 constexpr Duration kTierPause = std::chrono::milliseconds(20);
 
 }  // namespace
@@ -23,7 +23,7 @@ RootConnection::~RootConnection() {
   disconnect();
 }
 
-// The server goes first: this ends the waits of the other members' threads, even if the root is gone.
+// The server is destroyed before the client: this ends the waits of the client's threads, even if the root is gone.
 void RootConnection::disconnect() {
   claim_timer_.stop();
   coordinator_.reset();
@@ -68,7 +68,7 @@ Result<> RootConnection::open() {
   return {};
 }
 
-// The workers are stopped before a new root starts its own.
+// Checks the claim often, so that the workers are stopped before a new root starts its own workers.
 void RootConnection::watch_claim() {
   claim_timer_.start(options_.heartbeat_timeout / 10, [this] {
     if (node_.claim->held()) return watch_claim();
@@ -85,7 +85,7 @@ void RootConnection::publish(const Key& key, const std::string& json) {
 }
 
 void RootConnection::join(NodeInfo node) {
-  // The workers of a job whose root does not move expect rank 0 there.
+  // If the root does not move, the workers expect rank 0 on the root's node.
   if (node_.root && !node_.external_store) node.wanted = 0;
   if (client_) client_->join(std::move(node));
 }
@@ -94,7 +94,7 @@ void RootConnection::leave(int expected, Duration patience) {
   if (!client_) return;
   client_->send({NodeEvent::Kind::kBye});
   const bool heard = client_->flush(Deadline::after(kGoodbyeTime));
-  // Nodes whose proxies report to this one's send their last events through it.
+  // Nodes below this one in the tree of proxies send their last events through this node's proxy.
   const Deadline deadline = Deadline::after(kLeaveTime);
   const auto has_tier_below = [this] { return node_.server->stat().clients > 1; };
   if (options_.store_fanout > 0 && !coordinator_)

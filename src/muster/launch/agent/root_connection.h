@@ -16,34 +16,35 @@
 namespace muster {
 
 /// A node's connection to the job's root: finds the root or becomes it, and passes events both ways. For the thread
-/// that drives the loop; all events come there.
+/// that drives the loop; all events arrive on that thread.
 ///
-/// It has 13 fields, because it owns a thread, what that thread finds, and what must be destroyed with it in one order.
+/// It has 13 fields, because it owns a thread, the result of that thread, and objects that must be destroyed in one
+/// order.
 class RootConnection {
  public:
   struct Events {
     std::function<void(const std::string&)> notice;  ///< for the user
-    std::function<void(Result<>)> connected;         ///< what came of connect()
+    std::function<void(Result<>)> connected;         ///< the result of connect()
     std::function<void(const JobEvent&, const std::optional<Assignment>&)> job_event;
     std::function<void(const Error&)> lost;  ///< may be reported several times
   };
 
-  /// `death_notice` is filled in for the agent's monitor. Borrows `options` and `death_notice`.
+  /// Fills in `death_notice` for the agent's monitor. Borrows `options` and `death_notice`.
   RootConnection(Loop& loop, const RunOptions& options, DeathNotice& death_notice, Events events);
   ~RootConnection();
   RootConnection(const RootConnection&) = delete;
   RootConnection& operator=(const RootConnection&) = delete;
 
-  /// Resolving names, connecting and waiting for the root all block: a thread of its own does it. `again`: see
-  /// open_node_store().
+  /// Starts a thread that finds the root, because resolving names, connecting and waiting for the root all block.
+  /// `again`: see `direct` of open_node_store().
   void connect(bool again);
   void disconnect();
-  /// To the root; nothing is sent without one.
+  /// Sends an event to the root. Without a root the event is dropped.
   void send(NodeEvent event);
   void publish(const Key& key, const std::string& json);
   void join(NodeInfo node);
-  /// Tells the root that this node needs it no longer, and waits until no other node needs this one: the root waits
-  /// until `expected` nodes have heard the outcome, for `patience`.
+  /// Tells the root that this node no longer needs it, and waits until no other node needs this node. The root waits
+  /// until `expected` nodes have received the outcome, at most for `patience`.
   void leave(int expected, Duration patience);
 
   NodeStore& node() { return node_; }
@@ -60,7 +61,7 @@ class RootConnection {
   StatusFile status_{current_environment(), options_.run_id};
   std::atomic<bool> cancelled_ = false;
   std::thread connector_;
-  std::optional<Result<NodeStore>> opened_;  // written by the connector, read after it was joined
+  std::optional<Result<NodeStore>> opened_;  // written by the connector thread, read after it was joined
   NodeStore node_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<RendezvousClient> client_;

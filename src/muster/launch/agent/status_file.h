@@ -11,16 +11,16 @@ namespace muster {
 
 /// Shows a running agent to `muster status`: a file "job-<pid>.json" in the user's private directory (user_directory())
 /// with the address and the secret of the job's store. The agent holds a lock on the file while it lives. A file
-/// without a lock is left from a dead agent; its monitor removes it, or the next `muster run` or `muster status`.
+/// without a lock belongs to a dead agent. The agent's monitor removes it, or the next `muster run` or `muster status`.
 class StatusFile {
  public:
-  /// If the directory is not usable there is no file; this does not fail the job.
+  /// If the directory is not usable, there is no file and the job runs without it.
   StatusFile(const Environment& environment, std::string run_id);
   ~StatusFile();
   StatusFile(const StatusFile&) = delete;
   StatusFile& operator=(const StatusFile&) = delete;
 
-  /// The address of the job's store is known, or empty.
+  /// Writes the address of the job's store; empty if it is not known.
   void store_found(const std::string& url, ByteView secret);
 
  private:

@@ -105,7 +105,7 @@ Result<> Supervisor::start(const std::vector<WorkerSpec>& specs) {
 void Supervisor::start_failed(const Error& error) {
   if (start_error_ || phase_ >= Phase::kStopping) return;
   start_error_ = error;
-  if (starting_) return;  // start() returns it
+  if (starting_) return;  // start() returns the error
   stop();
   if (events_.start_failed) events_.start_failed(error);
 }
@@ -135,7 +135,7 @@ void Supervisor::report_failure(const Slot& slot) {
   if (traceback.empty()) traceback = error_file_traceback(read_file(slot.error_file));
   const WorkerExit exit = *slot.exit;
   if (!slot.error_file.empty()) write_error_file(slot.error_file, exit, traceback);
-  // Before stop(), which may reap other workers: their outputs then grow, and `tails` refers to these.
+  // Before stop(), which may reap other workers: their outputs grow then, and `tails` refers to these outputs.
   std::string report = failure_report(exit, traceback, slot.err->tail(), others) + output_tails(tails);
   stop();
   events_.failed(exit, std::move(report));

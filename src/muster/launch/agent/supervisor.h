@@ -21,39 +21,41 @@ namespace muster {
 /// next generation. Everything runs on the thread that drives the loop. The process must have called adopt_orphans(),
 /// and must have no other children than the workers and the zygote.
 ///
-/// It has 16 private functions: the phases of a generation's end are functions of their own.
+/// It has 16 private functions, because each phase of a generation's end has its own function.
 class Supervisor {
  public:
   struct Options {
     std::string host;
-    OutputFiles& outputs;              ///< where the workers write; must outlive this
-    std::vector<int> signals;          ///< reported by `signalled`
+    OutputFiles& outputs;              ///< gets the workers' output; must outlive this
+    std::vector<int> signals;          ///< signals that `signalled` reports
     Duration shutdown_timeout;         ///< between SIGTERM and SIGKILL
-    WorkerLauncher* zygote = nullptr;  ///< forks the workers; null: each is started by itself
+    WorkerLauncher* zygote = nullptr;  ///< forks the workers; null: each worker is spawned
   };
   struct Events {
     std::function<void(const WorkerExit&)> worker_ended;
-    /// The first worker has failed; `report` is for the user. Not after stop().
+    /// The first worker has failed; `report` is for the user. Not called after stop().
     std::function<void(const WorkerExit&, std::string report)> failed;
     /// All workers have succeeded.
     std::function<void()> succeeded;
     /// One of options.signals came.
     std::function<void(int)> signalled;
-    /// After start() returned, a worker could not be started. The other workers are being stopped. Not after stop().
+    /// A worker could not be started after start() returned. The other workers are being stopped. Not called after
+    /// stop().
     std::function<void(const Error&)> start_failed;
   };
 
   static Result<std::unique_ptr<Supervisor>> create(Loop& loop, Console& console, Options options, Events events);
   ~Supervisor();
 
-  /// Call it once, and again when gone(). `specs` are in the order of local ranks. The error is that of the first
-  /// worker that cannot be started; the workers before it run then.
+  /// Call it once, and again each time when gone(). `specs` are in the order of local ranks. Returns the error of the
+  /// first worker that cannot be started. The workers before it keep running.
   Result<> start(const std::vector<WorkerSpec>& specs);
-  /// SIGTERM to the process groups of all workers and to processes that they left; SIGKILL after the shutdown timeout.
+  /// Sends SIGTERM to the process groups of all workers and to processes that they left behind. SIGKILL follows after
+  /// the shutdown timeout.
   void stop();
-  /// SIGKILL to all of them, at once.
+  /// Sends SIGKILL to all of them at once.
   void kill();
-  /// No process of this generation is left.
+  /// True if no process of this generation is left.
   bool gone() const { return gone_; }
   /// The workers' PIDs by local rank; 0 for a worker that has not started yet.
   std::vector<pid_t> pids() const;
@@ -70,7 +72,7 @@ class Supervisor {
   };
   enum class Phase {
     kRunning,
-    kLingering,  // the workers have succeeded; processes that they left have a moment to end
+    kLingering,  // the workers have succeeded; processes that they left have some time to end
     kStopping,
     kKilling,
   };

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kStoreTime = std::chrono::seconds(30);  // for the node's own store, or the external one
+constexpr Duration kStoreTime = std::chrono::seconds(30);  // for one request to the node's own or the external store
 constexpr Duration kDeleteTime = std::chrono::seconds(1);
 constexpr size_t kKeysPerRequest = 4096;
 constexpr size_t kDeletedAtOnce = 256;
@@ -94,7 +94,7 @@ Result<> Coordinator::step() {
 
 Result<> Coordinator::publish(const std::vector<JobEvent>& events) {
   for (const JobEvent& event : events) {
-    // Without a certain claim another node may be the root, and two roots must never decide.
+    // If the claim is not held, another node may be the root already. Two roots must never make decisions.
     if (failover_.claim != nullptr && !failover_.claim->held())
       return fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root");
     if (event.kind == JobEvent::Kind::kStart) MUSTER_TRY(publish_start());
@@ -128,7 +128,7 @@ Result<> Coordinator::publish_start() {
   return {};
 }
 
-// For `muster status`.
+// Publishes the root's view of the nodes for `muster status`.
 Result<> Coordinator::publish_nodes() {
   const TimePoint now = steady_clock().now();
   json nodes = json::array();
@@ -149,7 +149,7 @@ Result<> Coordinator::publish_nodes() {
                      store_deadline());
 }
 
-// Collects all keys of a generation whose processes are gone.
+// Collects all keys of a generation that has ended.
 Result<> Coordinator::collect_garbage(int generation) {
   for (const std::string& prefix : {generation_prefix(generation), keys_.place(generation, ""),
                                     keys_.workers(generation), keys_.exits(generation)}) {

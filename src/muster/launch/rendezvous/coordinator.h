@@ -12,22 +12,22 @@
 
 namespace muster {
 
-/// Runs the JobRendezvous of a job on the root, from a thread of its own: takes the events of nodes from the inbox, and
-/// writes events and assignments to the store.
+/// Runs a job's JobRendezvous on the root, on its own thread: takes the events of nodes from the inbox, and writes
+/// events and assignments to the store.
 class Coordinator {
  public:
   /// What the next root needs to continue the job. Borrowed.
   struct Failover {
-    /// Keeps the generation and the restarts; null if no store outlives this root.
+    /// Holds the generation and the number of restarts; null if no store outlives this root.
     Store* persisted_state = nullptr;
-    const TtlLock* claim = nullptr;  ///< to be the root; null if no other node can become it
+    const TtlLock* claim = nullptr;  ///< to be the root; null if no other node can become the root
   };
-  /// `store`: a handle to the job's store that only this thread uses. `failed`: the store or the claim was lost, and
-  /// the coordinator decides nothing any more; called on its thread.
+  /// `store`: a handle to the job's store that only this thread uses. `failed`: called on the coordinator's thread when
+  /// the store or the claim was lost. The coordinator makes no more decisions then.
   static Result<std::unique_ptr<Coordinator>> start(std::unique_ptr<Store> store, const std::string& run_id,
                                                     RendezvousOptions options, Failover failover,
                                                     std::function<void(const Error&)> failed);
-  /// Ends the thread. The nodes notice when the store is gone.
+  /// Ends the thread. The nodes notice this when the store is gone.
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -52,12 +52,12 @@ class Coordinator {
   const Failover failover_;
   const std::function<void(const Error&)> failed_;
   JobRendezvous rendezvous_;
-  int64_t event_count_ = 0;        // written so far, the number of the last
-  std::vector<Key> garbage_keys_;  // of old generations; deleted when the inbox is empty
+  int64_t event_count_ = 0;        // events written so far, also the number of the last event
+  std::vector<Key> garbage_keys_;  // keys of old generations; deleted when the inbox is empty
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
-  int departed_ = -1;  // how many nodes have left, set when all have
+  int departed_ = -1;  // how many nodes have left; set when all have left
   std::thread thread_;
 };
 

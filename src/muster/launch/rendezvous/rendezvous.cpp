@@ -11,10 +11,10 @@
 namespace muster {
 namespace {
 
-constexpr size_t kMaxNamed = 16;                          // of the missing nodes
-constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to end its workers, beyond its own timeout
+constexpr size_t kMaxNamed = 16;                          // missing nodes that a message lists
+constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to stop its workers, beyond its own timeout
 constexpr Duration kProgressInterval = std::chrono::seconds(3);
-constexpr Duration kProgressRepeat = std::chrono::seconds(30);  // of unchanged progress
+constexpr Duration kProgressRepeat = std::chrono::seconds(30);  // before unchanged progress is repeated
 
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -83,7 +83,7 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   });
   const bool spares_help = elastic() || options_.max_restarts > 0;
   if (holder != nodes_.end() && phase_ != Phase::kOver) {
-    // This agent may replace a dead one: the next heartbeat of the other one decides.
+    // This agent may replace a dead agent. It waits: a heartbeat of the other agent shows that this one is a duplicate.
     node.state = State::kDuplicate;
     node.duplicate_of = holder->first;
     ++duplicates_;
@@ -91,7 +91,7 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
     return refuse(fmt::format("all {} nodes of the job have joined already", options_.max_nodes));
   }
   nodes_.emplace(info.id, std::move(node));
-  last_progress_.clear();  // so that this node gets it, too
+  last_progress_.clear();  // sends the progress to this node, too
   expected_ = std::max(expected_, info.last_nnodes - 1);
   if (phase_ == Phase::kOver) return emit({JobEvent::Kind::kOutcome, generation_, info.id, "", outcome_});
   const int members = static_cast<int>(places_.size());
@@ -142,7 +142,7 @@ void JobRendezvous::failed(const NodeEvent& event, TimePoint now) {
 void JobRendezvous::leave(Node& node, const NodeEvent& event, TimePoint now) {
   if (phase_ == Phase::kOver) return;
   if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(event.outcome);
-  node.leaving = true;  // no generation starts with it; its kBye will follow
+  node.leaving = true;  // no later generation includes this node; its kBye will follow
   if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;
   membership_changed_ = true;
   stop(event.outcome.report, now);
@@ -234,12 +234,12 @@ void JobRendezvous::start() {
   emit({JobEvent::Kind::kStart, generation_, "", std::move(text)});
 }
 
-// At most max_nodes, in the order of their new ranks.
+// Returns at most max_nodes nodes, in the order of their new ranks.
 std::vector<JobRendezvous::Node*> JobRendezvous::choose() {
   std::vector<Node*> chosen;
   for (auto& [id, node] : nodes_)
     if (node.state == State::kWaiting) chosen.push_back(&node);
-  // First the nodes that ask for a rank, then those that had one, then the others by arrival.
+  // Nodes that ask for a rank come first, then nodes that had a rank, then the others by arrival.
   const auto priority = [](const Node* node) {
     return std::tuple(!node->info.wanted, node->info.last_rank < 0, node->info.last_rank, node->arrival);
   };
@@ -316,7 +316,7 @@ TimePoint JobRendezvous::next_tick() const {
 
 void JobRendezvous::check_heartbeats(TimePoint now) {
   if (now < next_scan()) return;
-  // If the root itself was paused it has received no heartbeats, and no node is lost for that.
+  // If the root itself was paused, it received no heartbeats. This is no reason to treat a node as lost.
   const Duration own_pause = now - next_scan();
   last_scan_ = now;
   const bool late = phase_ == Phase::kStopping && now >= stop_deadline_;

@@ -14,24 +14,26 @@ namespace muster {
 struct RendezvousOptions {
   int min_nodes = 1, max_nodes = 1;
   int max_restarts = 0;
-  Duration join_timeout = std::chrono::seconds(300);      ///< for min_nodes to join
-  Duration last_call = std::chrono::seconds(30);          ///< for more nodes, after min_nodes have joined
-  Duration heartbeat_timeout = std::chrono::seconds(10);  ///< without a heartbeat, until a node is lost
-  Duration stop_timeout = std::chrono::seconds(60);       ///< for a node to end its workers
+  Duration join_timeout = std::chrono::seconds(300);      ///< time for min_nodes to join
+  Duration last_call = std::chrono::seconds(30);          ///< time for more nodes, after min_nodes have joined
+  Duration heartbeat_timeout = std::chrono::seconds(10);  ///< a node is lost after this time without a heartbeat
+  Duration stop_timeout = std::chrono::seconds(60);       ///< time for a node to end its workers
   int first_generation = 0, restarts = 0;                 ///< > 0 after an earlier root has died
 };
 RendezvousOptions rendezvous_options(const RunOptions& options);
 
-/// The root's decisions: which nodes are in a generation, when a generation ends, and the job's outcome. A state
-/// machine that knows no store, thread or clock: events of nodes and the time go in, events for all nodes come out.
+/// Makes the root's decisions: which nodes are in a generation, when a generation ends, and the job's outcome. This
+/// state machine uses no store, thread or clock: it takes events of nodes and the time, and returns events for all
+/// nodes.
 ///
-/// A generation ends when a worker fails, a node is lost or leaves, or a node joins for which there is room. Then all
-/// of its nodes stop their workers and report this, and the next generation starts. A failure counts as one restart, no
-/// matter how many workers fail. In an elastic job (min < max) a change of membership does not count as a restart, as
-/// with torchrun. Nodes keep their order between generations. Nodes without room wait, and replace a node that is lost.
+/// A generation ends when a worker fails, when a node is lost or leaves, or when a node joins and there is room for it.
+/// Then all nodes of the generation stop their workers and report this, and the next generation starts. A failure
+/// counts as one restart, no matter how many workers fail. In an elastic job (min < max) a change of membership does
+/// not count as a restart, as with torchrun. Nodes keep their order between generations. Nodes without room wait, and
+/// replace a node that is lost.
 ///
-/// It has more than 12 fields and 15 private functions: they are the protocol of one object, the job, and the functions
-/// are short.
+/// It has more than 12 fields and 15 private functions, because they are the protocol of one object, the job. The
+/// functions are short.
 class JobRendezvous {
  public:
   JobRendezvous(const RendezvousOptions& options, TimePoint now);
@@ -46,9 +48,9 @@ class JobRendezvous {
   int generation() const { return generation_; }
   int restarts() const { return restarts_; }
   bool over() const { return phase_ == Phase::kOver; }
-  /// The job is over, and no node needs the store.
+  /// True if the job is over and no node needs the store.
   bool all_left() const { return over() && nodes_.empty(); }
-  /// How many nodes have left or were lost.
+  /// The number of nodes that have left or were lost.
   int departed() const { return departed_; }
 
   struct NodeView {
@@ -113,7 +115,7 @@ class JobRendezvous {
   int duplicates_ = 0, running_ = 0, busy_ = 0;  // busy: kRunning or kDone
   int departed_ = 0;
   bool began_ = false;  // this root has started a generation
-  int expected_ = 0;    // how many nodes the last root has left
+  int expected_ = 0;    // number of nodes that remained after the last root died
   Outcome failure_;     // the failure that stops the generation; status 0: none
   bool membership_changed_ = false;
   Outcome outcome_;

@@ -6,7 +6,7 @@ namespace muster {
 Result<std::unique_ptr<RendezvousClient>> RendezvousClient::start(std::unique_ptr<Store> store, Options options,
                                                                   Events events) {
   std::unique_ptr<RendezvousClient> made(new RendezvousClient(std::move(store), std::move(options), std::move(events)));
-  // Events from before the join are not for this node.
+  // Events that were published before the join are not for this node.
   MUSTER_ASSIGN(const int64_t told,
                 made->store_->add(made->keys_.event_count(), 0, Deadline::after(made->options_.heartbeat_timeout)));
   made->first_event_ = told + 1;
@@ -83,7 +83,7 @@ void RendezvousClient::send_all() {
   }
 }
 
-// A thread of its own, because publishing a value may take as long as the heartbeat timeout.
+// Runs on a separate thread, because publishing a value may take as long as the heartbeat timeout.
 void RendezvousClient::send_heartbeats() {
   const Bytes alive = encode(NodeEvent{NodeEvent::Kind::kAlive, options_.node_id});
   std::unique_lock lock(mutex_);
@@ -106,7 +106,7 @@ void RendezvousClient::receive() {
   }
 }
 
-// False after the last event.
+// Returns false after the last event.
 Result<bool> RendezvousClient::receive_one(int64_t number) {
   MUSTER_ASSIGN(const Bytes bytes, store_->get(keys_.event(number), Deadline::never()));
   MUSTER_ASSIGN(const JobEvent event, parse_job_event(bytes));

@@ -13,8 +13,8 @@
 
 namespace muster {
 
-/// A node's client of the job's root. One thread sends events, one sends heartbeats, which a slow write must not delay,
-/// and one waits for the root's events. An object is for one root; the next root gets a new object.
+/// A node's client of the job's root. One thread sends events. Another one sends heartbeats, because a slow write must
+/// not delay them. A third one waits for the root's events. An object serves one root; the next root gets a new object.
 class RendezvousClient {
  public:
   struct Options {
@@ -24,22 +24,22 @@ class RendezvousClient {
   };
   /// Called on the client's threads.
   struct Events {
-    /// `assignment`: set with a kStart if this node has a place in the generation.
+    /// `assignment`: set for a kStart if this node has a place in the generation.
     std::function<void(const JobEvent& event, std::optional<Assignment> assignment)> job_event;
     /// The root or its store is lost. No event follows.
     std::function<void(const Error& why)> lost;
   };
 
   static Result<std::unique_ptr<RendezvousClient>> start(std::unique_ptr<Store> store, Options options, Events events);
-  /// Returns when the wait for events has ended: after the outcome, a refusal, or the loss of the store. Destroy the
-  /// node's store server first if none of these is certain.
+  /// Waits until the receiving thread has ended: after the outcome, a refusal, or the loss of the store. If none of
+  /// these is certain, destroy the node's store server first.
   ~RendezvousClient();
   RendezvousClient(const RendezvousClient&) = delete;
   RendezvousClient& operator=(const RendezvousClient&) = delete;
 
   // These functions are thread-safe and do not wait. Messages are sent in order.
 
-  /// Asks for a place in the job, the first time or after a kEvicted. The answer comes as events.
+  /// Asks for a place in the job, the first time or after a kEvicted. The answer arrives as events.
   void join(NodeInfo node);
   void send(NodeEvent event);
   void publish(Key key, Bytes value);

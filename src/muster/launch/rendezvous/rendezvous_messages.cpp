@@ -35,7 +35,7 @@ class FieldWriter {
   json object_;
 };
 
-// Reads them. The first field that is missing or wrong makes the whole message wrong.
+// Reads the fields of one message. The first missing or wrong field makes the whole message invalid.
 class FieldReader {
  public:
   FieldReader(ByteView bytes, const char* what)
@@ -83,7 +83,7 @@ class FieldReader {
   std::string wrong_;
 };
 
-// What each message holds, for both directions. A limit may depend on a field before it.
+// The fields of each message, for both directions. A limit may depend on a field that comes before it.
 
 template <class Archive>
 void fields(Archive& archive, NodeInfo& node) {
@@ -120,7 +120,7 @@ void fields(Archive& archive, NodeEvent& event) {
 template <class Archive>
 void fields(Archive& archive, JobEvent& event) {
   archive.kind(event.kind, kJobEvents);
-  archive.number("generation", event.generation, -1, INT32_MAX);  // -1: before the first
+  archive.number("generation", event.generation, -1, INT32_MAX);  // -1: before the first generation
   archive.text("id", event.id);
   archive.text("text", event.text);
   if (event.kind == JobEvent::Kind::kOutcome) fields(archive, event.outcome);

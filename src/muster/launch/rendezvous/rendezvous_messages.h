@@ -8,11 +8,11 @@
 
 namespace muster {
 
-/// What the root knows about a node.
+/// A node as the root knows it.
 struct NodeInfo {
   std::string id;  ///< unique for each agent
   std::string host;
-  std::string process_domain;  ///< in which `pid` names the agent: see io/host_identity.h
+  std::string process_domain;  ///< the domain in which `pid` is unique; see io/host_identity.h
   int pid = 0;
   int nproc = 1;
   int min_nodes = 1, max_nodes = 1;
@@ -23,13 +23,13 @@ struct NodeInfo {
   int max_restarts = 0;       ///< the job's
 };
 
-/// How the job ended, the same for all nodes.
+/// How the job ended; the same on all nodes.
 struct Outcome {
   int status = 0;        ///< exit status of `muster run`
   std::string report{};  ///< empty if the job succeeded
 };
 
-/// What an agent tells the root.
+/// An event that an agent sends to the root.
 struct NodeEvent {
   enum class Kind {
     kJoin,     ///< `node` asks for a place in the next generation
@@ -43,13 +43,13 @@ struct NodeEvent {
     kKilled,   ///< the agent was killed; sent by its monitor
   };
   Kind kind = Kind::kAlive;
-  std::string id{};  ///< the node's
+  std::string id{};  ///< the node's id
   int generation = 0;
   Outcome outcome{};
   NodeInfo node{};
 };
 
-/// What the root tells all agents, in one order.
+/// An event that the root sends to all agents. All agents get the events in one order.
 struct JobEvent {
   enum class Kind {
     kStart,     ///< `generation` starts; the assignments are in the store
@@ -73,7 +73,8 @@ struct Assignment {
   int restarts = 0;  ///< how often the job was restarted after a failure
 };
 
-/// JSON. Anyone with the job's secret can write these messages: kProtocol names what is wrong with one.
+/// Messages are JSON. Any process with the job's secret can write them, so parsing checks them. kProtocol: the error
+/// names the wrong field.
 Bytes encode(const NodeEvent& event);
 Bytes encode(const JobEvent& event);
 Bytes encode(const Assignment& assignment);
@@ -108,7 +109,7 @@ class JobKeys {
   Key tier_count() const { return prefix_ + "tier-count"; }
   Key tier(int64_t place) const { return prefix_ + "tier/" + std::to_string(place); }
   Key persisted_state() const { return prefix_ + "ledger"; }
-  /// The prefix of all keys of a generation; the node's or rank's number follows.
+  /// The prefix of all keys of a generation. The number of the node or rank follows it.
   Key workers(int generation) const { return prefix_ + "workers/" + std::to_string(generation) + "/"; }
   Key exits(int generation) const { return prefix_ + "exit/" + std::to_string(generation) + "/"; }
 
@@ -116,7 +117,7 @@ class JobKeys {
   std::string prefix_;
 };
 
-/// "generation/3/": the prefix of all keys of the workers of generation 3, which separates them from other generations.
+/// "generation/3/": the prefix of all keys of the workers of generation 3. It separates them from other generations.
 std::string generation_prefix(int generation);
 
 }  // namespace muster

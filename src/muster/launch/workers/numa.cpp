@@ -14,7 +14,7 @@ Cpus join(const std::vector<Cpus>& groups) {
   return all;
 }
 
-// The index of the NUMA node of each worker.
+// Returns the index of the NUMA node of each worker.
 std::vector<size_t> nodes_of_workers(int nproc, const NumaTopology& topology) {
   std::vector<size_t> nodes_of_workers;
   const size_t nodes = topology.nodes.size(), workers = static_cast<size_t>(nproc);
@@ -33,7 +33,7 @@ Cpus whole_socket(size_t node_of, const NumaTopology& topology) {
   return join(cores);
 }
 
-// The share of one of the `sharers` of a node.
+// Returns the CPUs of one worker if `sharers` workers divide the node's cores.
 Cpus share(const NumaTopology::Node& node, size_t position, size_t sharers) {
   const auto begin = node.cores.begin();
   const auto at = [&](size_t i) { return begin + static_cast<std::ptrdiff_t>(i * node.cores.size() / sharers); };

@@ -1,4 +1,4 @@
-// What Linux says about a machine's CPUs and GPUs in /sys.
+// Reads a machine's CPUs and GPUs from Linux's /sys.
 
 #include <algorithm>
 #include <fstream>
@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The one word or number in a file; empty without it.
+// Returns the first word of a file; empty if there is none.
 std::string read_word(const fs::path& path) {
   std::string word;
   std::ifstream(path) >> word;
@@ -20,7 +20,7 @@ std::string read_word(const fs::path& path) {
 }
 int read_number(const fs::path& path, int otherwise) { return to_number<int>(read_word(path)).value_or(otherwise); }
 
-// "0-3,8", of which this process may use `allowed`.
+// Reads a list such as "0-3,8" and keeps the CPUs that are in `allowed`.
 Cpus read_cpus(const fs::path& path, const Cpus& allowed) {
   Cpus cpus;
   for (const std::string& range : split_list(read_word(path))) {
@@ -33,7 +33,7 @@ Cpus read_cpus(const fs::path& path, const Cpus& allowed) {
   return cpus;
 }
 
-// The directories in `parent` whose name is `prefix` and a number, by their numbers.
+// Returns the directories in `parent` whose name is `prefix` and a number, by that number.
 std::map<int, fs::path> numbered(const fs::path& parent, const std::string& prefix) {
   std::map<int, fs::path> found;
   std::error_code ignored;
@@ -62,7 +62,7 @@ NumaTopology::Node describe_node(const fs::path& sys, const Cpus& cpus, const Cp
   return node;
 }
 
-// The NUMA nodes of one vendor's GPUs in PCI order; -1 where the machine does not tell.
+// Returns the NUMA nodes of one vendor's GPUs in PCI order; -1 if the machine does not report a node.
 std::vector<int> gpu_nodes(const fs::path& sys, const std::string& vendor) {
   std::set<fs::path> devices;
   std::error_code ignored;
@@ -78,7 +78,7 @@ std::vector<int> gpu_nodes(const fs::path& sys, const std::string& vendor) {
 
 NumaTopology read_numa_topology(const fs::path& sys, const Cpus& allowed) {
   NumaTopology topology;
-  std::map<int, int> index_of;  // of a node's number
+  std::map<int, int> index_of;  // index in topology.nodes, by the node's number
   for (const auto& [number, directory] : numbered(sys / "devices/system/node", "node")) {
     const Cpus cpus = read_cpus(directory / "cpulist", allowed);
     if (cpus.empty()) continue;  // memory without CPUs, or none that this process may use
@@ -87,7 +87,8 @@ NumaTopology read_numa_topology(const fs::path& sys, const Cpus& allowed) {
   }
   if (topology.nodes.empty()) topology.nodes.push_back(describe_node(sys, allowed, allowed));
   auto gpus = gpu_nodes(sys, "0x10de");
-  if (gpus.empty()) gpus = gpu_nodes(sys, "0x1002");  // beside NVIDIA's an AMD processor's own GPU does not count
+  // An AMD processor's integrated GPU does not count if there are NVIDIA GPUs.
+  if (gpus.empty()) gpus = gpu_nodes(sys, "0x1002");
   for (const int number : gpus) topology.devices.push_back(index_of.contains(number) ? index_of[number] : -1);
   return topology;
 }

@@ -30,7 +30,7 @@ void SpawnLauncher::kill() {
   keep_killing();
 }
 
-// No signal announces an orphan, so this repeats.
+// Repeats on a timer, because no signal announces an orphan.
 void SpawnLauncher::keep_killing() {
   timer_.stop();
   signal_workers(SIGKILL);
@@ -47,9 +47,10 @@ void SpawnLauncher::list_left(std::function<void(const std::vector<ChildProcess>
 }
 
 void SpawnLauncher::reap() {
-  if (std::exchange(reaping_, true)) return;  // called by an event: the outer call continues after it
+  if (std::exchange(reaping_, true)) return;  // called by an event; the outer call does the rest
   auto reaped = reap_children();
-  // All of them before the first event, which may signal the other workers: the PIDs of these are free now.
+  // Removes all ended workers before the first event. An event may signal the other workers, and the PIDs of ended ones
+  // are free now.
   std::erase_if(reaped.ended, [this](const EndedChild& child) {
     terminated_.erase(child.pid);
     return workers_.erase(child.pid) == 0;
@@ -64,8 +65,9 @@ void SpawnLauncher::reap() {
 
 void SpawnLauncher::signal_workers(int number) {
   for (const pid_t pid : workers_) {
-    // The group's number stays taken until its leader is reaped and all members are gone. After that another group may
-    // get it: so only groups whose leader is not yet reaped are signalled, and orphans one by one.
+    // A process group's number stays in use until its leader is reaped and all members are gone. After that another
+    // group may get the number. So only groups whose leader is not yet reaped are signaled, and orphans are signaled
+    // one by one.
     ::kill(-pid, number);
     if (number != SIGKILL) ::kill(-pid, SIGCONT);  // a stopped process does not handle SIGTERM
   }

@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// Starts workers as children of this process, which must have called adopt_orphans() and has no other children.
+/// Starts workers as children of this process. It must have called adopt_orphans() and must have no other children.
 class SpawnLauncher : public WorkerLauncher {
  public:
   explicit SpawnLauncher(Loop& loop) : timer_(loop) {}

@@ -17,8 +17,9 @@ namespace {
 
 constexpr size_t kDigestDigits = 24;
 
-// The interpreter, the linker, the C library or the libraries of torch read these when they start. Not OMP_NUM_THREADS,
-// which workers set, nor torchrun's variables, which differ between runs.
+// The interpreter, the linker, the C library or the libraries of torch read these variables when they start.
+// OMP_NUM_THREADS is not included, because workers set it. torchrun's variables are not included, because they differ
+// between runs.
 constexpr std::array kReadAtStart = {
     "PYTHON", "LD_",    "OMP_", "GOMP_", "KMP_",   "MKL_",    "OPENBLAS_", "BLIS_",  "TORCH",       "PYTORCH",
     "CUDA_",  "NVIDIA", "HIP_", "ROCR_", "GLIBC_", "MALLOC_", "LANG",      "LC_",    "TZ",          "NUMPY_",

@@ -9,12 +9,12 @@
 namespace muster {
 
 /// The zygote that `muster warm` keeps between runs listens on a Unix socket in the user's private directory. The name
-/// of the socket is a digest of all that a fork cannot change later: the Python, the modules to import, the variables
-/// that are read by imports, and the zygote's own text. The zygote itself checks that the installed modules have not
+/// of the socket is a digest of everything that a fork cannot change later: the Python, the modules to import, the
+/// variables that imports read, and the zygote's own text. The zygote itself checks that the installed modules have not
 /// changed.
 
 struct WarmKey {
-  std::string python;  ///< as called: a link in a virtual environment means that environment
+  std::string python;  ///< as called, because a link in a virtual environment selects that environment
   std::vector<std::string> preload;
   Environment environment;
 };

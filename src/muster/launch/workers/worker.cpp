@@ -24,7 +24,7 @@ Result<> make_pipe(Fd& read, Fd& write) {
   return {};
 }
 
-// The data of the child, allocated before the fork: between fork and exec only async-signal-safe calls are allowed.
+// The child's data. It is allocated before the fork: between fork and exec only async-signal-safe calls are allowed.
 struct Image {
   std::vector<std::string> entries;
   std::vector<char*> argv, envp;

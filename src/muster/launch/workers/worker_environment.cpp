@@ -11,7 +11,8 @@
 namespace muster {
 namespace {
 
-// The device of a worker among those that the node's workers may see; none ("" hides all) if there are too few.
+// Returns a worker's device among the devices that the node's workers may see. If there are too few, returns "", which
+// hides all devices.
 std::string device_of(int local_rank, const Environment& base) {
   const auto visible = base.find("CUDA_VISIBLE_DEVICES");
   if (visible == base.end()) return std::to_string(local_rank);
@@ -19,7 +20,7 @@ std::string device_of(int local_rank, const Environment& base) {
   return static_cast<size_t>(local_rank) < devices.size() ? devices[static_cast<size_t>(local_rank)] : "";
 }
 
-// torchrun's macro in the arguments of a script.
+// Replaces torchrun's macro in the arguments of a script.
 std::vector<std::string> with_local_rank(std::vector<std::string> command, int local_rank) {
   constexpr std::string_view kMacro = "${local_rank}";
   for (auto& word : command)
@@ -84,9 +85,9 @@ std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnviron
   for (int local = 0; local < options.nproc; ++local) {
     WorkerSpec spec{job.placement.first_rank + local, with_local_rank(command, local),
                     worker_environment(job, local, base)};
-    // Workers write to pipes. This variable tells them if a terminal shows their output, for progress bars.
+    // Workers write to pipes. This variable tells them whether a terminal shows their output, for progress bars.
     spec.environment["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? '1' : '0';
-    // A background process group cannot read the terminal, but rank 0 gets a file or a pipe.
+    // A background process group cannot read the terminal. Rank 0 keeps a standard input that is a file or a pipe.
     spec.keeps_stdin = spec.rank == 0 && !options.until_stdin_ends && ::isatty(STDIN_FILENO) == 0;
     if (!cpus.empty()) spec.cpus = cpus[static_cast<size_t>(local)];
     specs.push_back(std::move(spec));
@@ -97,7 +98,8 @@ std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnviron
 Result<std::vector<Cpus>> worker_cpus(const RunOptions& options) {
   if (options.numa_binding == NumaBinding::kNone) return std::vector<Cpus>();
   NumaTopology topology = read_numa_topology();
-  // A container shows all devices on the bus but has device files only for its own, so it is not known which they are.
+  // A container shows all devices on the bus, but has device files only for its own devices. Then the devices are not
+  // known.
   const bool known = topology.devices.size() == static_cast<size_t>(count_gpus());
   topology.devices = known ? visible_devices(topology.devices, current_environment()) : std::vector<int>();
   return bind_workers(options.numa_binding, options.nproc, topology);

@@ -16,7 +16,7 @@ struct Placement {
   int nproc = 1;       ///< workers on this node
   int first_rank = 0;  ///< the rank of this node's first worker
   int world_size = 1;
-  int first_role_rank = 0;  ///< as first_rank, counting only the nodes of this node's role
+  int first_role_rank = 0;  ///< like first_rank, but counts only the nodes of this node's role
   int role_world_size = 1;
 };
 
@@ -26,17 +26,17 @@ struct JobEnvironment {
   std::string run_id;
   std::string role;
   std::string store_url;    ///< with muster's protocol: "unix:@..."
-  uint16_t torch_port = 0;  ///< with PyTorch's protocol, on the loopback interface
+  uint16_t torch_port = 0;  ///< port with PyTorch's protocol, on the loopback interface
   Bytes secret;             ///< the job's; empty: none
-  std::string interface;    ///< where workers listen for other nodes; empty: they decide
+  std::string interface;    ///< where workers listen for other nodes; empty: each worker decides
   int cpus = 1;             ///< shared by the node's workers
   int generation = 0;       ///< how often all workers were started again, for any reason
-  int restart_count = 0;    ///< only after failures
+  int restart_count = 0;    ///< how often after a failure
   int max_restarts = 0;
   bool virtual_local_rank = false;  ///< LOCAL_RANK is 0 for every worker, and it sees one device
 };
 
-/// The fields that options determine; not the placement, the store, the interface and the generation.
+/// Sets the fields that the options determine. The placement, the store, the interface and the generation are not set.
 JobEnvironment job_environment(const RunOptions& options);
 
 /// The environment of worker `local_rank`: `base` with torchrun's variables and muster's. Unlike torchrun, which gives
@@ -46,8 +46,8 @@ Environment worker_environment(const JobEnvironment& job, int local_rank, Enviro
 /// `base` with the variables that are the same for all workers of a node. A zygote needs them from its start.
 Environment shared_environment(Environment base, int cpus, int nproc);
 
-/// The workers of this node in the order of their local ranks, without TORCHELASTIC_ERROR_FILE. `cpus`: of each worker;
-/// empty: all.
+/// The workers of this node in the order of their local ranks, without TORCHELASTIC_ERROR_FILE. `cpus`: the CPUs of
+/// each worker; empty: all CPUs.
 std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnvironment& job,
                                      const std::vector<std::string>& command, const Environment& base,
                                      const std::vector<Cpus>& cpus);

@@ -8,17 +8,17 @@
 
 namespace muster {
 
-/// Starts workers, and ends all processes that they start: as children of this process, or of a zygote that forks them.
-/// For the thread that drives the loop. Events may come from within calls.
+/// Starts workers, and ends all processes that the workers start. The workers are children of this process, or of a
+/// zygote that forks them. For the thread that drives the loop. Calls may call events before they return.
 class WorkerLauncher {
  public:
   struct Events {
     std::function<void(int rank, pid_t pid)> started = [](int, pid_t) {};
-    /// A worker, or any worker, cannot be started.
+    /// This worker cannot be started, or no worker can be.
     std::function<void(const Error&)> failed = [](const Error&) {};
     /// A worker has ended; `wait_status` is as waitpid() reports it.
     std::function<void(pid_t pid, int wait_status)> ended = [](pid_t, int) {};
-    /// No process of the workers is left: comes after the last has ended, and after terminate() and kill().
+    /// No process of the workers is left. Called after the last process has ended, and after terminate() and kill().
     std::function<void()> empty = [] {};
   };
 
@@ -27,9 +27,9 @@ class WorkerLauncher {
   void attach(Events events) { events_ = std::move(events); }
 
   virtual void start(const WorkerSpec& spec, WorkerPipes pipes) = 0;
-  /// SIGTERM to the process groups of all workers, and to their orphans, also later ones.
+  /// Sends SIGTERM to the process groups of all workers and to their orphans, also to orphans that appear later.
   virtual void terminate() = 0;
-  /// SIGKILL to all processes until none is left.
+  /// Sends SIGKILL to all processes until none is left.
   virtual void kill() = 0;
   /// Lists the processes that workers left behind. `answer` may be called later, or never if the zygote is lost.
   virtual void list_left(std::function<void(const std::vector<ChildProcess>&)> answer) = 0;

@@ -2,18 +2,18 @@
 //
 //   agent to zygote                                zygote to agent
 //   start RANK   with descriptors (below)          ready PID           torch is imported
-//   term         SIGTERM to all workers' groups,   started RANK PID    then the worker's descriptors can be closed
-//                and to orphans as they appear     failed RANK TEXT    it was not
-//   kill         SIGKILL until nothing is left     ended PID STATUS    as waitpid() has it
+//   term         SIGTERM to all workers' groups,   started RANK PID    the agent can close the worker's descriptors
+//                and to orphans as they appear     failed RANK TEXT    the worker could not be started
+//   kill         SIGKILL until nothing is left     ended PID STATUS    as waitpid() reports it
 //   left         list processes besides workers    left {PID NL NAME NL}
 //                                                  empty               no process is left
-//                                                  unfit TEXT          spawn workers instead; it ends
-//                                                  refused TEXT        a preloaded module survives no fork; it ends
+//                                                  unfit TEXT          spawn workers instead; the zygote ends
+//                                                  refused TEXT        a module fails after a fork; the zygote ends
 //
-// The descriptors of a start: a file, the worker's standard input, output and error. The file holds words that end with
-// NUL: the CPUs to run on, separated by commas (or none), the number of words of the command, these words, and
-// NAME=VALUE for each variable of the environment. RANK is returned unchanged. The end of the socket ends the zygote
-// and all its workers.
+// A start has these descriptors: a file, and the worker's standard input, output and error. The file holds words that
+// end with NUL: the CPUs to run on, separated by commas (or none), the number of words of the command, these words, and
+// NAME=VALUE for each variable of the environment. RANK is returned unchanged. When the socket is closed, the zygote
+// and all its workers end.
 
 #include "muster/launch/workers/zygote.h"
 
@@ -51,7 +51,7 @@ std::string payload(const WorkerSpec& spec) {
   return text;
 }
 
-// Removes the next word; 0 if it is not a number.
+// Removes the next word and returns its number; 0 if it is not a number.
 int take_number(std::string_view& text) {
   int number = 0;
   while (text.starts_with(' ')) text.remove_prefix(1);
@@ -100,7 +100,7 @@ void Zygote::launch() {
   if (const auto started = launch_cold(); !started) fall_back_to_spawn(started.error().message);
 }
 
-// Returns the zygote's end of the channel.
+// Opens the channel and returns the zygote's end.
 Result<Fd> Zygote::open_channel() {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
@@ -159,7 +159,7 @@ Result<> Zygote::send_start(const Pending& worker) {
                       {file.get(), pipes.in.get(), pipes.out.get(), pipes.err.get()});
 }
 
-// Drops the starts that were not sent yet. True if there are no workers to end.
+// Drops the workers that were not sent to the zygote yet. Returns true if there are no workers to end.
 bool Zygote::stop_before_start() {
   std::erase_if(pending_, [](const Pending& worker) { return !worker.sent; });
   if (state_ != State::kImporting && state_ != State::kNone) return false;
@@ -195,7 +195,7 @@ void Zygote::child_ended() {
     if (child.pid == child_) child_status_ = child.status, child_ = 0;
 }
 
-// After the child has closed its end of the channel.
+// True if SIGKILL ended the zygote. Call it after the zygote has closed its end of the channel.
 bool Zygote::was_killed() {
   if (has_ended(process_, kStuckTime)) child_ended();
   return child_ == 0 && WIFSIGNALED(child_status_) && WTERMSIG(child_status_) == SIGKILL;
@@ -285,11 +285,11 @@ void Zygote::fall_back_to_spawn(const std::string& why) {
   for (auto& worker : std::exchange(pending_, {})) local_.start(worker.spec, std::move(worker.pipes));
 }
 
-// The zygote is gone, or does not answer.
+// The zygote is gone or does not answer.
 void Zygote::on_lost() {
   close_channel();
   if (state_ == State::kImporting) {
-    // A zygote that was killed is started again, but not endlessly.
+    // A zygote that was killed is started again, but not without a limit.
     if (is_warm_ || !was_killed() || ++killed_imports_ == kMaxKilledImports || !launch_cold())
       fall_back_to_spawn("it ended while it imported torch");
     return;
@@ -306,16 +306,16 @@ void Zygote::on_lost() {
   for (const pid_t pid : pids) events_.ended(pid, SIGKILL);
   if (waited_for)
     events_.failed({ErrorCode::kAborted, "the zygote ended before it had started all workers", kNoRank, ""});
-  local_.kill();  // orphans of workers are children of this process now; those of a warm zygote are its parent's
+  local_.kill();  // orphans are children of this process now, or of a warm zygote's parent
 }
 
-// This process has no more children. Workers of a warm zygote are not its children; the kernel kills them, too.
+// This process has no more children. Workers of a warm zygote are not its children, but the kernel kills them as well.
 void Zygote::finish_sweep() {
   std::erase_if(workers_, [](const auto& worker) { return has_ended(worker.second); });
   if (!workers_.empty()) return timer_.start(kSweepPause, [this] { finish_sweep(); });
   timer_.stop();
   state_ = State::kNone;
-  if (options_.again) launch();  // it imports while other nodes stop their workers
+  if (options_.again) launch();  // the new zygote imports while other nodes stop their workers
   events_.empty();
 }
 

@@ -14,13 +14,14 @@
 
 namespace muster {
 
-/// A process that has imported torch and forks this node's Python workers in milliseconds, also after restarts. It
-/// starts to import when this object is created; workers wait until it is ready. If it cannot be used (no torch in that
-/// Python, or a program that is not Python), workers are spawned instead.
+/// A process that has imported torch and forks this node's Python workers in milliseconds, also after restarts. The
+/// import starts when this object is created, and workers wait until it is done. If a zygote cannot be used (there is
+/// no torch in that Python, or the program is not Python), workers are spawned instead.
 ///
-/// A zygote that was killed is replaced. When it ends, all its workers end; it ends when this process ends.
+/// A killed zygote is replaced. All its workers end when it ends, and it ends when this process ends.
 ///
-/// It has more than 12 fields and 15 private functions: one process has a protocol, a start, a loss and a fallback.
+/// It has more than 12 fields and 15 private functions, because one process has a protocol, a start, a loss and a
+/// fallback.
 class Zygote : public WorkerLauncher {
  public:
   struct Options {
@@ -30,7 +31,7 @@ class Zygote : public WorkerLauncher {
     bool warm = true;                  ///< the zygote of `muster warm` may be used
     bool cold = true;                  ///< a zygote may be started for this run
     bool again = false;                ///< workers may be started again: a lost zygote is replaced at once
-    bool asked = false;                ///< the user asked for it: a fallback is reported
+    bool asked = false;                ///< the user asked for a zygote: a fallback is reported
   };
   /// True if workers with this command can be forked: `python -u` with a script or a module.
   static bool can_fork(const std::string& python, const std::vector<std::string>& command);
@@ -79,7 +80,7 @@ class Zygote : public WorkerLauncher {
   Fd channel_;
   pid_t child_ = 0;         // the zygote, if it is a child of this process and not reaped
   int child_status_ = 0;    // after it was reaped, as waitpid() reports it
-  int killed_imports_ = 0;  // since a zygote was ready
+  int killed_imports_ = 0;  // imports in a row that were killed
   Fd process_;              // pidfd of the zygote
   std::deque<Pending> pending_;
   std::map<pid_t, Fd> workers_;  // pidfds of the workers

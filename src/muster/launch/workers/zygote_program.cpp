@@ -17,7 +17,7 @@ namespace {
 constexpr int kTextFd = 3, kSocketFd = 4;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr size_t kMaxFds = 8;
-constexpr size_t kTitleRoom = 4096;  // for the command lines that workers show
+constexpr size_t kTitleRoom = 4096;  // space for the command lines that workers show
 constexpr const char* kLoad =
     "import sys;text=open(3,encoding='utf-8',closefd=False).read();"
     "exec(compile(text.split('\\0',1)[0],'<muster zygote>','exec'))";
@@ -29,7 +29,7 @@ constexpr const char* kLoad =
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  // First to high numbers, so that no descriptor overwrites another one.
+  // Duplicates to high numbers first, so that no dup2() overwrites a descriptor that is still needed.
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const std::array<int, 5> from = {null, start.output, start.output, text, start.socket};
   std::array<int, 5> high{};
