@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The live backends of this process, which are shut down at its exit.
+/// The live backends of this process. They are shut down when the process exits.
 class Backends {
  public:
   void add(const c10::intrusive_ptr<ProcessGroupMuster>& backend) {
@@ -41,8 +41,8 @@ class Backends {
 }  // namespace
 
 void bind_backend(py::module_& module) {
-  const auto backends = std::make_shared<Backends>();  // owned by the functions below
-  const auto arena = Arena::create();                  // has no memory before the first tensor
+  const auto backends = std::make_shared<Backends>();  // the functions below share it
+  const auto arena = Arena::create();                  // allocates no memory before the first tensor
   module.def(
       "create_backend",
       [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
@@ -62,8 +62,8 @@ void bind_backend(py::module_& module) {
       "cancel_coalescing",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { muster_backend(backend)->cancelCoalescing(); },
       py::arg("backend"));
-  // A program may end without destroying its groups. A group's thread that releases a tensor needs the GIL, and an
-  // interpreter that shuts down kills threads that ask for it.
+  // A program may end without destroying its groups. A group's thread needs the GIL to release a tensor, and an
+  // interpreter that shuts down kills threads that ask for the GIL.
   py::module_::import("atexit").attr("register")(
       py::cpp_function([backends] { backends->shut_down(); }, py::call_guard<py::gil_scoped_release>()));
 }

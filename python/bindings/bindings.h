@@ -13,10 +13,10 @@ void bind_backend(py::module_& module);
 void bind_group(py::module_& module);
 void bind_hooks(py::module_& module);
 void bind_optim(py::module_& module);
-/// Also makes each call record its call site.
+/// Also installs the call-site probe, so that each call records its call site.
 void bind_recorder(py::module_& module);
 void bind_reducer(py::module_& module);
-/// Reports of a reducer's steps.
+/// Binds the reports of a reducer's steps.
 void bind_step(py::module_& module);
 void bind_store(py::module_& module);
 

@@ -1,17 +1,20 @@
 // Finds the line of the user's program that makes a call: the innermost Python frame outside torch and muster.
 //
-// c10d releases Python's lock before a backend is called, and taking it again would cost more than the call. It is not
-// needed: the frames of a thread change only as that thread runs, and it is here. What is unknown of a frame's code is
-// asked once, with the lock; from then on two tables say it, and the code object is kept, so that its address stays its
-// own. What a frame looks like differs between CPython's versions: those that are not known here, and those without a
-// global lock, are asked by their public functions, with the lock and for some microseconds a call.
+// c10d releases the GIL before it calls a backend, and taking it again would cost more than the call. The GIL is not
+// needed here: a thread's frames change only while that thread runs, and this code runs on that thread.
+//
+// A code object that is not known yet is inspected once, with the GIL. After that, two tables hold the result. The code
+// object is kept alive, so that no other object can get its address.
+//
+// The layout of a frame depends on the version of CPython. Versions that are not known here, and versions without a
+// GIL, are read through CPython's public functions. These need the GIL and cost some microseconds per call.
 #include <Python.h>
 
 #if PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
 #define MUSTER_PUBLIC_FRAMES
 #endif
 #ifndef MUSTER_PUBLIC_FRAMES
-#define Py_BUILD_CORE 1  // NOLINT: the name is CPython's; frames are declared where only it looks
+#define Py_BUILD_CORE 1  // NOLINT: CPython's name; its headers declare frames only with it
 #if PY_VERSION_HEX < 0x030B0000
 #include <frameobject.h>
 #else
@@ -35,7 +38,7 @@
 namespace muster::python {
 namespace {
 
-/// How far out the user's frame is looked for.
+/// How many frames are searched for the user's frame.
 constexpr int kDeepest = 40;
 
 #ifdef MUSTER_PUBLIC_FRAMES
@@ -69,8 +72,13 @@ Frame* outer(Frame* frame) { return frame->f_back; }
 int offset_of(Frame* frame) { return frame->f_lasti * 2; }
 #endif
 
-/// From keys to small numbers. Entries are only added, under the State's lock, and found without it. When it is full
-/// the rest stays unknown.
+/// A lock-free map from keys (never 0) to small numbers, with linear probing over kLongestSearch slots. If these slots
+/// are full, add() drops the entry, and find() returns 0, which means unknown.
+///
+/// Writers hold State::mutex; readers hold no lock. Entries are only added, never changed or removed.
+///   key    0: the slot is free. add() stores it last, with release. find() loads it with acquire, so a reader that
+///          sees the key also sees the value. The load in add() may be relaxed, because only its caller writes.
+///   value  written once, before the key is stored.
 template <size_t kSlots>
 class Table {
  public:
@@ -108,17 +116,17 @@ class Table {
 enum : uint32_t { kUnknown = 0, kUsers = 1, kOurs = 2 };
 
 struct State {
-  std::vector<std::string> ours;  ///< folders and files whose frames are not the user's
-  std::mutex mutex;               ///< over what is added; Python is not called with it
+  std::vector<std::string> ours;  ///< directories and files whose frames are not the user's
+  std::mutex mutex;               ///< held while an entry is added; no Python code is called while it is held
   Table<4096> codes;              ///< kUsers or kOurs
-  Table<8192> sites;              ///< the CallSite of a place in a code object
+  Table<8192> sites;              ///< the CallSite of an instruction in a code object
 };
 
-/// One for the process, like the interpreter; made before the probe is set. Never destroyed: threads may still call
-/// when the program ends.
+/// One object per process, like the interpreter. It is created before the probe is set, and never destroyed, because
+/// threads may still make calls when the program ends.
 State* the_state = nullptr;
 
-/// Python's lock, also for a thread that has it.
+/// Takes the GIL, also on a thread that has it already.
 class Locked {
  public:
   Locked() : state_(PyGILState_Ensure()) {}
@@ -150,7 +158,8 @@ uint32_t learn_code(PyCodeObject* code) {
   return ours ? kOurs : kUsers;
 }
 
-/// "train.py:71": below the current folder without its name, elsewhere in full.
+/// Returns "train.py:71". The path is relative for files below the current directory, and as Python reports it for
+/// others.
 CallSite learn_site(PyCodeObject* code, int offset, uint64_t key) {
   const Locked lock;
   State& all = *the_state;
@@ -172,7 +181,7 @@ uint32_t owner_of(PyCodeObject* code) {
 }
 
 CallSite site_of(PyCodeObject* code, int offset) {
-  // Addresses have 48 bits; the offsets of a very long function may share an entry.
+  // Addresses have 48 bits. In a very long function, two offsets may share an entry.
   const uint64_t key = reinterpret_cast<uint64_t>(code) << 16 | (static_cast<uint64_t>(offset) & 0xffff);
   const uint32_t site = the_state->sites.find(key);
   return site != Table<1>::kAbsent ? site : learn_site(code, offset, key);
@@ -181,7 +190,7 @@ CallSite site_of(PyCodeObject* code, int offset) {
 #ifdef MUSTER_PUBLIC_FRAMES
 
 CallSite find_call_site() {
-  if (PyGILState_GetThisThreadState() == nullptr) return 0;  // not Python's thread: it has no frames
+  if (PyGILState_GetThisThreadState() == nullptr) return 0;  // a thread that Python does not know has no frames
   const Locked lock;
   CallSite site = 0;
   Frame* frame = PyThreadState_GetFrame(PyThreadState_Get());
@@ -216,9 +225,9 @@ CallSite find_call_site() {
 
 #endif
 
-/// The folder of a package, or the file of a module, that is imported already.
+/// Adds the directory of a package, or the file of a module, that is already imported.
 void add_module(const char* module_name) {
-  PyObject* modules = PyImport_GetModuleDict();  // borrowed, as what comes out of it
+  PyObject* modules = PyImport_GetModuleDict();  // borrowed, like its items
   PyObject* module = PyDict_GetItemString(modules, module_name);
   PyObject* file = module != nullptr ? PyObject_GetAttrString(module, "__file__") : nullptr;
   std::string path = text_of(file);
@@ -234,7 +243,7 @@ void add_module(const char* module_name) {
 void find_call_sites() {
   if (the_state != nullptr) return;
   the_state = new State;
-  // The last is between torch and the user wherever a context manager ends.
+  // contextlib is between torch and the user where a context manager ends.
   for (const char* module : {"torch", "muster", "contextlib"}) add_module(module);
   set_call_site_probe(find_call_site);
 }

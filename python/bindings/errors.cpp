@@ -9,12 +9,12 @@ void raise(const Error& error) {
     const py::object exception = make(static_cast<int>(error.code), error.to_string(), error.rank, error.context);
     PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
   } catch (py::error_already_set& failure) {
-    failure.restore();  // no import while the interpreter goes down
+    failure.restore();  // does not import while the interpreter shuts down
   }
 }
 
 void bind_errors() {
-  // Global, not local to this module: most exceptions leave through torch's own bindings.
+  // The translator is global, not local to this module, because most exceptions leave through torch's own bindings.
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);

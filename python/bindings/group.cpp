@@ -1,6 +1,7 @@
-// muster.Group: a process group's collectives straight from Python, without c10d's dispatcher and autograd.
+// muster.Group: calls a process group's collectives from Python, without c10d's dispatcher and autograd.
 //
-// Plain CPython instead of pybind11, whose argument conversion costs more than the operation itself at a few bytes.
+// This uses plain CPython instead of pybind11, whose argument conversion costs more than the operation itself at a few
+// bytes.
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
@@ -22,7 +23,7 @@ struct GroupObject {
 
 ProcessGroupMuster& backend_of(PyObject* self) { return *reinterpret_cast<GroupObject*>(self)->backend; }
 
-/// The arguments of one call, by position or name. Missing ones are null, and so is None.
+/// The arguments of one call, by position or name. Missing arguments and None become null.
 template <size_t N>
 class Arguments {
  public:
@@ -58,7 +59,7 @@ class Arguments {
     throw py::type_error(c10::str(function, "() has no argument ", PyUnicode_AsUTF8(name)));
   }
 
-  /// Accepted for one release.
+  /// Old names of arguments, accepted for one release.
   static constexpr std::array<std::pair<const char*, const char*>, 2> kRenamed{{{"to", "dst"}, {"source", "src"}}};
 
   std::array<PyObject*, N> values_{};
@@ -86,7 +87,7 @@ c10d::ReduceOp op_of(PyObject* object) {
   if (object == nullptr) return c10d::ReduceOp::SUM;
   if (!PyUnicode_Check(object)) {
     const py::handle op = object;
-    // Asked first: torch lets its enumerators pass for instances of the class.
+    // This check comes first, because torch accepts its enumerators as instances of ReduceOp.
     if (py::isinstance<c10d::ReduceOp::RedOpType>(op)) return py::cast<c10d::ReduceOp::RedOpType>(op);
     return py::cast<c10d::ReduceOp>(op);
   }
@@ -118,7 +119,7 @@ double seconds_of(PyObject* timeout) {
   return seconds;
 }
 
-/// async_op= and timeout= (seconds), which every call takes last.
+/// Reads async_op= and timeout= (seconds), the last arguments of every call.
 template <class Options, class Arguments>
 Options options_of(const Arguments& arguments, size_t async) {
   Options options;
@@ -132,7 +133,7 @@ Options options_of(const Arguments& arguments, size_t async) {
   return options;
 }
 
-/// pybind11's form of it costs more.
+/// Releases the GIL. pybind11's class for this costs more.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -251,7 +252,7 @@ PyObject* barrier(PyObject* self, Given given, Py_ssize_t count, PyObject* keywo
   });
 }
 
-/// Returns a Work for `async_op`, else what `after` makes of the completed one.
+/// Returns a Work for `async_op`, else the result of `after` for the completed Work.
 template <class Call, class After>
 PyObject* message(PyObject* async, Call call, After after) {
   if (async != nullptr && PyObject_IsTrue(async) == 1) return run(call);
@@ -329,7 +330,7 @@ void free_group(PyObject* self) {
   {
     auto backend = std::move(reinterpret_cast<GroupObject*>(self)->backend);
     reinterpret_cast<GroupObject*>(self)->backend.~intrusive_ptr();
-    const WithoutGil no_gil;  // the last one waits for the group's threads, which may want the GIL
+    const WithoutGil no_gil;  // the last reference waits for the group's threads, which may need the GIL
     backend.reset();
   }
   PyTypeObject* type = Py_TYPE(self);
@@ -350,7 +351,7 @@ double timeout_of(ProcessGroupMuster& backend) {
 uint64_t sequence_of(ProcessGroupMuster& backend) { return backend.group().sequence(); }
 std::string transport_of(ProcessGroupMuster& backend) { return backend.group().transport(); }
 
-/// `doc` begins with the signature, for inspect.signature() and help(), as CPython writes it: "($self,
+/// `doc` begins with the signature in CPython's format, for inspect.signature() and help(): "($self,
 /// ...)\n--\n\n...".
 template <class Function>
 PyMethodDef method(const char* name, Function function, const char* doc) {

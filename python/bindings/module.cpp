@@ -5,7 +5,7 @@
 PYBIND11_MODULE(_C, module) {
   module.doc() = "muster's native half; use the muster package.";
   module.attr("torch_version") = TORCH_VERSION;
-  // The types that cross the border (Store, Backend) are registered by torch.
+  // torch registers the types that cross the boundary (Store, Backend).
   py::module_::import("torch.distributed");
   muster::python::bind_errors();
   muster::python::bind_store(module);

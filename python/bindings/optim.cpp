@@ -1,5 +1,5 @@
-// The native halves of muster.optim. The inner optimizer stays in Python, which steps it before it calls here. Outer
-// optimizers are Python's, too: C++ calls their step().
+// The native parts of muster.optim. The inner optimizer stays in Python, which steps it before it calls C++. Outer
+// optimizers are Python objects, too: C++ calls their step().
 #include <torch/optim/sgd.h>
 
 #include "bindings.h"
@@ -14,7 +14,7 @@ namespace {
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using Parameters = std::vector<at::Tensor>;
-/// May be copied and destroyed without the GIL.
+/// Can be copied and destroyed without the GIL.
 using SharedFunction = std::shared_ptr<const py::function>;
 
 SharedFunction share(py::function function) {
@@ -24,7 +24,7 @@ SharedFunction share(py::function function) {
           }};
 }
 
-/// Parameters of a Python optimizer, whose state Python saves.
+/// The parameters of a Python optimizer. Python saves the optimizer's state.
 class PythonOptimizer : public torch::optim::Optimizer {
  public:
   explicit PythonOptimizer(Parameters parameters, SharedFunction step = nullptr)
@@ -51,7 +51,7 @@ optim::MakeOuter call_python(SharedFunction make) {
   };
 }
 
-/// Collective. Must be called without the GIL.
+/// A collective call. Must be called without the GIL.
 template <class Native, class... Arguments>
 std::shared_ptr<Native> make(const Backend& backend, Parameters parameters, Arguments&&... arguments) {
   const auto inner = std::make_shared<PythonOptimizer>(std::move(parameters));  // the native optimizer refers to it

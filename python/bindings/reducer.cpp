@@ -14,7 +14,7 @@ namespace {
 
 using c10d::PythonCommHook;
 using torch::jit::PythonFutureWrapper;
-/// For functions that take the reducer's mutex: a backward holds it while it waits for the GIL.
+/// For functions that take the reducer's mutex: a backward pass may hold this mutex while it waits for the GIL.
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<Group> checked_group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
@@ -42,7 +42,7 @@ std::shared_ptr<Reducer> make_reducer(const c10::intrusive_ptr<c10d::Backend>& b
   options.on_failure = &throw_in_python;
   const py::gil_scoped_release unlocked;
   const auto destroy = [](Reducer* reducer) {
-    const py::gil_scoped_release unlocked;  // its last reduction may release a tensor that Python owns
+    const py::gil_scoped_release unlocked;  // the last reduction may release a tensor that Python owns
     delete reducer;
   };
   return {new Reducer(std::move(group), std::move(parameters), std::move(options)), destroy};

@@ -30,7 +30,7 @@ py::dict describe_step(const Reducer& reducer) {
   return describe(step_report(reducer.times(), reducer.names(), reducer.bucket_parameters(), reducer.bucket_bytes()));
 }
 
-/// For a step of another process. `times`: what its Reducer.times() returned.
+/// Describes a step of another process. `times`: the result of that process's Reducer.times().
 py::dict describe_step_from_times(const py::dict& times, const std::vector<std::string>& names,
                                   const std::vector<std::vector<size_t>>& plan, const std::vector<size_t>& bytes) {
   const auto time = [](const py::handle& of, const char* name) { return TimePoint{of[name].cast<int64_t>()}; };

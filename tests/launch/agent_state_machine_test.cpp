@@ -17,7 +17,7 @@ const char* name(NodeEvent::Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-// Writes down what the state machine asks for.
+// Records the actions that the state machine requests.
 class RecordedActions : public AgentActions {
  public:
   void reconnect() override { asked.emplace_back("reconnect"); }
@@ -40,7 +40,7 @@ class RecordedActions : public AgentActions {
 
 class AgentState : public ::testing::Test {
  protected:
-  // A node of an elastic job, whose root is another node.
+  // A node of an elastic job. The root is another node.
   AgentStateMachine state_{actions_, "host", /*elastic=*/true};
 
   void join(bool moves = true) {
@@ -66,7 +66,7 @@ class AgentState : public ::testing::Test {
                      std::nullopt);
   }
   void lose_root() { state_.root_lost({ErrorCode::kPeerLost, "no answer", kNoRank, ""}); }
-  // What was asked for since the last call.
+  // Returns the actions since the last call.
   std::vector<std::string> take() { return std::exchange(actions_.asked, {}); }
 
   RecordedActions actions_;

@@ -1,5 +1,5 @@
-// Whole agents in this process: the store server, the coordinator and the rendezvous client run on their threads, and
-// the sanitizers of the asan and tsan presets see all of them.
+// Runs whole agents in this process: the store server, the coordinator and the rendezvous client run on their threads,
+// and the sanitizers of the asan and tsan presets check all of them.
 
 #include "muster/launch/agent/agent.h"
 
@@ -19,7 +19,7 @@ class AgentTest : public ::testing::Test {
     EXPECT_TRUE(reap_children().none_left) << "the agent has left processes";
     std::filesystem::remove_all(scratch_);
   }
-  // The exit status of a job of two workers that run this shell script.
+  // Returns the exit status of a job of two workers that run this shell script.
   int run(std::vector<std::string> args, const std::string& script) const {
     args.insert(args.end(), {"--nproc-per-node=2", "--no-python", "/bin/sh", "-c", script});
     const auto options = parse_run_options(args, {}, Machine{2, 0, 0});

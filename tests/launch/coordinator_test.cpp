@@ -20,7 +20,7 @@ constexpr Duration kPlenty = std::chrono::seconds(60);
 
 Deadline soon() { return Deadline::after(kPlenty); }
 
-// An agent without processes: what it hears is kept until the test asks for it.
+// An agent without processes. It keeps the events that it receives until the test asks for them.
 class FakeAgent {
  public:
   FakeAgent(Store& store, const std::string& id, int min_nodes, int max_nodes, int max_restarts) : id_(id) {
@@ -47,7 +47,7 @@ class FakeAgent {
   }
   Assignment start() {
     auto [event, assignment] = next();
-    // All hear that a generation begins or ends, those too who are not in it.
+    // All agents receive the start and the stop of a generation, even if they are not in it.
     while (!current_ && !assignment && (event.kind == Kind::kStop || event.kind == Kind::kStart))
       std::tie(event, assignment) = next();
     EXPECT_EQ(event.kind, Kind::kStart) << event.text;
@@ -66,7 +66,7 @@ class FakeAgent {
   std::condition_variable changed_;
   std::deque<std::pair<JobEvent, std::optional<Assignment>>> heard_;
   std::optional<Assignment> current_;
-  std::unique_ptr<RendezvousClient> member_;  // last: its threads use what is above
+  std::unique_ptr<RendezvousClient> member_;  // last, because its threads use the fields above
 };
 
 class Coordinators : public ::testing::Test {
@@ -153,7 +153,7 @@ TEST_F(Coordinators, LetNodesInAndOutOfAnElasticJob) {
     agent->tell(NodeEvent::Kind::kStopped);
   }
   agents_[0]->tell(NodeEvent::Kind::kBye);
-  // The first may or may not have been gone when the second had stopped.
+  // When the second agent stopped, the root may still have counted the first agent. Then there is one more generation.
   Assignment last = agents_[1]->start();
   while (last.place.nnodes != 1) {
     EXPECT_EQ(agents_[1]->next().first.kind, Kind::kStop);
@@ -186,7 +186,7 @@ TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   EXPECT_EQ(agents_[1]->next().first.kind, Kind::kOutcome);
   EXPECT_FALSE(persisted_state->check({JobKeys("run").persisted_state()}, soon()).value())
       << "another job must not inherit it";
-  // The first agent's root is gone; its wait ends with the store's last word.
+  // The first agent's root is gone, so this test writes the outcome that ends the agent's wait.
   ASSERT_TRUE(dead->set(JobKeys("run").event(4), encode(JobEvent{Kind::kOutcome}), soon()));
   agents_[1]->tell(NodeEvent::Kind::kBye);
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
@@ -242,7 +242,7 @@ TEST(RendezvousClient, GivesSignsOfLifeHoweverMuchItPublishes) {
   ASSERT_TRUE(member);
   const Deadline patience = soon();
   const Key inbox = (*member)->keys().inbox();
-  // As an agent does that reports its workers while they start.
+  // Publishes as an agent does while its workers start.
   while (store->queue_length(inbox, patience).value() == 0 && !patience.passed()) {
     (*member)->publish("workers", to_bytes("[]"));
     ASSERT_TRUE((*member)->flush(patience));

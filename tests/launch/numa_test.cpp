@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Two sockets of two NUMA nodes each; a node has four cores of one thread, in two complexes.
+// Two sockets with two NUMA nodes each. A node has four cores with one thread each, in two core complexes.
 NumaTopology two_sockets() {
   NumaTopology topology;
   for (int node = 0; node < 4; ++node) {
@@ -92,7 +92,7 @@ TEST(NumaBinding, CpusAreShownAsRanges) {
   EXPECT_EQ(cpu_list({}), "");
 }
 
-// A directory that looks like /sys of a machine.
+// A directory with the layout of /sys.
 class NumaTopologyTest : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_NE(::mkdtemp(sys_.data()), nullptr); }

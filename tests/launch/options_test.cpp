@@ -81,7 +81,7 @@ TEST(RunOptions, WorkersByWhatTheMachineHas) {
   EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}, {}, Machine{8, 3, 0}).nproc, 3);
   EXPECT_EQ(parsed({"--nproc-per-node=gpu", "a.py"}, {}, Machine{8, 3, 0}).nproc, 3);
   EXPECT_THAT(refused({"--nproc-per-node=gpu", "a.py"}), HasSubstr("no GPU"));
-  for (const std::string word : {"gpu", "xpu", "auto"})  // theirs count, and they need not be like this one
+  for (const std::string word : {"gpu", "xpu", "auto"})  // this machine may differ from the hosts
     EXPECT_EQ(parsed({"--hosts=a,b", "--nproc-per-node=" + word, "a.py"}).hosts.size(), 2U);
   EXPECT_THAT(refused({"--hosts=a,b", "--nproc-per-node=gpus", "a.py"}), HasSubstr("not 'gpus'"));
 }

@@ -52,7 +52,7 @@ TEST(LineSplitter, KnowsTheBarThatIsDrawnAfterACarriageReturn) {
   p.splitter.feed("\r10%");
   EXPECT_EQ(p.splitter.rewriting(), "10%");
   p.splitter.feed("|\r");
-  EXPECT_EQ(p.splitter.rewriting(), "10%|");  // what follows the '\r' is not known yet
+  EXPECT_EQ(p.splitter.rewriting(), "10%|");  // the text after '\r' is not known yet
   p.splitter.feed("2");
   EXPECT_EQ(p.splitter.rewriting(), "2");
   p.splitter.feed("\nplain");

@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-// A child that stays until it is killed.
+// Starts a child that runs until it is killed.
 pid_t fork_child() {
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -45,7 +45,7 @@ TEST(RunningChildren, ListsChildrenOfEveryThreadAndNoGrandchildren) {
     of_thread = fork_child();
     (void)!::write(ends[1], &of_thread, sizeof of_thread);
     char ignored = 0;
-    (void)!::read(done[0], &ignored, 1);  // the child is this thread's as long as it lives
+    (void)!::read(done[0], &ignored, 1);  // the child belongs to this thread while the thread lives
   });
   ASSERT_EQ(::read(ends[0], &of_thread, sizeof of_thread), static_cast<ssize_t>(sizeof of_thread));
   EXPECT_THAT(child_pids(), testing::UnorderedElementsAre(parent, of_thread));

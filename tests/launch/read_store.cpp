@@ -1,4 +1,4 @@
-// Prints one value of the job's store: read_store KEY. Unlike store_from_environment() it sees the agents' keys too.
+// Prints one value of the job's store: read_store KEY. Unlike store_from_environment(), it also sees the agents' keys.
 
 #include <cstdio>
 #include <cstdlib>

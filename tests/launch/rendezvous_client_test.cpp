@@ -11,7 +11,7 @@ namespace {
 
 constexpr Duration kWriteTime = std::chrono::seconds(60);
 
-// A store in memory where a set() ends with the next sign of life, or fails at its deadline.
+// A store in memory. Its set() waits for the next heartbeat, or fails at its deadline.
 class SlowStore : public Store {
  public:
   Result<> set(const Key&, ByteView, const Deadline& deadline) override {
@@ -91,7 +91,7 @@ TEST(RendezvousClient, SendsSignsOfLifeDuringASlowWrite) {
   EXPECT_TRUE(member->flush(Deadline::after(kWriteTime)));
   const std::lock_guard lock(mutex);
   EXPECT_EQ(lost, "");
-  // With the outcome nothing more is waited for.
+  // After the outcome the client waits for no more events.
   const JobEvent outcome{JobEvent::Kind::kOutcome};
   ASSERT_TRUE(store->set(member->keys().event(1), encode(outcome), Deadline::after(kWriteTime)));
 }

@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Kind = JobEvent::Kind;
 
-// Nodes that a test speaks for, and a clock that it sets.
+// The test sends the events of all nodes, and sets the clock.
 class Rendezvouses : public ::testing::Test {
  protected:
   void make(int min_nodes, int max_nodes, int max_restarts = 0, int first_generation = 0) {
@@ -45,7 +45,7 @@ class Rendezvouses : public ::testing::Test {
     now_ = now_ + duration;
     return rendezvous_->tick(now_);
   }
-  // Time passes in which those nodes give signs of life.
+  // Advances the clock while the nodes in `ids` send heartbeats.
   std::vector<JobEvent> wait_alive(Duration duration, const std::vector<std::string>& ids) {
     std::vector<JobEvent> all;
     for (TimePoint end = now_ + duration; now_ < end;) {

@@ -53,7 +53,7 @@ TEST_F(SignalPipeTest, LeavesIgnoredSignalsIgnored) {
   ::signal(SIGUSR1, SIG_DFL);
 }
 
-// A parent that ignores SIGCHLD passes this on; then the kernel keeps no status of a child that has ended.
+// Children inherit an ignored SIGCHLD. The kernel then keeps no exit status for waitpid().
 TEST_F(SignalPipeTest, ReportsEndsOfChildrenThoughTheParentIgnoredThem) {
   ::signal(SIGCHLD, SIG_IGN);
   open();

@@ -35,7 +35,7 @@ class SpawnLauncherTest : public ::testing::Test {
     spec.command = {"/bin/sh", "-c", code};
     launcher_.start(spec, WorkerPipes::open(false).value());
   }
-  // Until it can be reaped, and without doing that.
+  // Waits until `pid` can be reaped, and does not reap it.
   static void await_end(pid_t pid) {
     siginfo_t info{};
     ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
@@ -49,7 +49,7 @@ class SpawnLauncherTest : public ::testing::Test {
   bool terminate_at_first_end_ = false;
 };
 
-// A rank that notices the end of another fails for it, maybe before this process has looked.
+// A rank may fail because another rank was killed. Both may have ended before this process checks.
 TEST_F(SpawnLauncherTest, ReportsAKilledWorkerBeforeOthersThatFailed) {
   for (const bool terminates : {false, true}) {
     terminate_at_first_end_ = terminates;

@@ -15,7 +15,7 @@
 namespace muster {
 namespace {
 
-// In place, and of nobody who lives.
+// True if the file exists and no living process has locked it.
 bool looks_abandoned(const std::string& path) {
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat found {};

@@ -20,7 +20,7 @@ using ::testing::Not;
 
 constexpr Duration kReadTime = std::chrono::seconds(60);
 
-// Workers without processes: each writes to its pipe what the test says, and ends when the test says so.
+// Starts no processes. The test decides what each worker writes to its pipe and when it ends.
 class FakeLauncher : public WorkerLauncher {
  public:
   void start(const WorkerSpec& spec, WorkerPipes pipes) override {
@@ -28,7 +28,7 @@ class FakeLauncher : public WorkerLauncher {
     workers_[pid] = std::move(pipes);
     events_.started(spec.rank, pid);
   }
-  // As SpawnLauncher does, which reaps while it signals: the end of a worker is told from within the call.
+  // Reports the end of workers within this call, as SpawnLauncher does: it reaps while it signals.
   void terminate() override {
     while (!workers_.empty()) {
       const pid_t pid = workers_.begin()->first;
@@ -66,7 +66,7 @@ class SupervisorTest : public ::testing::Test {
  protected:
   void SetUp() override {
     options_.nproc = kWorkers;
-    options_.local_ranks_filter = {kWorkers};  // shows nobody's output
+    options_.local_ranks_filter = {kWorkers};  // shows no worker's output
     scratch_ = testing::TempDir() + "muster-supervisor-XXXXXX";
     ASSERT_NE(::mkdtemp(scratch_.data()), nullptr);
     outputs_ = OutputFiles::create(*loop_, console_, options_, environment_, scratch_).value();
@@ -89,7 +89,7 @@ class SupervisorTest : public ::testing::Test {
     for (int rank = 0; rank < kWorkers; ++rank) specs[static_cast<size_t>(rank)].rank = rank;
     ASSERT_TRUE(supervisor_->start(specs));
   }
-  // The supervisor has read `text` when this returns.
+  // Returns after the supervisor has read `text`.
   void write(int rank, const std::string& text) {
     launcher_.write(1000 + rank, text);
     while (launcher_.unread(1000 + rank) > 0) ASSERT_TRUE(loop_->run_once(Deadline::after(kReadTime)));
@@ -109,7 +109,7 @@ class SupervisorTest : public ::testing::Test {
   int reports_ = 0;
 };
 
-// Stopping the other workers makes them write, and what they wrote before then no longer lies where it lay.
+// When the other workers are stopped, they write more output. This moves the output that they wrote before.
 TEST_F(SupervisorTest, ReportsWhatOtherWorkersWroteBeforeTheFailure) {
   start_workers();
   const std::string full(Tail::kMax, '.');

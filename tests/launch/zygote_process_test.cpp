@@ -1,4 +1,4 @@
-// The real zygote under the system's Python, with an empty module in place of torch.
+// Tests the real zygote with the system's Python. An empty module replaces torch.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class ZygoteProcess : public ::testing::Test {
   }
   void TearDown() override {
     zygote_.reset();
-    const Deadline deadline = Deadline::after(kZygotePatience);  // for orphans, which the kernel kills
+    const Deadline deadline = Deadline::after(kZygotePatience);  // the kernel kills orphans, which takes time
     while (!reap_children().none_left && !deadline.passed()) ::sched_yield();
     EXPECT_TRUE(reap_children().none_left);
     std::filesystem::remove_all(directory_);

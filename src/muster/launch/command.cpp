@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-// --run-path: as torchrun does it, with the script's arguments as sys.argv.
+// --run-path works as in torchrun: the script's arguments are sys.argv.
 constexpr const char* kRunPath = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
 std::string lookup(const Environment& environment, const std::string& name) {

@@ -7,8 +7,8 @@
 
 namespace muster {
 
-/// The path of a program as a shell finds it: a word with a slash is a path, other words are searched on PATH.
-/// kNotFound or kInvalidArgument says why it cannot be started.
+/// Finds a program as a shell does: a word with a slash is a path, other words are searched on PATH. kNotFound or
+/// kInvalidArgument if the program cannot be started; the message says why.
 Result<std::string> find_program(const std::string& word, const Environment& environment);
 
 /// The absolute path of this program, as it was called (a link in a virtual environment stays one).
@@ -19,8 +19,8 @@ std::string program_path(const std::string& own_path, const Environment& environ
 /// there is none.
 Result<std::string> find_python(const std::string& own_path, const Environment& environment);
 
-/// The command of a worker. Its first word is the path of a program that exists. kNotFound or kInvalidArgument names a
-/// script or program that is missing or not executable.
+/// The command of a worker. Its first word is the path of a program that exists. kNotFound or kInvalidArgument if a
+/// script or program is missing or not executable; the message names it.
 Result<std::vector<std::string>> worker_command(const RunOptions& options, const std::string& own_path,
                                                 const Environment& environment);
 

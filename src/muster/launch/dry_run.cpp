@@ -52,7 +52,7 @@ void describe_job(const RunOptions& o, Description& d) {
   if (!o.log_dir.empty()) d.line("output", fmt::format("{}/{}_XXXXXX/attempt_N/LOCAL_RANK/", o.log_dir, o.run_id));
 }
 
-// The variables that are new or different in the worker's environment.
+// Returns the variables that are new or different in the worker's environment.
 Environment difference(const Environment& worker, const Environment& base) {
   Environment changed;
   for (const auto& [name, value] : worker) {
@@ -84,7 +84,7 @@ Result<> describe_workers(const RunOptions& o, const std::string& own_path, cons
                         o.nnodes_max > 1 ? ", ranks if every node has as many" : ""));
   Environment before = environment;
   for (auto& spec : worker_specs(o, job_of(o), command, environment, cpus)) {
-    // Known only when the job runs, or secret.
+    // These values are secret, or are known only when the job runs.
     spec.environment["MASTER_PORT"] =
         o.nnodes_max == 1 && o.master_port != 0 ? std::to_string(o.master_port) : "<free>";
     spec.environment["MUSTER_STORE"] = "<this node's socket>";

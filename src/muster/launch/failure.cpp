@@ -17,10 +17,10 @@ namespace muster {
 namespace {
 
 constexpr int kTracebackLines = 40;
-constexpr int kOwnLines = 6;      // of the failed rank's stderr, if there is no traceback
-constexpr int kLastLines = 2;     // of another rank's stderr; without any, one line of its stdout
-constexpr size_t kLastRanks = 4;  // at most
-constexpr size_t kMaxTail = 400;  // bytes
+constexpr int kOwnLines = 6;      // lines of the failed rank's stderr, if there is no traceback
+constexpr int kLastLines = 2;     // lines of another rank's stderr; if it has none, one line of its stdout
+constexpr size_t kLastRanks = 4;  // most outputs of other ranks that a report shows
+constexpr size_t kMaxTail = 400;  // bytes of one output
 
 std::string signal_name(int number) {
   const char* abbreviation = ::sigabbrev_np(number);
@@ -76,7 +76,7 @@ std::string name_of_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + rank_list(ranks);
 }
 
-// What torch's @record writes.
+// Returns the JSON that torch's @record writes.
 std::string error_json(const std::string& message, int status, const std::string& traceback) {
   const nlohmann::json json = {
       {"message",
@@ -157,7 +157,7 @@ void publish_error_file(const std::string& path, const std::string& from, int st
     text.assign(std::istreambuf_iterator<char>(file), {});
   }
   if (text.empty()) text = error_json(report, status, "");
-  // By a rename, because agents of several nodes may share the directory.
+  // Renames a complete file, because agents of several nodes may share the directory.
   const std::string temporary = fmt::format("{}.{}", path, ::getpid());
   std::ofstream(temporary) << text;
   if (::rename(temporary.c_str(), path.c_str()) != 0) ::unlink(temporary.c_str());

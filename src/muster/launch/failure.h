@@ -25,7 +25,7 @@ struct WorkerExit {
   /// "exited with status 1", "was ended by signal 9 (SIGKILL)".
   std::string to_string() const;
 };
-/// From what waitpid() reported.
+/// Converts the status that waitpid() reported.
 WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_status);
 
 /// The exit status for an error before any worker ran: 127 if a program is missing, 126 if it cannot run, else 1.
@@ -34,15 +34,17 @@ int exit_status(const Error& error);
 /// Prints "muster: COMMAND: MESSAGE" to standard error, without COMMAND if that is empty. Returns `status`.
 int print_error(std::string_view command, const std::string& message, int status);
 
-/// The end of `stderr_text` from its last Python traceback on, at most 40 lines; empty without a traceback.
+/// The end of `stderr_text`, beginning with its last Python traceback; at most 40 lines. Empty without a traceback.
 std::string last_traceback(std::string_view stderr_text);
-/// The traceback in the JSON that torch's @record writes to TORCHELASTIC_ERROR_FILE; empty if it is other text.
+/// The traceback in the JSON that torch's @record writes to TORCHELASTIC_ERROR_FILE. Empty if the text is not that
+/// JSON.
 std::string error_file_traceback(std::string_view json);
 
-/// Writes the file that torch's @record would write, for programs that do not use it: JSON {message: {message,
-/// errorCode, extraInfo: {py_callstack, timestamp}}}. A file that exists is kept.
+/// Writes the file that torch's @record would write, for programs that do not use @record: JSON {message: {message,
+/// errorCode, extraInfo: {py_callstack, timestamp}}}. Keeps a file that exists.
 void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback);
-/// The same for the whole job, but replaces the file: by a copy of `from`, or by `report` if `from` is empty.
+/// Writes this file for the whole job. It replaces an existing file by a copy of `from`, or by `report` if `from` is
+/// empty.
 void publish_error_file(const std::string& path, const std::string& from, int status, const std::string& report);
 
 /// "0-2, 5". The ranks must be in order.

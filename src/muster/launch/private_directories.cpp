@@ -18,10 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxName = 32;  // of a socket's file
+constexpr size_t kMaxName = 32;  // bytes in the name of a socket's file
 constexpr const char* kName = "muster-XXXXXX";
 
-// Named after this kernel, because other hosts that share the file system may not see the lock.
+// The name contains the boot id of this kernel, because other hosts that share the file system may not see the lock.
 std::string lock_name() { return "lock-" + boot_id(); }
 
 bool looks_like_ours(const fs::path& path) {
@@ -31,7 +31,7 @@ bool looks_like_ours(const fs::path& path) {
          ::lstat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode) && found.st_uid == ::geteuid();
 }
 
-// A directory without the lock file is being created, or is not one of muster's.
+// Skips a directory without the lock file: it is being created, or it is not one of muster's.
 void remove_abandoned(const fs::path& parent) {
   std::error_code ignored;
   for (fs::directory_iterator it(parent, ignored), end; it != end; it.increment(ignored)) {
@@ -60,7 +60,7 @@ bool remove_abandoned_file(const std::string& path) {
   }, current{};
   const bool same = ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &current) == 0 &&
                     opened.st_dev == current.st_dev && opened.st_ino == current.st_ino;
-  return same && ::unlink(path.c_str()) == 0;  // otherwise a living process has just replaced it
+  return same && ::unlink(path.c_str()) == 0;  // otherwise another process has just replaced the file
 }
 
 Result<std::string> user_directory(const Environment& environment) {

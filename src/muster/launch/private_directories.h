@@ -1,6 +1,6 @@
 #pragma once
 
-// Where muster keeps files on this host, and locks that show if the process of a file lives.
+// Directories for muster's files on this host. Locks show whether the process that made a file still runs.
 
 #include <string>
 
@@ -11,25 +11,26 @@
 namespace muster {
 
 /// Creates or replaces a file, and locks it for this process. The file gets its name after it is locked, so a file
-/// without a lock was left by a dead process. Empty on failure, with the reason in errno.
+/// without a lock belongs to a dead process. Empty on failure, with the reason in errno.
 Fd make_locked_file(const std::string& path);
 
-/// Removes such a file if its process has died. True if the file was removed.
+/// Removes a file of make_locked_file() if its process has died. Returns true if it removed the file.
 bool remove_abandoned_file(const std::string& path);
 
-/// The directory where this user's processes on this host find each other: in $XDG_RUNTIME_DIR, else in /tmp. Created
-/// with mode 0700 if missing. kUnavailable if it belongs to another user or other users can enter it. Its path is short
-/// enough for sockets in it with names of up to 32 bytes.
+/// The directory where this user's processes on this host find each other: in $XDG_RUNTIME_DIR, else in /tmp. It is
+/// created with mode 0700 if it does not exist. kUnavailable if it belongs to another user or other users can enter it.
+/// Its path is short enough for sockets in it with names of up to 32 bytes.
 Result<std::string> user_directory(const Environment& environment);
 
 /// The address of a Unix socket. kInvalidArgument if the path is too long.
 Result<Address> socket_at(const std::string& path);
 
-/// TMPDIR if that is a directory, else /tmp. Absolute.
+/// TMPDIR if it is a directory, else /tmp. Absolute.
 std::string temporary_directory();
 
 /// A temporary directory for the workers' error files. The monitor removes it, or the agent if the monitor was killed.
-/// If both were killed, the next run of this user removes it: both hold a lock in it, which shows whether either lives.
+/// If both were killed, the next run of this user removes it. Both hold a lock in it, which shows whether one of them
+/// lives.
 class ScratchDirectory {
  public:
   /// On failure path() is empty and errno has the reason.

@@ -25,7 +25,7 @@ struct Stat {
   pid_t parent = 0;
 };
 
-// /proc/<pid>/stat is "pid (name) state ppid ...", where the name may hold any byte, also a ')'.
+// /proc/<pid>/stat is "pid (name) state ppid ...". The name may contain any byte, also a ')'.
 std::optional<Stat> read_stat(const std::filesystem::path& directory) {
   std::ifstream file(directory / "stat");
   std::string text;
@@ -39,7 +39,7 @@ std::optional<Stat> read_stat(const std::filesystem::path& directory) {
   return stat;
 }
 
-// The entries of a directory that are numbers.
+// Returns the entries of a directory that are numbers.
 std::vector<pid_t> numbers_in(const char* directory) {
   std::vector<pid_t> numbers;
   std::error_code ignored;
@@ -52,8 +52,8 @@ std::vector<pid_t> numbers_in(const char* directory) {
   return numbers;
 }
 
-// The children of this process, and maybe other processes. The kernel lists the children of each thread; a kernel that
-// was built without that list leaves a search of all processes, and a large host has thousands.
+// Returns the children of this process, and maybe other processes. The kernel lists the children of each thread.
+// Without this list all processes must be searched, and a large host has thousands.
 std::vector<pid_t> possible_children() {
   std::vector<pid_t> children;
   for (const pid_t thread : numbers_in("/proc/self/task")) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The processes below this one: how they are listed, signalled and reaped. No other code of the launcher reaps a child.
+// Lists, signals and reaps the processes below this one. No other code of the launcher reaps a child.
 
 #include <sys/types.h>
 
@@ -12,15 +12,15 @@
 
 namespace muster {
 
-/// From now on a descendant whose parent dies becomes a child of this process (PR_SET_CHILD_SUBREAPER), so that none
-/// can escape.
+/// From now on, a descendant whose parent dies becomes a child of this process (PR_SET_CHILD_SUBREAPER). So no
+/// descendant can escape.
 void adopt_orphans();
 
 /// A pidfd of any process, not only of a child. Empty if there is no such process.
 Fd open_process(pid_t pid);
 /// True if the process has ended, or ends within `patience`. True for an empty descriptor.
 bool has_ended(const Fd& process, Duration patience = {});
-/// SIGKILL; nothing for an empty descriptor.
+/// Sends SIGKILL. Does nothing for an empty descriptor.
 void kill_process(const Fd& process);
 
 struct ChildProcess {
@@ -35,20 +35,21 @@ struct EndedChild {
   int status = 0;  ///< as waitpid() reports it
 };
 struct ReapedChildren {
-  /// First those that a signal ended: the end of such a child is more likely the reason why others failed than the
-  /// other way round, and the kernel lists children by age.
+  /// Children that a signal ended come first, because the end of such a child is more likely the reason why others
+  /// failed than the other way round. The kernel lists children by age.
   std::vector<EndedChild> ended;
-  bool none_left = false;  ///< this process has no child, running or ended
+  bool none_left = false;  ///< true: this process has no child, running or ended
 };
 /// Reaps all children that have ended. Does not wait.
 ReapedChildren reap_children();
 /// Waits until this child ends, and reaps it.
 void reap_child(pid_t pid);
 
-/// SIGKILL to every child that runs. An orphan becomes a child when its parent dies, and no signal announces this: so
-/// call this and reap_children() until none is left.
+/// Sends SIGKILL to every running child. An orphan becomes a child when its parent dies, and no signal announces this.
+/// So call this and reap_children() until no child is left.
 void kill_children();
-/// Does so. False if some children were left at the deadline. SIGCHLD must be blocked.
+/// Calls kill_children() and reap_children() until no child is left. Returns false if there are children at the
+/// deadline. SIGCHLD must be blocked.
 bool kill_all_children(const Deadline& deadline);
 
 }  // namespace muster

@@ -34,7 +34,7 @@ Result<std::unique_ptr<SignalPipe>> SignalPipe::open(Loop& loop, std::vector<int
   for (const int number : made->signals_) {
     struct sigaction action {
     }, old{};
-    action.sa_handler = on_signal;  // no SA_RESTART: a signal interrupts a write that blocks
+    action.sa_handler = on_signal;  // no SA_RESTART, so a signal interrupts a write that blocks
     ::sigaction(number, nullptr, &old);
     if (old.sa_handler != SIG_IGN || number == SIGCHLD) ::sigaction(number, &action, nullptr);
   }

@@ -9,15 +9,16 @@
 
 namespace muster {
 
-/// Turns signals into callbacks on a loop. At most one exists in a process at a time. A signal that is ignored (nohup)
-/// stays ignored, except SIGCHLD: without it no child could be reaped.
+/// Turns signals into callbacks on a loop. At most one object exists in a process at a time. A signal that is ignored
+/// (nohup) stays ignored, except SIGCHLD: if it were ignored, no child could be reaped.
 class SignalPipe {
  public:
-  /// `signalled` is called for each of `signals`, and `child_ended` once for any number of children that have ended.
+  /// `signalled` is called for each of `signals`. `child_ended` is called once for any number of children that have
+  /// ended.
   static Result<std::unique_ptr<SignalPipe>> open(Loop& loop, std::vector<int> signals,
                                                   std::function<void(int)> signalled,
                                                   std::function<void()> child_ended);
-  /// The signals have their default effect again.
+  /// Restores the default effect of the signals.
   ~SignalPipe();
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;

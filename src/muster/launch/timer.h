@@ -14,7 +14,7 @@ class Timer {
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  /// Replaces a timer that runs.
+  /// Replaces a running timer.
   void start(Duration delay, std::function<void()> callback) {
     stop();
     id_ = loop_.after(delay, [this, callback = std::move(callback)] {

@@ -48,7 +48,7 @@ tl::unexpected<Error> unknown_option(const std::string& name) {
   std::copy_if(names.begin(), names.end(), std::back_inserter(prefixes),
                [&](const std::string& known) { return name.size() > 4 && known.starts_with(name); });
   std::string meant = prefixes.empty() ? nearest_word(name, names) : fmt::format("{}", fmt::join(prefixes, " or "));
-  if (name == "-n" || name == "-np") meant = "--nproc-per-node";  // as mpirun calls it
+  if (name == "-n" || name == "-np") meant = "--nproc-per-node";  // mpirun's name of this option
   return bad_option(fmt::format("unknown option {}{}{}", name, meant.empty() ? "" : "; did you mean ", meant));
 }
 
@@ -71,7 +71,7 @@ Argument split_arg(const std::string& arg) {
   return {name, arg.substr(equals + 1)};
 }
 
-// "--name=value": one spelling for each option and each boolean.
+// Returns "--name=value", with one spelling for each option and each boolean.
 Result<std::string> canonical_arg(const OptionRow& row, const std::string& name,
                                   const std::optional<std::string>& value) {
   if (row.flag == nullptr) {
@@ -88,7 +88,7 @@ struct Split {
   std::set<std::string> given;
 };
 
-// Splits the arguments at the end of the options.
+// Splits the arguments into options and the rest.
 Result<Split> split_args(const std::vector<std::string>& args) {
   Split split;
   size_t i = 0;
@@ -118,7 +118,7 @@ std::string variable_of(const OptionRow& row) {
   return variable;
 }
 
-// torchrun reads PET_NNODES and so on, which a cluster's operator may set.
+// Adds options from torchrun's variables PET_NNODES and so on, which a cluster's operator may set.
 Result<> add_environment(const Environment& environment, Split& split) {
   const std::set<std::string> given = split.given;
   const auto has = [&](const char* name) { return given.count(name) != 0; };
@@ -126,7 +126,7 @@ Result<> add_environment(const Environment& environment, Split& split) {
     const std::string name = row.name();
     const auto found = environment.find(variable_of(row));
     if (found == environment.end() || found->second.empty() || has(name.c_str())) continue;
-    // These options name the same thing. What the user gave has priority over what the operator set.
+    // These options have the same meaning. The user's option has priority over the operator's.
     if (name == "--rdzv-endpoint" && has("--master-addr")) continue;
     if ((name == "--master-addr" || name == "--master-port") && has("--rdzv-endpoint")) continue;
     MUSTER_ASSIGN(const std::string arg, canonical_arg(row, found->first, found->second));
@@ -136,7 +136,7 @@ Result<> add_environment(const Environment& environment, Split& split) {
   return {};
 }
 
-// The user decides on the number of nodes. A number that differs from the cluster's means another job.
+// False if the user asks for a number of nodes that the cluster does not have: this is a different job.
 bool is_clusters_job(const Split& split, const Cluster& cluster) {
   if (cluster.nnodes == 0 || split.given.count("--nnodes") == 0) return true;
   std::string nnodes;

@@ -62,7 +62,7 @@ Found mpi(const Variables& v) {
   return std::nullopt;
 }
 
-// PMIx says which process this is, but not how many there are.
+// PMIx gives the number of this process, but not how many processes there are.
 Found pmix(const Variables& v) {
   if (!v.has("PMIX_RANK")) return std::nullopt;
   Cluster cluster{"PMIx", 0, v.number("PMIX_RANK", -1)};
@@ -70,7 +70,7 @@ Found pmix(const Variables& v) {
   return cluster;
 }
 
-// The variables of a step (srun), not those of a job, because a batch script runs only on the first node.
+// Uses the variables of a step (srun), not those of a job, because a batch script runs only on the first node.
 Found slurm(const Variables& v) {
   if (!v.has("SLURM_STEP_NODELIST")) return std::nullopt;
   constexpr int kFirstPort = 20000, kPorts = 10000;

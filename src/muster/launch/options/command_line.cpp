@@ -37,7 +37,7 @@ std::string describe(const CLI::ConversionError& error) {
   return fmt::format("'{}' is not a number that {} takes", text.substr(equals + 3), name);
 }
 
-// Too many arguments. If the app has commands and none was given, the argument is probably meant to be one.
+// Describes too many arguments. If the app has commands and none was given, the argument is probably meant to be one.
 std::string describe(const CLI::ExtrasError& error, const CLI::App& app) {
   const auto left = app.remaining(true);
   const auto commands = app.get_subcommands(nullptr);

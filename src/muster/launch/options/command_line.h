@@ -11,8 +11,8 @@ class App;
 
 namespace muster {
 
-/// Parses the arguments of one of muster's commands; the app's name is the command's: "muster dump". Returns an exit
-/// status if the command must end: 0 after the help was printed, 2 after an error was.
+/// Parses the arguments of one of muster's commands. The app's name is the name of the command: "muster dump". Returns
+/// an exit status if the command must end: 0 after it printed the help, 2 after it printed an error.
 std::optional<int> parse_command_line(CLI::App& app, const std::vector<std::string>& args);
 
 /// A check that a number is in a range. The error says that the value is not `what`.

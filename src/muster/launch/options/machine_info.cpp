@@ -1,4 +1,4 @@
-// What the parser of the options needs besides the command line: the environment and the machine.
+// Collects the inputs of the option parser besides the command line: the environment and the machine.
 
 #include <sched.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ bool is_nvidia_device(const fs::path& path) {
   return name.starts_with("nvidia") && to_number<int>(std::string_view(name).substr(6));
 }
 
-// The kernel's driver also lists CPUs, with the GPU number 0.
+// The kernel's driver also lists CPUs, with gpu_id 0.
 bool is_amd_gpu(const fs::path& node) {
   uint64_t id = 0;
   return std::ifstream(node / "gpu_id") >> id && id != 0;
@@ -95,7 +95,7 @@ Machine this_machine() {
   machine.cpus = std::max(1, static_cast<int>(allowed_cpus().size()));
   const int gpus = count_gpus();
   const size_t visible = visible_devices(std::vector<int>(static_cast<size_t>(gpus)), current_environment()).size();
-  machine.gpus = std::min(gpus, static_cast<int>(visible));  // a process sees one of the parts of a partitioned GPU
+  machine.gpus = std::min(gpus, static_cast<int>(visible));  // a process sees only one part of a partitioned GPU
   machine.xpus = count_xpus();
   return machine;
 }

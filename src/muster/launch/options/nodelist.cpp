@@ -27,7 +27,7 @@ bool add_range(std::string_view range, Words& words) {
   return true;
 }
 
-// Each prefix with each suffix.
+// Combines each prefix with each suffix.
 bool append_each(Words& prefixes, const Words& suffixes) {
   if (suffixes.empty() || prefixes.size() > kMaxHosts / suffixes.size()) return false;
   Words all;

@@ -23,10 +23,10 @@ struct RawOptions {
 struct OptionRow {
   const char* group;        ///< heading in the help; empty: not shown
   const char* names;        ///< "-r,--redirects"; errors use the first long name
-  const char* takes;        ///< its value; lower-case words are literal; null: no value
+  const char* takes;        ///< its value in the help; lower-case words are literal; null: no value
   const char* description;  ///< one line
   std::string RawOptions::*text = nullptr;
-  bool RawOptions::*flag = nullptr;  ///< instead of text: takes no value, or =true and =false
+  bool RawOptions::*flag = nullptr;  ///< set instead of `text`: no value, or =true and =false
 
   /// "--redirects".
   std::string name() const;

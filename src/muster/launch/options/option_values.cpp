@@ -22,9 +22,10 @@ namespace {
 
 constexpr int kMaxRank = 1 << 16;
 constexpr size_t kMaxLine = 4096;
-constexpr size_t kMinSecret = 16;  // bytes
+constexpr size_t kMinSecret = 16;  // bytes; 128 bits
 
-// The first word of a file that only its owner can read. A pipe, as a shell's <(...) makes one, has no name.
+// Reads the first word of a file that only its owner can read. A shell's <(...) is a pipe without a name, so other
+// users cannot open it.
 Result<std::string> read_private_word(const std::string& option, const std::string& path) {
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info {};
@@ -204,7 +205,7 @@ Result<std::vector<HostSlot>> read_hostfile(const std::string& path) {
 
 std::string read_stdin_line() {
   std::string text;
-  // Byte by byte, because another reader takes what follows the line.
+  // Reads byte by byte, because another reader takes the bytes after the line.
   for (char c = 0; text.size() < kMaxLine && ::read(STDIN_FILENO, &c, 1) == 1 && c != '\n';) text += c;
   return text;
 }

@@ -176,7 +176,7 @@ Streams StreamChoice::of(int local_rank) const {
 Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, const Environment& environment,
                                      const Machine& machine) {
   MUSTER_ASSIGN(ParsedArgs parsed, parse_args(arguments, environment));
-  // `muster run --hosts` passes an endpoint with a password this way. The line of the secret follows it.
+  // `muster run --hosts` passes an endpoint with a password on standard input. The next line is the secret.
   if (parsed.raw.rdzv_endpoint == "-") parsed.raw.rdzv_endpoint = read_stdin_line();
   ParseContext context{parsed.raw, environment, machine, {}};
   context.options.help = parsed.raw.help;

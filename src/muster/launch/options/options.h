@@ -13,7 +13,7 @@
 
 namespace muster {
 
-inline constexpr int kMaxWorkers = 1 << 16;  ///< on a node
+inline constexpr int kMaxWorkers = 1 << 16;  ///< per node
 inline constexpr int kMaxNodes = 1 << 20;
 /// How long nodes that stop may take to tell the root, in addition to the shutdown timeout.
 inline constexpr Duration kLeaveTime = std::chrono::seconds(10);
@@ -24,9 +24,9 @@ Environment current_environment();
 
 /// The devices of a machine, for --nproc-per-node auto, cpu and gpu.
 struct Machine {
-  int cpus = 1;  ///< that this process may run on
+  int cpus = 1;  ///< CPUs that this process may run on
   int gpus = 0;
-  int xpus = 0;  ///< Intel's
+  int xpus = 0;  ///< Intel GPUs
 };
 Machine this_machine();
 /// The kernel's numbers of the CPUs that this process may run on, in ascending order.
@@ -35,7 +35,8 @@ std::vector<int> allowed_cpus();
 /// One or both of a worker's output streams, as a set of bits (the digits of torchrun's --redirects and --tee).
 enum Streams : uint8_t { kNoStream = 0, kStdout = 1, kStderr = 2, kBothStreams = 3 };
 
-/// Which streams of which workers. "3" is both streams of all workers; "0:1,2:3" lists workers, others have none.
+/// The output streams to use, for each worker. "3" is both streams of all workers. "0:1,2:3" lists workers; others have
+/// none.
 struct StreamChoice {
   Streams all = kNoStream;
   std::map<int, Streams> by_local_rank;  ///< if not empty, `all` has no effect
@@ -64,7 +65,7 @@ struct RunOptions {
   // Nodes and workers.
   int nnodes_min = 1, nnodes_max = 1;  ///< --nnodes; equal unless it is a range
   int nproc = 1;                       ///< workers on this node
-  std::optional<int> node_rank;        ///< none: the order of arrival decides
+  std::optional<int> node_rank;        ///< none: nodes are numbered by their order of arrival
   std::string role = "default";
 
   std::vector<std::string> notices;  ///< for the user: options that have no effect
@@ -82,12 +83,12 @@ struct RunOptions {
   bool tiered = false;           ///< --enable-tiered-parallel-tcpstore
   int store_fanout = 0;          ///< proxies per middle proxy; 0: no middle tier
   Duration timeout{};            ///< until nnodes_min nodes have joined; also --rdzv-conf join_timeout
-  Duration last_call_timeout{};  ///< --rdzv-conf: how long more than nnodes_min nodes may join
+  Duration last_call_timeout{};  ///< --rdzv-conf: time for more than nnodes_min nodes to join
   Duration heartbeat_timeout{};  ///< --rdzv-conf: a node without heartbeats for longer is lost
-  Duration close_timeout{};      ///< --rdzv-conf: after the job's end, until all nodes know of it
+  Duration close_timeout{};      ///< --rdzv-conf: time after the job's end until all nodes know of it
 
   // Workers.
-  int max_restarts = 0;                     ///< of the job
+  int max_restarts = 0;                     ///< restarts of the whole job
   Duration shutdown_timeout{};              ///< between SIGTERM and SIGKILL
   std::vector<int> signals;                 ///< --signals-to-handle: signals that end the job
   std::optional<StartMethod> start_method;  ///< none: the zygote for Python scripts
@@ -106,19 +107,20 @@ struct RunOptions {
   // Nodes that are started by ssh.
   std::vector<HostSlot> hosts;    ///< --hosts or --hostfile; empty: only this node is started
   std::string ssh;                ///< the ssh command with its options
-  bool until_stdin_ends = false;  ///< for a node that ssh started: the connection's end ends the job there
+  bool until_stdin_ends = false;  ///< for a node that ssh started: the job ends there when the connection ends
 
   Target target = Target::kScript;
   std::string program;  ///< script, module or program
   std::vector<std::string> arguments;
 
-  /// The options that were given, also by PET_*, each as "--name=value".
+  /// The options from the command line and from PET_*, each as "--name=value".
   std::vector<std::string> canonical_args;
 
   bool elastic() const { return nnodes_min != nnodes_max; }
 };
 
-/// Parses the arguments of `muster run` (see parse_args()). kInvalidArgument names the option and what it takes.
+/// Parses the arguments of `muster run` (see parse_args()). kInvalidArgument: the message names the option and its
+/// values.
 Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, const Environment& environment,
                                      const Machine& machine);
 std::string run_help();

@@ -16,9 +16,9 @@ struct ParsedArgs {
   std::string cluster;  ///< for the user: the options that a cluster's environment gave; empty: none
 };
 
-/// Options have dashes or underscores and a value as `--x=y` or `--x y`. They end at the first argument that is not an
-/// option. An option that is not given comes from torchrun's PET_* variables, or else from the cluster's environment.
-/// kInvalidArgument names an unknown option, and the known one that is most similar.
+/// Options have dashes or underscores, and a value as `--x=y` or `--x y`. They end at the first argument that is not an
+/// option. If an option is not given, its value comes from torchrun's PET_* variables, or else from the cluster's
+/// environment. kInvalidArgument for an unknown option; the message names it and the most similar known option.
 Result<ParsedArgs> parse_args(const std::vector<std::string>& args, const Environment& environment);
 
 /// The inputs and the result of a parser of the options.
@@ -35,9 +35,10 @@ struct ParseContext {
   }
 };
 
-/// Parses the options of the rendezvous; after --nnodes and --hosts were parsed.
+/// Parses the options of the rendezvous. Call it after --nnodes and --hosts were parsed.
 Result<> read_rendezvous(ParseContext& context);
-/// Parse --rdzv-conf in two steps: first what decides on the backend, then, when the backend's URL is known, the rest.
+/// Parse --rdzv-conf in two steps: first the keys that decide on the backend, then, when the backend's URL is known,
+/// the other keys.
 Result<> choose_file_store(ParseContext& context);
 Result<> read_rdzv_conf(ParseContext& context);
 

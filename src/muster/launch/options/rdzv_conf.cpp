@@ -90,7 +90,7 @@ Result<> read_node(RunOptions& o, Pairs& pairs) {
   return {};
 }
 
-// A prefix in the URL has priority.
+// Adds `prefix` as the path unless the URL has a path, and adds `files` to the query.
 void complete_url(std::string& url, const std::string& prefix, const Pairs& files) {
   std::string query = url.substr(std::min(url.find('?'), url.size()));
   url.resize(url.size() - query.size());
@@ -101,7 +101,7 @@ void complete_url(std::string& url, const std::string& prefix, const Pairs& file
   url += query;
 }
 
-// Adds the keys of etcd to its URL, where the rest of the program reads them.
+// Adds etcd's keys to its URL, because the rest of the program reads them from the URL.
 Result<> read_etcd(RunOptions& o, Pairs& pairs) {
   const auto prefix = take(pairs, "etcd_prefix"), protocol = take(pairs, "protocol");
   Pairs files;

@@ -1,4 +1,4 @@
-// The options of the rendezvous: the address of the root or of an external store, the secret, the timeouts.
+// Reads the options of the rendezvous: the address of the root or of an external store, the secret, the timeouts.
 
 #include <fmt/format.h>
 
@@ -15,9 +15,9 @@ namespace muster {
 namespace {
 
 constexpr uint16_t kDefaultPort = 29500;
-constexpr int kManyNodes = 100;  // above this, the links of one root cost more than a second tier
+constexpr int kManyNodes = 100;  // above this, the connections to one root cost more than a second tier
 
-// With Redis, etcd or a file as the rendezvous, no node's address is needed.
+// Reads the URL of Redis, etcd or a file. With one of these, no node's address is needed.
 Result<bool> read_rendezvous_url(ParseContext& r) {
   struct Backend {
     const char* name;
@@ -46,7 +46,7 @@ Result<bool> read_rendezvous_url(ParseContext& r) {
   return bad_option("--rdzv-backend takes static, c10d, parallel, redis, etcd or file, not '" + o.rdzv_backend + "'");
 }
 
-// Below the range from which the system takes ephemeral ports.
+// Returns a random port below the range from which the system takes ephemeral ports.
 uint16_t free_port() {
   constexpr int kFirst = 20000, kCount = 10000;
   const Bytes random = generate_secret();
@@ -109,7 +109,7 @@ Result<> read_rendezvous(ParseContext& r) {
       return bad_option(fmt::format("--store-fanout {} needs --enable-tiered-parallel-tcpstore", o.store_fanout));
   }
   o.run_id = r.raw.rdzv_id;
-  // Several nodes must use the same name; "none" is torchrun's default.
+  // Several nodes must use the same run id; "none" is torchrun's default.
   if (o.run_id.empty()) {
     const Bytes random = generate_secret();
     o.run_id = o.nnodes_max > 1 && o.hosts.empty() ? "none" : to_hex(ByteView(random).first(8));

@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-// A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF, a page).
+// A pipe that poll() reports as writable accepts this much without blocking (PIPE_BUF, a page).
 constexpr size_t kPiece = 4096;
 
 bool writable(int fd, int timeout_ms) {
@@ -21,7 +21,8 @@ bool writable(int fd, int timeout_ms) {
   return ::poll(&entry, 1, timeout_ms) > 0;
 }
 
-// A terminal that poll() reports as writable may take only a single byte.
+// Opens a terminal again in non-blocking mode, because a terminal that poll() reports as writable may accept only one
+// byte.
 Fd open_terminal(int fd) {
   if (::isatty(fd) != 1) return {};
   return Fd(::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));

@@ -11,12 +11,12 @@
 
 namespace muster {
 
-/// How long a console may take to write the rest when it ends.
+/// How long a console may take at its end to write its buffer.
 inline constexpr Duration kFlushTime = std::chrono::seconds(5);
 
-/// Writes to a borrowed descriptor without waiting for a slow reader: it buffers what cannot be written yet. The
-/// descriptor stays in blocking mode, because other processes share this flag; a terminal is opened again instead. If
-/// the reader is gone, the output is lost and the job continues. For the thread that drives the loop.
+/// Writes to a borrowed descriptor without waiting for a slow reader: it buffers the output that cannot be written yet.
+/// The descriptor stays in blocking mode, because other processes share this flag. A terminal is opened again instead.
+/// If the reader is gone, the output is lost and the job continues. For the thread that drives the loop.
 class AsyncWriter {
  public:
   static constexpr size_t kFull = 1 << 20;
@@ -27,7 +27,7 @@ class AsyncWriter {
   AsyncWriter& operator=(const AsyncWriter&) = delete;
 
   void write(std::string_view text);
-  /// More than kFull bytes are buffered: the caller should stop reading its input.
+  /// True if more than kFull bytes are buffered. The caller should then stop reading its input.
   bool full() const { return waiting_.size() - written_ > kFull; }
   void on_room(std::function<void()> callback) { on_room_ = std::move(callback); }
   /// Writes the buffer until the reader has taken nothing for `patience`. The rest is lost.
@@ -41,7 +41,7 @@ class AsyncWriter {
   Fd terminal_;
   int fd_;
   std::string waiting_;
-  size_t written_ = 0;  // of waiting_
+  size_t written_ = 0;  // bytes of waiting_ that were written
   bool watched_ = false, watchable_ = true, broken_ = false;
   std::function<void()> on_room_;
 };

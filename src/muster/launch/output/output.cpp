@@ -61,7 +61,7 @@ void Terminal::progress(const void* owner, std::string_view prefix, std::string_
   if (!terminal_) return line(owner, prefix, text);
   if (bar_owner_ != nullptr && bar_owner_ != owner) return;
   std::string bar = fmt::format("{}{}", prefix, text);
-  if (bar_owner_ == owner && bar == bar_) return;  // the end of the line repeats what was drawn already
+  if (bar_owner_ == owner && bar == bar_) return;  // the end of the line repeats the drawn text
   bar_owner_ = owner;
   bar_ = std::move(bar);
   write_(fmt::format("{}{}", kClearLine, bar_));
@@ -75,7 +75,6 @@ std::string rank_prefix(int rank, bool color) {
 
 std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank) {
   std::string out(pattern);
-  // Longer names first.
   const std::pair<std::string, std::string> values[] = {
       {"local_rank", std::to_string(local_rank)}, {"role_name", std::string(role)}, {"rank", std::to_string(rank)}};
   for (const auto& [name, value] : values) {
@@ -102,7 +101,7 @@ void PrefixedStream::feed(std::string_view bytes) {
 void Tail::feed(std::string_view bytes) {
   if (bytes.size() >= kMax) bytes = bytes.substr(bytes.size() - kMax), text_.clear();
   text_.append(bytes);
-  // Cut rarely, because each cut moves the whole tail.
+  // Cuts rarely, because each cut moves the whole tail.
   if (text_.size() > 2 * kMax) text_.erase(0, text_.size() - kMax);
 }
 

@@ -13,7 +13,7 @@ enum class LineEnd {
   kNone,     ///< without a line end: the stream ended, or the line was too long
 };
 
-/// Splits a stream of arbitrary bytes into lines. "\r\n" ends a line as "\n" does.
+/// Splits a stream of arbitrary bytes into lines. "\r\n" ends a line like "\n".
 class LineSplitter {
  public:
   static constexpr size_t kMaxLine = 64 << 10;  ///< longer lines are cut
@@ -21,7 +21,7 @@ class LineSplitter {
 
   explicit LineSplitter(Handler handler) : handler_(std::move(handler)) {}
   void feed(std::string_view bytes);
-  /// The stream has ended: reports the rest.
+  /// Reports the rest. Call it when the stream has ended.
   void finish();
   /// The text since the last '\r', for progress bars that are drawn as "\rtext".
   std::string_view rewriting() const { return rewriting_ ? std::string_view(partial_) : std::string_view(); }
@@ -44,8 +44,8 @@ class Terminal {
 
   /// Writes one line of `owner`, whose address is only compared.
   void line(const void* owner, std::string_view prefix, std::string_view text);
-  /// Draws `owner`'s progress bar in place of its last one. Only one owner has the bottom line; the bars of others are
-  /// not drawn meanwhile. If this is not a terminal, writes a line.
+  /// Draws `owner`'s progress bar in place of its last one. Only one owner has the bottom line. The bars of other
+  /// owners are not drawn during this time. If this is not a terminal, writes a line.
   void progress(const void* owner, std::string_view prefix, std::string_view text);
   bool terminal() const { return terminal_; }
 
@@ -58,7 +58,7 @@ class Terminal {
 
 /// "[rank 3] ", with `color` in the color of this rank.
 std::string rank_prefix(int rank, bool color);
-/// torchrun's prefixes: ${role_name}, ${rank} and ${local_rank} are replaced, also without the braces.
+/// Replaces ${role_name}, ${rank} and ${local_rank} in torchrun's prefixes, also without the braces.
 std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank);
 
 /// Copies one stream of one worker to a Terminal.

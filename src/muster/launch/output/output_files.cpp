@@ -23,7 +23,8 @@ bool wants_files(const RunOptions& options) {
          !options.stderr_filters.empty();
 }
 
-// Directly in the temporary directory: the owner of a directory in between could replace files.
+// Without --log-dir the directory is directly in the temporary directory, because the owner of a directory in between
+// could replace files.
 fs::path run_directory_pattern(const RunOptions& options) {
   std::string name = options.run_id + "_XXXXXX";
   std::replace(name.begin(), name.end(), '/', '_');

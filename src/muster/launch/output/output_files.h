@@ -19,8 +19,9 @@ namespace muster {
 /// reported once and closed. For the thread that drives the loop; borrows all its arguments.
 class OutputFiles {
  public:
-  /// Creates the run's directory in --log-dir, or in TMPDIR or /tmp if options ask for files without naming a
-  /// directory. `scratch`: holds error.json otherwise. kIo names a directory that cannot be created.
+  /// Creates the run's directory in --log-dir. If options ask for files without --log-dir, it is in TMPDIR or /tmp.
+  /// `scratch`: the directory of error.json if there is no run directory. kIo if a directory cannot be created; the
+  /// message names it.
   static Result<std::unique_ptr<OutputFiles>> create(Loop& loop, Console& console, const RunOptions& options,
                                                      const Environment& environment, const std::string& scratch);
 
@@ -42,7 +43,7 @@ class OutputFiles {
   Console& console_;
   const RunOptions& options_;
   const Environment& environment_;
-  std::string directory_;         // empty: no files
+  std::string directory_;         // the run's directory; empty: no files
   std::string attempt_, errors_;  // the attempt's directory in directory_, and the directory of its error files
   std::string scratch_;
 };

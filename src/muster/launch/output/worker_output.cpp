@@ -60,7 +60,7 @@ bool WorkerOutput::read_once() {
   return true;
 }
 
-// If the disk is full the file is closed and the job continues.
+// If the disk is full, the file is closed and the job continues.
 void WorkerOutput::write(Fd& file, std::string_view text) {
   if (!file || ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
   console_.notice("a file of " + sinks_.prefix +

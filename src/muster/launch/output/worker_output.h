@@ -12,12 +12,12 @@
 
 namespace muster {
 
-/// Copies the output in a worker's pipe, and keeps its last bytes. For the thread that drives the loop.
+/// Copies the output that a worker writes to a pipe, and keeps its last bytes. For the thread that drives the loop.
 class WorkerOutput {
  public:
   struct Sinks {
-    Terminal* terminal = nullptr;  ///< null: not shown
-    std::string prefix;            ///< of every line on the terminal and in `filtered`
+    Terminal* terminal = nullptr;  ///< null: the output is not shown
+    std::string prefix;            ///< begins every line on the terminal and in `filtered`
     Fd log;                        ///< gets every byte; may be empty
     Fd filtered;                   ///< gets the lines that contain one of `filters`; opened for appending
     std::vector<std::string> filters;
@@ -30,7 +30,7 @@ class WorkerOutput {
 
   /// Reading stops while the console is full. Call this when there is room again.
   void resume();
-  /// Reads all that is in the pipe now. True at its end, when every process has closed it.
+  /// Reads all bytes that are in the pipe now. Returns true at the end of the pipe, when every process has closed it.
   bool drain();
   /// Stops reading, and writes the last incomplete line.
   void finish();
