@@ -75,7 +75,7 @@ _LAZY_IMPORTS = {
     **dict.fromkeys(("Group", "group", "monitored_barrier"), "muster._group"),
 }
 
-# `import torch` imports this package to register the backend. Then it must load nothing, and must not fail.
+# `import torch` imports this package to register the backend. In this case it must load nothing, and must not fail.
 if not _requirements.torch_is_being_imported():
     _requirements.check()
     from muster import _autoload

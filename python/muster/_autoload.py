@@ -1,8 +1,8 @@
-"""The entry point torch.backends: `import torch` calls load(), so init_process_group("muster") needs no import, and all
-backends accept init_method="redis://..." and "etcd://...".
+"""The entry point torch.backends: `import torch` calls load(), so init_process_group("muster") needs no import, and
+all backends accept init_method="redis://..." and "etcd://...".
 
-It runs in every process that imports torch. Therefore it takes microseconds, loads nothing native, and does not fail:
-with a torch that muster was not built against, the error comes when a group is created or muster is imported.
+load() runs in every process that imports torch. Therefore it takes microseconds, loads nothing native, and does not
+fail. If muster was built for another torch, the error comes when a group is created or muster is imported.
 """
 
 from __future__ import annotations

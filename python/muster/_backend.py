@@ -24,8 +24,9 @@ Options = Backend.Options
 def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
     """Forms a group with the other ranks through torch's store.
 
-    torch may use a group's name several times; the ranks agree in the store on which use this is. The name contains
-    nothing that only this process knows, such as its number of groups or restarts: a new rank could not guess it.
+    torch may use a group's name several times; the ranks agree in the store on which use this is. The name does not
+    depend on facts that only this process knows, such as its number of groups or restarts, because a new rank cannot
+    know them.
 
     given: the caller's `pg_options`.
     """
@@ -40,7 +41,9 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
 
 
 def _check(given: object, timeout: timedelta) -> None:
-    """torch passes `pg_options` to all backends of a group ("cpu:muster,cuda:nccl"), so they may be for another one."""
+    """torch passes `pg_options` to all backends of a group ("cpu:muster,cuda:nccl"), so they may belong to another
+    backend.
+    """
     if given is None:
         return
     if isinstance(given, Options) and given.backend != "muster":

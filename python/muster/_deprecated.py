@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`names`: the new name of an argument by its old one."""
+    """`names`: maps the old name of an argument to its new name."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -26,7 +26,7 @@ class Group(_C.Group):
     torch.distributed.Work. `timeout` is in seconds or a timedelta, by default the group's. Thread-safe. Errors are the
     same as those of torch.distributed over muster (muster.errors).
 
-    op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or what torch.distributed takes.
+    op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or an op of torch.distributed.
     """
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class Group(_C.Group):
 
 
 def group(group: dist.ProcessGroup | None = None) -> Group:
-    """The direct form of `group` (default: all ranks), which must use the muster backend."""
+    """Returns a Group for `group` (default: all ranks), which must use the muster backend."""
     return Group(backend_of(group))
 
 
@@ -68,7 +68,7 @@ def process_group_of(group: object) -> dist.ProcessGroup:
 
 def backend_of(group: dist.ProcessGroup | None) -> Backend:
     backend = process_group_of(group)._get_backend(torch.device("cpu"))
-    while hasattr(backend, "wrapped_pg"):  # TORCH_DISTRIBUTED_DEBUG=DETAIL puts checks around it
+    while hasattr(backend, "wrapped_pg"):  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend to add checks
         backend = backend.wrapped_pg
     return backend
 
@@ -86,14 +86,14 @@ def monitored_barrier(
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:
-    """A timeout as c10d takes it; a number is seconds."""
+    """Returns the timeout in c10d's form. A number is in seconds."""
     return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
 
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
     """Returns the bytes of all ranks in rank order at rank 0, and an empty list at the others.
 
-    Replaces torch.distributed.gather_object, which unpickles what arrives and so lets a peer run code here.
+    Replaces torch.distributed.gather_object, which unpickles the received bytes, so that a peer could run code here.
     """
     size, leads = dist.get_world_size(group), dist.get_rank(group) == 0
     lengths = torch.empty(size, dtype=torch.int64)
@@ -108,5 +108,5 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
 
 
 def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> Work:
-    """For any backend. torch.distributed 2.13 renames its function and warns about the old name."""
+    """Works for any backend. torch.distributed 2.13 renames its function and warns about the old name."""
     return group._allgather_base(output, tensor)

@@ -16,15 +16,15 @@ import torch.distributed as dist
 from muster import _C
 from muster._group import all_gather_into_tensor, gather_bytes, process_group_of
 
-_ROUNDS = 20  # of exchanged times
+_ROUNDS = 20  # in which the ranks exchange times
 
 
 def dump(last: int | None = None) -> list[dict[str, Any]]:
-    """Returns the last operations of each group of this process, in the format of `muster dump --json`: by group, the
-    oldest first.
+    """Returns the last operations of each group of this process, in the format of `muster dump --json`. They are
+    ordered by group, and in a group the oldest operation comes first.
 
-    At most `last` of each group; by default all recorded ones (MUSTER_RECORDER, 1024 by default). Times are in seconds
-    since 1970, durations in microseconds.
+    Returns at most `last` operations of each group; by default all recorded ones (MUSTER_RECORDER, 1024 by default).
+    Times are in seconds since 1970, durations in microseconds.
     """
     recordings: list[dict[str, Any]] = json.loads(_C.recordings(sys.maxsize if last is None else last))
     return recordings
@@ -33,15 +33,15 @@ def dump(last: int | None = None) -> list[dict[str, Any]]:
 def trace(path: str | os.PathLike[str], group: dist.ProcessGroup | None = None) -> None:
     """Writes the recorded operations to `path`, for https://ui.perfetto.dev or chrome://tracing.
 
-    Without `group`, those of this process. With `group`, all its ranks must call this, and its rank 0 writes one trace
-    of all of them on its own clock. Ranks of one host share a clock. Between hosts messages measure the difference, to
-    within half of the fastest round trip.
+    Without `group`, these are the operations of this process. With `group`, all its ranks must call this, and its rank
+    0 writes one trace of all ranks on its own clock. Ranks of one host share a clock. Between hosts, messages measure
+    the difference of the clocks, to within half of the fastest round trip.
     """
     write(json.loads(_C.trace()), path, group)
 
 
 def write(own: dict[str, Any], path: str | os.PathLike[str], group: dist.ProcessGroup | None) -> None:
-    """As trace(), with the trace of this process."""
+    """Does the work of trace(). `own`: the trace of this process."""
     if group is None:
         _merge([own], path)
         return
@@ -69,7 +69,7 @@ def _merge(traces: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
 
 
 def _clock() -> bytes:
-    """Identifies the monotonic clock: that of the boot, with an offset in a time namespace (time_namespaces(7))."""
+    """Identifies the monotonic clock: by the boot, and by the time namespace with its offset (time_namespaces(7))."""
     boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/time")
     return hashlib.sha256(f"{boot}{namespace.readlink() if namespace.is_symlink() else ''}".encode()).digest()
 
@@ -77,8 +77,9 @@ def _clock() -> bytes:
 def _clock_difference(group: dist.ProcessGroup) -> int:
     """Returns by how many ns this rank's monotonic clock is ahead of that of the group's rank 0.
 
-    No message arrives before it was sent. So the times at which this rank sent and rank 0 received bound the difference
-    on one side, and the reverse direction on the other side. The tightest bounds of several rounds count.
+    No message arrives before it was sent. So the times at which this rank sent and rank 0 received bound the
+    difference on one side, and the reverse direction bounds it on the other side. The result uses the tightest bounds
+    of several rounds.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     begins = torch.empty(_ROUNDS, size, dtype=torch.int64)

@@ -1,8 +1,9 @@
 """init_process_group(init_method="redis://..." or "etcd://..."): the ranks meet in a store that outlives them.
 
-The store may still hold keys of earlier jobs with the same URL, even of jobs that died half-way. Therefore each rank
-above 0 pushes a new random name, and rank 0 answers with a token for this rendezvous. Keys that have the token as their
-prefix belong to this job only. Names of dead ranks also get an answer, which no process reads.
+The store may still hold keys of earlier jobs with the same URL, even of jobs that died during the rendezvous.
+Therefore each rank above 0 pushes a new random name, and rank 0 answers with a token for this rendezvous. Keys that
+have the token as their prefix belong to this job only. Rank 0 also answers names of dead ranks; no process reads these
+answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from muster._store import store as open_store
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-JOINING = "joining"  # the queue in which ranks send rank 0 their names, and then the token to confirm it
+JOINING = "joining"  # a queue of messages to rank 0: each rank's name, and then the token as a confirmation
 
 
 def handler(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Iterator[tuple[Store, int, int]]:

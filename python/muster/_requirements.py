@@ -1,4 +1,4 @@
-"""Reports what is missing before muster can run. Imports the standard library only, and torch last."""
+"""Checks whether muster can run in this process. Imports the standard library only, and torch last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def torch_is_being_imported() -> bool:
 
 
 def problem() -> str | None:
-    """The reason why muster cannot run in this process, or None."""
+    """Returns the reason why muster cannot run in this process, or None."""
     try:
         from muster._build import TORCH
     except ModuleNotFoundError as error:

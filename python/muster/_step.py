@@ -34,15 +34,15 @@ class Bucket:
 class StepReport:
     """The last step that averaged gradients, as this rank saw it. str() formats it. Durations are in seconds.
 
-    A reduction includes waiting for the other ranks; straggler_report() tells for which one.
+    A reduction includes waiting for the other ranks. straggler_report() names the rank that they wait for.
     """
 
-    step: int  # from 1
+    step: int  # numbered from 1
     forward: float
     backward: float  # from the first gradient to the last, including layers outside the model that run after it
-    waiting: float  # from then until all gradients were reduced
+    waiting: float  # from the last gradient until all gradients were reduced
     communication: float  # the time during which at least one bucket was being reduced
-    exposed: float  # the part of it after the last gradient
+    exposed: float  # the part of `communication` after the last gradient
     overlap_ratio: float  # 1 - exposed / communication; 1 without communication
     plan: list[Bucket]  # in the order of reduction
     advice: list[str]
@@ -85,10 +85,10 @@ class StepReport:
 class StragglerReport:
     """The rank that the others wait for, the same at all ranks. str() formats it. Durations are in seconds."""
 
-    steps: int  # that were compared
+    steps: int  # the number of compared steps
     rank: int | None  # the rank that was last most often; None without steps, or with a single rank
-    share: float  # of the steps in which it was last
-    lag: float  # behind the last but one, on average over these steps
+    share: float  # the share of the steps in which this rank was last
+    lag: float  # the seconds after the second to last rank, on average over these steps
     is_significant: bool  # False: the ranks take turns, or the lag is too small to matter
     ranks: list[
         dict[str, float]
@@ -123,7 +123,7 @@ def step_report(model: DistributedDataParallel) -> StepReport:
 
 
 def report_from(raw: dict[str, Any]) -> StepReport:
-    """`raw`: what _C.step_report() returned."""
+    """`raw`: the result of _C.step_report()."""
 
     def seconds(end: int, begin: int) -> float:
         return (end - begin) / 1e9 if begin else 0.0

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 
 
 def install() -> None:
-    """Further calls do nothing."""
+    """Replaces the functions. Further calls do nothing."""
     if not hasattr(c10d.monitored_barrier, "_muster"):
         c10d.monitored_barrier = dist.monitored_barrier = _routed(c10d.monitored_barrier, _monitored_barrier)
         c10d._set_pg_timeout = _routed(c10d._set_pg_timeout, _set_pg_timeout)
@@ -48,7 +48,7 @@ def _routed(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[
 
 
 def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's manager, which keeps its block after an exception: later calls would be added to it."""
+    """Wraps torch's manager, and cancels the block after an exception. torch would add later calls to it."""
 
     @functools.wraps(original)
     @contextlib.contextmanager

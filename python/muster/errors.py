@@ -1,7 +1,8 @@
 """The errors of muster's operations. A message says what happened, to which rank, in which call, and what to try.
 
-All are torch.distributed.DistBackendError, so programs that catch torch's errors catch them. Wrong arguments raise
-ArgumentError, and unsupported calls NotImplementedError. Waits of a store raise torch.distributed.DistStoreError.
+All are subclasses of torch.distributed.DistBackendError, so programs that catch torch's errors catch them. Wrong
+arguments raise ArgumentError, and unsupported calls NotImplementedError. Waits of a store raise
+torch.distributed.DistStoreError.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Error(DistBackendError):
 
 
 class TimeoutError(Error):  # noqa: A001 (qualified as muster.TimeoutError)
-    """The deadline passed first."""
+    """The deadline passed before the operation was complete."""
 
 
 class PeerLostError(Error):
@@ -29,7 +30,7 @@ class AbortedError(Error):
 
 
 class MismatchError(Error):
-    """The ranks called different operations, or the same with another shape, dtype or group size."""
+    """The ranks called different operations, or the same operation with another shape, dtype or group size."""
 
 
 class AuthenticationError(Error):
@@ -37,7 +38,7 @@ class AuthenticationError(Error):
 
 
 class ProtocolError(Error):
-    """The other side does not speak muster's protocol, or another version of it."""
+    """The other side does not use muster's protocol, or uses another version of it."""
 
 
 class UnavailableError(Error):
@@ -48,7 +49,7 @@ class ArgumentError(ValueError, RuntimeError):
     """An argument is wrong. Has both base classes, because torch's other backends raise one or the other."""
 
 
-# By muster::ErrorCode; the numbers are frozen in base/error.h.
+# The keys are values of muster::ErrorCode, which are frozen in base/error.h.
 _BY_CODE = {
     2: TimeoutError,
     3: PeerLostError,

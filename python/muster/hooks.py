@@ -4,13 +4,14 @@
     model = muster.nn.DistributedDataParallel(module)
     model.register_comm_hook(None, muster.hooks.int8())
 
-They run without Python's lock, while backward continues. They average in place, and the result has the same bits at all
-ranks. An infinity or NaN of one rank reaches all ranks, so GradScaler works. They compress float32 gradients; gradients
-of other dtypes are averaged uncompressed. All ranks must register the same hook with the same options; some hooks form
-a group then. Wrong options raise ValueError where the hook is created.
+They run without the GIL, while backward continues. They average in place, and the result has the same bits at all
+ranks. An infinity or NaN of one rank reaches all ranks, so GradScaler works. They compress float32 gradients;
+gradients of other dtypes are averaged uncompressed. All ranks must register the same hook with the same options; some
+hooks form a group then. Wrong options raise ValueError where the hook is created.
 
-What a hook loses of a step's gradients it adds to those of the next step (error feedback), except fp16 and bf16, which
-only round. When the loss scale changes (GradScaler), that memory has the wrong scale for one step.
+A hook keeps the error of a step's compression, and adds it to the gradients of the next step (error feedback). fp16
+and bf16 only round, and have no error feedback. When the loss scale changes (GradScaler), the kept error has the wrong
+scale for one step.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def int8(block: int = 256) -> NativeHook:
 
 
 def top_k(ratio: float = 0.01) -> NativeHook:
-    """Each rank sends the share `ratio` of a bucket's elements, those of greatest magnitude, to all others, at 8 bytes
-    each. The rest stays in the error feedback. That is less than float32 while ratio * ranks is well below 1.
+    """Each rank sends the share `ratio` of a bucket's elements to all others, at 8 bytes each: the elements of
+    greatest magnitude. The rest stays in the error feedback. This sends less than float32 while ratio * ranks is well
+    below 1.
     """
     return NativeHook.top_k(ratio)
 

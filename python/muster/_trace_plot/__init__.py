@@ -14,9 +14,9 @@ _SHOWN = 16  # ranks in one picture
 
 
 def reports_of(trace: dict[str, Any]) -> dict[str, StepReport]:
-    """By rank, the last complete step that all ranks have; in a mix of jobs, that of each rank."""
+    """Returns, by rank, the last complete step that all ranks have; in a mix of jobs, the last one of each rank."""
     names: dict[int, str] = {}  # by process
-    steps: dict[int, dict[int, list[dict[str, Any]]]] = {}  # its events by step
+    steps: dict[int, dict[int, list[dict[str, Any]]]] = {}  # by process, its events by step
     for event in trace["traceEvents"]:
         if event["name"] == "process_name":
             names[event["pid"]] = event["args"]["name"]
@@ -67,12 +67,12 @@ def _end(event: dict[str, Any]) -> float:
 
 
 def _nanoseconds(microseconds: float) -> int:
-    """Since one second before the trace, because zero means never."""
+    """Returns the time since one second before the trace, because zero means never."""
     return 1_000_000_000 + round(1000 * microseconds)
 
 
 def _bucket(parts: dict[str, Any], numbers: dict[str, int]) -> dict[str, int]:
-    """The trace lacks parts that took no time."""
+    """Fills in the parts that took no time, because the trace lacks them."""
     reduction = parts["reduction"]
     full = parts.get("queued", reduction)["ts"]
     return {

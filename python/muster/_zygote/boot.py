@@ -4,7 +4,8 @@ import sys
 
 at_start = frozenset(sys.modules)
 if not getattr(sys.flags, "safe_path", False):
-    sys.path.pop(0)  # `python -c` adds the current directory, from which nothing may be imported before a fork
+    # `python -c` adds the current directory. Nothing may be imported from it before a fork.
+    sys.path.pop(0)
 
 import os  # noqa: E402
 import types  # noqa: E402

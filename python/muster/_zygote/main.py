@@ -15,7 +15,7 @@ SOCKET = 4
 
 
 def main(words: Sequence[str], at_start: frozenset[str]) -> None:
-    """Returns in workers only, after their program has returned; then the interpreter exits as usual."""
+    """Returns only in workers, after their program has returned. Then the interpreter exits as usual."""
     role, *rest = words
     channel = socket.socket(fileno=SOCKET)
     channel.set_inheritable(False)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from .processes import threads
 
-# An open one means that a library has a device context, which a forked process cannot use.
+# If one of these is open, a library has a device context, which a forked process cannot use.
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci", "/dev/accel")
-# What init_process_group("muster") imports, if muster is installed.
+# The modules that init_process_group("muster") imports, if muster is installed.
 BACKEND_MODULES = ("muster._backend", "multiprocessing.util")
 
 
@@ -51,8 +51,8 @@ def import_all(preload: Sequence[str], optional: Iterable[str] = ()) -> None:
     _check_threads(started)
     if files := _devices():
         raise UnfitError(f"importing torch opens {files[0]}, whose context no forked worker can use")
-    # The collector then does not write to these pages, so they stay shared. It does not run first: that takes a ninth
-    # of the start and finds little.
+    # After this, the collector does not write to these pages, so they stay shared. There is no collection before it,
+    # because that takes a ninth of the start and finds little.
     gc.freeze()
 
 
@@ -89,7 +89,7 @@ def import_for(script: str) -> bool:
         return False  # a directory, or an error that the worker will report
     names = set(re.findall(r"^\s*(?:import|from)\s+(torch(?:\.\w+)+)", text, re.MULTILINE))
     if re.search(r"\boptim\b|\.compile\b", text):
-        names.add("torch._dynamo")  # imported by the first optimizer: 800 modules
+        names.add("torch._dynamo")  # the first optimizer imports it: 800 modules
     missing = sorted(name for name in names if name not in sys.modules)
     for name in missing:
         with contextlib.suppress(Exception):  # the script will report it
@@ -109,7 +109,7 @@ class ImportedPackages:
 
 
 def shadowing_module(folder: str, packages: set[str]) -> str:
-    """The path of a module in `folder` that would shadow one of `packages` in a worker, or an empty string."""
+    """Returns the path of a module in `folder` that would shadow one of `packages` in a worker, or an empty string."""
     try:
         names = os.listdir(folder or ".")
     except OSError:

@@ -24,22 +24,23 @@ def adopt_orphans() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies."""
+    """Makes the kernel kill this process when its parent dies."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)  # it died before the line above took effect
+        os._exit(128 + signal.SIGKILL)  # the parent died before the line above took effect
 
 
 def skip_destructors() -> None:
-    """Skips the static destructors of the libraries that are loaded now when this process exits. libtorch's take 0.15 s
-    and free only memory. Those of later libraries still run, and C's streams are flushed."""
+    """When this process exits, skips the static destructors of the libraries that are loaded now. Those of
+    libtorch take 0.15 s and free only memory. Destructors of later libraries still run, and C's streams are flushed.
+    """
     if hasattr(_LIBC, "on_exit") and "LD_PRELOAD" not in os.environ:  # a profiler may write its file in a destructor
         _LIBC.on_exit(_LIBC._exit, None)
         _LIBC.on_exit(_LIBC.fcloseall, None)  # runs in reverse order
 
 
 def children() -> dict[int, str]:
-    """The running children of this process, with their names."""
+    """Returns the running children of this process, with their names."""
     found = {}
     for pid in _child_pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
@@ -54,26 +55,26 @@ def _child_pids() -> Iterator[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             yield from map(int, file.read().split())
-    except FileNotFoundError:  # a kernel without it
+    except FileNotFoundError:  # this kernel has no such file
         yield from (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def send_signal(pid: int, number: int) -> None:
-    """For a child that is not reaped yet, so its pid cannot be reused."""
+    """Signals a child. The child must not be reaped yet, so that its pid cannot be reused."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-        os.kill(pid, signal.SIGCONT)  # a stopped process does not handle it
+        os.kill(pid, signal.SIGCONT)  # a stopped process does not handle signals
 
 
 def send_signal_to_group(pid: int, number: int) -> None:
-    """For the process group that a child leads."""
+    """Signals the process group that a child leads."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
         os.killpg(pid, signal.SIGCONT)
 
 
 def threads() -> dict[int, str]:
-    """The threads of this process, without the main thread, with their names."""
+    """Returns the threads of this process with their names, without the main thread."""
     names = {}
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
@@ -83,8 +84,9 @@ def threads() -> dict[int, str]:
 
 
 def use_huge_pages() -> None:
-    """Moves this process' private memory to huge pages if the kernel can. A fork copies an entry per page: after
-    `import torch` it then takes a quarter of the time. A write in a child still copies only 4 KiB."""
+    """Moves this process' private memory to huge pages if the kernel can. A fork copies one entry per page, so with
+    huge pages a fork after `import torch` takes a quarter of the time. A write in a child still copies only 4 KiB.
+    """
     with open("/proc/self/maps") as file:
         areas = [line.split() for line in file]
     for bounds, access, _, _, inode, *_ in areas:
@@ -97,7 +99,7 @@ def use_huge_pages() -> None:
 
 
 def set_title(words: list[str]) -> None:
-    """Sets what ps shows. Overwrites the arguments of this process, and is cut to their length."""
+    """Sets the command line that ps shows. It overwrites the arguments of this process, and is cut to their length."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: 48 and 49 in proc(5)

@@ -29,7 +29,7 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
 
 
 class Server:
-    """Kills all of its descendants when the agent closes its end of the channel."""
+    """Forks the workers of one run. Kills all of its descendants when the agent closes its end of the channel."""
 
     def __init__(self, channel: socket.socket, packages: ImportedPackages):
         self._channel = channel
@@ -38,7 +38,7 @@ class Server:
         self._workers: set[int] = set()
         self._asked_to_end: set[int] = set()  # orphans that got SIGTERM
         self._mode = ""  # "term": SIGTERM for each new orphan; "kill": SIGKILL for all children
-        self._has_children = False  # there may be children, and "empty" was not reported since
+        self._has_children = False  # there may be children, and "empty" has not been reported since
         self._closing = False
         self._blas_threads = THREADS_AT_IMPORT
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -52,7 +52,9 @@ class Server:
             self._closing = True
 
     def serve(self) -> Request | None:
-        """Returns None after the agent has gone and no child is left, and in a forked worker its request."""
+        """Returns None after the agent has gone and no child is left. In a forked worker, returns the worker's
+        request.
+        """
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._channel, select.POLLIN)
@@ -75,7 +77,7 @@ class Server:
     def _receive(self) -> Request | None:
         try:
             data, fds, flags = receive(self._channel)
-        except ConnectionResetError:  # the agent closed it with unread reports
+        except ConnectionResetError:  # the agent closed the channel before it read all reports
             data, fds, flags = b"", [], 0
         if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             self._closing = True
@@ -85,7 +87,7 @@ class Server:
             with open(fds[0], "rb") as payload:
                 payload.seek(0)
                 return Request(rest, payload.read(MAX_PAYLOAD), fds[1:])
-        for fd in fds:  # the message takes none
+        for fd in fds:  # this message takes no descriptors
             os.close(fd)
         if verb in ("term", "kill"):
             self._has_children = True  # so that "empty" is reported in any case
@@ -98,7 +100,7 @@ class Server:
         return None
 
     def _start(self, request: Request) -> bool:
-        """Forks. Returns True in the child."""
+        """Forks a worker. Returns True in the child."""
         self._mode = ""
         pid = self._fork(request)
         if pid == 0:
@@ -109,14 +111,14 @@ class Server:
         if pid < 0:
             return False
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here as well: a signal may come before the child has done it
+            os.setpgid(pid, pid)  # here as well, because a signal may come before the child has called it
         self._has_children = True
         self._workers.add(pid)
         self.report("started", request.tag, pid)
         return False
 
     def _fork(self, request: Request) -> int:
-        """As os.fork(), but returns -1 after reporting a failure to the agent."""
+        """Like os.fork(), but reports a failure to the agent and then returns -1."""
         if not self._has_children and not self._prepare(request):
             return -1
         try:
@@ -141,7 +143,8 @@ class Server:
 
     def _reap(self) -> bool:
         """Returns False when no child is left. waitpid() reports the oldest child first. Here children that a signal
-        killed come first, because their death is probably why the others failed."""
+        killed come first, because their death is probably the reason why the others failed.
+        """
         ended: list[tuple[int, int]] = []
         left = False
         with contextlib.suppress(ChildProcessError):
@@ -172,7 +175,7 @@ class Server:
 
 
 def serve(channel: socket.socket, preload: Sequence[str] | None, packages: ImportedPackages) -> Request:
-    """Returns in workers only. `preload`: None if everything is imported already."""
+    """Returns only in workers. `preload`: None if all modules are imported already."""
     adopt_orphans()
     server = Server(channel, packages)
     if preload is not None:
@@ -182,9 +185,7 @@ def serve(channel: socket.socket, preload: Sequence[str] | None, packages: Impor
             server.report("refused" if isinstance(error, RefusedError) else "unfit", error)
             os._exit(0)
         packages.update()
-        prctl(
-            PR_SET_PDEATHSIG, 0
-        )  # from now on the channel shows that the agent died, and there may be children to end
+        prctl(PR_SET_PDEATHSIG, 0)  # from now on the channel shows the agent's death, and there may be children to end
     server.report("ready", os.getpid())
     request = server.serve()
     if request is None:

@@ -19,15 +19,15 @@ from .server import receive, serve
 from .worker import Request
 
 CLIENT_TIMEOUT = 2.0  # for a client to send its request
-# What training scripts usually import next. Nothing waits for this import.
+# Modules that training scripts usually import next. No client waits for this import.
 COMMON_MODULES = ("torch._dynamo", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor")
-# What must be equal in the agent and in the zygote, because a fork passes it to the workers.
+# Properties that must be equal in the agent and in the zygote, because a fork passes them to the workers.
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 STATUS = ("Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
 
 
 class Fingerprint:
-    """The modification times of the imported files and of the directories that are searched for more."""
+    """The modification times of the imported files and of the directories in which modules are searched."""
 
     def __init__(self) -> None:
         self._states = {path: _state(path) for path in self._paths()}
@@ -77,11 +77,11 @@ class WarmZygote:
             use_huge_pages()
         except (RefusedError, UnfitError) as error:
             self._failure = str(error)
-            self._stopping = True  # after the client that started it has read the failure
+            self._stopping = True  # stops after the client that started this zygote has read the failure
         self._ends_at = time.monotonic() + self._idle
 
     def serve_runs(self) -> socket.socket | None:
-        """Returns None when it was stopped or idle, and in a forked zygote the channel to the agent of its run."""
+        """Returns None when it was stopped or idle. In a forked zygote, returns the channel to the agent of its run."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._listener, select.POLLIN)
@@ -114,12 +114,12 @@ class WarmZygote:
     def _stop_listening(self) -> None:
         if self._listener.fileno() >= 0:
             with contextlib.suppress(OSError):
-                if os.lstat(self._path).st_ino == self._inode:  # else it belongs to a successor
+                if os.lstat(self._path).st_ino == self._inode:  # otherwise the path belongs to a successor
                     os.unlink(self._path)
             self._listener.close()
 
     def _reap(self) -> None:
-        """Reaps the zygotes of runs, and kills the orphans of those that were killed."""
+        """Reaps the zygotes of runs, and kills the orphans of killed zygotes."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self._runs.discard(pid)
@@ -160,7 +160,7 @@ class WarmZygote:
         return "".join(f"{name} {value}\n" for name, value in facts.items())
 
     def _run(self, agent: int, channel: socket.socket, output: int) -> socket.socket | None:
-        """Forks a zygote for the run. Returns its channel in the child."""
+        """Forks a zygote for the run. In the child, returns the run's channel."""
         pid = -1
         if self._failure:
             _refuse(channel, self._failure)
@@ -186,7 +186,7 @@ class WarmZygote:
         return None
 
     def _adopt_context(self, agent: int, output: int) -> None:
-        """Applies what a child of the agent would have inherited."""
+        """Applies the state that a child of the agent would have inherited."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -209,7 +209,7 @@ class WarmZygote:
         set_title([f"muster: zygote of the run of {agent}"])
 
     def _start_again(self) -> None:
-        """Restarts the interpreter in this process. New clients wait in the listener's queue meanwhile."""
+        """Restarts the interpreter in this process. During the restart, new clients wait in the listener's queue."""
         text = os.memfd_create("muster-zygote")
         os.write(text, sys.modules[str(__package__)].TEXT.encode())
         os.lseek(text, 0, os.SEEK_SET)
@@ -230,7 +230,7 @@ def _status(pid: int | str) -> dict[str, str]:
 
 
 def _incompatibility(agent: int) -> str:
-    """Why a fork of this process cannot replace a child of the agent, or an empty string."""
+    """Returns why a fork of this process cannot replace a child of the agent, or an empty string."""
     try:
         for name in NAMESPACES:
             if os.readlink(f"/proc/self/ns/{name}") != os.readlink(f"/proc/{agent}/ns/{name}"):
@@ -252,7 +252,7 @@ def _cgroup(pid: int | str) -> str:
 
 
 def _enter_cgroup(agent: int) -> None:
-    """Applies the limits and accounting of the run's cgroup. Differences between a user's own sessions are ignored."""
+    """Applies the limits and accounting of the run's cgroup. Ignores differences between a user's own sessions."""
     own, other = _cgroup("self"), _cgroup(agent)
     if own == other:
         return
@@ -265,12 +265,13 @@ def _enter_cgroup(agent: int) -> None:
             raise
 
 
-keep_alive: list[WarmZygote] = []  # never freed: in a worker that would copy thousands of shared pages
+keep_alive: list[WarmZygote] = []  # never freed, because in a worker this would copy thousands of shared pages
 
 
 def serve_runs(listener: socket.socket, words: Sequence[str], packages: ImportedPackages) -> Request:
-    """Returns in workers only. `words`: the idle timeout in seconds, the inode of the listener's path when it was
-    bound, then the modules to preload."""
+    """Returns only in workers. `words`: the idle timeout in seconds, the inode of the listener's path when it was
+    bound, then the modules to preload.
+    """
     adopt_orphans()
     idle, inode, *preload = words
     os.chdir("/")

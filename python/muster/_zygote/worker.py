@@ -1,4 +1,4 @@
-"""Makes a forked worker look like a Python process of its own, and runs its program."""
+"""Makes a forked worker look like a separate Python process, and runs its program."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from types import CodeType, ModuleType, TracebackType
 
 from .processes import PR_SET_CHILD_SUBREAPER, die_with, prctl, set_title, skip_destructors
 
-OWN_FILE_PREFIX = "<muster zygote"  # of all code of this package
+OWN_FILE_PREFIX = "<muster zygote"  # begins the file name of all code of this package
 
 
 class Request:
-    """What a worker runs: NUL-terminated words, in the format of zygote.cpp."""
+    """The program of a worker, decoded from NUL-terminated words. zygote.cpp describes the format."""
 
     def __init__(self, tag: str, payload: bytes, stdio: Sequence[int]):
         cpus, count, *words = payload.split(b"\0")[:-1]
@@ -31,7 +31,7 @@ class Request:
 
     @property
     def script(self) -> str:
-        """The path of the script, or an empty string for a module or -c."""
+        """The path of the script. It is an empty string for a module or -c."""
         return "" if self.command[2].startswith("-") else self.command[2]
 
     @property
@@ -43,7 +43,7 @@ class Request:
 
 
 def become_worker(request: Request, parent: int, unwanted: Sequence[int]) -> None:
-    """Runs in the child. Sets up everything that exec would have. `unwanted`: descriptors of the parent."""
+    """Runs in the child. Sets up everything that exec would have set up. `unwanted`: descriptors of the parent."""
     os.setpgid(0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
     die_with(parent)
@@ -64,7 +64,7 @@ def become_worker(request: Request, parent: int, unwanted: Sequence[int]) -> Non
 
 
 def replace_environment(environment: dict[bytes, bytes]) -> None:
-    """Writes only what differs, because a write to a shared page copies it."""
+    """Writes only the variables that differ, because a write to a shared page copies the page."""
     for name in [name for name in os.environb if name not in environment]:
         del os.environb[name]
     for name, value in environment.items():
@@ -82,14 +82,14 @@ THREADS_AT_IMPORT = threads_wanted(os.environb)
 
 
 def set_torch_threads() -> None:
-    """torch read OMP_NUM_THREADS at import; this process may have another value."""
+    """Sets the threads again: torch read OMP_NUM_THREADS at import, and this process may have another value."""
     now = threads_wanted(os.environb)
     if now not in (0, THREADS_AT_IMPORT):
         sys.modules["torch"].set_num_threads(now)
 
 
 def set_blas_threads(number: int) -> None:
-    """Called before the forks: OpenBLAS starts all of its threads here, they spin, and a fork ends them."""
+    """Must be called before the forks. OpenBLAS starts all of its threads here and lets them spin; a fork ends them."""
     with open("/proc/self/maps") as file:
         blas = re.search(r"/\S*openblas\S*\.so\S*", file.read())
     if blas is None:
@@ -102,7 +102,7 @@ def set_blas_threads(number: int) -> None:
 
 
 def reseed() -> None:
-    """Gives each worker its own random state, where it was drawn at import."""
+    """Gives each worker its own random state. Imports in the zygote have drawn a state that all workers share."""
     if (process := sys.modules.get("multiprocessing.process")) is not None:
         process.current_process().authkey = os.urandom(32)
         vars(process).update(ORIGINAL_DIR=os.getcwd())
@@ -111,7 +111,7 @@ def reseed() -> None:
 
 
 def program(command: Sequence[str]) -> Callable[[], object]:
-    """Returns what `python -u <words>` would run as __main__, with its sys.argv and sys.path."""
+    """Returns a function that runs the program of `python -u <words>` as __main__, with its sys.argv and sys.path."""
     words = list(command[2:])
     sys.orig_argv[:] = command
     main = ModuleType("__main__")
@@ -154,8 +154,9 @@ def _load(path: str, main: ModuleType) -> CodeType:
 
 
 def run(command: Sequence[str]) -> None:
-    """Runs the worker's program. Its exceptions reach the interpreter, which exits as usual: exit status, atexit,
-    threads, output."""
+    """Runs the worker's program. Its exceptions reach the interpreter, which exits as usual: with the exit status,
+    atexit functions, threads and output of the program.
+    """
     try:
         program(command)()
     except SystemExit:
@@ -169,7 +170,7 @@ def _hide_own_frames() -> None:
     hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        trace = trace and trace.tb_next  # the command that loaded this package
+        trace = trace and trace.tb_next  # skips the command that loaded this package
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FILE_PREFIX):
             trace = trace.tb_next
         hook(kind, error.with_traceback(trace), trace)

@@ -1,1 +1,1 @@
-"""`muster bench`: muster beside a peer, in one run, with what the machine can do at best beside both."""
+"""`muster bench` compares muster with a peer in one run, and shows the best that the machine can do."""

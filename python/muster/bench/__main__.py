@@ -51,7 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _unwritable(path: Path) -> str:
-    """Why the file cannot be written, or an empty string. Creates its directory."""
+    """Creates the file's directory. Returns why the file cannot be written, or an empty string."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -12,7 +12,7 @@ from muster.bench.report import Row
 
 
 class Bench(Protocol):
-    """What the module of a benchmark defines. Those that measure in ranks also have measure(), see worker.py."""
+    """The attributes of a benchmark's module. Modules that measure in ranks also have measure(); see worker.py."""
 
     SUMMARY: str
     PEERS: tuple[str, ...]

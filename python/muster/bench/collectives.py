@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def common_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What measuring.measure() takes, as far as all benchmarks of collectives have options for it."""
+    """Returns the arguments of measuring.measure() for which all benchmarks of collectives have options."""
     return {
         "ops": parse_names("--ops", arguments.ops, OPERATIONS),
         "sizes": [parse_size(text) for text in arguments.sizes.split(",")],
@@ -97,7 +97,7 @@ def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
 
 
 def _late_row(row: Row, late: dict[str, float]) -> Row:
-    """The same case by the 95th percentile of the calls."""
+    """Returns the row of the same case with the 95th percentile of the calls."""
     muster, peer = 1e6 * late.get("muster", 0.0), 1e6 * late.get(row.peer_name, 0.0)
     also = {variant: 1e6 * late[variant] for variant in row.also if variant in late}
     return dataclasses.replace(
@@ -106,7 +106,7 @@ def _late_row(row: Row, late: dict[str, float]) -> Row:
 
 
 def means(rows: list[Row]) -> Iterator[Row]:
-    """The geometric mean of the ratios over all sizes, for each operation."""
+    """Yields the geometric mean of the ratios over all sizes, for each operation."""
     for case in dict.fromkeys(row.case for row in rows):
         ratios = [row.ratio for row in rows if row.case == case and row.ratio]
         if len(ratios) > 1:

@@ -114,7 +114,7 @@ def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
 
 
 def wire_time(size: int, rate: str) -> float:
-    """The seconds in which a node sends that many bytes; 0 for a rate that is not in bits."""
+    """Returns the seconds in which a node sends `size` bytes; 0 for a rate that is not in bits."""
     if not (match := re.fullmatch(r"([0-9.]+)([kmgt]?)bit", rate.lower())):
         return 0.0
     return 8 * size / (float(match[1]) * 1e3 ** " kmgt".index(match[2] or " "))

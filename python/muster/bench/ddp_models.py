@@ -14,7 +14,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Case:
-    """A model and its batch, the same at all ranks, so that they agree without averaging."""
+    """A model and its batch. They are the same at all ranks, so the ranks agree without averaging."""
 
     text: str
     make: Callable[[], nn.Module]
@@ -22,13 +22,13 @@ class Case:
 
 
 def mlp(width: int, layers: int) -> nn.Module:
-    """1024 inputs, 1000 classes."""
+    """Returns a multilayer perceptron with 1024 inputs and 1000 classes."""
     hidden = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(nn.Linear(1024, width), nn.ReLU(), *hidden, nn.Linear(width, 1000))
 
 
 class Transformer(nn.Module):
-    """A decoder over characters: (batch, length) of numbers below 256 to (batch * length, 256)."""
+    """A decoder over characters. It maps (batch, length) of numbers below 256 to (batch * length, 256)."""
 
     def __init__(self, width: int = 320, layers: int = 8, heads: int = 5, length: int = 64) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         parts = self.queries_keys_values(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = parts.movedim(-2, 1).unbind(3)  # (batch, head, place, width of a head) each
+        query, key, value = parts.movedim(-2, 1).unbind(3)  # (batch, head, position, width of a head) each
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(seen.movedim(1, -2).flatten(-2))
         fed: torch.Tensor = self.feed(self.feed_norm(hidden))
@@ -83,7 +83,7 @@ def convolution(inputs: int, outputs: int, size: int, stride: int) -> list[nn.Mo
 
 
 def resnet18() -> nn.Module:
-    """For 32x32 inputs (He et al. 2016, with a first layer for small images), 10 classes."""
+    """Returns a ResNet-18 for 32x32 inputs (He et al. 2016, with a first layer for small images) and 10 classes."""
     stem = [*convolution(3, 64, 3, 1), nn.ReLU()]
     stages = []
     for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):

@@ -23,14 +23,14 @@ from muster.bench.groups import Groups
 # The first steps rebuild buckets and touch memory for the first time.
 _WARM_UP = 3
 FLOAT32 = "float32"  # uncompressed gradients
-# The same at all ranks, which use it whether their gradients were averaged or not.
+# The learning rate, the same at all ranks. They use it whether their gradients were averaged or not.
 _RATE = 1e-4
-_MODELS_ALONE = 4  # of each variant, with a single rank
-_SAMPLE_EVERY = 0.002  # seconds between two looks at the resident memory
+_MODELS_ALONE = 4  # models of each variant, when a single rank trains
+_SAMPLE_EVERY = 0.002  # seconds between two samples of the resident memory
 
 
 class Trainer:
-    """A model in one variant, with its optimizer and batch. `bare` is not wrapped."""
+    """A model in one variant, with its optimizer and batch. The variant `bare` is not wrapped."""
 
     def __init__(self, case: Case, variant: str, hook: str, groups: Groups, batches: int = 1) -> None:
         torch.manual_seed(1)
@@ -78,14 +78,14 @@ def _register(model: Any, variant: str, hook: str, groups: Groups) -> None:
     if variant == "muster":
         hooks = importlib.import_module("muster.hooks")
         model.register_comm_hook(None, getattr(hooks, hook)())
-    elif hook == "fp16":  # over Gloo torch has no bf16
+    elif hook == "fp16":  # torch has no bf16 hook over Gloo
         model.register_comm_hook(groups[variant], default_hooks.fp16_compress_hook)
     else:
         raise ValueError(f"torch has no hook {hook}")
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields one result for the model, of the kind `part`."""
+    """Yields one result for the model. `part` selects its kind."""
     torch.set_num_threads(1)
     case = MODELS[options["model"]]
     parts = {"steps": _steps, "alone": _alone, "memory": _memory, "hooks": _hooks, "replicas": _replicas}
@@ -94,7 +94,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """Step times of each variant with and without communication. The difference is exposed communication."""
+    """Returns step times of each variant with and without communication. The difference is exposed communication."""
     trainers = {variant: Trainer(case, variant, FLOAT32, groups) for variant in (*options["variants"], "bare")}
     calls: dict[str, Callable[[], None]] = {}
     for variant, trainer in trainers.items():
@@ -122,7 +122,7 @@ def _replicas(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, 
 
 
 def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """The share of hooks and buckets in the step of a single rank."""
+    """Returns the share of hooks and buckets in the step of a single rank."""
     # Equal models may differ by 2 %, depending on their memory and on what ran before. Therefore there are several of
     # each variant, in both orders.
     variants = [*options["variants"], "bare"]
@@ -131,7 +131,7 @@ def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
     times = interleave_steps(steps, options["rounds"])
 
     def means(variant: str) -> list[float]:
-        """By round."""
+        """Returns the mean of each round."""
         columns = [column for name, column in times.items() if name.split()[0] == variant]
         return [statistics.fmean(line) for line in zip(*columns, strict=True)]
 
@@ -141,7 +141,7 @@ def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
 
 
 def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """Step times by "variant hook", and of the bare model."""
+    """Returns the step times by "variant hook", and those of the bare model."""
     trainers = {f"{variant} {hook}": Trainer(case, variant, hook, groups) for variant, hook in options["hooks"]}
     trainers["bare"] = Trainer(case, "bare", FLOAT32, groups)
     times = interleave_steps({name: trainer.step for name, trainer in trainers.items()}, options["rounds"])
@@ -150,7 +150,7 @@ def _hooks(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
 
 
 def interleave_steps(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """The seconds of each call in rounds A B C, A B C, ... at the slowest rank. All ranks call this."""
+    """Returns the seconds of each call at the slowest rank, in rounds A B C, A B C, ... All ranks must call this."""
     for call in calls.values():
         for _ in range(_WARM_UP):
             call()
@@ -166,7 +166,7 @@ def interleave_steps(calls: dict[str, Callable[[], None]], rounds: int) -> dict[
 
 
 def _difference(longer: list[float], shorter: list[float]) -> float:
-    """Compares neighbors in time, so that a change in the machine's speed matters little."""
+    """Returns the median difference of neighbors in time, so that a change in the machine's speed matters little."""
     return statistics.median(a - b for a, b in zip(longer, shorter, strict=True))
 
 
@@ -180,7 +180,7 @@ def _copying(size: int) -> Callable[[], None]:
 
 
 def _memory(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
-    """The peak resident memory of a rank while it trains. Shared pages count proportionally."""
+    """Returns the peak resident memory of a rank while it trains. Shared pages count proportionally."""
     before = _proportional()
     (variant,) = options["variants"]
     trainer = Trainer(case, variant, FLOAT32, groups)

@@ -21,5 +21,5 @@ class Groups:
         return self._groups[backend]
 
     def recreate(self, backend: str) -> None:
-        """Makes another group at the next use: an operation that failed may have ended this one."""
+        """Destroys the group, because a failed operation may have ended it. The next use makes another one."""
         dist.destroy_process_group(self._groups.pop(backend))

@@ -17,7 +17,7 @@ from muster.bench.servers import find_program
 
 PROGRAM = "muster-collective-load"
 MPIS = ("openmpi", "mpich")
-# The environment of muster's own jobs.
+# The changes of muster's own jobs to their environment.
 OWN: dict[str, dict[str, str]] = {"muster": {}, "unrecorded": {"MUSTER_RECORDER": "0"}}
 
 

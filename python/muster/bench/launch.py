@@ -24,7 +24,7 @@ __all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 SUMMARY = "from the command to the workers' first barrier, and from a killed worker to the next, against torchrun"
 PEERS: tuple[str, ...] = ("torchrun",)
 
-# Each worker writes when it passed the barrier (CLOCK_MONOTONIC), its pid, and its share of memory.
+# Each worker writes the time when it passed the barrier (CLOCK_MONOTONIC), its pid, and its share of memory.
 WORKER = """
 import os, signal, sys, time
 import torch.distributed as dist
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     repeats = arguments.repeats or (1 if arguments.quick else 5)
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        # Not the user's warm zygote. The path of a socket must be short, whatever TMPDIR is.
+        # Does not use the user's warm zygote. The path of a socket must be short, whatever TMPDIR is.
         runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-", dir="/tmp"))
         bench = Launching(folder, Path(runtime), arguments.workers, arguments.timeout)
         stack.enter_context(bench.warmed())
@@ -163,13 +163,13 @@ class Launching:
             self._call([self._muster, "warm", "stop"])
 
     def import_time(self) -> float:
-        """The seconds of one `import torch`, the floor of a cold start."""
+        """Returns the seconds of one `import torch`, the floor of a cold start."""
         begin = time.monotonic()
         self._call(IMPORT)
         return time.monotonic() - begin
 
     def fork_time(self) -> float:
-        """The seconds of as many plain forks of a process that has imported torch."""
+        """Returns the seconds that a process with torch needs to fork as many times as there are workers."""
         return float(self._call([sys.executable, "-c", FORKS, str(self._workers)]))
 
     def start(self, variant: Variant) -> tuple[float, list[Passed]]:
@@ -180,7 +180,7 @@ class Launching:
             return begin, workers
 
     def restart(self, variant: Variant) -> float:
-        """The seconds from the kill of one worker to the next barrier of all."""
+        """Returns the seconds from the kill of one worker to the next barrier of all workers."""
         with self._job(variant, ["--max-restarts=1"], stay=True) as (_, process, folder):
             workers = self._await(process, folder, restarts=0)
             begin = time.monotonic()

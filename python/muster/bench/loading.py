@@ -16,7 +16,7 @@ Figures = dict[str, float]
 
 
 class Metric(NamedTuple):
-    """How a table shows a figure of the load generator: name, unit, and the factor that converts it."""
+    """The name and unit of a figure of the load generator in a table, and the factor that converts the figure."""
 
     shown: str
     unit: str
@@ -37,7 +37,7 @@ def load(words: list[str], secret: str = "") -> Figures:
 def row_beside_torch(
     bench: str, case: str, ranks: int, metric: Metric, muster: float, peer: float, floor: float = 0
 ) -> Row:
-    """A row for figures of the load generator. More is better for rates only. 0: not measured."""
+    """Returns a row for figures of the load generator. More is better for rates only. 0: not measured."""
     muster, peer, floor = (metric.factor * figure for figure in (muster, peer, floor))
     peer_name = f"torch {torch.__version__.partition('+')[0]}"
     ratio = -1 if metric.shown != "rate" else muster / peer if peer else 0

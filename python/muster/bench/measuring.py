@@ -90,7 +90,7 @@ def _ordinary(size: int) -> torch.Tensor:
 
 
 def shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
-    """Tensors without memory of the given size, rounded up to whole elements and equal blocks."""
+    """Returns tensors without memory of the given size, rounded up to whole elements and equal blocks."""
     ranks = dist.get_world_size()
     block = -(-size // (dtype.itemsize * (ranks if operation.in_blocks else 1)))
     counts = (block * (ranks if blocks else 1) for blocks in (operation.input_blocks, operation.output_blocks))
@@ -98,7 +98,7 @@ def shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:
 
 
 def failure(operation: Operation, tensors: Tensors, call: Call) -> str:
-    """Why the operation cannot be measured, or an empty string. Raises for a wrong result."""
+    """Returns why the operation cannot be measured, or an empty string. Raises for a wrong result."""
     tensors.input.copy_(filled(tensors.rank, tensors.input.numel(), tensors.input.dtype))
     try:
         call()
@@ -113,7 +113,7 @@ def failure(operation: Operation, tensors: Tensors, call: Call) -> str:
 
 
 def _is(expected: torch.Tensor, output: torch.Tensor, ranks: int) -> bool:
-    """Compares bits, except for sums that the dtype cannot represent: each addition may round those."""
+    """Compares bits, except for sums that the dtype cannot represent, because each addition may round them."""
     if torch.equal(output, expected) or not expected.is_floating_point():
         return torch.equal(output, expected)
     eps = torch.finfo(expected.dtype).eps

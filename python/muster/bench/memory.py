@@ -14,14 +14,14 @@ from muster.bench.operations import Operation, Tensors
 
 # Smaller tensors touch so few cache lines that a pool of them stays in the caches.
 COLD_FROM = 4096
-# If the size is unknown: as large as the last-level caches of today's servers.
+# The size of the last-level caches of today's servers, for a machine that does not report it.
 _USUAL_CACHE = 64 << 20
 _LARGEST_POOL = 1 << 30
 _ALIGNED = 64
 
 
 def cold_pool_bytes() -> int:
-    """Twice the last-level cache."""
+    """Returns twice the size of the last-level cache."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
         cache = int(text.removesuffix("K")) << 10
@@ -31,7 +31,7 @@ def cold_pool_bytes() -> int:
 
 
 def slots(size: int, pool: int) -> int:
-    """The number of tensors of `size` bytes in a pool. A single one is warm memory."""
+    """Returns the number of tensors of `size` bytes in a pool. A single tensor is warm memory."""
     return max(1, -(-pool // max(size, 1)))
 
 
@@ -62,7 +62,7 @@ def in_turn(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
 
 
 def copying(tensors: Tensors) -> Callable[[], Any]:
-    """The floor: copies the bytes of the message, if possible between this rank's own tensors."""
+    """Returns the floor: a copy of the message's bytes, if possible between this rank's own tensors."""
     longer = max(tensors.input, tensors.output, key=torch.numel)
     other = tensors.input if longer is tensors.output else tensors.output
     if other.data_ptr() == longer.data_ptr() or other.numel() < longer.numel():

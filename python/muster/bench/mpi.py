@@ -103,12 +103,12 @@ def _measure(jobs: dict[str, Job], op: str, size: int, buffers: str, quick: bool
 
 
 def _time(job: Job, verb: str, op: str, size: int, count: int, repeats: int) -> float:
-    """The seconds of the slowest rank."""
+    """Returns the seconds of the slowest rank."""
     return max(map(float, job.ask(verb, op, size, repeats, count, "-")))
 
 
 def _row(op: str, ranks: int, size: int, buffers: str, microseconds: dict[str, float]) -> Row:
-    """The ratio compares with the fastest MPI."""
+    """Returns a row whose ratio compares muster with the fastest MPI."""
     muster = microseconds["muster"]
     best = min(microseconds[mpi] for mpi in MPIS if mpi in microseconds)
     size = size if op != "barrier" else 0

@@ -24,7 +24,7 @@ class Node:
 
     @property
     def prefix(self) -> list[str]:
-        """The prefix of a command that runs there."""
+        """The prefix of a command that runs in this namespace."""
         return ["ip", "netns", "exec", self.namespace]
 
 
@@ -36,7 +36,7 @@ def check_rate(option: str, rate: str) -> None:
 
 @contextlib.contextmanager
 def two_nodes(rate: str = "", connection_rate: str = "") -> Iterator[list[Node]]:
-    """10.77.1.1 and 10.77.1.2, alone on their network.
+    """Yields two nodes, 10.77.1.1 and 10.77.1.2, alone on their network.
 
     rate: of the network, as tc writes it, such as 1gbit. connection_rate: of each connection.
     """
@@ -67,9 +67,9 @@ def _ip(*words: str) -> None:
 
 
 def _limit_connections(node: Node, rate: str) -> None:
-    """Makes a class for each value of some bits of the connecting side's port, so that few connections share one.
+    """Makes a class for each value of some bits of the connecting side's port, so that few connections share a class.
 
-    That side has the even port: the system gives odd ports to listeners.
+    The connecting side has the even port, because the system gives odd ports to listeners.
     """
     _tc(node, "qdisc", "root", "handle", "1:", "htb")
     for value in range(_CLASSES):
@@ -94,7 +94,7 @@ def _run(*words: str) -> None:
 
 
 def sent_bytes() -> int:
-    """The bytes that this node has sent to the other one, including headers."""
+    """Returns the bytes that this node has sent to the other node, including headers."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == INTERFACE:

@@ -27,8 +27,8 @@ SUMMARY = "collectives between two network namespaces, against gloo over TCP, an
 PEERS: tuple[str, ...] = ("gloo",)
 
 _COUNTED_CALLS = 8
-# The least bytes that the busier of 2 nodes must send, as a share of the message, if each node has `local` ranks and
-# each rank holds the message. Each node reduces before it sends and copies after it receives.
+# The smallest number of bytes that the busier of 2 nodes must send, as a share of the message, if each node has `local`
+# ranks and each rank holds the message. Each node reduces before it sends and copies after it receives.
 _CROSSING: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda local: 1.0,
     "reduce": lambda local: 1.0,
@@ -96,7 +96,7 @@ def _row(
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields times, then bytes."""
+    """Yields times and then bytes."""
     yield from measuring.measure(groups, options)
     for name in options["ops"]:
         for size in options["crossing"] if name in _CROSSING else []:

@@ -37,8 +37,8 @@ class Operation:
     input_blocks: bool = False  # the input has a block for each rank, else one block
     output_blocks: bool = False
     in_place: bool = False
-    messages: int = 1  # that one call sends in sequence; the reported time is that of one
-    direct: Callable[[Tensors, Any], Call] | None = None  # the same over muster.Group
+    messages: int = 1  # messages that one call sends in sequence; the reported time is for one message
+    direct: Callable[[Tensors, Any], Call] | None = None  # the same operation over muster.Group
 
     @property
     def in_blocks(self) -> bool:
@@ -46,17 +46,17 @@ class Operation:
 
 
 def pattern(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers, whose sums over 13 ranks are exact in all dtypes with 8 bits of precision."""
+    """Returns small whole numbers. Their sums over 13 ranks are exact in all dtypes with 8 bits of precision."""
     return torch.arange(count).remainder_(13).to(dtype)
 
 
 def filled(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """The input of `rank` for checks of results."""
+    """Returns the input of `rank` for checks of results."""
     return pattern(count, dtype) + rank
 
 
 def _block(tensors: Tensors) -> torch.Tensor:
-    """The part of the pattern in this rank's block."""
+    """Returns the part of the pattern in this rank's block."""
     whole = pattern(tensors.input.numel(), tensors.input.dtype)
     return tensors.blocks(whole)[tensors.rank]
 

@@ -1,4 +1,4 @@
-"""Draws rows."""
+"""Draws the rows of benchmarks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def available() -> bool:
 
 @contextlib.contextmanager
 def _panels(path: Path, lines: int, columns: int, width: float, height: float) -> Iterator[Any]:
-    """An array of panels, of this size each, which are saved when the block ends."""
+    """Yields an array of panels, each of this size, and saves them when the block ends."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -34,7 +34,7 @@ def _panels(path: Path, lines: int, columns: int, width: float, height: float) -
 
 
 def write_size_plot(path: Path, rows: list[Row]) -> None:
-    """Time by size: a line of panels for each operation, a panel for each number of ranks."""
+    """Draws time by size: a line of panels for each operation, a panel for each number of ranks."""
     rows = [row for row in rows if row.bytes]
     cases, counts = list(dict.fromkeys(row.case for row in rows)), sorted({row.ranks for row in rows})
     with _panels(path, len(cases), len(counts), 5.2, 4.2) as panels:
@@ -71,7 +71,7 @@ def _draw_sizes(panel: Any, rows: list[Row]) -> None:
 
 
 def write_ratio_plot(path: Path, rows: list[Row]) -> None:
-    """How many times better than the peer muster is: a bar for each row with a ratio."""
+    """Draws how many times better than the peer muster is: a bar for each row with a ratio."""
     shown = [row for row in rows if row.ratio][::-1]
     with _panels(path, 1, 1, 9, 1.4 + 0.24 * len(shown)) as ((panel,),):
         ratios = [row.ratio for row in shown]

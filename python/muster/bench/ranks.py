@@ -20,10 +20,10 @@ from muster.bench.report import BenchFailedError
 
 @dataclass
 class Place:
-    """Where a rank runs: a prefix of its command, and its changes to the environment."""
+    """Where a rank runs: the prefix of its command, and its changes to the environment."""
 
     prefix: list[str] = field(default_factory=list)
-    # Loopback, for peers that use the host name.
+    # Loopback, for peers that would otherwise use the host name.
     environment: dict[str, str] = field(default_factory=lambda: {"GLOO_SOCKET_IFNAME": "lo"})
 
 
@@ -37,7 +37,7 @@ def run_ranks(
 ) -> Iterator[dict[str, Any]]:
     """Starts `ranks` processes of muster.bench.worker and yields the results of rank 0. Leaves no process behind.
 
-    timeout: in seconds, for all of it. load: the number of busy processes that run in the background.
+    timeout: in seconds, for the whole benchmark. load: the number of busy processes that run in the background.
     """
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, contextlib.ExitStack() as stack:

@@ -25,8 +25,8 @@ class Row:
     muster: float
     peer: float
     peer_name: str
-    floor: float = 0.0  # the least that the machine needs
-    ratio: float = -1.0  # above 1 muster is better; by default, that of figures of which less is better
+    floor: float = 0.0  # the best that the machine can do
+    ratio: float = -1.0  # above 1: muster is better; negative: computed from figures of which less is better
     bytes: int = 0
     busbw: float | None = None  # GB/s
     buffers: str = ""  # "warm" or "cold", where that matters
@@ -39,7 +39,7 @@ class Row:
 
 
 def parse_size(text: str) -> int:
-    """8, 64Ki, 1Mi, 2Gi, also with a trailing B: powers of 1024."""
+    """Parses 8, 64Ki, 1Mi, 2Gi, also with a trailing B. The units are powers of 1024."""
     number = text.removesuffix("B")
     factor = 1
     for suffix, power in (("Ki", 1), ("Mi", 2), ("Gi", 3)):
@@ -59,7 +59,7 @@ def parse_numbers(option: str, text: str, least: int, most: int | None = None) -
 
 
 def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Names out of `known`, or "all" of them."""
+    """Returns the names in `text`, which must be in `known`. "all" means all known names."""
     names = list(known) if text == "all" else text.split(",")
     for name in names:
         if name not in known:
@@ -75,7 +75,7 @@ def format_size(count: int) -> str:
 
 
 def format_figure(value: float | None, unit: str = "") -> str:
-    """Three significant digits: 0.052, 0.520, 5.20, 13.1, 719, 21,534. Empty for a figure that was not measured."""
+    """Returns three significant digits: 0.052, 0.520, 5.20, 13.1, 719, 21,534; empty if it was not measured."""
     if not value:
         return ""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
@@ -83,7 +83,7 @@ def format_figure(value: float | None, unit: str = "") -> str:
 
 
 def bus_bandwidth(count: int, factor: float, microseconds: float) -> float | None:
-    """GB/s of a message of `count` bytes, as nccl-tests defines it. `factor`: Operation.bus() of the operation."""
+    """Returns GB/s of a message of `count` bytes, as nccl-tests defines it. `factor`: from Operation.bus()."""
     return count * factor / (microseconds * 1e3) if count and microseconds else None
 
 
@@ -96,7 +96,7 @@ _ALSO = {
 
 
 def _cells(row: Row) -> dict[str, str]:
-    """The cells of a row by the names of their columns, which are the same for all rows of a benchmark."""
+    """Returns the cells of a row by the names of their columns. All rows of a benchmark have the same columns."""
     cells = {"case": row.case, "ranks": f"{row.ranks:,}"}
     if row.bench in ("collectives", "mpi"):
         cells |= {"bytes": format_size(row.bytes) if row.bytes else "", "buffers": row.buffers}
@@ -110,7 +110,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 class Table:
-    """Prints rows as they come, in columns that are wide enough for any figure."""
+    """Prints rows as they arrive, in columns that are wide enough for any figure."""
 
     def __init__(self) -> None:
         self._widths: list[int] = []  # negative: aligned to the left

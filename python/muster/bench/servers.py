@@ -34,15 +34,15 @@ LOAD = "muster-store-load"
 
 @dataclass
 class Server:
-    """A process with one server or more."""
+    """A process with one or more servers."""
 
-    addresses: list[str]  # of PyTorch's protocol, as host:port
+    addresses: list[str]  # host:port, with PyTorch's protocol
     pid: int
-    urls: list[str] = field(default_factory=list)  # of muster's protocol
+    urls: list[str] = field(default_factory=list)  # with muster's protocol
 
 
 def find_program(name: str) -> str:
-    """A program that is installed beside `muster`."""
+    """Returns the path of a program that is installed beside `muster`."""
     folders = [str(Path(os.environ[v]).parent) for v in ("MUSTER_BIN",) if v in os.environ]
     folders += [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     found = shutil.which(name, path=os.pathsep.join(folders))
@@ -53,7 +53,7 @@ def find_program(name: str) -> str:
 
 @contextlib.contextmanager
 def muster_server(*options: str, secret: str = "") -> Iterator[Server]:
-    """The root of muster's store, or with `options` another server of `muster-store-load serve`."""
+    """Runs the root of muster's store, or with `options` another server of `muster-store-load serve`."""
     command = [find_program(LOAD), "serve", *options]
     environment = os.environ | {"MUSTER_SECRET": secret}
     with subprocess.Popen(
@@ -72,10 +72,10 @@ def muster_server(*options: str, secret: str = "") -> Iterator[Server]:
 
 @contextlib.contextmanager
 def torch_server(*, resolvable: bool = True) -> Iterator[Server]:
-    """torch's libuv TCPStore.
+    """Runs torch's libuv TCPStore.
 
-    resolvable: the process sees a hosts file with the clients' addresses, because the server looks up the name of each
-    client in its only thread. A note is printed if that is impossible. Otherwise the machine's resolver answers.
+    resolvable: gives the process a hosts file with the clients' addresses, because the server looks up the name of
+    each client in its only thread. If that is impossible, a note is printed and the machine's resolver answers.
     """
     context = multiprocessing.get_context("fork")  # torch is imported already
     ours, theirs = context.Pipe()
@@ -104,7 +104,7 @@ def _receive(pipe: Connection) -> int:
 
 
 def _serve_torch(pipe: Connection, resolvable: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # in case the parent is killed
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the kernel ends this process if the parent is killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     from torch._C._distributed_c10d import TCPStore
 
@@ -115,11 +115,11 @@ def _serve_torch(pipe: Connection, resolvable: bool) -> None:
         except OSError as error:
             problem = f"torch's server may wait for name lookups: {error}"
     limit = timedelta(seconds=60)
-    with contextlib.suppress(ValueError, OSError):  # as many clients as muster's server takes
+    with contextlib.suppress(ValueError, OSError):  # for as many clients as muster's server takes
         resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
     store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=limit, wait_for_workers=False, use_libuv=True)
     pipe.send((store.port, problem))
-    signal.pause()  # until it is killed
+    signal.pause()  # until the parent kills this process
 
 
 def see_names_of_loopback() -> None:

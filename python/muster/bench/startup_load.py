@@ -20,7 +20,7 @@ SUMMARY = "a job's start-up at the store's root, through tiers and without"
 PEERS: tuple[str, ...] = ("tcpstore",)
 
 _PER_NODE = 8
-_MANY_NODES = 100  # over which `--store-fanout auto` has a middle tier
+_MANY_NODES = 100  # above this, `--store-fanout auto` has a middle tier
 _METRICS = {
     "time": Metric("time", "s"),
     "cpu": Metric("root CPU", "ms", 1e3),
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Start-ups of real workers, then of simulated ones (loads): over tiers of proxies, and without them."""
+    """Yields start-ups of real workers, then of simulated ones (loads): over tiers of proxies, and without them."""
     quick = arguments.quick
     full = _numbers("--workers", arguments.workers, [128] if quick else [1024])
     doubling = _numbers("--workers", arguments.workers, [512] if quick else [1024, 4096])
@@ -72,7 +72,7 @@ def _startup(workers: int, exchange: str, arguments: argparse.Namespace) -> Iter
 
 @contextlib.contextmanager
 def _tiers(workers: int, secret: str) -> Iterator[tuple[Server, Server]]:
-    """The tiers that a job of this size has by default."""
+    """Runs the tiers that a job of this size has by default."""
     nodes = -(-workers // _PER_NODE)
     with contextlib.ExitStack() as stack:
         above = root = stack.enter_context(muster_server(secret=secret))
@@ -82,7 +82,7 @@ def _tiers(workers: int, secret: str) -> Iterator[tuple[Server, Server]]:
 
 
 def _fanout(nodes: int) -> int:
-    """The fanout of `--store-fanout auto` for large jobs."""
+    """Returns the fanout of `--store-fanout auto` for large jobs."""
     return math.ceil(math.sqrt(nodes))
 
 
@@ -93,7 +93,7 @@ def _proxies(above: Server, count: int, secret: str) -> contextlib.AbstractConte
 def _workers(
     asked: Server, stat: Server | None, root: Server, workers: int, exchange: str, timeout: float, secret: str = ""
 ) -> Figures:
-    """Workers that speak PyTorch's protocol to `asked`; without agents in a load, because its proxies have none."""
+    """Runs workers that use PyTorch's protocol with `asked`. A load has no agents, because its proxies have none."""
     words = ["startup", "--servers", ",".join(asked.addresses), "--pid", str(root.pid), "--timeout", str(timeout)]
     words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", exchange]
     words += ["--no-agents"] if exchange == _LOAD_EXCHANGE else []
@@ -127,7 +127,7 @@ def _load_root(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _behind(root: Server, urls: list[str], workers: int, timeout: float, secret: str) -> Figures:
-    """Simulated workers behind real proxies of the servers at `urls`."""
+    """Runs simulated workers behind real proxies of the servers at `urls`."""
     words = ["storm", "--urls", ",".join(urls), "--root", root.urls[0], "--pid", str(root.pid)]
     words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", _LOAD_EXCHANGE]
     return load([*words, "--timeout", str(timeout)], secret)

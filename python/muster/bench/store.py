@@ -19,7 +19,7 @@ __all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 SUMMARY = "the store's server, against torch's libuv TCPStore"
 PEERS: tuple[str, ...] = ("tcpstore",)
 
-# By what the load generator calls them.
+# By the load generator's names.
 _METRICS = {
     "rate": Metric("rate", "1/s"),
     "time": Metric("time", "ms", 1e3),
@@ -33,9 +33,9 @@ _METRICS = {
 
 @dataclass
 class Case:
-    """One row for each metric."""
+    """A case of the benchmark, with one row for each metric."""
 
-    name: str  # the load generator's
+    name: str  # the load generator's name
     shown: str
     connections: list[int]
     options: list[str] = field(default_factory=list)

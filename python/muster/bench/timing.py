@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 _MAX_REPEATS = 20_000
-_MAX_CALLS = 1_000  # whose times are kept, in a round of single calls
+_MAX_CALLS = 1_000  # calls whose times are kept, in a round of single calls
 
 
 def interleave(variants: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, float]:
@@ -30,7 +30,7 @@ def interleave(variants: dict[str, Callable[[], None]], rounds: int, seconds: fl
 def interleave_calls(
     variants: dict[str, Callable[[], None]], rounds: int, seconds: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """As interleave(), for single calls: the median and the 95th percentile of the slowest rank's times."""
+    """Like interleave(), but for single calls: the median and the 95th percentile of the slowest rank's times."""
     repeats = {name: min(_MAX_CALLS, _repeats(variant, seconds)) for name, variant in variants.items()}
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
@@ -44,7 +44,7 @@ def interleave_calls(
 
 
 def find_repeats(timed: Callable[[int], float], seconds: float, most: int) -> int:
-    """How many calls take `seconds`, at most `most`. `timed`: the seconds of as many calls; it also warms up."""
+    """Returns how many calls take `seconds`, at most `most`. timed(n): the seconds of n calls; it also warms up."""
     repeats = 1
     while (taken := timed(repeats)) < seconds / 4 and repeats < most:
         repeats *= 4
@@ -62,7 +62,7 @@ def _call(variant: Callable[[], None]) -> float:
 
 
 def _time(variant: Callable[[], None], repeats: int) -> float:
-    """The seconds of the slowest rank."""
+    """Returns the seconds of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(repeats):

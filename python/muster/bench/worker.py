@@ -23,7 +23,7 @@ def main() -> None:
     store = FileStore(f"{folder}/store", int(ranks))
     limit = timedelta(seconds=options["timeout"])
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks), timeout=limit)
-    # Yields the same at all ranks; those of rank 0 are reported.
+    # All ranks run the benchmark. Only the results of rank 0 are reported.
     results = importlib.import_module(f"muster.bench.{bench}").measure(Groups(limit), options)
     if report != "-1":
         with os.fdopen(int(report), "w") as pipe:

@@ -1,4 +1,4 @@
-"""Adapts the communication hooks that come with torch: some of them rely on how NCCL works."""
+"""Adapts the communication hooks that come with torch. Some of them rely on NCCL's behavior."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ _ProcessGroup: Any = dist.ProcessGroup  # Any: the stubs know only some of its m
 
 
 def gradients_of(bucket: GradBucket) -> list[Tensor]:
-    """The gradients in their parameters' memory formats, as the bucket stores them. bucket.gradients() reads all of
-    them row by row."""
+    """Returns the gradients in their parameters' memory formats, as the bucket stores them. bucket.gradients() reads
+    all of them row by row.
+    """
     dense = torch.ops.aten.is_non_overlapping_and_dense
     pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
     return [each.as_strided(like.shape, like.stride()) if dense(like) else each for each, like in pairs]
 
 
 def adapt_torch_hook(hook: Any, group: dist.ProcessGroup, own_groups: list[Backend]) -> Hook:
-    """Returns the hook, or a replacement that does the same over muster. All ranks of `group`, the model's, must call
-    this. Appends the groups that the replacement uses to `own_groups`.
+    """Returns the hook, or a replacement that does the same over muster. All ranks of `group`, the model's group, must
+    call this. Appends the groups that the replacement uses to `own_groups`.
     """
     name = getattr(hook, "__name__", "")
     if wrap := _WRAPPERS.get(name):
@@ -68,8 +69,8 @@ def adapt_torch_hook(hook: Any, group: dist.ProcessGroup, own_groups: list[Backe
 class _HookGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group for the operations of a hook, over a backend of the same ranks.
 
-    The model's own group cannot take them: the model may have collectives in backward (SyncBatchNorm), and the order of
-    those and of a hook's later operations differs between ranks.
+    A hook cannot use the model's own group: the model may have collectives in backward (SyncBatchNorm), and the order
+    of these and of a hook's later operations differs between ranks.
     """
 
     def __init__(self, ranks: dist.ProcessGroup, backend: Backend | dist.ProcessGroup) -> None:
@@ -80,7 +81,7 @@ class _HookGroup(_ProcessGroup):  # type: ignore[misc]
         return self._backend.allreduce(tensors, options)
 
     def allgather(self, outputs: object, inputs: list[Tensor], options: object) -> Any:
-        """Gathers into one tensor, which is the value of the future, as NCCL has it. The hooks read nothing else."""
+        """Gathers into one tensor, which is the value of the future, as with NCCL. The hooks read nothing else."""
         (tensor,) = inputs
         return self._backend._allgather_base(tensor.new_empty(self.size(), *tensor.shape), tensor)
 
@@ -103,7 +104,7 @@ class _PowerSgdState:
 
 
 class _BucketView:
-    """A bucket with other methods in place of some."""
+    """A bucket with some of its methods replaced."""
 
     def __init__(self, bucket: GradBucket, **methods: Callable[[], Any]) -> None:
         self._bucket = bucket
@@ -114,9 +115,12 @@ class _BucketView:
 
 
 class _SerializedHook:
-    """Runs a hook for one bucket at a time. For hooks that start another operation when one has completed: all ranks
-    must do that in the same order. Over NCCL such a callback runs at once, in the thread that calls the hook. Here it
-    runs when the operation completes; by then a rank may have started another bucket's, which others have not.
+    """Runs a hook for one bucket at a time.
+
+    It is for hooks that start another operation when one has completed. All ranks must start these operations in the
+    same order. Over NCCL such a callback runs at once, in the thread that calls the hook. Here it runs when the
+    operation completes. By then, a rank may have started an operation of another bucket that the other ranks have not
+    started.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -133,8 +137,9 @@ class _SerializedHook:
 
 
 def _batched_power_sgd(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """PowerSGD of the whole bucket as one square matrix. torch's own batched hook fails: its orthogonalization takes
-    three dimensions only. It would also resize the bucket, whose memory the ranks of this host share.
+    """Runs PowerSGD on the whole bucket as one square matrix. torch's own batched hook fails, because its
+    orthogonalization takes only three dimensions. It would also resize the bucket, whose memory the ranks of this host
+    share.
     """
     flat = bucket.buffer()
     side = math.isqrt(max(flat.numel() - 1, 0)) + 1

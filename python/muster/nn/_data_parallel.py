@@ -21,11 +21,11 @@ Device: TypeAlias = "int | str | torch.device"
 class DataParallel(nn.Module):
     """Runs a module's forward on parts of the batch concurrently, with a replica and a thread for each device.
 
-    As torch.nn.DataParallel, but for any devices. `device_ids` is a list of devices ("cpu", torch.device("cuda", 1), or
-    the index of an accelerator), which may repeat, or a number of replicas on the CPU. The default is all accelerators;
-    without any, the module is called directly. Tensors among the arguments are split along `dim`, other arguments are
-    passed to each replica. Outputs are concatenated along `dim` on `output_device` (default: the first of
-    `device_ids`). With one device, the output of forward is returned unchanged. A batch smaller than the number of
+    Like torch.nn.DataParallel, but for any devices. `device_ids` is a list of devices ("cpu", torch.device("cuda", 1),
+    or the index of an accelerator), which may repeat, or a number of replicas on the CPU. The default is all
+    accelerators; without any, the module is called directly. Tensors among the arguments are split along `dim`, other
+    arguments are passed to each replica. Outputs are concatenated along `dim` on `output_device` (default: the first
+    of `device_ids`). With one device, the output of forward is returned unchanged. A batch smaller than the number of
     devices leaves some devices idle. The gradients of all replicas are summed in the module, whose parameters and
     buffers must be on the first device.
 
@@ -64,7 +64,7 @@ def data_parallel(
     dim: int = 0,
     module_kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """module(*inputs, **module_kwargs) as DataParallel runs it. `inputs` is a tuple, or the only argument."""
+    """Runs module(*inputs, **module_kwargs) like DataParallel. `inputs` is a tuple, or the only argument."""
     inputs = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     devices = _devices(device_ids)
     if not devices:
@@ -141,7 +141,7 @@ def _count_parts(arguments: tuple[tuple[Any, ...], dict[str, Any]], devices: int
     if not sizes:
         return devices if any(arguments) else 1
     (size,) = sizes
-    return max(1, -(-size // -(-size // devices))) if size else 1  # as Tensor.chunk() makes them
+    return max(1, -(-size // -(-size // devices))) if size else 1  # as many as Tensor.chunk() makes
 
 
 def _like(value: Any, items: Iterable[Any]) -> Any:
@@ -183,7 +183,7 @@ def _gather(outputs: Sequence[Any], device: torch.device | None, dim: int) -> An
 
 def _replicate(module: nn.Module, device: torch.device, index: int) -> Any:
     """Returns a copy of the module. It shares the parameters, or has copies through which gradients flow back."""
-    copies: dict[int, Any] = {}  # by the id() of what was copied: modules and tensors may occur several times
+    copies: dict[int, Any] = {}  # by the id() of the original: modules and tensors may occur several times
 
     def copy(original: Any) -> Any:
         if id(original) not in copies:
@@ -210,7 +210,7 @@ def _replicate(module: nn.Module, device: torch.device, index: int) -> Any:
 
 
 class _ThreadLocalState:
-    """The state that torch keeps per thread, from the calling thread."""
+    """Holds the state that torch keeps per thread, as it is in the calling thread."""
 
     def __init__(self, devices: list[torch.device]) -> None:
         self.grad = torch.is_grad_enabled()
@@ -251,13 +251,14 @@ def _apply(replicas: list[nn.Module], parts: list[Any], devices: list[torch.devi
     return outputs
 
 
-_thread = threading.local()  # .depth: how many DataParallels the replica runs in that this thread runs
+_thread = threading.local()  # .depth: how many DataParallels are around the replica that this thread runs
 
 
 @functools.lru_cache
 def _pool(process: int, depth: int, threads: int) -> ThreadPoolExecutor:
-    """Cached, because OpenMP starts threads for each thread that computes. By process, because threads do not survive a
-    fork, and by depth, so that replicas that wait for inner ones do not occupy their threads.
+    """Pools are cached, because OpenMP starts threads for each thread that computes. The key has the process, because
+    threads do not survive a fork. It has the depth, because replicas that wait for inner replicas occupy their
+    threads.
     """
     total = torch.get_num_threads()
 
@@ -268,5 +269,5 @@ def _pool(process: int, depth: int, threads: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(threads, "muster-replica", begin)
     all_began = threading.Barrier(threads)
     list(pool.map(lambda _: all_began.wait(), range(threads)))
-    torch.set_num_threads(total)  # begin() also changed it for threads that start later
+    torch.set_num_threads(total)  # begin() also changed this number for threads that start later
     return pool

@@ -37,14 +37,14 @@ _BUILT_IN_HOOKS = {
     BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
     BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
 }
-# torch requires a GPU and NCCL for these.
+# torch checks that there are a GPU and NCCL before it accepts these hooks.
 _HOOKS_WITHOUT_CHECK = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
 
 def _optimize_in_backward(
     model: Callable[[], DistributedDataParallel], bucket: GradBucket
 ) -> torch.futures.Future[Tensor]:
-    """A hook that runs the optimizers of a bucket's parameters as soon as it is reduced."""
+    """A hook that runs the optimizers of a bucket's parameters as soon as the bucket is reduced."""
     parameters, reducer, size = bucket.parameters(), model().reducer, model().process_group.size()
 
     def step(future: torch.futures.Future[Tensor]) -> Tensor:
@@ -78,7 +78,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         if not isinstance(options["module"], nn.Module):
             raise TypeError(f"muster.nn.DistributedDataParallel wraps a torch.nn.Module, not {options['module']!r}")
         options.setdefault("gradient_as_bucket_view", True)
-        mixed_precision = options.pop("mixed_precision", None)  # torch's needs an accelerator's streams
+        mixed_precision = options.pop("mixed_precision", None)  # torch's implementation needs an accelerator's streams
         # muster's reducer compares the models first, because its error names the parameter and the rank that differ.
         # torch's "init_sync" follows in _ddp_init_helper().
         self._pending_sync: dict[str, bool] | None = None
@@ -149,10 +149,10 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
                 options.model_buffers = self._unless_ignored(self.module.named_buffers())
         options.verify = self._pending_sync is not None
         self.reducer = Reducer(self.process_group, parameters, options)
-        self._set_reduction_dtype()  # an unpickled model's
+        self._set_reduction_dtype()  # for a model that was unpickled
 
     def _unless_ignored(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """torch also ignores delayed parameters, but all ranks must have the same ones."""
+        """torch also ignores delayed parameters. They are kept here, because all ranks must have the same ones."""
         delayed = {id(each) for each in self._delay_all_reduce_params}
         return [pair for pair in tensors if pair[0] not in self.parameters_to_ignore or id(pair[1]) in delayed]
 
@@ -187,11 +187,13 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             parameter.grad = gradient
 
     def _match_unused_params_allreduce(self) -> None:
-        """Part of _shadow_backward()."""
+        """Does nothing, because _shadow_backward() includes this."""
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
-        """A flag in torch's class. Here the reducer answers, because the first backward may be under no_sync()."""
+        """A flag of torch's class. The reducer gives its value here, because the first backward may be under
+        no_sync().
+        """
         return not self.reducer._in_first_static_iteration()
 
     @_static_graph_delay_allreduce_enqueued.setter
@@ -199,14 +201,14 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         pass
 
     def _delayed_all_reduce_hook(self, gradient: Tensor) -> Tensor:
-        """As torch's, whose stream makes the optimizer's step wait for the all-reduce. Here backward waits."""
+        """Like torch's hook, but backward waits for the all-reduce. torch's stream makes the optimizer's step wait."""
         self._delay_grad_buffer.div_(self.process_group.size())
         work: Any = dist.all_reduce(self._delay_grad_buffer, group=self.process_group, async_op=True)
         torch.autograd.Variable._execution_engine.queue_callback(work.wait)
         return gradient
 
     def _setup_in_backward_optimizers(self) -> None:
-        """As torch's, whose hook needs an accelerator's streams."""
+        """Like torch's method, whose hook needs an accelerator's streams."""
         if self._use_python_reducer:
             super()._setup_in_backward_optimizers()
         elif any(hasattr(each, "_in_backward_optimizers") for each in self._module_parameters):
@@ -240,8 +242,9 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         )
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any] | _C.NativeHook) -> None:
-        """As torch's: hook(state, bucket) returns a Future of the bucket's tensor. Or one of muster.hooks, whose state
-        is None. For these, and for torch's PowerSGD and quantizing hooks, a collective.
+        """Registers a hook like torch's: hook(state, bucket) returns a Future of the bucket's tensor. Also takes a
+        hook of muster.hooks, with the state None. For hooks of muster.hooks, and for torch's PowerSGD and quantizing
+        hooks, this is a collective call.
         """
         if isinstance(hook, _C.NativeHook):
             self._set_native_hook(state, hook)

@@ -12,21 +12,21 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from muster.nn._distributed import DistributedDataParallel
 
-_DTYPES = {torch.float32: "float", torch.float64: "double"}  # the names in C++, which torch's logger uses
+_DTYPES = {torch.float32: "float", torch.float64: "double"}  # C++'s names, which torch's logger uses
 _ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
-_ALWAYS_SAMPLED = 10  # iterations; later ones by Reducer.sample_rate
+_ALWAYS_SAMPLED = 10  # iterations; Reducer.sample_rate samples later ones
 
 
 class LoggingData(NamedTuple):
-    """With the names of torch's DDPLoggingData. Times are in nanoseconds."""
+    """Uses the names of torch's DDPLoggingData. Times are in nanoseconds."""
 
     strs_map: dict[str, str]
     ints_map: dict[str, int]
 
 
 class Logger:
-    """Replaces torch's dist.Logger, which works with torch's reducer only. The keys are the same; keys without a value
-    here are missing.
+    """Replaces torch's dist.Logger, which works with torch's reducer only. The keys are the same, but keys that have
+    no value here are missing.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:

@@ -1,8 +1,8 @@
 """The argument mixed_precision of DistributedDataParallel, on the CPU.
 
-torch swaps the parameters' data on a stream of an accelerator. Here forward sees a low-precision copy in place of each
-parameter, made by an operation that autograd records. So gradients reach the parameters in their own dtype, and
-accumulation, unused parameters, retained graphs and hooks work as usual.
+torch swaps the parameters' data on a stream of an accelerator. Here forward gets a low-precision copy in place of each
+parameter. autograd records the operation that makes the copy. So gradients reach the parameters in their own dtype,
+and accumulation, unused parameters, retained graphs and hooks work as usual.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import nn
 
 
 class LowPrecision:
-    """Shows `root` and its submodules their floating-point parameters in another dtype. Not thread-safe."""
+    """Gives `root` and its submodules their floating-point parameters in another dtype. Not thread-safe."""
 
     def __init__(self, root: nn.Module, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._active = False
-        self._part: tuple[nn.Module, contextlib.ExitStack] | None = None  # recomputed by a checkpoint
+        self._part: tuple[nn.Module, contextlib.ExitStack] | None = None  # the submodule that a checkpoint recomputes
         for parameter in self._parameters(root):
-            marked: Any = parameter  # torch's attributes: what forward sees, and what the optimizer sees
+            marked: Any = parameter  # torch's attributes: the first is for forward, the second for the optimizer
             marked._mp_param = torch.empty(0, dtype=dtype)
             marked._fp_param = parameter.data
         for module in root.modules():
@@ -31,7 +31,7 @@ class LowPrecision:
             module.register_forward_hook(self._leave_part, always_call=True)
 
     def _enter_part(self, part: nn.Module, _: object) -> None:
-        """A submodule that runs during backward is recomputed by a checkpoint."""
+        """A submodule that runs during backward is being recomputed by a checkpoint."""
         if not self._active and torch._C._current_graph_task_id() != -1:
             self._part = part, contextlib.ExitStack()
             self._part[1].enter_context(self.active(part))

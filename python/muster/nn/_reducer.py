@@ -1,4 +1,4 @@
-"""The interface of torch's reducer over muster's."""
+"""muster's reducer with the interface of torch's reducer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reducer(_C.Reducer):
         return rebuilt
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> Future[Tensor]:
-        """Returns the sum, which torch's hooks divide."""
+        """Returns the sum, because torch's hooks divide it."""
         work = self._process_group.allreduce([bucket.buffer()])
         summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
         return summed
@@ -46,7 +46,7 @@ class Reducer(_C.Reducer):
         self.sample_rate = sample_rate
 
     def _push_all_rebuilt_params(self) -> None:
-        """Part of _shadow_backward()."""
+        """Does nothing, because _shadow_backward() includes this."""
 
     def _set_sparse_metadata(self, global_unique_ids: dict[str, Tensor]) -> None:
         raise NotImplementedError(

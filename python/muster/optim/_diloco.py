@@ -16,23 +16,25 @@ _NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
 class DiLoCo(PeriodicSyncOptimizer):
-    """Each rank makes `sync_every` steps of its own. The average distance that the ranks have moved since the last
-    time is then the gradient of an outer optimizer, and all ranks continue from the outer parameters (DiLoCo, Douillard
-    et al. 2023).
+    """Each rank makes `sync_every` local steps. Then the average change of the ranks' parameters since the last average
+    becomes the gradient of an outer optimizer, and all ranks continue from the outer parameters (DiLoCo, Douillard et
+    al. 2023).
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
         optimizer = muster.optim.DiLoCo(inner, sync_every=100, hook=muster.hooks.int8())
 
-    optimizer:        the inner optimizer, of any kind. This one takes its place in the training loop.
+    optimizer:        the inner optimizer, of any kind. The DiLoCo object replaces it in the training loop.
     params:           the parameters to average; by default all of the optimizer's. Buffers of the model stay local.
     outer_optimizer:  makes the outer optimizer from a list of parameters. By default SGD with the paper's learning
                       rate of 0.7 and Nesterov momentum of 0.9.
     hook:             how averages are sent: one of muster.hooks. By default as float32.
     fragments:        the model is averaged in this many parts, at times spread over sync_every steps (Streaming DiLoCo,
                       Douillard et al. 2025), which divides the peak traffic.
-    delay:            the steps that continue while a part is averaged, before the result is used; less than sync_every.
-    merge_alpha:      the share of its own parameters that a rank keeps when it merges the outer parameters. By default
-                      0, or with a delay 0.5, because only its own parameters have the steps made during the delay.
+    delay:            the number of steps that run while a part is averaged, before the result is used; less than
+                      sync_every.
+    merge_alpha:      the share of its own parameters that a rank keeps when it merges the outer parameters. The default
+                      is 0 without a delay. With a delay it is 0.5, because only the rank's own parameters have the
+                      steps made during the delay.
     init_sync, group: as in LocalSGD.
 
     Each rank keeps a copy of the parameters (float32; float64 for float64 parameters) and the outer optimizer's state.
@@ -56,7 +58,7 @@ class DiLoCo(PeriodicSyncOptimizer):
         if hook is not None and not isinstance(hook, hooks.NativeHook):
             raise TypeError(f"hook must be one of muster.hooks, such as muster.hooks.int8(), not {hook!r}")
         super().__init__(optimizer, params, sync_every, group)
-        outer: list[tuple[list[Tensor], torch.optim.Optimizer]] = []  # by fragment: its parameters and their optimizer
+        outer: list[tuple[list[Tensor], torch.optim.Optimizer]] = []  # by fragment: the parameters and their optimizer
 
         def make_outer(parameters: list[Tensor]) -> Callable[[], object]:
             outer.append((parameters, outer_optimizer(parameters)))
@@ -76,7 +78,7 @@ class DiLoCo(PeriodicSyncOptimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Waits for averages that are in flight and uses them. All ranks must call this after the same step."""
+        """Waits for averages that are in flight, and applies them. All ranks must call this after the same step."""
         self._native.finish()
         outer = [{"params": params, "optimizer": optimizer.state_dict()} for params, optimizer in self._outer]
         return {**super().state_dict(), "outer": outer}

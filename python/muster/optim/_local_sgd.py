@@ -11,16 +11,16 @@ from muster.optim._periodic_sync import PeriodicSyncOptimizer
 
 
 class LocalSGD(PeriodicSyncOptimizer):
-    """Each rank makes its own steps, and all ranks average their parameters every `sync_every` steps (local SGD, Stich
-    2019). That takes 1 / sync_every of the bytes. State such as momentum is not averaged.
+    """Each rank makes local steps, and all ranks average their parameters every `sync_every` steps (local SGD, Stich
+    2019). This sends 1 / sync_every of the bytes. State such as momentum is not averaged.
 
         optimizer = muster.optim.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), sync_every=8)
 
-    optimizer:  any optimizer. This one takes its place in the training loop. The model is a plain module, not wrapped
-                in DistributedDataParallel. (Or it is wrapped over the process group of one host, and `group` spans the
-                hosts.)
+    optimizer:  any optimizer. The LocalSGD object replaces it in the training loop. The model is a plain module, not
+                wrapped in DistributedDataParallel. (Or it is wrapped over the process group of one host, and `group`
+                spans the hosts.)
     params:     the parameters to average; by default all of the optimizer's.
-    warmup:     the first steps, each followed by an average.
+    warmup:     the number of first steps that are each followed by an average.
     init_sync:  all ranks start with the parameters of rank 0.
     group:      a process group of the muster backend; by default all ranks.
     """

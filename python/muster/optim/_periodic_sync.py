@@ -1,4 +1,4 @@
-"""What LocalSGD and DiLoCo have in common: they behave as the optimizer that they wrap, except in step()."""
+"""The common part of LocalSGD and DiLoCo: they behave like the optimizer that they wrap, except in step()."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class PeriodicSyncOptimizer(torch.optim.Optimizer):
         raise ValueError("parameters cannot be added: the ranks have agreed on those that they average")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the inner optimizer, and an average if one is due. All ranks must call this equally often."""
+        """Makes one step of the inner optimizer, and averages if it is time. All ranks must call this equally often."""
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         self._native.step()
         return loss
 
     def synchronize(self) -> None:
-        """Collective: averages now. Afterwards all ranks have the same parameters. For the end of training."""
+        """Averages now; a collective call. Afterwards all ranks have the same parameters. For the end of training."""
         self._native.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
