@@ -34,7 +34,7 @@ class Backends {
   }
 
  private:
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all_
   std::vector<c10::weak_intrusive_ptr<ProcessGroupMuster>> all_;
 };
 

@@ -55,7 +55,7 @@ def group(group: dist.ProcessGroup | None = None) -> Group:
 
 
 def process_group_of(group: object) -> dist.ProcessGroup:
-    """The process group given as `group=`; the default group for None."""
+    """Returns the process group of an argument `group`; the default group for None."""
     if group is None:
         return dist.distributed_c10d._get_default_group()
     if group is dist.GroupMember.NON_GROUP_MEMBER:

@@ -83,7 +83,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """The rank that the others wait for, the same at all ranks. str() formats it. Durations are in seconds."""
+    """The rank that the others wait for. All ranks get the same report. str() formats it. Durations are in seconds."""
 
     steps: int  # the number of compared steps
     rank: int | None  # the rank that was last most often; None without steps, or with a single rank

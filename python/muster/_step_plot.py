@@ -44,7 +44,7 @@ def draw(reports: Mapping[str, StepReport], path: Path) -> None:
 
 
 def delays(reports: Mapping[str, StepReport]) -> list[float]:
-    """The delay of each rank's first gradient after the earliest one, in seconds. Zeros for unrelated steps."""
+    """Returns the delay of each rank's first gradient after the earliest one, in seconds; zeros for unrelated steps."""
     firsts = [report._begin / 1e9 + report.forward for report in reports.values()]
     longest = max(report.forward + report.backward + report.waiting for report in reports.values())
     together = len({report.step for report in reports.values()}) == 1 and max(firsts) - min(firsts) <= longest

@@ -57,7 +57,7 @@ def power_sgd(
     rank: int = 2, start_powerSGD_iter: int = 10, min_compression_rate: float = 2, seed: int = 0
 ) -> NativeHook:
     """Sends matrices as two factors of rank `rank` (PowerSGD, Vogels et al. 2019) if that divides their bytes by at
-    least `min_compression_rate`; everything else uncompressed. The first `start_powerSGD_iter` steps are not
-    compressed.
+    least `min_compression_rate`. Sends everything else uncompressed. Does not compress the first
+    `start_powerSGD_iter` steps.
     """
     return NativeHook.power_sgd(rank, start_powerSGD_iter, min_compression_rate, seed)

@@ -27,7 +27,7 @@ class UnfitError(Exception):
 
 
 def import_all(preload: Sequence[str], optional: Iterable[str] = ()) -> None:
-    """Imports torch, each module of `preload` (checked one by one), and those of `optional` that can be imported."""
+    """Imports torch, each module of `preload` (checked one by one), and `optional` modules if possible."""
     gc.disable()  # imports leave no garbage; become_worker() enables it again
     try:
         importlib.import_module("torch")

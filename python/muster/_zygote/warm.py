@@ -148,7 +148,7 @@ class WarmZygote:
         return None
 
     def _status_text(self) -> str:
-        """One line with a name and a value for each fact."""
+        """Returns one line with a name and a value for each fact."""
         facts = {
             "pid": os.getpid(),
             "python": sys.executable,

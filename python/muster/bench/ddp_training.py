@@ -123,8 +123,8 @@ def _replicas(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, 
 
 def _alone(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the share of hooks and buckets in the step of a single rank."""
-    # Equal models may differ by 2 %, depending on their memory and on what ran before. Therefore there are several of
-    # each variant, in both orders.
+    # Equal models may differ by 2 %, depending on their memory and on the models that ran before. Therefore there
+    # are several models of each variant, in both orders.
     variants = [*options["variants"], "bare"]
     order = (variants + variants[::-1]) * (_MODELS_ALONE // 2)
     steps = {f"{variant} {i}": Trainer(case, variant, FLOAT32, groups).step for i, variant in enumerate(order)}

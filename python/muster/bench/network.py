@@ -118,7 +118,7 @@ def _count(groups: Groups, name: str, size: int, options: dict[str, Any]) -> dic
         before = sent_bytes()
         for _ in range(_COUNTED_CALLS):
             call()
-        dist.barrier()  # the other ranks of this node have sent theirs
+        dist.barrier()  # after this, the other ranks of this node have sent their bytes
         counted = torch.tensor([sent_bytes() - before])
         dist.all_reduce(counted, op=dist.ReduceOp.MAX)
         sent[variant] = int(counted) / _COUNTED_CALLS

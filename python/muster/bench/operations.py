@@ -34,7 +34,7 @@ class Operation:
         [Tensors], torch.Tensor | None
     ]  # the output for inputs of filled(); None: no output at this rank
     bus: Callable[[int], float] = lambda ranks: 1.0  # nccl-tests: busbw = bytes / time * bus
-    input_blocks: bool = False  # the input has a block for each rank, else one block
+    input_blocks: bool = False  # true: the input has a block for each rank
     output_blocks: bool = False
     in_place: bool = False
     messages: int = 1  # messages that one call sends in sequence; the reported time is for one message

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class BenchFailedError(RuntimeError):
-    """A benchmark failed; the message says which part of it, and why."""
+    """A benchmark failed. The message names the part that failed, and the reason."""
 
 
 @dataclass

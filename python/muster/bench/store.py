@@ -1,4 +1,4 @@
-"""Store servers under the load of a C++ generator that speaks PyTorch's TCPStore protocol."""
+"""Store servers under the load of a C++ generator that uses PyTorch's TCPStore protocol."""
 
 from __future__ import annotations
 

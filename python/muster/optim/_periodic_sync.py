@@ -34,7 +34,7 @@ class PeriodicSyncOptimizer(torch.optim.Optimizer):
     ) -> None:
         if not hasattr(inner, "param_groups"):
             raise TypeError(f"{type(self).__name__} wraps an optimizer, such as torch.optim.SGD(...), not {inner!r}")
-        # Does not call Optimizer.__init__(): the attributes that it sets are those of `inner`.
+        # Optimizer.__init__() is not called, because the attributes that it sets come from `inner`.
         self.inner, self.sync_every = inner, sync_every
         self._backend = backend_of(group)
         chosen = (

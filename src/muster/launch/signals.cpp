@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-std::atomic<int> write_end{-1};  // a signal handler can reach only globals
+std::atomic<int> write_end{-1};  // a signal handler can reach only globals; set before the handlers, reset after
 
 void on_signal(int number) {
   const int saved = errno;
@@ -27,6 +27,7 @@ Result<std::unique_ptr<SignalPipe>> SignalPipe::open(Loop& loop, std::vector<int
                                                      std::function<void(int)> signalled,
                                                      std::function<void()> child_ended) {
   std::array<int, 2> ends{};
+  // Non-blocking, because a signal handler must not wait for room in the pipe.
   if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return fail_errno(errno, "cannot create a pipe for signals");
   signals.push_back(SIGCHLD);
   std::unique_ptr<SignalPipe> made(new SignalPipe(loop, Fd(ends[0]), Fd(ends[1]), std::move(signals)));

@@ -15,7 +15,7 @@ class DeathNotice {
  public:
   struct Message {
     std::string upstream;  ///< the server above this node's proxy; empty: nothing is sent
-    SessionId session{};   ///< the proxy's session there
+    SessionId session{};   ///< the proxy's session at `upstream`
     std::string root_url;
     Key inbox;    ///< the queue of the root's store
     Bytes event;  ///< a NodeEvent for that queue

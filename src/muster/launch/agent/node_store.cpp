@@ -191,6 +191,7 @@ class Bootstrap {
     if (!options_.local_addr.empty()) {
       MUSTER_ASSIGN(listen, interface_address(options_.local_addr));
     }
+    // The server starts before the claim, because the claim contains its address.
     StoreServerOptions server = server_options();
     server.muster_listen.push_back(listen.with_port(0));
     MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
@@ -204,6 +205,7 @@ class Bootstrap {
       return {};
     }
     if (claim.error().code != ErrorCode::kUnsupported) return tl::unexpected(claim.error());
+    // This store has no claims. The node that stores its address first becomes the root.
     MUSTER_ASSIGN(const Bytes holds,
                   node_.external_store->compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
     node_.root = to_string(holds) == node_.root_url;

@@ -59,7 +59,7 @@ class RootConnection {
   const Events events_;
   const std::string id_;
   StatusFile status_{current_environment(), options_.run_id};
-  std::atomic<bool> cancelled_ = false;
+  std::atomic<bool> cancelled_ = false;  // ends the connector's waits
   std::thread connector_;
   std::optional<Result<NodeStore>> opened_;  // written by the connector thread, read after it was joined
   NodeStore node_;

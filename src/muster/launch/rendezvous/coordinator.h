@@ -55,7 +55,7 @@ class Coordinator {
   int64_t event_count_ = 0;        // events written so far, also the number of the last event
   std::vector<Key> garbage_keys_;  // keys of old generations; deleted when the inbox is empty
   std::atomic<bool> stop_ = false;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards departed_
   std::condition_variable changed_;
   int departed_ = -1;  // how many nodes have left; set when all have left
   std::thread thread_;

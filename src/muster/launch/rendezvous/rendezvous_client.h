@@ -61,10 +61,11 @@ class RendezvousClient {
   const Options options_;
   const Events events_;
   const JobKeys keys_;
-  int64_t first_event_ = 1;
-  std::mutex mutex_;
+  int64_t first_event_ = 1;  // set before the threads start
+  std::mutex mutex_;         // guards tasks_, sending_, ending_ and lost_
   std::condition_variable changed_;
   std::deque<Task> tasks_;
+  // sending_: the sender has taken a task from tasks_, and it is not done.
   bool sending_ = false, ending_ = false, lost_ = false;
   std::thread sender_, heartbeats_, receiver_;
 };

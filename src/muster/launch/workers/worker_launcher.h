@@ -9,7 +9,7 @@
 namespace muster {
 
 /// Starts workers, and ends all processes that the workers start. The workers are children of this process, or of a
-/// zygote that forks them. For the thread that drives the loop. Calls may call events before they return.
+/// zygote that forks them. For the thread that drives the loop. A call may invoke events before it returns.
 class WorkerLauncher {
  public:
   struct Events {

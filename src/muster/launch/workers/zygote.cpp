@@ -145,7 +145,7 @@ void Zygote::send_pending() {
   for (auto& worker : pending_) {
     if (worker.sent) continue;
     const auto sent = send_start(worker);
-    if (!sent && sent.error().code == ErrorCode::kUnavailable)
+    if (!sent && sent.error().code == ErrorCode::kUnavailable)  // the socket's buffer is full
       return timer_.start(kRetryTime, [this] { send_pending(); });
     if (!sent) return on_lost();
     worker.sent = true;
@@ -270,6 +270,7 @@ void Zygote::on_left(std::string_view list) {
 }
 
 void Zygote::fall_back_to_spawn(const std::string& why) {
+  // A warm zygote that cannot serve this run is replaced by a zygote that this process starts.
   if (is_warm_ && state_ == State::kImporting) {
     log(LogLevel::kDebug, "not from the warm zygote: " + why);
     options_.warm = false;
