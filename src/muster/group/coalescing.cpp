@@ -3,15 +3,15 @@
 namespace muster {
 namespace {
 
-/// Whether the two can run as one operation. Operations with uneven blocks cannot: each has its own layout.
+/// True if the two operations can run as one. Operations with uneven blocks cannot, because each has its own layout.
 bool can_merge(const Operation& first, const Operation& next) {
   const Call &a = first.call, &b = next.call;
   return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
          first.factor == next.factor && a.layout == 0 && b.layout == 0 && a.collective != Collective::kBarrier;
 }
 
-/// The blocks of all calls, grouped by rank: for each rank its block of the first call, of the second, and so on. With
-/// one block (`ranks` is 1): the memory of all calls, in order.
+/// The blocks of all calls, grouped by rank: each rank's block of the first call, its block of the second call, and so
+/// on. If `ranks` is 1, the result is the memory of all calls in order.
 BufferView interleave(const std::vector<const BufferView*>& views, int ranks) {
   std::vector<Segment> segments;
   for (int rank = 0; rank < ranks; ++rank) {

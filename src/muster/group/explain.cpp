@@ -15,7 +15,7 @@ namespace muster {
 namespace {
 
 constexpr size_t kElementBytes = 4;
-/// Steps of all ranks: beyond, playing them through takes too long for somebody who waits.
+/// Above this number of steps over all ranks, evaluating them one by one takes too long for an interactive command.
 constexpr size_t kMostPlayed = size_t{1} << 20;
 
 std::string readable_time(double seconds) {
@@ -91,7 +91,7 @@ std::string over_links(const Question& question, const Tuning& tuning, int local
          steps_of(question, problem);
 }
 
-/// What a form does, each line behind some blanks.
+/// The chunks, waits, copies and steps of a form, as indented lines.
 std::string lines_of(const HostPlan& plan) {
   std::string text = "    ";
   if (plan.chunks > 1) text += fmt::format("{} chunks of {}, ", plan.chunks, format_bytes(plan.chunk));

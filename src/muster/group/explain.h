@@ -8,30 +8,31 @@ namespace muster {
 
 struct Question {
   Collective collective = Collective::kAllReduce;
-  size_t bytes = 1 << 20;  ///< of the tensor; of all blocks together where ranks have blocks
+  size_t bytes = 1 << 20;  ///< of the tensor; for a collective with blocks (is_in_blocks()), of all blocks together
   int ranks = 2;
-  int nodes = 1;  ///< over which the ranks are spread evenly
+  int nodes = 1;  ///< the ranks are spread evenly over these
   Rank root = 0;
-  Rank rank = 0;           ///< whose steps over links are shown
-  size_t most_steps = 20;  ///< as many are shown
-  /// Of the links: "tcp", "unix", "shm". Empty: what a group takes, shared memory within a node and TCP between nodes.
+  Rank rank = 0;           ///< the rank whose steps over links are shown
+  size_t most_steps = 20;  ///< the maximum number of steps shown
+  /// The kind of the links: "tcp", "unix" or "shm". Empty: as a group chooses, shared memory within a node and TCP
+  /// between nodes.
   std::string kind;
 };
 
-/// How a group would run the collective on ordinary tensors of float32, and what that is predicted to take. Within a
-/// node: the form in shared memory, and what it does. Over links: the algorithms, the choice, and a rank's steps. On
-/// several nodes with several ranks each: the parts within a node and between them, and their sum. kInvalidArgument for
-/// a question without sense.
+/// Describes how a group would run the collective on ordinary float32 tensors, with the predicted time. On one node:
+/// the form in shared memory and its steps. Over links: the candidate algorithms, the chosen one, and one rank's steps.
+/// On several nodes with several ranks each: the parts within a node and between nodes, and their total.
+/// kInvalidArgument if a field is out of range.
 Result<std::string> explain(const Question& question, const Tuning& tuning);
 
-/// What the algorithm over links does with each slice of a tensor, in rounds of messages: a table in Markdown, or a
-/// picture as SVG. "a0" is slice a of rank 0's input. kInvalidArgument for more than 16 ranks.
+/// Shows what the algorithm over links does with each slice of a tensor, in rounds of messages: as a Markdown table, or
+/// as an SVG picture. "a0" is slice a of rank 0's input. kInvalidArgument for more than 16 ranks.
 Result<std::string> explain_table(const Question& question, const Tuning& tuning);
 Result<std::string> explain_picture(const Question& question, const Tuning& tuning);
 
-/// The question as a problem for links alone; kInvalidArgument for a question without sense.
+/// The spec of the question's collective over links only. kInvalidArgument if a field is out of range.
 Result<CollectiveSpec> spec_over_links(const Question& question, const Tuning& tuning);
-/// Whether the collective's input or output is a block for each rank.
+/// True if the collective's input or output has one block for each rank.
 bool is_in_blocks(Collective collective);
 
 /// The collective of this name ("all_reduce"); kInvalidArgument lists the names.

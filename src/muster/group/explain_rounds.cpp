@@ -27,7 +27,7 @@ std::string text_of(const std::vector<SliceValue>& slices) {
   return text;
 }
 
-/// The algorithm that is chosen for the question's bytes, on a tensor of one element for each slice.
+/// Evaluates the algorithm that is chosen for the question's bytes, but on a tensor that has one element per slice.
 Result<Rounds> rounds_of(const Question& question, const Tuning& tuning, std::string& title) {
   if (question.ranks > kMaxShownRanks) {
     return fail(ErrorCode::kInvalidArgument,
@@ -45,7 +45,7 @@ Result<Rounds> rounds_of(const Question& question, const Tuning& tuning, std::st
   return play_rounds(spec, schedules);
 }
 
-/// The slices that a rank holds; those that changed in this round stand in brackets.
+/// The slices that a rank holds. Brackets mark the slices that changed in this round.
 std::string held_text(const std::vector<SliceValue>& held, const std::vector<SliceValue>* before) {
   std::string text;
   for (size_t slice = 0; slice < held.size(); ++slice) {
@@ -95,7 +95,7 @@ Result<std::string> explain_table(const Question& question, const Tuning& tuning
     for (size_t rank = 0; rank < rounds.held[round].size(); ++rank) {
       const auto& held = rounds.held[round][rank];
       const auto* before = round > 0 ? &rounds.held[round - 1][rank] : nullptr;
-      // The inputs are other memory than the outputs, unless the call is in place.
+      // Unless the call is in place, inputs and outputs are different memory and cannot be compared.
       if (round == 1 && before->size() != held.size()) before = nullptr;
       row.push_back(round == 0 ? text_of(held) : held_text(held, before));
     }
@@ -136,7 +136,8 @@ Result<std::string> explain_picture(const Question& question, const Tuning& tuni
     text += fmt::format("<text x=\"28\" y=\"{}\">{}</text>\n", kTop + kBox + round * kRound - kRound / 2 + 6, round);
   }
   Rank sender = kNoRank;
-  int of_sender = 0;  // its messages so far in this round: their labels lie at different heights
+  int of_sender =
+      0;  // messages of this sender so far in this round; sets the height of the label, so that labels do not overlap
   for (const auto& message : rounds.messages) {
     const int y = kTop + kBox + (message.round - 1) * kRound + 8, end = y + kRound - 10;
     of_sender = message.from == sender ? of_sender + 1 : 0;

@@ -17,15 +17,14 @@
 namespace muster {
 namespace {
 
-/// The flight recorders of a group: its collectives have one, its messages another. Both are null if they are turned
-/// off.
+/// The flight recorders of a group: one for collectives and one for messages. Both are null if recording is turned off.
 class GroupRecorders {
  public:
   GroupRecorders(const GroupSpec& spec, const CollectiveEngine& engine)
       : spec_(spec), engine_(engine), collectives_(create()) {}
 
   Recorder* collectives() const { return collectives_.get(); }
-  /// Made for the first message, because most groups send none.
+  /// Created at the first message, because most groups send no messages.
   Recorder* messages() {
     std::call_once(first_message_, [this] {
       if (collectives_) messages_ = create();
@@ -69,11 +68,13 @@ class GroupImpl final : public Group, private CallQueue::Executor {
         recorders_(spec_, *engine_),
         calls_(*this, recorders_.collectives(), spec_.name) {}
 
-  /// A forked child has the memory and the links of its parent's groups, but not their threads. Destroying a group
-  /// there would wait for these threads for ever, or tell the peers that the parent has left. So it is kept.
+  /// A forked child inherits the memory and the links of its parent's groups, but not their threads. In the child, the
+  /// destructor would wait for these threads forever, or tell the peers that the parent has left. So an inherited group
+  /// is never destroyed.
   static void operator delete(GroupImpl* group, std::destroying_delete_t) {
     if (group->inherited()) {
-      static std::atomic<GroupImpl*> all_inherited = nullptr;  // reachable, or it would count as a leak
+      static std::atomic<GroupImpl*> all_inherited =
+          nullptr;  // a list of inherited groups, so that leak checkers can reach them
       group->next_inherited_ = all_inherited.exchange(group);
       return;
     }
@@ -103,7 +104,7 @@ class GroupImpl final : public Group, private CallQueue::Executor {
     p2p_->run_callbacks();
   }
 
-  /// Pending operations may finish, because the peers take part in them.
+  /// Pending operations get a short time to finish, because the peers take part in them.
   void leave() override {
     if (inherited()) return;
     p2p_->close();

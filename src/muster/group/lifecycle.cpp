@@ -1,4 +1,4 @@
-// New groups made of the ranks of a group.
+// Functions of Group that form new groups.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -33,7 +33,7 @@ GroupOptions inherited(const Group& parent) {
   return options;
 }
 
-/// A group of `ranks`, of which this rank is one.
+/// Forms a group of `ranks`. This rank must be one of them.
 Result<std::unique_ptr<Group>> form_among(Group& parent, Store& store, const std::vector<Rank>& ranks,
                                           const std::string& name) {
   const GroupSpec& self = parent.membership();
@@ -82,12 +82,12 @@ Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Ran
   if (abort_first) {
     abort(Error{ErrorCode::kAborted, fmt::format("group \"{}\" is being shrunk", self.name), self.rank, {}});
   }
-  // An operation that cannot succeed ends by its own deadline.
+  // The result is ignored: an operation that cannot succeed ends at its own deadline.
   (void)wait_for_pending(Deadline::after(timeout()));
   std::vector<Rank> all(self.size), stay;
   std::iota(all.begin(), all.end(), 0);
   std::set_difference(all.begin(), all.end(), out.begin(), out.end(), std::back_inserter(stay));
-  // The name has the list, so that ranks which exclude others form another group.
+  // The name contains a hash of the list. So ranks that exclude different ranks form different groups.
   return form_among(*this, store, stay, fmt::format("shrunk-{}-to-{:016x}", ++shrunk_, fnv1a(stay)));
 }
 

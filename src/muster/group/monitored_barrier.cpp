@@ -3,7 +3,8 @@
 //   here/<rank>  set by each rank but 0 when it arrives
 //   verdict      set by rank 0: empty if all ranks arrived, else the missing ranks
 //
-// Rank 0 deletes keys that no rank reads any more. The number keeps a late rank out of later barriers.
+// Rank 0 deletes keys that no rank reads any more. The key contains the number of the barrier, so that a late rank does
+// not count as arrived in a later barrier.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -12,7 +13,7 @@
 namespace muster {
 namespace {
 
-/// The other ranks wait this much longer than rank 0, to read from it which ranks are missing.
+/// The other ranks wait this much longer than rank 0, so that they can read its verdict.
 constexpr Duration kVerdictTime = std::chrono::seconds(2);
 
 int64_t milliseconds(Duration time) { return std::chrono::duration_cast<std::chrono::milliseconds>(time).count(); }
@@ -38,7 +39,7 @@ class MonitoredBarrier {
     MUSTER_TRY(store_->set(key("verdict", number_), as_bytes(verdict), Deadline::after(kVerdictTime)));
     if (!missing.empty()) return fail(ErrorCode::kTimeout, verdict, missing.front());
     for (const Key& arrival : keys) MUSTER_TRY(store_->delete_key(arrival, Deadline::after(kVerdictTime)));
-    // Every rank that arrived has read the previous verdict.
+    // All ranks have arrived at this barrier, so all have read the previous verdict.
     if (number_ > 1) MUSTER_TRY(store_->delete_key(key("verdict", number_ - 1), Deadline::after(kVerdictTime)));
     return {};
   }

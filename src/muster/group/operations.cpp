@@ -1,4 +1,4 @@
-// The calls of Group as operations, with the checks that a rank can make without the others.
+// Turns the calls of Group into operations, and makes the checks that a rank can make without the other ranks.
 #include "muster/group/operations.h"
 
 #include <fmt/format.h>
@@ -15,10 +15,10 @@ tl::unexpected<Error> invalid(const Operation& operation, const std::string& wha
   return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name(operation.call.collective), what));
 }
 
-/// Never zero, which stands for equal blocks.
+/// A hash of the counts. Never zero, because a layout of zero means equal blocks.
 uint64_t digest(const std::vector<size_t>& counts) { return fnv1a(counts) | 1; }
 
-/// `given` is the view that every rank gives; the other one may be given at the root only, and may be empty.
+/// Every rank passes `given`. `other` may be empty, because some collectives use it at the root only.
 Result<> infer_dtype(Operation& operation, const BufferView& given, const BufferView& other) {
   if (given.bytes() > 0 && other.bytes() > 0 && given.dtype() != other.dtype()) {
     return invalid(operation, fmt::format("input and output differ in dtype: {} and {}", name(operation.input.dtype()),
@@ -28,7 +28,7 @@ Result<> infer_dtype(Operation& operation, const BufferView& given, const Buffer
   return {};
 }
 
-/// `whole` holds the blocks of all ranks; this rank's block is as long as `own`.
+/// `whole` holds the blocks of all ranks. This rank's block has the length of `own`.
 Result<> infer_blocks(Operation& operation, const BufferView& own, const BufferView& whole, const GroupSpec& self) {
   const auto& counts = operation.counts;
   if (counts.empty()) {
@@ -156,7 +156,8 @@ Work Group::submit(std::vector<Operation> operations, const CallOptions& options
     if (auto valid = validate_and_infer(operation, membership()); !valid) return Work(std::move(valid));
   }
   operations = coalesce(std::move(operations), membership().size);
-  // They run in order, and after a failure all later ones fail with the same error, so the last result is the result.
+  // The operations run in order, and after a failure all later operations fail with the same error. So the result of
+  // the last operation is the result of the list.
   Work last{Result<>{}};
   CallOptions ahead = options;
   ahead.async = true;

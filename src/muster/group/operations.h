@@ -6,15 +6,15 @@
 
 namespace muster {
 
-/// Infers dtype, count and layout of a submitted operation's call. kInvalidArgument for arguments that this rank can
-/// see to be invalid, kUnsupported for a dtype that the reduction does not support.
+/// Infers dtype, count and layout of a submitted operation's call. kInvalidArgument for invalid arguments, as far as
+/// this rank can check them alone. kUnsupported for a dtype that the reduction does not support.
 Result<> validate_and_infer(Operation& operation, const GroupSpec& self);
 
-/// Elements of all blocks together.
+/// The total number of elements in all blocks.
 size_t total(const std::vector<size_t>& counts);
 
-/// Merges consecutive operations of one kind: see Group::submit(). Whether two can be merged depends only on what all
-/// ranks agree on, so every rank merges the same operations.
+/// Merges consecutive operations of one kind, as Group::submit() describes. The decision depends only on fields that
+/// are equal at all ranks, so every rank merges the same operations.
 std::vector<Operation> coalesce(std::vector<Operation> operations, int size);
 
 }  // namespace muster

@@ -6,9 +6,10 @@
 
 namespace muster {
 
-/// What the other ranks receive when a rank leaves its group in order. `member`: "rank 3 (host b, pid 812)".
+/// The error that the other ranks get when a rank leaves its group in order. Example of `member`: "rank 3 (host b, pid
+/// 812)".
 Error has_left(const std::string& member, Rank rank);
-/// How calls end at the rank that left, then and later.
+/// The error of pending and later calls at the rank that left.
 Error was_shut_down(const std::string& group, Rank self);
 
 }  // namespace muster

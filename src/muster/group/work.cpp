@@ -5,7 +5,7 @@
 namespace muster {
 namespace {
 
-/// Lets the waiting thread drive the operation, if that is possible.
+/// Lets the waiting thread drive the operation, if the operation has a driver.
 void drive(Work::State& state, const Deadline& deadline) {
   std::shared_ptr<WorkDriver> driver;
   {
@@ -57,7 +57,7 @@ Result<> Work::wait() const {
   if (!state_) return {};
   drive(*state_, Deadline::never());
   std::unique_lock lock(state_->mutex);
-  // Ends: the group finishes every operation by its own deadline.
+  // This wait ends, because the group finishes every operation at its deadline at the latest.
   state_->changed.wait(lock, [this] { return state_->finished; });
   return state_->result;
 }

@@ -15,7 +15,7 @@
 namespace muster {
 namespace {
 
-/// A group of one rank: the result is a copy of the input.
+/// Computes the result in a group of one rank: a copy of the input.
 void copy_to_output(const Operation& operation) {
   const Call& call = operation.call;
   size_t offset = 0;
@@ -31,7 +31,7 @@ void copy_to_output(const Operation& operation) {
   });
 }
 
-/// Until the link ends.
+/// Receives and drops all bytes until the link ends.
 void discard_bytes(Link& link, std::shared_ptr<Bytes> buffer) {
   const Segment into{buffer->data(), buffer->size()};
   link.receive({&into, 1}, [&link, buffer = std::move(buffer)](const Result<>& received) {
@@ -66,7 +66,7 @@ Result<> CollectiveEngine::run(const Operation& operation, const Deadline& deadl
   const Call& call = operation.call;
   if (detector_.failure()) {
     Error error = *detector_.failure();
-    shut_down(error);  // a link may have ended between calls: the peers learn the reason now
+    shut_down(error);  // a link may have failed between calls; this tells the peers the reason
     const bool left = error.phase == GroupPhase::kLeft && error.rank == spec_.rank;
     error.message = left ? was_shut_down(spec_.name, spec_.rank).message : "the group has failed: " + error.message;
     return tl::unexpected(error.in(call.to_string()));
@@ -83,7 +83,7 @@ Result<> CollectiveEngine::run(const Operation& operation, const Deadline& deadl
   return result;
 }
 
-/// MUSTER_DEBUG=detail: compares every rank's call in an all_gather that is the same for all calls.
+/// For MUSTER_DEBUG=detail. The all_gather has the same shape for every call, so it works even if the calls differ.
 Result<> CollectiveEngine::compare_calls(const Operation& operation, const Deadline& deadline) {
   return check_fingerprints(operation, mesh_.members, spec_.rank, [&](const BufferView& own, const BufferView& all) {
     Operation gather;
@@ -139,8 +139,8 @@ Result<> CollectiveEngine::begin_schedule(const Operation& operation, const std:
 }
 
 Result<> CollectiveEngine::finish_schedule(const Deadline& deadline) {
-  // Any failure ends the wait, also that of a rank which this call has no link with: otherwise the ranks that wait for
-  // it might never hear of it.
+  // Any failure ends the wait, also the failure of a rank that this schedule has no link with. Otherwise a rank that
+  // waits for the failed rank through other ranks might wait until its deadline.
   const auto finished = [&] { return schedule_runner_.outcome().has_value() || detector_.interrupted(); };
   for (;;) {
     MUSTER_TRY(diagnosis_.check_desync(links_));
@@ -161,7 +161,7 @@ Result<> CollectiveEngine::connect(const std::vector<Rank>& ranks, const Deadlin
   const auto connected = mesh_.link_table->connect(ranks, deadline, [this] { return detector_.interruption(); });
   if (connected || detector_.interrupted()) return connected;
   if (connected.error().code != ErrorCode::kTimeout) {
-    // The rank that does not answer may have gone because of another rank, and the report of that is on its way.
+    // The rank that does not answer may have left because another rank failed. That report may still be on its way.
     return detector_.wait_for_report() ? tl::unexpected(*detector_.failure()) : connected;
   }
   std::vector<Rank> missing = ranks;
@@ -175,7 +175,7 @@ const std::vector<Rank>& CollectiveEngine::host_ranks() const {
   return mesh_.topology.hosts[mesh_.topology.host_of[spec_.rank]];
 }
 
-/// Called by the host communicator during a wait for `awaited`, a rank of the group.
+/// The host communicator calls this while it waits for `awaited`, a rank of the group.
 Result<> CollectiveEngine::watch(Rank awaited) {
   mesh_.loop->poll();
   if (detector_.interrupted()) return tl::unexpected(*detector_.interruption());
@@ -197,9 +197,10 @@ Error CollectiveEngine::host_comm_error(Error error) {
   return error;
 }
 
-/// Why a rank of this host has failed. Its report comes over its link, but perhaps behind data that this rank does not
-/// receive, because it waits in the host communicator, or through ranks that are busy or stopped. So the rank to blame
-/// is in the host communicator's memory, too.
+/// Finds out why a rank of this host has failed. The failed rank reports the reason over links. The report can be stuck
+/// behind data that this rank does not receive while it waits in the host communicator, so this rank discards that
+/// data. The report may also have to pass through ranks that are busy or stopped, so the host communicator's memory
+/// also holds the rank to blame.
 Error CollectiveEngine::report_of_failed_rank(Rank host_rank) {
   const Rank failed = host_ranks()[host_rank];
   if (links_[failed] != nullptr) discard_bytes(*links_[failed], std::make_shared<Bytes>(size_t{64} << 10));
@@ -214,7 +215,7 @@ Error CollectiveEngine::report_of_failed_rank(Rank host_rank) {
   return Error{ErrorCode::kAborted, std::move(what), blamed, {}};
 }
 
-// ---- the end
+// ---- shutdown
 
 void CollectiveEngine::request_abort(Error why) {
   detector_.request_abort(std::move(why));

@@ -17,11 +17,11 @@ namespace muster {
 /// holds the group's execution lock. Other threads may call only the functions marked thread-safe.
 class CollectiveEngine {
  public:
-  /// All ranks call. If one rank of a group that links all pairs cannot have its part of the shared memory, all ranks
-  /// go without, with a warning.
+  /// All ranks must call this. If one rank cannot get its part of the shared memory, all ranks use links instead, and
+  /// each process logs a warning.
   static Result<std::unique_ptr<CollectiveEngine>> create(Mesh mesh, const GroupSpec& spec,
                                                           std::shared_ptr<Arena> arena, const Deadline& deadline);
-  ~CollectiveEngine();  ///< tells the peers that this rank has left
+  ~CollectiveEngine();  ///< Tells the peers that this rank has left.
   CollectiveEngine(const CollectiveEngine&) = delete;
   CollectiveEngine& operator=(const CollectiveEngine&) = delete;
 
@@ -31,15 +31,16 @@ class CollectiveEngine {
 
   /// Makes the current run() return `why` soon. Thread-safe.
   void request_abort(Error why);
-  /// Closes the links with `why`. The first call counts.
+  /// Closes the links with `why`. Later calls have no effect.
   void shut_down(const Error& why);
-  /// The reason of a rank that leaves in order.
+  /// The reason that peers get when this rank leaves in order.
   Error leave_reason() const;
 
-  // These do not change: thread-safe.
+  // Thread-safe, because their results do not change.
   std::string transport() const { return mesh_.transport; }
   std::shared_ptr<Arena> arena() const { return arena_; }
-  /// The same at all ranks of this group, and in no other: drawn by rank 0 when it announced itself.
+  /// The same at all ranks of this group, and different in every other group: rank 0 draws it at random when it
+  /// announces itself.
   uint64_t group_id() const { return mesh_.members[0].instance; }
 
  private:
@@ -69,13 +70,13 @@ class CollectiveEngine {
   FailureDetector detector_;
   Diagnosis diagnosis_;
   std::unique_ptr<HostComm> comm_;
-  std::shared_ptr<Arena> arena_;        ///< of the host communicator
-  std::vector<Link*> links_;            ///< by rank; null where there is none (yet)
+  std::shared_ptr<Arena> arena_;        ///< tensor memory that the host communicator uses
+  std::vector<Link*> links_;            ///< by rank; null while there is no link
   std::optional<Hierarchy> hierarchy_;  ///< if several hosts have several ranks
   ScheduleRunner schedule_runner_;
   std::vector<Rank> all_ranks_;        ///< 0, 1, ...
   std::vector<Link*> schedule_links_;  ///< of the current schedule, by its own ranks
-  Bytes scaled_;                       ///< a copy of an input, multiplied
+  Bytes scaled_;                       ///< scaled copy of an input that must not change
 };
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// What a collective engine does once, when its group forms.
+// The part of CollectiveEngine that runs once, when the group forms.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-/// An all_reduce of `bytes` up the tree of links and down again.
+/// Schedule of an all_reduce of `bytes` that goes up the tree of links and down again.
 Schedule vote_along_tree(const GroupSpec& spec, size_t bytes) {
   const auto [rank, size, name, generation] = spec;
   ScheduleBuilder builder;
@@ -43,7 +43,7 @@ Result<std::unique_ptr<CollectiveEngine>> CollectiveEngine::create(Mesh mesh, co
   if (!joined && joined.error().code != ErrorCode::kResourceExhausted) {
     Error why = joined.error().in(fmt::format("forming group \"{}\" at rank {}", spec.name, spec.rank));
     why.rank = spec.rank;
-    self.shut_down(why);  // ranks that have formed the group get it in their first call
+    self.shut_down(why);  // ranks that have formed the group get this error in their first call
     return tl::unexpected(why);
   }
   MUSTER_ASSIGN(const bool all, self.all_agree(joined.has_value(), deadline));
@@ -58,7 +58,7 @@ Result<std::unique_ptr<CollectiveEngine>> CollectiveEngine::create(Mesh mesh, co
   return engine;
 }
 
-/// Nothing to do if this host has one rank.
+/// Returns success without a host communicator if this host has one rank.
 Result<> CollectiveEngine::join_host_comm(std::shared_ptr<Arena> arena) {
   if (mesh_.no_host_comm_memory) return tl::unexpected(*mesh_.no_host_comm_memory);
   if (!mesh_.host_comm_memory) return {};
@@ -70,7 +70,7 @@ Result<> CollectiveEngine::join_host_comm(std::shared_ptr<Arena> arena) {
   return {};
 }
 
-/// Warns once a process, for all its groups.
+/// Logs the warning once per process, not once per group.
 void CollectiveEngine::drop_host_comm(const std::string& why) {
   comm_.reset();
   arena_.reset();
@@ -81,8 +81,8 @@ void CollectiveEngine::drop_host_comm(const std::string& why) {
       fmt::format("group \"{}\" goes without shared memory, over slower links: {}", spec_.name, why));
 }
 
-/// Whether all ranks say yes. The vote uses links, because it is about the shared memory, and only those links that
-/// every group has.
+/// True if all ranks vote yes. The vote decides about shared memory, so it uses links, and only the tree of links that
+/// a group of any size has.
 Result<bool> CollectiveEngine::all_agree(bool yes, const Deadline& deadline) {
   int32_t vote = yes ? 1 : 0;
   Operation operation;
@@ -96,7 +96,7 @@ Result<bool> CollectiveEngine::all_agree(bool yes, const Deadline& deadline) {
   return tl::unexpected(result.error());
 }
 
-/// From what all ranks know of each other, so that all choose the same algorithms.
+/// Uses only facts that all ranks know about each other, so that all ranks choose the same algorithms.
 void CollectiveEngine::choose_link_cost() {
   std::map<std::string, int> hosts;
   bool local = true;

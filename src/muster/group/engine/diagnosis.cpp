@@ -16,7 +16,7 @@ namespace {
 /// of all ranks.
 constexpr Duration kFirstCheckAfter = std::chrono::seconds(1);
 
-/// The control message between ranks: the call in which the sender waits, as Call::pack() has it.
+/// The control message between ranks: the call in which the sender waits, packed by Call::pack().
 using PackedCall = std::array<uint64_t, 4>;
 static_assert(sizeof(PackedCall) <= kMaxControlMessage);
 
@@ -44,7 +44,7 @@ Result<> Diagnosis::check_desync(const std::vector<Link*>& links) {
   return fail_if_mismatch(running_->sequence);
 }
 
-/// The peer's call may be one that this rank has yet to reach, or one that it has left behind.
+/// The peer's call may be later than this rank's current call. It is kept, and compared once this rank gets there.
 void Diagnosis::on_peer_call(Rank rank, ByteView message) {
   PackedCall packed;
   if (message.size() != sizeof(packed)) return;
@@ -64,12 +64,12 @@ Error Diagnosis::timeout_error(const std::vector<Rank>& awaited, const std::vect
   Error error{ErrorCode::kTimeout, "", kNoRank, {}};
   if (!detector_.failure() && explain(error)) return error;
   const std::vector<Rank> silent = detector_.silent_ranks(links);
-  if (detector_.failure()) return *detector_.failure();  // a peer has reported it meanwhile
+  if (detector_.failure()) return *detector_.failure();  // a peer reported the failure during the wait
   for (const Rank rank : awaited) {
     if (const Error* lost = detector_.lost(rank)) return *lost;
   }
-  // A live rank may be silent here because its answer is stuck behind data that this rank does not take yet. So the
-  // ranks that this one waits for are named first.
+  // A live rank may look silent, because its answer is stuck behind data that this rank does not receive yet. So the
+  // error names the silent ranks that this rank waits for, if there are any.
   std::vector<Rank> culprits;
   std::ranges::set_intersection(silent, awaited, std::back_inserter(culprits));
   if (culprits.empty()) culprits = silent;
@@ -98,7 +98,7 @@ bool Diagnosis::explain(Error& error, uint64_t sequence) const {
   return true;
 }
 
-/// From the recorders of this host's ranks, and from what the other ranks have sent.
+/// Reads the flight recorders of this host's ranks, and adds the calls that other ranks sent.
 std::vector<RankState> Diagnosis::collect_rank_states(uint64_t sequence) const {
   auto rank_states = muster::collect_rank_states(members_, group_id_, spec_.rank, sequence);
   const auto add = [&](Rank rank, const Call& call) {

@@ -8,8 +8,8 @@
 namespace muster {
 namespace {
 
-/// How long a live peer may take to answer a ping. A peer that cannot read it, because it waits in the middle of a
-/// frame, sends pings itself once its own deadline has passed.
+/// How long a live peer may take to answer a ping. A peer that waits in the middle of a frame cannot read the ping, but
+/// it sends pings itself once its own deadline has passed.
 constexpr Duration kPongTime = std::chrono::seconds(2);
 
 }  // namespace
@@ -49,7 +49,7 @@ bool FailureDetector::wait_for_report() {
 }
 
 std::vector<Rank> FailureDetector::silent_ranks(const std::vector<Link*>& links) {
-  // Shared with the pongs: some may arrive after the wait.
+  // Shared with the ping callbacks, because a pong may arrive after this function has returned.
   const auto silent = std::make_shared<std::set<Rank>>();
   for (Link* link : links) {
     if (link == nullptr || !link->is_open()) continue;
@@ -70,8 +70,8 @@ void FailureDetector::shut_down(Error why) {
   if (why.phase != GroupPhase::kLeft) why.phase = GroupPhase::kRunning;
   fail(why);
   links_.close(why);
-  // The reason may have to wait for room in a socket, and the peers name the right rank only if it arrives. A rank that
-  // leaves in order has no data in its way.
+  // The reason may have to wait for space in a socket buffer, and the peers name the right rank only if the reason
+  // arrives. A rank that leaves in order does not wait, because no data is queued before its message.
   if (why.phase == GroupPhase::kLeft) return;
   (void)loop_.run_until([this] { return !loop_.has_watches(); }, Deadline::after(kLastReportTime));
 }

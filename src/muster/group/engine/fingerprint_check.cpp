@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-/// A rank's call, as it is sent. A zero ends the text if it is shorter than the field.
+/// A rank's call on the wire. A zero byte ends `site` if the text is shorter than the field.
 struct Announcement {
   std::array<uint64_t, 4> call;
   char site[96];

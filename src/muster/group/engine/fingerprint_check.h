@@ -8,15 +8,16 @@
 
 namespace muster {
 
-/// Whether MUSTER_DEBUG is "detail", in upper or lower case: then the ranks compare every call before it runs.
-/// Otherwise they compare only what costs nothing.
+/// True if MUSTER_DEBUG is "detail", in upper or lower case. Then the ranks compare every call before it runs, at the
+/// cost of an extra all_gather per call.
 bool fingerprint_check_enabled();
 
-/// Gathers every rank's `own`, by rank, into `all`.
+/// An all_gather: writes every rank's `own` to `all`, in the order of the ranks.
 using Exchange = std::function<Result<>(const BufferView& own, const BufferView& all)>;
 
-/// Compares this rank's call with those that the other ranks are about to make, and the counts of all_to_all, which
-/// differ between ranks. The kMismatch error says which rank makes which call, and where; all ranks get the same error.
+/// Compares this rank's call with the calls that the other ranks are about to make. For an all_to_all with counts it
+/// also checks that each rank sends as many elements as the receiver expects. The kMismatch error says which rank makes
+/// which call, and at which line of the program. All ranks get the same error.
 Result<> check_fingerprints(const Operation& operation, const std::vector<RankInfo>& members, Rank self,
                             const Exchange& exchange);
 

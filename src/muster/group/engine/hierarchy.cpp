@@ -9,7 +9,7 @@ namespace {
 
 BufferView none(Dtype dtype) { return {nullptr, 0, dtype}; }
 
-/// `count` elements from `first`.
+/// The part of `view` that starts at element `first` and has `count` elements.
 BufferView slice(const BufferView& view, size_t first, size_t count) {
   const size_t element = size_of(view.dtype());
   if (count == 0) return none(view.dtype());
@@ -92,7 +92,8 @@ Result<> Hierarchy::broadcast(const Operation& operation, const Deadline& deadli
   return end_across(deadline);
 }
 
-/// Inputs must not change, so a host sums into scratch memory. A rank that is alone on its host needs none.
+/// A reduce must not change its inputs, so a host sums into scratch memory. A rank that is alone on its host needs no
+/// scratch memory, because it has nothing to sum within the host.
 Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline) {
   const Rank root = operation.call.root;
   for (const Chunk& chunk : chunks(operation)) {
@@ -108,7 +109,8 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
     MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
     if (locals_ == 1 || host_ != topology_.host_of[root]) continue;
-    // Gathers the shards of all ranks at the root. An all_to_all, because gather has blocks of equal length only.
+    // Gathers the shards of all ranks at the root. This is an all_to_all, because gather only supports blocks of equal
+    // length.
     const bool at_root = topology_.host_local_rank[root] == local_;
     Operation here = part(operation, Collective::kAllToAll, own,
                           at_root ? slice(operation.output, chunk.offset, chunk.count) : none(operation.call.dtype));
@@ -120,7 +122,7 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
   return {};
 }
 
-/// Sends each block to one rank of every other host, and from there to all ranks of that host.
+/// Sends each block to one rank of every other host. That rank passes it on to all ranks of its host.
 Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadline) {
   for (int shard = first_shard_; shard < last_shard_; ++shard) {
     Operation sub =
@@ -138,7 +140,8 @@ Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadl
   return on_host(std::move(here), deadline);
 }
 
-/// The reverse: each rank reduces its shards within the host, then sends them to the owners of the blocks.
+/// The reverse of all_gather: the ranks of each host reduce their shards, then each rank exchanges its shards with the
+/// other hosts, and the owner of a block gets the sum.
 Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& deadline) {
   BufferView sums = blocks(operation, operation.input, first_shard_, last_shard_);
   if (locals_ > 1) {
@@ -200,7 +203,8 @@ BufferView Hierarchy::own_shards(const BufferView& tensor, const Chunk& chunk) c
   return slice(tensor, begin, bound(chunk, last_shard_) - begin);
 }
 
-/// Elements of each host in a shard of an all_gather or reduce_scatter: the block of the shard's owner.
+/// Elements of each host in a shard of an all_gather or reduce_scatter: the length of the block of the shard's owner on
+/// that host, or 0 if that host has no owner.
 std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int shard) const {
   std::vector<size_t> counts;
   for (int host = 0; host < hosts_; ++host) {
@@ -210,7 +214,7 @@ std::vector<size_t> Hierarchy::block_counts(const Operation& operation, int shar
   return counts;
 }
 
-/// Elements of all blocks that each rank of this host sends and receives.
+/// For each rank of this host, the number of elements in all its shards, over all hosts.
 std::vector<size_t> Hierarchy::shard_counts(const Operation& operation) const {
   std::vector<size_t> counts(locals_, 0);
   for (int local = 0; local < locals_; ++local) {
@@ -222,7 +226,7 @@ std::vector<size_t> Hierarchy::shard_counts(const Operation& operation) const {
   return counts;
 }
 
-/// The blocks that belong to some shards: by shard, then by host.
+/// The blocks of the shards from `first_shard` to `last_shard` (exclusive), ordered by shard, then by host.
 BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole, int first_shard,
                              int last_shard) const {
   const size_t element = size_of(operation.call.dtype);
@@ -265,7 +269,7 @@ Result<> Hierarchy::on_host(Operation operation, const Deadline& deadline) {
   return levels_.on_host(operation, deadline);
 }
 
-/// Each rank of this host gives its shards of the chunk to the others.
+/// Each rank of this host sends its shards of the chunk to the other ranks of the host.
 Result<> Hierarchy::all_gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline) {
   Operation here = part(whole, Collective::kAllGather, own_shards(whole.output, chunk),
                         slice(whole.output, chunk.offset, chunk.count));
@@ -295,7 +299,7 @@ Result<> Hierarchy::begin_across(const Deadline& deadline) {
   return levels_.begin_across(operation, shard, deadline);
 }
 
-/// All ranks take their shards in the same order, so that no rank waits for a shard that its peers exchange later.
+/// All ranks exchange their shards in the same order, so that no rank waits for a shard that its peers exchange later.
 Result<> Hierarchy::end_across(const Deadline& deadline) {
   while (!waiting_.empty()) {
     MUSTER_TRY(levels_.end_across(deadline));

@@ -12,9 +12,9 @@
 namespace muster {
 
 /// Collectives over several hosts in two levels: within a host through its host communicator, between hosts by every
-/// rank with its own shards, so that no single rank is a bottleneck. As few bytes as possible cross hosts: with H hosts
-/// and a tensor of S bytes 2 (H - 1) S in all for all_reduce, (H - 1) S for broadcast, up to twice that for reduce.
-/// all_gather sends each block once to each other host; reduce_scatter sends one sum per block and host.
+/// rank with its own shards, so that no single rank is a bottleneck. As few bytes as possible cross hosts. With H hosts
+/// and a tensor of S bytes, the total is 2 (H - 1) S for all_reduce, (H - 1) S for broadcast, and up to 2 (H - 1) S for
+/// reduce. all_gather sends each block once to each other host. reduce_scatter sends one sum per block and host.
 ///
 /// all_reduce is a reduce_scatter in the host communicator, an all_reduce of each shard between hosts, and an
 /// all_gather in the host communicator; the other collectives work alike. Large tensors are cut into chunks: one is
@@ -22,24 +22,26 @@ namespace muster {
 class Hierarchy {
  public:
   struct Levels {
-    /// An operation between this host's ranks, numbered from 0 on the host.
+    /// Runs an operation between this host's ranks, which are numbered from 0 on each host.
     std::function<Result<>(const Operation& operation, const Deadline& deadline)> on_host;
-    /// An operation between the ranks that have `shard`, one for each host. begin_across() may return before it is
-    /// over, end_across() returns when it is. One at a time.
+    /// Starts an operation between the ranks that handle `shard`, one on each host. begin_across() may return before
+    /// the operation is done. end_across() waits until it is done. Only one such operation runs at a time.
     std::function<Result<>(const Operation& operation, int shard, const Deadline& deadline)> begin_across;
     std::function<Result<>(const Deadline& deadline)> end_across;
   };
   Hierarchy(const Topology& topology, Rank rank, Levels levels);
 
-  /// Long enough to keep the network busy, short enough to overlap.
+  /// Bytes of a chunk. Long enough to keep the network busy, and short enough that the exchange of one chunk overlaps
+  /// with the reduction of the next.
   static constexpr size_t kChunkBytes = 8 << 20;
-  /// Not gather, scatter and all_to_all: without two levels, too, each of their bytes crosses hosts once.
+  /// False for gather, scatter and all_to_all: two levels would not save bytes, because each of their bytes crosses
+  /// hosts only once anyway.
   static bool has(Collective collective);
-  /// Reductions only sum; the caller computes averages and factors.
+  /// Computes sums for kAverage and kPremulSum. The caller applies the division or the factor.
   Result<> run(const Operation& operation, const Deadline& deadline);
 
  private:
-  /// A range of the tensor, in elements. Its shard s begins at bound(s).
+  /// A range of the tensor, in elements. Shard s of a chunk begins at bound(chunk, s).
   struct Chunk {
     size_t offset, count;
   };
@@ -69,9 +71,10 @@ class Hierarchy {
 
   const Topology& topology_;
   const int host_, local_, locals_, hosts_;
-  const int first_shard_, last_shard_;  ///< this rank's shards; last: one past the end
+  const int first_shard_, last_shard_;  ///< this rank's shards; last_shard_ is one past the end
   const Levels levels_;
-  std::deque<std::pair<Operation, int>> waiting_;  ///< to be exchanged between hosts; the first is running
+  /// Operations and their shards to exchange between hosts; the first one is running.
+  std::deque<std::pair<Operation, int>> waiting_;
   Bytes scratch_;
 };
 

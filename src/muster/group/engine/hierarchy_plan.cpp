@@ -17,7 +17,7 @@ HierarchyPlan plan_hierarchy(const CollectiveSpec& whole, int host_local_size, i
   plan.across.size = whole.size / host_local_size;
   plan.across.rank = whole.rank / host_local_size;
   plan.across.root = whole.root / host_local_size;
-  // As bound() in hierarchy.h cuts it: the longest share.
+  // The length of the longest shard that Hierarchy::bound() makes.
   const size_t elements = plan.chunk / whole.element_bytes, share = (elements + host_local_size - 1) / host_local_size;
   if (!blocks) plan.across.count = share;
 

@@ -7,20 +7,22 @@
 
 namespace muster {
 
-/// The parts of a collective over several hosts with equally many ranks: Hierarchy (hierarchy.h) in figures.
+/// A cost model of Hierarchy (hierarchy.h): the parts of a collective over several hosts that all have the same number
+/// of ranks.
 struct HierarchyPlan {
-  size_t chunk = 0;                      ///< bytes of the tensor that the parts below are about
-  double chunks = 1;                     ///< how many of these the tensor has
-  std::optional<HostPlanInputs> before;  ///< within a host, all hosts at once or the root's only
-  CollectiveSpec across;                 ///< what each rank does with its counterparts on the other hosts
+  size_t chunk = 0;                      ///< bytes of the tensor that the parts below process
+  double chunks = 1;                     ///< the number of chunks in the tensor; may be a fraction
+  std::optional<HostPlanInputs> before;  ///< within a host; all hosts at once, or only the root's host
+  CollectiveSpec across;                 ///< between each rank and its counterparts on the other hosts
   std::optional<HostPlanInputs> after;   ///< within a host
 
-  /// Seconds of the whole, from those of the parts: of several chunks one crosses while others are within their hosts,
-  /// as far as the collective allows.
+  /// Seconds of the whole collective, computed from the seconds of its parts. all_reduce and broadcast with several
+  /// chunks exchange one chunk between hosts while they process another one within the hosts.
   double total(double before_seconds, double across_seconds, double after_seconds) const;
 };
 
-/// For a collective that Hierarchy has. `whole` is the problem of all ranks, of which each `locals` share a host.
+/// Only for collectives for which Hierarchy::has() is true. `whole` describes the collective over all ranks; each host
+/// has `host_local_size` of them.
 HierarchyPlan plan_hierarchy(const CollectiveSpec& whole, int host_local_size, int cores);
 
 }  // namespace muster

@@ -11,8 +11,8 @@ bool ends_at(const Call& call, Rank rank) { return call.collective != Collective
 
 }  // namespace
 
-/// The sum of float16 leaves its range long before the average does, so inputs are made smaller first: by a power of
-/// two, which rounds nothing but subnormal numbers.
+/// A float16 sum overflows long before the average does, so inputs are scaled down first. The factor is a power of two,
+/// which is exact except for subnormal numbers.
 double input_factor(const Operation& operation, int size) {
   const Call& call = operation.call;
   if (!reduces(call.collective)) return 1;

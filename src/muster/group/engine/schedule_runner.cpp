@@ -7,12 +7,13 @@
 namespace muster {
 namespace {
 
-/// Cached plans. A training step repeats fewer shapes than this; more would only make the search longer.
+/// Maximum number of cached plans. A training step repeats fewer shapes than this. The cache is searched linearly, so a
+/// larger one would be slower.
 constexpr size_t kMaxPlans = 64;
-/// The steps of all cached plans, which limits their memory.
+/// No plan is added once the cached plans have this many steps in all. This limits their memory.
 constexpr size_t kMaxCachedSteps = 1 << 18;
 
-/// What a plan depends on: taken from an operation, or from the spec of a cached plan.
+/// Everything that a plan depends on. It is read from an operation, or from the spec of a cached plan.
 using Shape =
     std::tuple<Collective, Rank, int, size_t, size_t, Rank, const std::vector<size_t>&, const std::vector<size_t>&>;
 
@@ -53,12 +54,12 @@ Result<const Schedule*> ScheduleRunner::plan(const Operation& operation, Rank se
 }
 
 void ScheduleRunner::follow(Schedule schedule) {
-  CollectiveSpec unmatched;  // by no operation
+  CollectiveSpec unmatched;  // a size of 0 matches no operation
   unmatched.size = 0;
   cache({std::move(unmatched), PreparedSchedule(std::move(schedule)), ++calls_});
 }
 
-/// Replaces the least recently used plan if the cache is full.
+/// Adds the plan. If the cache is full, replaces the least recently used plan.
 void ScheduleRunner::cache(Plan plan) {
   size_t steps = 0;
   for (const Plan& each : plans_) steps += each.prepared.schedule().steps.size();

@@ -14,35 +14,35 @@
 namespace muster {
 
 /// Runs operations over links, one at a time: plans their schedules, caches the plans of repeated calls, and owns the
-/// scratch memory. Driven by the links' loop.
+/// scratch memory. Not thread-safe: used by the thread that drives the links' loop.
 class ScheduleRunner {
  public:
-  /// How plans are chosen: for links of a kind ("tcp", "unix", "shm") and for ranks per host. The same at all ranks.
-  /// Before the first call.
+  /// Sets the inputs of the choice of algorithms: the measured costs, the kind of the links ("tcp", "unix", "shm") and
+  /// the ranks per host. Must be called before the first plan(), with the same arguments at all ranks.
   void choose_by(const Tuning& tuning, std::string kind, int ranks_per_host);
 
   /// Plans an operation between `size` ranks; this rank is `self`. The result is valid until the next call. Must not be
   /// called while an operation runs.
   Result<const Schedule*> plan(const Operation& operation, Rank self, int size);
-  /// Plans a schedule of the caller's own.
+  /// Uses a schedule that the caller made.
   void follow(Schedule schedule);
   /// The ranks that the last planned schedule exchanges bytes with.
   const std::vector<Rank>& peers() const { return plans_[current_].prepared.peers(); }
 
-  /// Starts the plan that was made last. `links[r]` is the link to rank r. The links, the operation and its memory must
-  /// live until it is over or the links are closed. The first bytes from each peer describe its call: kMismatch if that
-  /// is another call.
+  /// Starts the last planned schedule. `links[r]` is the link to rank r. The links, the operation and its memory must
+  /// live until the schedule is done or the links are closed. The first bytes from each peer describe its call; the
+  /// outcome is kMismatch if that is another call.
   void begin(const Operation& operation, std::span<Link* const> links);
-  /// Set once it is over.
+  /// The result of the schedule; empty while it runs.
   const std::optional<Result<>>& outcome() const { return outcome_; }
-  /// The ranks that it waits for, numbered as in the group.
+  /// The ranks that the running schedule waits for, as ranks of the group.
   std::vector<Rank> waiting_for() const;
 
  private:
   struct Plan {
     CollectiveSpec spec;
     PreparedSchedule prepared;
-    uint64_t last_used;  ///< counted in calls
+    uint64_t last_used;  ///< value of calls_ at the last use
   };
   void cache(Plan plan);
 
@@ -50,7 +50,7 @@ class ScheduleRunner {
   std::string kind_ = "tcp";
   int ranks_per_host_ = 1;
   std::vector<Plan> plans_;
-  size_t current_ = 0;  ///< in plans_
+  size_t current_ = 0;  ///< index in plans_
   uint64_t calls_ = 0;
   Bytes scratch_;
   std::span<Link* const> links_;

@@ -33,8 +33,8 @@ Result<> HostCommExchange::offer(int ranks) {
   return {};
 }
 
-/// The descriptor is sent on request only: sent earlier, it could arrive while the peer still reads the handshake, and
-/// would be lost.
+/// Waits for a request before it sends the descriptor. A descriptor that is sent earlier could arrive while the peer
+/// still reads the handshake, and would be lost.
 void HostCommExchange::await_request(Connection connection) {
   const int fd = connection.stream->fd();
   connections_.push_back(std::move(connection));
@@ -48,7 +48,7 @@ void HostCommExchange::answer_request(int fd) {
   uint8_t request = 0;
   const iovec segment{&request, 1};
   const auto read = connection->stream->read({&segment, 1});
-  if (read && *read == 0) return;  // not here yet
+  if (read && *read == 0) return;  // the request has not arrived yet
   loop_.unwatch(fd);
   if (!read) {
     connections_.erase(connection);
@@ -74,7 +74,7 @@ Result<Fd> HostCommExchange::serve(const Interrupted& interrupted) {
 Result<Fd> HostCommExchange::receive() {
   std::optional<Result<Connection>> connected;
   DialOptions options;
-  options.retry = true;  // the first rank listens once it knows the members
+  options.retry = true;  // the first rank listens only once it knows the members
   options.credentials = credentials_;
   const auto attempt = dial(loop_, address_, options, deadline_,
                             [&](Result<Connection> connection) { connected = std::move(connection); });

@@ -12,13 +12,13 @@
 
 namespace muster {
 
-/// Hands the host communicator's memory from the first rank of a host to the other ranks of the host, over a Unix
-/// socket of its own. Without memory the first rank hands out nothing, and the group does without.
+/// Sends the host communicator's memory from the first rank of a host to the other ranks of the host, over its own Unix
+/// socket. If the first rank cannot allocate the memory, the group works without a host communicator.
 class HostCommExchange {
  public:
   using Interrupted = std::function<std::optional<Error>()>;
 
-  /// At `address` the first rank listens; `secret` is the group's.
+  /// The first rank listens at `address`. `secret` is the group's secret.
   HostCommExchange(Loop& loop, const Bytes& secret, Address address, const Deadline& deadline);
   ~HostCommExchange();
   HostCommExchange(const HostCommExchange&) = delete;
@@ -26,11 +26,11 @@ class HostCommExchange {
 
   /// First rank: allocates the memory for `ranks` and listens.
   Result<> offer(int ranks);
-  /// First rank: waits until the other ranks have the memory. Empty if there is none.
+  /// First rank: waits until it has sent the memory to the other ranks, then returns it. Empty if there is no memory.
   Result<Fd> serve(const Interrupted& interrupted);
-  /// Other ranks: empty if the first rank has none.
+  /// Other ranks: waits for the memory. Empty if the first rank has none.
   Result<Fd> receive();
-  /// Why the first rank has no memory, once offer() has found out.
+  /// First rank: the reason why offer() could not allocate the memory, if it could not.
   const std::optional<Error>& no_memory() const { return no_memory_; }
 
  private:

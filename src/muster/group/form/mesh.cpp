@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-/// A rank's abstract Unix address for another purpose than its links: "-host-comm", "-messages".
+/// A rank's abstract Unix address for a purpose other than its links. The suffix is "-host-comm" or "-messages".
 Address related_address(const std::string& local_address, const std::string& suffix) {
   return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + suffix);
 }
@@ -38,7 +38,7 @@ Result<std::vector<Transport>> parse_transports(const std::string& text) {
   return allowed;
 }
 
-/// Forms one mesh.
+/// The state of form_mesh().
 class MeshBuilder {
  public:
   MeshBuilder(Store& store, const GroupSpec& spec, const GroupOptions& options, const Deadline& deadline)
@@ -54,8 +54,8 @@ class MeshBuilder {
     MUSTER_TRY(connect());
     MUSTER_TRY(share_host_comm());
     mesh_.link_table->set_events({});
-    // A large group keeps its listeners: it connects on demand, and a rank that dials while the group fails has to
-    // learn why.
+    // A large group keeps its listeners, because it connects on demand, and because a rank that dials while the group
+    // fails must learn the reason.
     if (spec_.size <= kMaxFullMesh) mesh_.link_table->stop_connecting();
     mesh_.transport = transport();
     return std::move(mesh_);
@@ -90,7 +90,7 @@ class MeshBuilder {
     return {};
   }
 
-  /// False: the group that has this name now is over; there may be a next one.
+  /// Returns false if the group that has this name now is over. The caller then tries the next group of the name.
   Result<bool> try_to_meet(RankInfo& self) {
     do {
       fill_secure_random({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
@@ -99,8 +99,8 @@ class MeshBuilder {
     if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
     MUSTER_ASSIGN(mesh_.p2p, P2pEngine::create(identity_, options_.tcp_streams));
     mesh_.link_table = std::make_unique<LinkTable>(*mesh_.loop, identity_, options_.tcp_streams);
-    // A peer that is lost while it forms the group ends the forming. A peer that had formed it is not needed any more,
-    // and this rank may be the only one that can pass the peer's report on.
+    // A peer that is lost while it forms the group ends the forming. A peer that is lost after it formed the group does
+    // not: this rank can finish without that peer, and may be the only rank that can forward the peer's report.
     const auto lost = [this](Rank, const Error& why) {
       if (why.phase == GroupPhase::kForming && !error_) error_ = why;
     };
@@ -118,7 +118,8 @@ class MeshBuilder {
     return true;
   }
 
-  /// Without a job secret, every process that can use the store may join the group.
+  /// Without a job secret, rank 0 shares one through the store, so every process that can read the store can join the
+  /// group.
   Result<> agree_on_secret(RankInfo& self) {
     if (spec_.rank == 0) {
       self.secret = generate_secret();
@@ -136,7 +137,7 @@ class MeshBuilder {
     return {};
   }
 
-  /// The first of the allowed transports decides. There is no local listener if that is tcp.
+  /// The first allowed transport is used within the host. If it is tcp, there is no local listener.
   Result<> listen_locally() {
     if (allowed_.front() == Transport::kTcp) return {};
     local_transport_ = allowed_.front();
@@ -166,8 +167,8 @@ class MeshBuilder {
     return {};
   }
 
-  /// A second round through the store, only for groups that span hosts: no other group opens a port. All ranks see the
-  /// same members, so all agree on whether there is this round.
+  /// A second exchange through the store, only for groups that need TCP, so that other groups open no port. All ranks
+  /// see the same members, so all ranks agree on whether this exchange happens.
   Result<> exchange_tcp_addresses() {
     const bool one_host = std::ranges::all_of(
         mesh_.members, [this](const RankInfo& member) { return member.domain == mesh_.members[0].domain; });
@@ -196,7 +197,7 @@ class MeshBuilder {
       const Rank rank = member.rank;
       std::string link_address = member.local_address, message_address;
       if (chosen_[rank] == Transport::kTcp) {
-        const std::string& pair = tcp_addresses_[rank];  // empty for this rank itself
+        const std::string& pair = tcp_addresses_[rank];  // empty if there is no TCP address, as for this rank itself
         const size_t blank = std::min(pair.find(' '), pair.size());
         link_address = pair.substr(0, blank);
         message_address = pair.substr(std::min(blank + 1, pair.size()));
@@ -248,12 +249,13 @@ class MeshBuilder {
   const Deadline deadline_;
   RankExchange ranks_;
   LinkIdentity identity_;
-  std::string local_address_;  ///< of links within the host; empty if there are none
+  std::string local_address_;  ///< address of links within the host; empty if there is no local listener
   std::vector<Transport> allowed_;
   Transport local_transport_ = Transport::kTcp;
   std::vector<Transport> chosen_;  ///< by rank
   bool needs_tcp_ = false;
-  std::vector<std::string> tcp_addresses_;  ///< by rank: of its links and of its messages, with a blank between
+  std::vector<std::string>
+      tcp_addresses_;  ///< by rank: the address for links and the address for messages, separated by a space
   Mesh mesh_;
   std::optional<HostCommExchange> host_comm_;
   std::optional<Error> error_;

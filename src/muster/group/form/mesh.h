@@ -14,23 +14,24 @@
 namespace muster {
 
 /// The links of one rank to the others, and the memory that it shares with the ranks of its host. Used by one thread at
-/// a time: the one that drives the loop.
+/// a time: the thread that drives the loop.
 struct Mesh {
-  std::unique_ptr<Loop> loop;             ///< outlives the links
-  std::string name;                       ///< of the group: what was asked for, or the next free name of that kind
-  std::vector<RankInfo> members;          ///< by rank
-  std::unique_ptr<LinkTable> link_table;  ///< of the collectives
+  std::unique_ptr<Loop> loop;     ///< must outlive the links
+  std::string name;               ///< of the group: the requested name, or that name with a number (RankExchange)
+  std::vector<RankInfo> members;  ///< by rank
+  std::unique_ptr<LinkTable> link_table;  ///< links for collectives; p2p has its own links
   Topology topology;
   Tuning tuning;                             ///< rank 0's, at all ranks
-  Fd host_comm_memory;                       ///< to be attached by the ranks of this host, if there are several
-  std::optional<Error> no_host_comm_memory;  ///< why there is none, if there should be
-  std::shared_ptr<P2pEngine> p2p;            ///< shared with the Works that it has to finish
-  /// "shm" if all ranks share memory, else the kinds of links to the others ("shm+tcp"), connected yet or not.
+  Fd host_comm_memory;                       ///< for HostComm::attach(); empty if this host has one rank
+  std::optional<Error> no_host_comm_memory;  ///< why there is no memory on a host with several ranks
+  std::shared_ptr<P2pEngine> p2p;            ///< shared with the Works that it must finish
+  /// "shm" if all ranks share memory, else the kinds of links to the other ranks ("shm+tcp"), including links that are
+  /// not connected yet.
   std::string transport;
 };
 
 /// Exchanges addresses through the store and connects the ranks by the best transport that both ends can use: all pairs
-/// of ranks, in large groups a tree. Takes at most until the deadline; the error names the ranks that are missing.
+/// of ranks, or a tree in large groups. Fails at the deadline with an error that names the missing ranks.
 Result<Mesh> form_mesh(Store& store, const GroupSpec& spec, const GroupOptions& options, const Deadline& deadline);
 
 }  // namespace muster

@@ -23,16 +23,17 @@ std::unique_ptr<Store> keys_of(const GroupSpec& spec, Store& store) {
   return prefix_store(fmt::format("muster/group/{}/{}", spec.name, spec.generation), store);
 }
 
-/// In a larger group, n ranks that read n records each cost more than another round trip.
+/// In a group larger than this, n ranks that each read n records cost more than an additional round trip.
 constexpr int kMaxReaders = 16;
 
-/// The value of a list after rank 0 gave up.
+/// The value of the member list after rank 0 gave up.
 constexpr std::string_view kNoList = "none";
 
-/// Long enough to ask a store which keys it has, after a wait for them has timed out.
+/// Time limit for short store requests after forming has failed or timed out.
 constexpr Duration kLastQueryTime = std::chrono::seconds(2);
 
-/// A rank that waits longer for another group of the same name logs which process has its rank in the first one.
+/// A rank that waits longer than this for another group of the same name logs which process has its rank in the first
+/// group.
 constexpr Duration kQuietTime = std::chrono::seconds(10);
 
 }  // namespace
@@ -62,7 +63,7 @@ Result<bool> RankExchange::announce(const RankInfo& self, const Deadline& deadli
               self.rank);
 }
 
-/// For a rank that comes now; `holder` is one of the group's ranks.
+/// True if a rank that arrives now cannot join the group any more. `holder` is one of the group's ranks.
 Result<bool> RankExchange::is_over(const RankInfo& holder, const Deadline& deadline) {
   if (holder.gave_up()) return true;
   if (holder.size <= 0) return fail(ErrorCode::kProtocol, "a rank's record has no size");
@@ -96,8 +97,8 @@ void RankExchange::give_up(const RankInfo& self) {
   if (large() && self.rank == 0) (void)store_->compare_set(list("member"), {}, as_bytes(kNoList), deadline);
 }
 
-/// Waits for the keys, with a warning if that takes long. Only after the first group of a name: there, the read itself
-/// waits.
+/// Waits for the keys for a short time and logs a warning if they do not arrive. Does nothing if no other process had
+/// this rank in the first group of the name: then the read that follows does the waiting.
 Result<> RankExchange::wait_for(const std::vector<Key>& keys, const Deadline& deadline) {
   if (previous_process_.empty() || warned_) return {};
   warned_ = true;
@@ -118,7 +119,7 @@ Result<RankInfo> RankExchange::first_rank(const Deadline& deadline) {
 }
 
 Result<std::optional<std::vector<RankInfo>>> RankExchange::members(const Deadline& deadline) {
-  // Rank 0 first: a rank that expects more ranks than there are learns it at once, not at the deadline.
+  // Reads rank 0's record first, so that a rank with a larger world size fails at once, not at the deadline.
   MUSTER_ASSIGN(const auto first, first_rank(deadline));
   const auto check = [this](const RankInfo& member) -> Result<> {
     if (member.size == spec_.size) return {};
@@ -127,7 +128,7 @@ Result<std::optional<std::vector<RankInfo>>> RankExchange::members(const Deadlin
                             member.to_string(), member.size, spec_.rank, spec_.size),
                 member.rank);
   };
-  if (first.size <= spec_.rank) {  // a smaller group's, in which there is no such rank
+  if (first.size <= spec_.rank) {  // the record belongs to a smaller group, which does not have this rank
     MUSTER_ASSIGN(const bool over, is_over(first, deadline));
     if (over) return std::nullopt;
   }

@@ -13,7 +13,7 @@ inline constexpr int kMaxFullMesh = 16;
 inline constexpr int kTreeWidth = 4;
 inline Rank tree_parent(Rank rank) { return (rank - 1) / kTreeWidth; }
 
-/// Which ranks share a host's memory, and which rank sends what between hosts. The same at every rank.
+/// Which ranks share a host's memory, and which rank sends which shard between hosts. The same at every rank.
 ///
 /// Data that crosses hosts is cut into shards, as many as the largest host has ranks. Each host spreads the shards over
 /// its ranks in order: one for each rank if the hosts are equal, several for some ranks of a smaller host.
@@ -25,14 +25,14 @@ struct Topology {
   std::vector<int> host_of, host_local_rank;  ///< by rank: its host, and its index in hosts[host]
   int shards = 1;
 
-  /// Several hosts, one of them with several ranks: two levels of communication pay.
+  /// True if there are several hosts and at least one has several ranks. Then two levels of communication are faster.
   bool layered() const { return hosts.size() > 1 && hosts.size() < host_of.size(); }
   int host_local_size(int host) const { return static_cast<int>(hosts[host].size()); }
-  /// The first shard of a rank, by its host and its index there; for an index of host_local_size(host): `shards`.
+  /// The first shard of the rank with index `local` on `host`. Returns `shards` for local == host_local_size(host).
   int first_shard(int host, int local) const { return local * shards / host_local_size(host); }
   /// The index, on the host, of the rank that sends and receives the shard.
   int shard_rank(int host, int shard) const { return ((shard + 1) * host_local_size(host) - 1) / shards; }
-  /// The rank of the host whose first shard this is, if there is one: its own block travels in it.
+  /// The rank of `host` whose first shard is `shard`, else kNoRank. That rank's own block travels in this shard.
   Rank owner(int host, int shard) const;
 };
 

@@ -44,7 +44,7 @@ void LinkTable::dial(Rank rank, const Deadline& deadline) {
   Entry& entry = dialed_[rank];
   if (closed_ || entry.link || !entry.dials.empty()) return;
   entry.dials.resize(identity(endpoints_[rank].transport).subflow.count);
-  // A failure may end the dialing at once.
+  // A failure may clear entry.dials during this loop, so the size is read again each time.
   for (int subflow = 0; subflow < std::ssize(entry.dials); ++subflow) dial_subflow(rank, subflow, deadline);
 }
 
@@ -132,7 +132,7 @@ Error LinkTable::missing(const std::vector<Rank>& ranks) const {
     if (first == kNoRank) first = rank;
     names += (names.empty() ? "" : ", ") + endpoints_[rank].member.to_string();
   }
-  // A missing rank may have dialed and failed the handshake.
+  // A missing rank may have dialed but failed the handshake, so the error also shows the last refusals.
   std::string refusals;
   for (const auto& listener : listeners_) {
     if (!listener->last_refusal().empty()) refusals += "; meanwhile " + listener->last_refusal();
@@ -179,7 +179,7 @@ void LinkTable::close(const Error& why) {
   closed_ = why;
   for (const auto& [rank, process] : processes_) loop_.unwatch(process.get());
   processes_.clear();
-  // What is still being dialed goes on: the peer learns the reason once it answers.
+  // Dials in progress continue, so that the peer learns the reason once it answers.
   for (const Side side : {Side::kDialed, Side::kAccepted}) {
     for (auto& [rank, entry] : entries(side)) {
       entry.subflows.close(why);

@@ -26,7 +26,7 @@ class LinkTable {
  public:
   /// The end that opened a link.
   enum class Side : uint8_t { kDialed, kAccepted };
-  /// A rank and how its table is reached.
+  /// A rank, and the address and transport of its table.
   struct Endpoint {
     RankInfo member;
     std::string address;
@@ -35,55 +35,58 @@ class LinkTable {
   struct Events {
     /// All subflows of a link are connected.
     std::function<void(Rank rank, Side side, Link& link)> linked;
-    /// A link, or a subflow of a link that is not complete, has ended, or the process of the rank has died. One rank
-    /// may be reported several times.
+    /// A link or a subflow of an incomplete link has ended, or the process of the rank has died. A rank may be reported
+    /// several times.
     std::function<void(Rank rank, const Error& why)> lost;
-    /// A subflow could not be connected. True: the table dials it again soon. Null: connect() returns the error.
+    /// A subflow could not be connected. If the handler returns true, the table dials the subflow again soon. Without a
+    /// handler, connect() returns the error.
     std::function<bool(Rank rank, const Error& why)> dial_failed;
   };
 
-  /// `tcp_streams`: connections that a link over TCP consists of.
+  /// `tcp_streams`: the number of connections in a TCP link.
   LinkTable(Loop& loop, LinkIdentity identity, int tcp_streams);
   LinkTable(const LinkTable&) = delete;
   LinkTable& operator=(const LinkTable&) = delete;
 
-  /// Replaces the events. The new ones hear of every link that exists, and of one that has ended already.
+  /// Replaces the event handlers. The new handlers are called for every link that exists, including links that have
+  /// ended already.
   void set_events(Events events);
   /// Accepts links from now on. Returns the address that the other ranks dial.
   Result<std::string> listen(const Address& address, Transport transport);
-  /// By rank; before any link is dialed.
+  /// Sets the endpoints, by rank. Must be called before any link is dialed.
   void set_endpoints(std::vector<Endpoint> endpoints) { endpoints_ = std::move(endpoints); }
   const Endpoint& endpoint(Rank rank) const { return endpoints_[rank]; }
   bool has_endpoints() const { return !endpoints_.empty(); }
 
-  /// Begins to dial the rank, unless that was done before.
+  /// Begins to dial the rank, unless a dial or a dialed link exists already.
   void dial(Rank rank, const Deadline& deadline);
-  /// Waits until there is one link to each of the ranks: this table dials lower ranks and waits for higher ranks to
-  /// dial. Ends early with the error of `interrupted`, if it returns one. kTimeout and kPeerLost name the rank.
+  /// Waits until there is one link to each of the ranks. The table dials lower ranks and waits for higher ranks to
+  /// dial. If `interrupted` returns an error, the wait ends early with this error. kTimeout and kPeerLost name the
+  /// rank.
   Result<> connect(const std::vector<Rank>& ranks, const Deadline& deadline,
                    const std::function<std::optional<Error>()>& interrupted);
-  /// Accepts no links and dials none from now on; existing links stay.
+  /// Stops listening and cancels dials in progress. Existing links stay open.
   void stop_connecting();
 
-  /// Null while there is none.
+  /// The link of one side, or null while there is none.
   Link* link(Rank rank, Side side) const;
-  /// The link of either side.
+  /// The link that this rank dialed, else the link that it accepted, else null.
   Link* link(Rank rank) const;
   /// Reports the rank as lost when its process on this host dies. A link alone does not show that: a child of the dead
   /// process may keep its sockets open.
   void monitor_process(Rank rank);
-  /// Closes what leads to the rank on the dialed side, also what is still being dialed.
+  /// Closes the dialed link to the rank and cancels its dials in progress.
   void close_dialed(Rank rank, const Error& why);
-  /// Closes all links with `why`, also those that are accepted later. No event is called any more.
+  /// Closes all links with `why`, including links that are accepted later. Events are not called any more.
   void close(const Error& why);
   bool is_closed() const { return closed_.has_value(); }
 
  private:
-  /// One direction of dialing between this rank and another.
+  /// The link of one side between this rank and another rank.
   struct Entry {
     std::unique_ptr<Link> link;
-    SubflowSet subflows;                       ///< while the link is not complete
-    std::vector<std::unique_ptr<Dial>> dials;  ///< by subflow
+    SubflowSet subflows;                       ///< subflows of a link that is not complete yet
+    std::vector<std::unique_ptr<Dial>> dials;  ///< dials in progress, by subflow
   };
   using Entries = std::unordered_map<Rank, Entry>;
 

@@ -14,22 +14,23 @@ namespace muster {
 
 class MessageChannel;
 
-/// Messages from one rank to another that are announced and not received yet: both ends refuse more.
+/// The maximum number of messages from one rank to another that are announced and not received yet. Both ends refuse
+/// more.
 inline constexpr size_t kMaxRequests = 1 << 16;
 
-/// What channels ask of the P2P engine that owns them.
+/// The interface of the P2P engine towards its channels. Both functions are called with the engine's lock held.
 class P2pDelegate {
  public:
   virtual void finish(const MessagePtr& operation, Result<> result) = 0;
-  /// `change` more (or fewer) messages count as sent and have yet to be written.
+  /// Changes the number of messages that count as sent but are not written to a link yet.
   virtual void on_copied(int change) = 0;
 
  protected:
   ~P2pDelegate() = default;
 };
 
-/// One end of a link that carries the messages of one rank to another (wire.cpp). The link belongs to the engine's link
-/// table, which reports its end. Not thread-safe: used under the engine's lock.
+/// One end of a link that carries the messages of one rank to another (wire.cpp). The engine's link table owns the link
+/// and reports when it closes. Not thread-safe: guarded by the engine's lock.
 class MessageChannel {
  public:
   virtual ~MessageChannel() = default;
@@ -37,7 +38,7 @@ class MessageChannel {
   MessageChannel& operator=(const MessageChannel&) = delete;
 
   Rank peer() const { return peer_; }
-  /// Nothing is read, written or reported any more.
+  /// Stops the channel: it reads, writes and reports nothing any more.
   void detach() { detached_ = true; }
 
  protected:
@@ -45,11 +46,11 @@ class MessageChannel {
 
   bool is_open() const { return link_ != nullptr && link_->is_open(); }
   void begin(Link& link);
-  /// Writes a header and the payload, which must stay in place until `written`. `written` is not called if the link
-  /// ends.
+  /// Writes a header and the payload. The payload must stay in place until `written` is called, or until the link ends;
+  /// then `written` is not called.
   void write(const MessageHeader& header, std::span<const ConstSegment> payload = {},
              std::function<void()> written = nullptr);
-  /// Calls handle() with the next header. To be called once the message before was read.
+  /// Reads the next header and calls handle() with it. Must be called only after the previous message was read.
   void read_header();
   void read_payload(std::span<const Segment> into, std::function<void()> then);
   virtual void handle(const MessageHeader& header) = 0;
@@ -59,7 +60,7 @@ class MessageChannel {
   P2pDelegate& delegate_;
 
  private:
-  /// A header must stay in place until it is written.
+  /// Owns a header until it is written, because the link refers to its memory.
   struct Frame {
     std::array<uint8_t, kMessageHeaderBytes> header;
     std::function<void()> written;
@@ -70,7 +71,7 @@ class MessageChannel {
   Fifo<std::unique_ptr<Frame>> frames_;
   std::vector<ConstSegment> segments_;
   std::array<uint8_t, kMessageHeaderBytes> header_{};
-  std::function<void()> then_;  ///< after the payload that is being read
+  std::function<void()> then_;  ///< called after the current payload was read
   bool detached_ = false;
 };
 

@@ -68,7 +68,7 @@ void IncomingMessages::deliver(UnexpectedMessage& message, const MessagePtr& rec
   delegate_.finish(receive, {});
 }
 
-/// Whether the message has the length and the dtype of the receive. If not, the receive fails.
+/// Returns true if the message has the length and the dtype of the receive. Otherwise fails the receive.
 bool IncomingMessages::matches(const MessageHeader& header, const MessagePtr& receive) {
   const bool same_length = header.bytes == receive->data.bytes();
   if (same_length && header.dtype == receive->data.dtype()) return true;
@@ -125,7 +125,7 @@ void IncomingMessages::on_data(const MessageHeader& header) {
   });
 }
 
-/// The credit that the next answer gives back to the sender.
+/// Takes the credit that the next answer gives back to the sender.
 uint64_t IncomingMessages::take_credit() {
   window_used_ -= credit_owed_;
   return std::exchange(credit_owed_, 0);

@@ -14,13 +14,13 @@ struct UnexpectedMessage {
   IncomingMessages* channel = nullptr;
   MessageHeader header;
   Bytes payload;          ///< of an eager message
-  bool complete = false;  ///< the payload is there
-  MessagePtr receive;     ///< waits for the rest of the payload
+  bool complete = false;  ///< the payload has arrived
+  MessagePtr receive;     ///< the matched receive, while it waits for the rest of the payload
 };
 using UnexpectedPtr = std::shared_ptr<UnexpectedMessage>;
 using MessageMatcher = Matcher<MessagePtr, UnexpectedPtr>;
 
-/// Another rank's messages to this rank.
+/// The messages of one other rank to this rank.
 class IncomingMessages final : public MessageChannel {
  public:
   IncomingMessages(P2pDelegate& delegate, MessageMatcher& matcher, Rank from)
@@ -29,7 +29,7 @@ class IncomingMessages final : public MessageChannel {
   void open(Link& link) { begin(link); }
   /// Gives one of this channel's unexpected messages to its receive.
   void deliver(UnexpectedMessage& message, const MessagePtr& receive);
-  /// Whether the rest of the message is lost, now that the channel has ended.
+  /// True if the rest of the message is lost when the channel ends.
   static bool is_cut_off(const UnexpectedPtr& message) { return !message->complete; }
 
  private:
@@ -45,11 +45,11 @@ class IncomingMessages final : public MessageChannel {
   uint64_t take_credit();
 
   MessageMatcher& matcher_;
-  size_t window_used_ = 0;  ///< of the sender's window: bytes that were not given back
-  size_t credit_owed_ = 0;  ///< the part of it that can be given back
+  size_t window_used_ = 0;  ///< bytes of the sender's window that were not given back yet
+  size_t credit_owed_ = 0;  ///< the part of window_used_ that can be given back
   uint64_t last_id_ = 0;
-  size_t requests_ = 0;                               ///< announced messages that are not over
-  std::unordered_map<uint64_t, MessagePtr> cleared_;  ///< receives whose bytes arrive, by id
+  size_t requests_ = 0;                               ///< announced messages that are not received yet
+  std::unordered_map<uint64_t, MessagePtr> cleared_;  ///< receives that were answered with clear to send, by message id
 };
 
 }  // namespace muster

@@ -11,24 +11,26 @@
 
 namespace muster {
 
-/// Which message goes to which receive; knows no sockets and no memory. `Receive` and `Message` are pointer-like: null
-/// means none.
+/// Decides which message goes to which receive. It does not touch sockets or message buffers. `Receive` and `Message`
+/// are pointer-like types; null means none.
 ///
-/// Messages of one sender with one tag are matched in the order in which they arrived, receives that a message suits in
-/// the order in which they were posted; a receive from any rank takes the message that came first. So no sender starves
-/// another, and nothing overtakes. Matching costs O(1), a receive from any rank O(senders that wait with its tag).
-/// Source: the rules of MPI 4.1, section 3.5.
+/// Messages of one sender with one tag are matched in the order of their arrival. If several receives match a message,
+/// the receive that was posted first takes it. A receive from any rank takes the message that arrived first. So
+/// messages do not overtake each other, and no sender starves. Matching costs O(1). A receive from any rank costs
+/// O(senders that have waiting messages with its tag). Source: the rules of MPI 4.1, section 3.5.
 template <class Receive, class Message>
 class Matcher {
  public:
-  /// The message that the receive takes (and that is no longer kept); null when it has to wait.
+  /// Returns the message that the receive takes, and removes it. Returns null if no message matches; the receive then
+  /// waits.
   Message post(Rank from, uint32_t tag, Receive receive) {
     if (Message message = take(from, tag)) return message;
     receives_[key(from, tag)].push({++clock_, std::move(receive)});
     return nullptr;
   }
 
-  /// The receive that takes the message; null when the message is unexpected and kept.
+  /// Returns the receive that takes the message, and removes it. Returns null if no receive matches; the message is
+  /// then kept as unexpected.
   Receive arrive(Rank from, uint32_t tag, Message message) {
     const auto own = first_receive(key(from, tag));
     const auto any = first_receive(key(kAnyRank, tag));
@@ -41,7 +43,7 @@ class Matcher {
     return pop(receives_, takes_own ? own : any);
   }
 
-  /// Takes a waiting receive back; false when it does not wait (any more).
+  /// Removes a waiting receive. Returns false if the receive is not waiting.
   bool withdraw(Rank from, uint32_t tag, const Receive& receive) {
     const auto bin = receives_.find(key(from, tag));
     if (bin == receives_.end()) return false;
@@ -49,7 +51,7 @@ class Matcher {
         bin->second, [&](const Receive& each) { return each == receive; }, [&] { receives_.erase(bin); });
   }
 
-  /// Forgets the messages of `from` for which `gone` is true.
+  /// Removes the unexpected messages of `from` for which `gone` returns true.
   template <class Predicate>
   void forget(Rank from, Predicate&& gone) {
     for (auto tag = messages_.begin(); tag != messages_.end();) {
@@ -73,7 +75,7 @@ class Matcher {
 
   typename Receives::iterator first_receive(uint64_t key) { return receives_.find(key); }
 
-  /// Bins are never empty.
+  /// Pops the first item of a bin and erases the bin if it becomes empty. So a bin is never empty, and front() is safe.
   template <class Bins>
   static auto pop(Bins& bins, typename Bins::iterator bin) {
     auto item = std::move(bin->second.pop().item);

@@ -6,24 +6,24 @@
 
 namespace muster {
 
-/// A send or a receive: its Work, and how far it has come. Shared by the caller's Work and the P2P engine, and guarded
-/// by the engine's lock.
+/// A send or a receive: its Work and its progress. Shared by the caller's Work and the P2P engine. The engine's lock
+/// guards the fields below.
 struct MessageOperation : Work::State {
   bool receives = false;
-  Rank peer = kNoRank;  ///< for a receive perhaps kAnyRank; `source` is the sender once it is matched
+  Rank peer = kNoRank;  ///< a receive may have kAnyRank; `source` is the sender once the receive is matched
   uint32_t tag = 0;
   BufferView data;
   Deadline deadline = Deadline::after(Duration::zero());
 
   bool over = false;     ///< finished; `data` must not be touched any more
-  bool matched = false;  ///< message and receive have met: its bytes move
-  size_t moved = 0;      ///< bytes
-  uint64_t id = 0;       ///< of the message, once it is announced
-  bool copied = false;   ///< a send that ended before it had a link: its bytes are in `copy`
+  bool matched = false;  ///< the message and its receive are matched, and bytes may be moving
+  size_t moved = 0;      ///< bytes sent or received so far
+  uint64_t id = 0;       ///< message id, once the message is announced
+  bool copied = false;   ///< a send that was finished before it had a link; `copy` holds its bytes
   Bytes copy;
-  size_t pending_index = 0;  ///< in the engine's list of pending operations
+  size_t pending_index = 0;  ///< index in the engine's list of pending operations
 
-  /// "receive from rank 3 with tag 7 (float32[12])".
+  /// Example: "receive from rank 3 with tag 7 (float32[12])".
   std::string to_string() const;
 };
 using MessagePtr = std::shared_ptr<MessageOperation>;

@@ -8,7 +8,7 @@
 namespace muster {
 namespace {
 
-/// A long message is sent in pieces, so that other messages are sent between them.
+/// A long message is sent in pieces of this size, so that other messages can be sent between the pieces.
 constexpr size_t kPieceBytes = size_t{512} << 10;
 
 size_t cost(const MessageOperation& operation) { return operation.data.bytes() + kMessageHeaderBytes; }
@@ -52,7 +52,7 @@ void OutgoingMessages::open(Link& link) {
 }
 
 void OutgoingMessages::start(const MessagePtr& operation) {
-  if (operation->copied) return send_eagerly(operation);  // already counted in the window
+  if (operation->copied) return send_eagerly(operation);  // send() has already subtracted its cost from the window
   if (is_short(*operation) && window_ >= cost(*operation)) {
     window_ -= cost(*operation);
     return send_eagerly(operation);
@@ -111,7 +111,7 @@ void OutgoingMessages::on_reject(const MessagePtr& operation, const MessageHeade
   delegate_.finish(operation, fail(ErrorCode::kMismatch, fmt::format("{} with tag {}", what, operation->tag), peer()));
 }
 
-/// Sends the next piece of the first message that is cleared to send. One piece is sent at a time.
+/// Sends the next piece of the first message that is cleared to send. Only one piece is in flight at a time.
 void OutgoingMessages::send_next_piece() {
   const MessagePtr& operation = cleared_.front();
   const size_t bytes = std::min(kPieceBytes, operation->data.bytes() - operation->moved);

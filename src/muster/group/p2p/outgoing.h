@@ -6,18 +6,18 @@
 
 namespace muster {
 
-/// This rank's messages to one other rank. Short messages are sent at once (eagerly) within a window of credits that
-/// the receiver gives back. Longer ones are announced by a request to send (RTS); the receiver answers clear to send
-/// (CTS) or reject.
+/// This rank's messages to one other rank. Short messages are sent at once (eagerly), within a window of credits that
+/// the receiver gives back. A longer message is announced with a request to send (RTS), and so is a short one without
+/// credit. The receiver answers clear to send (CTS) or reject.
 class OutgoingMessages final : public MessageChannel {
  public:
   OutgoingMessages(P2pDelegate& delegate, Rank to) : MessageChannel(delegate, to) {}
   ~OutgoingMessages() override { drop_copies(); }
 
-  /// Without a link, short messages are copied and count as sent, within the window; the others wait.
+  /// Without a link, short messages within the window are copied and count as sent. Other messages wait for the link.
   void send(const MessagePtr& operation);
   void open(Link& link);
-  /// The peer receives nothing any more: detaches, and forgets all messages.
+  /// The peer has left and receives nothing any more: detaches the channel and drops all messages.
   void abandon();
 
  private:
@@ -31,10 +31,10 @@ class OutgoingMessages final : public MessageChannel {
 
   size_t window_ = kEagerWindow;
   uint64_t last_id_ = 0;
-  int copies_ = 0;                                      ///< not yet written
-  Fifo<MessagePtr> waiting_;                            ///< for the link
+  int copies_ = 0;                                      ///< copied messages that are not written yet
+  Fifo<MessagePtr> waiting_;                            ///< messages that wait for the link
   std::unordered_map<uint64_t, MessagePtr> announced_;  ///< by id
-  Fifo<MessagePtr> cleared_;                            ///< the first one's bytes are being sent
+  Fifo<MessagePtr> cleared_;  ///< messages that are cleared to send; the first one is being sent
 };
 
 }  // namespace muster

@@ -11,11 +11,11 @@
 namespace muster {
 namespace {
 
-/// The longest sleep, so that no deadline is missed by more.
+/// The longest sleep. No deadline is missed by more than this.
 constexpr Duration kMaxSleep = 100ms;
-/// One of so many turns asks the kernel for events; the others read shared memory only.
+/// One in this many turns polls the kernel for events. The other turns only read shared memory, which is cheaper.
 constexpr unsigned kPollKernelEvery = 16;
-/// The driver's own thread sleeps until it is notified after so many naps without work.
+/// After this many naps without work, the driver's own thread sleeps until it is notified.
 constexpr int kMaxIdleNaps = 50;
 
 }  // namespace
@@ -31,7 +31,7 @@ void P2pDriver::wait_until(Lock& lock, const std::function<bool()>& done, const 
       continue;
     }
     ++waiting_;
-    if (driven_by_ == DrivenBy::kOwnThread) wake();  // it leaves the loop to a thread that waits
+    if (driven_by_ == DrivenBy::kOwnThread) wake();  // the own thread then leaves the loop to this thread
     changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep),
                       [&] { return driven_by_ == DrivenBy::kNoThread || done(); });
     --waiting_;
@@ -40,7 +40,8 @@ void P2pDriver::wait_until(Lock& lock, const std::function<bool()>& done, const 
   if (stopping_) changed_.notify_all();
 }
 
-/// Returns once it is done, or there are callbacks: a callback may wait for a message, so it cannot run in here.
+/// Drives the loop until `done`, the deadline, or the first callback. Callbacks cannot run inside this function,
+/// because a callback may wait for a message and must then be able to drive the loop.
 void P2pDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   poll_wait_.reset();
   for (unsigned turn = 1; !done(); ++turn) {
@@ -64,7 +65,7 @@ void P2pDriver::take_turns(Lock& lock, const std::function<bool()>& done, const 
   }
 }
 
-/// Sleeps until the loop has something to do. A thread that adds something to wait for calls wake().
+/// Sleeps until the loop has an event. A thread that adds work calls wake() to end the sleep.
 void P2pDriver::park(Lock& lock, Duration max_sleep) {
   if (loop_->poll()) return;
   max_sleep = std::min(max_sleep, std::max(client_.next_deadline() - steady_clock().now(), Duration::zero()));
@@ -108,8 +109,8 @@ void P2pDriver::provide_progress() {
   }
 }
 
-/// A thread that has just begun an operation usually waits for it soon, and then drives the loop without any hand-over.
-/// So this thread naps before it takes the loop, and a napping thread need not be notified.
+/// A thread that has just begun an operation usually waits for it soon, and then drives the loop itself. So the own
+/// thread naps before it takes the loop. While it naps, callers need not notify it, which keeps begin calls cheap.
 void P2pDriver::run_own_thread() {
   Lock lock(mutex_);
   for (int naps = 0; !stopping_;) {

@@ -11,11 +11,11 @@
 namespace muster {
 namespace {
 
-/// A receive that has waited this long checks whether its sender still exists.
+/// After this time, a waiting receive checks that its sender still exists.
 constexpr Duration kProbeAfter = 100ms;
-/// A receive from any rank does not probe more ranks than these.
+/// Ranks are not dialed by a probe if receives wait for more ranks than this.
 constexpr size_t kMaxProbes = 32;
-/// The messages have their own deadlines, so the link needs none.
+/// The messages have their own deadlines, so the dial has practically none.
 constexpr Duration kDialTime = std::chrono::hours(24);
 
 LinkIdentity without_retry(LinkIdentity self) {
@@ -66,10 +66,10 @@ Work P2pEngine::send(BufferView data, Rank to, uint32_t tag, const CallOptions& 
 
 Work P2pEngine::receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) {
   Lock lock = driver_.lock();
-  if (!failure_) driver_.loop().run_pollers();  // the message may be there
+  if (!failure_) driver_.loop().run_pollers();  // the message may have arrived already
   auto operation = begin_operation(true, std::move(data), from, tag, options);
   if (!operation) {
-    driver_.run_callbacks(lock);  // messages of other operations may have been there
+    driver_.run_callbacks(lock);  // the pollers above may have finished other operations
     return Work(tl::unexpected(operation.error()));
   }
   if (const UnexpectedPtr message = matcher_.post(from, tag, *operation)) {
@@ -166,7 +166,7 @@ void P2pEngine::time_out(const MessagePtr& operation) {
     return finish(operation, fail(ErrorCode::kTimeout,
                                   fmt::format("nothing came in time from {} with tag {}", peer, operation->tag), rank));
   }
-  // A part of the message was sent or received, so the link cannot be used for another.
+  // A part of the message was sent or received, so the link cannot be used for another message.
   const char* what = operation->receives ? "did not send the whole message in time" : "did not receive it in time";
   fail_all(Error{ErrorCode::kTimeout, fmt::format("{} {} (tag {})", peer, what, operation->tag), rank,
                  operation->to_string()});
@@ -214,7 +214,7 @@ bool P2pEngine::on_dial_failed(Rank rank, Error why) {
   why.rank = rank;
   if (why.code == ErrorCode::kPeerLost || why.code == ErrorCode::kTimeout) return true;
   if (why.code == ErrorCode::kUnavailable) {
-    // It listened when the group was formed.
+    // The rank listened when the group was formed, so a refused connection means that it is gone.
     why.message =
         fmt::format("{} has left the group, or died: {}", links_->endpoint(rank).member.to_string(), why.message);
     on_departure(rank, why);
@@ -233,8 +233,8 @@ void P2pEngine::probe_later(Rank rank) {
   });
 }
 
-/// Dials the ranks from which receives wait for a message: the link reports when such a rank leaves, and cannot be
-/// dialed if it has left.
+/// Dials the ranks that receives wait for. The link reports when such a rank leaves, and the dial fails if the rank has
+/// left already.
 void P2pEngine::probe() {
   std::set<Rank> awaited;
   for (const MessagePtr& operation : pending_) {
@@ -262,12 +262,12 @@ void P2pEngine::on_lost(Rank rank, const Error& why) {
   if (incoming != nullptr && !incoming->is_open()) end_receives(rank);
 }
 
-/// Sends to the rank end at once. Receives may still end well: messages from it may be on their way, or its link be in
-/// the hands of the listener.
+/// Ends the sends to the rank at once. Receives from the rank may still succeed: its messages may be on their way, or
+/// the listener may still be accepting its link.
 void P2pEngine::on_departure(Rank rank, const Error& why) {
   if (!departed_.try_emplace(rank, Departure{why}).second) return;
   if (const auto found = outgoing_.find(rank); found != outgoing_.end()) found->second->abandon();
-  links_->close_dialed(rank, why);  // before the sends end: then their memory belongs to the caller
+  links_->close_dialed(rank, why);  // before the sends end, because then their memory belongs to the caller again
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) {
     if (!operation->receives && operation->peer == rank) finish(operation, tl::unexpected(why));
@@ -278,7 +278,7 @@ void P2pEngine::on_departure(Rank rank, const Error& why) {
   });
 }
 
-/// Nothing more comes from the rank.
+/// Ends the receives from a rank that cannot send any more.
 void P2pEngine::end_receives(Rank rank) {
   departed_.at(rank).drained = true;
   matcher_.forget(rank, IncomingMessages::is_cut_off);
@@ -299,7 +299,7 @@ void P2pEngine::end_all(const Error& why, Error to_peers) {
   if (to_peers.phase != GroupPhase::kLeft) to_peers.phase = GroupPhase::kRunning;
   for (auto& [rank, channel] : outgoing_) channel->detach();
   for (auto& [rank, channel] : incoming_) channel->detach();
-  links_->close(to_peers);  // before the operations end: then their memory belongs to the caller
+  links_->close(to_peers);  // before the operations end, because then their memory belongs to the caller again
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) finish(operation, tl::unexpected(why));
   driver_.notify();
@@ -309,14 +309,15 @@ void P2pEngine::fail_all(const Error& why) {
   if (failure_) return;
   end_all(why, why);
   if (!on_failure_) return;
-  // Before the callbacks of messages: they may wait for a collective, which this ends.
+  // The handler runs before the callbacks of messages, because such a callback may wait for a collective, and the
+  // handler ends that collective.
   driver_.add_first_callback([handler = std::move(on_failure_), why] { handler(why); });
   on_failure_ = nullptr;
 }
 
 void P2pEngine::abort(const Error& why) {
   const Lock lock = driver_.lock();
-  on_failure_ = nullptr;  // the caller knows
+  on_failure_ = nullptr;  // the caller knows about the failure
   fail_all(why);
   driver_.wake();
 }
@@ -340,7 +341,7 @@ void P2pEngine::close() {
     end_all(was_shut_down(self_.group, self_.rank), has_left(self, self_.rank));
   }
   if (!driver_.stop(lock)) return;
-  links_.reset();  // before the channels, which its completions refer to
+  links_.reset();  // before the channels, because completions of the links refer to them
   outgoing_.clear();
   incoming_.clear();
   driver_.close_loop();

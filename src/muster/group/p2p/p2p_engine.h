@@ -14,43 +14,45 @@
 
 namespace muster {
 
-/// How long submitted operations may take to end when their group is destroyed.
+/// How long pending operations may take to end when a rank leaves the group.
 inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 
-/// Point-to-point messages of one rank of a group. The engine has links, a loop and a lock of its own, so messages need
-/// neither the collectives' execution lock nor their order. It dials a link to each rank that it sends to, at the first
-/// message.
+/// Point-to-point messages of one rank of a group. The engine has its own links, loop and lock, so messages do not need
+/// the execution lock of the collectives and have no order with them. It dials a link to another rank at the first send
+/// to that rank.
 ///
-/// Thread-safe. A call does in its own thread what can be done at once; the rest is done by the driver (p2p_driver.h).
+/// Thread-safe. A call does as much as possible in its own thread. The driver (p2p_driver.h) does the rest.
 ///
-/// A receive that gets nothing by its deadline fails alone, and so does a receive that does not fit its message. Any
-/// other failure (a lost peer, a message stuck half-way) ends all operations and is reported to the peers.
+/// If a receive gets no message before its deadline, or does not fit its message, only this operation fails (and the
+/// send of a long message that does not fit). Any other failure (a lost peer, a message that is stuck half-way) ends
+/// all operations and is reported to the peers.
 class P2pEngine final : public WorkDriver,
                         public std::enable_shared_from_this<P2pEngine>,
                         private P2pDelegate,
                         private P2pDriver::Client {
  public:
-  /// Called once, without any lock, when everything has ended for `why`.
+  /// Called once, without a lock held, after `why` has ended all operations.
   using FailureHandler = std::function<void(const Error& why)>;
 
-  /// `tcp_streams`: connections that a link over TCP consists of.
+  /// `tcp_streams`: the number of connections in a TCP link.
   static Result<std::shared_ptr<P2pEngine>> create(LinkIdentity self, int tcp_streams);
   ~P2pEngine() override;
 
-  /// Before begin(). Peers may dial from then on; they are accepted once a thread drives the loop.
+  /// Must be called before begin(). Peers may dial from then on. They are accepted once a thread drives the loop.
   Result<std::string> listen(const Address& address, Transport transport);
-  /// Before any message. `endpoints` by rank.
+  /// Sets the endpoints of all ranks, by rank. Must be called before any message.
   void begin(std::vector<LinkTable::Endpoint> endpoints);
   void on_failure(FailureHandler handler);
 
-  /// Within options.timeout, which must be given.
+  /// options.timeout must be greater than zero: the engine knows no default.
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options);
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options);
   /// Ends every pending and later operation with `why`, and tells the peers. Runs no callbacks: the caller must call
   /// run_callbacks() once it holds nothing that a callback may wait for.
   void abort(const Error& why);
   void run_callbacks();
-  /// Sends what is pending, within limits, and leaves. Must be called before the last owner drops the engine.
+  /// Waits up to kDrainTime for pending sends, then tells the peers that this rank has left. Must be called before the
+  /// last owner drops the engine.
   void close();
 
   void drive(Work::State& state, const Deadline& deadline) override;
@@ -60,7 +62,7 @@ class P2pEngine final : public WorkDriver,
   /// A rank that has left.
   struct Departure {
     Error why;
-    bool drained = false;  ///< nothing more can come from it
+    bool drained = false;  ///< no more messages can come from this rank
   };
 
   P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop);
@@ -93,18 +95,18 @@ class P2pEngine final : public WorkDriver,
   void time_out(const MessagePtr& operation);
 
   const LinkIdentity self_;
-  P2pDriver driver_;                ///< its lock is held over all that follows
-  std::optional<LinkTable> links_;  ///< until close()
+  P2pDriver driver_;                ///< its lock guards all fields below
+  std::optional<LinkTable> links_;  ///< empty after close()
   MessageMatcher matcher_;
   std::unordered_map<Rank, std::unique_ptr<OutgoingMessages>> outgoing_;
   std::unordered_map<Rank, std::unique_ptr<IncomingMessages>> incoming_;
   bool probing_ = false;
 
-  std::vector<MessagePtr> pending_;  ///< operations that are not over
+  std::vector<MessagePtr> pending_;  ///< operations that have not ended
   TimePoint next_deadline_{INT64_MAX};
-  int copies_ = 0;  ///< messages that count as sent and wait for a link
+  int copies_ = 0;  ///< messages that count as sent but are not written to a link yet
   std::map<Rank, Departure> departed_;
-  std::optional<Error> failure_;  ///< why everything has ended
+  std::optional<Error> failure_;  ///< set once all operations have ended
   FailureHandler on_failure_;
 };
 

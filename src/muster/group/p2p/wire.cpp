@@ -1,20 +1,19 @@
-// Messages between two ranks, over a link (transport/link.h) that the sender dialed: one link for each direction.
+// Wire format of messages between two ranks. They use a link (transport/link.h) that the sender dialed, so there is one
+// link for each direction.
 //
 //   header := kind:u8 dtype:u8 zero:u8[2] tag:u32 id:u64 bytes:u64 credit:u64      32 bytes, little-endian
 //
 //   from the sender to the receiver
 //   kind 1 eager            := dtype, tag, bytes, then bytes[bytes]  a whole message, at most 32 KiB
 //   kind 2 request to send  := dtype, tag, id, bytes                 announces a message; ids count up from 1
-//   kind 3 data             := id, bytes, then bytes[bytes]          the next bytes of a message that is cleared to
-//   send;
-//                                                                    none for an empty message
+//   kind 3 data             := id, bytes, then bytes[bytes]          next bytes of a cleared message; none if empty
 //   from the receiver to the sender
 //   kind 4 clear to send    := id, credit
-//   kind 5 reject           := dtype, id, bytes, credit              the receive has another length or dtype: these
+//   kind 5 reject           := dtype, id, bytes, credit              the length and dtype of the receive differ
 //
-// Fields that a kind does not name are zero. An eager message costs its sender bytes + 32 of a window of 1 MiB; the
-// receiver's answers give back the credit for what was received since. Without credit a sender announces its messages.
-// Anything else is kProtocol.
+// Fields that a kind does not name are zero. An eager message uses bytes + 32 of the sender's window of 1 MiB. The
+// receiver's answers give back the credit of the eager messages received since the last answer. Without enough credit,
+// a sender announces the message with a request to send. Any deviation is a kProtocol error.
 #include "muster/group/p2p/wire.h"
 
 #include <fmt/format.h>
@@ -22,7 +21,7 @@
 namespace muster {
 namespace {
 
-/// Which fields a kind uses.
+/// The fields that a kind uses.
 struct Fields {
   bool dtype, tag, id, bytes, credit;
 };

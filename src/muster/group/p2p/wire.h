@@ -7,7 +7,8 @@
 
 namespace muster {
 
-/// The messages between the ends of a message channel; wire.cpp begins with their grammar. Append only.
+/// The kinds of frames between the two ends of a message channel. The grammar is at the top of wire.cpp. The values are
+/// part of the wire format: append new kinds, never change existing ones.
 enum class MessageKind : uint8_t {
   kEager = 1,
   kRequestToSend = 2,
@@ -17,9 +18,10 @@ enum class MessageKind : uint8_t {
 };
 
 inline constexpr size_t kMessageHeaderBytes = 32;
-/// The longest message that is sent eagerly. Also the most that an untrusted length makes a receiver allocate.
+/// The longest message that is sent eagerly. It also bounds the memory that a receiver allocates for a length from the
+/// wire.
 inline constexpr size_t kEagerBytes = size_t{32} << 10;
-/// Bytes of eager messages from one sender, each with its header, that a receiver may have to keep.
+/// The maximum bytes of eager messages from one sender, including headers, that a receiver may have to keep.
 inline constexpr size_t kEagerWindow = size_t{1} << 20;
 
 struct MessageHeader {
@@ -27,12 +29,12 @@ struct MessageHeader {
   uint32_t tag = 0;
   uint64_t id = 0;
   uint64_t bytes = 0;
-  uint64_t credit = 0;  ///< bytes of the window, given back
+  uint64_t credit = 0;  ///< bytes of the window that the receiver gives back
   Dtype dtype = Dtype::kUint8;
 };
 
 std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header);
-/// kProtocol for anything that is not a header. Ignores bytes after the first 32.
+/// Returns kProtocol if the bytes are not a valid header. Ignores bytes after the first 32.
 Result<MessageHeader> parse_message_header(ByteView bytes);
 
 }  // namespace muster

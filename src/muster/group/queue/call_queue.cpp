@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-/// Operations that may be queued. A caller that is this far ahead of its peers has a bug.
+/// The maximum number of queued operations. A caller with this many unfinished operations has a bug.
 constexpr size_t kMaxQueued = 1 << 16;
 
 }  // namespace
@@ -21,7 +21,7 @@ CallQueue::~CallQueue() {
   Lock lock(mutex_);
   state_ = State::kStopping;
   changed_.notify_all();
-  while (!threads_.empty()) {  // a thread that runs callbacks may still start another
+  while (!threads_.empty()) {  // a thread that runs callbacks may still start another thread
     std::thread thread = std::move(threads_.back());
     threads_.pop_back();
     lock.unlock();
@@ -53,7 +53,7 @@ Work CallQueue::submit(Operation&& operation, Duration timeout, bool async) {
   return Work(queued->wait(), queued->sequence());
 }
 
-/// With the execution lock.
+/// Runs the operation in the caller's thread. Requires the execution lock, and releases it.
 Work CallQueue::run_inline(const Operation& operation, Duration timeout, HookCall&& hook) {
   hook.stamp(hook.started);
   auto result = run(operation, timeout, record(operation, Recorder::Start::kNow));
@@ -68,7 +68,7 @@ Work CallQueue::run_inline(const Operation& operation, Duration timeout, HookCal
   return Work(std::move(result), operation.call.sequence);
 }
 
-/// With the mutex.
+/// Requires the mutex.
 Result<Work> CallQueue::enqueue(Job job) {
   if (queue_.size() >= kMaxQueued) {
     return fail(ErrorCode::kResourceExhausted,
@@ -83,14 +83,14 @@ Result<Work> CallQueue::enqueue(Job job) {
   return work;
 }
 
-/// With the mutex or the execution lock, so that operations are recorded in the order of their numbers, except where
-/// threads compete.
+/// Requires the mutex or the execution lock. So operations are recorded in the order of their sequence numbers, unless
+/// several threads submit at the same time.
 Recorder::Ticket CallQueue::record(const Operation& operation, Recorder::Start start) {
   return recorder_ != nullptr ? recorder_->submitted(operation, start) : 0;
 }
 
-/// With the mutex: makes sure that a progress thread is free. Callbacks may take long, or wait for another operation of
-/// this group, as DDP's communication hooks do.
+/// Requires the mutex. Starts a progress thread if no thread is free: callbacks may take a long time, or wait for
+/// another operation of this group, as DDP's communication hooks do.
 Result<> CallQueue::provide_thread() {
   if (free_threads_ > 0) return {};
   try {
@@ -121,7 +121,7 @@ void CallQueue::run_progress_thread() {
     release(lock);
     if (result && callbacks.empty() && (!hooks_.pending() || hooks_.running())) continue;
     --free_threads_;
-    // If no thread can be started, the queued calls wait until these callbacks have returned.
+    // The result is ignored: if no thread can be started, the queued calls wait until these callbacks return.
     if (!queue_.empty()) (void)provide_thread();
     hooks_.run(lock, changed_);
     lock.unlock();
@@ -134,7 +134,7 @@ void CallQueue::run_progress_thread() {
   --free_threads_;
 }
 
-/// With the execution lock.
+/// Requires the execution lock.
 Result<> CallQueue::run(const Operation& operation, Duration timeout, Recorder::Ticket ticket) {
   auto result = executor_.run(operation, timeout);
   if (recorder_ != nullptr) recorder_->ended(ticket, result);
@@ -145,8 +145,8 @@ Result<> CallQueue::run(const Operation& operation, Duration timeout, Recorder::
   return result;
 }
 
-/// Releases the execution lock; the caller holds it and the mutex. A close() that came too late for the operation that
-/// ends here still reaches the peers.
+/// Releases the execution lock. Requires the lock and the mutex. If the queue was closed while the operation ran,
+/// close() could not shut down the executor, so release() does it.
 void CallQueue::release(Lock& lock) {
   if (state_ != State::kOpen && first_error_) {
     const Error why = *first_error_;
@@ -164,7 +164,7 @@ void CallQueue::close(Error why) {
   if (!first_error_) first_error_ = std::move(why);
   if (state_ == State::kOpen) state_ = State::kClosed;
   execution_lock_.require_slow_path();
-  if (execution_lock_.taken()) return;  // release() shuts down
+  if (execution_lock_.taken()) return;  // then the thread that holds the lock shuts down in release()
   execution_lock_.take();
   release(lock);
 }
@@ -174,7 +174,8 @@ std::optional<Error> CallQueue::first_error() const {
   return first_error_;
 }
 
-/// With the mutex, after require_slow_path(): operations begun whose hooks have not returned.
+/// The number of operations that have begun and whose hooks have not returned. Requires the mutex, and
+/// require_slow_path() before.
 size_t CallQueue::pending() const { return queue_.size() + hooks_.size() + (execution_lock_.taken() ? 1 : 0); }
 
 Result<> CallQueue::wait_for_pending(const Deadline& deadline) {

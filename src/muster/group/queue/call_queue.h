@@ -15,41 +15,43 @@
 namespace muster {
 
 /// Runs a group's operations one at a time, in the order of their sequence numbers. A synchronous call on an idle group
-/// runs in the caller's thread, without a hand-over; every other call is queued for a progress thread. Thread-safe.
+/// runs in the caller's thread, because a hand-over to another thread costs more than a small message. Every other call
+/// is queued for a progress thread. Thread-safe.
 class CallQueue {
  public:
-  /// Runs the operations.
+  /// The component that runs the operations.
   class Executor {
    public:
-    /// One at a time.
+    /// Runs one operation. Calls never overlap.
     virtual Result<> run(const Operation& operation, Duration timeout) = 0;
-    /// No operation runs any more. Like run(), never called while one runs.
+    /// Called when the queue is closed. Never called while run() runs.
     virtual void shut_down(const Error& why) = 0;
-    /// A run() has failed, and other operations may run: calls the callbacks that may wait for one.
+    /// Called after a run() has failed, without locks held: runs callbacks that may wait for another operation.
     virtual void run_callbacks() = 0;
 
    protected:
     ~Executor() = default;
   };
 
-  /// `recorder` may be null. Both must outlive the queue.
+  /// `recorder` may be null. `executor` and `recorder` must outlive the queue.
   CallQueue(Executor& executor, Recorder* recorder, std::string group);
-  /// Waits for the progress threads. Not to be called from one.
+  /// Waits for the progress threads. Must not be called from a progress thread.
   ~CallQueue();
   CallQueue(const CallQueue&) = delete;
   CallQueue& operator=(const CallQueue&) = delete;
 
-  /// Gives the operation its sequence number and runs it, or queues it. kResourceExhausted: it was not begun and has no
-  /// number, so the other ranks do not know of it.
+  /// Gives the operation its sequence number, then runs or queues it. kResourceExhausted if the operation did not
+  /// begin: then it has no sequence number, and the order of calls at the other ranks is not affected.
   Work submit(Operation&& operation, Duration timeout, bool async);
-  /// Waits for all operations begun before, and their hooks.
+  /// Waits for all operations that began before this call, and for their hooks. kTimeout at the deadline.
   Result<> wait_for_pending(const Deadline& deadline);
   void set_hook(CompletionHook hook);
-  /// Calls Executor::shut_down() with `why`, now or after the current operation.
+  /// Calls Executor::shut_down() with the first error, which is `why` unless an operation failed before. Does it now,
+  /// or after the current operation.
   void close(Error why);
-  /// The error of the first operation that failed, or of close().
+  /// The error of the first operation that failed, or the argument of close() if that came first.
   std::optional<Error> first_error() const;
-  /// Operations begun so far.
+  /// The number of operations that have begun.
   uint64_t sequence() const { return execution_lock_.sequence(); }
 
  private:
@@ -76,15 +78,15 @@ class CallQueue {
   Recorder* const recorder_;
   const std::string group_;
   ExecutionLock execution_lock_;
-  mutable std::mutex mutex_;  ///< over all that follows
+  mutable std::mutex mutex_;  ///< guards all fields below
   std::condition_variable changed_;
   State state_ = State::kOpen;
   std::deque<Job> queue_;
   HookQueue hooks_;
-  int waiting_for_all_ = 0;  ///< callers within wait_for_pending()
+  int waiting_for_all_ = 0;  ///< callers in wait_for_pending()
   std::optional<Error> first_error_;
-  std::vector<std::thread> threads_;  ///< the first is started by the first call that is queued; more are rarely needed
-  size_t free_threads_ = 0;           ///< of them, those that are not within callbacks
+  std::vector<std::thread> threads_;  ///< started on demand; more than one is rarely needed
+  size_t free_threads_ = 0;           ///< progress threads that do not run callbacks now
 };
 
 }  // namespace muster

@@ -9,8 +9,8 @@
 
 namespace muster {
 
-/// The hook of one operation, as it was when the operation was submitted, and the operation's times. Shared, because
-/// the group's hook may be replaced meanwhile.
+/// The hook that was set when an operation was submitted, and the operation's times. The hook is a shared_ptr, because
+/// the group's hook may be replaced before the operation ends.
 struct HookCall {
   std::shared_ptr<const CompletionHook> hook;
   TimePoint submitted, started, ended;
@@ -24,23 +24,25 @@ struct HookCall {
 /// call queue.
 class HookQueue {
  public:
-  /// Returns the hook before, which must be destroyed without the mutex: what it owns may call back.
+  /// Replaces the hook. Returns the previous hook, which must be destroyed without the mutex: the destructor of an
+  /// object that it owns may call the group.
   [[nodiscard]] std::shared_ptr<const CompletionHook> set(CompletionHook hook);
   bool has_hook() const { return hook_ != nullptr; }
-  /// For an operation that is submitted now.
+  /// Makes the HookCall of an operation that is submitted now.
   HookCall begin() const;
 
-  /// An operation has ended: its hook is called by the next run().
+  /// Called when an operation has ended. The next run() calls its hook.
   void complete(HookCall&& call, const Call& operation, const Result<>& result);
-  /// Calls the pending hooks, unless another thread does. Releases the lock meanwhile; notifies `changed` after each.
+  /// Calls the pending hooks, unless another thread does so now. Releases the lock during each hook, and notifies
+  /// `changed` after it.
   void run(std::unique_lock<std::mutex>& lock, std::condition_variable& changed);
 
-  /// Hooks that were not called yet.
+  /// True if there are hooks that were not called yet.
   bool pending() const { return !pending_.empty(); }
   bool running() const { return running_; }
-  /// Operations that have ended, and whose hooks have not returned.
+  /// The number of operations that have ended and whose hooks have not returned.
   size_t size() const { return pending_.size() + (running_ ? 1 : 0); }
-  /// The last operation whose hook has returned, or that had none.
+  /// The sequence number of the last operation whose hook has returned, or that had no hook.
   uint64_t completed() const { return completed_; }
 
  private:
