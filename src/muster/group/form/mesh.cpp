@@ -254,8 +254,8 @@ class MeshBuilder {
   Transport local_transport_ = Transport::kTcp;
   std::vector<Transport> chosen_;  ///< by rank
   bool needs_tcp_ = false;
-  std::vector<std::string>
-      tcp_addresses_;  ///< by rank: the address for links and the address for messages, separated by a space
+  /// By rank: the address for links and the address for messages, separated by a space.
+  std::vector<std::string> tcp_addresses_;
   Mesh mesh_;
   std::optional<HostCommExchange> host_comm_;
   std::optional<Error> error_;

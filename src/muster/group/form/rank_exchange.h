@@ -57,8 +57,8 @@ class RankExchange {
   uint64_t number_ = 1;
   std::string previous_process_;  ///< the process that had this rank in the first group; empty if there was none
   bool warned_ = false;
-  std::unique_ptr<Store>
-      first_;  ///< keys of the first group; its key "latest" is the number of the last group that formed
+  /// Keys of the first group. Its key "latest" is the number of the last group that formed.
+  std::unique_ptr<Store> first_;
   std::unique_ptr<Store> store_;  ///< keys of this group
 };
 

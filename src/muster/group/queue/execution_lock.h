@@ -15,9 +15,8 @@ namespace muster {
 /// - kTaken: at most one thread holds the lock. A fast take is a compare-exchange that expects both flags to be clear,
 ///   so it fails if the lock is held. A slow take happens with the mutex held, after require_slow_path() and a check of
 ///   taken(), so no fast take can come between the check and the take.
-/// - kSlowPath: set and cleared only with the mutex held. A fast release expects this flag to be clear. So a holder
-/// that
-///   took the lock on the fast path needs the mutex after require_slow_path(), and then sees the queued calls.
+/// - kSlowPath: set and cleared only with the mutex held. A fast release expects it to be clear. So a holder that took
+///   the lock on the fast path needs the mutex after require_slow_path(), and then sees the queued calls.
 /// - The sequence number: a fast take increases it together with kTaken. next_sequence() increases it with the mutex
 ///   held, after require_slow_path(). Every increment is an atomic read-modify-write, so no number is used twice.
 ///
