@@ -19,7 +19,7 @@ const std::pair<LogLevel, std::string> kLines[] = {
     {LogLevel::kWarning, "a warning"}, {LogLevel::kError, "an error"},
 };
 
-/// Writes a line of each level and exits with the number of levels that are said to be enabled.
+/// Logs a line of each level and exits with the number of levels that are enabled.
 [[noreturn]] void write_all(const char* level) {
   level == nullptr ? unsetenv("MUSTER_LOG") : setenv("MUSTER_LOG", level, 1);
   int enabled = 0;
@@ -30,7 +30,8 @@ const std::pair<LogLevel, std::string> kLines[] = {
   std::exit(enabled);
 }
 
-/// The level is read once a process, so each is tried in a program of its own: a death test that runs this one anew.
+/// A process reads the level only once. So each level is tested in its own process: a death test that runs this program
+/// again.
 void expect_lines(const char* level, int count) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   testing::Matcher<const std::string&> expected = testing::_;

@@ -28,7 +28,7 @@ TEST(Random, StaysWithinItsBoundsAndReachesAllOfThem) {
     ASSERT_TRUE(between == 5 || between == 6);
     ASSERT_LT(random.uniform(), 1.0);
   }
-  for (const int count : seen) EXPECT_GT(count, 800);  // 1,000 expected, 30 a standard deviation
+  for (const int count : seen) EXPECT_GT(count, 800);  // 1,000 expected; the standard deviation is 30
 }
 
 TEST(Random, UnguessableBytesDiffer) {

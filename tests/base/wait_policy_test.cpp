@@ -7,7 +7,7 @@
 namespace muster {
 namespace {
 
-/// Time passes with every yield.
+/// A clock that advances with every yield.
 class YieldClock final : public Clock {
  public:
   TimePoint now() const override { return start + (test::yields() - before) * each; }

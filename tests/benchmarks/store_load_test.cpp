@@ -1,4 +1,4 @@
-// The load generator's requests against muster's own reading of the protocol, and its clients against a real server.
+// Checks the load generator's requests with muster's own protocol parser, and its clients with a real server.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using testing::HasSubstr;
 
 Deadline soon() { return Deadline::after(60s); }
 
-// What a server answers to the steps of one client, one after the other.
+// The answers of a server to the steps of one client, in order.
 class Answering {
  public:
   Answering() { EXPECT_EQ(answer(greet()), greet().reply); }
@@ -106,7 +106,7 @@ TEST_F(StoreLoad, EveryCaseMeasuresARealServer) {
   std::vector<Case> all = closed_loops();
   for (const auto& more : {crowds(), arrivals()}) all.insert(all.end(), more.begin(), more.end());
   for (const Case& one : all) {
-    if (std::string_view(one.name) == "killed") continue;  // forks: tests/python/test_bench_store.py
+    if (std::string_view(one.name) == "killed") continue;  // forks, so tests/python/test_bench_store.py tests it
     const auto figures = one.measure(setting_);
     ASSERT_TRUE(figures) << one.name << ": " << figures.error().to_string();
     EXPECT_FALSE(figures->empty()) << one.name;
@@ -139,7 +139,7 @@ TEST_F(StoreLoad, AStormBehindProxiesCostsTheRootFewMessages) {
   const std::string url = "tcp://" + server_->muster_addresses()[0].to_string();
   const auto figures = measure_storm(setting_, {{64, 8, Exchange::kRingAndTree}, {url}, url});
   ASSERT_TRUE(figures) << figures.error().to_string();
-  // 64 workers ask 2 + 3 * 2 + 1 times at the least, and each request has a reply.
+  // Each of 64 workers sends at least 2 + 3 * 2 + 1 requests, and each request has a reply.
   EXPECT_LT((*figures)["messages"], 64 * 9 * 2 / 3);
 }
 

@@ -21,7 +21,7 @@ namespace {
 using nlohmann::json;
 constexpr Duration kPatience = std::chrono::seconds(60);
 
-// Status files of agents that live, and the stores of their jobs.
+// Status files of live agents, and the stores of their jobs.
 class StatusCommand : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -33,7 +33,7 @@ class StatusCommand : public ::testing::Test {
     std::filesystem::remove_all(directory_);
     ::unsetenv("XDG_RUNTIME_DIR");
   }
-  // A job of one node, whose agent has this PID in this process domain.
+  // Adds a job of one node. Its agent has the given PID in the given process domain.
   void add_job(const std::string& domain, int pid) {
     const std::string name = std::to_string(servers_.size());
     StoreServerOptions options;

@@ -15,6 +15,6 @@ void* operator new(size_t bytes) {
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-// Inlined, they look to GCC as if memory of `new` were given to free().
+// noinline, because GCC would otherwise warn that memory of `new` is passed to free().
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }

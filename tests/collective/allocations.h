@@ -4,7 +4,7 @@
 
 namespace muster::test {
 
-/// How often this program has called operator new so far.
+/// The number of calls of operator new in this program so far.
 size_t allocations();
 
 }  // namespace muster::test

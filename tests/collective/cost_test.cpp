@@ -8,7 +8,7 @@
 namespace muster::test {
 namespace {
 
-/// A tensor of `bytes`, or n blocks of so many in all.
+/// The spec of a collective on a tensor of `bytes`, or on n blocks of `bytes` in total.
 CollectiveSpec spec_of(Collective collective, int size, size_t bytes) {
   const bool blocks = !has_root(collective) && collective != Collective::kAllReduce;
   const bool rooted_blocks = collective == Collective::kScatter || collective == Collective::kGather;
@@ -94,7 +94,7 @@ TEST(Predict, CountsTurnsWhereRanksOutnumberCores) {
 TEST(Evaluate, AddsUpWhatABroadcastToOneTakes) {
   CollectiveSpec spec = spec_of(Collective::kBroadcast, 2, 1000);
   spec.costs = {.link = {.latency = 10, .overhead = 1, .bytes_per_second = 1000}, .reduce_bytes_per_second = 1e12};
-  // The root sends (1 + 1), then its bytes travel (10), then the other receives them (1 + 1).
+  // The root sends (1 + 1), the bytes travel (10), and the other rank receives them (1 + 1).
   EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), spec), 14, 1e-6);
   spec.costs.load = 3;
   EXPECT_NEAR(evaluated(algorithm(Collective::kBroadcast, "binomial"), spec), 22, 1e-6);

@@ -13,7 +13,8 @@
 namespace muster::test {
 namespace {
 
-/// One end of a pair that completes inline whatever it can: sends at once, receives as soon as the bytes are there.
+/// One end of a pair of links that complete operations inline: a send at once, a receive as soon as its bytes have
+/// arrived.
 class InlineLink : public Link {
  public:
   static void join(InlineLink& a, InlineLink& b) {
@@ -78,7 +79,7 @@ class InlineLink : public Link {
 
   InlineLink* other_ = nullptr;
   std::vector<uint8_t> inbox_;
-  size_t taken_ = 0, done_ = 0;  // of the inbox and of the receives: those before are over
+  size_t taken_ = 0, done_ = 0;  // counts of consumed inbox bytes and of completed receives
   std::vector<Pending> receives_;
   std::optional<Error> ended_;
   Peer peer_;
@@ -86,7 +87,7 @@ class InlineLink : public Link {
 
 const Algorithm& kRing = algorithm(Collective::kAllReduce, "ring");
 
-/// Both ranks of a trial over inline links, as often as wanted; `reports` collects what their runs said.
+/// Both ranks of a trial over inline links. Can run several times; `reports` collects the results of the runs.
 struct Pair {
   explicit Pair(Trial& of) : trial(of), prepared{PreparedSchedule(of.schedule(0)), PreparedSchedule(of.schedule(1))} {
     InlineLink::join(a, b);

@@ -19,10 +19,10 @@ Fleet::Fleet(Trial& trial, sim::World& world)
 }
 
 Fleet::~Fleet() {
-  for (auto& links : links_) links.clear();  // ends what is pending while the schedules are still there
+  for (auto& links : links_) links.clear();  // ends pending operations while the schedules still exist
 }
 
-// The table of links is as long as the last peer's number wants, which keeps thousands of ranks small.
+// The table of links ends at the highest peer. So thousands of ranks need little memory.
 void Fleet::start(Rank rank) {
   auto& links = tables_[rank];
   links.assign(links_[rank].empty() ? 0 : links_[rank].rbegin()->first + 1, nullptr);

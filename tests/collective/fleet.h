@@ -10,15 +10,15 @@
 
 namespace muster::test {
 
-/// All ranks of a trial in a simulated world, each with its links and its schedule. When one fails it does what a
-/// group does: it closes all its links with its first error.
+/// All ranks of a trial in a simulated world, each with its links and its schedule. A rank that fails closes all its
+/// links with its first error, as a group does.
 class Fleet {
  public:
   Fleet(Trial& trial, sim::World& world);
   ~Fleet();
 
   void start(Rank rank);
-  /// Each rank at a random time within `spread`.
+  /// Starts each rank at a random time within `spread`.
   void start_all(Duration spread, uint64_t seed);
   void crash(Rank rank);
   /// Runs until every rank that did not crash has finished.
@@ -38,7 +38,7 @@ class Fleet {
   sim::World& world_;
   std::vector<std::map<Rank, std::unique_ptr<Link>>> links_;
   std::vector<PreparedSchedule> prepared_;
-  std::vector<std::vector<Link*>> tables_;  // by rank: its links, as schedules take them
+  std::vector<std::vector<Link*>> tables_;  // by rank: its links, indexed by peer, for the schedules
   std::vector<std::optional<Result<>>> results_;
   std::vector<bool> crashed_, aborted_;
   int unfinished_;

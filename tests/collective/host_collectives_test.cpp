@@ -21,7 +21,7 @@ bool may_be_uneven(Collective collective) {
          collective == Collective::kAllToAll;
 }
 
-/// A host communicator goes through every collective in a row: what one leaves behind must not disturb the next.
+/// Runs every collective in a row on one host communicator: the state that one leaves behind must not disturb the next.
 void go_through(HostCommRanks& ranks, const std::vector<size_t>& counts,
                 const std::function<void(HostCommCase&)>& vary) {
   uint64_t sequence = 0;
@@ -103,11 +103,12 @@ TEST(HostCollectives, OfManyRanksMeetByWayOfRankZero) {
 class HostCommWithArenas : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, HostCommWithArenas, testing::Values(2, 3, 5), testing::PrintToStringParamName());
 
-// In every third trial one rank's memory is ordinary, in every fifth all is in pieces: then all must go back to slots.
+// In every third trial, one rank uses ordinary memory. In every fifth trial, all memory is in segments. In both cases
+// all ranks must use slots.
 TEST_P(HostCommWithArenas, WorksOnTensorsWhereTheyLie) {
   HostCommRanks ranks(GetParam());
   ranks.use_arenas();
-  std::vector<void*> held;  // so that the arenas are in use from the first call on
+  std::vector<void*> held;  // keeps the arenas in use from the first call on
   for (Rank rank = 0; rank < ranks.size(); ++rank) held.push_back(*ranks.arena(rank).allocate(1));
   uint64_t sequence = 0;
   for (const size_t count : {100, 3000, 50001}) {
@@ -135,7 +136,8 @@ TEST_P(HostCommWithArenas, WorksOnTensorsWhereTheyLie) {
   for (Rank rank = 0; rank < ranks.size(); ++rank) ranks.arena(rank).free(held[rank]);
 }
 
-/// As if it had been stopped in the middle, and the others had given it up: they use their tensors for something else.
+/// Simulates a rank that was stopped in the middle of a collective and then continues. Its peers have given up the
+/// collective and use their tensors for other data.
 TEST(HostCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
   for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kBroadcast}) {
     HostCommRanks ranks(2);
@@ -150,7 +152,7 @@ TEST(HostCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
       operation.input = operation.output = tensors[rank];
       return run_on_host(ranks.comm(rank), operation, Deadline::after(timeout));
     };
-    for (const uint64_t sequence : {1, 2, 3}) {  // until all know that they can do it in place
+    for (const uint64_t sequence : {1, 2, 3}) {  // repeated until all ranks know that they can work in place
       ranks.run([&](Rank rank, HostComm& comm) {
         ASSERT_TRUE(run(rank, sequence, std::chrono::seconds(60)));
         Operation barrier;

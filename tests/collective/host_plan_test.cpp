@@ -1,4 +1,4 @@
-// What is said of a form beforehand against the steps that it takes.
+// Compares the plan of each shared-memory form with the steps that the form really takes.
 #include "muster/collective/host/host_plan.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ HostPlanInputs question_of(const HostCommCase& trial, int ranks) {
           .element = size_of(trial.dtype)};
 }
 
-/// Steps of one call.
+/// Runs one call and returns the number of its steps.
 uint32_t steps_of(HostCommRanks& ranks, HostCommCase& trial, const Provider& provider = {}) {
   ++trial.sequence;
   const uint32_t before = ranks.comm(0).step();
@@ -39,7 +39,7 @@ TEST_P(HostPlanOf, SaysAsManyWaitsAsThereAreSteps) {
   HostCommCase trial;
   for (const size_t count :
        {size_t{1}, size_t{4}, size_t{11}, size_t{4096}, size_t{4097}, size_t{33000}, size_t{131073}}) {
-    if (count > 100'000 && ranks.size() > 3) continue;  // matters to two ranks
+    if (count > 100'000 && ranks.size() > 3) continue;  // this count only matters for a few ranks
     for (const Collective collective : kAll) {
       trial.collective = collective;
       trial.count = count;
@@ -49,7 +49,7 @@ TEST_P(HostPlanOf, SaysAsManyWaitsAsThereAreSteps) {
   }
 }
 
-/// The others' blocks for one rank, as Hierarchy makes the gather of a reduce.
+/// An all_to_all in which only the root receives. Hierarchy uses it to gather the shards of a reduce.
 TEST_P(HostPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
   HostCommRanks ranks(GetParam());
   const int size = ranks.size();
@@ -75,7 +75,7 @@ TEST_P(HostPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
 TEST_P(HostPlanOf, KnowsWhatIsDoneOnTheTensorsThemselves) {
   HostCommRanks ranks(GetParam());
   ranks.use_arenas();
-  Lent held(ranks);  // so that the arenas are in use from the first call on
+  Lent held(ranks);  // keeps the arenas in use from the first call on
   for (Rank rank = 0; rank < ranks.size(); ++rank) held(rank, 1);
   HostCommCase trial;
   for (const size_t count : {size_t{100}, size_t{2047}, size_t{2048}, size_t{33000}}) {
@@ -85,7 +85,7 @@ TEST_P(HostPlanOf, KnowsWhatIsDoneOnTheTensorsThemselves) {
       HostPlanInputs question = question_of(trial, ranks.size());
       question.direct = goes_direct(question);
       uint32_t steps = 0;
-      for (int call = 0; call < 3; ++call) {  // where a segment is new to others, a step more says so
+      for (int call = 0; call < 3; ++call) {  // a segment that is new to the other ranks costs an additional step
         Lent lent(ranks);
         steps = steps_of(ranks, trial, [&](Rank rank, size_t bytes) { return lent(rank, bytes); });
       }

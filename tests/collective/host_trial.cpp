@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint8_t kFill = 0xa5;
 
-/// Memory of one buffer of one rank: segments with a gap of fill behind each.
+/// Memory of one buffer of one rank: segments, each followed by a gap of fill bytes.
 struct Memory {
   std::vector<Segment> segments;
   std::deque<Bytes> owned;
@@ -49,10 +49,10 @@ struct Setup {
   const HostCommCase& trial;
   const Provider& provider;
   int size;
-  std::vector<std::vector<size_t>> counts;  ///< by sender (all_to_all) or one for all
-  std::vector<Bytes> inputs;                ///< as they were
+  std::vector<std::vector<size_t>> counts;  ///< by sender for all_to_all, else one entry for all ranks
+  std::vector<Bytes> inputs;                ///< copies of the inputs from before the call
   std::vector<Memory> input, output;
-  std::vector<bool> shared;  ///< output is (part of) the input or the other way round
+  std::vector<bool> shared;  ///< true if one of input and output is the other one, or a part of it
 
   size_t element() const { return size_of(trial.dtype); }
   size_t count(Rank from, Rank to) const {
@@ -87,7 +87,7 @@ BufferView view(const Memory& memory, Dtype dtype) {
   return BufferView(memory.segments, dtype);
 }
 
-/// The stretch of memory that is a rank's own block: only of contiguous memory.
+/// The part of `whole` that is a rank's own block. `whole` must be contiguous.
 Memory part_of(const Memory& whole, size_t begin, size_t bytes) {
   Memory part;
   part.segments.push_back({static_cast<uint8_t*>(whole.segments[0].data) + begin, bytes});
@@ -225,7 +225,7 @@ Operation operation_of(const Setup& setup, Rank rank) {
   return operation;
 }
 
-/// In float32, rounded once.
+/// Combines halves in float32 and rounds once.
 template <class H>
 void combine_halves(Bytes& result, const std::vector<const void*>& sources, ReduceOp op) {
   const auto get = [](const void* from, size_t index) {
@@ -242,7 +242,7 @@ void combine_halves(Bytes& result, const std::vector<const void*>& sources, Redu
   }
 }
 
-/// All ranks' elements [begin, begin + bytes) combined, one rank after the other.
+/// Combines the bytes [begin, begin + bytes) of all ranks, one rank after the other.
 Bytes combined(const Setup& setup, size_t begin, size_t bytes) {
   const HostCommCase& trial = setup.trial;
   const size_t count = bytes / setup.element();
@@ -317,7 +317,8 @@ bool untouched_behind(const Memory& memory) {
   return true;
 }
 
-/// Whether a rank's input must be what it was: it may be changed where it is the output, or shares its memory.
+/// True if the collective must not change a rank's input. It may change an input that is the output or shares memory
+/// with it.
 bool keeps_input(const HostCommCase& trial) {
   return !trial.in_place &&
          (trial.collective == Collective::kAllGather || trial.collective == Collective::kGather ||

@@ -17,10 +17,10 @@ class HostCommRanks {
   explicit HostCommRanks(int size, size_t slot_bytes = size_t{512} << 10);
   int size() const { return static_cast<int>(comms_.size()); }
   HostComm& comm(Rank rank) { return *comms_[rank]; }
-  /// Gives each rank an arena; to be called first.
+  /// Gives each rank an arena. Must be called before the first run().
   void use_arenas();
   Arena& arena(Rank rank) { return *arenas_[rank]; }
-  /// Runs `body` for each rank on a thread of its own.
+  /// Runs `body` for each rank, each on its own thread.
   void run(const std::function<void(Rank, HostComm&)>& body);
 
  private:
@@ -28,7 +28,7 @@ class HostCommRanks {
   std::vector<std::shared_ptr<Arena>> arenas_;
 };
 
-/// What a trial took of the arenas goes back when it is over.
+/// Allocates from the ranks' arenas and frees all of it in its destructor.
 class Lent {
  public:
   explicit Lent(HostCommRanks& ranks) : ranks_(ranks) {}
@@ -42,7 +42,7 @@ class Lent {
   std::vector<std::pair<Rank, void*>> blocks_;
 };
 
-/// One collective of all ranks, on random data, compared with the plain definition of its result.
+/// One collective of all ranks on random data. Its result is compared with the plain definition.
 struct HostCommCase {
   Collective collective = Collective::kAllReduce;
   Dtype dtype = Dtype::kInt32;
@@ -50,16 +50,16 @@ struct HostCommCase {
   Rank root = 0;
   size_t count = 1;       ///< elements of a block, or of the tensor
   bool uneven = false;    ///< blocks of lengths around `count`, some empty
-  bool in_place = false;  ///< input and output are the same memory, where that is allowed
-  size_t segments = 1;    ///< that every buffer consists of
+  bool in_place = false;  ///< input and output are the same memory, if the collective allows it
+  size_t segments = 1;    ///< number of segments of every buffer
   uint64_t seed = 1;
   uint64_t sequence = 1;
 };
 std::string to_string(const HostCommCase& trial);
 
-/// Who provides the memory of tensors.
+/// Provides the memory of tensors.
 using Provider = std::function<uint8_t*(Rank, size_t bytes)>;
-/// Runs it; the first fault, or nothing. Every byte that is not the result's must be what it was.
+/// Runs the case and returns the first fault, or an empty string. Bytes outside of the result must not change.
 std::string fault_of(HostCommRanks& ranks, const HostCommCase& trial, const Provider& provider = {});
 
 }  // namespace muster::test

@@ -107,7 +107,7 @@ void Rendezvous::carry(Channel& channel) {
   if (received) end(in.rank, in.step);
   if (!sent) return;
   channel.left.push_back(out.step);
-  actions_.push_back({&channel, out.rank});  // the sender learns it some time later
+  actions_.push_back({&channel, out.rank});  // the sender learns of the completion some time later
 }
 
 void Rendezvous::hold(Rank rank, uint32_t index, const Range& range, bool writes) {

@@ -11,19 +11,19 @@
 
 namespace muster::test {
 
-/// Runs a trial's schedules without links, as adversely as a network may: bytes leave the sender's memory only when the
-/// receiver takes them, some at a time, and whatever can happen next happens in random order. So it finds deadlocks
-/// (nothing is buffered) and steps that rely on an order nobody promised; and it watches that no step writes memory
-/// that a send or receive still holds, or reads memory that a receive holds.
+/// Runs a trial's schedules without links, in the worst way that a network allows. Bytes leave the sender's memory only
+/// when the receiver takes them, a few at a time, and possible actions run in random order. Nothing is buffered, so it
+/// finds deadlocks, and steps that rely on an order that is not guaranteed. It also checks that no step writes memory
+/// that a send or receive still uses, or reads memory that a receive still uses.
 class Rendezvous {
  public:
   Rendezvous(Trial& trial, uint64_t seed);
   void start(Rank rank);
   void start_all();
-  /// Until nothing can happen any more.
+  /// Runs until no action is possible any more.
   void run();
   bool finished(Rank rank) const { return parties_[rank].unfinished == 0; }
-  /// What is stuck, left over or wrong; empty when there is nothing.
+  /// Describes steps that are stuck, data that is left over, or a wrong result. Empty if there is no fault.
   std::string fault() const;
 
  private:
@@ -36,7 +36,7 @@ class Rendezvous {
   struct Party {
     DependencyGraph graph;
     size_t unfinished = 0;
-    std::vector<Hold> holds;  // memory of sends and receives that have not ended
+    std::vector<Hold> holds;  // memory that unfinished sends and receives use
   };
   struct Transfer {
     Rank rank;
@@ -45,12 +45,12 @@ class Rendezvous {
   };
   struct Channel {
     std::deque<Transfer> sends, receives;
-    std::deque<uint32_t> left;  // sends whose bytes are gone, which the sender does not know yet
+    std::deque<uint32_t> left;  // sends whose bytes were taken, but whose completion the sender does not know yet
     bool listed = false;
   };
   struct Action {
-    Channel* channel;     // null: a local step
-    Rank rank = kNoRank;  // of a local step, or of the sender who learns that its next send has ended
+    Channel* channel;     // null for a local step
+    Rank rank = kNoRank;  // the rank of a local step, or the sender that learns that its next send has ended
     uint32_t step = 0;
   };
 

@@ -15,7 +15,7 @@ SliceValue sum_of_ranks(size_t slice, int size) {
   return sum;
 }
 
-/// What `rank` must hold in the end; nothing where the definition leaves it open.
+/// The slices that `rank` must hold in the end. Empty if the definition leaves its output open.
 std::vector<SliceValue> expected(const CollectiveSpec& spec, Rank rank) {
   const auto size = static_cast<size_t>(spec.size);
   const bool root = rank == spec.root;

@@ -24,7 +24,7 @@ TEST_P(EverySchedule, DoesWhatItsDefinitionSaysOnOneToSixtyFourRanks) {
   for (int size = 1; size <= 64; ++size) {
     for (const size_t count : telling_counts(size)) {
       if (count >= 1000 && size > 6) continue;
-      // Of one tensor, more elements than ranks tell most; of a block for each rank, few do.
+      // For many ranks only one count is tested: more elements than ranks for a tensor, and few elements for blocks.
       const size_t most_telling = has_blocks(GetParam().collective) ? 2 : static_cast<size_t>(size) + 1;
       if (size > 16 && count != most_telling) continue;
       const auto seed = static_cast<uint64_t>(size * 100000) + count;
@@ -116,7 +116,7 @@ TEST_P(EverySchedule, WaitsForTheRankThatComesLast) {
 
 INSTANTIATE_TEST_SUITE_P(All, EverySchedule, testing::ValuesIn(algorithms()), parameter_name);
 
-/// Those with a number of steps in the logarithm of the rank count, or at one rank only.
+/// The algorithms whose number of steps is logarithmic in the number of ranks, or linear at one rank only.
 const std::vector<Algorithm> kOfManyRanks = {
     algorithm(Collective::kAllReduce, "recursive_doubling"),
     algorithm(Collective::kAllReduce, "double_tree"),

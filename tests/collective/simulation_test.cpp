@@ -1,4 +1,4 @@
-// Every collective over simulated links: delays, drops, split deliveries, crashes. A failure names its seed.
+// Every collective over simulated links, with delays, drops, split deliveries and crashes. A failure prints its seed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -75,7 +75,7 @@ uint64_t from_environment(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// Events of a run without a crash, so that crashes fall all over the run.
+// The number of events of a run without a crash. A crash can then be placed at any point of the run.
 uint64_t events_of(const Algorithm& algorithm, const Setting& setting) {
   Trial trial(algorithm, setting);
   sim::World world(setting.seed, rough());
@@ -85,7 +85,7 @@ uint64_t events_of(const Algorithm& algorithm, const Setting& setting) {
   return world.events();
 }
 
-/// A run to which something happens before its event number `when`.
+/// A run that is interrupted before its event number `when`.
 struct Interrupted {
   Interrupted(const Algorithm& algorithm, const Setting& setting, uint64_t when)
       : trial(algorithm, setting), world(setting.seed, rough()), fleet(trial, world) {
@@ -94,8 +94,8 @@ struct Interrupted {
     }
   }
 
-  /// Until all who have not crashed have ended. Whoever has a result has the right one; the others blame one of these,
-  /// and are counted.
+  /// Runs until all ranks that have not crashed have ended. A rank that succeeds must have the right result. A rank
+  /// that fails must blame one of `culprits`, and is counted in `victims`.
   void expect_end(const std::vector<Rank>& culprits, int& victims) {
     ASSERT_TRUE(fleet.run().has_value()) << trial.name() << ": a survivor of " << culprits[0] << " hangs";
     for (Rank rank = 0; rank < trial.size(); ++rank) {
@@ -124,7 +124,7 @@ void expect_end_after_crash(const Algorithm& algorithm, const Setting& setting, 
   run.expect_end({dead}, victims);
 }
 
-/// All others do what they can without the rank; then it goes on.
+/// Stops the rank until the other ranks can do nothing more, then resumes it. All results must be right.
 void expect_results_after_stop(const Algorithm& algorithm, const Setting& setting, uint64_t when, Rank stopped) {
   Interrupted run(algorithm, setting, when);
   run.world.stop(stopped);
@@ -152,7 +152,7 @@ void expect_results_after_healing(const Algorithm& algorithm, const Setting& set
   ASSERT_EQ(victims, 0) << "a rank failed though " << a << " and " << b << " were soon reached again";
 }
 
-/// Something that happens to a rank before an event of a run.
+/// A crash, stop or partition of a rank before a given event of a run.
 struct Incident {
   Setting setting;
   uint64_t when;
@@ -210,8 +210,8 @@ TEST_P(EveryCollective, StandsWhateverHappensAtAnyEventOfASmallRun) {
 
 TEST_P(EveryCollective, WorksOnHundredsOfSimulatedRanks) {
   for (const int size : {65, 100, 128, 511}) {
-    if (GetParam().collective == Collective::kAllToAll && size > 128) continue;  // a link for each pair
-    // Of one tensor, every rank's part has an element or two.
+    if (GetParam().collective == Collective::kAllToAll && size > 128) continue;  // needs a link for each pair of ranks
+    // In a single tensor, every rank's part has one or two elements.
     const size_t count = has_blocks(GetParam().collective) ? 1 : static_cast<size_t>(size) + 1;
     const Setting setting{.size = size,
                           .count = count,
@@ -255,7 +255,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryReduction, testing::ValuesIn(reductions()), p
 class LogarithmicCollective : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(LogarithmicCollective, WorksOnThousandsOfSimulatedRanks) {
-  // Halving has parts of the tensor for all ranks.
+  // halving_doubling divides the tensor among all ranks, so it needs at least one element per rank.
   const bool halves = GetParam().name == std::string_view("halving_doubling");
   for (const int size : {1025, 4096}) {
     const Setting setting{.size = size,

@@ -40,7 +40,8 @@ void put(Bytes& bytes, size_t index, T value) {
   std::memcpy(bytes.data() + index * sizeof(T), &value, sizeof(T));
 }
 
-/// Halves are positive: then every sum on the way is rounded, and none by less than the last.
+/// Half-precision values are positive. Then partial sums only grow, so the rounding error of the last one bounds the
+/// errors of the others.
 void randomize(Bytes& bytes, Dtype dtype, Random& random) {
   for (size_t i = 0; i < bytes.size() / size_of(dtype); ++i) {
     const auto positive = static_cast<float>(random.uniform());
@@ -52,7 +53,7 @@ void randomize(Bytes& bytes, Dtype dtype, Random& random) {
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
 }
 
-/// How often what a rank adds is rounded on its way to a result, at the most: docs/reference/collectives.md.
+/// The maximum number of roundings of a rank's contribution on its way to a result: docs/reference/collectives.md.
 int roundings(const Algorithm& algorithm, int size) {
   const std::string_view name = algorithm.name;
   const int doublings = std::bit_width(static_cast<unsigned>(size - 1));
@@ -168,13 +169,13 @@ size_t Trial::output_count(Rank rank) const {
   return 0;
 }
 
-/// Bytes of the blocks before this rank's, where blocks lie by rank.
+/// Bytes of the blocks before this rank's block, where blocks are in the order of ranks.
 size_t Trial::blocks_before(Rank rank) const {
   if (!has_blocks(algorithm_.collective)) return 0;
   return std::accumulate(counts_[0].begin(), counts_[0].begin() + rank, size_t{0}) * size_of(setting_.dtype);
 }
 
-/// In place, the shorter of input and output is a part of the longer.
+/// Lays out a rank's memory. In place, the shorter of input and output is a part of the longer one.
 void Trial::lay_out(Rank rank) {
   Party& party = parties_[rank];
   const size_t in = party.original.size(), out = output_count(rank) * size_of(setting_.dtype);
@@ -234,7 +235,7 @@ std::string Trial::fault_of(Rank rank) const {
   return fmt::format("{}: rank {} has wrong bytes", name(), rank);
 }
 
-/// But for what is output, too.
+/// True if the input has not changed, except for bytes that are also output.
 bool Trial::input_is_whole(Rank rank) const {
   const Party& party = parties_[rank];
   const auto is_output = [&](const uint8_t& byte) {
@@ -246,8 +247,8 @@ bool Trial::input_is_whole(Rank rank) const {
   return true;
 }
 
-/// How far a sum of positive halves may be from the real one. Each rounding is by half a last place, but for what
-/// adding in float32 has lost before.
+/// The allowed error of a sum of positive half-precision values. Each rounding adds at most half a unit in the last
+/// place. The factor 1.001 covers the error of the float32 additions before it.
 double Trial::tolerance(double sum) const {
   if (!is_half(setting_.dtype)) return 1e-5 * setting_.size;
   const double half_place = (setting_.dtype == Dtype::kFloat16 ? 0x1p-11 : 0x1p-8) * 1.001;
@@ -276,7 +277,7 @@ std::string Trial::reduced_fault(Rank rank) const {
   return {};
 }
 
-/// What the definition leaves in a rank's output.
+/// The output of a rank, according to the definition of the collective.
 Bytes Trial::moved(Rank rank) const {
   Bytes wanted;
   const auto append = [&](const Bytes& from, size_t offset, size_t bytes) {

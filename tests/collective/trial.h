@@ -18,11 +18,11 @@ inline std::ostream& operator<<(std::ostream& out, const Algorithm& algorithm) {
 
 namespace muster::test {
 
-/// The algorithm of this name, which must exist.
+/// The algorithm with this name, which must exist.
 const Algorithm& algorithm(Collective collective, std::string_view name);
-/// Whether a tensor is made of a block for each rank.
+/// True if a tensor of the collective has one block for each rank.
 bool has_blocks(Collective collective);
-/// For parameterised tests: "all_reduce_ring".
+/// The name of a parameterized test, such as "all_reduce_ring".
 std::string parameter_name(const testing::TestParamInfo<Algorithm>& info);
 
 struct Setting {
@@ -32,14 +32,14 @@ struct Setting {
                                  ///< kBfloat16: equal bits, and near the sum
   Rank root = 0;
   size_t chunk_bytes = 1 << 18;
-  bool in_place = true;   ///< as far as operation.h lets input and output share memory
-  bool uneven = false;    ///< blocks of 0 to 2 * count elements, where the collective may have such
+  bool in_place = true;   ///< if operation.h allows input and output to share memory
+  bool uneven = false;    ///< blocks of 0 to 2 * count elements, if the collective supports them
   bool segments = false;  ///< buffers in several segments
   uint64_t seed = 1;
 };
 
-/// One collective of all ranks: their schedules and filled memory, and the check of the result against the plain
-/// definition. Who runs the schedules is up to the test.
+/// One collective of all ranks: their schedules, their filled memory, and a check of the result against the plain
+/// definition. The test decides how the schedules run.
 class Trial {
  public:
   Trial(const Algorithm& algorithm, const Setting& setting);
@@ -49,18 +49,18 @@ class Trial {
   const Schedule& schedule(Rank rank) const { return schedules_[rank]; }
   Buffers buffers(Rank rank) const;
   MutableByteView scratch(Rank rank) { return scratch_[rank]; }
-  /// What the schedule's ranges of a place refer to.
+  /// The memory that the schedule's ranges of a buffer kind refer to.
   MutableByteView memory(Rank rank, BufferKind buffer);
-  /// Empty when every rank's output is right and nothing else was written, else the first fault.
+  /// The first fault. Empty if every rank's output is right and no other memory was written.
   std::string fault() const;
-  /// The same of one rank, whatever became of the others.
+  /// The same for one rank; the other ranks may have failed.
   std::string fault_of(Rank rank) const;
   std::string name() const;
 
  private:
   struct Party {
-    Bytes original;         ///< of the input
-    Bytes memory, outside;  ///< input or output, whichever is longer, and the other one where they are apart
+    Bytes original;         ///< copy of the input
+    Bytes memory, outside;  ///< the longer one of input and output, and the shorter one if the call is not in place
     MutableByteView input, output;
   };
 
@@ -78,13 +78,14 @@ class Trial {
 
   Algorithm algorithm_;
   Setting setting_;
-  std::vector<std::vector<size_t>> counts_;  ///< by rank: of its block; all_to_all: by sender, of what goes to each
+  /// By rank: elements of its block. For all_to_all by sender, then by receiver.
+  std::vector<std::vector<size_t>> counts_;
   std::vector<Schedule> schedules_;
   std::vector<Party> parties_;
   std::vector<Bytes> scratch_;
 };
 
-/// Counts that divide evenly and not: {0, 1, 2, size - 1, size, size + 1, 1000, 12345}.
+/// Counts that are and are not multiples of the size: {0, 1, 2, size - 1, size, size + 1, 1000, 12345}.
 std::vector<size_t> telling_counts(int size);
 
 }  // namespace muster::test

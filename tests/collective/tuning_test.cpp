@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A folder for the record, and an environment that names it.
+/// Creates a directory for the tuning record, and sets the environment to use it.
 class Tune : public testing::Test {
  protected:
   void SetUp() override {
@@ -145,7 +145,7 @@ TEST_F(Tune, RefusesWhatNoRankWrote) {
     for (uint64_t hits = random.below(4) + 1; hits > 0; --hits) {
       bad[random.below(bad.size())] = static_cast<char>(random.below(256));
     }
-    const auto decoded = Tuning::decode(bad);  // must end, with whatever result
+    const auto decoded = Tuning::decode(bad);  // must return, with or without a result
     EXPECT_TRUE(!decoded || decoded->machine.cores > 0);
   }
 }

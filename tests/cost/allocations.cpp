@@ -1,4 +1,4 @@
-// Takes the place of glibc's malloc in this program, and counts.
+// Replaces glibc's malloc in this program and counts its calls.
 #include "cost/allocations.h"
 
 #include <atomic>

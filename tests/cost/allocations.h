@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// AddressSanitizer and ThreadSanitizer have an allocator of their own, and make system calls when they like.
+// AddressSanitizer and ThreadSanitizer have their own allocator and make their own system calls.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MUSTER_SANITIZED 1
 #elif defined(__has_feature)
@@ -13,7 +13,8 @@
 
 namespace muster::cost {
 
-/// Calls of malloc and its kin in this process so far, `new` included. Never any where MUSTER_SANITIZED.
+/// The number of calls of malloc and similar functions in this process so far, including `new`. Always zero if
+/// MUSTER_SANITIZED is set.
 uint64_t allocations();
 
 }  // namespace muster::cost

@@ -1,4 +1,4 @@
-// What a group over shared memory keeps resident, on all ranks together.
+// The resident memory of a group over shared memory, on all ranks together.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -24,7 +24,7 @@ namespace {
 constexpr int kMostRanks = 64;
 constexpr size_t kMiB = 1 << 20;
 
-/// Bytes of this process' memory, what it shares with n processes counted as an n-th.
+/// Proportional set size (PSS) of this process in bytes: a page that n processes share counts as 1/n of a page.
 size_t proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string word; file >> word;) {
@@ -39,7 +39,7 @@ struct Board {
   std::atomic<size_t> before[kMostRanks], after[kMostRanks];
 };
 
-/// Waits for all processes without touching the group's memory; 60 s at most.
+/// Waits for all processes without using the group's memory. Waits at most 60 s.
 bool meet(std::atomic<int>& arrived, int ranks) {
   arrived.fetch_add(1);
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
@@ -51,7 +51,7 @@ bool meet(std::atomic<int>& arrived, int ranks) {
 }
 
 int run_rank(int rank, int ranks, const std::string& folder, Board& board) {
-  std::vector<float> data(2 * kMiB), output(2 * kMiB);  // 8 MiB each, resident from here on
+  std::vector<float> data(2 * kMiB), output(2 * kMiB);  // 8 MiB each; the constructor makes them resident
   auto store = open_store("file://" + folder + "/store", {}, Deadline::after(std::chrono::minutes(1)));
   if (!store || !meet(board.arrived[0], ranks)) return 1;
   board.before[rank] = proportional_bytes();
@@ -99,7 +99,7 @@ size_t measure(int ranks) {
   return after > before ? after - before : 0;
 }
 
-/// MUSTER_RANKS=64 measures more than the usual 2 and 8.
+/// 2 and 8 ranks. MUSTER_RANKS=64 also measures 64 ranks.
 std::vector<int> rank_counts() {
   std::vector<int> counts = {2, 8};
   if (const char* text = std::getenv("MUSTER_RANKS")) {

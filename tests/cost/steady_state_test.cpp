@@ -1,4 +1,4 @@
-// A small collective in shared memory costs neither an allocation nor a system call, unless a rank parks.
+// A small collective in shared memory must make no allocation and no system call, unless a rank parks.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kRanks = 2;
 constexpr int kCallsABlock = 500;
-constexpr uint64_t kEnough = 200;  // quiet calls of each rank
-constexpr int kMostBlocks = 400;   // on a machine so busy that ranks mostly park
+constexpr uint64_t kEnough = 200;  // required number of quiet calls of each rank
+constexpr int kMostBlocks = 400;   // limit for a busy machine, on which ranks mostly park
 constexpr size_t kCount = 64;      // elements of a block
 
 struct Case {
@@ -50,10 +50,10 @@ constexpr Case kCases[] = {
 };
 constexpr size_t kCaseCount = std::size(kCases);
 
-/// Of one rank and case. Quiet: made no system call.
+/// The counts of one rank and case. A quiet call is a call without system calls.
 struct Seen {
   uint64_t calls = 0, quiet = 0;
-  uint64_t system_calls = 0;  // of those that were not
+  uint64_t system_calls = 0;  // of calls that were not quiet
   uint64_t allocations = 0;   // of quiet calls
 };
 using Table = std::array<std::array<Seen, kCaseCount>, kRanks>;
@@ -65,7 +65,7 @@ bool enough(const Table& table, size_t number) {
   return true;
 }
 
-/// Both ranks call it alike: `table` changes between barriers only.
+/// Both ranks make the same number of calls, because `table` changes only between barriers.
 int measure(Group& group, const Counter& system_calls, size_t number, Table& table) {
   std::array<float, kCount * kRanks> input{}, output{};
   Seen& seen = table[group.membership().rank][number];

@@ -18,7 +18,7 @@ constexpr int kSystemCallStop = SIGTRAP | 0x80;  // PTRACE_O_TRACESYSGOOD
 
 struct Child {
   int rank = 0;
-  bool inside = false;  // of a system call
+  bool inside = false;  // true inside a system call
 };
 
 pid_t start(int rank, const std::function<int(int rank, const Counter& calls)>& body, const Counter& calls) {
@@ -30,7 +30,7 @@ pid_t start(int rank, const std::function<int(int rank, const Counter& calls)>& 
   _exit(body(rank, calls));
 }
 
-/// Lets a stopped child go on to its next stop, with the signal that it was stopped by.
+/// Lets a stopped child run to its next stop, and delivers the signal that stopped it.
 void resume(pid_t pid, int signal) { ptrace(PTRACE_SYSCALL, pid, nullptr, reinterpret_cast<void*>(long{signal})); }
 
 }  // namespace
@@ -53,7 +53,7 @@ std::vector<int> run_traced(int ranks, const std::function<int(int rank, const C
       child.inside = !child.inside;
       if (child.inside) (*counters)[child.rank].fetch_add(1, std::memory_order_relaxed);
       resume(pid, 0);
-    } else if (WSTOPSIG(status) == SIGSTOP) {  // its own, at the start
+    } else if (WSTOPSIG(status) == SIGSTOP) {  // the child stops itself at the start
       ptrace(PTRACE_SETOPTIONS, pid, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
       resume(pid, 0);
     } else {

@@ -10,7 +10,7 @@
 
 namespace muster::cost {
 
-/// A T in memory that processes forked later share.
+/// A T in memory that is shared with processes forked later.
 template <class T>
 class Shared {
  public:
@@ -25,11 +25,11 @@ class Shared {
   T* value_;
 };
 
-/// A count of system calls, which costs its reader none.
+/// A count of system calls. Reading it makes no system call.
 using Counter = std::atomic<uint64_t>;
 
-/// Runs body(rank, calls) in `ranks` (8 at most) forked processes, whose system calls are counted as strace does it,
-/// and returns their exit statuses; empty where this process may not trace its children.
+/// Runs body(rank, calls) in `ranks` (at most 8) forked processes, and counts their system calls with ptrace, as strace
+/// does. Returns the exit statuses of the processes. Empty if this process may not trace its children.
 std::vector<int> run_traced(int ranks, const std::function<int(int rank, const Counter& calls)>& body);
 
 }  // namespace muster::cost

@@ -1,4 +1,4 @@
-// The flight recorder, as its own process writes it and as others read it.
+// The flight recorder: written by its own process, and read by others.
 #include "muster/flight/recorder.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ Operation all_reduce(uint64_t sequence, size_t count = 12, const std::string& si
   return operation;
 }
 
-/// The one recording of this process; each test has but one recorder.
+/// The only recording of this process. Each test has only one recorder.
 Recording own_recording() {
   const auto all = recordings_of(getpid());
   EXPECT_EQ(all.size(), 1U);
@@ -105,7 +105,7 @@ TEST(Recorder, ShowsWhatAnOperationWasAndHowItWent) {
   ASSERT_TRUE(done.submitted && done.started && done.ended);
   EXPECT_LE(*done.submitted, *done.started);
   EXPECT_LE(*done.started, *done.ended);
-  EXPECT_LE(*done.ended, recording.taken + 1ms);  // two clocks, and the scale between them
+  EXPECT_LE(*done.ended, recording.taken + 1ms);  // tolerance, because the times come from two clocks
   const Record& failed = recording.records[1];
   EXPECT_EQ(failed.state, RecordState::kFailed);
   EXPECT_EQ(failed.error, ErrorCode::kPeerLost);
@@ -156,7 +156,7 @@ TEST(Recorder, JoinsMessagesOfAnotherRecorderToTheirGroup) {
 }
 
 TEST(Recorder, KeepsTheLastOnes) {
-  const auto recorder = Recorder::create(kMembership, 5);  // rounded up to 8
+  const auto recorder = Recorder::create(kMembership, 5);  // 5 is rounded up to 8
   const auto lost = recorder->submitted(all_reduce(1), Recorder::Start::kLater);
   for (uint64_t sequence = 2; sequence <= 20; ++sequence) {
     recorder->submitted(all_reduce(sequence), Recorder::Start::kNow);
@@ -199,7 +199,7 @@ TEST(Recorder, IsReadWhileItIsWritten) {
   std::atomic<bool> stop = false;
   std::thread writer([&] {
     for (uint64_t sequence = 1; !stop; ++sequence) {
-      // The count tells whether all words are one operation's.
+      // The count depends on the sequence number. So a reader can check that all words belong to one operation.
       const auto ticket = recorder->submitted(all_reduce(sequence, sequence % 64), Recorder::Start::kNow);
       recorder->ended(ticket, {});
     }

@@ -1,4 +1,4 @@
-// What a report says of ranks that are in different places.
+// Reports about ranks that are in different calls.
 #include "muster/flight/report.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Addresses as text: what is read is written and read again as the same.
+// Addresses as text. An address that is parsed must give the same address after it is written and parsed again.
 #include "muster/base/check.h"
 #include "muster/io/address.h"
 

@@ -1,9 +1,9 @@
-// Stands in for libFuzzer where the compiler has none: runs LLVMFuzzerTestOneInput on every file of a corpus, then on
-// mutations of them from a seed.
+// Replaces libFuzzer for compilers that have none: runs LLVMFuzzerTestOneInput on every file of a corpus, then on
+// mutations of the files. A seed determines the mutations.
 //
 //   <target> CORPUS [RUNS [SEED [SECONDS]]]     CORPUS is a folder, or one file to replay
 //
-// A crash writes the input to ./crash-<target> and says how to run it again.
+// A crash writes the input to ./crash-<target> and prints the command that replays it.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ struct Options {
   int64_t seconds = 60;
 };
 
-// For the crash handler, which may only read plain memory.
+// State for the crash handler. It is plain memory, because a signal handler must not allocate or lock.
 struct {
   const uint8_t* data = nullptr;
   size_t size = 0;
@@ -69,7 +69,7 @@ void watch_for_crashes(const std::string& program, uint64_t seed) {
 }
 
 void run_one(const Bytes& input) {
-  // A block of exactly this size: one byte too far is seen by AddressSanitizer.
+  // A heap block of exactly this size, so that AddressSanitizer finds an access one byte past the end.
   const std::unique_ptr<uint8_t[]> copy(new uint8_t[input.size()]);
   std::copy(input.begin(), input.end(), copy.get());
   current.data = copy.get();
@@ -102,7 +102,7 @@ void mutate_once(Bytes& input, const std::vector<Bytes>& corpus, Random& random)
     case 0:  // flips a bit
       if (at < input.size()) *place ^= static_cast<uint8_t>(1 << random.below(8));
       break;
-    case 1:  // a byte at the edge of something
+    case 1:  // writes a boundary value
       if (at < input.size()) *place = kInteresting[random.below(std::size(kInteresting))];
       break;
     case 2:
@@ -114,12 +114,12 @@ void mutate_once(Bytes& input, const std::vector<Bytes>& corpus, Random& random)
     case 4:
       input.resize(at);
       break;
-    case 5: {  // repeats a piece of itself
+    case 5: {  // appends a copy of a piece of the input
       const Bytes piece(place, place + static_cast<ptrdiff_t>(length));
       input.insert(input.end(), piece.begin(), piece.end());
       break;
     }
-    default: {  // goes on as another input does
+    default: {  // continues with the rest of another input
       const Bytes& other = corpus[random.below(corpus.size())];
       const size_t from = random.below(other.size() + 1);
       input.resize(at);

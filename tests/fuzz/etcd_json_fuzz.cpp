@@ -1,4 +1,4 @@
-// What an etcd answers: any JSON must be read without a crash, and what is not there is nothing.
+// Answers of an etcd server. Any JSON must be parsed without a crash, and missing fields must read as empty.
 
 #include "muster/base/check.h"
 #include "muster/store/etcd/etcd_client.h"

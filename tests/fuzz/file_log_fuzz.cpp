@@ -1,6 +1,6 @@
-// What a store's file holds. The first byte says whether the rest is the file, or records without their checksums,
-// which no mutation would guess: they are put in. Whatever the file holds, it is read to the same end by everyone, and
-// what is appended to it is found by the next reader.
+// The file of a file store. The first byte says whether the rest is the file itself, or records without checksums. No
+// mutation would guess a checksum, so the fuzzer inserts them. For any content, all readers must read to the same end,
+// and the next reader must find a record that is appended.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ Bytes with_checksums(ByteView records) {
 }
 
 struct Heard {
-  Bytes requests;  // encoded again
+  Bytes requests;  // the parsed requests, encoded again
   bool good = false;
   friend bool operator==(const Heard&, const Heard&) = default;
 };

@@ -1,5 +1,5 @@
-// Frames: whatever the pieces, the parser yields the frames that a plain reading of the whole gives, and never holds
-// back a whole frame or lets an oversized one through.
+// Frames. For any split into pieces, the parser must return the same frames as a simple parser of the whole input. It
+// must never hold back a complete frame or accept an oversized one.
 #include <algorithm>
 
 #include "muster/base/check.h"

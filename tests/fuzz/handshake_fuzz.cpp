@@ -1,7 +1,7 @@
-// The handshake, at both sides. Input: mode, piece size, bytes.
+// Both sides of the handshake. Input: mode, piece size, bytes.
 //   mode 0, 1: the bytes go to a server, to a client
-//   mode 2:    a client and a server talk through someone who changes bytes: 3 bytes a change (where:u16, mask:u8).
-// Nobody without the secret is ever let in, and a hello that was changed is never believed.
+//   mode 2:    a client and a server talk through a man in the middle: 3 bytes for each change (where:u16, mask:u8)
+// A peer without the secret must never be accepted, and neither must a hello that was changed on the way.
 #include <algorithm>
 
 #include "muster/base/check.h"
@@ -25,7 +25,7 @@ void feed_in_pieces(Handshake& end, ByteView bytes, size_t piece) {
   }
 }
 
-/// One party's bytes on their way to the other, with the fuzzer's changes by position in that direction.
+/// The bytes of one side on their way to the other, with the fuzzer's changes by position in that direction.
 struct Wire {
   Bytes changes;
   size_t passed = 0;

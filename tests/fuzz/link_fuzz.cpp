@@ -1,6 +1,6 @@
-// A peer that shakes hands, opens its link as it should, and then says anything at all. The first bytes say how the
-// rest is cut into writes and into receives. The link hands out what a plain reading of the frames gives, answers
-// every receive once, and ends.
+// A peer that completes the handshake, opens its link correctly, and then sends arbitrary bytes. The first bytes of the
+// input say how the rest is cut into writes and into receives. The link must deliver the same bytes as a simple parser
+// of the frames, complete every receive once, and end.
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr uint32_t kMaxData = 16u << 20;
 Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
 LinkIdentity identity(Rank rank) { return {rank, 2, "fuzz", 1, {}}; }
 
-/// One loop and one listener for all inputs; the listener's links land in `link`.
+/// One loop and one listener for all inputs. The listener stores accepted links in `link`.
 struct Door {
   std::unique_ptr<Link> link;
   std::unique_ptr<Loop> loop = std::move(Loop::create().value());
@@ -61,7 +61,7 @@ Bytes payload_of(ByteView stream) {
   return payload;
 }
 
-/// Receives until the link fails it.
+/// Receives again and again until the link reports an error.
 struct Listening {
   explicit Listening(Link& link, size_t size) : link(link), buffer(size) { receive(); }
   void receive() {
@@ -105,7 +105,7 @@ void speak(ByteView stream, size_t piece, size_t receive) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
-  // At most a few hundred writes for an input of any length.
+  // Limits the number of writes to a few hundred for an input of any length.
   const size_t piece = std::max<size_t>(size / 64, size_t{1} + data[0]);
   muster::speak({data + 2, size - 2}, piece, size_t{1} + data[1]);
   return 0;

@@ -1,4 +1,4 @@
-// What a peer says about itself when a link begins, and why it says that the link ends.
+// The hello that a peer sends when a link begins, and the reason that it sends when the link ends.
 #include "muster/base/check.h"
 #include "muster/transport/link_frame.h"
 #include "muster/transport/link_hello.h"

@@ -1,4 +1,4 @@
-// What a rank tells about itself through the store: a record that is accepted comes out as it went in.
+// The record that a rank writes to the store. A record that is accepted must be encoded to the same bytes.
 #include "muster/base/check.h"
 #include "muster/collective/rank_info.h"
 

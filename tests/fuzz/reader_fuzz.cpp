@@ -1,5 +1,5 @@
-// Reader: the input says which reads to make of the rest of it; each gives what lies there or fails, and never reads
-// on.
+// Reader. The input says which reads to make on the rest of the input. Each read must return the bytes at its position
+// or fail, and must never read past the end.
 #include <algorithm>
 
 #include "muster/base/bytes.h"
@@ -32,7 +32,7 @@ void read_some(muster::ByteView script, muster::ByteView bytes) {
       default: {
         const auto text = reader.get_string();
         read = text.has_value(), count = read ? 4 + text->size() : 0;
-        if (!read) return;  // the length is gone, the string is not there
+        if (!read) return;  // the read consumed the length, but the string is missing
       }
     }
     MUSTER_CHECK(reader.remaining() == before - (read ? count : 0), "a read moved by another length than its own");

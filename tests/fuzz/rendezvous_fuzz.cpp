@@ -1,6 +1,6 @@
-// What the agents and their root read from a store that anyone with the secret can write to. The first byte says what
-// follows: an assignment, an event of the root, or events of nodes, one per line. They are parsed or refused, and the
-// root's state stays valid.
+// The records that the agents and their root read from a store. Any process with the secret can write to the store. The
+// first byte says what follows: an assignment, an event of the root, or events of nodes, one per line. Each record must
+// be parsed or refused, and the root's state must stay valid.
 #include <algorithm>
 
 #include "muster/base/check.h"
@@ -45,7 +45,7 @@ void handle_events(ByteView bytes) {
   while (!bytes.empty()) {
     const auto line = std::find(bytes.begin(), bytes.end(), '\n');
     const auto length = static_cast<size_t>(line - bytes.begin());
-    // Tabs between the words let time pass.
+    // Each tab in a line advances the time by one second.
     now = now + std::chrono::seconds(std::count(bytes.begin(), line, '\t'));
     if (const auto event = parse_node_event(bytes.first(length))) {
       (void)rendezvous.handle(*event, now);

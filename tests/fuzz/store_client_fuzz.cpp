@@ -1,6 +1,5 @@
-// What a server sends to a client of the store: the first byte says how the rest is cut into reads. However it is cut,
-// the client sees the same replies and the same end, and a reply that it accepts comes out of the encoder as it went
-// in.
+// Bytes from a server to a client of the store. The first byte says how the rest is cut into reads. For any cut, the
+// client must see the same replies and the same end. A reply that it accepts must be encoded to the same bytes.
 #include <algorithm>
 
 #include "muster/base/check.h"
@@ -10,7 +9,7 @@ namespace muster {
 namespace {
 
 struct Heard {
-  Bytes replies;  // encoded again
+  Bytes replies;  // the parsed replies, encoded again
   bool lost = false;
   friend bool operator==(const Heard&, const Heard&) = default;
 };

@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// Plays a hostile client against a protocol and a store: the first byte says how the rest is cut into reads.
+/// Simulates a hostile client of a protocol and a store. The first byte says how the rest is cut into reads.
 inline void play_client(Protocol& protocol, ByteView input) {
   if (input.empty()) return;
   const size_t chunk = size_t{1} + input[0];
@@ -21,7 +21,7 @@ inline void play_client(Protocol& protocol, ByteView input) {
     input = input.subspan(size);
     while (true) {
       auto request = protocol.next(out);
-      if (!request) return;  // cut off
+      if (!request) return;  // the protocol closes the connection
       if (!*request) break;
       for (const Reply& reply : state.apply(std::move(**request), kClient)) {
         if (reply.client != kClient) std::abort();

@@ -1,6 +1,6 @@
-// Random requests of several clients, as bytes of both protocols, to a store of one shard and to one of four. All
-// replies are compared with those of a simple model, which keeps waiters in a list. Four bytes of input make one
-// request: client, operation, keys, value.
+// Sends random requests of several clients, as bytes of both protocols, to a store with one shard and to a store with
+// four. All replies are compared with those of a simple model, which keeps waiters in a list. Four bytes of input make
+// one request: client, operation, keys, value.
 #include <algorithm>
 #include <deque>
 
@@ -18,7 +18,7 @@ struct Asked {
   ClientId client;
 };
 
-// The expected answers, found by a search through all waiters.
+// The model: finds the expected replies by a search through all waiters.
 class PlainStore {
  public:
   Replies apply(const Request& request, ClientId client) {
@@ -100,7 +100,7 @@ class PlainStore {
   std::deque<Asked> waiting_;
 };
 
-// The same replies, in any order; so are the keys of each.
+// True if the replies are the same in any order, with their keys in any order.
 bool same(Replies a, Replies b, const Request& request) {
   if (a.size() != b.size()) return false;
   const auto order = [](const Reply& x, const Reply& y) {
@@ -155,8 +155,8 @@ class Players {
   }
 
  private:
-  // Queues have keys of their own. A push releases one waiter, so a wait for an existing queue and for other keys could
-  // be released or not, depending on the order of checks.
+  // Queues use separate keys. A push releases only one waiter. So it would depend on the order of checks whether a wait
+  // for an existing queue and other keys is released.
   static constexpr const char* kQueues[] = {"q", "qq"};
 
   static Request make(ByteView input) {
@@ -221,7 +221,8 @@ class Players {
       MUSTER_CHECK(single_.waiters() == plain_.waiters(), "the number of waiters differs from the model");
       for (const Reply& reply : answers) {
         Client& to = clients_[reply.client];
-        // PyTorch's protocol has no errors: the client is closed, and another one takes its number.
+        // PyTorch's protocol has no error replies. The client's connection is closed, and a new client takes its
+        // number.
         if (!to.protocol->encode(reply, out)) leave(reply.client);
       }
     }

@@ -4,7 +4,7 @@
 namespace muster {
 namespace {
 
-// What is accepted must come out of the encoder as it went in.
+// A message that is accepted must be encoded to the same bytes.
 void read_as_message(ByteView input) {
   FrameParser parser(kMaxMessageBytes);
   parser.feed(input);

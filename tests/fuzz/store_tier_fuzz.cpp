@@ -1,5 +1,5 @@
-// The bytes of a proxy's link, read by either end. The first byte says how the rest is cut into reads. However it is
-// cut, the server reads the same requests and the same end, and the proxy keeps running.
+// The bytes on a proxy's connection, read by either end. The first byte says how the rest is cut into reads. For any
+// cut, the server must read the same requests and the same end, and the proxy must keep running.
 #include <algorithm>
 
 #include "muster/base/check.h"
@@ -13,7 +13,7 @@ namespace {
 constexpr TimePoint kNow{1'000'000'000};
 
 struct Outcome {
-  Bytes requests;  // encoded again
+  Bytes requests;  // the parsed requests, encoded again
   bool ended = false;
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };

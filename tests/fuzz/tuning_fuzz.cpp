@@ -1,5 +1,5 @@
-// A record of a machine, from a user's file or from rank 0: one that is accepted is read again as it was written, and
-// leads to a choice of an algorithm.
+// The tuning record of a machine, from a user's file or from rank 0. A record that is accepted must give the same
+// record after it is written and parsed again, and must lead to a choice of an algorithm.
 #include <string_view>
 
 #include "muster/base/check.h"

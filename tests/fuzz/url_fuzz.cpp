@@ -1,4 +1,4 @@
-// The URLs of stores: of any text, a URL or an error, and no password in what is shown.
+// URLs of stores. Any text must give a URL or an error, and the displayed form must not contain a password.
 
 #include "muster/base/check.h"
 #include "muster/store/url.h"

@@ -1,4 +1,4 @@
-// Tensors that are born in memory which the ranks of a host share.
+// Tensors that are allocated in memory which the ranks of a host share.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ TEST(GroupArena, HoldsTensorsThatCollectivesReduceInPlace) {
       ASSERT_TRUE(result) << result.error().to_string();
       ASSERT_EQ(std::count(data, data + kCount, 6.0f), static_cast<int64_t>(kCount));
     }
-    ASSERT_TRUE(group.barrier().result());  // the others may still read it
+    ASSERT_TRUE(group.barrier().result());  // the other ranks may still read it
     arena->free(data);
   });
 }
@@ -50,7 +50,8 @@ TEST(GroupArena, IsMissingWhereNoMemoryIsShared) {
   test::run_group(1, "shm", [](Group& group) { EXPECT_FALSE(group.arena()); });
 }
 
-/// Leaves enough for the 2 MiB of each link, not for the 4 of a host communicator's smallest, or the 34 of 17 ranks'.
+/// Leaves enough memory for `links` links of 2 MiB each, but not for a host communicator (4 MiB at least, 34 MiB for 17
+/// ranks).
 void limit_memory(size_t links) {
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -59,13 +60,13 @@ void limit_memory(size_t links) {
   setrlimit(RLIMIT_AS, &limit);
 }
 
-/// The same for who makes the memory: what it is made of is a file.
+/// The same for the rank that allocates the memory. The memory is a file, so a limit on file sizes has this effect.
 void limit_files() {
   const rlimit limit{3 << 20, 3 << 20};
   setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-/// Whether the group formed without shared memory, and works.
+/// True if the group forms without shared memory and works.
 bool works_without_memory(Store& store, const GroupSpec& membership) {
   const auto group = Group::form(store, membership, test::options_for("shm"));
   if (!group) {
@@ -77,7 +78,7 @@ bool works_without_memory(Store& store, const GroupSpec& membership) {
   return !(*group)->arena() && result && value == membership.size * (membership.size - 1) / 2;
 }
 
-/// Two groups, one after the other: both go without, and every process says so once.
+/// Forms two groups, one after the other. Both work without shared memory, and every process logs the warning once.
 bool work_without_memory(Rank rank, int size, const std::string& path) {
   const auto store = file_store(path);
   testing::internal::CaptureStderr();
@@ -92,14 +93,14 @@ bool work_without_memory(Rank rank, int size, const std::string& path) {
 
 class GroupWithoutArena : public testing::TestWithParam<std::tuple<int, Rank>> {};
 
-/// The host's first rank, which makes the memory, or another, which maps it; in a group that links all pairs, and in a
-/// larger one.
+/// The rank without memory is the host's first rank, which allocates the memory, or another rank, which maps it. The
+/// group is one that links all pairs, or a larger one.
 TEST_P(GroupWithoutArena, WorksWhereOneRankHasNoMemoryAndSaysSoOnce) {
   const auto [size, poor] = GetParam();
   const std::string path = testing::TempDir() + "muster-arena-" + std::to_string(getpid());
   std::filesystem::remove(path);
   std::vector<pid_t> children(size);
-  std::fflush(nullptr);  // else each of them writes it again
+  std::fflush(nullptr);  // otherwise each child writes the buffered output again
   for (Rank rank = 0; rank < size; ++rank) {
     children[rank] = fork();
     ASSERT_GE(children[rank], 0);

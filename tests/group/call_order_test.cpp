@@ -1,4 +1,5 @@
-// Calls of several threads on one group: inline where it is idle, queued where it is not, and told to hooks.
+// Calls of several threads on one group: they run inline if the group is idle, else they are queued. Hooks see all of
+// them.
 #include <atomic>
 #include <thread>
 
@@ -12,7 +13,7 @@ constexpr int kCalls = 3000;
 constexpr int kQueued = 400;
 constexpr int kAll = kCallers * kCalls + kQueued;
 
-/// Barriers, which are alike in whatever order the ranks' threads come to them.
+/// Calls barriers from several threads. Barriers all match each other, so the order of the threads does not matter.
 void call_from_all_sides(Group& group) {
   std::atomic<int> done = 0;
   std::vector<std::thread> threads;
@@ -31,7 +32,7 @@ void call_from_all_sides(Group& group) {
   for (std::thread& thread : threads) thread.join();
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
   EXPECT_TRUE(group.wait_for_pending(deadline));
-  while (done < kAll && !deadline.passed()) std::this_thread::yield();  // the last callback may just be called
+  while (done < kAll && !deadline.passed()) std::this_thread::yield();  // the last callback may still be running
   EXPECT_EQ(done, kAll);
 }
 

@@ -15,11 +15,11 @@ Operation barrier() {
   return operation;
 }
 
-/// An executor whose operations end when, and as, the test says.
+/// An executor whose operations end when the test says so, and with the result that the test sets.
 class CallQueueTest : public testing::Test, private CallQueue::Executor {
  protected:
   Work submit(bool async) { return queue_->submit(barrier(), std::chrono::seconds(60), async); }
-  /// Submits an operation and returns once it runs; it ends with release_.set_value().
+  /// Submits an operation and returns once it runs. The operation ends after release_.set_value().
   Work submit_blocked() {
     blocked_ = true;
     Work work = submit(true);
@@ -73,7 +73,7 @@ TEST_F(CallQueueTest, RunsQueuedCallsInOrder) {
   std::vector<Work> works{submit_blocked()};
   for (int i = 0; i < 10; ++i) works.push_back(submit(true));
   unblock();
-  EXPECT_TRUE(submit(false).result());  // queued behind the others
+  EXPECT_TRUE(submit(false).result());  // queued after the other calls
   for (const Work& work : works) EXPECT_TRUE(work.wait(patience()));
   const std::vector<uint64_t> expected{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   EXPECT_EQ(ran_, expected);

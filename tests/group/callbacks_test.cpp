@@ -1,4 +1,4 @@
-// What users do when a Work is done: also other operations of the same group, and waiting for them.
+// Completion callbacks that submit other operations of the same group and wait for them.
 #include <future>
 #include <latch>
 
@@ -39,14 +39,15 @@ TEST(GroupCallbacks, MayWaitForWhatWasQueuedBeforeThem) {
   });
 }
 
-/// A progress thread that calls back needs another in its place, also when their joining has begun.
+/// While a progress thread runs callbacks, another one must take its place, also after the destructor has begun to join
+/// them.
 TEST(GroupCallbacks, MayWaitForOtherOperationsWhileTheirGroupIsDestroyed) {
   const auto store = memory_store();
   std::latch destroyed(1);
   test::run_ranks(2, [&](Rank rank) {
     auto group = Group::form(*store, {rank, 2, "test", 0}, test::options_for("shm"));
     ASSERT_TRUE(group) << group.error().to_string();
-    if (rank == 1) return destroyed.wait();  // so neither barrier ends well, and the last words wait for an answer
+    if (rank == 1) return destroyed.wait();  // so neither barrier succeeds, and the shutdown waits for an answer
     const CallOptions options{.timeout = std::chrono::seconds(60), .async = true};
     const Work first = (*group)->barrier(options), second = (*group)->barrier(options);
     Result<> queued, submitted;
@@ -54,7 +55,8 @@ TEST(GroupCallbacks, MayWaitForOtherOperationsWhileTheirGroupIsDestroyed) {
       queued = second.wait();
       submitted = owner->barrier(options).wait();
     });
-    ASSERT_TRUE((*group)->set_timeout(std::chrono::milliseconds(1)));  // of waiting for what is under way, too
+    // This also limits the wait for pending operations.
+    ASSERT_TRUE((*group)->set_timeout(std::chrono::milliseconds(1)));
     group->reset();
     EXPECT_FALSE(first.result());
     EXPECT_FALSE(queued);

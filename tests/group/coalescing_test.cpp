@@ -1,4 +1,4 @@
-// Calls that are gathered and run as few.
+// Calls that are coalesced into fewer operations.
 #include <numeric>
 
 #include "group/ranks.h"

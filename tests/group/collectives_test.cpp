@@ -1,4 +1,4 @@
-// The contract of a group, over every transport, and what is common to all of them.
+// The contract of a group over every transport, and tests that do not depend on the transport.
 #include "contract/group_contract.h"
 #include "io/certificates.h"
 #include "muster/collective/algorithms/algorithms.h"
@@ -27,7 +27,7 @@ GroupOptions in_streams(Rank) {
   return options;
 }
 
-/// As over two hosts: the ranks of one share memory, the others are reached over the network alone.
+/// Simulates two hosts: the even ranks share memory, and the odd ranks are reached over the network only.
 GroupOptions mixed(Rank rank) { return options_for(rank % 2 == 0 ? "shm,tcp" : "tcp"); }
 
 INSTANTIATE_TEST_SUITE_P(Shm, GroupContract, group_sizes(over("Shm", "shm,unix,tcp"), {1, 2, 3, 4, 7}), group_name);
@@ -57,7 +57,7 @@ TEST(Group, SeveralGroupsWorkAtOnceFromSeveralThreads) {
   });
 }
 
-/// Runs a collective of `group` on numbers of which every rank's and block's is another; what is wrong, or nothing.
+/// Runs a collective of `group` on values that differ for each rank and block. Returns the fault, or an empty string.
 std::string fault_of(Group& group, Collective collective, size_t block) {
   const auto rank = static_cast<size_t>(group.membership().rank), size = static_cast<size_t>(group.membership().size);
   const size_t root = size - 1, total = block * size;

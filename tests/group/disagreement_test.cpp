@@ -1,4 +1,4 @@
-// Ranks that call different things, or nothing, or are stopped: what each of them is told, word for word.
+// Ranks that make different calls, or no call, or that are stopped. The tests compare the error text of each rank.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -31,7 +31,7 @@ const std::string kOthers = " at all_reduce #2 (float32[12], sum) at train.py:71
 
 thread_local CallSite the_site = 0;
 
-/// The calls of this thread come from that line, as the Python binding would say.
+/// Sets the call site of this thread's calls, as the Python binding does.
 void call_from(const std::string& site) {
   the_site = intern_call_site(site);
   set_call_site_probe([] { return the_site; });
@@ -43,11 +43,11 @@ std::string who(Rank rank, pid_t pid = getpid()) {
 
 using Body = std::function<Work(Group&, const CallOptions&)>;
 
-/// The second call of ranks 0 and 1 is `usual`, that of rank 2 `odd`: what each is told.
+/// Ranks 0 and 1 make `usual` as their second call, and rank 2 makes `odd`. Returns the error of each rank.
 std::vector<Error> disagree(const std::string& transport, const Body& usual, const Body& odd) {
   const auto store = memory_store();
   std::vector<Error> errors(kRanks);
-  std::latch over(kRanks);  // a recorder is there as long as its group
+  std::latch over(kRanks);  // a recorder exists only as long as its group
   run_ranks(kRanks, [&](Rank rank) {
     const auto group = Group::form(*store, {rank, kRanks, "test", 0}, options_for(transport));
     ASSERT_TRUE(group) << group.error().to_string();
@@ -90,7 +90,7 @@ const Odd kOdd[] = {
     {"order", [](Group& g, const CallOptions& o) { return g.barrier(o); }, "barrier #2"},
 };
 
-/// Calls are compared as they meet: some may not have come when the first two differ.
+/// Calls are compared as they arrive. A rank may not have arrived yet when the first two calls differ.
 TEST(Disagreement, IsFoundInSharedMemoryAtNoCost) {
   for (const Odd& odd : kOdd) {
     for (const Error& error : disagree("shm", kUsual, odd.body)) {
@@ -137,7 +137,7 @@ TEST(Debug, TakesItsLevelsAsTorchSpellsThem) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
-/// A probe reads what belongs to the program's language, so it is asked for nothing that nobody reads.
+/// The probe reads state of the program's language, such as its call stack. So it must run only if its result is used.
 TEST(CallSites, AreAskedForOnlyWhereTheyAreRecordedOrCompared) {
   static std::atomic<int> asked = 0;
   struct Setting {
@@ -202,7 +202,7 @@ TEST_P(DetailedDisagreement, IsNotFoundWhereThereIsNone) {
   });
 }
 
-/// Until the rank, a thread of this process, is in that call.
+/// Waits until the rank, which is a thread of this process, runs that call.
 void await_call(Rank rank, uint64_t sequence) {
   const auto is_there = [&](const Recording& recording) {
     const Record* const record = recording.rank == rank ? recording.find(sequence) : nullptr;
@@ -239,7 +239,7 @@ TEST_P(Absence, IsReportedWithTheLastThatWasSeen) {
   });
 }
 
-/// Rank 1: stops itself when it has made one call.
+/// Rank 1: stops its own process after one call.
 [[noreturn]] void be_stopped(const std::string& path, const char* transport) {
   auto store = file_store(path);
   if (!store) _exit(2);

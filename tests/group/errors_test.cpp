@@ -1,4 +1,4 @@
-// What goes wrong while a group forms or runs: each its own error, at every rank, within the deadline.
+// Errors while a group forms or runs: each fault gives its own error, at every rank, within the deadline.
 #include <atomic>
 #include <latch>
 
@@ -26,7 +26,7 @@ TEST(GroupForm, NamesTheRanksThatDidNotCome) {
     EXPECT_NE(error.message.find("missing: " + all), std::string::npos) << error.to_string();
   };
   expect_missing(0, 1, "1, 2, 3");
-  expect_missing(1, 0, "0, 2, 3");  // rank 0 did come, though it waits no more
+  expect_missing(1, 0, "0, 2, 3");  // rank 0 did come, although it does not wait any more
 }
 
 TEST(GroupForm, FormsAgainUnderANameThatTheStoreKnows) {
@@ -52,7 +52,7 @@ TEST(GroupForm, RanksHurryAheadToTheNextGroupOfAName) {
 }
 
 TEST(GroupForm, MeetsThoseWhoTryAgainAfterTheyGaveUp) {
-  for (const int size : {3, 20}) {  // small and large groups tell their members in different ways
+  for (const int size : {3, 20}) {  // small and large groups exchange their members in different ways
     const auto store = memory_store();
     for (const Rank rank : {0, 1, 0}) {
       const auto error = form_error(*store, {rank, size, "test", 0}, options_for("shm", std::chrono::milliseconds(50)));
@@ -79,7 +79,7 @@ TEST(GroupForm, MeetsTheOthersAfterASizeWasCorrected) {
 TEST(GroupForm, RefusesARankThatIsTakenTwice) {
   const auto store = memory_store();
   auto options = options_for("tcp");
-  options.credentials.secret = {1, 2, 3};  // without, rank 1 says nothing before it has rank 0's
+  options.credentials.secret = {1, 2, 3};  // without a job secret, rank 1 would wait for rank 0's record first
   std::atomic<int> refused = 0;
   run_ranks(2, [&](Rank) {
     const auto group = Group::form(*store, {1, 3, "test", 0}, options);
@@ -89,7 +89,7 @@ TEST(GroupForm, RefusesARankThatIsTakenTwice) {
     EXPECT_EQ(group.error().rank, 1);
     const std::string text = group.error().to_string();
     EXPECT_NE(text.find("rank 1 is taken by rank 1 (host "), std::string::npos) << text;
-    // It releases the other.
+    // This rank releases the other one.
     run_ranks(2, [&](Rank rank) {
       const auto rest = Group::form(*store, {2 * rank, 3, "test", 0}, options);
       EXPECT_TRUE(rest) << rest.error().to_string();
@@ -116,7 +116,7 @@ TEST(GroupForm, RefusesARankTwiceWithAJobSecretToo) {
     if (group) return;
     EXPECT_EQ(group.error().code, ErrorCode::kAlreadyExists);
     ++refused;
-    const auto other = Group::form(*store, {1, 2, "test", 0}, options);  // releases the one that has rank 0
+    const auto other = Group::form(*store, {1, 2, "test", 0}, options);  // releases the process that has rank 0
     EXPECT_TRUE(other) << other.error().to_string();
   });
   EXPECT_EQ(refused, 1);
@@ -156,7 +156,8 @@ TEST(GroupForm, RefusesARankWithAnotherSecret) {
     auto options = options_for("tcp", std::chrono::seconds(3));
     options.credentials.secret = {1, 2, 3, static_cast<uint8_t>(rank)};
     const auto error = form_error(*store, {rank, 2, "test", 0}, options);
-    // The one that dials is refused; the one that listens waits on, for whom it refused may have been a stranger.
+    // The dialing rank is refused. The listening rank keeps waiting, because the refused connection may have come from
+    // an unrelated process.
     EXPECT_EQ(error.code, rank == 1 ? ErrorCode::kAuthentication : ErrorCode::kTimeout) << error.to_string();
     EXPECT_EQ(error.rank, 1 - rank) << error.to_string();
     EXPECT_NE(error.message.find("secret"), std::string::npos) << error.to_string();
@@ -179,19 +180,19 @@ INSTANTIATE_TEST_SUITE_P(Transports, GroupErrors, testing::Values("shm", "unix",
 
 TEST_P(GroupErrors, ATimeoutNamesTheRankThatDidNotCome) {
   const auto store = memory_store();
-  std::latch formed(3), given_up(2);  // rank 0 stays away until the others have
+  std::latch formed(3), given_up(2);  // rank 0 waits until the others have given up
   run_ranks(3, [&](Rank rank) {
     const auto group = Group::form(*store, {rank, 3, "test", 0}, options_for(GetParam()));
     ASSERT_TRUE(group) << group.error().to_string();
     formed.arrive_and_wait();
-    // One of the others may be late as well. It would not be the first.
+    // Rank 1 or 2 may be late as well, but the error must name rank 0, the first missing rank.
     if (rank == 0) return given_up.wait();
     const auto result = (*group)->barrier({.timeout = std::chrono::milliseconds(400)}).result();
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().code, ErrorCode::kTimeout) << result.error().to_string();
     EXPECT_EQ(result.error().rank, 0) << result.error().to_string();
     EXPECT_NE(result.error().context.find("barrier #1"), std::string::npos) << result.error().to_string();
-    // The group is dead, and says with the same error why.
+    // The group has failed, and later calls return the same error.
     const auto next = (*group)->barrier().result();
     ASSERT_FALSE(next);
     EXPECT_EQ(next.error().rank, 0);

@@ -1,4 +1,4 @@
-// The failure detector and the diagnosis, without ranks.
+// Tests of FailureDetector and Diagnosis without a real group.
 #include <gtest/gtest.h>
 
 #include "muster/group/engine/diagnosis.h"

@@ -1,5 +1,5 @@
-// A process forks while it has a group: its child may drop what it inherited and form a group of its own, and the
-// parent's group goes on.
+// A process forks while it has a group. The child may drop the group that it inherited and form its own group. The
+// parent's group must keep working.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ using Floats = std::vector<float>;
 
 BufferView view(Floats& data) { return {data.data(), data.size(), Dtype::kFloat32}; }
 
-/// A child that runs `body` and ends as a program does. One that hangs is ended by a signal.
+/// Starts a child that runs `body` and exits normally. A signal ends a child that hangs.
 pid_t start_child(const std::function<bool()>& body) {
   std::fflush(nullptr);
   const pid_t child = fork();
@@ -43,7 +43,7 @@ class GroupFork : public testing::TestWithParam<const char*> {
       ASSERT_TRUE(made) << made.error().to_string();
       groups_[rank] = std::move(*made);
     });
-    use();  // all threads and links are there
+    use();  // after this, all threads and links exist
   }
   void TearDown() override {
     test::run_ranks(2, [&](Rank rank) { groups_[rank].reset(); });
@@ -90,7 +90,7 @@ TEST_P(GroupFork, ChildDropsAGroupWhileItsThreadsAreBusy) {
   const Work message = groups_[0]->receive(view(in), 1, 2, {.async = true});
   const Work collective = groups_[0]->all_reduce(view(sum), ReduceOp::kSum, {.async = true});
   std::thread waiter([&] { EXPECT_TRUE(message.wait()); });
-  for (int i = 0; i < 10; ++i) {  // at different moments of what these threads do
+  for (int i = 0; i < 10; ++i) {  // each time the threads are at another point
     Work dropped[] = {message, collective};
     expect_well(start_child([&] {
       for (Work& work : dropped) work = Work(Result<>());

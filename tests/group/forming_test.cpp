@@ -1,4 +1,4 @@
-// A connection that comes and goes while a group forms.
+// A connection that opens and closes while a group forms.
 #include <future>
 
 #include "group/ranks.h"
@@ -10,7 +10,7 @@ namespace {
 
 Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
 
-/// What a group needs to form; reading the others' records waits for `go_on`.
+/// The store requests that forming needs. Reading the records of other ranks waits for `go_on`.
 class HeldStore final : public RequestStore {
  public:
   HeldStore(std::shared_ptr<Store> base, std::shared_future<void> go_on)
@@ -32,7 +32,7 @@ class HeldStore final : public RequestStore {
   const std::shared_future<void> go_on_;
 };
 
-/// Asks the first rank for the host's shared memory as a rank does, but for the request.
+/// Connects to the first rank as a rank that wants the host's shared memory does, but sends no request.
 void connect_and_go(Store& store, const GroupSpec& membership, const Bytes& secret) {
   RankExchange ranks(store, membership);
   const auto leader = ranks.first_rank(patience());
@@ -59,7 +59,7 @@ TEST(GroupForming, OutlivesAConnectionThatEndsWithoutARequest) {
       connect_and_go(*store, {0, kRanks, "forming", 0}, options.credentials.secret);
       return gone.set_value();
     }
-    HeldStore held(store, go_on);  // the last rank links up once the connection has gone
+    HeldStore held(store, go_on);  // the last rank connects after that connection has closed
     const auto group = Group::form(rank == kRanks - 1 ? static_cast<Store&>(held) : *store, membership, options);
     ASSERT_TRUE(group) << group.error().to_string();
     EXPECT_EQ((*group)->transport(), "shm");

@@ -1,4 +1,4 @@
-// What is said of a collective in two levels beforehand against the operations that it consists of.
+// Compares the plan of a collective in two levels with the operations that Hierarchy really runs.
 #include "muster/group/engine/hierarchy_plan.h"
 
 #include <gtest/gtest.h>
@@ -34,10 +34,10 @@ Topology two_hosts() {
   return Topology(members);
 }
 
-/// What the rank of the root's host has done that carries the longest share.
+/// Runs the collective at the rank of the root's host that has the longest share, and returns its operations.
 Did run(Collective collective, size_t count) {
   const bool gathers = collective == Collective::kAllGather, scatters = collective == Collective::kReduceScatter;
-  const std::unique_ptr<float[]> memory(new float[count * kRanks]);  // nobody touches it
+  const std::unique_ptr<float[]> memory(new float[count * kRanks]);  // never read or written
   Did did;
   const Hierarchy::Levels levels{[&](const Operation& operation, const Deadline&) -> Result<> {
                                    did.within.emplace_back(operation.call.collective, longest(operation));
@@ -61,7 +61,7 @@ Did run(Collective collective, size_t count) {
   return did;
 }
 
-/// The same as it was said; chunks of the same length only.
+/// The same operations according to the plan. All chunks must have the same length.
 Did plan(Collective collective, const HierarchyPlan& said) {
   Did will;
   for (double chunk = 0; chunk < said.chunks; ++chunk) {
@@ -85,7 +85,7 @@ TEST(HierarchyPlan, SaysWhatIsDoneOnEitherLevel) {
       const HierarchyPlan said = plan_hierarchy(whole, kLocals, 2);
       const Did will = plan(collective, said), did = run(collective, count);
       auto sorted_will = will.within, sorted_did = did.within;
-      std::ranges::sort(sorted_will);  // of chunks that overlap the order is another
+      std::ranges::sort(sorted_will);  // overlapping chunks change the order
       std::ranges::sort(sorted_did);
       EXPECT_EQ(sorted_will, sorted_did) << name(collective) << " of " << count;
       EXPECT_EQ(will.across, did.across) << name(collective) << " of " << count;

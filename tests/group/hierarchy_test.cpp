@@ -1,4 +1,4 @@
-// Groups over several hosts, each with ranks that share memory: every collective, and what crosses between hosts.
+// Groups over several hosts whose ranks share memory: every collective, and the bytes that cross hosts.
 #include <gtest/gtest.h>
 
 #include "contract/group_contract.h"
@@ -11,7 +11,7 @@ namespace {
 
 using test::options_for;
 
-/// Ranks of each host, host by host; as many hosts as fit.
+/// Assigns ranks to hosts in order. `ranks` gives the number of ranks of each host, and repeats.
 GroupKind hosts_of(const std::string& name, std::vector<int> ranks) {
   return {name, [ranks = std::move(ranks)](Rank rank) {
             size_t host = 0;
@@ -23,7 +23,7 @@ GroupKind hosts_of(const std::string& name, std::vector<int> ranks) {
           }};
 }
 
-/// Neighbors in rank on different hosts.
+/// Assigns consecutive ranks to different hosts.
 GroupKind dealt(const std::string& name, int hosts) {
   return {name, [hosts](Rank rank) {
             auto options = options_for("shm,tcp");
@@ -48,11 +48,11 @@ Topology topology_of(const std::vector<int>& host_of) {
   return Topology(members);
 }
 
-/// Bytes that all ranks together send to other hosts in an operation: those of the schedules that it runs across.
+/// Total bytes that all ranks send to other hosts in an operation: the bytes of its schedules between hosts.
 size_t crossing_bytes(const Topology& topology, const Operation& like) {
   size_t bytes = 0;
   const int size = static_cast<int>(topology.host_of.size());
-  const std::unique_ptr<uint8_t[]> tensor(new uint8_t[like.call.count * size]);  // nobody touches it
+  const std::unique_ptr<uint8_t[]> tensor(new uint8_t[like.call.count * size]);  // never read or written
   for (Rank rank = 0; rank < size; ++rank) {
     ScheduleRunner schedule_runner;
     const Hierarchy::Levels levels{[](const Operation&, const Deadline&) { return Result<>{}; },
@@ -93,7 +93,7 @@ TEST(HierarchyTraffic, IsTheLeastPossibleBetweenHosts) {
     };
     EXPECT_EQ(crossing(Collective::kAllReduce), 2 * others * kBytes);
     EXPECT_EQ(crossing(Collective::kBroadcast), others * kBytes);
-    EXPECT_LT(crossing(Collective::kReduce), 2 * others * kBytes);  // its schedules trade bytes for time
+    EXPECT_LT(crossing(Collective::kReduce), 2 * others * kBytes);  // its schedules send more bytes to save time
     EXPECT_EQ(crossing(Collective::kAllGather), others * kBytes * host_of.size());
     EXPECT_EQ(crossing(Collective::kReduceScatter), others * kBytes * host_of.size());
   }
@@ -112,7 +112,7 @@ TEST(HierarchyTraffic, IsSpreadOverTheRanksOfAHost) {
     }
     for (const int shards : carried) EXPECT_GT(shards, 0);
   }
-  // Every rank's own block has a slot to itself.
+  // Every rank's own block has its own shard.
   for (int host = 0; host < 3; ++host) {
     int owners = 0;
     for (int shard = 0; shard < topology.shards; ++shard) owners += topology.owner(host, shard) != kNoRank;

@@ -1,6 +1,6 @@
-// A rank is killed or stopped in the middle of each collective, each rank a process: every survivor had right results
-// before, and ends with an error that names that rank. CI runs each collective, each signal and each way through the
-// house, with victims, sizes and algorithms in turn; MUSTER_KILL_CASES=all runs every combination.
+// Each rank is a process. One rank is killed or stopped in the middle of each collective. Every survivor must have
+// right results before that, and must end with an error that names the victim. CI runs each collective, each signal and
+// each transport, and varies the victims, sizes and algorithms. MUSTER_KILL_CASES=all runs every combination.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,14 +23,16 @@ constexpr Rank kRoot = 0;
 struct Case {
   Collective collective;
   int signal;
-  std::string way;  ///< transports; "hosts" is two hosts of as many ranks, with shared memory within and tcp between
+  std::string
+      way;  ///< transports; "hosts" is two hosts of equal size, with shared memory within a host and TCP between hosts
   Rank victim = 2;
   size_t count = 1 << 20;  ///< floats of the larger of input and output
-  std::string algorithm;   ///< by name, else what is chosen
+  std::string algorithm;   ///< by name; empty: chosen automatically
   int ranks = 4;
 
   size_t block() const { return count / ranks; }
-  /// Those who survive a rank that leaves a child wait a second for it to take its leave.
+  /// True if the victim leaves a child process. Only few cases do, because each survivor then waits a second for an
+  /// orderly shutdown.
   bool leaves_a_child() const { return way == "shm" && victim == 2 && count == 1 << 20; }
 };
 
@@ -43,7 +45,7 @@ GroupOptions options_of(Rank rank, const Case& chosen) {
 
 Key running(Rank rank) { return "running/" + std::to_string(rank); }
 
-/// As a data loader's worker: a child that outlives its parent and holds the parent's sockets open.
+/// Starts a child that outlives its parent and holds the parent's sockets open, like a worker of a data loader.
 void leave_a_child(Store& store) {
   const pid_t child = fork();
   if (child == 0) {
@@ -52,12 +54,12 @@ void leave_a_child(Store& store) {
   (void)store.add("child", child, Deadline::after(std::chrono::seconds(30)));
 }
 
-/// Of a block of what `rank` puts in.
+/// The value of a block of the input of `rank`.
 float value(int round, Rank rank, size_t block) {
   return static_cast<float>(8 * (round % 1000) + rank) + static_cast<float>(block) / 64;
 }
 
-/// One rank's memory for the collective, and what has to be in it.
+/// One rank's memory for the collective, and its expected contents.
 class Tensors {
  public:
   Tensors(const Case& chosen, Rank rank) : case_(chosen), rank_(rank), whole_(chosen.count), other_(chosen.count) {}
@@ -163,7 +165,8 @@ class Tensors {
   for (int round = 0;; ++round) {
     if (round == 3) {
       (void)(*store)->set(running(rank), {}, Deadline::after(std::chrono::seconds(30)));
-      // Only its deadline tells of a stopped rank. Before that one a loaded machine is given its time.
+      // Only the deadline reveals a stopped rank, so this call has a short timeout. The calls before it have a long
+      // one, because the machine may be loaded.
       if (chosen.signal == SIGSTOP) call.timeout = std::chrono::seconds(3);
     }
     tensors.fill(round);
@@ -178,7 +181,7 @@ class Tensors {
   }
 }
 
-/// Shared memory of ours that has a name.
+/// Named shared memory segments of muster.
 std::set<std::string> segments() {
   std::set<std::string> names;
   std::error_code missing;
@@ -242,10 +245,10 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
          (algorithm.empty() ? "" : "_" + algorithm);
 }
 
-/// Rank 0 is the hub, where cores are few.
+/// Rank 0 is the leader of the host communicator if there are few cores.
 const Case kOfTwenty{Collective::kAllReduce, SIGKILL, "shm", 0, 40, "", 20};
 constexpr const char* kWays[] = {"shm", "unix", "tcp", "hosts"};
-/// A line of shared memory, one shot, and many chunks.
+/// Sizes that use a cache line of shared memory, a single chunk, and many chunks.
 constexpr size_t kCounts[] = {16, 4096, 1 << 20};
 
 std::vector<Case> every_case() {
@@ -266,7 +269,7 @@ std::vector<Case> every_case() {
   return all;
 }
 
-/// A stop costs its deadline, so there are few of them.
+/// A case that stops a rank lasts as long as its timeout, so there are few of them.
 std::vector<Case> some_cases() {
   std::vector<Case> some;
   for (int i = 1; i < kCollectiveCount; ++i) {

@@ -1,4 +1,4 @@
-// Groups made of groups, what a group tells of its operations, and who is missing at a barrier.
+// Groups that are formed from groups, completion hooks, pending operations, and the monitored barrier.
 #include <latch>
 #include <mutex>
 #include <set>
@@ -11,7 +11,7 @@ namespace {
 using test::options_for;
 using test::run_ranks;
 
-/// Ranks as threads that form a group over one store, which `body` gets too.
+/// Runs ranks as threads that form a group over one store. `body` gets the group and the store.
 void run_with_store(int size, const std::function<void(Group&, Store&)>& body) {
   const auto store = memory_store();
   run_ranks(size, [&](Rank rank) {
@@ -48,7 +48,7 @@ TEST(GroupSplit, MakesOneGroupForEachColor) {
     ASSERT_TRUE(part) << part.error().to_string();
     ASSERT_EQ(*part == nullptr, rank == 4);
     if (!*part) return;
-    EXPECT_EQ((*part)->membership().rank, rank >= 2 ? 0 : 1);  // the keys turn the order round
+    EXPECT_EQ((*part)->membership().rank, rank >= 2 ? 0 : 1);  // the keys reverse the order
     EXPECT_EQ(sum_of(**part, rank), rank % 2 == 0 ? 2 : 4);
   });
 }
@@ -75,14 +75,14 @@ TEST(GroupShrink, GoesOnWithoutTheRankThatFailed) {
   run_with_store(4, [](Group& group, Store& store) {
     const Rank rank = group.membership().rank;
     ASSERT_TRUE(group.barrier().result());
-    if (rank == 1) return;  // gone
+    if (rank == 1) return;  // rank 1 leaves
     EXPECT_FALSE(group.barrier().result());
     const auto rest = group.shrink(store, {1}, false);
     ASSERT_TRUE(rest) << rest.error().to_string();
     EXPECT_EQ((*rest)->membership().size, 3);
     EXPECT_EQ((*rest)->membership().rank, rank == 0 ? 0 : rank - 1);
     EXPECT_EQ(sum_of(**rest, rank), 5);
-    // And once more, from what was shrunk.
+    // Shrinks the shrunk group once more.
     if (rank == 0) return;
     const auto fewer = (*rest)->shrink(store, {0}, true);
     ASSERT_TRUE(fewer) << fewer.error().to_string();
@@ -174,7 +174,8 @@ TEST(GroupHook, HearsOfEveryOperationThatEnds) {
       std::mutex mutex;
       std::vector<uint64_t> sequences;
     };
-    // The asynchronous one's hook may run after its Work is done, and the next call is, and this body is left.
+    // shared_ptr: the hook of the asynchronous call may run after its Work is done, after the next call, and after this
+    // function returns.
     const auto heard = std::make_shared<Heard>();
     group.on_completion([heard](const Finished& finished) {
       EXPECT_TRUE(finished.result);
@@ -230,7 +231,7 @@ TEST(MonitoredBarrier, NamesEveryRankThatDidNotComeAndLeavesTheGroupAlive) {
       ASSERT_FALSE(result);
       EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
       const std::string text = result.error().to_string();
-      // Rank 2 may itself be late on a loaded machine.
+      // On a loaded machine, rank 2 may be late itself.
       EXPECT_NE(text.find(rank == 0 ? "failed to pass monitoredBarrier" : "Rank 2 successfully reached"),
                 std::string::npos)
           << text;

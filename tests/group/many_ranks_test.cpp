@@ -1,5 +1,5 @@
-// Groups of more ranks than are linked at once, as threads: over shared memory and over links that are made when a
-// schedule needs them. MUSTER_RANKS sets how many (512 is what we promise).
+// Groups that are too large to link all pairs, with ranks as threads: over shared memory, and over links that are made
+// when a schedule needs them. MUSTER_RANKS sets the number of ranks (512 is supported).
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -62,7 +62,7 @@ TEST_P(ManyRanks, HearOfAnAbortThoughFewAreLinked) {
   });
 }
 
-/// Reasons travel along the tree of links, in which a rank is between the last one and most others.
+/// Failure reasons travel along the tree of links. The busy rank lies between the last rank and most other ranks.
 TEST(ManyRanksOfAHost, NameWhoAbortedThoughOneThatPassesItOnIsBusy) {
   constexpr int kSize = 24;
   const Rank passes_on = tree_parent(tree_parent(kSize - 1));
@@ -98,7 +98,7 @@ TEST(Forming, CostsEachRankFiveRoundTripsOfTheStore) {
   }
 }
 
-/// Of links through shared memory, whose ends are all in this process.
+/// Counts the shared-memory links whose ends are all in this process.
 size_t count_links() {
   std::ifstream maps("/proc/self/maps");
   size_t ends = 0;
@@ -106,7 +106,7 @@ size_t count_links() {
   return ends / 2;
 }
 
-/// Where all share memory nothing but the tree is linked: news travels along it, and tensors never.
+/// If all ranks share memory, only the tree is linked. It carries failure reports but never tensors.
 TEST(ManyRanksOfAHost, AreLinkedByATreeAlone) {
   constexpr int kSize = 24;
   std::latch formed(kSize), counted(kSize), worked(kSize);
@@ -133,7 +133,7 @@ TEST(ManyRanksOnHosts, LinkOnlyWithTheirCounterparts) {
         return options;
       },
       [](Group& group) {
-        EXPECT_EQ(group.transport(), "shm+tcp");  // whatever links there are yet
+        EXPECT_EQ(group.transport(), "shm+tcp");  // does not depend on the links that exist already
         expect_collectives(group);
       });
 }

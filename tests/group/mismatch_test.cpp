@@ -1,6 +1,6 @@
-// Ranks that call different things without MUSTER_DEBUG: whatever the two calls and whatever carries them, every rank
-// ends with kMismatch, none with a result that the odd rank's bytes are missing in. CI runs some pairs of calls over
-// each transport; MUSTER_MISMATCHES=all runs every pair.
+// Ranks that make different calls without MUSTER_DEBUG. For any two calls over any transport, every rank must end with
+// kMismatch, and no rank may get a result that lacks the odd rank's bytes. CI runs some pairs of calls over each
+// transport; MUSTER_MISMATCHES=all runs every pair.
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -20,7 +20,7 @@ constexpr int kRanks = 4;
 constexpr Rank kOdd = 2;
 constexpr size_t kBlock = 24;  // elements
 
-/// A rank's memory, and what it calls on it.
+/// The memory of a rank, on which it makes its calls.
 struct Memory {
   float input[kRanks * kBlock] = {}, output[kRanks * kBlock] = {};
 };
@@ -28,9 +28,9 @@ using Body = std::function<Work(Group&, Memory&, const CallOptions&)>;
 
 struct Kind {
   const char* name;
-  bool takes_all;  ///< rank 0 needs every rank's bytes, so it cannot end well
+  bool takes_all;  ///< rank 0 needs every rank's bytes, so it cannot succeed
   Body body;
-  bool ends_well = false;  ///< at rank 0, where the others call uneven_all_to_all
+  bool ends_well = false;  ///< rank 0 may succeed if the other ranks call uneven_all_to_all
 };
 
 BufferView floats(float* data, size_t count) { return {data, count, Dtype::kFloat32}; }
@@ -64,7 +64,7 @@ Body scatter(Rank root) {
   };
 }
 
-/// Splits of 6 elements for each rank, but for what is given for rank 0.
+/// An all_to_all with 6 elements for each rank, except for the given counts for rank 0.
 Body exchange(size_t sent, size_t received) {
   return [=](Group& group, Memory& memory, const CallOptions& options) {
     std::vector<size_t> to(kRanks, 6), from(kRanks, 6);
@@ -95,7 +95,7 @@ const Kind kKinds[] = {
        return group.all_to_all(floats(memory.input, kRanks * kBlock), floats(memory.output, kRanks * kBlock), options);
      }},
     {"uneven_all_to_all", true, exchange(6, 6)},
-    // What only ever is the odd one.
+    // The calls below are only used for the odd rank.
     {"shape", true, all_reduce(kBlock - 1, ReduceOp::kSum)},
     {"dtype", true, all_reduce(kBlock, ReduceOp::kSum, Dtype::kInt32)},
     {"op", true, all_reduce(kBlock, ReduceOp::kMax)},
@@ -109,9 +109,9 @@ const Kind kKinds[] = {
     {"expects_more", true, exchange(6, 7), true},
     {"expects_less", true, exchange(6, 1), true},
 };
-constexpr size_t kUsual = 10;  // of them are called by the majority
+constexpr size_t kUsual = 10;  // the first kUsual kinds are also called by the majority
 
-/// Ends when all threads have come to the end of theirs.
+/// The destructor waits until all threads have reached it.
 class Meeting {
  public:
   explicit Meeting(std::latch& latch) : latch_(latch) {}
@@ -136,10 +136,10 @@ void expect_mismatch(const Pair& pair) {
     auto options = options_for(hosts ? "shm,tcp" : transport);
     if (hosts) options.host_label = std::to_string(rank / 2);
     Result<std::unique_ptr<Group>> group;
-    const Meeting end(over);  // no rank leaves before all have ended
+    const Meeting end(over);  // no rank leaves before all ranks are done
     group = Group::form(*store, {rank, kRanks, "test", 0}, options);
     const auto met = group ? (*group)->barrier().result() : Result<>{};
-    begun.arrive_and_wait();  // or who fails first ends another's barrier
+    begun.arrive_and_wait();  // otherwise the first rank that fails could end the barrier of another rank
     ASSERT_TRUE(group) << group.error().to_string();
     ASSERT_TRUE(met) << met.error().to_string();
     Memory memory;
@@ -147,7 +147,8 @@ void expect_mismatch(const Pair& pair) {
     auto result = (rank == kOdd ? odd : usual)->body(**group, memory, call).result();
     const bool good = !usual->takes_all || (odd->ends_well && usual->name == std::string_view("uneven_all_to_all"));
     EXPECT_FALSE(rank == 0 && result && !good) << "a result without rank " << kOdd;
-    // Who only gave may have ended before anybody could tell, and all may come to the next call, where some find out.
+    // A rank that only sends may finish before the mismatch is found. All ranks may even reach the next call, where
+    // some of them find it.
     for (int next = 0; next < 2 && result; ++next) result = (*group)->barrier(call).result();
     ASSERT_FALSE(result) << "rank " << rank;
     EXPECT_EQ(result.error().code, ErrorCode::kMismatch) << "rank " << rank << ": " << result.error().to_string();
@@ -162,7 +163,8 @@ const Kind* kind(std::string_view name) {
   return std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& each) { return each.name == name; });
 }
 
-/// As between hosts, where nobody can read where the others are: they tell each other.
+/// Simulates ranks on different hosts: they cannot read each other's flight recorders, so they send their calls to each
+/// other.
 TEST(MismatchOutOfSight, EndsRanksThatWaitForEachOther) {
   setenv("MUSTER_RECORDER", "0", 1);
   expect_mismatch({"tcp", kind("broadcast_from_2"), kind("broadcast")});
@@ -173,7 +175,7 @@ std::string name_of(const testing::TestParamInfo<Pair>& info) {
   return std::string(info.param.transport) + "_" + info.param.usual->name + "_" + info.param.odd->name;
 }
 
-/// Nothing meets there that would tell.
+/// In these pairs no data meets that would reveal the mismatch.
 INSTANTIATE_TEST_SUITE_P(RootsThatWaitForEachOther, Mismatch,
                          testing::Values(Pair{"shm", kind("gather"), kind("gather_to_2")},
                                          Pair{"shm", kind("broadcast_from_2"), kind("broadcast")},

@@ -1,4 +1,4 @@
-// Groups whose links go over the network: certificates, and which addresses they listen on.
+// Groups whose links use the network: certificates, and the addresses that they listen on.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -49,7 +49,8 @@ TEST(GroupOverTls, RefusesACertificateOfAnotherAuthority) {
     options.credentials.tls = TlsContext::load((rank == 0 ? ours : another).issue("rank")).value();
     const auto group = Group::form(*store, {rank, 2, "test", 0}, options);
     ASSERT_FALSE(group);
-    // The one that dials is refused; the one that listens waits on, for whom it refused may have been a stranger.
+    // The dialing rank is refused. The listening rank keeps waiting, because the refused connection may have come from
+    // an unrelated process.
     const std::string text = group.error().to_string();
     EXPECT_EQ(group.error().code, rank == 1 ? ErrorCode::kAuthentication : ErrorCode::kTimeout) << text;
     EXPECT_EQ(group.error().rank, 1 - rank) << text;
@@ -80,7 +81,7 @@ TEST_P(GroupInterface, CarriesTheLinks) {
   run_group(3, options, expect_collectives);
 }
 
-/// Both ways: a receive that waits for long links with its sender, too.
+/// Sends messages in both directions. A receive that waits for a long time also dials its sender.
 void expect_messages(Group& group) {
   const Rank self = group.membership().rank, peer = 1 - self;
   std::vector<int32_t> out(100'003, self), in(out.size(), -1);
@@ -117,15 +118,15 @@ TEST(GroupStreams, AreTheConnectionsOfALink) {
       if (group.membership().rank == 0) seen_with_messages = connected_tcp_sockets() - before;
       ASSERT_TRUE(group.barrier().result());
     });
-    EXPECT_EQ(seen, 2 * streams);  // both ends are here
+    EXPECT_EQ(seen, 2 * streams);  // both ends are in this process
     EXPECT_EQ(seen_with_messages, 6 * streams);
   }
 }
 
-/// Rank 0 of two, linked by two connections which the test dials one by one.
+/// Rank 0 of two. Its link has two connections, which the test dials one by one.
 class GroupStreamsOneByOne : public testing::Test {
  protected:
-  /// Goes on while somebody drives the loop.
+  /// The dial makes progress while a thread drives the loop.
   std::unique_ptr<Dial> dial(int subflow) {
     LinkIdentity peer = identity_;
     peer.rank = 1;
@@ -151,7 +152,7 @@ class GroupStreamsOneByOne : public testing::Test {
   const LinkIdentity identity_{0, 2, "test", 0, {to_bytes("a secret of the tests"), nullptr}};
   LinkTable link_table_{*loop_, identity_, 2};
   std::string address_;
-  std::unique_ptr<Link> subflows_[2];  ///< the peer's ends
+  std::unique_ptr<Link> subflows_[2];  ///< the peer's ends of the connections
   std::optional<Error> lost_;
 };
 
@@ -177,7 +178,7 @@ TEST_F(GroupStreamsOneByOne, AreTakenInAlsoOfAPeerThatHasFormedAndLeft) {
   wait_for(0);
   subflows_[0]->close(has_left("rank 1", 1));
   const auto second = dial(1);
-  const auto linked = link_with_peer();  // sees the end of the one before it takes the other in
+  const auto linked = link_with_peer();  // sees that the first connection has closed before it accepts the second one
   ASSERT_TRUE(linked) << linked.error().to_string();
   wait_for(1);
   subflows_[1]->close(has_left("rank 1", 1));

@@ -1,4 +1,4 @@
-// One P2P engine, and a peer that says on its link what the test wants it to say.
+// One P2P engine, and a peer whose link the test controls byte by byte.
 #include <unistd.h>
 
 #include <atomic>
@@ -38,7 +38,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
   }
   void TearDown() override { p2p_->close(); }
 
-  /// While somebody, or the P2P engine's thread, drives the P2P engine.
+  /// Connects the peer. A thread, or the P2P engine's own thread, must drive the engine.
   void link_up() {
     const auto connect = GetParam() == Transport::kShm ? connect_shm_link : connect_link;
     const auto dial = connect(*loop_, *Address::parse(address_), identity(kPeer), kSelf, patience(),
@@ -48,7 +48,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
                               });
     ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
   }
-  /// The header of a message and as much of it as `data` has.
+  /// Sends the header of a message of `bytes` bytes, and as much of its payload as `data` contains.
   void say(uint32_t tag, size_t bytes, const Floats& data) {
     const auto header = encode(MessageHeader{MessageKind::kEager, tag, 0, bytes, 0, Dtype::kFloat32});
     const ConstSegment parts[] = {{header.data(), header.size()}, {data.data(), data.size() * sizeof(float)}};
@@ -63,7 +63,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
   const std::shared_ptr<P2pEngine> p2p_ = *P2pEngine::create(identity(kSelf), 1);
   const std::unique_ptr<Loop> loop_ = *Loop::create();
   std::unique_ptr<Link> link_;
-  Fd deaf_;  ///< the peer's listener: nobody is let in, should a receive that waits for long ask who is there
+  Fd deaf_;  ///< the peer's listener; it accepts no connection, so a probe learns nothing
   std::string address_;
 };
 
@@ -76,7 +76,7 @@ TEST_P(P2pAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
   ASSERT_TRUE(first.wait());
   say(2, in.size() * sizeof(float), half);
   Error error;
-  do {  // until it has come
+  do {  // until the header has arrived
     error = receive(in, kAnyRank, 2, 20ms).wait().error();
     ASSERT_EQ(error.code, ErrorCode::kTimeout) << error.to_string();
   } while (error.message.starts_with("nothing came"));
@@ -84,7 +84,8 @@ TEST_P(P2pAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
   EXPECT_EQ(error.message, "rank 1 (host here, pid 0) did not send the whole message in time (tag 2)");
 }
 
-/// Whose message a receive finds, though it is itself refused.
+/// A receive from an invalid rank is refused, but it may find the message of another receive first. The callback of the
+/// other receive must still run.
 TEST_P(P2pAlone, LeavesNobodyWithoutHisCallBack) {
   const Floats word(1);
   Floats first(1), second(1), none;
@@ -98,19 +99,19 @@ TEST_P(P2pAlone, LeavesNobodyWithoutHisCallBack) {
   found.on_done([&](const Result<>&) { told = true; });
   link_up();
   say(1, sizeof(float), word);
-  called_back.get_future().wait();  // so the P2P engine's thread looks after nothing
+  called_back.get_future().wait();  // so the P2P engine's thread has no work
   say(2, sizeof(float), word);
   EXPECT_FALSE(receive(none, 7, 0).wait());
   EXPECT_EQ(told, found.done());
   looked.set_value();
   EXPECT_TRUE(found.wait());
-  p2p_->close();  // the callbacks are over
+  p2p_->close();  // all callbacks have returned
   EXPECT_TRUE(told);
 }
 
-/// How a receive ends when its sender has dialled one of the two connections of its link, and closes it.
+/// The error of a receive whose sender has dialed one of the two connections of its link, and then closes it.
 Error end_of_half_a_link(const Error& why) {
-  const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // nobody is let in: it tells nothing of the peer
+  const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // accepts nothing, so a probe fails
   const auto p2p = *P2pEngine::create(identity(kSelf), 2);
   const std::string address = *p2p->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
   std::vector<LinkTable::Endpoint> endpoints(2);

@@ -1,4 +1,4 @@
-// What callbacks of messages do when their group fails: they may make collectives, which then fail too.
+// Callbacks of messages when their group fails: they may call collectives, which then fail as well.
 #include <future>
 #include <latch>
 
@@ -7,10 +7,10 @@
 namespace muster {
 namespace {
 
-/// Far less than the calls' own timeouts, and far more than they need.
+/// Much shorter than the timeouts of the calls, and much longer than the calls need.
 Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 
-/// Rank 0 of two, with a receive that never gets anything and whose callback makes a collective.
+/// Rank 0 of two. It has a receive that gets no message, and whose callback calls a collective.
 class MessageCallbacks : public testing::TestWithParam<const char*> {
  protected:
   void run(const std::function<void(Group&)>& fail_the_group) {

@@ -1,4 +1,5 @@
-// A rank is killed in each phase of a message, each rank a process: the survivor ends with an error that names it.
+// Each rank is a process. One rank is killed in each phase of a message, and the survivor must end with an error that
+// names it.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,7 +27,7 @@ BufferView view(Floats& data) { return {data.data(), data.size(), Dtype::kFloat3
 
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
-/// Runs in a child process; says "ready" in the phase in which it is to be killed.
+/// Runs in a child process. Writes "ready" in the phase in which it is to be killed.
 [[noreturn]] void be_the_victim(Phase phase, const char* transports, const std::string& path) {
   auto store = file_store(path);
   const auto group = Group::form(**store, {kVictim, 2, "kill", 0}, test::options_for(transports));

@@ -1,5 +1,5 @@
-// The P2P engine of one rank of three, while a peer that the test plays leaves: memory is only touched while its
-// operation is pending.
+// The P2P engine of one rank of three. The test simulates a peer that leaves. The engine must touch an operation's
+// memory only while the operation is pending.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr Rank kSelf = 0, kPeer = 1, kOther = 2;
 constexpr int kRanks = 3;
-constexpr size_t kLongBytes = size_t{16} << 20;  ///< more than a link takes while its reader does not read
+constexpr size_t kLongBytes = size_t{16} << 20;  ///< more than a link buffers while its reader does not read
 
 Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
 
@@ -24,7 +24,7 @@ LinkIdentity identity(Rank rank) {
   return {rank, kRanks, "leaving", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
 }
 
-/// Memory that faults once it is taken away.
+/// Memory that faults on access once it is unmapped.
 class Memory {
  public:
   Memory() : data_(mmap(nullptr, kLongBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
@@ -86,7 +86,7 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
     EXPECT_TRUE(loop.run_until([&] { return received; }, patience()));
     return parse_message_header(words).value_or(MessageHeader{});
   }
-  /// Reads whatever comes on the link of rank 1's listener, until there is no link any more.
+  /// Reads and drops all bytes on the link that rank 1 accepts, until the link ends.
   void read_to_the_end() {
     Bytes waste(size_t{64} << 10);
     const Segment into{waste.data(), waste.size()};
@@ -105,7 +105,7 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
     link->close(has_left("rank " + std::to_string(rank), rank));
   }
   Work receive(BufferView into, Rank from, uint32_t tag) { return p2p_->receive(std::move(into), from, tag, async()); }
-  /// Rank 2 sends what a receive waits for: the P2P engine works as before.
+  /// Rank 2 sends a message that a receive waits for, which shows that the P2P engine still works.
   void expect_alive(const Work& from_other, uint32_t tag) {
     const auto link = link_from(kOther);
     ASSERT_TRUE(link);
@@ -116,8 +116,8 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
   }
 
   const std::shared_ptr<P2pEngine> p2p_ = *P2pEngine::create(identity(kSelf), 1);
-  const std::unique_ptr<Loop> dialing_ = *Loop::create();    ///< of the links that the peers dial
-  const std::unique_ptr<Loop> listening_ = *Loop::create();  ///< of the link that rank 1 accepts
+  const std::unique_ptr<Loop> dialing_ = *Loop::create();    ///< drives the links that the peers dial
+  const std::unique_ptr<Loop> listening_ = *Loop::create();  ///< drives the link that rank 1 accepts
   Address address_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<Link> accepted_;
@@ -125,7 +125,7 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
 
 TEST_P(P2pLeaving, DoesNotReadASendThatHasEnded) {
   uint8_t word = 0;
-  const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the P2P engine's thread at work
+  const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the P2P engine's thread busy
   Memory memory;
   const Work send = p2p_->send(memory.view(), kPeer, 1, async());
   ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, patience()));
@@ -160,14 +160,14 @@ TEST_P(P2pLeaving, ReceivesWhatIsUnderWayFromALeaver) {
   const auto link = link_from(kOther);
   say(*dialing_, *link, {MessageKind::kRequestToSend, 5, 1, kLongBytes, 0, Dtype::kUint8});
   ASSERT_EQ(hear(*dialing_, *link).kind, MessageKind::kClearToSend);
-  // Nobody listens at its address any more, so it has left.
+  // Nothing listens at the peer's address any more, so the engine concludes that the peer has left.
   Memory unsent;
   ASSERT_FALSE(p2p_->send(unsent.view(), kOther, 1, async()).wait());
   uint8_t word = 0;
   const Work from_peer = receive({&word, 1, Dtype::kUint8}, kPeer, 6);
   leave(kPeer);
   ASSERT_FALSE(from_peer.wait());
-  // Now all others have left, but one's message is still on its way.
+  // Now all other ranks have left, but a message of one of them is still on its way.
   const Bytes data(kLongBytes, 3);
   say(*dialing_, *link, {MessageKind::kData, 0, 1, kLongBytes, 0}, data);
   const auto result = any.wait();

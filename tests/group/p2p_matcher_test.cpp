@@ -87,7 +87,7 @@ TEST(Matcher, ForgetsWhatASenderCannotFinish) {
   EXPECT_FALSE(post(matcher, kAnyRank, 7));
 }
 
-/// The rules, without a thought for speed.
+/// The matching rules in their simplest form, without optimization.
 struct Model {
   std::list<ItemPtr> receives, messages;
 

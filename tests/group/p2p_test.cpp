@@ -66,7 +66,7 @@ TEST_P(Messages, MayBeInSeveralSegments) {
 TEST_P(Messages, WithOneTagArriveInOrderAndWithOthersWheneverTheyAreWanted) {
   test::run_group(2, GetParam(), [](Group& group) {
     constexpr int kCount = 50;
-    // Short and long ones in turn: they take different ways.
+    // Alternates short and long messages, because they use different protocols.
     const auto length = [](int i) { return i % 3 == 0 ? size_t{20'000} : static_cast<size_t>(i % 5); };
     std::vector<Floats> data;
     std::vector<Work> works;
@@ -216,7 +216,7 @@ TEST_P(Messages, ThatNobodyReceivesYetDoNotHoldUpShortSends) {
     if (group.membership().rank == 0) {
       for (int i = 0; i < kCount; ++i) {
         Floats data = pattern(100, i);
-        expect_done(group.send(view(data), 1, i));  // the buffer ends here
+        expect_done(group.send(view(data), 1, i));  // the buffer is destroyed here, so the send must have copied it
       }
     }
     expect_done(group.barrier());
@@ -232,7 +232,7 @@ TEST_P(Messages, ThatNobodyReceivesYetDoNotHoldUpShortSends) {
 
 TEST_P(Messages, BeyondTheWindowWaitInTheSendersMemory) {
   test::run_group(2, GetParam(), [](Group& group) {
-    constexpr int kCount = 400;  // of 8 KiB: three times the window
+    constexpr int kCount = 400;  // messages of 8 KiB: three times the window
     std::vector<Floats> data;
     std::vector<Work> works;
     if (group.membership().rank == 0) {
@@ -243,7 +243,7 @@ TEST_P(Messages, BeyondTheWindowWaitInTheSendersMemory) {
     } else {
       expect_done(group.barrier());
       data.assign(kCount, Floats(2048));
-      // The last first: the window is full of those that nobody wants yet.
+      // Receives in reverse order, while the window is full of messages that have no receive yet.
       for (int i = kCount - 1; i >= 0; --i) expect_done(group.receive(view(data[i]), 0, i));
       for (int i = 0; i < kCount; ++i) EXPECT_EQ(data[i], pattern(2048, i)) << i;
     }
@@ -352,7 +352,7 @@ TEST_P(Messages, WithoutAPossiblePeerAreRefused) {
 }
 
 TEST_P(Messages, EndWithAnAbortHereAndAtThePeer) {
-  std::latch begun(2);  // an abort ends also what is on its way
+  std::latch begun(2);  // an abort also ends messages that are on their way
   test::run_group(2, GetParam(), [&begun](Group& group) {
     const Rank peer = 1 - group.membership().rank;
     Floats data(4);
@@ -370,7 +370,7 @@ TEST_P(Messages, EndWithAnAbortHereAndAtThePeer) {
 INSTANTIATE_TEST_SUITE_P(Kinds, Messages, testing::Values("shm", "unix", "tcp", "striped"),
                          [](const auto& info) { return std::string(info.param); });
 
-/// Groups that end at different times.
+/// Runs ranks whose groups end at different times.
 void run_leaving(const char* transports, const std::function<void(std::unique_ptr<Group>, Rank)>& body, int size = 2) {
   const auto store = memory_store();
   test::run_ranks(size, [&](Rank rank) {
@@ -392,7 +392,7 @@ TEST_P(Leaving, LosesNothingThatWasSent) {
       group.reset();
       gone.set_value();
     } else {
-      // Somebody has to let the sender in.
+      // This receive drives the engine, which must accept the sender's link.
       expect_done(group->receive(view(in), 0, 1));
       left.wait();
       expect_done(group->receive(view(in), 0, 2));
@@ -425,7 +425,7 @@ TEST(LeavingOne, EndsNoReceiveFromAnyRankWhileOthersStay) {
       noticed.get_future().wait();
       return expect_done(group->send(view(data), 0, 3));
     }
-    // Long enough to hear of who has left; and nobody else sends yet.
+    // Long enough to notice the rank that has left. No other rank sends yet.
     const Error error = error_of(group->receive(view(in), kAnyRank, 3, {.timeout = std::chrono::milliseconds(800)}));
     EXPECT_EQ(error.code, ErrorCode::kTimeout) << error.to_string();
     noticed.set_value();

@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-/// A process that does nothing, until the test ends it.
+/// Starts a process that does nothing until the test ends it.
 class ProcessMonitorTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -44,7 +44,7 @@ TEST_F(ProcessMonitorTest, TellsOfTheEndOfAPeerOfThisHost) {
 }
 
 TEST_F(ProcessMonitorTest, LooksAtNoProcessForAPeerOfAnotherMachine) {
-  // Its first PID namespace has the number of this one: every machine numbers it alike.
+  // The initial PID namespace has the same number on every machine, so only the boot id differs.
   peer_.process_domain = "1c6ad1fb-0000-4444-8888-0123456789ab/pid:" + std::to_string(pid_namespace());
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }

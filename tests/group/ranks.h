@@ -12,7 +12,7 @@
 
 namespace muster::test {
 
-/// Runs `body(rank)` for each rank on a thread of its own, and waits for all. What one throws fails the test.
+/// Runs `body(rank)` for each rank on its own thread, and waits for all threads. An exception fails the test.
 inline void run_ranks(int size, const std::function<void(Rank)>& body) {
   const auto run = [&body](Rank rank) {
     try {
@@ -26,7 +26,7 @@ inline void run_ranks(int size, const std::function<void(Rank)>& body) {
   for (auto& thread : threads) thread.join();
 }
 
-/// `transports`: what GroupOptions has, or "striped": TCP links of three connections.
+/// `transports`: as in GroupOptions, or "striped" for TCP links of three connections.
 inline GroupOptions options_for(const std::string& transports, Duration timeout = std::chrono::seconds(60)) {
   GroupOptions options;
   options.timeout = timeout;
@@ -35,7 +35,7 @@ inline GroupOptions options_for(const std::string& transports, Duration timeout 
   return options;
 }
 
-/// Ranks as threads that meet in an in-memory store; each gets a formed group.
+/// Runs ranks as threads that form a group over an in-memory store. Each thread gets its formed group.
 inline void run_group(int size, const std::function<GroupOptions(Rank)>& options,
                       const std::function<void(Group&)>& body) {
   const auto store = memory_store();

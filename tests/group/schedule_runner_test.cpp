@@ -1,4 +1,4 @@
-// Which plans are kept, and what they are chosen by.
+// The cache of plans, and the choice of algorithms.
 #include "muster/group/engine/schedule_runner.h"
 
 #include <gtest/gtest.h>

@@ -80,7 +80,7 @@ TEST(Resolve, FindsNumericHostsAndNamesUnknownOnes) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->front().to_string(), "127.0.0.1:80");
   EXPECT_EQ(resolve("::1", 80)->front().to_string(), "[::1]:80");
-  const auto unknown = resolve("no such host", 80);  // a space: never sent to a name server
+  const auto unknown = resolve("no such host", 80);  // the space makes the name invalid, so no name server is asked
   ASSERT_FALSE(unknown);
   EXPECT_EQ(unknown.error().code, ErrorCode::kUnavailable);
   EXPECT_THAT(unknown.error().message, HasSubstr("no such host"));

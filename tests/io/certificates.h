@@ -10,14 +10,14 @@
 
 namespace muster {
 
-/// A certificate authority in a temporary folder, which goes with it, and the certificates that it signs.
+/// A certificate authority and its certificates, in a temporary directory that the destructor removes.
 class TestAuthority {
  public:
   explicit TestAuthority(const std::string& name = "muster test authority");
   ~TestAuthority();
   TestAuthority(const TestAuthority&) = delete;
 
-  /// Signs a certificate for `name`; valid for a day from now, or until yesterday.
+  /// Signs a certificate for `name`. It is valid for one day from now, or expired yesterday if `expired` is set.
   TlsFiles issue(const std::string& name, bool expired = false);
   std::string ca_file() const { return folder_ + "/ca.pem"; }
   const std::string& folder() const { return folder_; }

@@ -28,7 +28,7 @@ DialOptions dial_with(std::string_view secret, bool retry = false) {
   return {.credentials = {to_bytes(secret), nullptr}, .hello = to_bytes("client"), .retry = retry};
 }
 
-/// Where nobody listens: a port that was free a moment ago.
+/// An address without a listener: a port that was free a moment ago.
 Address nobody() {
   const auto listener = listen_on(loopback());
   return *local_address(listener->get());
@@ -257,7 +257,7 @@ TEST(Acceptor, DropsAStrangerThatSaysNothingSoonerThanAnother) {
   EXPECT_EQ(poll(&entry, 1, 0), 0) << "the one that had begun was closed, too";
 }
 
-/// Strangers may stay for as long as they like, unless they have to give way.
+/// Options without timeouts: an unauthenticated connection is closed only to make room for another one.
 Acceptor::Options without_timeouts(size_t max_pending) {
   auto options = accept_with("s");
   options.handshake_timeout = options.greeting_timeout = std::chrono::hours(1);
@@ -265,7 +265,7 @@ Acceptor::Options without_timeouts(size_t max_pending) {
   return options;
 }
 
-/// `count` connections, each of which has sent `words` and no more.
+/// `count` connections. Each of them has sent `words` and nothing else.
 std::vector<Fd> strangers(Loop& loop, const Address& address, size_t count, ByteView words = {}) {
   std::vector<Fd> all;
   while (all.size() < count) {
@@ -348,10 +348,10 @@ TEST(Acceptor, RefusesNewcomersWithoutSpinningWhenDescriptorsRunOut) {
 TEST(Acceptor, ClosesSilentConnectionsForAMemberWhenDescriptorsRunOut) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), without_timeouts(1024));
-  std::vector<Fd> raw;  // in the backlog, for the loop does not run
+  std::vector<Fd> raw;  // stay in the backlog, because the loop does not run
   for (int i = 0; i < 10; ++i) raw.push_back(std::move(*start_connect(server.address())));
   const auto dialed = start_dial(*loop, server.address(), dial_with("s"));
-  loop->poll();  // has the socket by now
+  loop->poll();  // after this, the dial has its socket
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const Fd highest(dup(0));

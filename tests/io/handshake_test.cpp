@@ -23,7 +23,7 @@ Ends make_ends(std::string_view client_secret, std::string_view server_secret) {
           Handshake(Side::kServer, as_bytes(server_secret), as_bytes("I am the server"))};
 }
 
-/// Carries everything `from` has to say to `to`.
+/// Passes all pending output of `from` to `to`.
 Result<size_t> deliver(Handshake& from, Handshake& to) { return to.feed(from.take_output()); }
 
 ErrorCode code_of(const Result<size_t>& result) { return result ? ErrorCode::kInternal : result.error().code; }
@@ -151,7 +151,8 @@ TEST(Handshake, RefusesAProofRecordedEarlier) {
 TEST(Handshake, RefusesItsOwnProofReflected) {
   Handshake client(Side::kClient, as_bytes("secret"), as_bytes("hello"));
   Bytes greeting = client.take_output();
-  EXPECT_EQ(code_of(Handshake(client).feed(greeting)), ErrorCode::kProtocol);  // "a client too"
+  // The error says that the peer is a client, too.
+  EXPECT_EQ(code_of(Handshake(client).feed(greeting)), ErrorCode::kProtocol);
   greeting[7] = static_cast<uint8_t>(Side::kServer);
   ASSERT_TRUE(client.feed(greeting));
   EXPECT_EQ(code_of(client.feed(client.take_output())), ErrorCode::kAuthentication);
@@ -210,7 +211,8 @@ TEST(Handshake, NamesBothVersionsAtBothEnds) {
   Ends ends = make_ends("secret", "secret");
   Bytes greeting = ends.client.take_output();
   greeting[6] = 9;
-  const auto at_server = ends.server.feed(ByteView(greeting).first(7));  // another version's greeting may be shorter
+  // The greeting of another version may be shorter.
+  const auto at_server = ends.server.feed(ByteView(greeting).first(7));
   EXPECT_EQ(code_of(at_server), ErrorCode::kProtocol);
   EXPECT_THAT(message_of(at_server), HasSubstr("version 9"));
   EXPECT_THAT(message_of(at_server), HasSubstr("1 here"));
@@ -230,8 +232,8 @@ TEST(Handshake, UnderstandsARefusalAtTheDoor) {
 TEST(Handshake, RefusesNonsenseInPlaceOfAProof) {
   Ends ends = make_ends("secret", "secret");
   ASSERT_TRUE(deliver(ends.client, ends.server) && deliver(ends.server, ends.client));
-  EXPECT_EQ(code_of(ends.server.feed(Bytes{2, 1})), ErrorCode::kProtocol);  // only a server refuses
-  EXPECT_EQ(code_of(ends.server.feed(Bytes{1})), ErrorCode::kProtocol);     // and it stays failed
+  EXPECT_EQ(code_of(ends.server.feed(Bytes{2, 1})), ErrorCode::kProtocol);  // only a server may send a refusal
+  EXPECT_EQ(code_of(ends.server.feed(Bytes{1})), ErrorCode::kProtocol);     // the handshake stays failed
   EXPECT_EQ(code_of(ends.client.feed(Bytes{7})), ErrorCode::kProtocol);
 }
 

@@ -23,7 +23,7 @@ inline std::unique_ptr<Loop> make_loop() {
   return std::move(*loop);
 }
 
-/// Drives the loop until `done()`, which may look at things that the loop does not watch.
+/// Drives the loop until `done()`. `done` may depend on state that the loop does not watch.
 inline bool drive_until(Loop& loop, const std::function<bool()>& done) {
   const Deadline deadline = soon();
   while (!done()) {
@@ -53,7 +53,7 @@ struct SocketPair {
   }
 };
 
-/// A connected socket that speaks no protocol of ours: a stranger.
+/// A connected socket that sends nothing, for a test that simulates an unauthenticated peer.
 inline Fd connect_raw(Loop& loop, const Address& address) {
   auto fd = start_connect(address);
   MUSTER_CHECK(fd.has_value(), fd.error().message);
@@ -75,7 +75,7 @@ inline std::string read_until_closed(Loop& loop, int fd) {
   return all;
 }
 
-/// One end's view of a dial.
+/// A dial and its result.
 struct Dialed {
   std::optional<Result<Connection>> result;
   std::unique_ptr<Dial> dial;
@@ -97,7 +97,7 @@ inline Result<Connection> dial_now(Loop& loop, const Address& address, DialOptio
   return std::move(*dialed->result);
 }
 
-/// An acceptor that keeps what it accepted.
+/// An acceptor that keeps its accepted connections.
 struct Server {
   std::vector<Connection> accepted;
   std::unique_ptr<Acceptor> acceptor;
@@ -111,7 +111,8 @@ struct Server {
   Address address() const { return acceptor->address(); }
 };
 
-/// Sends all of `text` through one stream and reads as much from the other; returns what arrived.
+/// Sends `text` through one stream and reads from the other until the same number of bytes has arrived. Returns the
+/// received text.
 inline std::string carry(Connection& from, Connection& to, const std::string& text) {
   std::string arrived(to.leftover.begin(), to.leftover.end());
   size_t sent = 0;

@@ -53,7 +53,7 @@ TEST(LoopTimers, CancelOneAnotherInTheSameTurn) {
   loop->poll();
   loop->poll();
   EXPECT_EQ(fired, 1);
-  loop->cancel(second);  // twice, and when gone: no harm
+  loop->cancel(second);  // a second cancel, and a cancel of a timer that is gone, have no effect
 }
 
 TEST(LoopTimers, CannotHoldTheLoopBySettingThemselvesAgain) {
@@ -138,7 +138,7 @@ TEST(LoopWatch, RefusesASecondWatchAndAClosedDescriptor) {
   EXPECT_EQ(loop->watch(pair.one.get(), EPOLLIN, [](uint32_t) {}).error().code, ErrorCode::kAlreadyExists);
   EXPECT_EQ(loop->modify(pair.two.get(), EPOLLIN).error().code, ErrorCode::kNotFound);
   EXPECT_EQ(loop->watch(-1, EPOLLIN, [](uint32_t) {}).error().code, ErrorCode::kIo);
-  loop->unwatch(pair.two.get());  // not watched: no harm
+  loop->unwatch(pair.two.get());  // has no effect, because it is not watched
 }
 
 TEST(LoopWatch, MayEndInItsOwnHandler) {
@@ -148,7 +148,7 @@ TEST(LoopWatch, MayEndInItsOwnHandler) {
   int seen = 0;
   ASSERT_TRUE(loop->watch(pair.one.get(), EPOLLIN, [&, token](uint32_t) {
     loop->unwatch(pair.one.get());
-    seen += *token;  // the handler lives until it returns
+    seen += *token;  // the handler must live until it returns
   }));
   poke(pair.two);
   ASSERT_TRUE(loop->run_once(soon()));
@@ -157,8 +157,9 @@ TEST(LoopWatch, MayEndInItsOwnHandler) {
   EXPECT_EQ(token.use_count(), 1);
 }
 
-// Both descriptors are ready in one turn. Whichever comes first closes the other and watches a new socket that gets the
-// same number: the event that is already fetched for the old one must not reach the new watch.
+// Both descriptors are ready in one turn. The handler that runs first closes the other descriptor and watches a new
+// socket that gets the same number. The event that was already fetched for the old descriptor must not reach the new
+// watch.
 TEST(LoopWatch, NeverGetsTheEventOfAnEarlierWatchOnTheSameNumber) {
   const auto loop = make_loop();
   SocketPair a, b, quiet;
@@ -180,7 +181,7 @@ TEST(LoopWatch, NeverGetsTheEventOfAnEarlierWatchOnTheSameNumber) {
   EXPECT_TRUE(replaced);
   EXPECT_EQ(stale, 0);
   poke(quiet.two);
-  ASSERT_TRUE(loop->run_until([&] { return stale > 0; }, soon()));  // and the new watch works
+  ASSERT_TRUE(loop->run_until([&] { return stale > 0; }, soon()));  // the new watch works
 }
 
 TEST(LoopWatch, LosesEventsThatWereSwitchedOffInTheSameTurn) {
@@ -209,7 +210,7 @@ TEST(LoopPoller, IsAskedAtEveryTurnAndMayRemoveItself) {
     if (++asked == 3) loop->remove_poller(id);
     return asked == 3;
   });
-  EXPECT_TRUE(loop->run_once(soon()));  // asks until the poller has progress
+  EXPECT_TRUE(loop->run_once(soon()));  // polls until the poller reports progress
   EXPECT_EQ(asked, 3);
   EXPECT_FALSE(loop->poll());
   EXPECT_EQ(asked, 3);
@@ -222,7 +223,7 @@ TEST(LoopPoller, LetsOthersOntoTheCoreWhileItAsksInVain) {
   const long before = test::yields();
   EXPECT_TRUE(loop->run_once(soon()));
   EXPECT_EQ(asked, 100);
-  EXPECT_GT(test::yields() - before, 0);  // fewer where others want the core: see YieldBudget
+  EXPECT_GT(test::yields() - before, 0);  // the number is smaller if other threads need the core: see YieldBudget
 }
 
 TEST(LoopRun, TimesOutAtTheDeadlineAndNotBefore) {
@@ -232,7 +233,7 @@ TEST(LoopRun, TimesOutAtTheDeadlineAndNotBefore) {
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
   EXPECT_TRUE(deadline.passed());
-  EXPECT_FALSE(loop->run_once(deadline));  // does not wait any more
+  EXPECT_FALSE(loop->run_once(deadline));  // the deadline has passed, so it does not wait
   EXPECT_TRUE(loop->run_until([] { return true; }, deadline));
 }
 

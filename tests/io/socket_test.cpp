@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A folder that goes with everything the test put into it.
+/// A temporary directory with a socket. The destructor removes both.
 struct Folder {
   std::string path;
   Folder() {

@@ -20,7 +20,7 @@ Bytes text(std::string_view words) { return to_bytes(words); }
 Bytes hex(std::string_view digits) { return *from_hex(digits); }
 Bytes greeting() { return Handshake(Handshake::Side::kClient, {}, {}).take_output(); }
 
-// After the greeting: what no server can take for a proof.
+// A valid greeting, followed by bytes that no server can accept as a proof.
 Bytes greeting_and(Bytes more) {
   Bytes all = greeting();
   all.insert(all.end(), more.begin(), more.end());
@@ -33,7 +33,7 @@ struct Strangers::Kind {
   enum End : uint8_t { kCloses, kResets, kStays };
 
   const char* name;
-  std::vector<Bytes> words;  // one of them is said
+  std::vector<Bytes> words;  // one of them is sent
   End end;
 };
 
@@ -96,7 +96,7 @@ void Strangers::come() {
   auto socket = start_connect(targets_[random_.below(targets_.size())]);
   if (!socket) return;
   pollfd entry{socket->get(), POLLOUT, 0};
-  ::poll(&entry, 1, 100);  // or it stays half open
+  ::poll(&entry, 1, 100);  // without this wait, the connection could stay half open
   const Bytes& words = kind.words[random_.below(kind.words.size())];
   if (!words.empty()) (void)send(socket->get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (kind.end == Kind::kResets) {

@@ -14,13 +14,14 @@
 
 namespace muster {
 
-/// What comes to a port that others can reach: scanners that close at once, in order or not, other protocols (HTTP,
-/// TLS, SSH, TCPStore), lengths of 2 GB and more, handshakes that stop half way or prove the wrong secret, and
-/// connections that say nothing and stay. From a thread of its own, as fast as it can, from a seed.
+/// Simulates unauthenticated connections to a public port: port scans that close at once, with or without a reset,
+/// other protocols (HTTP, TLS, SSH, TCPStore), lengths of 2 GB and more, handshakes that stop half-way or use the wrong
+/// secret, and connections that stay open and send nothing. Its own thread makes them as fast as possible. A seed
+/// determines them.
 class Strangers {
  public:
   struct Options {
-    size_t most_open = 2000;  ///< connections that stay at a time; for more, the oldest of them are closed
+    size_t most_open = 2000;  ///< maximum number of open connections; above it, the oldest ones are closed
     uint64_t seed = 1;
   };
   Strangers(std::vector<Address> targets, Options options);
@@ -30,9 +31,9 @@ class Strangers {
 
   /// Ends the thread and closes every connection.
   void stop();
-  /// Connections so far. Thread-safe.
+  /// The number of connections so far. Thread-safe.
   uint64_t came() const { return came_; }
-  /// "811 port scans, 790 silent, ..."; after stop().
+  /// A summary such as "811 port scans, 790 silent, ...". Must be called after stop().
   std::string figures() const;
 
  private:
@@ -51,9 +52,9 @@ class Strangers {
   std::thread thread_;
 };
 
-/// Lets this process open as many files as it may.
+/// Raises this process's limit of open files to the hard limit.
 void raise_descriptor_limit();
-/// How long a test is to go on: MUSTER_SOAK_SECONDS, or no longer than it must (zero).
+/// How long a soak test runs: MUSTER_SOAK_SECONDS, or zero, which means only as long as the test needs.
 Duration soak_time();
 
 }  // namespace muster

@@ -30,7 +30,7 @@ class Tls : public testing::Test {
     return {.credentials = {to_bytes("secret"), std::move(tls)}, .hello = to_bytes("client"), .retry = retry};
   }
 
-  /// How a dial ends, and that the server lets nobody in.
+  /// Returns the error of the dial, and checks that the server accepts no connection.
   Error refusal(std::shared_ptr<TlsContext> server_tls, std::shared_ptr<TlsContext> client_tls) {
     Server server(*loop_, loopback(), accept_with(std::move(server_tls)));
     const auto result = dial_now(*loop_, server.address(), dial_with(std::move(client_tls)));
@@ -79,7 +79,7 @@ TEST_F(Tls, GathersSmallSegmentsAndScattersThemAgain) {
 
 TEST_F(Tls, RefusesAClientOfAnotherAuthorityAtBothEnds) {
   auto files = other_.issue("client");
-  files.ca_file = authority_.ca_file();  // it trusts the server, which does not trust it
+  files.ca_file = authority_.ca_file();  // the client trusts the server, but the server does not trust the client
   testing::internal::CaptureStderr();
   const Error error = refusal(context(authority_, "server"), *TlsContext::load(files));
   EXPECT_EQ(error.code, ErrorCode::kAuthentication) << error.message;

@@ -4,9 +4,9 @@
 
 namespace muster::test {
 
-/// How often this program's threads have given their cores away: yields.cpp stands in the place of sched_yield().
+/// The number of yields of this program's threads so far. yields.cpp replaces sched_yield().
 long yields();
-/// From now on a yield takes so long, as beside a thread that computes on the same core; zero: as long as it takes.
+/// Makes each later yield take this long, as it does beside a busy thread on the same core. Zero restores real yields.
 void set_yield_time(std::chrono::nanoseconds time);
 
 }  // namespace muster::test

@@ -1,4 +1,5 @@
-// Run once for each instruction set (see CMakeLists.txt), against the same definitions: so all sets agree to the bit.
+// Runs once for each instruction set (see CMakeLists.txt) and compares with the same definitions. So all instruction
+// sets agree to the bit.
 #include "muster/kernels/compress.h"
 
 #include <gtest/gtest.h>

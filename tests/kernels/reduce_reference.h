@@ -10,8 +10,8 @@
 
 namespace muster::test {
 
-// The plain definitions that the kernels are held against, one element at a time. Halves go by way of double and
-// nearbyint(), which shares nothing with the kernels' arithmetic on bits.
+// Plain definitions, one element at a time. The tests compare the kernels with them. Half-precision values are rounded
+// with double and nearbyint(), which shares no code with the bit arithmetic of the kernels.
 
 struct Half {
   uint16_t bits;
@@ -23,7 +23,7 @@ struct Truth {
   uint8_t value;
 };
 
-/// value rounded to `digits` significant binary digits, to nearest even, with an exponent of at least `least`.
+/// Rounds `value` to `digits` significant binary digits, to nearest even, with an exponent of at least `least`.
 inline double rounded(double value, int digits, int least) {
   int exponent;
   std::frexp(value, &exponent);
@@ -69,7 +69,7 @@ inline Brain narrow(float value, Brain) {
 template <class T>
 inline constexpr bool kIsHalf = std::is_same_v<T, Half> || std::is_same_v<T, Brain>;
 
-/// a op b for numbers. Integers wrap; a NaN wins over any order.
+/// a op b for numbers. Integers wrap. If an operand is NaN, the result is NaN, also for minimum and maximum.
 template <class T>
 T combined(T a, T b, ReduceOp op) {
   const auto wrapped = [](auto whole) { return static_cast<T>(whole); };
@@ -127,7 +127,7 @@ inline Truth combined(Truth a, Truth b, ReduceOp op) {
 inline Half combined(Half a, Half b, ReduceOp op) { return narrow(combined(widen(a), widen(b), op), Half{}); }
 inline Brain combined(Brain a, Brain b, ReduceOp op) { return narrow(combined(widen(a), widen(b), op), Brain{}); }
 
-/// Equal bits, where every NaN is equal to every other.
+/// True if the bits are equal. All NaNs count as equal.
 template <class T>
 bool same(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {

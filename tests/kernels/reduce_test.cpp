@@ -1,4 +1,5 @@
-// Run once for each instruction set (MUSTER_SIMD, see CMakeLists.txt), against the same definitions: so all sets agree.
+// Runs once for each instruction set (MUSTER_SIMD, see CMakeLists.txt) and compares with the same definitions. So all
+// instruction sets agree.
 #include "muster/kernels/reduce.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +31,7 @@ std::vector<ReduceOp> ops() {
   return all;
 }
 
-// Any bits at all, so floats are NaN, infinite and subnormal now and then; every fourth is one where the ends meet.
+// A value with random bits, so some floats are NaN, infinite or subnormal. One value in four is a boundary value.
 template <class T>
 T arbitrary(Random& random) {
   T value;
@@ -56,7 +57,7 @@ T arbitrary(Random& random) {
   return value;
 }
 
-/// Elements at an address that need not be aligned.
+/// An array of elements whose address may be unaligned.
 template <class T>
 class Loose {
  public:
@@ -151,7 +152,8 @@ TYPED_TEST(Reduce, WritesOverEitherOperand) {
   }
 }
 
-// Halves are rounded once, so their many is not a chain of twos.
+// Combines several sources. Half-precision values are rounded only once at the end, so the result differs from a chain
+// of binary operations.
 template <class T>
 T chain(const std::vector<std::vector<T>>& in, size_t index, ReduceOp op) {
   if constexpr (kIsHalf<T>) {
@@ -171,7 +173,7 @@ TYPED_TEST(Reduce, CombinesManySourcesInOrder) {
   for (const ReduceOp op : ops<TypeParam>()) {
     for (const int sources : {2, 3, 4, 9}) {
       for (const size_t count : {1, 511, 513, 1500}) {
-        for (int target = -1; target < sources; ++target) {  // -1: memory of its own
+        for (int target = -1; target < sources; ++target) {  // -1: the output is separate memory
           std::vector<std::vector<T>> values;
           std::vector<Loose<T>> in;
           for (int s = 0; s < sources; ++s)
@@ -318,7 +320,8 @@ TEST(ReduceComplex32, MultipliesInFloat32AndRoundsOnce) {
   reduce_two(out.data(), a.data(), b.data(), 1001, Dtype::kComplex32, ReduceOp::kProduct);
   for (size_t i = 0; i < out.size(); i += 2) {
     const float ar = widen(a[i]), ai = widen(a[i + 1]), br = widen(b[i]), bi = widen(b[i + 1]);
-    const float right = ar * br, left = ai * bi, up = ar * bi, down = ai * br;  // each rounded: no contraction
+    // Each product is rounded, so the compiler must not fuse operations.
+    const float right = ar * br, left = ai * bi, up = ar * bi, down = ai * br;
     ASSERT_EQ(out[i].bits, narrow(right - left, Half{}).bits);
     ASSERT_EQ(out[i + 1].bits, narrow(up + down, Half{}).bits);
   }
@@ -349,7 +352,7 @@ TEST(ReduceBfloat16, IsRightForEveryValueWithAHandfulOfOthers) {
                                              0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc0, 0x7f81});
 }
 
-// What arithmetic makes of a NaN must not depend on the instruction set, nor on which operand it was.
+// The bits of a NaN result must not depend on the instruction set, or on which operand was NaN.
 TEST(ReduceFloat32, GivesTheSameNanWhateverWentIn) {
   std::vector<float> a(37), b(37), out(37);
   for (size_t i = 0; i < a.size(); ++i) {

@@ -101,7 +101,7 @@ TEST(Arena, ServesManyThreads) {
   EXPECT_FALSE(arena->in_use());
 }
 
-/// The child's verdict on `body`, which must not use gtest's assertions.
+/// Runs `body` in a forked child and returns its result. `body` must not use gtest's assertions.
 template <class Body>
 bool in_child(const Body& body) {
   const pid_t child = fork();
@@ -134,7 +134,7 @@ TEST(Arena, OfAForkedChildIsItsOwn) {
   EXPECT_TRUE(in_child([&] {
     auto* const own = static_cast<uint8_t*>(*arena->allocate(64));
     std::memset(own, 9, 64);
-    arena->free(kept);  // must not take the pages from under the parent
+    arena->free(kept);  // must not release pages that the parent uses
     arena->free(own);
     return true;
   }));
@@ -161,7 +161,7 @@ TEST(Arena, ServesAChildThatWasForkedWhileOthersAllocate) {
   }
   for (int i = 0; i < 30 && !testing::Test::HasFailure(); ++i) {
     EXPECT_TRUE(in_child([&] {
-      alarm(30);  // ends it, should it wait for a thread that it does not have
+      alarm(30);  // ends the child if it waits for a thread that does not exist in the child
       if (kept[0] != 1 || arena->find(kept, 64)) return false;
       auto* const own = static_cast<uint8_t*>(*arena->allocate(64));
       std::memset(own, 9, 64);
@@ -203,7 +203,7 @@ TEST(PeerMemory, TrustsNoPlace) {
   arena->free(data);
 }
 
-/// A peer's segment of a page.
+/// A segment of one page that belongs to a peer.
 struct Foreign {
   Foreign() : file(memfd_create("foreign", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
     struct stat status {};
@@ -217,11 +217,11 @@ struct Foreign {
   Arena::Location place;
 };
 
-/// A call uses what it has found, however much else it has to map.
+/// Only the least recently used mapping is removed, so the mappings that a call has just found stay valid.
 TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
   PeerMemory peers;
   const auto map = [&](const Arena::Location& place) { return peers.map(getpid(), place, Foreign::kBytes); };
-  // Files are closed at once, so what is mapped no more can't be mapped again.
+  // The files are closed at once, so a segment that was unmapped cannot be mapped again.
   std::vector<Arena::Location> places;
   while (places.size() < PeerMemory::kMaxMappings) {
     const Foreign segment;
@@ -240,7 +240,7 @@ TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
 TEST(PeerMemory, ForgetsWhichOfItsManySegmentsWereKnownLongestAgo) {
   PeerMemory peers;
   for (uint64_t segment = 1; segment <= PeerMemory::kMaxMappings; ++segment) peers.add_known(segment);
-  peers.add_known(1);  // is known already, and takes nobody's place
+  peers.add_known(1);  // is known already, so no other segment is forgotten
   EXPECT_TRUE(peers.is_known(1));
   EXPECT_TRUE(peers.is_known(2));
   peers.add_known(PeerMemory::kMaxMappings + 1);

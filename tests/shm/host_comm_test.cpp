@@ -20,7 +20,7 @@
 namespace muster {
 
 struct HostCommSkip {
-  /// Simulates steps in which this rank learns from one other rank that all have published.
+  /// Simulates steps in which this rank learns from one other rank that all ranks have published.
   static void skip(HostComm& comm, uint32_t steps) {
     comm.step_ += steps;
     comm.all_published_step_ += steps;
@@ -51,7 +51,7 @@ TEST(HostComm, RefusesMemoryOfAnotherForm) {
   EXPECT_EQ(other_size.error().code, ErrorCode::kMismatch);
 }
 
-/// Instead of the signal that a file beyond the limit is.
+/// The test expects an error. A file beyond the limit would otherwise raise a signal.
 TEST(HostComm, SaysWhichLimitIsInTheWayAndSoDoesALink) {
   const pid_t child = fork();
   if (child == 0) {
@@ -80,7 +80,7 @@ TEST(HostComm, HoldsNoMoreMemoryThanItShould) {
   }
 }
 
-/// Two ranks: one publishes steps with numbers, as far ahead as the other lets it, the other checks every one.
+/// Two ranks. One publishes numbered steps as far ahead as the protocol allows. The other checks every step.
 TEST(HostComm, KeepsWhatIsPublishedUntilItWasRead) {
   const auto memory = HostComm::allocate(2);
   constexpr int kSteps = 20000;
@@ -94,7 +94,8 @@ TEST(HostComm, KeepsWhatIsPublishedUntilItWasRead) {
       if (self == 1) {
         ASSERT_TRUE((*comm)->wait(0, step, soon()));
       }
-      const bool fills_slot = i % 100 < 20;  // between runs of small messages, of which more may be under way
+      // Full slots alternate with runs of small messages, because more small messages can be in flight.
+      const bool fills_slot = i % 100 < 20;
       ASSERT_TRUE(fills_slot ? (*comm)->reserve(soon()) : (*comm)->reserve_payload(soon()));
       if (self == 0) std::memcpy((*comm)->payload(), &i, sizeof(i));
       if (self == 0 && fills_slot) std::memcpy((*comm)->slot() + 4000, &i, sizeof(i));
@@ -139,7 +140,8 @@ TEST(HostComm, EndsAWaitWithWhatTheWatchSays) {
   EXPECT_EQ(result.error().rank, 1);
 }
 
-/// Whoever waits for all waits, also when it has not looked at some for half of all numbers that a step can have.
+/// A rank that waits for all ranks must really wait, even if it has not read another rank's step for half of the range
+/// of step numbers.
 TEST(HostComm, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
   for (const bool has_leader : {false, true}) {
     constexpr int kSize = 3;
@@ -173,8 +175,8 @@ TEST(HostComm, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
   }
 }
 
-/// Who publishes looks once at who waits, so a rank that waits must be counted from beginning to end: also while its
-/// watch is asked.
+/// A publishing rank checks the count of waiting ranks only once. So a waiting rank must be counted during its whole
+/// wait, also while its watch function runs.
 TEST(HostComm, CountsARankThatWaitsUntilItsWaitIsOver) {
   const auto memory = HostComm::allocate(2);
   ASSERT_TRUE(memory);
@@ -193,8 +195,7 @@ TEST(HostComm, CountsARankThatWaitsUntilItsWaitIsOver) {
   EXPECT_EQ(shared->rank(1).waiters.load(), 0u);
 }
 
-/// Beside a thread that computes, each yield of a wait costs a time slice: a collective of many steps must not pay that
-/// at every one of them.
+/// Beside a busy thread, each yield costs a time slice. A collective with many steps must not pay this at every step.
 TEST(HostComm, SleepsWhereYieldsTakeLong) {
   const auto memory = HostComm::allocate(2);
   constexpr int kSteps = 40;
@@ -206,7 +207,7 @@ TEST(HostComm, SleepsWhereYieldsTakeLong) {
   std::condition_variable looked;
   int looks = 0;
   const auto rank = [&](Rank self) {
-    // Late until the other has looked around, which it does asleep.
+    // Each rank is late until the other one has called its watch function, which happens only when it sleeps.
     const auto comm = HostComm::attach(*memory, self, 2, [&](Rank) -> Result<> {
       const std::lock_guard lock(mutex);
       ++looks;
@@ -245,8 +246,8 @@ void bind_to(int core) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(set), &set), 0);
 }
 
-/// Two ranks bound to a core each before they join have a core each, though neither may use more than one; bound to the
-/// same one later, they have not.
+/// Two ranks that are each bound to their own core before they join have one core each. If they are bound to the same
+/// core later, they share it.
 TEST(HostComm, CountsTheCoresOfAllRanks) {
   const cpu_set_t all = usable_core_set();
   if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "takes two cores";
@@ -261,7 +262,7 @@ TEST(HostComm, CountsTheCoresOfAllRanks) {
     const auto comm = HostComm::attach(*memory, self, 2, nothing_to_see);
     ASSERT_TRUE(comm);
     (*comm)->open({1, 2, 3, 4});
-    // Each in turn is so late that the other's spin is in vain.
+    // The ranks are late in turn, so that the other rank's spin ends without success.
     const auto go = [&](int steps) {
       for (int i = 0; i < steps; ++i) {
         const uint32_t step = (*comm)->next();

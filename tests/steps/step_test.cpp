@@ -22,12 +22,13 @@ constexpr size_t kMiB = 1 << 20;
 
 TimePoint at(double milliseconds) { return TimePoint{1'000'000'000 + static_cast<int64_t>(milliseconds * 1e6)}; }
 
-/// First gradient, last gradient, begun, ended, in milliseconds from the forward's begin on; filled by `last`.
+/// Times of the first gradient, the last gradient, the begin and the end of the reduction, in milliseconds after the
+/// begin of forward. `last` is the parameter whose gradient arrived last.
 BucketTimes bucket(double first, double ready, double begun, double ended, size_t last) {
   return {at(first), at(ready), at(begun), at(ended), last};
 }
 
-/// Forward from 0 to 50 ms, backward until `backward_ends`; iteration 7.
+/// The report of iteration 7: forward from 0 to 50 ms, then backward until `backward_ends`.
 StepReport report(double backward_ends, double ends, std::vector<BucketTimes> buckets,
                   std::vector<std::vector<size_t>> plan, std::vector<size_t> bytes) {
   BackwardTimes times{7, at(0), at(50), at(backward_ends), at(ends), std::move(buckets)};
@@ -59,7 +60,7 @@ TEST(StepReport, HasNoBucketsWhenThePlanHasChangedSince) {
 }
 
 TEST(StepAdvice, SplitsTheBucketThatKeptCommunicationIdle) {
-  // Bucket 0 fills for 40 of 50 ms, and both are reduced after that.
+  // Bucket 0 fills during 40 of 50 ms, and both buckets are reduced after that.
   const StepReport step = report(100, 150, {bucket(50, 90, 90, 130, 3), bucket(90, 100, 100, 150, 0)}, {{2, 3}, {0, 1}},
                                  {20 * kMiB, 15 * kMiB});
   EXPECT_THAT(step.advice, ElementsAre(HasSubstr("communication (60.0 ms) takes longer than backward (50.0 ms)"),
@@ -168,7 +169,7 @@ TEST(Stragglers, AreNotSignificantWhereRanksTakeTurns) {
   EXPECT_EQ(compare({{}, {}}).to_string(), "no step has been reduced yet");
 }
 
-/// `steps` steps, in which rank 1 has its gradients 5 ms after rank 0.
+/// A history of `steps` steps in which rank 1's gradients are ready 5 ms after those of rank 0.
 StepHistory history_of(Rank rank, int steps) {
   StepHistory history;
   for (int i = 0; i < steps; ++i) {

@@ -1,4 +1,4 @@
-// The process at the other end is killed: whoever waits for it learns its rank.
+// The process at the other end is killed. Every waiting operation must end with an error that names its rank.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A child process that is rank 1 and does `work` over a link to rank 0 until it is killed.
+/// A child process that is rank 1. It runs `work` over a link to rank 0 until it is killed.
 class Victim {
  public:
   using Work = std::function<void(Link&, Loop&)>;
@@ -31,7 +31,7 @@ class Victim {
 
  private:
   [[noreturn]] static void live(const ProcessLinkKind& kind, const std::string& address, const Work& work) {
-    alarm(120);  // nobody outlives the test
+    alarm(120);  // ends the child if the test does not
     auto loop = Loop::create();
     std::unique_ptr<Link> link;
     const auto dial =
@@ -125,7 +125,7 @@ TEST_P(LinkDeath, IsNoticedInTheMiddleOfAMessage) {
 }
 
 TEST_P(LinkDeath, LeavesWhatWasSentToBeReceived) {
-  int sent_all[2];  // tells that the victim's send has completed
+  int sent_all[2];  // signals that the victim's send has completed
   ASSERT_EQ(pipe2(sent_all, O_CLOEXEC), 0);
   meet([write_end = sent_all[1]](Link& link, Loop&) {
     static const std::string text = pattern(50'000);

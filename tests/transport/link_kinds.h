@@ -13,7 +13,7 @@ namespace muster {
 /// A kind of link between processes: where to listen, and how.
 struct ProcessLinkKind {
   std::string name;
-  std::function<Address()> address;  ///< a fresh one at every call
+  std::function<Address()> address;  ///< returns a new address at every call
   std::function<Credentials()> credentials;
   bool shm = false;
 
@@ -26,10 +26,10 @@ struct ProcessLinkKind {
 
 inline std::ostream& operator<<(std::ostream& out, const ProcessLinkKind& kind) { return out << kind.name; }
 
-/// All that this machine can do: IPv6 only where it has it.
+/// All kinds that this machine supports. IPv6 is included only if the machine has it.
 std::vector<ProcessLinkKind> process_link_kinds();
 
-/// For waits that end long before, unless something is broken.
+/// A long deadline. A wait reaches it only if there is a bug.
 Deadline patience();
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// Two processes that do not belong together: an error at both ends that names both values.
+// Two processes that do not belong to one group. Both ends must get an error that names both values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -21,10 +21,10 @@ class LinkRefusal : public testing::TestWithParam<ProcessLinkKind> {
  protected:
   struct Ends {
     Error connector;
-    std::string acceptor;  // what it logged
+    std::string acceptor;  // the acceptor's log output
   };
 
-  /// Connects where that must fail.
+  /// Connects and expects both ends to fail.
   Ends refuse(LinkIdentity listening, LinkIdentity connecting, Rank expected) {
     testing::internal::CaptureStderr();
     auto loop = Loop::create();
@@ -168,7 +168,7 @@ TEST_P(LinkRefusal, EndsTheConnectionWithoutAReset) {
     if (got <= 0 || handshake.done()) continue;
     ASSERT_TRUE(handshake.feed(ByteView(heard).first(got)));
     output = handshake.take_output();
-    if (!output.empty()) output.resize(output.size() + 100'000);  // behind the proof, more than is read with it
+    if (!output.empty()) output.resize(output.size() + 100'000);  // more bytes after the proof than one read takes
   }
   EXPECT_TRUE(handshake.done());
   EXPECT_EQ(got, 0);
@@ -178,7 +178,7 @@ TEST_P(LinkRefusal, StaysSilentWhenTheDialIsDestroyed) {
   auto loop = Loop::create();
   int accepted = 0, called = 0;
   auto listener = GetParam().listen(**loop, identity(0), [&](std::unique_ptr<Link>) { ++accepted; });
-  for (int turns = 0; turns < 12; ++turns) {  // gives up a little later each time
+  for (int turns = 0; turns < 12; ++turns) {  // destroys the dial a little later each time
     auto dial = GetParam().connect(**loop, (*listener)->address(), identity(1), 0, patience(),
                                    [&](Result<std::unique_ptr<Link>>) { ++called; });
     for (int i = 0; i < turns && called == 0; ++i) (*loop)->poll();

@@ -1,4 +1,5 @@
-// A peer that proves who it is and then speaks rubbish: the link ends with kProtocol, whatever the rubbish.
+// A peer that authenticates correctly and then sends invalid bytes. The link must end with kProtocol for any invalid
+// bytes.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
@@ -50,7 +51,7 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
     const Result<size_t> written = rogue_.stream->write({&piece, 1});
     ASSERT_TRUE(written && *written == bytes.size());
   }
-  /// Opens the link as it should be; then `link_` is there.
+  /// Opens the link correctly. After this, `link_` is set.
   void open() {
     say(frame(LinkFrame::kOpen));
     ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
@@ -66,7 +67,7 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
     EXPECT_TRUE(loop_->run_until([&] { return outcome.done(); }, patience()));
     return outcome.result ? Error{ErrorCode::kInternal, "it succeeded"} : outcome.result.error();
   }
-  /// Says all of `bytes` to a fresh link, which must end with kProtocol.
+  /// Sends `bytes` to a new link, which must end with kProtocol.
   void expect_refused(const Bytes& bytes) {
     open();
     say(bytes);
@@ -154,7 +155,7 @@ TEST_P(LinkRogue, IsNoLinkWithAHelloThatIsNone) {
 INSTANTIATE_TEST_SUITE_P(Process, LinkRogue, testing::ValuesIn(process_link_kinds()),
                          [](const auto& info) { return info.param.name; });
 
-/// Rogues that share memory.
+/// Misbehaving peers that share memory.
 class ShmRogue : public LinkRogue {
  protected:
   void open_with(Fd fd) {

@@ -1,4 +1,4 @@
-// The contract over every kind of link between processes, with both ends on one loop.
+// The contract suite for every kind of link between processes, with both ends on one loop.
 #include <array>
 
 #include "contract/link_contract.h"
@@ -33,7 +33,7 @@ class LoopPair final : public LinkPair {
     return pair;
   }
   ~LoopPair() override {
-    left.reset();  // before the loop
+    left.reset();  // the links must be destroyed before the loop
     right.reset();
   }
 
@@ -61,7 +61,8 @@ std::vector<LinkKind> contract_kinds() {
 
 INSTANTIATE_TEST_SUITE_P(Process, LinkContract, testing::ValuesIn(contract_kinds()), kind_name);
 
-/// Or who waits would take it for progress, and never give away the core that the peer may need.
+/// A poll without data must not count as progress. Otherwise a waiting thread would never yield its core, which the
+/// peer may need.
 TEST(ShmLink, MakesNoProgressWhileItLooksInVain) {
   for (const ProcessLinkKind& kind : process_link_kinds()) {
     if (!kind.shm) continue;
@@ -71,7 +72,7 @@ TEST(ShmLink, MakesNoProgressWhileItLooksInVain) {
     std::array<uint8_t, 2> bytes{7, 0};
     const Segment into{&bytes[1], 1};
     bool received = false;
-    // The end that dialled has the rings from the first, the other a moment later.
+    // The dialing end has its rings mapped from the start. The other end maps them a moment later.
     pair->right->receive({&into, 1}, [&](const Result<>& result) { received = result.has_value(); });
     EXPECT_EQ(loop.idle_time(std::chrono::seconds(1)), Duration::zero()) << "it looks before it sleeps";
     EXPECT_FALSE(loop.run_pollers());

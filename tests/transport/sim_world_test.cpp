@@ -15,7 +15,7 @@ struct Trace {
   friend bool operator==(const Trace&, const Trace&) = default;
 };
 
-/// Every rank passes a token on around a ring, many times; `each` is called at every hop.
+/// Every rank passes tokens around a ring many times. `each` is called at every hop.
 Trace run_ring(
     World& world, int ranks, int rounds, const std::function<void(int hop)>& each = [](int) {}) {
   std::vector<std::unique_ptr<Link>> out(ranks), in(ranks);
@@ -229,7 +229,7 @@ TEST(SimWorld, MayEndBeforeItsLinks) {
 }
 
 TEST(SimWorld, Runs4096RanksThroughMillionsOfEvents) {
-  constexpr int kRanks = 4096, kRounds = 300;  // every rank has a token under way all the time
+  constexpr int kRanks = 4096, kRounds = 300;  // every rank always has a token in flight
   World world(5);
   std::vector<std::unique_ptr<Link>> out(kRanks), in(kRanks);
   std::vector<std::string> tokens(kRanks, std::string(8, '\0'));
