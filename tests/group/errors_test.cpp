@@ -217,7 +217,7 @@ TEST_P(GroupErrors, APeerThatLeavesIsNamedToThoseWhoNeedIt) {
 
 TEST_P(GroupErrors, AbortEndsEveryWaiterAtEveryRank) {
   const auto store = memory_store();
-  std::latch formed(3);  // an abort ends the forming of those who still form, too
+  std::latch formed(3);  // an abort also ends the forming of ranks that are not done with it
   run_ranks(3, [&](Rank rank) {
     const auto group = Group::form(*store, {rank, 3, "test", 0}, options_for(GetParam()));
     ASSERT_TRUE(group) << group.error().to_string();
@@ -271,7 +271,7 @@ TEST_P(GroupErrors, AMismatchNamesTheRankAndBothCalls) {
 TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) {
   for (const Rank odd : {1, 2}) {
     const auto store = memory_store();
-    std::latch formed(4);  // a failure ends the forming of those who still form, too
+    std::latch formed(4);  // a failure also ends the forming of ranks that are not done with it
     run_ranks(4, [&](Rank rank) {
       auto options = options_for("shm,tcp");
       options.host_label = rank < 2 ? "a" : "b";
@@ -311,7 +311,7 @@ TEST(GroupErrorsHosts, AnAbortMayBlameAnyRank) {
 TEST(GroupErrorsHosts, AMismatchNamesWhatWasCalledAlsoWhereNoRecorderTells) {
   setenv("MUSTER_RECORDER", "0", 1);
   const auto store = memory_store();
-  std::latch formed(4);  // a failure ends the forming of those who still form, too
+  std::latch formed(4);  // a failure also ends the forming of ranks that are not done with it
   run_ranks(4, [&](Rank rank) {
     auto options = options_for("shm,tcp");
     options.host_label = rank < 2 ? "a" : "b";

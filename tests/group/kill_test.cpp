@@ -23,8 +23,8 @@ constexpr Rank kRoot = 0;
 struct Case {
   Collective collective;
   int signal;
-  std::string
-      way;  ///< transports; "hosts" is two hosts of equal size, with shared memory within a host and TCP between hosts
+  /// Transports. "hosts" is two hosts of equal size, with shared memory within a host and TCP between hosts.
+  std::string way;
   Rank victim = 2;
   size_t count = 1 << 20;  ///< floats of the larger of input and output
   std::string algorithm;   ///< by name; empty: chosen automatically

@@ -136,8 +136,8 @@ Result<std::string> explain_picture(const Question& question, const Tuning& tuni
     text += fmt::format("<text x=\"28\" y=\"{}\">{}</text>\n", kTop + kBox + round * kRound - kRound / 2 + 6, round);
   }
   Rank sender = kNoRank;
-  int of_sender =
-      0;  // messages of this sender so far in this round; sets the height of the label, so that labels do not overlap
+  // Messages of this sender so far in this round. Sets the height of the label, so that labels do not overlap.
+  int of_sender = 0;
   for (const auto& message : rounds.messages) {
     const int y = kTop + kBox + (message.round - 1) * kRound + 8, end = y + kRound - 10;
     of_sender = message.from == sender ? of_sender + 1 : 0;

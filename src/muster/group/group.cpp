@@ -73,8 +73,8 @@ class GroupImpl final : public Group, private CallQueue::Executor {
   /// is never destroyed.
   static void operator delete(GroupImpl* group, std::destroying_delete_t) {
     if (group->inherited()) {
-      static std::atomic<GroupImpl*> all_inherited =
-          nullptr;  // a list of inherited groups, so that leak checkers can reach them
+      // A list of inherited groups, so that leak checkers can reach them.
+      static std::atomic<GroupImpl*> all_inherited = nullptr;
       group->next_inherited_ = all_inherited.exchange(group);
       return;
     }

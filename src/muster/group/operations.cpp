@@ -63,6 +63,7 @@ Result<> infer_all_to_all(Operation& operation, const GroupSpec& self) {
     return invalid(operation, fmt::format("{} elements to send and {} to receive are not {} equal blocks each",
                                           input.count(), output.count(), size));
   }
+  // The counts differ between ranks, so the layout only says that there are counts.
   operation.call.layout = 1;
   if (send.size() == size && receive.size() == size && total(send) == input.count() &&
       total(receive) == output.count()) {

@@ -44,7 +44,8 @@ Result<> Diagnosis::check_desync(const std::vector<Link*>& links) {
   return fail_if_mismatch(running_->sequence);
 }
 
-/// The peer's call may be later than this rank's current call. It is kept, and compared once this rank gets there.
+/// If the peer's call is later than this rank's current call, it is kept and compared once this rank gets there. An
+/// earlier call is compared at once, with the flight recorders.
 void Diagnosis::on_peer_call(Rank rank, ByteView message) {
   PackedCall packed;
   if (message.size() != sizeof(packed)) return;

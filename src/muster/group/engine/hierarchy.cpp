@@ -177,6 +177,7 @@ Result<> Hierarchy::barrier(const Operation& operation, const Deadline& deadline
 
 // ---- shards
 
+/// At least one chunk, also for an empty tensor.
 std::vector<Hierarchy::Chunk> Hierarchy::chunks(const Operation& operation) const {
   const size_t count = operation.call.count;
   const size_t most = std::max<size_t>(1, kChunkBytes / size_of(operation.call.dtype));

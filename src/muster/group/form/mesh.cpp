@@ -92,6 +92,7 @@ class MeshBuilder {
 
   /// Returns false if the group that has this name now is over. The caller then tries the next group of the name.
   Result<bool> try_to_meet(RankInfo& self) {
+    // The instance kGaveUp is reserved for ranks that gave up.
     do {
       fill_secure_random({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
     } while (self.gave_up());

@@ -18,6 +18,7 @@ constexpr size_t kMaxProbes = 32;
 /// The messages have their own deadlines, so the dial has practically none.
 constexpr Duration kDialTime = std::chrono::hours(24);
 
+/// A refused connection is not retried: every rank listened when the group formed, so the rank has left or died.
 LinkIdentity without_retry(LinkIdentity self) {
   self.retry_refused = false;
   return self;
@@ -134,6 +135,7 @@ void P2pEngine::drive(Work::State& state, const Deadline& deadline) {
 void P2pEngine::finish(const MessagePtr& operation, Result<> result) {
   if (operation->over) return;
   operation->over = true;
+  // Removes the operation in O(1): the last pending operation takes its place.
   pending_.back()->pending_index = operation->pending_index;
   std::swap(pending_[operation->pending_index], pending_.back());
   pending_.pop_back();
@@ -149,6 +151,7 @@ void P2pEngine::finish(const MessagePtr& operation, Result<> result) {
 void P2pEngine::expire() {
   const TimePoint now = steady_clock().now();
   if (now < next_deadline_) return;
+  // A copy, because time_out() changes pending_.
   const std::vector<MessagePtr> pending = pending_;
   for (const MessagePtr& operation : pending) {
     if (!operation->over && operation->deadline.when() <= now) time_out(operation);
