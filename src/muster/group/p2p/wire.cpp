@@ -9,7 +9,7 @@
 //   kind 3 data             := id, bytes, then bytes[bytes]          next bytes of a cleared message; none if empty
 //   from the receiver to the sender
 //   kind 4 clear to send    := id, credit
-//   kind 5 reject           := dtype, id, bytes, credit              the length and dtype of the receive differ
+//   kind 5 reject           := dtype, id, bytes, credit              mismatch; dtype and bytes are the receive's
 //
 // Fields that a kind does not name are zero. An eager message uses bytes + 32 of the sender's window of 1 MiB. The
 // receiver's answers give back the credit of the eager messages received since the last answer. Without enough credit,
