@@ -33,8 +33,8 @@ struct Failure {
 };
 /// The first rank whose `problem` is not empty, the same at all ranks.
 std::optional<Failure> first_failure(Group& group, const std::string& problem);
-/// If any rank has a problem, all ranks throw the same ErrorException with the first one, so that no rank goes on alone
-/// and waits for the others.
+/// If any rank has a problem, all ranks throw the same ErrorException with the first problem. So no rank continues
+/// alone and waits for the others.
 void throw_if_any_failed(Group& group, const std::string& problem);
 
 }  // namespace muster

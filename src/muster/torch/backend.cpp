@@ -165,7 +165,7 @@ std::shared_ptr<c10::Allocator> ProcessGroupMuster::getMemAllocator() {
 
 void ProcessGroupMuster::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const ProfilerEvent event("muster:monitored_barrier", {});
-  if (options.timeout.count() == 0) {  // an expired deadline here; other calls take 0 for the default
+  if (options.timeout.count() == 0) {  // 0 is an expired deadline here; other calls use the default timeout for 0
     throw_error({ErrorCode::kTimeout, c10::str("Rank ", rank_, " timed out in monitoredBarrier after 0 ms"), rank_});
   }
   value_or_throw(group_->monitored_barrier(*store_, timeout_or_default(options.timeout), wait_all_ranks));

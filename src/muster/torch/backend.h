@@ -17,9 +17,10 @@
 
 namespace muster {
 
-/// The c10d backend "muster": torch's process group calls become calls of one Group. CPU tensors of any strides. c10d's
-/// base class refuses the operations that are not overridden here. Thread-safe as Group is. Throws c10::ValueError for
-/// wrong arguments, muster::ErrorException for failures. A call with asyncOp=false blocks and returns no Work.
+/// The c10d backend "muster": torch's process group calls become calls of one Group. Takes CPU tensors of any strides.
+/// c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
+/// c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false blocks and
+/// returns no Work.
 class ProcessGroupMuster final : public c10d::Backend {
  public:
   using Handle = c10::intrusive_ptr<c10d::Work>;
@@ -27,11 +28,11 @@ class ProcessGroupMuster final : public c10d::Backend {
   using TensorLists = std::vector<std::vector<at::Tensor>>;
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Called with each backend that create(), or a function of a backend, has made.
+  /// Called with each new backend: one from create(), or one that split(), merge(), shrink() or duplicate() makes.
   using OnCreate = std::function<void(const c10::intrusive_ptr<ProcessGroupMuster>&)>;
 
   /// Forms a group with the other ranks through `store`. Blocks, up to `timeout`: call it without the GIL. `arena`, if
-  /// any, provides the memory of allocateTensor(): one for all groups of a process.
+  /// any, provides the memory of allocateTensor(). All groups of a process share one arena.
   static c10::intrusive_ptr<ProcessGroupMuster> create(const c10::intrusive_ptr<c10d::Store>& store,
                                                        const GroupSpec& membership, Milliseconds timeout,
                                                        std::shared_ptr<Arena> arena = nullptr, OnCreate on_create = {});
@@ -78,11 +79,11 @@ class ProcessGroupMuster final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
   bool supportsCoalescing() const override { return true; }
-  /// Until endCoalescing(), calls of this thread are only collected, and their Works must not be waited for. A call
-  /// that fails cancels the block, as cancelCoalescing() does.
+  /// Until endCoalescing(), calls of this thread are only collected. Do not wait for their Works. A call that fails
+  /// cancels the block, as cancelCoalescing() does.
   void startCoalescing() override;
   Handle endCoalescing() override;
-  /// Discards this thread's block, if any: none of its operations begins, and waits for it fail.
+  /// Discards this thread's block, if any. None of its operations begins, and wait() on its Work throws.
   void cancelCoalescing();
 
   // backend_lifecycle.cpp
@@ -94,42 +95,43 @@ class ProcessGroupMuster final : public c10d::Backend {
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   c10d::ErrorType getError() override;
-  /// Aborts pending operations, here and at the ranks that can be reached.
+  /// Aborts pending operations at this rank and at the ranks that can be reached.
   void abort() override;
-  /// Waits shortly for pending operations, then aborts them, and leaves the group. Afterwards no thread of the group
-  /// holds a tensor, and calls fail at once at all ranks.
+  /// Waits up to 10 s for pending operations, then aborts them and waits up to 10 s again. Then leaves the group.
+  /// Afterwards no thread of the group holds a tensor, and calls fail at once at all ranks.
   void shutdown() override;
   bool supportsSplitting() const override { return true; }
   /// Collective over this group: a group of `ranks`; null at the other ranks.
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
-  /// A group of `size` ranks, which may be members of several groups that share `store`.
+  /// A group of `size` ranks. They may be members of several groups that share `store`.
   c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                     const int& size) override;
   bool supportsShrinking() const override { return true; }
-  /// A group of all ranks except `excluded`, which may be dead, as may this group; only the remaining ranks call it.
-  /// `flags` 1 (torch's SHRINK_ABORT) aborts this group first.
+  /// A group of all ranks except `excluded`. Only the remaining ranks call it. The excluded ranks and this group may be
+  /// dead. `flags` 1 (torch's SHRINK_ABORT) aborts this group first.
   c10::intrusive_ptr<Backend> shrink(const std::vector<int64_t>& excluded, int flags,
                                      const c10::intrusive_ptr<Options>& options) override;
 
-  // Memory that the ranks of this host share, whose bytes collectives move only once. Tensors may outlive the group.
+  // Memory that the ranks of this host share: collectives move its bytes only once. Tensors may outlive the group.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return group_->arena() != nullptr; }
-  /// Ordinary memory if this rank shares none with another one.
+  /// Returns ordinary memory if this rank shares no memory with another rank.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: c10d's type
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
   /// The underlying group, for its transport and status.
   Group& group() { return *group_; }
-  /// Collective: another backend of the same ranks, for calls in an order of their own. It may outlive this.
+  /// Collective. Makes another backend of the same ranks: its calls need no common order with the calls of this one. It
+  /// may outlive this backend.
   c10::intrusive_ptr<ProcessGroupMuster> duplicate();
 
  private:
   class SyncCallScope;  // c10d/sync_call.h
 
   bool coalescing() const { return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
-  /// Makes the request of a call. First of all: within a block, a request that never reaches launch() cancels the
-  /// block.
+  /// Makes the request of a call. Must come first in the call: in a coalescing block, a request that is destroyed
+  /// before launch(), such as by a failed argument check, cancels the block.
   Request request(c10d::OpType type, const char* title, bool async) {
     return coalescing() ? request_in_block(type, title) : Request(type, title, async);
   }
@@ -138,8 +140,8 @@ class ProcessGroupMuster final : public c10d::Backend {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
   }
   Milliseconds timeout_of(const c10::intrusive_ptr<Options>& options) const;
-  /// Submits the request to the core. Waits for it unless it is asynchronous or in a coalescing block. `inputs` are
-  /// shown by profilers.
+  /// Submits the request to the core. Waits for it unless it is asynchronous or in a coalescing block. Profilers show
+  /// `inputs`.
   Handle launch(Request&& request, at::TensorList inputs, Milliseconds timeout = c10d::kUnsetTimeout);
   muster::Work submit(Request& request, const CallOptions& options);
   void start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options);
@@ -154,10 +156,12 @@ class ProcessGroupMuster final : public c10d::Backend {
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const OnCreate on_create_;
   pid_t process_;
-  std::atomic<int> splits_ = 0;                       ///< groups made so far, for their names: the same at all ranks
-  std::atomic<std::thread::id> coalescing_thread_{};  ///< the thread that has begun a block
-  c10::intrusive_ptr<TensorWork> block_;              ///< the Work of that block; used by that thread only
-  bool joined_block_ = false;  ///< the last request was added to the block; used by that thread only
+  std::atomic<int> splits_ = 0;  ///< groups made so far, for their names; the same at all ranks
+  /// The thread that has an open block. coalescing() compares it only with the calling thread's id, which only that
+  /// thread stores, so a relaxed load is enough.
+  std::atomic<std::thread::id> coalescing_thread_{};
+  c10::intrusive_ptr<TensorWork> block_;  ///< the Work of that block; only that thread uses it
+  bool joined_block_ = false;             ///< the last request was added to the block; only that thread uses it
 };
 
 using TorchBackend [[deprecated("renamed to ProcessGroupMuster")]] = ProcessGroupMuster;

@@ -43,7 +43,7 @@ void write_atomically(torch::serialize::OutputArchive& archive, const std::strin
   const std::string partial = path + ".partial";
   const Fd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) throw_errno(errno, "cannot create " + partial);
-  int failure = 0;  // instead of an exception: the archive's writer continues in its destructor
+  int failure = 0;  // kept, not thrown, because the archive's writer continues in its destructor
   archive.save_to([&](const void* data, size_t size) {
     for (size_t done = 0; done < size && failure == 0;) {
       const ssize_t count = ::write(fd.get(), static_cast<const char*>(data) + done, size - done);
@@ -89,8 +89,8 @@ void load_tensor(const at::Tensor& tensor, const at::Tensor& stored, const std::
   tensor.copy_(stored);
 }
 
-/// Like Module::load(), which replaces the module's tensors by those of the file, of any shape: a reducer, whose hooks
-/// are on the old tensors, would wait for their gradients forever.
+/// Loads the tensors in place. Module::load() would replace them by the tensors of the file, of any shape. A reducer,
+/// whose hooks are on the old tensors, would then wait for their gradients forever.
 void load_module(torch::nn::Module& module, torch::serialize::InputArchive& archive, const std::string& prefix = "") {
   const auto load = [&](const auto& tensors, bool buffers) {
     for (const auto& item : tensors) {
@@ -142,7 +142,8 @@ State& State::add(std::string name, torch::optim::Optimizer& optimizer) {
   if (sharded == nullptr) {
     return add_entry({std::move(name), nullptr, [&optimizer](auto& archive) { optimizer.save(archive); }, load});
   }
-  const auto whole = std::make_shared<std::unique_ptr<torch::optim::Optimizer>>();  // held by both lambdas
+  // Shared by both lambdas: the first one sets it, the second one uses it.
+  const auto whole = std::make_shared<std::unique_ptr<torch::optim::Optimizer>>();
   return add_entry({std::move(name), [sharded, whole](Group&) { *whole = sharded->consolidate(0); },
                     [whole](auto& archive) { std::exchange(*whole, nullptr)->save(archive); }, load});
 }

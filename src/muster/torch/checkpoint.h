@@ -23,19 +23,20 @@ namespace muster::checkpoint {
 ///   ...
 ///   muster::checkpoint::save(*group, path, state);
 ///
-/// Of a DistributedDataParallel add the wrapped module, *ddp.module(), so that the file can be loaded without it. The
-/// added objects must outlive this. Throws c10::ValueError for a name that is empty or taken.
+/// For a DistributedDataParallel, add the wrapped module, *ddp.module(), so that the file can be loaded without it. The
+/// added objects must outlive the State. Throws c10::ValueError for a name that is empty or taken.
 class State {
  public:
   State& add(std::string name, torch::nn::Module& module);
-  /// Also for a muster::optim::ZeroRedundancyOptimizer. Its state is gathered, so the file can be loaded into the plain
-  /// optimizer and on another number of ranks.
+  /// Also takes a muster::optim::ZeroRedundancyOptimizer. Its state is gathered, so the file can be loaded into the
+  /// plain optimizer and on another number of ranks.
   State& add(std::string name, torch::optim::Optimizer& optimizer);
   State& add(std::string name, at::Tensor tensor);  ///< loaded in place
   State& add(std::string name, int64_t& number);
   State& add(std::string name, double& number);
   State& add(std::string name, std::string& text);
-  /// Anything with save(OutputArchive&) and load(InputArchive&), such as a sampler of torch::data or a DataLoader's.
+  /// Takes any object with save(OutputArchive&) and load(InputArchive&), such as the sampler of a torch::data
+  /// DataLoader.
   template <class T>
   State& add_archived(std::string name, T& object) {
     return add_entry({std::move(name), nullptr, [&object](auto& archive) { object.save(archive); },
@@ -58,17 +59,17 @@ class State {
   friend void load(Group& group, const std::string& path, State& state);
 };
 
-/// Collective. Rank 0 writes the file in libtorch's archive format, and all ranks return when it is on the disk. It is
-/// written to path + ".partial", flushed and renamed, so `path` is always a complete checkpoint, the old or the new
-/// one. If a rank fails, all throw ErrorException with its message.
+/// Collective. Rank 0 writes the file in libtorch's archive format, and all ranks return when it is on the disk. The
+/// file is written to path + ".partial", flushed and renamed. So `path` is always a complete checkpoint, the old or the
+/// new one. If a rank fails, all ranks throw ErrorException with its message.
 void save(Group& group, const std::string& path, const State& state);
 
 /// Collective. Returns true if rank 0 sees the file. If rank 0 cannot tell, all ranks throw ErrorException.
 bool exists(Group& group, const std::string& path);
 
 /// Collective. Rank 0 reads the file and sends it to all ranks. If any rank cannot load it (a name or tensor is
-/// missing, a shape differs), all throw ErrorException, which names the rank and the reason. The state may then be
-/// partly loaded.
+/// missing, a shape differs), all ranks throw ErrorException, which names the rank and the reason. The state may then
+/// be partly loaded.
 void load(Group& group, const std::string& path, State& state);
 
 }  // namespace muster::checkpoint

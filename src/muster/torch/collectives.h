@@ -1,13 +1,13 @@
 #pragma once
 
-// The collectives for C++ programs that use libtorch. Form a group, then call with tensors:
+// The collectives for C++ programs that use libtorch. Form a group, then call them with tensors:
 //
 //   const auto group = muster::join_job();  // under `muster run`; else Group::form()
 //   muster::all_reduce(*group, gradient, muster::ReduceOp::kAverage);
 //
-// Every call blocks until it is done at this rank and throws muster::ErrorException (torch/exception.h) when it fails.
-// Tensors are on the CPU, of any strides and any dtype that the operation supports; shapes and dtypes are equal at all
-// ranks. Threads may share a group: its calls run one after the other in the order in which they are made, which must
+// Every call blocks until it is done at this rank, and throws muster::ErrorException (torch/exception.h) when it fails.
+// Tensors are on the CPU, of any strides and any dtype that the operation supports. Shapes and dtypes are equal at all
+// ranks. Threads may share a group. Its calls run one after the other in the order in which they are made, which must
 // be the same at all ranks; send() and recv() run beside them. A call owns its tensors until it returns.
 
 #include <ATen/core/Tensor.h>
@@ -23,11 +23,10 @@ namespace muster {
 
 /// Forms the group of all ranks that `muster run` started, from RANK, WORLD_SIZE, and the variables that
 /// store_from_environment() and group_options_from_environment() read. The group holds the store in which it was
-/// formed. Throws c10::ValueError for a process that was started otherwise.
+/// formed. Throws c10::ValueError in a process that was started in another way.
 std::shared_ptr<Group> join_job();
 
-/// The store of that group, over a connection of its own: for groups that are split off it (Group::split), and for keys
-/// of the program.
+/// The store of the job's group, over a connection of its own: for Group::split(), and for keys of the program.
 std::unique_ptr<Store> job_store();
 
 /// In place: `tensor` becomes the reduction over all ranks.
@@ -38,15 +37,16 @@ void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp o
 /// In place at the root; the other ranks' `tensor` is only read.
 void reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, Rank root = 0,
             const CallOptions& options = {});
-/// In place: `tensor` becomes that of the root.
+/// In place: `tensor` becomes the root's tensor.
 void broadcast(Group& group, at::Tensor tensor, Rank root = 0, const CallOptions& options = {});
 /// The same for many tensors (a model's parameters and buffers).
 void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root = 0, const CallOptions& options = {});
 /// Returns a tensor of shape [size, *tensor.shape]: slot r is rank r's `tensor`.
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options = {});
-/// The same at the root; an undefined tensor elsewhere.
+/// As all_gather(), but only the root gets the result. The other ranks get an undefined tensor.
 at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root = 0, const CallOptions& options = {});
-/// `tensor` becomes slot `rank` of the root's `tensors`, of shape [size, *tensor.shape]. Other ranks' are ignored.
+/// `tensor` becomes slot `rank` of the root's `tensors`, of shape [size, *tensor.shape]. The `tensors` of other ranks
+/// are ignored.
 void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank root = 0,
              const CallOptions& options = {});
 /// Returns the reduction of slot `rank` over all ranks. `tensors` has the shape [size, ...].

@@ -73,7 +73,7 @@ class C10dStoreAdapter final : public c10d::Store {
   }
   Bytes queuePop(const std::string& key, bool block) override {
     if (block) return store_value(store_->queue_pop(key, deadline()));
-    // Another process may take the element between the two calls: then this waits shortly instead of not at all.
+    // Another process may take the element between the two calls. Then this waits up to 100 ms instead of not at all.
     if (queueLen(key) > 0) {
       Result<Bytes> value = store_->queue_pop(key, Deadline::after(std::min(timeout_, milliseconds(100))));
       if (value || value.error().code != ErrorCode::kTimeout) return store_value(std::move(value));
@@ -101,7 +101,7 @@ class C10dStoreAdapter final : public c10d::Store {
   std::unique_ptr<muster::Store> store_;
 };
 
-/// A template, so that it compiles also with a torch whose stores cannot list their keys.
+/// A template, so that it also compiles with a torch whose stores cannot list their keys.
 template <class C10dStore>
 std::vector<Key> all_keys(C10dStore& store) {
   if constexpr (requires { store.listKeys(); }) {
@@ -214,7 +214,7 @@ auto MusterStoreAdapter::guarded(const Deadline& deadline, Call call) -> Result<
 }
 
 Result<Bytes> MusterStoreAdapter::queue_pop(const Key& key, const Deadline& deadline) {
-  // c10d's blocking pop is bounded only by the timeout that all users of the store share.
+  // Polls, because c10d's blocking pop is bounded only by the timeout that all users of the store share.
   for (milliseconds pause(1);; pause = std::min(2 * pause, milliseconds(50))) {
     auto value = guarded(deadline, [&]() -> std::optional<Bytes> {
       try {

@@ -36,14 +36,14 @@ constexpr std::pair<ScalarType, Dtype> kDtypes[] = {
     {ScalarType::Float4_e2m1fn_x2, Dtype::kFloat4E2m1fnX2},
     {ScalarType::Bits16, Dtype::kBits16},
 };
-/// Types without arithmetic in torch: an element, or several, fills a byte.
+/// Types without arithmetic in torch. One element, or several, fill a byte.
 constexpr ScalarType kByteTypes[] = {ScalarType::UInt1,   ScalarType::UInt2, ScalarType::UInt3,   ScalarType::UInt4,
                                      ScalarType::UInt5,   ScalarType::UInt6, ScalarType::UInt7,   ScalarType::Int1,
                                      ScalarType::Int2,    ScalarType::Int3,  ScalarType::Int4,    ScalarType::Int5,
                                      ScalarType::Int6,    ScalarType::Int7,  ScalarType::Bits1x8, ScalarType::Bits2x4,
                                      ScalarType::Bits4x2, ScalarType::Bits8};
 
-/// By ScalarType: every call asks for the dtype of its tensors.
+/// Indexed by ScalarType, because every call looks up the dtype of its tensors.
 constexpr auto kDtypeOf = [] {
   std::array<std::optional<Dtype>, static_cast<size_t>(ScalarType::NumOptions)> table{};
   for (const auto& [type, dtype] : kDtypes) table[static_cast<size_t>(type)] = dtype;

@@ -6,7 +6,7 @@
 
 namespace muster {
 
-/// muster's name of a torch dtype; kUnsupported for quantized types and others without plain elements.
+/// The Dtype of a torch dtype. kUnsupported for quantized types and others without plain elements.
 Result<Dtype> dtype_of(c10::ScalarType type);
 
 /// The dtype of a dense CPU tensor, which can be sent as it is or from a plain copy. kUnsupported for other tensors;
@@ -17,7 +17,7 @@ Result<Dtype> check_sendable(const at::Tensor& tensor);
 /// with kUnsupported or kInvalidArgument for other tensors.
 Result<BufferView> view_of(const at::Tensor& tensor);
 
-/// True if the memory has the tensor's elements in order: dense, contiguous, not lazily conjugated or negated.
+/// True if the memory holds the tensor's elements in order: dense, contiguous, not lazily conjugated or negated.
 bool is_plain(const at::Tensor& tensor);
 
 }  // namespace muster

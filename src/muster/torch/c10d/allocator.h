@@ -9,8 +9,8 @@
 
 namespace muster {
 
-/// Allocates CPU tensors in an arena, whose bytes collectives move only once. Each tensor holds the arena, so it may
-/// outlive the arena's group. The allocator must outlive tensors that are resized. Thread-safe. Throws
+/// Allocates CPU tensors in an arena. Collectives move the bytes of arena memory only once. Each tensor holds the
+/// arena, so it may outlive the arena's group. The allocator must outlive tensors that are resized. Thread-safe. Throws
 /// c10::OutOfMemoryError when the arena is full.
 std::shared_ptr<c10::Allocator> arena_allocator(std::shared_ptr<Arena> arena);
 

@@ -10,7 +10,7 @@
 #include "muster/base/dtype.h"
 #include "muster/torch/exception.h"
 
-// Argument checks of c10d calls, made before any rank has begun. They throw c10::ValueError "title: what is wrong".
+// Argument checks of c10d calls. They run before the call is submitted, and throw c10::ValueError "title: reason".
 namespace muster {
 
 template <class... Parts>
@@ -18,7 +18,7 @@ void check_argument(bool condition, const char* title, const Parts&... message) 
   if (!condition) throw_error({ErrorCode::kInvalidArgument, c10::str(title, ": ", message...)});
 }
 
-/// torch's reduce operation as muster's, and the factor that PREMUL_SUM multiplies by first.
+/// A reduce operation of torch in muster's terms. PREMUL_SUM first multiplies by `factor`.
 struct Reduction {
   ReduceOp op;
   double factor;

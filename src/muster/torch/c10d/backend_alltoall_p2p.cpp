@@ -35,7 +35,7 @@ std::vector<size_t> split_counts(const at::Tensor& tensor, const std::vector<int
   return counts;
 }
 
-/// As Gloo, so that programs run over both.
+/// Rejects negative tags as Gloo does, so that programs run over both backends.
 uint32_t tag_of(int tag, const char* title) {
   check_argument(tag >= 0, title, "Tag must be nonnegative, got ", tag);
   return static_cast<uint32_t>(tag);
@@ -50,7 +50,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output,
   Request request = this->request(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp);
   value_or_throw(check_sendable(input));
   value_or_throw(check_sendable(output));
-  // As Gloo: splits count rows, whose memory is not obvious with other strides.
+  // Gloo has the same rule. Splits count rows, and in a contiguous tensor a row is one block of memory.
   check_argument(input.is_contiguous() && output.is_contiguous(), "all_to_all_single", "tensors must be contiguous");
   check_argument(output.scalar_type() == input.scalar_type(), kAllToAll,
                  "input and output differ in dtype: ", input.scalar_type(), " and ", output.scalar_type());
@@ -77,7 +77,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall(Tensors& outputs, Tensor
   check_list(inputs, inputs.front(), size_, kAllToAll, "input");
   check_list(outputs, inputs.front(), size_, kAllToAll, "output");
   Operation& operation = request.add_disjoint(Collective::kAllToAll, request.read(inputs), request.write(outputs));
-  // Always with counts: they may be equal at one rank and not at another.
+  // Passes counts even if they are equal here, because they may differ at another rank.
   operation.counts = counts_of(inputs);
   operation.receive_counts = counts_of(outputs);
   if (request.async) request.outputs = outputs;

@@ -44,8 +44,8 @@ std::vector<at::Tensor> flatten(const std::vector<std::vector<at::Tensor>>& list
   return all;
 }
 
-/// An all-gather of several inputs at each rank, with one output list for each: every list gets the inputs of all
-/// ranks.
+/// An all-gather of several inputs at each rank, with one output list for each input. Every list gets the inputs of all
+/// ranks: the first list from the group, the others as copies.
 void add_gather_of_several(Request& request, const std::vector<std::vector<at::Tensor>>& outputs,
                            const std::vector<at::Tensor>& inputs, int size) {
   constexpr const char* kTitle = "all_gather";

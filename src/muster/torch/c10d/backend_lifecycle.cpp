@@ -15,7 +15,7 @@ void ProcessGroupMuster::registerOnCompletionHook(std::function<void(std::shared
 }
 
 void ProcessGroupMuster::waitForPendingWorks() {
-  // Every operation ends by its own deadline.
+  // The loop ends, because every operation ends by its own deadline.
   while (!pending_->drain(timeout_)) continue;
 }
 
@@ -37,14 +37,14 @@ void ProcessGroupMuster::abort() {
 }
 
 void ProcessGroupMuster::shutdown() {
-  // The other ranks may need the operations that are still pending here, but a shutdown must not take long.
+  // The other ranks may need the operations that are still pending here, but shutdown must not take long.
   constexpr std::chrono::seconds kGrace(10);
   if (getpid() != process_) return;
   if (!pending_->drain(kGrace)) {
     group_->abort({ErrorCode::kAborted, "the process group was shut down with operations pending", rank_});
     pending_->drain(kGrace);
   }
-  group_->leave();  // even if a model or a hook still holds the group
+  group_->leave();  // needed because a model or a hook may still hold the group
 }
 
 /// The timeout of a group made from this one. Checked before that group is formed.

@@ -21,7 +21,8 @@ void set_reduction(Operation& operation, const c10d::ReduceOp& op) {
   operation.factor = reduction.factor;
 }
 
-/// Reduces this rank's tensors to one, which is then reduced over the ranks and copied back to each of them.
+/// Reduces this rank's tensors to one tensor. The call then reduces that tensor over the ranks, and copies the result
+/// to each of this rank's tensors.
 BufferView combine_locally(Request& request, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
   check_alike(tensors, "all_reduce");
   const Reduction reduction = reduction_of(op);

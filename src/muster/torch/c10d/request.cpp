@@ -83,7 +83,7 @@ BufferView Request::view(const at::Tensor& tensor, Use use, bool copy) {
 
 BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
   if (tensors.size() == 1) return view(tensors.front(), use);
-  // Outputs that share memory are written to copies; of the overlap, the last tensor's copy stays.
+  // Outputs that share memory are received into separate copies. Where they overlap, the last tensor's copy remains.
   const bool copy = use != Use::kRead && share_memory(tensors);
   std::vector<Segment> segments;
   segments.reserve(tensors.size());
@@ -91,7 +91,7 @@ BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
     const BufferView here = view(tensor, use, copy);
     if (here.bytes() == 0) continue;
     if (!segments.empty() && static_cast<uint8_t*>(segments.back().data) + segments.back().bytes == here.data()) {
-      segments.back().bytes += here.bytes();  // such as consecutive rows of one tensor
+      segments.back().bytes += here.bytes();  // adjacent, such as consecutive rows of one tensor
     } else {
       segments.push_back({here.data(), here.bytes()});
     }
@@ -137,7 +137,7 @@ void Request::join(Request other) {
 void Request::copy_back() {
   if (copies_.empty()) return;
   const at::NoGradGuard no_grad;
-  // Tensors of a caller in inference mode can be written only in that mode, and this may be another thread.
+  // A tensor that was made in inference mode can be written only in that mode, and this may be another thread.
   const c10::InferenceMode inference;
   for (const auto& [to, from] : copies_) copy_elements(to, from);
 }

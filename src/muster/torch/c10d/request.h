@@ -21,22 +21,22 @@ struct Message {
   bool send = true;
 };
 
-/// A c10d call on its way to the core: its operations, the tensors that they use, and what is copied back at the end.
-/// The core needs plain memory (tensor.h): a request replaces other tensors, and inputs that overlap the output, by
-/// copies.
+/// A c10d call that is submitted to the core: its operations, the tensors that they use, and the results that are
+/// copied back at the end. The core needs plain memory (tensor.h), so a request replaces other tensors by copies. It
+/// also copies inputs that overlap the output.
 class Request {
  public:
-  /// `title` is shown by profilers and must be static. `async`: the request keeps the tensors alive, because the caller
+  /// Profilers show `title`, which must be static. If `async`, the request keeps the tensors alive, because the caller
   /// may drop them before the end.
   Request(c10d::OpType type, const char* title, bool async) : type(type), title(title), async(async) {}
 
   c10d::OpType type;
   const char* title;
   bool async;
-  std::vector<at::Tensor> outputs;            ///< of Work::result() and futures
+  std::vector<at::Tensor> outputs;            ///< returned by Work::result() and by futures
   c10::SmallVector<Operation, 1> operations;  ///< rarely more than one
   std::vector<Message> messages;
-  /// In a coalescing block: its deleter cancels the block if the request is destroyed before it has joined it.
+  /// In a coalescing block: the deleter cancels the block if the request is destroyed before it has joined the block.
   std::shared_ptr<void> block_guard;
 
   // The memory of a tensor, or of several that are concatenated. Throws for a tensor that cannot be sent.
@@ -56,8 +56,8 @@ class Request {
     return view(tensors, Use::kWrite);
   }
 
-  /// Returns `input`, or a copy of it if it shares memory with `output`. An overlap is fine if the smaller buffer is
-  /// the block of the larger one at byte `own_offset`: this rank's own part, in place.
+  /// Returns `input`, or a copy of it if it shares memory with `output`. One overlap is allowed: the smaller buffer is
+  /// the block of the larger one at byte `own_offset`, because a rank's own part may be in place.
   BufferView copy_if_overlapping(BufferView input, const BufferView& output,
                                  std::optional<size_t> own_offset = std::nullopt);
 

@@ -15,7 +15,8 @@ namespace {
 
 constexpr const char* kSparseTitle = "all_reduce of sparse tensors";
 
-/// Number of elements, then what must be equal at all ranks: sparse dimensions, dtype, number of dimensions, shape.
+/// The number of elements, then the values that must be equal at all ranks: sparse dimensions, dtype, number of
+/// dimensions, shape.
 std::vector<int64_t> describe(const at::Tensor& tensor) {
   constexpr size_t kMaxDimensions = 16;
   check_argument(static_cast<size_t>(tensor.dim()) <= kMaxDimensions, kSparseTitle, "at most ", kMaxDimensions,
@@ -27,7 +28,7 @@ std::vector<int64_t> describe(const at::Tensor& tensor) {
   return words;
 }
 
-/// The number of elements at each rank. Throws, naming the rank, if a shape or dtype differs.
+/// The number of elements at each rank. If a shape or dtype differs, throws an error that names the rank.
 std::vector<size_t> exchange_counts(Group& group, const at::Tensor& tensor, const CallOptions& options) {
   std::vector<int64_t> mine = describe(tensor);
   const size_t words = mine.size();

@@ -5,7 +5,7 @@
 
 namespace muster {
 
-/// Reports a call that runs in the caller's thread: to the profiler, and to the completion hook.
+/// Reports a call that runs in the caller's thread to the profiler and to the completion hook.
 class ProcessGroupMuster::SyncCallScope {
  public:
   SyncCallScope(const ProcessGroupMuster& backend, const Request& request, at::TensorList inputs)

@@ -46,7 +46,7 @@ void PendingWorks::run_hook(c10d::OpType type, uint64_t sequence, TimePoint bega
 
 namespace {
 
-/// Keeps a Work, and so its tensors, alive until the last part is done: the caller may drop its handle before. The
+/// Keeps a Work and its tensors alive until the last part is done, because the caller may drop its handle earlier. The
 /// order of the members matters: `guard` must be destroyed after the Work.
 struct CompletionContext {
   CompletionContext(std::shared_ptr<PendingWorks> pending, c10::intrusive_ptr<TensorWork> owned, size_t parts)
@@ -75,10 +75,11 @@ void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<m
   work->sequence_ = sequence;
   work->started_.store(true, std::memory_order_release);
   if (work->parts_done()) return work->complete();
-  // Shared, because a std::function must be copyable.
+  // Shared by the callbacks of all parts, and because a std::function must be copyable.
   const auto context = std::make_shared<CompletionContext>(work->pending_, work, work->parts_.size());
   for (const muster::Work& part : work->parts_) {
     part.on_done([context](const Result<>&) {
+      // acq_rel: the callback that completes the Work sees all that happened before the callbacks of the other parts.
       if (context->running.fetch_sub(1, std::memory_order_acq_rel) == 1) context->work->complete();
     });
   }
@@ -88,8 +89,8 @@ bool TensorWork::parts_done() const {
   return std::all_of(parts_.begin(), parts_.end(), [](const muster::Work& part) { return part.done(); });
 }
 
-/// Copies the results back. Returns the first failure in the order of the group's queue, as later ones only follow from
-/// it, or the failure of the copy.
+/// Copies the results back. Returns the failure of the copy, or the first failure in the order of the group's queue,
+/// because later failures only follow from it.
 std::exception_ptr TensorWork::finish_result() {
   for (const muster::Work& part : parts_) {
     const Result<> result = part.result();
@@ -175,7 +176,7 @@ c10d::WorkResult work_result_of(const std::exception_ptr& failure) {
     std::rethrow_exception(failure);
   } catch (const ErrorException& exception) {
     if (exception.error().code == ErrorCode::kTimeout) return c10d::WorkResult::TIMEOUT;
-  } catch (...) {  // such as that of copying the results back
+  } catch (...) {  // such as a failure to copy the results back
   }
   return c10d::WorkResult::COMM_ERROR;
 }
@@ -216,7 +217,7 @@ ProfilerEvent::ProfilerEvent(const char* title, at::TensorList inputs) {
   if (!profiled()) return;
   guard_ = std::make_unique<Guard>();
   if (!guard_->record.isActive()) return;
-  guard_->record._setAsync();  // as the events of Works: trace readers expect it of collectives
+  guard_->record._setAsync();  // as for Works: trace readers expect collectives to be asynchronous events
   const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
   guard_->record.before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
 }

@@ -19,7 +19,7 @@ namespace muster {
 /// may end after the backend.
 class PendingWorks {
  public:
-  /// Counts one Work that the group's thread still holds, with tensors whose release may need Python's lock.
+  /// Counts one Work that the group's thread still holds. Releasing the Work's tensors may need Python's GIL.
   class InFlightGuard {
    public:
     explicit InFlightGuard(std::shared_ptr<PendingWorks> pending);
@@ -28,19 +28,22 @@ class PendingWorks {
     InFlightGuard& operator=(const InFlightGuard&) = delete;
 
    private:
-    std::shared_ptr<PendingWorks> pending_;  // see above
+    std::shared_ptr<PendingWorks> pending_;  // shared, because the last Work may end after the backend
   };
   using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
   /// Waits until no Work is in flight. Returns false when `timeout` passes first.
   bool drain(std::chrono::milliseconds timeout);
 
-  /// `hook` is called with every operation that has ended. At most once, and before the first operation.
+  /// `hook` is called with every operation that has ended. Call it at most once, and before the first operation.
   void set_hook(Hook hook);
   bool has_hook() const { return has_hook_.load(std::memory_order_acquire); }
+  /// Only after has_hook() has returned true.
   void run_hook(c10d::OpType type, uint64_t sequence, TimePoint began, TimePoint ended) const;
 
  private:
+  // `mutex_` guards count_. hook_ is written once, before the release store to has_hook_. A thread reads hook_ only
+  // after the acquire load in has_hook() has returned true, so it sees the complete hook and needs no lock.
   std::mutex mutex_;
   std::condition_variable none_left_;
   int count_ = 0;
@@ -48,19 +51,19 @@ class PendingWorks {
   Hook hook_;
 };
 
-/// c10d's handle on one call: its request, whose tensors it keeps alive, and the core's Works. Complete when the last
-/// of them is done and the results have been copied to the caller's tensors. Thread-safe.
+/// c10d's handle of one call: its request, whose tensors it keeps alive, and the core's Works. It is complete when the
+/// last of these Works is done and the results have been copied to the caller's tensors. Thread-safe.
 class TensorWork final : public c10d::Work {
  public:
-  /// `inputs` are shown by profilers.
+  /// Profilers show `inputs`.
   TensorWork(int rank, Request request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending);
 
   Request& request() { return request_; }
-  /// `parts` are the core's Works for the request. They complete this Work now, within wait(), or on the group's
-  /// thread. Until start() or cancel() is called, wait() returns at once: a coalescing block has not begun.
+  /// `parts` are the core's Works for the request. This Work completes now, within wait(), or on the group's thread.
+  /// Until start() or cancel() is called, wait() returns at once, because the coalescing block has not begun.
   static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence);
 
-  /// Instead of start(): wait() throws `why`, and no operation begins.
+  /// Called instead of start(): no operation begins, and wait() throws `why`.
   void cancel(const Error& why);
 
   bool isCompleted() override;
@@ -86,19 +89,21 @@ class TensorWork final : public c10d::Work {
   Request request_;
   const std::shared_ptr<PendingWorks> pending_;
   const TimePoint began_ = steady_clock().now();
-  TimePoint ended_{};
-
-  std::vector<muster::Work> parts_;       // written before started_
-  uint64_t sequence_ = 0;                 // written before started_
+  TimePoint ended_{};  ///< written by the thread that sets completing_, before finish() sets completed_ under mutex_
+  // start() writes parts_ and sequence_, then stores started_ with release. isCompleted() and wait() load it with
+  // acquire before they read parts_, so they see the complete list. completing_ is an exchange: only the thread that
+  // gets false runs the completion, so copy_back(), release() and finish() run once.
+  std::vector<muster::Work> parts_;
+  uint64_t sequence_ = 0;
   std::atomic<bool> started_ = false;     ///< start() was called
-  std::atomic<bool> completing_ = false;  ///< a thread has seen all parts done and completes the Work
+  std::atomic<bool> completing_ = false;  ///< a thread completes or cancels the Work
 
   // Guarded by the base's mutex_.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool future_completed_ = false;
 };
 
-/// A profiler event "muster:..." for work in the caller's thread. Costs almost nothing without a profiler.
+/// A profiler event "muster:..." for a call that runs in the caller's thread. Costs almost nothing without a profiler.
 class ProfilerEvent {
  public:
   ProfilerEvent(const char* title, at::TensorList inputs);

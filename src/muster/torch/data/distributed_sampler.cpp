@@ -42,7 +42,7 @@ void DistributedSampler::reset(std::optional<size_t> new_size) {
   }
   const auto at = order.accessor<int64_t, 1>();
   for (size_t i = 0; i < size(); ++i) {
-    const size_t position = (rank_ + i * ranks_) % dataset_size_;  // past the end, the epoch starts over
+    const size_t position = (rank_ + i * ranks_) % dataset_size_;  // past the end, the first indices are repeated
     indices_.push_back(static_cast<size_t>(at[static_cast<int64_t>(position)]));
   }
 }

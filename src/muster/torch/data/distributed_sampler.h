@@ -16,7 +16,7 @@ namespace muster::data {
 struct DistributedSamplerOptions {
   bool shuffle = true;  ///< false: in order
   uint64_t seed = 0;    ///< the same at all ranks
-  /// Drops the indices that do not divide evenly between the ranks. False: repeats the first indices of the epoch
+  /// Drops the indices that cannot be divided evenly between the ranks. False: repeats the first indices of the epoch
   /// instead.
   bool drop_last = false;
 };
@@ -41,16 +41,16 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Selects the order from the next reset() on, which a loader's begin() calls.
   void set_epoch(size_t epoch) { *epoch_ = epoch; }
   size_t epoch() const { return *epoch_; }
-  /// Indices of this rank in an epoch, the same number at every rank.
+  /// The number of indices of this rank in an epoch, the same at every rank.
   size_t size() const;
   /// This rank's indices in this epoch.
   const std::vector<size_t>& indices() const { return indices_; }
 
-  /// Starts over in the order of the current epoch. `new_size`: of the data set.
+  /// Starts over in the order of the current epoch. `new_size`, if any, is the new size of the data set.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
 
-  /// Saves the epoch and the position in it: after load(), next() continues from there.
+  /// Saves the epoch and the position in it. After load(), next() continues at that position.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

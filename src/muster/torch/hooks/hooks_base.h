@@ -31,7 +31,7 @@ class NativeHook : public c10d::CommHookInterface {
   /// Reduces a float32 bucket; called only if there are several ranks.
   virtual HookFuture reduce(c10d::GradBucket& bucket) = 0;
   HookFuture average(const at::Tensor& buffer) const;
-  /// A future that becomes `buffer` when `work` has succeeded and `finish` has run, on the group's thread.
+  /// A future that completes with `buffer` when `work` has succeeded and `finish` has run, on the group's thread.
   template <class Finish>
   static HookFuture when_done(const Work& work, const at::Tensor& buffer, Finish finish) {
     const HookFuture future = new_future();
@@ -46,7 +46,7 @@ class NativeHook : public c10d::CommHookInterface {
   const std::shared_ptr<Group>& secondary() const { return groups_.secondary_group; }
   Rank rank() const { return group().membership().rank; }
   int size() const { return group().membership().size; }
-  /// A zero message buffer, in memory that the ranks of this host share if there is any.
+  /// A message buffer of zeros, in memory that the ranks of this host share if there is any.
   at::Tensor message(size_t count, at::ScalarType dtype) const;
 
  private:
@@ -61,18 +61,18 @@ class TwoPhaseHook : public NativeHook {
   ~TwoPhaseHook() override;
 
  protected:
-  /// Calls `phase` with the result of `first`, after all phases that were queued before it, on the sequencer's thread,
-  /// which may outlive this. That phase, or one queued after it, completes `future`.
+  /// Runs `phase` with the result of `first` on the sequencer's thread, after all phases that were queued earlier. The
+  /// thread may outlive this hook. This phase, or a later one, completes `future`.
   template <class Phase>
   void after(const Work& first, const HookFuture& future, Phase phase) {
     last_ = future;
     sequencer_.then(first, [group = secondary(), phase](const Result<>& result) {
-      if (!result) group->abort(result.error());  // the other ranks may wait there for the second phase
+      if (!result) group->abort(result.error());  // the other ranks may wait in that group for the second phase
       phase(result);
     });
   }
-  /// The usual second phase: `pack` makes the second message from the first one's result, `submit` sends it over the
-  /// group that it gets, and `unpack` writes the average to `buffer`.
+  /// The usual second phase: `pack` makes the second message from the result of the first one, `submit` sends it over
+  /// the secondary group, and `unpack` writes the average to `buffer`.
   template <class Pack, class Submit, class Unpack>
   HookFuture then(const Work& first, const at::Tensor& buffer, Pack pack, Submit submit, Unpack unpack) {
     const HookFuture future = new_future();
@@ -92,7 +92,7 @@ class TwoPhaseHook : public NativeHook {
   HookFuture last_;  ///< completes after all others, because phases run in order
 };
 
-/// A hook's State of each bucket, kept between steps. A bucket that holds other parameters gets a new State.
+/// Keeps a hook's State of each bucket between steps. A bucket that holds other parameters gets a new State.
 template <class State>
 class BucketStates {
  public:
@@ -113,7 +113,7 @@ class BucketStates {
  private:
   struct Known {
     int64_t length = 0;
-    std::vector<const void*> parameters;  ///< only compared
+    std::vector<const void*> parameters;  ///< addresses that are only compared
     std::shared_ptr<State> state;
   };
   std::vector<Known> known_;

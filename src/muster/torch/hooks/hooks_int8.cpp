@@ -7,10 +7,10 @@
 namespace muster {
 namespace {
 
-/// Elements of a chunk for one rank: 1 MiB, about 8 ms at 1 Gbit/s. Latency would dominate smaller chunks.
+/// Elements of a chunk for one rank: 1 MiB, about 8 ms at 1 Gbit/s. In smaller chunks latency would dominate.
 constexpr size_t kChunk = 1 << 20;
 
-/// One message with a quantized list for each rank: its scales, then its elements.
+/// One message with a quantized list for each rank. A list has its scales, then its elements.
 struct QuantizedChunks {
   size_t bytes() const { return blocks * (sizeof(float) + block); }
   float* scales(Rank r) const { return reinterpret_cast<float*>(memory.data_ptr<uint8_t>() + r * bytes()); }
@@ -22,7 +22,8 @@ struct QuantizedChunks {
   at::Tensor memory;
 };
 
-/// A chunk of a bucket between two ranks. Each sends its whole chunk, as many bytes as two phases would send.
+/// A chunk of a bucket if there are two ranks. Each rank sends its whole chunk to the other one: as many bytes as two
+/// phases would send.
 class PairwiseChunk {
  public:
   PairwiseChunk(QuantizedChunks lists, size_t count) : lists(std::move(lists)), error_(count) {}
@@ -41,10 +42,10 @@ class PairwiseChunk {
   const QuantizedChunks lists;
 
  private:
-  std::vector<float> error_;  ///< lost when this rank quantizes
+  std::vector<float> error_;  ///< rounding errors of the last step, added to the next step's gradients
 };
 
-/// A chunk of a bucket between more ranks. Each rank averages one shard of it for all.
+/// A chunk of a bucket if there are more than two ranks. Each rank averages one shard of it for all ranks.
 class ShardedChunk {
  public:
   ShardedChunk(QuantizedChunks sent, QuantizedChunks received, size_t count, Rank rank, int size)
@@ -64,7 +65,7 @@ class ShardedChunk {
                sent.block);
     }
   }
-  /// Averages this rank's shard over all ranks, and quantizes it in place of the one that it sent.
+  /// Averages this rank's shard over all ranks. Quantizes the average into the place of the shard that it sent.
   void average() {
     constexpr size_t kAtOnce = 4096;  // elements that fit into the L1 cache; rounded up to blocks
     const size_t block = sent.block, length = shard_count(rank_);
@@ -94,10 +95,11 @@ class ShardedChunk {
   const size_t count_;
   const Rank rank_;
   const int size_;
-  std::vector<float> error_, shard_error_;  ///< lost when this rank quantizes its gradients, and the averages
+  /// Rounding errors of the last step, of this rank's gradients and of its averaged shard. Added in the next step.
+  std::vector<float> error_, shard_error_;
 };
 
-/// Reduces chunk by chunk: one chunk is on its way while the next one is quantized.
+/// Reduces chunk by chunk: one chunk is sent while the next one is quantized.
 class Int8Hook final : public TwoPhaseHook {
  public:
   Int8Hook(HookGroups groups, size_t block) : TwoPhaseHook(std::move(groups)), block_(block) {}
@@ -110,7 +112,7 @@ class Int8Hook final : public TwoPhaseHook {
     return size() == 2 ? reduce_pairwise(bucket) : reduce_sharded(bucket);
   }
 
-  /// Chunks alternate between the two groups, so that one is sent while another one ends.
+  /// Chunks alternate between the two groups, so that one chunk is sent while the one before it ends.
   HookFuture reduce_pairwise(c10d::GradBucket& bucket) {
     const at::Tensor& buffer = bucket.getBuffer();
     const size_t step = chunk_size(1);
@@ -136,7 +138,8 @@ class Int8Hook final : public TwoPhaseHook {
     return future;
   }
 
-  /// Chunks end in order, and after a failure all later ones fail: the last future is that of the bucket.
+  /// Chunks end in order, and after a failure all later chunks fail. So the future of the last chunk is that of the
+  /// bucket.
   HookFuture reduce_sharded(c10d::GradBucket& bucket) {
     const at::Tensor& buffer = bucket.getBuffer();
     const size_t step = chunk_size(size());
@@ -175,7 +178,7 @@ class Int8Hook final : public TwoPhaseHook {
   }
 
   const size_t block_;  ///< in elements
-  size_t turn_ = 0;     ///< which group is next
+  size_t turn_ = 0;     ///< number of chunks so far; even ones use group(), odd ones the secondary group
   BucketStates<Chunks<PairwiseChunk>> pairwise_chunks_;
   BucketStates<Chunks<ShardedChunk>> sharded_chunks_;
 };

@@ -22,6 +22,7 @@ struct UncompressedRange {
   size_t begin = 0, count = 0;
 };
 
+/// x * 0 is NaN if x is infinite or NaN.
 bool all_finite(const float* data, size_t count) {
   float sum = 0;
   for (size_t i = 0; i < count; ++i) sum += data[i] * 0;
@@ -52,7 +53,7 @@ class PowerSgdBucket {
       project_rows(first.data_ptr<float>() + m.p, corrected, q, m.rows, m.columns, m.rank);
     }
   }
-  /// Writes the second message: the matrices projected on the orthogonalized average of the first one.
+  /// Writes the second message: the matrices, projected on the orthogonalized average of the first message.
   void project() {
     for (const Matrix& m : matrices_) {
       float* const p = first.data_ptr<float>() + m.p;
@@ -70,7 +71,8 @@ class PowerSgdBucket {
       float* const q = second.data_ptr<float>() + m.q;
       float* const error = error_.data() + m.begin;
       expand(gradients + m.begin, error, first.const_data_ptr<float>() + m.p, q, m.rows, m.columns, m.rank);
-      // Infinities and NaN are in the result at all ranks. They must not stay in the state.
+      // Infinities and NaN are in the result at all ranks. They must not stay in the state, or all later steps would
+      // have them.
       if (all_finite(q, m.rank * m.columns)) continue;
       std::fill_n(q, m.rank * m.columns, 0.0F);
       std::fill_n(error, m.count(), 0.0F);
@@ -118,7 +120,7 @@ class PowerSgdBucket {
 
   const size_t count_;
   Random random_;
-  std::vector<float> error_;  ///< during a step: the gradients plus the last step's error
+  std::vector<float> error_;  ///< during a step: the gradients plus the last step's error; between steps: the error
   std::vector<Matrix> matrices_;
   std::vector<UncompressedRange> ranges_;
   size_t first_count_ = 0, second_count_ = 0;
@@ -152,7 +154,7 @@ class PowerSgdHook final : public TwoPhaseHook {
   }
 
   const PowerSgdOptions options_;
-  uint64_t steps_ = 0;  ///< whose last bucket was reduced
+  uint64_t steps_ = 0;  ///< steps whose last bucket was reduced
   BucketStates<PowerSgdBucket> states_;
 };
 

@@ -31,7 +31,8 @@ struct HookSequencer::Queue {
       if (!ended) cut_off.push_back(entry);
       lock.unlock();
       entry->step(result);
-      if (ended) entry->step = nullptr;  // here, because the work's callback may be destroyed on another thread
+      // Destroyed here, because the work's callback may be destroyed on another thread.
+      if (ended) entry->step = nullptr;
       lock.lock();
     }
     for (const auto& entry : cut_off) {  // a running operation still uses the memory that its step holds

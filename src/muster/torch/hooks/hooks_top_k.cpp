@@ -27,7 +27,7 @@ class TopKBucket {
       values[i] = std::exchange(error_[positions[i]], 0.0F);
       finite |= std::isfinite(values[i]);
     }
-    // If everything sent is infinite or NaN, more of these may be left. They must not stay in the error.
+    // If all sent values are infinite or NaN, more such values may be left. They must not stay in the error.
     if (finite) return;
     for (float& value : error_) value = std::isfinite(value) ? value : 0;
   }

@@ -4,9 +4,9 @@
 
 namespace muster::nn {
 
-/// Mixed precision, as Python's torch.autocast("cpu", dtype): while one exists, matrix products and convolutions of
-/// this thread on the CPU use at::kBFloat16 or at::kHalf; sums and norms use float32. Parameters and gradients stay
-/// float32.
+/// Mixed precision, as Python's torch.autocast("cpu", dtype). While an Autocast exists, matrix products and
+/// convolutions of this thread on the CPU use at::kBFloat16 or at::kHalf; sums and norms use float32. Parameters and
+/// gradients stay float32.
 ///
 ///   const auto loss = [&] {
 ///     const muster::nn::Autocast autocast(at::kBFloat16);

@@ -15,8 +15,8 @@
 namespace muster::nn {
 namespace {
 
-/// Runs body(i) for each i < count: the first one here, each other one on a thread with the modes of this one
-/// (gradients, autocast). Rethrows the first failure when all have ended.
+/// Runs body(i) for each i < count: body(0) on this thread, each other call on a thread of its own with the modes of
+/// this thread (gradients, autocast). Rethrows the first failure when all calls have ended.
 void run_in_threads(size_t count, const std::function<void(size_t)>& body) {
   std::vector<std::exception_ptr> failures(count);
   const auto guarded = [&](size_t i) {
@@ -41,7 +41,7 @@ void run_in_threads(size_t count, const std::function<void(size_t)>& body) {
   }
 }
 
-/// The parameters that require gradients, without duplicates, which modules may share.
+/// The parameters that require gradients. A parameter that modules share is listed once.
 std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
   std::vector<at::Tensor> parameters;
   std::set<const void*> seen;
@@ -53,8 +53,8 @@ std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-/// One call. Each replica has an autograd graph of its own, detached at its input and parameters, so that threads can
-/// traverse the graphs at the same time.
+/// The state of one data_parallel() call. Each replica has an autograd graph of its own, detached at its input and
+/// parameters, so that threads can traverse the graphs at the same time.
 struct Replicas : torch::CustomClassHolder {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   std::vector<std::vector<at::Tensor>> parameters;
@@ -115,7 +115,7 @@ struct DataParallelFunction : torch::autograd::Function<DataParallelFunction> {
   }
 
  private:
-  /// By argument of forward: none for the first two, then the gradients of the input and of the parameters.
+  /// One gradient for each argument of forward: none for the first two, then those of the input and of the parameters.
   static torch::autograd::variable_list sum(const Replicas& replicas,
                                             std::vector<torch::autograd::variable_list>& found, bool to_input) {
     const size_t count = replicas.parameters.front().size();

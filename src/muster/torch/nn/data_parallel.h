@@ -18,13 +18,13 @@ at::Tensor data_parallel(const std::shared_ptr<torch::nn::Module>& module, const
 
 }  // namespace detail
 
-/// module->forward(input), with the input split along `dim`: a replica of the module at each of `devices` computes one
-/// part, each in a thread of its own, and the outputs are concatenated along `dim` on the first device. A device may be
-/// given several times: {2, torch::kCPU} runs two replicas on the CPU. Backward is parallel too (in libtorch's own
-/// data_parallel only across different devices): gradients are summed in the order of the devices, in the module's own
-/// parameters. No retain_graph, no second derivatives.
+/// Computes module->forward(input) in parallel. The input is split along `dim`, a replica of the module at each of
+/// `devices` computes one part in a thread of its own, and the outputs are concatenated along `dim` on the first
+/// device. A device may be given several times: {2, torch::kCPU} runs two replicas on the CPU. Backward is parallel
+/// too; in libtorch's own data_parallel it is parallel only across different devices. Gradients are summed in the order
+/// of the devices, in the module's own parameters. retain_graph and second derivatives are not supported.
 ///
-/// The first replica is the module itself. The others are made by clone() for this call, so the module must derive from
+/// The first replica is the module itself. clone() makes the others for this call, so the module must derive from
 /// torch::nn::Cloneable, and changes of their buffers are lost, as in torch. CPU replicas share the parameters' memory.
 /// forward takes and returns one tensor; outputs without dimensions are stacked. When all replicas have ended, throws
 /// the exception of the first one that failed. Throws c10::ValueError for wrong arguments.

@@ -33,7 +33,7 @@ class FunctionHook : public c10d::CommHookInterface {
   DistributedDataParallelBase::Hook hook_;
 };
 
-/// The tensors of the module without duplicates, which modules may share.
+/// The tensors of the module. A tensor that modules share is listed once.
 NamedTensors distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
   NamedTensors result;
   std::set<const void*> seen;
@@ -160,7 +160,8 @@ void DistributedDataParallelBase::join(const std::function<void()>& train, const
     reducer_->shadow_backward();
     update();
   }
-  if (options_.broadcast_buffers) broadcast(*group_, buffers_to_sync_, buffer_root_);  // of the last rank with data
+  // The root is a rank that had data in the last step.
+  if (options_.broadcast_buffers) broadcast(*group_, buffers_to_sync_, buffer_root_);
 }
 
 void DistributedDataParallelBase::register_comm_hook(Hook hook) {

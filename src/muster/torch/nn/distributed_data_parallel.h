@@ -19,8 +19,8 @@ namespace muster::nn {
 /// Options with the names and meanings of Python's torch.nn.parallel.DistributedDataParallel. Equal at all ranks.
 struct DistributedDataParallelOptions {
   double bucket_cap_mb = 25;               ///< MiB of gradients that are reduced together
-  double first_bucket_mb = 1;              ///< of the first bucket: small, so that reduction starts early
-  std::vector<double> bucket_cap_mb_list;  ///< of the first buckets instead; the last entry is for all others
+  double first_bucket_mb = 1;              ///< MiB of the first bucket: small, so that reduction starts early
+  std::vector<double> bucket_cap_mb_list;  ///< MiB of the first buckets instead; the last entry is for all others
   bool find_unused_parameters = false;     ///< for a forward that does not always use all parameters
   bool gradient_as_bucket_view = true;     ///< gradients lie in the buckets; false (torch's default): one more copy
   bool static_graph = false;               ///< each iteration uses the same parameters equally often
@@ -37,8 +37,8 @@ struct JoinOptions {
 /// Base class of DistributedDataParallel, for any module.
 class DistributedDataParallelBase : public torch::nn::Module {
  public:
-  /// While one exists, backward only accumulates this rank's gradients. It must exist when forward is called. The next
-  /// forward and backward without one reduces the sum.
+  /// While a NoSync exists, backward only accumulates this rank's gradients. It must exist when forward is called. The
+  /// next forward and backward without a NoSync reduce the sum.
   ///
   ///   { auto no_sync = ddp.no_sync(); loss_of(ddp, first).backward(); }
   ///   loss_of(ddp, second).backward();  // averages the sum of both
@@ -57,10 +57,10 @@ class DistributedDataParallelBase : public torch::nn::Module {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// Collective, for ranks with different numbers of batches. `train` trains on this rank's batches. A rank that is
-  /// done takes part in the steps of the others, with zero gradients, until all ranks are done. `update` follows a
-  /// backward, such as the optimizer's step. It also runs after each backward of the others, so that parameters and
-  /// optimizers stay the same at all ranks.
+  /// Collective, for ranks with different numbers of batches. `train` trains on this rank's batches. A rank that has no
+  /// more batches takes part in the steps of the others, with zero gradients, until all ranks are done. `update` is
+  /// what follows a backward, such as the optimizer's step. It also runs after each backward of the others, so that
+  /// parameters and optimizers stay the same at all ranks.
   ///
   ///   const auto update = [&] { optimizer.step(); };
   ///   ddp.join([&] {
@@ -72,13 +72,14 @@ class DistributedDataParallelBase : public torch::nn::Module {
   ///   }, update);
   ///
   /// Each forward outside no_sync() must be followed by its backward, and only `update` may call other collectives.
-  /// Each forward costs a small exchange. An exception of `train` is thrown at once. Throws c10::ValueError with
+  /// Each forward costs a small exchange. An exception from `train` leaves join() at once. Throws c10::ValueError with
   /// skip_all_reduce_unused_parameters, because a rank without data does not know what the others skip.
   void join(const std::function<void()>& train, const std::function<void()>& update, JoinOptions options = {});
 
   using Hook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::GradBucket&)>;
-  /// Replaces the all-reduce of each bucket; the future's tensor is the result, already averaged. At most once, before
-  /// the first forward, the same at all ranks. The second form is for hooks with state, such as those of torch/hooks.h.
+  /// Replaces the all-reduce of each bucket. The future's tensor is the result, already averaged. Call it at most once,
+  /// before the first forward, in the same way at all ranks. The second form is for hooks with state, such as those of
+  /// torch/hooks.h.
   void register_comm_hook(Hook hook);
   void register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook);
 
@@ -109,7 +110,7 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::vector<at::Tensor> buffers_to_sync_;
   std::unique_ptr<muster::Reducer> reducer_;
   bool synchronizes_ = true;       ///< no NoSync exists
-  bool buffers_are_stale_ = true;  ///< forwards under NoSync keep the buffers of each rank
+  bool buffers_are_stale_ = true;  ///< after a forward under NoSync each rank keeps its own buffers
   Rank buffer_root_ = 0;           ///< rank 0; in join() the first rank that has data
   std::optional<JoinOptions> joining_;
 };

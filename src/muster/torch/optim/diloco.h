@@ -19,12 +19,12 @@ std::unique_ptr<torch::optim::Optimizer> nesterov_outer(std::vector<at::Tensor> 
 struct DiLoCoOptions {
   uint64_t sync_every = 100;  ///< steps from one outer step to the next
   MakeOuter outer = nesterov_outer;
-  /// Splits the model into this many parts, which are averaged at times spread over sync_every steps (Streaming DiLoCo,
-  /// Douillard et al. 2025): fewer bytes at a time.
+  /// Splits the model into this many parts, which are averaged at times spread over sync_every steps, so that fewer
+  /// bytes are sent at a time (Streaming DiLoCo, Douillard et al. 2025).
   uint64_t fragments = 1;
   uint64_t delay = 0;  ///< steps that a rank makes while a part is averaged; less than sync_every
-  /// The share of its own parameters that a rank keeps when they are replaced. By default 0, or 0.5 with a delay, since
-  /// the steps made in the meantime are only in its own parameters.
+  /// The share of its own parameters that a rank keeps when the averages replace them. The default is 0, or 0.5 with a
+  /// delay, because the steps made during the delay are only in its own parameters.
   std::optional<double> merge_alpha;
   bool init_sync = true;  ///< all ranks begin with the parameters of rank 0
 };
@@ -39,14 +39,14 @@ struct DiLoCoOptions {
 /// Each rank keeps a copy of the parameters (float32, or float64 for float64 ones) and of the outer state.
 class DiLoCo : public PeriodicSyncOptimizer {
  public:
-  /// `hook` says how averages are sent (torch/hooks.h); null: uncompressed.
+  /// `hook` reduces the averages (torch/hooks.h). Null sends them uncompressed.
   DiLoCo(std::shared_ptr<Group> group, torch::optim::Optimizer& inner, const DiLoCoOptions& options = {},
          Hook hook = nullptr);
   ~DiLoCo() override;
 
   /// Makes an outer step of all parameters.
   void synchronize() override;
-  /// Waits for averages that are on their way, and uses them. Collective, after the same step at all ranks.
+  /// Waits for pending averages, and applies them. Collective: call it after the same step at all ranks.
   void finish();
   /// Both call finish() first.
   void save(torch::serialize::OutputArchive& archive) override;

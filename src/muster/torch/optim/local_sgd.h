@@ -11,22 +11,22 @@
 namespace muster::optim {
 
 /// Base class of LocalSGD and DiLoCo: each rank makes steps of its own with an inner optimizer, and all ranks
-/// synchronize their parameters every few steps. All ranks make equally many steps. The inner optimizer must live
-/// longer; its options are changed there. Not thread-safe. Throws muster::ErrorException for failures, c10::ValueError
-/// for invalid options.
+/// synchronize their parameters every few steps. All ranks make equally many steps. The inner optimizer must outlive
+/// this; change its options there. Not thread-safe. Throws muster::ErrorException for failures, c10::ValueError for
+/// invalid options.
 class PeriodicSyncOptimizer {
  public:
   virtual ~PeriodicSyncOptimizer() = default;
   PeriodicSyncOptimizer(const PeriodicSyncOptimizer&) = delete;
   PeriodicSyncOptimizer& operator=(const PeriodicSyncOptimizer&) = delete;
 
-  /// One step of the inner optimizer; collective when a synchronization is due.
+  /// Makes one step of the inner optimizer. Collective when a synchronization is due.
   at::Tensor step(const torch::optim::Optimizer::LossClosure& closure = nullptr);
   void zero_grad() { inner_.zero_grad(); }
-  /// Collective: synchronizes now. Afterwards all ranks have the same parameters. For the end of training.
+  /// Collective: synchronizes now, such as at the end of training. Afterwards all ranks have the same parameters.
   virtual void synchronize() = 0;
   uint64_t steps() const { return steps_; }
-  /// For a program that restores the state by itself.
+  /// For a program that restores the state without load().
   void set_steps(uint64_t steps) { steps_ = steps; }
 
   /// The state without the model's parameters. Call it at all ranks after the same step.
@@ -51,12 +51,13 @@ class PeriodicSyncOptimizer {
 
 struct LocalSGDOptions {
   uint64_t sync_every = 8;  ///< steps from one average to the next
-  uint64_t warmup = 0;      ///< first steps, each of which is followed by an average
+  uint64_t warmup = 0;      ///< number of first steps that are each followed by an average
   bool init_sync = true;    ///< all ranks begin with the parameters of rank 0
 };
 
 /// Each rank makes steps of its own with any optimizer, and all ranks average their parameters every `sync_every` steps
-/// (local SGD, Stich 2019): 1 / sync_every of the bytes of gradients. State such as momentum is not averaged.
+/// (local SGD, Stich 2019). This sends 1 / sync_every of the bytes of gradients. State such as momentum is not
+/// averaged.
 ///
 ///   torch::optim::SGD inner(model->parameters(), 0.1);
 ///   muster::optim::LocalSGD optimizer(group, inner, {.sync_every = 8});

@@ -85,7 +85,7 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
 void ShardedOptimizer::exchange_parameters() {
   const at::NoGradGuard no_grad;
   const auto [self, size] = std::pair{group_->membership().rank, group_->membership().size};
-  // By dtype, then by owner. An ordered map: all ranks exchange the dtypes in the same order.
+  // By dtype, then by owner. The map is ordered, so that all ranks exchange the dtypes in the same order.
   std::map<at::ScalarType, std::vector<std::vector<at::Tensor>>> blocks;
   for (size_t g = 0; g < owners_.size(); ++g) {
     for (size_t i = 0; i < owners_[g].size(); ++i) {

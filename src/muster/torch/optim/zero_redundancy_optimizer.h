@@ -23,15 +23,15 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   /// Collective. Returns, at rank `dst`, a plain optimizer over all parameters with the state of all ranks, for
   /// torch::save(); null at the other ranks. It is a copy, which later steps do not change.
   std::unique_ptr<torch::optim::Optimizer> consolidate(Rank dst = 0);
-  /// Loads the archive of a plain optimizer, such as that of consolidate(): each rank keeps its share. All ranks must
+  /// Loads the archive of a plain optimizer, such as that of consolidate(). Each rank keeps its share. All ranks must
   /// load the same archive.
   void load(torch::serialize::InputArchive& archive) override;
   /// Throws c10::ValueError, because no rank has the whole state: use muster::checkpoint::save().
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Collective, before step(): scales the gradients so that their joint norm is at most `max_norm`, and returns the
-  /// norm before. Gradients must be the same at all ranks (DistributedDataParallel): each rank reads and scales only
-  /// those of its own parameters. Otherwise as torch::nn::utils::clip_grad_norm_.
+  /// Collective, before step(). Scales the gradients so that their joint norm is at most `max_norm`, and returns the
+  /// norm before. Gradients must be the same at all ranks (DistributedDataParallel), because each rank reads and scales
+  /// only those of its own parameters. Otherwise as torch::nn::utils::clip_grad_norm_.
   double clip_grad_norm_(double max_norm, double norm_type = 2, bool error_if_nonfinite = false);
 
   /// This rank's parameters, in the order of the groups.
@@ -66,10 +66,10 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 ///   muster::optim::ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(group, model->parameters(),
 ///                                                                         torch::optim::AdamWOptions(1e-3));
 ///
-/// `Plain` is any optimizer of torch that treats each parameter by itself, or one of the user's with a constructor from
-/// (std::vector<OptimizerParamGroup>, Options). Learning rates and other options are changed in param_groups(), in the
-/// same way at all ranks; groups and parameters that are added later are assigned by the next step. All ranks must
-/// construct it with the same parameters, on the CPU. Not thread-safe. Failures throw muster::ErrorException.
+/// `Plain` is any optimizer of torch that treats each parameter by itself, or a user's optimizer with a constructor
+/// from (std::vector<OptimizerParamGroup>, Options). Change learning rates and other options in param_groups(), in the
+/// same way at all ranks. The next step assigns groups and parameters that were added later. All ranks must construct
+/// it with the same parameters, on the CPU. Not thread-safe. Failures throw muster::ErrorException.
 template <class Plain>
 class ZeroRedundancyOptimizer : public ShardedOptimizer {
   static_assert(!std::is_base_of_v<torch::optim::LBFGS, Plain>, "L-BFGS needs all parameters at once");

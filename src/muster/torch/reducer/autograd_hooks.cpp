@@ -37,7 +37,7 @@ std::vector<size_t> find_unused(const std::vector<at::Tensor>& outputs, const st
     if (node != nullptr && seen.insert(node).second) left.push_back(node);
   };
   for (const at::Tensor& output : outputs) {
-    // The edge, not grad_fn(): an output may be a parameter itself.
+    // gradient_edge(), not grad_fn(), because an output may be a parameter itself.
     if (output.defined() && output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
   }
   while (!left.empty()) {

@@ -12,7 +12,7 @@
 
 namespace muster {
 
-/// A node of the autograd graph, as this version of torch holds it.
+/// A node of the autograd graph, in the pointer type of this torch version.
 using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
 /// The numbers, ascending, of the parameters whose gradient accumulators cannot be reached from the outputs. Ignores
@@ -25,12 +25,12 @@ class AutogradHooks {
   /// Calls `on_gradient` with the parameter's number. Throws for a parameter that has no gradient or is given twice.
   void attach(const ReducerContext& context, const std::function<void(size_t)>& on_gradient);
   void detach();
-  /// Throws if a parameter has got another accumulator since, which no hook sees.
+  /// Throws if a parameter has another gradient accumulator than in attach(): no hook would see its gradients.
   void check(const ReducerContext& context) const;
   const std::vector<NodePtr>& accumulators() const { return accumulators_; }
 
  private:
-  std::vector<NodePtr> accumulators_;  ///< by parameter, which itself holds it weakly
+  std::vector<NodePtr> accumulators_;  ///< by parameter; held here, because a parameter holds it only weakly
   std::vector<uintptr_t> keys_;        ///< of the hooks, by parameter; empty once detached
 };
 

@@ -19,12 +19,12 @@ std::string text_of(Rank rank, const FailurePoint& point) {
 FailureAgreement::FailureAgreement(Group& group, FailurePoint here)
     : points_(std::make_shared<std::vector<FailurePoint>>(group.membership().size)) {
   (*points_)[group.membership().rank] = here;
-  // No other caller uses this dtype with this length, so the exchange never meets another call by chance.
+  // No other caller uses this dtype with this length, so another call cannot match the exchange by chance.
   constexpr Dtype kBytes = Dtype::kBits8;
   FailurePoint* const own = &(*points_)[group.membership().rank];
   work_ = group.all_gather({own, sizeof here, kBytes}, {points_->data(), points_->size() * sizeof here, kBytes},
                            {.async = true});
-  work_->on_done([points = points_](const Result<>&) {});  // keeps the memory
+  work_->on_done([points = points_](const Result<>&) {});  // keeps the memory until the operation ends
 }
 
 void FailureAgreement::confirm(Group& group) const {

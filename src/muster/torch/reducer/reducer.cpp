@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// The implementation, locked until the end of the full expression or of the scope.
+/// Access to the implementation. Holds the lock until the end of the full expression or of the scope.
 class Reducer::Locked {
  public:
   explicit Locked(const Reducer& reducer) : impl_(*reducer.impl_), lock_(impl_.mutex) {}
@@ -92,7 +92,7 @@ void Reducer::set_group(std::shared_ptr<Group> group) {
   impl->phase = Impl::Phase::kIdle;
   impl->agreement.reset();
   impl->group = std::move(group);
-  impl->build_buckets(impl->buckets.plan());  // in memory that the new group's ranks share
+  impl->build_buckets(impl->buckets.plan());  // new buffers, in memory that the new group's ranks share
 }
 
 std::vector<std::vector<size_t>> Reducer::bucket_parameters() const { return impl_->buckets.plan(); }

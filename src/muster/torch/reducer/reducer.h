@@ -20,22 +20,23 @@ class ErrorException;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// The options of DistributedDataParallel that concern the reducer, which is why there are so many.
+/// The options of DistributedDataParallel that concern the reducer.
 struct ReducerOptions {
-  std::vector<std::string> names;  ///< of the parameters, for messages; empty: their numbers
+  std::vector<std::string> names;  ///< names of the parameters, for messages; if empty, messages use their numbers
   size_t bucket_bytes = 25 << 20;
   size_t first_bucket_bytes = 1 << 20;    ///< small, so that the first reduction starts early
-  std::vector<size_t> bucket_bytes_list;  ///< of the first buckets instead; the last entry is for all others
+  std::vector<size_t> bucket_bytes_list;  ///< limits of the first buckets instead; the last entry is for all others
   /// Gradients are views of the bucket. False: they keep memory of their own and are copied (torch's default).
   bool gradient_as_bucket_view = true;
   bool find_unused_parameters = false;
   bool static_graph = false;
   bool skip_all_reduce_unused_parameters = false;
   bool verify = true;  ///< checks that all ranks have the same model, by one exchange; the same at all ranks
-  /// The tensors to verify: all parameters of the model, also frozen ones, and its buffers. Empty: the reducer's own.
+  /// The tensors to verify: all parameters of the model, including frozen ones, and its buffers. If empty, the
+  /// reducer's own parameters.
   NamedTensors model_parameters, model_buffers;
-  std::vector<bool> sparse;                       ///< by parameter: its gradient is sparse; empty: all are dense
-  std::optional<at::ScalarType> reduction_dtype;  ///< gradients of real parameters are reduced in it
+  std::vector<bool> sparse;  ///< by parameter: true if its gradient is sparse; if empty, all are dense
+  std::optional<at::ScalarType> reduction_dtype;  ///< the dtype in which gradients of real parameters are reduced
   bool optimizer_in_backward = false;             ///< see Reducer::set_optimizer_in_backward()
   /// Called with a failure before it leaves a backward. May throw another exception instead, such as Python's.
   std::function<void(const ErrorException&)> on_failure;
@@ -55,8 +56,8 @@ struct ReducerOptions {
 /// does.
 class Reducer {
  public:
-  /// Collective if options.verify: checks that all ranks have the same model; the error names the tensor and the rank.
-  /// Broadcasts nothing. `group` is shared with its other users.
+  /// Collective if options.verify: checks that all ranks have the same model, and throws an error that names the tensor
+  /// and the rank. Broadcasts nothing. `group` is shared with its other users.
   Reducer(std::shared_ptr<Group> group, std::vector<at::Tensor> parameters, ReducerOptions options);
   ~Reducer();  // removes its hooks from the parameters
   Reducer(const Reducer&) = delete;
@@ -71,16 +72,18 @@ class Reducer {
   /// Before forward: rebuilds the buckets once, in the order of the first backward. Returns true if it did.
   bool rebuild_buckets();
 
-  /// Replaces the all-reduce of every bucket: the tensor of the hook's future is the result, already averaged. A user's
-  /// hook gets a buffer that holds the bucket's gradients without gaps. At most once, before the first backward. If the
-  /// hook fails while the group, or one of the other `groups` that it uses, is dead, the error of that group is thrown.
-  /// A future that is not complete within the group's timeout is a failure, and aborts the group.
+  /// Replaces the all-reduce of every bucket. The tensor of the hook's future is the result, already averaged. A user's
+  /// hook gets a buffer that holds the bucket's gradients without gaps. Call it at most once, before the first
+  /// backward. If the hook fails while the group, or one of the other `groups` that it uses, is dead, the error of that
+  /// group is thrown. If a future is not complete within the group's timeout, the backward fails and the group is
+  /// aborted.
   void set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups = {});
   void set_static_graph();
-  /// Reduces all gradients at the end of the first backward of a static graph, which only counts. To be queued at the
-  /// engine when that backward begins; prepare_for_backward() does so if it gets the outputs. Otherwise does nothing.
+  /// Reduces all gradients at the end of the first backward of a static graph, because that backward only counts. Queue
+  /// it at autograd's engine when that backward begins; prepare_for_backward() does so if it gets the outputs. In other
+  /// backwards it does nothing.
   void delay_all_reduce();
-  /// The optimizer runs within backward: gradients are not handed out afterwards.
+  /// The optimizer runs within backward, so the reducer does not hand out gradients afterwards.
   void set_optimizer_in_backward();
   /// Gradients of real parameters are reduced in this dtype. Before the first backward.
   void set_reduction_dtype(at::ScalarType dtype);
@@ -88,21 +91,21 @@ class Reducer {
   void wait_at_end(c10::intrusive_ptr<c10::ivalue::Future> future);
 
   // Uneven inputs (join): a rank that has run out of data shadows the backwards of the others.
-  /// Takes part in the other ranks' backward with zeros, which do not count as a use of the parameters. The averages
-  /// are the gradients afterwards, as after a backward.
+  /// Takes part in the other ranks' backward with zeros, which do not count as a use of the parameters. Afterwards the
+  /// gradients are the averages, as after a backward.
   void shadow_backward();
-  /// The next backward divides by `ranks`, those that have data, instead of by all.
+  /// The next backward divides by `ranks`, the number of ranks that have data, instead of by all ranks.
   void divide_once_by(int ranks);
   /// `work` is an all-reduce whose result is the number of ranks that still have data. The next backward divides by it,
   /// or by the number of all ranks if `divide_by_initial`.
   void set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial);
 
-  /// int32 by parameter: 1 if used here since the last backward that reduced; after a backward with
+  /// int32 by parameter: 1 if this rank has used it since the last backward that reduced. After a backward with
   /// find_unused_parameters, the number of ranks that used it.
   at::Tensor used_map() const;
-  /// True if the set of unused parameters has never changed.
+  /// True if the graph was declared static, or if the set of unused parameters has never changed.
   bool graph_is_static() const;
-  /// The graph is static and its first backward has not been reduced yet: delay_all_reduce() will reduce it.
+  /// True if the graph is static and its first backward has not been reduced yet: delay_all_reduce() will reduce it.
   bool in_first_static_iteration() const;
   /// Throws if the last backward has not finished; the error says which gradients are missing.
   void check_finished() const;
@@ -115,7 +118,8 @@ class Reducer {
   /// The parameters of each bucket, in the order of reduction, and the bytes of each bucket.
   std::vector<std::vector<size_t>> bucket_parameters() const;
   std::vector<size_t> bucket_bytes() const;
-  /// Of the last backward that reduced. Always recorded: a few clock readings for each bucket.
+  /// Times of the last backward that reduced. Always recorded, because it costs only a few clock readings for each
+  /// bucket.
   const BackwardTimes& times() const;
   /// The times of the last steps.
   const StepHistory& history() const;

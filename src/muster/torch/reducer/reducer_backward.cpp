@@ -80,9 +80,9 @@ void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
   if (in_first_static_iteration()) queue_static_reduction(outputs);
 }
 
-/// When backward begins, so that the callback belongs to the outermost of nested backwards.
+/// Queues the reduction when backward begins, so that the callback belongs to the outermost of nested backwards.
 void Reducer::Impl::queue_static_reduction(const std::vector<at::Tensor>& outputs) {
-  const auto queued = std::make_shared<bool>(false);  // by the hook of one output
+  const auto queued = std::make_shared<bool>(false);  // true once the hook of one output has queued it
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
     output.register_hook([weak = weak_from_this(), queued](const at::Tensor&) {
@@ -114,8 +114,9 @@ void Reducer::Impl::guarded(Body body) {
   }
 }
 
-/// What is left of the failed backward must not meet a later one: at this rank, where its operations still write to
-/// gradients, or at another rank, which may wait for reductions that this rank has not submitted.
+/// Ends a backward that failed, so that it cannot disturb a later one. At this rank, submitted operations still write
+/// to gradients: it waits for them. Another rank may wait for reductions that this rank has not submitted: the ranks
+/// compare the points at which they failed, or, if an operation does not end, this rank aborts the group.
 void Reducer::Impl::abandon(Phase outcome) {
   const bool unfinished = (phase == Phase::kReducing || phase == Phase::kWaiting) && arrivals.any();
   phase = unfinished ? outcome : Phase::kFailed;
@@ -136,7 +137,7 @@ void Reducer::Impl::on_gradient(size_t index) {
 
 void Reducer::Impl::accept_gradient(size_t index) {
   if (finds_unused() || in_first_static_iteration()) {
-    if (finds_unused() && used.reduced()) used.clear_counts();  // of the last backward
+    if (finds_unused() && used.reduced()) used.clear_counts();  // they are those of the last backward
     if (parameters[index].grad().defined()) used.mark_used(index);
   }
   if (phase == Phase::kArmed) begin_reducing();
@@ -170,10 +171,10 @@ void Reducer::Impl::mark_ready(size_t index) {
   if (bucket.pending > 0) return;
   bucket.skipped = options.skip_all_reduce_unused_parameters && used.all_unused(bucket.parameters);
   try {
-    // This thread waits for the last bucket anyway, unless autograd has more to do.
+    // Reduces the last bucket on this thread, which waits for it anyway, unless autograd has more to do.
     reductions.submit_full(/*last_inline=*/!clock.engine_continues());
   } catch (...) {
-    phase = Phase::kFailed;  // a hook's or a group's failure, whatever its type
+    phase = Phase::kFailed;  // the hook or the group failed, whatever the type of the exception
     throw;
   }
 }
@@ -190,7 +191,7 @@ void Reducer::Impl::reduce_first_static_iteration() {
 
 void Reducer::Impl::shadow_backward() {
   check_finished();
-  // In the first backward of a static graph the other ranks only count: they record the order in the next one.
+  // In the first backward of a static graph the other ranks only count. They record the order in the next one.
   arm(will_rebuild() && (!options.static_graph || used.reduced()));
   if (finds_unused() || !used.reduced()) used.clear_counts();
   phase = Phase::kReducing;

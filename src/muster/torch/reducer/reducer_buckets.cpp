@@ -25,7 +25,7 @@ struct OpenBucket {
 
 /// Copies between tensors of the same shape; small dense ones by memcpy.
 void copy_gradient(at::Tensor& to, const at::Tensor& from) {
-  constexpr size_t kSmall = 256 << 10;  // beyond this copy_() may use several threads
+  constexpr size_t kSmall = 256 << 10;  // for larger tensors copy_() may use several threads
   const bool same = from.layout() == c10::kStrided && from.device().is_cpu() && to.device().is_cpu() &&
                     from.scalar_type() == to.scalar_type() && from.strides() == to.strides() && !from.is_conj() &&
                     !from.is_neg() && to.is_non_overlapping_and_dense();
@@ -45,7 +45,7 @@ BucketPlan plan_buckets(const ReducerContext& context, const std::vector<size_t>
   if (limits.empty()) limits = {options.first_bucket_bytes, options.bucket_bytes};
   std::map<Kind, OpenBucket> open;
   BucketPlan plan;
-  std::vector<size_t> turns(order.size());  // by parameter: when its gradient is expected
+  std::vector<size_t> turns(order.size());  // by parameter: position of its gradient in `order`
   for (size_t turn = 0; turn < order.size(); ++turn) {
     const size_t index = order[turn];
     turns[index] = turn;
@@ -100,7 +100,8 @@ at::Tensor BucketLayout::zeros(const ReducerContext& context) const {
 }
 
 at::Tensor BucketLayout::view_in(const at::Tensor& buffer, size_t position) const {
-  // Not a view to autograd, which forbids detach_() on views: libtorch's Optimizer::zero_grad() calls it.
+  // Autograd must not treat the result as a view: it forbids detach_() on views, and libtorch's Optimizer::zero_grad()
+  // calls detach_().
   const at::AutoDispatchBelowADInplaceOrView no_view;
   const at::Tensor& like = variables[position];
   const at::Tensor part = buffer.narrow(0, static_cast<int64_t>(offsets[position]), like.numel());
@@ -147,7 +148,7 @@ size_t Bucket::bytes() const {
 }
 
 void GradientBuckets::build(const BucketPlan& plan, bool aligned) {
-  all_.clear();  // first, because the new buckets may get this memory
+  all_.clear();  // first, so that the new buckets may get this memory
   slots_.resize(context_.parameters.size());
   for (const auto& members : plan) {
     for (size_t position = 0; position < members.size(); ++position) {
@@ -214,7 +215,8 @@ void GradientBuckets::store_sparse(Bucket& bucket) {
   bucket.buffer = gradient.defined() ? gradient : bucket.zeros(context_);
 }
 
-/// False where the reduction has another dtype than the parameter: then the gradient has memory of its own.
+/// True if gradients are views of the bucket. False if the reduction has another dtype than the parameter: then the
+/// gradient has memory of its own.
 bool GradientBuckets::hands_out_views(const Bucket& bucket, size_t position) const {
   return context_.options.gradient_as_bucket_view &&
          bucket.buffer.scalar_type() == bucket.variables[position].scalar_type();
@@ -232,7 +234,7 @@ void GradientBuckets::hand_out(Bucket& bucket, const at::Tensor& result, const U
   }
 }
 
-/// `result`: if it is not in the bucket's buffer.
+/// `result` is null if the result is in the bucket's buffer.
 void GradientBuckets::finalize_gradient(Bucket& bucket, size_t position, const at::Tensor* result) {
   at::Tensor& variable = bucket.variables[position];
   at::Tensor& gradient = variable.mutable_grad();

@@ -15,7 +15,7 @@
 
 namespace muster {
 
-/// What all parts of a Reducer read. Only Reducer::Impl changes it, between backwards.
+/// The data that all parts of a Reducer read. Only Reducer::Impl changes it, between backwards.
 struct ReducerContext {
   std::shared_ptr<Group> group;
   std::vector<at::Tensor> parameters;
@@ -24,27 +24,28 @@ struct ReducerContext {
   Rank rank() const { return group->membership().rank; }
   int size() const { return group->membership().size; }
   bool is_sparse(size_t index) const { return !options.sparse.empty() && options.sparse[index]; }
-  /// For messages: "3 (body.weight)".
+  /// The parameter's number and name for messages, such as "3 (body.weight)".
   std::string name_of(size_t index) const;
 };
 
 /// Parameters by bucket, in the order of reduction.
 using BucketPlan = std::vector<std::vector<size_t>>;
 
-/// Fills buckets with the parameters in the order given, one bucket for each dtype and device at a time, until a bucket
-/// has the bytes that the options allow: the first limit applies to the first bucket of a kind, and so on; the last
-/// limit applies to all further ones. A sparse parameter has a bucket of its own. Buckets are in the order in which
-/// they become full.
+/// Fills buckets with the parameters in the given order, one bucket for each dtype and device at a time, until a bucket
+/// has the bytes that the options allow. For each dtype and device, the first limit applies to the first bucket, and so
+/// on; the last limit applies to all further buckets. A sparse parameter has a bucket of its own. Buckets are in the
+/// order in which they become full.
 BucketPlan plan_buckets(const ReducerContext& context, const std::vector<size_t>& order);
 
-/// Where the gradients of some parameters lie in one buffer: one after the other, each at a multiple of 64 bytes unless
-/// a user's hook reads the buffer, which expects no gaps. Gaps are zero.
+/// The positions of some parameters' gradients in one buffer. The gradients lie one after the other, each at a multiple
+/// of 64 bytes. If a user's hook reads the buffer, they are not aligned, because such a hook expects no gaps. Gaps are
+/// zero.
 struct BucketLayout {
   std::vector<size_t> parameters;
   std::vector<at::Tensor> variables;  ///< the parameters themselves
   std::vector<size_t> offsets;        ///< by position, in elements
   size_t size = 0;                    ///< of the buffer, in elements
-  bool sparse = false;                ///< one parameter, whose sparse gradient takes the buffer's place
+  bool sparse = false;                ///< one parameter, whose sparse gradient replaces the buffer
 
   BucketLayout(const ReducerContext& context, std::vector<size_t> members, bool aligned);
   /// The gradient at `position` of a buffer, with its parameter's shape and strides (contiguous if these are not
@@ -60,15 +61,18 @@ struct BucketLayout {
 struct Bucket : BucketLayout {
   using BucketLayout::BucketLayout;
 
-  /// Undefined before the first backward and at a single rank without a hook; a sparse bucket's gradient.
+  /// Undefined before the first backward, and at a single rank without a hook. In a sparse bucket it is the parameter's
+  /// gradient.
   at::Tensor buffer;
   size_t pending = 0;    ///< gradients that have not arrived yet
   bool skipped = false;  ///< not reduced, as no rank uses its parameters
   std::optional<Work> work;
-  c10::intrusive_ptr<c10::ivalue::Future> future;  ///< the hook's, instead of `work`
+  c10::intrusive_ptr<c10::ivalue::Future> future;  ///< the hook's future, used instead of `work`
   std::optional<ProfilerEvent> event;
   BucketTimes times;
-  std::atomic<int64_t> ended = 0;  ///< as `times.ended`, written by the thread that completes the reduction
+  /// The value of `times.ended` in ns. Zero until the thread that completes the reduction writes it. It is atomic
+  /// because the reducer may read it at that time; no other data is published through it.
+  std::atomic<int64_t> ended = 0;
 
   void begin_backward();
   at::Tensor& view(size_t position);
@@ -85,12 +89,12 @@ class GradientBuckets {
 
   /// Replaces all buckets; they have no memory yet.
   void build(const BucketPlan& plan, bool aligned);
-  /// Gives buckets their buffers. Late, because the program may first send the model to all ranks.
+  /// Gives buckets their buffers. Called late, because the program may first send the model to all ranks.
   void allocate();
   void begin_backward();
-  /// Moves the parameter's gradient into its bucket, zeros if it has none. Returns the bucket.
+  /// Moves the parameter's gradient into its bucket, or zeros if it has none. Returns the bucket.
   Bucket& store(size_t index);
-  /// Makes `result`, the reduced buffer, the gradients of the bucket's parameters, except those that no rank used.
+  /// Turns `result`, the reduced buffer, into the gradients of the bucket's parameters, except those that no rank used.
   void hand_out(Bucket& bucket, const at::Tensor& result, const UsedParameters& used);
 
   BucketPlan plan() const;

@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// The times of the current backward, and the record of those that have ended.
+/// The times of the current backward, and the record of earlier backwards.
 class BackwardClock {
  public:
   explicit BackwardClock(const GroupSpec& membership) : recorder_(membership) {}
@@ -21,9 +21,9 @@ class BackwardClock {
     constexpr Duration kMinForThread = std::chrono::microseconds(100);  // several times the cost of an async call
     const Duration elsewhere = steady_clock().now() - paused_;
     engine_continues_ = elsewhere > kMinForThread;
-    current_.last_gradient = current_.last_gradient + elsewhere;  // backward did not wait for reductions in that time
+    current_.last_gradient = current_.last_gradient + elsewhere;  // in that time backward did not wait for reductions
   }
-  /// In the last backward the engine had more to do after the last gradient: layers that are not this model's.
+  /// True if, in the last backward, the engine had more to do after the last gradient: layers outside this model.
   bool engine_continues() const { return engine_continues_; }
   void end(const GradientBuckets& buckets) {
     current_.buckets.clear();
@@ -38,7 +38,7 @@ class BackwardClock {
     recorder_.set_plan(names, plan);
   }
 
-  /// Of the last backward that has ended.
+  /// Times of the last backward that has ended.
   const BackwardTimes& last() const { return last_; }
   const StepHistory& history() const { return recorder_.history(); }
 

@@ -17,8 +17,8 @@
 
 namespace muster {
 
-/// The state machine of a Reducer, shared with its autograd hooks. `mutex` guards all fields. The parts know no phases
-/// and are tested without ranks or autograd where they need neither.
+/// The state machine of a Reducer, shared with its autograd hooks. `mutex` guards all fields. The parts do not know the
+/// phases. Parts that need no ranks and no autograd are tested without them.
 ///
 ///   kIdle      -> kArmed      prepare_for_backward()
 ///   kArmed     -> kReducing   the first gradient arrives
@@ -59,7 +59,8 @@ struct Reducer::Impl : ReducerContext, std::enable_shared_from_this<Reducer::Imp
 
   bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
   bool in_first_static_iteration() const { return options.static_graph && static_graph.counting(); }
-  /// The order of gradients is still to be recorded. Without find_unused_parameters or in a static graph it is stable.
+  /// True if the order of gradients is still to be recorded. That order is stable without find_unused_parameters, or in
+  /// a static graph.
   bool will_rebuild() const { return !rebuilt && (options.static_graph || !options.find_unused_parameters); }
   bool failed() const { return phase == Phase::kFailed || phase == Phase::kMisused; }
 

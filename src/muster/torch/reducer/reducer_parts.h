@@ -10,8 +10,8 @@
 // Parts of a Reducer's state that need neither ranks nor autograd.
 namespace muster {
 
-/// Which gradients of the current backward have arrived, and in which order: the buckets are rebuilt once in that
-/// order.
+/// Records which gradients of the current backward have arrived, and in which order. The buckets are rebuilt once in
+/// that order.
 class GradientArrivals {
  public:
   explicit GradientArrivals(size_t count) : arrived_(count) {}
@@ -34,7 +34,7 @@ class GradientArrivals {
   bool any() const { return count_ > 0; }
   bool all() const { return count_ == arrived_.size(); }
 
-  /// The recorded order; usable once it has all gradients.
+  /// The recorded order. Usable once it has all gradients.
   const std::vector<size_t>& order() const { return order_; }
   bool has_order() const { return order_.size() == arrived_.size(); }
   void drop_order() { order_.clear(); }
@@ -46,8 +46,8 @@ class GradientArrivals {
   std::vector<size_t> order_;
 };
 
-/// How often each parameter gets a gradient in a backward of a static graph. The first backward only counts; in later
-/// ones a gradient is complete after as many arrivals.
+/// Counts how often each parameter gets a gradient in a backward of a static graph. The first backward only counts. In
+/// later backwards a gradient is complete after as many arrivals.
 class StaticGraph {
  public:
   explicit StaticGraph(size_t count) : calls_(count) {}
@@ -86,13 +86,14 @@ class StaticGraph {
   std::vector<Calls> calls_;  ///< by parameter
 };
 
-/// Join: the factor that turns the next average over all ranks into one over the ranks that still have data.
+/// The factor that turns the next average over all ranks into an average over the ranks that still have data (join).
 class JoinScale {
  public:
   void divide_by(int ranks, int size) { factor_ = static_cast<double>(size) / ranks; }
   /// The result of this all-reduce is the number of ranks with data.
   void divide_by_result_of(c10::intrusive_ptr<c10d::Work> work) { work_ = std::move(work); }
-  /// `hook_divides`: a hook of Python's divides as it likes, as with torch's reducer, so the all-reduce is ignored.
+  /// `hook_divides`: a user's hook does its own division, as with torch's reducer, so the result of the all-reduce is
+  /// ignored.
   double factor(int size, bool hook_divides) {
     if (work_ && !hook_divides) {
       work_->wait();

@@ -12,8 +12,8 @@
 
 namespace muster {
 
-/// Which parameters the current backward does not use at this rank, and how many ranks used each one in the last
-/// backward that was reduced.
+/// Records which parameters the current backward does not use at this rank, and how many ranks used each parameter in
+/// the last backward that was reduced.
 class UsedParameters {
  public:
   explicit UsedParameters(size_t count) : counts_(at::zeros({static_cast<int64_t>(count)}, at::kInt)) {}
@@ -31,7 +31,7 @@ class UsedParameters {
   /// True if two backwards had different unused parameters.
   bool has_changed() const { return has_changed_; }
 
-  /// int32 by parameter: 1 if used here; once reduced, the number of ranks that used it.
+  /// int32 by parameter: 1 if used at this rank; once reduced, the number of ranks that used it.
   const at::Tensor& counts() const { return counts_; }
   void mark_used(size_t index) { counts_.mutable_data_ptr<int>()[index] = 1; }
   void clear_counts() {
@@ -43,7 +43,7 @@ class UsedParameters {
     value_or_throw(group.all_reduce(value_or_throw(view_of(counts_)), ReduceOp::kSum).wait());
     reduced_ = true;
   }
-  /// The counts are those of all ranks.
+  /// True if the counts are those of all ranks.
   bool reduced() const { return reduced_; }
   bool globally_unused(size_t index) const { return reduced_ && counts_.const_data_ptr<int>()[index] == 0; }
 

@@ -45,7 +45,8 @@ std::string compare(Rank rank, const std::string& here, const std::string& at_ro
   const auto first = std::mismatch(here.begin(), here.end(), at_root.begin(), at_root.end()).first;
   const size_t begin = here.rfind('\n', static_cast<size_t>(first - here.begin()) - 1) + 1;
   const auto line_of = [begin](const std::string& text) { return text.substr(begin, text.find('\n', begin) - begin); };
-  // Parameters come before buffers, and both before the end of the text.
+  // The two lines may have different titles. The greater string comes first in the full list: parameters come before
+  // buffers, and both before the end of the text.
   const std::string line = std::max(line_of(here), line_of(at_root)), title = line.substr(0, line.find('\t') + 1);
   const auto description_of = [&](const std::string& each) {
     return each.starts_with(title) ? each.substr(title.size()) : "none";

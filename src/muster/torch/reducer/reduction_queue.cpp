@@ -84,7 +84,8 @@ void ReductionQueue::wait_for_hooks() const {
   }
 }
 
-/// A hook that waits for operations has their deadlines; for any other hook the group's timeout is the deadline.
+/// Operations have deadlines of their own. For a hook that waits for anything else, the group's timeout is the
+/// deadline.
 void ReductionQueue::wait_for_future(const HookFuture& future, const Bucket* bucket) const {
   Group& group = *context_.group;
   if (wait_until(future, Deadline::after(group.timeout()))) return;
@@ -94,7 +95,7 @@ void ReductionQueue::wait_for_future(const HookFuture& future, const Bucket* buc
                     c10::str("the communication hook's future", which, " is not complete after ",
                              std::chrono::duration<double>(group.timeout()).count(), " s, the group's timeout"),
                     context_.rank()};
-  group.abort(error);  // the other ranks would wait for this one
+  group.abort(error);  // otherwise the other ranks would wait for this one
   throw_error(error);
 }
 
@@ -124,7 +125,7 @@ void ReductionQueue::finish() {
 }
 
 Result<> ReductionQueue::drain() {
-  constexpr Duration kGrace = std::chrono::seconds(10);  // in a dead group nothing runs for longer
+  constexpr Duration kGrace = std::chrono::seconds(10);  // in a dead group no operation runs longer
   Group& group = *context_.group;
   const Deadline deadline =
       Deadline::after(group.status() ? group.timeout() : std::min<Duration>(kGrace, group.timeout()));

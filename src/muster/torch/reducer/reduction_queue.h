@@ -9,8 +9,9 @@
 
 namespace muster {
 
-/// Submits full buckets in their order to the group or to the communication hook, and waits for the results. An error
-/// of a hook is replaced by the error of a group that is dead, because a Python hook reports that in its own types.
+/// Submits full buckets in their order to the group or to the communication hook, and waits for the results. If a hook
+/// fails while a group is dead, the group's error replaces the hook's error, because a Python hook reports the same
+/// failure in exception types of its own.
 class ReductionQueue {
  public:
   ReductionQueue(const ReducerContext& context, const GradientBuckets& buckets)
@@ -19,9 +20,9 @@ class ReductionQueue {
   /// `groups`: those that the hook uses besides the reducer's.
   void set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups);
   c10d::CommHookInterface* hook() const { return hook_.get(); }
-  /// A user's hook reads a bucket's buffer as the gradients without gaps.
+  /// False with a user's hook, which expects the gradients in a bucket's buffer without gaps.
   bool aligns_gradients() const { return !hook_ || is_native(); }
-  /// Nothing has to be reduced.
+  /// True if nothing has to be reduced.
   bool is_single_rank() const { return context_.size() == 1 && !hook_; }
   JoinScale& join_scale() { return join_scale_; }
   void wait_at_end(HookFuture future) { futures_.push_back(std::move(future)); }
@@ -32,19 +33,19 @@ class ReductionQueue {
   void submit_full(bool last_inline);
   size_t begun() const { return begun_; }
   bool all_begun() const { return begun_ == buckets_.all().size(); }
-  /// Reduces the buckets that the group's queue cannot.
+  /// Reduces the sparse and the accelerator buckets, which cannot be submitted asynchronously.
   void reduce_deferred();
-  /// Waits until the hook has completed all futures: until then it may submit further operations.
+  /// Waits until the hook has completed all futures. Until then the hook may submit further operations.
   void wait_for_hooks() const;
   /// Waits for the bucket's reduction. Returns the reduced buffer, which is the bucket's own or the hook's.
   at::Tensor result_of(Bucket& bucket) const;
-  /// Waits for what wait_at_end() was given.
+  /// Waits for the futures that wait_at_end() was given.
   void finish();
 
   /// After a failure: waits for everything that was submitted, because it may write to gradients. Fails if a hook's
   /// future is not complete within the group's timeout.
   Result<> drain();
-  /// The error of the first dead group, of the reducer's and the hook's.
+  /// The error of the first dead group among the reducer's group and the groups of the hook.
   Result<> groups_status() const;
 
  private:
@@ -61,7 +62,7 @@ class ReductionQueue {
   std::unique_ptr<c10d::CommHookInterface> hook_;
   std::vector<std::shared_ptr<Group>> hook_groups_;  // shared with the hook
   size_t begun_ = 0;                                 ///< buckets that were submitted in this backward
-  std::vector<HookFuture> futures_;                  ///< to wait for at the end
+  std::vector<HookFuture> futures_;                  ///< to wait for at the end of backward
   JoinScale join_scale_;
 };
 
