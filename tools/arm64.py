@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Lays out in build/arm64-packages what the core needs of the distribution's arm64 packages, for cmake/arm64.cmake.
+"""Unpacks the distribution's arm64 packages that the core needs into build/arm64-packages, for cmake/arm64.cmake.
 
-They are unpacked, not installed: nothing of the system changes, and no rights are needed.
+It does not install the packages, so the system stays unchanged and no privileges are needed.
 """
 
 import re
@@ -26,7 +26,7 @@ TOOLS = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64": "qemu
 
 
 def apt(tool: str, *words: str, cwd: Path) -> str:
-    """apt-get or apt-cache as on an arm64 machine with nothing installed, with lists of its own."""
+    """Runs apt-get or apt-cache as on an arm64 machine with no installed packages, with its own package lists."""
     options = {
         "APT::Architecture": "arm64",
         "APT::Architectures": "arm64",
@@ -51,7 +51,7 @@ def main() -> int:
     downloads = fresh / "downloads"
     (downloads / "lists/partial").mkdir(parents=True)
     apt("apt-get", "update", cwd=downloads)
-    # The libraries behind the -dev packages have their versions in their names.
+    # The libraries that the -dev packages depend on have versions in their names.
     behind = re.findall(
         r"Depends: (lib(?:fmt|spdlog|ssl)[\d.]+\S*)", apt("apt-cache", "depends", *PACKAGES, cwd=downloads)
     )

@@ -1,4 +1,4 @@
-"""The C++ reference, made from the public headers: each declaration with the `///` comment before it."""
+"""Makes the C++ reference from the public headers: each declaration with the `///` comment before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tidy
 
-NAMES = (  # where a declaration has its name: the first that fits
+NAMES = (  # patterns for the name of a declaration; the first match counts
     r"^#define (\w+)",
     r"^(?:class|struct|enum class|enum)\s+(?:\[\[\w+\]\]\s+|alignas\(\w+\)\s+)?(\w+)",
     r"^using (\w+)",
@@ -19,16 +19,16 @@ NAMES = (  # where a declaration has its name: the first that fits
 INSTALLED_FOR_NOBODY = ("launch", "cli")  # cmake/install.cmake leaves them out
 
 
-@functools.cache  # asked for each link of each page
+@functools.cache  # called for each link of each page
 def layers(root: Path) -> dict[str, list[Path]]:
-    """The headers that a program may include, by folder of src/muster; paths from there."""
+    """The headers that a program may include, by folder of src/muster."""
     source = root / "src/muster"
     found = {}
     for layer in tidy.LAYERS:
         if layer not in INSTALLED_FOR_NOBODY:
             headers = {path.relative_to(source).as_posix() for path in (source / layer).glob("*.h")}
             headers |= {header for header in tidy.PUBLIC_HEADERS if header.startswith(f"{layer}/")}
-            if layer == "torch":  # all of it is installed; these folders are what programs use
+            if layer == "torch":  # all of torch/ is installed, but programs use these folders
                 for folder in ("nn", "optim", "data"):
                     headers |= {path.relative_to(source).as_posix() for path in (source / layer / folder).glob("*.h")}
             found[layer] = [source / header for header in sorted(headers)]
@@ -55,7 +55,7 @@ def entry(comment: str, code: str) -> str:
 
 
 def name_of(code: str) -> str:
-    """What the declaration declares."""
+    """The name that the declaration declares."""
     code = re.sub(r"^template <.*?>+\s*(?=\w)", "", code.strip(), flags=re.DOTALL)
     for pattern in NAMES:
         if found := re.search(pattern, code):
@@ -64,7 +64,7 @@ def name_of(code: str) -> str:
 
 
 def declarations(text: str) -> Iterator[tuple[str, str]]:
-    """(comment, public part) of each documented thing in a namespace or behind one; `detail` aside."""
+    """Yields (comment, public part) of each documented declaration outside of namespace `detail`."""
     comment: list[str] = []
     code: list[str] = []
     hidden = False
@@ -91,7 +91,7 @@ def declarations(text: str) -> Iterator[tuple[str, str]]:
 
 
 def ends(lines: list[str]) -> bool:
-    """Whether the lines are whole declarations."""
+    """True if the lines are complete declarations."""
     if lines[0].startswith("#define"):
         return not lines[-1].endswith("\\")
     bare = re.sub(r"//.*|\"(\\.|[^\"\\])*\"|'(\\.|[^'\\])'", "", "\n".join(lines)).rstrip()
@@ -99,7 +99,7 @@ def ends(lines: list[str]) -> bool:
 
 
 def public_part(code: str) -> str:
-    """The declaration without what is private in it and without bodies of functions."""
+    """The declaration without private members and without the bodies of functions."""
     lines = code.split("\n")
     if lines[0].startswith("#define"):
         return lines[0].rstrip("\\ ")
@@ -129,7 +129,7 @@ def public_part(code: str) -> str:
 
 
 def without_body(code: str) -> str:
-    """A function's declaration in place of its definition; anything else as it is."""
+    """Returns the declaration of a function's definition, and any other code unchanged."""
     if re.match(r"\s*(using|enum|union|static_assert)\b|\s*(///|//)", code) or "(" not in code.partition("{")[0]:
         return code
     depth = 0
@@ -145,7 +145,7 @@ def without_body(code: str) -> str:
 
 
 def as_markdown(comment: str) -> str:
-    """A comment's text; lines that are indented are code."""
+    """The comment's text as Markdown. Indented lines are code."""
     lines: list[str] = []
     for line in comment.split("\n"):
         is_code = line.startswith("  ")

@@ -1,4 +1,4 @@
-"""The Python reference, made from the docstrings of what is public. Imports muster, so it must be built."""
+"""Makes the Python reference from the docstrings of public names. It imports muster, so muster must be built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def page(module_name: str) -> str:
 
 
 def public_names(module: object) -> list[str]:
-    """Those of __all__; without one, the classes and functions that the module itself defines."""
+    """The names in __all__. Without __all__, the classes and functions that the module itself defines."""
     name = getattr(module, "__name__", "")
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == name and key[0] != "_"]
     names: list[str] = getattr(module, "__all__", own)
@@ -33,7 +33,7 @@ def public_names(module: object) -> list[str]:
 
 
 def members(cls: type) -> Iterator[tuple[str, object]]:
-    """What muster adds to a class: its own methods and properties, and those of bases that are muster's."""
+    """The members that muster adds to a class: its own methods and properties, and those of muster's base classes."""
     seen = set()
     for base in cls.__mro__:
         if not base.__module__.startswith("muster"):
@@ -48,7 +48,7 @@ def members(cls: type) -> Iterator[tuple[str, object]]:
 
 
 def entry(name: str, value: object) -> list[str]:
-    """How it is called, and what its docstring says."""
+    """The declaration and the docstring of a public name."""
     text = docstring(value)
     declaration = ""
     native = re.match(r"\w+(\(.*\))(?: -> .*)?\n\n", text)
@@ -63,17 +63,17 @@ def entry(name: str, value: object) -> list[str]:
 
 
 def signature_of(value: Callable[..., object]) -> str:
-    """The arguments as a caller sees them, over several lines where they are long."""
+    """The arguments as a caller sees them. A long list is split over several lines."""
     try:
         signature = inspect.signature(value)
     except ValueError:
         return ""
     kept = [p for p in signature.parameters.values() if p.name not in ("self", "cls") and not p.name.startswith("_")]
-    # Positional-only is how native methods take `self`, which is not shown.
+    # Native methods take `self` as a positional-only argument, which the reference does not show.
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     kept = [p.replace(kind=positional) if p.kind is inspect.Parameter.POSITIONAL_ONLY else p for p in kept]
     text = str(signature.replace(parameters=kept))
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations that are kept as text
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations that are strings
     text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=_?[A-Z])", "", text).removesuffix(" -> None")
     if len(text) < 100:
         return text
@@ -82,7 +82,7 @@ def signature_of(value: Callable[..., object]) -> str:
 
 
 def docstring(value: object) -> str:
-    """As Markdown: arguments, and names in a column of their own, become lists."""
+    """The docstring as Markdown. Lists of arguments, and columns of names, become Markdown lists."""
     text = inspect.getdoc(value) or ""
     text = re.sub(r"(?m)^ {0,4}(muster\..*?\S|\w+) {2,}(?=\S)", r"- `\1`: ", text)
     return re.sub(r"(?<=\n)([a-z_]+): (?=\S)", r"- `\1`: ", text) + "\n"

@@ -1,8 +1,8 @@
-"""Hooks of mkdocs.yml: makes the pages that are generated, and turns links that leave docs/ into links of the site.
+"""Hooks of mkdocs.yml: makes the generated pages, and turns links that leave docs/ into links of the site.
 
-Generated are the references of Python, C++ and the command line, the output of `muster explain` where a page has a
-comment `<!-- output of: muster explain ... -->`, and a page for each source file that a document links to. The
-repository keeps none of it, so none of it can be out of date. Needs a built muster.
+It generates the references of Python, C++ and the command line, a page for each source file that a document links to,
+and the output of `muster explain` where a page has a comment `<!-- output of: muster explain ... -->`. The repository
+contains none of these, so they cannot be out of date. Needs a built muster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import docs_cpp
 import docs_python
 
 ROOT = Path(__file__).resolve().parent.parent
-# Documents outside docs/, and where the site has them.
+# Documents outside docs/, and their paths on the site.
 MOVED = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "explanation/architecture.md",
@@ -55,7 +55,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def page_of(path: str) -> str:
-    """The page, and its section, that shows a file of the repository; nothing for a folder."""
+    """The page, and its section, that shows a file of the repository. Empty for a folder."""
     if path in MOVED:
         return MOVED[path]
     if path.startswith("docs/"):
@@ -89,13 +89,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"[{text}]({posixpath.relpath(shown, posixpath.dirname(uri))}{anchor if '#' not in shown else ''})"
 
     markdown = LINK.sub(link, NOTE_FOR_TESTS.sub("", markdown))
-    # In a table, code has `\|` for GitHub; Python's Markdown would show the backslash.
+    # Code in a table writes `\|` for GitHub. Python's Markdown would show the backslash.
     markdown = re.sub(r"`[^`\n]*`", lambda code: code.group().replace("\\|", "|"), markdown)
     return OUTPUT_OF.sub(lambda found: shown_output(found.group(1)), markdown)
 
 
 def shown_output(command: str) -> str:
-    """A picture or a table as it is, anything else as text."""
+    """Inserts a picture or a table unchanged, and other output as text."""
     output = output_of(command)
     if output.startswith("<svg"):
         return f"<figure>\n{output}</figure>"
@@ -103,7 +103,7 @@ def shown_output(command: str) -> str:
 
 
 def output_of(command: str) -> str:
-    """What a command prints, on a machine that was never measured."""
+    """The output of a command on a machine without measurements."""
     words = shlex.split(command)
     environment = {**os.environ, "XDG_CACHE_HOME": "/nonexistent", "COLUMNS": "120"}
     while "=" in words[0]:
@@ -116,7 +116,7 @@ def output_of(command: str) -> str:
 
 
 def commands_page() -> str:
-    """The command line, as the table of options in src/muster/launch/options prints it."""
+    """The command-line reference, from the help texts of the table of options in src/muster/launch/options."""
     summary = output_of("muster --help")
     names = re.findall(r"(?m)^  muster ([a-z]+) ", summary)
     text = ["# Command line\n", fenced(summary)]
@@ -135,7 +135,7 @@ def fenced(output: str) -> str:
 
 
 def option_tables(help_text: str) -> str:
-    """A table for each group of options; a long option has its description on the next line."""
+    """Makes a table for each group of options. The description of a long option is on the next line."""
     lines: list[str] = []
     for line in re.sub(r"(?m)^(  -\S.*)\n {20,}", r"\1  ", help_text).split("\n"):
         option = re.fullmatch(r"  (-\S.*?\S) {2,}(\S.*)", line)

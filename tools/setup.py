@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Prepares a fresh Debian or Ubuntu machine: system packages, .venv with torch, and the development install of muster.
 
-Every step looks first and does only what is missing, so a second run takes a fraction of a second. Needs nothing but
-Python 3.10 with its standard library.
+Every step does only what is missing, so a second run takes a fraction of a second. It needs only Python 3.10 with its
+standard library.
 """
 
-from __future__ import annotations  # so that an older Python reaches the check in main()
+from __future__ import annotations  # lets an older Python reach the check in main()
 
 import argparse
 import hashlib
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 REQUIREMENTS = ROOT / "tools/requirements.txt"
 DOCS_REQUIREMENTS = ROOT / "tools/requirements_docs.txt"
-STAMP = VENV / "muster-requirements.sha256"  # of the requirements that are installed
+STAMP = VENV / "muster-requirements.sha256"  # the hash of the installed requirements
 TORCH = "torch==2.13.0"
 BINARY = ROOT / "build/release/src/muster/cli/muster"
 
@@ -52,7 +52,7 @@ PACKAGES = [
     "redis-server",  # the tests of redis:// stores start one
     "zlib1g-dev",  # examples/cpp reads a compressed file
 ]
-# Only for the distribution's `python3`; others include their headers and venv.
+# Only for the distribution's `python3`: other Pythons include their headers and venv.
 PYTHON_PACKAGES = ["python3-dev", "python3-venv"]
 DEFAULT_PYTHON = Path("/usr/bin/python3")
 OLDEST_COMPILER = {"g++": 12, "clang++": 14}
@@ -163,7 +163,7 @@ def use_compiler(name: str) -> None:
 
 
 def make_venv() -> None:
-    """Makes .venv, and again if an earlier attempt failed: without python3-venv it lacks pip."""
+    """Makes .venv. Makes it again if an earlier attempt failed: without python3-venv, it lacks pip."""
     python = VENV / "bin/python"
     if STAMP.exists() and python.exists():
         return  # complete

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the soak tests one after the other, all together for a given time, and shows the figures that they print.
+"""Runs the soak tests one after the other, for a given time in total, and shows the figures that they print.
 
     tools/soak.py --seconds N [--build FOLDER] [--list]
 
-Soak tests are all tests of tests/python/test_soak_*.py, and those of C++ test programs whose suite has Soak in its
-name. Each reads its share of the time from MUSTER_SOAK_SECONDS, is short without it, and prints a line of figures that
-begins with "soak:". Everything else they say goes to build/log/soak.txt.
+Soak tests are all tests of tests/python/test_soak_*.py, and the C++ tests whose suite has Soak in its name. Each reads
+its share of the time from MUSTER_SOAK_SECONDS, is short without it, and prints a line of figures that begins with
+"soak:". All other output goes to build/log/soak.txt.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def core_tests(build: Path) -> list[SoakTest]:
 
 
 def run(test: SoakTest, share: float, log: Path) -> bool:
-    """Shows the figures as they arrive. A test without figures has failed or was skipped."""
+    """Runs one test and shows its figures as they arrive. A test without figures has failed or was skipped."""
     print(f"{test.name} ({share:.0f} s)", flush=True)
     environment = {**os.environ, "MUSTER_SOAK_SECONDS": str(share)}
     said: list[str] = []

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs one stage of the Makefile: one line on the screen, everything else in build/log/<name>.txt.
+"""Runs one stage of the Makefile. Prints one line, and writes all other output to build/log/<name>.txt.
 
     tools/stage.py NAME [--summary REGEX] -- COMMAND ...
 
-On success the lines of the log that match REGEX follow; on failure, the end of the log.
+On success it then prints the lines of the log that match REGEX; on failure, the end of the log.
 """
 
 import argparse

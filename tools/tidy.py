@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The project's own lint, beyond compilers and formatters. Prints `path:line: rule: what to do`; status 1 if any.
+"""The project's own lint, besides compilers and formatters. Prints `path:line: rule: advice`. Status 1 on findings.
 
     tools/tidy.py [--root FOLDER]
 
-A line is let off a rule by a comment on it, or alone on the line above, that says why:
+A comment that gives a reason exempts a line from a rule. It is on that line, or alone on the line above:
 
     // tidy: allow(sleep) the back-off of a real network
 """
@@ -25,7 +25,7 @@ import tidy_docs
 import tidy_lengths
 import tidy_names
 
-# The folders of src/muster that a folder may include directly. It may also include what those may include.
+# The folders of src/muster that a folder may include directly. It may also include the folders that those may include.
 LAYERS = {
     "base": [],
     "io": ["base"],
@@ -173,7 +173,7 @@ def check_includes(tree: Tree) -> Iterator[Finding]:
 
 
 def check_layer(path: str, number: int, layer: str, target: str) -> Iterator[Finding]:
-    """`target`: the included header's path from src/muster."""
+    """`target` is the included header's path from src/muster."""
     other = target.split("/")[0]
     if other not in layers_below(layer):
         yield Finding(path, number, "layer", f"{layer} is below {other}: what it needs belongs lower")
@@ -182,7 +182,7 @@ def check_layer(path: str, number: int, layer: str, target: str) -> Iterator[Fin
 
 
 def check_folders(tree: Tree) -> Iterator[Finding]:
-    """No folder of src/muster has too many files for a reader."""
+    """Finds folders of src/muster with more than MAX_PAIRS pairs of files."""
     pairs: dict[str, set[str]] = {}
     for path in tree.code:
         if path.startswith("src/muster/"):
@@ -194,7 +194,7 @@ def check_folders(tree: Tree) -> Iterator[Finding]:
 
 
 def check_listed(tree: Tree) -> Iterator[Finding]:
-    """Every .cpp is named by a CMakeLists.txt, every .h is included by something."""
+    """Finds each .cpp that no CMakeLists.txt names, and each .h that no file includes."""
     listed = {source for path in tree.text for source in sources_listed_by(tree, path)}
     included = {target for code in tree.code.values() for target in re.findall(r'#\s*include\s*["<]([^">]+)[">]', code)}
     for path in tree.code:
@@ -216,7 +216,7 @@ def sources_listed_by(tree: Tree, path: str) -> Iterator[str]:
 
 
 def check_mentioned(tree: Tree) -> Iterator[Finding]:
-    """Every document is linked from another, every Python module is named somewhere else."""
+    """Finds documents that no other document links to, and Python modules that no other file names."""
     for path in tree.text:
         name = Path(path).name
         if path.startswith("docs/") and name.endswith(".md"):
@@ -249,13 +249,13 @@ def check_bans(tree: Tree) -> Iterator[Finding]:
 
 
 def check_detached(tree: Tree) -> Iterator[Finding]:
-    """Finds detached threads that a ban of single lines cannot see."""
+    """Finds detached threads that a ban on single lines cannot find."""
     for path, code in tree.code.items():
         for thread in re.finditer(r"\bstd::thread\b(?:\s+(\w+))?\s*(?=[({;])", code):
             name = thread.group(1)
             if name:
                 found = re.search(rf"\b{name}\.detach\(", code[thread.end() :])
-                known = name.startswith("thread")  # the ban of lines sees it
+                known = name.startswith("thread")  # the ban on single lines finds it
                 ends = [thread.end() + found.start()] if found and not known else []
             else:
                 end = after_brackets(code, thread.end())

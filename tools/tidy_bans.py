@@ -1,4 +1,4 @@
-"""The table of tidy.py: banned code, and what to write instead."""
+"""The table of tidy.py: banned code, and its replacement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP_THREAD = "keep the thread and join it in its owner's destructor"
 class Ban(NamedTuple):
     rule: str
     where: str  # a pattern of paths
-    pattern: str  # of a line; in C++ comments and literals are blanked first, but for IN_COMMENTS
+    pattern: str  # of a line; C++ comments and literals are blanked first, except for IN_COMMENTS
     instead: str
     but_not: str = NOTHING  # a pattern of paths
 
@@ -56,6 +56,5 @@ BANS = [
     Ban("todo", ANY, r"\b(TO[D]O|FIX[M]E|XX[X])\b(?!\([^)]+\): \S|: \S+ \S+ \S+)",
         "say what is missing and why it can wait"),
 ]
-# fmt: on
-# These also apply to comments and strings.
+# These rules also apply to comments and strings.
 IN_COMMENTS = {"machine", "todo"}

@@ -7,12 +7,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-# Ignores commits before the rule. Compares times, because a shallow clone lacks the history. The rule began right after
-# 81593a4.
+# Commits before the rule are ignored. They are found by time, because a shallow clone lacks the history. The rule began
+# right after 81593a4.
 BEGAN = 1795366328
 LONGEST = 72
 SUBJECT = re.compile(r"[a-z][a-z0-9_.+/-]*(, [a-z][a-z0-9_.+/-]*)*: \S.*[^.\s]")
-# "adds", "added", "adding", except for verbs with such an end.
+# "adds", "added", "adding", except for verbs that end in the same way.
 NOT_IMPERATIVE = re.compile(r"\w+([^s]s|ed|ing)")
 IMPERATIVE = {"alias", "bias", "bring", "embed", "exceed", "feed", "focus", "need", "ping", "proceed", "seed", "speed"}
 
@@ -22,7 +22,7 @@ Finding = tuple[str, int, str, str]  # path, line, rule, advice
 def check(root: Path) -> Iterator[Finding]:
     command = ["git", "-C", str(root), "log", "--no-merges", "--format=%h %ct %s"]
     log = subprocess.run(command, capture_output=True, text=True)
-    for line in log.stdout.splitlines():  # none without commits
+    for line in log.stdout.splitlines():  # none if there are no commits
         commit, when, subject = line.split(" ", 2)
         if int(when) <= BEGAN:
             continue

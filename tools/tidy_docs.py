@@ -1,4 +1,4 @@
-"""Checks documents: links have targets, and environment variables are those that the code reads."""
+"""Checks documents: links have targets, and the documented environment variables are those that the code reads."""
 
 import posixpath
 import re

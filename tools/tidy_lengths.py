@@ -1,7 +1,7 @@
-"""The part of tidy.py that measures: functions of at most 70 lines, files of at most 500.
+"""Checks lengths for tidy.py: functions have at most 70 lines, files at most 500.
 
-tools/tidy_lengths.txt lists what was longer when the rule came, with its length then. A length there may only shrink:
-an entry that is too generous, or that is not needed any more, is a finding too.
+tools/tidy_lengths.txt lists the functions and files that were longer when the rule began, with their lengths. A length
+there may only shrink: an entry that is too large, or not needed any more, is a finding too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Row = tuple[str, int, str, str]  # path, line, rule, advice
 
 
 def cpp_functions(code: str) -> Iterator[tuple[str, int, int]]:
-    """(name, first line, lines) of each outermost function body. `code` has its comments and literals blanked."""
+    """Yields (name, first line, lines) of each outermost function body. `code` has blanked comments and literals."""
     code = re.sub(
         r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda match: re.sub(r"[^\n]", " ", match.group()), code, flags=re.M
     )
-    scopes: list[str | None] = []  # a function's name, or None for a namespace, class or initialiser
+    scopes: list[str | None] = []  # a function's name, or None for a namespace, class or initializer
     starts: list[int] = []
     head_start = 0
     for match in re.finditer(r"[{};]", code):
@@ -61,14 +61,14 @@ def python_functions(text: str) -> Iterator[tuple[str, int, int]]:
     try:
         tree = ast.parse(text)
     except SyntaxError:
-        return  # ruff checks that
+        return  # ruff reports syntax errors
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def lengths(text: dict[str, str], code: dict[str, str]) -> Iterator[tuple[str, str, int, int, int]]:
-    """(path, what, line, length, limit) of every function and file; `what` is the function's name, or "file"."""
+    """Yields (path, what, line, length, limit) of every function and file; `what` is the function's name, or "file"."""
     for path, source in text.items():
         functions: Iterator[tuple[str, int, int]] = iter(())
         if path in code:

@@ -1,4 +1,4 @@
-"""Refuses identifiers that were renamed to the field's terms."""
+"""Rejects identifiers that were renamed to standard terms."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ Row = tuple[str, int, str, str]  # path, line, rule, advice
 
 
 def check(code: dict[str, str], text: dict[str, str]) -> Iterator[Row]:
-    """`code`: the C++ files, without comments and literals. `text`: all files, those of Python among them."""
+    """`code` has the C++ files, without comments and literals. `text` has all files, including those of Python."""
     python = {path: text[path] for path in text if path.endswith((".py", ".pyi"))}
     for path, source in {**code, **python}.items():
         now = {old: new for folder, names in RETIRED.items() if re.match(folder, path) for old, new in names.items()}
@@ -110,7 +110,7 @@ def check(code: dict[str, str], text: dict[str, str]) -> Iterator[Row]:
 
 
 def _identifiers(path: str, source: str) -> Iterator[tuple[int, str]]:
-    """Line numbers and identifiers."""
+    """Yields line numbers and identifiers."""
     if not path.endswith((".py", ".pyi")):
         for number, line in enumerate(source.split("\n"), start=1):
             yield from ((number, name) for name in re.findall(r"\w+", line))

@@ -1,7 +1,7 @@
 """Metadata of a wheel that pyproject.toml cannot express: the release of torch that its native module needs.
 
 scikit-build-core calls this when it builds (`[[tool.dynamic-metadata]]`). libtorch has no stable C++ ABI, so a wheel
-needs the very release that it was built against. Sources need one that they can be built with.
+needs exactly the release that it was built against. A source package needs a release that it can be built with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Provider:
-    """`settings`: the constant requirements, and as `torch` the releases that the sources can be built with."""
+    """`settings` has the constant requirements, and in `torch` the releases that the sources can be built with."""
 
     def __init__(self) -> None:
         self._state = ""
@@ -30,7 +30,7 @@ class Provider:
 
 
 def _installed_release() -> str:
-    """As python/bindings/CMakeLists.txt cuts it: "2.13.0" for "2.13.0+cpu", because all builds are compatible."""
+    """The release of torch, as in python/bindings/CMakeLists.txt: "2.13.0" for "2.13.0+cpu", as all builds fit."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

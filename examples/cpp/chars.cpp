@@ -1,11 +1,11 @@
-// Trains a character-level transformer on a play of Shakespeare's with libtorch, on as many processes as there are
-// ranks, and has it write some lines:
+// Trains a character-level transformer on a play of Shakespeare's with libtorch, with one process for each rank, and
+// writes some lines with it:
 //
 //   muster run --nproc-per-node 2 --no-python ./chars [--steps N] [--checkpoint FILE] [--hook bf16|int8]
 //
-// Beside DistributedDataParallel it shows the rest of what a longer run needs: an optimizer whose state is spread over
-// the ranks, gradients clipped over all of them, and a checkpoint, from which a later call of the same command goes on,
-// on any number of ranks; and for slow links a hook that sends gradients as fewer bytes.
+// Besides DistributedDataParallel it shows what else a longer run needs: an optimizer whose state is sharded over the
+// ranks, gradients clipped over all ranks, and checkpoints. A later call of the same command continues from the
+// checkpoint, on any number of ranks. For slow links, a hook sends gradients as fewer bytes.
 
 #include <muster/torch/checkpoint.h>
 #include <muster/torch/collectives.h>
@@ -30,17 +30,17 @@ constexpr int64_t kContext = 64;  // characters that the model looks back on
 constexpr int64_t kWidth = 96;
 constexpr int64_t kHeads = 4;
 constexpr int kLayers = 2;
-constexpr size_t kBatch = 32;  // stretches of text a step, over all ranks
+constexpr size_t kBatch = 32;  // pieces of text in a step, over all ranks
 constexpr double kPeakRate = 3e-3;
 constexpr int64_t kReport = 50;  // steps between two lines of output
 
 struct Settings {
   int64_t steps = 400;
   std::string checkpoint;  // empty: none
-  std::string hook;        // empty: gradients go as they are
+  std::string hook;        // empty: gradients are not compressed
 };
 
-/// The play, each character as its number in `alphabet`.
+/// The play. Each character is its index in `alphabet`.
 struct Text {
   std::string alphabet;
   torch::Tensor training, held_out;  // int64[N]
@@ -73,7 +73,7 @@ Text load_text(const std::string& path) {
   return text;
 }
 
-/// Attention to what came before, then a small network for each character; both are added to what came in.
+/// Attention to the earlier characters, then a small network for each character. Each adds its result to its input.
 struct BlockImpl : torch::nn::Module {
   BlockImpl() {
     namespace nn = torch::nn;
@@ -85,7 +85,7 @@ struct BlockImpl : torch::nn::Module {
                                   nn::GELU(), nn::Linear(4 * kWidth, kWidth)));
   }
 
-  /// float32[batch, length, kWidth], as it comes back.
+  /// Input and output: float32[batch, length, kWidth].
   torch::Tensor forward(const torch::Tensor& input) {
     const auto heads = query_key_value->forward(before_attention->forward(input))
                            .view({input.size(0), input.size(1), 3, kHeads, kWidth / kHeads})
@@ -112,7 +112,8 @@ struct TransformerImpl : torch::nn::Module {
     scores = register_module("scores", nn::Linear(kWidth, alphabet));
   }
 
-  /// int64[batch, length] to a score for each character that may come next, float32[batch, length, alphabet].
+  /// Takes int64[batch, length]. Returns a score for each character that may come next: float32[batch, length,
+  /// alphabet].
   torch::Tensor forward(const torch::Tensor& input) {
     const auto place = places->forward(torch::arange(input.size(1)));
     return scores->forward(blocks->forward(characters->forward(input) + place));
@@ -124,7 +125,7 @@ struct TransformerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Transformer);
 
-/// int64[starts, kContext + 1]: the stretches of text that begin there.
+/// The pieces of text that begin at `starts`: int64[starts, kContext + 1].
 torch::Tensor stretches(const torch::Tensor& text, const std::vector<size_t>& starts) {
   std::vector<torch::Tensor> rows;
   for (const size_t start : starts) rows.push_back(text.narrow(0, static_cast<int64_t>(start), kContext + 1));
@@ -137,7 +138,7 @@ torch::Tensor loss_of(Model& model, const torch::Tensor& rows) {
   return torch::nn::functional::cross_entropy(output.flatten(0, 1), rows.narrow(1, 1, kContext).flatten());
 }
 
-/// The mean over this rank's stretches of the held-out text, then over the ranks.
+/// The mean loss over this rank's pieces of the held-out text, averaged over the ranks.
 double held_out_loss(TransformerImpl& model, const torch::Tensor& text, muster::Group& group) {
   const torch::NoGradGuard no_gradients;
   const auto [rank, size] = std::pair{group.membership().rank, group.membership().size};
@@ -166,7 +167,7 @@ std::string write_lines(TransformerImpl& model, const std::string& alphabet, int
   return text.substr(1);
 }
 
-/// Rises for a twentieth of the steps, then falls along a cosine.
+/// The learning rate: it rises for a twentieth of the steps, then falls along a cosine.
 double rate_at(int64_t step, int64_t steps) {
   const double done = static_cast<double>(step) / static_cast<double>(steps);
   return kPeakRate * std::min(done * 20, 0.5 * (1 + std::cos(done * std::acos(-1.0))));

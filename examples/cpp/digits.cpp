@@ -1,9 +1,9 @@
-// Trains a small convolutional network on handwritten digits with libtorch, on as many processes as there are ranks:
+// Trains a small convolutional network on handwritten digits with libtorch, with one process for each rank:
 //
 //   muster run --nproc-per-node 2 --no-python ./digits
 //
-// What makes it run on several: join_job(), a DistributedSampler for the loader, and DistributedDataParallel around the
-// model. examples/python/digits.py does the same.
+// Three things make it run on several ranks: join_job(), a DistributedSampler for the loader, and
+// DistributedDataParallel around the model. examples/python/digits.py does the same.
 
 #include <muster/torch/collectives.h>
 #include <muster/torch/data/distributed_sampler.h>
@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kHeldOut = 360;
 constexpr int64_t kPixels = 64;
 constexpr int kEpochs = 12;
-constexpr size_t kBatch = 64;  // images a step, over all ranks
+constexpr size_t kBatch = 64;  // images in a step, over all ranks
 
 using Model = muster::nn::DistributedDataParallel<torch::nn::Sequential>;
 
@@ -72,7 +72,7 @@ torch::nn::Sequential make_model() {
                         nn::Flatten(), nn::Linear(32 * 4 * 4, 64), nn::ReLU(), nn::Linear(64, 10));
 }
 
-/// One pass over this rank's share; returns the mean loss of all ranks.
+/// Makes one pass over this rank's share of the data. Returns the mean loss of all ranks.
 template <class Loader>
 double train_epoch(Model& model, torch::optim::Optimizer& optimizer, Loader& batches) {
   auto total = torch::zeros({});
@@ -90,7 +90,7 @@ double train_epoch(Model& model, torch::optim::Optimizer& optimizer, Loader& bat
   return total.template item<double>();
 }
 
-/// Each rank looks at its part of the held-out images; the counts are summed.
+/// Each rank tests its part of the held-out images; the counts are summed.
 double accuracy_of(Model& model, const Digits& held_out) {
   const torch::NoGradGuard no_gradients;
   const auto [rank, size] = std::pair{model.group()->membership().rank, model.group()->membership().size};

@@ -1,10 +1,10 @@
-"""Train a character-level transformer on a play of Shakespeare's, on as many processes as there are ranks, and have it
-write some lines.
+"""Train a character-level transformer on a play of Shakespeare's, with one process for each rank, and write some lines
+with it.
 
     muster run --nproc-per-node 2 examples/python/chars.py [--steps N] [--checkpoint FILE]
 
-Gradients are averaged by muster.nn.DistributedDataParallel, which is used as torch's. With a checkpoint a later call of
-the same command goes on where the first one was, on any number of ranks. examples/cpp/chars.cpp is its twin in C++.
+muster.nn.DistributedDataParallel averages the gradients; it is used as torch's. With a checkpoint, a later call of the
+same command continues where the first one stopped, on any number of ranks. examples/cpp/chars.cpp is the same in C++.
 """
 
 import argparse
@@ -23,13 +23,13 @@ CONTEXT = 64  # characters that the model looks back on
 WIDTH = 96
 HEADS = 4
 LAYERS = 2
-BATCH = 32  # stretches of text a step, over all ranks, each of which has at least one
+BATCH = 32  # pieces of text in a step, over all ranks, each of which has at least one
 PEAK_RATE = 3e-3
 REPORT = 50  # steps between two lines of output
 
 
 def load_text(path: Path) -> tuple[str, Tensor, Tensor]:
-    """The alphabet, then the training text and the held-out one: each character as its number in it, int64[N]."""
+    """Return the alphabet, the training text and the held-out text, int64[N]: each character is its index in it."""
     text = gzip.decompress(path.read_bytes()).decode("ascii")
     alphabet = "".join(sorted(set(text)))
     number = {character: i for i, character in enumerate(alphabet)}
@@ -39,7 +39,7 @@ def load_text(path: Path) -> tuple[str, Tensor, Tensor]:
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small network for each character; both are added to what came in."""
+    """Attention to the earlier characters, then a small network for each character; each adds to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Block(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """float32[batch, length, WIDTH], as it comes back."""
+        """Input and output: float32[batch, length, WIDTH]."""
         batch, length, _ = hidden.shape
         heads = self.query_key_value(self.before_attention(hidden)).view(batch, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -69,18 +69,18 @@ class Transformer(nn.Module):
         self.scores = nn.Linear(WIDTH, alphabet)
 
     def forward(self, text: Tensor) -> Tensor:
-        """int64[batch, length] to a score for each character that may come next, float32[batch, length, alphabet]."""
+        """Turn int64[batch, length] into scores of the next character: float32[batch, length, alphabet]."""
         place = self.places(torch.arange(text.shape[1]))
         return self.scores(self.blocks(self.characters(text) + place))
 
 
 def stretches(text: Tensor, starts: Tensor) -> Tensor:
-    """int64[starts, CONTEXT + 1]: the stretches of text that begin there."""
+    """The pieces of text that begin at `starts`: int64[starts, CONTEXT + 1]."""
     return text[starts[:, None] + torch.arange(CONTEXT + 1)]
 
 
 def training_batch(text: Tensor, step: int) -> Tensor:
-    """This rank's part of a step's stretches. All ranks draw the same, so the step alone says where training is."""
+    """This rank's part of a step's pieces. All ranks draw the same pieces, and the step alone determines them."""
     generator = torch.Generator().manual_seed(step)
     rank, size = dist.get_rank(), dist.get_world_size()
     starts = torch.randint(len(text) - CONTEXT, (max(BATCH, size),), generator=generator)
@@ -99,7 +99,7 @@ def mean_over_ranks(value: Tensor) -> float:
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, text: Tensor) -> float:
-    """The mean over this rank's stretches of the held-out text, then over the ranks."""
+    """The mean loss over this rank's pieces of the held-out text, averaged over the ranks."""
     starts = torch.arange(0, len(text) - CONTEXT, 2 * CONTEXT)[dist.get_rank() :: dist.get_world_size()]
     return mean_over_ranks(loss_of(model, stretches(text, starts)))
 
@@ -115,13 +115,13 @@ def write_lines(model: nn.Module, alphabet: str, characters: int) -> str:
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Rises for a twentieth of the steps, then falls along a cosine."""
+    """The learning rate: it rises for a twentieth of the steps, then falls along a cosine."""
     done = step / steps
     return PEAK_RATE * min(20 * done, 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """By rank 0. Renamed when it is whole, so a job that is killed leaves this checkpoint or the one before."""
+    """Rank 0 writes the file, then renames it, so a job that is killed leaves this checkpoint or the previous one."""
     if dist.get_rank() == 0:
         partial = path.with_name(path.name + ".partial")
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
@@ -129,7 +129,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: i
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Rank 0 reads the checkpoint, if there is one, and sends it to all. Returns the steps that it has seen."""
+    """Rank 0 reads the checkpoint, if there is one, and sends it to all ranks. Returns the number of steps in it."""
     found = [torch.load(path) if dist.get_rank() == 0 and path.exists() else None]
     dist.broadcast_object_list(found)
     state = found[0]

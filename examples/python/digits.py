@@ -1,8 +1,8 @@
-"""Train a small convolutional network on handwritten digits, on as many processes as there are ranks.
+"""Train a small convolutional network on handwritten digits, with one process for each rank.
 
     muster run --nproc-per-node 2 examples/python/digits.py
 
-A stock PyTorch script: torch's DistributedDataParallel over the backend named "muster", and no import of muster.
+A stock PyTorch script: torch's DistributedDataParallel over the backend "muster", without an import of muster.
 """
 
 import argparse
@@ -49,12 +49,12 @@ def make_model() -> nn.Module:
 
 
 class Progress:
-    """A bar that redraws itself on a terminal; without one, nothing but the line that ends each epoch. Rank 0 only."""
+    """Rank 0 draws a progress bar on a terminal; without a terminal, it prints only one line for each epoch."""
 
     def __init__(self, epochs: int, steps: int) -> None:
         self.epochs, self.steps = epochs, steps
         self.speaks = dist.get_rank() == 0
-        # Under a launcher standard output is a pipe; it tells its workers when a terminal is at the other end.
+        # Under a launcher, standard output is a pipe. The launcher sets MUSTER_TERMINAL if it writes to a terminal.
         self.draws = self.speaks and (sys.stdout.isatty() or os.environ.get("MUSTER_TERMINAL") == "1")
 
     def step(self, epoch: int, step: int, loss: float) -> None:
@@ -74,7 +74,7 @@ class Progress:
 def train_epoch(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader[Any], epoch: int, progress: Progress
 ) -> float:
-    """One pass over this rank's share; returns the mean loss of all ranks."""
+    """Make one pass over this rank's share of the data. Returns the mean loss of all ranks."""
     model.train()
     losses: list[Tensor] = []
     for step, (images, digits) in enumerate(batches, start=1):
@@ -91,7 +91,7 @@ def train_epoch(
 
 @torch.no_grad()
 def accuracy_of(model: nn.Module, held_out: TensorDataset) -> float:
-    """Each rank looks at every size-th image; the counts are summed."""
+    """Each rank tests every size-th image; the counts are summed."""
     rank, size = dist.get_rank(), dist.get_world_size()
     images, digits = (column[rank::size] for column in held_out.tensors)
     model.eval()

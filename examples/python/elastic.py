@@ -1,9 +1,9 @@
-"""A script that goes on after a restart: it saves a checkpoint at every step and loads it when it starts.
+"""A script that continues after a restart: it saves a checkpoint at every step and loads it when it starts.
 
     muster run --nproc-per-node 2 --max-restarts 3 examples/python/elastic.py --checkpoint elastic.pt --fail-at 5
 
---fail-at makes rank 1 of the first run die at that step. The launcher restarts all ranks, and they go on from the last
-checkpoint.
+--fail-at makes rank 1 of the first run die at that step. The launcher restarts all ranks, and they continue from the
+last checkpoint.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     muster run --nproc-per-node 2 examples/python/group.py
 
-It has no autograd and no graph capture: docs/reference/collectives.md.
+It has no autograd and no graph capture: see docs/reference/collectives.md.
 """
 
 import time
@@ -24,7 +24,7 @@ def seconds_per_call(call: Callable[[], object]) -> float:
 
 
 dist.init_process_group("muster")
-group = muster.group()  # of all ranks
+group = muster.group()  # the group of all ranks
 token = torch.ones(2)
 total = torch.ones(2)
 group.all_reduce(total)

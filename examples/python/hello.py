@@ -1,4 +1,4 @@
-"""The smallest job: every rank adds up the ranks' numbers.
+"""The smallest job: an all_reduce adds up the ranks' numbers.
 
     muster run --nproc-per-node 4 examples/python/hello.py
 

@@ -1,10 +1,10 @@
-"""Train the network of digits.py on links that are too slow for it: compress gradients, or meet less often.
+"""Train the network of digits.py over slow links: compress gradients, or synchronize less often.
 
     muster run --nproc-per-node 2 examples/python/slow_links.py --hook int8
     muster run --nproc-per-node 2 examples/python/slow_links.py --outer diloco --hook bf16
 
-With --hook alone every step averages gradients, compressed. With --outer each rank trains on its own, and all meet
-every so many steps. docs/howto/slow_links.md says what either costs and saves.
+With --hook alone, every step averages compressed gradients. With --outer, each rank trains on its own, and all ranks
+synchronize every few steps. docs/howto/slow_links.md says what each of these costs and saves.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         loss = train_epoch(model, optimizer, batches, epoch, progress)
         if isinstance(optimizer, (DiLoCo, LocalSGD)) and epoch == arguments.epochs:
-            optimizer.synchronize()  # until here ranks differ
+            optimizer.synchronize()  # until here the ranks' parameters differ
         progress.epoch(epoch, loss, accuracy_of(model, held_out))
     dist.destroy_process_group()
 

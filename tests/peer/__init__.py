@@ -1,1 +1,1 @@
-"""PyTorch's own tests of c10d, as they ship in its wheel, over muster."""
+"""Runs PyTorch's own tests of c10d, as they are in its wheel, over muster."""

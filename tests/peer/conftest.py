@@ -1,4 +1,4 @@
-"""Which of the peer's tests run: see test_distributed.py, test_ddp.py and test_ddp_views.py."""
+"""Selects which of PyTorch's tests run: see test_distributed.py, test_ddp.py and test_ddp_views.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def _skipped(file: str) -> dict[str, str]:
-    """Reasons by test."""
+    """The reason for each test that is skipped, by the test's name."""
     lines = (Path(__file__).parent / file).read_text().splitlines()
     return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
 
@@ -21,7 +21,7 @@ SKIPPED = {
     "test_ddp_views.py": _skipped("skipped_ddp_views.txt"),
 }
 
-# A test or two of each thing that c10d and DDP ask of a backend; by default no more than these.
+# One or two tests of each feature of a backend that c10d and DDP use. By default only these run.
 QUICK = {
     "test_distributed.py": "test_("
     "DistributedDataParallelCPU|stateless_api_with_ddp|static_graph_api_cpu|ddp_control_flow_.*|"

@@ -1,6 +1,6 @@
-"""Makes torch's tests of DistributedDataParallel tests of muster.nn's.
+"""Rewrites torch's tests of DistributedDataParallel to test that of muster.nn.
 
-Most of them want GPUs, though what they test has nothing to do with these. They run on the CPU here.
+Most of them require GPUs, but test nothing that depends on a GPU. Here they run on the CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import muster.nn
 
-# In the source: patterns -> with what.
+# Replacements in the source of torch's tests, by pattern.
 REWRITES = {
     r"from torch.nn.parallel import DistributedDataParallel(?=\n)": "from peer.ddp import *",
     r"(torch\.)?nn\.parallel\.DistributedDataParallel": "DistributedDataParallel",
@@ -30,15 +30,15 @@ REWRITES = {
     r"\bdevice = self\.rank(?=\n)": 'device = "cpu"',
     r"\.device\.index, self\.rank": '.device.type, "cpu"',
     r"(torch\.)?nn\.SyncBatchNorm\b(?=[.(])": "SyncBatchNorm",
-    r"\bdim = 1000(?=\n)": "dim = 100",  # of images that are convolved some 500 times
-    # Parameters without gradients are named whatever the level is.
+    r"\bdim = 1000(?=\n)": "dim = 100",  # of images that are convolved about 500 times: less work
+    # muster names the parameters without gradients at every debug level.
     r"dist\.get_debug_level\(\) == dist\.DebugLevel\.OFF": "False",
 }
 
 
 def rewrite(source: str) -> str:
     for pattern, replacement in REWRITES.items():
-        # Lines stay where they are: that is how Python finds a test's source.
+        # Lines keep their numbers, by which Python finds a test's source.
         source, count = re.subn(pattern, functools.partial(_replace, replacement), source)
         if count == 0:
             raise AssertionError(f"the tests of this torch have no {pattern!r} any more: mend REWRITES in {__file__}")
@@ -53,7 +53,7 @@ _ABOUT_DDP = re.compile("DistributedDataParallel|DDP|ddp_|_ddp")
 
 
 def leave_about_ddp(test_case: type) -> None:
-    """Takes away the tests that never construct one."""
+    """Removes the tests that never construct a DistributedDataParallel."""
     for name, test in inspect.getmembers(test_case, inspect.isfunction):
         if name.startswith("test_") and _ABOUT_DDP.search(inspect.getsource(inspect.unwrap(test))) is None:
             setattr(test_case, name, None)
@@ -67,11 +67,11 @@ def unchanged(test: Any) -> Any:
 
 
 def ignore(*_: Any, **__: Any) -> None:
-    """In the place of calls about GPUs."""
+    """Replaces calls that concern GPUs."""
 
 
 class DistributedDataParallel(muster.nn.DistributedDataParallel):
-    """With torch's default for what is another one in muster, and without devices."""
+    """muster.nn's, with torch's default where muster has another one, and without devices."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in ("device_ids", "output_device"):
@@ -81,7 +81,7 @@ class DistributedDataParallel(muster.nn.DistributedDataParallel):
 
 
 class OfViews(DistributedDataParallel):
-    """With muster's default: gradients are views of the buckets unless a test says otherwise."""
+    """The same with muster's default: gradients are views of the buckets unless a test says otherwise."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("gradient_as_bucket_view", True)

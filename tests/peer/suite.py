@@ -1,8 +1,8 @@
-"""torch.testing._internal.distributed.distributed_test with muster as the backend under test.
+"""Loads torch.testing._internal.distributed.distributed_test with muster as the backend under test.
 
-The module reads the backend's name from the environment and asks it in three ways which tests apply; all three know the
-names of torch's own backends only. The rules below teach them muster: its source is changed in these places and in no
-other, and a rule that no longer finds its place fails.
+The module reads the backend's name from the environment, and decides in three ways which tests apply to it. All three
+know only the names of torch's own backends. The rules below add muster. The source is changed in these places only, and
+a rule that no longer finds its place fails.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import forks
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 
-# In the source: what -> with what. Tests for Gloo are for CPU tensors, those for MPI are CPU all-to-all. Times that are
-# to be long enough for all ranks to come are so on a loaded machine, too.
+# Replacements in the source, by text. muster runs the tests of CPU tensors, which are those for Gloo, and the CPU
+# all-to-all tests, which are those for MPI. Timeouts are longer, because all ranks must arrive in time on a loaded
+# machine.
 RULES = {
     'BACKEND != "gloo"': 'BACKEND not in ("gloo", "muster")',
     'BACKEND != "mpi"': 'BACKEND not in ("mpi", "muster")',
     'BACKEND == "mpi" or BACKEND == "gloo"': 'BACKEND in ("mpi", "gloo", "muster")',
     'require_backend_is_available({"gloo"})': 'require_backend_is_available({"gloo", "muster"})',
-    "    dist.Backend.GLOO,\n": '    dist.Backend.GLOO,\n    "muster",\n',  # lists of those whose events profilers see
+    "    dist.Backend.GLOO,\n": '    dist.Backend.GLOO,\n    "muster",\n',  # profiled backends
     "def sync(cls, wait_for=None, timeout=10)": "def sync(cls, wait_for=None, timeout=100)",
     "timeout = timedelta(seconds=1)": "timeout = timedelta(seconds=5)",
     "timeout = timedelta(seconds=2)": "timeout = timedelta(seconds=5)",
@@ -34,9 +35,9 @@ RULES = {
 def load(
     world_size: int, name: str = MODULE, rewrite: Callable[[str], str] = lambda source: source
 ) -> types.ModuleType:
-    """The module, changed by RULES and by `rewrite`, under that name. It binds the world size for good."""
+    """The module under that name, changed by RULES and by `rewrite`. Its world size cannot change later."""
     os.environ.update(BACKEND="muster", WORLD_SIZE=str(world_size))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for each of several ranks on the cores of one machine
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share the cores of one machine
     os.environ.setdefault("TEMP_DIR", os.environ.get("TMPDIR", "/tmp"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     from torch.testing._internal import common_distributed
@@ -62,9 +63,9 @@ def load(
 
 
 def test_case(module: types.ModuleType, owner: str) -> type:
-    """The class with all tests, TestMuster of the module that is named owner.
+    """The class with all tests, named TestMuster, for the module that is named `owner`.
 
-    Ranks are forked, not spawned: importing torch anew would be most of the time.
+    Ranks are forked, not spawned, because importing torch again would take most of the time.
     """
     forks.preload(owner)
 

@@ -1,6 +1,6 @@
-"""The part of PyTorch's distributed_test.py that is about DistributedDataParallel, with muster.nn's in its place.
+"""The tests of PyTorch's distributed_test.py that construct a DistributedDataParallel, with muster.nn's instead.
 
-As test_distributed.py, but for the tests that never construct one.
+Otherwise as test_distributed.py.
 """
 
 from __future__ import annotations

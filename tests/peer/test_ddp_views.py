@@ -1,4 +1,4 @@
-"""As test_ddp.py, with gradient_as_bucket_view as it is by default in muster and is not in torch: True."""
+"""As test_ddp.py, with muster's default of gradient_as_bucket_view, True, instead of torch's."""
 
 from __future__ import annotations
 

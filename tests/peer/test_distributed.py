@@ -1,7 +1,7 @@
 """PyTorch's distributed_test.py over muster.
 
-By itself this file runs a part of it at 2 ranks. MUSTER_PEER=all runs every test, MUSTER_PEER_RANKS says at how many
-ranks; `make peer` runs all at 2 and at 4.
+By default this file runs a part of the tests at 2 ranks. MUSTER_PEER=all runs every test, and MUSTER_PEER_RANKS sets
+the number of ranks. `make peer` runs all tests at 2 and at 4 ranks.
 """
 
 from __future__ import annotations

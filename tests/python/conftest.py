@@ -1,4 +1,4 @@
-"""What several test files need: the built binary, and a way to run programs that shows what they said on failure."""
+"""Fixtures for several test files: the built binary, and a way to run programs that shows their output on failure."""
 
 import os
 import shutil
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., str]
 
-# A shell starts what it runs in the background with these ignored, nohup the last. `muster run` would honour that, and
-# the tests that send them wait in vain.
+# A shell starts background processes with these signals ignored, and nohup does so with the last one. `muster run`
+# would keep ignoring them, and the tests that send them would hang.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-# Files that take long begin first, so that at the end all processes have something to do.
+# Slow files begin first, so that at the end all test processes have work.
 LONGEST = (
     "zygote",
     "demo",
@@ -53,7 +53,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def release_build() -> Path:
-    """The build folder of preset release, or of MUSTER_BUILD_DIR."""
+    """The build directory of preset release, or MUSTER_BUILD_DIR."""
     folder = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release"))
     if not (folder / "src/muster/cli/muster").exists():
         pytest.fail(f"{folder} holds no muster binary: `make build` first")
@@ -62,7 +62,7 @@ def release_build() -> Path:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """run(command, ...) returns its standard output; any other status than 0 fails the test with all that it said."""
+    """run(command, ...) returns its standard output. A status other than 0 fails the test and shows all its output."""
 
     def run_command(
         command: Sequence[str | Path], timeout: float = 300, env: Mapping[str, str] | None = None, cwd: Path = ROOT
@@ -91,7 +91,7 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def torch_prefix(run: Run) -> str:
-    """Where find_package(Torch) looks."""
+    """The prefix in which find_package(Torch) looks."""
     return run([sys.executable, "-c", "import torch.utils; print(torch.utils.cmake_prefix_path)"]).strip()
 
 
@@ -105,8 +105,8 @@ def muster() -> str:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator["RankPool"]:
-    """Two ranks that stay for all tests of a file."""
-    from ranks import RankPool  # not for all files: it imports torch
+    """Two ranks that live for all tests of a file."""
+    from ranks import RankPool  # imported here, because it imports torch, which not all files need
 
     pool = RankPool(2)
     yield pool
@@ -115,13 +115,13 @@ def ranks() -> Iterator["RankPool"]:
 
 @pytest.fixture(scope="module")
 def run_environment() -> dict[str, str]:
-    """What launch() adds to the environment. A test file may have its own."""
+    """The variables that launch() adds to the environment. A test file may override them."""
     return {"MUSTER_PYTHON": sys.executable}
 
 
 @pytest.fixture
 def launch(muster: str, run_environment: dict[str, str]) -> Iterator[Launch]:
-    """launch(words...) starts `muster run words...`; whatever is left of it is ended with the test."""
+    """launch(words...) starts `muster run words...`. The test's end kills what is left of it."""
     jobs: list[Job] = []
 
     def start(
@@ -137,7 +137,7 @@ def launch(muster: str, run_environment: dict[str, str]) -> Iterator[Launch]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
-    """script(text) is a file with what workers' scripts begin with, and the text."""
+    """script(text) makes a file: the lines with which workers' scripts begin, then the text."""
 
     def write(text: str) -> Path:
         path = tmp_path / "script.py"

@@ -1,12 +1,12 @@
-"""The code blocks of the documents, and what comments before them say of how tests run them.
+"""Finds the code blocks of the documents, and the comments before them, which say how tests run them.
 
-A comment stands alone on the lines before a block:
+A comment is alone on the lines before a block:
 
-    <!-- not run: REASON -->       nothing runs it; the reason says why, or which test runs the same
+    <!-- not run: REASON -->       no test runs it; the reason says why, or which test runs the same code
     <!-- fails -->                 a shell block that must end with another status than 0
     <!-- same as PATH -->          the block is that file of the repository
     <!-- part of PATH -->          the block is some lines of that file, which another test runs
-    <!-- LANGUAGE CODE -->         code that a reader need not see: it runs before the next block of that language
+    <!-- LANGUAGE CODE -->         code that readers do not see: it runs before the next block of that language
     <!-- not run here: WORD, WORD: REASON -->   as `not run`, for all blocks of the page that begin with such a word
 """
 
@@ -77,17 +77,17 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def found_in_list(lines: list[str], at: int) -> bool:
-    """Whether what is indented continues an item of a list."""
+    """True if an indented line continues an item of a list."""
     before = next((line for line in reversed(lines[:at]) if line.strip() and not line.startswith(" ")), "")
     return bool(re.match(r"([-*]|\d+\.) ", before))
 
 
 def runs(block: Block, language: str) -> bool:
-    """Whether the block is run for itself, and not as a file of another one."""
+    """True if the block runs by itself, and not as a file that another block uses."""
     return block.language == language and not block.title and not {"not run", "part of"} & block.notes.keys()
 
 
-# All that users read, by path from the root of the repository.
+# All documents for users, by path from the root of the repository.
 PAGES = {
     page.relative_to(ROOT).as_posix(): blocks_of(page.read_text())
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples/README.md"])

@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported torch and computed nothing.
+"""Forks processes from a server process that has imported torch and computed nothing.
 
-A fresh interpreter for each would take seconds to import torch. A fork of the tests' own process would lack the threads
-of OpenMP and autograd that earlier tests have started there, and wait for them.
+A fresh interpreter for each process would take seconds to import torch. A fork of the test process itself would lack
+the threads of OpenMP and autograd that earlier tests have started there, and would wait for them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MODULES = ["pytest", "torch.distributed", "torch._dynamo"]  # constructing a DD
 
 
 def preload(module: str) -> None:
-    """The processes find this module imported; asked for before the first of them starts."""
+    """The fork server imports this module. Call it before the first process starts."""
     _MODULES.append(module)
 
 
 class Process(CONTEXT.Process):  # type: ignore[name-defined, misc]
-    """Has the environment of now: its parent, the fork server, has that of its own start."""
+    """Gets the current environment: its parent, the fork server, has the environment of its own start."""
 
     def start(self) -> None:
         _start_server()
@@ -37,7 +37,7 @@ class Process(CONTEXT.Process):  # type: ignore[name-defined, misc]
 
 
 def _start_server() -> None:
-    """Once. The server of Python 3.11 does not look for what it is to preload in the sys.path that it is given."""
+    """Starts the server once. Python 3.11's server preloads without the sys.path that it gets, hence PYTHONPATH."""
     CONTEXT.set_forkserver_preload(_MODULES)
     with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()

@@ -1,5 +1,5 @@
-"""Several hosts on one machine, made and removed by the test. As another machine would, each has its own network, host
-name, boot id, mounts and process numbers: those of different hosts collide, and mean different processes."""
+"""Makes and removes several hosts on one machine. Like separate machines, each has its own network, host name, boot id,
+mounts and pids. The pids of different hosts collide, and mean different processes."""
 
 import atexit
 import ctypes
@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-# The kernel gives every machine's first PID namespace the same number (PROC_PID_INIT_INO), and a second namespace of
-# one machine another. Processes of the hosts see this number, as they would on machines that run no containers.
+# The kernel gives the first PID namespace of every machine the same number (PROC_PID_INIT_INO), and other namespaces
+# other numbers. This library shows the first number to all processes of the hosts, as on machines without containers.
 LIKE_A_MACHINE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,7 +37,7 @@ int stat(const char* path, struct stat* found) {
 int stat64(const char* path, struct stat64* found) { return stat(path, (struct stat*)found); }
 """
 
-# The first process of a host. It has nothing to do but to be there; the kernel reaps what is left to it.
+# The first process of a host. After the set-up it only keeps the namespaces alive; the kernel reaps its orphans.
 FIRST_PROCESS = """
 trap '' CHLD
 mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id && hostname "$2" &&
@@ -52,7 +52,7 @@ def ip(*words: str) -> None:
 
 @functools.cache
 def missing_capability() -> str:
-    """Why this machine lets nobody make a host; empty where it does. Root in a container may lack the right."""
+    """Why this machine cannot make hosts; empty if it can. Root in a container may lack the right."""
     tools = ("ip", "unshare", "nsenter", "mount", "hostname", "cc")
     if os.geteuid() != 0 or not all(map(shutil.which, tools)):
         return f"making hosts takes root and {', '.join(tools)}"
@@ -67,7 +67,7 @@ def missing_capability() -> str:
 
 @functools.cache
 def preloaded() -> str:
-    """The library that has processes of a host see what those of a machine see."""
+    """The library that makes processes of a host see what those of a separate machine see."""
     folder = tempfile.mkdtemp(prefix="muster-test-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = f"{folder}/like_a_machine.so"
@@ -84,8 +84,8 @@ def preloaded() -> str:
 
 @contextmanager
 def children_in_pid_namespace_of(pid: int) -> Iterator[None]:
-    """Processes that this thread starts meanwhile belong to the PID namespace of `pid`; it must start no threads. They
-    keep a number here, too: they can be waited for and sent signals as all others."""
+    """Processes that this thread starts in the context belong to the PID namespace of `pid`. It must start no threads.
+    The processes also have a pid in this namespace: the test can wait for them and send them signals as usual."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(path: str) -> None:
@@ -107,15 +107,15 @@ class Host:
         self.namespace, self.address, self.first_process = namespace, address, first_process
 
     def prefix(self, pid: bool = True) -> list[str]:
-        """The words before a command that have it run on this host, where the test runs now; without `pid` the PID
-        namespace is left as it is."""
+        """The words before a command that run it on this host, in the current directory. Without `pid` it keeps the
+        PID namespace."""
         kinds = {"mount": "mnt", "uts": "uts", **({"pid": "pid"} if pid else {})}
         spaces = [f"--{kind}=/proc/{self.first_process}/ns/{name}" for kind, name in kinds.items()]
         inside = ["env", f"--chdir={Path.cwd()}", f"LD_PRELOAD={preloaded()}"]
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *spaces, *inside]
 
     def popen(self, command: Sequence[object], **options: Any) -> Any:
-        """As subprocess.Popen; what is started is the command itself, and a process of this host."""
+        """As subprocess.Popen. The process is the command itself, and belongs to this host."""
         words = [*self.prefix(pid=False), *map(str, command)]
         with children_in_pid_namespace_of(self.first_process):
             return subprocess.Popen(words, **options)
@@ -128,12 +128,12 @@ class Host:
         return started
 
     def next_pid(self, pid: int) -> None:
-        """The next process of this host gets this number, or the next free one."""
+        """Makes the next process of this host get this pid, or the next free one."""
         write = f"echo {pid - 1} > /proc/sys/kernel/ns_last_pid"
         assert self.start(["/bin/sh", "-c", write]).wait(30) == 0
 
     def occupy(self, pid: int) -> "subprocess.Popen[str]":
-        """Starts a process of this host that has this number here, and waits."""
+        """Starts a process of this host that has this pid on the host, and waits until it runs."""
         self.next_pid(pid)
         process = self.start(["/bin/sh", "-c", "echo $$; exec sleep infinity"])
         assert process.stdout is not None
@@ -143,8 +143,8 @@ class Host:
 
 @contextmanager
 def made_host(name: str, address: str, hosts: Mapping[str, str] = MappingProxyType({})) -> Iterator[Host]:
-    """A host with this name, its network namespace included. It knows the addresses of `hosts` by name, and has nobody
-    else to ask for one; nothing links it to others yet."""
+    """A host with this name, and a network namespace of the same name. It can resolve only the names in `hosts`. It has
+    no link to other hosts yet."""
     with ExitStack() as stack:
         stack.callback(subprocess.run, ["ip", "netns", "del", name], capture_output=True, timeout=30)
         ip("netns", "add", name)
@@ -168,14 +168,14 @@ def made_host(name: str, address: str, hosts: Mapping[str, str] = MappingProxyTy
 
 @contextmanager
 def made_hosts(network: str, count: int) -> Iterator[list[Host]]:
-    """Hosts 1, 2, ... of this network, which know each other by name."""
+    """Hosts 1, 2, ... of this network, which can resolve each other's names."""
     names = {f"muster{os.getpid()}h{i}": f"{network}.{i}" for i in range(1, count + 1)}
     with ExitStack() as stack:
         yield [stack.enter_context(made_host(name, address, names)) for name, address in names.items()]
 
 
 def require() -> None:
-    """Skips where hosts can't be made, or with MUSTER_REQUIRE_HOSTS=1 fails."""
+    """Skips the test if hosts cannot be made; with MUSTER_REQUIRE_HOSTS=1, fails it."""
     if reason := missing_capability():
         if os.environ.get("MUSTER_REQUIRE_HOSTS") == "1":
             pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and {reason}", pytrace=False)
@@ -210,8 +210,8 @@ def hosts_on_a_switch(count: int) -> Iterator[list[Host]]:
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. Where hosts can't be made this skips, or
-    with MUSTER_REQUIRE_HOSTS=1 fails."""
+    """Two hosts, 10.77.0.1 and 10.77.0.2, with nothing else on their network. If hosts cannot be made, skips the test;
+    with MUSTER_REQUIRE_HOSTS=1, fails it."""
     require()
     with made_hosts("10.77.0", 2) as (first, second):
         link = ["link", "add", "veth0", "netns", first.namespace, "type", "veth"]
@@ -222,7 +222,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
 
 class LossyNetwork:
-    """What lies between two hosts whose packets are lost, delayed and reordered, or all vanish."""
+    """The network between two hosts: it loses, delays and reorders packets, or drops all of them."""
 
     def __init__(self, bridge: "subprocess.Popen[str]") -> None:
         self._bridge = bridge
@@ -231,14 +231,14 @@ class LossyNetwork:
         assert self._answers.readline() == "ready\n", "the bridge did not start"
 
     def cut(self, seconds: float, side: int | None = None) -> None:
-        """All packets vanish for so long; or those from one of the hosts alone."""
+        """Drops all packets for so many seconds, or only those from host `side`."""
         print("cut", seconds, "" if side is None else side, file=self._commands, flush=True)
 
     def wait_until_healed(self) -> None:
         assert self._answers.readline() == "healed\n"
 
     def end(self) -> dict[str, int]:
-        """What became of the packets."""
+        """Ends the network. Returns how many packets it passed, lost and so on."""
         self._commands.close()
         figures: dict[str, int] = json.loads(self._answers.readlines()[-1])
         return figures
@@ -246,7 +246,7 @@ class LossyNetwork:
 
 @contextmanager
 def two_lossy_hosts(**options: float) -> Iterator[tuple[tuple[Host, Host], LossyNetwork]]:
-    """Two hosts, 10.79.0.1 and 10.79.0.2, joined by a lossy_bridge.py with these options alone."""
+    """Two hosts, 10.79.0.1 and 10.79.0.2, whose only link is a lossy_bridge.py with these options."""
     require()
     with made_hosts("10.79.0", 2) as (first, second):
         words = [f"--{name}={value}" for name, value in options.items()]

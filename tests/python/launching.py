@@ -1,4 +1,4 @@
-"""Starts `muster run` for tests, follows what it says, and finds processes that it left behind."""
+"""Starts `muster run` for tests, follows its output, and finds processes that it left behind."""
 
 import contextlib
 import os
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 120.0  # seconds: for a loaded machine; nothing here takes that long
-START_TIMEOUT = 5 * TIMEOUT  # for workers that import torch beside other programs
+TIMEOUT = 120.0  # seconds; long enough for a loaded machine
+START_TIMEOUT = 5 * TIMEOUT  # for workers that import torch while other programs run
 
 
 def find_muster() -> str | None:
-    """The binary of MUSTER_BIN, of the build folder in use, or on PATH."""
+    """The binary in MUSTER_BIN, in the build directory in use, or on PATH."""
     build = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release"))
     for candidate in (os.environ.get("MUSTER_BIN"), build / "src/muster/cli/muster", shutil.which("muster")):
         if candidate and Path(candidate).exists():
@@ -40,12 +40,12 @@ def marked_processes(mark: str) -> list[int]:
             if mark.encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # the process has ended, or belongs to another user
     return found
 
 
 def free_port() -> int:
-    """One that was free a moment ago, for programs that take no 0; below those that the system hands out to others."""
+    """A port that is free now, for programs that do not accept 0. It is below the system's ephemeral ports."""
     while True:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(10000, 20000))) as free:
             return int(free.getsockname()[1])
@@ -55,7 +55,7 @@ def wait_until(done: Callable[[], bool], timeout: float = TIMEOUT) -> None:
     deadline = time.monotonic() + timeout
     while not done():
         assert time.monotonic() < deadline
-        subprocess.run(["true"], check=True)  # gives others the CPU
+        subprocess.run(["true"], check=True)  # yields the CPU to other processes
 
 
 def is_gone(pid: int) -> bool:
@@ -66,14 +66,14 @@ def is_gone(pid: int) -> bool:
 
 
 def shown_on_a_terminal(command: Sequence[str | Path], env: dict[str, str]) -> bytes:
-    """What a program that ends well writes to the terminal that it runs on."""
+    """What a program writes to its terminal. The program must succeed."""
     ours, theirs = pty.openpty()
     shown = b""
     with subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         timeout = threading.Timer(TIMEOUT, process.kill)
         timeout.start()
-        with contextlib.suppress(OSError):  # a terminal's end
+        with contextlib.suppress(OSError):  # a terminal reports its end as an error
             while chunk := os.read(ours, 4096):
                 shown += chunk
     timeout.cancel()
@@ -96,7 +96,7 @@ class Job:
         name, value = self.mark.split("=")
         self.process = popen(
             [str(word) for word in command],
-            # Most programs here do without torch, and so without a process that imports it for them.
+            # Most programs here need no torch, so they need no process that imports it for them.
             env={**os.environ, name: value, "PET_START_METHOD": "spawn", **(env or {})},
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
@@ -130,7 +130,7 @@ class Job:
         return self._text["out"]
 
     def expect(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
-        """Waits until `pattern` has come `count` times, on stdout or stderr."""
+        """Waits until `pattern` has appeared `count` times, on stdout or stderr."""
         deadline = time.monotonic() + TIMEOUT
         with self._news:
             while len(found := list(re.finditer(pattern, self.out + self.err))) < count:
@@ -140,7 +140,7 @@ class Job:
         return found
 
     def agent(self) -> int:
-        """The pid of the agent: the one child of the process that was started."""
+        """The pid of the agent: the only child of the process that was started."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         assert len(children) == 1, children
         return int(children[0])
@@ -149,14 +149,14 @@ class Job:
         self.process.send_signal(number)
 
     def finish(self) -> int:
-        """Waits for the end of everything; the exit status (negative: a signal)."""
+        """Waits for the process and for the end of its output. Returns the exit status (negative: a signal)."""
         status = self.process.wait(TIMEOUT)
         for reader in self._readers:
             reader.join(TIMEOUT)
         return status
 
     def left_behind(self) -> list[int]:
-        """The job's processes that are still there after a long time; normally none, at once."""
+        """The job's processes that are still there after a long time. Returns at once when there are none."""
         deadline = time.monotonic() + TIMEOUT / 2
         while (left := marked_processes(self.mark)) and time.monotonic() < deadline:
             threading.Event().wait(0.01)

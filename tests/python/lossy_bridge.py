@@ -1,11 +1,11 @@
-"""A network between two hosts that loses, delays and reorders packets, and can be cut: what tc's netem does, for
-kernels without it. It lies between two TUN devices, one in the network namespace of each host.
+"""A network between two hosts that loses, delays and reorders packets, and can be cut. It does what tc's netem does,
+for kernels without netem. It connects two TUN devices, one in the network namespace of each host.
 
     lossy_bridge.py [--seed N] [--loss P] [--delay S] [--jitter S] [--reorder P] NAMESPACE NAMESPACE
 
-The devices are called tun0. A line "cut SECONDS" on standard input has all packets vanish for so long, "cut SECONDS 0"
-those from the first host alone and "cut SECONDS 1" those from the second; "healed" is said when it is over. It ends
-with standard input, and then says in a line of JSON what became of the packets.
+The devices are called tun0. A line "cut SECONDS" on standard input drops all packets for that time, "cut SECONDS 0"
+only those from the first host, and "cut SECONDS 1" only those from the second host. Afterwards it prints "healed". It
+ends when standard input ends, and then prints its packet counts as a line of JSON.
 """
 
 import argparse
@@ -31,14 +31,14 @@ MOST_ON_THE_WAY = 20_000
 class Figures:
     packets: int = 0
     lost: int = 0
-    reordered: int = 0  # left later than a packet that came after them
+    reordered: int = 0  # delivered after a packet that arrived later
     cut: int = 0
     crowded_out: int = 0
     cuts: int = 0
 
 
 def device_in(namespace: str) -> int:
-    """A TUN device in the network namespace; it stays there, wherever this process goes."""
+    """A TUN device in the network namespace. It stays there when this process enters another namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
@@ -53,7 +53,7 @@ class Bridge:
         self.devices, self.options = devices, options
         self.figures = Figures()
         self.draw = [random.Random(f"{options.seed} {side}") for side in range(2)]
-        # By when they are due: (due, number, the device that they leave by, packet).
+        # A heap, by delivery time: (due, number, the device to deliver to, packet).
         self.on_the_way: list[tuple[float, int, int, bytes]] = []
         self.numbers = 0
         self.last_to_leave = [0, 0]
@@ -61,7 +61,7 @@ class Bridge:
         self.cut_until = 0.0
 
     def accept(self, side: int, packet: bytes) -> None:
-        """Decides what becomes of a packet from that host."""
+        """Drops, delays or reorders a packet from that host."""
         draw, options = self.draw[side], self.options
         lost, late = draw.random() < options.loss, draw.random() < options.reorder
         delay = options.delay + draw.uniform(0, options.jitter) + (options.delay if late else 0)
@@ -101,7 +101,7 @@ class Bridge:
         self.figures.cuts += 1
 
     def timeout(self) -> float | None:
-        """For how long there is nothing to do, in milliseconds."""
+        """Milliseconds until the next packet is due or the cut ends; None if nothing is planned."""
         due = [self.on_the_way[0][0]] if self.on_the_way else []
         due += [self.cut_until] if self.cut_sides else []
         return max(0.0, (min(due) - time.monotonic()) * 1000 + 0.5) if due else None
@@ -123,11 +123,11 @@ class Bridge:
             self.deliver()
 
     def read_all(self, side: int) -> None:
-        """Not for ever: what is due goes first."""
+        """Reads at most 64 packets, so that packets that are due are delivered in time."""
         for _ in range(64):
             try:
                 packet = os.read(self.devices[side], LARGEST_PACKET)
-            except OSError:  # nothing more, or the device is down
+            except OSError:  # no more packets, or the device is down
                 return
             self.accept(side, packet)
 

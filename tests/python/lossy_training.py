@@ -1,4 +1,4 @@
-"""Training between hosts whose network is not to be relied on. Every result is checked."""
+"""Training between hosts with an unreliable network. Every result is checked."""
 
 import json
 import threading
@@ -11,7 +11,8 @@ from launching import START_TIMEOUT, TIMEOUT
 
 SECRET = "00112233445566778899aabbccddeeff"
 
-# Sums of whole numbers, which are exact, and steps of a model that a copy of it makes alone on all ranks' batches.
+# Each round checks a sum of whole numbers, which is exact, and a training step: a copy of the model repeats it alone on
+# all ranks' batches.
 TRAINING = """
 import copy, json, os, signal, sys, torch, torch.distributed as dist, muster
 from datetime import timedelta
@@ -73,7 +74,7 @@ print(f"{round} rounds were right", flush=True)
 
 
 class Training:
-    """Two ranks on each host, from when they have begun until they are ended."""
+    """Runs two ranks on each host until it is ended."""
 
     def __init__(self, hosts: Sequence[Host], binary: Path, folder: Path, seed: int, timeout: float) -> None:
         self.folder = folder
@@ -103,7 +104,7 @@ class Training:
             threading.Event().wait(0.02)
 
     def wait_for_rounds(self, count: int) -> None:
-        """Until there are so many more."""
+        """Waits until `count` more rounds are done."""
         wanted = self.rounds() + count
         self.wait_until(lambda: self.rounds() >= wanted, TIMEOUT if self.rounds() > 0 else START_TIMEOUT)
 

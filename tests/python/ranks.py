@@ -1,6 +1,6 @@
-"""Runs a function in several processes that form a process group, and brings back what it returned or raised.
+"""Runs a function in several processes that form a process group, and returns its results or raises its exceptions.
 
-Functions and arguments go there by pickle: functions are found by name in the module of the test.
+Functions and arguments are pickled: a process finds a function by its name in the module of the test.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def run_ranks(
     lost: tuple[int, ...] = (),
     timeout: float = 120,
 ) -> list[Any]:
-    """body(rank, *arguments) in each rank, within an initialised process group; returns the results in rank order.
+    """Runs body(rank, *arguments) at each rank, in an initialized process group. Returns the results in rank order.
 
-    Ranks in `lost` are expected to die without an answer: theirs is None.
+    Ranks in `lost` are expected to die without an answer: their result is None.
     """
     with tempfile.TemporaryDirectory() as folder:
         pipes, workers = [], []
@@ -60,8 +60,8 @@ def run_ranks(
 
 
 class RankPool:
-    """Ranks that stay, for tests with many small cases: run() calls a function in all of them and returns the results
-    in rank order. A rank's failure ends them all; the next run() starts anew.
+    """Ranks that live for many small tests: run() calls a function at all of them and returns the results in rank
+    order. A failure at a rank ends all ranks, and the next run() starts new ones.
     """
 
     def __init__(self, size: int, timeout: float = 120) -> None:
@@ -70,7 +70,7 @@ class RankPool:
         self._pipes: list[multiprocessing.connection.Connection] = []
 
     def run(self, body: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """body(rank, *arguments) in each rank."""
+        """Runs body(rank, *arguments) at each rank. Returns the results in rank order."""
         if not self._workers:
             self._start()
         try:
@@ -111,7 +111,7 @@ class RankPool:
 
 def _pool_main(rank: int, size: int, store: str, pipe: multiprocessing.connection.Connection) -> None:
     torch.set_num_threads(1)
-    limit = timedelta(seconds=100)  # less than run() waits for an answer, which is to tell who was late
+    limit = timedelta(seconds=100)  # shorter than run()'s wait for the answer, so that the answer names the late rank
     dist.init_process_group("muster", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
     while (job := pipe.recv()) is not None:
         body, arguments = job
@@ -150,7 +150,7 @@ def _rank_main(
         result = body(rank, *arguments)
         if dist.is_initialized():
             dist.destroy_process_group()
-        # The pipe's own way with tensors shares memory with a process that is about to end.
+        # Pickled here, because the pipe itself would send tensors as shared memory of a process that is about to end.
         answer.send((None, pickle.dumps(result)))
     except BaseException:
         answer.send((traceback.format_exc(), None))

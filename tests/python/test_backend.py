@@ -1,4 +1,4 @@
-"""The c10d backend over real processes: every operation, dtype and kind of failure that a program can meet."""
+"""Tests the c10d backend over real processes: every operation, dtype and kind of failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Options = Backend.Options
 
 
 def values(rank: int, count: int) -> torch.Tensor:
-    """Small whole numbers, exact in every dtype even when multiplied."""
+    """Small whole numbers, whose products are exact in every dtype."""
     return (torch.arange(count) + rank) % 3 + 1
 
 
@@ -67,7 +67,7 @@ def all_reduce_everything(rank: int, size: int) -> None:
         for op in [*arithmetic, Op.MIN, Op.MAX]:
             check_all_reduce(rank, size, dtype, op)
     for dtype in COMPLEX:
-        for op in [Op.SUM, Op.AVG]:  # torch itself refuses the others
+        for op in [Op.SUM, Op.AVG]:  # torch itself rejects the others
             check_all_reduce(rank, size, dtype, op)
     flags = torch.tensor([False, True, rank == 0])
     dist.all_reduce(flags, op=Op.BAND)
@@ -103,7 +103,7 @@ def move_everything(rank: int, size: int) -> None:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit by bit: float8 has no equality."""
+    """Compares bits, because float8 has no equality."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
@@ -145,7 +145,7 @@ def async_work(rank: int) -> None:
         assert work.is_completed()
         assert tensor.unique().tolist() == [2.0 * i + 1]
 
-    # A callback in Python needs the GIL that this thread holds while it waits for none of ours.
+    # A Python callback needs the GIL. It must also run while this thread waits outside of muster's calls.
     seen: list[float] = []
     done = threading.Event()
     tensor = torch.ones(5)
@@ -219,7 +219,7 @@ def with_options(rank: int) -> None:
     ]:
         with pytest.raises(error, match=re.escape(text)):
             dist.new_group(timeout=timedelta(minutes=1), pg_options=options)
-    # What torch's own code passes along, and what another backend of the same group is to have.
+    # These options are accepted: the ones that torch's own code passes on, and those for another backend of the group.
     dist.barrier(dist.new_group(timeout=half_a_minute, pg_options=Options("muster", half_a_minute)))
     with pytest.warns(UserWarning, match="pg_options are of the backend 'gloo'"):
         group = dist.new_group(pg_options=dist.ProcessGroupGloo._Options())  # type: ignore[attr-defined]
@@ -260,7 +260,7 @@ def recreate_subgroup(rank: int, path: str) -> None:
     dist.barrier()
     dist.destroy_process_group()
     dist.init_process_group("muster", store=dist.FileStore(path, 3), rank=rank, world_size=3)
-    second = dist.new_group([0, 2])  # torch gives it the name that [0, 1] had
+    second = dist.new_group([0, 2])  # torch gives it the name that the group [0, 1] had
     data = torch.full((1,), float(rank))
     if rank != 1:
         dist.all_reduce(data, group=second)
@@ -272,7 +272,7 @@ def test_a_recreated_subgroup_finds_its_new_ranks(tmp_path: object) -> None:
 
 
 def start_in_callback(rank: int) -> None:
-    """As torch's PowerSGD hook does: the callback of one all-reduce starts another and waits for it."""
+    """The callback of one all-reduce starts another one and waits for it, as in torch's PowerSGD hook."""
     outcomes = []
     for _ in range(20):
         first, second = torch.ones(100_000), torch.full((1000,), 2.0)
@@ -335,13 +335,13 @@ def group_of_one(rank: int) -> str:
     group = dist.new_group(timeout=timedelta(seconds=60))
     assert muster.group(group).timeout == 60
     if rank == 0:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1.5), group)  # not before: ranks come late to form it
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1.5), group)  # not earlier: ranks may form it late
         with pytest.raises(muster.TimeoutError, match="all_reduce") as caught:
             dist.all_reduce(torch.ones(4), group=group)
         assert isinstance(caught.value, dist.DistBackendError)
-        with pytest.raises(dist.DistBackendError):  # and the group is dead
+        with pytest.raises(dist.DistBackendError):  # the group is dead
             dist.barrier(group=group)
-    dist.barrier()  # another group: it lives
+    dist.barrier()  # another group still works
     return "ok"
 
 
@@ -406,7 +406,7 @@ def drop_group_in_child(rank: int) -> None:
     dist.all_reduce(torch.ones(1), async_op=True).wait()
     child = os.fork()
     if child == 0:
-        dist.destroy_process_group()  # has no threads to end here, and must not touch the parent's group
+        dist.destroy_process_group()  # the child has no threads to end, and must not touch the parent's group
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     data = torch.ones(1000)

@@ -1,4 +1,4 @@
-"""Coalescing blocks of torch.distributed that fail, over real processes."""
+"""Tests coalescing blocks of torch.distributed that fail, over real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 3
 
 
 def cancel_blocks(rank: int) -> None:
-    """Blocks that fail, and calls after them, which must be made as if there had been none."""
+    """Makes blocks that fail. Calls after them must work as if there had been no block."""
     group, cpu = c10d._get_default_group(), torch.device("cpu")
 
     def check_calls() -> None:

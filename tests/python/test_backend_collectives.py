@@ -1,4 +1,4 @@
-"""Every collective of c10d and its point-to-point calls, against what they are defined to do."""
+"""Compares every collective and point-to-point call of c10d with its definition."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SIZE = 3
 
 
 def values(seed: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Whole numbers, exact in every dtype also when three are added."""
+    """Whole numbers. The sum of three is exact in every dtype."""
     return ((torch.arange(count) * 7 + seed * 3) % 5 + 1).to(dtype)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit by bit: float8 has no equality."""
+    """Compares bits, because float8 has no equality."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(raw(a), raw(b))
 
 
@@ -75,7 +75,7 @@ def check_moves(rank: int, dtype: torch.dtype, count: int) -> None:
 
 
 def all_dtypes() -> list[torch.dtype]:
-    """All that torch makes tensors of, but for the quantized, which are no plain elements."""
+    """All dtypes of torch, except the quantized ones, which have no plain elements."""
     names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
     return sorted({getattr(torch, name) for name in names if not name.startswith(("qint", "quint"))}, key=str)
 
@@ -98,7 +98,7 @@ def check_moves_of_bytes(rank: int, dtype: torch.dtype) -> None:
     dist.broadcast(data, src=1)
     assert same(data, pattern(1)), f"broadcast {dtype}"
     grid = pattern(rank, 12).view(6, 2)
-    dist.broadcast(grid[:, 0], src=2)  # with gaps
+    dist.broadcast(grid[:, 0], src=2)  # the elements have gaps between them
     columns = grid.view(torch.uint8).view(6, 2, -1)
     assert torch.equal(columns[:, 0], pattern(2, 12).view(torch.uint8).view(6, 2, -1)[:, 0]), (
         f"broadcast with gaps {dtype}"
@@ -237,7 +237,7 @@ def premultiplied_sums(rank: int) -> None:
 
 
 def sparse(rank: int) -> None:
-    indices = torch.tensor([[0, rank, rank], [1, 0, 0]])  # with one twice, and ranks of different counts
+    indices = torch.tensor([[0, rank, rank], [1, 0, 0]])  # one index twice; ranks have different counts
     tensor = torch.sparse_coo_tensor(indices[:, : rank + 1], torch.ones(rank + 1, 2), (4, 3, 2))
     dist.all_reduce(tensor)
     expected = torch.zeros(4, 3, 2)
@@ -264,7 +264,7 @@ def messages(rank: int) -> None:
             assert dist.recv(data, src=0, tag=tag) == 0
             assert data.unique().tolist() == [tag]
         dist.recv(torch.empty(0), src=0)
-    # Large ones that cross, waited for later; strided; futures.
+    # Large messages in both directions, which are waited for later; into strided tensors; with futures.
     others = [r for r in range(SIZE) if r != rank]
     outputs = {r: strided(torch.zeros(200_000)) for r in others}
     works: list[Any] = [dist.isend(torch.full((200_000,), float(rank)), dst=r) for r in others]
@@ -274,7 +274,7 @@ def messages(rank: int) -> None:
         work.wait()
     assert all(outputs[r].unique().tolist() == [r] for r in others)
     assert all(future.done() for future in futures)
-    # From whoever sends.
+    # Receives from any rank.
     if rank == 0:
         seen = {}
         for _ in others:
@@ -284,7 +284,7 @@ def messages(rank: int) -> None:
         assert seen == {1: [1] * 3, 2: [2] * 3}
     else:
         dist.send(torch.full((3,), rank), dst=0, tag=9)
-    dist.barrier()  # who leaves ends what waits for anybody
+    dist.barrier()  # keeps all ranks here, because a rank that leaves fails receives from any rank
 
 
 def batched(rank: int) -> None:
@@ -348,12 +348,12 @@ def averaging() -> c10d.AllreduceOptions:
 
 
 def slots(wrong: int) -> list[list[Tensor]]:
-    """Output lists of which one has a wrong size: of another rank than most."""
+    """Output lists in which the tensor for rank `wrong` has a wrong size."""
     return [[torch.ones(2 if rank == wrong else 1)] for rank in range(SIZE)]
 
 
 def several_tensors(rank: int) -> None:
-    """Several tensors per rank, as only c10d's own methods take them."""
+    """Several tensors per rank, which only c10d's own methods accept."""
     group = c10d._get_default_group()
     mine = [torch.full((2, 3), float(2 * rank + i)) for i in range(2)]
     strided = torch.zeros(3, 2).t()
@@ -416,7 +416,7 @@ def wrong_arguments(rank: int) -> None:
         assert isinstance(caught.value, RuntimeError), "as torch's other backends"
     with pytest.raises(ValueError, match="no open coalescing block"):
         group._end_coalescing(torch.device("cpu"))
-    dist.barrier()  # nothing of this has begun anywhere
+    dist.barrier()  # none of these calls has begun at any rank
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What happens to process groups as a whole, what their Works tell, and muster.Group."""
+"""Tests operations on whole process groups, the information that Works give, and muster.Group."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def shrink_group(rank: int) -> None:
 
 
 def error_of(group: Any) -> Any:
-    """What the backend's getError() tells. torch's Python asks it of no backend but one that it has wrapped."""
+    """The backend's getError(). torch's Python exposes it only for a backend in a wrapper."""
     unused = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=1))
     return c10d._ProcessGroupWrapper(group._get_backend(torch.device("cpu")), unused).get_error()
 
@@ -101,7 +101,7 @@ def monitored(rank: int) -> None:
         dist.monitored_barrier(group, timedelta(0))
     dist.barrier()
     gloo = dist.new_group(backend="gloo")
-    dist.monitored_barrier(gloo)  # torch's own
+    dist.monitored_barrier(gloo)  # torch's own monitored barrier
     if rank != 0:
         other: Any = dist.GroupMember.NON_GROUP_MEMBER  # torch's group handle at ranks outside the group
         dist.monitored_barrier(other)
@@ -109,7 +109,7 @@ def monitored(rank: int) -> None:
 
 
 def make_subgroups(rank: int) -> None:
-    """Each rank splits its own half; torch gives both halves' parts the same names."""
+    """Each rank splits its own half. torch gives the parts of both halves the same names."""
     half, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]])
     assert isinstance(half, dist.ProcessGroup)
     part, _ = dist.new_subgroups(group_size=1, group=half)
@@ -140,7 +140,7 @@ def name_the_mismatch(rank: int) -> None:
     works[-1].wait()
     assert works[0].get_future_result().wait() == 0
     world()._wait_for_pending_works()
-    # Those that are under way together may be told in any order.
+    # The hook may see operations that run at the same time in any order.
     assert [str(info.op_type).split(".")[-1] for info in seen] == ["ALLREDUCE", *["BROADCAST"] * 3]
     assert all(info.active_duration >= timedelta(0) and info.time_finished >= info.time_started for info in seen)
     assert sorted(info.seq for info in seen) == list(range(seen[0].seq, seen[0].seq + 4))
@@ -269,7 +269,7 @@ def allocated(rank: int) -> None:
 
 
 def groups_in_threads(rank: int) -> None:
-    """Each thread has a group of its own, some of all ranks."""
+    """Each thread uses a group of its own. Some groups have all ranks."""
     groups = [dist.new_group([0, 1, 2] if number % 2 == 0 else [0, 2]) for number in range(4)]
     wrong: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The command that measures: what it prints, what it writes, and what it refuses."""
+"""Tests `muster bench`: what it prints, what it writes, and what it rejects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def asked(arguments: list[str]) -> int | str | None:
-    """The exit status of what measures nothing."""
+    """The exit status of a command that measures nothing."""
     try:
         return main(arguments)
     except SystemExit as end:
@@ -56,7 +56,7 @@ def test_quick_run_writes_table_json_and_plot(tmp_path: Path) -> None:
             assert row["peer"] > 0
             assert row["floor"] > 0 or row["case"] == "barrier"
     for row in (row for row in rows if row["case"] == "all_reduce" and row["metric"] == "time"):
-        # Over 2 ranks the busbw is the bytes by the time: 2 (n - 1) / n is 1.
+        # With 2 ranks, busbw is bytes / time, because 2 (n - 1) / n is 1.
         assert row["busbw"] == pytest.approx(row["bytes"] / row["muster"] / 1e3)
     ratios = [row["ratio"] for row in rows if row["case"] == "all_reduce"]
     assert ratios.pop() == pytest.approx(math.prod(ratios) ** (1 / 3)), "the geometric mean is last"
@@ -94,7 +94,7 @@ def test_an_operation_name_is_a_benchmark() -> None:
 
 
 def test_expected_results_match_the_definitions() -> None:
-    """The table's own definitions, with a stand-in for c10d that any rank count can be asked."""
+    """Checks the expected results in the table of operations, with a stand-in for c10d that has any number of ranks."""
     from muster.bench.operations import OPERATIONS, Tensors, filled
 
     def expected(name: str, tensors: Tensors) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`muster bench mpi` and `muster bench network`: what they print and refuse. Never what they measure."""
+"""Tests what `muster bench mpi` and `muster bench network` print and reject. Never checks the measured values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_bytes_between_two_nodes_are_counted(tmp_path: Path) -> None:
     time, sent = measured(words, tmp_path)
     assert (time["metric"], sent["metric"]) == ("time", "sent across")
     assert time["muster"] > 0 and time["peer"] > 0
-    # Two ranks cannot sum what they do not send: never below the bound.
+    # The bound: two ranks must send their data to sum it.
     assert sent["floor"] == 256
     assert sent["muster"] >= 256 and sent["peer"] >= 256
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
@@ -93,14 +93,14 @@ def test_network_rate_per_connection(tmp_path: Path) -> None:
 def test_lower_bound_of_bytes_between_nodes() -> None:
     result = {"op": "all_to_all_single", "bytes": 4096, "sent": {"muster": 8192, "gloo": 8192}, "notes": {}}
     row = network._bytes_row(2, "2 nodes of 2", "gloo", result)
-    # Each of the node's two ranks has half of its 4 KiB for the other node.
+    # Each of the node's two ranks sends half of its 4 KiB to the other node.
     assert (row.muster, row.floor, row.unit) == (8.0, 4.0, "KiB")
 
 
 def test_network_rows_have_a_bus_bandwidth(tmp_path: Path) -> None:
     result = {"op": "all_gather_into_tensor", "bytes": 4 << 20, "seconds": {"muster": 1e-3, "gloo": 2e-3}, "notes": {}}
     row = network._time_row(2, "2 nodes of 2", "gloo", result)
-    # Of 4 ranks each gets three quarters from others.
+    # Each of 4 ranks receives three quarters from other ranks.
     assert row.busbw == pytest.approx(3 * 2**20 / 1e6)
     write_markdown(tmp_path / "rows.md", [row])
     names, _, cells = (tmp_path / "rows.md").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""`muster bench ddp`: what it trains, counts and prints. Never what it measures."""
+"""Tests what `muster bench ddp` trains, counts and prints. Never checks the measured values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_one_rank_has_an_overhead() -> None:
 def test_memory_is_measured_during_training() -> None:
     results = run_ranks(2, measured, {"part": "memory", "variants": ["muster"]}, backend="gloo")
     assert results[0] == results[1]
-    # The model, its gradients, and what is shared with others counted once.
+    # The memory of the model and its gradients. Memory that ranks share is counted once.
     assert results[0]["peak"] > results[0]["base"] > 0
 
 
@@ -110,14 +110,14 @@ def test_wire_time_follows_the_rate() -> None:
 
 
 def hold_a_network(made: Connection) -> None:
-    """`muster bench ddp --network` as it is before its first row."""
+    """`muster bench ddp --network`, stopped before its first row."""
 
     def run(arguments: argparse.Namespace, model: str) -> Iterator[Any]:
         with two_nodes() as nodes:
             made.send([node.namespace for node in nodes])
             while True:
                 select.select([], [], [], 0.1)
-        yield  # a generator, as the one it stands for
+        yield  # makes this a generator, like the function that it replaces
 
     with unittest.mock.patch.dict(ddp._RUNS, network=run):
         sys.exit(main(["ddp", "--network", "--models", "tiny"]))

@@ -1,4 +1,4 @@
-"""`muster bench launch`: that it starts, kills and times what it says. Never what it measures."""
+"""Tests that `muster bench launch` starts, kills and times what it says. Never checks the measured values."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ from launching import marked_processes
 from muster.bench import launch
 from muster.bench.__main__ import main
 
-# Starts as the real one does, and meets nobody: torch is what takes seconds here, and no part of what is tested.
+# Starts as the real worker does, but forms no group: importing torch takes seconds and is not tested here.
 WORKER = """
 import os, signal, sys, time
 backend, folder, stay = sys.argv[1:]
@@ -26,7 +26,7 @@ while stay == '1' and attempt == '0':
     signal.pause()
 """
 
-# In torchrun's place.
+# Replaces torchrun.
 RUN = """
 import os, sys
 os.execv(os.environ['MUSTER_BIN'], ['muster', 'run', '--start-method=spawn', *sys.argv[1:]])
@@ -35,7 +35,7 @@ os.execv(os.environ['MUSTER_BIN'], ['muster', 'run', '--start-method=spawn', *sy
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch, muster: str, tmp_path: Path) -> str:
-    """Children of this process find a torch that holds a torchrun and nothing else; a mark that they all have."""
+    """Gives children of this process a torch package with only a torchrun. Returns a mark in their environment."""
     package = tmp_path / "modules/torch/distributed"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("def set_num_threads(count): pass\n")
@@ -65,7 +65,7 @@ def test_every_start_method_is_timed_with_torchrun(without_torch: str, tmp_path:
 def test_the_users_warm_zygote_is_not_used(
     without_torch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, muster: str
 ) -> None:
-    temporary = tmp_path / ("temporary" * 10)  # a socket's path may have 108 bytes
+    temporary = tmp_path / ("temporary" * 10)  # a socket's path has at most 108 bytes
     temporary.mkdir()
     asked = tmp_path / "asked"
     said_by = tmp_path / "muster"

@@ -1,4 +1,4 @@
-"""`muster bench store` and `muster bench startup-load`: what they print and refuse. Never what they measure."""
+"""Tests what `muster bench store` and `muster bench startup-load` print and reject. Never checks measured values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_tiers_reduce_the_messages_of_the_root(tmp_path: Path) -> None:
     for case in ("start-up, full mesh", "start-up, peers at powers of 2", "load, ring and tree"):
         tiers, direct = (rows[f"{case}, {how}", "root messages"] for how in ("tiers", "no tiers"))
         assert tiers["muster"] < direct["muster"] / 2
-        # Without tiers muster's server and torch's are asked the same, and muster counts what the generator counts.
+        # Without tiers, muster's server and torch's get the same requests, and muster counts as many as the generator
+        # sends.
         assert direct["muster"] == pytest.approx(direct["peer"], rel=0.05)
     assert ("load, ring and tree, middle tier", "root CPU") in rows
 

@@ -1,4 +1,4 @@
-"""Stock DistributedDataParallel over muster trains as one process on the whole batch would."""
+"""Tests that stock DistributedDataParallel over muster trains as one process on the whole batch does."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-State = dict[str, "np.ndarray"]  # tensors would travel between processes as shared memory of one that has ended
+State = dict[str, "np.ndarray"]  # arrays, because tensors would be sent as shared memory of a process that has ended
 STEPS = 4
 PER_RANK = 3
 
 
 class Net(nn.Module):
-    """Several buckets, a batch norm (buffers), and a branch that may go unused."""
+    """Has several buckets, a batch norm (buffers), and a branch that may be unused."""
 
     def __init__(self, unused: bool) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def train(model: nn.Module, ranks: int, part: slice) -> None:
 def make(unused: bool) -> Net:
     torch.manual_seed(7)
     net = Net(unused)
-    net.eval()  # batch norm by its stored figures: else the parts of a batch differ from the whole
+    net.eval()  # batch norm uses its stored statistics: those of a part differ from those of the batch
     return net
 
 
@@ -57,7 +57,7 @@ def train_distributed(rank: int, size: int, options: dict[str, Any], unused: boo
     torch.set_num_threads(1)
     net = make(unused)
     if rank > 0:
-        for parameter in net.parameters():  # DDP takes rank 0's
+        for parameter in net.parameters():  # DDP must use rank 0's parameters
             nn.init.zeros_(parameter)
     model = DistributedDataParallel(net, bucket_cap_mb=0.005, **options)
     train(model, size, slice(rank * PER_RANK, (rank + 1) * PER_RANK))
@@ -109,7 +109,7 @@ def chain_hooks(rank: int) -> list[float]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)  # chains on the work's future, in Python
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)  # adds a Python callback to the Work's future
     for _ in range(3):
         model.zero_grad()
         model(torch.full((1, 3), float(rank))).sum().backward()
@@ -126,7 +126,7 @@ def broadcast_buffers(rank: int) -> float:
     model = DistributedDataParallel(nn.BatchNorm1d(2))
     for _ in range(2):
         model(torch.randn(4, 2)).sum().backward()
-    model(torch.randn(4, 2))  # forward begins with rank 0's buffers
+    model(torch.randn(4, 2))  # forward first broadcasts rank 0's buffers
     dist.barrier()
     model.eval()
     return float(model.module.num_batches_tracked)

@@ -1,4 +1,4 @@
-"""The example that `make demo` runs: stock DDP over muster, on real data."""
+"""Tests the example that `make demo` runs: stock DDP over muster, on real data."""
 
 import os
 import re
@@ -17,7 +17,7 @@ def test_digits_reach_97_percent_and_draw_a_plot(
     picture = tmp_path / "curve/digits.png"
     binary = release_build / "src/muster/cli/muster"
     script = root / "examples/python/digits.py"
-    one_thread = {"OMP_NUM_THREADS": "1"}  # also for a rank alone: other tests run beside it
+    one_thread = {"OMP_NUM_THREADS": "1"}  # also for a single rank, because other tests run at the same time
     said = run([binary, "run", "--nproc-per-node", str(ranks), script, "--plot", picture], env=one_thread)
     accuracies = [float(number) for number in re.findall(r"epoch .*held-out accuracy +([\d.]+)%", said)]
     assert len(accuracies) == 12, said
@@ -25,14 +25,14 @@ def test_digits_reach_97_percent_and_draw_a_plot(
     assert f"with {ranks} ranks" in said
     assert str(picture) in said
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert not re.search("[█·\r]", said), said  # a bar is for a terminal
+    assert not re.search("[█·\r]", said), said  # only a terminal gets a progress bar
 
 
 def test_digits_draw_a_bar_on_a_terminal(root: Path, release_build: Path, tmp_path: Path) -> None:
     run: list[str | Path] = [release_build / "src/muster/cli/muster", "run", "--nproc-per-node=2"]
     one_epoch = [*run, root / "examples/python/digits.py", "--epochs=1", "--plot", tmp_path / "digits.png"]
     said = shown_on_a_terminal(one_epoch, {**os.environ, "MUSTER_PYTHON": sys.executable}).decode()
-    assert re.search("epoch  1/1 █+·+ loss ", said), said  # half-way
+    assert re.search("epoch  1/1 █+·+ loss ", said), said  # a bar that is not complete
     assert re.search("epoch  1/1 █{30} loss .*held-out accuracy ", said), said
 
 

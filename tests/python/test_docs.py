@@ -1,5 +1,5 @@
-"""What the code blocks of the documents say: they run or say why not, quote files as they are, compile, name options
-that exist. test_docs_run.py runs those for the shell and Python; doc_blocks.py has the comments that steer both.
+"""Checks the code blocks of the documents: they run or say why not, quote files exactly, compile, and name options that
+exist. test_docs_run.py runs the shell and Python blocks. doc_blocks.py describes the comments that control both.
 """
 
 import functools
@@ -16,7 +16,7 @@ from pathlib import Path
 from doc_blocks import PAGES, ROOT, blocks_of, runs
 from launching import START_TIMEOUT, find_muster
 
-# Blocks that no test runs, all of them with a reason. Lower it when one more runs; think twice before raising it.
+# The number of blocks that no test runs; each has a reason. Lower it when one more block runs; avoid raising it.
 NOT_RUN = 25
 SHOWN_OR_RUN = ("sh", "python", "cpp", "text")
 
@@ -47,7 +47,7 @@ def test_blocks_that_quote_a_file_are_in_it() -> None:
 
 
 def test_cpp_blocks_compile(release_build: Path, tmp_path: Path) -> None:
-    """All pages in one file, each in a namespace of its own: most of the time goes into torch's headers."""
+    """Compiles all pages as one file, each in its own namespace, because torch's headers take most of the time."""
     includes, body = set(), []
     for number, blocks in enumerate(PAGES.values()):
         body.append(f"namespace page{number} {{")
@@ -87,7 +87,7 @@ def options_of(*command: str) -> frozenset[str]:
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """The words of each call of `muster` in a document: in code blocks, in code within lines, and in lists of YAML."""
+    """The words of each call of `muster` in a document: in code blocks, in inline code, and in YAML lists."""
     code = re.sub(r"\\\n\s*", " ", text)
     for line in re.findall(r"`(muster [^`\n]*)`", code):
         yield line.split()
@@ -116,7 +116,7 @@ def test_options_named_in_documents_exist() -> None:
             known = options_of(*command) | (options_of("store") if command[0] == "store" else set())
             for word in words[2:]:
                 if command == ["run"] and re.search(r"\.py$|^\./|^package\.", word):
-                    break  # what follows is the script's
+                    break  # the next words belong to the script
                 option = re.match(r"--?[a-z][\w-]*", word)
                 checked += option is not None
                 if option and option.group().replace("_", "-") not in known:

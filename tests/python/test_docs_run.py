@@ -1,4 +1,4 @@
-"""The blocks of the documents for the shell and for Python run. doc_blocks.py has the comments that steer this."""
+"""Runs the shell and Python blocks of the documents. doc_blocks.py describes the comments that control this."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def pages_with(language: str) -> list[str]:
 
 @pytest.fixture
 def page_folder() -> Iterator[Path]:
-    """A folder that looks like the root of the repository, in which a page's blocks may write."""
+    """A directory that looks like the root of the repository, in which a page's blocks may write."""
     with tempfile.TemporaryDirectory(prefix="muster-docs-") as name:
         folder = Path(name)
         for entry in ROOT.iterdir():
@@ -42,7 +42,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """What the command writes; it is ended with all that it started when it takes too long."""
+    """The output of the command. A command that takes too long is killed with all processes that it started."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -66,7 +66,7 @@ def run(command: list[str], folder: Path) -> str:
 
 @pytest.mark.parametrize("page", pages_with("sh"))
 def test_shell_blocks_run_in_order(page: str, page_folder: Path) -> None:
-    """All of a page in one shell; blocks with a title are the files that they use."""
+    """Runs all shell blocks of a page in one shell. Blocks with a title are the files that they use."""
     blocks = [block for block in PAGES[page] if (block.title and block.title != "output") or runs(block, "sh")]
     script = ["set -eu"]
     for number, block in enumerate(blocks):
@@ -92,7 +92,7 @@ def test_shell_blocks_run_in_order(page: str, page_folder: Path) -> None:
 
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_blocks_run_on_two_ranks(page: str, page_folder: Path) -> None:
-    """All of a page in one program."""
+    """Runs all Python blocks of a page as one program."""
     blocks = [block for block in PAGES[page] if runs(block, "python")]
     (page_folder / "page.py").write_text("".join(block.code for block in blocks))
     run(["muster", "run", "--nproc-per-node", "2", "page.py"], page_folder)

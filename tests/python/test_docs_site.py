@@ -1,4 +1,4 @@
-"""What tools/docs_*.py make of headers, docstrings and help texts. `make docs` runs all of it, with mkdocs."""
+"""Tests what tools/docs_*.py make of headers, docstrings and help texts. `make docs` runs all of it, with mkdocs."""
 
 from pathlib import Path
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The examples in Python beside digits.py, which test_demo.py runs."""
+"""Runs the Python examples, except digits.py, which test_demo.py runs."""
 
 import re
 import runpy
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @pytest.fixture
 def example(root: Path, muster: str, run: Callable[..., str]) -> Callable[..., str]:
-    """Runs one of examples/python on so many ranks, and gives what it said."""
+    """Runs one of examples/python at `ranks` ranks, and returns its output."""
 
     def start(ranks: int, name: str, *arguments: str | Path) -> str:
         return run([muster, "run", "--nproc-per-node", str(ranks), root / "examples/python" / name, *arguments])
@@ -27,7 +27,7 @@ def test_chars_resume_from_a_checkpoint_on_fewer_ranks(example: Callable[..., st
     losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", first + second)]
     assert re.findall(r"step +(\d+)/", first) == ["50"], first
     assert re.findall(r"step +(\d+)/", second) == ["60"], second
-    # Even odds over the 70 characters of the alphabet are 4.2, their frequencies alone 3.2.
+    # A uniform guess over the 70 characters has a loss of 4.2; a guess by their frequencies alone, 3.2.
     assert losses[1] < losses[0] < 3, first + second
     assert len(second[second.index("60/60") :]) > 300, "it wrote no lines"
 

@@ -1,4 +1,4 @@
-"""muster.hooks: the native communication hooks by themselves, and under muster.nn.DistributedDataParallel."""
+"""Tests the native communication hooks (muster.hooks) alone, and with muster.nn.DistributedDataParallel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -81,7 +81,7 @@ def test_a_group_of_another_backend_is_refused() -> None:
 
 
 def train(rank: int, hook: hooks.NativeHook) -> tuple[float, list[torch.Tensor]]:
-    """Least squares of many small layers; the loss over all data in the end, and the parameters."""
+    """Trains several small layers on least squares. Returns the final loss over all data, and the parameters."""
     torch.set_num_threads(1)  # ranks share the cores
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))

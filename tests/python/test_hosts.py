@@ -1,4 +1,4 @@
-"""The demo across two hosts: two agents, one job, gradients over TCP."""
+"""Tests one job on two hosts, with two agents: gradients go over TCP."""
 
 import json
 import re
@@ -30,7 +30,8 @@ def run_on(
     options: tuple[str, ...] = (),
     meeting: str = "",
 ) -> list[tuple[int, str]]:
-    """Starts one agent a host, to meet at the first or at the URL `meeting`; their exit statuses and outputs."""
+    """Starts one agent on each host, with the rendezvous at the first host or at the URL `meeting`. Returns their exit
+    statuses and outputs."""
     agents = []
     for node, host in enumerate(hosts):
         command = [binary, "run", "--nnodes", "2", "--nproc-per-node", str(nproc)]
@@ -76,7 +77,8 @@ def test_only_documented_ports_stay_open(hosts: tuple[Host, Host], release_build
     script.write_text(REPORT)
     (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
     assert (status, other_status) == (0, 0), said + other_said
-    # One for each rank, where others may dial to send it a message; strangers fail there as everywhere.
+    # Each rank has one port, to which other ranks may connect to send it messages. Unauthenticated peers fail there as
+    # at any other port.
     assert said.count("sum ok; 3 ports open") == 2, said
     assert other_said.count("sum ok; 2 ports open") == 2, other_said
 
@@ -233,7 +235,7 @@ def test_trace_corrects_clocks_of_hosts(hosts: tuple[Host, Host], release_build:
     calls = [[event for event in events if event["pid"] >> 16 == rank and event["ts"] >= 0] for rank in range(2)]
     both = list(zip(*([e for e in each if e["name"] == "muster:all_reduce"] for each in calls), strict=True))
     assert len(both) >= 20
-    for mine, theirs in both:  # neither ends before the other has begun, but for what the clocks are not known to
+    for mine, theirs in both:  # neither ends before the other begins, within the error of the clock estimate
         assert mine["ts"] < theirs["ts"] + theirs["dur"] + 1e6
         assert theirs["ts"] < mine["ts"] + mine["dur"] + 1e6
 
@@ -289,7 +291,7 @@ def test_a_local_pid_equal_to_a_remote_ranks_may_exit(
 
     try:
         for node, host in enumerate(hosts):
-            host.next_pid(1000 * (node + 1))  # so that the numbers of one's ranks are free on the other
+            host.next_pid(1000 * (node + 1))  # so that the pids of one host's ranks are free on the other host
             command = [
                 binary,
                 "run",
@@ -321,10 +323,10 @@ def test_a_local_pid_equal_to_a_remote_ranks_may_exit(
 
 
 def test_hosts_look_like_separate_machines(hosts: tuple[Host, Host]) -> None:
-    """What the other tests stand on."""
+    """Checks what the other tests assume."""
     look = "import os; print(os.getpid(), os.stat('/proc/self/ns/pid').st_ino, os.uname().nodename,"
     look += " open('/proc/sys/kernel/random/boot_id').read())"
     first, second = (host.start([sys.executable, "-c", look]).communicate(timeout=TIMEOUT)[0].split() for host in hosts)
-    assert first[:2] == second[:2]  # the process and its PID namespace have the same numbers
+    assert first[:2] == second[:2]  # the pid and the number of the PID namespace are equal
     assert first[2] != second[2]
     assert first[3] != second[3]

@@ -1,4 +1,4 @@
-"""What import says when something is missing, and that torch alone finds the backend."""
+"""Tests the errors of `import muster` when something is missing, and that torch finds the backend by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "python"
 
 
 def python(code: str, *path: Path, site: bool = True, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Status and last line of output of a fresh interpreter."""
+    """Runs the code in a fresh interpreter. Returns its status and the last line of its output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **(env or {})}
     command = [sys.executable, *([] if site else ["-S"]), "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -23,7 +23,7 @@ def python(code: str, *path: Path, site: bool = True, env: dict[str, str] | None
 
 
 def other_build(folder: Path) -> Path:
-    """A copy of the package that says it was built against another torch."""
+    """A copy of the package that claims to be built against another torch."""
     shutil.copytree(PACKAGE / "muster", folder / "muster", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "muster/_build.py").write_text('VERSION = "0.1.0"\nTORCH = "1.2.3"\n')
     return folder
@@ -68,7 +68,7 @@ def test_a_wrong_python_version_is_reported(tmp_path: Path) -> None:
     ],
 )
 def test_another_torch_does_not_break_import_torch(tmp_path: Path, use: str) -> None:
-    """The entry point runs inside `import torch`; the error waits until muster is wanted."""
+    """The entry point runs inside `import torch`, so the error is raised only when muster is used."""
     there = tmp_path / "there"
     code = f"import torch, pathlib\npathlib.Path({str(there)!r}).touch()\n{use}"
     status, line = python(code, other_build(tmp_path / "package"))

@@ -1,4 +1,4 @@
-"""What `cmake --install` gives a C++ user: muster::core without torch, muster::torch with it."""
+"""Tests what `cmake --install` gives C++ users: muster::core without torch, muster::torch with it."""
 
 import re
 import shutil
@@ -39,7 +39,7 @@ int main() {
 """
 
 
-# A second run finds what the first one compiled, which is why the prefix is always the same.
+# ccache. A second run finds the objects of the first one, because the prefix is always the same.
 LAUNCHER = ["ccache"] if shutil.which("ccache") else []
 
 
@@ -103,7 +103,7 @@ int main() { std::printf("threads %d\\n", at::get_num_threads() > 0); }
 
 
 def cuda_torch(folder: Path, torch_prefix: str) -> Path:
-    """This torch, laid out as one that was built for CUDA: its own package refuses to be found."""
+    """This torch, with a CMake package like that of a CUDA build, which fails when it is found."""
     real = Path(torch_prefix).parents[1]
     config = folder / "share/cmake/Torch"
     config.mkdir(parents=True)
@@ -136,7 +136,7 @@ def built_examples(
 
 @pytest.fixture(scope="module")
 def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]:
-    """Runs one of examples/cpp on two ranks, and gives what it said."""
+    """Runs one of examples/cpp at two ranks, and returns its output."""
 
     def start(name: str, *arguments: str | Path) -> str:
         program = built_examples / name
@@ -174,7 +174,7 @@ def test_chars_learn_and_resume_from_a_checkpoint(examples: Callable[..., str], 
     steps = [(int(step), float(loss)) for step, loss in re.findall(r"step +(\d+)/\d+ .*held-out loss ([\d.]+)", second)]
     assert re.findall(r"step +(\d+)/", first) == ["50"], first
     assert [step for step, _ in steps] == [100], second
-    # Even odds over the 70 characters of the alphabet are 4.2, their frequencies alone 3.2.
+    # A uniform guess over the 70 characters has a loss of 4.2; a guess by their frequencies alone, 3.2.
     assert steps[0][1] < 3, second
     assert len(second[second.index("100/100") :]) > 300, "it wrote no lines"
 
@@ -186,7 +186,7 @@ def test_every_installed_header_of_the_core_compiles_alone(prefix: Path, run: Ru
     assert "muster/torch/collectives.h" in headers
     assert not any(header.startswith(("muster/launch/", "muster/cli/")) for header in headers)
     for header in core:
-        source = header.replace("/", "_") + ".cpp"  # its own name, for ccache knows a file by it
+        source = header.replace("/", "_") + ".cpp"  # a name for each header, because ccache uses the file's name
         (tmp_path / source).write_text(f"#include <{header}>\n")
         command = [*LAUNCHER, "c++", "-std=c++20", "-I", prefix / "include", "-c", source, "-o", f"{source}.o"]
         run(command, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Whoever is killed at whichever step: the job ends, says why, and leaves nothing behind."""
+"""Kills any process of a job at any step: the job must end, say why, and leave nothing behind."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ FAIL_ON_REQUEST = 'while [ ! -e "$(dirname "$0")/fail" ]; do sleep 0.05; done\ne
 
 @pytest.fixture
 def start(launch: Launch, tmp_path: Path) -> Launch:
-    """start(words..., code=...) starts one node of this test's job; `code` is a shell's."""
+    """start(words..., code=...) starts one node of this test's job. `code` is a shell script."""
     secret = secrets.token_hex(32)
 
     def start_node(*words: str, code: str = IGNORE_SIGTERM) -> Job:
@@ -35,7 +35,7 @@ def start(launch: Launch, tmp_path: Path) -> Launch:
 
 @pytest.fixture
 def two_nodes() -> list[str]:
-    """Of a job of two nodes."""
+    """The options of a job of two nodes."""
     return ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
 
 
@@ -59,7 +59,7 @@ def test_death_while_the_root_waits_for_nodes(start: Launch, two_nodes: list[str
     end(root, victim)
     assert root.finish() in (137, -9)
     assert root.left_behind() == []
-    # Its place is free: the job can be started again at the same address.
+    # The address is free again: the job can be restarted there.
     jobs = [start(*two_nodes, f"--node-rank={rank}", code="exit 0\n") for rank in range(2)]
     assert [job.finish() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
 
@@ -79,9 +79,9 @@ def test_death_while_stopping_stubborn_workers(start: Launch, victim: str) -> No
 def test_a_node_is_lost_during_failure_handling(start: Launch, two_nodes: list[str], tmp_path: Path) -> None:
     words = [*two_nodes, "--max-restarts=3", "--timeout=5"]
     first = start(*words, "--node-rank=0", code=FAIL_ON_REQUEST)
-    # Its workers do not end by themselves, so the restart that the first node's failure brings waits for it.
+    # Its workers do not end by themselves, so the restart after the failure on the first node waits for this node.
     second = start(*words, "--node-rank=1", "--shutdown-timeout=1000")
-    second.expect(r"ready \d+")  # and is deaf
+    second.expect(r"ready \d+")  # its worker now ignores SIGTERM
     (tmp_path / "fail").touch()
     second.expect("exited with status 3")
     os.kill(second.agent(), signal.SIGKILL)
@@ -106,7 +106,8 @@ def test_the_root_dies_in_a_restart(start: Launch, two_nodes: list[str]) -> None
 
 
 def test_a_node_lost_in_a_barrier_is_replaced(start: Launch, two_nodes: list[str]) -> None:
-    # No sign of life is missed: its guard says that it is dead, and what its worker waited for is withdrawn.
+    # The heartbeat timeout does not pass: the agent's monitor reports the death, and the wait of its worker is
+    # canceled.
     tiers = ["--enable-tiered-parallel-tcpstore", "--rdzv-conf=heartbeat_timeout=1000", "--max-restarts=1"]
     code = f"echo ready $RANK\nexec {find_muster()} store barrier b $((3 - MUSTER_GENERATION))\n"
     root = start(*two_nodes, *tiers, code=code)
@@ -132,7 +133,7 @@ def test_files_of_a_killed_job_are_removed_by_the_next(
     for job in (lasting, killed):
         job.expect("ready")
     agent = killed.agent()
-    os.kill(agent, signal.SIGSTOP)  # or it would end in good order when its guard is gone
+    os.kill(agent, signal.SIGSTOP)  # otherwise it would shut down when its launcher is gone
     end(killed, "launcher")
     killed.process.wait()
     os.kill(agent, signal.SIGKILL)
@@ -147,19 +148,20 @@ def test_files_of_a_killed_job_are_removed_by_the_next(
 
 @pytest.fixture
 def chain(two_nodes: list[str]) -> list[str]:
-    """Of a job of three nodes: the second one's proxy is all that the third one's knows of the first."""
+    """The options of a job of three nodes. The third node's proxy connects to the second node's, not to the first's."""
     tiers = ["--enable-tiered-parallel-tcpstore", "--store-fanout=1", "--rdzv-conf=heartbeat_timeout=3"]
     return ["--nnodes=3", "--max-restarts=1", *two_nodes[1:], *tiers]
 
 
 def test_middle_proxies_die_at_start_and_end(start: Launch, chain: list[str]) -> None:
     root = start(*chain, "--node-rank=0")
-    root.expect("1 of 3 nodes")  # or the next one, which has no rank, may be first at the root's address
+    root.expect("1 of 3 nodes")  # otherwise the next node, which has no rank, could take the root's address
     middle = start(*chain)
     root.expect("2 of 3 nodes")
     end(middle, "agent")
-    # The first one finds its middle proxy dead, reports to the root, and becomes that of the second one.
-    heir = start(*chain, "--shutdown-timeout=1000")  # its agent is there until it is killed
+    # The next node finds that its middle proxy is dead and reports to the root. It then becomes the middle proxy of the
+    # last node.
+    heir = start(*chain, "--shutdown-timeout=1000")  # its agent runs until it is killed
     heir.expect("of 3 nodes|ready")
     last = start(*chain, "--shutdown-timeout=1")
     last.expect(r"ready \d+")
@@ -175,7 +177,8 @@ def test_middle_proxies_die_at_start_and_end(start: Launch, chain: list[str]) ->
 
 @pytest.mark.parametrize("ranked", [True, False], ids=["ranked", "by_arrival"])
 def test_the_root_dies_above_a_middle_proxy(start: Launch, chain: list[str], ranked: bool) -> None:
-    # Nobody follows it: not a node that could listen at its address, and nobody waits as long as for the first one.
+    # No node replaces the root, although another node could listen at its address. No node waits as long as for a first
+    # root.
     jobs = []
     for rank in range(3):
         two_nodes = [f"--node-rank={rank}"] if ranked or rank == 0 else []
@@ -192,7 +195,7 @@ def test_the_root_dies_above_a_middle_proxy(start: Launch, chain: list[str], ran
         assert job.left_behind() == []
 
 
-# What a worker does until the root's agent is killed.
+# The worker's actions before the root's agent is killed.
 STEPS = {
     "barrier": f"echo ready $$\n[ $RANK = 0 ] || exec {find_muster()} store barrier b 2\n",
     "end": "trap 'echo ending' TERM\necho ready $$\n",
@@ -203,7 +206,7 @@ STEPS = {
 @pytest.mark.parametrize("step", ["barrier", "end"])
 def test_the_root_dies_while_workers_run(start: Launch, two_nodes: list[str], step: str, tiers: list[str]) -> None:
     code = STEPS[step] + "while :; do sleep 1000 & wait; done\n"
-    # The root's workers are deaf, so that its agent is there until it is killed.
+    # The root's workers ignore SIGTERM, so that its agent runs until it is killed.
     times = ["--shutdown-timeout=1000", "--shutdown-timeout=1"]
     root, other = (start(*two_nodes, *tiers, f"--node-rank={rank}", times[rank], code=code) for rank in range(2))
     pids = [int(job.expect(r"ready (\d+)")[0][1]) for job in (root, other)]
@@ -215,7 +218,7 @@ def test_the_root_dies_while_workers_run(start: Launch, two_nodes: list[str], st
         wait_until(lambda: b"barrier" in Path(f"/proc/{pids[1]}/cmdline").read_bytes())
     end(root, "agent")
     assert root.finish() == 137
-    # The worker in the barrier may be the first to notice, and then its status is the job's.
+    # If the worker in the barrier notices the loss first, its status becomes the status of the job.
     assert other.finish() in ((143,) if step == "end" else (1, 3))
     assert ("SIGTERM on host" if step == "end" else "lost the job's store at tcp://") in other.err, other.err
     for job in (root, other):
@@ -241,7 +244,7 @@ def test_death_while_the_zygote_imports(
         end(job, victim)
         assert job.finish() == 137
     else:
-        # One is replaced. Where that goes on something is wrong, and workers are better started without.
+        # A zygote is replaced once. If zygotes continue to die, the workers are started without one.
         for number in range(1 if victim == "zygote" else 3):
             zygotes.append(int(job.expect(r"importing (\d+)", number + 1)[number][1]))
             os.kill(zygotes[-1], signal.SIGKILL)

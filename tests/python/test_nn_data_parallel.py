@@ -1,4 +1,4 @@
-"""muster.nn.DataParallel over replicas on the CPU does what the module alone would."""
+"""Tests that muster.nn.DataParallel with replicas on the CPU gives the same results as the module alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = namedtuple("Pair", "sums products")
 
 
 class Net(nn.Module):
-    """Takes and returns all kinds of things; its weight is used twice."""
+    """Takes and returns values of many types, and uses its weight twice."""
 
     seen: Tensor
 
@@ -46,7 +46,7 @@ def compare_training(rank: int) -> None:
     ours, expected = model(x, options={"more": [more]}), module_alone(again, options={"more": [more]})
     torch.testing.assert_close(ours["both"], expected["both"])
     assert isinstance(ours["both"], Pair)
-    assert ours["loss"].shape == (3,)  # one a replica
+    assert ours["loss"].shape == (3,)  # one for each replica
     assert ours["nothing"] is None
     for each in (ours, expected):
         (each["both"].sums * each["both"].products).sum().backward()
@@ -61,7 +61,7 @@ def compare_forward(rank: int) -> None:
     torch.set_num_threads(4)
     compare_training(rank)
     model = DataParallel(nn.Linear(3, 2), [torch.device("cpu")] * 2, output_device=torch.device("cpu"))
-    assert model(torch.ones(1, 3)).shape == (1, 2)  # less than there are devices
+    assert model(torch.ones(1, 3)).shape == (1, 2)  # fewer inputs than devices
     assert DataParallel(nn.Linear(3, 2))(torch.ones(2, 3)).shape == (2, 2)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         output = model(torch.ones(4, 3))
@@ -83,7 +83,7 @@ def test_cpu_replicas_match_the_module() -> None:
 
 
 class BarrierModule(nn.Module):
-    """No replica's forward ends before all have begun."""
+    """The forward of a replica ends only when the forwards of all replicas have begun."""
 
     def __init__(self, replicas: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""muster.nn.DistributedDataParallel trains as one process on the whole batch would, whatever the options."""
+"""Tests that muster.nn.DistributedDataParallel trains as one process on the whole batch does, with any options."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from muster import hooks
 
 EXAMPLES = int(os.environ.get("MUSTER_DDP_EXAMPLES", "12"))
 WIDTH, CLASSES, PER_RANK = 6, 3, 4
-Registration = Callable[[DistributedDataParallel], None]  # of a communication hook
+Registration = Callable[[DistributedDataParallel], None]  # registers a communication hook
 
 
 class Branches(nn.Module):
-    """Takes another branch in every other step; the third is never taken."""
+    """Uses two branches in turn, one in each step; the third branch is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Branches(nn.Module):
 
 
 class Tied(nn.Module):
-    """A weight used in two modules, one that is frozen, and a parameter without dimensions."""
+    """Has a weight that two modules share, a frozen one, and a parameter without dimensions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Tied(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Parameters of three dtypes, one of them complex."""
+    """Has parameters of three dtypes, one of them complex."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def perceptron() -> nn.Module:
 
 
 class Convolution(nn.Module):
-    """Channels last, with a batch norm that evaluates: it has buffers, and no figures that depend on the batch."""
+    """Channels last, with a batch norm in eval mode: it has buffers, but its statistics do not depend on the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 class Case:
     model: str = "perceptron"
     options: dict[str, Any] = field(default_factory=dict)
-    accumulate: int = 1  # backwards a step; all but the last under no_sync
+    accumulate: int = 1  # backwards in a step; all except the last one are under no_sync
     set_to_none: bool = True
     steps: int = 4
     tolerance: float = 1e-5
@@ -124,7 +124,7 @@ def batch(number: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, case: Case, size: int, rank: int | None) -> None:
-    """With the rank's part of each batch, or all of it."""
+    """Trains on the rank's part of each batch, or on whole batches if `rank` is None."""
     part = slice(None) if rank is None else slice(rank * PER_RANK, (rank + 1) * PER_RANK)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(case.steps):
@@ -154,7 +154,7 @@ def compare(rank: int, case: Case, register: Registration | None = None, size: i
     if rank > 0:
         with torch.no_grad():
             for tensor in module.state_dict().values():
-                tensor.zero_()  # what rank 0 has counts
+                tensor.zero_()  # DDP must use rank 0's values
     model = DistributedDataParallel(module, **case.options)
     if register is not None:
         register(model)
@@ -297,7 +297,7 @@ def test_join_can_raise_when_a_rank_has_no_data(ranks: RankPool) -> None:
 def expect_gradients_of_the_joined_batch(
     rank: int, model: nn.Module, reference: nn.Module, steps: int, input_needs_gradient: bool = False
 ) -> None:
-    """Of the model that learns from this rank's part, those of the reference that learns from all."""
+    """Expects the gradients of `model`, on this rank's part, to equal those of `reference`, on the whole batch."""
     for step in range(steps):
         x, y = batch(step, 2)
         reference.zero_grad()
@@ -373,7 +373,7 @@ def test_activation_checkpointing_works(ranks: RankPool, reentrant: bool) -> Non
 
 
 def train_with_autocast(model: nn.Module, part: slice, broken: bool) -> float:
-    """Three steps in bfloat16, the second with an infinite loss where it is broken; returns the scale in the end."""
+    """Makes three steps in bfloat16, the second one with an infinite loss if `broken`. Returns the final scale."""
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.5), torch.amp.GradScaler("cpu", init_scale=16.0)
     for step in range(3):
         x, y = (each[part] for each in batch(step, 2))
@@ -451,13 +451,13 @@ def compare_batch_norm(rank: int) -> None:
     reference = nn.Sequential(nn.Linear(WIDTH, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.BatchNorm1d(5, momentum=None))
     module = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(reference))
     model = DistributedDataParallel(module)
-    part = slice(0, 3) if rank == 0 else slice(3, 8)  # of different sizes
+    part = slice(0, 3) if rank == 0 else slice(3, 8)  # the parts have different sizes
     for step in range(2):
         x, _ = batch(step, 2)
         reference.zero_grad()
         (reference(x) ** 3).sum().backward()
         model.zero_grad()
-        (2 * (model(x[part]) ** 3).sum()).backward()  # twice: gradients are averaged, and this is a sum
+        (2 * (model(x[part]) ** 3).sum()).backward()  # 2 ranks: DDP averages gradients
         for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
     for mine, expected in zip(module.buffers(), reference.buffers(), strict=True):

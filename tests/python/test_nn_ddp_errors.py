@@ -1,4 +1,4 @@
-"""What muster.nn.DistributedDataParallel says of wrong uses, and what is left when a rank dies."""
+"""Tests the errors of muster.nn.DistributedDataParallel for wrong use, and its state after a rank dies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Plain(nn.Module):
 
 def other_buffers(rank: int) -> nn.Module:
     module = Plain()
-    if rank == 1:  # as many elements in all
+    if rank == 1:  # the number of elements in all is the same
         module.wide, module.high = torch.zeros(2, 3), torch.zeros(6)
     return module
 
@@ -91,7 +91,7 @@ def different_buffers_and_names(rank: int) -> None:
     for make, text in DIFFERING.items():
         with pytest.raises(muster.MismatchError, match=text):
             DistributedDataParallel(make(rank))
-    DistributedDataParallel(other_buffers(rank), broadcast_buffers=False)  # they stay each rank's own
+    DistributedDataParallel(other_buffers(rank), broadcast_buffers=False)  # the buffers of the ranks stay different
     ignoring = other_buffers(rank)
     ignoring._ddp_params_and_buffers_to_ignore = ["wide", "high"]  # type: ignore[assignment]
     DistributedDataParallel(ignoring)
@@ -146,7 +146,7 @@ def wrap_twice(rank: int) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.zero(x)
-            for _ in range(2):  # each checkpoint has a backward of its own, and so two gradients come
+            for _ in range(2):  # each checkpoint has its own backward, so two gradients arrive
                 x = checkpoint(self.one, x, use_reentrant=True)
             return x
 
@@ -170,13 +170,13 @@ def register_wrong_hooks(rank: int) -> None:
     model.register_comm_hook(None, hook)
     with pytest.raises(RuntimeError, match="can only be called once"):
         model.register_comm_hook(None, hook)
-    for _ in range(2):  # the second time like the first: nothing is left of a step whose hook failed
+    for _ in range(2):  # the second failure is like the first: a step whose hook failed leaves no state
         with pytest.raises(OverflowError, match="no more"):
             model(torch.ones(1, 2)).sum().backward()
 
 
 def failing_at_one_rank(rank: int) -> None:
-    """A parameter a bucket: in every step the same collectives, so shapes do not tell one step's from another's."""
+    """Each parameter has its own bucket, so all steps make the same collectives, and shapes do not tell steps apart."""
     group = dist.new_group()
     model = DistributedDataParallel(
         nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), process_group=group, bucket_cap_mb=0
@@ -249,7 +249,7 @@ def test_step_after_a_failed_hook_is_correct(ranks: RankPool) -> None:
 
 
 def registering_during_backward(rank: int) -> None:
-    """Backward, in another thread, holds the reducer's lock while the hook runs, which needs Python's."""
+    """Backward, on another thread, holds the reducer's lock while the hook runs, which needs the GIL."""
     model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
     within, go_on = threading.Event(), threading.Event()
 
@@ -266,7 +266,7 @@ def registering_during_backward(rank: int) -> None:
     backward.start()
     assert within.wait(60)
     try:
-        sys.setswitchinterval(60)  # this thread keeps Python's lock until it blocks
+        sys.setswitchinterval(60)  # this thread keeps the GIL until it blocks
         go_on.set()
         with pytest.raises(RuntimeError, match="can only be called once"):
             model.register_comm_hook(None, hook)
@@ -331,7 +331,7 @@ USES = [twice_backward, forwards_first, forward_unsynced, backward_unsynced, uns
 
 
 def use_both(rank: int) -> None:
-    """Then a step of each, and one of the ordinary kind."""
+    """Makes a step of each use and then an ordinary step, with muster's and with torch's DDP, and compares them."""
     for use in USES:
         trained = []
         for kind in (DistributedDataParallel, nn.parallel.DistributedDataParallel):
@@ -376,11 +376,11 @@ def test_parameters_changed_after_wrapping_are_named(ranks: RankPool) -> None:
 
 
 def end_data_early(rank: int) -> None:
-    """Rank 1 has one batch less."""
+    """Rank 1 has one batch less than rank 0."""
     hasty = dist.new_group()
     model = DistributedDataParallel(nn.Linear(2, 1), process_group=hasty)
     model(torch.ones(1, 2)).sum().backward()
-    dist.barrier()  # so long anybody may be late
+    dist.barrier()  # until here, ranks may be late without a timeout
     if rank == 0:
         c10d._set_pg_timeout(timedelta(seconds=1), hasty)
         with pytest.raises(muster.TimeoutError, match="rank 1"):
@@ -431,12 +431,12 @@ def lose_rank_in_backward(rank: int, hook: str) -> list[float] | None:
         model.module[3].weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(muster.PeerLostError, match="rank 1"):
         model(x).sum().backward()
-    with pytest.raises(dist.DistBackendError):  # and again: nothing hangs
+    with pytest.raises(dist.DistBackendError):  # the next call fails too, and does not hang
         model(x).sum().backward()
 
     dist.shrink_group([1], shrink_flags=c10d.SHRINK_ABORT)
     assert dist.get_world_size() == 2
-    module = copy.deepcopy(model.module)  # without the optimizers that its parameters may have
+    module = copy.deepcopy(model.module)  # the copy has no optimizers on its parameters
     del model
     module.zero_grad()
     again = DistributedDataParallel(module, bucket_cap_mb=0.0002)

@@ -1,4 +1,4 @@
-"""Communication hooks that come with torch, and optimizers within backward, with muster.nn.DistributedDataParallel."""
+"""Tests torch's communication hooks, and optimizers within backward, with muster.nn.DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def built_in(name: str) -> Registration:
 
 
 def custom_hook(model: DistributedDataParallel) -> None:
-    """Answers when its operation has ended, and gives another tensor than the bucket's."""
+    """Completes its future when its operation has ended, with another tensor than the bucket's buffer."""
 
     def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
         state["buckets"].append(bucket.index())
@@ -71,7 +71,7 @@ def custom_hook(model: DistributedDataParallel) -> None:
 
 
 def concatenating_hook(model: DistributedDataParallel) -> None:
-    """Gives a tensor made of the gradients, which takes the bucket for these and nothing else."""
+    """Returns a tensor made from the gradients, and so assumes that the bucket holds only these."""
 
     def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
         gradients = bucket.gradients()
@@ -125,8 +125,8 @@ def test_two_runs_with_one_seed_compress_to_the_same_bits(ranks: RankPool) -> No
 
 
 class CollectiveInBackward(torch.autograd.Function):
-    """A collective of the model's own in backward, as SyncBatchNorm's. Rank 0 begins it after all operations of the
-    bucket before it, rank 1 before the second of these.
+    """A collective that the model makes in backward, as SyncBatchNorm does. Rank 0 begins it after all operations of
+    the preceding bucket, rank 1 before the second one of these operations.
     """
 
     step, reduced = 0, threading.Event()
@@ -155,7 +155,7 @@ def with_collectives_in_backward(rank: int) -> str:
 
     class State(power.PowerSGDState):
         @property
-        def process_group(self) -> None:  # asked for before a bucket's first operation
+        def process_group(self) -> None:  # read before a bucket's first operation
             if rank == 0:
                 _get_default_store().wait([f"meeting {CollectiveInBackward.step}"])
 
@@ -163,7 +163,7 @@ def with_collectives_in_backward(rank: int) -> str:
         def process_group(self, value: object) -> None:
             pass
 
-        def maybe_increase_iter(self, bucket: Any) -> None:  # called in the end
+        def maybe_increase_iter(self, bucket: Any) -> None:  # called after the last operation
             CollectiveInBackward.reduced.set()
             super().maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's mixed_precision on the CPU: low precision in forward and backward, or in reductions."""
+"""Tests DistributedDataParallel's mixed_precision on the CPU: in forward and backward, or in reductions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 
 class Recurrent(nn.Module):
-    """Its LSTM keeps a list of its parameters beside."""
+    """Its LSTM keeps a separate list of its parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ CASES: list[tuple[str, _MixedPrecision, dict[str, Any]]] = [
 
 
 def low_precision_loss(model: nn.Module, dtype: torch.dtype | None, x: Tensor, y: Tensor) -> Tensor:
-    """As the wrapped model's, said in another way."""
+    """The loss of the wrapped model, computed in another way."""
     if dtype is None:
         return F.cross_entropy(model(x), y)
     low = {name: each.to(dtype) for name, each in model.named_parameters()}
@@ -77,7 +77,7 @@ def train(rank: int, name: str, config: _MixedPrecision, options: dict[str, Any]
                 torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.02, atol=1e-6 if exact else 1e-3)
         optimizer.step()
     assert all(hasattr(each, "_fp_param") == (config.param_dtype is not None) for each in module.parameters())
-    module(parts[0][0])  # the module itself is as it was
+    module(parts[0][0])  # the module itself still works as before
     return digest(module)
 
 

@@ -1,4 +1,4 @@
-"""Options of muster.nn.DistributedDataParallel, each for itself. test_nn_ddp.py draws those that combine."""
+"""Tests single options of muster.nn.DistributedDataParallel. test_nn_ddp.py draws combinations of options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KNOWN = inspect.signature(nn.parallel.DistributedDataParallel).parameters  # tor
 
 
 class HalfDelayed(nn.Module):
-    """A layer that does not learn between two that do."""
+    """Has a frozen layer between two trained layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,8 @@ class HalfDelayed(nn.Module):
 
 
 def delay_all_reduce(rank: int, layers: list[str]) -> None:
-    """Their gradients are averaged at once, when that of the input has come: the last one. Rank 1 is late with it."""
+    """DDP averages the gradients of `layers` together when the input's gradient, the last one, has arrived. It arrives
+    late at rank 1."""
     torch.manual_seed(4)
     module = HalfDelayed()
     reference = copy.deepcopy(module)
@@ -45,7 +46,7 @@ def delay_all_reduce(rank: int, layers: list[str]) -> None:
     step = 0
 
     def delay_until_returned(gradient: Tensor) -> None:
-        with contextlib.suppress(RuntimeError):  # rank 0 waits, too
+        with contextlib.suppress(RuntimeError):  # rank 0 waits for this rank, so the key does not come
             _get_default_store().wait([f"{layers} {step}"], timedelta(seconds=0.3))
 
     if rank == 1:
@@ -101,7 +102,7 @@ def test_init_sync_can_be_disabled(ranks: RankPool) -> None:
 
 
 def buffers_seen(rank: int, options: dict[str, bool]) -> list[float]:
-    """Of a buffer: after construction, within forward, and within a second forward to which it has been changed."""
+    """A buffer's values: after construction, within forward, and, changed, within a second forward."""
     module = nn.Linear(2, 1)
     module.register_buffer("mine", torch.tensor(float(rank)))
     seen: list[float] = []
@@ -146,7 +147,7 @@ def test_device_mesh_can_give_the_group(ranks: RankPool) -> None:
 
 
 def skip_unused_buckets(rank: int, skip: bool) -> int:
-    """How many collectives a backward has whose model uses one branch of three."""
+    """The number of collectives in a backward of a model that uses one of its three branches."""
     torch.manual_seed(4)
     reference = Branches()
     options: dict[str, Any] = {"skip_all_reduce_unused_params": True} if skip else {}
@@ -167,6 +168,6 @@ def skip_unused_buckets(rank: int, skip: bool) -> int:
 
 @pytest.mark.skipif("skip_all_reduce_unused_params" not in KNOWN, reason="this torch has no such option")
 def test_buckets_of_unused_parameters_can_be_skipped(ranks: RankPool) -> None:
-    buckets, used_map, unused = 8, 1, 4  # a bucket for each parameter
+    buckets, used_map, unused = 8, 1, 4  # each parameter has its own bucket
     assert ranks.run(skip_unused_buckets, False) == [buckets + used_map] * 2
     assert ranks.run(skip_unused_buckets, True) == [buckets + used_map - unused] * 2

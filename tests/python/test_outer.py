@@ -1,4 +1,4 @@
-"""muster.optim: optimizers whose ranks meet now and then."""
+"""Tests muster.optim: optimizers whose ranks synchronize periodically."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ from ranks import run_ranks
 from muster import hooks
 
 PLAIN = partial(torch.optim.SGD, lr=1.0)
-"""An outer optimizer that goes where the ranks' average is."""
+"""An outer optimizer that sets the parameters to the ranks' average."""
 
 
 def make_model(seed: int = 0) -> torch.nn.Module:
@@ -52,7 +52,7 @@ def local_sgd(rank: int) -> dict[str, torch.Tensor]:
 
 
 def train_one_rank(steps: int, begin: torch.Tensor, rank: int, first: int) -> torch.Tensor:
-    """Parameters after steps of one rank's own."""
+    """The parameters after steps of one rank without synchronization."""
     model = make_model()
     torch.nn.utils.vector_to_parameters(begin.clone(), model.parameters())
     optimizer = sgd(model)
@@ -110,7 +110,7 @@ def test_diloco_overlaps_fragments_with_steps() -> None:
     assert torch.equal(first[-1], second[-1])
     free = {"outer_optimizer": PLAIN, "sync_every": 4, "fragments": 2, "delay": 1, "merge_alpha": 0.0}
     first, second = run_ranks(2, diloco, free, 8)
-    half = next(make_model().parameters()).numel()  # the first fragment
+    half = next(make_model().parameters()).numel()  # number of elements in the first fragment
     equal = [
         (torch.equal(a[:half], b[:half]), torch.equal(a[half:], b[half:])) for a, b in zip(first, second, strict=True)
     ]
@@ -119,7 +119,8 @@ def test_diloco_overlaps_fragments_with_steps() -> None:
 
 
 def compress_outer_step(rank: int) -> list[torch.Tensor]:
-    """What one outer step adds to two matrices and a vector, the first of which go one row up at each rank."""
+    """The gradients of two matrices and a vector, then their changes in one compressed outer step. The first matrix's
+    gradient has rank 1 at each rank."""
     torch.manual_seed(rank)
     model = torch.nn.ParameterList(torch.zeros(shape) for shape in ((20, 30), (30, 20), (30,)))
     optimizer = DiLoCo(
@@ -166,7 +167,7 @@ def test_diloco_converges_with_each_hook() -> None:
 
 
 def train_and_resume(rank: int, make: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """After twelve steps, of which one run makes the last six from a checkpoint."""
+    """The parameters after twelve steps of two runs. One run makes the last six steps from a checkpoint."""
     straight, stopped = make_model(), make_model()
     plain, before = make(straight), make(stopped)
     for step in range(6):
@@ -240,7 +241,7 @@ def test_wrappers_behave_as_optimizers() -> None:
 
 
 def scale_gradients(rank: int) -> tuple[list[torch.Tensor], float]:
-    """One step with a scaler, whose gradients are 1, and one whose are infinite."""
+    """Makes two steps with a scaler: one with gradients of 1, one with infinite gradients."""
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = LocalSGD(torch.optim.SGD([weight], lr=1.0, fused=True), sync_every=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

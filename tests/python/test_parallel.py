@@ -1,4 +1,4 @@
-"""What sits on c10d over muster, used as its users do: functional collectives, DTensor, FSDP2, tensor parallel."""
+"""Tests users of c10d over muster: functional collectives, DTensor, FSDP2, tensor parallelism."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ wait = functional.wait_tensor
 
 
 def tensor_of(rank: int, *shape: int) -> torch.Tensor:
-    """Another tensor at every rank, known to all."""
+    """A tensor that differs by rank. Every rank can compute those of all ranks."""
     return torch.arange(int(np.prod(shape)), dtype=torch.float32).view(shape) + 100 * rank
 
 
@@ -60,7 +60,7 @@ def uneven_all_to_all(rank: int) -> None:
 
 
 def compile_collectives(rank: int) -> None:
-    """Dynamo captures these by itself; the graph calls the functional forms."""
+    """Dynamo captures these collectives by itself. The graph calls their functional forms."""
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def compile_collectives(rank: int) -> None:
 
 def redistribute_placements(rank: int) -> None:
     mesh = init_device_mesh("cpu", (SIZE,))
-    whole = torch.arange(7 * 6, dtype=torch.float32).view(7, 6)  # 7 rows on 4 ranks: the last has one
+    whole = torch.arange(7 * 6, dtype=torch.float32).view(7, 6)  # 7 rows on 4 ranks: the last rank has one row
     rows = distribute_tensor(whole, mesh, [Shard(0)])
     assert rows.to_local().shape[0] == (2, 2, 2, 1)[rank]
     columns = rows.redistribute(mesh, [Shard(1)])
@@ -91,7 +91,7 @@ def two_dimensional_mesh(rank: int) -> None:
     tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
     assert tensor.to_local().shape == (4, 4)
     torch.testing.assert_close(tensor.full_tensor(), whole)
-    # Sub-groups of a dimension: along "tp" ranks 0, 1 and 2, 3 belong together.
+    # The groups of a mesh dimension: "tp" has the groups of ranks 0, 1 and of ranks 2, 3.
     value = torch.tensor([float(rank)])
     dist.all_reduce(value, group=mesh["tp"].get_group())
     assert value.item() == (1.0 if rank < 2 else 5.0)
@@ -118,7 +118,7 @@ def train(net: nn.Module, rank: int | None) -> list[float]:
 
 
 def train_sharded(rank: int, mesh_shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """FSDP2, or its hybrid form on a mesh of two dimensions: each rank trains on its part of the batch."""
+    """Trains with FSDP2, or its hybrid form on a mesh of two dimensions. Each rank uses its part of the batch."""
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
     net = model()

@@ -1,4 +1,4 @@
-"""What can be seen of operations: from the program, from the shell, and in errors, with the lines that called them."""
+"""Tests what users see of operations, with the calling lines: in the program, from the shell, and in errors."""
 
 import json
 import os
@@ -24,7 +24,7 @@ HERE = os.path.relpath(__file__)
 
 
 def _line() -> int:
-    """The number of the line that calls this."""
+    """The number of the caller's line."""
     return sys._getframe(1).f_lineno
 
 
@@ -40,7 +40,7 @@ def _record(rank: int, path: str) -> tuple[list[dict[str, Any]], int]:
     (group,) = muster.dump(2)
     muster.trace(f"{path}/{rank}.json")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch says it of names that it has given up, and users would wonder
+        warnings.simplefilter("error")  # torch warns about its deprecated names, which would confuse users
         muster.trace(f"{path}/all.json", dist.group.WORLD)
     return group["operations"], line
 
@@ -61,7 +61,7 @@ def test_operations_are_recorded_with_call_sites(tmp_path: Path) -> None:
     assert [event["name"] for event in one] == ["muster:all_reduce", "muster:broadcast"]
     everyone = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
     assert len({event["pid"] for event in everyone}) == 2
-    # Both were in the call at the same time: one clock.
+    # Both ranks were in the call at the same time, so their times must overlap on a common clock.
     reduces = [event for event in everyone if event["name"] == "muster:all_reduce"]
     assert len(reduces) == 2
     assert max(r["ts"] for r in reduces) <= min(r["ts"] + r["dur"] for r in reduces)
@@ -73,7 +73,7 @@ def _refuse_pickles(rank: int, path: str) -> None:
     with mock.patch.object(c10d, "_unpickler", side_effect=AssertionError("a pickle that arrived was read")):
         muster.trace(f"{path}/trace.json", dist.group.WORLD)
         muster.step_report(model).save(f"{path}/step.json", dist.group.WORLD)
-        # A rank may be any number: the first of a group that is not all is not rank 0.
+        # The first rank of a smaller group need not be rank 0.
         part = dist.new_group([2, 1])
         if rank > 0:
             muster.trace(f"{path}/part.json", part)
@@ -104,7 +104,7 @@ def test_a_mismatch_names_both_lines() -> None:
         )
 
 
-# Rank 1 stops itself between two calls, so that rank 0 hangs in the second.
+# Rank 1 stops itself between two calls, so that rank 0 hangs in the second call.
 HANG = """
 import os, signal, sys
 import torch, torch.distributed as dist
@@ -141,7 +141,7 @@ def test_dump_shows_a_hang(tmp_path: Path) -> None:
             text = subprocess.run([command, "dump", "--json", *pids], check=True, capture_output=True, text=True).stdout
             return list(json.loads(text))
 
-        def runs_the_second() -> bool:  # it has said so, and will be there soon
+        def runs_the_second() -> bool:  # rank 0 has printed a line and will make the call soon
             entry = dumped()[0]["operations"][-1]
             return (entry["operation"], entry["state"]) == ("all_reduce", "running")
 

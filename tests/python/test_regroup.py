@@ -1,4 +1,4 @@
-"""Groups formed after others: by processes that do not know what the others formed before."""
+"""Tests groups that are formed later, by processes that do not know which groups the other ranks formed before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT = timedelta(seconds=60)
 
 
 class Actor:
-    """A process that calls what it is told to."""
+    """A process that calls the functions that the test sends it."""
 
     def __init__(self) -> None:
         self._pipe, its = forks.CONTEXT.Pipe()
@@ -72,7 +72,7 @@ def actor() -> Iterator[Callable[[], Actor]]:
 
 
 def run(bodies: dict[Actor, Callable[..., Any]], *arguments: Any) -> list[Any]:
-    """Ranks in the order of the actors; all at once."""
+    """Runs a body at each actor, at the same time. Ranks are in the order of the actors."""
     for rank, (each, body) in enumerate(bodies.items()):
         each.begin(body, rank, len(bodies), *arguments)
     return [each.end() for each in bodies]
@@ -83,7 +83,7 @@ def join(rank: int, size: int, url: str) -> None:
 
 
 def join_store(rank: int, size: int, path: str) -> None:
-    # A FileStore that ends takes its file along, so this one stays.
+    # A FileStore deletes its file when it is destroyed, so this one is kept.
     global kept
     kept = dist.FileStore(path, -1)
     dist.init_process_group("muster", store=kept, rank=rank, world_size=size, timeout=LIMIT)
@@ -93,7 +93,7 @@ kept: Any = None
 
 
 def total(rank: int, size: int) -> float:
-    """Of 1 to size, over the default group and over one of it."""
+    """The sum of 1 to size, over the default group and over a group made from it."""
     sums = []
     for group in (None, dist.new_group(timeout=LIMIT)):
         data = torch.tensor(float(rank + 1))
@@ -145,7 +145,7 @@ def form_after_restarts() -> None:
 
 
 def test_ranks_with_different_restart_counts_form(actor: Callable[[], Actor]) -> None:
-    """As where each replica is a job of its own, and one of them had to be restarted."""
+    """As when each replica is a job of its own, and one of the jobs was restarted."""
     old, fresh = actor(), actor()
     fresh.begin(form_after_restarts)
     fresh.end()

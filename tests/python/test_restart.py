@@ -1,4 +1,4 @@
-"""Generations of `muster run`: restarts after failures, and nodes that come, go and are lost."""
+"""Tests generations of `muster run`: restarts after failures, and nodes that join, leave and are lost."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from launching import TIMEOUT, Job, find_muster, free_port, wait_until
 
 Node = Callable[..., Job]
 
-# A worker of a few milliseconds: says where it stands, then does what the test's lines say.
+# A short worker: it prints its generation, then runs the test's lines.
 PRINT_GENERATION = (
     'echo "generation $MUSTER_GENERATION restart $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE"\n'
 )
@@ -26,7 +26,7 @@ WAIT_FOR_END = 'while [ ! -e "$(dirname "$0")/enough" ]; do sleep 0.05; done\n'
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """node(words..., code=...) starts one node of this test's job; `code` is a shell's."""
+    """node(words..., code=...) starts one node of this test's job. `code` is a shell script."""
     port, secret = free_port(), secrets.token_hex(32)
     jobs: list[Job] = []
 
@@ -180,7 +180,7 @@ def test_a_node_takes_over_the_root_address(node: Node, tmp_path: Path) -> None:
         port = other.getsockname()[1]
         job = node(*ELASTIC, "--master-addr=127.0.0.1", f"--master-port={port}", endpoint=False)
         newcomer, _ = other.accept()
-    with newcomer:  # which nobody answers
+    with newcomer:  # the newcomer gets no answer
         assert job.finish() == 0, job.err
     assert "generation 0 restart 0 rank 0 of 1" in job.out
 
@@ -215,7 +215,7 @@ ExternalServer = tuple[list[str], "subprocess.Popen[bytes]"]
 
 @pytest.fixture(params=["redis", "etcd"])
 def external_server(request: pytest.FixtureRequest, server_folder: Path) -> Iterator[ExternalServer]:
-    """The options of a rendezvous in a real server that is no part of the job, and that server."""
+    """The options of a rendezvous in a real Redis or etcd server outside the job, and that server."""
     port = free_port()
     words = server_words(request.param, port, server_folder)
     if shutil.which(words[0]) is None:
@@ -267,7 +267,7 @@ def test_a_job_survives_its_root_with_an_external_store(
 
 
 def generations_seen(jobs: Sequence[Job]) -> dict[int, list[tuple[int, int]]]:
-    """Who said that it was in which generation: (rank, world size)."""
+    """By generation, the (rank, world size) that each worker printed."""
     found: dict[int, list[tuple[int, int]]] = {}
     for job in jobs:
         for generation, rank, size in re.findall(r"generation (\d+) restart \d+ rank (\d+) of (\d+)", job.out):
@@ -297,7 +297,7 @@ def test_a_resumed_root_makes_no_decisions(node: Node, external_store: list[str]
         job.expect(r"rank \d of 3")
     before = [job.out.count(" of 2") for job in others]
     agent = root.agent()
-    os.kill(agent, signal.SIGSTOP)  # its workers go on, and nobody notices at once
+    os.kill(agent, signal.SIGSTOP)  # its workers continue, and no node notices at once
     for job, count in zip(others, before, strict=True):
         job.expect(r"rank \d of 2", count=count + 1)
     jobs = (root, *others)

@@ -1,4 +1,4 @@
-"""`muster run` on one node: what workers get, what is shown, how it ends."""
+"""Tests `muster run` on one node: the workers' environment, the output, and the end of the job."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_a_stopped_worker_is_killed(launch: Launch, script: Callable[[str], Path
     assert job.left_behind() == []
 
 
-# A child in the worker's group, one in a session of its own, and one whose parent is gone; all deaf to SIGTERM.
+# A child in the worker's process group, one in a session of its own, and one whose parent is gone. All ignore SIGTERM.
 FAMILY = f"""
 deaf = [sys.executable, '-c', '''import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -251,7 +251,7 @@ def test_a_slow_reader_loses_no_output(muster: str, script: Callable[[str], Path
     command = [muster, "run", "--nproc-per-node=2", str(path)]
     env = {**os.environ, "MUSTER_PYTHON": sys.executable}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        # Nothing is read before both workers' pipes, and the launcher's own buffer, are full: 8 MB do not fit.
+        # The test reads nothing until both workers' pipes and the launcher's own buffer are full: 8 MB do not fit.
         assert process.stdout and process.stderr
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
@@ -364,7 +364,7 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
 
 @pytest.fixture
 def names(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process for which a name server never answers ("silent"), and knows "late" after a while."""
+    """The environment of a process whose name server never answers for "silent", and for "late" only after a while."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")

@@ -1,4 +1,4 @@
-"""`muster run` on many hosts, in network namespaces: through tiers to a barrier, and with a host that vanishes."""
+"""Tests `muster run` on several hosts, in network namespaces: a barrier through tiers, and the loss of a host."""
 
 import secrets
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_vanished_host_is_named_and_others_continue(tmp_path: Path) -> None:
             for job in jobs[:2]:
                 assert "no heartbeat for 3 s" in job.err
                 assert " of 2" in job.out
-            # The host that was cut off gives the root up in its turn.
+            # The host that was cut off also gives up: it has lost the root.
             assert jobs[2].finish() == 1
             assert "lost the job's store at tcp://10.78.0.1:29517" in jobs[2].err
         finally:

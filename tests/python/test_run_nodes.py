@@ -1,4 +1,4 @@
-"""`muster run` on several nodes: two launchers on this host that know each other only through the root's port."""
+"""Tests `muster run` on several nodes: launchers on this host that know only the root's port."""
 
 import os
 import re
@@ -19,7 +19,7 @@ Node = Callable[..., Job]
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """node(rank, words..., code=...) starts one node of a job of this test; `rank` None: by order of arrival."""
+    """node(rank, words..., code=...) starts one node of this test's job. `rank` None means no --node-rank."""
     muster = find_muster()
     if muster is None:
         pytest.fail("there is no muster binary: build it, or name it with MUSTER_BIN")
@@ -37,7 +37,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         script = tmp_path / f"script{len(jobs)}.py"
         script.write_text(f"import os, signal, sys\nrank = int(os.environ['RANK'])\n{code}\n")
         place = [] if rank is None else [f"--node-rank={rank}"]
-        # A word that is given later wins: tests give their own timeout.
+        # A later option overrides an earlier one, so tests can pass their own timeout.
         options = [f"--nnodes={nnodes}", f"--master-addr={master}", f"--master-port={port}", *place, *words]
         env = {"MUSTER_PYTHON": sys.executable, "MUSTER_SECRET": key}
         jobs.append(Job([muster, "run", *options, script], env))
@@ -52,7 +52,7 @@ WAIT_FOREVER = "print('ready', os.getpid(), flush=True)\nwhile True: signal.paus
 
 
 def the_first_to_end(one: Job, other: Job) -> tuple[Job, Job]:
-    """Both, the one that has ended first."""
+    """Both jobs, beginning with the one that ended first."""
     while one.process.poll() is None and other.process.poll() is None:
         signal.sigtimedwait([], 0.01)
     return (one, other) if one.process.poll() is not None else (other, one)
@@ -164,7 +164,7 @@ def test_a_lost_root_ends_the_job_with_a_clear_error(node: Node, victim: str) ->
     first.expect("ready")
     second.expect("ready")
     if victim == "launcher":
-        # The root's own agent sees that, and has time to say so.
+        # The root's agent sees the loss of its launcher, and has time to report it.
         os.kill(first.process.pid, signal.SIGKILL)
         assert second.finish() == 137
         assert "was killed on host" in second.err
@@ -269,7 +269,7 @@ def test_nodes_that_disagree_about_their_number_are_refused(node: Node) -> None:
 
 
 def test_the_configured_node_is_the_root(node: Node) -> None:
-    # Where both could listen at the address: the first to come would otherwise.
+    # Both nodes could listen at the address. Without is_host, the first one to arrive would become the root.
     second = node(None, "--rdzv-conf=is_host=false", code="print('node', os.environ['GROUP_RANK'])")
     second.expect("waiting for node 0")
     first = node(None, "--rdzv-conf=is_host=true", code="print('node', os.environ['GROUP_RANK'])")
@@ -289,7 +289,7 @@ def test_a_node_without_keep_alive_is_lost(node: Node) -> None:
 
 
 def test_the_root_waits_close_timeout_for_late_nodes(node: Node, tmp_path: Path) -> None:
-    # Its own command cannot run, which the others must hear.
+    # The root's own command cannot run, and the other nodes must get that error.
     words = ["--rdzv-conf=close_timeout=1000", "--no-python", str(tmp_path / "missing")]
     first = node(0, *words)
     first.expect("missing")
@@ -317,7 +317,8 @@ def test_a_missing_root_is_named(node: Node) -> None:
 
 
 def test_waiting_for_an_unknown_host_is_reported(node: Node) -> None:
-    # libc knows no name under .invalid (RFC 6761) without a look at the network, but one of a cluster may come.
+    # libc rejects names under .invalid (RFC 6761) without asking the network. A cluster's name may become known later,
+    # so the node keeps waiting.
     second = node(1, "--timeout=100", master="root.job.invalid")
     second.expect("--master-addr: host 'root.job.invalid' is unknown")
     second.send(signal.SIGINT)
@@ -344,7 +345,7 @@ def test_a_worker_that_cannot_start_on_one_node_ends_the_job(node: Node, tmp_pat
     bad.write_text("#!/no/such/interpreter\n")
     bad.chmod(0o700)
     first = node(0, code=WAIT_FOREVER)
-    # The script that the fixture adds becomes the program's argument.
+    # The script that the fixture adds is an argument of this program.
     second = node(1, "--no-python", str(bad))
     assert (first.finish(), second.finish()) == (127, 127)
     assert f"cannot start '{bad}'" in first.err
@@ -352,7 +353,7 @@ def test_a_worker_that_cannot_start_on_one_node_ends_the_job(node: Node, tmp_pat
 
 @pytest.fixture
 def read_store() -> Path:
-    """A program that prints a value of the job's store."""
+    """A program that prints a value from the job's store."""
     helper = Path(str(find_muster())).resolve().parents[3] / "tests/launch/read_store"
     if not helper.exists():
         pytest.skip("the binary in use is not that of a build folder with tests")

@@ -1,4 +1,4 @@
-"""What the options of `muster run` do: output, signals, events, hosts, dry runs, and what the shells are told."""
+"""Tests the options of `muster run`: output, signals, events, hosts, dry runs, and shell completion."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def read_tree(folder: Path) -> dict[str, str]:
 
 
 def run_directory(folder: Path, run_id: str) -> Path:
-    """The one folder of a run in a log folder."""
+    """The only run directory in a log directory."""
     (run,) = folder.iterdir()
     assert run.name.startswith(f"{run_id}_")
     return run
@@ -229,7 +229,7 @@ def test_a_dry_run_prints_all_but_the_secret(muster: str, script: Callable[[str]
     assert "abcd1234" not in out and "started" not in out
 
 
-# For the options of torchrun's that take a value and have no list of choices.
+# Values for torchrun's options that take a value and have no list of choices.
 VALUES = {
     "nnodes": "1", "nproc_per_node": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29500", "rdzv_id": "j",
     "rdzv_conf": "timeout=9", "max_restarts": "1", "monitor_interval": "0.5", "role": "r", "log_dir": "logs",
@@ -271,7 +271,7 @@ def test_a_dry_run_fails_for_a_missing_program(muster: str, tmp_path: Path) -> N
 
 
 def complete(muster: str, *words: str) -> list[str]:
-    """What bash offers for the last of the words."""
+    """The completions that bash offers for the last word."""
     ask = 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _muster; echo "${COMPREPLY[@]}"'
     code = f"source <({muster} completion bash); {ask}"
     return run_and_read("bash", "-c", code, "bash", *words).split()
@@ -322,7 +322,7 @@ def test_a_slurm_step_needs_no_options(launch: Launch, script: Callable[[str], P
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path) -> Path:
-    """Runs the command here instead of there, and writes down for whom; host "gone" cannot be reached."""
+    """An ssh that runs the command locally and records the host. The host "gone" cannot be reached."""
     path = tmp_path / "ssh"
     path.write_text(f"""#!/bin/sh
 echo "$1" >> {tmp_path}/reached
@@ -368,7 +368,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job(
     assert job.left_behind() == []
 
 
-# Runs its words on a terminal of their own.
+# Runs a command on a terminal of its own.
 ON_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 
 
@@ -423,7 +423,7 @@ def test_separate_hosts_connect_over_the_network(muster: str, script: Callable[[
 
 @pytest.fixture
 def real_ssh(tmp_path: Path) -> Iterator[str]:
-    """A command that reaches this machine through an sshd of the test's own."""
+    """An ssh command that reaches this machine through an sshd that the test starts."""
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if sshd is None or shutil.which("ssh") is None:
         pytest.skip("needs OpenSSH's client and server")
@@ -433,7 +433,7 @@ def real_ssh(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     options = [f"-oHostKey={tmp_path}/host", f"-oAuthorizedKeysFile={tmp_path}/authorized", "-oStrictModes=no"]
     options += ["-oUsePAM=no", "-oPermitRootLogin=yes", f"-oPidFile={tmp_path}/pid", "-oListenAddress=127.0.0.1"]
-    apart = Path("/run/sshd")  # Debian's sshd wants it
+    apart = Path("/run/sshd")  # Debian's sshd requires it
     made = os.geteuid() == 0 and not apart.exists()
     if made:
         apart.mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""The command lines of torch_npu_run's manual, as written there, with `muster run` for the command."""
+"""Runs the command lines of torch_npu_run's manual as they are written, with `muster run` as the command."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def command(line: str) -> list[str | Path]:
 
 def environment(address: str, secret: str = "", port: int = 29517) -> dict[str, str]:
     names = {"MASTER_IP_ADDR": address, "MASTER_PORT": str(port), "MUSTER_PYTHON": sys.executable}
-    # One thread each: a node's CPUs are shared here by both.
+    # One thread for each worker, because both nodes share this machine's CPUs.
     return {**names, "MUSTER_SECRET": secret, "OMP_NUM_THREADS": "1"}
 
 

@@ -1,4 +1,4 @@
-"""tools/setup.py on machines that lack something: it installs what it may, and otherwise says what to do."""
+"""Tests tools/setup.py on machines that lack something: it installs what it may, or says what to do."""
 
 import importlib.metadata
 import importlib.util
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    """The module, on a machine whose only programs are those that a test puts into tmp_path/bin."""
+    """tools/setup.py as a module, on a machine whose only programs are those that a test puts into tmp_path/bin."""
     spec = importlib.util.spec_from_file_location("muster_setup", ROOT / "tools/setup.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -43,14 +43,14 @@ def all_but(setup: ModuleType, *missing: str) -> list[str]:
 
 def test_nothing_missing_runs_no_apt(setup: ModuleType, tmp_path: Path) -> None:
     installed(tmp_path, *all_but(setup))
-    setup.install_packages()  # there is no apt-get here to run
+    setup.install_packages()  # this machine has no apt-get
 
 
 def test_a_normal_user_gets_the_exact_command(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(tmp_path, *all_but(setup, "ninja-build", "libssl-dev"))
-    program(tmp_path, "sudo", "exit 1")  # wants a password
+    program(tmp_path, "sudo", "exit 1")  # needs a password
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(setup.SetupError, match=r"sudo apt-get install libssl-dev ninja-build\n"):
         setup.install_packages()

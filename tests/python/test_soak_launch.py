@@ -1,7 +1,8 @@
-"""Random kills of workers, zygotes, agents and launchers: no wrong result, nothing left behind, the guilty rank named.
+"""Kills random workers, zygotes, agents and launchers: no result may be wrong, no process left behind, and the killed
+rank must be named.
 
-A few rounds by default. MUSTER_SOAK_SECONDS makes it as long as that, MUSTER_SEED replays a run: both are printed, with
-how many jobs, kills, processes left behind and ranks named there were.
+It runs a few rounds by default, or for MUSTER_SOAK_SECONDS. MUSTER_SEED replays a run. It prints both, with the numbers
+of jobs, kills, processes left behind and ranks named.
 """
 
 import contextlib
@@ -25,13 +26,13 @@ pytest.importorskip("torch")
 
 SECONDS = float(os.environ.get("MUSTER_SOAK_SECONDS", "0"))
 SEED = int(os.environ.get("MUSTER_SEED", "1"))
-# In turn, on one and on two nodes: an odd number, so that each comes to both.
+# Killed in turn, on one and on two nodes. The number is odd, so that each victim is killed in both cases.
 VICTIMS = ("worker", "worker", "zygote", "agent", "launcher")
-WORKERS = 2  # of each node
+WORKERS = 2  # workers of each node
 STEPS = 4000
 
-# Each step's result is known, and a wrong one ends the worker with a status that nothing else has. Said with write():
-# a line is whole, though others write there too.
+# Each step's result is known. A wrong result ends the worker with a status that no other error has. Output uses
+# write(), so that lines stay whole although other processes write there too.
 WORKER = """
 import torch
 import torch.distributed as dist
@@ -58,8 +59,8 @@ class Figures:
     jobs: int = 0
     finished: int = 0
     kills: Counter[str] = field(default_factory=Counter)
-    live_workers: int = 0  # that were killed while their job was at work
-    named: int = 0  # of those
+    live_workers: int = 0  # workers that were killed while their job was running
+    named: int = 0  # those that an error named
     orphans: int = 0
 
     def __str__(self) -> str:
@@ -79,13 +80,13 @@ class Victim:
 
 @pytest.fixture(scope="module")
 def run_environment() -> Iterator[dict[str, str]]:
-    # Not under pytest's own folders: the path of a socket must be short.
+    # Not in pytest's own directories, because the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
         yield {"MUSTER_PYTHON": sys.executable, "XDG_RUNTIME_DIR": folder, "PET_START_METHOD": "zygote"}
 
 
 def processes(jobs: list[Job]) -> list[Victim]:
-    """What there is to kill: of each generation's workers the last."""
+    """The live processes that can be killed. For each rank, only the worker of the last generation."""
     found: dict[int, Victim] = {}
     zygotes: set[int] = set()
     for job in jobs:
@@ -100,7 +101,7 @@ def processes(jobs: list[Job]) -> list[Victim]:
 
 
 def freeze_and_kill(victim: Victim) -> bool:
-    """Kills it unless it is at its end. A stopped process does not end meanwhile, so it is known to be alive."""
+    """Kills the victim. Returns True if it was alive: it is stopped first, so it cannot end between check and kill."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(victim.pid, signal.SIGSTOP)
         alive = not is_gone(victim.pid)
@@ -110,12 +111,12 @@ def freeze_and_kill(victim: Victim) -> bool:
 
 
 def run_job(launch: Launch, script: Path, chance: random.Random, nodes: int, figures: Figures) -> None:
-    """One job, one kill of something that is drawn, at a moment that is drawn."""
+    """Runs one job and kills one random process of it, at a random moment."""
     restarts = chance.choice([0, 1])
     kind = VICTIMS[figures.jobs % len(VICTIMS)]
     moment = chance.choice(["begins", "step 0", "step 1000", "step 2000"])
     words = ["--no-warm", f"--nproc-per-node={WORKERS}", f"--max-restarts={restarts}", "--shutdown-timeout=2"]
-    words.append("--timeout=20")  # a restart waits as long for a node that is gone for good
+    words.append("--timeout=20")  # a restart waits this long for a node that does not come back
     place = ["--master-addr=127.0.0.1", f"--master-port={free_port()}", f"--nnodes={nodes}"] if nodes > 1 else []
     env = {"MUSTER_SECRET": secrets.token_hex(32)}
     jobs = [
@@ -128,7 +129,7 @@ def run_job(launch: Launch, script: Path, chance: random.Random, nodes: int, fig
         job.expect("begins", WORKERS)
     chance.choice(jobs).expect(moment)
     victim = chance.choice([each for each in processes(jobs) if each.kind == kind] or processes(jobs) or [None])
-    # One that has said its last word may be past the moment at which its end is a failure.
+    # A worker that has printed its last line may be killed too late for its end to be a failure.
     struck = victim is not None and freeze_and_kill(victim)
     said = "".join(job.out for job in jobs)
     live = struck and victim is not None and victim.kind == "worker" and f"ends {victim.rank}\n" not in said
@@ -153,7 +154,7 @@ def run_job(launch: Launch, script: Path, chance: random.Random, nodes: int, fig
         named = re.search(rf"rank {victim.rank} \(host \S+, pid {victim.pid}\) was ended by signal 9", errors)
         figures.named += named is not None
         assert named, story
-    # With a restart to spend the loss of a worker or a zygote costs the job nothing but time.
+    # If a restart is left, the job must survive the loss of a worker or a zygote.
     if restarts > 0 and victim is not None and victim.kind in ("worker", "zygote"):
         assert set(statuses) == {0}, story
 

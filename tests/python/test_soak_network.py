@@ -1,5 +1,5 @@
-"""Training between two hosts whose network loses, delays and reorders packets and falls apart for a while: all that is
-summed stays right. MUSTER_SOAK_SECONDS makes it long, MUSTER_SEED repeats a run."""
+"""Trains between two hosts whose network loses, delays and reorders packets, and is cut for a while. All sums must be
+right. MUSTER_SOAK_SECONDS sets the duration, MUSTER_SEED replays a run."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""tools/stage.py: one line a stage, the log kept, the failure shown and passed on."""
+"""Tests tools/stage.py: it prints one line for a stage, keeps the log, and shows and returns a failure."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def stage(tmp_path: Path) -> list[str]:
-    """A copy, so that its logs go into a folder of this test."""
+    """A copy of tools/stage.py, so that its logs go into a directory of this test."""
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools/stage.py", tmp_path / "tools")
     return [sys.executable, str(tmp_path / "tools/stage.py")]

@@ -1,4 +1,4 @@
-"""`muster status`: what people see of the jobs that run."""
+"""Tests `muster status`, which shows the running jobs."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def status(*words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # Not under pytest's own folders: muster passes over a path that is too long for sockets.
+    # Not in pytest's own directories, because muster skips a path that is too long for sockets.
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
@@ -57,7 +57,7 @@ def test_status_shows_only_running_jobs(runtime: Path) -> None:
 
 
 def ask(done: Callable[[dict[str, Any]], bool], *words: str) -> dict[str, Any]:
-    """The one job that is shown, once it is as it should be."""
+    """The only job in the status, once `done` accepts it."""
     entry: dict[str, Any] = {}
 
     def looks_right() -> bool:

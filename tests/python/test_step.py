@@ -1,4 +1,4 @@
-"""What muster.step_report() and muster.straggler_report() say of training."""
+"""Tests muster.step_report() and muster.straggler_report()."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(**options: Any) -> Any:
 
 
 def train(model: Any, steps: int, work: int = 0) -> None:
-    """`work`: multiplications that this rank does in each forward beside the model's."""
+    """`work` is the number of matrix products that this rank computes in each forward besides the model's."""
     burden = torch.full((256, 256), 1 / 256)
     for _ in range(steps):
         for _ in range(work):
@@ -104,7 +104,7 @@ def test_a_step_report_has_a_plan_and_a_plot(tmp_path: Path) -> None:
 
 
 class SlowBackward(torch.autograd.Function):
-    """Backward of a layer outside the model, which runs after the model's. Notes when it began and ended."""
+    """The backward of a layer outside the model, which runs after the model's. Records when it began and ended."""
 
     began = ended = 0
 
@@ -141,7 +141,8 @@ def test_layers_outside_the_model_count_as_backward() -> None:
             waited_from = report._begin + 1e9 * (report.forward + report.backward)
             assert waited_from + 1e9 * report.waiting >= ended
             counted += waited_from > (began + ended) / 2
-        # The reducer's own time after the last gradient is waiting too: long where the thread lost its core then.
+        # The reducer's own time after the last gradient counts as waiting too. It is long if the thread lost its core
+        # there.
         assert counted > 0, "backward waited for nothing while these ran"
 
 
@@ -183,7 +184,7 @@ def test_trace_plots_a_step_of_a_running_job(tmp_path: Path) -> None:
         words: list[str | Path] = [command, "trace", "-o", tmp_path / "step.png", *(str(each.pid) for each in ranks)]
         said = subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
         for each in ranks:
-            each.communicate(timeout=60)  # closes its input
+            each.communicate(timeout=60)  # closes its standard input
             assert each.returncode == 0
     finally:
         for each in ranks:

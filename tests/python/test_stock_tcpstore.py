@@ -1,4 +1,4 @@
-"""Clients of the installed torch's own TCPStore against muster's store server."""
+"""Tests clients of the installed torch's own TCPStore with muster's store server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = timedelta(seconds=60)  # for answers that come
+LONG = timedelta(seconds=60)  # for answers that must arrive
 
 
 SERVER = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "tests/store/store_serve"
@@ -132,7 +132,7 @@ def test_timeouts_leave_the_connection_usable(connect: Callable[[], Any]) -> Non
         store.set_timeout(timedelta(seconds=0.2))
         with pytest.raises(dist.DistStoreError, match="timeout"):
             store.get("missing")
-        store.set_timeout(LONG)  # or a server that is slow is late with what it has
+        store.set_timeout(LONG)  # so that a slow server can still answer
         with pytest.raises(dist.DistStoreError, match="timeout"):
             store.wait(["missing", "too"], timedelta(milliseconds=50))
         store.set("k", "v")
@@ -140,7 +140,7 @@ def test_timeouts_leave_the_connection_usable(connect: Callable[[], Any]) -> Non
 
 
 def test_a_release_after_a_cancellation_is_dropped(connect: Callable[[], Any]) -> None:
-    """The wait ends at about the moment at which the key comes, again and again: the stream must stay in step."""
+    """The timeout of a wait and the arrival of its key cross, many times. Client and server must stay in step."""
     setting, waiting = connect(), connect()
     for i in range(60):
         timer = threading.Timer(0.0185 + 0.00005 * i, setting.set, (f"crossing {i}", "v"))
@@ -157,7 +157,7 @@ def test_barriers(connect: Callable[[], Any]) -> None:
     stores = [connect() for _ in range(4)]
     if not hasattr(stores[0], "barrier"):
         pytest.skip("this torch has no store barrier")
-    for _ in range(20):  # the same key: torch's own server releases a reused one at once
+    for _ in range(20):  # the same key each time: torch's own server releases a reused one at once
         threads = [in_thread(partial(s.barrier, "b", 4, timedelta(seconds=60)))[0] for s in stores]
         for thread in threads:
             thread.join()
@@ -300,7 +300,7 @@ dist.destroy_process_group()
 
 
 def test_gloo_forms_its_group_over_it(port: int) -> None:
-    """As under torchrun: TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
+    """Sets TORCHELASTIC_USE_AGENT_STORE as torchrun does, which makes every rank a client."""
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

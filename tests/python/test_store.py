@@ -1,4 +1,4 @@
-"""muster's stores as torch sees them, and torch's as muster does."""
+"""Tests muster's stores through torch's interface, and torch's stores through muster's."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
 
 
 def over_a_muster_store(rank: int, url: str) -> None:
-    dist.barrier()  # Gloo's group fails at a rank that is not in it yet when another leaves
+    dist.barrier()  # a Gloo group fails to form at a rank if another rank leaves already
     dist.destroy_process_group()
     dist.init_process_group("muster", store=muster.store(url), rank=rank, world_size=2)
     data = torch.ones(2)
@@ -159,7 +159,7 @@ def test_missing_ranks_are_named() -> None:
 
 
 def serve(program: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Somebody else's server; skips where it is not installed, unless that is demanded."""
+    """Starts a server program. Skips the test if it is not installed, unless MUSTER_REQUIRE_STORES is set."""
     path = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
     if path is None and not os.environ.get("MUSTER_REQUIRE_STORES"):
         pytest.skip(f"{program} is not installed")
@@ -179,7 +179,7 @@ def open_when_up(url: str) -> dist.Store:
 
 @pytest.fixture(scope="module", params=["redis", "etcd"])
 def url(request: pytest.FixtureRequest, server_folder: Path) -> Iterator[str]:
-    """The URL of a Redis or an etcd of our own."""
+    """The URL of a Redis or an etcd server that the test starts."""
     port, peer = free_port(), free_port()
     if request.param == "redis":
         server = serve(
@@ -231,7 +231,7 @@ def by_init_method(rank: int, url: str, *backends: str) -> list[float]:
 def test_groups_form_by_the_url_of_redis_or_etcd(url: str) -> None:
     store = open_when_up(url)
     store.queue_push("joining", "1 0123456789abcdef0123456789abcdef")  # left by a rank that died while it joined
-    # What one group left in the store must not be taken for the next one's.
+    # A new group must not read the keys that an earlier group left in the store.
     assert run_ranks(2, by_init_method, url, "muster", "muster", "gloo") == [[3.0, 3.0], [3.0, 3.0]]
 
 

@@ -1,4 +1,4 @@
-"""`muster store`: serving a store, and looking into one."""
+"""Tests `muster store`: serving a store, and reading one."""
 
 import json
 import os
@@ -168,7 +168,7 @@ def test_a_proxy_serves_the_same_keys(ask: Ask, muster: Path, server: Server, tm
         (["--timeout", "nan", "ls"], "--timeout: 'nan' is not a number of seconds from 0 up"),
         (["watch", "--interval", "0"], "--interval: '0' is not a number of seconds from 0.001 up"),
         (["watch", "--count", "0"], "--count: '0' is not a number from 1 up"),
-        (["--store", "redis://127.0.0.1:1", "ls"], "cannot reach Redis"),  # which nothing is gained by waiting for
+        (["--store", "redis://127.0.0.1:1", "ls"], "cannot reach Redis"),  # fails at once: waiting would not help
     ],
 )
 def test_wrong_arguments_are_reported_in_one_line(muster: Path, words: list[str], said: str) -> None:

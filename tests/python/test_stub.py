@@ -1,4 +1,4 @@
-"""python/muster/_C.pyi says what the native module has: mypy's own comparison of the two."""
+"""Compares python/muster/_C.pyi with the native module, with mypy's stubtest."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 Run = Callable[..., str]
 
-# torch's own types are nothing to compare here, and reading them is most of the time.
+# Skips torch's own types: they need no comparison, and reading them takes most of the time.
 SETTINGS = """
 [mypy]
 [mypy-torch.*]

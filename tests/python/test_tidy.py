@@ -1,4 +1,4 @@
-"""tools/tidy.py finds what it is there to find, in small trees with one fault each."""
+"""Tests that each rule of tools/tidy.py finds a violation, in small trees with one violation each."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ CLEAN = {
 
 
 def tidy(folder: Path, files: dict[str, str]) -> list[str]:
-    """The findings in a tree of these files, as "path:line: rule"."""
+    """The findings of tidy in a tree of these files, as "path:line: rule"."""
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     for name, text in files.items():
         path = folder / name

@@ -1,4 +1,4 @@
-"""`muster tune` and `muster explain`: what a machine costs, and which algorithm follows from it."""
+"""Tests `muster tune` and `muster explain`: measured costs, and the algorithm that is chosen from them."""
 
 import json
 import os

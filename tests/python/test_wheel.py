@@ -1,4 +1,4 @@
-"""`make wheel`: what it builds installs in a clean virtual environment and trains there."""
+"""Tests that the wheel of `make wheel` installs in a clean virtual environment and trains there."""
 
 import email
 import os
@@ -20,7 +20,8 @@ Run = Callable[..., str]
 def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    # The name that CMake itself would choose: the compiler cache tells names apart.
+    # The compiler name that CMake itself would choose, because the compiler cache treats other names as other
+    # compilers.
     run([*pip, "--wheel-dir", folder, root], timeout=1800, env={"CXX": os.environ.get("CXX", "c++")})
     (built,) = folder.glob("torch_muster-*.whl")
     return built
@@ -28,7 +29,7 @@ def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel in it. It borrows torch and its kin from this one instead of installing them."""
+    """A new environment with the wheel. It uses torch and its dependencies from this environment."""
     folder = tmp_path_factory.mktemp("clean")
     run([sys.executable, "-m", "venv", folder])
     (site,) = folder.glob("lib/python3.*/site-packages")
@@ -68,7 +69,7 @@ def test_the_wheel_pins_its_torch(wheel: Path) -> None:
 
 
 def backend(call: str, folder: Path, root: Path, lines: str = "") -> subprocess.CompletedProcess[str]:
-    """Of what pyproject.toml names, in the environment of the tests, after `lines`."""
+    """Calls a function of the build backend in pyproject.toml, in the environment of the tests, after `lines`."""
     code = f"{lines}\nimport sys\nfrom scikit_build_core import build\nbuild.{call}(sys.argv[1])"
     return subprocess.run([sys.executable, "-c", code, folder], cwd=root, capture_output=True, text=True, timeout=300)
 
@@ -91,7 +92,7 @@ def test_wheel_metadata_pins_the_installed_torch(root: Path, tmp_path: Path) -> 
 
 
 def test_the_source_package_does_not_pin_torch(root: Path, tmp_path: Path) -> None:
-    """Whoever makes them need not have one."""
+    """The machine that makes a source package need not have torch."""
     done = backend("build_sdist", tmp_path, root, HIDE_TORCH)
     assert done.returncode == 0, done.stdout + done.stderr
     (archive,) = tmp_path.glob("torch_muster-*.tar.gz")

@@ -1,4 +1,4 @@
-"""Workers that are forked from a process which has torch imported, and the one that `muster warm` keeps."""
+"""Tests workers that are forked from a zygote, which has imported torch, and the zygote that `muster warm` keeps."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ NOBODY_UID = 65534
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Path]:
-    # Not under pytest's own folders: the path of a socket must be short.
+    # Not in pytest's own directories, because the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
         yield Path(folder)
 
@@ -50,7 +50,7 @@ def run_environment(warm: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def warm(muster: str, settings: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Settings under which a warm zygote is kept: most tests here take theirs from it, for the import takes long."""
+    """Settings with a warm zygote. Most tests here fork their workers from it, because the import takes long."""
     started = call(muster, settings)
     assert started.returncode == 0, started.stderr
     yield settings
@@ -145,7 +145,7 @@ def test_a_forked_module_runs_as_in_python(launch: Launch, tmp_path: Path) -> No
 def test_a_forked_worker_exits_as_a_spawned_one(launch: Launch, script: Callable[[str], Path], end: str) -> None:
     text = "import atexit, ctypes, threading\natexit.register(print, 'at exit')\nsys.stdout.write('no newline')\n"
     text += "ctypes.CDLL(None).printf(b' in C')\n"
-    if not end.startswith("os."):  # those do not wait for threads
+    if not end.startswith("os."):  # the os functions do not wait for threads
         text += "threading.Thread(target=lambda: print(' thread')).start()\n"
     path = script(f"{text}{end}\n")
     seen = []
@@ -195,7 +195,7 @@ dist.destroy_process_group()
     assert job.out.count("[3.0, 3.0, 3.0]") == 2
 
 
-# A child in the worker's group, one in a session of its own, and one whose parent is gone; all deaf to SIGTERM.
+# A child in the worker's process group, one in a session of its own, and one whose parent is gone. All ignore SIGTERM.
 FAMILY = r"""
 deaf = [sys.executable, '-c', r'''import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -227,7 +227,7 @@ def test_no_process_is_left_after_any_kill(
     victims = {"worker": [int(ready[0][1])], "zygote": [zygote], "agent": [agent], "launcher": [launcher]}
     victims["both"] = [agent, launcher]
     if victim == "both":
-        os.kill(launcher, signal.SIGSTOP)  # so that neither has time to end anything
+        os.kill(launcher, signal.SIGSTOP)  # so that neither has time to end other processes
     for pid in victims.get(victim, []):
         os.kill(pid, signal.SIGKILL)
     if victim == "nobody":
@@ -307,7 +307,7 @@ def test_an_unsafe_preload_is_refused(launch: Launch, script: Callable[[str], Pa
 def test_a_preload_that_opens_a_device_is_refused(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    # A file stands for the device: the test tells the zygote so, from the module that it imports.
+    # A file replaces the device. The module that the zygote imports tells it so.
     device = tmp_path / "nvidia0"
     device.touch()
     (tmp_path / "opens_a_device.py").write_text(
@@ -322,7 +322,7 @@ def test_a_preload_that_opens_a_device_is_refused(
 
 
 def run_as_nobody(act: Callable[[], bool]) -> int:
-    """The pid of a child of another user's, which ends with 0 where `act` is true."""
+    """The pid of a child process of another user, which exits with status 0 if `act` returns true."""
     pid = os.fork()
     if pid == 0:
         status = 2
@@ -349,7 +349,7 @@ def test_a_warm_zygote_refuses_other_users(muster: str, warm: dict[str, str], ru
                 client.send(b"stop")
             try:
                 return client.recv(4096) == b""
-            except ConnectionResetError:  # what was sent lies there unread
+            except ConnectionResetError:  # the server closed the socket with unread data
                 return True
 
     modes = {place: place.stat().st_mode for place in (runtime, runtime / "muster", path)}
@@ -374,7 +374,7 @@ def test_a_warm_socket_of_another_user_is_ignored(muster: str, settings: dict[st
         read, write = os.pipe()
 
         def is_asked_nothing() -> bool:
-            server.listen()  # from now on the kernel says that this user serves it
+            server.listen()  # from now on the kernel reports this user as the server of the socket
             os.write(write, b"x")
             client, _ = server.accept()
             return client.recv(4096) == b""
@@ -429,7 +429,7 @@ def test_a_changed_package_restarts_the_warm_zygote(
     assert call(muster, env, "--preload=version", "--idle=1000").returncode == 0
     try:
         (tmp_path / "version.py").write_text("number = 22\n")
-        for _ in range(2):  # one that finds it changed, and one that finds it made anew
+        for _ in range(2):  # the first job finds the module changed, the second one a new zygote
             job = Job([muster, "run", "--preload=version", script("import version; print(version.number)")], env)
             assert job.finish() == 0, job.err
             assert job.out == "[rank 0] 22\n"
@@ -447,7 +447,7 @@ def test_a_late_stop_keeps_the_successors_socket(muster: str, settings: dict[str
     pid = int(re.search(r"pid (\d+)", call(muster, env, "status").stdout)[1])  # type: ignore[index]
     (path,) = (own_runtime / "muster").glob("warm-*")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as successor:
-        path.unlink()  # as `muster warm` does where nobody answers
+        path.unlink()  # as `muster warm` does if no zygote answers
         successor.bind(str(path))
         successor.listen()
         os.kill(pid, signal.SIGTERM)

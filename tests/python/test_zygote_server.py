@@ -1,4 +1,4 @@
-"""The part of a zygote that forks workers and waits for them, without a run around it."""
+"""Tests the part of a zygote that forks workers and waits for them, without `muster run`."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launching import TIMEOUT
 
-# The package as the zygote has it, without muster around it.
+# Imports the zygote's package alone, as the zygote does, without muster.
 FAILED_FORK = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
@@ -35,7 +35,7 @@ def test_a_failed_fork_leaks_no_descriptor(tmp_path: Path, root: Path) -> None:
     assert done.stdout == "failed 7 cannot fork a worker: no more processes\n" * 2
 
 
-# Two workers have ended when the zygote looks: one failed, because the other was killed.
+# Two workers have ended when the zygote checks. One of them failed because the other one was killed.
 ENDED_AT_ONCE = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])

@@ -39,7 +39,7 @@ TEST(ProcessGroupMuster, CompletesFuturesWithTheTensors) {
 TEST(ProcessGroupMuster, KeepsTensorsAliveUntilTheOperationEnds) {
   test::run_backends(2, [](ProcessGroupMuster& backend) {
     for (int i = 0; i < 50; ++i) {
-      Tensors tensors{at::full({300, 7}, 1.F).t()};  // not contiguous: a copy is in flight
+      Tensors tensors{at::full({300, 7}, 1.F).t()};  // not contiguous: the operation uses a copy
       backend.allreduce(tensors, c10d::AllreduceOptions());
     }
     Tensors last{at::ones({1})};
@@ -56,12 +56,12 @@ TEST(ProcessGroupMuster, AllocatesSharedMemory) {
     Tensors tensors{at::from_blob(memory.get(), {kCount}, at::kFloat).fill_(backend.getRank() + 1.F)};
     backend.allreduce(tensors, c10d::AllreduceOptions())->wait();
     EXPECT_TRUE(at::equal(tensors[0], at::full({kCount}, 3.F)));
-    backend.barrier(c10d::BarrierOptions())->wait();  // the peer may still read it
+    backend.barrier(c10d::BarrierOptions())->wait();  // the peer may still read the memory
   });
 }
 
 TEST(ProcessGroupMuster, ReportsAnAbortAsAnError) {
-  std::latch looked(2);  // an abort ends also what is on its way, and the forming of those who still form
+  std::latch looked(2);  // an abort would also end the other rank's barrier, or its group while that still forms
   test::run_backends(
       2,
       [&looked](ProcessGroupMuster& backend) {
@@ -80,7 +80,7 @@ TEST(ProcessGroupMuster, SparseAllReduceReportsItsOwnNumber) {
     const uint64_t before = group.sequence();
     std::optional<muster::Work> other;
     group.on_completion([&](const Finished&) {
-      // As if another thread made a call right after the last operation of the all-reduce.
+      // Simulates another thread that makes a call right after the last operation of the all-reduce.
       if (group.sequence() == before + 3 && !other) other = group.barrier({.async = true});
     });
     Tensors tensors{at::ones({3}).to_sparse()};
@@ -196,7 +196,7 @@ TEST(ProcessGroupMuster, NumbersCallsOfSeveralThreadsUniquely) {
 TEST(ProcessGroupMuster, WaitTimeoutDoesNotEndTheOperation) {
   std::promise<void> ended;
   const auto body = [&](ProcessGroupMuster& backend) {
-    if (backend.getRank() == 1) return ended.get_future().wait();  // there, but never joins the operation
+    if (backend.getRank() == 1) return ended.get_future().wait();  // never joins the operation
     Tensors tensors{at::ones({4})};
     c10d::AllreduceOptions options;
     options.timeout = milliseconds(1500);

@@ -38,7 +38,7 @@ class CheckpointTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-/// What `body` throws.
+/// The message of the error that `body` throws.
 template <class Body>
 std::string error_of(Body body) {
   try {
@@ -141,7 +141,7 @@ TEST_F(CheckpointTest, ErrorsReachAllRanksAndNameTheReason) {
     EXPECT_THAT(error_of([&] { save(group, folder_ / "no" / "a.pt", state); }), HasSubstr("rank 0 could not save"));
     save(group, path(), state);
     EXPECT_TRUE(exists(group, path()));
-    // Where a rank may not look, or as here cannot, it only counts if that is rank 0.
+    // Only rank 0 looks for the file. An unusable path at another rank does not matter.
     const std::string longer = folder_ / std::string(1000, 'a');
     EXPECT_TRUE(exists(group, group.membership().rank == 0 ? path() : longer));
     EXPECT_THAT(error_of([&] { exists(group, group.membership().rank == 0 ? longer : path()); }),
@@ -154,7 +154,7 @@ TEST_F(CheckpointTest, ErrorsReachAllRanksAndNameTheReason) {
     EXPECT_THROW(state.add("model", epoch), c10::ValueError);
     EXPECT_THROW(state.add("", epoch), c10::ValueError);
 
-    // Rank 1 alone has another model.
+    // Only rank 1 has another model.
     auto other = make_mlp(1, 6, group.membership().rank == 1 ? 4 : 3);
     State different;
     different.add("model", *other);
@@ -164,7 +164,7 @@ TEST_F(CheckpointTest, ErrorsReachAllRanksAndNameTheReason) {
   });
 }
 
-/// Cannot be saved in a thread, which is a rank, that says so.
+/// Cannot be saved by a rank that sets `refuses`. Ranks are threads, so the flag is thread_local.
 class Unsavable : public torch::optim::SGD {
  public:
   using SGD::SGD;
@@ -227,9 +227,9 @@ TEST_F(CheckpointTest, RefusesATruncatedFile) {
   });
 }
 
-/// Saves ones over a checkpoint of zeros in a process of its own that may write no more than 100 kB to a file.
+/// Saves ones over a checkpoint of zeros, in a child process that may write no more than 100 kB to a file.
 int status_of_limited_writer(const std::string& path, void (*on_limit)(int)) {
-  const at::Tensor ones = at::ones({1'000'000});  // a forked process has none of the threads that would fill it
+  const at::Tensor ones = at::ones({1'000'000});  // made before fork(): the child lacks the threads that would fill it
   const pid_t child = ::fork();
   if (child != 0) {
     int status = 0;

@@ -103,7 +103,7 @@ TEST(TensorCollectives, SendAndReceive) {
 }
 
 TEST(TensorCollectives, ThrowErrorsOfTheCore) {
-  std::latch formed(2);  // an abort ends the forming of those who still form, too
+  std::latch formed(2);  // an abort would also end a group that still forms at the other rank
   test::run_group(2, "shm", [&formed](Group& group) {
     formed.arrive_and_wait();
     group.abort({ErrorCode::kPeerLost, "rank 1 went away", 1});

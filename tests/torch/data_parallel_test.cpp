@@ -75,7 +75,7 @@ TEST(DataParallel, WithoutGradientsBuildsNoGraph) {
   EXPECT_TRUE(at::allclose(output, model->forward(input)));
 }
 
-/// Waits in forward, and in backward, until as many replicas are there.
+/// Waits in forward, and in backward, until two replicas have arrived.
 struct MeetingImpl : torch::nn::Cloneable<MeetingImpl> {
   explicit MeetingImpl(std::shared_ptr<std::atomic<int>> counter) : forwards(std::move(counter)) { reset(); }
   void reset() override { weight = register_parameter("weight", at::ones({1})); }

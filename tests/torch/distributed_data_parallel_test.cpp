@@ -24,10 +24,11 @@ at::Tensor part_of(const at::Tensor& batch, Group& group) {
   return batch.chunk(group.membership().size)[group.membership().rank];
 }
 
-/// Trains on 2 ranks under `options`, and beside them in one process on the whole batches.
+/// Trains on 2 ranks with `options`, and also in one process on the whole batches.
 void expect_training_as_one_process(const DistributedDataParallelOptions& options, const char* transport = "shm") {
   test::run_group(2, transport, [&options](Group& group) {
-    auto model = make_mlp(1 + static_cast<uint64_t>(group.membership().rank));  // rank 0's is what counts
+    // The ranks' models differ: DDP must use rank 0's parameters.
+    auto model = make_mlp(1 + static_cast<uint64_t>(group.membership().rank));
     auto reference = make_mlp(1);
     DistributedDataParallel ddp(model, borrowed(group), options);
     torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -114,7 +115,7 @@ TEST(DistributedDataParallel, FindsUnusedParametersInAnyOutputType) {
       const bool first = group.membership().rank == 0;
       const auto [sum, outputs] = ddp.forward(at::ones({1, 4}), first);
       outputs.front().sum().backward();
-      // Each branch is used by one of two ranks: the average is half of its gradient.
+      // One of the two ranks uses each branch, so the average is half of its gradient.
       EXPECT_TRUE(at::equal(model->left->weight.grad(), at::full({2, 4}, 0.5)));
       EXPECT_TRUE(at::equal(model->right->bias.grad(), at::full({2}, 0.5)));
     }
@@ -174,10 +175,10 @@ TEST(DistributedDataParallel, KeepsBuffersAsRankZeros) {
         ddp.forward(random_tensor({8, 4}, 2 * seed + rank)).sum().backward();
       };
       step(1);
-      step(2);  // brings rank 0's running mean to all, and moves it on by other data at each
+      step(2);  // forward broadcasts rank 0's running mean; then each rank's data changes it
       ddp.eval();
       const torch::NoGradGuard no_gradients;
-      ddp.forward(at::ones({2, 4}));  // again
+      ddp.forward(at::ones({2, 4}));  // broadcasts once more
       const at::Tensor means = all_gather(group, model->named_buffers()["1.running_mean"]);
       EXPECT_EQ(at::equal(means[0], means[1]), broadcasts);
     });
@@ -318,7 +319,7 @@ TEST(DistributedDataParallel, NamesTheTensorAndTheRankThatDiffer) {
     };
     using Shape = std::vector<int64_t>;
     const bool odd = group.membership().rank == 2;
-    // As many elements in all, which a broadcast of them together would bring to other places.
+    // The buffers have as many elements in all, so one broadcast of all buffers would mix them up.
     std::string error =
         error_of(std::make_shared<WithBuffersImpl>(odd ? Shape{2, 3} : Shape{6}, odd ? Shape{6} : Shape{2, 3}, 1));
     EXPECT_THAT(error, HasSubstr("buffer 0 differs: rank 2 has first: Float[2, 3], rank 0 has first: Float[6]"));

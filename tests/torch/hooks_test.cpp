@@ -17,12 +17,12 @@ namespace {
 using MakeHook = std::function<Hook(HookGroups)>;
 using Tensors = std::vector<at::Tensor>;
 
-/// A hook at each rank, over groups of its own.
+/// One rank: its hook, and the groups that the hook uses.
 class Worker {
  public:
   Worker(HookGroups groups, const MakeHook& make) : groups_(std::move(groups)), hook_(make(groups_)) {}
 
-  /// Gives all buckets to the hook and waits for them then. A bucket is one gradient.
+  /// Gives all buckets to the hook, then waits for them. Each bucket is one gradient.
   Tensors reduce(const Tensors& gradients) {
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
     for (size_t i = 0; i < gradients.size(); ++i) futures.push_back(begin(gradients[i], i, gradients.size()));
@@ -65,14 +65,14 @@ void run_workers(int size, const std::string& transports, const MakeHook& make,
         value_or_throw(Group::form(*handle, {rank, size, "test", 0}, test::options_for(transports))), handle);
     Worker worker(groups, make);
     body(worker);
-    static_cast<void>(groups.group->barrier().result());  // no rank leaves while another still works
+    static_cast<void>(groups.group->barrier().result());  // keeps each rank in the group until all are done
   });
 }
 
 at::Tensor normal(at::IntArrayRef shape, int64_t seed) {
   return at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kFloat);
 }
-/// Of ranks whose gradients are normal(shape, seed + rank).
+/// The average over ranks whose gradients are normal(shape, seed + rank).
 at::Tensor average_of(at::IntArrayRef shape, int64_t seed, int size) {
   at::Tensor sum = at::zeros(shape);
   for (int r = 0; r < size; ++r) sum += normal(shape, seed + r);
@@ -93,7 +93,7 @@ Hook power_sgd(HookGroups groups) { return power_sgd_hook(std::move(groups), {.r
 struct Case {
   const char* name;
   MakeHook make;
-  double loss;  ///< of what is about normal, in one step
+  double loss;  ///< bound on the error of one step, for gradients that are about normal
 };
 const Case kCases[] = {{"all_reduce", all_reduce_hook, 1e-6},
                        {"fp16", fp16, 4e-3},
@@ -109,7 +109,7 @@ TEST(Hooks, GiveEveryRankTheSameAverage) {
     for (const auto& [size, transports] : {std::pair{2, "shm"}, {3, "shm"}, {3, "tcp"}}) {
       run_workers(size, transports, hook.make, [&, size = size](Worker& worker) {
         for (int64_t step = 0; step < 3; ++step) {
-          // Buckets of all sorts, reduced one over the other.
+          // Buckets of different shapes, reduced at the same time.
           const std::vector<std::vector<int64_t>> shapes = {{40, 60}, {1}, {257}, {96, 31}, {5}};
           Tensors gradients;
           for (const auto& shape : shapes) gradients.push_back(normal(shape, step + worker.rank()));
@@ -144,7 +144,7 @@ TEST(Hooks, CompressionErrorIsAddedToTheNextStep) {
       EXPECT_LE((sum / kSteps - average).norm().item<double>(), 0.35 * average.norm().item<double>());
     });
   }
-  // All that int8 holds back is one rounding.
+  // int8 keeps back the error of one rounding only.
   run_workers(2, "shm", int8, [](Worker& worker) {
     const at::Tensor gradient = normal({1000}, worker.rank());
     at::Tensor sum = at::zeros({1000});
@@ -233,7 +233,7 @@ TEST(Hooks, RefuseInvalidOptions) {
 
 TEST(Hooks, FailureOfAnotherRankFailsTheFuture) {
   for (const Case& hook : kCases) {
-    std::latch formed(2);  // an abort ends the forming of those who still form, too
+    std::latch formed(2);  // an abort would also end a group that still forms at the other rank
     run_workers(2, "shm", hook.make, [&](Worker& worker) {
       formed.arrive_and_wait();
       if (worker.rank() == 1) {
@@ -261,9 +261,9 @@ TEST(Hooks, DestructorAbortsPendingReductions) {
   });
 }
 
-/// Though the thread that gave it is still about it, as other ranks may be about theirs.
+/// The reductions are complete while a callback of one of them still runs, here or at another rank.
 TEST(Hooks, DestructorKeepsCompleteReductions) {
-  std::latch watched(2);  // the results that the test waits for
+  std::latch watched(2);  // counts the ranks that have added their callback
   run_workers(3, "shm", int8, [&watched](Worker& worker) {
     if (worker.rank() == 2) watched.wait();
     const auto future = worker.begin(normal({1000}, 0));

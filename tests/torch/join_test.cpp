@@ -21,7 +21,7 @@ using test::borrowed, test::expect_alike, test::expect_close, test::make_mlp, te
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
 using MakeOptimizer = std::function<Optimizer(Group&, const std::vector<at::Tensor>&)>;
 
-/// Batches that each of three ranks has, by epoch.
+/// The number of batches of each of three ranks, by epoch.
 const std::vector<std::vector<uint64_t>> kBatches = {{0, 3, 1}, {4, 2, 4}};
 
 at::Tensor batch_of(uint64_t rank, size_t epoch, uint64_t step) {
@@ -36,7 +36,7 @@ Optimizer make_sharded(Group& group, const std::vector<at::Tensor>& parameters) 
   return std::make_unique<optim::ZeroRedundancyOptimizer<torch::optim::SGD>>(borrowed(group), parameters, kSgd);
 }
 
-/// One process that sees the batches of all ranks, and then `last`.
+/// Trains one process on the batches of all ranks, then on `last`.
 std::vector<at::Tensor> reference_parameters(bool by_all, const at::Tensor& last) {
   auto model = make_mlp(1);
   torch::optim::SGD optimizer(model->parameters(), kSgd);
@@ -81,7 +81,7 @@ void expect_uneven_training_as_one_process(const DistributedDataParallelOptions&
       expect_alike(group, ddp.parameters());
     }
     const at::Tensor last = random_tensor({4, 6}, 9);
-    step_on(last);  // as ever, with what optimizers remember
+    step_on(last);  // an ordinary step after join(), with the optimizer's momentum
     expect_alike(group, ddp.parameters());
     expect_close(ddp.parameters(), reference_parameters(join.divide_by_initial_world_size, last));
   });
@@ -141,7 +141,7 @@ TEST(Join, KeepsTheBuffersOfTheLastRankWithData) {
     const auto rank = static_cast<uint64_t>(group.membership().rank);
     torch::nn::Sequential model(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4));
     DistributedDataParallel ddp(model, borrowed(group));
-    std::vector<at::Tensor> own;  // of each rank after its last step
+    std::vector<at::Tensor> own;  // this rank's buffers after its last step
     ddp.join(
         [&] {
           for (uint64_t step = 0; step < 1 + rank; ++step) ddp.forward(batch_of(rank, 0, step)).sum().backward();

@@ -9,9 +9,9 @@
 namespace muster::test {
 namespace {
 
-// What libtorch makes when it is first asked for it (types' names, operators' older forms, the default generator) is
-// made before there are ranks, which are threads here: ThreadSanitizer does not see the guards of such values, since
-// libtorch is not instrumented, and takes the second rank's look at them for a race.
+// Makes libtorch create its lazy statics (names of types, older forms of operators, the default generator) before there
+// are ranks, which are threads here. libtorch is not instrumented, so ThreadSanitizer does not see the guards of these
+// statics, and would report the second rank's access as a race.
 class LibtorchStatics : public testing::Environment {
  public:
   void SetUp() override {

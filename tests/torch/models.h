@@ -10,7 +10,7 @@
 
 namespace muster::test {
 
-/// A multilayer perceptron that is the same wherever it is made with the same seed.
+/// A multilayer perceptron. The same seed gives the same parameters in every process.
 inline torch::nn::Sequential make_mlp(uint64_t seed, int64_t inputs = 6, int64_t outputs = 3) {
   namespace nn = torch::nn;
   nn::Sequential model(nn::Linear(inputs, 16), nn::Tanh(), nn::Linear(16, 16), nn::Tanh(), nn::Linear(16, outputs));
@@ -24,7 +24,7 @@ inline at::Tensor random_tensor(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::detail::createCPUGenerator(seed));
 }
 
-/// The test's group, for what shares one.
+/// The test's group as a shared_ptr that does not own it.
 inline std::shared_ptr<Group> borrowed(Group& group) {
   return {&group, [](Group*) {}};
 }
@@ -34,7 +34,7 @@ inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at:
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::allclose(a[i], b[i], 1e-4, 1e-6)) << "tensor " << i;
 }
 
-/// That all ranks have the same bits.
+/// Expects the same bits at all ranks.
 inline void expect_alike(Group& group, const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     const at::Tensor all = all_gather(group, tensor.detach());

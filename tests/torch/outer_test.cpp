@@ -21,7 +21,7 @@ std::unique_ptr<torch::optim::Optimizer> plain_outer(std::vector<at::Tensor> par
   return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(1.0));
 }
 
-/// A parameter that is drawn to a target of the rank's own.
+/// A parameter whose loss pulls it to a target that differs by rank.
 struct Quadratic {
   explicit Quadratic(Rank rank)
       : target(at::full({6}, static_cast<double>(rank))),
@@ -40,7 +40,7 @@ struct Quadratic {
   torch::optim::SGD inner;
 };
 
-/// Where `value` is after steps of 0.25 towards `target`.
+/// The value after `steps` steps that each cover 0.25 of the distance to `target`.
 double drawn(double value, double target, int steps) { return target + (value - target) * std::pow(0.75, steps); }
 
 TEST(LocalSGD, AveragesAfterWarmUpAndThenPeriodically) {
@@ -99,14 +99,15 @@ TEST(DiLoCo, AveragesFragmentsInTurnDuringSteps) {
     DiLoCo optimizer(borrowed(group), inner,
                      {.sync_every = 6, .outer = plain_outer, .fragments = 3, .delay = 1, .merge_alpha = 0},
                      half_compress_hook({borrowed(group), nullptr}, at::kBFloat16));
-    // Rank 0 goes one up with each step, rank 1 three.
+    // Each step adds 1 to the parameters at rank 0, and 3 at rank 1.
     for (int step = 1; step <= 7; ++step) {
       for (auto& parameter : parameters) parameter.mutable_grad() = at::full({4}, rank == 0 ? -1.F : -3.F);
       optimizer.step();
       const auto at_rank = [&](double replaced, int steps_since) {
         return replaced + (rank == 0 ? 1 : 3) * steps_since;
       };
-      // Fragment 1 leaves after step 2 and is back after 3, fragment 2 after 4 and 5, fragment 0 after 6 and 7.
+      // The average of fragment 1 begins after step 2 and is applied after step 3; that of fragment 2 after steps 4 and
+      // 5, that of fragment 0 after steps 6 and 7.
       EXPECT_EQ(parameters[1][0].item<double>(), step < 3 ? at_rank(0, step) : at_rank(4, step - 3)) << step;
       EXPECT_EQ(parameters[2][0].item<double>(), step < 5 ? at_rank(0, step) : at_rank(8, step - 5)) << step;
       EXPECT_EQ(parameters[0][0].item<double>(), step < 7 ? at_rank(0, step) : at_rank(12, step - 7)) << step;
@@ -129,7 +130,7 @@ TEST(DiLoCo, CompressesEachMatrixByItself) {
       parameter.requires_grad_();
       const auto seed = static_cast<uint64_t>(10 * group.membership().rank) + averages.size();
       const at::Tensor gradient = test::random_tensor(parameter.sizes(), seed);
-      // The first matrix goes up by one of rank 1 at each of the two ranks.
+      // The update of the first matrix has rank 1 at each of the two ranks.
       parameter.mutable_grad() = averages.empty() ? at::outer(gradient.select(1, 0), gradient[0]) : gradient;
       averages.push_back(all_gather(group, parameter.grad()).mean(0));
     }

@@ -11,7 +11,7 @@ namespace {
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 constexpr std::chrono::seconds kLimit(60);
 
-/// Averages asynchronously, after `before` (which may throw) was called with the bucket.
+/// Calls `before`, which may throw, with the bucket. Then averages asynchronously.
 class AveragingHook : public c10d::CommHookInterface {
  public:
   using Before = std::function<void(c10d::GradBucket&)>;
@@ -51,7 +51,7 @@ TEST(ReducerHook, FailureAtOneRankFailsTheStepAtAllRanks) {
     for (int i = 0; i < 2; ++i) backward(reducer, model, input_of(rank));
     failing = rank == 1;
     if (failing) {
-      // Its buckets have the same shapes in every step, so nothing but an agreement tells the steps apart.
+      // The buckets have the same shapes in every step, so only the failure agreement can tell the steps apart.
       EXPECT_NE(error_of([&] { backward(reducer, model, input_of(rank)); }).find("the hook failed"), std::string::npos);
       failing = false;
     }
@@ -82,7 +82,7 @@ TEST(ReducerHook, FailureAtAllRanksLeavesNothingBehind) {
         if (rank == 0) rank_zero_failed.set_value();
         throw std::runtime_error("the hook failed");
       }
-      // So the first bucket of rank 0 is still being reduced when the hook fails there.
+      // Keeps rank 0's first bucket in reduction until rank 0's hook has failed.
       if (rank == 1) {
         ASSERT_EQ(failed.wait_for(kLimit), std::future_status::ready);
       }
@@ -108,7 +108,7 @@ TEST(ReducerHook, FailureInDifferentBucketsFailsTheNextStep) {
     const Rank rank = group->membership().rank;
     const Model model;
     Reducer reducer(group, model.parameters, one_parameter_a_bucket());
-    // A hook that says nothing to the other ranks, so that the group's calls stay in step.
+    // A hook that sends nothing to the other ranks, so that the group's calls stay in step.
     class Failing : public c10d::CommHookInterface {
      public:
       explicit Failing(size_t bucket) : bucket_(bucket) {}

@@ -92,7 +92,7 @@ TEST(ReducerMisuse, ReportsALostPeerAndContinuesInANewGroup) {
     Reducer reducer(group, model.parameters, small_buckets());
     backward(reducer, model, input_of(rank));
     if (rank == 2) {
-      value_or_throw(group->barrier().wait());  // an abort ends also what is on its way
+      value_or_throw(group->barrier().wait());  // an abort would also end operations that are still pending
       group->abort({ErrorCode::kPeerLost, "rank 2 is gone", 2});
       return;
     }

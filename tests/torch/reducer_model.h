@@ -16,7 +16,7 @@
 
 namespace muster::test {
 
-/// Two layers and one that only some inputs use.
+/// Two layers, and a third one that only some inputs use.
 struct Model {
   explicit Model(at::ScalarType dtype = at::kFloat) {
     const auto parameter = [&](at::IntArrayRef shape, int64_t start) {
@@ -47,7 +47,7 @@ inline at::Tensor input_of(int64_t rank, int64_t iteration = 0, at::ScalarType d
   return at::cos(at::arange(40, at::kFloat) + static_cast<double>(40 * rank + 1000 * iteration)).view({5, 8}).to(dtype);
 }
 
-/// What one process gets of all ranks' inputs.
+/// The gradients that one process computes from the inputs of all ranks.
 inline std::vector<at::Tensor> expected_gradients(int size, int iterations = 1, at::ScalarType dtype = at::kFloat) {
   const Model model(dtype);
   for (int iteration = 0; iteration < iterations; ++iteration) {
@@ -82,12 +82,12 @@ inline void expect_same_bits(Group& group, const std::vector<at::Tensor>& gradie
   }
 }
 
-/// Groups of threads, each handed over as its reducer's.
+/// Runs ranks as threads, each with its group as a shared_ptr that does not own it.
 inline void run(int size, const std::function<void(const std::shared_ptr<Group>&)>& body) {
   run_group(size, "shm", [&](Group& group) { body(std::shared_ptr<Group>(&group, [](Group*) {})); });
 }
 
-/// The same over shared memory, TCP, or "hosts": both, the odd ranks being on another host.
+/// The same over `links`: "shm", "tcp", or "hosts". "hosts" puts the odd ranks on another host, so it uses both.
 inline void run_over(const std::string& links, int size,
                      const std::function<void(const std::shared_ptr<Group>&)>& body) {
   const auto options = [&](Rank rank) {

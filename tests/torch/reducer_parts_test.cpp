@@ -1,4 +1,4 @@
-// The parts of a Reducer, without ranks and without autograd.
+// Tests the parts of a Reducer without ranks and without autograd.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -100,7 +100,7 @@ TEST(UsedParameters, KnowGloballyUnusedOnesOnlyOnceReduced) {
   EXPECT_EQ(used.counts().sum().item<int>(), 0);
 }
 
-/// The all-reduce of a forward that counts the ranks with data.
+/// Stands for the all-reduce of a forward that counts the ranks with data.
 class CountedRanks : public c10d::Work {
  public:
   explicit CountedRanks(int ranks) : ranks_(at::full({1}, ranks, at::kFloat)) {}

@@ -9,7 +9,7 @@
 namespace muster::test {
 namespace {
 
-/// Halves what it gets, and keeps no memory of the bucket.
+/// Returns half of the average in another tensor, and keeps no memory of the bucket.
 class HalvingHook : public c10d::CommHookInterface {
  public:
   explicit HalvingHook(Group& group, std::vector<size_t>& seen) : group_(group), seen_(seen) {}
@@ -39,7 +39,7 @@ TEST(Reducer, AveragesToWhatOneProcessGetsOfTheJoinedBatch) {
           options.first_bucket_bytes = options.bucket_bytes = bytes;
           options.gradient_as_bucket_view = as_view;
           Reducer reducer(group, model.parameters, options);
-          for (int i = 0; i < 3; ++i) {  // the second one is in new buckets
+          for (int i = 0; i < 3; ++i) {  // from the second one on, buckets are rebuilt
             model.zero_grad();
             backward(reducer, model, input_of(group->membership().rank, 0, dtype));
             expect_close(model.gradients(), expected, c10::str("bytes ", bytes, ", view ", as_view, ", step ", i));
@@ -71,8 +71,8 @@ TEST(Reducer, LeavesGradientsInTheBucketsMemory) {
   });
 }
 
-/// Rank 1 begins the first bucket only when rank 0 has all its gradients, and both get their last one only when the
-/// first bucket is reduced.
+/// Rank 1 begins the first bucket only when rank 0 is about to get its last gradient. Both ranks get their last
+/// gradient only when the first bucket is reduced.
 void expect_overlap(const std::shared_ptr<Group>& group, std::promise<void>& rank_zero_went_on) {
   constexpr std::chrono::seconds kLimit(30);
   const Model model;
@@ -173,7 +173,7 @@ TEST(Reducer, RebuildsInTheOrderOfRankZero) {
     Reducer reducer(group, model.parameters, options);
     EXPECT_EQ(reducer.bucket_parameters(), (std::vector<std::vector<size_t>>{{3}, {2, 1}, {0}}));
     EXPECT_FALSE(reducer.rebuild_buckets()) << "no backward yet";
-    // Gradients come in another order at each rank.
+    // Gradients arrive in another order at each rank.
     const bool swap = group->membership().rank == 1;
     reducer.prepare_for_backward({});
     for (const size_t index : swap ? std::vector<size_t>{2, 0, 3, 1} : std::vector<size_t>{0, 1, 2, 3}) {
@@ -211,7 +211,7 @@ TEST(Reducer, FindsUnusedParameters) {
       options.find_unused_parameters = true;
       options.gradient_as_bucket_view = as_view;
       Reducer reducer(group, model.parameters, options);
-      backward(reducer, model, input_of(rank), false);  // at no rank
+      backward(reducer, model, input_of(rank), false);  // no rank uses the third layer
       EXPECT_FALSE(model.parameters[3].grad().defined());
       EXPECT_EQ(reducer.used_map()[0].item<int>(), 2);
       EXPECT_EQ(reducer.used_map()[3].item<int>(), 0);
@@ -219,7 +219,7 @@ TEST(Reducer, FindsUnusedParameters) {
       expect_same_bits(*group, {model.parameters[0].grad()});
 
       model.zero_grad();
-      backward(reducer, model, input_of(rank), rank == 1);  // at one rank: the other's share is zero
+      backward(reducer, model, input_of(rank), rank == 1);  // one rank uses it: the other rank adds zero
       const at::Tensor gradient = model.parameters[3].grad();
       ASSERT_TRUE(gradient.defined());
       EXPECT_EQ(reducer.used_map()[3].item<int>(), 1) << "how many ranks have used it";
@@ -254,7 +254,7 @@ TEST(Reducer, CountsAStaticGraphsGradientsInTheFirstBackward) {
     ReducerOptions options = small_buckets();
     options.static_graph = true;
     Reducer reducer(group, model.parameters, options);
-    // parameters[0] gets gradients of two backwards, as with reentrant checkpoints; parameters[3] is never used.
+    // parameters[0] gets gradients from two backwards, as with reentrant checkpoints. parameters[3] is never used.
     const auto step = [&](const Model& of, Reducer* reducer, int64_t iteration) {
       const at::Tensor output = of.forward(input_of(rank, iteration), false);
       if (reducer != nullptr) reducer->prepare_for_backward({output});
@@ -355,7 +355,7 @@ TEST(Reducer, HasABucketForEachDtype) {
   });
 }
 
-/// What forward's all-reduce found out.
+/// Stands for the all-reduce of a forward that has counted the ranks with data.
 class Counted : public c10d::Work {
  public:
   explicit Counted(at::Tensor count) : count_(std::move(count)) {}
@@ -415,7 +415,7 @@ TEST(Reducer, RecordsWhenAHookCompletes) {
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());
     std::vector<size_t> seen;
-    reducer.set_hook(std::make_unique<HalvingHook>(*group, seen));  // it answers at once
+    reducer.set_hook(std::make_unique<HalvingHook>(*group, seen));  // the hook completes its future before it returns
     backward(reducer, model, input_of(0));
     const auto& buckets = reducer.times().buckets;
     ASSERT_GT(buckets.size(), 1U);

@@ -18,7 +18,7 @@ Indices indices_of(size_t size, int ranks, Rank rank, DistributedSamplerOptions 
   return sampler.indices();
 }
 
-// What torch.utils.data.DistributedSampler(range(10), 3, rank, seed=7) gives after set_epoch(2).
+// The expected indices are those of torch.utils.data.DistributedSampler(range(10), 3, rank, seed=7) after set_epoch(2).
 TEST(DistributedSampler, HasTheIndicesOfPythonsSampler) {
   EXPECT_EQ(indices_of(10, 3, 0, {.seed = 7}, 2), (Indices{0, 7, 9, 3}));
   EXPECT_EQ(indices_of(10, 3, 1, {.seed = 7}, 2), (Indices{5, 6, 1, 0}));

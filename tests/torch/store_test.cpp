@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 Deadline shortly() { return Deadline::after(std::chrono::milliseconds(30)); }
 
-/// Every operation, as the core sees it.
+/// Calls every operation through muster's interface.
 void exercise(Store& store) {
   EXPECT_TRUE(store.set("k", as_bytes("v"), soon()));
   EXPECT_EQ(store.get("k", soon()), to_bytes("v"));
@@ -85,7 +85,7 @@ TEST(MusterStoreAdapter, ReusesABarrier) {
   });
 }
 
-/// What torch's own code sees of a muster store.
+/// Calls a muster store through torch's interface.
 TEST(C10dStoreAdapter, BehavesAsTorchsStoresDo) {
   const auto store = c10d_over_store(memory_store());
   EXPECT_TRUE(store->hasExtendedApi());

@@ -12,7 +12,7 @@
 
 namespace muster::test {
 
-/// Ranks as threads, each with a c10d backend of its own. `together`: none leaves before all are done.
+/// Runs ranks as threads, each with a c10d backend of its own. With `together`, no rank leaves before all are done.
 inline void run_backends(int size, const std::function<void(ProcessGroupMuster&)>& body, bool together = true) {
   const auto store = memory_store();
   run_ranks(size, [&](Rank rank) {

@@ -16,7 +16,7 @@ namespace {
 
 using test::borrowed, test::make_mlp;
 
-/// Gradients that are the same at every rank, as DistributedDataParallel leaves them.
+/// Sets gradients that are the same at every rank, as DistributedDataParallel leaves them.
 void set_gradients(torch::nn::Sequential& model, int step) {
   uint64_t seed = static_cast<uint64_t>(step) * 100;
   for (auto& parameter : model->parameters()) {
@@ -115,7 +115,7 @@ TEST(ZeroRedundancyOptimizer, FollowsGroupsOptionsAndSchedulers) {
     torch::optim::SGD plain(groups(reference), SGDOptions(0.1));
     torch::optim::StepLR sharded_schedule(sharded, 1, 0.5), schedule(plain, 1, 0.5);
     for (int step = 0; step < 4; ++step) {
-      if (step == 2) {  // the rest of the parameters come later
+      if (step == 2) {  // adds the rest of the parameters
         const auto rest = [](torch::nn::Sequential& of) {
           auto all = of->parameters();
           return OptimizerParamGroup(std::vector<at::Tensor>(all.begin() + 4, all.end()));
@@ -210,7 +210,7 @@ TEST(ClipGradNorm, WorksWithZeroAndRefusesNonFiniteNorms) {
     for (size_t i = 0; i < 6; ++i) {
       EXPECT_TRUE(at::allclose(model->parameters()[i], reference->parameters()[i], 1e-5, 1e-7));
     }
-    // One rank's share alone is not finite, and both hear of it.
+    // Only one rank's share is not finite, and both ranks throw.
     model->parameters()[0].mutable_grad().fill_(std::numeric_limits<float>::infinity());
     EXPECT_THROW(sharded.clip_grad_norm_(0.1, 2, /*error_if_nonfinite=*/true), c10::ValueError);
   });
