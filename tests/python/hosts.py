@@ -52,7 +52,7 @@ def ip(*words: str) -> None:
 
 @functools.cache
 def missing_capability() -> str:
-    """Why this machine cannot make hosts; empty if it can. Root in a container may lack the right."""
+    """The reason why this machine cannot make hosts; empty if it can. Root in a container may lack the right."""
     tools = ("ip", "unshare", "nsenter", "mount", "hostname", "cc")
     if os.geteuid() != 0 or not all(map(shutil.which, tools)):
         return f"making hosts takes root and {', '.join(tools)}"

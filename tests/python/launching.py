@@ -66,7 +66,7 @@ def is_gone(pid: int) -> bool:
 
 
 def shown_on_a_terminal(command: Sequence[str | Path], env: dict[str, str]) -> bytes:
-    """What a program writes to its terminal. The program must succeed."""
+    """Runs a program on a terminal, and returns its output. The program must succeed."""
     ours, theirs = pty.openpty()
     shown = b""
     with subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:

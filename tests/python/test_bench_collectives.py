@@ -71,7 +71,7 @@ def test_bytes_between_two_nodes_are_counted(tmp_path: Path) -> None:
     time, sent = measured(words, tmp_path)
     assert (time["metric"], sent["metric"]) == ("time", "sent across")
     assert time["muster"] > 0 and time["peer"] > 0
-    # The bound: two ranks must send their data to sum it.
+    # No measurement is below the bound, because two ranks must send their data to sum it.
     assert sent["floor"] == 256
     assert sent["muster"] >= 256 and sent["peer"] >= 256
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout

@@ -39,7 +39,7 @@ int main() {
 """
 
 
-# ccache. A second run finds the objects of the first one, because the prefix is always the same.
+# Uses ccache if there is one. A second run finds the objects of the first one, because the prefix is always the same.
 LAUNCHER = ["ccache"] if shutil.which("ccache") else []
 
 

@@ -46,7 +46,7 @@ def delay_all_reduce(rank: int, layers: list[str]) -> None:
     step = 0
 
     def delay_until_returned(gradient: Tensor) -> None:
-        with contextlib.suppress(RuntimeError):  # rank 0 waits for this rank, so the key does not come
+        with contextlib.suppress(RuntimeError):  # times out, because rank 0 waits for this gradient
             _get_default_store().wait([f"{layers} {step}"], timedelta(seconds=0.3))
 
     if rank == 1:

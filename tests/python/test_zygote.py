@@ -307,7 +307,8 @@ def test_an_unsafe_preload_is_refused(launch: Launch, script: Callable[[str], Pa
 def test_a_preload_that_opens_a_device_is_refused(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    # A file replaces the device. The module that the zygote imports tells it so.
+    # A file replaces the device. The module that the zygote imports makes it the only device that the zygote checks
+    # for.
     device = tmp_path / "nvidia0"
     device.touch()
     (tmp_path / "opens_a_device.py").write_text(

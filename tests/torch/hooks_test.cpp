@@ -144,7 +144,7 @@ TEST(Hooks, CompressionErrorIsAddedToTheNextStep) {
       EXPECT_LE((sum / kSteps - average).norm().item<double>(), 0.35 * average.norm().item<double>());
     });
   }
-  // int8 keeps back the error of one rounding only.
+  // The error that int8 keeps for later steps is that of one rounding.
   run_workers(2, "shm", int8, [](Worker& worker) {
     const at::Tensor gradient = normal({1000}, worker.rank());
     at::Tensor sum = at::zeros({1000});

@@ -39,7 +39,7 @@ TEST(Reducer, AveragesToWhatOneProcessGetsOfTheJoinedBatch) {
           options.first_bucket_bytes = options.bucket_bytes = bytes;
           options.gradient_as_bucket_view = as_view;
           Reducer reducer(group, model.parameters, options);
-          for (int i = 0; i < 3; ++i) {  // from the second one on, buckets are rebuilt
+          for (int i = 0; i < 3; ++i) {  // after the first step, the buckets are rebuilt
             model.zero_grad();
             backward(reducer, model, input_of(group->membership().rank, 0, dtype));
             expect_close(model.gradients(), expected, c10::str("bytes ", bytes, ", view ", as_view, ", step ", i));

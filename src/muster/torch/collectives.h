@@ -8,7 +8,8 @@
 // Every call blocks until it is done at this rank, and throws muster::ErrorException (torch/exception.h) when it fails.
 // Tensors are on the CPU, of any strides and any dtype that the operation supports. Shapes and dtypes are equal at all
 // ranks. Threads may share a group. Its calls run one after the other in the order in which they are made, which must
-// be the same at all ranks; send() and recv() run beside them. A call owns its tensors until it returns.
+// be the same at all ranks; send() and recv() run beside them. Other threads must not use a call's tensors until it
+// returns.
 
 #include <ATen/core/Tensor.h>
 

@@ -69,8 +69,8 @@ struct TopKOptions {
   void check() const;
 };
 /// Each rank sends the elements of a bucket with the greatest magnitudes; the others stay in the error (Aji and
-/// Heafield 2017, Stich et al. 2018). Each rank receives the messages of all others, so the gain shrinks with their
-/// number.
+/// Heafield 2017, Stich et al. 2018). Each rank receives the messages of all other ranks, so the gain shrinks with the
+/// number of ranks.
 Hook top_k_hook(HookGroups groups, const TopKOptions& options = {});
 
 struct PowerSgdOptions {

@@ -139,7 +139,7 @@ bool TensorWork::isCompleted() {
 bool TensorWork::wait(std::chrono::milliseconds timeout) {
   if (!started_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(mutex_);
-    if (exception_) std::rethrow_exception(exception_);  // cancelled
+    if (exception_) std::rethrow_exception(exception_);  // canceled
     return true;
   }
   const bool bounded = timeout > kNoTimeout;

@@ -11,9 +11,9 @@
 namespace muster::optim {
 
 /// Base class of LocalSGD and DiLoCo: each rank makes steps of its own with an inner optimizer, and all ranks
-/// synchronize their parameters every few steps. All ranks make equally many steps. The inner optimizer must outlive
-/// this; change its options there. Not thread-safe. Throws muster::ErrorException for failures, c10::ValueError for
-/// invalid options.
+/// synchronize their parameters every few steps. All ranks must make the same number of steps. The inner optimizer must
+/// outlive this; change its options there. Not thread-safe. Throws muster::ErrorException for failures, c10::ValueError
+/// for invalid options.
 class PeriodicSyncOptimizer {
  public:
   virtual ~PeriodicSyncOptimizer() = default;

@@ -12,7 +12,7 @@ namespace muster {
 /// The progress of a rank in the backward that failed. Sent to the other ranks.
 struct FailurePoint {
   uint64_t step = 0;           ///< backwards that succeeded before
-  uint64_t buckets_begun = 0;  ///< submitted in the failed backward, including the one that failed
+  uint64_t buckets_begun = 0;  ///< submitted in the failed backward, including the bucket that failed
   friend bool operator==(const FailurePoint&, const FailurePoint&) = default;
 };
 

@@ -1,4 +1,4 @@
-// The public functions of a Reducer: each takes the lock and calls the state machine (reducer_impl.h).
+// The public functions of a Reducer. They call the state machine (reducer_impl.h), most of them with its lock held.
 #include "muster/torch/reducer/reducer.h"
 
 #include <ATen/ATen.h>

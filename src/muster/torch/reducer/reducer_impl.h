@@ -17,8 +17,8 @@
 
 namespace muster {
 
-/// The state machine of a Reducer, shared with its autograd hooks. `mutex` guards all fields. The parts do not know the
-/// phases. Parts that need no ranks and no autograd are tested without them.
+/// The state machine of a Reducer, shared with its autograd hooks. The hooks and most functions of Reducer hold
+/// `mutex`. The parts do not know the phases. Parts that need no ranks and no autograd are tested without them.
 ///
 ///   kIdle      -> kArmed      prepare_for_backward()
 ///   kArmed     -> kReducing   the first gradient arrives
