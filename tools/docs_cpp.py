@@ -16,7 +16,7 @@ NAMES = (  # patterns for the name of a declaration; the first match counts
     r"([\w~]+|operator[^\s(]+)\(",
     r"(\w+)\s*(?:=|\{|;|\[)",
 )
-INSTALLED_FOR_NOBODY = ("launch", "cli")  # cmake/install.cmake leaves them out
+NOT_INSTALLED = ("launch", "cli")  # cmake/install.cmake leaves them out
 
 
 @functools.cache  # called for each link of each page
@@ -25,7 +25,7 @@ def layers(root: Path) -> dict[str, list[Path]]:
     source = root / "src/muster"
     found = {}
     for layer in tidy.LAYERS:
-        if layer not in INSTALLED_FOR_NOBODY:
+        if layer not in NOT_INSTALLED:
             headers = {path.relative_to(source).as_posix() for path in (source / layer).glob("*.h")}
             headers |= {header for header in tidy.PUBLIC_HEADERS if header.startswith(f"{layer}/")}
             if layer == "torch":  # all of torch/ is installed, but programs use these folders

@@ -55,7 +55,7 @@ PACKAGES = [
 # Only for the distribution's `python3`: other Pythons include their headers and venv.
 PYTHON_PACKAGES = ["python3-dev", "python3-venv"]
 DEFAULT_PYTHON = Path("/usr/bin/python3")
-OLDEST_COMPILER = {"g++": 12, "clang++": 14}
+MIN_COMPILER = {"g++": 12, "clang++": 14}
 NEWER_COMPILERS = ["g++-12", "g++-13", "g++-14"]  # alternatives to an old c++; the first one is installed
 
 
@@ -128,7 +128,7 @@ def compiler_version(compiler: str) -> tuple[str, str, bool]:
     kind = "clang++" if "clang" in banner else "g++"
     version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout.strip()
     number = re.match(r"\d+", version)
-    return kind, version, number is None or int(number.group()) >= OLDEST_COMPILER[kind]
+    return kind, version, number is None or int(number.group()) >= MIN_COMPILER[kind]
 
 
 def check_compiler() -> None:

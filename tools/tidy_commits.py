@@ -10,7 +10,7 @@ from pathlib import Path
 # Commits before the rule are ignored. They are found by time, because a shallow clone lacks the history. The rule began
 # right after 81593a4.
 BEGAN = 1795366328
-LONGEST = 72
+MAX_SUBJECT = 72
 SUBJECT = re.compile(r"[a-z][a-z0-9_.+/-]*(, [a-z][a-z0-9_.+/-]*)*: \S.*[^.\s]")
 # "adds", "added", "adding", except for verbs that end in the same way.
 NOT_IMPERATIVE = re.compile(r"\w+([^s]s|ed|ing)")
@@ -33,8 +33,8 @@ def check(root: Path) -> Iterator[Finding]:
 def problems(subject: str) -> Iterator[str]:
     if subject.startswith(("Revert ", "fixup! ", "squash! ", "amend! ")):
         return
-    if len(subject) > LONGEST:
-        yield f"{len(subject)} characters: {LONGEST} at most"
+    if len(subject) > MAX_SUBJECT:
+        yield f"{len(subject)} characters: {MAX_SUBJECT} at most"
     if not SUBJECT.fullmatch(subject):
         yield 'write "component: imperative summary", without a full stop'
         return

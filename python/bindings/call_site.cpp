@@ -39,7 +39,7 @@ namespace muster::python {
 namespace {
 
 /// How many frames are searched for the user's frame.
-constexpr int kDeepest = 40;
+constexpr int kMaxDepth = 40;
 
 #ifdef MUSTER_PUBLIC_FRAMES
 using Frame = PyFrameObject;
@@ -72,7 +72,7 @@ Frame* outer(Frame* frame) { return frame->f_back; }
 int offset_of(Frame* frame) { return frame->f_lasti * 2; }
 #endif
 
-/// A lock-free map from keys (never 0) to small numbers, with linear probing over kLongestSearch slots. If these slots
+/// A lock-free map from keys (never 0) to small numbers, with linear probing over kMaxProbes slots. If these slots
 /// are full, add() drops the entry, and find() returns 0, which means unknown.
 ///
 /// Writers hold State::mutex; readers hold no lock. Entries are only added, never changed or removed.
@@ -85,7 +85,7 @@ class Table {
   static constexpr uint32_t kAbsent = ~0u;
 
   uint32_t find(uint64_t key) const {
-    for (size_t i = 0; i < kLongestSearch; ++i) {
+    for (size_t i = 0; i < kMaxProbes; ++i) {
       const Slot& slot = slots_[(start(key) + i) % kSlots];
       const uint64_t there = slot.key.load(std::memory_order_acquire);
       if (there == key) return slot.value;
@@ -94,7 +94,7 @@ class Table {
     return 0;
   }
   void add(uint64_t key, uint32_t value) {
-    for (size_t i = 0; i < kLongestSearch; ++i) {
+    for (size_t i = 0; i < kMaxProbes; ++i) {
       Slot& slot = slots_[(start(key) + i) % kSlots];
       if (slot.key.load(std::memory_order_relaxed) != 0) continue;
       slot.value = value;
@@ -104,7 +104,7 @@ class Table {
   }
 
  private:
-  static constexpr size_t kLongestSearch = 32;
+  static constexpr size_t kMaxProbes = 32;
   struct Slot {
     std::atomic<uint64_t> key = 0;
     uint32_t value = 0;
@@ -194,7 +194,7 @@ CallSite find_call_site() {
   const Locked lock;
   CallSite site = 0;
   Frame* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  for (int depth = 0; frame != nullptr && depth < kDeepest; ++depth) {
+  for (int depth = 0; frame != nullptr && depth < kMaxDepth; ++depth) {
     PyCodeObject* const code = PyFrame_GetCode(frame);
     const uint32_t whose = owner_of(code);
     if (whose == kUsers) site = site_of(code, PyFrame_GetLasti(frame));
@@ -213,7 +213,7 @@ CallSite find_call_site() {
   PyThreadState* thread = PyGILState_GetThisThreadState();
   if (thread == nullptr) return 0;
   Frame* frame = innermost(thread);
-  for (int depth = 0; frame != nullptr && depth < kDeepest; ++depth, frame = outer(frame)) {
+  for (int depth = 0; frame != nullptr && depth < kMaxDepth; ++depth, frame = outer(frame)) {
     PyCodeObject* code = is_real(frame) ? code_of(frame) : nullptr;
     if (code == nullptr) continue;
     const uint32_t whose = owner_of(code);

@@ -21,7 +21,7 @@
 namespace muster::cost {
 namespace {
 
-constexpr int kMostRanks = 64;
+constexpr int kMaxRanks = 64;
 constexpr size_t kMiB = 1 << 20;
 
 /// Proportional set size (PSS) of this process in bytes: a page that n processes share counts as 1/n of a page.
@@ -36,7 +36,7 @@ size_t proportional_bytes() {
 
 struct Board {
   std::atomic<int> arrived[3];
-  std::atomic<size_t> before[kMostRanks], after[kMostRanks];
+  std::atomic<size_t> before[kMaxRanks], after[kMaxRanks];
 };
 
 /// Waits for all processes without using the group's memory. Waits at most 60 s.
@@ -105,7 +105,7 @@ std::vector<int> rank_counts() {
   if (const char* text = std::getenv("MUSTER_RANKS")) {
     int more = 2;
     std::from_chars(text, text + std::string_view(text).size(), more);
-    counts.push_back(std::clamp(more, 2, kMostRanks));
+    counts.push_back(std::clamp(more, 2, kMaxRanks));
   }
   return counts;
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int kCallsABlock = 500;
 constexpr uint64_t kEnough = 200;  // required number of quiet calls of each rank
-constexpr int kMostBlocks = 400;   // limit for a busy machine, on which ranks mostly park
+constexpr int kMaxBlocks = 400;    // limit for a busy machine, on which ranks mostly park
 constexpr size_t kCount = 64;      // elements of a block
 
 struct Case {
@@ -69,7 +69,7 @@ bool enough(const Table& table, size_t number) {
 int measure(Group& group, const Counter& system_calls, size_t number, Table& table) {
   std::array<float, kCount * kRanks> input{}, output{};
   Seen& seen = table[group.membership().rank][number];
-  for (int block = 0; block < kMostBlocks && !enough(table, number); ++block) {
+  for (int block = 0; block < kMaxBlocks && !enough(table, number); ++block) {
     Seen now = seen;
     for (int i = 0; i < kCallsABlock; ++i) {
       const uint64_t before = system_calls.load(), allocated = allocations();

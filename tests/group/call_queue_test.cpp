@@ -112,7 +112,7 @@ TEST_F(CallQueueTest, WaitForPendingEndsAtItsDeadline) {
   const auto waited = queue_->wait_for_pending(Deadline::after(std::chrono::milliseconds(1)));
   ASSERT_FALSE(waited);
   EXPECT_EQ(waited.error().code, ErrorCode::kTimeout);
-  EXPECT_EQ(waited.error().message, "1 of the 1 operations begun in group \"test\" are still under way");
+  EXPECT_EQ(waited.error().message, "1 of the 1 operations begun in group \"test\" are still pending");
 }
 
 TEST_F(CallQueueTest, RefusesCallsBeyondItsLimit) {

@@ -69,8 +69,8 @@ TEST(Explain, SaysWhatWasMeasuredOfWhatItGoesBy) {
   Tuning tuning;
   tuning.machine.measured = true;
   EXPECT_THAT(*explain({.ranks = 4, .nodes = 4}, tuning), HasSubstr("costs of this machine: measured"));
-  EXPECT_THAT(*explain({.ranks = 4}, tuning), HasSubstr("guessed (`muster tune` measures them)"));
-  EXPECT_THAT(*explain({.ranks = 4, .nodes = 2}, tuning), HasSubstr("guessed (`muster tune` measures them)"));
+  EXPECT_THAT(*explain({.ranks = 4}, tuning), HasSubstr("defaults (`muster tune` measures them)"));
+  EXPECT_THAT(*explain({.ranks = 4, .nodes = 2}, tuning), HasSubstr("defaults (`muster tune` measures them)"));
   tuning.machine.memory.measured = true;
   EXPECT_THAT(*explain({.ranks = 4}, tuning), HasSubstr("costs of this machine: measured"));
 }
@@ -123,7 +123,8 @@ TEST(Explain, DrawsEveryCollectiveOnOneToSixteenRanks) {
     }
   }
   EXPECT_THAT(explain_table({.ranks = 17}, {}).error().message, HasSubstr("1 to 16 ranks, got 17"));
-  EXPECT_THAT(explain_picture({.ranks = 3, .nodes = 2}, {}).error().message, HasSubstr("every node has as many ranks"));
+  EXPECT_THAT(explain_picture({.ranks = 3, .nodes = 2}, {}).error().message,
+              HasSubstr("the number of ranks must be a multiple of the number of nodes"));
 }
 
 TEST(Explain, RefusesQuestionsWithoutSense) {

@@ -30,7 +30,7 @@ class MessageCallbacks : public testing::TestWithParam<const char*> {
       fail_the_group(**group);
       const auto result = collective.get_future().get();
       ASSERT_FALSE(result);
-      EXPECT_NE(result.error().message, "the operation is still under way");
+      EXPECT_NE(result.error().message, "the operation is still pending");
       over.count_down();
     });
   }

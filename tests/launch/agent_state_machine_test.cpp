@@ -198,7 +198,7 @@ TEST_F(AgentState, LooksForAFixedRootWithoutTheProxyBetween) {
 
 TEST_F(AgentState, LeavesAnElasticJobOnSigterm) {
   run();
-  state_.signalled(SIGTERM, false);
+  state_.signaled(SIGTERM, false);
   EXPECT_EQ(state_.phase(), AgentPhase::kLeaving);
   EXPECT_THAT(take(), ElementsAre("send leave 0")) << "the root stops all nodes together";
   job_event(JobEvent::Kind::kStop);
@@ -210,16 +210,16 @@ TEST_F(AgentState, LeavesAnElasticJobOnSigterm) {
 
 TEST_F(AgentState, LeavesAtOnceWithoutWorkers) {
   join();
-  state_.signalled(SIGTERM, false);
+  state_.signaled(SIGTERM, false);
   EXPECT_EQ(state_.phase(), AgentPhase::kDone);
   EXPECT_THAT(take(), ElementsAre("send leave 0"));
 }
 
 TEST_F(AgentState, KillsOnlyItsOwnWorkersWhenASecondSignalComes) {
   run();
-  state_.signalled(SIGTERM, false);
+  state_.signaled(SIGTERM, false);
   take();
-  state_.signalled(SIGTERM, false);
+  state_.signaled(SIGTERM, false);
   EXPECT_EQ(state_.phase(), AgentPhase::kStopping);
   EXPECT_THAT(take(), ElementsAre("kill", "stop")) << "no end: the other nodes continue without this one";
   state_.workers_gone();
@@ -228,7 +228,7 @@ TEST_F(AgentState, KillsOnlyItsOwnWorkersWhenASecondSignalComes) {
 
 TEST_F(AgentState, LeavesInsteadOfReconnecting) {
   run();
-  state_.signalled(SIGTERM, false);
+  state_.signaled(SIGTERM, false);
   lose_root();
   take();
   state_.workers_gone();
@@ -238,24 +238,24 @@ TEST_F(AgentState, LeavesInsteadOfReconnecting) {
 
 TEST_F(AgentState, EndsTheJobOnOtherSignals) {
   run();
-  state_.signalled(SIGINT, false);
+  state_.signaled(SIGINT, false);
   EXPECT_EQ(state_.phase(), AgentPhase::kEnding);
   EXPECT_EQ(state_.outcome()->status, 128 + SIGINT);
   EXPECT_THAT(take(), ElementsAre("send end 0", "stop"));
-  state_.signalled(SIGINT, false);
+  state_.signaled(SIGINT, false);
   EXPECT_THAT(take(), ElementsAre("kill"));
 }
 
 TEST_F(AgentState, EndsTheJobOnSigtermAtTheRoot) {
   state_.root_found({"tcp://root:1", /*is_here=*/true});
-  state_.signalled(SIGTERM, false);
+  state_.signaled(SIGTERM, false);
   EXPECT_EQ(state_.phase(), AgentPhase::kDone);
   EXPECT_THAT(take(), ElementsAre("join", "send end 0"));
 }
 
 TEST_F(AgentState, KillsWorkersWhenItsMonitorWasKilled) {
   run();
-  state_.signalled(SIGTERM, true);
+  state_.signaled(SIGTERM, true);
   EXPECT_THAT(take(), ElementsAre("kill", "send end 0", "stop"));
   EXPECT_EQ(state_.outcome()->report, "`muster run` was killed on host host");
 }

@@ -26,7 +26,7 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # Slow files begin first, so that at the end all test processes have work.
-LONGEST = (
+SLOW_FILES = (
     "zygote",
     "demo",
     "docs_run",
@@ -42,7 +42,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    places = {f"test_{name}": place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 

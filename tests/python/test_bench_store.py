@@ -73,7 +73,7 @@ def test_tiers_reduce_the_messages_of_the_root(tmp_path: Path) -> None:
         (["store", "--cases", "sort"], "--cases takes connect, set, get"),
         (["store", "--connections", "1,none"], "--connections takes numbers from 1 on"),
         (["startup-load", "--workers", "8,1"], "--workers takes numbers from 2 on"),
-        (["storm", "--storms", "many"], "--loads takes numbers from 2 on, as in 2,4; 'many' is not that"),
+        (["storm", "--storms", "many"], "--loads takes numbers from 2 on, as in 2,4; not 'many'"),
     ],
 )
 def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

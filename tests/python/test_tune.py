@@ -52,7 +52,7 @@ def test_a_damaged_record_falls_back_to_defaults(muster: str, cache: Path) -> No
 
 def test_explain_prints_candidates_choice_and_steps(muster: str, cache: Path) -> None:
     said = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--links", "tcp", "--all").stdout
-    assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node, links: tcp; costs of this machine: guessed")
+    assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node, links: tcp; costs of this machine: defaults")
     times = {name: float(time) for name, time in re.findall(r"^\W+(\w+) +([\d.]+) ms$", said, re.MULTILINE)}
     assert times.keys() == {"recursive_doubling", "halving_doubling", "double_tree", "ring"}
     (chosen,) = re.findall(CHOSEN, said, re.MULTILINE)
@@ -63,7 +63,7 @@ def test_explain_prints_candidates_choice_and_steps(muster: str, cache: Path) ->
 
 def test_explain_uses_the_hosts_memory_costs(muster: str, cache: Path) -> None:
     words = ("explain", "all_reduce", "--bytes", "1Mi", "--ranks", "2")
-    assert "guessed" in call(muster, *words).stdout
+    assert "(`muster tune` measures them)" in call(muster, *words).stdout
     medium = {"latency": 1e-5, "overhead": 1e-6, "bytes_per_second": 1e9}
     record = {**dict.fromkeys(("tcp", "unix", "shm"), medium), "reduce_bytes_per_second": 1e12}
     record |= {"cores": 2, "measured": True}
@@ -71,13 +71,16 @@ def test_explain_uses_the_hosts_memory_costs(muster: str, cache: Path) -> None:
     cache.write_text(json.dumps(record))
     older = call(muster, *words)
     assert older.returncode == 0 and older.stderr == "", "a record of before memory was measured is one still"
-    assert "guessed" in older.stdout and "GB/s from memory (defaults)" in call(muster, "tune", "--show").stdout
+    assert (
+        "(`muster tune` measures them)" in older.stdout
+        and "GB/s from memory (defaults)" in call(muster, "tune", "--show").stdout
+    )
     times = []
     for wait in (1e-6, 1e-3):
         memory = {"wait": wait, "turn": 1, "cached_bytes_per_second": 1e12, "bytes_per_second": 1e12}
         cache.write_text(json.dumps({**record, "memory": memory}))
         said = call(muster, *words).stdout
-        assert "guessed" not in said
+        assert "(`muster tune` measures them)" not in said
         times += re.findall(r"^  two shots: ([\d.]+ \w+)$", said, re.MULTILINE)
     assert times == ["11.1 us", "9.00 ms"], "nine waits, and what 1.5 MiB of copies and half of that combined take"
 
@@ -91,7 +94,7 @@ def test_measurements_change_the_choice(muster: str, cache: Path) -> None:
         cache.parent.mkdir(exist_ok=True)
         cache.write_text(json.dumps({**record, "reduce_bytes_per_second": 1e12, "cores": 16, "measured": True}))
         said = call(muster, *words).stdout
-        assert "guessed" not in said
+        assert "(`muster tune` measures them)" not in said
         chosen.update(re.findall(CHOSEN, said, re.MULTILINE))
     assert "recursive_doubling" in chosen and len(chosen) == 2, chosen
 

@@ -190,7 +190,7 @@ TEST(Join, PassesOnExceptionsOfTraining) {
     EXPECT_THROW(ddp.join([] { throw std::runtime_error("no more"); }, [] {}), std::runtime_error);
     const uint64_t before = group.sequence();
     ddp.forward(batch_of(0, 0, 0));
-    EXPECT_EQ(group.sequence(), before) << "it is not in join() any more";
+    EXPECT_EQ(group.sequence(), before) << "it is not in join() anymore";
   });
 }
 

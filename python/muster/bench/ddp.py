@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.ranks < 2:
-        raise ValueError(f"--ranks takes a number from 2 on; {arguments.ranks} is not that")
+        raise ValueError(f"--ranks takes a number from 2 on; not {arguments.ranks}")
     check_rate("--rate", arguments.rate)
     parts = ["network"] if arguments.network else parse_names("--parts", arguments.parts, PARTS)
     models = arguments.models or ("mlp" if arguments.network else ",".join(name for name in MODELS if name != "tiny"))

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.workers < 2:
         raise ValueError("--workers takes a number from 2 on")
     if arguments.repeats is not None and arguments.repeats < 1:
-        raise ValueError(f"--repeats takes a number from 1 on; {arguments.repeats} is not that")
+        raise ValueError(f"--repeats takes a number from 1 on; not {arguments.repeats}")
     repeats = arguments.repeats or (1 if arguments.quick else 5)
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)

@@ -31,7 +31,7 @@ class Node:
 def check_rate(option: str, rate: str) -> None:
     """Raises ValueError for a rate that tc does not accept."""
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?([kmgt]i?)?(bit|bps)", rate.lower()):
-        raise ValueError(f"{option} takes a rate as tc writes it, such as 1gbit or 100mbit; {rate!r} is not that")
+        raise ValueError(f"{option} takes a rate as tc writes it, such as 1gbit or 100mbit; not {rate!r}")
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def parse_numbers(option: str, text: str, least: int, most: int | None = None) -
     numbers = [int(word) if word.isdigit() else -1 for word in text.split(",")]
     if min(numbers) < least or max(numbers) > (most or max(numbers)):
         bounds = f"from {least} to {most}" if most else f"from {least} on"
-        raise ValueError(f"{option} takes numbers {bounds}, as in {least},{2 * least}; {text!r} is not that")
+        raise ValueError(f"{option} takes numbers {bounds}, as in {least},{2 * least}; not {text!r}")
     return numbers
 
 
@@ -63,7 +63,7 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
     names = list(known) if text == "all" else text.split(",")
     for name in names:
         if name not in known:
-            raise ValueError(f"{option} takes {', '.join(known)}; {name!r} is none of them")
+            raise ValueError(f"{option} takes {', '.join(known)}; not {name!r}")
     return names
 
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kElementBytes = 4;
 /// Above this number of steps over all ranks, evaluating them one by one takes too long for an interactive command.
-constexpr size_t kMostPlayed = size_t{1} << 20;
+constexpr size_t kMaxEvaluatedSteps = size_t{1} << 20;
 
 std::string readable_time(double seconds) {
   if (seconds < 1e-5) return fmt::format("{:.2f} us", seconds * 1e6);
@@ -42,7 +42,7 @@ std::string candidates(const CollectiveSpec& problem) {
                         readable_time(predict(problem, algorithm)));
   }
   if (problem.algorithm == chosen) text += "  (MUSTER_ALGO asks for it)\n";
-  if (chosen->schedule(problem).steps.size() * static_cast<size_t>(problem.size) > kMostPlayed) return text;
+  if (chosen->schedule(problem).steps.size() * static_cast<size_t>(problem.size) > kMaxEvaluatedSteps) return text;
   std::vector<Schedule> schedules;
   CollectiveSpec of_rank = problem;
   for (of_rank.rank = 0; of_rank.rank < problem.size; ++of_rank.rank) schedules.push_back(chosen->schedule(of_rank));
@@ -53,7 +53,7 @@ std::string candidates(const CollectiveSpec& problem) {
 std::string steps_of(const Question& question, const CollectiveSpec& problem) {
   const Schedule schedule = choose(problem)->schedule(problem);
   std::string text = to_string(schedule);
-  const size_t shown = std::min(question.most_steps, schedule.steps.size());
+  const size_t shown = std::min(question.max_steps, schedule.steps.size());
   size_t end = 0;
   for (size_t line = 0; line < shown; ++line) end = text.find('\n', end) + 1;
   text.resize(end);
@@ -66,9 +66,10 @@ std::string steps_of(const Question& question, const CollectiveSpec& problem) {
 Result<> check(const Question& question) {
   const auto wrong = [](std::string what) { return fail(ErrorCode::kInvalidArgument, std::move(what)); };
   if (question.ranks < 1 || question.ranks > 1 << 16) return wrong("ranks are 1 to 65536");
-  if (question.nodes < 1 || question.ranks % question.nodes != 0) return wrong("every node has as many ranks");
-  if (question.rank < 0 || question.rank >= question.ranks) return wrong("the rank is one of the ranks");
-  if (question.root < 0 || question.root >= question.ranks) return wrong("the root is one of the ranks");
+  if (question.nodes < 1 || question.ranks % question.nodes != 0)
+    return wrong("the number of ranks must be a multiple of the number of nodes");
+  if (question.rank < 0 || question.rank >= question.ranks) return wrong("the rank is out of range");
+  if (question.root < 0 || question.root >= question.ranks) return wrong("the root is out of range");
   if (!question.kind.empty() && question.kind != "tcp" && question.kind != "unix" && question.kind != "shm") {
     return wrong("links are of the kind tcp, unix or shm");
   }
@@ -79,7 +80,7 @@ std::string heading(const Question& question, const std::string& ways, bool meas
   const std::string what = question.collective == Collective::kBarrier ? "" : " of " + format_bytes(question.bytes);
   return fmt::format("{}{} on {} rank{}, {} node{}, {}; costs of this machine: {}\n", name(question.collective), what,
                      question.ranks, question.ranks == 1 ? "" : "s", question.nodes, question.nodes == 1 ? "" : "s",
-                     ways, measured ? "measured" : "guessed (`muster tune` measures them)");
+                     ways, measured ? "measured" : "defaults (`muster tune` measures them)");
 }
 
 std::string on_links(const Question& question) { return "links: " + (question.kind.empty() ? "tcp" : question.kind); }
@@ -153,7 +154,7 @@ std::string in_levels(const Question& question, const Tuning& tuning, int locals
                                  readable_time(across)) +
                      last + fmt::format("  in all: {}", readable_time(plan.total(before, across, after)));
   if (plan.chunks > 1) {
-    text += fmt::format(", for the tensor goes in {:.0f} chunks of {}, and the above is for one",
+    text += fmt::format(", because the tensor is sent in {:.0f} chunks of {}, and the table is for one",
                         std::ceil(plan.chunks), format_bytes(plan.chunk));
   }
   return text + "\nbetween nodes:\n" + candidates(plan.across) + steps_of(question, plan.across);
@@ -190,7 +191,7 @@ Result<Collective> collective_named(std::string_view wanted) {
     if (wanted == name(collective)) return collective;
     names += (names.empty() ? "" : ", ") + std::string(name(collective));
   }
-  return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is no collective: choose from {}", wanted, names));
+  return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is not a collective: choose from {}", wanted, names));
 }
 
 }  // namespace muster

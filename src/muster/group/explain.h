@@ -12,8 +12,8 @@ struct Question {
   int ranks = 2;
   int nodes = 1;  ///< the ranks are spread evenly over these
   Rank root = 0;
-  Rank rank = 0;           ///< the rank whose steps over links are shown
-  size_t most_steps = 20;  ///< the maximum number of steps shown
+  Rank rank = 0;          ///< the rank whose steps over links are shown
+  size_t max_steps = 20;  ///< the maximum number of steps shown
   /// The kind of the links: "tcp", "unix" or "shm". Empty: as a group chooses, shared memory within a node and TCP
   /// between nodes.
   std::string kind;

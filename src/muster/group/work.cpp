@@ -48,7 +48,7 @@ Result<> Work::wait(const Deadline& deadline) const {
   std::unique_lock lock(state_->mutex);
   const auto finished = [this] { return state_->finished; };
   if (!state_->changed.wait_for(lock, deadline.left(), finished)) {
-    return fail(ErrorCode::kTimeout, "the operation is still under way");
+    return fail(ErrorCode::kTimeout, "the operation is still pending");
   }
   return state_->result;
 }

@@ -24,7 +24,7 @@ void on_signal(int number) {
 }  // namespace
 
 Result<std::unique_ptr<SignalPipe>> SignalPipe::open(Loop& loop, std::vector<int> signals,
-                                                     std::function<void(int)> signalled,
+                                                     std::function<void(int)> signaled,
                                                      std::function<void()> child_ended) {
   std::array<int, 2> ends{};
   // Non-blocking, because a signal handler must not wait for room in the pipe.
@@ -40,8 +40,8 @@ Result<std::unique_ptr<SignalPipe>> SignalPipe::open(Loop& loop, std::vector<int
     if (old.sa_handler != SIG_IGN || number == SIGCHLD) ::sigaction(number, &action, nullptr);
   }
   MUSTER_TRY(loop.watch(ends[0], EPOLLIN,
-                        [self = made.get(), signalled = std::move(signalled),
-                         child_ended = std::move(child_ended)](uint32_t) { self->dispatch(signalled, child_ended); }));
+                        [self = made.get(), signaled = std::move(signaled),
+                         child_ended = std::move(child_ended)](uint32_t) { self->dispatch(signaled, child_ended); }));
   return made;
 }
 
@@ -55,13 +55,13 @@ SignalPipe::~SignalPipe() {
   write_end = -1;
 }
 
-void SignalPipe::dispatch(const std::function<void(int)>& signalled, const std::function<void()>& child_ended) const {
+void SignalPipe::dispatch(const std::function<void(int)>& signaled, const std::function<void()>& child_ended) const {
   bool has_ended_child = false;
   for (unsigned char number = 0; ::read(read_.get(), &number, 1) == 1;) {
     if (number == SIGCHLD) {
       has_ended_child = true;
     } else {
-      signalled(number);
+      signaled(number);
     }
   }
   if (has_ended_child) child_ended();

@@ -13,11 +13,10 @@ namespace muster {
 /// (nohup) stays ignored, except SIGCHLD: if it were ignored, no child could be reaped.
 class SignalPipe {
  public:
-  /// `signalled` is called for each of `signals`. `child_ended` is called once for any number of children that have
+  /// `signaled` is called for each of `signals`. `child_ended` is called once for any number of children that have
   /// ended.
   static Result<std::unique_ptr<SignalPipe>> open(Loop& loop, std::vector<int> signals,
-                                                  std::function<void(int)> signalled,
-                                                  std::function<void()> child_ended);
+                                                  std::function<void(int)> signaled, std::function<void()> child_ended);
   /// Restores the default effect of the signals.
   ~SignalPipe();
   SignalPipe(const SignalPipe&) = delete;
@@ -26,7 +25,7 @@ class SignalPipe {
  private:
   SignalPipe(Loop& loop, Fd read, Fd write, std::vector<int> signals)
       : loop_(loop), read_(std::move(read)), write_(std::move(write)), signals_(std::move(signals)) {}
-  void dispatch(const std::function<void(int)>& signalled, const std::function<void()>& child_ended) const;
+  void dispatch(const std::function<void(int)>& signaled, const std::function<void()>& child_ended) const;
 
   Loop& loop_;
   Fd read_, write_;

@@ -62,7 +62,7 @@ void ProcessGroupMuster::setTimeout(Milliseconds timeout) {
   value_or_throw(group_->set_timeout(timeout));
 }
 
-muster::Work ProcessGroupMuster::submit(Request& request, const CallOptions& options) {
+muster::Work ProcessGroupMuster::submit(TensorRequest& request, const CallOptions& options) {
   auto& operations = request.operations;
   if (operations.size() == 1) return group_->submit(std::move(operations.front()), options);
   return group_->submit(
@@ -70,7 +70,8 @@ muster::Work ProcessGroupMuster::submit(Request& request, const CallOptions& opt
       options);
 }
 
-ProcessGroupMuster::Handle ProcessGroupMuster::launch(Request&& request, at::TensorList inputs, Milliseconds timeout) {
+ProcessGroupMuster::Handle ProcessGroupMuster::launch(TensorRequest&& request, at::TensorList inputs,
+                                                      Milliseconds timeout) {
   if (coalescing()) {
     joined_block_ = true;
     block_->request().join(std::move(request));
@@ -91,7 +92,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::launch(Request&& request, at::Ten
 }
 
 void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options) {
-  Request& request = work->request();
+  TensorRequest& request = work->request();
   std::vector<muster::Work> parts;
   // Receives first, so that messages find their buffers.
   for (const bool sends : {false, true}) {
@@ -111,8 +112,8 @@ void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const
   TensorWork::start(work, std::move(parts), sequence != 0 ? sequence : group_->sequence());
 }
 
-Request ProcessGroupMuster::request_in_block(c10d::OpType type, const char* title) {
-  Request request(type, title, /*async=*/true);
+TensorRequest ProcessGroupMuster::request_in_block(c10d::OpType type, const char* title) {
+  TensorRequest request(type, title, /*async=*/true);
   joined_block_ = false;
   request.block_guard = std::shared_ptr<void>(nullptr, [this](void*) {
     if (!joined_block_) cancelCoalescing();
@@ -123,8 +124,8 @@ Request ProcessGroupMuster::request_in_block(c10d::OpType type, const char* titl
 void ProcessGroupMuster::startCoalescing() {
   check_argument(coalescing_thread_.load() == std::thread::id(), "start_coalescing",
                  "this process group has an open coalescing block already");
-  block_ = c10::make_intrusive<TensorWork>(rank_, Request(c10d::OpType::COALESCED, "muster:coalesced", /*async=*/true),
-                                           at::TensorList(), pending_);
+  block_ = c10::make_intrusive<TensorWork>(
+      rank_, TensorRequest(c10d::OpType::COALESCED, "muster:coalesced", /*async=*/true), at::TensorList(), pending_);
   coalescing_thread_ = std::this_thread::get_id();
 }
 
@@ -144,7 +145,7 @@ void ProcessGroupMuster::cancelCoalescing() {
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::barrier(const c10d::BarrierOptions& options) {
-  Request request = this->request(c10d::OpType::BARRIER, "muster:barrier", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::BARRIER, "muster:barrier", options.asyncOp);
   request.add(Collective::kBarrier, {}, {});
   return launch(std::move(request), {}, options.timeout);
 }

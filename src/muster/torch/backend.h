@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "muster/group/group.h"
-#include "muster/torch/c10d/request.h"
+#include "muster/torch/c10d/tensor_request.h"
 #include "muster/torch/c10d/work.h"
 
 namespace muster {
@@ -132,18 +132,18 @@ class ProcessGroupMuster final : public c10d::Backend {
   bool coalescing() const { return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   /// Makes the request of a call. Must come first in the call: in a coalescing block, a request that is destroyed
   /// before launch(), such as by a failed argument check, cancels the block.
-  Request request(c10d::OpType type, const char* title, bool async) {
-    return coalescing() ? request_in_block(type, title) : Request(type, title, async);
+  TensorRequest request(c10d::OpType type, const char* title, bool async) {
+    return coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
   }
-  Request request_in_block(c10d::OpType type, const char* title);
+  TensorRequest request_in_block(c10d::OpType type, const char* title);
   Milliseconds timeout_or_default(Milliseconds timeout) const {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
   }
   Milliseconds timeout_of(const c10::intrusive_ptr<Options>& options) const;
   /// Submits the request to the core. Waits for it unless it is asynchronous or in a coalescing block. Profilers show
   /// `inputs`.
-  Handle launch(Request&& request, at::TensorList inputs, Milliseconds timeout = c10d::kUnsetTimeout);
-  muster::Work submit(Request& request, const CallOptions& options);
+  Handle launch(TensorRequest&& request, at::TensorList inputs, Milliseconds timeout = c10d::kUnsetTimeout);
+  muster::Work submit(TensorRequest& request, const CallOptions& options);
   void start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options);
   Handle launch_recv(Tensors& tensors, int source, int tag, c10d::OpType type);
   c10::intrusive_ptr<ProcessGroupMuster> wrap_child_group(std::unique_ptr<Store> store,

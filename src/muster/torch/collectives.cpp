@@ -11,7 +11,7 @@
 #include "muster/store/store.h"
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/c10d/hold_store.h"
-#include "muster/torch/c10d/request.h"
+#include "muster/torch/c10d/tensor_request.h"
 #include "muster/torch/tensor.h"
 
 namespace muster {
@@ -21,7 +21,7 @@ namespace {
 template <class Call>
 void blocking(const char* title, Call call) {
   const at::NoGradGuard no_grad;
-  Request request(c10d::OpType::UNKNOWN, title, /*async=*/false);
+  TensorRequest request(c10d::OpType::UNKNOWN, title, /*async=*/false);
   value_or_throw(call(request).wait());
   request.copy_back();
 }
@@ -69,43 +69,48 @@ std::shared_ptr<Group> join_job() {
 }
 
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
-  blocking("all_reduce", [&](Request& request) { return group.all_reduce(request.in_place(tensor), op, options); });
+  blocking("all_reduce",
+           [&](TensorRequest& request) { return group.all_reduce(request.in_place(tensor), op, options); });
 }
 
 void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op, const CallOptions& options) {
   for (const auto& list : by_dtype(tensors)) {
-    blocking("all_reduce", [&](Request& request) { return group.all_reduce(request.in_place(list), op, options); });
+    blocking("all_reduce",
+             [&](TensorRequest& request) { return group.all_reduce(request.in_place(list), op, options); });
   }
 }
 
 void reduce(Group& group, at::Tensor tensor, ReduceOp op, Rank root, const CallOptions& options) {
   const bool here = group.membership().rank == root;
-  blocking("reduce", [&](Request& request) {
+  blocking("reduce", [&](TensorRequest& request) {
     return group.reduce(here ? request.in_place(tensor) : request.read(tensor), op, root, options);
   });
 }
 
 void broadcast(Group& group, at::Tensor tensor, Rank root, const CallOptions& options) {
-  blocking("broadcast", [&](Request& request) { return group.broadcast(request.in_place(tensor), root, options); });
+  blocking("broadcast",
+           [&](TensorRequest& request) { return group.broadcast(request.in_place(tensor), root, options); });
 }
 
 void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root, const CallOptions& options) {
   for (const auto& list : by_dtype(tensors)) {
-    blocking("broadcast", [&](Request& request) { return group.broadcast(request.in_place(list), root, options); });
+    blocking("broadcast",
+             [&](TensorRequest& request) { return group.broadcast(request.in_place(list), root, options); });
   }
 }
 
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options) {
   at::Tensor output = slots_like(tensor, group.membership().size);
-  blocking("all_gather",
-           [&](Request& request) { return group.all_gather(request.read(tensor), request.write(output), options); });
+  blocking("all_gather", [&](TensorRequest& request) {
+    return group.all_gather(request.read(tensor), request.write(output), options);
+  });
   return output;
 }
 
 at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root, const CallOptions& options) {
   at::Tensor output;
   if (group.membership().rank == root) output = slots_like(tensor, group.membership().size);
-  blocking("gather", [&](Request& request) {
+  blocking("gather", [&](TensorRequest& request) {
     return group.gather(request.read(tensor), output.defined() ? request.write(output) : BufferView(), root, options);
   });
   return output;
@@ -114,7 +119,7 @@ at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root, const CallO
 void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank root, const CallOptions& options) {
   const bool here = group.membership().rank == root;
   if (here) check_slots(tensors, group.membership().size, "scatter");
-  blocking("scatter", [&](Request& request) {
+  blocking("scatter", [&](TensorRequest& request) {
     BufferView output = request.write(tensor);
     BufferView input;
     if (here) input = request.copy_if_overlapping(request.read(tensors), output, root * output.bytes());
@@ -125,7 +130,7 @@ void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank ro
 at::Tensor reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op, const CallOptions& options) {
   check_slots(tensors, group.membership().size, "reduce_scatter");
   at::Tensor output = at::empty(tensors.sizes().slice(1), tensors.options());
-  blocking("reduce_scatter", [&](Request& request) {
+  blocking("reduce_scatter", [&](TensorRequest& request) {
     return group.reduce_scatter(request.read(tensors), request.write(output), op, options);
   });
   return output;
@@ -134,18 +139,19 @@ at::Tensor reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op, 
 at::Tensor all_to_all(Group& group, const at::Tensor& tensors, const CallOptions& options) {
   check_slots(tensors, group.membership().size, "all_to_all");
   at::Tensor output = at::empty(tensors.sizes(), tensors.options());
-  blocking("all_to_all",
-           [&](Request& request) { return group.all_to_all(request.read(tensors), request.write(output), options); });
+  blocking("all_to_all", [&](TensorRequest& request) {
+    return group.all_to_all(request.read(tensors), request.write(output), options);
+  });
   return output;
 }
 
 void send(Group& group, const at::Tensor& tensor, Rank dst, uint32_t tag, const CallOptions& options) {
-  blocking("send", [&](Request& request) { return group.send(request.read(tensor), dst, tag, options); });
+  blocking("send", [&](TensorRequest& request) { return group.send(request.read(tensor), dst, tag, options); });
 }
 
 Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag, const CallOptions& options) {
   Rank sender = src;
-  blocking("recv", [&](Request& request) {
+  blocking("recv", [&](TensorRequest& request) {
     const muster::Work work = group.receive(request.write(tensor), src, tag, options);
     static_cast<void>(work.wait());
     if (src == kAnyRank) sender = work.source();

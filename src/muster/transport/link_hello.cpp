@@ -91,8 +91,8 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
                               self.group, self.rank, self.generation));
   }
   if (peer.size != self.size) {
-    return refuse(
-        fmt::format("has world size {}, rank {} has {}; start all with the same", peer.size, self.rank, self.size));
+    return refuse(fmt::format("has world size {}, rank {} has {}; start all processes with the same world size",
+                              peer.size, self.rank, self.size));
   }
   if (peer.subflow.count != self.subflow.count || peer.subflow.index >= self.subflow.count) {
     return refuse(

@@ -87,9 +87,4 @@ const Algorithm* find_algorithm(Collective collective, std::string_view name);
 /// "recursive_doubling, halving_doubling, double_tree, ring".
 std::string algorithm_names(Collective collective);
 
-/// True if the algorithm supports the spec.
-bool fits(const Algorithm& algorithm, const CollectiveSpec& spec);
-/// The given algorithm if it fits, else the fastest by predict(). nullptr for a collective without algorithms.
-const Algorithm* choose(const CollectiveSpec& spec);
-
 }  // namespace muster

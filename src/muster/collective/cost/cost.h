@@ -34,4 +34,9 @@ struct Estimate {
 /// is cheap. Equal at all ranks. Tests compare it with evaluate() (evaluation.h).
 double predict(const CollectiveSpec& spec, const Algorithm& algorithm);
 
+/// True if the algorithm supports the spec.
+bool fits(const Algorithm& algorithm, const CollectiveSpec& spec);
+/// The given algorithm if it fits, else the fastest by predict(). nullptr for a collective without algorithms.
+const Algorithm* choose(const CollectiveSpec& spec);
+
 }  // namespace muster

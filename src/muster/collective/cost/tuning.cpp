@@ -97,7 +97,7 @@ Result<MachineCosts> from_json(const json& record) {
 
 json parse(std::string_view text) { return json::parse(text, nullptr, /*allow_exceptions=*/false); }
 
-MachineCosts measured_or_guessed() {
+MachineCosts measured_or_default() {
   const std::string path = machine_path();
   std::ifstream file(path);
   if (path.empty() || !file) return guess();
@@ -105,7 +105,7 @@ MachineCosts measured_or_guessed() {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
   if (auto machine = from_json(parse(text))) return *machine;
-  log(LogLevel::kWarning, path + " is not what `muster tune` writes: run it again; guessed costs are used meanwhile");
+  log(LogLevel::kWarning, path + " is not what `muster tune` writes: run it again; default costs are used meanwhile");
   return guess();
 }
 
@@ -169,7 +169,7 @@ Result<std::array<const Algorithm*, kCollectiveCount>> parse_wanted(std::string_
 
 Result<Tuning> load_tuning() {
   Tuning tuning;
-  tuning.machine = measured_or_guessed();
+  tuning.machine = measured_or_default();
   if (const char* text = std::getenv("MUSTER_ALGO")) {
     MUSTER_ASSIGN(tuning.wanted, parse_wanted(text));
   }

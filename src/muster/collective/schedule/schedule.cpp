@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "muster/collective/algorithms/algorithms.h"
+#include "muster/collective/cost/cost.h"
 
 namespace muster {
 namespace {

@@ -48,7 +48,7 @@ Result<std::unique_ptr<CollectiveEngine>> CollectiveEngine::create(Mesh mesh, co
   }
   MUSTER_ASSIGN(const bool all, self.all_agree(joined.has_value(), deadline));
   if (!all) {
-    self.drop_host_comm(joined ? "another rank has no memory for it" : joined.error().message);
+    self.drop_host_comm(joined ? "another rank cannot allocate shared memory" : joined.error().message);
   } else if (topology.layered()) {
     self.hierarchy_.emplace(topology, spec.rank, self.levels());
   }
@@ -78,7 +78,7 @@ void CollectiveEngine::drop_host_comm(const std::string& why) {
   static std::atomic_flag warned;
   if (warned.test_and_set()) return;
   log(LogLevel::kWarning,
-      fmt::format("group \"{}\" goes without shared memory, over slower links: {}", spec_.name, why));
+      fmt::format("group \"{}\" does not use shared memory, over slower links: {}", spec_.name, why));
 }
 
 /// True if all ranks vote yes. The vote decides about shared memory, so it uses links, and only the tree of links that

@@ -77,7 +77,7 @@ Error Diagnosis::timeout_error(const std::vector<Rank>& awaited, const std::vect
   const char* what = "no answer in this call from";
   if (culprits.empty()) {
     culprits = awaited;
-    what = "all ranks are in a call, perhaps not in the same: nothing came in time from";
+    what = "all ranks are in a call, perhaps not in the same one: timed out waiting for";
   }
   std::string names;
   for (const Rank rank : culprits) names += (names.empty() ? "" : ", ") + members_[rank].to_string();

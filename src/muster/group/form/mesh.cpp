@@ -47,7 +47,7 @@ class MeshBuilder {
   Result<Mesh> build() {
     MUSTER_ASSIGN(allowed_, parse_transports(options_.transports));
     MUSTER_ASSIGN(mesh_.loop, Loop::create());
-    MUSTER_TRY(meet_ranks());
+    MUSTER_TRY(exchange_ranks());
     MUSTER_TRY(offer_host_comm());
     MUSTER_TRY(choose_transports());
     MUSTER_TRY(exchange_tcp_addresses());
@@ -66,7 +66,7 @@ class MeshBuilder {
   bool has_host_comm() const { return host_ranks().size() > 1; }
   bool is_first_on_host() const { return host_ranks().front() == spec_.rank; }
 
-  Result<> meet_ranks() {
+  Result<> exchange_ranks() {
     RankInfo self;
     self.rank = spec_.rank;
     self.size = spec_.size;
@@ -80,7 +80,7 @@ class MeshBuilder {
       self.tuning = tuning.encode();
     }
     for (;;) {
-      MUSTER_ASSIGN(const bool met, try_to_meet(self));
+      MUSTER_ASSIGN(const bool met, try_exchange_ranks(self));
       if (met) break;
       MUSTER_TRY(ranks_.next_group(deadline_));
     }
@@ -91,7 +91,7 @@ class MeshBuilder {
   }
 
   /// Returns false if the group that has this name now is over. The caller then tries the next group of the name.
-  Result<bool> try_to_meet(RankInfo& self) {
+  Result<bool> try_exchange_ranks(RankInfo& self) {
     // The instance kGaveUp is reserved for ranks that gave up.
     do {
       fill_secure_random({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
@@ -241,7 +241,7 @@ class MeshBuilder {
     if (mesh_.host_comm_memory) return {};
     const RankInfo& first = mesh_.members[host_ranks().front()];
     mesh_.no_host_comm_memory = host_comm_->no_memory().value_or(
-        Error{ErrorCode::kResourceExhausted, first.to_string() + " has no memory for it", first.rank, {}});
+        Error{ErrorCode::kResourceExhausted, first.to_string() + " cannot allocate shared memory", first.rank, {}});
     return {};
   }
 

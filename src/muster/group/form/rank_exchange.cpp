@@ -59,14 +59,14 @@ Result<bool> RankExchange::announce(const RankInfo& self, const Deadline& deadli
   }
   return fail(ErrorCode::kAlreadyExists,
               fmt::format("rank {} is taken by {}; give every process its own rank", self.rank,
-                          other ? other->to_string() : "a process that can't be read"),
+                          other ? other->to_string() : "a process with an invalid record"),
               self.rank);
 }
 
 /// True if a rank that arrives now cannot join the group any more. `holder` is one of the group's ranks.
 Result<bool> RankExchange::is_over(const RankInfo& holder, const Deadline& deadline) {
   if (holder.gave_up()) return true;
-  if (holder.size <= 0) return fail(ErrorCode::kProtocol, "a rank's record has no size");
+  if (holder.size <= 0) return fail(ErrorCode::kProtocol, "a rank's record has an invalid size");
   return store_->check(holder.size > kMaxReaders ? std::vector<Key>{list("member")} : keys("member", holder.size),
                        deadline);
 }
@@ -123,10 +123,11 @@ Result<std::optional<std::vector<RankInfo>>> RankExchange::members(const Deadlin
   MUSTER_ASSIGN(const auto first, first_rank(deadline));
   const auto check = [this](const RankInfo& member) -> Result<> {
     if (member.size == spec_.size) return {};
-    return fail(ErrorCode::kMismatch,
-                fmt::format("{} says that the world size is {}, rank {} says {}; start all with the same",
-                            member.to_string(), member.size, spec_.rank, spec_.size),
-                member.rank);
+    return fail(
+        ErrorCode::kMismatch,
+        fmt::format("{} says that the world size is {}, rank {} says {}; start all processes with the same world size",
+                    member.to_string(), member.size, spec_.rank, spec_.size),
+        member.rank);
   };
   if (first.size <= spec_.rank) {  // the record belongs to a smaller group, which does not have this rank
     MUSTER_ASSIGN(const bool over, is_over(first, deadline));
@@ -143,7 +144,7 @@ Result<std::optional<std::vector<RankInfo>>> RankExchange::members(const Deadlin
     MUSTER_ASSIGN(auto member, parse_rank_info(record));
     MUSTER_TRY(check(member));
     if (member.rank != static_cast<Rank>(members.size())) {
-      return fail(ErrorCode::kProtocol, fmt::format("the record of rank {} is another's", members.size()));
+      return fail(ErrorCode::kProtocol, fmt::format("the record of rank {} belongs to another rank", members.size()));
     }
     over = over || member.gave_up();
     members.push_back(std::move(member));

@@ -85,7 +85,7 @@ void OutgoingMessages::handle(const MessageHeader& header) {
   }
   const MessagePtr operation = found->second;
   if (operation->matched) return reject("it answers a message twice");
-  if (header.credit > kEagerWindow - window_) return reject("it gives back more than it got");
+  if (header.credit > kEagerWindow - window_) return reject("it returns more credit than it used");
   window_ += header.credit;
   header.kind == MessageKind::kClearToSend ? on_clear_to_send(operation) : on_reject(operation, header);
   read_header();

@@ -98,7 +98,7 @@ Result<MessagePtr> P2pEngine::begin_operation(bool receives, BufferView data, Ra
   }
   if (peer == self_.rank) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: a rank has no messages for itself; copy the tensor", operation->to_string()));
+                fmt::format("{}: a rank cannot send to itself; copy the tensor", operation->to_string()));
   }
   if (failure_) return tl::unexpected(failure_->in(operation->to_string()));
   if (!receives) {
@@ -166,8 +166,9 @@ void P2pEngine::time_out(const MessagePtr& operation) {
   const Rank rank = operation->peer == kAnyRank ? operation->source : operation->peer;
   const std::string peer = rank == kNoRank ? "any rank" : links_->endpoint(rank).member.to_string();
   if (operation->receives && matcher_.withdraw(operation->peer, operation->tag, operation)) {
-    return finish(operation, fail(ErrorCode::kTimeout,
-                                  fmt::format("nothing came in time from {} with tag {}", peer, operation->tag), rank));
+    return finish(operation,
+                  fail(ErrorCode::kTimeout,
+                       fmt::format("timed out waiting for a message from {} with tag {}", peer, operation->tag), rank));
   }
   // A part of the message was sent or received, so the link cannot be used for another message.
   const char* what = operation->receives ? "did not send the whole message in time" : "did not receive it in time";

@@ -25,7 +25,8 @@ CallQueue::~CallQueue() {
     std::thread thread = std::move(threads_.back());
     threads_.pop_back();
     lock.unlock();
-    MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(), "a group is destroyed by a callback of its own work");
+    MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(),
+                 "a group must not be destroyed by a callback of its own Work");
     thread.join();
     lock.lock();
   }
@@ -187,7 +188,7 @@ Result<> CallQueue::wait_for_pending(const Deadline& deadline) {
       changed_.wait_for(lock, deadline.left(), [&] { return hooks_.completed() >= last || pending() == 0; });
   --waiting_for_all_;
   if (ended) return {};
-  return fail(ErrorCode::kTimeout, fmt::format("{} of the {} operations begun in group \"{}\" are still under way",
+  return fail(ErrorCode::kTimeout, fmt::format("{} of the {} operations begun in group \"{}\" are still pending",
                                                pending(), execution_lock_.sequence(), group_));
 }
 

@@ -138,7 +138,7 @@ Supervisor::Events Agent::worker_events() {
       [this] { state_.workers_succeeded(); },
       [this](int number) {
         event_log_->record("signal", {{"signal", std::string("SIG") + ::sigabbrev_np(number)}});
-        state_.signalled(number, monitor_is_gone());
+        state_.signaled(number, monitor_is_gone());
       },
       [this](const Error& error) { state_.start_failed(error); },
   };

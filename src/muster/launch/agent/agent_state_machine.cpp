@@ -49,7 +49,7 @@ void AgentStateMachine::job_event(const JobEvent& event, const std::optional<Ass
   switch (event.kind) {
     case JobEvent::Kind::kStart:
       if (assignment) return start(*assignment, event.text);
-      return say("all nodes of the job are there: this one waits for room");
+      return say("the job is full: this node waits for a free place");
     case JobEvent::Kind::kStop:
       if (!has_workers() || event.generation != generation_) return;
       say(event.text);
@@ -59,7 +59,7 @@ void AgentStateMachine::job_event(const JobEvent& event, const std::optional<Ass
     case JobEvent::Kind::kRefused:
       return finish({1, event.text});
     case JobEvent::Kind::kEvicted:
-      say("the job's root has given this node up, because it did not hear from it for long: joining again");
+      say("the job's root has evicted this node after missed heartbeats: joining again");
       return stop(AfterStop::kRejoin);
     case JobEvent::Kind::kProgress:
       if (!has_workers()) actions_.progress(event.text);
@@ -111,7 +111,7 @@ void AgentStateMachine::worker_failed(Outcome failure) {
   send(NodeEvent::Kind::kFailed, *failure_);
 }
 
-void AgentStateMachine::signalled(int number, bool monitor_is_gone) {
+void AgentStateMachine::signaled(int number, bool monitor_is_gone) {
   const bool leaves = has_workers() && !outcome_ && after_stop_ == AfterStop::kLeave;
   // If the monitor is gone, no user waits for the job. A second signal means that the user does not want to wait.
   if (monitor_is_gone || leaves || (outcome_ && outcome_->status != 0)) actions_.kill_workers();

@@ -81,7 +81,7 @@ class AgentStateMachine {
   /// No process of the current generation is left on this node. May be called several times.
   void workers_gone();
   /// `monitor_is_gone`: the signal says that the agent's monitor was killed.
-  void signalled(int number, bool monitor_is_gone);
+  void signaled(int number, bool monitor_is_gone);
   /// Ends the job for a reason that only this node knows.
   void end(Outcome outcome);
   /// Ends the job because this node's workers cannot be started.

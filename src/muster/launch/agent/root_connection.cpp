@@ -5,7 +5,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kGoodbyeTime = std::chrono::seconds(2);  // for the last messages to a root that may be lost
+constexpr Duration kShutdownTime = std::chrono::seconds(2);  // for the last messages to a root that may be lost
 constexpr Duration kTierPause = std::chrono::milliseconds(20);
 
 }  // namespace
@@ -29,7 +29,7 @@ void RootConnection::disconnect() {
   coordinator_.reset();
   node_.server.reset();
   client_.reset();
-  node_.give_up_root(options_.run_id, Deadline::after(kGoodbyeTime));
+  node_.give_up_root(options_.run_id, Deadline::after(kShutdownTime));
   node_ = {};
   status_.store_found("", {});
 }
@@ -93,7 +93,7 @@ void RootConnection::join(NodeInfo node) {
 void RootConnection::leave(int expected, Duration patience) {
   if (!client_) return;
   client_->send({NodeEvent::Kind::kBye});
-  const bool heard = client_->flush(Deadline::after(kGoodbyeTime));
+  const bool heard = client_->flush(Deadline::after(kShutdownTime));
   // Nodes below this one in the tree of proxies send their last events through this node's proxy.
   const Deadline deadline = Deadline::after(kLeaveTime);
   const auto has_tier_below = [this] { return node_.server->stat().clients > 1; };

@@ -42,7 +42,7 @@ Result<std::unique_ptr<Supervisor>> Supervisor::create(Loop& loop, Console& cons
   auto* self = made.get();
   MUSTER_ASSIGN(self->signals_,
                 SignalPipe::open(
-                    loop, self->options_.signals, [self](int number) { self->events_.signalled(number); },
+                    loop, self->options_.signals, [self](int number) { self->events_.signaled(number); },
                     [self] { self->launcher_.child_ended(); }));
   self->launcher_.attach(self->launcher_events());
   console.on_room([self] {

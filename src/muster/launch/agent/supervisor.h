@@ -27,7 +27,7 @@ class Supervisor {
   struct Options {
     std::string host;
     OutputFiles& outputs;              ///< gets the workers' output; must outlive this
-    std::vector<int> signals;          ///< signals that `signalled` reports
+    std::vector<int> signals;          ///< signals that `signaled` reports
     Duration shutdown_timeout;         ///< between SIGTERM and SIGKILL
     WorkerLauncher* zygote = nullptr;  ///< forks the workers; null: each worker is spawned
   };
@@ -38,7 +38,7 @@ class Supervisor {
     /// All workers have succeeded.
     std::function<void()> succeeded;
     /// One of options.signals came.
-    std::function<void(int)> signalled;
+    std::function<void(int)> signaled;
     /// A worker could not be started after start() returned. The other workers are being stopped. Not called after
     /// stop().
     std::function<void(const Error&)> start_failed;

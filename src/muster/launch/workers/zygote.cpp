@@ -96,7 +96,7 @@ void Zygote::launch() {
     log(LogLevel::kDebug, "no warm zygote: " + warm.error().message);
   }
   is_warm_ = false;
-  if (!options_.cold) return fall_back_to_spawn("it does not pay for one worker");
+  if (!options_.cold) return fall_back_to_spawn("one worker gains nothing from it");
   if (const auto started = launch_cold(); !started) fall_back_to_spawn(started.error().message);
 }
 

@@ -47,7 +47,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output,
                                                              std::vector<int64_t>& output_splits,
                                                              std::vector<int64_t>& input_splits,
                                                              const c10d::AllToAllOptions& options) {
-  Request request = this->request(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp);
   value_or_throw(check_sendable(input));
   value_or_throw(check_sendable(output));
   // Gloo has the same rule. Splits count rows, and in a contiguous tensor a row is one block of memory.
@@ -71,7 +71,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output,
 
 ProcessGroupMuster::Handle ProcessGroupMuster::alltoall(Tensors& outputs, Tensors& inputs,
                                                         const c10d::AllToAllOptions& options) {
-  Request request = this->request(c10d::OpType::ALLTOALL, "muster:all_to_all", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::ALLTOALL, "muster:all_to_all", options.asyncOp);
   check_argument(!inputs.empty(), kAllToAll, "the input list is empty");
   value_or_throw(check_sendable(inputs.front()));
   check_list(inputs, inputs.front(), size_, kAllToAll, "input");
@@ -85,7 +85,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall(Tensors& outputs, Tensor
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::send(Tensors& tensors, int dst, int tag) {
-  Request request = this->request(c10d::OpType::SEND, "muster:send", /*async=*/true);
+  TensorRequest request = this->request(c10d::OpType::SEND, "muster:send", /*async=*/true);
   const at::Tensor& tensor = single_tensor(tensors, "send");
   const Rank peer = check_rank(dst, size_, "send", "destination");
   request.messages.push_back({request.read(tensor), peer, tag_of(tag, "send"), true});
@@ -94,7 +94,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::send(Tensors& tensors, int dst, i
 
 ProcessGroupMuster::Handle ProcessGroupMuster::launch_recv(Tensors& tensors, int src, int tag, c10d::OpType type) {
   const bool any = type == c10d::OpType::RECVANYSOURCE;
-  Request request = this->request(type, any ? "muster:recvAnySource" : "muster:recv", /*async=*/true);
+  TensorRequest request = this->request(type, any ? "muster:recvAnySource" : "muster:recv", /*async=*/true);
   const at::Tensor& tensor = single_tensor(tensors, "recv");
   const Rank peer = any ? kAnyRank : check_rank(src, size_, "recv", "source");
   request.messages.push_back({request.write(tensor), peer, tag_of(tag, "recv"), false});

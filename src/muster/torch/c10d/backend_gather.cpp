@@ -11,7 +11,7 @@ namespace muster {
 namespace {
 
 /// An all-gather of one input into a list of tensors, which may have different lengths.
-void add_list_gather(Request& request, const std::vector<at::Tensor>& slots, const at::Tensor& tensor, int rank,
+void add_list_gather(TensorRequest& request, const std::vector<at::Tensor>& slots, const at::Tensor& tensor, int rank,
                      int size) {
   constexpr const char* kTitle = "all_gather";
   value_or_throw(check_sendable(tensor));
@@ -46,7 +46,7 @@ std::vector<at::Tensor> flatten(const std::vector<std::vector<at::Tensor>>& list
 
 /// An all-gather of several inputs at each rank, with one output list for each input. Every list gets the inputs of all
 /// ranks: the first list from the group, the others as copies.
-void add_gather_of_several(Request& request, const std::vector<std::vector<at::Tensor>>& outputs,
+void add_gather_of_several(TensorRequest& request, const std::vector<std::vector<at::Tensor>>& outputs,
                            const std::vector<at::Tensor>& inputs, int size) {
   constexpr const char* kTitle = "all_gather";
   check_alike(inputs, kTitle);
@@ -67,7 +67,7 @@ void add_gather_of_several(Request& request, const std::vector<std::vector<at::T
 }  // namespace
 
 ProcessGroupMuster::Handle ProcessGroupMuster::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  Request request = this->request(c10d::OpType::BROADCAST, "muster:broadcast", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::BROADCAST, "muster:broadcast", options.asyncOp);
   if (tensors.size() != 1) check_alike(tensors, "broadcast");
   const Rank root = check_rank(options.rootRank, size_, "broadcast");
   check_argument(options.rootTensor >= 0 && options.rootTensor < static_cast<int64_t>(tensors.size()), "broadcast",
@@ -84,7 +84,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::broadcast(Tensors& tensors, const
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allgather(TensorLists& outputs, Tensors& inputs,
                                                          const c10d::AllgatherOptions& options) {
-  Request request = this->request(c10d::OpType::ALLGATHER, "muster:all_gather", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::ALLGATHER, "muster:all_gather", options.asyncOp);
   if (inputs.size() > 1) {
     add_gather_of_several(request, outputs, inputs, size_);
   } else {
@@ -96,7 +96,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather(TensorLists& outputs, T
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                                    const c10d::AllgatherOptions& options) {
-  Request request = this->request(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather", options.asyncOp);
   constexpr const char* kTitle = "all_gather_coalesced";
   check_argument(static_cast<int>(outputs.size()) == size_, kTitle, "takes one output list for each rank, ", size_,
                  ", not ", outputs.size());
@@ -125,7 +125,8 @@ ProcessGroupMuster::Handle ProcessGroupMuster::_allgather_base(at::Tensor& outpu
 ProcessGroupMuster::Handle ProcessGroupMuster::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                                const c10d::AllgatherOptions& options) {
   constexpr const char* kTitle = "all_gather_into_tensor";
-  Request request = this->request(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp);
+  TensorRequest request =
+      this->request(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp);
   check_argument(outputs.size() == inputs.size(), kTitle, "outputs and inputs must have the same number of tensors");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_divisible(outputs[i], inputs[i], size_, kTitle);
@@ -139,7 +140,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather_into_tensor_coalesced(T
 
 ProcessGroupMuster::Handle ProcessGroupMuster::gather(TensorLists& outputs, Tensors& inputs,
                                                       const c10d::GatherOptions& options) {
-  Request request = this->request(c10d::OpType::GATHER, "muster:gather", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::GATHER, "muster:gather", options.asyncOp);
   const at::Tensor& tensor = single_tensor(inputs, "gather");
   const Rank root = check_rank(options.rootRank, size_, "gather");
   BufferView input = request.read(tensor);
@@ -158,7 +159,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::gather(TensorLists& outputs, Tens
 
 ProcessGroupMuster::Handle ProcessGroupMuster::scatter(Tensors& outputs, TensorLists& inputs,
                                                        const c10d::ScatterOptions& options) {
-  Request request = this->request(c10d::OpType::SCATTER, "muster:scatter", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::SCATTER, "muster:scatter", options.asyncOp);
   const at::Tensor& tensor = single_tensor(outputs, "scatter");
   const Rank root = check_rank(options.rootRank, size_, "scatter");
   BufferView output = request.write(tensor);

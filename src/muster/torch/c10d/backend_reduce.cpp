@@ -23,7 +23,7 @@ void set_reduction(Operation& operation, const c10d::ReduceOp& op) {
 
 /// Reduces this rank's tensors to one tensor. The call then reduces that tensor over the ranks, and copies the result
 /// to each of this rank's tensors.
-BufferView combine_locally(Request& request, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
+BufferView combine_locally(TensorRequest& request, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
   check_alike(tensors, "all_reduce");
   const Reduction reduction = reduction_of(op);
   check_argument(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kPremulSum, "all_reduce",
@@ -45,7 +45,7 @@ BufferView combine_locally(Request& request, const std::vector<at::Tensor>& tens
 }  // namespace
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  Request request = this->request(c10d::OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp);
   check_argument(!tensors.empty(), "all_reduce", "the list of tensors is empty");
   if (tensors.front().layout() == c10::kSparse) return allreduce_sparse(tensors, options);
   BufferView data =
@@ -57,7 +57,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce(Tensors& tensors, const
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tensors,
                                                                    const c10d::AllreduceCoalescedOptions& options) {
-  Request request = this->request(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp);
   for (const at::Tensor& tensor : tensors) {
     value_or_throw(check_sendable(tensor));
     check_argument(tensor.scalar_type() == tensors.front().scalar_type(), "all_reduce_coalesced",
@@ -73,7 +73,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tens
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  Request request = this->request(c10d::OpType::REDUCE, "muster:reduce", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::REDUCE, "muster:reduce", options.asyncOp);
   const at::Tensor& tensor = single_tensor(tensors, "reduce");
   const Rank root = check_rank(options.rootRank, size_, "reduce");
   BufferView data = rank_ == root ? request.in_place(tensor) : request.read(tensor);
@@ -86,7 +86,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reduce(Tensors& tensors, const c1
 
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                               const c10d::ReduceScatterOptions& options) {
-  Request request = this->request(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp);
+  TensorRequest request = this->request(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp);
   const at::Tensor& output = single_tensor(outputs, kReduceScatter);
   const Tensors& list = single_list(inputs, kReduceScatter);
   check_list(list, output, size_, kReduceScatter, "input");
@@ -113,8 +113,8 @@ ProcessGroupMuster::Handle ProcessGroupMuster::_reduce_scatter_base(at::Tensor& 
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   constexpr const char* kTitle = "reduce_scatter_tensor";
-  Request request = this->request(inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
-                                  "muster:reduce_scatter_tensor", options.asyncOp);
+  TensorRequest request = this->request(inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
+                                        "muster:reduce_scatter_tensor", options.asyncOp);
   check_argument(outputs.size() == inputs.size(), kTitle, "outputs and inputs must have the same number of tensors");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_divisible(inputs[i], outputs[i], size_, kTitle);

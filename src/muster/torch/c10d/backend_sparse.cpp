@@ -20,7 +20,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_sparse(Tensors& tensors
   check_argument(op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG, kTitle,
                  "only SUM and AVG are supported");
   const CallOptions how{.timeout = timeout_or_default(options.timeout)};
-  Request request(c10d::OpType::_ALLREDUCE_SPARSE, "muster:all_reduce_sparse", /*async=*/false);
+  TensorRequest request(c10d::OpType::_ALLREDUCE_SPARSE, "muster:all_reduce_sparse", /*async=*/false);
   SyncCallScope scope(*this, request, tensors);
   uint64_t sequence = 0;
   {

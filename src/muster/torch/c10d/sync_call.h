@@ -8,7 +8,7 @@ namespace muster {
 /// Reports a call that runs in the caller's thread to the profiler and to the completion hook.
 class ProcessGroupMuster::SyncCallScope {
  public:
-  SyncCallScope(const ProcessGroupMuster& backend, const Request& request, at::TensorList inputs)
+  SyncCallScope(const ProcessGroupMuster& backend, const TensorRequest& request, at::TensorList inputs)
       : backend_(backend), type_(request.type), has_hook_(backend.pending_->has_hook()), event_(request.title, inputs) {
     if (has_hook_) began_ = steady_clock().now();
   }

@@ -65,7 +65,7 @@ std::optional<std::vector<at::Tensor>> profiler_inputs(at::TensorList inputs) {
 
 }  // namespace
 
-TensorWork::TensorWork(int rank, Request request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending)
+TensorWork::TensorWork(int rank, TensorRequest request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending)
     : c10d::Work(rank, request.type, profiled() ? request.title : nullptr, profiler_inputs(inputs)),
       request_(std::move(request)),
       pending_(std::move(pending)) {}

@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "muster/group/group.h"
-#include "muster/torch/c10d/request.h"
+#include "muster/torch/c10d/tensor_request.h"
 
 namespace muster {
 
@@ -56,9 +56,9 @@ class PendingWorks {
 class TensorWork final : public c10d::Work {
  public:
   /// Profilers show `inputs`.
-  TensorWork(int rank, Request request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending);
+  TensorWork(int rank, TensorRequest request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending);
 
-  Request& request() { return request_; }
+  TensorRequest& request() { return request_; }
   /// `parts` are the core's Works for the request. This Work completes now, within wait(), or on the group's thread.
   /// Until start() or cancel() is called, wait() returns at once, because the coalescing block has not begun.
   static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence);
@@ -86,7 +86,7 @@ class TensorWork final : public c10d::Work {
   void publish(const std::exception_ptr& exception);
   void complete_future();
 
-  Request request_;
+  TensorRequest request_;
   const std::shared_ptr<PendingWorks> pending_;
   const TimePoint began_ = steady_clock().now();
   TimePoint ended_{};  ///< written by the thread that sets completing_, before finish() sets completed_ under mutex_

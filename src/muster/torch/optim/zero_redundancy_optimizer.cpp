@@ -9,7 +9,7 @@
 
 #include "muster/torch/archive_exchange.h"
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/c10d/request.h"
+#include "muster/torch/c10d/tensor_request.h"
 #include "muster/torch/nn/clip_grad.h"
 #include "muster/torch/optim/partition.h"
 
@@ -96,7 +96,7 @@ void ShardedOptimizer::exchange_parameters() {
     }
   }
   for (auto& [dtype, by_owner] : blocks) {
-    Request request(c10d::OpType::UNKNOWN, "ZeroRedundancyOptimizer::step", /*async=*/false);
+    TensorRequest request(c10d::OpType::UNKNOWN, "ZeroRedundancyOptimizer::step", /*async=*/false);
     const BufferView input = request.read(by_owner[static_cast<size_t>(self)]);
     std::vector<at::Tensor> all;
     std::vector<size_t> counts;

@@ -1,4 +1,4 @@
-#include "muster/torch/c10d/request.h"
+#include "muster/torch/c10d/tensor_request.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -67,7 +67,7 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
-BufferView Request::view(const at::Tensor& tensor, Use use, bool copy) {
+BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
   value_or_throw(check_sendable(tensor));
   if (is_plain(tensor) && !copy) {
     if (async) keep_alive_.push_back(tensor);
@@ -81,7 +81,7 @@ BufferView Request::view(const at::Tensor& tensor, Use use, bool copy) {
   return value_or_throw(view_of(plain));
 }
 
-BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
+BufferView TensorRequest::view(const std::vector<at::Tensor>& tensors, Use use) {
   if (tensors.size() == 1) return view(tensors.front(), use);
   // Outputs that share memory are received into separate copies. Where they overlap, the last tensor's copy remains.
   const bool copy = use != Use::kRead && share_memory(tensors);
@@ -100,7 +100,8 @@ BufferView Request::view(const std::vector<at::Tensor>& tensors, Use use) {
   return {std::move(segments), dtype};
 }
 
-BufferView Request::copy_if_overlapping(BufferView input, const BufferView& output, std::optional<size_t> own_offset) {
+BufferView TensorRequest::copy_if_overlapping(BufferView input, const BufferView& output,
+                                              std::optional<size_t> own_offset) {
   if (own_offset && is_block(input, output, *own_offset)) return input;
   if (!overlap(input, output)) return input;
   const at::Tensor copy = at::empty({static_cast<int64_t>(input.bytes())}, at::kByte);
@@ -109,13 +110,13 @@ BufferView Request::copy_if_overlapping(BufferView input, const BufferView& outp
   return {copy.mutable_data_ptr(), input.count(), input.dtype()};
 }
 
-Operation& Request::add_disjoint(Collective collective, BufferView input, BufferView output,
-                                 std::optional<size_t> own_offset) {
+Operation& TensorRequest::add_disjoint(Collective collective, BufferView input, BufferView output,
+                                       std::optional<size_t> own_offset) {
   input = copy_if_overlapping(std::move(input), output, own_offset);
   return add(collective, std::move(input), std::move(output));
 }
 
-Operation& Request::add(Collective collective, BufferView input, BufferView output) {
+Operation& TensorRequest::add(Collective collective, BufferView input, BufferView output) {
   Operation& operation = operations.emplace_back();
   operation.call.collective = collective;
   operation.input = std::move(input);
@@ -123,7 +124,7 @@ Operation& Request::add(Collective collective, BufferView input, BufferView outp
   return operation;
 }
 
-void Request::join(Request other) {
+void TensorRequest::join(TensorRequest other) {
   const auto append = [](auto& to, auto& from) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
   };
@@ -134,7 +135,7 @@ void Request::join(Request other) {
   append(copies_, other.copies_);
 }
 
-void Request::copy_back() {
+void TensorRequest::copy_back() {
   if (copies_.empty()) return;
   const at::NoGradGuard no_grad;
   // A tensor that was made in inference mode can be written only in that mode, and this may be another thread.
@@ -142,7 +143,7 @@ void Request::copy_back() {
   for (const auto& [to, from] : copies_) copy_elements(to, from);
 }
 
-void Request::release() {
+void TensorRequest::release() {
   copies_.clear();
   keep_alive_.clear();
 }

@@ -24,11 +24,11 @@ struct Message {
 /// A c10d call that is submitted to the core: its operations, the tensors that they use, and the results that are
 /// copied back at the end. The core needs plain memory (tensor.h), so a request replaces other tensors by copies. It
 /// also copies inputs that overlap the output.
-class Request {
+class TensorRequest {
  public:
   /// Profilers show `title`, which must be static. If `async`, the request keeps the tensors alive, because the caller
   /// may drop them before the end.
-  Request(c10d::OpType type, const char* title, bool async) : type(type), title(title), async(async) {}
+  TensorRequest(c10d::OpType type, const char* title, bool async) : type(type), title(title), async(async) {}
 
   c10d::OpType type;
   const char* title;
@@ -70,7 +70,7 @@ class Request {
   Operation& add_disjoint(Collective collective, BufferView input, BufferView output,
                           std::optional<size_t> own_offset = std::nullopt);
   /// Adds the operations of another call, which then complete together with this one.
-  void join(Request other);
+  void join(TensorRequest other);
 
   /// Copies the results to the caller's tensors, once the operation has succeeded.
   void copy_back();
