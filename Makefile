@@ -1,5 +1,6 @@
 # make demo    set everything up, build, and train on real data with two processes
-# make test    the same set-up, then lint, C++ tests and Python tests; CI runs this, fuzz and soak
+# make test    the same set-up, then lint, C++ tests and the quick Python tests
+# make test-slow   the Python tests that kill, install, measure and run the documents; CI runs these, fuzz and soak, too
 # make bench   muster beside its peers, in one run        make format   clang-format and ruff over the sources
 # make asan, make tsan   the core's tests under sanitizers, with TORCH=ON muster::torch's too (slow)
 # make tidy    clang-tidy over the core (slow)
@@ -17,7 +18,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test bench format asan tsan fuzz soak arm64 peer nightly wheel docs tidy clean setup build lint
+.PHONY: demo test test-slow bench format asan tsan fuzz soak arm64 peer nightly wheel docs tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -39,9 +40,13 @@ lint: setup
 	@$(STAGE) ruff -- ruff check .
 	@$(STAGE) mypy -- mypy
 
+RUN_PYTEST := --summary '(passed|skipped).* in ' -- python3 -m pytest -n $(shell expr $(JOBS) + 1) --dist loadfile --no-loadscope-reorder
 test: lint build
 	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 4))
-	@$(STAGE) pytest --summary '(passed|skipped).* in ' -- python3 -m pytest -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder $(PYTEST)
+	@$(STAGE) pytest $(RUN_PYTEST) -m 'not slow' $(PYTEST)
+
+test-slow: build
+	@$(STAGE) "slow pytest" $(RUN_PYTEST) -m slow $(PYTEST)
 
 # One that this machine cannot run (mpi without MPI, network without root) says so, and costs the others nothing.
 BENCHES := collectives mpi network ddp ddp-network store startup-load
@@ -64,7 +69,7 @@ FUZZ_SEED ?= 1
 FUZZ_SECONDS ?= 60
 fuzz: setup
 	@$(STAGE) "fuzz configure" -- cmake --preset asan -DMUSTER_FUZZ_SEED=$(FUZZ_SEED) -DMUSTER_FUZZ_SECONDS=$(FUZZ_SECONDS)
-	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers -j $(JOBS)
+	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers muster -j $(JOBS)  # with the core, each file by itself
 	@$(STAGE) "fuzz ctest" --summary 'tests passed|Total Test time' -- ctest --preset asan -R fuzz -j $(JOBS)
 
 SECONDS ?= 1800

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "muster/base/random.h"
+#include "muster/collective/cost/cost.h"
 
 namespace muster::test {
 namespace {

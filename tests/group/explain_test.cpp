@@ -76,7 +76,7 @@ TEST(Explain, SaysWhatWasMeasuredOfWhatItGoesBy) {
 }
 
 TEST(Explain, CutsLongListsOfSteps) {
-  EXPECT_THAT(*explain({.bytes = 1 << 26, .ranks = 8, .nodes = 8, .most_steps = 3}, {}), HasSubstr("... and "));
+  EXPECT_THAT(*explain({.bytes = 1 << 26, .ranks = 8, .nodes = 8, .max_steps = 3}, {}), HasSubstr("... and "));
 }
 
 TEST(Explain, PlaysThroughOnlyWhatIsSoonDone) {

@@ -25,24 +25,38 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-# Slow files begin first, so that at the end all test processes have work.
+# `make test` leaves these files to `make test-slow`: they build packages and examples, kill processes at many moments,
+# run the blocks of all documents or measure. The slowest files begin first, so that at the end all test processes have
+# work.
 SLOW_FILES = (
-    "zygote",
-    "demo",
-    "docs_run",
-    "hosts",
-    "import",
-    "run_nodes",
-    "stock_tcpstore",
-    "kills",
-    "wheel",
     "install",
+    "wheel",
+    "hosts",
+    "kills",
+    "docs_run",
     "bench",
+    "zygote",
+    "import",
+    "stock_tcpstore",
+    "demo",
+    "docs",
+    "run_nodes",
+    "examples",
+    "soak_launch",
+    "soak_network",
+    "seeds",
+    "bench_collectives",
+    "bench_ddp",
+    "bench_store",
+    "bench_launch",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(SLOW_FILES)}
+    for item in items:
+        if item.path.stem in places:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 

@@ -97,11 +97,16 @@ class Training:
     def wait_until(self, done: Callable[[], bool], timeout: float = TIMEOUT, errors_expected: bool = False) -> None:
         deadline = time.monotonic() + timeout
         while not done():
-            assert time.monotonic() < deadline, f"{self.rounds()} rounds and {self.errors()}"
+            assert time.monotonic() < deadline, self.kill_and_describe()
             assert errors_expected or not self.errors(), self.errors()
-            for agent in self.agents:
-                assert errors_expected or agent.poll() is None, agent.communicate(timeout=TIMEOUT)[0]
+            assert all(agent.poll() is None for agent in self.agents), self.kill_and_describe()
             threading.Event().wait(0.02)
+
+    def kill_and_describe(self) -> str:
+        ended = [agent.poll() for agent in self.agents]
+        self.close()
+        outputs = [agent.communicate(timeout=TIMEOUT)[0] for agent in self.agents]
+        return f"{self.rounds()} rounds, errors {self.errors()}, statuses {ended}, outputs {outputs}"
 
     def wait_for_rounds(self, count: int) -> None:
         """Waits until `count` more rounds are done."""

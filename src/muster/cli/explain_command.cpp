@@ -36,7 +36,7 @@ int explain_command(const std::string&, const std::vector<std::string>& args) {
   auto* as_table = app.add_flag("--table", table, "show what each rank holds after each round of messages over links");
   app.add_flag("--picture", picture, "show the messages over links as an SVG picture")->excludes(as_table);
   if (const auto end = parse_command_line(app, args)) return *end;
-  if (all) question.most_steps = SIZE_MAX;
+  if (all) question.max_steps = SIZE_MAX;
   const auto answer = [&]() -> Result<std::string> {
     MUSTER_ASSIGN(question.collective, collective_named(collective));
     MUSTER_ASSIGN(const Tuning tuning, load_tuning());

@@ -1,10 +1,11 @@
+#include "muster/launch/agent/status_file.h"
+
 #include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "muster/io/host_identity.h"
-#include "muster/launch/agent/status_file.h"
 #include "muster/launch/private_directories.h"
 
 namespace muster {
