@@ -69,7 +69,7 @@ FUZZ_SEED ?= 1
 FUZZ_SECONDS ?= 60
 fuzz: setup
 	@$(STAGE) "fuzz configure" -- cmake --preset asan -DMUSTER_FUZZ_SEED=$(FUZZ_SEED) -DMUSTER_FUZZ_SECONDS=$(FUZZ_SECONDS)
-	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers muster -j $(JOBS)  # with the core, each file by itself
+	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers muster -j $(JOBS)
 	@$(STAGE) "fuzz ctest" --summary 'tests passed|Total Test time' -- ctest --preset asan -R fuzz -j $(JOBS)
 
 SECONDS ?= 1800

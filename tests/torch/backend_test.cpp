@@ -1,5 +1,7 @@
 #include "muster/torch/backend.h"
 
+#include <atomic>
+#include <barrier>
 #include <future>
 #include <latch>
 #include <mutex>
@@ -150,6 +152,32 @@ TEST(ProcessGroupMuster, RunsACoalescingBlockAsOneOperation) {
     EXPECT_TRUE(at::equal(first[0], at::full({3}, 2.F)));
     EXPECT_TRUE(at::equal(second[0], at::full({4}, 2.F)));
     EXPECT_THROW(backend.endCoalescing(), c10::ValueError);
+  });
+}
+
+TEST(ProcessGroupMuster, OpensOneCoalescingBlockAtATime) {
+  test::run_backends(1, [](ProcessGroupMuster& backend) {
+    constexpr int kRounds = 300;
+    std::barrier both(2);
+    std::atomic<int> opened = 0;
+    const auto open_often = [&] {
+      for (int i = 0; i < kRounds; ++i) {
+        both.arrive_and_wait();
+        bool mine = true;
+        try {
+          backend.startCoalescing();
+          ++opened;
+        } catch (const c10::ValueError&) {
+          mine = false;
+        }
+        both.arrive_and_wait();
+        if (mine) backend.endCoalescing()->wait();
+      }
+    };
+    std::thread other(open_often);
+    open_often();
+    other.join();
+    EXPECT_EQ(opened, kRounds);
   });
 }
 

@@ -122,26 +122,26 @@ TensorRequest ProcessGroupMuster::request_in_block(c10d::OpType type, const char
 }
 
 void ProcessGroupMuster::startCoalescing() {
-  check_argument(coalescing_thread_.load() == std::thread::id(), "start_coalescing",
+  std::thread::id none;
+  check_argument(coalescing_thread_.compare_exchange_strong(none, std::this_thread::get_id()), "start_coalescing",
                  "this process group has an open coalescing block already");
   block_ = c10::make_intrusive<TensorWork>(
       rank_, TensorRequest(c10d::OpType::COALESCED, "muster:coalesced", /*async=*/true), at::TensorList(), pending_);
-  coalescing_thread_ = std::this_thread::get_id();
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::endCoalescing() {
   check_argument(coalescing(), "end_coalescing", "this thread has no open coalescing block");
-  coalescing_thread_ = std::thread::id();
   const auto block = std::move(block_);
+  coalescing_thread_ = std::thread::id();  // last: now another thread may open a block
   start(block, {.timeout = timeout_.load(), .async = true});
   return block;
 }
 
 void ProcessGroupMuster::cancelCoalescing() {
   if (!coalescing()) return;
+  const auto block = std::move(block_);
   coalescing_thread_ = std::thread::id();
-  std::exchange(block_, nullptr)
-      ->cancel({ErrorCode::kAborted, "the coalescing block was canceled because one of its calls failed", rank_});
+  block->cancel({ErrorCode::kAborted, "the coalescing block was canceled because one of its calls failed", rank_});
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::barrier(const c10d::BarrierOptions& options) {
