@@ -99,7 +99,7 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if not memory.is_dir() or shutil.disk_usage(memory).free < 1 << 30:
         yield tmp_path_factory.mktemp("server")
         return
-    with tempfile.TemporaryDirectory(prefix="muster-server-", dir=memory) as folder:
+    with tempfile.TemporaryDirectory(prefix="test-server-", dir=memory) as folder:
         yield Path(folder)
 
 

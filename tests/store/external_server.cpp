@@ -55,7 +55,7 @@ std::unique_ptr<ServerProcess> ServerProcess::start(std::vector<std::string> wor
     return nullptr;
   }
   std::unique_ptr<ServerProcess> server(new ServerProcess);
-  std::string pattern = parent_folder() + "/muster-server-XXXXXX";
+  std::string pattern = parent_folder() + "/test-server-XXXXXX";
   server->folder_ = ::mkdtemp(pattern.data());
   for (std::string& word : words) {
     if (const size_t at = word.find("{folder}"); at != std::string::npos) word.replace(at, 8, server->folder_);
